@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from mismatch_cli.scoring.trainer import Trainer
 
 _RESPONSES = 128  # to score
-_FEW = 8  # of their shorter half, to try hypotheses on
+# To try hypotheses on: so many of their shorter half, one in sixteen of all, but two at least
+_FEW, _FEW_OF_ALL, _FEWEST = 8, 16, 2
 _TIMES_SAMPLE = 8  # the budget of all readings together, of the tokens of one
 _TOKEN_BUDGET = 8192
 _SUPPORT = ("temperature", "top_p", "top_k", "min_p")
@@ -95,10 +96,11 @@ class ModelAtHand:
         self.rows = [s for s in spread if prompts.get(_key(sample, s))]
         self._sample, self._prompts, self._load, self._ranks = sample, prompts, load, ranks
         self._scored: dict[tuple[str, bool], np.ndarray] = {}
+        few = min(_FEW, max(_FEWEST, len(self.rows) // _FEW_OF_ALL))
         shorter = sorted(self.rows, key=lambda s: self._tokens([s]))[
-            : max(_FEW, len(self.rows) // 2)
+            : max(few, len(self.rows) // 2)
         ]
-        self.few = sorted(shorter[:: max(1, len(shorter) // _FEW)][:_FEW])
+        self.few = sorted(shorter[:: max(1, len(shorter) // few)][:few])
         self.budget = budget or _TIMES_SAMPLE * self._tokens(self.rows)
         self.spent = 0  # tokens read
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _AGREES = 0.5  # of the gap: how far the correct side may be from the model
 _PROMISES, _FITS = 0.8, 0.5  # of the gap that may be left: on a few responses, on all
 _STEPS = 7  # of the search between two factors
+# Of the budget, for one kind of misreading; an eighth is for the responses as recorded
+_OF_PROMPTS, _OF_PADDING, _OF_POSITIONS = 0.2, 0.3, 0.35
 _MOST_PADDING = 64  # tokens, tried one by one
 _ROUND = (8, 64, 128, 256, 512, 1024, 2048)  # common multiples for padded lengths
 
@@ -97,19 +99,19 @@ class Readings:
             self._between(scaled_positions, FACTORS),
             self._between(scaled_base, BASE_FACTORS),
         )
-        return self._best(chain(listed, *searches))
+        return self._best(chain(listed, *searches), _OF_POSITIONS)
 
     @cached_property
     def padding(self) -> Reading | None:
         """Left padding that attention sees: the same number of tokens everywhere, or prompts
         padded to one length.
         """
-        return self._best(paddings(self._model))
+        return self._best(paddings(self._model), _OF_PADDING)
 
     @cached_property
     def prompt(self) -> Reading | None:
         """A prompt token that is missing or duplicated."""
-        return self._best(other_prompts(self._model.config))
+        return self._best(other_prompts(self._model.config), _OF_PROMPTS)
 
     def _cost(self, d_T: np.ndarray, few: bool = False) -> float:
         """The mean |d| over the tokens that count and were scored, nats."""
@@ -151,15 +153,18 @@ class Readings:
                 low = left
         yield make(float(np.exp((low + high) / 2)))
 
-    def _best(self, hypotheses: Iterable[Hypothesis]) -> Reading | None:
-        """The hypothesis that fits a few responses best, of those that the budget allows, if it
-        fits them well enough, and then all.
+    def _best(self, hypotheses: Iterable[Hypothesis], share: float) -> Reading | None:
+        """The hypothesis that fits a few responses best, of those that a share of the budget
+        allows, if it fits them well enough, and then all.
         """
         if self.side is None:
             return None
         best, least = AS_RECORDED, _PROMISES * self._cost(self._d_T, few=True)
+        until = self._model.spent + share * self._model.budget
         try:
             for hypothesis in hypotheses:
+                if self._model.spent > until:
+                    raise BudgetSpent
                 cost = self._few_cost(hypothesis)
                 if cost <= least:
                     best, least = hypothesis, cost

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -224,11 +225,21 @@ def _sampled_again(
     if settings.can_be_repeated:
         probe = suggest("probe", "--like", Path(settings.trace), *flags, "--output", folder)
         return probe, suggest("compare", Path(settings.trace), folder)
+    model = settings.model
     return (
-        suggest("probe", *settings.model, *as_it_is, "--output", "as-it-is"),
-        suggest("probe", *settings.model, *flags, "--output", folder),
+        suggest("probe", *model, *_with_dtypes(settings, as_it_is), "--output", "as-it-is"),
+        suggest("probe", *model, *_with_dtypes(settings, flags), "--output", folder),
         suggest("compare", "as-it-is", folder),
     )
+
+
+def _with_dtypes(settings: _Settings, flags: tuple[str, ...]) -> tuple[str, ...]:
+    """Flags, after those for the recorded dtypes that they do not set: a run of its own would
+    take the checkpoint's.
+    """
+    dtypes = {"--rollout-dtype": "rollout.dtype", "--trainer-dtype": "trainer.dtype"}
+    kept = [(flag, str(settings[name])) for flag, name in dtypes.items() if settings[name]]
+    return (*chain.from_iterable(pair for pair in kept if pair[0] not in flags), *flags)
 
 
 def _folder(flags: tuple[str, ...]) -> str:

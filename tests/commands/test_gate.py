@@ -445,3 +445,30 @@ def test_the_screen_says_why_one_set_holds_and_another_does_not(gate, monkeypatc
     assert len(gate(FP8, *every)[1].splitlines()) <= 40
     full = gate(FP8, "--full")[1]
     assert "Sources" in full and full.count("FAILED") == 1
+
+
+def test_a_limit_can_be_a_multiple_of_what_is_expected(gate, tmp_path):
+    for factor, code, words in ((1, 0, "PASSED"), (0.01, 3, "FAILED")):
+        limits = write(tmp_path / "e.toml", f"[limits.abs_d_mean]\nmax_times_expected = {factor}\n")
+        found, out, _ = gate(FP8, "--limits", limits)
+        assert found == code and words in out and "× expected; expected" in out
+    limits = write(tmp_path / "k3.toml", "[limits.k3]\nmax_times_expected = 1\n")
+    code, _, err = gate(FP8, "--limits", limits)
+    assert code == 2 and "what is expected is known of abs_d_mean only" in err
+
+
+def test_groups_with_equal_rewards_are_not_a_gap_that_is_too_large(gate, tmp_path):
+    """prime-rl drops them, so that its own metric has no value: that is said, and exits with 3."""
+    run_folder = Path(broken_trace(tmp_path))
+    shard = run_folder / "trace" / "shard-00000.parquet"
+    table = pq.read_table(bundled("traces") / "float32" / shard.name)
+    zeros = [[0.0] * len(ids) for ids in table.column("response_ids").to_pylist()]
+    place = table.column_names.index("advantage")
+    equal = table.set_column(place, "advantage", pa.array(zeros, table.schema.field(place).type))
+    pq.write_table(equal, shard)
+    code, out, _ = gate(str(run_folder))
+    text = " ".join(out.split())
+    assert code == 3 and "COULD NOT BE JUDGED" in text and "does not hold" not in text
+    assert "every group of a prompt has equal rewards" in text
+    code, out, _ = gate(str(run_folder), "--json")
+    assert json.loads(out)["status"] == "unjudged" and not json.loads(out)["passed"]

@@ -219,3 +219,29 @@ def test_what_is_left_above_the_expected_without_certainty_is_undecided(nats, fo
     diagnosis = Diagnosis(evidence, found, Unexplained(nats, 1.0))
     assert diagnosis.is_decided is decided and diagnosis.is_unexplained is bool(found)
     assert diagnosis.shares.expected == pytest.approx(min(1, 0.06 / nats))
+
+
+def test_two_temperatures_in_the_manifest_need_no_fit(pools):
+    """On four prompts a fit has no error to speak of; the gap that they make is undone exactly."""
+    broken = whole(pools["float32"])
+    broken.use("temperature1.05")
+    few = broken.take(np.flatnonzero(broken.rows["prompt_id"] < 3))
+    about = {"rollout": {"dtype": "float32"}, "trainer": {"dtype": "float32"}}
+    assert finding_of(judged(few, about), "temperature").status != "found"
+    about["trainer"] = {"dtype": "float32", "temperature": 1.05}
+    about["config"] = {"sampling": {"temperature": 1.0}}
+    finding = finding_of(judged(few, about), "temperature")
+    assert finding.status == "found" and finding.effect == pytest.approx(1 / 1.05)
+    assert finding.sentence == "The engine's temperature is 1, and the trainer's 1.05."
+    assert finding.explains > 0.9
+
+
+def test_halves_of_nine_prompts_are_made_by_count(pools):
+    pool = pools["float32"]
+    prompts = np.unique(pool.rows["prompt_id"])[:9]
+    nine = pool.take(np.flatnonzero(np.isin(pool.rows["prompt_id"], prompts)))
+    sample = judged(nine, FLOAT32).evidence.sample
+    tokens = np.bincount(sample.half_N, minlength=2)
+    assert abs(int(tokens[0]) - int(tokens[1])) < 0.2 * tokens.sum()
+    groups = [len(np.unique(sample.group_N[sample.half_N == half])) for half in (0, 1)]
+    assert min(groups) >= 3
