@@ -168,7 +168,9 @@ def _adapter(model: Path, faulty: Path) -> None:
 
     torch.manual_seed(0)
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
-    adapted: Any = get_peft_model(loaded, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
+    adapted: Any = get_peft_model(
+        loaded, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
+    )
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:

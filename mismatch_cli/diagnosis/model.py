@@ -96,13 +96,16 @@ class ModelAtHand:
         self.rows = [s for s in spread if prompts.get(_key(sample, s))]
         self._sample, self._prompts, self._load, self._ranks = sample, prompts, load, ranks
         self._scored: dict[tuple[str, bool], np.ndarray] = {}
-        few = min(_FEW, max(_FEWEST, len(self.rows) // _FEW_OF_ALL))
-        shorter = sorted(self.rows, key=lambda s: self._tokens([s]))[
-            : max(few, len(self.rows) // 2)
-        ]
-        self.few = sorted(shorter[:: max(1, len(shorter) // few)][:few])
         self.budget = budget or _TIMES_SAMPLE * self._tokens(self.rows)
         self.spent = 0  # tokens read
+
+    @cached_property
+    def few(self) -> list[int]:
+        """A few rows, to try hypotheses on: evenly from the shorter half."""
+        count = min(_FEW, max(_FEWEST, len(self.rows) // _FEW_OF_ALL))
+        by_length = sorted(self.rows, key=lambda s: self._tokens([s]))
+        shorter = by_length[: max(count, len(self.rows) // 2)]
+        return sorted(shorter[:: max(1, len(shorter) // count)][:count])
 
     def logp_T(self, hypothesis: Hypothesis = AS_RECORDED, few: bool = False) -> np.ndarray:
         """log π of the sample's tokens under a hypothesis, nats, float64; NaN = not scored.

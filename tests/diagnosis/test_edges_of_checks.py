@@ -26,19 +26,23 @@ def test_a_token_without_the_constant_keeps_its_gap_unless_it_was_clipped_at_0()
     assert left_T == pytest.approx([0.0, 0.3, 0.0, 0.0, -0.4])
 
 
-def offset_beside(d_N: np.ndarray) -> bool:
-    """Whether two responses of −0.1 are put down to truncation, beside tokens of 40 others."""
-    constant_S = np.where(np.arange(42) < 2, -0.1, 0.0)
+def offset_beside(d_N: np.ndarray, second: float = -0.1) -> bool:
+    """Whether two responses of −0.1 and another constant are put down to truncation, beside tokens
+    of 40 others.
+    """
+    constant_S = np.array([-0.1, second, *[0.0] * 40])
     response_T = np.repeat(np.arange(42), 25)
-    all_N = np.concatenate([np.full(50, -0.1), d_N])
+    all_N = np.concatenate([np.repeat(constant_S[:2], 25), d_N])
     sample = SimpleNamespace(
         response_T=response_T, kept=np.arange(1050), d_N=all_N, group_N=response_T % GROUPS
     )
     return constant_offset._renormalised(sample, constant_S)
 
 
-def test_constants_are_those_of_truncation_only_if_other_responses_lean_too(rng):
-    assert offset_beside(-0.1 * rng.random(1000))
+def test_constants_are_those_of_truncation_only_if_all_responses_lean_the_same_way(rng):
+    leaning_N = -0.1 * rng.random(1000)
+    assert offset_beside(leaning_N)
+    assert not offset_beside(leaning_N, second=0.01)
     assert not offset_beside(0.1 * rng.normal(size=1000))
     assert not offset_beside(-1e-6 * rng.random(1000))
 

@@ -114,11 +114,12 @@ class Reach:
         """The tests that can notice a fault, at most so many seconds of them: those of the
         module's own test file first, then of its room, then others, the quick ones first.
 
-        A line that only the import runs (a constant) is reached by whatever runs the module.
+        A line that only the import runs (a constant) is reached by whatever runs the module: the
+        test that imports it first is only one of them.
         """
         lines = self.tests.get(fault.path, {})
         reached = {t for n in range(fault.line, fault.last_line + 1) for t in lines.get(n, [])}
-        if not reached and not fault.function:
+        if not fault.function:
             reached = {test for tests in lines.values() for test in tests}
         if not reached:
             room = f"tests/{Path(fault.path).parts[0]}/"

@@ -1,0 +1,36 @@
+"""A guess of columns where two names are possible, or a list could be ids or a mask."""
+
+from __future__ import annotations
+
+from mismatch_cli.importers._guess import guessed, text_only
+from tests.importers.layouts import real_rows
+
+IDS, LOG_PROBABILITIES = [[7, 8, 9], [1, 0]], [[-0.5, -0.25, -1.0], [-2.0, -0.125]]
+
+
+def rows(**columns):
+    """Two lines with these columns."""
+    return [{name: values[i] for name, values in columns.items()} for i in range(2)]
+
+
+def test_a_column_with_our_name_is_preferred_to_one_that_resembles_it():
+    found = [
+        row | {"prompt_tokens": row["prompt_ids"], "response_tokens": row["response_ids"]}
+        for row in real_rows(2)
+    ]
+    assert guessed(found, {}) == {}
+
+
+def test_token_ids_that_are_0_and_1_in_one_response_are_not_a_mask():
+    """A mask is 0 and 1 in every response."""
+    found = rows(prompt_ids=[[3], [4]], chosen=IDS, logp_rollout=LOG_PROBABILITIES)
+    assert guessed(found, {}) == {"response_ids": "chosen"}
+    masks = [[1, 1, 0], [1, 0]]
+    found = rows(prompt_ids=[[3], [4]], chosen=masks, logp_rollout=LOG_PROBABILITIES)
+    assert guessed(found, {}) == {"response_ids": "?"}
+
+
+def test_a_log_of_texts_has_both_prompts_and_responses():
+    assert text_only([{"prompt": "1 + 1?", "answer": "2"}]) is not None
+    assert text_only([{"prompt": "1 + 1?", "note": "easy"}]) is None
+    assert text_only([{"note": "easy", "answer": "2"}]) is None

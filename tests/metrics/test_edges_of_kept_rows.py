@@ -1,0 +1,20 @@
+"""Rows that lead back to prompts with large ids."""
+
+from __future__ import annotations
+
+from mismatch_cli.metrics.gaps import token_gaps
+from mismatch_cli.metrics.kept_rows import ScatterSample, WorstTokens
+from mismatch_cli.metrics.pairs import PAIRS
+
+LARGE = 2**62 + 1
+
+
+def test_a_prompt_id_of_more_than_32_bits_is_kept_whole(make_batch) -> None:
+    batch = make_batch([[-1.0, -2.0]], logp_recomputed=[[-1.5, -2.25]], prompt_id=[LARGE])
+    worst, sample = WorstTokens(1), ScatterSample(tokens=2, responses=1)
+    for gaps in token_gaps(batch, PAIRS["mismatch"]):
+        worst.update(gaps)
+        sample.update(gaps)
+    rows = worst.result()
+    assert [rows[name][0]["prompt_id"] for name in ("abs_d", "abs_dp", "responses")] == [LARGE] * 3
+    assert sample.result()["tokens"]["prompt_id"] == [LARGE] * 2

@@ -1,0 +1,30 @@
+"""Which of the variables of AWS names the place of a bucket."""
+
+from __future__ import annotations
+
+import pytest
+
+from mismatch_cli.trace.stores import _of_bucket
+
+VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
+MINIO = {"endpoint_override": "minio:9000", "scheme": "http"}
+CEPH = {"endpoint_override": "ceph.example", "scheme": "https"}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"AWS_ENDPOINT_URL": "http://minio:9000/"}, MINIO),
+        ({"AWS_ENDPOINT_URL_S3": "http://minio:9000"}, MINIO),
+        ({"AWS_ENDPOINT_URL_S3": "ceph.example", "AWS_ENDPOINT_URL": "http://minio:9000"}, CEPH),
+        ({"AWS_REGION": "eu-west-1"}, {"region": "eu-west-1"}),
+        ({"AWS_DEFAULT_REGION": "eu-west-1"}, {"region": "eu-west-1"}),
+        ({"AWS_REGION": "eu-west-1", "AWS_DEFAULT_REGION": "us-east-1"}, {"region": "eu-west-1"}),
+    ],
+)
+def test_one_variable_is_enough_and_the_more_specific_one_wins(monkeypatch, given, expected):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert _of_bucket("bucket") == expected
