@@ -111,7 +111,7 @@ def _from_steps(both: Sequence[Computes], scale: OwnScale) -> Expected | None:
     if not any(rounding):
         return None
     largest = max(side.step for side in steps if side.are_rounded)
-    basis = f"logits on a grid of {largest:.2g} nats on average"
+    basis = f"logits in steps of {largest:.2g}"
     return _range(both, rounding, basis)
 
 
@@ -121,7 +121,7 @@ def _from_model(
     """From the size of the logits that a pass of the trainer's model has."""
     if logit_step is None or all(not side.is_16_bits for side in both):
         return None
-    return _range(both, _rounding(both, scale, logit_step), f"logits rounded to {logit_step:.2g}")
+    return _range(both, _rounding(both, scale, logit_step), f"logits in steps of {logit_step:.2g}, read from the model")
 
 
 def _from_lines(
@@ -186,7 +186,7 @@ def sentence(gap: float, expected: Expected) -> str:
         )
     grid = ""
     if expected.share_by_grid is not None:
-        grid = f"; rounding the logits alone makes {100 * expected.share_by_grid:.0f} % of it"
+        grid = f"; rounding them alone makes {100 * expected.share_by_grid:.0f} % of it"
     return (
         f"The gap of {_short(gap)} nats is {where} what {expected.who} makes of this model, {span} "
         f"({expected.basis}){grid}."

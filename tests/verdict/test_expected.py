@@ -61,7 +61,7 @@ def test_the_bases_come_in_their_order():
     line = LatticeLine(0.25, 0.1, 2.0, 9.0)
     everything = {"scale": scale(0.01, 0.01, 0.03), "lines": [line], "logit_step": 0.5}
     basis = expected_gap(about(), **everything).basis
-    assert basis == "logits on a grid of 0.08 nats on average"
+    assert basis == "logits in steps of 0.08"
     everything["scale"] = scale(noise=0.03)
     assert expected_gap(about(), **everything).rounding == pytest.approx(np.hypot(0.05, 0.05))
     del everything["logit_step"]
@@ -103,7 +103,7 @@ def test_the_sentence_says_where_the_gap_is_and_what_the_grid_makes():
     found = expected_gap(about(), scale(0.01, 0.01), gap=0.02)
     assert found.share_by_grid == pytest.approx(found.rounding / 0.02)
     assert "is within what bf16 against bf16 makes of this model" in sentence(0.02, found)
-    assert "rounding the logits alone makes 71 % of it" in sentence(0.02, found)
+    assert "rounding them alone makes 71 % of it" in sentence(0.02, found)
     places = [place_of(gap, found) for gap in (1e-3, 0.02, 1.0)]
     assert places == ["below", "within", "above"]
 

@@ -73,7 +73,8 @@ def check(evidence: Evidence) -> Finding:
     too_large = evidence.gap.value > expected.high
     left = float(np.abs(tail.left_N).mean())
     makes_it_too_large = tail.share >= _MOST and too_large and left <= expected.high
-    decides = is_few and (makes_it_too_large or tail.share >= _NEARLY_ALL)
+    is_nearly_all = tail.share >= _NEARLY_ALL and len(sample.kept) >= _FEWEST_TOKENS
+    decides = is_few and (makes_it_too_large or is_nearly_all)
     if not decides and len(sample.kept) < _FEWEST_TOKENS:
         return untested(NAME, f"needs at least {_FEWEST_TOKENS} tokens to see a tail")
     if not decides and not (is_few and _is_more_than_chance(sample, tail)):
