@@ -118,7 +118,9 @@ class Evidence:
     @cached_property
     def expected(self) -> Expected:
         """The gap that the trace would have without a fault, nats."""
-        step = None if self.model is None else self.model.logit_step
+        step = None
+        if self.model is not None and not self.scale.shows_steps:
+            step = self.model.logit_step
         return expected_gap(self.about, self.scale, self.lattice.result(), step, self.gap.value)
 
     @property

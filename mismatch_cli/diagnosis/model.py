@@ -28,6 +28,7 @@ _RESPONSES = 128  # to score
 _FEW, _FEW_OF_ALL, _FEWEST = 8, 16, 2
 _TIMES_SAMPLE = 8  # the budget of all readings together, of the tokens of one
 _TOKEN_BUDGET = 8192
+_BITS, _SMALLEST = 7, 1e-3  # of a bfloat16 number after the first; a logit
 _SUPPORT = ("temperature", "top_p", "top_k", "min_p")
 Key = tuple[int, int, int]
 
@@ -136,21 +137,26 @@ class ModelAtHand:
 
     @cached_property
     def logit_step(self) -> float:
-        """The mean step that bfloat16 has at the size of the sampled tokens' logits, nats: from
-        their raw logits in a few responses.
+        """The mean step that bfloat16 has at the size of the sampled tokens' logits, nats: in a few
+        responses, weighted by 1 − p, since certain tokens have the largest logits and do not move.
         """
         import torch
 
-        steps = []
+        steps, weights = [], []
         for s in self.few:
             prompt = self._prompts[_key(self._sample, s)]
             response = self._sample.response_ids_T[list(self._sample.spans())[s]]
             ids = torch.tensor([[*prompt, *response.tolist()]], device=self._trainer.model.device)
             with torch.no_grad():
                 logits_TV = self._trainer.model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
-            logit_T = logits_TV.float().gather(1, ids[0, len(prompt) :, None])[:, 0].cpu().numpy()
-            steps.append(2.0 ** (np.floor(np.log2(np.maximum(np.abs(logit_T), 1e-3))) - 7))
-        return float(np.concatenate(steps).mean()) if steps else 0.0
+            sampled_T1 = ids[0, len(prompt) :, None]
+            logit_T = logits_TV.float().gather(1, sampled_T1)[:, 0]
+            weights.append(1 - logits_TV.float().softmax(dim=1).gather(1, sampled_T1)[:, 0])
+            steps.append(2.0 ** (logit_T.abs().clamp_min(_SMALLEST).log2().floor() - _BITS))
+        if not steps:
+            return 0.0
+        step_T, weight_T = torch.cat(steps), torch.cat(weights)
+        return float((step_T * weight_T).sum() / weight_T.sum())
 
     def _tokens(self, rows: Sequence[int]) -> int:
         """How many tokens a reading of these responses takes, with their prompts."""

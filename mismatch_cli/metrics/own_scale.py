@@ -16,8 +16,6 @@ _FEWEST_REPEATED = 200  # uncertain tokens scored twice
 _MOSTLY = 0.5  # of them: noise that moves fewer is that of another order of a few sums
 # Of Σ p_j² over the other tokens, relative to (1 − p_y)²: between 0 (many) and 1 (one)
 _OTHERS = 0.5
-
-
 _NOISE_SCALE = 2**36  # 2 · 10^-11 nats; a slice of 2^20 tokens fits into 64 bits
 _MOST_NOISE = 16.0  # nats of one token
 
@@ -66,6 +64,11 @@ class OwnScale(Accumulator):
         self.noise += int(np.rint(noise_N * _NOISE_SCALE).astype(np.int64).sum())
         self.uncertain += int(uncertain_N.sum())
         self.moved += int((again_N != once_N)[uncertain_N].sum())
+
+    @property
+    def shows_steps(self) -> bool:
+        """Whether the top-K columns of a side show the steps of its logits."""
+        return self.reference.are_rounded or self.current.are_rounded
 
     @property
     def trainer_noise(self) -> float | None:

@@ -20,14 +20,9 @@ _WORDS = {"fp32": "float32", "fp16": "float16", "bf16": "bf16", "": "an unknown 
 
 
 @dataclass(frozen=True)
-class Computes:
-    """How one side of a gap computes.
+class Numerics:
+    """How one side of a gap computes; `dtype` is that of its weights, empty if unknown."""
 
-    `precision` is the coarsest of its weights, KV cache and quantisation, `dtype` that of its
-    weights, both empty if unknown.
-    """
-
-    precision: str
     dtype: str
     temperature: float
 
@@ -42,10 +37,10 @@ class Computes:
         return 2.0**-3 if self.dtype == "fp16" else 1.0
 
 
-def sides_of_gap(about: Mapping[str, Any]) -> tuple[Computes, Computes]:
+def sides_of_gap(about: Mapping[str, Any]) -> tuple[Numerics, Numerics]:
     """The engine, and the trainer at the weights that sampled if there is one, else as it is."""
     trainer = trainer_of(about)
-    sampling = about.get("config", {}).get("sampling") or {}
+    sampling = (about.get("config") or {}).get("sampling") or {}
     sampled_at = _temperature(sampling, 1.0)
     rollout = about.get("rollout") or {}
     # The engine's log-probabilities are those before its sampler in this mode
@@ -67,9 +62,9 @@ def _temperature(settings: Mapping[str, Any], otherwise: float) -> float:
     return float(value) if isinstance(value, int | float) and value > 0 else otherwise
 
 
-def _side(about: Mapping[str, Any], temperature: float) -> Computes:
+def _side(about: Mapping[str, Any], temperature: float) -> Numerics:
     dtype = _short(about.get("dtype"))
-    return Computes(_coarsest([about]), dtype if dtype in _WORDS else "", temperature)
+    return Numerics(dtype if dtype in _WORDS else "", temperature)
 
 
 def temperatures_of(about: Mapping[str, Any]) -> tuple[float, float]:
@@ -105,11 +100,7 @@ def precision(about: Mapping[str, Any]) -> str:
     """The coarsest precision of weights, KV cache or quantisation on either side; empty if
     unknown.
     """
-    return _coarsest(list(_sides(about)))
-
-
-def _coarsest(sides: list[Mapping[str, Any]]) -> str:
-    names = [_short(side.get(key)) for side in sides for key in _DTYPES]
+    names = [_short(side.get(key)) for side in _sides(about) for key in _DTYPES]
     return next((known for known in _COARSEST_FIRST if any(known in name for name in names)), "")
 
 

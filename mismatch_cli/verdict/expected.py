@@ -25,7 +25,7 @@ import numpy as np
 
 from mismatch_cli.metrics.lattice import LatticeLine
 from mismatch_cli.metrics.own_scale import OwnScale
-from mismatch_cli.verdict.both_sides import Computes, family, in_words, precision, sides_of_gap
+from mismatch_cli.verdict.both_sides import Numerics, family, in_words, precision, sides_of_gap
 from mismatch_cli.verdict.reference import usual_gap
 
 # Error of one side's 16-bit layers, as a variance relative to that of rounding its logits: 0 in
@@ -104,11 +104,11 @@ def _of_this_trace(
     return replace(read, high=read.high * wider, who=in_words(about))
 
 
-def _from_steps(both: Sequence[Computes], scale: OwnScale) -> Expected | None:
+def _from_steps(both: Sequence[Numerics], scale: OwnScale) -> Expected | None:
     """From each side's own steps; a side without a grid has that of the other side's logits."""
     steps = (scale.reference, scale.current)
     rounding = [side.gap_of_rounding for side in steps]
-    if not any(rounding):
+    if not scale.shows_steps:
         return None
     largest = max(side.step for side in steps if side.are_rounded)
     basis = f"logits in steps of {largest:.2g}"
@@ -116,16 +116,17 @@ def _from_steps(both: Sequence[Computes], scale: OwnScale) -> Expected | None:
 
 
 def _from_model(
-    both: Sequence[Computes], scale: OwnScale, logit_step: float | None
+    both: Sequence[Numerics], scale: OwnScale, logit_step: float | None
 ) -> Expected | None:
     """From the size of the logits that a pass of the trainer's model has."""
     if logit_step is None or all(not side.is_16_bits for side in both):
         return None
-    return _range(both, _rounding(both, scale, logit_step), f"logits in steps of {logit_step:.2g}, read from the model")
+    basis = f"logits in steps of {logit_step:.2g}, read from the model"
+    return _range(both, _rounding(both, scale, logit_step), basis)
 
 
 def _from_lines(
-    both: Sequence[Computes], scale: OwnScale, lines: Sequence[LatticeLine]
+    both: Sequence[Numerics], scale: OwnScale, lines: Sequence[LatticeLine]
 ) -> Expected | None:
     """From the finest line of the log-odds gap, which shows the coarser steps only."""
     if not lines:
@@ -135,7 +136,7 @@ def _from_lines(
     return _range(both, rounding, f"a line of the log-odds gap at {line:g} nats")
 
 
-def _rounding(both: Sequence[Computes], scale: OwnScale, step: float) -> list[float]:
+def _rounding(both: Sequence[Numerics], scale: OwnScale, step: float) -> list[float]:
     """What each side's rounding makes, nats, if a bfloat16 logit has this step."""
     return [
         scale.gap_of_rounding(step * side.step_of_bfloat16, side.temperature)
@@ -145,7 +146,7 @@ def _rounding(both: Sequence[Computes], scale: OwnScale, step: float) -> list[fl
     ]
 
 
-def _range(both: Sequence[Computes], rounding: Sequence[float], basis: str) -> Expected:
+def _range(both: Sequence[Numerics], rounding: Sequence[float], basis: str) -> Expected:
     """From rounding alone to rounding and layers; `rounding`: nats that each side's logits make,
     0 for a float32 head.
     """

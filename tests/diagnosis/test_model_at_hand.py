@@ -199,3 +199,16 @@ def test_a_model_that_scales_its_positions_can_be_read_without_scaling():
     with hypothesis.changed(scaled):
         assert torch.equal(scaled.model.rotary_emb.inv_freq, plain.model.rotary_emb.inv_freq)
     assert torch.equal(scaled.model.rotary_emb.inv_freq, frequency_F)
+
+
+def test_the_model_shows_the_scale_of_a_trace_without_top_k(bf16_pool):
+    """At most 1.6 times what the top-K columns show: other logits of a token have finer steps."""
+    plain = copied(bf16_pool)
+    plain.ranks.clear()
+    plain.about = {side: {"dtype": "bfloat16", "model": MODEL} for side in ("rollout", "trainer")}
+    evidence = gather_tables([plain.table()], PAIRS["mismatch"], {}, plain.about)
+    assert not evidence.expected.of_this_trace
+    at_hand = replace(evidence, model=model_at_hand(plain, evidence.sample))
+    whole = gather_tables([bf16_pool.table()], PAIRS["mismatch"], {}, plain.about)
+    assert at_hand.expected.basis.endswith("read from the model")
+    assert 1 <= at_hand.expected.high / whole.expected.high < 1.6

@@ -31,6 +31,7 @@ def scale(
     return SimpleNamespace(
         reference=sides[0],
         current=sides[1],
+        shows_steps=reference > 0 or current > 0,
         trainer_noise=noise,
         gap_of_rounding=lambda step, temperature: 0.1 * step / temperature,
     )
