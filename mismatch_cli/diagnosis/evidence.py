@@ -119,7 +119,7 @@ class Evidence:
     def expected(self) -> Expected:
         """The gap that the trace would have without a fault, nats."""
         step = None
-        if self.model is not None and not self.scale.shows_steps:
+        if self.model is not None and self.model.few and not self.scale.shows_steps:
             step = self.model.logit_step
         return expected_gap(self.about, self.scale, self.lattice.result(), step, self.gap.value)
 

@@ -142,21 +142,23 @@ class ModelAtHand:
         """
         import torch
 
-        steps, weights = [], []
-        for s in self.few:
-            prompt = self._prompts[_key(self._sample, s)]
-            response = self._sample.response_ids_T[list(self._sample.spans())[s]]
-            ids = torch.tensor([[*prompt, *response.tolist()]], device=self._trainer.model.device)
-            with torch.no_grad():
-                logits_TV = self._trainer.model(input_ids=ids).logits[0, len(prompt) - 1 : -1]
-            sampled_T1 = ids[0, len(prompt) :, None]
-            logit_T = logits_TV.float().gather(1, sampled_T1)[:, 0]
-            weights.append(1 - logits_TV.float().softmax(dim=1).gather(1, sampled_T1)[:, 0])
-            steps.append(2.0 ** (logit_T.abs().clamp_min(_SMALLEST).log2().floor() - _BITS))
-        if not steps:
-            return 0.0
-        step_T, weight_T = torch.cat(steps), torch.cat(weights)
-        return float((step_T * weight_T).sum() / weight_T.sum())
+        logit_T, p_T = map(torch.cat, zip(*map(self._sampled, self.few), strict=True))
+        step_T = 2.0 ** (logit_T.abs().clamp_min(_SMALLEST).log2().floor() - _BITS)
+        return float((step_T * (1 - p_T)).sum() / (1 - p_T).sum())
+
+    def _sampled(self, s: int) -> tuple[Any, ...]:
+        """The model's raw logits and probabilities of the tokens of one response."""
+        import torch
+
+        prompt = self._prompts[_key(self._sample, s)]
+        response = self._sample.response_ids_T[self._sample.response_T == s].tolist()
+        ids_1T = torch.tensor([[*prompt, *response]], device=self._trainer.model.device)
+        with torch.no_grad():
+            logits_TV = self._trainer.model(input_ids=ids_1T).logits[0, len(prompt) - 1 : -1]
+        sampled_T1 = ids_1T[0, len(prompt) :, None]
+        logits_TV = logits_TV.float()
+        both = logits_TV, logits_TV.softmax(dim=1)
+        return tuple(values_TV.gather(1, sampled_T1)[:, 0] for values_TV in both)
 
     def _tokens(self, rows: Sequence[int]) -> int:
         """How many tokens a reading of these responses takes, with their prompts."""
