@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import fcntl
 import os
 import pty
@@ -33,7 +34,12 @@ class Terminal:
         )
         os.close(inside)
         os.set_blocking(self._end, False)
+        # A read can end within a character
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self.text = ""
+
+    def _read(self) -> None:
+        self.text += self._decoder.decode(os.read(self._end, 1 << 20))
 
     def resize(self, columns: int) -> None:
         fcntl.ioctl(self._end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
@@ -43,7 +49,7 @@ class Terminal:
 
     def shows(self, what: str) -> bool:
         try:
-            self.text += os.read(self._end, 1 << 20).decode(errors="replace")
+            self._read()
         except BlockingIOError:
             assert self.process.poll() is None, self.text
         except OSError:  # the other end is closed
@@ -55,7 +61,7 @@ class Terminal:
         while code is None:
             code = self.process.poll()
             try:
-                self.text += os.read(self._end, 1 << 20).decode(errors="replace")
+                self._read()
             except OSError:
                 time.sleep(0.05)
         return code
