@@ -33,6 +33,7 @@ _OF_CHECK, _OF_SETTING = ("check", "explains", "needs"), [known.name for known i
 _SUSPECT: dict[str, Any] = dict.fromkeys((*_OF_CHECK, *_OF_SETTING))
 _WORDS = ("TITLE", "CAUSE", "CHANGE", "SOURCE")
 UNEXPLAINED = "unexplained-gap"
+_PRECISIONS = frozenset(("rollout.dtype", "trainer.dtype", "trainer.head_dtype"))
 
 
 @dataclass(frozen=True)
@@ -91,13 +92,17 @@ class DiagnosisAnalysis(Study):
 
     @cached_property
     def suspects(self) -> tuple[Suspect, ...]:
-        """Settings known to cause gaps that no check has cleared; none if there is no gap."""
+        """Settings known to cause gaps that no check has cleared; none if there is no gap.
+
+        What is left beyond all that 16 bits make of this model is not caused by them.
+        """
         diagnosis, first = self.diagnosis, self.traces[0]
         if not diagnosis.has_a_gap:
             return ()
-        return suspects(
-            first.manifest, str(name_of(first)), diagnosis.evidence.pair.name, diagnosis.cleared
-        )
+        cleared = diagnosis.cleared
+        if diagnosis.is_unexplained and diagnosis.evidence.expected.of_this_trace:
+            cleared |= _PRECISIONS
+        return suspects(first.manifest, str(name_of(first)), diagnosis.evidence.pair.name, cleared)
 
     @property
     def has_an_open_gap(self) -> bool:
