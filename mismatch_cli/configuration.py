@@ -31,6 +31,11 @@ def key_of(parameter: Any) -> str:
     return str(max(parameter.opts, key=len)).lstrip("-")
 
 
+def has_flag(parameter: Any) -> bool:
+    """Whether it can be typed; a key of a file alone is hidden from click's own help."""
+    return not getattr(parameter, "hidden", False)
+
+
 def variables(command: str, parameter: Any) -> list[str]:
     """The environment variables of a parameter: for this command only, and for all commands."""
     key = key_of(parameter).upper().replace("-", "_")
@@ -103,7 +108,7 @@ def check_typed(context: Any) -> None:
     reserved = getattr(context.command.callback, "reserved", {})
     for known in context.command.params:
         source = context.get_parameter_source(known.name)
-        if getattr(known, "hidden", False) and source is not None and source.name == "COMMANDLINE":
+        if not has_flag(known) and source is not None and source.name == "COMMANDLINE":
             raise UsageError(
                 f"{key_of(known)} has no flag. Write {key_of(known)} = … into a file, and name it "
                 "with --config."

@@ -25,6 +25,7 @@ from pathlib import Path
 import typer
 
 from mismatch_cli import registry
+from mismatch_cli.configuration import has_flag
 
 PACKAGE = Path(__file__).parent.parent / "mismatch_cli"
 RATCHETS = Path(__file__).with_name("ratchets.toml")
@@ -257,9 +258,8 @@ def flags() -> Places:
         app = typer.Typer(add_completion=False)
         app.command(command)(registry.load("mismatch_cli.commands", command, "command").command)
         for parameter in typer.main.get_command(app).params:
-            if getattr(parameter, "hidden", False):
-                continue
-            yield from (f"{command} {flag}" for flag in parameter.opts if flag.startswith("--"))
+            if has_flag(parameter):
+                yield from (f"{command} {flag}" for flag in parameter.opts if flag.startswith("--"))
 
 
 COUNTS: dict[str, Callable[[], Places]] = {

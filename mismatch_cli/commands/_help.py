@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mismatch_cli.commands._progress import colour_system
-from mismatch_cli.configuration import key_of
+from mismatch_cli.configuration import has_flag, key_of
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -47,7 +47,7 @@ def panels(parameters: Iterable[Any]) -> dict[str, list[Row]]:
         title = getattr(known, "rich_help_panel", None) or (
             "Arguments" if is_argument(known) else "Options"
         )
-        if getattr(known, "hidden", False):
+        if not has_flag(known):
             title = KEYS
         found.setdefault(title, []).append(row_of(known))
     found |= {"Output": found.pop("Output", []), KEYS: found.pop(KEYS, [])}
@@ -64,7 +64,7 @@ def row_of(parameter: Any) -> Row:
     if is_argument(parameter):
         name = value or f"[{parameter.name.upper()}]" + "..." * (parameter.nargs == -1)
         return Row(name, "", does, _default(parameter))
-    if getattr(parameter, "hidden", False):
+    if not has_flag(parameter):
         return Row(f"{key_of(parameter)} = {value}", "", does, _default(parameter))
     names = (
         ", ".join(sorted(names, key=len, reverse=True))

@@ -144,7 +144,12 @@ class Diagnosis:
             f for f in self.findings if f.status == "clear" and (f.explains or 0.0) >= _LEAST
         ]
         showing.sort(key=lambda f: -(f.explains or 0.0))
-        return (*showing, *(f for f in self.findings if f.status == "untested" and f.needs))
+        return (*showing, *self.allowed_by_more)
+
+    @property
+    def allowed_by_more(self) -> tuple[Finding, ...]:
+        """The checks that were not made, but would be with more input."""
+        return tuple(f for f in self.findings if f.status == "untested" and f.needs)
 
 
 def names() -> list[str]:

@@ -26,13 +26,13 @@ from mismatch_cli.metrics.estimate import (
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.registry import alternatives
 from mismatch_cli.studies.study import Study
-from mismatch_cli.verdict.assess import assess, status
+from mismatch_cli.verdict.assess import LEADING, assess, status
 from mismatch_cli.verdict.both_sides import family, precision
+from mismatch_cli.verdict.expected import expected_gap, place_of
 from mismatch_cli.verdict.reference import reference, usual_gap
 from mismatch_cli.verdict.suspects import suspects, unrecorded
 
 OWN = "mismatch"  # the framework name for the metrics of `report`
-_KEY = "abs_d_mean"  # the metric whose usual range per precision is known
 _FACTOR = 2.0  # how close a value has to be to a known fault's for the fault to be named
 _BOUNDS: dict[Scale, tuple[float, float]] = {
     POSITIVE: (0, inf), ABOVE_1: (1, inf), ABOVE_MINUS_1: (-1, inf), SHARE: (0, 1),
@@ -119,18 +119,15 @@ class Quoted:
         """The usual range of the precisions, and where the number is relative to it; known for
         the mean |d| only.
         """
-        if self.metric != _KEY:
+        if self.metric != LEADING:
             return None
-        usual = usual_gap(about)
-        where = (
-            "below" if self.value < usual.low else "within" if self.value <= usual.high else "above"
-        )
+        expected = expected_gap(about)
         return {
-            "who": usual.who,
-            "low": usual.low,
-            "high": usual.high,
-            "where": where,
-            "source": usual.source,
+            "who": expected.who,
+            "low": expected.low,
+            "high": expected.high,
+            "where": place_of(self.value, expected),
+            "source": usual_gap(about).source,
         }
 
     def _made_by(self, about: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -139,7 +136,7 @@ class Quoted:
         """
         if not self.metric:
             return
-        if self.metric == _KEY and (self._usual(about) or {}).get("where") != "within":
+        if self.metric == LEADING and (self._usual(about) or {}).get("where") != "within":
             for row in reference().usual:
                 if row.precision and row.low <= self.value <= row.high:
                     yield {

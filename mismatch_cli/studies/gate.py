@@ -18,7 +18,6 @@ from mismatch_cli.studies.limits import (
     DIAGNOSIS,
     FACTORS,
     FAULTS,
-    LEADING,
     OF_BASELINE,
     OF_EXPECTED,
     OF_FLOOR,
@@ -29,6 +28,7 @@ from mismatch_cli.studies.limits import (
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.studies.study import Study
 from mismatch_cli.trace.reader import Trace
+from mismatch_cli.verdict.assess import LEADING
 from mismatch_cli.workers import ALONE, Workers
 
 

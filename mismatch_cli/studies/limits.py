@@ -16,6 +16,7 @@ from mismatch_cli.errors import MismatchError, UsageError, unreadable
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.registry import unknown
 from mismatch_cli.text import parsed_toml
+from mismatch_cli.verdict.assess import LEADING
 
 PRESETS = Path(__file__).parent / "published_limits"
 DEFAULT = "prime-rl"
@@ -32,7 +33,6 @@ _BOUNDS = {  # in words
     "max_below_baseline": "≥ baseline − {}",
 }
 OF_FLOOR, OF_EXPECTED = "max_times_floor", "max_times_expected"
-LEADING = "abs_d_mean"  # what is expected of a trace without a fault is known of it
 OF_BASELINE = ("max_times_baseline", "max_above_baseline", "max_below_baseline")
 FACTORS = (OF_FLOOR, "max_times_baseline")  # of a distance from agreement
 _WORDS = ("pair", "decide", "source", "why")

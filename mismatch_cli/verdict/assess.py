@@ -17,7 +17,7 @@ from mismatch_cli.verdict.both_sides import family, precision
 from mismatch_cli.verdict.expected import Expected, place_of, sentence
 from mismatch_cli.verdict.reference import Bar, Measured, reference
 
-LEADING = "abs_d_mean"  # compared with the floor
+LEADING = "abs_d_mean"  # compared with the floor, and with what is expected without a fault
 _NORMAL_P95 = 1.959964  # of |x| for a standard normal distribution
 _TAIL = 3.0  # a KL this many times what the bulk would give comes from the tail
 _FEWEST_TOKENS = 200  # ten of them beyond p95

@@ -205,7 +205,7 @@ def _of_suspect(analysis: DiagnosisAnalysis) -> Facts:
 
 
 def _of_check(analysis: DiagnosisAnalysis) -> Facts:
-    missing = [f for f in analysis.diagnosis.findings if f.status == "untested" and f.needs]
+    missing = analysis.diagnosis.allowed_by_more
     return tuple(
         (analysis.line_that_tests(finding), _tests(missing, finding)) for finding in missing[:1]
     )

@@ -149,7 +149,7 @@ def _not_tested(analysis: DiagnosisAnalysis) -> str:
     diagnosis = analysis.diagnosis
     if diagnosis.faults or (diagnosis.first_cause and not diagnosis.is_minor):
         return ""
-    missing = [f for f in diagnosis.findings if f.status == "untested" and f.needs]
+    missing = diagnosis.allowed_by_more
     return (
         f"Not tested: {', '.join(f'{module(f.check).TITLE} ({f.needs})' for f in missing)}."
         if missing
