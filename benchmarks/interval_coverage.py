@@ -5,9 +5,11 @@ report.
 
 Each prompt has its own scale (log-normal, σ = 0.5: one prompt in forty has 2.7 times the typical
 gap), and so has each response (σ = 0.3); d = scale · noise, normal (light) or Student's t with 5
-degrees of freedom (heavy). The truth is what the same accumulators find in very many prompts.
-Repetitions without an interval are counted separately. Misses are split by side: below means that
-the interval ends under the truth, so the gap is understated.
+degrees of freedom (heavy). In a mixture the noise is normal and 7 % of the prompts have five times
+the scale; traces that drew none of them are drawn again, as no method can know of prompts that it
+did not see. The truth is what the same accumulators find in very many prompts. Repetitions without
+an interval are counted separately. Misses are split by side: below means that the interval ends
+under the truth, so the gap is understated.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from mismatch_cli.metrics.summary import MismatchSummary
 TYPICAL, OF_PROMPTS, OF_RESPONSES, LONGEST = 0.06, 0.5, 0.3, 40
 ALGORITHMS = ("grpo-clip-higher", "dppo-binary-tv", "pg-tis")
 FACTOR = 1.3  # of the gap of the second trace of a pair
+WORSE, SHARE_WORSE = 5.0, 0.07  # the scale and the share of a mixture's other prompts
 _TOP_K = 2
 
 
@@ -74,16 +77,18 @@ def simulate(
     """
     of_prompts, rng = (np.random.default_rng(seed) for seed in seeds)
     first, prompt_P = of_prompts.integers(2**40), of_prompts.normal(size=prompts)
+    worse_P = _worse(of_prompts, prompts) if tail == "mixture" else np.zeros(prompts, bool)
     count = prompts * samples
     length_S = rng.integers(LONGEST // 2, LONGEST + 1, count)
     tokens = int(length_S.sum())
     scale_S = TYPICAL * np.exp(
         OF_PROMPTS * np.repeat(prompt_P, samples) + OF_RESPONSES * rng.normal(size=count)
     )
+    scale_S *= np.where(np.repeat(worse_P, samples), WORSE, 1.0)
     logits = rng.gumbel(size=(tokens, _TOP_K + 1)) * 1.5
     logq = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
     noise = (
-        rng.normal(size=logits.shape) if tail == "light" else rng.standard_t(5, size=logits.shape)
+        rng.standard_t(5, size=logits.shape) if tail == "heavy" else rng.normal(size=logits.shape)
     )
     moved = logits + factor * np.repeat(scale_S, length_S)[:, None] * noise
     logp = moved - np.logaddexp.reduce(moved, axis=1, keepdims=True)
@@ -110,14 +115,21 @@ def simulate(
         "topk_logp_rollout_TK": logq[:, :_TOP_K].astype(np.float32),
         "topk_logp_trainer_TK": logp[:, :_TOP_K].astype(np.float32),
     }
-    tensors = {name: torch.from_numpy(values) for name, values in columns.items()}
     equal = {
         name.replace("trainer", "recomputed"): x
-        for name, x in tensors.items()
+        for name, x in columns.items()
         if "logp_trainer" in name
     }
     absent = dict.fromkeys(column.name for column in fields(TokenBatch))
-    return TokenBatch(**(absent | tensors | equal))  # type: ignore[arg-type]
+    return TokenBatch(**(absent | columns | equal))  # type: ignore[arg-type]
+
+
+def _worse(rng: np.random.Generator, prompts: int) -> np.ndarray:
+    """Which prompts are the worse ones; drawn again until there is one."""
+    while True:
+        worse_P = rng.random(prompts) < SHARE_WORSE
+        if worse_P.any():
+            return worse_P
 
 
 def pair(
@@ -243,8 +255,8 @@ def main() -> None:
     parser.add_argument(
         "--truth", type=int, default=60, help="traces of 2,000 prompts for the truth"
     )
-    parser.add_argument("--sizes", nargs="+", default=["40x4", "64x8", "256x4"])
-    parser.add_argument("--tails", nargs="+", default=["light", "heavy"])
+    parser.add_argument("--sizes", nargs="+", default=["10x4", "30x4", "64x8"])
+    parser.add_argument("--tails", nargs="+", default=["light", "heavy", "mixture"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -12,8 +12,6 @@ from mismatch_cli.bisect.fixed_tokens import FixedTokens
 from mismatch_cli.divergences import phi
 from mismatch_cli.hashing import sum_by_group
 from mismatch_cli.metrics.estimate import (
-    FEWEST_GROUPS,
-    FEWEST_PROMPTS,
     POSITIVE,
     SIGNED,
     Estimate,
@@ -88,8 +86,7 @@ class Effects:
         known_S = np.minimum(before.tokens_S, after.tokens_S)
         part_S = before.sums_S3[:, 0] - after.sums_S3[:, 0]
         part_G, whole_G, prompts = self._grouped(part_S, recorded.sums_S3[:, 0], known_S)
-        found = grouped_ratio(part_G, whole_G, prompts, SIGNED)
-        return found if found.low is not None else _of_all_groups(found, part_G, whole_G, prompts)
+        return grouped_ratio(part_G, whole_G, prompts, SIGNED)
 
     def left(self, recorded: GapSums, after: GapSums) -> Estimate:
         """How much of the recorded gap is left: Σ|d| after / Σ|d| as recorded, on the same
@@ -114,16 +111,3 @@ class Effects:
 
 def _positive(part_G: np.ndarray, whole_G: np.ndarray, prompts: int) -> Estimate:
     return grouped_ratio(part_G, whole_G, prompts, POSITIVE)
-
-
-def _of_all_groups(
-    found: Estimate, part_G: np.ndarray, whole_G: np.ndarray, prompts: int
-) -> Estimate:
-    """A share whose last digits depend on a few prompts or none: its range over all groups, if
-    that is narrow.
-    """
-    present_G = whole_G > 0
-    share_G = part_G[present_G] / whole_G[present_G]
-    if prompts < FEWEST_PROMPTS or len(share_G) < FEWEST_GROUPS or np.ptp(share_G) > _NARROW:
-        return found
-    return Estimate(found.value, float(share_G.min()), float(share_G.max()))

@@ -12,6 +12,7 @@ import numpy as np
 
 from mismatch_cli.metrics.estimate import (
     EXTREME,
+    FEW_DECIDE,
     FEW_PROMPTS,
     FLOOR_RESOLUTION,
     LOG_FACTOR,
@@ -151,7 +152,8 @@ def _change(first: Estimate, other: Estimate, correlation: float, change: float)
         np.where(z > 0, above, below) * z for z, (below, above) in zip((x, y), reaches, strict=True)
     )
     moved = y_moved - x_moved
-    return Estimate(float(change), float(change + moved.min()), float(change + moved.max()))
+    note = FEW_DECIDE if FEW_DECIDE in (first.note, other.note) else None
+    return Estimate(float(change), float(change + moved.min()), float(change + moved.max()), note)
 
 
 def _aligned(a: Jackknife, b: Jackknife) -> Sides:

@@ -2,9 +2,11 @@
 
 Every interval over prompts comes from leaving out one group of prompts at a time, and allows for
 skewness. A few prompts carry much of a gap, so a mean and its error rise together, and value ± t ·
-error ends too low more often than too high. Three things correct that: a scale on which the value
+error ends too low more often than too high. Four things correct that: a scale on which the value
 is least skewed, a correction of Student's t for the remaining skewness (Hall 1992, On the removal
-of skewness by transformation), and fewer degrees of freedom if a few groups dominate the error.
+of skewness by transformation), fewer degrees of freedom if a few groups dominate the error, and an
+error that is larger by G / (G − 1), as G groups are few. An interval is never withheld because few
+prompts decide it, as those are the traces with the larger values; the note says that they do.
 benchmarks/interval_coverage.py measures the resulting coverage.
 """
 
@@ -23,7 +25,8 @@ BELOW_RESOLUTION = "below resolution"
 
 EXTREME = "an extreme: no interval"
 FEW_PROMPTS = f"fewer than {FEWEST_PROMPTS} prompts, or groups of them: no interval"
-FEW_DECIDE = "a few prompts decide it: no interval"
+FEW_DECIDE = "a few prompts decide it"
+ONE_HAS_ALL = "one group of prompts has all of it: no interval"
 NO_SPREAD = "the same for all prompts: no interval"  # it is unknown how rare unseen values are
 LARGEST_WEIGHTS = "a few responses decide it: no interval"
 FEWEST_BEYOND = 150  # tokens beyond a quantile
@@ -40,7 +43,9 @@ OVERFLOW = "larger than a float can hold"
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its 95 % interval over prompts; `note` says why an interval is missing."""
+    """A value with its 95 % interval over prompts; `note` says why an interval is missing, or
+    what to know of it.
+    """
 
     value: float | None
     low: float | None = None
@@ -111,26 +116,32 @@ def _same(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Scale:
-    """A transformation that makes an interval symmetric except for the data's skewness, and the
-    part corrected.
+    """A transformation that makes an interval symmetric except for the data's skewness, its
+    derivative, and the part of the skewness that is corrected.
     """
 
     to: Callable[[np.ndarray], np.ndarray]
     back: Callable[[np.ndarray], np.ndarray]
+    slope: Callable[[float], float]
     skewness: float = 1.0
 
 
 # Values on both sides of 0 are seldom skewed: less correction, less noise
-SIGNED = Scale(_same, _same, 0.5)
-LOG_FACTOR = Scale(_same, _same, 0.0)  # of two values with similar skewness
-POSITIVE = Scale(np.log, np.exp)
-ABOVE_1 = Scale(lambda x: np.log(x - 1), lambda y: 1 + np.exp(y))
-ABOVE_MINUS_1 = Scale(np.log1p, np.expm1)
+SIGNED = Scale(_same, _same, lambda _: 1.0, 0.5)
+LOG_FACTOR = replace(SIGNED, skewness=0.0)  # of two values with similar skewness
+POSITIVE = Scale(np.log, np.exp, lambda x: 1 / x)
+ABOVE_1 = Scale(lambda x: np.log(x - 1), lambda y: 1 + np.exp(y), lambda x: 1 / (x - 1))
+ABOVE_MINUS_1 = Scale(np.log1p, np.expm1, lambda x: 1 / (1 + x))
 # log-odds reach far enough
-SHARE = Scale(lambda x: np.log(x) - np.log1p(-x), lambda y: 1 / (1 + np.exp(-y)), 0.25)
+SHARE = Scale(
+    lambda x: np.log(x) - np.log1p(-x),
+    lambda y: 1 / (1 + np.exp(-y)),
+    lambda x: 1 / (x * (1 - x)),
+    0.25,
+)
 # (mean w)² / mean w² is as skewed as the few large weights
 SAMPLE_SIZE = replace(SHARE, skewness=1.0)
-CORRELATION = Scale(np.arctanh, np.tanh)
+CORRELATION = Scale(np.arctanh, np.tanh, lambda x: 1 / (1 - x**2))
 
 
 @dataclass(frozen=True)
@@ -170,9 +181,10 @@ class Jackknife:
 def interval(value: float, without_G: np.ndarray, prompts: int, scale: Scale = SIGNED) -> Estimate:
     """The 95 % interval of a value, from its values without one group of prompts at a time.
 
-    With y the value on its scale, y_g the value without group g and u_g = ȳ − y_g: error² = (G −
-    1)/G Σ u², skewness a = Σ u³ / (Σ u²)^1.5, and degrees of freedom 2 / (Σ u⁴ / (Σ u²)² − 1/G), at
-    most G − 1.
+    With y the value on its scale, y_g the value without group g and u_g = ȳ − y_g: error² = G / (G
+    − 1) Σ u², skewness a = Σ u³ / (Σ u²)^1.5, and degrees of freedom 2 / (Σ u⁴ / (Σ u²)² − 1/G), at
+    most G − 1. Where nothing is left without one group, which a logarithm cannot express, y_g is
+    linear in the value, and the skewness is not corrected.
     """
     usable_G = without_G[~np.isnan(without_G)]
     if not np.isfinite(value) or prompts < FEWEST_PROMPTS or len(usable_G) < FEWEST_GROUPS:
@@ -180,20 +192,29 @@ def interval(value: float, without_G: np.ndarray, prompts: int, scale: Scale = S
     if np.ptp(usable_G) <= _ROUNDING * abs(value):
         return point(value, NO_SPREAD)
     with np.errstate(all="ignore"):
+        inside_G = usable_G.clip(*scale.back(np.array([-inf, inf])))
+        if np.abs(usable_G - inside_G).max() <= _ROUNDING:  # a lost share of 1 + 1e-16
+            usable_G = inside_G
         y, y_G = float(scale.to(np.array(value))), scale.to(usable_G)
     # A share that can be negative, a correlation of 1 + rounding
     if not np.isfinite(y) or np.isnan(y_G).any():
         scale, y, y_G = SIGNED, value, usable_G
-    if not np.isfinite(y_G).all():  # a single group contributes everything
-        return point(value, FEW_DECIDE)
+    skewness = scale.skewness
+    if not np.isfinite(y_G).all():
+        skewness, y_G = 0.0, y + scale.slope(value) * (usable_G - value)
+    if not np.isfinite(y_G).all():  # without one group nothing is left to divide by
+        return point(value, ONE_HAS_ALL)
     # 0 except for enormous values: u⁴ stays finite
     power = 200 * int(np.frexp(np.abs(y_G).max())[1] / 200)
     y_G = np.ldexp(y_G, -power)
-    u_G = y_G.mean() - y_G
-    if _deciding(u_G) < _FEWEST_DECIDING:
-        return point(value, FEW_DECIDE)
-    low, high = scale.back(y - np.ldexp(_reach(u_G, scale.skewness), power))
-    return Estimate(float(value), float(low), float(high))
+    u_G, count = y_G.mean() - y_G, len(y_G)
+    with np.errstate(all="ignore"):
+        reach = np.ldexp(_reach(u_G * count / (count - 1), skewness), power)
+        low, high = scale.back(y - reach).tolist()
+    if not (isfinite(low) and isfinite(high)):
+        return point(value, OVERFLOW)
+    few = _deciding(u_G) < _FEWEST_DECIDING
+    return Estimate(float(value), low, high, FEW_DECIDE if few else None)
 
 
 def _deciding(u_G: np.ndarray) -> float:

@@ -10,13 +10,14 @@ from typing import Any, Generic, Literal, TypeVar
 
 from mismatch_cli import numbers
 from mismatch_cli.dialects import logged_as
-from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.metrics.estimate import FEW_DECIDE, Estimate
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.report.view import Column, MetricRow, Table
 
 R = TypeVar("R")
 Row = Mapping[str, Any]
 Found = Row | Estimate | float | None
+_OF_FEW = f"{numbers.FEW} few prompts decide"
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ def table(
     """The finished table; the first cell of a row is its name."""
     columns = tuple(columns)
     cells = tuple(tuple(column.cell(row) for column in columns) for row in rows)
+    if any(cell.endswith(numbers.FEW) for row in cells for cell in row):
+        note = "  ".join((note, _OF_FEW)) if note else _OF_FEW
     heads = tuple(column.head for column in columns)
     return Table(title, heads, cells, note, fold, terminal_rows, row_metrics, row_links)
 
@@ -112,12 +115,13 @@ def number(found: Found) -> str:
 
 def plain(found: Found) -> str:
     """A value ± half the width of its interval."""
-    return numbers.plus_minus(*parts(found))
+    return numbers.plus_minus(*parts(found)) + _few(found)
 
 
 def percent(found: Found) -> str:
     """The same for a share in percent; the head of the column has the % sign."""
-    return numbers.plus_minus(*(None if part is None else 100 * part for part in parts(found)))
+    in_percent = (None if part is None else 100 * part for part in parts(found))
+    return numbers.plus_minus(*in_percent) + _few(found)
 
 
 def share(found: Found) -> str:
@@ -158,11 +162,12 @@ def in_words(metric: Metric, found: Found) -> tuple[str, str]:
     distance from 1.
     """
     if metric.unit == "share":
-        return numbers.share(*parts(found))
+        value, interval = numbers.share(*parts(found))
+        return value, interval + _few(found)
     value, interval = numbers.estimate(*parts(found))
     if metric.agreement == 1 and interval == numbers.MISSING:
         value = numbers.near(value_of(found), 1)
-    return value, interval
+    return value, interval + _few(found)
 
 
 def metric_row(metric: Metric, found: Found, name: str = "") -> MetricRow:
@@ -178,6 +183,11 @@ def metric_row(metric: Metric, found: Found, name: str = "") -> MetricRow:
     floor, _ = in_words(metric, row.get("floor"))
     times = numbers.times(row.get("times_floor"), row.get("times_floor_range"))
     return MetricRow(metric, value, interval, floor, times, _note(found), name)
+
+
+def _few(found: Found) -> str:
+    """A mark if a few prompts decide an estimate that has an interval."""
+    return numbers.FEW if _note(found) == FEW_DECIDE and parts(found)[1] is not None else ""
 
 
 def _note(found: Found) -> str:

@@ -127,7 +127,7 @@ def print_table(table: Table, console: Console) -> None:
     if hidden:
         notes.append(
             f"Hidden at {console.width} characters: {', '.join(hidden)}. Widen the terminal or "
-            "write to a file."
+            "pipe it."
         )
     for note in notes:
         console.print(Text(visible(note), style="dim"), width=prose_width(console))

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from mismatch_cli import dialects, numbers
 from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
-from mismatch_cli.metrics.estimate import FLOOR_RESOLUTION, NOT_MEASURED
+from mismatch_cli.metrics.estimate import FEW_DECIDE, FLOOR_RESOLUTION, NOT_MEASURED
 from mismatch_cli.places import shown
 from mismatch_cli.studies.diagnosis import gather
 from mismatch_cli.studies.limits import (
@@ -43,6 +43,7 @@ class Found:
     expected: float | None = None  # the largest value without a fault
     pair: str = ""
     why: str = ""
+    few_decide: bool = False
     # What the value consists of, for the sentence that says why a limit does not hold
     detail: str = ""
 
@@ -123,6 +124,7 @@ class Measurement:
             expected=self.summary["expected"]["high"] if is_judged else None,
             pair=name,
             why="" if found["value"] is not None else found["note"] or NOT_MEASURED,
+            few_decide=found["note"] == FEW_DECIDE,
         )
 
 
@@ -366,11 +368,9 @@ def measured_parts(check: Check) -> tuple[str, str]:
     """The value and its 95 % interval, each a dash if there is none."""
     found = check.found
     value, interval = numbers.estimate(found.value, found.low, found.high)
-    return (
-        (_number(check, found.value), interval)
-        if interval == numbers.MISSING
-        else (value, interval)
-    )
+    if interval == numbers.MISSING:
+        return _number(check, found.value), interval
+    return value, interval + numbers.FEW * found.few_decide
 
 
 def measured_text(check: Check) -> str:

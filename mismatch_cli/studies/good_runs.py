@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.metrics.estimate import NOT_MEASURED, SIGNED
+from mismatch_cli.metrics.estimate import FEW_DECIDE, NOT_MEASURED, SIGNED
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.studies.limits import Limit
 
@@ -86,7 +86,8 @@ def limits_from(summaries: Sequence[Mapping[str, Any]]) -> FromRuns:
 
 def _unsure(found: Mapping[str, Any]) -> str:
     """Why no limit follows from an estimate; empty if one does."""
-    if found["value"] is None or found["low"] is None or found["high"] is None:
+    missing = found["value"] is None or found["low"] is None or found["high"] is None
+    if missing or found["note"] == FEW_DECIDE:  # such an interval ends where no run would be
         return found["note"] or NOT_MEASURED
     return ""
 

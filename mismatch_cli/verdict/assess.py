@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import log
 from typing import Any
 
-from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, FEW_DECIDE, FEW_PROMPTS
+from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, FEW_PROMPTS, ONE_HAS_ALL
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.verdict.both_sides import family, precision
 from mismatch_cli.verdict.expected import Expected, place_of, sentence
@@ -24,8 +24,8 @@ _FEWEST_TOKENS = 200  # ten of them beyond p95
 _NEAREST = 5
 # float32 log-probabilities 0.1 apart are at most 0.1 × this apart after rounding
 _ROUNDED = 1 + 1e-6
-# Factor either way: fewer than five groups of prompts decide, and t(4) / √5 is log 3.5
-WHERE_FEW_DECIDE = 3.5
+# Factor either way without an interval: as if five groups of prompts decided, t(4) / √5 is log 3.5
+WITHOUT_INTERVAL = 3.5
 
 
 def assess(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class _Number:
                 )
             value = abs(value)
         agreement = 0.0 if absolute else METRICS[key].agreement or 0.0
-        return cls(value, low, high, found.get("note") in (FEW_DECIDE, FEW_PROMPTS), agreement)
+        return cls(value, low, high, found.get("note") in (ONE_HAS_ALL, FEW_PROMPTS), agreement)
 
     @property
     def range(self) -> tuple[float, float]:
@@ -91,7 +91,7 @@ class _Number:
         """
         if self.few_decide:
             distance = self.value - self.agreement
-            low, high = sorted((distance / WHERE_FEW_DECIDE, distance * WHERE_FEW_DECIDE))
+            low, high = sorted((distance / WITHOUT_INTERVAL, distance * WITHOUT_INTERVAL))
             return self.agreement + low, self.agreement + high
         return (
             self.value if self.low is None else self.low,

@@ -11,6 +11,7 @@ from mismatch_cli.bisect.effects import Effects, GapSums
 from mismatch_cli.bisect.experiments import AS_RECORDED, Experiment, Search
 from mismatch_cli.bisect.fixed_tokens import FixedTokens
 from mismatch_cli.bisect.ranking import RECORDED, Measured, is_explained, rank
+from mismatch_cli.metrics.estimate import FEW_DECIDE, NO_SPREAD
 
 PROMPTS, EACH, LENGTH = 40, 2, 20
 
@@ -99,10 +100,8 @@ def test_what_is_left_of_a_few_responses_is_scaled_to_all(tokens, gap_T, tmp_pat
     assert row.left == pytest.approx(0.25 * found.sums(RECORDED).mean())
 
 
-def test_a_share_that_is_alike_for_all_prompts_has_an_interval_too(tokens, gap_T):
-    """All but the last digits goes, and only one prompt decides those: there is still an
-    interval.
-    """
+def test_a_share_that_is_alike_for_all_prompts_is_precise(tokens, gap_T):
+    """All but the last digits goes, and only one prompt decides those."""
     decides_T = np.repeat(tokens.prompt_id_S == 1, LENGTH)
     legs_of = legs(gap_T, nothing=1.0)
     found = measured(
@@ -115,9 +114,9 @@ def test_a_share_that_is_alike_for_all_prompts_has_an_interval_too(tokens, gap_T
         Effects(tokens).share(*map(found.sums, (RECORDED, RECORDED, (AS_RECORDED, leg))))
         for leg in ("last", "nothing", "one")
     )
-    assert 0.998 < last.low < last.value <= last.high == pytest.approx(1.0)
-    assert (nothing.low, nothing.high) == pytest.approx((0.0, 0.0))
-    assert one.low is None and one.note, "one prompt makes all of it"
+    assert last.value - 2e-4 < last.low < last.value <= last.high < last.value + 1e-4
+    assert (nothing.value, nothing.note) == (0.0, NO_SPREAD)
+    assert one.low < 0 < one.high and one.note == FEW_DECIDE, "one prompt makes all of it"
 
 
 def test_the_interval_of_a_share_covers_the_truth(tokens):

@@ -76,7 +76,7 @@ def test_an_empty_trace_is_reported_as_one(said):
 def test_one_response_has_no_spread_and_decides_nothing(said):
     text = said("report", lambda table: table.slice(0, 1))
     assert "SD of Σd per response" not in text
-    assert "Undecided values depend on a few prompts" in text and "are undecided" in text
+    assert "Undecided values come from too few prompts" in text and "are undecided" in text
 
 
 def test_without_a_precision_the_logits_show_their_scale(said):

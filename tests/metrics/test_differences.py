@@ -21,6 +21,7 @@ from mismatch_cli.metrics.differences import (
 from mismatch_cli.metrics.estimate import (
     EXTREME,
     FEW_DECIDE,
+    FEW_PROMPTS,
     LARGEST_WEIGHTS,
     NO_SPREAD,
     NOT_MEASURED,
@@ -205,7 +206,10 @@ def test_each_value_keeps_its_own_reach():
     assert (shared.low, shared.high) == (pytest.approx(1 - 0.3), pytest.approx(1 + 0.1))
     still = _change(Estimate(1.0, note=NO_SPREAD), second_trace, 0.0, 1.0)
     assert (still.low, still.high) == (pytest.approx(0.6), pytest.approx(1.4))
-    assert _change(Estimate(1.0, note=FEW_DECIDE), second_trace, 0.0, 1.0).note == FEW_DECIDE
+    assert _change(Estimate(1.0, note=FEW_PROMPTS), second_trace, 0.0, 1.0).note == FEW_PROMPTS
+    few = Estimate(1.0, 0.9, 1.3, FEW_DECIDE)
+    assert _change(second_trace, few, 0.0, -1.0).note == FEW_DECIDE
+    assert found.note is None
 
 
 def test_metrics_that_few_responses_decide_have_no_interval(random_batch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -10,12 +12,15 @@ from mismatch_cli.metrics.estimate import (
     FEW_DECIDE,
     FEW_PROMPTS,
     NO_SPREAD,
+    ONE_HAS_ALL,
+    OVERFLOW,
     POSITIVE,
     SHARE,
     SIGNED,
     grouped_ratio,
     grouped_share,
     interval,
+    student_t,
 )
 from mismatch_cli.metrics.gap_table import SCALES
 from mismatch_cli.metrics.sums import COLUMNS, INDEX, GroupSums, evaluate
@@ -28,6 +33,7 @@ def _without(x_G: np.ndarray) -> np.ndarray:
 
 
 def test_without_skewness_the_interval_of_a_mean_is_student_s():
+    """But for the factor of 32 / 31 that few groups need."""
     half = np.random.default_rng(0).normal(size=16)
     x = np.concatenate([half, -half]) + 5
     found = interval(x.mean(), _without(x), prompts=32)
@@ -35,7 +41,7 @@ def test_without_skewness_the_interval_of_a_mean_is_student_s():
     assert 2.0 < 1.96 * (1 + 1.2 / degrees) < 2.2
     assert found.high - 5 == pytest.approx(5 - found.low)
     assert (found.high - 5) / (x.std(ddof=1) / np.sqrt(32)) == pytest.approx(
-        1.96 * (1 + 1.21 / degrees), rel=0.01
+        1.96 * (1 + 1.21 / degrees) * 32 / 31, rel=0.01
     )
 
 
@@ -85,18 +91,37 @@ def test_too_few_prompts_or_groups_of_them():
     assert interval(1.0, x[:10], prompts=10).low is not None
 
 
-def test_a_value_that_one_group_decides_has_no_interval():
-    """Blocked tokens in one group of prompts, or in two; a mean that vanishes without one of
-    them.
+def test_a_value_that_few_groups_decide_says_so_beside_its_interval():
+    """Blocked tokens in one group of prompts: without it nothing is left, so that the interval
+    extends by a factor, e^(t(4) · 40/39 / (1 − share)), to both sides of the odds.
     """
     whole, part = np.full(40, 100.0), np.zeros(40)
     part[3] = 7
-    assert grouped_share(part, whole, 40).note == FEW_DECIDE
-    assert grouped_ratio(part, part, 40).note == FEW_PROMPTS  # no other group has any
+    found = grouped_share(part, whole, 40)
+    assert found.note == FEW_DECIDE
+    share = part.sum() / whole.sum()
+    odds = share / (1 - share)
+    reach = math.exp(student_t(4) * (40 / 39) / (1 - share))
+    low, high = (factor * odds / (1 + factor * odds) for factor in (1 / reach, reach))
+    assert (found.low, found.high) == (
+        pytest.approx(low),
+        pytest.approx(high),
+    )
     mean_of_two = np.full(40, 1.0)
     mean_of_two[:2] = 0.5, 1.5
-    assert interval(1.0, mean_of_two, 40).note == FEW_DECIDE
-    assert interval(1.0, np.where(np.arange(40) == 3, INF, 1.0), 40).note == FEW_DECIDE
+    found = interval(1.0, mean_of_two, 40)
+    assert found.note == FEW_DECIDE
+    assert found.low < 1.0 < found.high
+    assert interval(1.0, np.linspace(0.9, 1.1, 40), 40).note is None
+
+
+def test_a_value_that_is_not_defined_without_a_group_has_no_interval():
+    part = np.zeros(40)
+    part[3] = 7
+    assert grouped_ratio(part, part, 40).note == FEW_PROMPTS  # no other group has any
+    assert interval(1.0, np.where(np.arange(40) == 3, INF, 1.0), 40).note == ONE_HAS_ALL
+    beyond = interval(1e300, np.where(np.arange(40) == 3, 1.0, 1e300), 40, POSITIVE)
+    assert (beyond.low, beyond.note) == (None, OVERFLOW)
 
 
 def test_no_spread_is_not_certainty():

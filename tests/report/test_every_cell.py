@@ -56,9 +56,11 @@ def is_interval(shown: str, estimate: dict[str, Any]) -> bool:
     low, high = estimate["low"], estimate["high"]
     if low is None:
         return shown == "" or not re.search(r"\d", shown) or shown == estimate["note"]
-    match = re.fullmatch(rf"\[({_NUMBER}), ({_NUMBER})\]( %)?", shown)
+    match = re.fullmatch(rf"\[({_NUMBER}), ({_NUMBER})\]( %)?(°?)", shown)
     unit = (match and match[3]) or ""
-    return bool(match) and equals(match[1] + unit, low) and equals(match[2] + unit, high)
+    few = estimate["note"] == "a few prompts decide it"
+    ends = bool(match) and equals(match[1] + unit, low) and equals(match[2] + unit, high)
+    return ends and bool(match[4]) == few
 
 
 def is_times(shown: str, estimate: dict[str, Any]) -> bool:

@@ -114,7 +114,7 @@ def test_no_name_is_cut_and_what_is_hidden_is_named(screens, width):
 
 def test_a_narrow_screen_gives_up_intervals_before_names(screens):
     narrow = printed(screens["report"], 60)
-    assert "[0.00225, 0.00425]" not in narrow and "[0.00225, 0.00425]" in printed(
+    assert "[0.00223, 0.00433]" not in narrow and "[0.00223, 0.00433]" in printed(
         screens["report"], 80
     )
     assert all(row[0] in narrow for table in screens["report"].tables for row in table.rows)

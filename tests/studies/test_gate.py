@@ -205,9 +205,12 @@ def test_the_baseline_uses_the_measured_pair(training, control):
 def test_numbers_are_readable(training, control):
     found = check(training, "spearman", "max_times_floor", 10.0)
     assert limit_text(found).startswith("distance from 1 ≤ 10 × that of the noise; noise 0.999")
-    assert measured_text(found) == "0.9992 [0.9990, 0.9993]"
+    assert measured_text(found) == "0.9992 [0.9990, 0.9994]"
     # One prompt decides it
-    assert measured_text(check(training, "pearson", "max_times_floor", 10.0)) == "0.99909"
+    assert (
+        measured_text(check(training, "pearson", "max_times_floor", 10.0))
+        == "0.999 [0.942, 1.000]°"
+    )
     assert limit_text(check(training, "k3", "max_above_baseline", 0.5, control)).startswith(
         "≤ baseline + 0.5; baseline"
     )

@@ -163,7 +163,7 @@ def test_of_several_runs_the_widest_counts_and_all_keep_it(resamples):
         ]
         assert drawn.limit.threshold == (max if drawn.limit.bound == "max" else min)(same)
         assert drawn.found is runs[drawn.run]["pairs"]["mismatch"]["metrics"][drawn.limit.metric]
-    assert together.left_out["k3"] == "a few prompts decide it: no interval"
+    assert together.left_out["k3"] == "a few prompts decide it"
 
 
 def test_runs_without_intervals_or_without_a_common_pair_are_refused(resamples):

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, FEW_DECIDE, FEW_PROMPTS
+from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, FEW_PROMPTS, ONE_HAS_ALL
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.verdict.assess import assess, position, status
@@ -45,7 +45,7 @@ def row_of(verdict: dict, bar: Bar) -> dict:
 def test_a_number_that_a_few_prompts_decide_is_not_certain():
     (bar,) = [bar for bar in BARS if bar.metric == "k3"][:1]
     for note, (times, expected) in product(
-        (FEW_DECIDE, FEW_PROMPTS), ((0.2, "healthy"), (0.5, "undecided"))
+        (ONE_HAS_ALL, FEW_PROMPTS), ((0.2, "healthy"), (0.5, "undecided"))
     ):
         found = estimate(times * bar.bounds[0]) | {"note": note}
         row = row_of(

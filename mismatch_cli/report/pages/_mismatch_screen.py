@@ -24,7 +24,7 @@ from mismatch_cli.report.view import (
 )
 from mismatch_cli.studies.mismatch import MismatchAnalysis
 from mismatch_cli.studies.study import typed
-from mismatch_cli.verdict.assess import ABOVE, BETWEEN, HEALTHY, UNDECIDED, WHERE_FEW_DECIDE
+from mismatch_cli.verdict.assess import ABOVE, BETWEEN, HEALTHY, UNDECIDED, WITHOUT_INTERVAL
 
 _STATUS: dict[str, Status] = {HEALTHY: "good", BETWEEN: "mixed", ABOVE: "bad", UNDECIDED: "mixed"}
 _SHORT = re.compile(r",| (?:FAQ|CI|blog|nightly|rollout_corr|Ascend)")
@@ -178,7 +178,7 @@ def _verdict(verdict: Mapping[str, Any]) -> Verdict:
     sentences = [f"{_OF_PAIR.get(pair, '')}{text}" for pair, text in zip(pairs, found, strict=True)]
     if any(row["low"] is None and row["standing"] == UNDECIDED for row in bars):
         sentences.append(
-            f"Undecided values depend on a few prompts: they may be {WHERE_FEW_DECIDE:g} times "
+            f"Undecided values come from too few prompts: they may be {WITHOUT_INTERVAL:g} times "
             "as large, or as small."
         )
     sentences = sentences or ["There is no published limit for what was measured here."]

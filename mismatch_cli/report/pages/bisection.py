@@ -248,7 +248,7 @@ def _answer(row: Row) -> str:
     if value == 0 and not low and not high:
         return "changes nothing"
     if low is None or high is None:
-        return "too few prompts"
+        return (row["share"]["note"] or "too few prompts").removesuffix(": no interval")
     if high < 0:
         return "makes it larger" if value <= -LEAST else "makes it a little larger"
     if low <= 0:

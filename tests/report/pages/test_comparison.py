@@ -139,7 +139,7 @@ def test_left_out_responses_are_counted(result):
 def test_values_difference_and_mark_share_a_row(result):
     text = on_terminal(first_two(result), 120)
     (row,) = re.findall(r"^mean Δlog p .*$", text, re.M)[:1]
-    assert re.search(r"−0\.0201 +−0\.02005 ± 0\.00028 \* +—", row)
+    assert re.search(r"−0\.0201 +−0\.02005 ± 0\.00029 \* +—", row)
     (largest,) = re.findall(r"^largest \|Δlog p\| .*$", text, re.M)[:1]
     assert "±" not in largest and "*" not in largest
     table = on_terminal(result, 120)
