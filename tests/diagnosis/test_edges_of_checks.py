@@ -10,6 +10,8 @@ import pytest
 from mismatch_cli.diagnosis.checks import (
     constant_offset,
     growth_over_steps,
+    log_base,
+    placeholders,
     repetition_penalty,
     sharp_onset,
 )
@@ -121,3 +123,20 @@ def test_the_steep_part_of_a_gap_is_that_of_tokens_below_half():
     found = OneSided.of(d_N, np.arange(4))
     assert (found.gap, found.steep) == (0.5, 0.5)
     assert OneSided.of(np.zeros(4), np.arange(4)).steep == 0.0
+
+
+def test_zeros_of_a_side_count_if_one_of_them_is_far_from_the_other_side():
+    """The only zero of log π is half a nat from log μ: a likely token, rounded up."""
+    sample = SimpleNamespace(
+        logq_T=np.array([0.0, 0.0, -0.5, -3.0]), logp_T=np.array([-2.0, -0.1, 0.0, -3.0])
+    )
+    sample.abs_d_T = np.abs(sample.logp_T - sample.logq_T)
+    assert placeholders.zeros_T(sample).tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize(("off", "pair"), [(0.055, ("2", "e")), (0.065, None)])
+def test_another_base_fits_to_six_per_cent_and_three_hundredths_of_a_nat(off, pair):
+    """At −0.5 nats that is 0.06."""
+    logp_N = np.full(10, -0.5)
+    logq_N = (logp_N + off * np.tile([1.0, -1.0], 5)) / np.log(2.0)
+    assert log_base._pair(logq_N, logp_N) == pair

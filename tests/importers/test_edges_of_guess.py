@@ -34,3 +34,11 @@ def test_a_log_of_texts_has_both_prompts_and_responses():
     assert text_only([{"prompt": "1 + 1?", "answer": "2"}]) is not None
     assert text_only([{"prompt": "1 + 1?", "note": "easy"}]) is None
     assert text_only([{"note": "easy", "answer": "2"}]) is None
+
+
+def test_a_column_is_taken_only_if_every_row_of_it_fits():
+    """The second response has two tokens."""
+    known = {"prompt_ids": [[3], [4]], "response_ids": IDS, "logp_rollout": LOG_PROBABILITIES}
+    whole = rows(**known, entropy=[[0.1, 0.2, 0.3], [0.4, 0.5]])
+    assert guessed(whole, {}) == {"entropy_trainer": "entropy"}
+    assert guessed(rows(**known, entropy=[[0.1, 0.2, 0.3], [0.4]]), {}) == {}
