@@ -11,6 +11,7 @@ from mismatch_cli.diagnosis.checks import (
     constant_offset,
     growth_over_steps,
     log_base,
+    masked_tokens,
     placeholders,
     repetition_penalty,
     sharp_onset,
@@ -140,3 +141,30 @@ def test_another_base_fits_to_six_per_cent_and_three_hundredths_of_a_nat(off, pa
     logp_N = np.full(10, -0.5)
     logq_N = (logp_N + off * np.tile([1.0, -1.0], 5)) / np.log(2.0)
     assert log_base._pair(logq_N, logp_N) == pair
+
+
+def test_a_run_reaches_the_end_of_its_own_response():
+    """Three responses: a run within it and one at its end, no run at its end, and all of it."""
+    flags = ["xx.xx", ".xx.", "xx"]
+    flag_T = np.array([flag == "x" for flag in "".join(flags)])
+    reaches_T = masked_tokens._reaches_the_end(flag_T, np.cumsum([0, *map(len, flags)]))
+    assert "".join("x" if reaches else "." for reaches in reaches_T) == "...xx" + "...." + "xx"
+
+
+def test_a_jump_is_judged_by_the_standard_errors_of_eight_positions_on_either_side(rng):
+    """128 responses of 40 tokens, whose gaps double at position 24."""
+    position_N = np.tile(np.arange(40), GROUPS)
+    u_N = np.where(position_N < 24, 1.0, 2.0) + 0.3 * rng.normal(size=len(position_N))
+    sample = SimpleNamespace(
+        axis_N=lambda _: position_N, u_N=u_N, group_N=np.repeat(np.arange(GROUPS), 40)
+    )
+    jump = sharp_onset._jump(sample, "response")
+    before_N = u_N[(position_N >= 16) & (position_N < 24)]
+    after_N = u_N[(position_N >= 24) & (position_N < 32)]
+    rise = after_N.mean() - before_N.mean()
+    error = np.sqrt(before_N.var() / len(before_N) + after_N.var() / len(after_N))
+    assert jump.index == 24
+    assert jump.z == pytest.approx(rise / error, rel=1e-9)
+    assert jump.size == pytest.approx(
+        rise / np.sqrt((before_N.var() + after_N.var()) / 2), rel=1e-9
+    )
