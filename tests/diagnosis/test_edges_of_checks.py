@@ -15,8 +15,10 @@ from mismatch_cli.diagnosis.checks import (
     placeholders,
     repetition_penalty,
     sharp_onset,
+    values,
 )
 from mismatch_cli.diagnosis.checks.truncated_support import OneSided
+from mismatch_cli.diagnosis.counts import SideCounts
 from mismatch_cli.diagnosis.grouped import Mean
 from mismatch_cli.hashing import GROUPS
 
@@ -168,3 +170,16 @@ def test_a_jump_is_judged_by_the_standard_errors_of_eight_positions_on_either_si
     assert jump.size == pytest.approx(
         rise / np.sqrt((before_N.var() + after_N.var()) / 2), rel=1e-9
     )
+
+
+@pytest.mark.parametrize(("above_zero", "status"), [(0, "clear"), (5, "found")])
+def test_the_share_of_impossible_values_is_that_of_both_sides_values(above_zero, status):
+    """−inf is impossible for the engine alone, which sampled the token."""
+    odd = above_zero // 5
+    sides = {
+        "logp_rollout": SideCounts(tokens=40, impossible=odd, not_a_number=odd),
+        "logp_trainer": SideCounts(tokens=60, impossible=7, above_zero=3 * odd),
+    }
+    sample = SimpleNamespace(logq_T=np.zeros(1), logp_T=np.zeros(1), left_without=lambda _: None)
+    found = values.check(SimpleNamespace(counts=SimpleNamespace(sides=sides), sample=sample))
+    assert (found.status, found.effect) == (status, above_zero / 100)
