@@ -42,3 +42,11 @@ def test_a_column_is_taken_only_if_every_row_of_it_fits():
     whole = rows(**known, entropy=[[0.1, 0.2, 0.3], [0.4, 0.5]])
     assert guessed(whole, {}) == {"entropy_trainer": "entropy"}
     assert guessed(rows(**known, entropy=[[0.1, 0.2, 0.3], [0.4]]), {}) == {}
+
+
+def test_log_probabilities_of_nobody_in_particular_are_those_of_the_side_that_is_missing():
+    for present, missing in (("rollout", "trainer"), ("trainer", "rollout")):
+        known = {"prompt_ids": [[3], [4]], "response_ids": IDS}
+        known[f"logp_{present}"] = LOG_PROBABILITIES
+        found = rows(**known, logprobs=LOG_PROBABILITIES)
+        assert guessed(found, {}) == {f"logp_{missing}": "logprobs"}
