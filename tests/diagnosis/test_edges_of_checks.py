@@ -10,10 +10,15 @@ import pytest
 from mismatch_cli.diagnosis.checks import (
     constant_offset,
     growth_over_steps,
+    log_base,
+    masked_tokens,
+    placeholders,
     repetition_penalty,
     sharp_onset,
+    values,
 )
 from mismatch_cli.diagnosis.checks.truncated_support import OneSided
+from mismatch_cli.diagnosis.counts import SideCounts
 from mismatch_cli.diagnosis.grouped import Mean
 from mismatch_cli.hashing import GROUPS
 
@@ -121,3 +126,60 @@ def test_the_steep_part_of_a_gap_is_that_of_tokens_below_half():
     found = OneSided.of(d_N, np.arange(4))
     assert (found.gap, found.steep) == (0.5, 0.5)
     assert OneSided.of(np.zeros(4), np.arange(4)).steep == 0.0
+
+
+def test_zeros_of_a_side_count_if_one_of_them_is_far_from_the_other_side():
+    """The only zero of log π is half a nat from log μ: a likely token, rounded up."""
+    sample = SimpleNamespace(
+        logq_T=np.array([0.0, 0.0, -0.5, -3.0]), logp_T=np.array([-2.0, -0.1, 0.0, -3.0])
+    )
+    sample.abs_d_T = np.abs(sample.logp_T - sample.logq_T)
+    assert placeholders.zeros_T(sample).tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize(("off", "pair"), [(0.055, ("2", "e")), (0.065, None)])
+def test_another_base_fits_to_six_per_cent_and_three_hundredths_of_a_nat(off, pair):
+    """At −0.5 nats that is 0.06."""
+    logp_N = np.full(10, -0.5)
+    logq_N = (logp_N + off * np.tile([1.0, -1.0], 5)) / np.log(2.0)
+    assert log_base._pair(logq_N, logp_N) == pair
+
+
+def test_a_run_reaches_the_end_of_its_own_response():
+    """Three responses: a run within it and one at its end, no run at its end, and all of it."""
+    flags = ["xx.xx", ".xx.", "xx"]
+    flag_T = np.array([flag == "x" for flag in "".join(flags)])
+    reaches_T = masked_tokens._reaches_the_end(flag_T, np.cumsum([0, *map(len, flags)]))
+    assert "".join("x" if reaches else "." for reaches in reaches_T) == "...xx" + "...." + "xx"
+
+
+def test_a_jump_is_judged_by_the_standard_errors_of_eight_positions_on_either_side(rng):
+    """128 responses of 40 tokens, whose gaps double at position 24."""
+    position_N = np.tile(np.arange(40), GROUPS)
+    u_N = np.where(position_N < 24, 1.0, 2.0) + 0.3 * rng.normal(size=len(position_N))
+    sample = SimpleNamespace(
+        axis_N=lambda _: position_N, u_N=u_N, group_N=np.repeat(np.arange(GROUPS), 40)
+    )
+    jump = sharp_onset._jump(sample, "response")
+    before_N = u_N[(position_N >= 16) & (position_N < 24)]
+    after_N = u_N[(position_N >= 24) & (position_N < 32)]
+    rise = after_N.mean() - before_N.mean()
+    error = np.sqrt(before_N.var() / len(before_N) + after_N.var() / len(after_N))
+    assert jump.index == 24
+    assert jump.z == pytest.approx(rise / error, rel=1e-9)
+    assert jump.size == pytest.approx(
+        rise / np.sqrt((before_N.var() + after_N.var()) / 2), rel=1e-9
+    )
+
+
+@pytest.mark.parametrize(("above_zero", "status"), [(0, "clear"), (5, "found")])
+def test_the_share_of_impossible_values_is_that_of_both_sides_values(above_zero, status):
+    """−inf is impossible for the engine alone, which sampled the token."""
+    odd = above_zero // 5
+    sides = {
+        "logp_rollout": SideCounts(tokens=40, impossible=odd, not_a_number=odd),
+        "logp_trainer": SideCounts(tokens=60, impossible=7, above_zero=3 * odd),
+    }
+    sample = SimpleNamespace(logq_T=np.zeros(1), logp_T=np.zeros(1), left_without=lambda _: None)
+    found = values.check(SimpleNamespace(counts=SimpleNamespace(sides=sides), sample=sample))
+    assert (found.status, found.effect) == (status, above_zero / 100)

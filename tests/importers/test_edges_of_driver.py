@@ -10,9 +10,9 @@ from mismatch_cli.importers import _driver
 from tests.importers.layouts import imported, plain_record, real_rows, write_lines
 
 
-@pytest.mark.parametrize(("large", "in_threads"), [(2**26, False), (1, True)])
+@pytest.mark.parametrize(("large", "in_threads"), [(None, False), (2**26, False), (1, True)])
 def test_only_a_large_dump_is_written_in_other_threads(tmp_path, monkeypatch, large, in_threads):
-    """Where memory runs out, only this thread can raise an error."""
+    """Where memory runs out, only this thread can raise an error. None: the usual limit."""
     writers = []
     write_shard = _driver.write_shard
 
@@ -21,7 +21,8 @@ def test_only_a_large_dump_is_written_in_other_threads(tmp_path, monkeypatch, la
         write_shard(path, shard)
 
     monkeypatch.setattr(_driver, "write_shard", noted)
-    monkeypatch.setattr(_driver, "_LARGE", large)
+    if large is not None:
+        monkeypatch.setattr(_driver, "_LARGE", large)
     dump = write_lines(tmp_path / "d.jsonl", map(plain_record, real_rows(2)))
     imported(dump, into=tmp_path / "trace")
     assert [writer != get_ident() for writer in writers] == [in_threads]

@@ -34,3 +34,19 @@ def test_a_log_of_texts_has_both_prompts_and_responses():
     assert text_only([{"prompt": "1 + 1?", "answer": "2"}]) is not None
     assert text_only([{"prompt": "1 + 1?", "note": "easy"}]) is None
     assert text_only([{"note": "easy", "answer": "2"}]) is None
+
+
+def test_a_column_is_taken_only_if_every_row_of_it_fits():
+    """The second response has two tokens."""
+    known = {"prompt_ids": [[3], [4]], "response_ids": IDS, "logp_rollout": LOG_PROBABILITIES}
+    whole = rows(**known, entropy=[[0.1, 0.2, 0.3], [0.4, 0.5]])
+    assert guessed(whole, {}) == {"entropy_trainer": "entropy"}
+    assert guessed(rows(**known, entropy=[[0.1, 0.2, 0.3], [0.4]]), {}) == {}
+
+
+def test_log_probabilities_of_nobody_in_particular_are_those_of_the_side_that_is_missing():
+    for present, missing in (("rollout", "trainer"), ("trainer", "rollout")):
+        known = {"prompt_ids": [[3], [4]], "response_ids": IDS}
+        known[f"logp_{present}"] = LOG_PROBABILITIES
+        found = rows(**known, logprobs=LOG_PROBABILITIES)
+        assert guessed(found, {}) == {f"logp_{missing}": "logprobs"}

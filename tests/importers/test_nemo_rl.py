@@ -176,3 +176,21 @@ def test_what_is_odd_is_counted_in_kept_responses_only(tmp_path):
         nemo_rl(tmp_path / name / "train_data_step1.jsonl", real_rows(2), change)
     _, told = imported(tmp_path / "a", tmp_path / "b", into=tmp_path / "out")
     assert "repeated responses" in str(told) and "exactly 0" not in str(told)
+
+
+@pytest.mark.parametrize("is_per_token", [True, False])
+def test_an_advantage_arrives_in_float32(tmp_path, is_per_token):
+    """0.1 and 1000.5 are rounded in half precision."""
+    values = [0.1, 1000.5]
+
+    def change(record: dict) -> dict:
+        value = values[record["idx"]]
+        width = len(record["token_ids"][0])
+        return record | {"advantages": [[value] * width if is_per_token else value]}
+
+    rows = real_rows(2)
+    nemo_rl(tmp_path / "log" / "train_data_step0.jsonl", rows, change)
+    table, _ = imported(tmp_path / "log", into=tmp_path / "trace")
+    lengths = [len(row["response_ids"]) for row in rows]
+    expected = [[value] * length for value, length in zip(values, lengths, strict=True)]
+    assert same_bits(table, "advantage", expected)

@@ -21,7 +21,7 @@ from mismatch_cli.importers._samples import (
     OTHER_TYPES,
     WRONG_TOTAL,
 )
-from mismatch_cli.importers.miles import NO_SAMPLE, SPLIT, _bits
+from mismatch_cli.importers.miles import NO_SAMPLE, SPLIT, _bits, _of_columns
 from mismatch_cli.importers.slime import EVALUATION, SAME_SAMPLES
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
@@ -313,3 +313,20 @@ def test_samples_are_told_apart_by_every_bit_of_their_log_mu():
     assert np.array_equal(np.float16(one), np.float16(other))
     assert _bits(one) == _bits(torch.tensor(one)) != _bits(other)
     assert _bits(other) == _bits(torch.tensor(other))
+
+
+@pytest.mark.parametrize(
+    ("raw", "more", "expected"),
+    [
+        ([1.0, 2.0], {}, [2.0, 1.0]),
+        (None, {}, [8.0, 7.0]),
+        ([1.0, 2.0, 3.0], {}, [None, None]),
+        ([1.0, 2.0, 3.0], {"partition": [0, 2]}, [1.0, 3.0]),
+    ],
+)
+def test_the_file_of_a_rollout_gives_places_if_it_has_every_sample(raw, more, expected):
+    """A partition names the places itself."""
+    rollout = {5: {"reward": 7.0}, 6: {"reward": 8.0}}
+    columns = {"tokens": [[1], [2]], "sample_indices": [6, 5], "raw_reward": raw, **more}
+    samples = _of_columns(columns, rollout)
+    assert [sample.get("raw_reward") for sample in samples] == expected

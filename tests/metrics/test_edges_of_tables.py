@@ -1,10 +1,12 @@
-"""The order of metrics on the page."""
+"""The order of metrics on the page, and the keys by which their values are read."""
 
 from __future__ import annotations
 
 import pytest
 
 from mismatch_cli.metrics.gap_table import RESPONSES, SEQUENCE, in_group
+from mismatch_cli.metrics.update_table import CLIPPING, THEORY, updates_of_step
+from tests.metrics.clipping.world import PLAIN, plain_algorithms, result_of, world
 
 
 @pytest.mark.parametrize(
@@ -17,3 +19,10 @@ from mismatch_cli.metrics.gap_table import RESPONSES, SEQUENCE, in_group
 )
 def test_what_matters_most_of_a_group_comes_first(group: str, keys: list[str]) -> None:
     assert [metric.key for metric in in_group(group)][:2] == keys
+
+
+def test_rows_have_the_keys_of_the_values_that_they_explain() -> None:
+    found = result_of(world(0, 20), needs=PLAIN, algorithms=plain_algorithms(), theory=True)
+    assert set(THEORY) == set(found["theory"]) - {"tv_max_of"}
+    assert set(CLIPPING) >= set(THEORY) | {"blocked", "mu_blocked", "over_tokens"}
+    assert updates_of_step(found)["blocked"] == found["algorithms"][-1]["blocked"]["all"]["value"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mismatch_cli.metrics.logit_steps import LogitSteps
+from mismatch_cli.metrics.logit_steps import LogitSteps, _exponents
 
 TOKENS, VOCABULARY, K = 4000, 60, 20
 
@@ -103,3 +103,14 @@ def test_a_certain_token_does_not_move_and_too_few_ranks_take_the_mean_step():
     added = steps.gap_of_rounding * steps.tokens - before
     expected = 100 * np.sqrt(2 / np.pi / 12) / 8 * np.sqrt(0.5)
     assert steps.step == 1 / 8 and added == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("off", "on_grid"), [(4.3e-6, False), (3.7e-6, True)])
+def test_a_distance_from_the_grid_is_not_rounded_to_float32(off, on_grid):
+    """The tolerance is 4e-6; differences of 15 nats have steps of 1e-6 in float32."""
+    last = np.float32(-15.5)
+    first = np.float32(np.float64(last) + 15.25 + off)
+    topk = np.array([[first, first - 1, first - 2, last]], dtype=np.float32)
+    known_N, exponent_N = _exponents(topk, 1.0)
+    assert known_N[0]
+    assert (exponent_N[0] >= -12) == on_grid

@@ -12,7 +12,7 @@ import pytest
 from mismatch_cli.metrics.correlation import SAMPLE_TOKENS, SampledSpearman
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.metrics.profiles import _largest
+from mismatch_cli.metrics.profiles import POSITION_BINS, _largest, bin_bounds, cut_by_position
 from mismatch_cli.metrics.summary import MismatchSummary
 
 
@@ -192,3 +192,12 @@ def test_a_shard_without_a_finite_divergence_leaves_the_largest_of_the_others():
     assert _largest(value_N, None) == 0.7
     assert _largest(value_N, np.array([True, False, True])) == 0.4
     assert _largest(value_N, np.zeros(3, dtype=bool)) == -np.inf
+
+
+def test_the_last_bin_begins_at_four_million_tokens() -> None:
+    """Three tokens of the response are so far from its beginning, and three from its end."""
+    last = POSITION_BINS - 1
+    starts, _, from_start, from_end = cut_by_position(np.array([0, 2**22 + 3]))
+    length = np.diff(starts)
+    assert bin_bounds(last) == (2**22, 2**23 - 1)
+    assert length[from_start == last].sum() == length[from_end == last].sum() == 3

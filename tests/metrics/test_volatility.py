@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mismatch_cli.metrics.estimate import CROWDED
+from mismatch_cli.metrics.estimate import CROWDED, FEW_TOKENS
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.volatility import MU_EDGES
@@ -65,3 +65,16 @@ def test_an_empty_bin_has_no_values(make_batch) -> None:
         np.exp(0.001), rel=1e-6
     )
     assert all(row["tokens"] == 0 and row["ratio_max"]["value"] is None for row in empty)
+
+
+@pytest.mark.parametrize(("tokens", "note"), [(999, FEW_TOKENS), (1000, None)])
+def test_a_bin_of_a_thousand_tokens_has_enough_for_a_spread(make_batch, tokens, note) -> None:
+    responses = 10
+    logq_ST = np.full((responses, tokens // responses), -2.0).tolist()
+    logq_ST[0] += [-2.0] * (tokens % responses)
+    d_T = np.linspace(-0.1, 0.1, tokens)
+    summary = MismatchSummary(PAIRS["mismatch"])
+    summary.update(make_batch(logq_ST, logp_recomputed=d_T - 2.0))
+    (row,) = (row for row in summary.result()["volatility"] if row["tokens"])
+    assert row["tokens"] == tokens
+    assert row["ratio_sd"]["note"] == note

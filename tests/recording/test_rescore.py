@@ -490,3 +490,16 @@ def test_newer_weights_keep_log_pi_at_the_weights_that_sampled_if_the_trace_has_
     plan = _plan_trainer(SimpleNamespace(shards=[]), source, 4, config(FLOAT32, weights=NEWER))
     assert plan.carried == (("logp_recomputed",) if known else ())
     assert any("has no log π at the weights that sampled" in note for note in plan.notes) != known
+
+
+@pytest.mark.parametrize(
+    ("sampled_at", "version", "mixed"),
+    [({0, 4}, 4, True), ({4}, 4, False), ({0, 4}, 5, False)],
+)
+def test_only_some_of_the_weights_that_sampled_would_mix_two_trainers(sampled_at, version, mixed):
+    names = {"logp_trainer", "version_trainer", "logp_recomputed"}
+    source = _Source(names, sampled_at=sampled_at, scored_at={5}, steps={0}, rows=2)
+    asked = config(FLOAT32, weights=str(version))
+    plan = _plan_trainer(SimpleNamespace(shards=[]), source, version, asked)
+    assert any("two trainers would mix" in note for note in plan.notes) == mixed
+    assert plan.carried == (("logp_recomputed",) if version == 5 else ())

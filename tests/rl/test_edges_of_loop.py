@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.ranks import World, joined
@@ -30,3 +31,23 @@ def test_only_a_failure_of_the_network_between_ranks_is_a_lost_rank(
     world = World(size=size)
     with pytest.raises(MismatchError, match=f"{expected}.*newest checkpoint with --resume"):
         loop.train(None, tmp_path, print, world=world)
+
+
+@pytest.mark.parametrize(
+    ("error", "needs_less"),
+    [
+        (MemoryError("Unable to allocate 9 GiB"), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_only_a_lack_of_memory_advises_a_lower_token_budget(
+    tmp_path, monkeypatch, error, needs_less
+):
+    def failing(*_):
+        raise error
+
+    monkeypatch.setattr(loop, "Run", failing)
+    with pytest.raises(MismatchError, match="newest checkpoint with --resume") as raised:
+        loop.train(None, tmp_path, print)
+    assert ("--token-budget needs less memory" in str(raised.value)) == needs_less

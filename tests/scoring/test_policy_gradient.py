@@ -475,3 +475,11 @@ def test_two_thousand_tokens_take_less_than_400_mb() -> None:
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert 156 < float(done.stdout) < 400
+
+
+@pytest.mark.parametrize(("vocabulary", "rows"), [(1 << 11, 64), (1 << 14, 8), (1 << 17, 4)])
+def test_a_cpu_takes_as_many_tokens_at_once_as_fit_its_cache(vocabulary: int, rows: int) -> None:
+    """2^17 logits, but at least four tokens: this memory is beside that of a whole tile."""
+    head = Head(torch.empty(vocabulary, 1))
+    tiles = policy_gradient._Tiles(head, 1.0, torch.empty(70, vocabulary))
+    assert tiles._z_RV.shape == tiles._passed_RV.shape == (rows, vocabulary)

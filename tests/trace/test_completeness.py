@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -144,3 +145,17 @@ def test_the_remedy_is_a_command_that_fits(trace):
     assert remedy(folder, {"command": "import", "imported": {}}) == "Import the dump again."
     unscored = remedy(Path("run/trace"), {"command": "import", "imported": {}}, unscored=True)
     assert unscored.endswith("mismatch-cli rescore run --trainer-model MODEL")
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (1, "1 unreadable shard is left out (0.parquet)"),
+        (2, "2 unreadable shards are left out (0.parquet, 1.parquet)"),
+    ],
+)
+def test_unreadable_shards_are_counted_in_words(trace, count, words):
+    broken = {f"{n}.parquet": "it ends early" for n in range(count)}
+    found = replace(Trace.open(trace).completeness, broken=broken)
+    assert found.partial
+    assert found.reasons == (words,)

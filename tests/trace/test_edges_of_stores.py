@@ -1,10 +1,12 @@
-"""Which of the variables of AWS names the place of a bucket."""
+"""Which paths are on a store, and which variable of AWS names the place of a bucket."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from mismatch_cli.trace.stores import _of_bucket
+from mismatch_cli.trace.stores import StorePath, _of_bucket, located
 
 VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
 MINIO = {"endpoint_override": "minio:9000", "scheme": "http"}
@@ -28,3 +30,17 @@ def test_one_variable_is_enough_and_the_more_specific_one_wins(monkeypatch, give
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     assert _of_bucket("bucket") == expected
+
+
+@pytest.mark.parametrize("url", ["file:///no/such/run", "file:/no/such/run"])
+def test_a_url_of_a_local_file_is_its_path(url):
+    found = located(Path(url))
+    assert isinstance(found, Path)
+    assert str(found) == "/no/such/run"
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/run", "hf://datasets/me/run/"])
+def test_any_other_url_is_a_path_on_its_store(url):
+    found = located(Path(url))
+    assert isinstance(found, StorePath)
+    assert str(found) == url.rstrip("/")

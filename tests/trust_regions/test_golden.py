@@ -294,3 +294,12 @@ def test_m2po_drops_tokens_until_the_mean_is_below_its_threshold(
     """The mean of 1/8 and 3/8 is 1/4 exactly."""
     rows_UM = np.array([[0.375], [np.nan], [0.125]])
     assert second_moment.settle(rows_UM, max_moment=max_moment) == [largest]
+
+
+def test_the_statistic_of_m2po_is_0_where_the_advantage_is_0() -> None:
+    """Elsewhere it is the squared log-ratio, whatever the sign or size of the advantage."""
+    rollout = torch.tensor([-1.0, -1.0, -1.0, -1.0], dtype=F64)
+    trainer = torch.tensor([-1.5, -1.5, -0.75, -0.75], dtype=F64)
+    advantage_T = torch.tensor([1.0, 0.0, 0.5, -1.0], dtype=F64)
+    decision = ask("second-moment", policies(rollout, trainer), advantage_T)
+    assert decision.statistic_T.tolist() == [0.25, 0.0, 0.0625, 0.0625]

@@ -1,0 +1,15 @@
+"""How samples are put into blocks."""
+
+from __future__ import annotations
+
+from mismatch_cli.importers import _samples
+from mismatch_cli.importers._tally import Tally
+
+
+def test_a_block_ends_with_the_sample_that_fills_it(monkeypatch):
+    """With four tokens in a block: 3 + 1, then 3 + 2, then the rest."""
+    monkeypatch.setattr(_samples, "TOKENS_PER_BLOCK", 4)
+    sizes = [3, 1, 3, 2, 1]
+    samples = [{"tokens": list(range(size)), "response_length": 1} for size in sizes]
+    blocks = list(_samples.tables(samples, 0, Tally(), "a file"))
+    assert [block.num_rows for block in blocks] == [2, 2, 1]
