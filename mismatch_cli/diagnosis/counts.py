@@ -22,6 +22,9 @@ ROUNDING = 1e-6  # nats: a float32 log-softmax can end this far above 0
 # Nats: if the other side is below this, an exact 0.0 was not computed, not even under top-p
 UNCERTAIN = -1.0
 _RUN = 3  # placeholders next to each other
+_NEARLY = -0.05  # nats
+_Z = 3.0  # standard deviations of a count
+_TIMES_REST = 3.0  # text that a model did not write is more improbable than that
 
 
 @dataclass
@@ -40,13 +43,33 @@ class SideCounts(Accumulator):
 @dataclass
 class ZeroCounts(Accumulator):
     """Tokens with an exact 0.0 on one side while the other side is uncertain, and where they
-    are.
+    are; beside them all exact zeros, the nearly certain tokens, and the rest.
     """
 
     tokens: int = 0
     last: int = 0  # at the end of a response that was not truncated
     in_runs: int = 0  # with at least three in a row
     gap: float = 0.0  # Σ|d| over them, nats
+    zeros: int = 0  # of which most may be certain on both sides
+    zeros_surprise: float = 0.0  # Σ −log p of the other side over these, nats
+    nearly: int = 0  # tokens below 0 by at most 0.05 nats
+    nearly_uncertain: int = 0  # of these, where the other side is uncertain
+    rest: int = 0  # tokens that are not exactly 0
+    rest_surprise: float = 0.0
+
+    @property
+    def are_legitimate(self) -> bool:
+        """Whether the other side doubts certain tokens no more than nearly certain ones, as other
+        weights make it.
+        """
+        usual = self.zeros * self.nearly_uncertain / max(1, self.nearly)
+        return self.tokens <= usual + _Z * usual**0.5
+
+    @property
+    def are_sampled(self) -> bool:
+        """Whether the other side finds them no more improbable than other tokens of the trace."""
+        rest = self.rest_surprise / max(1, self.rest)
+        return self.zeros_surprise <= _TIMES_REST * rest * self.zeros
 
 
 @dataclass
@@ -77,13 +100,20 @@ class Counts(Accumulator):
             ("logp_rollout", logq_T, logp_T),
             ("logp_trainer", logp_T, logq_T),
         ):
-            zero_T = counts_T & (own_T == 0) & (other_T < UNCERTAIN)
-            if zero_T.any():
-                zeros = self.zeros.setdefault(side, ZeroCounts())
-                zeros.tokens += int(zero_T.sum())
-                zeros.last += int(zero_T[ends].sum())
-                zeros.in_runs += int((zero_T & in_runs(counts_T & (own_T == 0), offset_S1)).sum())
-                zeros.gap += float(d_T[zero_T].sum(dtype=np.float64))
+            uncertain_T, zero_T = counts_T & (other_T < UNCERTAIN), counts_T & (own_T == 0)
+            placeholder_T = zero_T & uncertain_T
+            nearly_T, rest_T = counts_T & (own_T > _NEARLY) & ~zero_T, counts_T & ~zero_T
+            zeros = self.zeros.setdefault(side, ZeroCounts())
+            zeros.tokens += int(placeholder_T.sum())
+            zeros.last += int(placeholder_T[ends].sum())
+            zeros.in_runs += int((placeholder_T & in_runs(zero_T, offset_S1)).sum())
+            zeros.gap += float(d_T[placeholder_T].sum(dtype=np.float64))
+            zeros.zeros += int(zero_T.sum())
+            zeros.zeros_surprise -= float(other_T[zero_T].sum(dtype=np.float64))
+            zeros.nearly += int(nearly_T.sum())
+            zeros.nearly_uncertain += int((nearly_T & uncertain_T).sum())
+            zeros.rest += int(rest_T.sum())
+            zeros.rest_surprise -= float(other_T[rest_T].sum(dtype=np.float64))
 
     def _update_side(
         self, side: str, column: pa.ListArray, offset_S1: np.ndarray, mask_T: np.ndarray

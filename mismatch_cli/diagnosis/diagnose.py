@@ -20,6 +20,7 @@ from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 _PACKAGE = "mismatch_cli.diagnosis.checks"
 COMPETE_STAGE, PRECISION_STAGE, FLOOR_STAGE, UNEXPLAINED_STAGE = 3, 6, 7, 8
 _NO_GAP = 2e-5  # mean nats per token: float32 rounding, with nothing to explain
+_HARMLESS = frozenset(("credit", "repeated-responses"))  # to the log-probabilities
 _LEAST = 0.1  # of the gap: what explains less is not a cause
 _MOST = 0.5  # of the gap: what explains less is not a cause if the rest is too large
 
@@ -170,10 +171,12 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     present = evidence
     for name in weighing.exact:
         present = weighing.undo(weighing.answer(name, present), present)
+    present = weighing.compete_in_part(present)
     present = weighing.compete(present)
     present = weighing.tails(present)
     for name in weighing.last:
         weighing.answer(name, present)
+    weighing.leave_alone()
     left_N = np.concatenate([np.abs(present.sample.d_N), *weighing.set_aside])
     left, tokens = float(left_N.sum()), len(left_N)
     unexplained = Unexplained(left / tokens if tokens else 0.0, left / total if total else 0.0)
@@ -226,6 +229,36 @@ class _Weighing:
             self.set_aside.append(np.abs(sample.d_N)[spoiled_T[sample.kept]])
             sample = replace(sample, counts_T=sample.counts_T & ~spoiled_T)
         return evidence if sample is evidence.sample else replace(evidence, sample=sample)
+
+    def compete_in_part(self, evidence: Evidence) -> Evidence:
+        """If some responses have a far larger gap than the others, look for its causes in these
+        alone, and undo what is found there.
+        """
+        part, sample = evidence.part, evidence.sample
+        if part is None:
+            return evidence
+        in_it_T = part.in_it_S[sample.response_T]
+        alone = replace(sample, counts_T=sample.counts_T & in_it_T)
+        own_total = float(np.abs(alone.d_N).sum())
+        within = _Weighing(own_total)
+        left = within.compete(replace(evidence, sample=alone)).sample
+        found = [f for name in within.causes if (f := within.answers[name]).status == "found"]
+        if sum(f.explains or 0.0 for f in found) < _MOST or not self._total:
+            return evidence
+        for finding in found:
+            explains = (finding.explains or 0.0) * own_total / self._total
+            sentence = f"{finding.sentence.removesuffix('.')}, {part.words}."
+            self.answers[finding.check] = replace(
+                finding, sentence=sentence, explains=explains, where=part.words
+            )
+            self.causes.remove(finding.check)
+        undone = replace(
+            sample,
+            logp_T=np.where(in_it_T, left.logp_T, sample.logp_T),
+            counts_T=np.where(in_it_T, left.counts_T, sample.counts_T),
+            topk_logp_TK=None,
+        )
+        return replace(evidence, sample=undone)
 
     def compete(self, evidence: Evidence) -> Evidence:
         """Undo the cause that explains most, check the others again on what is left, and repeat
@@ -287,6 +320,18 @@ class _Weighing:
                 evidence = without
         return evidence
 
+    def leave_alone(self) -> None:
+        """Withdraw what another fault causes as well: findings that count only by themselves."""
+        found = [f for f in self.answers.values() if f.status == "found"]
+        spoiling = [f for f in found if _stage(f.check) < PRECISION_STAGE]
+        others = [f for f in spoiling if f.check not in _HARMLESS and not _is_alone(f.check)]
+        if not others:
+            return
+        first = f"fix “{module(others[0].check).TITLE}” first"
+        for finding in found:
+            if _is_alone(finding.check):
+                self.answers[finding.check] = untested(finding.check, first)
+
     def _answer_again(self, name: str, present: Evidence, undone: Sequence[Finding]) -> None:
         """Require that a check still finds its fault in what stronger causes leave of the gap."""
         before, now = self.answers.get(name), self.answer(name, present)
@@ -307,6 +352,10 @@ class _Weighing:
 
 def _stage(name: str) -> int:
     return int(module(name).STAGE)
+
+
+def _is_alone(name: str) -> bool:
+    return bool(getattr(module(name), "ALONE", False))
 
 
 def _check(name: str, evidence: Evidence) -> Finding:

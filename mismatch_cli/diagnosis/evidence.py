@@ -20,8 +20,10 @@ from mismatch_cli.diagnosis.alignment import (
     find_exchanges,
 )
 from mismatch_cli.diagnosis.counts import Copies, Counts, OwnColumns
+from mismatch_cli.diagnosis.credit import Credit
 from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
 from mismatch_cli.diagnosis.model import ModelAtHand
+from mismatch_cli.diagnosis.parts import Part, part_of
 from mismatch_cli.diagnosis.readings import Readings
 from mismatch_cli.diagnosis.sample import NO_LIMIT, Sample, SampleCollector
 from mismatch_cli.metrics.accumulator import Accumulator
@@ -46,7 +48,7 @@ class Finding:
     is computed from it in the same way for every check, so checks leave it empty. Noise or a tail
     is a fault where it alone makes the gap larger than expected: `beyond_expected`. `evidence`
     holds labelled figures; `reason` says why a check was not possible or does not count, `needs`
-    what to type to make it possible.
+    what to type to make it possible. `where` names the responses of a fault in part of a trace.
     """
 
     check: str
@@ -59,6 +61,7 @@ class Finding:
     needs: str = ""
     cause: str = ""
     change: str = ""
+    where: str = ""
     left_N: np.ndarray | None = None
     explains: float | None = None
     beyond_expected: bool = False
@@ -89,6 +92,7 @@ class Evidence:
     scale: OwnScale
     own_columns: OwnColumns
     copies: Copies
+    credit: Credit
     heads: Heads
     # From the manifest; empty if it does not say
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -104,6 +108,11 @@ class Evidence:
     @cached_property
     def exchanges(self) -> Exchanges:
         return find_exchanges(self.heads)
+
+    @cached_property
+    def part(self) -> Part | None:
+        """The responses with a far larger gap than the others, if there are two kinds."""
+        return part_of(self.sample)
 
     @cached_property
     def readings(self) -> Readings | None:
@@ -153,6 +162,7 @@ class Limits(NamedTuple):
     sample: int = NO_LIMIT
     heads: int = NO_LIMIT
     copies: int = NO_LIMIT
+    credit: int = NO_LIMIT
 
 
 class Gathering(Accumulator):
@@ -178,12 +188,12 @@ class Gathering(Accumulator):
             SampleCollector(pair, limit=limits.sample),
             HeadCollector(pair, limit=limits.heads),
         )
-        self.copies = Copies(limit=limits.copies)
+        self.copies, self.credit = Copies(limit=limits.copies), Credit(limit=limits.credit)
 
     @property
     def limits(self) -> Limits:
         """Limits to pass to the next portions, which may skip everything above them."""
-        return Limits(self.sample.limit, self.heads.limit, self.copies.limit)
+        return Limits(self.sample.limit, self.heads.limit, self.copies.limit, self.credit.limit)
 
     def update(self, table: pa.Table, batch: TokenBatch) -> None:
         """Add one table, as recorded and laid flat; skips it if the pair was not measured."""
@@ -192,6 +202,7 @@ class Gathering(Accumulator):
         self.counts.update(table, batch, self.pair)
         self.own_columns.update(batch)
         self.copies.update(batch)
+        self.credit.update(batch)
         self.heads.update(batch)
         self.sample.update(batch, table.column("prompt_ids").combine_chunks())
         for gaps in token_gaps(batch, self.pair):
@@ -210,6 +221,7 @@ class Gathering(Accumulator):
             self.scale,
             self.own_columns,
             self.copies,
+            self.credit,
             self.heads.result(),
             sampling,
             about or {},

@@ -46,6 +46,7 @@ class Sample:
     topk_logp_TK: np.ndarray | None
     # Log π − log μ of the sampled token from the top-K columns; NaN = not in them
     topk_d_T: np.ndarray | None = None
+    entropy_T: np.ndarray | None = None  # nats, of the trainer
     # Bool: the token occurs in the prompt or earlier in the response
     seen_T: np.ndarray | None = None
     topk_seen_TK: np.ndarray | None = None
@@ -228,6 +229,7 @@ class SampleCollector(Accumulator):
         found |= {
             "logq_T": getattr(batch, self._pair.reference),
             "logp_T": getattr(batch, self._pair.current),
+            "entropy_T": batch.entropy_trainer_T,
         }
         if self._pair.topk_measured_in(batch):
             topk = {
@@ -288,8 +290,8 @@ def _at(sampled_TK: np.ndarray, logp_TK: np.ndarray) -> np.ndarray:
 
 _ROW_COLUMNS = ("prompt_id_S", "sample_index_S", "step_S", "prompt_length_S", "truncated_S")
 _ALL_TOKEN_COLUMNS = (
-    "logq_T", "logp_T", *_TOKEN_COLUMNS, "topk_logq_TK", "topk_logp_TK", "topk_d_T", "seen_T",
-    "topk_seen_TK",
+    "logq_T", "logp_T", *_TOKEN_COLUMNS, "topk_logq_TK", "topk_logp_TK", "topk_d_T",
+    "entropy_T", "seen_T", "topk_seen_TK",
 )  # fmt: skip
 
 

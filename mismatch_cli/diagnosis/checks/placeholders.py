@@ -1,8 +1,10 @@
 """Placeholders: one exact value, such as 0.0 or −100, where a log-probability should be."""
 
+from collections.abc import Collection
+
 import numpy as np
 
-from mismatch_cli.diagnosis.counts import UNCERTAIN
+from mismatch_cli.diagnosis.counts import UNCERTAIN, ZeroCounts
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
 from mismatch_cli.diagnosis.sample import Sample
 
@@ -21,6 +23,13 @@ _FEWEST, _SHARE = 16, 1e-3
 _APART = 0.5  # nats between a placeholder and the other side's value
 _CERTAIN = -0.05  # nats: values above this repeat by chance
 _ALIKE = 0.25  # of the times that a value occurs: a placeholder occurs on one side only
+_NEIGHBOURS = 100  # tokens with the next smaller and larger values, on either side
+_TIMES_NEIGHBOURS = 3.0  # their gap
+OF_DRAFTS = (
+    "These tokens were sampled: do not mask them. If the engine decodes speculatively, they are "
+    "accepted tokens of the draft: request the target's log-probabilities, or switch it off. "
+    "Otherwise request log-probabilities on every path, and fail if one is missing."
+)
 
 
 def check(evidence: Evidence) -> Finding:
@@ -62,10 +71,27 @@ def _most_suspicious(own_N: np.ndarray, other_N: np.ndarray) -> tuple[float, int
     # A choice between two tokens on a grid of logits has few values, on either side
     alike_V = _times_V(value_V, other_N) >= _ALIKE * count_V
     suspicious_V = often_V & ~alike_V & (gap_V > _APART * count_V)
+    for value in np.flatnonzero(suspicious_V).tolist():
+        typical = _gap_of_neighbours(own_N, other_N, value_V[value])
+        suspicious_V[value] = gap_V[value] > _TIMES_NEIGHBOURS * typical * count_V[value]
     if not suspicious_V.any():
         return 0.0, 0
     worst = int(np.argmax(np.where(suspicious_V, gap_V, 0)))
     return float(value_V[worst]), int(count_V[worst])
+
+
+def _gap_of_neighbours(own_N: np.ndarray, other_N: np.ndarray, value: float) -> float:
+    """The mean |d| of tokens with nearly this value, nats; 0 for a value that is alone.
+
+    On a grid of logits values repeat, too, and other weights move them all alike.
+    """
+    order = np.argsort(own_N, kind="stable")
+    sorted_N = own_N[order]
+    first, last = (int(np.searchsorted(sorted_N, value, side)) for side in ("left", "right"))
+    near = np.concatenate([order[max(0, first - _NEIGHBOURS) : first],
+                           order[last : last + _NEIGHBOURS]])  # fmt: skip
+    near = near[np.abs(own_N[near] - value) < _APART]
+    return float(np.abs(own_N[near] - other_N[near]).mean()) if len(near) else 0.0
 
 
 def _times_V(value_V: np.ndarray, other_N: np.ndarray) -> np.ndarray:
@@ -76,25 +102,18 @@ def _times_V(value_V: np.ndarray, other_N: np.ndarray) -> np.ndarray:
 
 
 _MOSTLY = 0.7  # of the placeholders that must be last tokens, or in runs, to be named so
-_WHERE = {"end-of-sequence": "last", "masked-tokens": "in_runs"}
 
 
 def zeros_finding(evidence: Evidence, check: str) -> Finding | None:
     """The finding of `check` if the exact zeros are of its kind, else None."""
-    found = {side: zeros for side, zeros in evidence.counts.zeros.items() if zeros.tokens}
-    if not found:
+    found = {
+        side: zeros
+        for side, zeros in evidence.counts.zeros.items()
+        if zeros.tokens and not zeros.are_legitimate
+    }
+    if not found or _kind(found.values()) != check:
         return None
     tokens = sum(zeros.tokens for zeros in found.values())
-    kind = next(
-        (
-            name
-            for name, where in _WHERE.items()
-            if sum(getattr(z, where) for z in found.values()) >= _MOSTLY * tokens
-        ),
-        "placeholders",
-    )
-    if kind != check:
-        return None
     all_tokens = max((side.tokens for side in evidence.counts.sides.values()), default=tokens)
     rows: list[Row]
     rows = [
@@ -111,9 +130,30 @@ def zeros_finding(evidence: Evidence, check: str) -> Finding | None:
     )
     measure = "share of tokens, where the other side is uncertain"
     left_N = evidence.sample.left_without(zeros_T(evidence.sample))
+    sampled = check == NAME and all(zeros.are_sampled for zeros in found.values())
     return Finding(
-        check, "found", tokens / all_tokens, measure, sentence, tuple(rows), left_N=left_N
+        check,
+        "found",
+        tokens / all_tokens,
+        measure,
+        sentence,
+        tuple(rows),
+        change=OF_DRAFTS if sampled else "",
+        left_N=left_N,
     )
+
+
+def _kind(found: Collection[ZeroCounts]) -> str:
+    """The check that exact zeros belong to, by where they are; runs of tokens that were sampled
+    are no output of a tool.
+    """
+    tokens = sum(zeros.tokens for zeros in found)
+    if sum(zeros.last for zeros in found) >= _MOSTLY * tokens:
+        return "end-of-sequence"
+    in_runs = sum(zeros.in_runs for zeros in found) >= _MOSTLY * tokens
+    if in_runs and not all(zeros.are_sampled for zeros in found):
+        return "masked-tokens"
+    return NAME
 
 
 def zeros_T(sample: Sample) -> np.ndarray:

@@ -1,0 +1,123 @@
+"""Tokens that were drawn from another distribution than the one that the engine recorded."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
+from mismatch_cli.diagnosis.grouped import mean_over_prompts
+from mismatch_cli.diagnosis.sample import Sample
+
+NAME, STAGE = "not-as-sampled", 2
+ALONE = True  # a column that another fault spoils contradicts the tokens, too
+TITLE = "Not drawn from the recorded distribution"
+CAUSE = (
+    "The engine recorded log-probabilities before it applied the temperature, top-p or a penalty, "
+    "and the trainer agrees with the record, not with what was sampled: every ratio is biased, "
+    "although both sides agree."
+)
+CHANGE = (
+    "vLLM: --logprobs-mode processed_logprobs, and the same temperature and truncation in the "
+    "trainer; or sample at temperature 1 without truncation."
+)
+SOURCE = "vLLM --logprobs-mode raw_logprobs, its default; TRL 4159"
+_FEWEST = 200  # tokens
+# Choosing responses by their reward makes them up to 5 % more probable
+_LEAST, _Z = 0.1, 6.0
+_TIMES_GAP = 4.0  # the entropy is the trainer's, and may differ from the engine's by its gap
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """What is expected of each token under the recorded distribution, and what was sampled."""
+
+    expected_M: np.ndarray
+    sampled_M: np.ndarray
+    group_M: np.ndarray
+    labels: tuple[str, str]
+    sentence: str
+    resolution: float  # of the mean difference
+
+
+def check(evidence: Evidence) -> Finding:
+    """Compare the tokens with the recorded distribution, over groups of prompts.
+
+    Of a token that is drawn from μ the mean of −log μ is the entropy of μ, and the first rank is
+    missed with probability 1 − μ(first rank). The ranks need the engine alone; without them the
+    trainer's entropy has to do.
+    """
+    sample = evidence.sample
+    measure = _by_first_rank(sample) or _by_entropy(sample)
+    if measure is None:
+        return untested(NAME, "the trace has neither top-K columns nor entropies")
+    if len(measure.expected_M) < _FEWEST:
+        return untested(NAME, f"fewer than {_FEWEST} tokens")
+    expected, sampled = float(measure.expected_M.mean()), float(measure.sampled_M.mean())
+    difference = mean_over_prompts(measure.sampled_M - measure.expected_M, measure.group_M)
+    z = difference.z_from(0.0)
+    ratio = sampled / expected if expected > 0 else 1.0
+    rows: tuple[Row, ...] = (
+        (measure.labels[0], sampled),
+        (measure.labels[1], expected),
+        ("z over prompts", z),
+        ("would have been found beyond a share of", _power(measure, expected, difference.error)),
+    )
+    share = ratio - 1
+    is_found = abs(z) > _Z and abs(share) > _LEAST and abs(difference.value) > measure.resolution
+    if not is_found:
+        return Finding(NAME, "clear", share, "share of the expected", evidence=rows)
+    sentence = measure.sentence.format(
+        sampled=sampled, expected=expected, how="more" if share < 0 else "less", z=z
+    )
+    return Finding(NAME, "found", share, "share of the expected", sentence, rows)
+
+
+def _power(measure: _Measure, expected: float, error: float) -> float | None:
+    """The smallest share that would have been found."""
+    if not expected > 0 or not np.isfinite(error):
+        return None
+    return max(_LEAST, max(_Z * error, measure.resolution) / expected)
+
+
+def _by_first_rank(sample: Sample) -> _Measure | None:
+    """How often the most probable token was not taken; of equally probable ones, any counts."""
+    if sample.topk_logq_TK is None:
+        return None
+    logq_NK = sample.topk_logq_TK[sample.kept].astype(np.float64)
+    usable_N = np.isfinite(logq_NK[:, 0])
+    logq_MK, logq_M = logq_NK[usable_N], sample.logq_T[sample.kept][usable_N]
+    first_MK = logq_MK >= logq_MK[:, :1] - _SAME
+    of_first_M = np.where(first_MK, np.exp(logq_MK), 0.0).sum(axis=1)
+    return _Measure(
+        expected_M=np.maximum(1 - of_first_M, 0.0),
+        sampled_M=(logq_M < logq_MK[:, 0] - _SAME).astype(np.float64),
+        group_M=sample.group_N[usable_N],
+        labels=("share of the tokens that are not of the first rank", "as recorded"),
+        sentence=(
+            "The sampled tokens are {how} probable than the engine recorded: {sampled:.3g} of "
+            "them are not of the first rank, where {expected:.3g} is recorded (z = {z:.0f})."
+        ),
+        resolution=0.0,
+    )
+
+
+_SAME = 1e-4  # nats
+
+
+def _by_entropy(sample: Sample) -> _Measure | None:
+    """How improbable the tokens were, beside the trainer's entropy."""
+    if sample.entropy_T is None:
+        return None
+    entropy_N = sample.entropy_T[sample.kept].astype(np.float64)
+    usable_N = np.isfinite(entropy_N)
+    return _Measure(
+        expected_M=entropy_N[usable_N],
+        sampled_M=-sample.logq_T[sample.kept][usable_N],
+        group_M=sample.group_N[usable_N],
+        labels=("mean −log μ of the sampled tokens, nats", "mean entropy, nats"),
+        sentence=(
+            "The sampled tokens are {how} probable than the recorded distribution makes them: "
+            "their mean −log μ is {sampled:.3g} nats, and its entropy {expected:.3g} (z = {z:.0f})."
+        ),
+        resolution=_TIMES_GAP * float(np.abs(sample.d_N).mean()) if len(sample.d_N) else 0.0,
+    )

@@ -1,0 +1,50 @@
+"""Part of the responses have a far larger gap than the others, and no other check says why."""
+
+import numpy as np
+
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
+
+NAME, STAGE = "uneven-responses", 6
+TITLE = "Part of the responses is far off"
+CAUSE = (
+    "One of several engines, workers or stages had other weights or settings than the rest: a "
+    "replica that missed an update, a worker with another configuration."
+)
+CHANGE = (
+    "Look up what these responses share (engine, worker, step, file), and compare its weights and "
+    "settings with those of another; --earlier-model MODEL tests stale weights."
+)
+SOURCE = "one of several engine replicas that missed a weight update"
+_FEW = 0.2  # of the tokens: fewer are a tail
+
+
+def check(evidence: Evidence) -> Finding:
+    """Find two kinds of responses by their gaps: `parts.part_of`."""
+    sample, part = evidence.sample, evidence.part
+    measure = "times the gap of the others"
+    if part is None:
+        return Finding(NAME, "clear", 1.0, measure)
+    if evidence.pair.name == "total" or evidence.about.get("equal_weights") is False:
+        return untested(
+            NAME, "the trainer's weights are newer, perhaps by different numbers of steps"
+        )
+    in_it_N = part.in_it_S[sample.response_T[sample.kept]]
+    abs_d_N = np.abs(sample.d_N)
+    inside, outside = float(abs_d_N[in_it_N].mean()), float(abs_d_N[~in_it_N].mean())
+    rows = (
+        ("responses in it", int(part.in_it_S.sum())),
+        ("mean |Δlog p| in it, nats", inside),
+        ("in the others, nats", outside),
+        ("share of the tokens", float(in_it_N.mean())),
+    )
+    times = inside / outside if outside else np.inf
+    if in_it_N.mean() <= _FEW or inside <= evidence.expected.low:
+        return Finding(NAME, "clear", times, measure, evidence=rows)
+    sentence = (
+        f"The gap is {inside:.2g} nats {part.words}, and {outside:.2g} in the others: "
+        f"{times:.2g} times."
+    )
+    left_N = np.where(in_it_N, sample.d_N / times, sample.d_N)
+    return Finding(
+        NAME, "found", times, measure, sentence, rows, left_N=left_N, beyond_expected=True
+    )

@@ -1,0 +1,100 @@
+"""Whether some responses of a trace have a gap far above that of the others, and what they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mismatch_cli.diagnosis.sample import Sample
+from mismatch_cli.numbers import things
+
+# Standard deviations within either part, on a log scale: a normal distribution cut in two has 2.7,
+# healthy traces up to 3.1
+_APART = 4.0
+_TIMES = 3.0  # the relative gap of the others
+_SHORTEST = 8  # tokens of a response: the mean of fewer is noise
+_FEWEST = 5  # responses of either part
+_MOST = 3.0  # of one token, in typical gaps
+_LEAST = 1e-3  # of a typical gap: less is equal
+_PURE = 0.95  # of the responses that agree with the most of their prompt, step or sample
+_KEYS = {"step": "step_S", "prompt": "prompt_id_S", "sample index": "sample_index_S"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Responses with a far larger gap than the others; the others are all that is not in it."""
+
+    in_it_S: np.ndarray  # bool
+    times: float  # their relative gap over that of the others
+    members: str  # what they share, such as `all of 12 of 48 prompts`; may be empty
+
+    @property
+    def words(self) -> str:
+        count = int(self.in_it_S.sum())
+        members = f", {self.members}" if self.members else ""
+        return f"in {count:,} of {things(len(self.in_it_S), 'response')}{members}"
+
+
+def part_of(sample: Sample) -> Part | None:
+    """The responses with far larger gaps, relative to what is typical at the same probability; None
+    if all are alike.
+
+    The logarithms of the responses' typical gaps are cut in two where the variance between both parts is
+    largest (Otsu 1979).
+    """
+    gap_S = _typical_S(sample)
+    long_S = np.isfinite(gap_S)
+    if long_S.sum() < 2 * _FEWEST:
+        return None
+    log_S = np.log(np.maximum(gap_S, _LEAST))
+    cut = _cut(np.sort(log_S[long_S]))
+    if cut is None:
+        return None
+    in_it_S = long_S & (log_S > cut)
+    low, high = (float(log_S[long_S & chosen_S].mean()) for chosen_S in (~in_it_S, in_it_S))
+    return Part(in_it_S, float(np.exp(high - low)), _members(sample, in_it_S, long_S))
+
+
+def _typical_S(sample: Sample) -> np.ndarray:
+    """The mean relative gap of each response, in which a few tokens do not decide; NaN for short
+    ones.
+    """
+    response_N = sample.response_T[sample.kept]
+    count_S = np.bincount(response_N, minlength=sample.num_responses)
+    u_N = np.minimum(sample.u_N, _MOST)
+    sum_S = np.bincount(response_N, weights=u_N, minlength=sample.num_responses)
+    return np.where(count_S >= _SHORTEST, sum_S / np.maximum(count_S, 1), np.nan)
+
+
+def _cut(sorted_R: np.ndarray) -> float | None:
+    """Where two groups of values part; None if they are not far enough apart."""
+    count = len(sorted_R)
+    low_K = np.arange(_FEWEST, count - _FEWEST + 1)  # the number below the cut
+    sums = np.cumsum(sorted_R)
+    low_mean_K = sums[low_K - 1] / low_K
+    high_mean_K = (sums[-1] - sums[low_K - 1]) / (count - low_K)
+    between_K = low_K * (count - low_K) * (high_mean_K - low_mean_K) ** 2
+    best = int(np.argmax(between_K))
+    below, above = sorted_R[: low_K[best]], sorted_R[low_K[best] :]
+    within = np.sqrt((below.var() * len(below) + above.var() * len(above)) / count)
+    apart = float(high_mean_K[best] - low_mean_K[best])
+    if apart < np.log(_TIMES) or apart < _APART * within:
+        return None
+    return float((below[-1] + above[0]) / 2)
+
+
+def _members(sample: Sample, in_it_S: np.ndarray, long_S: np.ndarray) -> str:
+    """The prompts, steps or samples that are in it as a whole, the fewest of them."""
+    found = []
+    for name, column in _KEYS.items():
+        _, key_S = np.unique(getattr(sample, column), return_inverse=True)
+        all_K = np.bincount(key_S[long_S])
+        in_it_K = np.bincount(key_S[in_it_S], minlength=len(all_K))[: len(all_K)]
+        mostly_K = 2 * in_it_K > all_K
+        agree = np.where(mostly_K, in_it_K, all_K - in_it_K).sum() / all_K.sum()
+        present = int((all_K > 0).sum())
+        if agree >= _PURE and 0 < mostly_K.sum() < present < all_K.sum():
+            of_all = f"all of {mostly_K.sum():,} of {things(present, name)}"
+            found.append((present, of_all))
+    return min(found)[1] if found else ""
