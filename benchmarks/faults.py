@@ -128,6 +128,45 @@ def broken_responses(pool: Pool, share: float, rng: np.random.Generator) -> None
     pool.use("weights0.1", chosen[pool.response_T])
 
 
+def forced_token(pool: Pool, place: float, _: np.random.Generator) -> None:
+    """One token at one place of every response: certain for the engine, impossible for the
+    trainer.
+    """
+    forced_T = pool.position_T == int(place)
+    pool.tokens["response_ids"][forced_T] = 3
+    pool.tokens["logp_rollout"][forced_T] = 0.0
+    pool.tokens["logp_trainer"][forced_T] = -15.0
+
+
+def accepted_drafts(pool: Pool, share: float, rng: np.random.Generator) -> None:
+    """Tokens of a draft that the engine accepted, with 0.0 in place of the target's."""
+    pool.tokens["logp_rollout"][some_tokens(pool, share, rng)] = 0.0
+
+
+def log_of_epsilon(pool: Pool, tokens: float, rng: np.random.Generator) -> None:
+    """log(p + 1e-10) of a p that was 0 in a few tokens."""
+    chosen = rng.choice(int(pool.offset_S1[-1]), int(tokens), False)
+    pool.tokens["logp_trainer"][chosen] = np.log(1e-10)
+
+
+def rounded(pool: Pool, decimals: float, _: np.random.Generator) -> None:
+    pool.tokens["logp_trainer"] = np.round(pool.tokens["logp_trainer"], int(decimals))
+
+
+def far_shifted(pool: Pool, lag: float, rng: np.random.Generator) -> None:
+    """A tenth of the responses, some tokens late."""
+    for s in some(pool, 0.1, rng, longer_than=24):
+        own = slice(pool.offset_S1[s], pool.offset_S1[s + 1])
+        pool.tokens["logp_rollout"][own] = np.roll(pool.tokens["logp_rollout"][own], int(lag))
+
+
+def one_of_three_engines(pool: Pool, scale: float, rng: np.random.Generator) -> None:
+    """A third of the responses from other weights."""
+    chosen = np.zeros(pool.num_responses, dtype=bool)
+    chosen[some(pool, 1 / 3, rng)] = True
+    pool.use(f"weights{scale:g}", chosen[pool.response_T])
+
+
 def stored_in_bfloat16(pool: Pool, _: float, __: np.random.Generator) -> None:
     import torch
 
@@ -209,6 +248,25 @@ FAULTS = (
     ),
     Fault(
         "appended end-of-sequence, 0.0", "end-of-sequence", SHARES, "of the responses", appended_eos
+    ),
+    Fault("forced token", "forced-tokens", (1, 6, 12), "place", forced_token),
+    Fault(
+        "accepted drafts without log-probs",
+        "placeholders",
+        (0.1, 0.4, 0.7),
+        "of the tokens",
+        accepted_drafts,
+    ),
+    Fault("log(p + 1e−10)", "stored-values", (1, 3, 10), "tokens", log_of_epsilon),
+    Fault("rounded to decimals", "stored-values", (1, 2, 3), "decimals", rounded),
+    Fault("shifted by many", "index-shift", (4, 8, 12), "tokens", far_shifted),
+    Fault(
+        "one of three engines",
+        "uneven-responses",
+        NOISES,
+        "noise / weight",
+        one_of_three_engines,
+        "weights",
     ),
     Fault("another end-of-sequence token", "end-of-sequence", (0.02, 0.1, 0.5), "nats", other_eos),
     Fault("tool tokens in the loss", "masked-tokens", SHARES, "of the responses", tool_tokens),

@@ -206,6 +206,8 @@ def _tell(imported: dict[str, Any], folder: Path, common: Common) -> None:
     """Say what is in the trace, what is not and why, and what to type next."""
     from mismatch_cli.numbers import things
     from mismatch_cli.studies.study import notes_of, pi_of
+    from mismatch_cli.studies.unusable import unusable
+    from mismatch_cli.trace.reader import Trace
 
     if common.json:
         print_json(imported | {"output": str(folder)})
@@ -220,6 +222,8 @@ def _tell(imported: dict[str, Any], folder: Path, common: Common) -> None:
         print_parts(*parts, *(f"• {note}" for note in notes_of(imported)))
     progress = common.progress
     progress.say(f"Wrote {folder / 'trace'}")
+    if wrong := unusable(Trace.open(folder)):
+        progress.say(f"! {wrong}")
     if imported["rows_with_trainer"]:
         progress.say(
             "\n      ".join(

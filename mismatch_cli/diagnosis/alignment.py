@@ -19,6 +19,10 @@ from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.pairs import Pair
 
 LAGS = (-3, -2, -1, 1, 2, 3)
+# Further lags, for whole responses that no small one fits: that many lags need more tokens, and a
+# better fit, not to fit by chance
+_FURTHEST, _SHARED, _FITS_FAR = 64, 12, 0.2
+_MOST_TRIED = 512  # responses
 _MOST = 2.0  # nats: cap on one token, so that a single outlier does not decide
 _SHORTEST = 6  # tokens: in fewer, some lag fits by chance
 _AS_GOOD, _AS_SMALL = (
@@ -55,9 +59,30 @@ class Alignment:
 
 def align(sample: Sample) -> Alignment:
     """Find for each response the lag, and its first token, that leave the smallest gap."""
-    found = [_align(sample.logq_T[s], sample.logp_T[s], sample.counts_T[s]) for s in sample.spans()]
-    gap, lag, start, better = np.array(found, dtype=np.float64).reshape(-1, 4).T
-    return Alignment(gap, lag.astype(np.int64), start.astype(np.int64), better > 0)
+    spans = list(sample.spans())
+    found = [_align(sample.logq_T[s], sample.logp_T[s], sample.counts_T[s]) for s in spans]
+    gap_S, lag_S, start_S, better_S = np.array(found, dtype=np.float64).reshape(-1, 4).T
+    misfit = np.flatnonzero((lag_S == 0) & (gap_S >= _REAL))
+    for s in misfit[:: max(1, len(misfit) // _MOST_TRIED)].tolist():
+        span = spans[s]
+        lag_S[s] = _far_lag(
+            sample.logq_T[span], sample.logp_T[span], sample.counts_T[span], float(gap_S[s])
+        )
+        better_S[s] = better_S[s] or lag_S[s] != 0
+    return Alignment(gap_S, lag_S.astype(np.int64), start_S.astype(np.int64), better_S > 0)
+
+
+def _far_lag(logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray, gap: float) -> int:
+    """The lag beyond `LAGS` that fits a whole response best; 0 if none fits well."""
+    best, best_lag = _FITS_FAR * gap, 0
+    furthest = min(_FURTHEST, len(logq_T) - _SHARED)
+    for size in range(max(LAGS) + 1, furthest + 1):
+        for lag in (-size, size):
+            cost_T = _cost(logq_T, logp_T, counts_T, lag)
+            left = _mean(cost_T)
+            if left < best and np.isfinite(cost_T).sum() >= _SHARED:
+                best, best_lag = left, lag
+    return best_lag
 
 
 def in_step_N(sample: Sample, alignment: Alignment, chosen_S: np.ndarray) -> np.ndarray:

@@ -24,7 +24,8 @@ class Pairs:
     """Pairs of responses to one prompt whose rewards differ, by group of responses."""
 
     count_G: np.ndarray
-    against_G: np.ndarray  # of these, where the smaller reward has the larger advantage
+    # Of these, where the smaller reward has the larger advantage; an equal one counts half
+    against_G: np.ndarray
     permuted_G: np.ndarray  # bool, the group's advantages would fit its rewards in another order
 
     @property
@@ -119,16 +120,20 @@ def _of_responses(batch: TokenBatch) -> tuple[np.ndarray, np.ndarray]:
     return np.where(has_any_S, high_S, np.nan), varies_S
 
 
-def _compared(values_R2: np.ndarray) -> tuple[int, int, bool]:
-    """The pairs of a group with different rewards, those that contradict them, and whether
-    another order would fit.
+def _compared(values_R2: np.ndarray) -> tuple[int, float, bool]:
+    """The pairs of a group with different rewards, those that contradict them, and whether another
+    order would fit; none in a group with one advantage for all.
     """
     reward_R, advantage_R = values_R2.T
-    higher_RR = np.subtract.outer(reward_R, reward_R) > _SAME * max(float(np.ptp(reward_R)), 1e-12)
-    spread = max(float(np.ptp(advantage_R)), 1e-12) if len(advantage_R) else 1.0
-    lower_RR = np.subtract.outer(advantage_R, advantage_R) < -_SAME * spread
-    against = int((higher_RR & lower_RR).sum())
-    sorted_reward, sorted_advantage = np.sort(reward_R), np.sort(advantage_R)
-    ties = np.diff(sorted_reward) <= _SAME * max(float(np.ptp(reward_R)), 1e-12)
-    fits = bool(np.all(np.diff(sorted_advantage)[ties] <= _SAME * spread))
+    same_reward = _SAME * max(float(np.ptp(reward_R)), 1e-12)
+    spread = float(np.ptp(advantage_R))
+    if not spread > 0:
+        return 0, 0.0, False
+    higher_RR = np.subtract.outer(reward_R, reward_R) > same_reward
+    difference_RR = np.subtract.outer(advantage_R, advantage_R)
+    lower_RR = difference_RR < -_SAME * spread
+    tied_RR = np.abs(difference_RR) <= _SAME * spread
+    against = float((higher_RR & lower_RR).sum() + 0.5 * (higher_RR & tied_RR).sum())
+    ties = np.diff(np.sort(reward_R)) <= same_reward
+    fits = bool(np.all(np.diff(np.sort(advantage_R))[ties] <= _SAME * spread))
     return int(higher_RR.sum()), against, bool(against and fits)

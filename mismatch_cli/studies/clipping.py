@@ -29,6 +29,7 @@ from mismatch_cli.policies import Policies
 from mismatch_cli.studies.exploration import Exploration, explore
 from mismatch_cli.studies.study import Study, about, check_poolable, subject_of
 from mismatch_cli.studies.support import PAPER, Support
+from mismatch_cli.studies.unusable import refuse_unusable
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.workers import ALONE, Workers
 from mismatch_cli.workers.portions import Portion
@@ -283,6 +284,8 @@ def analyse_clipping(
             f"(missing: {', '.join(summary.lacking)}). Choose others with --algorithm, or record "
             "the trace again."
         )
+    counts = summary.counts
+    refuse_unusable(traces, counts["tokens"] - counts["out_of_support"], counts["not_measured"])
     return ClippingAnalysis(traces, support, summary, tuple(asked), tuple(arguments))
 
 

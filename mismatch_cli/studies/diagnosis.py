@@ -15,11 +15,12 @@ from mismatch_cli.diagnosis.evidence import Evidence, Finding, Gathering, Limits
 from mismatch_cli.diagnosis.grouped import estimate_over_prompts
 from mismatch_cli.diagnosis.model import ModelAtHand, model_at_hand
 from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.errors import MismatchError, suggest
+from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.places import shown
 from mismatch_cli.studies.study import Study, about, check_poolable, name_of, subject_of
+from mismatch_cli.studies.unusable import refuse_unusable
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.verdict.both_sides import temperatures_of
 from mismatch_cli.verdict.suspects import Suspect, suspects
@@ -219,11 +220,8 @@ def gather(
     with executor(workers, traces) as reader:
         found = reader.reduced(reader.portions, asked, on_responses, asked.after)
     evidence = found.evidence(about.get("config", {}).get("sampling") or {}, about)
-    if not evidence.sample.counts_T.any():
-        raise MismatchError(
-            f"{traces[0].folder} has no tokens with log-probabilities of both sides. "
-            f"{traces[0].how_to_score}"
-        )
+    above = sum(side.above_zero for side in evidence.counts.sides.values())
+    refuse_unusable(traces, int(evidence.sample.counts_T.sum()), above)
     return evidence
 
 

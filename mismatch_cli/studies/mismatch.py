@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mismatch_cli.batch import TokenBatch
-from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.gap_table import METRICS
@@ -35,6 +34,7 @@ from mismatch_cli.studies.study import (
     without_unknown,
 )
 from mismatch_cli.studies.support import Support
+from mismatch_cli.studies.unusable import refuse_unusable
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.trace.schema import TOPK_COLUMNS
 from mismatch_cli.verdict.assess import LEADING, assess
@@ -254,10 +254,12 @@ def analyse(
     check_poolable(traces)
     asked = _Measuring(tuple(pairs_in(traces)), worst, temperatures_of(traces[0].manifest))
     found = read_through(traces, asked, workers, on_responses)
-    if not any(summary.exact.counts.tokens for summary in found.pairs.values()):
-        raise MismatchError(
-            f"{traces[0].folder} has no log-probabilities of a trainer. {traces[0].how_to_score}"
-        )
+    counts = [summary.exact.counts for summary in found.pairs.values()]
+    refuse_unusable(
+        traces,
+        max((count.tokens - count.out_of_support for count in counts), default=0),
+        max((count.not_measured for count in counts), default=0),
+    )
     return MismatchAnalysis(
         traces,
         found.pairs,

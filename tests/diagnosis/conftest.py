@@ -82,8 +82,10 @@ def finding_of(diagnosis: Diagnosis, check: str) -> Finding:
     return next(finding for finding in diagnosis.findings if finding.check == check)
 
 
-def judged(pool: Pool, pieces: int = 1) -> Diagnosis:
+def judged(pool: Pool, pieces: int = 1, about: dict | None = None) -> Diagnosis:
     table = pool.table()
     bounds = np.linspace(0, len(table), pieces + 1).astype(int)
     tables = [table.slice(a, b - a).combine_chunks() for a, b in itertools.pairwise(bounds)]
-    return diagnose(gather_tables(tables, PAIRS["mismatch"], {"temperature": 1.0}, pool.about))
+    return diagnose(
+        gather_tables(tables, PAIRS["mismatch"], {"temperature": 1.0}, about or pool.about)
+    )

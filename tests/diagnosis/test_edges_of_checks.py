@@ -174,12 +174,19 @@ def test_a_jump_is_judged_by_the_standard_errors_of_eight_positions_on_either_si
 
 @pytest.mark.parametrize(("above_zero", "status"), [(0, "clear"), (5, "found")])
 def test_the_share_of_impossible_values_is_that_of_both_sides_values(above_zero, status):
-    """−inf is impossible for the engine alone, which sampled the token."""
+    """−inf is possible only in a trainer that truncates, whose other tokens are more probable."""
     odd = above_zero // 5
     sides = {
         "logp_rollout": SideCounts(tokens=40, impossible=odd, not_a_number=odd),
         "logp_trainer": SideCounts(tokens=60, impossible=7, above_zero=3 * odd),
     }
-    sample = SimpleNamespace(logq_T=np.zeros(1), logp_T=np.zeros(1), left_without=lambda _: None)
-    found = values.check(SimpleNamespace(counts=SimpleNamespace(sides=sides), sample=sample))
+    counts = SimpleNamespace(sides=sides, out_of_support=7)
+    zero_T = np.zeros(1)
+    sample = SimpleNamespace(
+        logq_T=zero_T, logp_T=zero_T, d_N=np.array([0.2]), left_without=lambda _: None
+    )
+    found = values.check(SimpleNamespace(counts=counts, sample=sample))
     assert (found.status, found.effect) == (status, above_zero / 100)
+    sample.d_N = np.array([0.2, -0.2])
+    found = values.check(SimpleNamespace(counts=counts, sample=sample))
+    assert (found.status, found.effect) == ("found", (above_zero + 7) / 100)

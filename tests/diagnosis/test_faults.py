@@ -22,6 +22,12 @@ SEVERITY = {
     "0.0 for a missing log-prob": 1e-2,
     "−1.0 for a missing log-prob": 1e-2,
     "appended end-of-sequence, 0.0": 0.1,
+    "forced token": 6,
+    "accepted drafts without log-probs": 0.4,
+    "log(p + 1e−10)": 3,
+    "rounded to decimals": 1,
+    "shifted by many": 8,
+    "one of three engines": 0.1,
     "another end-of-sequence token": 0.1,
     "tool tokens in the loss": 0.1,
     "shifted by one": 0.1,
@@ -180,12 +186,15 @@ def test_every_check_says_what_it_is():
         assert check.check.__doc__
     not_planted = {"other weights on one side", *IN_THE_SET, *MODEL_AT_HAND, *NOT_SCORED_HERE}
     assert set(SEVERITY) | not_planted == set(BY_NAME)
-    # `attention` in tests/commands, `rounded-weights` in test_model_at_hand.py
+    # `attention` in tests/commands, `rounded-weights` in test_model_at_hand.py, `credit` and
+    # `not-as-sampled` in test_silent_faults.py
     elsewhere = {
         "truncated-support",
         "logit-lattice",
         "unexplained-gap",
         "attention",
         "rounded-weights",
+        "credit",
+        "not-as-sampled",
     }
     assert {fault.check for fault in FAULTS} | elsewhere == set(names())

@@ -187,10 +187,10 @@ def test_tiny_healthy_traces_have_no_cause(pools):
 
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_few_tokens_that_make_the_gap_are_a_fault_with_their_values(bf16_pool, alone):
-    """log(p + 1e-10) in 12 tokens, float16's lowest number in 9, log μ cut off at −10 in 7."""
+    """No constant that code is known to write: 12 tokens at −23.5, 9 at −60,000, 7 at −30."""
     for column, value, tokens in (
-        ("logp_trainer", np.log(1e-10), 12),
-        ("logp_trainer", -65504.0, 9),
+        ("logp_trainer", -23.5, 12),
+        ("logp_trainer", -60_000.0, 9),
         ("logp_rollout", -30.0, 7),
     ):
         broken = whole(bf16_pool)

@@ -40,7 +40,7 @@ def check(evidence: Evidence) -> Finding:
     permuted = int(pairs.permuted_G[usable_G].sum())
     rows = (
         ("pairs of responses with different rewards", count),
-        ("of these, the smaller reward has the larger advantage", int(against_G.sum())),
+        ("of these, the smaller reward has the larger advantage", float(against_G.sum())),
         ("prompts compared", groups),
         ("prompts whose advantages fit in another order", permuted),
         ("responses with several advantages, left out", credit.varying),
@@ -54,7 +54,7 @@ def check(evidence: Evidence) -> Finding:
     else:
         how = "they belong to other responses"
     sentence = (
-        f"In {int(against_G.sum()):,} of {count:,} pairs of responses to one prompt the smaller "
+        f"In {against_G.sum():,.0f} of {count:,} pairs of responses to one prompt the smaller "
         f"reward has the larger advantage: {how}."
     )
     return Finding(NAME, "found", pairs.share, "share of pairs", sentence, rows)

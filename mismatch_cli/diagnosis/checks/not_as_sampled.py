@@ -60,7 +60,7 @@ def check(evidence: Evidence) -> Finding:
         (measure.labels[0], sampled),
         (measure.labels[1], expected),
         ("z over prompts", z),
-        ("would have been found beyond a share of", _power(measure, expected, difference.error)),
+        ("a share that would have been found", _power(measure, expected, difference.error)),
     )
     share = ratio - 1
     is_found = abs(z) > _Z and abs(share) > _LEAST and abs(difference.value) > measure.resolution

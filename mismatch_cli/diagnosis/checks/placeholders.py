@@ -25,6 +25,7 @@ _CERTAIN = -0.05  # nats: values above this repeat by chance
 _ALIKE = 0.25  # of the times that a value occurs: a placeholder occurs on one side only
 _NEIGHBOURS = 100  # tokens with the next smaller and larger values, on either side
 _TIMES_NEIGHBOURS = 3.0  # their gap
+OF_A_CLAMP = "Record log-probabilities before they are clamped, or lower the clamp."
 OF_DRAFTS = (
     "These tokens were sampled: do not mask them. If the engine decodes speculatively, they are "
     "accepted tokens of the draft: request the target's log-probabilities, or switch it off. "
@@ -47,13 +48,23 @@ def check(evidence: Evidence) -> Finding:
         value, count = _most_suspicious(own_N, other_N)
         if count:
             share = count / len(own_N)
+            is_clamp = value == float(own_N.min())
             sentence = (
                 f"{count:,} sampled tokens have {side} = {value:g} exactly, whatever the other "
-                "side's value."
+                f"side's value{', and none is below: the column is clamped' if is_clamp else ''}."
             )
             rows = ((f"{side}: the value, nats", value), ("tokens of the sample with it", count))
             left_N = np.where(own_N == value, np.nan, sample.d_N)
-            return Finding(NAME, "found", share, "share of tokens", sentence, rows, left_N=left_N)
+            return Finding(
+                NAME,
+                "found",
+                share,
+                "share of tokens",
+                sentence,
+                rows,
+                change=OF_A_CLAMP if is_clamp else "",
+                left_N=left_N,
+            )
     return Finding(NAME, "clear", 0.0, "share of tokens")
 
 

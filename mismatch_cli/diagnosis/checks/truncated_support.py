@@ -32,7 +32,9 @@ def check(evidence: Evidence) -> Finding:
     """Found if the gap is one-sided (`OneSided`), or if the trainer gives many tokens
     probability 0.
     """
-    if (outside := evidence.counts.out_of_support) and _only_the_trainer(evidence):
+    outside = evidence.counts.out_of_support
+    share = outside / max(1, outside + len(evidence.sample.d_N))
+    if share > _OUT_OF_SUPPORT and trainer_truncates(evidence):
         return _trainer_finding(evidence, outside)
     sample = evidence.sample
     found = OneSided.of(sample.d_N, sample.group_N)
@@ -108,14 +110,13 @@ def _kept_mass(sample: Sample) -> tuple[Row, ...]:
     )
 
 
-def _only_the_trainer(evidence: Evidence) -> bool:
-    """Whether many sampled tokens have probability 0 in the trainer, and the others more than in
-    the engine.
+def trainer_truncates(evidence: Evidence) -> bool:
+    """Whether the trainer makes sampled tokens that it does not call impossible more probable than
+    the engine does, as a distribution over a part of the vocabulary is.
     """
     d_N = evidence.sample.d_N
-    share = evidence.counts.out_of_support / max(1, evidence.counts.out_of_support + len(d_N))
-    total = np.abs(d_N).sum()
-    return share > _OUT_OF_SUPPORT and (not total or d_N.sum() / total > _ONE_SIDED)
+    total = float(np.abs(d_N).sum())
+    return bool(evidence.counts.out_of_support and total and d_N.sum() / total > _ONE_SIDED)
 
 
 def _trainer_finding(evidence: Evidence, outside: int) -> Finding:

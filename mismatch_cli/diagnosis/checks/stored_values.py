@@ -1,0 +1,125 @@
+"""Values that were stored, not computed: rounded to decimals, or a constant of some line of code."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
+from mismatch_cli.diagnosis.sample import Sample
+from mismatch_cli.numbers import things
+
+NAME, STAGE = "stored-values", 1
+TITLE = "Rounded or replaced log-probabilities"
+CAUSE = (
+    "A log-probability was rounded where it was written, or replaced by a constant where the "
+    "model's value was an overflow, a zero or missing."
+)
+CHANGE = (
+    "Store log-probabilities in float32 as they are computed: no round(), no log(p + ε), no "
+    "masked_fill."
+)
+SOURCE = "log(p + 1e-10); masked_fill(finfo.min); JSON written with few decimals"
+_DECIMALS = (1, 2, 3, 4)
+_ALL = 0.98  # of the values that a rounding decides
+_FEWEST = 200  # values that are not rounded to 0
+_NEAR = 3e-7  # relative: float32
+_APART = 1.0  # nats from the other side
+# What a line of code writes, by the value; a computed log-probability is as exact once in 10⁷
+_CONSTANTS = {
+    -65504.0: "the smallest float16",
+    float(np.finfo(np.float32).min): "the smallest float32",
+    -3.3895313892515355e38: "the smallest bfloat16",
+    -1e4: "−1e4",
+    -1e5: "−1e5",
+    -1e6: "−1e6",
+    -1e8: "−1e8",
+    -1e9: "−1e9",
+    -1e10: "−1e10",
+    -9999.0: "−9999",
+    **{math.log(10.0**-k): f"log 1e−{k}" for k in (5, 6, 7, 8, 9, 10, 12, 15, 16, 20, 30)},
+}
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What was stored in a column: words, and log π − log μ of the tokens that count without it."""
+
+    side: str
+    words: str
+    tokens: int
+    left_N: np.ndarray
+
+
+def check(evidence: Evidence) -> Finding:
+    """Find columns whose values are multiples of a power of ten, and single constants that a line of
+    code writes where the other side has another value.
+    """
+    sample = evidence.sample
+    found = [*_constants(sample), *_rounded(sample)]
+    if not found:
+        return Finding(NAME, "clear", 0.0, "share of tokens")
+    largest = max(found, key=lambda stored: _explained(sample, stored))
+    rows: tuple[Row, ...] = tuple((f"{s.side}: {s.words}", s.tokens) for s in found)
+    share = largest.tokens / max(1, len(sample.kept))
+    sentence = (
+        f"{things(largest.tokens, 'token')} of the sample: {largest.side} is {largest.words}."
+    )
+    return Finding(NAME, "found", share, "share of tokens", sentence, rows, left_N=largest.left_N)
+
+
+def _explained(sample: Sample, stored: _Stored) -> float:
+    return float(np.abs(sample.d_N).sum() - np.nansum(np.abs(stored.left_N)))
+
+
+def _columns(sample: Sample) -> Iterator[tuple[str, np.ndarray]]:
+    yield "logp_rollout", sample.logq_T[sample.kept]
+    yield "logp_trainer", sample.logp_T[sample.kept]
+
+
+def _constants(sample: Sample) -> Iterator[_Stored]:
+    """Each constant that is in a column, from one token on."""
+    far_N = np.abs(sample.d_N) > _APART
+    for side, own_N in _columns(sample):
+        for value, name in _CONSTANTS.items():
+            same_N = far_N & (np.abs(own_N - value) <= _NEAR * abs(value))
+            if same_N.any():
+                left_N = np.where(same_N, np.nan, sample.d_N)
+                yield _Stored(side, f"{name}, a constant", int(same_N.sum()), left_N)
+
+
+def _rounded(sample: Sample) -> Iterator[_Stored]:
+    """The fewest decimals that hold a whole column, if not both have them."""
+    decimals = {side: _decimals_of(own_N) for side, own_N in _columns(sample)}
+    for side, places in decimals.items():
+        if places is not None:
+            half = 0.5 * 10.0**-places
+            left_N = np.copysign(np.maximum(np.abs(sample.d_N) - half, 0.0), sample.d_N)
+            words = f"rounded to {things(places, 'decimal')}"
+            yield _Stored(side, words, len(sample.kept), left_N)
+
+
+def _decimals_of(own_N: np.ndarray) -> int | None:
+    """To how many decimals a column is rounded; None if it is not.
+
+    Of the values that are not 0: a rounded column has many zeros, and so has a confident policy.
+    """
+    for places in _DECIMALS:
+        scaled_N = own_N[own_N != 0] * 10.0**places
+        if len(scaled_N) < _FEWEST:
+            continue
+        whole_N = np.abs(scaled_N - np.round(scaled_N)) <= 10 * _NEAR * np.abs(scaled_N)
+        whole_N &= np.round(scaled_N) != 0
+        if whole_N.mean() >= _ALL:
+            return places
+    return None
+
+
+def spoiled_T(evidence: Evidence) -> np.ndarray:
+    """Every token with one of the constants."""
+    sample = evidence.sample
+    spoiled_T = np.zeros(len(sample.logq_T), dtype=bool)
+    for stored in _constants(sample):
+        spoiled_T[sample.kept[np.isnan(stored.left_N)]] = True
+    return spoiled_T

@@ -1,0 +1,115 @@
+"""Columns of log-probabilities that hold something else in every row: probabilities, values without
+their minus sign, entropies.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow.compute as pc
+
+from mismatch_cli.diagnosis.counts import ROUNDING, SIDES
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.trace.foreign import unpacked_flags
+from mismatch_cli.trace.reader import Trace
+
+_ENOUGH = 2**16  # values to look at
+_FEW = 0.05  # of the values that are wrong
+_CLOSE = 0.1  # nats, the median difference from the other column: more than most precisions make
+
+
+def refuse_unusable(traces: Sequence[Trace], measured: int, not_measured: int) -> None:
+    """Raise a `MismatchError` if no token is measured, or if most are not because a column holds
+    something else.
+    """
+    first = traces[0]
+    wrong = unusable(first) if not_measured >= measured else ""
+    if wrong:
+        raise MismatchError(f"{first.folder} cannot be measured. {wrong}")
+    if not measured:
+        raise MismatchError(
+            f"{first.folder} has no tokens with log-probabilities of both sides. "
+            f"{first.how_to_score}"
+        )
+
+
+def unusable(trace: Trace) -> str:
+    """What is wrong with the columns of log-probabilities that have no usable value, and what to
+    do; empty if all have some.
+    """
+    columns = [_Column(side, values_T) for side, values_T in _values(trace).items()]
+    broken = [column for column in columns if not column.is_usable]
+    sentences = []
+    for column in broken:
+        others = [other for other in columns if other is not column and other.is_usable]
+        sentences.append(column.sentence(others[0] if others else None))
+    return " ".join(sentences)
+
+
+@dataclass(frozen=True)
+class _Column:
+    """The values of trained tokens in one column, as recorded; NaN = missing."""
+
+    side: str
+    values_T: np.ndarray
+
+    @property
+    def measured_T(self) -> np.ndarray:
+        return self.values_T[~np.isnan(self.values_T)]
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it was not recorded at all, or has values below 0; zeros alone say nothing."""
+        wrong = int((self.values_T > ROUNDING).sum() + np.isneginf(self.values_T).sum())
+        right = int(((self.values_T < 0) & np.isfinite(self.values_T)).sum())
+        return not wrong or right > _FEW * wrong
+
+    def sentence(self, other: "_Column | None") -> str:
+        measured_T = self.measured_T
+        count = f"{len(measured_T):,}"
+        if not np.isfinite(measured_T).any():
+            return (
+                f"{self.side} is −inf or inf for all {count} trained tokens that were looked at: "
+                "look for an overflow where it is computed."
+            )
+        low, high = float(measured_T.min()), float(measured_T.max())
+        holds = f"{self.side} is above 0 for all {count} trained tokens, {low:.3g} to {high:.3g}: "
+        negative, exponential = (self._distance(other, of) for of in (np.negative, np.exp))
+        if high <= 1 + ROUNDING and exponential <= min(negative, _CLOSE):
+            return f"{holds}these are probabilities. Record their logarithm."
+        if negative < _CLOSE:
+            return f"{holds}the minus sign is lost. Record log p, not −log p."
+        return (
+            f"{holds}these are not log-probabilities of the sampled tokens, perhaps entropies. "
+            "Name the right column."
+        )
+
+    def _distance(self, other: "_Column | None", of: Callable[[np.ndarray], np.ndarray]) -> float:
+        """The median distance from a function of the other side's log-probabilities; 0 without
+        that side.
+        """
+        if other is None or len(other.values_T) != len(self.values_T):
+            return 0.0
+        distance_T = np.abs(self.values_T - of(other.values_T))
+        return float(np.median(distance_T[np.isfinite(distance_T)]))
+
+
+def _values(trace: Trace) -> dict[str, np.ndarray]:
+    """The recorded values of trained tokens by column, of the first row groups."""
+    parts: dict[str, list[np.ndarray]] = {}
+    taken = 0
+    for table in trace.tables(["loss_mask", *SIDES]):
+        mask = table.column("loss_mask").combine_chunks()
+        mask_T = unpacked_flags(mask.flatten())
+        length_S = pc.list_value_length(mask).to_numpy(zero_copy_only=False)
+        for side in SIDES:
+            if side in table.column_names:
+                column = table.column(side).combine_chunks()
+                known_T = np.repeat(unpacked_flags(column.is_valid()), length_S)
+                values_T = np.full(len(mask_T), np.nan)
+                values_T[known_T] = column.flatten().to_numpy(zero_copy_only=False)
+                parts.setdefault(side, []).append(values_T[mask_T])
+        taken += int(mask_T.sum())
+        if taken >= _ENOUGH:
+            break
+    return {side: np.concatenate(values) for side, values in parts.items()}
