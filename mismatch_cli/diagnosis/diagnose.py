@@ -22,6 +22,7 @@ COMPETE_STAGE, PRECISION_STAGE, FLOOR_STAGE, UNEXPLAINED_STAGE = 3, 6, 7, 8
 _NO_GAP = 2e-5  # mean nats per token: float32 rounding, with nothing to explain
 _HARMLESS = frozenset(("credit", "repeated-responses"))  # to the log-probabilities
 _LEAST = 0.1  # of the gap: what explains less is not a cause
+_LEAST_OF_ALL = 0.01  # of the gap before spoiled tokens went
 _MOST = 0.5  # of the gap: what explains less is not a cause if the rest is too large
 
 
@@ -228,7 +229,9 @@ class _Weighing:
         if spoiled_T is not None:
             self.set_aside.append(np.abs(sample.d_N)[spoiled_T[sample.kept]])
             sample = replace(sample, counts_T=sample.counts_T & ~spoiled_T)
-        return evidence if sample is evidence.sample else replace(evidence, sample=sample)
+        if sample is evidence.sample:
+            return evidence
+        return replace(evidence, sample=sample, undone=(*evidence.undone, finding.check))
 
     def compete_in_part(self, evidence: Evidence) -> Evidence:
         """If some responses have a far larger gap than the others, look for its causes in these
@@ -271,7 +274,8 @@ class _Weighing:
             for name in waiting:
                 self._answer_again(name, present, undone)
             found = [self.answers[name] for name in waiting if self.answers[name].status == "found"]
-            found = [f for f in found if (f.explains or 0.0) * self._total >= _LEAST * total_gap]
+            least = max(_LEAST * total_gap / self._total, _LEAST_OF_ALL) if self._total else 0.0
+            found = [f for f in found if (f.explains or 0.0) >= least]
             if not found:
                 break
             strongest = max(found, key=lambda finding: finding.explains or 0.0)

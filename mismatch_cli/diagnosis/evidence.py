@@ -99,6 +99,7 @@ class Evidence:
     about: Mapping[str, Any] = field(default_factory=dict)  # the manifest: who sampled, who scored
     # Log π of the sample's tokens at an earlier checkpoint; NaN = not scored
     earlier_logp_T: np.ndarray | None = None
+    undone: tuple[str, ...] = ()  # the checks whose faults are no longer in the sample
     model: ModelAtHand | None = None  # the trainer's model at the sampling weights, if it was named
 
     @cached_property

@@ -52,9 +52,9 @@ class Lattice(Accumulator):
         left_out_N = gaps.logq_N > _LOG_MU_MAX
         if gaps.out_of_support_N is not None:
             left_out_N |= gaps.out_of_support_N
-        height_N = np.abs(gaps.log_odds_gap_N)
+        height_N = np.minimum(np.abs(gaps.log_odds_gap_N), np.float32((_COUNT - 1) * _BIN))
         height_N *= np.float32(1 / _BIN)
-        bin_N = np.minimum(height_N, np.float32(_COUNT - 1), out=height_N).astype(np.int32)
+        bin_N = height_N.astype(np.int32)
         np.maximum(bin_N, left_out_N * np.int32(_COUNT), out=bin_N)
         bin_N += gaps.per_token((gaps.group_S * (_COUNT + 1)).astype(np.int32))
         count_into(self._counts, bin_N)

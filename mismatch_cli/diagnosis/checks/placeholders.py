@@ -122,7 +122,8 @@ def zeros_finding(evidence: Evidence, check: str) -> Finding | None:
         for side, zeros in evidence.counts.zeros.items()
         if zeros.tokens and not zeros.are_legitimate
     }
-    if not found or _kind(found.values()) != check:
+    # Counts of the whole trace: a forced token is 0.0, too
+    if not found or _kind(found.values()) != check or "forced-tokens" in evidence.undone:
         return None
     tokens = sum(zeros.tokens for zeros in found.values())
     all_tokens = max((side.tokens for side in evidence.counts.sides.values()), default=tokens)

@@ -25,6 +25,7 @@ _DECIMALS = (1, 2, 3, 4)
 _ALL = 0.98  # of the values that a rounding decides
 _FEWEST = 200  # values that are not rounded to 0
 _NEAR = 3e-7  # relative: float32
+_NEAR_WHOLE = 3e-6  # the same after a multiplication by a power of ten
 _APART = 1.0  # nats from the other side
 # What a line of code writes, by the value; a computed log-probability is as exact once in 10⁷
 _CONSTANTS = {
@@ -109,7 +110,7 @@ def _decimals_of(own_N: np.ndarray) -> int | None:
         scaled_N = own_N[own_N != 0] * 10.0**places
         if len(scaled_N) < _FEWEST:
             continue
-        whole_N = np.abs(scaled_N - np.round(scaled_N)) <= 10 * _NEAR * np.abs(scaled_N)
+        whole_N = np.abs(scaled_N - np.round(scaled_N)) <= _NEAR_WHOLE * np.abs(scaled_N)
         whole_N &= np.round(scaled_N) != 0
         if whole_N.mean() >= _ALL:
             return places
