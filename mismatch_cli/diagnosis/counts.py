@@ -57,6 +57,19 @@ class ZeroCounts(Accumulator):
     rest: int = 0  # tokens that are not exactly 0
     rest_surprise: float = 0.0
 
+    def update(self, own_N: np.ndarray, other_N: np.ndarray) -> None:
+        """Count the log-probabilities of one side, and those of the other at its exact zeros."""
+        uncertain_N, zero_N = other_N < UNCERTAIN, own_N == 0
+        nearly_N = (own_N > _NEARLY) & ~zero_N
+        self.tokens += int((zero_N & uncertain_N).sum())
+        self.gap -= float(other_N[zero_N & uncertain_N].sum(dtype=np.float64))
+        self.zeros += int(zero_N.sum())
+        self.zeros_surprise -= float(other_N[zero_N].sum(dtype=np.float64))
+        self.nearly += int(nearly_N.sum())
+        self.nearly_uncertain += int((nearly_N & uncertain_N).sum())
+        self.rest += int((~zero_N).sum())
+        self.rest_surprise -= float(other_N[~zero_N].sum(dtype=np.float64))
+
     @property
     def are_legitimate(self) -> bool:
         """Whether the other side doubts certain tokens no more than nearly certain ones, as other
@@ -91,8 +104,6 @@ class Counts(Accumulator):
         for side in SIDES:
             if side in table.column_names:
                 self._update_side(side, table.column(side).combine_chunks(), offset_S1, mask_T)
-        with np.errstate(invalid="ignore"):
-            d_T = np.abs(logp_T - logq_T)
         counts_T = mask_T & np.isfinite(logq_T) & np.isfinite(logp_T)
         self.out_of_support += int((mask_T & np.isfinite(logq_T) & (logp_T == -np.inf)).sum())
         ends = offset_S1[1:][~batch.truncated_S & (np.diff(offset_S1) > 0)] - 1
@@ -100,20 +111,12 @@ class Counts(Accumulator):
             ("logp_rollout", logq_T, logp_T),
             ("logp_trainer", logp_T, logq_T),
         ):
-            uncertain_T, zero_T = counts_T & (other_T < UNCERTAIN), counts_T & (own_T == 0)
-            placeholder_T = zero_T & uncertain_T
-            nearly_T, rest_T = counts_T & (own_T > _NEARLY) & ~zero_T, counts_T & ~zero_T
             zeros = self.zeros.setdefault(side, ZeroCounts())
-            zeros.tokens += int(placeholder_T.sum())
+            zeros.update(own_T[counts_T], other_T[counts_T])
+            placeholder_T = counts_T & (own_T == 0) & (other_T < UNCERTAIN)
             zeros.last += int(placeholder_T[ends].sum())
-            zeros.in_runs += int((placeholder_T & in_runs(zero_T, offset_S1)).sum())
-            zeros.gap += float(d_T[placeholder_T].sum(dtype=np.float64))
-            zeros.zeros += int(zero_T.sum())
-            zeros.zeros_surprise -= float(other_T[zero_T].sum(dtype=np.float64))
-            zeros.nearly += int(nearly_T.sum())
-            zeros.nearly_uncertain += int((nearly_T & uncertain_T).sum())
-            zeros.rest += int(rest_T.sum())
-            zeros.rest_surprise -= float(other_T[rest_T].sum(dtype=np.float64))
+            runs_T = in_runs(counts_T & (own_T == 0), offset_S1)
+            zeros.in_runs += int((placeholder_T & runs_T).sum())
 
     def _update_side(
         self, side: str, column: pa.ListArray, offset_S1: np.ndarray, mask_T: np.ndarray

@@ -97,8 +97,8 @@ class Credit(Accumulator):
         if not len(group_R):
             return Pairs(np.zeros(0), np.zeros(0), np.zeros(0, dtype=bool))
         starts = np.flatnonzero(np.diff(group_R, prepend=np.uint64(NO_LIMIT - 1)))
-        found = [_compared(part) for part in np.split(values_R2, starts[1:])]
-        count_G, against_G, permuted_G = np.array(found).reshape(-1, 3).T
+        compared = [_compared(part) for part in np.split(values_R2, starts[1:])]
+        count_G, against_G, permuted_G = np.array(compared).reshape(-1, 3).T
         return Pairs(count_G, against_G, permuted_G.astype(bool))
 
 

@@ -245,23 +245,19 @@ class _Weighing:
         own_total = float(np.abs(alone.d_N).sum())
         within = _Weighing(own_total)
         left = within.compete(replace(evidence, sample=alone)).sample
-        found = [f for name in within.causes if (f := within.answers[name]).status == "found"]
-        if sum(f.explains or 0.0 for f in found) < _MOST or not self._total:
+        causes = [within.answers[name] for name in within.causes]
+        causes = [cause for cause in causes if cause.status == "found"]
+        if self._explained(causes) < _MOST or not self._total:
             return evidence
-        for finding in found:
-            explains = (finding.explains or 0.0) * own_total / self._total
-            sentence = f"{finding.sentence.removesuffix('.')}, {part.words}."
-            self.answers[finding.check] = replace(
-                finding, sentence=sentence, explains=explains, where=part.words
+        for cause in causes:
+            self.answers[cause.check] = replace(
+                cause,
+                sentence=f"{cause.sentence.removesuffix('.')}, {part.words}.",
+                explains=(cause.explains or 0.0) * own_total / self._total,
+                where=part.words,
             )
-            self.causes.remove(finding.check)
-        undone = replace(
-            sample,
-            logp_T=np.where(in_it_T, left.logp_T, sample.logp_T),
-            counts_T=np.where(in_it_T, left.counts_T, sample.counts_T),
-            topk_logp_TK=None,
-        )
-        return replace(evidence, sample=undone)
+            self.causes.remove(cause.check)
+        return replace(evidence, sample=sample.with_part(in_it_T, left))
 
     def compete(self, evidence: Evidence) -> Evidence:
         """Undo the cause that explains most, check the others again on what is left, and repeat

@@ -23,9 +23,9 @@ from mismatch_cli.diagnosis.counts import Copies, Counts, OwnColumns
 from mismatch_cli.diagnosis.credit import Credit
 from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
 from mismatch_cli.diagnosis.model import ModelAtHand
-from mismatch_cli.diagnosis.parts import Part, part_of
 from mismatch_cli.diagnosis.readings import Readings
 from mismatch_cli.diagnosis.sample import NO_LIMIT, Sample, SampleCollector
+from mismatch_cli.diagnosis.two_kinds import FarResponses, part_of
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.lattice import Lattice
@@ -111,7 +111,7 @@ class Evidence:
         return find_exchanges(self.heads)
 
     @cached_property
-    def part(self) -> Part | None:
+    def part(self) -> FarResponses | None:
         """The responses with a far larger gap than the others, if there are two kinds."""
         return part_of(self.sample)
 

@@ -163,6 +163,15 @@ class Sample:
         counts_T[self.kept] = np.isfinite(left_N)
         return replace(self, logp_T=logp_T, counts_T=counts_T, topk_logp_TK=None)
 
+    def with_part(self, in_it_T: np.ndarray, part: Sample) -> Sample:
+        """A copy with the trainer's values of another one in some tokens."""
+        return replace(
+            self,
+            logp_T=np.where(in_it_T, part.logp_T, self.logp_T),
+            counts_T=np.where(in_it_T, part.counts_T, self.counts_T),
+            topk_logp_TK=None,
+        )
+
     def spans(self) -> Iterator[slice]:
         """The tokens of each response."""
         return starmap(slice, pairwise(self.offset_S1.tolist()))

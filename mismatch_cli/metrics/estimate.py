@@ -191,17 +191,7 @@ def interval(value: float, without_G: np.ndarray, prompts: int, scale: Scale = S
         return point(value, FEW_PROMPTS)
     if np.ptp(usable_G) <= _ROUNDING * abs(value):
         return point(value, NO_SPREAD)
-    with np.errstate(all="ignore"):
-        inside_G = usable_G.clip(*scale.back(np.array([-inf, inf])))
-        if np.abs(usable_G - inside_G).max() <= _ROUNDING:  # a lost share of 1 + 1e-16
-            usable_G = inside_G
-        y, y_G = float(scale.to(np.array(value))), scale.to(usable_G)
-    # A share that can be negative, a correlation of 1 + rounding
-    if not np.isfinite(y) or np.isnan(y_G).any():
-        scale, y, y_G = SIGNED, value, usable_G
-    skewness = scale.skewness
-    if not np.isfinite(y_G).all():
-        skewness, y_G = 0.0, y + scale.slope(value) * (usable_G - value)
+    skewness, y, y_G, scale = _on_scale(value, usable_G, scale)
     if not np.isfinite(y_G).all():  # without one group nothing is left to divide by
         return point(value, ONE_HAS_ALL)
     # 0 except for enormous values: u⁴ stays finite
@@ -215,6 +205,25 @@ def interval(value: float, without_G: np.ndarray, prompts: int, scale: Scale = S
         return point(value, OVERFLOW)
     few = _deciding(u_G) < _FEWEST_DECIDING
     return Estimate(float(value), low, high, FEW_DECIDE if few else None)
+
+
+def _on_scale(
+    value: float, usable_G: np.ndarray, scale: Scale
+) -> tuple[float, float, np.ndarray, Scale]:
+    """The part of the skewness to correct, the value and those without a group on a scale where
+    they are finite, and that scale.
+    """
+    with np.errstate(all="ignore"):
+        inside_G = usable_G.clip(*scale.back(np.array([-inf, inf])))
+        if np.abs(usable_G - inside_G).max() <= _ROUNDING:  # a lost share of 1 + 1e-16
+            usable_G = inside_G
+        y, y_G = float(scale.to(np.array(value))), scale.to(usable_G)
+        # A share that can be negative, a correlation of 1 + rounding
+        if not np.isfinite(y) or np.isnan(y_G).any():
+            return SIGNED.skewness, value, usable_G, SIGNED
+        if not np.isfinite(y_G).all():
+            return 0.0, y, y + scale.slope(value) * (usable_G - value), scale
+    return scale.skewness, y, y_G, scale
 
 
 def _deciding(u_G: np.ndarray) -> float:

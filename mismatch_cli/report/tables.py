@@ -144,7 +144,7 @@ def mu_bin(row: Row) -> str:
 def interval_or_note(found: Found) -> str:
     """The interval for a column of its own, or why there is none."""
     interval = numbers.estimate(*parts(found))[1]
-    return _note(found) or interval if interval == numbers.MISSING else interval
+    return note_of(found) or interval if interval == numbers.MISSING else interval
 
 
 def logged_by(metric: Metric) -> tuple[tuple[str, str], ...]:
@@ -182,15 +182,16 @@ def metric_row(metric: Metric, found: Found, name: str = "") -> MetricRow:
     row = found if isinstance(found, Mapping) else {}
     floor, _ = in_words(metric, row.get("floor"))
     times = numbers.times(row.get("times_floor"), row.get("times_floor_range"))
-    return MetricRow(metric, value, interval, floor, times, _note(found), name)
+    return MetricRow(metric, value, interval, floor, times, note_of(found), name)
 
 
 def _few(found: Found) -> str:
     """A mark if a few prompts decide an estimate that has an interval."""
-    return numbers.FEW if _note(found) == FEW_DECIDE and parts(found)[1] is not None else ""
+    return numbers.FEW if note_of(found) == FEW_DECIDE and parts(found)[1] is not None else ""
 
 
-def _note(found: Found) -> str:
+def note_of(found: Found) -> str:
+    """Why an estimate has no interval, or what to know of it; empty if there is nothing to say."""
     if isinstance(found, Estimate):
         return found.note or ""
     return (found.get("note") or "") if isinstance(found, Mapping) else ""

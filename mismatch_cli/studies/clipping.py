@@ -284,8 +284,8 @@ def analyse_clipping(
             f"(missing: {', '.join(summary.lacking)}). Choose others with --algorithm, or record "
             "the trace again."
         )
-    counts = summary.counts
-    refuse_unusable(traces, counts["tokens"] - counts["out_of_support"], counts["not_measured"])
+    # Tokens that the trainer calls impossible are blocked, too
+    refuse_unusable(traces, summary.counts["tokens"], summary.counts["not_measured"])
     return ClippingAnalysis(traces, support, summary, tuple(asked), tuple(arguments))
 
 

@@ -1,10 +1,10 @@
-"""Tokens that were drawn from another distribution than the one that the engine recorded."""
+"""Tokens that were not drawn from the distribution that the engine recorded."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.grouped import mean_over_prompts
 from mismatch_cli.diagnosis.sample import Sample
 
@@ -20,10 +20,11 @@ CHANGE = (
     "vLLM: --logprobs-mode processed_logprobs, and the same temperature and truncation in the "
     "trainer; or sample at temperature 1 without truncation."
 )
-SOURCE = "vLLM --logprobs-mode raw_logprobs, its default; TRL 4159"
+SOURCE = "vLLM --logprobs-mode raw_logprobs, its default"
 _FEWEST = 200  # tokens
 # Choosing responses by their reward makes them up to 5 % more probable
 _LEAST, _Z = 0.1, 6.0
+_TEST = ("z over prompts", "a share that would have been found")
 _TIMES_GAP = 4.0  # the entropy is the trainer's, and may differ from the engine's by its gap
 
 
@@ -34,7 +35,7 @@ class _Measure:
     expected_M: np.ndarray
     sampled_M: np.ndarray
     group_M: np.ndarray
-    labels: tuple[str, str]
+    labels: tuple[str, ...]
     sentence: str
     resolution: float  # of the mean difference
 
@@ -53,30 +54,18 @@ def check(evidence: Evidence) -> Finding:
     if len(measure.expected_M) < _FEWEST:
         return untested(NAME, f"fewer than {_FEWEST} tokens")
     expected, sampled = float(measure.expected_M.mean()), float(measure.sampled_M.mean())
+    if not expected > 0:
+        return untested(NAME, "every token is certain")
     difference = mean_over_prompts(measure.sampled_M - measure.expected_M, measure.group_M)
-    z = difference.z_from(0.0)
-    ratio = sampled / expected if expected > 0 else 1.0
-    rows: tuple[Row, ...] = (
-        (measure.labels[0], sampled),
-        (measure.labels[1], expected),
-        ("z over prompts", z),
-        ("a share that would have been found", _power(measure, expected, difference.error)),
-    )
-    share = ratio - 1
-    is_found = abs(z) > _Z and abs(share) > _LEAST and abs(difference.value) > measure.resolution
-    if not is_found:
+    share, z = sampled / expected - 1, difference.z_from(0.0)
+    least = max(_LEAST * expected, measure.resolution)
+    power = max(least, _Z * difference.error) / expected
+    rows = (*zip(measure.labels, (sampled, expected, z, power), strict=True),)
+    if abs(z) <= _Z or abs(difference.value) <= least:
         return Finding(NAME, "clear", share, "share of the expected", evidence=rows)
-    sentence = measure.sentence.format(
-        sampled=sampled, expected=expected, how="more" if share < 0 else "less", z=z
-    )
+    how = "more" if share < 0 else "less"
+    sentence = measure.sentence.format(sampled=sampled, expected=expected, how=how, z=z)
     return Finding(NAME, "found", share, "share of the expected", sentence, rows)
-
-
-def _power(measure: _Measure, expected: float, error: float) -> float | None:
-    """The smallest share that would have been found."""
-    if not expected > 0 or not np.isfinite(error):
-        return None
-    return max(_LEAST, max(_Z * error, measure.resolution) / expected)
 
 
 def _by_first_rank(sample: Sample) -> _Measure | None:
@@ -92,7 +81,7 @@ def _by_first_rank(sample: Sample) -> _Measure | None:
         expected_M=np.maximum(1 - of_first_M, 0.0),
         sampled_M=(logq_M < logq_MK[:, 0] - _SAME).astype(np.float64),
         group_M=sample.group_N[usable_N],
-        labels=("share of the tokens that are not of the first rank", "as recorded"),
+        labels=("share of the tokens that are not of the first rank", "as recorded", *_TEST),
         sentence=(
             "The sampled tokens are {how} probable than the engine recorded: {sampled:.3g} of "
             "them are not of the first rank, where {expected:.3g} is recorded (z = {z:.0f})."
@@ -114,7 +103,7 @@ def _by_entropy(sample: Sample) -> _Measure | None:
         expected_M=entropy_N[usable_N],
         sampled_M=-sample.logq_T[sample.kept][usable_N],
         group_M=sample.group_N[usable_N],
-        labels=("mean −log μ of the sampled tokens, nats", "mean entropy, nats"),
+        labels=("mean −log μ of the sampled tokens, nats", "mean entropy, nats", *_TEST),
         sentence=(
             "The sampled tokens are {how} probable than the recorded distribution makes them: "
             "their mean −log μ is {sampled:.3g} nats, and its entropy {expected:.3g} (z = {z:.0f})."

@@ -99,8 +99,8 @@ def _gap_of_neighbours(own_N: np.ndarray, other_N: np.ndarray, value: float) -> 
     order = np.argsort(own_N, kind="stable")
     sorted_N = own_N[order]
     first, last = (int(np.searchsorted(sorted_N, value, side)) for side in ("left", "right"))
-    near = np.concatenate([order[max(0, first - _NEIGHBOURS) : first],
-                           order[last : last + _NEIGHBOURS]])  # fmt: skip
+    below, above = order[max(0, first - _NEIGHBOURS) : first], order[last : last + _NEIGHBOURS]
+    near = np.concatenate([below, above])
     near = near[np.abs(own_N[near] - value) < _APART]
     return float(np.abs(own_N[near] - other_N[near]).mean()) if len(near) else 0.0
 
@@ -117,32 +117,22 @@ _MOSTLY = 0.7  # of the placeholders that must be last tokens, or in runs, to be
 
 def zeros_finding(evidence: Evidence, check: str) -> Finding | None:
     """The finding of `check` if the exact zeros are of its kind, else None."""
-    found = {
-        side: zeros
-        for side, zeros in evidence.counts.zeros.items()
-        if zeros.tokens and not zeros.are_legitimate
-    }
-    # Counts of the whole trace: a forced token is 0.0, too
-    if not found or _kind(found.values()) != check or "forced-tokens" in evidence.undone:
+    sides = _placeholders(evidence)
+    if not sides or _kind(sides.values()) != check:
         return None
-    tokens = sum(zeros.tokens for zeros in found.values())
+    tokens = sum(zeros.tokens for zeros in sides.values())
     all_tokens = max((side.tokens for side in evidence.counts.sides.values()), default=tokens)
-    rows: list[Row]
-    rows = [
-        (f"{side}: exactly 0.0, the other side uncertain", zeros.tokens)
-        for side, zeros in found.items()
-    ]
-    rows += [
-        (f"{side}: mean |Δlog p| there, nats", zeros.gap / zeros.tokens)
-        for side, zeros in found.items()
-    ]
+    rows: list[Row] = []
+    for side, zeros in sides.items():
+        rows.append((f"{side}: exactly 0.0, the other side uncertain", zeros.tokens))
+        rows.append((f"{side}: mean |Δlog p| there, nats", zeros.gap / zeros.tokens))
     sentence = (
         f"{tokens:,} tokens have a log-probability of exactly 0.0 where the other side is far "
         "from certain."
     )
     measure = "share of tokens, where the other side is uncertain"
     left_N = evidence.sample.left_without(zeros_T(evidence.sample))
-    sampled = check == NAME and all(zeros.are_sampled for zeros in found.values())
+    sampled = check == NAME and all(zeros.are_sampled for zeros in sides.values())
     return Finding(
         check,
         "found",
@@ -155,15 +145,23 @@ def zeros_finding(evidence: Evidence, check: str) -> Finding | None:
     )
 
 
-def _kind(found: Collection[ZeroCounts]) -> str:
-    """The check that exact zeros belong to, by where they are; runs of tokens that were sampled
-    are no output of a tool.
+def _placeholders(evidence: Evidence) -> dict[str, ZeroCounts]:
+    """The sides with exact zeros that no other weights explain."""
+    if "forced-tokens" in evidence.undone:  # which the counts of the whole trace still have
+        return {}
+    sides = evidence.counts.zeros.items()
+    return {side: zeros for side, zeros in sides if zeros.tokens and not zeros.are_legitimate}
+
+
+def _kind(sides: Collection[ZeroCounts]) -> str:
+    """The check that exact zeros belong to, by where they are; runs of sampled tokens are
+    not the output of a tool.
     """
-    tokens = sum(zeros.tokens for zeros in found)
-    if sum(zeros.last for zeros in found) >= _MOSTLY * tokens:
+    tokens = sum(zeros.tokens for zeros in sides)
+    if sum(zeros.last for zeros in sides) >= _MOSTLY * tokens:
         return "end-of-sequence"
-    in_runs = sum(zeros.in_runs for zeros in found) >= _MOSTLY * tokens
-    if in_runs and not all(zeros.are_sampled for zeros in found):
+    in_runs = sum(zeros.in_runs for zeros in sides) >= _MOSTLY * tokens
+    if in_runs and not all(zeros.are_sampled for zeros in sides):
         return "masked-tokens"
     return NAME
 

@@ -1,4 +1,4 @@
-"""Values that were stored, not computed: rounded to decimals, or a constant of some line of code."""
+"""Values that were stored, not computed: rounded to decimals, or constants that code writes."""
 
 import math
 from collections.abc import Iterator
@@ -54,15 +54,15 @@ class _Stored:
 
 
 def check(evidence: Evidence) -> Finding:
-    """Find columns whose values are multiples of a power of ten, and single constants that a line of
-    code writes where the other side has another value.
+    """Find columns whose values are multiples of a power of ten, and single constants that code
+    writes where the other side has another value.
     """
     sample = evidence.sample
-    found = [*_constants(sample), *_rounded(sample)]
-    if not found:
+    stored = [*_constants(sample), *_rounded(sample)]
+    if not stored:
         return Finding(NAME, "clear", 0.0, "share of tokens")
-    largest = max(found, key=lambda stored: _explained(sample, stored))
-    rows: tuple[Row, ...] = tuple((f"{s.side}: {s.words}", s.tokens) for s in found)
+    largest = max(stored, key=lambda each: _explained(sample, each))
+    rows: tuple[Row, ...] = tuple((f"{s.side}: {s.words}", s.tokens) for s in stored)
     share = largest.tokens / max(1, len(sample.kept))
     sentence = (
         f"{things(largest.tokens, 'token')} of the sample: {largest.side} is {largest.words}."

@@ -19,7 +19,7 @@ _FEW = 0.2  # of the tokens: fewer are a tail
 
 
 def check(evidence: Evidence) -> Finding:
-    """Find two kinds of responses by their gaps: `parts.part_of`."""
+    """Find two kinds of responses by their gaps: `two_kinds.part_of`."""
     sample, part = evidence.sample, evidence.part
     measure = "times the gap of the others"
     if part is None:

@@ -30,6 +30,7 @@ from mismatch_cli.report.tables import (
     filled,
     metric_row,
     named,
+    note_of,
     pairs_table,
     parts,
     percent,
@@ -242,13 +243,14 @@ def _value(value: object) -> str:
 
 def _answer(row: Row) -> str:
     """The answer that a share gives, in words."""
-    value, low, high = parts(row["share"])
+    removed = row["share"]
+    value, low, high = parts(removed)
     if value is None:
         return "unknown"
     if value == 0 and not low and not high:
         return "changes nothing"
     if low is None or high is None:
-        return (row["share"]["note"] or "too few prompts").removesuffix(": no interval")
+        return (note_of(removed) or "too few prompts").removesuffix(": no interval")
     if high < 0:
         return "makes it larger" if value <= -LEAST else "makes it a little larger"
     if low <= 0:

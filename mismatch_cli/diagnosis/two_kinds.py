@@ -1,4 +1,4 @@
-"""Whether some responses of a trace have a gap far above that of the others, and what they share."""
+"""Whether some responses have a gap far above that of the others, and what these share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KEYS = {"step": "step_S", "prompt": "prompt_id_S", "sample index": "sample_inde
 
 
 @dataclass(frozen=True)
-class Part:
+class FarResponses:
     """Responses with a far larger gap than the others; the others are all that is not in it."""
 
     in_it_S: np.ndarray  # bool
@@ -36,12 +36,12 @@ class Part:
         return f"in {count:,} of {things(len(self.in_it_S), 'response')}{members}"
 
 
-def part_of(sample: Sample) -> Part | None:
+def part_of(sample: Sample) -> FarResponses | None:
     """The responses with far larger gaps, relative to what is typical at the same probability; None
     if all are alike.
 
-    The logarithms of the responses' typical gaps are cut in two where the variance between both parts is
-    largest (Otsu 1979).
+    The logarithms of the responses' typical gaps are cut in two where the variance between both
+    parts is largest (Otsu 1979).
     """
     gap_S = _typical_S(sample)
     long_S = np.isfinite(gap_S)
@@ -53,7 +53,7 @@ def part_of(sample: Sample) -> Part | None:
         return None
     in_it_S = long_S & (log_S > cut)
     low, high = (float(log_S[long_S & chosen_S].mean()) for chosen_S in (~in_it_S, in_it_S))
-    return Part(in_it_S, float(np.exp(high - low)), _members(sample, in_it_S, long_S))
+    return FarResponses(in_it_S, float(np.exp(high - low)), _members(sample, in_it_S, long_S))
 
 
 def _typical_S(sample: Sample) -> np.ndarray:
@@ -86,7 +86,7 @@ def _cut(sorted_R: np.ndarray) -> float | None:
 
 def _members(sample: Sample, in_it_S: np.ndarray, long_S: np.ndarray) -> str:
     """The prompts, steps or samples that are in it as a whole, the fewest of them."""
-    found = []
+    shared = []
     for name, column in _KEYS.items():
         _, key_S = np.unique(getattr(sample, column), return_inverse=True)
         all_K = np.bincount(key_S[long_S])
@@ -96,5 +96,5 @@ def _members(sample: Sample, in_it_S: np.ndarray, long_S: np.ndarray) -> str:
         present = int((all_K > 0).sum())
         if agree >= _PURE and 0 < mostly_K.sum() < present < all_K.sum():
             of_all = f"all of {mostly_K.sum():,} of {things(present, name)}"
-            found.append((present, of_all))
-    return min(found)[1] if found else ""
+            shared.append((present, of_all))
+    return min(shared)[1] if shared else ""
