@@ -31,6 +31,7 @@ _AS_GOOD, _AS_SMALL = (
 )  # times, and nats: a whole shift is simpler than one from a token on
 _HEAD = 3  # tokens that must fit unshifted before a shift may begin
 _REAL = 0.15  # mean nats per token: a shift makes a larger gap
+_OF_STEPS = 0.5  # of what log μ changes from token to token, where that is less: a peaked policy
 _FITS = 0.35  # of the gap that may be left if a shift is the cause
 _FITS_BETTER = 0.8  # or this much, if other responses are clearly shifted
 
@@ -60,9 +61,10 @@ class Alignment:
 def align(sample: Sample) -> Alignment:
     """Find for each response the lag, and its first token, that leave the smallest gap."""
     spans = list(sample.spans())
-    found = [_align(sample.logq_T[s], sample.logp_T[s], sample.counts_T[s]) for s in spans]
+    real = real_gap(sample)
+    found = [_align(sample.logq_T[s], sample.logp_T[s], sample.counts_T[s], real) for s in spans]
     gap_S, lag_S, start_S, better_S = np.array(found, dtype=np.float64).reshape(-1, 4).T
-    misfit = np.flatnonzero((lag_S == 0) & (gap_S >= _REAL))
+    misfit = np.flatnonzero((lag_S == 0) & (gap_S >= real))
     for s in misfit[:: max(1, len(misfit) // _MOST_TRIED)].tolist():
         span = spans[s]
         lag_S[s] = _far_lag(
@@ -70,6 +72,16 @@ def align(sample: Sample) -> Alignment:
         )
         better_S[s] = better_S[s] or lag_S[s] != 0
     return Alignment(gap_S, lag_S.astype(np.int64), start_S.astype(np.int64), better_S > 0)
+
+
+def real_gap(sample: Sample) -> float:
+    """The least gap of a response that may be shifted, mean nats per token: a shift makes a gap as
+    large as the steps of log μ from token to token.
+    """
+    step_T = np.abs(np.diff(sample.logq_T))
+    inside_T = sample.counts_T[1:] & sample.counts_T[:-1] & (np.diff(sample.response_T) == 0)
+    steps = np.minimum(step_T[inside_T], _MOST)
+    return min(_REAL, _OF_STEPS * float(steps.mean())) if len(steps) else _REAL
 
 
 def _far_lag(logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray, gap: float) -> int:
@@ -122,12 +134,15 @@ def lag_scan(sample: Sample, alignment: Alignment) -> dict[int, float]:
 
 
 def _align(
-    logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray
+    logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray, real: float
 ) -> tuple[float, int, int, bool]:
     zero_T = _cost(logq_T, logp_T, counts_T, 0)
     gap = _mean(zero_T)
-    if not gap >= _REAL or np.isfinite(zero_T).sum() < _SHORTEST:
+    if not gap >= real or np.isfinite(zero_T).sum() < _SHORTEST:
         return gap, 0, 0, False
+    if gap < _REAL:
+        lag = _whole_lag(logq_T, logp_T, counts_T, zero_T)
+        return gap, lag, 0, lag != 0
     best = (gap, 0, 0)
     head_T = np.concatenate([[0.0], np.nancumsum(zero_T)])
     for lag in LAGS:
@@ -138,6 +153,21 @@ def _align(
     left, lag, start = best
     better = left < _FITS_BETTER * gap
     return (gap, 0, 0, better) if lag == 0 or left > _FITS * gap else (gap, lag, start, better)
+
+
+def _whole_lag(
+    logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray, zero_T: np.ndarray
+) -> int:
+    """The lag that fits a whole response of a peaked policy; 0 if none does.
+
+    A token that a lag leaves without a partner keeps its gap: it may be the only uncertain one.
+    """
+    left = {}
+    for lag in LAGS:
+        cost_T = _cost(logq_T, logp_T, counts_T, lag)
+        left[lag] = _mean(np.where(np.isfinite(cost_T), cost_T, zero_T))
+    best = min(left, key=lambda lag: left[lag])
+    return best if left[best] <= _FITS * _mean(zero_T) else 0
 
 
 def _best_start(head_T: np.ndarray, cost_T: np.ndarray) -> tuple[float, int]:

@@ -12,11 +12,12 @@ from mismatch_cli.trace.writer import rows_to_table
 
 def test_a_response_in_step_or_too_short_for_a_shift_begins_none(rng):
     logq_T = -rng.exponential(1.0, 40)
-    in_step = _align(logq_T, logq_T - 0.01, np.ones(40, dtype=bool))
+    in_step = _align(logq_T, logq_T - 0.01, np.ones(40, dtype=bool), 0.15)
     assert in_step[1:] == (0, 0, False)
-    short = _align(logq_T[:5], logq_T[:5] - 1.0, np.ones(5, dtype=bool))
+    short = _align(logq_T[:5], logq_T[:5] - 1.0, np.ones(5, dtype=bool), 0.15)
     assert short[1:] == (0, 0, False)
-    lag_1 = _align(logq_T, np.concatenate([[-1.0], logq_T[:-1]]), np.ones(40, dtype=bool))
+    late_T = np.concatenate([[-1.0], logq_T[:-1]])
+    lag_1 = _align(logq_T, late_T, np.ones(40, dtype=bool), 0.15)
     assert lag_1[1:] == (1, 0, True)
 
 

@@ -185,8 +185,11 @@ def test_the_share_of_impossible_values_is_that_of_both_sides_values(above_zero,
     sample = SimpleNamespace(
         logq_T=zero_T, logp_T=zero_T, d_N=np.array([0.2]), left_without=lambda _: None
     )
-    found = values.check(SimpleNamespace(counts=counts, sample=sample))
+    evidence = SimpleNamespace(counts=counts, sample=sample, sampling={"top_p": 1.0})
+    found = values.check(evidence)
     assert (found.status, found.effect) == (status, above_zero / 100)
     sample.d_N = np.array([0.2, -0.2])
-    found = values.check(SimpleNamespace(counts=counts, sample=sample))
+    found = values.check(evidence)
     assert (found.status, found.effect) == ("found", (above_zero + 7) / 100)
+    evidence.sampling = {"top_p": 0.9, "top_k": -1}
+    assert values.check(evidence).effect == above_zero / 100

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from pool import Pool
 
+from mismatch_cli.diagnosis.alignment import real_gap
 from mismatch_cli.diagnosis.checks import credit as credit_check
 from mismatch_cli.diagnosis.checks import not_as_sampled, stored_values
 from mismatch_cli.diagnosis.checks.placeholders import OF_A_CLAMP, OF_DRAFTS
@@ -245,3 +246,22 @@ def test_tokens_that_all_responses_share_are_not_forced_if_both_sides_expect_the
     for side in ("rollout", "trainer"):
         healthy.tokens[f"logp_{side}"][first_T] = -5.0
     assert finding_of(judged(healthy), "forced-tokens").status == "clear"
+
+
+def confident(pool: Pool) -> Pool:
+    """The same tokens as if both policies were far more certain of each."""
+    for side in ("rollout", "trainer"):
+        surprise_T = -pool.tokens[f"logp_{side}"].astype(np.float64)
+        pool.tokens[f"logp_{side}"] = (-(surprise_T**4) / 2000).astype(np.float32)
+    return sampled_alone(pool)
+
+
+def test_a_shift_of_a_confident_policy_is_found_and_none_where_there_is_none(bf16_pool):
+    healthy = confident(whole(bf16_pool))
+    assert real_gap(judged(healthy).evidence.sample) < 0.06
+    assert finding_of(judged(healthy), "index-shift").status == "clear"
+    for s in range(0, healthy.num_responses, 5):
+        own = slice(healthy.offset_S1[s], healthy.offset_S1[s + 1])
+        healthy.tokens["logp_rollout"][own] = np.roll(healthy.tokens["logp_rollout"][own], 1)
+    found = finding_of(judged(healthy), "index-shift")
+    assert found.status == "found" and found.effect == pytest.approx(0.2, abs=0.08)

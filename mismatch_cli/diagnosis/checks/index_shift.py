@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mismatch_cli.diagnosis.alignment import in_step_N, lag_scan
+from mismatch_cli.diagnosis.alignment import in_step_N, lag_scan, real_gap
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 __all__ = ["check", "spoiled_T"]
@@ -28,6 +28,7 @@ def check(evidence: Evidence) -> Finding:
         f"mean gap at lag {lag:+d}, nats".replace("-", "−"): gap
         for lag, gap in lag_scan(sample, alignment).items()
     }
+    scan["least gap of a response that may be shifted, nats"] = real_gap(sample)
     if too_few(shifted_S):
         return Finding(NAME, "clear", share, "share of responses", evidence=tuple(scan.items()))
     lag = most_frequent(alignment.lag_S[shifted_S])

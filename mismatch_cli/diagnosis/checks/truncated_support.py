@@ -25,6 +25,7 @@ SOURCE = "TRL 6789 and PR 7269 (top_p 0.8: mean ratio 0.896 = kept mass 0.895), 
 _OUT_OF_SUPPORT = 0.002
 _ONE_SIDED, _Z = 0.4, 5.0  # of the mean gap; standard errors
 _LARGEST_RATIO = 10.0
+_OFF = {"top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0)}
 _HALF, _STEEP = float(np.log(0.5)), 0.2
 
 
@@ -34,7 +35,7 @@ def check(evidence: Evidence) -> Finding:
     """
     outside = evidence.counts.out_of_support
     share = outside / max(1, outside + len(evidence.sample.d_N))
-    if share > _OUT_OF_SUPPORT and trainer_truncates(evidence):
+    if share > _OUT_OF_SUPPORT and _is_one_sided(evidence.sample.d_N):
         return _trainer_finding(evidence, outside)
     sample = evidence.sample
     found = OneSided.of(sample.d_N, sample.group_N)
@@ -111,12 +112,18 @@ def _kept_mass(sample: Sample) -> tuple[Row, ...]:
 
 
 def trainer_truncates(evidence: Evidence) -> bool:
-    """Whether the trainer makes sampled tokens that it does not call impossible more probable than
-    the engine does, as a distribution over a part of the vocabulary is.
+    """Whether the manifest says that the distribution is truncated, or the trainer makes sampled
+    tokens that it does not call impossible more probable than the engine does, as a distribution
+    over a part of the vocabulary is.
     """
-    d_N = evidence.sample.d_N
+    if any(evidence.sampling.get(name) not in off for name, off in _OFF.items()):
+        return True
+    return bool(evidence.counts.out_of_support) and _is_one_sided(evidence.sample.d_N)
+
+
+def _is_one_sided(d_N: np.ndarray) -> bool:
     total = float(np.abs(d_N).sum())
-    return bool(evidence.counts.out_of_support and total and d_N.sum() / total > _ONE_SIDED)
+    return not total or float(d_N.sum() / total) > _ONE_SIDED
 
 
 def _trainer_finding(evidence: Evidence, outside: int) -> Finding:
