@@ -15,6 +15,7 @@ _APART = 4.0
 _TIMES = 3.0  # the relative gap of the others
 _SHORTEST = 8  # tokens of a response: the mean of fewer is noise
 _FEWEST = 5  # responses of either part
+_USUAL = 0.2  # of the responses: fewer others may be those whose tokens are certain
 _MOST = 3.0  # of one token, in typical gaps
 _LEAST = 1e-3  # of a typical gap: less is equal
 _PURE = 0.95  # of the responses that agree with the most of their prompt, step or sample
@@ -70,7 +71,8 @@ def _typical_S(sample: Sample) -> np.ndarray:
 def _cut(sorted_R: np.ndarray) -> float | None:
     """Where two groups of values part; None if they are not far enough apart."""
     count = len(sorted_R)
-    low_K = np.arange(_FEWEST, count - _FEWEST + 1)  # the number below the cut
+    fewest_below = max(_FEWEST, round(_USUAL * count))
+    low_K = np.arange(fewest_below, count - _FEWEST + 1)  # the number below the cut
     sums = np.cumsum(sorted_R)
     low_mean_K = sums[low_K - 1] / low_K
     high_mean_K = (sums[-1] - sums[low_K - 1]) / (count - low_K)
