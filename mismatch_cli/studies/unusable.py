@@ -14,16 +14,16 @@ from mismatch_cli.trace.foreign import unpacked_flags
 from mismatch_cli.trace.reader import Trace
 
 _ENOUGH = 2**16  # values to look at
-_FEW = 0.05  # of the values that are wrong
+_FEW = 0.05  # of the values: fewer are not a whole column
 _CLOSE = 0.1  # nats, the median difference from the other column: more than most precisions make
 
 
 def refuse_unusable(traces: Sequence[Trace], measured: int, not_measured: int) -> None:
-    """Raise a `MismatchError` if no token is measured, or if most are not because a column holds
+    """Raise a `MismatchError` if no token is measured, or if some are not because a column holds
     something else.
     """
     first = traces[0]
-    wrong = unusable(first) if not_measured >= measured else ""
+    wrong = unusable(first) if not_measured >= _FEW * measured else ""
     if wrong:
         raise MismatchError(f"{first.folder} cannot be measured. {wrong}")
     if not measured:
