@@ -250,3 +250,12 @@ def test_an_interval_that_ends_at_zero_shows_nothing():
     factor = Estimate(1.0, 1.0, 1.0)
     for low, high, shows in ((0.0, 1.0, False), (-1.0, 0.0, False), (1e-9, 1.0, True)):
         assert Difference(Estimate(0.5, low, high), factor).more_than_noise is shows
+
+
+def test_gaps_that_other_prompts_make_up_for_differ_by_0_with_an_interval(make_batch):
+    """The gaps of two halves of the prompts are exchanged: the mean alone is the same."""
+    d_ST = np.tile(np.linspace(0.01, 0.05, PROMPTS).repeat(SAMPLES)[:, None], LENGTH)
+    first, other = (measured(batch_of(make_batch, rows_ST, 0)) for rows_ST in (d_ST, d_ST[::-1]))
+    found = differences(first, other)[MEAN].difference
+    assert found.value == pytest.approx(0, abs=1e-9) and found.note != NO_DIFFERENCE
+    assert found.low < 0 < found.high
