@@ -10,6 +10,7 @@ import pytest
 from mismatch_cli.diagnosis.checks import (
     constant_offset,
     growth_over_steps,
+    heavy_tail,
     log_base,
     masked_tokens,
     placeholders,
@@ -183,3 +184,35 @@ def test_the_share_of_impossible_values_is_that_of_both_sides_values(above_zero,
     sample = SimpleNamespace(logq_T=np.zeros(1), logp_T=np.zeros(1), left_without=lambda _: None)
     found = values.check(SimpleNamespace(counts=SimpleNamespace(sides=sides), sample=sample))
     assert (found.status, found.effect) == (status, above_zero / 100)
+
+
+def tail_in(family: str | None, rng: np.random.Generator):
+    """The finding where one token of each of 40 responses has half of the gap, and the gap is too
+    large without them too.
+    """
+    response_T = np.repeat(np.arange(40), 30)
+    d_N = rng.choice([-1.0, 1.0], 1200) * rng.uniform(0.006, 0.01, 1200)
+    d_N[::30] = 0.25
+    sample = SimpleNamespace(
+        d_N=d_N,
+        typical_N=np.full(1200, 0.008),
+        u_N=np.abs(d_N) / 0.008,
+        response_T=response_T,
+        num_responses=40,
+        kept=np.arange(1200),
+        group_N=response_T % GROUPS,
+        logq_T=np.full(1200, -1.0),
+        logp_T=d_N - 1.0,
+    )
+    gap, expected = SimpleNamespace(value=np.abs(d_N).mean()), SimpleNamespace(high=0.005)
+    evidence = SimpleNamespace(sample=sample, gap=gap, expected=expected, family=family)
+    return heavy_tail.check(evidence)
+
+
+@pytest.mark.parametrize("family", ["dense", None])
+def test_a_few_tokens_with_a_part_of_the_gap_are_a_cause_only_with_experts(family, rng):
+    """Routing alone moves a few tokens so far that a gap is too large without them too."""
+    routed, other = tail_in("moe", rng), tail_in(family, rng)
+    assert routed.status == "found" and "different experts" in routed.cause
+    assert other.status == "clear" and other.reason.endswith("where it sits, not why")
+    assert 0.4 < other.effect < 0.6
