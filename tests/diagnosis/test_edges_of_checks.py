@@ -78,7 +78,7 @@ def test_steps_that_scatter_widely_show_no_growth(rng):
     assert min(steady.effect, scattered.effect) > 2
 
 
-def penalised(nats: float, rng: np.random.Generator):
+def penalised(nats: float | np.ndarray, rng: np.random.Generator):
     """A fit to tokens, half of them seen before, on which π has higher log-odds by `nats`."""
     tokens = 64 * GROUPS
     seen_T = rng.random(tokens) < 0.5
@@ -102,6 +102,13 @@ def test_a_penalty_fitted_to_log_odds_leaves_nothing_of_its_own_gap(rng, nats):
     fit = penalised(nats, rng)
     assert fit.nats == pytest.approx(nats, rel=1e-6)
     assert np.abs(fit.left_N).max() < 1e-9
+
+
+def test_a_penalty_is_taken_off_a_half_of_the_prompts_as_the_other_half_shows_it(rng):
+    """Of 2.5 nats, the 0.5 of the other half leave 2; 2.5 nats explain all of 0.5."""
+    left_N = penalised(np.tile([2.5, 0.5], 32 * GROUPS), rng).left_N
+    assert np.abs(left_N[0::2]).max() == pytest.approx(2.0, abs=0.1)
+    assert np.abs(left_N[1::2]).max() < 1e-9
 
 
 @pytest.mark.parametrize(
