@@ -11,11 +11,13 @@ from mismatch_cli.diagnosis.checks import (
     constant_offset,
     growth_over_steps,
     heavy_tail,
+    lm_head,
     log_base,
     masked_tokens,
     placeholders,
     repetition_penalty,
     sharp_onset,
+    temperature,
     values,
 )
 from mismatch_cli.diagnosis.checks.truncated_support import OneSided
@@ -223,3 +225,44 @@ def test_a_few_tokens_with_a_part_of_the_gap_are_a_cause_only_with_experts(famil
     assert routed.status == "found" and "different experts" in routed.cause
     assert other.status == "clear" and other.reason.endswith("where it sits, not why")
     assert 0.4 < other.effect < 0.6
+
+
+@pytest.mark.parametrize(
+    ("of_seen", "of_others", "differs"),
+    [(1.25, 1.0, True), (1.0, 1.25, True), (1.25, 1.25, False)],
+)
+def test_either_part_of_the_tokens_may_be_the_one_at_another_temperature(
+    of_seen, of_others, differs, rng
+):
+    tokens = 64 * GROUPS
+    seen_T = rng.random(tokens) < 0.5
+    odds_T = rng.uniform(-4.0, 4.0, tokens)
+    moved_T = np.where(seen_T, of_seen, of_others) * odds_T + 0.01 * rng.normal(size=tokens)
+    group_N = np.arange(tokens) % GROUPS
+    sample = SimpleNamespace(
+        logq_T=-np.logaddexp(0, -odds_T),
+        logp_T=-np.logaddexp(0, -moved_T),
+        kept=np.arange(tokens),
+        seen_T=seen_T,
+        group_N=group_N,
+        half_N=group_N % 2,
+    )
+    assert temperature._differs_where_seen(sample) == differs
+
+
+@pytest.mark.parametrize(
+    ("reference", "current", "side"), [(0.9, 0.1, "rollout"), (0.1, 0.9, "trainer")]
+)
+def test_logits_on_a_grid_on_one_side_are_the_finding_of_the_head(
+    reference, current, side, monkeypatch, rng
+):
+    monkeypatch.setattr(temperature, "check", lambda _: SimpleNamespace(effect=None))
+    logq_T, logp_T = -1.0 - rng.random((2, 400))
+    sample = SimpleNamespace(logq_T=logq_T, logp_T=logp_T, kept=np.arange(400))
+    scale = SimpleNamespace(
+        reference=SimpleNamespace(share_on_grid=reference),
+        current=SimpleNamespace(share_on_grid=current),
+    )
+    found = lm_head.check(SimpleNamespace(sample=sample, scale=scale))
+    assert (found.check, found.status, found.effect) == ("lm-head", "found", 0.9)
+    assert found.sentence.startswith(f"The {side}'s logits are rounded to bfloat16 steps")
