@@ -10,11 +10,14 @@ import pytest
 from mismatch_cli.diagnosis.checks import (
     constant_offset,
     growth_over_steps,
+    heavy_tail,
+    lm_head,
     log_base,
     masked_tokens,
     placeholders,
     repetition_penalty,
     sharp_onset,
+    temperature,
     values,
 )
 from mismatch_cli.diagnosis.checks.truncated_support import OneSided
@@ -77,7 +80,7 @@ def test_steps_that_scatter_widely_show_no_growth(rng):
     assert min(steady.effect, scattered.effect) > 2
 
 
-def penalised(nats: float, rng: np.random.Generator):
+def penalised(nats: float | np.ndarray, rng: np.random.Generator):
     """A fit to tokens, half of them seen before, on which π has higher log-odds by `nats`."""
     tokens = 64 * GROUPS
     seen_T = rng.random(tokens) < 0.5
@@ -101,6 +104,13 @@ def test_a_penalty_fitted_to_log_odds_leaves_nothing_of_its_own_gap(rng, nats):
     fit = penalised(nats, rng)
     assert fit.nats == pytest.approx(nats, rel=1e-6)
     assert np.abs(fit.left_N).max() < 1e-9
+
+
+def test_a_penalty_is_taken_off_a_half_of_the_prompts_as_the_other_half_shows_it(rng):
+    """Of 2.5 nats, the 0.5 of the other half leave 2; 2.5 nats explain all of 0.5."""
+    left_N = penalised(np.tile([2.5, 0.5], 32 * GROUPS), rng).left_N
+    assert np.abs(left_N[0::2]).max() == pytest.approx(2.0, abs=0.1)
+    assert np.abs(left_N[1::2]).max() < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -193,3 +203,76 @@ def test_the_share_of_impossible_values_is_that_of_both_sides_values(above_zero,
     assert (found.status, found.effect) == ("found", (above_zero + 7) / 100)
     evidence.sampling = {"top_p": 0.9, "top_k": -1}
     assert values.check(evidence).effect == above_zero / 100
+
+
+def tail_in(family: str | None, rng: np.random.Generator):
+    """The finding where one token of each of 40 responses has half of the gap, and the gap is too
+    large without them too.
+    """
+    response_T = np.repeat(np.arange(40), 30)
+    d_N = rng.choice([-1.0, 1.0], 1200) * rng.uniform(0.006, 0.01, 1200)
+    d_N[::30] = 0.25
+    sample = SimpleNamespace(
+        d_N=d_N,
+        typical_N=np.full(1200, 0.008),
+        u_N=np.abs(d_N) / 0.008,
+        response_T=response_T,
+        num_responses=40,
+        kept=np.arange(1200),
+        group_N=response_T % GROUPS,
+        logq_T=np.full(1200, -1.0),
+        logp_T=d_N - 1.0,
+    )
+    gap, expected = SimpleNamespace(value=np.abs(d_N).mean()), SimpleNamespace(high=0.005)
+    evidence = SimpleNamespace(sample=sample, gap=gap, expected=expected, family=family)
+    return heavy_tail.check(evidence)
+
+
+@pytest.mark.parametrize("family", ["dense", None])
+def test_a_few_tokens_with_a_part_of_the_gap_are_a_cause_only_with_experts(family, rng):
+    """Routing alone moves a few tokens so far that a gap is too large without them too."""
+    routed, other = tail_in("moe", rng), tail_in(family, rng)
+    assert routed.status == "found" and "different experts" in routed.cause
+    assert other.status == "clear" and other.reason.endswith("where it sits, not why")
+    assert 0.4 < other.effect < 0.6
+
+
+@pytest.mark.parametrize(
+    ("of_seen", "of_others", "differs"),
+    [(1.25, 1.0, True), (1.0, 1.25, True), (1.25, 1.25, False)],
+)
+def test_either_part_of_the_tokens_may_be_the_one_at_another_temperature(
+    of_seen, of_others, differs, rng
+):
+    tokens = 64 * GROUPS
+    seen_T = rng.random(tokens) < 0.5
+    odds_T = rng.uniform(-4.0, 4.0, tokens)
+    moved_T = np.where(seen_T, of_seen, of_others) * odds_T + 0.01 * rng.normal(size=tokens)
+    group_N = np.arange(tokens) % GROUPS
+    sample = SimpleNamespace(
+        logq_T=-np.logaddexp(0, -odds_T),
+        logp_T=-np.logaddexp(0, -moved_T),
+        kept=np.arange(tokens),
+        seen_T=seen_T,
+        group_N=group_N,
+        half_N=group_N % 2,
+    )
+    assert temperature._differs_where_seen(sample) == differs
+
+
+@pytest.mark.parametrize(
+    ("reference", "current", "side"), [(0.9, 0.1, "rollout"), (0.1, 0.9, "trainer")]
+)
+def test_logits_on_a_grid_on_one_side_are_the_finding_of_the_head(
+    reference, current, side, monkeypatch, rng
+):
+    monkeypatch.setattr(temperature, "check", lambda _: SimpleNamespace(effect=None))
+    logq_T, logp_T = -1.0 - rng.random((2, 400))
+    sample = SimpleNamespace(logq_T=logq_T, logp_T=logp_T, kept=np.arange(400))
+    scale = SimpleNamespace(
+        reference=SimpleNamespace(share_on_grid=reference),
+        current=SimpleNamespace(share_on_grid=current),
+    )
+    found = lm_head.check(SimpleNamespace(sample=sample, scale=scale))
+    assert (found.check, found.status, found.effect) == ("lm-head", "found", 0.9)
+    assert found.sentence.startswith(f"The {side}'s logits are rounded to bfloat16 steps")

@@ -50,3 +50,11 @@ def test_log_probabilities_of_nobody_in_particular_are_those_of_the_side_that_is
         known[f"logp_{present}"] = LOG_PROBABILITIES
         found = rows(**known, logprobs=LOG_PROBABILITIES)
         assert guessed(found, {}) == {f"logp_{missing}": "logprobs"}
+
+
+def test_ids_that_end_with_a_response_of_one_token_hold_both_prompt_and_response():
+    known = {"response_tokens": [[7], [1]], "logp_rollout": [[-0.5], [-2.0]]}
+    both = guessed(rows(prompt_tokens=[[3, 7], [4, 1]], **known), {})
+    assert both == {"prompt_ids": "?", "response_ids": "response_tokens"}
+    prompt = guessed(rows(prompt_tokens=[[7, 3], [1, 4]], **known), {})
+    assert prompt == {"prompt_ids": "prompt_tokens", "response_ids": "response_tokens"}

@@ -22,7 +22,7 @@ from mismatch_cli.importers._samples import (
     WRONG_TOTAL,
 )
 from mismatch_cli.importers.miles import NO_SAMPLE, SPLIT, _bits, _of_columns
-from mismatch_cli.importers.slime import EVALUATION, SAME_SAMPLES
+from mismatch_cli.importers.slime import EVALUATION, SAME_SAMPLES, with_raw_rewards
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from tests.importers.layouts import (
@@ -330,3 +330,11 @@ def test_the_file_of_a_rollout_gives_places_if_it_has_every_sample(raw, more, ex
     columns = {"tokens": [[1], [2]], "sample_indices": [6, 5], "raw_reward": raw, **more}
     samples = _of_columns(columns, rollout)
     assert [sample.get("raw_reward") for sample in samples] == expected
+
+
+@pytest.mark.parametrize("position", [None, -1, 2])
+def test_raw_rewards_that_do_not_fit_a_sample_are_given_to_none(position):
+    samples = [{"tokens": [1], "rollout_position": at} for at in (0, position)]
+    assert with_raw_rewards(samples, [0.5, 1.0]) == samples
+    samples[1]["rollout_position"] = 1
+    assert [sample["raw_reward"] for sample in with_raw_rewards(samples, [0.5, 1.0])] == [0.5, 1.0]

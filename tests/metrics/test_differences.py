@@ -5,6 +5,7 @@ equality.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -254,3 +255,22 @@ def test_an_interval_that_ends_at_zero_shows_nothing():
     factor = Estimate(1.0, 1.0, 1.0)
     for low, high, shows in ((0.0, 1.0, False), (-1.0, 0.0, False), (1e-9, 1.0, True)):
         assert Difference(Estimate(0.5, low, high), factor).more_than_noise is shows
+
+
+def test_gaps_that_other_prompts_make_up_for_differ_by_0_with_an_interval(make_batch):
+    """The gaps of two halves of the prompts are exchanged: the mean alone is the same."""
+    d_ST = np.tile(np.linspace(0.01, 0.05, PROMPTS).repeat(SAMPLES)[:, None], LENGTH)
+    first, other = (measured(batch_of(make_batch, rows_ST, 0)) for rows_ST in (d_ST, d_ST[::-1]))
+    found = differences(first, other)[MEAN].difference
+    assert found.value == pytest.approx(0, abs=1e-9) and found.note != NO_DIFFERENCE
+    assert found.low < 0 < found.high
+
+
+def test_a_factor_without_an_interval_says_why(random_batch):
+    """An extreme has none, and neither has a gap that is gone."""
+    first = random_batch(1, gap=0.1)
+    equal = replace(first, logp_recomputed_T=first.logp_rollout_T)
+    extreme = differences(measured(first), measured(random_batch(1, gap=0.3)))["abs_d_max"].factor
+    assert extreme.value > 1 and extreme.note == EXTREME
+    gone = differences(measured(first), measured(equal))[MEAN].factor
+    assert (gone.value, gone.low, gone.note) == (0, None, "no gap: no interval")

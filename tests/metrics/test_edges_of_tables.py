@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from mismatch_cli.metrics.gap_table import RESPONSES, SEQUENCE, in_group
-from mismatch_cli.metrics.update_table import CLIPPING, THEORY, updates_of_step
-from tests.metrics.clipping.world import PLAIN, plain_algorithms, result_of, world
+from mismatch_cli.metrics.update_table import CLIPPING, THEORY, TRAINING, updates_of_step
+from tests.metrics.clipping.world import EVERYTHING, PLAIN, plain_algorithms, result_of, world
+
+UNITS = {"share", "tokens", "probability", "nats", "reward", "1", "s", "probability or nats"}
 
 
 @pytest.mark.parametrize(
@@ -26,3 +28,16 @@ def test_rows_have_the_keys_of_the_values_that_they_explain() -> None:
     assert set(THEORY) == set(found["theory"]) - {"tv_max_of"}
     assert set(CLIPPING) >= set(THEORY) | {"blocked", "mu_blocked", "over_tokens"}
     assert updates_of_step(found)["blocked"] == found["algorithms"][-1]["blocked"]["all"]["value"]
+
+
+def test_rows_have_the_keys_of_the_errors_of_an_approximation() -> None:
+    found = result_of(world(0, 20), needs=EVERYTHING, algorithms=plain_algorithms())
+    errors = {"mean", "bias", "rank_correlation", "wrong_mask"}
+    assert errors <= set(found["approximation"]["rows"][0]) & set(CLIPPING)
+
+
+def test_a_key_is_one_word_for_programs_and_a_label_is_for_people() -> None:
+    for table in (CLIPPING, TRAINING):
+        for key, metric in table.items():
+            assert key.isidentifier() and key.isascii() and key.islower(), key
+            assert metric.unit in UNITS, key

@@ -28,6 +28,7 @@ from mismatch_cli.recording.rescore_plan import (
     OF_TRAINER,
     _plan_trainer,
     _Source,
+    _version,
 )
 from mismatch_cli.recording.score import _noise_responses
 from mismatch_cli.report.about import about_facts
@@ -503,3 +504,10 @@ def test_only_some_of_the_weights_that_sampled_would_mix_two_trainers(sampled_at
     plan = _plan_trainer(SimpleNamespace(shards=[]), source, version, asked)
     assert any("two trainers would mix" in note for note in plan.notes) == mixed
     assert plan.carried == (("logp_recomputed",) if version == 5 else ())
+
+
+@pytest.mark.parametrize(("weights", "version"), [(NEWER, 6), (EQUAL, 3), ("4", 4)])
+def test_newer_weights_are_the_version_after_all_others(weights, version):
+    source = _Source(set(), sampled_at={3}, scored_at={0, 5})
+    trace = SimpleNamespace(folder=FLOAT32)
+    assert _version(trace, source, config(FLOAT32, weights=weights)) == version

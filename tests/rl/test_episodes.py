@@ -13,7 +13,7 @@ import pytest
 
 import mismatch_cli
 from mismatch_cli.batch import Episode
-from mismatch_cli.engines import EngineSettings, create_engine
+from mismatch_cli.engines import EngineSettings, Request, create_engine, sample_seed
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.models import load_tokenizer
 from mismatch_cli.places import bundled
@@ -345,3 +345,28 @@ def test_experts_are_replayed_in_every_turn(tmp_path):
         assert record["turns"] > 1.3 and record["grad_norm"] > 0
         gaps.append(record["mismatch"]["abs_dp_mean"])
     assert 0 < gaps[1] < 0.8 * gaps[0] and 0 < record["routing"]["flipped_tokens"] < 1
+
+
+def test_each_turn_draws_from_a_seed_of_its_own(echo, monkeypatch):
+    """A later version that resumes a run must sample the same."""
+    found, seeds = Played(f"{echo}:Echo", max_turns=2, max_tokens=200, seed=7), list[list[int]]()
+    sample = found.engine.sample
+
+    def noted(requests: list[Request], *rest: Any) -> Any:
+        seeds.append([request.seed for request in requests])
+        return sample(requests, *rest)
+
+    monkeypatch.setattr(found.engine, "sample", noted)
+    found.play(PROBLEMS, 3, 2)
+    found.environments.stop()
+    episodes = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert seeds == [[sample_seed(7, *names, 3, turn) for names in episodes] for turn in (0, 1)]
+
+
+def test_a_single_observation_without_room_names_its_problem(echo):
+    """The other problem has room."""
+    found = Played(f"{echo}:Again", context=40)
+    problems = [Problem(5, "1 + 1?", "2"), Problem(9, "1 + 1? " * 40, "2")]
+    with pytest.raises(MismatchError, match="first observation of problem 9 cannot be a prompt"):
+        found.play(problems, 1, 1)
+    found.environments.stop()

@@ -204,6 +204,12 @@ def test_a_tensor_that_cannot_be_read_leaves_the_proof_to_log_probs(
     assert [record["sync"] for record in seen] == ["undecidable", "newer", "newer"]
 
 
+def test_a_check_scores_a_quarter_of_the_responses_but_8_at_least_and_16_at_most():
+    few = {4: 8, 32: 8, 36: 9, 64: 16, 68: 16, 4096: 16}
+    assert {responses: sync._few(responses) for responses in few} == few
+    assert [steps_between_checks(responses, 1) for responses in (16, 32, 4096)] == [32, 16, 1]
+
+
 @pytest.mark.slow
 def test_checks_are_spaced_so_that_they_cost_little(tmp_path):
     # Responses of a step, epochs

@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.rl.train_config import TrainConfig, load_config, presets
+from mismatch_cli.rl.train_config import TrainConfig, load_config, presets, shown_defaults
 
 
 @pytest.mark.parametrize("preset", presets())
@@ -60,3 +60,11 @@ def test_a_file_that_is_not_toml_is_named(tmp_path):
     (tmp_path / "bad.toml").write_text("steps = = 3", encoding="utf-8")
     with pytest.raises(MismatchError, match=r"bad\.toml cannot be read"):
         load_config(str(tmp_path / "bad.toml"), {})
+
+
+def test_a_default_is_shown_in_words_where_it_has_some():
+    shown, preset = shown_defaults("miniature"), load_config("miniature", {})
+    assert shown["model"] == "the bundled model"
+    assert shown["steps"] == str(preset.steps)
+    assert shown["algorithm"] == preset.algorithm
+    assert "replay_routes" not in shown, "a switch that is off has no default to show"

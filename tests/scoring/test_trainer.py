@@ -120,6 +120,13 @@ def test_batches_results_in_order_and_padding_within_rounding(
     assert got[1].logp_at_topk_TK.shape == (0, 4)
 
 
+def test_a_response_without_tokens_has_empty_columns(save_model: SaveModel) -> None:
+    trainer = Trainer.load(save_model("Qwen3"), sampling=PLAIN)
+    (scores,) = trainer.score([ScoreRequest([1, 2], [])], token_budget=100)
+    for column_T in (scores.logp_T, scores.entropy_T, scores.rank_T):
+        assert column_T.shape == (0,)
+
+
 def test_the_same_set_gives_the_same_bits_in_any_order(
     save_model: SaveModel, rng: np.random.Generator
 ) -> None:

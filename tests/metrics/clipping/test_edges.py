@@ -303,3 +303,13 @@ def test_a_cap_is_compared_and_subtracted_in_float32():
     found = result_of(batch, needs=PLAIN, algorithms=[find("pg-tis:cap=1.1")])
     (row,) = found["algorithms"]
     assert row["lost"]["capped"]["value"] == pytest.approx((2 - np.float32(1.1)) / 3, rel=1e-6)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_an_infinite_ratio_loses_nothing_to_a_floor():
+    """Only the floor changes weights: of r = e⁻¹ it adds 0.5 − e⁻¹ to e⁻¹ + e^−½."""
+    found = result_of(overflowing(), needs=PLAIN, algorithms=[find("pg-is:floor=0.5")])
+    lost = found["algorithms"][0]["lost"]
+    assert lost["capped"]["value"] == lost["positive"]["value"] == 0
+    added = 0.5 - np.exp(-1)
+    assert lost["negative"]["value"] == pytest.approx(-added / (np.exp(-1) + np.exp(-0.5)))

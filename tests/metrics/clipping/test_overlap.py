@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import defaultdict
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from mismatch_cli.metrics.clipping.masked import apply_masks
-from mismatch_cli.metrics.clipping.overlap import Overlap
+from mismatch_cli.metrics.clipping.overlap import Overlap, _distinct
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import ALL, EVERYTHING, PLAIN, plain_algorithms, world
 
@@ -130,3 +131,17 @@ def test_64_algorithms_have_a_bit_each():
     assert {(row["only"], row["not"]) for row in found["examples"]} == {
         ("a63", f"a{i}") for i in range(63)
     }
+
+
+def test_many_patterns_take_no_more_memory_than_their_tokens(rng):
+    """4,096 that differ in both halves: a place for every pair of halves would take 150 MB."""
+    high, low = (rng.permutation(2**12).astype(np.uint64) for _ in range(2))
+    pattern_U = (high << np.uint64(16)) | low
+    tracemalloc.start()
+    try:
+        pattern_P, kind_U = _distinct(pattern_U)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (pattern_P == np.sort(pattern_U)).all() and (pattern_P[kind_U] == pattern_U).all()
+    assert peak < 10 * 2**20

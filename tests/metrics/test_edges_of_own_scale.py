@@ -1,0 +1,29 @@
+"""When the trainer's distance to itself is a measure of its noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.gaps import TokenGaps
+from mismatch_cli.metrics.own_scale import OwnScale
+from mismatch_cli.metrics.pairs import PAIRS
+
+
+@pytest.mark.parametrize(
+    ("uncertain", "moved", "noise"),
+    [(200, 200, 0.125), (200, 100, 0.0625), (200, 99, None), (199, 199, None)],
+)
+def test_noise_is_known_from_200_uncertain_tokens_of_which_half_move(
+    make_batch: Callable[..., TokenBatch], uncertain: int, moved: int, noise: float | None
+) -> None:
+    """As many certain tokens as uncertain ones do not move: they halve the mean of 0.25 nats."""
+    logp_T = [-1.0] * uncertain + [-0.001] * uncertain
+    again_T = [-1.25] * moved + logp_T[moved:]
+    trainer = {"logp_recomputed": [logp_T], "logp_trainer": [logp_T]}
+    batch = make_batch([logp_T], **trainer, logp_trainer_repeat=[again_T])
+    scale = OwnScale(PAIRS["mismatch"])
+    scale.update(TokenGaps(batch, PAIRS["mismatch"], 0, 1))
+    assert scale.trainer_noise == noise

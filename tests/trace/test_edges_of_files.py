@@ -1,0 +1,29 @@
+"""Who may do what with a file that we write."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mismatch_cli.trace.files import write_atomically, write_named
+
+
+def named(path: Path, text: str) -> None:
+    write_named(path, text, replace=False)
+
+
+@pytest.mark.parametrize("write", [write_atomically, named])
+def test_a_text_file_may_be_read_and_written_but_not_executed(
+    write: Callable[[Path, str], None], tmp_path: Path
+) -> None:
+    """By everybody, as any other program's: the user's umask takes rights away."""
+    for umask, mode in ((0, 0o666), (0o077, 0o600)):
+        before = os.umask(umask)
+        try:
+            write(path := tmp_path / f"{umask}.txt", "text")
+        finally:
+            os.umask(before)
+        assert path.stat().st_mode & 0o777 == mode
