@@ -364,7 +364,8 @@ def _fill(taken_S: np.ndarray, judged: Masked, algorithm: Algorithm, blocked_U: 
         )
     if not algorithm.weighs_by_ratio or not algorithm.weight[0].bounded:
         return
-    low, high = map(np.float32, algorithm.weight[0].bounds)
+    with np.errstate(over="ignore"):  # a cap beyond float32 caps nothing
+        low, high = map(np.float32, algorithm.weight[0].bounds)
     bounded_N = judged.judged_N & ((judged.ratio_N > high) | (judged.ratio_N < low))
     bounded_N[blocked_U] = False
     index_U = np.flatnonzero(bounded_N)

@@ -313,3 +313,11 @@ def test_an_infinite_ratio_loses_nothing_to_a_floor():
     assert lost["capped"]["value"] == lost["positive"]["value"] == 0
     added = 0.5 - np.exp(-1)
     assert lost["negative"]["value"] == pytest.approx(-added / (np.exp(-1) + np.exp(-0.5)))
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_cap_beyond_float32_caps_nothing():
+    batch = simple([[-1.0, -2.0]], [[-0.2, -0.1]], [1.0], reward_S=np.array([1.0]))
+    algorithms = (find("pg-tis:cap=1e39"), find("pg-is"))
+    found = result_of(batch, needs=PLAIN, algorithms=algorithms)
+    assert [row["lost"]["all"]["value"] for row in found["algorithms"]] == [0.0, 0.0]
