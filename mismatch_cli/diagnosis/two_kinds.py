@@ -19,7 +19,7 @@ _USUAL = 0.2  # of the responses: fewer others may be those whose tokens are cer
 _MOST = 3.0  # of one token, in typical gaps
 _LEAST = 1e-3  # of a typical gap: less is equal
 _PURE = 0.95  # of the responses that agree with the most of their prompt, step or sample
-_KEYS = {"step": "step_S", "prompt": "prompt_id_S", "sample index": "sample_index_S"}
+_KEYS = {"step": "step_S", "prompt": "prompt_id_S", "sample number": "sample_index_S"}
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,6 @@ class FarResponses:
     """Responses with a far larger gap than the others; the others are all that is not in it."""
 
     in_it_S: np.ndarray  # bool
-    times: float  # their relative gap over that of the others
     members: str  # what they share, such as `all of 12 of 48 prompts`; may be empty
 
     @property
@@ -53,8 +52,7 @@ def part_of(sample: Sample) -> FarResponses | None:
     if cut is None:
         return None
     in_it_S = long_S & (log_S > cut)
-    low, high = (float(log_S[long_S & chosen_S].mean()) for chosen_S in (~in_it_S, in_it_S))
-    return FarResponses(in_it_S, float(np.exp(high - low)), _members(sample, in_it_S, long_S))
+    return FarResponses(in_it_S, _members(sample, in_it_S, long_S))
 
 
 def _typical_S(sample: Sample) -> np.ndarray:
