@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from mismatch_cli.numbers import MISSING
+from mismatch_cli.numbers import FEW, MISSING
 from mismatch_cli.report.tables import frameworks, logged_by
 from mismatch_cli.report.view import (
     Column,
@@ -33,8 +33,9 @@ from mismatch_cli.text import for_terminal, visible
 
 WIDEST_PROSE = 100  # characters per line
 _WEIGHT_STYLES = ("", "yellow", "bold yellow", "bold red", "bold white on red")
-_HALF_WIDTH = re.compile(r" (± \S+|\[\S+ \S+\])")
-_INTERVAL = re.compile(r"\[\S+ \S+\]( %)?")
+# The mark that few prompts decide stays with the number
+_HALF_WIDTH = re.compile(rf" (± [^\s{FEW}]+|\[\S+ \S+\])")
+_INTERVAL = re.compile(rf"\[\S+ \S+\]( %)?{FEW}?")
 _ID = re.compile(r"⟨\d+⟩")
 _UNLIMITED = 100_000  # columns
 _NAMES = 0.6  # of the width, for names

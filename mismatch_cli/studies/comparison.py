@@ -38,7 +38,7 @@ from mismatch_cli.studies.pairing import (
 )
 from mismatch_cli.studies.settings_compared import NAMES, SettingDifference, settings_diff
 from mismatch_cli.studies.study import Study, about, name_of, who_is_compared, without_unknown
-from mismatch_cli.studies.unusable import refuse_unusable
+from mismatch_cli.studies.unusable import refuse_unmeasured
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.workers import ALONE, Workers
 from mismatch_cli.workers.executor import Executor
@@ -221,7 +221,7 @@ class _Found:
             parts = [Responses.joined(groups) for groups in recognised.responses[number]]
             responses.append(Responses.joined(parts))
             if not responses[-1].measured_S.any():
-                refuse_unusable([trace], 0, 0)
+                refuse_unmeasured([trace], 0, 0)
             ends = accumulate(map(len, parts))
             placed = zip(portions[number], parts, ends, strict=True)
             rows |= {portion: slice(end - len(part), end) for portion, part, end in placed}

@@ -20,7 +20,7 @@ from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.places import shown
 from mismatch_cli.studies.study import Study, about, check_poolable, name_of, subject_of
-from mismatch_cli.studies.unusable import refuse_unusable
+from mismatch_cli.studies.unusable import refuse_unmeasured
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.verdict.both_sides import temperatures_of
 from mismatch_cli.verdict.suspects import Suspect, suspects
@@ -221,7 +221,7 @@ def gather(
         found = reader.reduced(reader.portions, asked, on_responses, asked.after)
     evidence = found.evidence(about.get("config", {}).get("sampling") or {}, about)
     above = sum(side.above_zero for side in evidence.counts.sides.values())
-    refuse_unusable(traces, int(evidence.sample.counts_T.sum()), above)
+    refuse_unmeasured(traces, int(evidence.sample.counts_T.sum()), above)
     return evidence
 
 

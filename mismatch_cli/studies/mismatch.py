@@ -34,7 +34,7 @@ from mismatch_cli.studies.study import (
     without_unknown,
 )
 from mismatch_cli.studies.support import Support
-from mismatch_cli.studies.unusable import refuse_unusable
+from mismatch_cli.studies.unusable import refuse_unmeasured
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.trace.schema import TOPK_COLUMNS
 from mismatch_cli.verdict.assess import LEADING, assess
@@ -255,7 +255,7 @@ def analyse(
     asked = _Measuring(tuple(pairs_in(traces)), worst, temperatures_of(traces[0].manifest))
     found = read_through(traces, asked, workers, on_responses)
     counts = [summary.exact.counts for summary in found.pairs.values()]
-    refuse_unusable(
+    refuse_unmeasured(
         traces,
         max((count.tokens - count.out_of_support for count in counts), default=0),
         max((count.not_measured for count in counts), default=0),

@@ -19,17 +19,22 @@ _CLOSE = 0.1  # nats, the median difference from the other column: more than mos
 
 
 def refuse_unusable(traces: Sequence[Trace], measured: int, not_measured: int) -> None:
-    """Raise a `MismatchError` if no token is measured, or if some are not because a column holds
-    something else.
+    """Raise a `MismatchError` if a column holds something else, which tokens that are not measured
+    may show.
     """
     first = traces[0]
-    wrong = unusable(first) if not_measured >= _FEW * measured else ""
+    wrong = unusable(first) if not_measured >= max(1, _FEW * measured) else ""
     if wrong:
         raise MismatchError(f"{first.folder} cannot be measured. {wrong}")
+
+
+def refuse_unmeasured(traces: Sequence[Trace], measured: int, not_measured: int) -> None:
+    """The same, and if no token has log-probabilities of both sides."""
+    refuse_unusable(traces, measured, max(not_measured, int(not measured)))
     if not measured:
         raise MismatchError(
-            f"{first.folder} has no tokens with log-probabilities of both sides. "
-            f"{first.how_to_score}"
+            f"{traces[0].folder} has no tokens with log-probabilities of both sides. "
+            f"{traces[0].how_to_score}"
         )
 
 

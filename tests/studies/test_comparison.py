@@ -225,7 +225,7 @@ def test_a_trace_without_scores_is_named(tmp_path, float32_rows):
     with pytest.raises(MismatchError, match="a was not scored by a trainer"):
         compared(FLOAT32, folder)
     empty = [row | {"logp_trainer": None} for row in float32_rows]
-    with pytest.raises(MismatchError, match="b has no scored tokens"):
+    with pytest.raises(MismatchError, match="b has no tokens with log-probabilities of both sides"):
         compared(FLOAT32, write_rows(tmp_path / "b", empty, FLOAT32))
 
 
