@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import floor, isfinite, log10
 
 MISSING = "—"
-FEW = "°"  # after the interval of an estimate that a few prompts decide
+FEW = "°"  # after an estimate that a few prompts decide
 _DIGITS = 3
 _LOPSIDED = 0.3  # e.g. a share near 0 or 1, where value ± half width would leave the valid range
 _LARGEST_FACTOR = 1000  # beyond it, the noise is too close to zero to divide by

@@ -163,11 +163,11 @@ def in_words(metric: Metric, found: Found) -> tuple[str, str]:
     """
     if metric.unit == "share":
         value, interval = numbers.share(*parts(found))
-        return value, interval + _few(found)
+        return value + _few(found), interval
     value, interval = numbers.estimate(*parts(found))
     if metric.agreement == 1 and interval == numbers.MISSING:
         value = numbers.near(value_of(found), 1)
-    return value, interval + _few(found)
+    return value + _few(found), interval
 
 
 def metric_row(metric: Metric, found: Found, name: str = "") -> MetricRow:

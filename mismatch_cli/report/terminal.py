@@ -35,7 +35,7 @@ WIDEST_PROSE = 100  # characters per line
 _WEIGHT_STYLES = ("", "yellow", "bold yellow", "bold red", "bold white on red")
 # The mark that few prompts decide stays with the number
 _HALF_WIDTH = re.compile(rf" (± [^\s{FEW}]+|\[\S+ \S+\])")
-_INTERVAL = re.compile(rf"\[\S+ \S+\]( %)?{FEW}?")
+_INTERVAL = re.compile(r"\[\S+ \S+\]( %)?")
 _ID = re.compile(r"⟨\d+⟩")
 _UNLIMITED = 100_000  # columns
 _NAMES = 0.6  # of the width, for names

@@ -370,7 +370,7 @@ def measured_parts(check: Check) -> tuple[str, str]:
     value, interval = numbers.estimate(found.value, found.low, found.high)
     if interval == numbers.MISSING:
         return _number(check, found.value), interval
-    return value, interval + numbers.FEW * found.few_decide
+    return value + numbers.FEW * found.few_decide, interval
 
 
 def measured_text(check: Check) -> str:

@@ -52,15 +52,18 @@ def equals(shown: str, value: float | None) -> bool:
     return abs(float(text) - scale * value) <= 0.5001 * last + 1e-9 * abs(scale * value)
 
 
+def is_value(shown: str, estimate: dict[str, Any]) -> bool:
+    few = estimate["note"] == "a few prompts decide it"
+    return equals(shown.replace("°", ""), estimate["value"]) and ("°" in shown) == few
+
+
 def is_interval(shown: str, estimate: dict[str, Any]) -> bool:
     low, high = estimate["low"], estimate["high"]
     if low is None:
         return shown == "" or not re.search(r"\d", shown) or shown == estimate["note"]
-    match = re.fullmatch(rf"\[({_NUMBER}), ({_NUMBER})\]( %)?(°?)", shown)
+    match = re.fullmatch(rf"\[({_NUMBER}), ({_NUMBER})\]( %)?", shown)
     unit = (match and match[3]) or ""
-    few = estimate["note"] == "a few prompts decide it"
-    ends = bool(match) and equals(match[1] + unit, low) and equals(match[2] + unit, high)
-    return ends and bool(match[4]) == few
+    return bool(match) and equals(match[1] + unit, low) and equals(match[2] + unit, high)
 
 
 def is_times(shown: str, estimate: dict[str, Any]) -> bool:
@@ -82,7 +85,7 @@ def is_noise(shown: str, estimate: dict[str, Any]) -> bool:
 
 
 HOLDS = {
-    "value": lambda shown, estimate: equals(shown, estimate["value"]),
+    "value": is_value,
     "95 % interval": is_interval,
     "× noise": is_times,
     "noise": is_noise,

@@ -209,7 +209,7 @@ def test_numbers_are_readable(training, control):
     # One prompt decides it
     assert (
         measured_text(check(training, "pearson", "max_times_floor", 10.0))
-        == "0.999 [0.942, 1.000]°"
+        == "0.999° [0.942, 1.000]"
     )
     assert limit_text(check(training, "k3", "max_above_baseline", 0.5, control)).startswith(
         "≤ baseline + 0.5; baseline"
