@@ -13,6 +13,7 @@ from mismatch_cli.diagnosis.evidence import Evidence, Gathering
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.trace.reader import table_to_batch
 from mismatch_cli.trace.schema import ROW_KEY
+from mismatch_cli.verdict.both_sides import temperatures_of
 
 _TOKEN_COLUMNS = ("response_ids", "logp_rollout", "logp_trainer", "entropy_trainer")
 _TOPK_COLUMNS = ("topk_ids", "topk_logp_rollout", "topk_logp_trainer")
@@ -168,7 +169,7 @@ def gather_tables(
     about: Mapping[str, Any] | None = None,
 ) -> Evidence:
     """Evidence from tables with the columns of a trace."""
-    found = Gathering(pair)
+    found = Gathering(pair, temperatures=temperatures_of(about or {}))
     for table in tables:
         found.update(table, table_to_batch(table))
     return found.evidence(sampling, about)
