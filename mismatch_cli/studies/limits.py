@@ -16,7 +16,6 @@ from mismatch_cli.errors import MismatchError, UsageError, unreadable
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.registry import unknown
 from mismatch_cli.text import parsed_toml
-from mismatch_cli.verdict.assess import LEADING
 
 PRESETS = Path(__file__).parent / "published_limits"
 DEFAULT = "prime-rl"
@@ -184,6 +183,7 @@ def _check_bound(metric: str, bound: str, threshold: Any, where: str) -> None:
 def _check_relative(metric: str, bound: str, where: str) -> None:
     """A `UsageError` if the metric has nothing that the bound is a multiple of."""
     from mismatch_cli.metrics.gap_table import METRICS
+    from mismatch_cli.verdict.assess import LEADING
 
     if bound == OF_EXPECTED and metric != LEADING:
         raise UsageError(f"{where}: what is expected is known of {LEADING} only. Use max or min.")
