@@ -63,16 +63,18 @@ def tool_tokens(pool: Pool, share: float, rng: np.random.Generator) -> None:
 def shifted(pool: Pool, share: float, rng: np.random.Generator) -> None:
     """μ one position late or early, as from a slice with wrong bounds."""
     lag = int(rng.choice([-1, 1]))
-    for s in some(pool, share, rng):
+    _shift(pool, some(pool, share, rng), lag)
+
+
+def _shift(pool: Pool, responses: np.ndarray, lag: int) -> None:
+    for s in responses:
         own = slice(pool.offset_S1[s], pool.offset_S1[s + 1])
         pool.tokens["logp_rollout"][own] = np.roll(pool.tokens["logp_rollout"][own], lag)
 
 
 def retokenised(pool: Pool, share: float, rng: np.random.Generator) -> None:
     """The trainer scored some responses with one token of their text split in two."""
-    chosen = np.zeros(pool.num_responses, dtype=bool)
-    chosen[some(pool, share, rng, longer_than=16)] = True
-    pool.use("retokenised", chosen[pool.response_T])
+    _score_with(pool, some(pool, share, rng, longer_than=16), "retokenised")
 
 
 def in_steps(pool: Pool, rng: np.random.Generator) -> np.ndarray:
@@ -123,9 +125,13 @@ def routing(pool: Pool, share: float, rng: np.random.Generator) -> None:
 
 
 def broken_responses(pool: Pool, share: float, rng: np.random.Generator) -> None:
+    _score_with(pool, some(pool, share, rng, longer_than=10), "weights0.1")
+
+
+def _score_with(pool: Pool, responses: np.ndarray, variant: str) -> None:
     chosen = np.zeros(pool.num_responses, dtype=bool)
-    chosen[some(pool, share, rng, longer_than=10)] = True
-    pool.use("weights0.1", chosen[pool.response_T])
+    chosen[responses] = True
+    pool.use(variant, chosen[pool.response_T])
 
 
 def forced_token(pool: Pool, place: float, _: np.random.Generator) -> None:
@@ -136,11 +142,6 @@ def forced_token(pool: Pool, place: float, _: np.random.Generator) -> None:
     pool.tokens["response_ids"][forced_T] = 3
     pool.tokens["logp_rollout"][forced_T] = 0.0
     pool.tokens["logp_trainer"][forced_T] = -15.0
-
-
-def accepted_drafts(pool: Pool, share: float, rng: np.random.Generator) -> None:
-    """Tokens of a draft that the engine accepted, with 0.0 in place of the target's."""
-    pool.tokens["logp_rollout"][some_tokens(pool, share, rng)] = 0.0
 
 
 def log_of_epsilon(pool: Pool, tokens: float, rng: np.random.Generator) -> None:
@@ -155,16 +156,12 @@ def rounded(pool: Pool, decimals: float, _: np.random.Generator) -> None:
 
 def far_shifted(pool: Pool, lag: float, rng: np.random.Generator) -> None:
     """A tenth of the responses, some tokens late."""
-    for s in some(pool, 0.1, rng, longer_than=24):
-        own = slice(pool.offset_S1[s], pool.offset_S1[s + 1])
-        pool.tokens["logp_rollout"][own] = np.roll(pool.tokens["logp_rollout"][own], int(lag))
+    _shift(pool, some(pool, 0.1, rng, longer_than=24), int(lag))
 
 
 def one_of_three_engines(pool: Pool, scale: float, rng: np.random.Generator) -> None:
     """A third of the responses from other weights."""
-    chosen = np.zeros(pool.num_responses, dtype=bool)
-    chosen[some(pool, 1 / 3, rng)] = True
-    pool.use(f"weights{scale:g}", chosen[pool.response_T])
+    _score_with(pool, some(pool, 1 / 3, rng), f"weights{scale:g}")
 
 
 def stored_in_bfloat16(pool: Pool, _: float, __: np.random.Generator) -> None:
@@ -255,7 +252,7 @@ FAULTS = (
         "placeholders",
         (0.1, 0.4, 0.7),
         "of the tokens",
-        accepted_drafts,
+        zeros,
     ),
     Fault("log(p + 1e−10)", "stored-values", (1, 3, 10), "tokens", log_of_epsilon),
     Fault("rounded to decimals", "stored-values", (1, 2, 3), "decimals", rounded),

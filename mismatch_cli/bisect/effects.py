@@ -21,8 +21,6 @@ from mismatch_cli.metrics.estimate import (
 
 FAR = float(np.log(2))  # nats
 MEASURES = ("abs_d", "k3", "beyond_ln2")
-# Of the gap: if all groups of prompts agree to within this, their range is the interval
-_NARROW = 0.02
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def _align(
     if not gap >= real or np.isfinite(zero_T).sum() < _SHORTEST:
         return gap, 0, 0, False
     if gap < _REAL:
-        lag = _whole_lag(logq_T, logp_T, counts_T, zero_T)
+        lag = _whole_lag(logq_T, logp_T, counts_T, zero_T, gap)
         return gap, lag, 0, lag != 0
     best = (gap, 0, 0)
     head_T = np.concatenate([[0.0], np.nancumsum(zero_T)])
@@ -156,7 +156,7 @@ def _align(
 
 
 def _whole_lag(
-    logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray, zero_T: np.ndarray
+    logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray, zero_T: np.ndarray, gap: float
 ) -> int:
     """The lag that fits a whole response of a peaked policy; 0 if none does.
 
@@ -167,7 +167,7 @@ def _whole_lag(
         cost_T = _cost(logq_T, logp_T, counts_T, lag)
         left[lag] = _mean(np.where(np.isfinite(cost_T), cost_T, zero_T))
     best = min(left, key=lambda lag: left[lag])
-    return best if left[best] <= _FITS * _mean(zero_T) else 0
+    return best if left[best] <= _FITS * gap else 0
 
 
 def _best_start(head_T: np.ndarray, cost_T: np.ndarray) -> tuple[float, int]:

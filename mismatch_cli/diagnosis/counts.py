@@ -113,10 +113,11 @@ class Counts(Accumulator):
         ):
             zeros = self.zeros.setdefault(side, ZeroCounts())
             zeros.update(own_T[counts_T], other_T[counts_T])
-            placeholder_T = counts_T & (own_T == 0) & (other_T < UNCERTAIN)
-            zeros.last += int(placeholder_T[ends].sum())
-            runs_T = in_runs(counts_T & (own_T == 0), offset_S1)
-            zeros.in_runs += int((placeholder_T & runs_T).sum())
+            zero_T = counts_T & (own_T == 0)
+            placeholder_T = zero_T & (other_T < UNCERTAIN)
+            if placeholder_T.any():
+                zeros.last += int(placeholder_T[ends].sum())
+                zeros.in_runs += int((placeholder_T & in_runs(zero_T, offset_S1)).sum())
 
     def _update_side(
         self, side: str, column: pa.ListArray, offset_S1: np.ndarray, mask_T: np.ndarray

@@ -242,7 +242,7 @@ def test_tokens_that_all_responses_share_are_not_forced_if_both_sides_expect_the
     for side in ("rollout", "trainer"):
         healthy.tokens[f"logp_{side}"][first_T] = -1e-4
     assert finding_of(judged(healthy), "forced-tokens").status == "clear"
-    # Both sides call it improbable, and agree: there is no gap to mask
+    # Equal log-probabilities leave no gap, however improbable the token
     for side in ("rollout", "trainer"):
         healthy.tokens[f"logp_{side}"][first_T] = -5.0
     assert finding_of(judged(healthy), "forced-tokens").status == "clear"

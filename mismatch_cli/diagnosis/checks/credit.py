@@ -3,7 +3,7 @@
 import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
-from mismatch_cli.metrics.estimate import standard_error
+from mismatch_cli.metrics.estimate import standard_error, without_groups
 
 NAME, STAGE = "credit", 2
 TITLE = "Advantages that do not follow the rewards"
@@ -35,7 +35,7 @@ def check(evidence: Evidence) -> Finding:
         why = "too few prompts with different rewards and one advantage for each response"
         return untested(NAME, why)
     against_G, count_G = pairs.against_G[usable_G], pairs.count_G[usable_G]
-    without_G = (against_G.sum() - against_G) / np.maximum(count - count_G, 1)
+    _, without_G = without_groups(np.true_divide, against_G, count_G)
     error = standard_error(without_G)
     permuted = int(pairs.permuted_G[usable_G].sum())
     rows = (

@@ -36,7 +36,7 @@ def check(evidence: Evidence) -> Finding:
     gap there that is far above that of the other tokens.
     """
     sample = evidence.sample
-    places = [place for place in _uniform_places(sample) if _is_forced(sample, place)]
+    places = _forced_places(sample)
     forced_T = np.zeros(len(sample.logq_T), dtype=bool)
     for place in places:
         forced_T[place.index_T] = True
@@ -64,8 +64,11 @@ def check(evidence: Evidence) -> Finding:
 def spoiled_T(evidence: Evidence) -> np.ndarray:
     """Whatever is at a forced place."""
     sample = evidence.sample
-    positions = [place.position for place in _uniform_places(sample) if _is_forced(sample, place)]
-    return np.isin(sample.position_T, positions)
+    return np.isin(sample.position_T, [place.position for place in _forced_places(sample)])
+
+
+def _forced_places(sample: Sample) -> list[_Place]:
+    return [place for place in _uniform_places(sample) if _is_forced(sample, place)]
 
 
 def _uniform_places(sample: Sample) -> list[_Place]:
