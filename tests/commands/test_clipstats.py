@@ -292,3 +292,15 @@ def test_a_reader_that_stops_early_is_not_an_error(here, flags):
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 3 and not done.stderr
+
+
+def test_an_algorithm_that_was_named_is_left_out_with_its_reason(here, capfd):
+    """On the screen, and what to type for it; of a whole table only how many."""
+    equal = str(bundled("traces") / "bfloat16")
+    code, out, err = clipstats(capfd, equal, "-a", "ppo", "-a", "gspo", "-a", "dppo-binary-tv")
+    assert code == 0
+    said = " ".join(out.split())
+    assert "ppo, gspo: not applicable: the trainer has the weights that sampled" in said
+    assert "--trainer-model LATER --weights newer" in said and "--full says why" not in said
+    out = " ".join(clipstats(capfd, equal)[1].split())
+    assert "cannot be judged on this trace: --full says why" in out and "not applicable" not in out

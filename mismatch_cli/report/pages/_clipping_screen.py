@@ -13,7 +13,7 @@ from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.update_table import THEORY
 from mismatch_cli.report.about import subject_lines
 from mismatch_cli.report.pages.clipping_blocked import NOT_BY_RATIO, ROW_KEYS, share_columns
-from mismatch_cli.report.pages.clipping_subject import SIGNS, Subject, way_to, when
+from mismatch_cli.report.pages.clipping_subject import SIGNS, Subject, unsupported, way_to, when
 from mismatch_cli.report.pages.clipping_thresholds import same_strictness
 from mismatch_cli.report.tables import Row, filled, in_words, number, share, table, text, value_of
 from mismatch_cli.report.view import Excerpt, Facts, Screen, Table, Verdict
@@ -69,7 +69,9 @@ def _notes(subject: Subject, notes: Sequence[str]) -> tuple[str, ...]:
             "No advantages: tokens are judged for both signs. To get them: "
             f"{way_to('advantage', result['about'])}"
         )
-    if skipped:
+    if "--algorithm" in result["arguments"]:
+        shown += unsupported(result)  # named algorithms, so the reason belongs here
+    elif skipped:
         shown.append(
             f"{numbers.things(skipped, 'algorithm')} cannot be judged on this trace: --full says "
             "why"

@@ -27,6 +27,7 @@ from mismatch_cli.report.pages.clipping_subject import (
     SIGNS,
     Subject,
     counted,
+    unsupported,
     way_to,
     when,
 )
@@ -178,11 +179,7 @@ def _notes(result: Row) -> tuple[str, ...]:
     notes = _left_out(result)
     if not result["has"]["advantages"]:
         notes.append(_NO_ADVANTAGES.format(way=way_to("advantage", result["about"])))
-    by_reason: dict[str, list[str]] = {}
-    for skipped in result["skipped"]:
-        by_reason.setdefault(skipped["reason"], []).append(skipped["algorithm"])
-    notes += [f"{', '.join(names)}: {reason}." for reason, names in by_reason.items()]
-    return tuple(notes)
+    return (*notes, *unsupported(result))
 
 
 def _headline(subject: Subject) -> str:

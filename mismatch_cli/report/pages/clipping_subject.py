@@ -63,6 +63,14 @@ class Subject(ClippingPlotData):
         return [by_name[name] for name in self.result["compared"]]
 
 
+def unsupported(result: Row) -> list[str]:
+    """The algorithms that a trace cannot support, in a sentence for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for row in result["skipped"]:
+        by_reason.setdefault(row["reason"], []).append(row["algorithm"])
+    return [f"{', '.join(names)}: {reason}." for reason, names in by_reason.items()]
+
+
 def way_to(column: str, about: Mapping[str, Any]) -> str:
     """How to get a trace with advantages or rewards: what to type, by where the trace comes
     from.
