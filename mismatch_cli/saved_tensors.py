@@ -62,14 +62,25 @@ def tied_names(model: str) -> dict[str, str]:
     """The tied tensors of a model: name → the name that holds its values, such as the head's →
     the embeddings'.
     """
+    tied = dict(_empty(model).all_tied_weights_keys)
+    return tied | {source: target for target, source in tied.items()}
+
+
+def own_names(model: str) -> frozenset[str]:
+    """The tensors that transformers computes with, as its own model names them; a folder may
+    hold others, and may fuse or split them.
+    """
+    return frozenset(_empty(model).state_dict())
+
+
+def _empty(model: str) -> Any:
+    """The model without its weights."""
     prepare_imports()
     import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
-        empty: Any = AutoModelForCausalLM.from_config(load_config(model), **custom_code.loading())
-    tied = dict(empty.all_tied_weights_keys)
-    return tied | {source: target for target, source in tied.items()}
+        return AutoModelForCausalLM.from_config(load_config(model), **custom_code.loading())
 
 
 def model_folder(model: str) -> Path:

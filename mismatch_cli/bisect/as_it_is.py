@@ -23,6 +23,7 @@ from mismatch_cli.bisect.experiments import (
     Experiment,
 )
 from mismatch_cli.bisect.model_config import config_differences
+from mismatch_cli.bisect.model_structure import structure_difference
 from mismatch_cli.bisect.ranking import RECORDED, rank
 from mismatch_cli.bisect.runner import leg_of
 from mismatch_cli.bisect.searching import Searching
@@ -170,9 +171,11 @@ def compared(run: Searching, engine: Engine) -> dict[str, Any]:
     )
     config = config_differences(rollout.model, trainer.trainer_model, rollout.overrides)
     groups = [asdict(group) for group in found.groups()]
+    structure = structure_difference(rollout.model, trainer.trainer_model)
     return found.to_json() | {
         "groups": groups,
         "config": [difference.to_json() for difference in config],
+        **structure.to_json(),
     }
 
 

@@ -19,6 +19,7 @@ FORMAT = "mismatch-cli search"
 ROLLOUT, TRAINER = "rollout", "trainer"
 LEGS = "legs"  # their folder inside the run folder
 AS_RECORDED = "as-recorded"  # the leg that the others are compared with
+NOT_REACHED = "not reached"  # the status of a stage that the budget cut short
 Change = Mapping[str, Any]  # to one side: see `sides.py`
 Pair = tuple[str, str]  # the names of a leg of the rollout and one of the trainer
 

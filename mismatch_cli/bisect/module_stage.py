@@ -153,5 +153,5 @@ def _keep(
 
 
 def _experiment(parts: Sequence[str], kind: str, before: tuple[str, str], leg: Leg) -> Experiment:
-    change = f"{_WHAT[kind]}, computed identically on both sides"
+    change = f"compute {_WHAT[kind]} alike on both sides"
     return Experiment(kind, "both", 3, before, (before[0], leg.name), change, parts=tuple(parts))

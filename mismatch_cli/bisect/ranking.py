@@ -8,12 +8,23 @@ resample.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from mismatch_cli.bisect.effects import MEASURES, Effects, GapSums
-from mismatch_cli.bisect.experiments import AS_RECORDED, ROLLOUT, TRAINER, Experiment, Pair, Search
+from mismatch_cli.bisect.experiments import (
+    ALONE,
+    AS_RECORDED,
+    DECODED,
+    OTHER_SHAPE,
+    ROLLOUT,
+    SCORED,
+    TRAINER,
+    Experiment,
+    Pair,
+    Search,
+)
 from mismatch_cli.bisect.fixed_tokens import FixedTokens
 from mismatch_cli.metrics.estimate import NO_SPREAD, Estimate
 
@@ -29,9 +40,14 @@ RECORDED: Pair = (AS_RECORDED, AS_RECORDED)
 class Measured:
     """The sums of every pair of legs, each computed once, on demand."""
 
-    def __init__(self, tokens: FixedTokens, column: Callable[[str, str], np.ndarray]) -> None:
-        """`column(leg, side)` returns a leg's log μ or log π of all tokens."""
-        self.tokens = tokens
+    def __init__(
+        self,
+        tokens: FixedTokens,
+        column: Callable[[str, str], np.ndarray],
+        legs: Iterable[str] = (),
+    ) -> None:
+        """`column(leg, side)` returns a leg's log μ or log π of all tokens; `legs` were read."""
+        self.tokens, self.legs = tokens, frozenset(legs)
         self._column = column
         self._columns: dict[tuple[str, str], np.ndarray] = {}
         self._sums: dict[Pair, GapSums] = {}
@@ -58,30 +74,47 @@ def measured_in(
     tokens: FixedTokens, legs: Iterable[str], column: Callable[[str, str], np.ndarray]
 ) -> Measured:
     """All legs, on the tokens that are known to every leg that read them."""
+    legs = tuple(legs)
     return Measured(
-        tokens.known_to(column(leg, side) for leg in legs for side in (ROLLOUT, TRAINER)), column
+        tokens.known_to(column(leg, side) for leg in legs for side in (ROLLOUT, TRAINER)),
+        column,
+        legs,
     )
+
+
+def noise_of(measured: Measured) -> list[Estimate]:
+    """How far each side is from itself in other batches, as a share of the recorded gap; of the
+    sides that were read twice.
+    """
+    effects, recorded = Effects(measured.tokens), measured.sums(RECORDED)
+    sides = ((ROLLOUT, DECODED.name, ALONE.name), (TRAINER, SCORED.name, OTHER_SHAPE.name))
+    return [
+        effects.left(recorded, measured.apart(*side))
+        for side in sides
+        if measured.legs.issuperset(side[1:])
+    ]
 
 
 @dataclass(frozen=True)
 class Row:
     """An experiment's effects: paired differences, its share of the recorded gap, and what is
-    left, in nats.
+    left, in nats; `noise` is that of the noisier side, as a share of the gap.
     """
 
     experiment: Experiment
     share: Estimate
     change: dict[str, Estimate] = field(default_factory=dict)
     left: float = 0.0
+    noise: float = 0.0
 
     @property
     def is_cause(self) -> bool:
         """Whether it removes a notable part of the gap with 95 % confidence; without an
-        interval, a large part.
+        interval, a large part beyond what noise may remove.
         """
         value, low = self.share.value or 0.0, self.share.low
         if low is None and self.share.note != NO_SPREAD:
-            return value >= LARGE
+            return value >= LARGE + self.noise
         return value >= LEAST and (low is None or low > 0)
 
 
@@ -115,8 +148,11 @@ def rank(
     if recorded.mean() < NO_GAP:
         return Ranking((), ())
     effects = Effects(measured.tokens, weight_S)
+    noise = max((share.value or 0.0 for share in noise_of(measured)), default=0.0)
     rows = [
-        _row(effects, measured, e, details) for e in search.experiments if e.setting != ALL_MODULES
+        replace(_row(effects, measured, e, details), noise=noise)
+        for e in search.experiments
+        if e.setting != ALL_MODULES
     ]
     best = [
         _best([row for row in rows if row.experiment.setting == name]) for name in _settings(rows)

@@ -12,6 +12,7 @@ from mismatch_cli.bisect.effects import Effects
 from mismatch_cli.bisect.experiments import (
     AS_RECORDED,
     LEGS,
+    NOT_REACHED,
     Experiment,
     Leg,
     Pair,
@@ -117,7 +118,7 @@ class Searching:
             for work in works:
                 work(self)
         except OutOfBudgetError:
-            status, why = "not reached", f"the {self.config.budget:g} minutes of --budget were over"
+            status, why = NOT_REACHED, f"the {self.config.budget:g} minutes of --budget were over"
         except MismatchError as error:
             if number < _FIRST_THAT_MAY_FAIL:
                 raise

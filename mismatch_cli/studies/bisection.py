@@ -18,6 +18,7 @@ from mismatch_cli.bisect.experiments import (
     AS_RECORDED,
     DECODED,
     LEGS,
+    NOT_REACHED,
     OTHER_SHAPE,
     REFERENCE,
     ROLLOUT,
@@ -37,18 +38,22 @@ from mismatch_cli.bisect.ranking import (
     Ranking,
     Row,
     measured_in,
+    noise_of,
     rank,
 )
 from mismatch_cli.bisect.search_config import STAGES
 from mismatch_cli.errors import suggest
-from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.metrics.estimate import NO_SPREAD, Estimate
 from mismatch_cli.places import shown
+from mismatch_cli.studies.model_differences import ModelDifferences
 from mismatch_cli.studies.study import Study, about, from_here, who_is_compared
 from mismatch_cli.trace.manifest import read_manifest
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.verdict.causes import CAUSES, place
 
 _MOST_NAMED = 3  # causes in the verdict
+_FOUND = {True: "found", False: "yet"}
+_LEAST_BUDGET = 10.0  # minutes: a search of a small model takes 1 to 3
 _WHY_MODULES = "both sides compute these modules differently on the same input"
 _WHY_WEIGHTS = "the engine and the trainer hold different numbers"
 
@@ -165,9 +170,7 @@ class BisectionAnalysis(Study):
     @cached_property
     def noise(self) -> Estimate | None:
         """The larger of both sides' noise, as a share of the gap."""
-        sides = ((ROLLOUT, DECODED.name, ALONE.name), (TRAINER, SCORED.name, OTHER_SHAPE.name))
-        measured = [side for side in sides if self.has(side[1]) and self.has(side[2])]
-        shares = [self.effects.left(self.recorded, self.measured.apart(*side)) for side in measured]
+        shares = noise_of(self.measured)
         return max(shares, key=lambda share: share.value or 0.0, default=None)
 
     @cached_property
@@ -236,10 +239,47 @@ class BisectionAnalysis(Study):
     # The answer
 
     @cached_property
+    def differences(self) -> tuple[str, ...]:
+        """How the two models differ, a clause each, whatever share of the gap that causes."""
+        still = (row for row in self.ranking.tested if row.share.note == NO_SPREAD)
+        without_effect = {row.experiment.setting for row in still if not row.share.value}
+        return tuple(self.models.clauses(without_effect))
+
+    @property
+    def models(self) -> ModelDifferences:
+        """What stage 0 says of the two models."""
+        return ModelDifferences(self.search.weights or {})
+
+    @property
+    def not_tested(self) -> tuple[str, ...]:
+        """The stages for which there was no time, or not enough."""
+        begun = {experiment.stage for experiment in self.search.experiments}
+        late = [n for n in STAGES if self._stage(n)["status"] == NOT_REACHED]
+        return tuple(f"the rest of {STAGES[n]}" if n in begun else STAGES[n] for n in late)
+
+    @property
+    def larger_budget(self) -> float | None:
+        """Minutes in which the rest may be tested; None if none were set."""
+        budget = (self.search.flags or {}).get("budget")
+        return None if budget is None else max(_LEAST_BUDGET, 2 * float(budget))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing more would be tested."""
+        return self.is_equal or not self.not_tested
+
+    @cached_property
     def verdict(self) -> str:
-        """The causes with their shares, the noise, and what is left, in a sentence."""
+        """How the models differ, the causes with their shares, the noise, and what is left."""
         if self.is_equal:
             return "Nothing to explain: both sides agree to float32 rounding."
+        sentences = [f"{clause}." for clause in self.differences]
+        if not self.is_finished:
+            sentences.append(f"Not tested: {', '.join(self.not_tested)}.")
+        return " ".join([*sentences, self._shares_in_words])
+
+    @property
+    def _shares_in_words(self) -> str:
         named, floor = self.named[:_MOST_NAMED], self.floor
         parts = [f"{row.experiment.setting} {_share(row.share)}" for row in named]
         if floor is not None:
@@ -247,7 +287,7 @@ class BisectionAnalysis(Study):
         if self.noise is not None:
             parts.append(f"noise {_share(self.noise)}")
         overlap = " (shares overlap)" if self.overlap and self.overlap > 0.05 else ""
-        first = "" if named or floor else "No cause found: "
+        first = "" if named or floor else f"No cause {_FOUND[self.is_finished]}: "
         return f"{first}{', '.join([*parts, f'unexplained {_share(self.unexplained)}'])}{overlap}."
 
     @cached_property
@@ -336,6 +376,8 @@ class BisectionAnalysis(Study):
                 measure: self.effects.gap(self.recorded, measure).to_dict() for measure in MEASURES
             },
             "verdict": self.verdict,
+            "differences": list(self.differences),
+            "not_tested": list(self.not_tested),
             "stages": [self._stage(number) for number in STAGES],
             "legs": self._legs(),
             "triangle": triangle,
@@ -353,7 +395,7 @@ class BisectionAnalysis(Study):
 
     def _stage(self, number: int) -> dict[str, Any]:
         outcome = self.search.stages.get(
-            str(number), {"status": "not reached", "why": "the search was stopped", "seconds": 0.0}
+            str(number), {"status": NOT_REACHED, "why": "the search was stopped", "seconds": 0.0}
         )
         return {"stage": number, "name": STAGES[number], **outcome}
 

@@ -4,13 +4,15 @@ several is named.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from mismatch_cli.bisect.effects import Effects, GapSums
 from mismatch_cli.bisect.experiments import AS_RECORDED, Experiment, Search
 from mismatch_cli.bisect.fixed_tokens import FixedTokens
-from mismatch_cli.bisect.ranking import RECORDED, Measured, is_explained, rank
+from mismatch_cli.bisect.ranking import RECORDED, Measured, is_explained, measured_in, rank
 from mismatch_cli.metrics.estimate import FEW_DECIDE, NO_SPREAD
 
 PROMPTS, EACH, LENGTH = 40, 2, 20
@@ -160,6 +162,23 @@ def test_what_only_chance_removes_is_not_a_cause(tokens, gap_T, tmp_path, rng):
     noise_S = rng.choice([0.4, 1.6], tokens.num_responses)
     found = measured(tokens, **legs(gap_T), noisy=gap_T * np.repeat(noise_S, LENGTH))
     assert rank(found, search(tmp_path, experiment("noisy", "noisy"))).causes == ()
+
+
+def test_without_an_interval_a_cause_removes_much_more_than_noise_may(tokens, gap_T, tmp_path):
+    """Of four prompts there is no interval: a third of the gap is a cause beside no noise, and
+    none where the trainer is two thirds of the gap from itself in other micro-batches.
+    """
+    few = replace(tokens, prompt_id_S=tokens.prompt_id_S % 4)
+    asked = search(tmp_path, experiment("router", "router"), experiment("rope", "rope"))
+    for noise, named in ((0.0, ["rope", "router"]), (0.66, ["rope"])):
+        columns = legs(gap_T, router=0.67, rope=0.02) | {
+            "trainer-again": gap_T,
+            "trainer-other-shape": (1 + noise) * gap_T,
+        }
+        found = measured_in(few, columns, measured(few, **columns).logp_T)
+        ranking = rank(found, asked)
+        assert all(row.share.low is None for row in ranking.causes)
+        assert [row.experiment.setting for row in ranking.causes] == named
 
 
 @pytest.mark.parametrize(("both", "named"), [(0.28, "trainer"), (0.1, "both")])

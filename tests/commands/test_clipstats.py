@@ -297,7 +297,7 @@ def test_a_reader_that_stops_early_is_not_an_error(here, flags):
 def test_an_algorithm_that_was_named_is_left_out_with_its_reason(here, capfd):
     """On the screen, and what to type for it; of a whole table only how many."""
     equal = str(bundled("traces") / "bfloat16")
-    code, out, err = clipstats(capfd, equal, "-a", "ppo", "-a", "gspo", "-a", "dppo-binary-tv")
+    code, out, _ = clipstats(capfd, equal, "-a", "ppo", "-a", "gspo", "-a", "dppo-binary-tv")
     assert code == 0
     said = " ".join(out.split())
     assert "ppo, gspo: not applicable: the trainer has the weights that sampled" in said

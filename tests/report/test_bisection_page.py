@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from mismatch_cli.report.plots._style import NARROW, WIDE
 from mismatch_cli.report.screen import print_view
 from mismatch_cli.report.view import ReportView
 from mismatch_cli.studies.bisection import BisectionAnalysis
+from mismatch_cli.studies.model_differences import ModelDifferences
 from tests.report.browser import LAYOUT, Browser
 from tests.report.plots.drawing import PAPER, check_texts, drawn
 from tests.report.searches import HOSTILE, LENGTH, analysis, modules
@@ -96,8 +98,72 @@ def test_no_gap_is_good_and_a_stopped_search_says_what_is_missing(views):
     assert not views["no gap"].screen.tables
     stopped = in_words(printed(views["stopped"], 80))
     assert views["stopped"].screen.verdict.status == "bad"
-    assert "NO CAUSE FOUND" in stopped
+    assert "NO CAUSE FOUND" not in stopped and "No cause yet: " in stopped
+    assert "NOT FINISHED" in stopped
+    assert "Not tested: legs, settings, modules. No cause yet: " in stopped
+    assert "--resume" in stopped and "# test the rest: nothing is read twice" in stopped
+    assert "--budget" not in stopped
     assert "legs, settings, modules: the search was stopped" in stopped
+
+
+def test_models_that_differ_are_the_headline_whatever_their_share(searches, tmp_path):
+    """The tensors that one of them lacks, the classes, the numbers and the settings: on the
+    screen, on the page and in the JSON; a budget that ended comes after them.
+    """
+    lacking = [f"model.layers.{n}.self_attn.{kind}_norm.weight" for n in range(4) for kind in "qk"]
+    found = searches["whole"]
+    weights = {
+        "compared": 39,
+        "unread": [f"{lacking[0]}: the trainer's folder has no such tensor"],
+        "architectures": {"rollout": "Qwen3ForCausalLM", "trainer": "LlamaForCausalLM"},
+        "lacking": {"rollout": [], "trainer": lacking},
+        "config": [
+            {"key": "mlp_bias", "rollout": None, "trainer": False, "inner": []},
+            {"key": "rms_norm_eps", "rollout": 1e-6, "trainer": 3e-3, "inner": []},
+        ],
+    }
+    stages = {"0": {"status": "not reached", "why": "the 0.1 minutes were over", "seconds": 9.0}}
+    for budget, line in ((0.1, "--budget 10"), (30, "--budget 60")):
+        search = replace(
+            found.search, weights=weights, stages=stages, experiments=[], flags={"budget": budget}
+        )
+        view = page_of(replace(found, search=search))
+        first = view.screen.verdict
+        assert (first.words, first.status) == ("THE MODELS DIFFER, NOT FINISHED", "bad")
+        assert first.text.startswith(
+            "8 tensors of the engine’s model have no counterpart in the trainer’s: "
+            "model.layers.*.self_attn.q_norm.weight (4 ×), model.layers.*.self_attn.k_norm.weight "
+            "(4 ×) (Qwen3ForCausalLM against LlamaForCausalLM). rms_norm_eps is 1e-06 in the engine"
+            " and 0.003 in the trainer. Not tested: bookkeeping and weights, legs, settings, "
+            "modules. No cause yet: "
+        )
+        assert view.screen.next[0][0].endswith(f"--resume {line}")
+    result = replace(found, search=search).to_json()
+    assert len(result["differences"]) == 2 and len(result["not_tested"]) == 4
+    assert result["verdict"].startswith(result["differences"][0])
+    text = in_words(printed(view, 120, full=True))
+    assert f"{lacking[-1]} the trainer’s model" in text and "could not be read" not in text
+    assert "architectures Qwen3ForCausalLM LlamaForCausalLM" in text
+
+
+def test_a_tensor_or_setting_that_differs_is_named_before_the_shares(searches, views):
+    """With what the shares say behind it; a setting that moves nothing is of no account."""
+    verdict = views["whole"].screen.verdict
+    assert verdict.words.startswith("THE MODELS DIFFER, 3 CAUSES FOUND")
+    assert verdict.text.startswith("2 tensors differ: ") and "× 1.0100" in verdict.text
+    weights = {"config": [{"key": "logits_cap", "rollout": 1, "trainer": 2, "inner": []}]}
+    assert list(ModelDifferences(weights).clauses()) == [
+        "logits_cap is 1 in the engine and 2 in the trainer"
+    ]
+    assert list(ModelDifferences(weights).clauses({"logits_cap"})) == []
+    other = {"architectures": {"rollout": "A", "trainer": "B"}}
+    assert list(ModelDifferences(other).clauses()) == ["The models are of two classes: A against B"]
+    extra = {"lacking": {"rollout": ["model.layers.0.self_attn.q_proj.bias"], "trainer": []}}
+    assert list(ModelDifferences(extra).clauses()) == [
+        "1 tensor of the trainer’s model has no counterpart in the engine’s: "
+        "model.layers.0.self_attn.q_proj.bias"
+    ]
+    assert list(ModelDifferences({}).clauses()) == []
 
 
 def test_everything_is_printed_in_full(views):

@@ -51,19 +51,34 @@ def counts(analysis: BisectionAnalysis) -> dict[str, int | bool]:
 
 
 def _words(analysis: BisectionAnalysis) -> tuple[str, Status]:
-    named, left = len(analysis.named), analysis.unexplained.value or 0.0
+    """How the models differ comes first, then what was measured."""
     if analysis.is_equal:
         return "NO GAP", "good"
+    words, status = _of_shares(analysis)
+    parts = [words] if words else []
+    if analysis.differences:
+        parts.insert(0, "THE MODELS DIFFER")
+    if not analysis.is_finished:
+        parts.append("NOT FINISHED")
+    return ", ".join(parts), status if parts == [words] else "bad"
+
+
+def _of_shares(analysis: BisectionAnalysis) -> tuple[str, Status]:
+    """What the shares say; nothing where no cause was named and the models or the budget say
+    why.
+    """
+    named, left = len(analysis.named), analysis.unexplained.value or 0.0
     if named:
-        found = f"{numbers.things(named, 'cause').upper()} FOUND"
-        return (
-            (found, "mixed")
-            if left <= max(EXPLAINED, _noise(analysis))
-            else (f"{found}, NOT ALL EXPLAINED", "bad")
-        )
+        causes = f"{numbers.things(named, 'cause').upper()} FOUND"
+        if left <= max(EXPLAINED, _noise(analysis)):
+            return causes, "mixed"
+        return (f"{causes}, NOT ALL EXPLAINED" if analysis.is_finished else causes), "bad"
     if analysis.floor is not None:
         return "PRECISION ONLY", "mixed"
-    return ("MOSTLY NOISE", "mixed") if _noise(analysis) >= _MOSTLY else ("NO CAUSE FOUND", "bad")
+    if _noise(analysis) >= _MOSTLY:
+        return "MOSTLY NOISE", "mixed"
+    explained_elsewhere = analysis.differences or not analysis.is_finished
+    return ("" if explained_elsewhere else "NO CAUSE FOUND"), "bad"
 
 
 def _noise(analysis: BisectionAnalysis) -> float:
@@ -231,7 +246,16 @@ def command(analysis: BisectionAnalysis, *flags: str) -> str:
 
 def _next(analysis: BisectionAnalysis) -> Facts:
     lines = [(command(analysis, "--full"), "all effects and legs, and the tokens that move")]
+    if not analysis.is_finished:
+        lines.insert(0, (_resumed(analysis), "test the rest: nothing is read twice"))
     for row in analysis.result["causes"][:1]:
         shows = (f"the effect of {row['setting']} on the same tokens", "the same on new samples")
         lines += zip(row["command"], shows, strict=False)
     return tuple(lines)
+
+
+def _resumed(analysis: BisectionAnalysis) -> str:
+    flags: list[str] = []
+    if analysis.larger_budget is not None:
+        flags = ["--budget", f"{analysis.larger_budget:g}"]
+    return command(analysis, *flags)

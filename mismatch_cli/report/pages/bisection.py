@@ -125,7 +125,7 @@ def page(analysis: BisectionAnalysis) -> ReportView:
         ),
         _triangle_section(result["triangle"]),
         bookkeeping_section(result),
-        weights_section(result),
+        weights_section(analysis.models),
         modules_section(result),
         Section("Stages and legs", _legs_text(analysis), tables=(_stages(result), _legs(result))),
     ]

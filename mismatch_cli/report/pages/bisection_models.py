@@ -15,6 +15,7 @@ from mismatch_cli.report.tables import (
     value_of,
 )
 from mismatch_cli.report.view import Section, Table
+from mismatch_cli.studies.model_differences import LackingTensor, ModelDifferences
 
 _MODULES = (
     "Both models on the same responses. Inherited: the distance between both residual streams at "
@@ -30,6 +31,7 @@ _SAID = {
     "bits": "match to the bit",
 }
 _UNLIKE = {"scaled": "scaled", "rounded": "rounded", "other": "different numbers"}
+_MODELS = {"trainer": "the trainer’s model", "rollout": "the engine’s model"}
 _FEW = 12  # rows that are not folded away
 _POINTS = {"before": "before the layer", "attention": "after attention", "mlp": "after the MLP"}
 
@@ -53,21 +55,12 @@ def bookkeeping_section(result: Row) -> Section:
     return Section("Bookkeeping", text, tables=filled(faults))
 
 
-def weights_section(result: Row) -> Section:
+def weights_section(models: ModelDifferences) -> Section:
     """Tensors, by their names in the trainer, and configuration settings that differ."""
-    found = result["weights"] or {}
+    found = models.weights
     if not found:
         return Section("Weights and configurations")
-    differing, unread = found.get("differing", ()), found.get("unread", ())
-    compared = numbers.things(found.get("compared", 0), "tensor")
-    summary = f"{compared} of the engine compared with the trainer’s: "
-    summary += (
-        f"{numbers.things(len(differing), 'differs') if len(differing) == 1 else f'{len(differing)} differ'}."
-        if differing
-        else "all are equal."
-    )
-    if unread:
-        summary += f" {numbers.things(len(unread), 'tensor')} could not be read."
+    differing = found.get("differing", ())
     tensors = table(
         "Tensors that differ",
         differing,
@@ -80,18 +73,49 @@ def weights_section(result: Row) -> Section:
     )
     config = table(
         "Configurations that differ",
-        found.get("config", ()),
+        models.settings,
         [
             named("setting", "key"),
             text("rollout", lambda row: str(row["rollout"])),
             text("trainer", lambda row: str(row["trainer"])),
         ],
     )
-    missing = table(
-        "", unread, [text("not read", str)], fold="Tensors that could not be read", terminal_rows=0
-    )
     return Section(
-        "Weights and configurations", summary, tables=filled(tensors, config, missing), stays=True
+        "Weights and configurations",
+        _compared(models, found.get("compared", 0), len(differing)),
+        tables=filled(_lacking(models.lacking), tensors, config, _unread(models.unread)),
+        stays=True,
+    )
+
+
+def _compared(models: ModelDifferences, compared: int, differing: int) -> str:
+    """How many tensors were compared, differ, are on one side alone, or could not be read."""
+    differ = "differs" if differing == 1 else "differ"
+    answer = f"{differing} {differ}." if differing else "all are equal."
+    summary = [
+        f"{numbers.things(compared, 'tensor')} of the engine compared with the trainer’s: {answer}"
+    ]
+    if models.lacking:
+        summary.append(f"{numbers.things(len(models.lacking), 'tensor')} without a counterpart.")
+    if models.unread:
+        summary.append(f"{numbers.things(len(models.unread), 'tensor')} could not be read.")
+    return " ".join(summary)
+
+
+def _lacking(rows: Sequence[LackingTensor]) -> Table:
+    return table(
+        "Tensors that one model lacks",
+        rows,
+        [
+            text("tensor", lambda row: row.tensor),
+            text("missing in", lambda row: _MODELS[row.side]),
+        ],
+    )
+
+
+def _unread(rows: Sequence[str]) -> Table:
+    return table(
+        "", rows, [text("not read", str)], fold="Tensors that could not be read", terminal_rows=0
     )
 
 

@@ -1,0 +1,86 @@
+"""What differs between two models before any number is compared: their classes, and tensors that
+only one of them has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mismatch_cli.errors import MismatchError
+from mismatch_cli.models import load_config
+from mismatch_cli.saved_tensors import SavedTensors, own_names, tied_names
+
+_WRAPPERS = ("model.", "transformer.", "language_model.")  # that one side's names may lack
+
+
+@dataclass(frozen=True)
+class StructureDifference:
+    """The class of each model, and the tensors that a side's model lacks though the other's
+    computes with them; empty where both agree.
+    """
+
+    architectures: tuple[str, str] | None = None  # of the engine's model, and of the trainer's
+    lacking_in_rollout: tuple[str, ...] = ()
+    lacking_in_trainer: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        both = self.architectures
+        return {
+            "architectures": None if both is None else {"rollout": both[0], "trainer": both[1]},
+            "lacking": {
+                "rollout": list(self.lacking_in_rollout),
+                "trainer": list(self.lacking_in_trainer),
+            },
+        }
+
+
+def structure_difference(rollout: str, trainer: str) -> StructureDifference:
+    """Compare two models' folders by names alone.
+
+    A model that transformers cannot build says nothing of its tensors.
+    """
+    if rollout == trainer:
+        return StructureDifference()
+    classes = _class_of(rollout), _class_of(trainer)
+    by_class = StructureDifference(classes if classes[0] != classes[1] else None)
+    try:
+        engine, scorer = _TensorNames(rollout), _TensorNames(trainer)
+    except (MismatchError, ValueError, KeyError):
+        return by_class
+    return replace(
+        by_class,
+        lacking_in_rollout=engine.lacks(scorer),
+        lacking_in_trainer=scorer.lacks(engine),
+    )
+
+
+def _class_of(model: str) -> str:
+    names = getattr(load_config(model), "architectures", None) or ()
+    return ", ".join(names)
+
+
+def _tail(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.removeprefix(wrapper)
+    return name
+
+
+class _TensorNames:
+    """The tensors of a folder, and those that its model computes with, without wrappers."""
+
+    def __init__(self, model: str) -> None:
+        self.saved = {_tail(name): name for name in SavedTensors(model).shapes}
+        self.own = {_tail(name) for name in own_names(model)}
+        tied = {_tail(name) for name in tied_names(model)}
+        # Experts that the folder holds one by one, and the model as one tensor
+        self._renames = bool(self.own - self.saved.keys() - tied)
+
+    def lacks(self, other: _TensorNames) -> tuple[str, ...]:
+        """The other folder's names of tensors that its model computes with and this one does not.
+
+        A tensor that a model ignores is of no account, and a tied head is no lack.
+        """
+        absent = (other.saved.keys() & other.own) - self.own
+        absent -= self.saved.keys() if self._renames else set()
+        return tuple(sorted(other.saved[tail] for tail in absent))
