@@ -79,7 +79,7 @@ class _TensorNames:
     def lacks(self, other: _TensorNames) -> tuple[str, ...]:
         """The other folder's names of tensors that its model computes with and this one does not.
 
-        A tensor that a model ignores is of no account, and a tied head is no lack.
+        A tensor that a model ignores is of no account; a tied head is not lacking.
         """
         absent = (other.saved.keys() & other.own) - self.own
         absent -= self.saved.keys() if self._renames else set()

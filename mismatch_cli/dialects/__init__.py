@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "UPDATE", "Line", "Reading", "Readings", "dashboard", "lines", "logged_as", "metric_of",
     "named", "names",
-    "readings", "when",
+    "readings", "settings", "when",
 ]  # fmt: skip
 
 
@@ -62,6 +62,17 @@ def lines(framework: str) -> tuple[Line, ...]:
 def when(framework: str) -> str:
     """When a framework logs its metrics, and on which tokens."""
     found: str = registry.load(__name__, framework, "framework").WHEN
+    return found
+
+
+def settings(framework: str) -> Mapping[str, str]:
+    """What to set in a framework, by the check of `diagnose` that finds a fault; nothing for an
+    unknown framework.
+    """
+    if framework not in names():
+        return {}
+    module = registry.load(__name__, framework, "framework")
+    found: Mapping[str, str] = getattr(module, "SETTINGS", {})
     return found
 
 

@@ -77,3 +77,13 @@ LINES = (
     _masked("is_masked_high", "A > 0 and π − μ > 0.2", blocked("prime-rl", 1), _MASK),
     _masked("is_masked_low", "A < 0 and π − μ < −0.2", blocked("prime-rl", -1), _MASK),
 )
+
+# What a finding means here: names of its configuration
+_PROCESSED = 'In prime-rl: logprobs_mode = "processed_logprobs" in inference.vllm_extra'
+SETTINGS = {
+    "temperature": f"{_PROCESSED}; the trainer divides by the orchestrator's temperature",
+    "truncated-support": "In prime-rl: no top-p or top-k in the orchestrator's sampling section",
+    "not-as-sampled": _PROCESSED,
+    "columns-at-odds": _PROCESSED,
+    "heavy-tail": "In prime-rl, with experts: trainer.enable_router_replay = true",
+}

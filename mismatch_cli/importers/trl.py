@@ -24,6 +24,7 @@ ENABLE = (
     "mismatch_cli.record.trl writes a trace; TRL itself saves no token ids (mismatch-cli guide "
     "record)"
 )
+SAVES_IDS = False
 PI = "recomputed"
 HOLDS = (
     "old_per_token_logps, recomputed before the update; with per_token_logps also the current ones"

@@ -33,6 +33,7 @@ from mismatch_cli.verdict.reference import reference, usual_gap
 from mismatch_cli.verdict.suspects import suspects, unrecorded
 
 OWN = "mismatch"  # the framework name for the metrics of `report`
+_RARE = ("int8", "fp4")  # precisions of a side that only the JSON lists
 _FACTOR = 2.0  # how close a value has to be to a known fault's for the fault to be named
 _BOUNDS: dict[Scale, tuple[float, float]] = {
     POSITIVE: (0, inf), ABOVE_1: (1, inf), ABOVE_MINUS_1: (-1, inf), SHARE: (0, 1),
@@ -84,6 +85,7 @@ class Quoted:
             "bars": found["bars"],
             "measured": found["measured"],
             "usual": self._usual(about),
+            "by_precision": self.by_precision(about),
             "made_by": list(self._made_by(about)),
         }
 
@@ -129,6 +131,22 @@ class Quoted:
             "where": place_of(self.value, expected),
             "source": usual_gap(about).source,
         }
+
+    def by_precision(self, about: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Where the number would be for each precision, if the run's was not given."""
+        if self.metric != LEADING or precision(about):
+            return []
+        rows = [row for row in reference().usual if row.precision and not row.other]
+        of_family = {row.precision: row for row in rows if row.family in ("", family(about))}
+        return [
+            {
+                "precision": row.precision,
+                "low": row.low,
+                "high": row.high,
+                "where": place_of(self.value, row),
+            }
+            for row in of_family.values()
+        ]
 
     def _made_by(self, about: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Causes of values of this size: precisions with it in their usual range, and faults
@@ -178,6 +196,16 @@ class DashboardNumbers(Study):
     def result(self) -> dict[str, Any]:
         return self.to_json()
 
+    @property
+    def lines_with_a_dtype(self) -> list[str]:
+        """The line for a single number again, with a dtype, where the answer depends on it."""
+        (first, *more) = self.numbers
+        if more or not first.by_precision(self.about):
+            return []
+        owner = [name for name in (first.framework,) if name != OWN]
+        number = f"{first.name}={first.value:g}"
+        return [suggest("verdict", *owner, number, *_stated(self.about), "--dtype", "bf16")]
+
     def to_json(self) -> dict[str, Any]:
         """What `verdict --json` prints; documented in docs/json/verdict.md."""
         pair = next(
@@ -198,6 +226,29 @@ class DashboardNumbers(Study):
             "numbers": numbers,
             "suspects": [suspect.to_json() for suspect in suspected],
         }
+
+
+def on_the_dtype(row: Mapping[str, Any]) -> str:
+    """`within bf16 (0.001–0.07); above fp32 (1e-07–0.0004)`: where a number is for each precision
+    of a run whose dtype was not given; empty if the answer does not depend on it.
+    """
+    places: dict[str, list[str]] = {"within": [], "above": [], "below": []}
+    for each in row["by_precision"]:
+        if each["precision"] not in _RARE:
+            words = f"{each['precision']} ({each['low']:g}–{each['high']:g})"
+            places[each["where"]].append(words)
+    return "; ".join(f"{place} {', '.join(words)}" for place, words in places.items() if words)
+
+
+def _stated(about: Mapping[str, Any]) -> list[str]:
+    """What was typed about the run, apart from its precisions."""
+    sampling = about["config"]["sampling"]
+    facts = {
+        "--model": about["rollout"]["architecture"],
+        "--temperature": sampling["temperature"],
+        "--top-p": sampling["top_p"],
+    }
+    return [str(word) for flag in facts if facts[flag] is not None for word in (flag, facts[flag])]
 
 
 def listed(framework: str = "") -> list[dict[str, str | None]]:

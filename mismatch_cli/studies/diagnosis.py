@@ -19,6 +19,7 @@ from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.places import shown
+from mismatch_cli.studies.remedies import has_fixed_models, in_the_framework, without
 from mismatch_cli.studies.study import Study, about, check_poolable, name_of, subject_of
 from mismatch_cli.studies.unusable import refuse_unmeasured
 from mismatch_cli.trace.reader import RowGroup, Trace
@@ -34,6 +35,9 @@ _OF_CHECK, _OF_SETTING = ("check", "explains", "needs"), [known.name for known i
 _SUSPECT: dict[str, Any] = dict.fromkeys((*_OF_CHECK, *_OF_SETTING))
 _WORDS = ("TITLE", "CAUSE", "CHANGE", "SOURCE")
 UNEXPLAINED = "unexplained-gap"
+_GIVE_MORE = "Give each untested check what it needs"
+_TRIED = "The earlier checkpoint that you named was tried: it shows {answer}."
+_ANSWERS = {"found": "stale weights", "clear": "no stale weights", "untested": "nothing"}
 _PRECISIONS = frozenset(("rollout.dtype", "trainer.dtype", "trainer.head_dtype"))
 
 
@@ -103,7 +107,11 @@ class DiagnosisAnalysis(Study):
         cleared = diagnosis.cleared
         if diagnosis.is_unexplained and diagnosis.evidence.expected.of_this_trace:
             cleared |= _PRECISIONS
-        return suspects(first.manifest, str(name_of(first)), diagnosis.evidence.pair.name, cleared)
+        every = suspects(first.manifest, str(name_of(first)), diagnosis.evidence.pair.name, cleared)
+        again = (suggest("diagnose", str(name_of(first))),)  # which has just been typed
+        return tuple(
+            replace(suspect, test=()) if suspect.test == again else suspect for suspect in every
+        )
 
     @property
     def has_an_open_gap(self) -> bool:
@@ -113,9 +121,32 @@ class DiagnosisAnalysis(Study):
     @property
     def can_be_bisected(self) -> bool:
         """Whether both sides' models are on record, so that `bisect` can score the tokens again."""
-        manifest = self.traces[0].manifest
-        named = all(manifest.get(side, {}).get("model") for side in ("rollout", "trainer"))
-        return named and len(self.traces) == 1 and "imported" not in manifest
+        return len(self.traces) == 1 and has_fixed_models(self.traces[0].manifest)
+
+    @property
+    def typed_models(self) -> list[str]:
+        """The flags for models, as typed."""
+        models = {"--earlier-model": self.earlier_model, "--trainer-model": self.trainer_model}
+        return [word for flag, model in models.items() if model for word in (flag, model)]
+
+    def change(self, finding: Finding) -> str:
+        """What to change, without what was typed; then in the words of the trace's framework."""
+        check, typed = module(finding.check), self.typed_models[::2]
+        advice = finding.change or check.CHANGE
+        fitting = without(advice, typed)
+        if finding.check == UNEXPLAINED and not self.diagnosis.allowed_by_more:
+            fitting = without(fitting, [_GIVE_MORE])
+        parts = [fitting]
+        if self.earlier_model and "--earlier-model" in advice:
+            stale = next(f for f in self.diagnosis.findings if f.check == "stale-weights")
+            parts.append(_TRIED.format(answer=_ANSWERS[stale.status]))
+        if of_framework := self.setting(finding):
+            parts.append(f"{of_framework}.")
+        return " ".join(filter(None, parts))
+
+    def setting(self, finding: Finding) -> str:
+        """What to set in the framework that made the trace; empty if that is not known."""
+        return in_the_framework(finding.check, self.traces[0].manifest)
 
     def _untested(self, finding: Finding) -> dict[str, Any]:
         test = self.line_that_tests(finding)
@@ -129,7 +160,7 @@ class DiagnosisAnalysis(Study):
     def line_that_tests(self, finding: Finding) -> str:
         """The command that makes an impossible check possible; empty if there is none."""
         return (
-            suggest("diagnose", name_of(self.traces[0]), *finding.needs.split())
+            suggest("diagnose", name_of(self.traces[0]), *self.typed_models, *finding.needs.split())
             if finding.needs
             else ""
         )
@@ -166,6 +197,7 @@ class DiagnosisAnalysis(Study):
                     for name, value in finding.to_dict().items()
                     if value or name not in ("cause", "change")
                 }
+                | {"change": self.change(finding)}
                 for finding in diagnosis.findings
             ],
             **custom_code.on_record(),

@@ -11,6 +11,7 @@ from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.errors import MismatchError, quoted
 from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.pairs import weights_are_equal
+from mismatch_cli.studies.remedies import has_fixed_models
 from mismatch_cli.trace.reader import Trace
 
 PAPER = ("grpo-clip-higher", "dppo-binary-tv")  # the two of its first figure
@@ -52,8 +53,8 @@ class Support:
                 f"rollout with. {traces[0].how_to_score}"
             )
         has = _available(traces, columns)
-        run = quoted(traces[0].run_folder)
-        skipped = {a.name: reason for a in algorithms if (reason := _reason(a, has, run))}
+        run, about = quoted(traces[0].run_folder), traces[0].manifest
+        skipped = {a.name: reason for a in algorithms if (reason := _reason(a, has, run, about))}
         judged = tuple(a for a in algorithms if a.name not in skipped)
         if not judged:
             name, reason = next(iter(skipped.items()))
@@ -103,7 +104,27 @@ def _knows_batches(manifest: Mapping[str, Any]) -> bool:
     return imported is None or imported.get("rows_without_minibatch") == 0
 
 
-def _reason(algorithm: Algorithm, has: dict[str, Any], run: str) -> str:
+def _way_to_top_k(manifest: Mapping[str, Any], run: str, k: int) -> str:
+    """How to get the top K of both sides: again from a probe, else from whoever recorded it."""
+    if "imported" in manifest:
+        return (
+            "Record them with the trace: columns topk_ids, topk_logp_rollout and "
+            "topk_logp_trainer (mismatch-cli import --schema)"
+        )
+    repeats = manifest.get("command") == "probe" and "flags" in manifest
+    source = f"--like {run}" if repeats else "MODEL"
+    return f"Record with: mismatch-cli probe {source} --top-logprobs {k}"
+
+
+def _way_to_entropy(manifest: Mapping[str, Any], run: str) -> str:
+    """The trainer scores again; a trace that names no model for its weights needs one."""
+    scorer = "" if has_fixed_models(manifest) else " --trainer-model SAMPLER"
+    return f"Fill it in with: mismatch-cli rescore {run}{scorer}"
+
+
+def _reason(
+    algorithm: Algorithm, has: dict[str, Any], run: str, manifest: Mapping[str, Any]
+) -> str:
     """Why a trace does not support an algorithm; empty if it does."""
     recomputed, k = has["recomputed"], algorithm.needs_top_k
     distances = not any(
@@ -119,13 +140,11 @@ def _reason(algorithm: Algorithm, has: dict[str, Any], run: str) -> str:
             f", or name {algorithm.name.partition(':')[0]}:k={has['top_k']}" if has["top_k"] else ""
         )
         lacks = f"needs the top {k} log-probs, but the trace has {recorded}. "
-        return f"{lacks}Record with: mismatch-cli probe MODEL --top-logprobs {k}{smaller}"
+        return f"{lacks}{_way_to_top_k(manifest, run, k)}{smaller}"
     if algorithm.needs_average and not has["average"]:
         return "the trace has no logp_average, which `train --average-decay` records"
     if algorithm.needs_entropy and not has["entropy"]:
-        return (
-            f"the trace has no entropy of the trainer. Fill it in with: mismatch-cli rescore {run}"
-        )
+        return f"the trace has no entropy of the trainer. {_way_to_entropy(manifest, run)}"
     if algorithm.batch_masks and not has["advantages"]:
         return "it judges whole batches with their advantages, but the trace has no advantages"
     if algorithm.batch_masks and not has["batches"]:

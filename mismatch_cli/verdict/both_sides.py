@@ -16,7 +16,7 @@ _PRECISIONS = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16":
 _COARSEST_FIRST = ("fp4", "fp8", "int8", "bf16", "fp16", "fp32")
 _SIDES = ("rollout", "trainer", "recomputed")
 _DTYPES = ("dtype", "kv_cache_dtype", "quantization")
-_WORDS = {"fp32": "float32", "fp16": "float16", "bf16": "bf16", "": "an unknown precision"}
+_WORDS = {"fp32": "float32", "fp16": "float16", "bf16": "bf16", "": "a precision not on record"}
 
 
 @dataclass(frozen=True)

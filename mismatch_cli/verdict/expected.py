@@ -26,7 +26,7 @@ import numpy as np
 from mismatch_cli.metrics.lattice import LatticeLine
 from mismatch_cli.metrics.own_scale import OwnScale
 from mismatch_cli.verdict.both_sides import Numerics, family, in_words, precision, sides_of_gap
-from mismatch_cli.verdict.reference import usual_gap
+from mismatch_cli.verdict.reference import Usual, usual_gap
 
 # Error of one side's 16-bit layers, as a variance relative to that of rounding its logits: 0 in
 # the bundled model, 1.2 to 2.4 in SmolLM2-135M (30 layers, temperatures from 0.1 to 1.3); more than
@@ -170,7 +170,7 @@ def _from_noise(scale: OwnScale, most: float) -> Expected | None:
     return Expected(0.0, min(_TIMES_NOISE * noise, most), "", basis, True)
 
 
-def place_of(gap: float, expected: Expected) -> str:
+def place_of(gap: float, expected: Expected | Usual) -> str:
     """Where a gap is relative to a range: below, within or above."""
     if gap < expected.low:
         return "below"

@@ -21,6 +21,8 @@ from mismatch_cli.verdict.both_sides import family
 from mismatch_cli.verdict.causes import CAUSES, leaves, place
 
 MODEL = "MODEL"  # placeholder in a command for a model that the manifest does not name
+# Whose traces are of a run that somebody trained elsewhere
+_OF_RUNS = ("record", "import")
 # Formats that only a cache has
 _LOW = re.compile(r"(fp|int|float|nvfp|mxfp|turboquant)_?\d", re.IGNORECASE)
 
@@ -144,6 +146,14 @@ class _Settings:
         return () if name in (BUNDLED_MODEL, str(bundled("model"))) else (str(shown(name)),)
 
     @property
+    def scorer(self) -> tuple[str, ...]:
+        """The model with the weights that sampled, as you type it: a run that trains has moved on
+        from the one that it names.
+        """
+        trains = self.was_trained or self.manifest.get("command") in _OF_RUNS
+        return (MODEL,) if trains else self.model
+
+    @property
     def can_be_repeated(self) -> bool:
         """Whether `probe --like` can repeat the sampling of this trace."""
         return (
@@ -202,8 +212,10 @@ class _Rule:
 
 
 def _scored_again(settings: _Settings, flags: tuple[str, ...]) -> tuple[str, ...]:
-    known = settings.manifest.get("command") in ("probe", "curate", "rescore") or not settings.model
-    named = () if known or "--trainer-model" in flags else ("--trainer-model", *settings.model)
+    known = (
+        settings.manifest.get("command") in ("probe", "curate", "rescore") or not settings.scorer
+    )
+    named = () if known or "--trainer-model" in flags else ("--trainer-model", *settings.scorer)
     folder = _folder(flags)
     return (
         suggest("rescore", Path(settings.trace), *named, *flags, "--output", folder),
@@ -297,9 +309,9 @@ _RULES = (
     _Rule("trainer.adapter", lambda s: bool(s["trainer.adapter"]) and bool(s["rollout.engine"])
           and not s["rollout.adapter"],
           "the adapter on both sides, or on neither",
-          rescore=lambda s: ("--trainer-model", *(s.model or (MODEL,)))),
+          rescore=lambda s: ("--trainer-model", *(s.scorer or (MODEL,)))),
     _Rule("equal_weights", lambda s: s.pair == "total", "log π at the weights that sampled",
-          rescore=lambda s: ("--trainer-model", *(s.model or (str(shown(str(bundled("model")))),)),
+          rescore=lambda s: ("--trainer-model", *(s.scorer or (str(shown(str(bundled("model")))),)),
                              "--keep-trainer"),
           value=lambda _: False),
     _Rule("rollout.quantization", lambda s: bool(s.asked_of_engine.get("quantization")),
@@ -378,6 +390,6 @@ _RULES = (
           lambda s: s.pair != "total" and bool(s["rollout.model"] and s["trainer.model"])
           and Path(str(s["rollout.model"])).name != Path(str(s["trainer.model"])).name,
           "the weights that sampled, in the trainer as well",
-          rescore=lambda s: ("--trainer-model", *(s.model or (MODEL,)))),
+          rescore=lambda s: ("--trainer-model", *(s.scorer or (MODEL,)))),
 )
 # fmt: on

@@ -82,7 +82,9 @@ def test_one_response_has_no_spread_and_decides_nothing(said):
 def test_without_a_precision_the_logits_show_their_scale(said):
     keys = ("format", "format_version", "shards")
     text = said("diagnose", whole, keys=keys)
-    assert "what an unknown precision makes of this model" in text and "logits in steps" in text
+    assert (
+        "what a precision not on record makes of this model" in text and "logits in steps" in text
+    )
     text = said("diagnose", sampled_alone, keys=keys)
     assert "! NO FAULT FOUND" in text and "the models measured so far" in text
     assert said("report", whole, keys=keys).startswith("engine, trainer and precision not recorded")

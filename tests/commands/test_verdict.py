@@ -261,3 +261,39 @@ def test_the_page_lists_everything(judged):
     rows = (found, number, number["usual"], number["made_by"][0], found["suspects"][0])
     for key in (key for row in rows for key in row):
         assert re.search(f"`{key}`", page), key
+
+
+def test_without_a_dtype_the_answer_is_given_for_each_precision(typed, judged):
+    """Nothing takes the widest range: it is usual for bfloat16 only, and the flag is named."""
+    name = "trl", "sampling/sampling_logp_difference/mean=0.02"
+    text = " ".join(typed(*name)[0].split())
+    assert "! WITHIN LIMITS, USUAL FOR SOME PRECISIONS" in text and "unknown precision" not in text
+    assert "within bf16 (0.001–0.07), fp8 (0.002–0.25); above fp32 (1e-07–0.0004), fp16" in text
+    assert f"mismatch-cli verdict {' '.join(name)} --dtype bf16" in text
+    given = " ".join(typed(*name, "--dtype", "bf16")[0].split())
+    assert "✔ WITHIN LIMITS" in given and "not given" not in given.partition("✔")[2]
+    (number,) = judged(*name, "--model", "moe")["numbers"]
+    of_experts = {row["precision"]: row for row in number["by_precision"]}
+    assert of_experts["bf16"]["low"] == 0.002 and len(of_experts) == len(number["by_precision"])
+    assert judged(*name, "--dtype", "fp16")["numbers"][0]["by_precision"] == []
+    assert judged("k3=0.001")["numbers"][0]["by_precision"] == []
+    line = typed("abs_d_mean=0.09", "--model", "moe", "--temperature", "0.7")[0]
+    assert "verdict abs_d_mean=0.09 --model moe --temperature 0.7 --dtype bf16" in line
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "line"),
+    [
+        ("trl", "sampling/sampling_logp_difference/mean", "guide record"),
+        ("skyrl", "", "guide record"),
+        ("verl", "", "import DUMP --format verl --output run"),
+        ("prime-rl", "", "import DUMP --format prime-rl --output run"),
+        ("areal", "", "import DUMP --output run"),
+    ],
+)
+def test_the_next_step_fits_the_framework(typed, framework, name, line):
+    name = name or next(each.name for each in dialects.lines(framework))
+    out = typed(framework, f"{name}=0.5", "--dtype", "bf16")[0]
+    lines = [each for each in out.splitlines() if each.startswith("mismatch-cli ")]
+    assert lines[0].partition("  #")[0] == f"mismatch-cli {line}"
+    assert lines[1].startswith("mismatch-cli diagnose run")

@@ -35,7 +35,11 @@ def screen(analysis: DiagnosisAnalysis, reasons: str) -> Screen:
         notes=notes(analysis),
         tables=tuple(
             part
-            for part in (_parts(analysis), _found(found), _suspects(analysis.suspects))
+            for part in (
+                _parts(analysis),
+                _found(analysis, found),
+                _suspects(analysis.suspects),
+            )
             if part.rows
         ),
         remarks=_not_made(diagnosis),
@@ -107,7 +111,8 @@ def _parts(analysis: DiagnosisAnalysis) -> Table:
     )
 
 
-def _found(findings: Sequence[Finding]) -> Table:
+def _found(analysis: DiagnosisAnalysis, findings: Sequence[Finding]) -> Table:
+    """What to change is said in the words of the framework where they are known."""
     return table(
         "",
         findings[:_MOST_FOUND],
@@ -116,7 +121,7 @@ def _found(findings: Sequence[Finding]) -> Table:
             col("explains", lambda finding: share(finding.explains)),
             text(
                 "what to change",
-                lambda finding: _clause(finding.change or module(finding.check).CHANGE),
+                lambda finding: _clause(analysis.setting(finding) or analysis.change(finding)),
             ),
         ],
         note=f"{len(findings) - _MOST_FOUND} more with --full."
@@ -187,7 +192,7 @@ def _next(analysis: DiagnosisAnalysis) -> Facts:
     enable a check that was not possible.
     """
     every = (
-        suggest("diagnose", *typed(analysis.traces), "--full"),
+        suggest("diagnose", *typed(analysis.traces), *analysis.typed_models, "--full"),
         "every check, with its evidence",
     )
     if analysis.has_an_open_gap and analysis.can_be_bisected:

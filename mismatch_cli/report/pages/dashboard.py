@@ -2,7 +2,7 @@
 first, the verdict.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from mismatch_cli import numbers, registry
@@ -12,10 +12,11 @@ from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.report.pages._status import SIGNS, STATUS_WORDS, counted
 from mismatch_cli.report.tables import Col, Row, col, filled, table, text
 from mismatch_cli.report.view import Facts, ReportView, Screen, Status, Table, Verdict
-from mismatch_cli.studies.dashboard import OWN, DashboardNumbers
+from mismatch_cli.studies.dashboard import OWN, DashboardNumbers, on_the_dtype
 from mismatch_cli.verdict.assess import HEALTHY
 
 _MOST_LIMITS, _MOST_MEASURED, _MOST_SUSPECTS = 8, 4, 4
+_SHARPER = "with the dtype of the engine; --model dense or moe says more"
 _FEW = 3  # limits needed to call a number healthy; numbers up to which each gets a note
 _COMPARES = {
     "mismatch": "trainer at the weights that sampled, against the engine",
@@ -143,12 +144,26 @@ def _suspects(found: Mapping[str, Any]) -> Table:
 def _words(found: Mapping[str, Any]) -> tuple[str, Status]:
     if not found["status"] and all(row["metric"] is None for row in found["numbers"]):
         return "DIFFERENT QUANTITY", ""
-    places = {row["usual"]["where"] for row in found["numbers"] if row["usual"]}
-    if found["status"] == HEALTHY and "above" in places:
-        return "WITHIN LIMITS, ABOVE THE MODELS MEASURED", "mixed"
-    if found["status"] == HEALTHY and sum(len(row["bars"]) for row in found["numbers"]) < _FEW:
-        return "WITHIN LIMITS", "good"  # one or two loose limits do not make a number healthy
+    if found["status"] == HEALTHY:
+        return _words_of_healthy(found["numbers"])
     return STATUS_WORDS[found["status"]]
+
+
+def _words_of_healthy(rows: Sequence[Row]) -> tuple[str, Status]:
+    """All limits hold: what else qualifies that."""
+    places = {row["usual"]["where"] for row in rows if row["usual"]}
+    if "above" in places:
+        return "WITHIN LIMITS, ABOVE THE MODELS MEASURED", "mixed"
+    if _some_are_above(rows):
+        return "WITHIN LIMITS, USUAL FOR SOME PRECISIONS", "mixed"
+    if sum(len(row["bars"]) for row in rows) < _FEW:
+        return "WITHIN LIMITS", "good"  # one or two loose limits do not make a number healthy
+    return STATUS_WORDS[HEALTHY]
+
+
+def _some_are_above(rows: Sequence[Row]) -> bool:
+    """Whether a number is usual for some precisions and above those of others."""
+    return any("; above" in on_the_dtype(row) for row in rows)
 
 
 def _sentences(found: Mapping[str, Any]) -> Iterator[str]:
@@ -175,7 +190,9 @@ def _of_number(row: Row) -> Iterator[str]:
         yield f"There is no published limit for {METRICS[row['metric']].label} alone."
     if row["metric"] is None and limits:
         yield "It is averaged differently from ours: only limits on this exact metric are shown."
-    if usual:
+    if depends := on_the_dtype(row):
+        yield f"Usual or not depends on the dtype (--dtype, not given): {depends}."
+    elif usual:
         span = _span(usual["low"], usual["high"])
         yield (
             f"{numbers.number(row['value'])} is {usual['where']} the range of the models measured "
@@ -185,18 +202,37 @@ def _of_number(row: Row) -> Iterator[str]:
         yield "Faults have caused values of this size: look for one first."
 
 
+def _to_a_trace(frameworks: Sequence[str]) -> tuple[str, str]:
+    """The command that makes a trace of the run: an import of what its framework saves, or the
+    page that says how to record it from inside.
+    """
+    importers = registry.names("mismatch_cli.importers")
+    first = next(iter(frameworks), "")
+    if first in registry.names("mismatch_cli.record") and not _saves_ids(first, importers):
+        return suggest("guide", "record"), "record the run from inside, with its token ids"
+    form = ("--format", first) if first in importers else ()
+    return (
+        suggest("import", "DUMP", *form, "--output", "run"),
+        "turn a dump of the run into a trace",
+    )
+
+
+def _saves_ids(framework: str, importers: Collection[str]) -> bool:
+    """Whether the framework itself writes a dump that can be imported."""
+    if framework not in importers:
+        return False
+    module = registry.load("mismatch_cli.importers", framework, "format")
+    return bool(getattr(module, "SAVES_IDS", True))
+
+
 def _next(study: DashboardNumbers) -> Facts:
     """How to get from a number to a trace, which shows the cause."""
     frameworks = [number.framework for number in study.numbers if number.framework != OWN]
-    known = [name for name in frameworks if name in registry.names("mismatch_cli.importers")]
-    form = ("--format", known[0]) if known else ()
     shows = ("--as", frameworks[0]) if frameworks else ()
     first = next((row for row in study.result["suspects"] if row["test"]), None)
     lines = [
-        (
-            suggest("import", "DUMP", *form, "--output", "run"),
-            "turn a dump of the run into a trace",
-        ),
+        *((line, _SHARPER) for line in study.lines_with_a_dtype),
+        _to_a_trace(frameworks),
         (suggest("diagnose", "run"), "a mistake, or which setting?"),
         (suggest("report", "run", *shows), "the same number, and where the gap is"),
     ]

@@ -36,6 +36,13 @@ FAULTS = Metric(
     "faults", "faults found", "checks that answer “found”, except noise and tails", "checks", _OWN
 )
 MADE = Metric("made", "checks made", "checks that the trace allows, of all checks", "checks", _OWN)
+_NO_SCALE = {  # by whether the model was named
+    False: (
+        "That range is wide, and the trace does not show its own scale; a pass of the model would: "
+        "--trainer-model MODEL."
+    ),
+    True: "That range is wide, and neither the trace nor its model shows a scale of its own.",
+}
 _STAGES = {
     1: "values",
     2: "alignment",
@@ -53,7 +60,8 @@ def page(analysis: DiagnosisAnalysis) -> ReportView:
     """The faults first, then every check."""
     diagnosis = analysis.diagnosis
     sections = [
-        _finding_section(finding, finding is diagnosis.first_cause) for finding in diagnosis.found
+        _finding_section(finding, finding is diagnosis.first_cause, analysis.change(finding))
+        for finding in diagnosis.found
     ]
     sections.insert(
         0 if diagnosis.is_minor or not diagnosis.first_cause else 1, _suspects_section(analysis)
@@ -67,7 +75,7 @@ def page(analysis: DiagnosisAnalysis) -> ReportView:
         leading=_leading(analysis),
         outline=[*sections, _all_checks(analysis)],
         settings=settings_tables(analysis.result),
-        command=command_line("diagnose", typed(analysis.traces), *_given(analysis)),
+        command=command_line("diagnose", typed(analysis.traces), *analysis.typed_models),
         notation=_NOTATION,
     )
 
@@ -134,10 +142,7 @@ def _against_expected(analysis: DiagnosisAnalysis) -> str:
         return f"The gap of {evidence.gap.value:.2g} nats is that of float32 rounding."
     said = [sentence(evidence.gap.value, evidence.expected)]
     if not diagnosis.is_at_own_scale:
-        said.append(
-            "That range is wide, and the trace does not show its own scale: top-K columns of both "
-            "sides, or responses that are scored twice, would."
-        )
+        said.append(_NO_SCALE[analysis.trainer_model is not None])
     if not diagnosis.is_decided:
         said.append("That is not yet two standard errors over prompts.")
     said.append(f"A fault would show from {evidence.resolution:.2g} nats.")
@@ -203,7 +208,7 @@ def _suspects_section(analysis: DiagnosisAnalysis) -> Section:
     )
 
 
-def _finding_section(finding: Finding, is_first: bool) -> Section:
+def _finding_section(finding: Finding, is_first: bool, change: str) -> Section:
     check = module(finding.check)
     order = "First cause" if is_first else "Also found"
     kind = (
@@ -218,7 +223,7 @@ def _finding_section(finding: Finding, is_first: bool) -> Section:
         order, explains = "Unexplained", ""
     facts = (
         ("Likely cause", finding.cause or check.CAUSE),
-        ("What to change", finding.change or check.CHANGE),
+        ("What to change", change),
         ("Seen in", check.SOURCE),
     )
     return Section(
@@ -280,8 +285,3 @@ def _measured_as(finding: Finding) -> str:
     if finding.status == "untested":
         return ": ".join(filter(None, (finding.reason, finding.needs)))
     return "; ".join(filter(None, (finding.measure or finding.sentence, finding.reason)))
-
-
-def _given(analysis: DiagnosisAnalysis) -> list[str]:
-    models = {"--earlier-model": analysis.earlier_model, "--trainer-model": analysis.trainer_model}
-    return [word for flag, model in models.items() if model for word in (flag, model)]
