@@ -85,8 +85,9 @@ def missing(path: Path) -> MismatchError:
     beside = [] if is_store(path) else [p.name for p in path.parent.glob("[!.]*") if p.is_dir()]
     bundled_ones = bundled_names() if path.parent == Path() else ()
     hint = meant(path.name, {*beside, *bundled_ones}, cutoff=_NEAR_PATH)
+    also = f", or a bundled trace: {', '.join(bundled_ones)}" if bundled_ones else ""
     return MismatchError(
-        f"{path} does not exist. {hint}Name a run folder that `mismatch-cli` wrote."
+        f"{path} does not exist. {hint}Name a run folder that `mismatch-cli` wrote{also}."
     )
 
 
