@@ -86,6 +86,8 @@ def _fitted(sample: Sample, side: str) -> _Mixture | None:
     if side == "logp_rollout":
         own_N, p_N = p_N, own_N
     total = float(np.abs(sample.d_N).sum())
+    if not _rises(own_N, p_N):  # most traces, at a fraction of the cost of a fit
+        return None
     left_N = _left_N(sample, own_N, p_N)
     if not total or left_N is None:
         return None
@@ -95,6 +97,14 @@ def _fitted(sample: Sample, side: str) -> _Mixture | None:
     rare_N = np.exp(p_N) < _RARE * floor
     mixture = _Mixture(side, epsilon, floor, int(rare_N.sum()), signed_N, takes)
     return mixture if _shows(mixture, np.abs(sample.d_N), rare_N) else None
+
+
+def _rises(own_N: np.ndarray, p_N: np.ndarray) -> bool:
+    """Whether the rarest tokens are more probable on the mixed side."""
+    if len(p_N) < _FEWEST:
+        return False
+    rarest = np.argpartition(p_N, _FEWEST - 1)[:_FEWEST]
+    return float((own_N - p_N)[rarest].mean()) > 0
 
 
 def _left_N(sample: Sample, own_N: np.ndarray, p_N: np.ndarray) -> np.ndarray | None:
