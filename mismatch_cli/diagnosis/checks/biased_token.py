@@ -64,7 +64,9 @@ def check(evidence: Evidence) -> Finding:
         f"{abs(bias.nats):.2g} nats {'higher' if bias.nats > 0 else 'lower'} in the trainer than "
         "in the engine, and those of other tokens are not."
     )
-    return Finding(NAME, "found", bias.nats, measure, sentence, rows, left_N=left_N, at_most=True)
+    return Finding(
+        NAME, "found", abs(bias.nats), measure, sentence, rows, left_N=left_N, at_most=True
+    )
 
 
 def _log_odds_gaps(sample: Sample) -> tuple[np.ndarray, np.ndarray]:

@@ -85,9 +85,9 @@ def check(evidence: Evidence) -> Finding:
     if not decides and not (is_few and _is_more_than_chance(sample, tail)):
         power = f"≥ {percent(_SHARE)} of the gap on ≤ {percent(_FEW)} of the tokens"
         return clear(NAME, tail.share, measure, power, rows)
-    share = f"{100 * tail.share:.0f} %"
+    share, may_route = f"{100 * tail.share:.0f} %", evidence.family != "dense"
     # Only routing can make a few tokens differ so much that the gap is too large without them, too,
-    # or that the tail goes on from the bulk
+    # or as far as the bulk reaches
     is_why = _is_apart(sample) and (decides or not too_large)
     if tail is by_tokens and evidence.family != "moe" and not is_why:
         reason = f"{share} of the gap is on {tail.what}: where it sits, not why"
@@ -100,7 +100,6 @@ def check(evidence: Evidence) -> Finding:
             f"{tail.what} of the sample carry {share} of the gap, which is {left:.2g} nats "
             f"without them. {_in_words(sample, tail)}"
         )
-    may_route = evidence.family != "dense"
     return Finding(
         NAME,
         "found",
@@ -118,7 +117,7 @@ def check(evidence: Evidence) -> Finding:
 def _is_apart(sample: Sample) -> bool:
     """Whether the far tokens are of another kind: the others end well before 10 typical gaps.
 
-    The noise of a trainer with dropout does not: its tail goes on from the bulk.
+    The noise of a trainer with dropout does not: its bulk reaches as far as its tail.
     """
     u_N = np.abs(sample.d_N) / sample.typical_N
     bulk, end = (int(((u_N > low) & (u_N <= 2 * low)).sum()) for low in (_BULK, _END))

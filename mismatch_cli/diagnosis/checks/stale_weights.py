@@ -36,7 +36,7 @@ _APART = 0.15  # error of that at most: a third of the way from either end to th
 _MOSTLY = 0.8  # of the responses that tell are at one of both ends
 _SHORTEST = 8  # tokens of a response
 _U_MOST = 10.0  # typical gaps: cap on one token
-_LEAST_SQUARE = 1e-12  # of typical gaps: less is no difference between both checkpoints
+_LEAST_SQUARE = 1e-12  # of typical gaps: with less, both checkpoints are alike
 _MEASURE = "gap to the earlier / to the current"
 _AS_WELL = 1.1  # times: rounded weights explain the gap as well
 
@@ -152,15 +152,15 @@ def _kinds(evidence: Evidence, other_d_N: np.ndarray) -> _Kinds:
     sample = evidence.sample
     scored_N = np.isfinite(other_d_N)
     response_N = sample.response_T[sample.kept][scored_N]
-    columns = (sample.d_N, other_d_N, sample.typical_N)
-    now_N, earlier_N, unit_N = (values_N[scored_N] for values_N in columns)
+    now_N, earlier_N = sample.d_N[scored_N], other_d_N[scored_N]
+    unit_N = sample.typical_N[scored_N]
     d_N, s_N = np.clip([now_N / unit_N, (now_N - earlier_N) / unit_N], -_U_MOST, _U_MOST)
     sum_S = partial(_sum_S, response_N, sample.num_responses)
     square_S = np.maximum(sum_S(s_N**2), _LEAST_SQUARE)
     way_S = sum_S(d_N * s_N) / square_S
     rest_N = d_N - way_S[response_N] * s_N
     error_S = np.sqrt(sum_S(s_N**2 * rest_N**2)) / square_S
-    usable_S = (sum_S(np.ones(len(d_N))) >= _SHORTEST) & (square_S > _LEAST_SQUARE)
+    usable_S = (sum_S(unit_N > 0) >= _SHORTEST) & (square_S > _LEAST_SQUARE)
     better_S = sum_S(np.abs(earlier_N)) < _LESS * sum_S(np.abs(now_N))
     way, error = slope_over_prompts(s_N, d_N, sample.group_N[scored_N])
     return _Kinds(way_S, np.where(usable_S, error_S, np.inf), better_S, way, error)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mismatch_cli.diagnosis.checks.uniform_mixture import mixture_in
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
 from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
 from mismatch_cli.diagnosis.power import clear, none
@@ -47,7 +48,7 @@ def check(evidence: Evidence) -> Finding:
         ("share of the gap where π < μ / 2: more than truncation explains", found.steep),
         *_kept_mass(sample),
     )
-    if not found.renormalised:
+    if not found.renormalised or mixture_in(sample):
         return clear(NAME, found.ratio.value, "mean ratio", found.power, rows)
     sentence = (
         "The engine's probabilities are higher than the trainer's on nearly every token, and the "
