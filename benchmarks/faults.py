@@ -164,6 +164,63 @@ def one_of_three_engines(pool: Pool, scale: float, rng: np.random.Generator) -> 
     _score_with(pool, some(pool, 1 / 3, rng), f"weights{scale:g}")
 
 
+def running_sum(pool: Pool, share: float, rng: np.random.Generator) -> None:
+    """A cumulative sum in place of the engine's log-probabilities of some responses."""
+    for s in some(pool, share, rng):
+        own = slice(pool.offset_S1[s], pool.offset_S1[s + 1])
+        pool.tokens["logp_rollout"][own] = np.cumsum(pool.tokens["logp_rollout"][own])
+
+
+def response_mean(pool: Pool, share: float, rng: np.random.Generator) -> None:
+    """The mean over the response in place of the trainer's log-probabilities."""
+    for s in some(pool, share, rng):
+        own = slice(pool.offset_S1[s], pool.offset_S1[s + 1])
+        pool.tokens["logp_trainer"][own] = pool.tokens["logp_trainer"][own].mean()
+
+
+def minus_entropy(pool: Pool, share: float, rng: np.random.Generator) -> None:
+    """Minus the entropy in place of the trainer's log-probabilities, in some responses."""
+    chosen_S = np.isin(np.arange(pool.num_responses), some(pool, share, rng))
+    minus_T = -pool.tokens["entropy_trainer"]
+    where_T = chosen_S[pool.response_T]
+    pool.tokens["logp_trainer"] = np.where(where_T, minus_T, pool.tokens["logp_trainer"])
+
+
+def of_the_likeliest(pool: Pool, share: float, rng: np.random.Generator) -> None:
+    """The most probable token's log-probability in place of the sampled one's, in some responses,
+    from the top-K columns.
+    """
+    chosen_S = np.isin(np.arange(pool.num_responses), some(pool, share, rng))
+    best_T = np.maximum(pool.ranks["topk_logp_trainer"].max(axis=1), pool.tokens["logp_trainer"])
+    where_T = chosen_S[pool.response_T]
+    pool.tokens["logp_trainer"] = np.where(where_T, best_T, pool.tokens["logp_trainer"])
+
+
+_VOCABULARY = 2048  # of the bundled model
+
+
+def mixed_with_uniform(pool: Pool, share: float, _: np.random.Generator) -> None:
+    """(1 − ε) π + ε / V in the trainer."""
+    columns = [(pool.tokens, "logp_trainer"), (pool.ranks, "topk_logp_trainer")]
+    for values, name in columns:
+        if name in values:
+            mixed = (1 - share) * np.exp(values[name].astype(np.float64)) + share / _VOCABULARY
+            values[name] = np.log(mixed).astype(np.float32)
+
+
+def biased_token(pool: Pool, nats: float, _: np.random.Generator) -> None:
+    """A logit bias on one id in the trainer: the 21st by frequency, which the ranks show where it
+    is probable.
+    """
+    ids, counts = np.unique(pool.tokens["response_ids"], return_counts=True)
+    token = ids[np.argsort(-counts, kind="stable")[20]]
+    is_own_TK, p_TK = pool.ranks["topk_ids"] == token, np.exp(pool.ranks["topk_logp_trainer"])
+    lost_T = np.log1p(np.where(is_own_TK, p_TK, 0).sum(axis=1) * np.expm1(nats))
+    own_T = pool.tokens["response_ids"] == token
+    pool.tokens["logp_trainer"] += (nats * own_T - lost_T).astype(np.float32)
+    pool.ranks["topk_logp_trainer"] += (nats * is_own_TK - lost_T[:, None]).astype(np.float32)
+
+
 def stored_in_bfloat16(pool: Pool, _: float, __: np.random.Generator) -> None:
     import torch
 
@@ -269,6 +326,32 @@ FAULTS = (
     Fault("tool tokens in the loss", "masked-tokens", SHARES, "of the responses", tool_tokens),
     Fault("shifted by one", "index-shift", SHARES, "of the responses", shifted),
     Fault("retokenised", "retokenised", SHARES, "of the responses", retokenised, "retokenised"),
+    Fault(
+        "minus the entropy",
+        "another-quantity",
+        SHARES,
+        "of the responses",
+        minus_entropy,
+        top_k=True,
+    ),
+    Fault(
+        "of the most probable token",
+        "another-quantity",
+        SHARES,
+        "of the responses",
+        of_the_likeliest,
+        top_k=True,
+    ),
+    Fault("mean of the response", "another-quantity", SHARES, "of the responses", response_mean),
+    Fault("running sum", "another-quantity", SHARES, "of the responses", running_sum),
+    Fault(
+        "mixed with a uniform distribution",
+        "uniform-mixture",
+        (0.005, 0.02, 0.1),
+        "ε",
+        mixed_with_uniform,
+    ),
+    Fault("a logit bias on one token", "biased-token", (-3, 1.5, 3), "nats", biased_token),
     Fault("temperature on one side", "temperature", TEMPERATURES, "T", *trainer("temperature")),
     Fault(
         "temperature, sampled tokens alone", "temperature", TEMPERATURES, "T", *alone("temperature")

@@ -4,7 +4,8 @@ context, a penalty.
 Each variant scores the responses of a pool with the real model once; the result is kept in a file.
 `temperature1.05`, `weights0.1`, `rope4` (the base), `linear4`, `yarn4` (RoPE scaling), `padded16`
 (attended padding on the left), `padded-to-longest`, `prompt-first` (that token of the prompt is
-another one), `prompt-dropped`, `penalised1.05` (of repetition), `retokenised`.
+another one), `prompt-dropped`, `penalised1.05` (of repetition), `retokenised`, `dropout0.05` (of
+what either half of a layer adds, as in training).
 """
 
 from __future__ import annotations
@@ -96,7 +97,21 @@ def _trainer(name: str, model: str, dtype: str) -> Trainer:
     loaded = load_causal_lm(model, dtype)
     if name.startswith("weights"):
         _perturb(loaded, float(name.removeprefix("weights")))
+    if name.startswith("dropout"):
+        _drop_out(loaded, float(name.removeprefix("dropout")))
     return Trainer(loaded, sampling)
+
+
+def _drop_out(model: Any, share: float) -> None:
+    """Dropout as in training, with one seed, whatever mode a scorer sets."""
+    torch.manual_seed(0)
+
+    def drop(_module: Any, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(output, share, training=True)
+
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.register_forward_hook(drop)
+        layer.mlp.register_forward_hook(drop)
 
 
 _POSITIONS = ("rope", "linear", "yarn")

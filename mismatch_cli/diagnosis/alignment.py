@@ -24,7 +24,7 @@ LAGS = (-3, -2, -1, 1, 2, 3)
 _FURTHEST, _SHARED, _FITS_FAR = 64, 12, 0.2
 _MOST_TRIED = 512  # responses
 _MOST = 2.0  # nats: cap on one token, so that a single outlier does not decide
-_SHORTEST = 6  # tokens: in fewer, some lag fits by chance
+SHORTEST = 6  # tokens: in fewer, some lag fits by chance
 _AS_GOOD, _AS_SMALL = (
     1.1,
     0.01,
@@ -138,7 +138,7 @@ def _align(
 ) -> tuple[float, int, int, bool]:
     zero_T = _cost(logq_T, logp_T, counts_T, 0)
     gap = _mean(zero_T)
-    if not gap >= real or np.isfinite(zero_T).sum() < _SHORTEST:
+    if not gap >= real or np.isfinite(zero_T).sum() < SHORTEST:
         return gap, 0, 0, False
     if gap < _REAL:
         lag = _whole_lag(logq_T, logp_T, counts_T, zero_T, gap)
@@ -177,7 +177,7 @@ def _best_start(head_T: np.ndarray, cost_T: np.ndarray) -> tuple[float, int]:
     after_T = np.concatenate([np.cumsum(known_T[::-1])[::-1], [0]])
     length = len(cost_T)
     starts = np.arange(length + 1)
-    possible = (after_T >= _SHORTEST) & ((starts == 0) | (starts >= _HEAD))
+    possible = (after_T >= SHORTEST) & ((starts == 0) | (starts >= _HEAD))
     if not possible.any():
         return np.inf, 0
     mean_T = np.where(possible, (head_T + tail_T) / np.maximum(starts + after_T, 1), np.inf)
@@ -212,7 +212,7 @@ HEAD_TOKENS = 128  # of a response
 MOST_RESPONSES = 2**12
 MISFIT = 0.1  # mean nats per token: below this, a response fits its own values
 _FITS_ELSEWHERE = 0.3  # of the gap that may be left if the other response is the right one
-_SHORTEST_ELSEWHERE = 16  # shared tokens: with fewer, responses to other prompts fit by chance
+SHORTEST_ELSEWHERE = 16  # shared tokens: with fewer, responses to other prompts fit by chance
 _TRIED = 128  # responses to compare with all others before comparing every response
 _ANY = 64  # responses that show how well an arbitrary log π fits
 
@@ -337,20 +337,20 @@ def find_exchanges(heads: Heads) -> Exchanges:
     """Find, for each response that does not fit its own values, another that does: in its group,
     else anywhere.
     """
-    own_R = _costs(heads.logq_RH, heads.logp_RH, _SHORTEST)
+    own_R = _costs(heads.logq_RH, heads.logp_RH, SHORTEST)
     misfit_R = np.isfinite(own_R) & (own_R >= MISFIT)
     partner_R = np.full(len(own_R), -1)
     for r in np.flatnonzero(misfit_R).tolist():
         partner_R[r] = _partner(
-            heads, r, np.flatnonzero(heads.group_R == heads.group_R[r]), own_R[r], _SHORTEST
+            heads, r, np.flatnonzero(heads.group_R == heads.group_R[r]), own_R[r], SHORTEST
         )
     alone = np.flatnonzero(misfit_R & (partner_R < 0))
     everywhere = np.arange(len(own_R))
     tried = alone[:: max(1, len(alone) // _TRIED)]
-    found = [_partner(heads, r, everywhere, own_R[r], _SHORTEST_ELSEWHERE) for r in tried.tolist()]
+    found = [_partner(heads, r, everywhere, own_R[r], SHORTEST_ELSEWHERE) for r in tried.tolist()]
     if 2 * sum(partner >= 0 for partner in found) > len(found):
         for r in alone.tolist():
-            partner_R[r] = _partner(heads, r, everywhere, own_R[r], _SHORTEST_ELSEWHERE)
+            partner_R[r] = _partner(heads, r, everywhere, own_R[r], SHORTEST_ELSEWHERE)
     return Exchanges(heads, misfit_R, partner_R)
 
 

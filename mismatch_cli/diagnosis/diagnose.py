@@ -271,7 +271,7 @@ class _Weighing:
                 self._answer_again(name, present, undone)
             found = [self.answers[name] for name in waiting if self.answers[name].status == "found"]
             least = max(_LEAST * total_gap / self._total, _LEAST_OF_ALL) if self._total else 0.0
-            found = [f for f in found if (f.explains or 0.0) >= least]
+            found = [f for f in found if (f.explains or 0.0) >= least or _is_measured(f)]
             if not found:
                 break
             strongest = max(found, key=lambda finding: finding.explains or 0.0)
@@ -286,9 +286,16 @@ class _Weighing:
         self._demote([self.answers[name] for name in waiting], "explains only {share} of the gap")
         largest = self._explained(undone[:1]) * self._total
         if undone and largest < _MOST * total_gap and present.gap_is_too_large:
-            self._demote(undone, "explains only {share} of the gap, and the rest is too large")
-            return evidence
+            shown = [finding for finding in undone if not _is_measured(finding)]
+            self._demote(shown, "explains only {share} of the gap, and the rest is too large")
+            return self._measured(evidence, undone)
         return present
+
+    def _measured(self, evidence: Evidence, findings: Sequence[Finding]) -> Evidence:
+        """Undo what scores of other weights show: a cause whatever its share of the gap."""
+        for finding in filter(_is_measured, findings):
+            evidence = self.undo(self.answer(finding.check, evidence), evidence)
+        return evidence
 
     @staticmethod
     def _explained(findings: Sequence[Finding]) -> float:
@@ -352,6 +359,11 @@ class _Weighing:
 
 def _stage(name: str) -> int:
     return int(module(name).STAGE)
+
+
+def _is_measured(finding: Finding) -> bool:
+    """Whether the check scored the tokens with other weights, instead of judging by a shape."""
+    return bool(getattr(module(finding.check), "MEASURED", False))
 
 
 def _is_alone(name: str) -> bool:

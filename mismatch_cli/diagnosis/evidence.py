@@ -49,6 +49,7 @@ class Finding:
     is a fault where it alone makes the gap larger than expected: `beyond_expected`. `evidence`
     holds labelled figures; `reason` says why a check was not possible or does not count, `needs`
     what to type to make it possible. `where` names the responses of a fault in part of a trace.
+    `at_most`: undoing the fault may remove what others make too, so `explains` is an upper bound.
     """
 
     check: str
@@ -65,6 +66,7 @@ class Finding:
     left_N: np.ndarray | None = None
     explains: float | None = None
     beyond_expected: bool = False
+    at_most: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         values = {

@@ -12,9 +12,9 @@ from mismatch_cli.numbers import things
 # Standard deviations within either part, on a log scale: a normal distribution cut in two has 2.7,
 # healthy traces up to 3.1
 _APART = 4.0
-_TIMES = 3.0  # the relative gap of the others
-_SHORTEST = 8  # tokens of a response: the mean of fewer is noise
-_FEWEST = 5  # responses of either part
+TIMES = 3.0  # the relative gap of the others
+SHORTEST = 8  # tokens of a response: the mean of fewer is noise
+FEWEST = 5  # responses of either part
 _USUAL = 0.2  # of the responses: fewer others may be those whose tokens are certain
 _MOST = 3.0  # of one token, in typical gaps
 _LEAST = 1e-3  # of a typical gap: less is equal
@@ -45,14 +45,14 @@ def part_of(sample: Sample) -> FarResponses | None:
     """
     gap_S = _typical_S(sample)
     long_S = np.isfinite(gap_S)
-    if long_S.sum() < 2 * _FEWEST:
+    if long_S.sum() < 2 * FEWEST:
         return None
     log_S = np.log(np.maximum(gap_S, _LEAST))
     cut = _cut(np.sort(log_S[long_S]))
     if cut is None:
         return None
     in_it_S = long_S & (log_S > cut)
-    return FarResponses(in_it_S, _members(sample, in_it_S, long_S))
+    return FarResponses(in_it_S, members_of(sample, in_it_S, long_S))
 
 
 def _typical_S(sample: Sample) -> np.ndarray:
@@ -63,14 +63,14 @@ def _typical_S(sample: Sample) -> np.ndarray:
     count_S = np.bincount(response_N, minlength=sample.num_responses)
     u_N = np.minimum(sample.u_N, _MOST)
     sum_S = np.bincount(response_N, weights=u_N, minlength=sample.num_responses)
-    return np.where(count_S >= _SHORTEST, sum_S / np.maximum(count_S, 1), np.nan)
+    return np.where(count_S >= SHORTEST, sum_S / np.maximum(count_S, 1), np.nan)
 
 
 def _cut(sorted_R: np.ndarray) -> float | None:
     """Where two groups of values part; None if they are not far enough apart."""
     count = len(sorted_R)
-    fewest_below = max(_FEWEST, round(_USUAL * count))
-    low_K = np.arange(fewest_below, count - _FEWEST + 1)  # the number below the cut
+    fewest_below = max(FEWEST, round(_USUAL * count))
+    low_K = np.arange(fewest_below, count - FEWEST + 1)  # the number below the cut
     sums = np.cumsum(sorted_R)
     low_mean_K = sums[low_K - 1] / low_K
     high_mean_K = (sums[-1] - sums[low_K - 1]) / (count - low_K)
@@ -79,12 +79,12 @@ def _cut(sorted_R: np.ndarray) -> float | None:
     below, above = sorted_R[: low_K[best]], sorted_R[low_K[best] :]
     within = np.sqrt((below.var() * len(below) + above.var() * len(above)) / count)
     apart = float(high_mean_K[best] - low_mean_K[best])
-    if apart < np.log(_TIMES) or apart < _APART * within:
+    if apart < np.log(TIMES) or apart < _APART * within:
         return None
     return float((below[-1] + above[0]) / 2)
 
 
-def _members(sample: Sample, in_it_S: np.ndarray, long_S: np.ndarray) -> str:
+def members_of(sample: Sample, in_it_S: np.ndarray, long_S: np.ndarray) -> str:
     """The prompts, steps or samples that are in it as a whole, the fewest of them."""
     shared = []
     for name, column in _KEYS.items():

@@ -3,6 +3,7 @@
 import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
+from mismatch_cli.diagnosis.power import clear, percent
 
 NAME, STAGE, EXACT, NEEDS_A_GAP = "columns-at-odds", 5, True, False
 TITLE = "One side's columns contradict each other"
@@ -40,7 +41,8 @@ def check(evidence: Evidence) -> Finding:
         if found.at_odds:
             rows.append((f"{name}: mean difference there, nats", found.difference / found.at_odds))
     if shares[side] < _SHARE or _settled(evidence):
-        return Finding(NAME, "clear", shares[side], "share of tokens", evidence=tuple(rows))
+        power = f"it in ≥ {percent(_SHARE)} of {sides[side].compared:,} tokens"
+        return clear(NAME, shares[side], "share of tokens", power, tuple(rows))
     sentence = (
         f"{sides[side].at_odds:,} of {sides[side].compared:,} sampled tokens of the {side} "
         f"contradict the {side}'s own top-K column."

@@ -3,6 +3,7 @@
 import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
+from mismatch_cli.diagnosis.power import clear, percent
 from mismatch_cli.metrics.estimate import standard_error, without_groups
 
 NAME, STAGE = "credit", 2
@@ -46,7 +47,8 @@ def check(evidence: Evidence) -> Finding:
         ("responses with several advantages, left out", credit.varying),
     )
     if not pairs.share - _Z * error > _MOST_AGAINST:
-        return Finding(NAME, "clear", pairs.share, "share of pairs", evidence=rows)
+        power = f"it in ≥ {percent(_MOST_AGAINST + _Z * error)} of the pairs"
+        return clear(NAME, pairs.share, "share of pairs", power, rows)
     if pairs.share > _TURNED:
         how = "their sign is turned"
     elif permuted >= _TURNED * float((against_G > 0).sum()):

@@ -7,6 +7,7 @@ import numpy as np
 from mismatch_cli.diagnosis.checks.placeholders import zeros_finding, zeros_T
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.grouped import mean_over_prompts
+from mismatch_cli.diagnosis.power import clear
 
 NAME, STAGE = "end-of-sequence", 1
 TITLE = "The end-of-sequence token"
@@ -46,7 +47,9 @@ def check(evidence: Evidence) -> Finding:
         ("z", z),
     )
     if not (factor > _TIMES and z > _Z and last.value > evidence.expected.high):
-        return Finding(NAME, "clear", factor, "times the gap elsewhere", evidence=rows)
+        least = max(_TIMES * others.value, evidence.expected.high)
+        power = f"a gap of ≥ {least:.2g} nats there"
+        return clear(NAME, factor, "times the gap elsewhere", power, rows)
     left_N = np.where(last_N, sample.d_N / factor, sample.d_N)
     sentence = (
         f"The gap at the token that ends a response is {factor:.3g} times that of other tokens."

@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from mismatch_cli.diagnosis.alignment import MISFIT
+from mismatch_cli.diagnosis.alignment import MISFIT, SHORTEST_ELSEWHERE
 from mismatch_cli.diagnosis.checks.index_shift import too_few
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.power import clear, of_responses, varied_S
 
 NAME, STAGE = "exchanged-responses", 2
 TITLE = "Log-probabilities of another response"
@@ -37,7 +38,8 @@ def check(evidence: Evidence) -> Finding:
         ("that fit a response to another prompt", int((~same_R).sum())),
     )  # fmt: skip
     if too_few(exchanged_R):
-        return Finding(NAME, "clear", share, "share of responses", evidence=rows)
+        power = of_responses(varied_S(evidence.sample, SHORTEST_ELSEWHERE, MISFIT))
+        return clear(NAME, share, "share of responses", power, rows)
     sentence = (
         f"{count:,} of {len(exchanged_R):,} responses have the log-probabilities of another "
         "response."

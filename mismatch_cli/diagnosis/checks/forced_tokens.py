@@ -5,7 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.power import clear, none, percent
 from mismatch_cli.diagnosis.sample import Sample
+from mismatch_cli.numbers import things
 
 NAME, STAGE = "forced-tokens", 1
 TITLE = "Forced tokens in the loss"
@@ -42,7 +44,7 @@ def check(evidence: Evidence) -> Finding:
         forced_T[place.index_T] = True
     share = float(forced_T.sum()) / max(1, len(sample.kept))
     if not places:
-        return Finding(NAME, "clear", share, "share of tokens")
+        return clear(NAME, share, "share of tokens", _power(sample))
     first = places[0]
     surprise = [float(-side[first.index_T].mean()) for side in (sample.logq_T, sample.logp_T)]
     sentence = (
@@ -59,6 +61,15 @@ def check(evidence: Evidence) -> Finding:
     )
     left_N = sample.left_without(forced_T)
     return Finding(NAME, "found", share, "share of tokens", sentence, rows, left_N=left_N)
+
+
+def _power(sample: Sample) -> str:
+    """The places that enough responses reach."""
+    reach_P = np.bincount(sample.position_T[sample.kept])
+    places = int((reach_P >= _FEWEST).sum())
+    if not places:
+        return none(f"no place is reached by {_FEWEST} responses")
+    return f"it in {percent(_ALL)} of the responses, at any of the first {things(places, 'place')}"
 
 
 def spoiled_T(evidence: Evidence) -> np.ndarray:

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from mismatch_cli.diagnosis.alignment import in_step_N, lag_scan, real_gap
+from mismatch_cli.diagnosis.alignment import SHORTEST, in_step_N, lag_scan, real_gap
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.power import clear, of_responses, varied_S
 
 __all__ = ["check", "spoiled_T"]
 NAME, STAGE = "index-shift", 2
@@ -30,9 +31,15 @@ def check(evidence: Evidence) -> Finding:
     }
     scan["least gap of a response that may be shifted, nats"] = real_gap(sample)
     if too_few(shifted_S):
-        return Finding(NAME, "clear", share, "share of responses", evidence=tuple(scan.items()))
+        power = of_responses(varied_S(sample, SHORTEST, real_gap(sample)))
+        return clear(NAME, share, "share of responses", power, tuple(scan.items()))
     lag = most_frequent(alignment.lag_S[shifted_S])
     left_N = in_step_N(sample, alignment, shifted_S)
+    if _is_by_chance(evidence, shifted_S, left_N):
+        reason = "another order of the tokens: a lag fits few of the responses, and not well"
+        return Finding(
+            NAME, "clear", share, "share of responses", evidence=tuple(scan.items()), reason=reason
+        )
     sentence = (
         f"In {count:,} of {sample.num_responses:,} responses π[t{lag:+d}] fits μ[t], and π[t] "
         "does not."
@@ -42,6 +49,19 @@ def check(evidence: Evidence) -> Finding:
 
 
 _FEWEST, _SHARE = 2, 0.01
+_MOST, _WELL = 0.5, 0.2  # of the responses that may be shifted; of their gap that is left
+
+
+def _is_by_chance(evidence: Evidence, shifted_S: np.ndarray, left_N: np.ndarray) -> bool:
+    """Whether most responses that disagree fit no lag, and the others only fit one so so: tokens
+    in another order, of which some lag brings a part into step.
+    """
+    sample = evidence.sample
+    misfit_S = evidence.alignment.gap_S >= real_gap(sample)
+    if shifted_S.sum() >= _MOST * misfit_S.sum():
+        return False
+    in_it_N = shifted_S[sample.response_T[sample.kept]] & np.isfinite(left_N)
+    return bool(np.abs(left_N[in_it_N]).sum() > _WELL * np.abs(sample.d_N[in_it_N]).sum())
 
 
 def too_few(chosen_S: np.ndarray) -> bool:

@@ -6,6 +6,7 @@ import numpy as np
 
 from mismatch_cli.diagnosis.checks import temperature
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
+from mismatch_cli.diagnosis.power import clear, percent
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "lm-head", 6
@@ -67,7 +68,10 @@ def check(evidence: Evidence) -> Finding:
         side, other = sorted(grid, key=lambda name: -(grid[name] or 0.0))
         sentence = f"The {side}'s logits are rounded to bfloat16 steps; the {other}'s are not."
         return Finding(NAME, "found", max(shares), "share on the grid, one side", sentence, rows)
-    return Finding(NAME, "clear", min(shares), "share on the grid, both sides", evidence=rows)
+    power = (
+        f"≥ {percent(_MOSTLY)} of one side’s tokens on a grid, ≤ {percent(_HARDLY)} of the other’s"
+    )
+    return clear(NAME, min(shares), "share on the grid, both sides", power, rows)
 
 
 def _left_by_rounding(sample: Sample, sides: Sequence[str]) -> np.ndarray | None:

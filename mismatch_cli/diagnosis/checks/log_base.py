@@ -5,6 +5,7 @@ import numpy as np
 from mismatch_cli.diagnosis.checks.index_shift import too_few
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 from mismatch_cli.diagnosis.model import ModelAtHand
+from mismatch_cli.diagnosis.power import clear, of_responses
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "log-base", 2
@@ -55,8 +56,15 @@ def check(evidence: Evidence) -> Finding:
     chosen_S = np.isin(np.arange(sample.num_responses), list(found))
     if too_few(chosen_S):
         share = float(chosen_S.mean()) if len(chosen_S) else 0.0
-        return Finding(NAME, "clear", share, "share of responses", evidence=rows)
+        return clear(NAME, share, "share of responses", of_responses(_telling_S(sample)), rows)
     return _finding(evidence, found, rows)
+
+
+def _telling_S(sample: Sample) -> np.ndarray:
+    """The responses with enough uncertain tokens."""
+    telling_T = sample.counts_T & (sample.logq_T < _TELLING)
+    at = sample.response_T[telling_T]
+    return np.asarray(np.bincount(at, minlength=sample.num_responses) >= _FEWEST)
 
 
 def _finding(

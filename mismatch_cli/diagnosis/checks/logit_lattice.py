@@ -3,6 +3,7 @@ bug.
 """
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.power import clear
 
 NAME, STAGE = "logit-lattice", 7
 TITLE = "Rounded logits"
@@ -20,7 +21,8 @@ def check(evidence: Evidence) -> Finding:
     """Find peaks of the log-odds gap at bfloat16 spacings, as the report draws them."""
     lines = evidence.lattice.result()
     if not lines:
-        return Finding(NAME, "clear", 0.0, "share of tokens in the lines")
+        power = "a line at a step of bfloat16, 1/16 to 1/2 nats"
+        return clear(NAME, 0.0, "share of tokens in the lines", power)
     strongest = max(lines, key=lambda line: line.share)
     share = sum(line.share for line in lines)
     rows = tuple(

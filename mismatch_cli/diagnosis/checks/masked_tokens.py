@@ -5,6 +5,7 @@ import numpy as np
 from mismatch_cli.diagnosis.checks.placeholders import zeros_finding, zeros_T
 from mismatch_cli.diagnosis.counts import in_runs
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.power import clear
 
 NAME, STAGE = "masked-tokens", 1
 TITLE = "Tool or prompt tokens in the loss"
@@ -39,7 +40,8 @@ def check(evidence: Evidence) -> Finding:
     share = tokens / max(1, len(sample.kept))
     few = responses < _FEWEST or tokens < _SHARE_OF_HUGE * huge
     if few or huge > _MOST_HUGE * len(sample.kept):
-        return Finding(NAME, "clear", share, "share of tokens")
+        power = f"runs of {_RUN} tokens, {_HUGE:g} nats apart, in {_FEWEST} responses"
+        return clear(NAME, share, "share of tokens", power)
     sentence = (
         f"{tokens:,} tokens in {responses:,} responses are in runs with gaps above {_HUGE:g} "
         "nats: the engine did not sample them."

@@ -6,6 +6,7 @@ import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.grouped import mean_over_prompts
+from mismatch_cli.diagnosis.power import clear, percent
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "not-as-sampled", 2
@@ -62,7 +63,9 @@ def check(evidence: Evidence) -> Finding:
     power = max(least, _Z * difference.error) / expected
     rows = (*zip(measure.labels, (sampled, expected, z, power), strict=True),)
     if abs(z) <= _Z or abs(difference.value) <= least:
-        return Finding(NAME, "clear", share, "share of the expected", evidence=rows)
+        return clear(
+            NAME, share, "share of the expected", f"a difference of ≥ {percent(power)}", rows
+        )
     how = "more" if share < 0 else "less"
     sentence = measure.sentence.format(sampled=sampled, expected=expected, how=how, z=z)
     return Finding(NAME, "found", share, "share of the expected", sentence, rows)

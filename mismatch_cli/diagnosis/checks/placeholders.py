@@ -6,6 +6,7 @@ import numpy as np
 
 from mismatch_cli.diagnosis.counts import UNCERTAIN, ZeroCounts
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
+from mismatch_cli.diagnosis.power import certain, clear, percent
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "placeholders", 1
@@ -65,7 +66,16 @@ def check(evidence: Evidence) -> Finding:
                 change=OF_A_CLAMP if is_clamp else "",
                 left_N=left_N,
             )
-    return Finding(NAME, "clear", 0.0, "share of tokens")
+    return clear(NAME, 0.0, "share of tokens", _power(sample))
+
+
+def _power(sample: Sample) -> str:
+    """A placeholder shows where the other side is uncertain."""
+    logp_2N = np.stack([sample.logq_T[sample.kept], sample.logp_T[sample.kept]])
+    share = float((logp_2N.min(axis=0) < UNCERTAIN).mean())
+    if not share:
+        return certain(sample)
+    return f"one 0.0 in the {percent(share)} of the tokens that are uncertain"
 
 
 def spoiled_T(evidence: Evidence) -> np.ndarray:

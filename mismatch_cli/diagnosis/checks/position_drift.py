@@ -5,6 +5,7 @@ import numpy as np
 from mismatch_cli.diagnosis.checks.sharp_onset import sharpest_jump
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
+from mismatch_cli.diagnosis.power import clear, times_of
 from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.verdict.both_sides import precision
 
@@ -45,7 +46,7 @@ def check(evidence: Evidence) -> Finding:
     )
     rises = factor > max(_TIMES, steady) or (factor > steady and correlation > _STEADY)
     if not (rises and z > _Z) or (jump and jump.perhaps):
-        return Finding(NAME, "clear", factor, _MEASURE, evidence=rows)
+        return clear(NAME, factor, _MEASURE, times_of(steady, _Z, late, early), rows)
     sentence = (
         f"Along the response, the gap grows by a factor of {factor:.3g} at equal probabilities."
     )

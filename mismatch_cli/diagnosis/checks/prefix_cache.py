@@ -6,6 +6,7 @@ import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.grouped import mean_over_prompts
+from mismatch_cli.diagnosis.power import clear, times_of
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "prefix-cache", 4
@@ -41,7 +42,8 @@ def check(evidence: Evidence) -> Finding:
         ("z", z),
     )
     if not (factor > _TIMES and z > _Z):
-        return Finding(NAME, "clear", factor, "times the gap on new prompts", evidence=rows)
+        power = times_of(_TIMES, _Z, repeated, first)
+        return clear(NAME, factor, "times the gap on new prompts", power, rows)
     left_N = np.where(seen_N, sample.d_N / factor, sample.d_N)
     sentence = f"The gap on prompts seen in an earlier step is {factor:.3g} times that on new ones."
     return Finding(

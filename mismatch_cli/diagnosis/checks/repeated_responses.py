@@ -2,6 +2,8 @@
 
 from mismatch_cli.diagnosis.counts import MOST_RESPONSES, UNREPEATABLE
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
+from mismatch_cli.diagnosis.power import clear
+from mismatch_cli.numbers import things
 
 NAME, STAGE = "repeated-responses", 1
 TITLE = "The same response under several keys"
@@ -32,7 +34,8 @@ def check(evidence: Evidence) -> Finding:
     if not looked_at:
         return untested(NAME, f"no response is less probable than e^−{UNREPEATABLE:g}")
     if not repeated:
-        return Finding(NAME, "clear", share, "share of responses", evidence=rows)
+        power = f"one copy among {things(looked_at, 'response')}"
+        return clear(NAME, share, "share of responses", power, rows)
     of_what = "responses" if looked_at < MOST_RESPONSES else "responses of a sample"
     sentence = (
         f"{repeated:,} of {looked_at:,} {of_what} are already in the trace under another key, "

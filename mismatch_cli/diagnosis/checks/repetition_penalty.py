@@ -18,6 +18,7 @@ from mismatch_cli.diagnosis.checks.temperature import (
 )
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.grouped import slope_over_prompts
+from mismatch_cli.diagnosis.power import clear, none
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "repetition-penalty", 3
@@ -55,13 +56,19 @@ def check(evidence: Evidence) -> Finding:
     measure = "nats on tokens seen before"
     explains = 1 - np.abs(fit.left_N).sum() / np.abs(evidence.sample.d_N).sum()
     if not (abs(fit.nats) > _LEAST and abs(z) > _Z and explains > _EXPLAINS):
-        return Finding(NAME, "clear", fit.nats, measure, evidence=rows)
+        return clear(NAME, fit.nats, measure, _power(fit), rows)
     side = "rollout" if fit.nats > 0 else "trainer"
     sentence = (
         f"The {side} gives tokens that are already in the context {abs(fit.nats):.3g} nats less "
         "than the other side, relative to tokens that are not."
     )
     return Finding(NAME, "found", fit.nats, measure, sentence, rows, left_N=fit.left_N)
+
+
+def _power(fit: _Fit) -> str:
+    """The penalty that would have been found, if it makes a fifth of the gap."""
+    least = max(_LEAST, _Z * fit.error)
+    return f"≥ {least:.2g} nats" if np.isfinite(least) else none("too few prompts")
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ tokens.
 
 import numpy as np
 
-from mismatch_cli.diagnosis.alignment import in_step_N
+from mismatch_cli.diagnosis.alignment import SHORTEST, in_step_N, real_gap
 from mismatch_cli.diagnosis.checks.index_shift import most_frequent, spoiled_T, too_few
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.power import clear, of_responses, varied_S
 
 __all__ = ["check", "spoiled_T"]
 NAME, STAGE = "retokenised", 2
@@ -29,7 +30,8 @@ def check(evidence: Evidence) -> Finding:
     count = int(broken_S.sum())
     share = count / max(1, sample.num_responses)
     if too_few(broken_S):
-        return Finding(NAME, "clear", share, "share of responses")
+        power = of_responses(varied_S(sample, 2 * SHORTEST, real_gap(sample)))
+        return clear(NAME, share, "share of responses", power)
     left_N = in_step_N(sample, alignment, broken_S)
     start = alignment.from_S[broken_S]
     sentence = (

@@ -6,6 +6,7 @@ import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
+from mismatch_cli.diagnosis.power import clear, times_of
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "sharp-onset", 5
@@ -43,7 +44,8 @@ def check(evidence: Evidence) -> Finding:
         ("that share in standard deviations", jump.size),
     )  # fmt: skip
     if not (factor > _TIMES and z > _Z and jump.sharp):
-        return Finding(NAME, "clear", factor, "times from one position on", evidence=rows)
+        power = times_of(_TIMES, _Z, jump.after, jump.before)
+        return clear(NAME, factor, "times from one position on", power, rows)
     sentence = (
         f"From position {jump.index} of the {jump.axis} on, the gap is {factor:.3g} times that "
         "before."

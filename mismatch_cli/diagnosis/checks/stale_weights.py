@@ -2,13 +2,21 @@
 current one.
 """
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
+from mismatch_cli.diagnosis.checks.index_shift import too_few
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
-from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
+from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts, slope_over_prompts
 from mismatch_cli.diagnosis.model import rounded_to
+from mismatch_cli.diagnosis.power import clear, none, of_responses, percent
+from mismatch_cli.diagnosis.sample import Sample
+from mismatch_cli.diagnosis.two_kinds import FarResponses, members_of
 from mismatch_cli.torch_settings import sends_rounded
 
 NAME, STAGE = "stale-weights", 4
@@ -21,41 +29,168 @@ CHANGE = (
     "before the sync or check that the engine lists the adapter."
 )
 SOURCE = "TRL 5312 (sleep mode: 0.010 to 0.201 at step 3), verl 7904, prime-rl PR 3543, SkyRL 1776"
+MEASURED = True  # with the weights themselves: no share of the gap is too small to be named
 _LESS, _Z = 0.8, 4.0
+_STALE = 0.6  # of the way to the earlier checkpoint; the current one is as near 0
+_APART = 0.15  # error of that at most: a third of the way from either end to the middle
+_MOSTLY = 0.8  # of the responses that tell are at one of both ends
+_SHORTEST = 8  # tokens of a response
+_U_MOST = 10.0  # typical gaps: cap on one token
+_LEAST_SQUARE = 1e-12  # of typical gaps: with less, both checkpoints are alike
+_MEASURE = "gap to the earlier / to the current"
 _AS_WELL = 1.1  # times: rounded weights explain the gap as well
 
 
 def check(evidence: Evidence) -> Finding:
     """Compare the gap to the earlier checkpoint with the gap to the current one, on the same
-    tokens.
+    tokens: over all responses, and response by response.
     """
     if evidence.earlier_logp_T is None:
         return untested(NAME, "needs an earlier checkpoint", needs="--earlier-model MODEL")
     result = compared(evidence, evidence.earlier_logp_T)
+    kinds = _kinds(evidence, result.d_N)
     rows: tuple[Row, ...] = (
         ("mean |Δlog p| to the current checkpoint, nats", result.now.value),
-        ("to the earlier one, nats", result.other.value), ("tokens", result.now.count),
-    )  # fmt: skip
-    measure = "gap to the earlier / to the current"
+        ("to the earlier one, nats", result.other.value),
+        ("tokens", result.now.count),
+        *kinds.rows,
+    )
+    reason, rounded_rows = _rounds_as_well(evidence, result)
+    rows = (*rows, *rounded_rows)
+    if reason:
+        return Finding(NAME, "clear", result.factor, _MEASURE, evidence=rows, reason=reason)
+    mixed = kinds.mixed(evidence.sample)
+    if mixed is not None:
+        return _mixed_finding(evidence, result, mixed, rows)
+    if not result.fits:
+        return clear(NAME, result.factor, _MEASURE, kinds.power, rows)
     sentence = (
         f"The engine is closer to the earlier checkpoint: that gap is {result.factor:.2g} times "
         "the gap to the current one."
     )
     dtype = narrower(evidence)
-    if dtype is not None and evidence.model is not None:
-        # Rounded to the engine's dtype, new weights may hardly differ from the earlier ones: the
-        # sync was right.
-        rounded = compared(evidence, evidence.model.logp_T(rounded_to(dtype)))
-        rows = (*rows, (f"to the current one in {dtype}, nats", rounded.other.value))
-        if rounded.fits and rounded.factor <= _AS_WELL * result.factor:
-            reason = f"the current checkpoint in {dtype} fits as well: see rounded-weights"
-            return Finding(NAME, "clear", result.factor, measure, evidence=rows, reason=reason)
-    elif dtype is not None:
+    if dtype is not None and evidence.model is None:
         sentence += (
             f" It may still have the new weights, if rounding to {dtype} swallowed the step: "
             "--trainer-model tells the two apart."
         )
-    return finding_of(NAME, evidence, result, measure, rows, sentence)
+    return finding_of(NAME, evidence, result, _MEASURE, rows, sentence)
+
+
+def _rounds_as_well(evidence: Evidence, result: Compared) -> tuple[str, tuple[Row, ...]]:
+    """Why rounding explains the gap as well, empty if it does not; and the gap to rounded weights.
+
+    Rounded to the engine's dtype, new weights may hardly differ from the earlier ones: the sync was
+    right.
+    """
+    dtype = narrower(evidence)
+    if dtype is None or evidence.model is None:
+        return "", ()
+    rounded = compared(evidence, evidence.model.logp_T(rounded_to(dtype)))
+    rows: tuple[Row, ...] = ((f"to the current one in {dtype}, nats", rounded.other.value),)
+    if rounded.fits and rounded.factor <= _AS_WELL * result.factor:
+        return f"the current checkpoint in {dtype} fits as well: see rounded-weights", rows
+    return "", rows
+
+
+@dataclass(frozen=True)
+class _Kinds:
+    """How far each response is on the way from the current checkpoint to the earlier one: 0 if
+    the engine has the current weights, 1 if it has the earlier ones.
+
+    With s = log π − log π_earlier and d = log π − log μ, that is the slope of d on s.
+    """
+
+    way_S: np.ndarray
+    error_S: np.ndarray  # its standard error, from what the slope leaves; inf = not scored
+    better_S: np.ndarray  # bool: the earlier checkpoint leaves clearly less of its gap
+    way: float  # of all tokens
+    error: float  # of that, over prompts
+
+    @property
+    def decided_S(self) -> np.ndarray:
+        """The responses that tell both checkpoints apart."""
+        return np.asarray(self.error_S < _APART)
+
+    @property
+    def stale_S(self) -> np.ndarray:
+        return np.asarray(self.decided_S & self.better_S & (self.way_S > _STALE))
+
+    def mixed(self, sample: Sample) -> FarResponses | None:
+        """The stale responses, if others are current; None if all are alike, or in between."""
+        current_S = self.decided_S & (self.way_S < 1 - _STALE)
+        some = not too_few(self.stale_S[self.decided_S])
+        if not some or too_few(current_S[self.decided_S]):
+            return None
+        if (self.stale_S | current_S).sum() < _MOSTLY * self.decided_S.sum():
+            return None
+        return FarResponses(self.stale_S, members_of(sample, self.stale_S, self.decided_S))
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return (
+            ("on the way from the current (0) to the earlier checkpoint (1)", self.way),
+            ("its standard error over prompts", self.error),
+            ("responses that tell both apart", int(self.decided_S.sum())),
+            ("of these at the earlier one", int(self.stale_S.sum())),
+        )
+
+    @property
+    def power(self) -> str:
+        """The share of stale responses that would have been found."""
+        decided = int(self.decided_S.sum())
+        if decided:
+            return of_responses(self.decided_S)
+        share = _Z * self.error
+        if not share < 1:
+            return none("both checkpoints are alike beside the noise")
+        return f"it in ≥ {percent(share)} of the responses"
+
+
+def _kinds(evidence: Evidence, other_d_N: np.ndarray) -> _Kinds:
+    """The slope of each response, in units of what is typical at the same probability."""
+    sample = evidence.sample
+    scored_N = np.isfinite(other_d_N)
+    response_N = sample.response_T[sample.kept][scored_N]
+    now_N, earlier_N = sample.d_N[scored_N], other_d_N[scored_N]
+    unit_N = sample.typical_N[scored_N]
+    d_N, s_N = np.clip([now_N / unit_N, (now_N - earlier_N) / unit_N], -_U_MOST, _U_MOST)
+    sum_S = partial(_sum_S, response_N, sample.num_responses)
+    square_S = np.maximum(sum_S(s_N**2), _LEAST_SQUARE)
+    way_S = sum_S(d_N * s_N) / square_S
+    rest_N = d_N - way_S[response_N] * s_N
+    error_S = np.sqrt(sum_S(s_N**2 * rest_N**2)) / square_S
+    usable_S = (sum_S(unit_N > 0) >= _SHORTEST) & (square_S > _LEAST_SQUARE)
+    better_S = sum_S(np.abs(earlier_N)) < _LESS * sum_S(np.abs(now_N))
+    way, error = slope_over_prompts(s_N, d_N, sample.group_N[scored_N])
+    return _Kinds(way_S, np.where(usable_S, error_S, np.inf), better_S, way, error)
+
+
+def _sum_S(response_N: np.ndarray, responses: int, value_N: np.ndarray) -> np.ndarray:
+    return np.bincount(response_N, weights=value_N, minlength=responses)
+
+
+def _mixed_finding(
+    evidence: Evidence, result: Compared, part: FarResponses, rows: tuple[Row, ...]
+) -> Finding:
+    """Some responses are at the earlier checkpoint: those of the rest keep their gap, and those
+    that were not scored shrink as the others do.
+    """
+    sample, d_N = evidence.sample, evidence.sample.d_N
+    in_it_N = part.in_it_S[sample.response_T[sample.kept]]
+    scored_N = np.isfinite(result.d_N)
+    stale_N = in_it_N & scored_N
+    now, earlier = (float(np.abs(v_N[stale_N]).mean()) for v_N in (d_N, result.d_N))
+    left_N = np.where(stale_N, result.d_N, d_N)
+    shrinks = float(np.abs(left_N[scored_N]).sum() / np.abs(d_N[scored_N]).sum())
+    left_N = np.where(scored_N, left_N, d_N * shrinks)
+    sentence = (
+        f"The engine has the weights of the earlier checkpoint {part.words}: the gap there is "
+        f"{now:.2g} nats to the current one and {earlier:.2g} to the earlier one."
+    )
+    share, measure = float(part.in_it_S.mean()), "share of responses at the earlier checkpoint"
+    where = part.words
+    return Finding(NAME, "found", share, measure, sentence, rows, left_N=left_N, where=where)
 
 
 class Compared(NamedTuple):
@@ -98,7 +233,9 @@ def finding_of(
     the same factor.
     """
     if not result.fits:
-        return Finding(name, "clear", result.factor, measure, evidence=rows)
+        least = max(1 - _LESS, _Z * result.now.error / max(result.now.value, 1e-12))
+        power = f"a gap that is {percent(least)} smaller" if least < 1 else none("too few prompts")
+        return clear(name, result.factor, measure, power, rows)
     left_N = np.where(np.isfinite(result.d_N), result.d_N, evidence.sample.d_N * result.factor)
     return Finding(name, "found", result.factor, measure, sentence, rows, left_N=left_N)
 

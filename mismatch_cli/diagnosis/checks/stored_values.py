@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
+from mismatch_cli.diagnosis.power import clear
 from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.numbers import things
 
@@ -60,7 +61,7 @@ def check(evidence: Evidence) -> Finding:
     sample = evidence.sample
     stored = [*_constants(sample), *_rounded(sample)]
     if not stored:
-        return Finding(NAME, "clear", 0.0, "share of tokens")
+        return clear(NAME, 0.0, "share of tokens", _power(sample))
     largest = max(stored, key=lambda each: _explained(sample, each))
     rows: tuple[Row, ...] = tuple((f"{s.side}: {s.words}", s.tokens) for s in stored)
     share = largest.tokens / max(1, len(sample.kept))
@@ -68,6 +69,13 @@ def check(evidence: Evidence) -> Finding:
         f"{things(largest.tokens, 'token')} of the sample: {largest.side} is {largest.words}."
     )
     return Finding(NAME, "found", share, "share of tokens", sentence, rows, left_N=largest.left_N)
+
+
+def _power(sample: Sample) -> str:
+    """A constant shows wherever it is; decimals only in enough values that are not 0."""
+    constant = "one constant that code writes"
+    enough = all((own_N != 0).sum() >= _FEWEST for _, own_N in _columns(sample))
+    return f"{constant}, or a column of ≤ {_DECIMALS[-1]} decimals" if enough else constant
 
 
 def _explained(sample: Sample, stored: _Stored) -> float:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mismatch_cli.diagnosis.checks.truncated_support import OneSided
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.grouped import as_normal, slope_over_prompts
+from mismatch_cli.diagnosis.power import certain, clear
 from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.verdict.both_sides import temperatures_of, trainer_of
 
@@ -30,6 +32,13 @@ CHANGE = (
 )
 SOURCE = "vime 64, TRL 4159, NeMo-RL 902, tinker-cloud PR 26 (fitted 0.70)"
 _LEAST, _Z, _TAKES, _MAIN = 0.004, 6.0, 0.1, 0.25
+# Of the gap, left by a temperature that only sampled tokens show: noise, or nothing
+_LESS, _NEXT_TO_NOTHING = 0.5, 0.1
+_MOST_OF_ALL = 1.0  # of β − 1: a temperature twice as high that would not show
+_MOST_T = 1000.0  # of a table of Student's t
+_AT_MOST = (
+    " Its share is an upper bound: sampled tokens alone do not show how much another cause adds."
+)
 FEWEST = 200  # ids, or tokens
 DEEPEST = -12.0  # nats: rarer tokens carry little information and the most rounding
 _SPREAD = 6.0  # nats: unknown ids are as probable as possible, or this much less
@@ -53,7 +62,7 @@ def check(evidence: Evidence) -> Finding:
     sample = evidence.sample
     fit = _stated(evidence) or _from_topk(sample) or _from_log_odds(sample)
     if fit is None:
-        return untested(NAME, "too few tokens between certain and impossible")
+        return untested(NAME, certain(sample))
     if not np.isfinite(fit.error):
         return untested(NAME, "too few prompts to know the error of a fit")
     gap = float(np.abs(sample.d_N).sum())
@@ -74,10 +83,27 @@ def check(evidence: Evidence) -> Finding:
     # A share of what rounding does not make: noise and coarse caches flatten a distribution, too
     least = max(_TAKES, _MAIN * (1 - (evidence.expected.share_by_grid or 0.0)))
     explains = takes - max(mirrored_takes, 0.0) > least
-    if not (explains and _is_certain(sample, fit)):
-        return Finding(NAME, "clear", fit.beta, "fitted β", evidence=rows)
+    if not (explains and _is_certain(sample, fit) and _is_like_one(evidence, fit, left_N)):
+        return clear(NAME, fit.beta, "fitted β", _power(sample, fit, least), rows)
     sentence = _sentence(evidence, fit)
-    return Finding(NAME, "found", fit.beta, "fitted β", sentence, rows, left_N=left_N)
+    return Finding(
+        NAME, "found", fit.beta, "fitted β", sentence, rows, left_N=left_N, at_most=fit.is_bound
+    )
+
+
+def _is_like_one(evidence: Evidence, fit: _Fit, left_N: np.ndarray) -> bool:
+    """Whether sampled tokens alone show a temperature, and not what its bounds absorb as well.
+
+    A temperature leaves noise. Where next to nothing is left, it is one; else what is left must be
+    as expected and less than what it explains, and both sides distributions (`OneSided`): the mean
+    ratio of what is none, such as an entropy, is above 1 by as much as the gap.
+    """
+    d_N, gap = evidence.sample.d_N, evidence.gap.value
+    left = float(np.abs(left_N).mean())
+    if not fit.is_bound or left <= _NEXT_TO_NOTHING * gap:
+        return True
+    is_noise = left <= min(evidence.expected.high, _LESS * gap)
+    return is_noise and not OneSided.of(d_N, evidence.sample.group_N).is_no_distribution
 
 
 def _is_certain(sample: Sample, fit: _Fit) -> bool:
@@ -92,6 +118,28 @@ def _is_certain(sample: Sample, fit: _Fit) -> bool:
     return fit.topk or not _differs_where_seen(sample)
 
 
+def _power(sample: Sample, fit: _Fit, least: float) -> str:
+    """The temperature that would have been found: more than chance, than noise on one side, and
+    with the least share of the gap.
+
+    A β that is 1 % larger moves log p by 1 % of (1 − p) times the log-odds, if the other ids were
+    one.
+    """
+    x_N, _, usable_N = log_odds(sample)
+    moves_N = np.where(usable_N, np.abs(x_N) * -np.expm1(sample.logq_T[sample.kept]), 0.0)
+    by_share = least * float(np.abs(sample.d_N).sum()) / max(float(moves_N.sum()), 1e-300)
+    t = float(np.interp(_Z, *_normal_of_t(len(np.unique(sample.group_N)))))
+    noise = max(abs(bound - fit.beta) for bound in fit.bounds)
+    size = max(_LEAST, t * fit.error, noise, by_share)
+    return f"a temperature of ≥ {1 + size:.4g} times" if size < _MOST_OF_ALL else certain(sample)
+
+
+def _normal_of_t(groups: int) -> tuple[np.ndarray, np.ndarray]:
+    """Student's t, and the normal deviate that is as improbable."""
+    t_I = np.linspace(0, _MOST_T, 1024)
+    return np.array([as_normal(float(t), groups) for t in t_I]), t_I
+
+
 def _sentence(evidence: Evidence, fit: _Fit) -> str:
     if fit.source == _STATED:
         engine, trainer = temperatures_of(evidence.about)
@@ -99,7 +147,7 @@ def _sentence(evidence: Evidence, fit: _Fit) -> str:
     shape = "flatter" if fit.beta > 1 else "sharper"
     return (
         f"The rollout's distribution is the trainer's at {fit.beta:.3g} times its temperature "
-        f"({shape})."
+        f"({shape}).{_AT_MOST if fit.is_bound else ''}"
     )
 
 
@@ -116,6 +164,11 @@ class _Fit:
     of_other_half: tuple[float, float]
     source: str
     topk: bool
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether sampled tokens alone were fitted, so that β explains at most what it takes."""
+        return not self.topk and self.source != _STATED
 
     @property
     def may_be_noise(self) -> bool:

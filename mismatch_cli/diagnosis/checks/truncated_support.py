@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mismatch_cli.diagnosis.checks.uniform_mixture import mixture_in
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
 from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
+from mismatch_cli.diagnosis.power import clear, none
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "truncated-support", 3
@@ -46,8 +48,8 @@ def check(evidence: Evidence) -> Finding:
         ("share of the gap where π < μ / 2: more than truncation explains", found.steep),
         *_kept_mass(sample),
     )
-    if not found.renormalised:
-        return Finding(NAME, "clear", found.ratio.value, "mean ratio", evidence=rows)
+    if not found.renormalised or mixture_in(sample):
+        return clear(NAME, found.ratio.value, "mean ratio", found.power, rows)
     sentence = (
         "The engine's probabilities are higher than the trainer's on nearly every token, and the "
         f"mean ratio is {found.ratio.value:.4g}: the engine renormalised over a part of the "
@@ -84,6 +86,22 @@ class OneSided:
         """
         part = (1 - self.ratio.value) / self.gap if self.gap else 0.0
         return part > _ONE_SIDED and -self.ratio.z_from(1.0) > _Z and self.steep < _STEEP
+
+    @property
+    def power(self) -> str:
+        """The kept mass that would have been found."""
+        cut = max(_ONE_SIDED * self.gap, _Z * self.ratio.error)
+        if not cut < 1:
+            return none("too few prompts to know the error of the mean ratio")
+        return f"a kept mass of ≤ {1 - cut:.4g}"
+
+    @property
+    def is_no_distribution(self) -> bool:
+        """Whether the mean ratio is significantly above 1 by much of the mean gap: no distribution
+        has that on tokens that were drawn from the other one.
+        """
+        part = (self.ratio.value - 1) / self.gap if self.gap else 0.0
+        return part > _ONE_SIDED and self.ratio.z_from(1.0) > _Z
 
 
 def _two_sided(d_N: np.ndarray) -> np.ndarray:

@@ -3,6 +3,9 @@
 import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
+from mismatch_cli.diagnosis.power import clear, none, percent
+from mismatch_cli.diagnosis.sample import Sample
+from mismatch_cli.diagnosis.two_kinds import FEWEST, SHORTEST, TIMES
 
 NAME, STAGE = "uneven-responses", 6
 TITLE = "Part of the responses is far off"
@@ -23,7 +26,7 @@ def check(evidence: Evidence) -> Finding:
     sample, part = evidence.sample, evidence.part
     measure = "times the gap of the others"
     if part is None:
-        return Finding(NAME, "clear", 1.0, measure)
+        return clear(NAME, 1.0, measure, _power(sample))
     if evidence.pair.name == "total" or evidence.about.get("equal_weights") is False:
         return untested(
             NAME, "the trainer's weights are newer, perhaps by different numbers of steps"
@@ -39,7 +42,7 @@ def check(evidence: Evidence) -> Finding:
     )
     times = inside / outside if outside else np.inf
     if in_it_N.mean() <= _FEW or inside <= evidence.expected.low:
-        return Finding(NAME, "clear", times, measure, evidence=rows)
+        return clear(NAME, times, measure, _power(sample), rows)
     sentence = (
         f"The gap is {inside:.2g} nats {part.words}, and {outside:.2g} in the others: "
         f"{times:.2g} times."
@@ -48,3 +51,12 @@ def check(evidence: Evidence) -> Finding:
     return Finding(
         NAME, "found", times, measure, sentence, rows, left_N=left_N, beyond_expected=True
     )
+
+
+def _power(sample: Sample) -> str:
+    """The gap that tells two kinds apart, if enough responses are long enough for a mean."""
+    count_S = np.bincount(sample.response_T[sample.kept], minlength=sample.num_responses)
+    long = int((count_S >= SHORTEST).sum())
+    if long < 2 * FEWEST:
+        return none(f"{long:,} of {sample.num_responses:,} responses have {SHORTEST} tokens")
+    return f"{TIMES:g} times the others’ gap in > {percent(_FEW)} of the tokens"

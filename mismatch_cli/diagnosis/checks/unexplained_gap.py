@@ -1,6 +1,7 @@
 """A gap that no check explains and that is larger than expected of the trace."""
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
+from mismatch_cli.diagnosis.power import clear
 
 NAME, STAGE = "unexplained-gap", 8
 TITLE = "A gap that nothing explains"
@@ -27,7 +28,8 @@ def check(evidence: Evidence) -> Finding:
     )  # fmt: skip
     measure = "mean nats left per token"
     if not evidence.gap_is_too_large:
-        return Finding(NAME, "clear", gap.value, measure, evidence=rows)
+        power = f"a gap of ≥ {evidence.resolution:.2g} nats"
+        return clear(NAME, gap.value, measure, power, rows)
     sentence = (
         f"{gap.value:.2g} nats per token are left on average, where {expected.low:.2g} to "
         f"{expected.high:.2g} are expected of {expected.who} ({expected.basis})."

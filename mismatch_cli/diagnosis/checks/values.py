@@ -7,6 +7,7 @@ import numpy as np
 from mismatch_cli.diagnosis.checks.truncated_support import trainer_truncates
 from mismatch_cli.diagnosis.counts import ROUNDING
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
+from mismatch_cli.diagnosis.power import clear, of_values
 
 NAME, STAGE = "values", 1
 TITLE = "Impossible values"
@@ -41,7 +42,7 @@ def check(evidence: Evidence) -> Finding:
             rows.append((f"{side}: largest, nats", counts.largest))
     share = wrong / tokens if tokens else None
     if not wrong:
-        return Finding(NAME, "clear", share, "share of values")
+        return clear(NAME, share, "share of values", of_values(tokens))
     sentence = (
         f"{wrong:,} of {tokens:,} values cannot be log-probabilities; they are excluded from "
         f"every number.{_at_the_end(evidence)}"

@@ -69,11 +69,12 @@ def _words(diagnosis: Diagnosis) -> tuple[str, Status]:
     faults = len(diagnosis.faults)
     if diagnosis.is_unexplained:
         return "NOT EXPLAINED" if faults == 1 else f"{faults} FAULTS, NOT ALL EXPLAINED", "bad"
+    if faults:
+        rest = "" if diagnosis.is_decided else ", THE REST UNDECIDED"
+        return f"{numbers.things(faults, 'fault').upper()} FOUND{rest}", "bad"
     if not diagnosis.is_decided:
         return "UNDECIDED", "mixed"
-    if not faults:
-        return "NO FAULT FOUND", "good" if diagnosis.is_at_own_scale else "mixed"
-    return f"{numbers.things(faults, 'fault').upper()} FOUND", "bad"
+    return "NO FAULT FOUND", "good" if diagnosis.is_at_own_scale else "mixed"
 
 
 def _counts(analysis: DiagnosisAnalysis) -> dict[str, int | bool]:
@@ -118,7 +119,7 @@ def _found(analysis: DiagnosisAnalysis, findings: Sequence[Finding]) -> Table:
         findings[:_MOST_FOUND],
         [
             text("found", lambda finding: module(finding.check).TITLE),
-            col("explains", lambda finding: share(finding.explains)),
+            col("explains", _explains),
             text(
                 "what to change",
                 lambda finding: _clause(analysis.setting(finding) or analysis.change(finding)),
@@ -128,6 +129,10 @@ def _found(analysis: DiagnosisAnalysis, findings: Sequence[Finding]) -> Table:
         if len(findings) > _MOST_FOUND
         else "",
     )
+
+
+def _explains(finding: Finding) -> str:
+    return ("≤ " if finding.at_most else "") + share(finding.explains)
 
 
 def _clause(words: str) -> str:

@@ -97,7 +97,10 @@ def _reasons(analysis: DiagnosisAnalysis) -> str:
     first = diagnosis.first_cause
     unexplained = next((f.sentence for f in diagnosis.faults if f.check == UNEXPLAINED.key), "")
     if first is not None and not (diagnosis.is_minor and analysis.suspects):
-        explained = f" It explains {share(first.explains)} of the gap." if first.explains else ""
+        most = "at most " if first.at_most else ""
+        explained = (
+            f" It explains {most}{share(first.explains)} of the gap." if first.explains else ""
+        )
         return " ".join(
             filter(None, (f"{module(first.check).TITLE}. {first.sentence}{explained}", unexplained))
         )
@@ -216,8 +219,9 @@ def _finding_section(finding: Finding, is_first: bool, change: str) -> Section:
         if check.STAGE in (PRECISION_STAGE, FLOOR_STAGE)
         else ""
     )
+    about = "at most" if finding.at_most else "about"
     explains = (
-        f" It explains about {share(finding.explains)} of the gap." if finding.explains else ""
+        f" It explains {about} {share(finding.explains)} of the gap." if finding.explains else ""
     )
     if check.STAGE == UNEXPLAINED_STAGE:
         order, explains = "Unexplained", ""

@@ -1,0 +1,120 @@
+"""One token id whose log-odds differ by the same number wherever it was sampled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mismatch_cli.diagnosis.checks.temperature import beyond, log_odds
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
+from mismatch_cli.diagnosis.power import clear, none
+from mismatch_cli.diagnosis.sample import Sample
+
+NAME, STAGE = "biased-token", 3
+TITLE = "One token's logit is biased"
+CAUSE = (
+    "One side adds a number to the logit of a single token: a logit_bias, a suppressed or boosted "
+    "token of the engine's request, or a row of the head that was resized or not synchronised."
+)
+CHANGE = (
+    "Remove the bias from the engine's request, or add it to the trainer's logits; compare that "
+    "row of both heads."
+)
+SOURCE = "the logit_bias of an engine's request; no known public report"
+_FEWEST = 8  # occurrences
+_NEAR, _NEARLY_ALL = 0.3, 0.9  # of the bias: an occurrence this close to it; of the occurrences
+_TIMES_OTHERS = 4.0  # the 80 % quantile of the other tokens' log-odds gaps
+_LEAST = 0.05  # nats
+
+
+@dataclass(frozen=True)
+class _Bias:
+    """A token id, and by how much log π's log-odds are above log μ's in its occurrences."""
+
+    token: int
+    nats: float
+    occurrences: int
+    near: float  # share of them within 30 % of it
+
+
+def check(evidence: Evidence) -> Finding:
+    """Compare the log-odds gap of each id's occurrences with that of the other tokens.
+
+    A logit that is `b` higher raises the log-odds of its token by exactly b, and lowers every other
+    token by at most what that takes from it.
+    """
+    sample = evidence.sample
+    gap_M, id_M = _log_odds_gaps(sample)
+    bias = _largest(gap_M, id_M)
+    measure = "nats on one token's logit"
+    if bias is None:
+        return clear(NAME, 0.0, measure, _power(gap_M, id_M))
+    left_N = _left(sample, bias)
+    others = _typical(gap_M[id_M != bias.token])
+    rows: tuple[Row, ...] = (
+        ("token id", bias.token),
+        ("its occurrences, neither certain nor impossible", bias.occurrences),
+        ("share of them within 30 % of the bias", bias.near),
+        ("typical log-odds gap of the others, nats", others),
+    )
+    of_all = "all its" if bias.near == 1 else f"{100 * bias.near:.0f} % of its"
+    sentence = (
+        f"In {of_all} {bias.occurrences:,} occurrences the log-odds of token {bias.token} are "
+        f"{abs(bias.nats):.2g} nats {'higher' if bias.nats > 0 else 'lower'} in the trainer than "
+        "in the engine, and those of other tokens are not."
+    )
+    return Finding(
+        NAME, "found", abs(bias.nats), measure, sentence, rows, left_N=left_N, at_most=True
+    )
+
+
+def _log_odds_gaps(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
+    """The log-odds gap of the tokens that are neither certain nor impossible, and their ids."""
+    x_N, y_N, usable_N = log_odds(sample)
+    return (y_N - x_N)[usable_N], sample.response_ids_T[sample.kept][usable_N]
+
+
+def _largest(gap_M: np.ndarray, id_M: np.ndarray) -> _Bias | None:
+    """The id with the largest bias that nearly all its occurrences have, and other tokens do not;
+    None if there is none.
+    """
+    biases = []
+    ids_I, at_M, count_I = np.unique(id_M, return_inverse=True, return_counts=True)
+    for i in np.flatnonzero(count_I >= _FEWEST).tolist():
+        own_M = at_M == i
+        nats = float(np.median(gap_M[own_M]))
+        if abs(nats) < _LEAST:
+            continue
+        near = float((np.abs(gap_M[own_M] - nats) <= _NEAR * abs(nats)).mean())
+        if near >= _NEARLY_ALL and abs(nats) > _TIMES_OTHERS * _typical(gap_M[~own_M]):
+            biases.append(_Bias(int(ids_I[i]), nats, int(count_I[i]), near))
+    return max(biases, key=lambda bias: abs(bias.nats), default=None)
+
+
+def _typical(gap_M: np.ndarray) -> float:
+    """The gap that 80 % of the tokens stay below, nats."""
+    return float(np.quantile(np.abs(gap_M), 0.8)) if len(gap_M) else np.inf
+
+
+def _left(sample: Sample, bias: _Bias) -> np.ndarray:
+    """log π − log μ, nats, beyond what the bias makes: of its own token exactly, of others at most
+    what it could take if all the rest were the biased token.
+    """
+    logq_N, factor = sample.logq_T[sample.kept], np.exp(bias.nats)
+    p_N = np.exp(np.minimum(logq_N, 0.0))
+    own_N = sample.response_ids_T[sample.kept] == bias.token
+    raised_N = logq_N + bias.nats - np.log1p(p_N * (factor - 1))
+    lowered_N = logq_N - np.log1p((1 - p_N) * (factor - 1))
+    bounds = (np.where(own_N, raised_N, lowered_N), np.where(own_N, raised_N, logq_N))
+    return beyond(sample, bounds)
+
+
+def _power(gap_M: np.ndarray, id_M: np.ndarray) -> str:
+    """The bias that would have been found, on how many of the ids."""
+    _, count_I = np.unique(id_M, return_counts=True)
+    often = int((count_I >= _FEWEST).sum())
+    if not often:
+        return none(f"no token occurs {_FEWEST} times between certain and impossible")
+    nats = max(_LEAST, _TIMES_OTHERS * _typical(gap_M))
+    return f"a bias of ≥ {nats:.2g} nats on one of {often:,} ids"
