@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from mismatch_cli.scoring.trainer import Trainer
 
 _RESPONSES = 128  # to score
-# To try hypotheses on: so many of their shorter half, one in sixteen of all, but two at least
-_FEW, _FEW_OF_ALL, _FEWEST = 8, 16, 2
+# To try hypotheses on: so many of their shorter half, one in sixteen of all
+_FEW, _FEW_OF_ALL = 8, 16
 _TIMES_SAMPLE = 8  # the budget of all readings together, of the tokens of one
 _CONFIRMED = 2  # readings of all responses that trying hypotheses on a few leaves tokens for
 _TOKEN_BUDGET = 8192
@@ -116,7 +116,7 @@ class ModelAtHand:
         return self._few_of(self.rows)
 
     def _few_of(self, rows: Sequence[int]) -> list[int]:
-        count = min(_FEW, max(_FEWEST, len(self.rows) // _FEW_OF_ALL))
+        count = min(_FEW, max(1, round(len(self.rows) / _FEW_OF_ALL)))
         by_length = sorted(rows, key=lambda s: self._cost([s]))
         shorter = by_length[: max(count, len(rows) // 2)]
         return sorted(shorter[:: max(1, len(shorter) // count)][:count])
@@ -235,6 +235,12 @@ class ModelAtHand:
         """How many tokens a reading of these responses takes, with their prompts."""
         prompts = sum(len(self._context(hypothesis, s)) for s in rows)
         return prompts + int(self._sample.length_S[list(rows)].sum())
+
+    def cost_of_few(self, hypothesis: Hypothesis) -> int:
+        """How many tokens trying a hypothesis takes: none, if that was done."""
+        if {(hypothesis.name, True), (hypothesis.name, False)} & set(self.scored):
+            return 0
+        return self._cost(self.tried_on(hypothesis), hypothesis)
 
     def _read_on(self, tokens: int) -> None:
         if tokens:  # responses without tokens come first

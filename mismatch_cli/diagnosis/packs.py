@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     Left = Callable[[Hypothesis], float]
 
 PACKS = (2, 3, 4, 6, 8, 16)  # responses
+_HELPS = 0.9  # of the gap left: other sizes of packs are tried
 _FAR = 0.5  # of the median gap of all responses
 
 
 def after_neighbours(model: ModelAtHand, sample: Sample, left: Left) -> Iterator[Hypothesis]:
-    """Responses after the one before them in the trace; if that helps, as packs of some sizes,
-    that in which the first response of every pack is as recorded before the others.
+    """Responses after the one before them in the trace, and in packs: of the size at which the
+    first response of each, and no other, is as recorded; else, if the former helps, of all sizes.
 
     `left`: the share of the gap that undoing a hypothesis leaves.
     """
@@ -32,10 +33,8 @@ def after_neighbours(model: ModelAtHand, sample: Sample, left: Left) -> Iterator
         return
     one = Hypothesis("each response after the one before it", before=lambda _: 1, rows=later)
     yield one
-    if left(one) >= 1:
-        return
-    sizes = sorted(PACKS, key=lambda size: not _is_pack(size, model, far))
-    for size in sizes:
+    sizes = [size for size in PACKS if _is_pack(size, model, far)]
+    for size in sizes or (PACKS if left(one) < _HELPS else ()):
         own = tuple(s for s in later if model.place_S[s] % size)
         yield Hypothesis(f"packs of {size}", before=partial(_within, size), rows=own)
 

@@ -73,14 +73,14 @@ class Survey:
     reading: Reading | None = None
 
 
-# Of the budget, for one kind of misreading; an eighth is for the responses as recorded
+# Of the budget, for one kind of misreading: a part where readings are long or many
 KINDS = {
-    "prompt": 0.2,
-    "padding": 0.2,
-    "positions": 0.25,
-    "tensors": 0.15,
-    "adapter": 0.1,
-    "neighbours": 0.15,
+    "prompt": 1.0,
+    "padding": 0.15,
+    "tensors": 1.0,
+    "adapter": 1.0,
+    "neighbours": 0.1,
+    "positions": 0.35,
 }
 
 
@@ -212,7 +212,7 @@ class Readings:
         until = self._model.spent + share * self._model.budget
         try:
             for hypothesis in hypotheses:
-                if self._model.spent > until:
+                if self._model.spent + self._model.cost_of_few(hypothesis) > until:
                     raise NotRead(self._model.budget_spent)
                 rows = self._model.tried_on(hypothesis)
                 if not rows:

@@ -174,7 +174,9 @@ def test_a_healthy_trace_is_read_too_and_clear_says_how(few):
     model = model_at_hand(few, evidence.sample)
     diagnosis = diagnose(replace(evidence, model=model))
     assert diagnosis.faults == ()
-    assert finding_of(diagnosis, "another-prompt").sentence.startswith("The model read 2 responses")
+    assert finding_of(diagnosis, "another-prompt").sentence.startswith(
+        "The model read 1 response after"
+    )
     assert {"the first token twice", "no norms of queries and keys"} <= {n for n, _ in model.scored}
     assert model.spent < model.budget
 
