@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     Left = Callable[[Hypothesis], float]
 
 PACKS = (2, 3, 4, 6, 8, 16)  # responses
-_HELPS = 0.9  # of the gap left: other sizes of packs are tried
+_HELPS = 1.0  # of the gap left: other sizes of packs are tried
 _FAR = 0.5  # of the median gap of all responses
 
 

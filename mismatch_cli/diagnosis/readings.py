@@ -79,7 +79,7 @@ KINDS = {
     "padding": 0.15,
     "tensors": 1.0,
     "adapter": 1.0,
-    "neighbours": 0.1,
+    "neighbours": 0.15,
     "positions": 0.35,
 }
 
