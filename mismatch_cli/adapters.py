@@ -67,6 +67,16 @@ def check_adapter(name: str) -> None:
         _settings(name, folder)
 
 
+def base_of(name: str) -> str | None:
+    """The base model that the adapter in a folder names; None for anything but such a folder."""
+    folder = Path(name).expanduser()
+    if not (folder / _CONFIG).is_file() or (folder / "config.json").is_file():
+        return None
+    with _readable(name):
+        config = parsed_json((folder / _CONFIG).read_text(encoding="utf-8"))
+        return str(config["base_model_name_or_path"])
+
+
 def read_adapter(name: str) -> Adapter:
     """The adapter in a folder or under a hub name; a `MismatchError` if it is not a LoRA adapter
     that peft can load.

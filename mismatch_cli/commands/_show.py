@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -215,14 +215,16 @@ class Common:
         """Study traces into the folder of a report, as `study` does; without a folder, only
         print the result.
         """
+        with self.held(folder, study_format):
+            self.study(analyse, traces, folder, phase, **how)
+
+    def held(self, folder: Path | None, study_format: str) -> AbstractContextManager[None]:
+        """Hold the folder of a report in this format while it is made; nothing without a folder."""
         from mismatch_cli.recording.folder import report_folder
 
-        with (
-            nullcontext()
-            if folder is None
-            else report_folder(folder, study_format, force=self.force)
-        ):
-            self.study(analyse, traces, folder, phase, **how)
+        if folder is None:
+            return nullcontext()
+        return report_folder(folder, study_format, force=self.force)
 
     def study(
         self,

@@ -1,15 +1,20 @@
 """`mismatch-cli diagnose`: what is wrong with a trace, before suspecting numerics."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mismatch_cli.commands._ranks import NPROC, SHARDED, check_sharded, launch_ranks
-from mismatch_cli.commands._show import BUNDLED, TRACES, Diagnosing
+from mismatch_cli.commands._show import BUNDLED, TRACES, Common, Diagnosing
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flags, saying, setting
 from mismatch_cli.ranks.joined import joined
+
+if TYPE_CHECKING:
+    from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, Preparation
 
 _KEPT = "There is no diagnosis."
 
@@ -52,8 +57,8 @@ def command(
       mismatch-cli diagnose import-prime-rl --earlier-model ./step-90
     """
     from dataclasses import replace
-    from functools import partial
 
+    from mismatch_cli.adapters import base_of
     from mismatch_cli.models import check_models
 
     if nproc > 1 and not (earlier_model or trainer_model):
@@ -62,25 +67,43 @@ def command(
             "--earlier-model."
         )
     check_sharded(sharded, nproc)
-    check_models((earlier_model, trainer_model), "`diagnose` with a model")
+    named = filter(None, (earlier_model, trainer_model))
+    check_models([base_of(name) or name for name in named], "`diagnose` with a model")
     folder = common.report_folder(traces, "diagnosis")
     common.check(traces, folder)
     launch_ranks(context, nproc, _KEPT)
     from mismatch_cli.dealing import Ranks
-    from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, analyse_diagnosis
+    from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, Preparation
 
     with joined(_KEPT) as world:
-        shown = common if world.first else replace(common, quiet=True)
-        found = shown.opened(traces, f"No trace named: diagnosing {BUNDLED}")
+        own, models = common, (earlier_model, trainer_model, reading_tokens)
+        if not world.first:
+            own, folder = replace(common, quiet=True), None
+        opened = own.opened(traces, f"No trace named: diagnosing {BUNDLED}")
         ranks = Ranks(world, sharded)
-        analyse = partial(
-            analyse_diagnosis,
-            earlier_model=earlier_model,
-            trainer_model=trainer_model,
-            reading_tokens=reading_tokens,
-            ranks=ranks,
-        )
-        if world.first:
-            common.report(analyse, DiagnosisAnalysis.FORMAT, found, folder, "Reading")
-        else:
-            analyse(found)
+        with own.held(folder, DiagnosisAnalysis.FORMAT):
+            total = sum(trace.num_responses for trace in opened)
+            with own.progress.counting("Reading", total) as advance:
+                prepared = Preparation.of(opened, own.read_by, advance, ranks)
+            analysis = _diagnosed(prepared.with_models(*models), own)
+            if world.first:
+                _show(analysis, own, folder)
+
+
+def _show(analysis: DiagnosisAnalysis, common: Common, folder: Path | None) -> None:
+    """Print and write a diagnosis; after Ctrl-C only print it, and end as interrupted."""
+    common.show(analysis, None if analysis.is_interrupted else folder)
+    if analysis.is_interrupted:
+        raise KeyboardInterrupt
+
+
+def _diagnosed(prepared: Preparation, common: Common) -> DiagnosisAnalysis:
+    """Run the checks, with a bar over the tokens that models may read at most."""
+    if not prepared.most_tokens:
+        return prepared.diagnosed()
+    phase = "Reading again, at most"
+    with common.progress.counting(phase, prepared.most_tokens, unit="tokens") as advance:
+        analysis = prepared.diagnosed(advance)
+    if analysis.is_interrupted:
+        common.progress.say("Interrupted: this is what the readings so far show.")
+    return analysis

@@ -16,6 +16,7 @@ import numpy as np
 
 from mismatch_cli import registry
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
+from mismatch_cli.diagnosis.model import NotRead
 
 _PACKAGE = "mismatch_cli.diagnosis.checks"
 COMPETE_STAGE, PRECISION_STAGE, FLOOR_STAGE, UNEXPLAINED_STAGE = 3, 6, 7, 8
@@ -373,9 +374,13 @@ def _is_alone(name: str) -> bool:
 def _check(name: str, evidence: Evidence) -> Finding:
     check = module(name)
     gap = evidence.gap.value
-    if check.STAGE >= COMPETE_STAGE and gap < _NO_GAP and getattr(check, "NEEDS_A_GAP", True):
+    reads = getattr(check, "READS", False) and evidence.model is not None  # a model is always read
+    if check.STAGE >= COMPETE_STAGE and gap < _NO_GAP and getattr(check, "NEEDS_A_GAP", not reads):
         return Finding(
             name, "clear", sentence=f"The mean gap is {gap:.2g} nats: there is nothing to explain."
         )
-    finding: Finding = check.check(evidence)
+    try:
+        finding: Finding = check.check(evidence)
+    except NotRead as reason:
+        return untested(name, str(reason))
     return finding

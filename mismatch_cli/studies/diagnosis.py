@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -112,6 +112,12 @@ class DiagnosisAnalysis(Study):
         return tuple(
             replace(suspect, test=()) if suspect.test == again else suspect for suspect in every
         )
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether Ctrl-C ended the readings of the trainer's model."""
+        model = self.diagnosis.evidence.model
+        return model is not None and model.is_interrupted
 
     @property
     def has_an_open_gap(self) -> bool:
@@ -257,6 +263,69 @@ def gather(
     return evidence
 
 
+@dataclass(frozen=True)
+class Preparation:
+    """Traces that have been read, and models that have not been loaded."""
+
+    traces: Sequence[Trace]
+    evidence: Evidence
+    ranks: Ranks
+    earlier_model: str | None = None
+    trainer_model: str | None = None
+    earlier: ModelAtHand | None = None
+
+    @classmethod
+    def of(
+        cls,
+        traces: Sequence[Trace],
+        workers: Workers = ALONE,
+        on_responses: Callable[[int], None] = lambda _: None,
+        ranks: Ranks = ALL_HERE,
+    ) -> Self:
+        """Read traces that sample the same setup; the first rank reads them for all."""
+        check_poolable(traces)
+        read = gather(traces, workers, on_responses) if ranks.world.first else None
+        # Read by the first rank
+        return cls(traces, ranks.world.told(read), ranks)  # type: ignore[arg-type]
+
+    def with_models(
+        self, earlier_model: str | None, trainer_model: str | None, reading_tokens: int | None
+    ) -> Self:
+        """With models to read the sample again, within a budget in tokens."""
+
+        def at_hand(path: str | None) -> ModelAtHand | None:
+            if path is None:
+                return None
+            sample, sampling = self.evidence.sample, self.evidence.sampling
+            return model_at_hand(path, sample, sampling, self.traces, self.ranks, reading_tokens)
+
+        return replace(
+            self,
+            evidence=replace(self.evidence, model=at_hand(trainer_model)),
+            earlier=at_hand(earlier_model),
+            earlier_model=earlier_model,
+            trainer_model=trainer_model,
+        )
+
+    @property
+    def most_tokens(self) -> int:
+        """How many tokens the models may read; the earlier one reads the responses once."""
+        model, earlier = self.evidence.model, self.earlier
+        return (model.budget if model else 0) + (earlier.of_all if earlier else 0)
+
+    def diagnosed(self, on_tokens: Callable[[int], None] = lambda _: None) -> DiagnosisAnalysis:
+        """Run every check. Ctrl-C while the trainer's model reads ends its readings, and what they
+        would have shown is *not tested*.
+        """
+        evidence = self.evidence
+        for model in filter(None, (evidence.model, self.earlier)):
+            model.on_tokens = on_tokens
+        if self.earlier is not None:
+            evidence = replace(evidence, earlier_logp_T=self.earlier.once_T())
+        diagnosis = diagnose(evidence)
+        return DiagnosisAnalysis(self.traces, diagnosis, self.earlier_model, self.trainer_model)
+
+
 def analyse_diagnosis(
     traces: Sequence[Trace],
     earlier_model: str | None = None,
@@ -272,20 +341,11 @@ def analyse_diagnosis(
     The check for stale weights needs an earlier checkpoint; those of a model's input need the
     trainer's model. Ranks share what a model scores; the first rank reads the traces for all.
     """
-    check_poolable(traces)
-    read = gather(traces, workers, on_responses) if ranks.world.first else None
-    evidence: Evidence = ranks.world.told(read)  # type: ignore[assignment]  # read by the first rank
-
-    def at_hand(path: str) -> ModelAtHand:
-        return model_at_hand(
-            path, evidence.sample, evidence.sampling, traces, ranks, reading_tokens
-        )
-
-    if trainer_model is not None:
-        evidence = replace(evidence, model=at_hand(trainer_model))
-    if earlier_model is not None:
-        evidence = replace(evidence, earlier_logp_T=at_hand(earlier_model).logp_T())
-    return DiagnosisAnalysis(traces, diagnose(evidence), earlier_model, trainer_model)
+    prepared = Preparation.of(traces, workers, on_responses, ranks)
+    analysis = prepared.with_models(earlier_model, trainer_model, reading_tokens).diagnosed()
+    if analysis.is_interrupted:
+        raise KeyboardInterrupt
+    return analysis
 
 
 # The setting that a check is about, by its name in the manifest.
@@ -298,6 +358,11 @@ _SETTINGS = {
     "stale-weights": "weights",
     "attended-padding": "attention_mask",
     "another-prompt": "prompt_ids",
+    "adapter-scale": "adapter",
+    "missing-tensor": "weights",
+    "packed-responses": "packed",
+    "context-parallel": "context_parallel",
+    "not-repeatable": "dropout",
     "prefix-cache": "prefix_caching",
 }
 

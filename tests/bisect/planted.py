@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.diagnosis.readings import padded_to
+from mismatch_cli.diagnosis.hypotheses import padded_to
 from mismatch_cli.places import bundled
 from mismatch_cli.recording.score import requests_of, with_columns
 from mismatch_cli.sampling import SamplingSettings

@@ -278,3 +278,36 @@ def test_the_page_lists_all_checks(trace, capfd):
     page = (ROOT / "docs" / "json" / "diagnose.md").read_text(encoding="utf-8")
     for key in [*summary, *summary["findings"][0], *json.loads(out)["suspects"][0]]:
         assert f"`{key}`" in page, key
+
+
+def test_ctrl_c_while_the_model_reads_prints_what_is_known(trace, monkeypatch, tmp_path, capfd):
+    from mismatch_cli.scoring.trainer import Trainer
+
+    score, calls = Trainer.score, []
+
+    def interrupted(self, requests, **how):
+        calls.append(len(requests))
+        if len(calls) > 3:
+            raise KeyboardInterrupt
+        return score(self, requests, **how)
+
+    monkeypatch.setattr(Trainer, "score", interrupted)
+    model = ("--trainer-model", bundled("model"))
+    capfd.readouterr()
+    code = run(["diagnose", str(trace.parent), *map(str, model), "--output", str(tmp_path / "d")])
+    out, err = capfd.readouterr()
+    assert code == 130 and len(calls) == 4
+    assert "Interrupted: this is what the readings so far show." in err
+    assert "Reading again, at most" in err
+    assert "NO FAULT FOUND" in out and not (tmp_path / "d" / "report.html").exists()
+
+
+def test_the_model_may_be_the_folder_of_an_adapter(trace, tmp_path, capfd):
+    from tests.lora import save_adapter
+
+    adapter = save_adapter(str(bundled("model")), tmp_path / "adapter", size=0.01)
+    code, out, _ = diagnose(capfd, trace.parent, "--trainer-model", adapter, "--json")
+    (finding,) = (f for f in json.loads(out)["findings"] if f["check"] == "adapter-scale")
+    # Neither side had it: this is another model than theirs
+    assert code == 0 and finding["status"] == "untested"
+    assert "from either side: name the trainer's" in finding["reason"]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from mismatch_cli.diagnosis.checks import another_prompt
-from mismatch_cli.diagnosis.model import AS_RECORDED, BudgetSpent, Hypothesis, ModelAtHand
+from mismatch_cli.diagnosis.hypotheses import padded
+from mismatch_cli.diagnosis.model import AS_RECORDED, Hypothesis, ModelAtHand, NotRead
 from mismatch_cli.diagnosis.readings import Readings
 
 RESPONSES, LENGTH, PROMPT = 16, 10, 5
@@ -23,7 +24,7 @@ class CountingTrainer:
         config = SimpleNamespace(bos_token_id=1, eos_token_id=2, pad_token_id=None)
         self.model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config))
 
-    def score(self, requests, token_budget):
+    def score(self, requests, token_budget, on_scored):
         self.tokens += sum(len(r.prompt_ids) + len(r.response_ids) for r in requests)
         return [
             SimpleNamespace(
@@ -50,11 +51,18 @@ def sample_and_model(budget: int | None) -> tuple[SimpleNamespace, ModelAtHand, 
         kept=np.arange(tokens),
         response_T=np.repeat(numbers, LENGTH),
         d_N=np.full(tokens, -1.0),
+        group_N=np.repeat(numbers, LENGTH),
         spans=lambda: iter([slice(n * LENGTH, (n + 1) * LENGTH) for n in numbers]),
     )
     prompts = {(0, number, 0): list(range(10, 10 + PROMPT)) for number in range(RESPONSES)}
     trainer = CountingTrainer()
     return sample, ModelAtHand(sample, prompts, lambda: trainer, budget=budget), trainer
+
+
+def evidence_of(sample: SimpleNamespace, model: ModelAtHand) -> SimpleNamespace:
+    gap, expected = SimpleNamespace(value=1.0), SimpleNamespace(high=0.1)
+    readings = Readings(sample, model)
+    return SimpleNamespace(sample=sample, readings=readings, gap=gap, expected=expected)
 
 
 def test_the_default_is_eight_readings_of_all_responses():
@@ -67,12 +75,11 @@ def test_the_default_is_eight_readings_of_all_responses():
 
 def test_a_search_that_the_budget_ends_is_not_called_clear():
     sample, model, trainer = sample_and_model(OF_ONE_READING + 1)
-    evidence = SimpleNamespace(readings=Readings(sample, model))
-    finding = another_prompt.check(evidence)
+    finding = another_prompt.check(evidence_of(sample, model))
     assert finding.status == "untested" and f"of {model.budget:,} tokens ended" in finding.reason
     assert f"reading-tokens = {2 * model.budget}" in finding.reason
     assert trainer.tokens <= model.budget
-    with pytest.raises(BudgetSpent):
+    with pytest.raises(NotRead):
         model.logp_T(Hypothesis("another"), few=True)
     # What has been read once is free
     assert len(model.logp_T(AS_RECORDED)) == RESPONSES * LENGTH
@@ -80,7 +87,36 @@ def test_a_search_that_the_budget_ends_is_not_called_clear():
 
 def test_within_the_budget_the_misreading_is_found():
     sample, model, _ = sample_and_model(None)
-    finding = another_prompt.check(SimpleNamespace(readings=Readings(sample, model), sample=sample))
+    finding = another_prompt.check(evidence_of(sample, model))
     assert finding.status == "found" and "without" in finding.sentence
     assert not finding.left_N.any()
     assert dict(finding.evidence)["the side that differs"] == "trainer"
+
+
+def test_ctrl_c_ends_the_readings_and_not_the_diagnosis():
+    sample, model, trainer = sample_and_model(None)
+    readings = Readings(sample, model)
+    assert readings.side == "trainer"
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    trainer.score = interrupted
+    assert readings.search("prompt").unread == "interrupted"
+    assert model.is_interrupted and readings.search("padding").unread == "interrupted"
+    assert len(model.logp_T(AS_RECORDED)) == RESPONSES * LENGTH  # what was read remains
+
+
+def test_a_budget_below_one_reading_reads_fewer_responses():
+    _, model, trainer = sample_and_model(OF_ONE_READING // 2)
+    model.logp_T()
+    assert trainer.tokens == model.spent <= model.budget and len(model.rows) == RESPONSES // 2
+
+
+def test_tokens_that_padding_adds_count():
+    _, model, trainer = sample_and_model(None)
+    model.logp_T()
+    before = model.spent
+    model.logp_T(padded(100, 2), few=True)
+    assert model.spent - before == len(model.few) * (100 + PROMPT + LENGTH)
+    assert model.spent == trainer.tokens

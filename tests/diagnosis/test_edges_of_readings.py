@@ -1,17 +1,52 @@
-"""The padded lengths that are tried."""
+"""The hypotheses that are tried: padded lengths, prompts, and tensors of a small model."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
-from mismatch_cli.diagnosis import readings
+import torch
+from transformers import AutoModelForCausalLM
+
+from mismatch_cli.diagnosis import hypotheses, other_weights
+from tests.tiny_models import saved_model
 
 
 def test_prompts_are_padded_to_their_longest_and_to_the_usual_multiples():
-    model = SimpleNamespace(config=SimpleNamespace(pad_token_id=7), longest_prompt=100)
-    lengths = (100, 104, 128, 256, 512, 1024, 2048)
-    expected = [
-        f"prompts padded to {length} with token {token}" for token in (7, 0) for length in lengths
-    ]
-    expected += [f"{count} tokens 7 before the prompt" for count in range(1, 65)]
-    assert [hypothesis.name for hypothesis in readings.paddings(model)] == expected
+    config = SimpleNamespace(pad_token_id=7)
+    assert hypotheses.padding_tokens(config) == [7, 0]
+    assert hypotheses.padded_lengths(100) == [100, 104, 128, 256, 512, 1024, 2048]
+
+
+def test_runs_of_placeholders_are_collapsed_and_placeholders_expanded():
+    config = SimpleNamespace(image_token_id=9)
+    prompts = {h.name: h.prompt for h in hypotheses.other_prompts(config)}
+    run = [1, *[9] * 16, 2, 2]
+    assert prompts["each run of one token as one"](run) == [1, 9, 2, 2]
+    assert prompts["without its runs of one token"](run) == [1, 2, 2]
+    assert prompts["each placeholder 9 16 times"]([1, 9, 2, 2]) == run
+    assert prompts["without its runs of one token"]([9] * 5) == [9] * 5
+
+
+def test_tensors_that_a_side_may_lack_are_put_back(tmp_path):
+    """Gemma adds 1 to its norms' weights: those never loaded are 0."""
+    for family, initial in (("Qwen3", 1.0), ("Gemma3Text", 0.0)):
+        path = saved_model(tmp_path, family) if family == "Qwen3" else gemma(tmp_path)
+        model = AutoModelForCausalLM.from_pretrained(path).eval()
+        before = {name: weight.clone() for name, weight in model.named_parameters()}
+        kinds = list(other_weights.missing_tensors(model))
+        assert {"input_layernorm weights never loaded", "no q_norm"} <= {h.name for h in kinds}
+        for hypothesis in kinds:
+            with hypothesis.changed(model):
+                if hypothesis.name.startswith("input_layernorm"):
+                    assert model.model.layers[0].input_layernorm.weight.eq(initial).all()
+        for name, weight in model.named_parameters():
+            assert torch.equal(weight, before[name])
+
+
+def gemma(folder):
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16}
+    sizes |= {"num_key_value_heads": 1, "intermediate_size": 32, "vocab_size": 64}
+    Gemma3ForCausalLM(Gemma3TextConfig(**sizes)).save_pretrained(folder / "gemma")
+    return str(folder / "gemma")

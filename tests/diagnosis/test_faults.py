@@ -60,7 +60,15 @@ SEVERITY = {
     "top-K before the temperature": 0.9,
     "repetition penalty": 1.1,
 }
-NEED_THE_MODEL = ("another-prompt", "attended-padding", "not-reproduced", "position-encoding")
+NEED_THE_MODEL = (
+    "adapter-scale",
+    "another-prompt",
+    "attended-padding",
+    "missing-tensor",
+    "not-reproduced",
+    "packed-responses",
+    "position-encoding",
+)
 # What log-probabilities alone cannot tell from other weights
 IN_THE_SET = {"linear RoPE scaling": 4}
 MODEL_AT_HAND = {"linear RoPE scaling, model at hand": 4, "RoPE base, model at hand": 4}
@@ -193,7 +201,8 @@ def test_every_check_says_what_it_is():
     not_planted = {"other weights on one side", *IN_THE_SET, *MODEL_AT_HAND, *NOT_SCORED_HERE}
     assert set(SEVERITY) | not_planted == set(BY_NAME)
     # `attention` in tests/commands, `rounded-weights` in test_model_at_hand.py, `credit` and
-    # `not-as-sampled` in test_silent_faults.py
+    # `not-as-sampled` in test_silent_faults.py, what a trainer's model tells in
+    # test_trainers_side.py
     elsewhere = {
         "truncated-support",
         "logit-lattice",
@@ -202,5 +211,10 @@ def test_every_check_says_what_it_is():
         "rounded-weights",
         "credit",
         "not-as-sampled",
+        "adapter-scale",
+        "context-parallel",
+        "missing-tensor",
+        "not-repeatable",
+        "packed-responses",
     }
     assert {fault.check for fault in FAULTS} | elsewhere == set(names())

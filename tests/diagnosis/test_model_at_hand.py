@@ -15,11 +15,11 @@ from pool import Pool, gather_tables
 from transformers import AutoModelForCausalLM
 from variants import model_at_hand
 
-from mismatch_cli.diagnosis import readings
+from mismatch_cli.diagnosis import hypotheses
 from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
 from mismatch_cli.diagnosis.model import AS_RECORDED, rounded_to
 from mismatch_cli.metrics.pairs import PAIRS
-from tests.diagnosis.conftest import MODEL
+from tests.diagnosis.conftest import MODEL, finding_of
 from tests.diagnosis.few import few_hypotheses
 from tests.families import FAMILIES, config_of
 
@@ -49,7 +49,7 @@ def copied(pool: Pool) -> Pool:
     return pool.take(np.arange(pool.num_responses))
 
 
-def rescored(pool: Pool, hypothesis: readings.Hypothesis) -> np.ndarray:
+def rescored(pool: Pool, hypothesis: hypotheses.Hypothesis) -> np.ndarray:
     """The model's log-probabilities under a hypothesis, in the order of the pool."""
     evidence = gather_tables([pool.table()], PAIRS["mismatch"], {}, pool.about)
     keys = [
@@ -82,9 +82,9 @@ def test_the_scaling_of_positions_is_named_with_its_side(few, name, severity, si
 
 
 @pytest.mark.parametrize(("hypothesis", "check", "side"), [
-    (readings.padded(5, 2), "attended-padding", "logp_rollout"),
-    (readings.padded_to(64, 2), "attended-padding", "logp_trainer"),
-    (readings.other_prompts(type("Config", (), {}))[1], "another-prompt", "logp_rollout"),
+    (hypotheses.padded(5, 2), "attended-padding", "logp_rollout"),
+    (hypotheses.padded_to(64, 2), "attended-padding", "logp_trainer"),
+    (hypotheses.other_prompts(type("Config", (), {}))[1], "another-prompt", "logp_rollout"),
 ])  # fmt: skip
 def test_padding_and_a_prompt_with_an_extra_token_are_named(few, hypothesis, check, side):
     broken = copied(few)
@@ -111,7 +111,7 @@ def test_other_weights_in_the_engine_stay_a_set(few):
     assert "stale-weights" in [suspect.check for suspect in diagnosis.suspects]
 
 
-def moved(then: readings.Hypothesis = AS_RECORDED) -> readings.Hypothesis:
+def moved(then: hypotheses.Hypothesis = AS_RECORDED) -> hypotheses.Hypothesis:
     """The model after a small step of all weights, which are numbers of bfloat16 before it."""
 
     @contextmanager
@@ -121,7 +121,7 @@ def moved(then: readings.Hypothesis = AS_RECORDED) -> readings.Hypothesis:
             yield
         step(model, 1 / 1.0015)
 
-    return readings.Hypothesis(f"moved, {then.name}", changed=changed)
+    return hypotheses.Hypothesis(f"moved, {then.name}", changed=changed)
 
 
 @torch.no_grad()
@@ -146,7 +146,7 @@ def test_rounded_weights_are_not_called_stale(few):
     )
     model = model_at_hand(rounded, evidence.sample)
     earlier = replace(evidence, earlier_logp_T=model.logp_T())
-    model._scored.clear()
+    model.scored.clear()
     step(model._trainer.model, 1.0015)
     answers = {
         finding.check: finding for finding in diagnose(replace(earlier, model=model)).findings
@@ -161,7 +161,7 @@ def test_rounded_weights_are_not_called_stale(few):
         and alone["rounded-weights"].needs == "--trainer-model MODEL"
     )
     assert "--trainer-model tells the two apart" in alone["stale-weights"].sentence
-    model._scored.clear()
+    model.scored.clear()
     step(model._trainer.model, 1 / 1.0015)
     healthy = gather_tables([few.table()], PAIRS["mismatch"], {"temperature": 1.0}, rounded.about)
     assert "rounded-weights" not in [
@@ -169,20 +169,25 @@ def test_rounded_weights_are_not_called_stale(few):
     ]
 
 
-def test_a_healthy_trace_asks_the_model_nothing(few):
+def test_a_healthy_trace_is_read_too_and_clear_says_how(few):
     evidence = gather_tables([few.table()], PAIRS["mismatch"], {}, few.about)
     model = model_at_hand(few, evidence.sample)
-    assert diagnose(replace(evidence, model=model)).faults == ()
-    assert {name for name, _ in model._scored} <= {AS_RECORDED.name}
+    diagnosis = diagnose(replace(evidence, model=model))
+    assert diagnosis.faults == ()
+    assert finding_of(diagnosis, "another-prompt").sentence.startswith(
+        "The model read 1 response after"
+    )
+    assert {"the first token twice", "no norms of queries and keys"} <= {n for n, _ in model.scored}
+    assert model.spent < model.budget
 
 
 def test_a_hypothesis_leaves_the_model_as_it_was(few):
     evidence = gather_tables([few.table()], PAIRS["mismatch"], {}, few.about)
     model = model_at_hand(few, evidence.sample)
     before = model.logp_T(AS_RECORDED, few=True).copy()
-    for hypothesis in readings.positions_of(model.config):
+    for hypothesis in hypotheses.positions_of(model.config):
         assert np.nanmax(np.abs(model.logp_T(hypothesis, few=True) - before)) > 0.01
-    model._scored.clear()
+    model.scored.clear()
     np.testing.assert_array_equal(model.logp_T(AS_RECORDED, few=True), before)
 
 
@@ -192,7 +197,7 @@ def test_a_model_that_scales_its_positions_can_be_read_without_scaling():
         AutoModelForCausalLM.from_config(config_of("llama", **changes)) for changes in ({}, PLAIN)
     )
     (hypothesis,) = (
-        h for h in readings.positions_of(scaled.config) if h.name == "RoPE without its scaling"
+        h for h in hypotheses.positions_of(scaled.config) if h.name == "RoPE without its scaling"
     )
     frequency_F = scaled.model.rotary_emb.inv_freq
     assert not torch.equal(frequency_F, plain.model.rotary_emb.inv_freq)

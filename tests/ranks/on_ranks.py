@@ -21,7 +21,7 @@ from mismatch_cli.adapters import start_lora
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.batch import Rollout
-from mismatch_cli.diagnosis.readings import scaled_positions
+from mismatch_cli.diagnosis.hypotheses import scaled_positions
 from mismatch_cli.ranks import World
 from mismatch_cli.ranks.joined import joined
 from mismatch_cli.rl.checkpoint import latest_checkpoint, save_checkpoint

@@ -2,10 +2,11 @@
 again.
 """
 
-from mismatch_cli.diagnosis.checks.position_encoding import reading_finding
+from mismatch_cli.diagnosis.checks._reading import reading_finding
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 NAME, STAGE = "attended-padding", 4
+READS = True
 TITLE = "Padding that attention sees"
 CAUSE = (
     "A batch was padded on the left and scored without its attention mask, or with a mask that "
@@ -22,5 +23,7 @@ SOURCE = (
 
 
 def check(evidence: Evidence) -> Finding:
-    """Reads the responses after 1 to 64 padding tokens, and after prompts padded to one length."""
-    return reading_finding(NAME, evidence, "padding", "padding")
+    """Reads the responses after 1 to 64 padding tokens, and after prompts padded to one length:
+    more padding only where less of it does not make the gap larger.
+    """
+    return reading_finding(NAME, evidence, "padding", "after {} paddings")

@@ -2,10 +2,13 @@
 engine's.
 """
 
-from mismatch_cli.diagnosis.checks.position_encoding import MEASURE, readings_of
-from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.checks import context_parallel, not_repeatable
+from mismatch_cli.diagnosis.checks._reading import MEASURE, readings_of
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
+from mismatch_cli.diagnosis.readings import KINDS
 
 NAME, STAGE = "not-reproduced", 5
+READS = True
 TITLE = "The trainer's numbers are not its model's"
 CAUSE = (
     "The trainer did not score the recorded tokens as they are: another prompt, other weights, "
@@ -18,6 +21,7 @@ CHANGE = (
 SOURCE = "elimination: on the recorded tokens the model gives the rollout's numbers"
 _LEFT = 0.5
 _BETTER = 0.1  # of the gap: how much more than this a named misreading may leave
+_SIGNATURES = (context_parallel, not_repeatable)  # checks that name such a trainer
 
 
 def check(evidence: Evidence) -> Finding:
@@ -28,23 +32,25 @@ def check(evidence: Evidence) -> Finding:
     if isinstance(readings, Finding):
         return readings
     reading = readings.as_recorded
-    known = (
-        []
-        if reading is None
-        else [r for r in (readings.positions, readings.padding, readings.prompt) if r]
+    rows: tuple[Row, ...] = tuple(
+        (f"mean |Δlog p| of the {side} to the model, nats", nats)
+        for side, nats in readings.distances.items()
     )
-    rows = (("the side that differs from the model at hand", readings.side),)
-    if (
-        reading is None
-        or any(other.left < reading.left + _BETTER for other in known)
-        or reading.left > _LEFT
+    sentence = "The model read all of these responses as they are recorded."
+    if reading is None or reading.left > _LEFT:
+        return Finding(NAME, "clear", measure=MEASURE, sentence=sentence, evidence=rows)
+    searches = [readings.search(kind) for kind in KINDS]
+    named = [search.reading for search in searches if search.reading is not None]
+    if any(other.left < reading.left + _BETTER for other in named) or any(
+        signature.check(evidence).status == "found" for signature in _SIGNATURES
     ):
-        return Finding(NAME, "clear", measure=MEASURE, evidence=rows)
+        reason = "a cause that has a name explains it"
+        return Finding(NAME, "clear", measure=MEASURE, evidence=rows, reason=reason)
     sentence = (
         "On the recorded tokens the model reproduces the rollout's log-probabilities, but not "
         "the trainer's."
     )
-    rows += (("of the gap left with the model's own numbers", reading.left),)  # type: ignore[assignment]
+    rows += (("of the gap left with the model's own numbers", reading.left),)
     return Finding(
         NAME, "found", reading.left, MEASURE, sentence, rows, left_N=reading.left_N(evidence.sample)
     )

@@ -1,0 +1,76 @@
+"""What checks that read the responses again answer."""
+
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
+from mismatch_cli.diagnosis.readings import Reading, Readings, Survey
+from mismatch_cli.numbers import things
+
+MEASURE = "of the gap left"
+_OTHER_MODEL = 2.0  # times the gap, or what is expected
+_ROUNDING = 2e-5  # nats per token: float32 in other kernels
+_EXACTLY = 0.5  # of the gap left
+
+
+def reading_finding(name: str, evidence: Evidence, kind: str, what: str) -> Finding:
+    """Whether a hypothesis of that kind reproduces one side; `what` says how the model read the
+    responses, with the number of hypotheses in it.
+    """
+    readings = readings_of(name, evidence)
+    if isinstance(readings, Finding):
+        return readings
+    search = readings.search(kind)
+    if search.reading is not None:
+        return _found(name, evidence, search.reading)
+    if search.unread:
+        return untested(name, search.unread)
+    if not search.hypotheses:
+        return untested(name, "the model and these responses have nothing of the kind")
+    return _clear(name, search, what)
+
+
+def _found(name: str, evidence: Evidence, reading: Reading) -> Finding:
+    other = "rollout" if reading.side == "trainer" else "trainer"
+    sentence = (
+        f"With {reading.name} the model reproduces the {reading.side}'s numbers; as recorded, "
+        f"the {other}'s."
+        if reading.left < _EXACTLY
+        else f"With {reading.name} the model is clearly nearer to the {reading.side}'s numbers: "
+        f"that explains {100 * (1 - reading.left):.0f} % of the gap."
+    )
+    rows: tuple[Row, ...] = (
+        ("the side that differs", reading.side),
+        ("it read the responses with", reading.name),
+        (f"{MEASURE} when that is undone", reading.left),
+    )
+    left_N = reading.left_N(evidence.sample)
+    return Finding(name, "found", reading.left, MEASURE, sentence, rows, left_N=left_N)
+
+
+def _clear(name: str, search: Survey, what: str) -> Finding:
+    sentence = (
+        f"The model read {things(search.responses, 'response')} {what.format(search.hypotheses)}: "
+        "none of that makes the gap clearly smaller. A fifth of the gap would show."
+    )
+    rows: tuple[Row, ...] = (
+        ("responses read", search.responses),
+        ("hypotheses", search.hypotheses),
+        (f"{MEASURE} by the best of them", search.left),
+    )
+    return Finding(name, "clear", search.left, MEASURE, sentence, rows)
+
+
+def readings_of(name: str, evidence: Evidence) -> Readings | Finding:
+    """How the model reads the responses; or the check's finding if there is no model, or another
+    one than either side had.
+    """
+    readings = evidence.readings
+    if readings is None:
+        reason = "needs the trainer's model to read the responses again"
+        return untested(name, reason, needs="--trainer-model MODEL")
+    nearest = min(readings.distances.values())
+    if nearest > _OTHER_MODEL * max(evidence.gap.value, evidence.expected.high, _ROUNDING):
+        reason = (
+            f"the model at hand is {nearest:.2g} nats per token from either side: name the "
+            "trainer's, at the weights that sampled"
+        )
+        return untested(name, reason)
+    return readings

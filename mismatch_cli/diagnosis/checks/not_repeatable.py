@@ -1,0 +1,145 @@
+"""Trainer log-probabilities that differ when the same tokens are scored again."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
+from mismatch_cli.diagnosis.model import NotRead
+from mismatch_cli.diagnosis.other_weights import with_dropout
+from mismatch_cli.diagnosis.readings import Reading
+from mismatch_cli.diagnosis.sample import Sample
+
+NAME, STAGE = "not-repeatable", 4
+TITLE = "The trainer does not repeat itself"
+CAUSE = (
+    "Dropout is active in the log-prob pass: the model is in training mode, or its adapter has "
+    "lora_dropout."
+)
+CHANGE = (
+    "Call model.eval() before the log-prob pass, or set every dropout (lora_dropout, "
+    "attention_dropout) to 0; then score one batch twice and compare."
+)
+SOURCE = "verl PR 4708 (LoRA log-probs change between passes), TRL 1066"
+MEASURE = "of the gap, in scores of the same tokens"
+_MOSTLY = 0.5  # of the gap: less is not the cause of most of it
+_FEWEST = 8  # tokens that were scored twice
+_TIMES_ENGINE = 3.0  # the scatter of the engine on the same tokens
+_LEFT = 0.5  # of the gap, with the model's own numbers
+_SAME_SIZE = 2.0  # times: dropout in the model moves as much
+
+
+class Scatter(NamedTuple):
+    """Scores of the same token after the same context in several responses."""
+
+    tokens: int
+    trainer: float  # mean nats between two scores
+    engine: float
+    gap: float  # mean |d| of these tokens, nats
+
+
+def check(evidence: Evidence) -> Finding:
+    """Compares scores of the same tokens: of responses to one prompt as long as they are equal, and
+    of the trainer's second pass if the trace has one.
+    """
+    scatter, repeated = scatter_of(evidence.sample), evidence.scale.trainer_noise
+    if scatter.tokens < _FEWEST and repeated is None:
+        return untested(NAME, "no responses to one prompt begin with the same tokens")
+    rows: tuple[Row, ...] = (
+        ("tokens scored in several responses", scatter.tokens),
+        ("mean |Δlog p| of the trainer between them, nats", scatter.trainer),
+        ("of the engine, nats", scatter.engine),
+        ("their mean gap, nats", scatter.gap),
+        ("mean |Δlog p| of the trainer in its second pass, nats", repeated),
+    )
+    share = _share(evidence, scatter, repeated)
+    if share < _MOSTLY or not _is_too_large(evidence):
+        return Finding(NAME, "clear", share, MEASURE, evidence=rows)
+    moved = _with_dropout(evidence)
+    sentence = (
+        "The trainer gives the same tokens after the same context other log-probabilities: the "
+        f"difference between two scores is {100 * share:.0f} % of the gap{moved}."
+    )
+    return Finding(NAME, "found", share, MEASURE, sentence, rows, left_N=_left(evidence))
+
+
+def scatter_of(sample: Sample) -> Scatter:
+    """The scatter of each side over tokens that several responses to a prompt have in common from
+    their beginning.
+    """
+    pairs = list(_pairs(sample))
+    if not pairs:
+        return Scatter(0, 0.0, 0.0, 0.0)
+    one, other = np.array(pairs).T
+    sides = (np.abs(side_T[one] - side_T[other]) for side_T in (sample.logp_T, sample.logq_T))
+    trainer, engine = (float(side.mean()) for side in sides)
+    return Scatter(len(pairs), trainer, engine, float(sample.abs_d_T[one].mean()))
+
+
+def _pairs(sample: Sample) -> Iterator[tuple[int, int]]:
+    """Tokens after equal contexts: each with the first of its kind."""
+    first: dict[tuple[int, ...], int] = {}
+    for s, span in enumerate(sample.spans()):
+        context: tuple[int, ...] = (int(sample.step_S[s]), int(sample.prompt_id_S[s]))
+        ids = sample.response_ids_T[span][:_PREFIX].tolist()
+        for t, token in enumerate(ids, span.start):
+            context = (*context, token)
+            if sample.counts_T[t] and first.setdefault(context, t) != t:
+                yield t, first[context]
+
+
+_PREFIX = 16  # tokens: longer equal beginnings add little
+
+
+def _share(evidence: Evidence, scatter: Scatter, repeated: float | None) -> float:
+    """How much of the gap the trainer's scatter is, the larger of both measurements."""
+    shares = [0.0]
+    if scatter.tokens >= _FEWEST and scatter.trainer > _TIMES_ENGINE * scatter.engine:
+        shares.append(scatter.trainer / scatter.gap if scatter.gap else 0.0)
+    if repeated is not None and evidence.gap.value:
+        shares.append(repeated / evidence.gap.value)
+    return max(shares)
+
+
+def _is_too_large(evidence: Evidence) -> bool:
+    """Whether the trainer's scatter is more than precision: the gap is too large, or the model's
+    own numbers are much nearer to the engine's.
+    """
+    reading = _as_recorded(evidence)
+    return evidence.gap_is_too_large if reading is None else reading.left < _LEFT
+
+
+def _as_recorded(evidence: Evidence) -> Reading | None:
+    """With the model's own numbers instead of the trainer's, if it read the responses and the
+    trainer's are not its own.
+    """
+    try:
+        return None if evidence.readings is None else evidence.readings.as_recorded
+    except NotRead:
+        return None
+
+
+def _left(evidence: Evidence) -> np.ndarray:
+    """With the model's own numbers; without a model, no token can be repaired."""
+    reading = _as_recorded(evidence)
+    if reading is None:
+        return np.full(len(evidence.sample.kept), np.nan)
+    return reading.left_N(evidence.sample)
+
+
+def _with_dropout(evidence: Evidence) -> str:
+    """Whether the model at hand, with its dropout on, moves as much as the trainer."""
+    if evidence.model is None or evidence.readings is None:
+        return ""
+    try:
+        hypotheses = with_dropout(evidence.model.loaded)
+        moved_T = [evidence.model.logp_T(h, few=True) - evidence.model.logp_T() for h in hypotheses]
+    except NotRead:
+        return ""
+    if not moved_T:
+        return "; the model's configuration has no dropout, so the script may set one"
+    moved = float(np.nanmean(np.abs(moved_T[0])))
+    off = evidence.readings.distances["trainer"]
+    same = "as far as" if off / _SAME_SIZE < moved < _SAME_SIZE * off else "not as far as"
+    return f"; with its dropout on, the model moves by {moved:.2g} nats, {same} the trainer"
