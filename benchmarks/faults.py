@@ -101,6 +101,34 @@ def grows(pool: Pool, scale: float, rng: np.random.Generator) -> None:
     pool.ranks.pop("topk_logp_trainer", None)
 
 
+def widened(pool: Pool, times: float, where_T: np.ndarray) -> None:
+    """A gap that is larger by a factor in some tokens; no log π becomes 0 by that."""
+    for columns in (pool.tokens, pool.ranks):
+        for name in [name for name in columns if name.endswith("logp_trainer")]:
+            own = columns[name.replace("trainer", "rollout")]
+            gap = times * (columns[name] - own)
+            wider = np.where(own + gap > 0, own - gap, own + gap)
+            columns[name][where_T] = wider[where_T]
+
+
+def of_eight_steps(pool: Pool, first: int, stop: int) -> np.ndarray:
+    """Eight steps; returns the tokens of some."""
+    prompts, of_S = np.unique(pool.rows["prompt_id"], return_inverse=True)
+    pool.rows["step"] = (np.arange(len(prompts))[of_S] % 8).astype(np.int32)
+    return ((pool.rows["step"] >= first) & (pool.rows["step"] < stop))[pool.response_T]
+
+
+def weights_from_a_step_on(pool: Pool, scale: float, rng: np.random.Generator) -> None:
+    """From a step in the middle on, the trainer's numbers are from other weights."""
+    pool.use(f"weights{scale:g}", of_eight_steps(pool, int(rng.integers(3, 6)), 8))
+
+
+def weights_of_two_steps(pool: Pool, scale: float, rng: np.random.Generator) -> None:
+    """In two steps, the trainer's numbers are from other weights."""
+    first = int(rng.integers(1, 6))
+    pool.use(f"weights{scale:g}", of_eight_steps(pool, first, first + 2))
+
+
 def stale_prefixes(pool: Pool, scale: float, rng: np.random.Generator) -> None:
     """Prompts seen before get numbers from other weights."""
     again_S = in_steps(pool, rng)
@@ -369,6 +397,22 @@ FAULTS = (
         NOISES,
         "noise / weight, at the end",
         grows,
+        "weights",
+    ),
+    Fault(
+        "other weights from a step on",
+        "step-change",
+        NOISES,
+        "noise / weight",
+        weights_from_a_step_on,
+        "weights",
+    ),
+    Fault(
+        "other weights in two steps",
+        "step-change",
+        NOISES,
+        "noise / weight",
+        weights_of_two_steps,
         "weights",
     ),
     Fault(

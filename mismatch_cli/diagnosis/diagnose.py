@@ -17,6 +17,7 @@ import numpy as np
 from mismatch_cli import registry
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.model import NotRead
+from mismatch_cli.diagnosis.two_kinds import FarResponses
 
 _PACKAGE = "mismatch_cli.diagnosis.checks"
 COMPETE_STAGE, PRECISION_STAGE, FLOOR_STAGE, UNEXPLAINED_STAGE = 3, 6, 7, 8
@@ -238,27 +239,41 @@ class _Weighing:
         """If some responses have a far larger gap than the others, look for its causes in these
         alone, and undo what is found there.
         """
-        part, sample = evidence.part, evidence.sample
-        if part is None:
-            return evidence
+        for part in evidence.parts:
+            left = self._causes_of(part, evidence)
+            if left is not None:
+                return left
+        return evidence
+
+    def _causes_of(self, part: FarResponses, evidence: Evidence) -> Evidence | None:
+        """The evidence without what explains the gap of a part; None if nothing explains half."""
+        sample = evidence.sample
         in_it_T = part.in_it_S[sample.response_T]
-        alone = replace(sample, counts_T=sample.counts_T & in_it_T)
+        alone, others = (sample.only(chosen_T) for chosen_T in (in_it_T, ~in_it_T))
         own_total = float(np.abs(alone.d_N).sum())
         within = _Weighing(own_total)
+        within.causes = [name for name in within.causes if not _is_any_share(name)]
         left = within.compete(replace(evidence, sample=alone)).sample
         causes = [within.answers[name] for name in within.causes]
         causes = [cause for cause in causes if cause.status == "found"]
         if self._explained(causes) < _MOST or not self._total:
-            return evidence
+            return None
+        # What the others have as well is a cause of the whole trace
+        if _check(causes[0].check, replace(evidence, sample=others)).status == "found":
+            return None
         for cause in causes:
-            self.answers[cause.check] = replace(
-                cause,
-                sentence=f"{cause.sentence.removesuffix('.')}, {part.words}.",
-                explains=(cause.explains or 0.0) * own_total / self._total,
-                where=part.words,
-            )
-            self.causes.remove(cause.check)
+            self._name_in(part, cause, own_total / self._total)
         return replace(evidence, sample=sample.with_part(in_it_T, left))
+
+    def _name_in(self, part: FarResponses, cause: Finding, share: float) -> None:
+        """Answer with a cause in a part that has this share of the gap."""
+        self.answers[cause.check] = replace(
+            cause,
+            sentence=f"{cause.sentence.removesuffix('.')}, {part.words}.",
+            explains=(cause.explains or 0.0) * share,
+            where=part.words,
+        )
+        self.causes.remove(cause.check)
 
     def compete(self, evidence: Evidence) -> Evidence:
         """Undo the cause that explains most, check the others again on what is left, and repeat
@@ -270,12 +285,9 @@ class _Weighing:
         while waiting:
             for name in waiting:
                 self._answer_again(name, present, undone)
-            found = [self.answers[name] for name in waiting if self.answers[name].status == "found"]
-            least = max(_LEAST * total_gap / self._total, _LEAST_OF_ALL) if self._total else 0.0
-            found = [f for f in found if (f.explains or 0.0) >= least or _is_measured(f)]
-            if not found:
+            strongest = self._strongest(waiting, total_gap)
+            if strongest is None:
                 break
-            strongest = max(found, key=lambda finding: finding.explains or 0.0)
             present = self.undo(strongest, present)
             undone.append(strongest)
             waiting.remove(strongest.check)
@@ -287,16 +299,28 @@ class _Weighing:
         self._demote([self.answers[name] for name in waiting], "explains only {share} of the gap")
         largest = self._explained(undone[:1]) * self._total
         if undone and largest < _MOST * total_gap and present.gap_is_too_large:
-            shown = [finding for finding in undone if not _is_measured(finding)]
+            shown = [finding for finding in undone if not _is_any_share(finding.check)]
             self._demote(shown, "explains only {share} of the gap, and the rest is too large")
-            return self._measured(evidence, undone)
+            return self._of_any_share(evidence, undone)
         return present
 
-    def _measured(self, evidence: Evidence, findings: Sequence[Finding]) -> Evidence:
-        """Undo what scores of other weights show: a cause whatever its share of the gap."""
-        for finding in filter(_is_measured, findings):
-            evidence = self.undo(self.answer(finding.check, evidence), evidence)
+    def _of_any_share(self, evidence: Evidence, findings: Sequence[Finding]) -> Evidence:
+        """Undo those that are causes whatever their share of the gap."""
+        for finding in findings:
+            if _is_any_share(finding.check):
+                evidence = self.undo(self.answer(finding.check, evidence), evidence)
         return evidence
+
+    def _strongest(self, waiting: Sequence[str], total_gap: float) -> Finding | None:
+        """The cause that explains most of what is left, unless that is too little."""
+        least = max(_LEAST * total_gap / self._total, _LEAST_OF_ALL) if self._total else 0.0
+        causes = [self.answers[name] for name in waiting if self.answers[name].status == "found"]
+        causes = [
+            cause
+            for cause in causes
+            if (cause.explains or 0.0) >= least or _is_any_share(cause.check)
+        ]
+        return max(causes, key=lambda cause: cause.explains or 0.0, default=None)
 
     @staticmethod
     def _explained(findings: Sequence[Finding]) -> float:
@@ -362,13 +386,13 @@ def _stage(name: str) -> int:
     return int(module(name).STAGE)
 
 
-def _is_measured(finding: Finding) -> bool:
-    """Whether the check scored the tokens with other weights, instead of judging by a shape."""
-    return bool(getattr(module(finding.check), "MEASURED", False))
-
-
 def _is_alone(name: str) -> bool:
     return bool(getattr(module(name), "ALONE", False))
+
+
+def _is_any_share(name: str) -> bool:
+    """Whether what the check finds is a cause however little of the gap it explains."""
+    return bool(getattr(module(name), "ANY_SHARE", False))
 
 
 def _check(name: str, evidence: Evidence) -> Finding:

@@ -19,10 +19,12 @@ from mismatch_cli.diagnosis.alignment import (
     align,
     find_exchanges,
 )
+from mismatch_cli.diagnosis.by_step import StepChange, change_of
 from mismatch_cli.diagnosis.counts import Copies, Counts, OwnColumns
 from mismatch_cli.diagnosis.credit import Credit
 from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
 from mismatch_cli.diagnosis.model import ModelAtHand
+from mismatch_cli.diagnosis.origins import NOWHERE, Origin, Traces
 from mismatch_cli.diagnosis.readings import Readings
 from mismatch_cli.diagnosis.sample import NO_LIMIT, Sample, SampleCollector
 from mismatch_cli.diagnosis.two_kinds import FarResponses, part_of
@@ -103,6 +105,7 @@ class Evidence:
     earlier_logp_T: np.ndarray | None = None
     undone: tuple[str, ...] = ()  # the checks whose faults are no longer in the sample
     model: ModelAtHand | None = None  # the trainer's model at the sampling weights, if it was named
+    traces: Traces = field(default_factory=Traces)
 
     @cached_property
     def alignment(self) -> Alignment:
@@ -115,7 +118,30 @@ class Evidence:
     @cached_property
     def part(self) -> FarResponses | None:
         """The responses with a far larger gap than the others, if there are two kinds."""
-        return part_of(self.sample)
+        return part_of(self.sample, self.traces)
+
+    @cached_property
+    def change(self) -> StepChange | None:
+        """The steps whose gap differs most from that of the others, by chance or not."""
+        return change_of(self.sample)
+
+    @property
+    def parts(self) -> tuple[FarResponses, ...]:
+        """Responses that may have causes of their own: the far ones, and those of some steps; first
+        those of which it is known what they share.
+        """
+        change, far = self.change, () if self.part is None else (self.part,)
+        of_steps = (
+            (FarResponses(change.in_it_S, change.words, np.ones_like(change.in_it_S)),)
+            if change is not None and change.is_found and not self.weights_differ
+            else ()
+        )
+        return tuple(sorted((*far, *of_steps), key=lambda part: not part.members))
+
+    @property
+    def weights_differ(self) -> bool:
+        """Whether the trainer's weights are newer than those that sampled."""
+        return self.pair.name == "total"
 
     @cached_property
     def readings(self) -> Readings | None:
@@ -198,8 +224,10 @@ class Gathering(Accumulator):
         """Limits to pass to the next portions, which may skip everything above them."""
         return Limits(self.sample.limit, self.heads.limit, self.copies.limit, self.credit.limit)
 
-    def update(self, table: pa.Table, batch: TokenBatch) -> None:
-        """Add one table, as recorded and laid flat; skips it if the pair was not measured."""
+    def update(self, table: pa.Table, batch: TokenBatch, origin: Origin = NOWHERE) -> None:
+        """Add one table of a file, as recorded and laid flat; skips it if the pair was not
+        measured.
+        """
         if not self.pair.measured_in(batch):
             return
         self.counts.update(table, batch, self.pair)
@@ -207,15 +235,19 @@ class Gathering(Accumulator):
         self.copies.update(batch)
         self.credit.update(batch)
         self.heads.update(batch)
-        self.sample.update(batch, table.column("prompt_ids").combine_chunks())
+        prompt_ids = table.column("prompt_ids").combine_chunks()
+        self.sample.update(batch, prompt_ids, origin.columns(table, batch))
         for gaps in token_gaps(batch, self.pair):
             self.lattice.update(gaps)
             self.scale.update(gaps)
 
     def evidence(
-        self, sampling: Mapping[str, Any], about: Mapping[str, Any] | None = None
+        self,
+        sampling: Mapping[str, Any],
+        about: Mapping[str, Any] | None = None,
+        traces: Traces = Traces(),
     ) -> Evidence:
-        """The evidence gathered, with what the manifest says."""
+        """The evidence gathered, with what the manifests say."""
         return Evidence(
             self.pair,
             self.sample.result(),
@@ -228,4 +260,5 @@ class Gathering(Accumulator):
             self.heads.result(),
             sampling,
             about or {},
+            traces=traces,
         )

@@ -7,10 +7,11 @@ in the loss mask, with a finite log-probability on both sides.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise, starmap
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,8 @@ class Sample:
     # Bool: the token occurs in the prompt or earlier in the response
     seen_T: np.ndarray | None = None
     topk_seen_TK: np.ndarray | None = None
+    # What else is on record of a response, as `origins` names it
+    origin_S: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @property
     def num_responses(self) -> int:
@@ -163,6 +166,10 @@ class Sample:
         counts_T[self.kept] = np.isfinite(left_N)
         return replace(self, logp_T=logp_T, counts_T=counts_T, topk_logp_TK=None)
 
+    def only(self, chosen_T: np.ndarray) -> Sample:
+        """A copy in which other tokens do not count."""
+        return replace(self, counts_T=self.counts_T & chosen_T)
+
     def with_part(self, in_it_T: np.ndarray, part: Sample) -> Sample:
         """A copy with the trainer's values of another one in some tokens."""
         return replace(
@@ -181,6 +188,7 @@ _LEVELS, _TOKENS_PER_LEVEL = 32, 64
 _TYPICAL = 0.8
 
 
+_ORIGIN = "origin "  # before the names of such columns
 NO_LIMIT = 2**64  # above every hash
 
 
@@ -194,16 +202,23 @@ class SampleCollector(Accumulator):
 
     def __init__(self, pair: Pair, most_tokens: int = MOST_TOKENS, limit: int = NO_LIMIT) -> None:
         self._pair, self._most_tokens, self.limit = pair, most_tokens, limit
-        self._rows: list[tuple[int, dict[str, np.ndarray]]] = []
+        self._rows: list[tuple[int, dict[str, Any]]] = []
         self._tokens = 0
 
-    def update(self, batch: TokenBatch, prompt_ids: pa.ListArray | None = None) -> None:
-        """Add one table; its prompts show which tokens have been seen before."""
+    def update(
+        self,
+        batch: TokenBatch,
+        prompt_ids: pa.ListArray | None = None,
+        origin_S: Mapping[str, np.ndarray] = MappingProxyType({}),
+    ) -> None:
+        """Add one table; its prompts show which tokens have been seen before, and `origin_S` where
+        its responses are from.
+        """
         if not self._pair.measured_in(batch):
             return
         keys = (batch.prompt_id_S, batch.sample_index_S, batch.step_S)
         hash_S = hash_keys(*keys, seed=2)
-        columns, offset_S1 = self._columns(batch), batch.offset_S1
+        columns, offset_S1 = self._columns(batch, origin_S), batch.offset_S1
         for s in np.flatnonzero(hash_S < np.uint64(min(self.limit, NO_LIMIT - 1))).tolist():
             start, stop = int(offset_S1[s]), int(offset_S1[s + 1])
             # The limit may have fallen in this loop
@@ -233,7 +248,13 @@ class SampleCollector(Accumulator):
         self._shrink()
         return super().__getstate__()
 
-    def _columns(self, batch: TokenBatch) -> dict[str, np.ndarray]:
+    def _columns(
+        self, batch: TokenBatch, origin_S: Mapping[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        columns = self._of_batch(batch)
+        return columns | {f"{_ORIGIN}{name}": values_S for name, values_S in origin_S.items()}
+
+    def _of_batch(self, batch: TokenBatch) -> dict[str, np.ndarray]:
         found = {name: getattr(batch, name) for name in (*_ROW_COLUMNS, *_TOKEN_COLUMNS)}
         found |= {
             "logq_T": getattr(batch, self._pair.reference),
@@ -287,9 +308,25 @@ class SampleCollector(Accumulator):
             logq_T=logq_T,
             logp_T=logp_T,
             counts_T=mask_T & np.isfinite(logq_T) & np.isfinite(logp_T),
+            origin_S=_origins(rows),
             **per_row,
             **flat,  # type: ignore[arg-type]
         )
+
+
+def _origins(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """What is on record of every response."""
+    names = [name for name in (rows[0] if rows else ()) if name.startswith(_ORIGIN)]
+    return {
+        name.removeprefix(_ORIGIN): values_S
+        for name in names
+        if (values_S := _if_all_have(name, rows)) is not None
+    }
+
+
+def _if_all_have(name: str, rows: list[dict[str, Any]]) -> np.ndarray | None:
+    values = [row[name] for row in rows if name in row]
+    return np.array(values) if len(values) == len(rows) else None
 
 
 def _at(sampled_TK: np.ndarray, logp_TK: np.ndarray) -> np.ndarray:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mismatch_cli.diagnosis.origins import Traces
 from mismatch_cli.diagnosis.sample import Sample
+from mismatch_cli.diagnosis.shared_origins import shared_by
 from mismatch_cli.numbers import things
 
 # Standard deviations within either part, on a log scale: a normal distribution cut in two has 2.7,
@@ -18,8 +20,6 @@ FEWEST = 5  # responses of either part
 _USUAL = 0.2  # of the responses: fewer others may be those whose tokens are certain
 _MOST = 3.0  # of one token, in typical gaps
 _LEAST = 1e-3  # of a typical gap: less is equal
-_PURE = 0.95  # of the responses that agree with the most of their prompt, step or sample
-_KEYS = {"step": "step_S", "prompt": "prompt_id_S", "sample number": "sample_index_S"}
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class FarResponses:
 
     in_it_S: np.ndarray  # bool
     members: str  # what they share, such as `all of 12 of 48 prompts`; may be empty
+    among_S: np.ndarray  # bool: those that could be in it
 
     @property
     def words(self) -> str:
@@ -36,7 +37,7 @@ class FarResponses:
         return f"in {count:,} of {things(len(self.in_it_S), 'response')}{members}"
 
 
-def part_of(sample: Sample) -> FarResponses | None:
+def part_of(sample: Sample, traces: Traces = Traces()) -> FarResponses | None:
     """The responses with far larger gaps, relative to what is typical at the same probability; None
     if all are alike.
 
@@ -52,7 +53,7 @@ def part_of(sample: Sample) -> FarResponses | None:
     if cut is None:
         return None
     in_it_S = long_S & (log_S > cut)
-    return FarResponses(in_it_S, members_of(sample, in_it_S, long_S))
+    return FarResponses(in_it_S, shared_by(sample, in_it_S, long_S, traces), long_S)
 
 
 def _typical_S(sample: Sample) -> np.ndarray:
@@ -82,19 +83,3 @@ def _cut(sorted_R: np.ndarray) -> float | None:
     if apart < np.log(TIMES) or apart < _APART * within:
         return None
     return float((below[-1] + above[0]) / 2)
-
-
-def members_of(sample: Sample, in_it_S: np.ndarray, long_S: np.ndarray) -> str:
-    """The prompts, steps or samples that are in it as a whole, the fewest of them."""
-    shared = []
-    for name, column in _KEYS.items():
-        _, key_S = np.unique(getattr(sample, column), return_inverse=True)
-        all_K = np.bincount(key_S[long_S])
-        in_it_K = np.bincount(key_S[in_it_S], minlength=len(all_K))[: len(all_K)]
-        mostly_K = 2 * in_it_K > all_K
-        agree = np.where(mostly_K, in_it_K, all_K - in_it_K).sum() / all_K.sum()
-        present = int((all_K > 0).sum())
-        if agree >= _PURE and 0 < mostly_K.sum() < present < all_K.sum():
-            of_all = f"all of {mostly_K.sum():,} of {things(present, name)}"
-            shared.append((present, of_all))
-    return min(shared)[1] if shared else ""

@@ -14,12 +14,14 @@ from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose, module
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Gathering, Limits
 from mismatch_cli.diagnosis.grouped import estimate_over_prompts
 from mismatch_cli.diagnosis.model import ModelAtHand, model_at_hand
+from mismatch_cli.diagnosis.origins import Origin, Traces
 from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.places import shown
 from mismatch_cli.studies.remedies import has_fixed_models, in_the_framework, without
+from mismatch_cli.studies.settings_compared import settings_diff
 from mismatch_cli.studies.study import Study, about, check_poolable, name_of, subject_of
 from mismatch_cli.studies.unusable import refuse_unmeasured
 from mismatch_cli.trace.reader import RowGroup, Trace
@@ -226,9 +228,21 @@ class _Gathering:
     def begin(self, _portion: Portion) -> Gathering:
         return Gathering(self.pair, self.limits, self.temperatures)
 
-    def read(self, found: Gathering, _portion: Portion, groups: Iterator[RowGroup]) -> None:
+    def read(self, found: Gathering, portion: Portion, groups: Iterator[RowGroup]) -> None:
         for group in groups:
-            found.update(group.table, group.batch)
+            found.update(group.table, group.batch, Origin(portion.trace, group.path.name))
+
+
+def _differing(traces: Sequence[Trace]) -> Traces:
+    """The traces by name, with the settings in which their manifests differ."""
+    first = traces[0].manifest
+    settings: dict[str, list[Any]] = {}
+    for number, trace in enumerate(traces):
+        for row in settings_diff(first, trace.manifest, at_equal_weights=True):
+            if not row.harmless:
+                settings.setdefault(row.setting, [row.first] * len(traces))[number] = row.other
+    names = tuple(str(name_of(trace)) for trace in traces)
+    return Traces(names, {name: tuple(values) for name, values in settings.items()})
 
 
 class _Narrowing:
@@ -257,7 +271,8 @@ def gather(
     asked = _Narrowing(PAIRS[pairs_in(traces)[0]], temperatures_of(about))
     with executor(workers, traces) as reader:
         found = reader.reduced(reader.portions, asked, on_responses, asked.after)
-    evidence = found.evidence(about.get("config", {}).get("sampling") or {}, about)
+    sampling = about.get("config", {}).get("sampling") or {}
+    evidence = found.evidence(sampling, about, _differing(traces))
     above = sum(side.above_zero for side in evidence.counts.sides.values())
     refuse_unmeasured(traces, int(evidence.sample.counts_T.sum()), above)
     return evidence

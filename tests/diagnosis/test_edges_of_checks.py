@@ -68,7 +68,7 @@ def growth(mean_by_step: list[float], rng: np.random.Generator):
         d_N=u_N,
         group_N=np.tile(np.arange(GROUPS), len(steps)),
     )
-    return growth_over_steps.check(SimpleNamespace(sample=sample))
+    return growth_over_steps.check(SimpleNamespace(sample=sample, change=None))
 
 
 def test_steps_that_scatter_widely_show_no_growth(rng):

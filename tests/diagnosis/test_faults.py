@@ -41,6 +41,8 @@ SEVERITY = {
     "temperature on one side": 1.05,
     "temperature, sampled tokens alone": 1.05,
     "weights that drift apart": 0.1,
+    "other weights from a step on": 0.1,
+    "other weights in two steps": 0.1,
     "stale prefix cache": 0.1,
     "RoPE base": 4,
     "other numbers from one position on": 0.1,

@@ -67,7 +67,7 @@ def check(evidence: Evidence) -> Finding:
     left_T = np.where(match.in_it_S[sample.response_T], match.left_T, sample.logp_T - sample.logq_T)
     rows = (("column", match.side), ("is", match.words), ("responses", count))
     left_N = left_T[sample.kept]
-    where = "" if share == 1 else FarResponses(match.in_it_S, "").words
+    where = "" if share == 1 else FarResponses(match.in_it_S, "", match.in_it_S).words
     return Finding(
         NAME,
         "found",

@@ -7,7 +7,7 @@ from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.model import rounded_to
 
 NAME, STAGE = "rounded-weights", 4
-MEASURED = True  # as stale-weights
+ANY_SHARE = True  # as stale-weights
 TITLE = "Weights rounded to the engine's dtype"
 CAUSE = (
     "The trainer keeps more digits than its engine: rounding swallows most of a small step, so "

@@ -15,8 +15,8 @@ from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
 from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts, slope_over_prompts
 from mismatch_cli.diagnosis.model import rounded_to
 from mismatch_cli.diagnosis.power import clear, none, of_responses, percent
-from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.diagnosis.two_kinds import FarResponses, members_of
+from mismatch_cli.diagnosis.shared_origins import shared_by
+from mismatch_cli.diagnosis.two_kinds import FarResponses
 from mismatch_cli.torch_settings import sends_rounded
 
 NAME, STAGE = "stale-weights", 4
@@ -29,7 +29,7 @@ CHANGE = (
     "before the sync or check that the engine lists the adapter."
 )
 SOURCE = "TRL 5312 (sleep mode: 0.010 to 0.201 at step 3), verl 7904, prime-rl PR 3543, SkyRL 1776"
-MEASURED = True  # with the weights themselves: no share of the gap is too small to be named
+ANY_SHARE = True  # with the weights themselves: no share of the gap is too small to be named
 _LESS, _Z = 0.8, 4.0
 _STALE = 0.6  # of the way to the earlier checkpoint; the current one is as near 0
 _APART = 0.15  # error of that at most: a third of the way from either end to the middle
@@ -59,7 +59,7 @@ def check(evidence: Evidence) -> Finding:
     rows = (*rows, *rounded_rows)
     if reason:
         return Finding(NAME, "clear", result.factor, _MEASURE, evidence=rows, reason=reason)
-    mixed = kinds.mixed(evidence.sample)
+    mixed = kinds.mixed(evidence)
     if mixed is not None:
         return _mixed_finding(evidence, result, mixed, rows)
     if not result.fits:
@@ -116,7 +116,7 @@ class _Kinds:
     def stale_S(self) -> np.ndarray:
         return np.asarray(self.decided_S & self.better_S & (self.way_S > _STALE))
 
-    def mixed(self, sample: Sample) -> FarResponses | None:
+    def mixed(self, evidence: Evidence) -> FarResponses | None:
         """The stale responses, if others are current; None if all are alike, or in between."""
         current_S = self.decided_S & (self.way_S < 1 - _STALE)
         some = not too_few(self.stale_S[self.decided_S])
@@ -124,7 +124,9 @@ class _Kinds:
             return None
         if (self.stale_S | current_S).sum() < _MOSTLY * self.decided_S.sum():
             return None
-        return FarResponses(self.stale_S, members_of(sample, self.stale_S, self.decided_S))
+        among_S = self.decided_S
+        members = shared_by(evidence.sample, self.stale_S, among_S, evidence.traces)
+        return FarResponses(self.stale_S, members, among_S)
 
     @property
     def rows(self) -> tuple[Row, ...]:

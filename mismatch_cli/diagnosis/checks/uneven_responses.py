@@ -27,7 +27,7 @@ def check(evidence: Evidence) -> Finding:
     measure = "times the gap of the others"
     if part is None:
         return clear(NAME, 1.0, measure, _power(sample))
-    if evidence.pair.name == "total" or evidence.about.get("equal_weights") is False:
+    if evidence.weights_differ:
         return untested(
             NAME, "the trainer's weights are newer, perhaps by different numbers of steps"
         )

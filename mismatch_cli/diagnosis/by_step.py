@@ -1,0 +1,274 @@
+"""Whether the gap changes at a step, and stays or comes back.
+
+The gap of a step is the mean of |d| in typical gaps, on a log scale. Its variance is that of the
+prompts within a step, relative and pooled over all steps, and a scatter of 10 % between the steps
+of any trace. Of all windows of consecutive steps, the one with the largest standardised difference
+from the other steps is tested, at the level of Bonferroni's inequality for their number.
+
+Letters: `_K` steps in order, `_U` the prompts of each step, `_W` windows of steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import NormalDist
+
+import numpy as np
+
+from mismatch_cli.diagnosis.grouped import as_normal
+from mismatch_cli.diagnosis.sample import Sample
+from mismatch_cli.numbers import things
+
+FEWEST_STEPS = 4
+MOST_STEPS = 256  # more are put together: there is a window for every pair of them
+FEWEST_PROMPTS = 8  # beside the first one of each step: from fewer, no variance
+SCATTER = 0.1  # of the mean: steps differ by this much regardless of their errors
+TIMES = 1.3  # the gap of the other steps
+_LEVEL = 0.01  # of a healthy trace: false alarms over all windows, at most
+# The scatter between steps counts as if it had been measured in so many steps of earlier traces
+_PRIOR = 8
+_SURE = 1.96  # standard errors of an interval
+_SMALLEST = 1e-9  # typical gaps: a logarithm
+
+
+@dataclass(frozen=True)
+class StepGaps:
+    """The mean relative gap by step."""
+
+    first_K: np.ndarray  # the step's number, or the first of several that are put together
+    last_K: np.ndarray
+    place_S: np.ndarray  # which of them each response is in
+    log_K: np.ndarray  # log of the mean |d| in typical gaps
+    variance_K: np.ndarray
+    prompts: int  # of all steps, less one of each
+
+    @classmethod
+    def of(cls, sample: Sample) -> StepGaps | None:
+        """None for too few steps, or prompts within them."""
+        steps, place_S = np.unique(sample.step_S, return_inverse=True)
+        count = min(len(steps), MOST_STEPS)
+        place_S = place_S * count // max(len(steps), 1)
+        prompts = Prompts.of(sample, place_S, count)
+        variance_K = prompts.variance_K
+        if count < FEWEST_STEPS or variance_K is None or not np.isfinite(variance_K).all():
+            return None
+        parts = np.array_split(steps, count) if count == len(steps) else _parts(steps, count)
+        return cls(
+            np.array([part[0] for part in parts]),
+            np.array([part[-1] for part in parts]),
+            place_S,
+            np.log(np.maximum(prompts.mean_K, _SMALLEST)),
+            variance_K + SCATTER**2,
+            prompts.spare,
+        )
+
+    @cached_property
+    def windows(self) -> Windows:
+        """Every window of consecutive steps, without that of all."""
+        return Windows.of(self.log_K, 1 / self.variance_K)
+
+    def words(self, start: int, stop: int) -> str:
+        """A window of steps, such as `from step 6 on`."""
+        first, last = int(self.first_K[start]), int(self.last_K[stop - 1])
+        if stop == len(self.first_K):
+            return f"from step {first} on" if stop - start > 1 else f"in the last step, {last}"
+        if start == 0:
+            return f"up to step {last}"
+        return f"in step {first}" if first == last else f"in steps {first} to {last}"
+
+
+def _parts(steps: np.ndarray, count: int) -> list[np.ndarray]:
+    place = np.arange(len(steps)) * count // len(steps)
+    return [steps[place == k] for k in range(count)]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Sums over the tokens of each prompt in each step."""
+
+    place_U: np.ndarray  # the step
+    sum_U: np.ndarray  # Σ |d| in typical gaps
+    tokens_U: np.ndarray
+    steps: int
+
+    @classmethod
+    def of(cls, sample: Sample, place_S: np.ndarray, steps: int) -> Prompts:
+        response_N = sample.response_T[sample.kept]
+        count_S, sum_S = (
+            np.bincount(response_N, weights=weight_N, minlength=sample.num_responses)
+            for weight_N in (None, sample.u_N)
+        )
+        some_S = count_S > 0
+        keys = np.stack([place_S, sample.prompt_id_S])[:, some_S]
+        key_2U, unit = np.unique(keys, axis=1, return_inverse=True)
+        unit = unit.ravel()
+        sum_U, tokens_U = (np.bincount(unit, weights=v_S[some_S]) for v_S in (sum_S, count_S))
+        return cls(key_2U[0], sum_U, tokens_U, steps)
+
+    def _by_step(self, weight_U: np.ndarray | None) -> np.ndarray:
+        return np.bincount(self.place_U, weights=weight_U, minlength=self.steps)
+
+    @cached_property
+    def mean_K(self) -> np.ndarray:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return self._by_step(self.sum_U) / self._by_step(self.tokens_U)
+
+    @cached_property
+    def spare(self) -> int:
+        return int(np.maximum(self._by_step(None) - 1, 0).sum())
+
+    @cached_property
+    def variance_K(self) -> np.ndarray | None:
+        """Of the logarithm of each mean, from one relative variance of a prompt for all steps."""
+        if self.spare < FEWEST_PROMPTS:
+            return None
+        count_K = self._by_step(None)
+        mean_U = np.maximum(self.mean_K, _SMALLEST)[self.place_U]
+        left_U = self.sum_U / mean_U - self.tokens_U
+        several_U = count_K[self.place_U] > 1
+        # As many degrees of freedom as prompts beside the first
+        freed_U = np.where(
+            several_U, count_K[self.place_U] / (count_K[self.place_U] - several_U), 0
+        )
+        squares = (self.tokens_U[several_U] ** 2).sum()
+        relative = float((left_U**2 * freed_U).sum() / squares)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.asarray(
+                relative * self._by_step(self.tokens_U**2) / self._by_step(self.tokens_U) ** 2
+            )
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The difference of every window of steps from all other steps, on a log scale."""
+
+    start_W: np.ndarray
+    stop_W: np.ndarray
+    log_W: np.ndarray  # mean in the window less mean of the others
+    error_W: np.ndarray
+    left_W: np.ndarray  # χ² about the two means
+    of_line: float  # χ² about a straight line
+    steps: int
+
+    @classmethod
+    def of(cls, y_K: np.ndarray, weight_K: np.ndarray) -> Windows:
+        steps = len(y_K)
+        start_W, stop_W = np.triu_indices(steps + 1, 1)
+        part = stop_W - start_W < steps
+        start_W, stop_W = start_W[part], stop_W[part]
+        y_K = y_K - np.average(y_K, weights=weight_K)
+        sums, weights = (np.concatenate([[0], np.cumsum(v)]) for v in (weight_K * y_K, weight_K))
+        in_it_W = weights[stop_W] - weights[start_W]
+        others_W = weights[-1] - in_it_W
+        sum_W = sums[stop_W] - sums[start_W]
+        log_W = sum_W / in_it_W - (sums[-1] - sum_W) / others_W
+        error_W = np.sqrt(1 / in_it_W + 1 / others_W)
+        total = float((weight_K * y_K**2).sum())
+        left_W, of_line = total - (log_W / error_W) ** 2, total - _of_a_line(y_K, weight_K)
+        return cls(start_W, stop_W, log_W, error_W, left_W, of_line, steps)
+
+    def scale(self, w: int) -> float:
+        """By how much errors are larger than the prompts and the usual scatter make them."""
+        degrees = self.degrees
+        return float(np.sqrt(max(1.0, (_PRIOR + max(self.left_W[w], 0.0)) / degrees)))
+
+    @property
+    def degrees(self) -> int:
+        """Of the scatter: two means and a place are fitted."""
+        return _PRIOR + self.steps - 3
+
+    @property
+    def z_needed(self) -> float:
+        return NormalDist().inv_cdf(1 - _LEVEL / len(self.start_W))
+
+    def smallest_W(self, scale: float) -> np.ndarray:
+        """The factor that would be found in each window."""
+        low, high = 0.0, 1e3  # `as_normal` rises with t
+        for _ in range(50):
+            middle = (low + high) / 2
+            if as_normal(middle, self.degrees + 1) < self.z_needed:
+                low = middle
+            else:
+                high = middle
+        return np.exp(high * scale * self.error_W)
+
+
+def _of_a_line(y_K: np.ndarray, weight_K: np.ndarray) -> float:
+    """The part of Σ weight · y² that a straight line explains, for a mean y of 0."""
+    x_K = np.arange(len(y_K)) - np.average(np.arange(len(y_K)), weights=weight_K)
+    return float((weight_K * x_K * y_K).sum() ** 2 / (weight_K * x_K**2).sum())
+
+
+@dataclass(frozen=True)
+class StepChange:
+    """The steps whose gap is above that of all others by most standard errors."""
+
+    gaps: StepGaps
+    start: int
+    stop: int
+    times: float  # the gap of the others
+    between: tuple[float, float]  # 95 %
+    z: float
+    z_needed: float
+    is_sudden: bool  # fits better than a gap that rises steadily
+    smallest: float  # factor that would have been found from half of the steps on
+    smallest_once: float  # in one step alone
+
+    @property
+    def is_certain(self) -> bool:
+        return self.z > self.z_needed and self.is_sudden
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the change is certain, and large enough to speak of."""
+        return self.is_certain and self.times > TIMES
+
+    @cached_property
+    def in_it_S(self) -> np.ndarray:
+        """The responses of these steps, bool."""
+        return np.asarray((self.gaps.place_S >= self.start) & (self.gaps.place_S < self.stop))
+
+    @property
+    def words(self) -> str:
+        return self.gaps.words(self.start, self.stop)
+
+    @property
+    def half(self) -> int:
+        """The step from which on `smallest` would have been found."""
+        return int(self.gaps.first_K[len(self.gaps.first_K) // 2])
+
+    @property
+    def others(self) -> str:
+        """What the others are, as in `4 steps before`."""
+        count = len(self.gaps.first_K) - (self.stop - self.start)
+        if self.start == 0:
+            return "after that"
+        return (
+            "before" if self.stop == len(self.gaps.first_K) else f"in {things(count, 'other step')}"
+        )
+
+
+def change_of(sample: Sample) -> StepChange | None:
+    """The steps that differ most from the others; None for too few steps, or prompts in them."""
+    gaps = StepGaps.of(sample)
+    if gaps is None:
+        return None
+    windows = gaps.windows
+    w = int(np.argmax(windows.log_W / windows.error_W))
+    scale = windows.scale(w)
+    log, error = float(windows.log_W[w]), float(windows.error_W[w]) * scale
+    smallest_W, steps = windows.smallest_W(scale), windows.steps
+    from_half_W = (windows.start_W == steps // 2) & (windows.stop_W == steps)
+    return StepChange(
+        gaps,
+        int(windows.start_W[w]),
+        int(windows.stop_W[w]),
+        float(np.exp(log)),
+        (float(np.exp(log - _SURE * error)), float(np.exp(log + _SURE * error))),
+        as_normal(log / error, windows.degrees + 1),
+        windows.z_needed,
+        bool(windows.left_W[w] < windows.of_line),
+        float(smallest_W[from_half_W][0]),
+        float(np.median(smallest_W[windows.stop_W - windows.start_W == 1])),
+    )

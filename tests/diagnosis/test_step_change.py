@@ -1,0 +1,244 @@
+"""A gap that changes at a step, causes that begin there, and what a group of responses shares."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from faults import of_eight_steps, widened
+from pool import Pool, gather_tables
+
+from mismatch_cli.diagnosis import by_step
+from mismatch_cli.diagnosis.by_step import StepGaps, Windows, change_of
+from mismatch_cli.diagnosis.checks import growth_over_steps, step_change, uneven_responses
+from mismatch_cli.diagnosis.diagnose import diagnose
+from mismatch_cli.diagnosis.evidence import Evidence, Gathering
+from mismatch_cli.diagnosis.origins import Origin, Traces
+from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.trace.reader import table_to_batch
+from tests.diagnosis.conftest import finding_of, judged, sampled_alone, whole
+
+STEPS = 8
+
+
+@pytest.mark.parametrize(("times", "first", "stop", "words"), [
+    (1.8, 4, 8, "From step 4 on"), (1.8, 0, 4, "Up to step 3"), (3.0, 5, 6, "In step 5"),
+    (3.0, 2, 5, "In steps 2 to 4"), (3.0, 7, 8, "In the last step, 7"),
+])  # fmt: skip
+def test_the_steps_are_named_with_the_factor(bf16_pool, times, first, stop, words):
+    broken = whole(bf16_pool)
+    widened(broken, times, of_eight_steps(broken, first, stop))
+    diagnosis = judged(broken)
+    found = finding_of(diagnosis, step_change.NAME)
+    assert found.status == "found" and found.sentence.startswith(f"{words}, the gap is ")
+    assert found.sentence.endswith("The manifest records no change there.")
+    change = diagnosis.evidence.change
+    assert change.between[0] < times < change.between[1] and found.effect > 0.8 * times
+    assert [fault.check for fault in diagnosis.faults] == [step_change.NAME]
+
+
+def test_healthy_steps_say_what_would_have_been_found(pools, bf16_pool, rng):
+    for pool in (pools["fp8-kv"], bf16_pool):
+        for _ in range(4):
+            healthy = whole(pool)
+            _, of_S = np.unique(healthy.rows["prompt_id"], return_inverse=True)
+            healthy.rows["step"] = rng.permutation(of_S.max() + 1)[of_S] % 6
+            found = finding_of(judged(healthy), step_change.NAME)
+            assert found.status == "clear"
+            assert "times from step 3 on, and" in found.reason
+            assert 1.1 < dict(found.evidence)["found from step 3 on, if times"] < 1.8
+
+
+def test_newer_weights_may_move_the_gap_at_any_step(bf16_pool):
+    broken = whole(bf16_pool)
+    widened(broken, 3.0, of_eight_steps(broken, 4, 8))
+    evidence = replace(gather_tables([broken.table()], PAIRS["mismatch"], {}), pair=PAIRS["total"])
+    assert step_change.check(evidence).status == "untested" and evidence.parts == ()
+
+
+def test_a_gap_that_rises_steadily_does_not_jump(bf16_pool):
+    """And the other way round."""
+    growing = whole(bf16_pool)
+    of_eight_steps(growing, 0, 0)
+    for step in range(STEPS):
+        of_step_T = (growing.rows["step"] == step)[growing.response_T]
+        widened(growing, 1.0 + 0.4 * step, of_step_T)
+    assert judged(growing).first_cause.check == growth_over_steps.NAME
+    jumping = whole(bf16_pool)
+    widened(jumping, 3.0, of_eight_steps(jumping, 4, 8))
+    diagnosis = judged(jumping)
+    growth = finding_of(diagnosis, growth_over_steps.NAME)
+    assert growth.status == "clear" and growth.effect > 2
+    assert diagnosis.first_cause.check == step_change.NAME
+
+
+def test_one_bad_step_is_found_however_little_of_the_gap_it_has(bf16_pool):
+    broken = whole(bf16_pool)
+    _, of_S = np.unique(broken.rows["prompt_id"], return_inverse=True)
+    broken.rows["step"] = (of_S % 32).astype(np.int32)
+    widened(broken, 4.0, (broken.rows["step"] == 9)[broken.response_T])
+    found = finding_of(judged(broken), step_change.NAME)
+    assert found.status == "found" and found.explains < 0.1
+
+
+def tempered(pool: Pool, where_T: np.ndarray) -> None:
+    """Sharper log μ of the sampled tokens."""
+    logp_T = pool.tokens["logp_rollout"].astype(np.float64)
+    logit_T = logp_T - np.log(-np.expm1(np.minimum(logp_T, -1e-9)))
+    sharper_T = -np.logaddexp(0, -1.6 * logit_T)
+    pool.tokens["logp_rollout"][where_T] = sharper_T[where_T].astype(np.float32)
+
+
+def test_a_temperature_that_changes_at_a_step_is_named_with_the_steps(bf16_pool):
+    broken = sampled_alone(whole(bf16_pool))
+    tempered(broken, of_eight_steps(broken, 5, 8))
+    diagnosis = judged(broken, about=bf16_pool.about)
+    first = diagnosis.first_cause
+    assert first.check == "temperature"
+    assert "from step 5 on" in first.where or "all of steps 5 to 7 (3 of 8)" in first.where
+    assert finding_of(diagnosis, step_change.NAME).status == "clear"
+
+
+def test_a_cause_of_all_steps_is_not_named_as_that_of_some(bf16_pool):
+    """A temperature everywhere, and a gap that is larger in some steps."""
+    broken = sampled_alone(whole(bf16_pool))
+    tempered(broken, np.ones(len(broken.response_T), dtype=bool))
+    widened(broken, 2.0, of_eight_steps(broken, 5, 8))
+    named = {finding.check: finding for finding in judged(broken).faults}
+    assert named["temperature"].where == ""
+
+
+def test_stale_weights_of_some_steps_are_named_with_them(pools):
+    broken = whole(pools["fp8-kv"])
+    earlier_T = broken.tokens["logp_trainer"].copy()
+    broken.use("weights0.1", of_eight_steps(broken, 3, 6))
+    evidence = gather_tables([broken.table()], PAIRS["mismatch"], {})
+    without = diagnose(evidence)
+    assert without.first_cause.check == step_change.NAME
+    assert without.first_cause.sentence.startswith("In steps 3 to 5, the gap is ")
+    order = np.lexsort([broken.rows[name] for name in ("sample_index", "prompt_id", "step")])
+    spans = [slice(broken.offset_S1[s], broken.offset_S1[s + 1]) for s in order]
+    earlier_T = np.concatenate([earlier_T[span] for span in spans])
+    first = diagnose(replace(evidence, earlier_logp_T=earlier_T)).first_cause
+    assert first.check == "stale-weights"
+    assert "in steps 3 to 5" in first.where or "all of steps 3 to 5 (3 of 8)" in first.where
+
+
+def evidence_of_ranks(pool: Pool, rank_S: np.ndarray, traces: Traces = Traces()) -> Evidence:
+    """As four ranks of a recorder wrote it, each into a file, in any order; merged from pickles."""
+    parts = []
+    for rank in np.unique(rank_S).tolist():
+        table = pool.take(np.flatnonzero(rank_S == rank)).table().combine_chunks()
+        origin = Origin(rank if traces.names else 0, f"shard-{rank:05d}-000000.parquet")
+        part = Gathering(PAIRS["mismatch"])
+        part.update(table, table_to_batch(table), origin)
+        parts.append(pickle.loads(pickle.dumps(part)))
+    for part in parts[1:]:
+        parts[0].merge(part)
+    return parts[0].evidence({}, pool.about, traces)
+
+
+def test_the_responses_of_a_stale_engine_are_named_with_what_they_share(pools):
+    """One of four engines, whose responses a rank wrote, or that had one of the samples."""
+    pool = pools["fp8-kv"]
+    _, of_S = np.unique(pool.rows["prompt_id"], return_inverse=True)
+    sample_S = pool.rows["sample_index"]
+    for rank_S, words in (
+        (of_S % 4, "all of rank 2 (1 of 4; shard-00002-000000.parquet)"),
+        (sample_S % 4, "all of rank 2 (1 of 4; shard-00002-000000.parquet)"),
+        (np.zeros(len(of_S), dtype=int), "all of sample number 2 and 6 (2 of 8)"),
+    ):
+        broken = whole(pool)
+        broken.rows["step"][:] = 0
+        stale_S = sample_S % 4 == 2 if not rank_S.any() else rank_S == 2
+        broken.use("weights0.1", stale_S[broken.response_T])
+        found = diagnose(evidence_of_ranks(broken, rank_S)).first_cause
+        assert found.check == uneven_responses.NAME
+        assert words.replace("number 2", "numbers 2") in found.sentence
+
+
+def test_an_engine_that_is_stale_from_a_step_on_is_named_with_its_rank(pools):
+    broken = whole(pools["fp8-kv"])
+    rank_S = broken.rows["sample_index"] % 4
+    later_T = of_eight_steps(broken, 4, 8)
+    broken.use("weights0.1", later_T & (rank_S == 1)[broken.response_T])
+    found = diagnose(evidence_of_ranks(broken, rank_S)).first_cause
+    assert found.check == step_change.NAME and found.sentence.startswith("From step 4 on")
+    assert found.sentence.endswith(
+        "In these steps, the far ones are all of rank 1 (1 of 4; shard-00001-000000.parquet)."
+    )
+
+
+def test_a_trace_among_several_is_named(pools):
+    broken = whole(pools["fp8-kv"])
+    broken.rows["step"][:] = 0
+    _, of_S = np.unique(broken.rows["prompt_id"], return_inverse=True)
+    broken.use("weights0.1", (of_S % 3 == 1)[broken.response_T])
+    evidence = evidence_of_ranks(broken, of_S % 3, Traces(("a", "b", "c")))
+    assert evidence.part.members == "all of b (1 of 3 traces)"
+
+
+def test_what_changed_on_record_at_the_step_is_named(bf16_pool):
+    broken = whole(bf16_pool)
+    widened(broken, 3.0, of_eight_steps(broken, 4, 8))
+    later_S = broken.rows["step"] >= 4
+    broken.rows["version_rollout"] = np.where(later_S, 3, 4).astype(np.int32)
+    broken.rows["version_trainer"] = np.full(len(later_S), 4, dtype=np.int32)
+    broken.tokens["logp_recomputed"] = broken.tokens["logp_trainer"].copy()
+    traces = Traces(("a", "b"), {"libraries.vllm": ("0.11", "0.12"), "rollout.seed": (1, 1)})
+    found = step_change.check(evidence_of_ranks(broken, later_S.astype(int), traces))
+    assert found.sentence.endswith(
+        "On record there: version_trainer − version_rollout 1 instead of 0; libraries.vllm 0.12 "
+        "instead of 0.11."
+    )
+    assert ("libraries.vllm", "0.12 instead of 0.11") in found.evidence
+
+
+def test_thousands_of_steps_are_put_together(bf16_pool):
+    broken = whole(bf16_pool)
+    broken.rows["step"] = (3 * np.arange(broken.num_responses)).astype(np.int32)
+    broken.rows["prompt_id"] = np.arange(broken.num_responses)
+    sample = judged(broken).evidence.sample
+    assert StepGaps.of(sample) is None  # one prompt a step: no variance within
+    by_step_of = by_step.MOST_STEPS
+    try:
+        by_step.MOST_STEPS = 16
+        gaps = StepGaps.of(sample)
+        widened(broken, 3.0, (broken.rows["step"] >= 384)[broken.response_T])
+        change = change_of(judged(broken).evidence.sample)
+    finally:
+        by_step.MOST_STEPS = by_step_of
+    assert len(gaps.first_K) == 16 and gaps.last_K[-1] == 3 * (broken.num_responses - 1)
+    assert change.is_found and change.words == "from step 384 on"
+
+
+def test_the_largest_window_is_that_of_a_plain_loop(rng):
+    y_K, weight_K = rng.normal(size=7), rng.uniform(1, 2, 7)
+    windows = Windows.of(y_K, weight_K)
+    assert len(windows.start_W) == 7 * 8 // 2 - 1
+    for start, stop, log, left in zip(
+        windows.start_W, windows.stop_W, windows.log_W, windows.left_W, strict=True
+    ):
+        in_it_K = (np.arange(7) >= start) & (np.arange(7) < stop)
+        means = [np.average(y_K[part], weights=weight_K[part]) for part in (in_it_K, ~in_it_K)]
+        assert log == pytest.approx(means[0] - means[1])
+        fit_K = np.where(in_it_K, *means)
+        assert left == pytest.approx((weight_K * (y_K - fit_K) ** 2).sum())
+    line = np.polyfit(np.arange(7), y_K, 1, w=np.sqrt(weight_K))
+    of_line = (weight_K * (y_K - np.polyval(line, np.arange(7))) ** 2).sum()
+    assert windows.of_line == pytest.approx(of_line)
+
+
+def test_the_factor_that_would_be_found_is_at_the_limit(rng):
+    """Steps that differ by it alone are found, and not by less."""
+    weight_K = np.full(8, 100.0)
+    smallest = Windows.of(np.zeros(8), weight_K).smallest_W(1.0)
+    windows = Windows.of(np.zeros(8), weight_K)
+    w = int(np.flatnonzero((windows.start_W == 4) & (windows.stop_W == 8))[0])
+    for times, is_found in ((1.01, True), (0.99, False)):
+        jump_K = np.where(np.arange(8) >= 4, times * np.log(smallest[w]), 0.0)
+        found = Windows.of(jump_K, weight_K)
+        z = by_step.as_normal(found.log_W[w] / found.error_W[w], found.degrees + 1)
+        assert (z > found.z_needed) == is_found
