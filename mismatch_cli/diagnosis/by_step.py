@@ -29,6 +29,7 @@ _LEVEL = 0.01  # of a healthy trace: false alarms over all windows, at most
 # The scatter between steps counts as if it had been measured in so many steps of earlier traces
 _PRIOR = 8
 _SURE = 1.96  # standard errors of an interval
+_BESIDE, _Z_BESIDE = 0.6, 2.5  # of a jump, that is left beside a straight line; standard errors
 _SMALLEST = 1e-9  # typical gaps: a logarithm
 
 
@@ -149,7 +150,8 @@ class Windows:
     error_W: np.ndarray
     left_W: np.ndarray  # χ² about the two means
     of_line: float  # χ² about a straight line
-    steps: int
+    y_K: np.ndarray
+    weight_K: np.ndarray
 
     @classmethod
     def of(cls, y_K: np.ndarray, weight_K: np.ndarray) -> Windows:
@@ -165,13 +167,41 @@ class Windows:
         log_W = sum_W / in_it_W - (sums[-1] - sum_W) / others_W
         error_W = np.sqrt(1 / in_it_W + 1 / others_W)
         total = float((weight_K * y_K**2).sum())
-        left_W, of_line = total - (log_W / error_W) ** 2, total - _of_a_line(y_K, weight_K)
-        return cls(start_W, stop_W, log_W, error_W, left_W, of_line, steps)
+        of_line = float((weight_K * _without_line(y_K, weight_K) ** 2).sum())
+        left_W = total - (log_W / error_W) ** 2
+        return cls(start_W, stop_W, log_W, error_W, left_W, of_line, y_K, weight_K)
+
+    @property
+    def steps(self) -> int:
+        return len(self.y_K)
+
+    def number(self, start: int, stop: int) -> int:
+        """Which window has these bounds."""
+        return int(np.flatnonzero((self.start_W == start) & (self.stop_W == stop))[0])
 
     def scale(self, w: int) -> float:
         """By how much errors are larger than the prompts and the usual scatter make them."""
         degrees = self.degrees
         return float(np.sqrt(max(1.0, (_PRIOR + max(self.left_W[w], 0.0)) / degrees)))
+
+    def is_sudden(self, w: int) -> bool:
+        """Whether a window fits better than a straight line, and most of it is left beside one: a
+        policy that drifts has no step to be named.
+        """
+        beside, error = self._beside_a_line(w)
+        return bool(
+            self.left_W[w] < self.of_line
+            and beside > _BESIDE * self.log_W[w]
+            and beside > _Z_BESIDE * error * self.scale(w)
+        )
+
+    def _beside_a_line(self, w: int) -> tuple[float, float]:
+        """The difference of a window if a straight line is fitted as well, and its error."""
+        place_K = np.arange(self.steps)
+        in_it_K = ((place_K >= self.start_W[w]) & (place_K < self.stop_W[w])).astype(np.float64)
+        bend_K, rest_K = (_without_line(v_K, self.weight_K) for v_K in (in_it_K, self.y_K))
+        squares = max(float((self.weight_K * bend_K**2).sum()), _SMALLEST)
+        return float((self.weight_K * bend_K * rest_K).sum()) / squares, squares**-0.5
 
     @property
     def degrees(self) -> int:
@@ -182,8 +212,15 @@ class Windows:
     def z_needed(self) -> float:
         return NormalDist().inv_cdf(1 - _LEVEL / len(self.start_W))
 
-    def smallest_W(self, scale: float) -> np.ndarray:
-        """The factor that would be found in each window."""
+    def smallest(self, w: int, scale: float) -> float:
+        """The factor of a jump that would be found in a window."""
+        error, beside = float(self.error_W[w]), self._beside_a_line(w)[1]
+        least = scale * max(self.t_needed * error, _Z_BESIDE * beside)
+        return max(TIMES, float(np.exp(least)))
+
+    @cached_property
+    def t_needed(self) -> float:
+        """The number of errors that is as improbable as `z_needed` standard deviations."""
         low, high = 0.0, 1e3  # `as_normal` rises with t
         for _ in range(50):
             middle = (low + high) / 2
@@ -191,13 +228,14 @@ class Windows:
                 low = middle
             else:
                 high = middle
-        return np.exp(high * scale * self.error_W)
+        return high
 
 
-def _of_a_line(y_K: np.ndarray, weight_K: np.ndarray) -> float:
-    """The part of Σ weight · y² that a straight line explains, for a mean y of 0."""
-    x_K = np.arange(len(y_K)) - np.average(np.arange(len(y_K)), weights=weight_K)
-    return float((weight_K * x_K * y_K).sum() ** 2 / (weight_K * x_K**2).sum())
+def _without_line(v_K: np.ndarray, weight_K: np.ndarray) -> np.ndarray:
+    """What a weighted straight line leaves of some values."""
+    x_K = np.arange(len(v_K)) - np.average(np.arange(len(v_K)), weights=weight_K)
+    left_K = v_K - np.average(v_K, weights=weight_K)
+    return left_K - (weight_K * x_K * left_K).sum() / (weight_K * x_K**2).sum() * x_K
 
 
 @dataclass(frozen=True)
@@ -211,9 +249,9 @@ class StepChange:
     between: tuple[float, float]  # 95 %
     z: float
     z_needed: float
-    is_sudden: bool  # fits better than a gap that rises steadily
+    is_sudden: bool  # rather than a gap that rises or falls steadily
     smallest: float  # factor that would have been found from half of the steps on
-    smallest_once: float  # in one step alone
+    smallest_once: float  # in that step alone
 
     @property
     def is_certain(self) -> bool:
@@ -258,8 +296,7 @@ def change_of(sample: Sample) -> StepChange | None:
     w = int(np.argmax(windows.log_W / windows.error_W))
     scale = windows.scale(w)
     log, error = float(windows.log_W[w]), float(windows.error_W[w]) * scale
-    smallest_W, steps = windows.smallest_W(scale), windows.steps
-    from_half_W = (windows.start_W == steps // 2) & (windows.stop_W == steps)
+    half, steps = windows.steps // 2, windows.steps
     return StepChange(
         gaps,
         int(windows.start_W[w]),
@@ -268,7 +305,7 @@ def change_of(sample: Sample) -> StepChange | None:
         (float(np.exp(log - _SURE * error)), float(np.exp(log + _SURE * error))),
         as_normal(log / error, windows.degrees + 1),
         windows.z_needed,
-        bool(windows.left_W[w] < windows.of_line),
-        float(smallest_W[from_half_W][0]),
-        float(np.median(smallest_W[windows.stop_W - windows.start_W == 1])),
+        windows.is_sudden(w),
+        windows.smallest(windows.number(half, steps), scale),
+        windows.smallest(windows.number(half, half + 1), scale),
     )

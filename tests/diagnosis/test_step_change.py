@@ -231,14 +231,26 @@ def test_the_largest_window_is_that_of_a_plain_loop(rng):
     assert windows.of_line == pytest.approx(of_line)
 
 
-def test_the_factor_that_would_be_found_is_at_the_limit(rng):
-    """Steps that differ by it alone are found, and not by less."""
+def test_the_factor_that_would_be_found_is_at_the_limit():
+    """A jump by it alone is found, and none by less."""
     weight_K = np.full(8, 100.0)
-    smallest = Windows.of(np.zeros(8), weight_K).smallest_W(1.0)
-    windows = Windows.of(np.zeros(8), weight_K)
-    w = int(np.flatnonzero((windows.start_W == 4) & (windows.stop_W == 8))[0])
-    for times, is_found in ((1.01, True), (0.99, False)):
-        jump_K = np.where(np.arange(8) >= 4, times * np.log(smallest[w]), 0.0)
-        found = Windows.of(jump_K, weight_K)
-        z = by_step.as_normal(found.log_W[w] / found.error_W[w], found.degrees + 1)
-        assert (z > found.z_needed) == is_found
+    nothing = Windows.of(np.zeros(8), weight_K)
+    for start, stop in ((4, 8), (4, 5)):
+        w = nothing.number(start, stop)
+        smallest = nothing.smallest(w, 1.0)
+        for times, is_found in ((1.02, True), (0.98, False)):
+            in_it_K = (np.arange(8) >= start) & (np.arange(8) < stop)
+            found = Windows.of(np.where(in_it_K, times * np.log(smallest), 0.0), weight_K)
+            z = by_step.as_normal(found.log_W[w] / found.error_W[w], found.degrees + 1)
+            assert (z > found.z_needed and found.is_sudden(w)) == is_found
+
+
+def test_a_drift_is_no_jump_however_certain(bf16_pool):
+    """The gap rises by a third, and by half, from the first step to the last."""
+    for times in (1.3, 1.5):
+        drifting = whole(bf16_pool)
+        of_eight_steps(drifting, 0, 0)
+        for step in range(STEPS):
+            of_step_T = (drifting.rows["step"] == step)[drifting.response_T]
+            widened(drifting, times ** (step / (STEPS - 1)), of_step_T)
+        assert finding_of(judged(drifting), step_change.NAME).status == "clear"
