@@ -16,7 +16,7 @@ from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.gathering import as_one_batch
 from mismatch_cli.algorithms.owners import OWNERS
 from mismatch_cli.algorithms.parts import Factor, Mask, Rule
-from mismatch_cli.algorithms.table import ALIASES, TABLE
+from mismatch_cli.algorithms.table import ALIASES, MEANINGS, TABLE
 from mismatch_cli.arrays import Array
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_ROLLOUT, Policies, Ratio, TopKLogProbs
@@ -56,10 +56,11 @@ def _by_name(name: str) -> Algorithm:
     foreign = registry.installed(weights.PACKAGE)  # our own weights are used in rows of the table
     if name in foreign:
         return Algorithm(name, (), (Factor(TRAINER_ROLLOUT, name),), "a weight by its own name")
-    unknown = registry.unknown(
-        "algorithm", name, [*rows, *ALIASES, *regions, *foreign], [*TABLE, *ALIASES]
-    )
-    raise UsageError(f"{unknown} Masks and framework variants: mismatch-cli algorithms")
+    if meanings := MEANINGS.get(name.lower()):
+        unknown = f"Several algorithms are called {name}: {registry.alternatives(meanings)}."
+    else:
+        unknown = registry.unknown("algorithm", name, [*rows, *ALIASES, *regions, *foreign])
+    raise UsageError(f"{unknown} All of them, masks included: mismatch-cli algorithms")
 
 
 def _short(spec: str) -> str:

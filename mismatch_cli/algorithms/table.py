@@ -322,3 +322,16 @@ _ROWS = (
 
 TABLE = {row.name: row for row in _ROWS}
 ALIASES = {"cispo": "pg-tis", "clip-higher": "grpo-clip-higher"}
+# What the field's words can mean, the usual meaning first
+MEANINGS = {
+    "dapo": ("grpo-clip-higher", "minirl", "top-entropy"),
+    "dppo": ("dppo-binary-tv", "dppo-binary-kl", "dppo-topk-tv"),
+    "dr-grpo": ("ppo", "ppo-rollout", "grpo-clip-higher"),
+    "grpo": ("grpo-clip-higher", "ppo", "ppo-dual-clip"),
+    "is": ("pg-is", "verl-bypass-pg-is", "ppo-seq-tis"),
+    "mis": ("ppo-mis", "ppo-mis-geometric", "ppo-icepop"),
+    "reinforce++": ("reinforce", "pg-is", "ppo"),
+    "rloo": ("reinforce", "pg-is", "ppo"),
+    "tis": ("ppo-tis", "pg-tis", "ppo-seq-tis"),
+    "trm": ("trm-max", "trm-avg", "verl-k3-rs"),
+}

@@ -14,7 +14,7 @@ from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.owners import OWNERS
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.parts import capped
-from mismatch_cli.algorithms.table import ALIASES, TABLE
+from mismatch_cli.algorithms.table import ALIASES, MEANINGS, TABLE
 from mismatch_cli.errors import UsageError
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT
 from tests.algorithms.published_methods import vespo
@@ -283,11 +283,13 @@ def test_anchored_forms_with_their_own_names() -> None:
 MISTAKES = [
     (
         "dppo-binary-tb",
-        r"Unknown algorithm 'dppo-binary-tb'\. Did you mean dppo-binary-tv.*Available: .*gspo.*mismatch-cli algorithms",
+        r"Unknown algorithm 'dppo-binary-tb'\. Did you mean dppo-binary-tv.*mismatch-cli algorithms",
     ),
-    ("", r"Unknown algorithm ''\. Available: "),
-    ("zzz", r"Unknown algorithm 'zzz'\. Available: .*cispo"),
-    ("tis", r"Unknown algorithm 'tis'\. Did you mean .*-tis"),  # pg-tis, ppo-tis or minirl-tis?
+    ("", r"Unknown algorithm ''\. Try "),
+    ("zzz", r"Unknown algorithm 'zzz'\. Try .*, .* or .*mismatch-cli algorithms"),
+    ("grpo", "called grpo: grpo-clip-higher, ppo or ppo-dual-clip. All of them"),
+    ("DPPO", "called DPPO: dppo-binary-tv, dppo-binary-kl or dppo-topk-tv. All of them"),
+    ("tis", "called tis: ppo-tis, pg-tis or ppo-seq-tis"),
     ("ppo:", "'ppo:' is not an algorithm with parameters.*NAME:PARAMETER=VALUE"),
     ("ppo:ratio_low", "'ppo:ratio_low' is not an algorithm with parameters"),
     ("ppo:ratio_low=", "is not an algorithm with parameters"),
@@ -368,6 +370,19 @@ MISTAKES = [
     ),
     ("nowhere.py", r"nowhere\.py does not exist\. Name a Python file that defines trust_region"),
 ]
+
+
+def test_no_wall_of_names() -> None:
+    """Three suggestions, all of which are algorithms."""
+    for name in ("grpo", "dppo", "zzz", "", "binary", *MEANINGS):
+        with pytest.raises(UsageError) as caught:
+            find(name)
+        named = [word.strip(".,?:") for word in str(caught.value).split()]
+        assert (
+            1 <= len({word for word in named if word in {*ROWS, *REGIONS, *ALIASES}} - {name}) <= 3
+        )
+    assert all(meaning in ROWS for meanings in MEANINGS.values() for meaning in meanings)
+    assert not set(MEANINGS) & {*ROWS, *REGIONS, *ALIASES}
 
 
 @looped(("spec", "message"), MISTAKES)
