@@ -67,7 +67,7 @@ def masks(trace: Trace, columns: tuple[str, ...]) -> None:
     )
     for batch in trace.batches(columns):
         of_slices = []
-        for (judged,) in apply_masks(batch, needs, SIX):
+        for (judged,) in apply_masks(batch, needs, SIX, {}):
             of_slices.append(response_sums(judged))
             cells.update(judged)
             table.update(judged)

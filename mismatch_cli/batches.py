@@ -10,9 +10,16 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from mismatch_cli.errors import MismatchError
 from mismatch_cli.hashing import hash_keys, mix
 
 Scope = Literal["batch", "group"]
+
+
+class FirstPassError(MismatchError):
+    """A rule on whole batches or groups that decides without, or beyond, its first pass over them:
+    a mistake of the calling code.
+    """
 
 
 class RowKey(NamedTuple):
@@ -32,12 +39,17 @@ class Found(NamedTuple):
     values_BF: np.ndarray  # float64
 
     def of(self, key_T: np.ndarray) -> np.ndarray:
-        """The values of each token's batch, [T, F]; a KeyError for a batch that was not seen."""
+        """The values of each token's batch, [T, F]; a `FirstPassError` for a batch that was not
+        seen.
+        """
         if not len(key_T):
             return NOTHING_FOUND
         place_T = np.searchsorted(self.key_B, key_T).clip(max=max(len(self.key_B) - 1, 0))
         if not len(self.key_B) or not np.array_equal(self.key_B[place_T], key_T):
-            raise KeyError("a batch that the first pass did not see")
+            raise FirstPassError(
+                "These tokens include a batch that the first pass did not see. Collect all tokens "
+                "of all batches before a rule decides on any of them."
+            )
         return self.values_BF[place_T]
 
 

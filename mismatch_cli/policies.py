@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf
+from math import inf, log
 from typing import Literal
 
 import numpy as np
@@ -35,18 +35,32 @@ class Ratio:
     `token`: current / anchor of each token. `product`: the product over the response, exp(Σd).
     `mean`: the geometric mean over the response, exp(Σd / |y|). Each token has the value of its
     response.
+
+    Below infinity, `gap_cap` bounds the engine gap inside a trainer/rollout ratio: it is r′ ·
+    min(ρ, gap_cap), that of the trainer to max(q, p′ / gap_cap).
     """
 
     current: Policy = "trainer"
     anchor: Policy = "rollout"
     level: Level = "token"
+    gap_cap: float = inf
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """The policies whose log-probabilities it needs."""
+        pair = (self.current, self.anchor)
+        return pair if self.gap_cap == inf else (*pair, "recomputed")
 
     @property
     def symbols(self) -> dict[str, str]:
         """The symbols in formulas: `r` for the token's ratio, `p` for the current probability,
         `q` for the anchor's.
         """
-        return dict(zip("rpq", _SYMBOLS[self.current, self.anchor], strict=True))
+        symbols = dict(zip("rpq", _SYMBOLS[self.current, self.anchor], strict=True))
+        if self.gap_cap < inf:
+            cap = f"{self.gap_cap:g}"
+            symbols |= {"r": f"(r′ min(ρ, {cap}))", "q": f"max(q, p′/{cap})"}
+        return symbols
 
     def __str__(self) -> str:
         symbol = self.symbols["r"]
@@ -106,9 +120,9 @@ class Policies:
     offset_S1: Array  # int64
     topk: TopKLogProbs | None = None
     entropy_T: Array | None = None  # of the trainer, nats
-    batches: Batches | None = None  # None: these are all the tokens of one batch
+    batches: Batches | None = None  # None: rules on whole batches cannot decide
     average: Array | None = None  # _T
-    _compared: dict[tuple[Policy, Policy], Compared] = field(
+    _compared: dict[tuple[Policy, Policy, float], Compared] = field(
         default_factory=dict, init=False, repr=False
     )
 
@@ -116,17 +130,25 @@ class Policies:
         """The two policies of a ratio; always the same object, so that nothing is computed
         twice.
         """
-        pair = (ratio.current, ratio.anchor)
-        if missing := [policy for policy in pair if getattr(self, policy) is None]:
+        if missing := [policy for policy in ratio.policies if getattr(self, policy) is None]:
             raise ValueError(f"{ratio} needs the log-probabilities of the {missing[0]} policy")
-        if pair not in self._compared:
-            current_T, anchor_T = (getattr(self, policy) for policy in pair)
+        key = (ratio.current, ratio.anchor, ratio.gap_cap)
+        if key not in self._compared:
+            current_T, anchor_T = getattr(self, ratio.current), self._anchor_T(ratio)
             current_TK, anchor_TK = (
-                None if self.topk is None else getattr(self.topk, policy, None) for policy in pair
+                None if self.topk is None else getattr(self.topk, policy, None)
+                for policy in (ratio.current, ratio.anchor)
             )
             columns = (self.topk, current_TK, anchor_TK, self.entropy_T, self.hash_T)
-            self._compared[pair] = Compared(current_T, anchor_T, self.responses, *columns)
-        return self._compared[pair]
+            self._compared[key] = Compared(current_T, anchor_T, self.responses, *columns)
+        return self._compared[key]
+
+    def _anchor_T(self, ratio: Ratio) -> Array:
+        """Log-probabilities of the anchor, which keep p′ / q at most at a ratio's `gap_cap`."""
+        anchor_T: Array = getattr(self, ratio.anchor)
+        if ratio.gap_cap == inf or self.recomputed is None:
+            return anchor_T
+        return namespace(anchor_T).maximum(anchor_T, self.recomputed - log(ratio.gap_cap))
 
     def copied(self, *, topk: bool) -> Policies:
         """A copy for code that may modify its input; it includes the top-K only if `topk`."""

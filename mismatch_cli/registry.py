@@ -19,6 +19,7 @@ from mismatch_cli.entry_points import EntryPoint
 from mismatch_cli.errors import UsageError
 
 _NEAR = 0.5  # similarity at which a name counts as misspelled
+_MOST_LISTED = 16  # more names are a wall that nobody reads: three lines at 80 characters
 
 
 def names_file(specs: str | Iterable[str]) -> bool:
@@ -72,8 +73,8 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def unknown(kind: str, name: str, known: Iterable[str], listed: Iterable[str] = ()) -> str:
-    """The message for an unknown name: the nearest one, if any, and the available ones, `listed`
-    or known.
+    """The message for an unknown name: the nearest ones, if any, and the available ones, `listed`
+    or known, unless these are too many to read.
     """
     return f"Unknown {kind} '{name}'. {_instead(name, sorted(known), listed)}"
 
@@ -88,7 +89,11 @@ def lacks(
 
 
 def _instead(name: str, known: Sequence[str], listed: Iterable[str]) -> str:
-    return f"{meant(name, known)}Available: {', '.join(sorted(listed) or known)}."
+    names_listed = sorted(listed) or known
+    if len(names_listed) <= _MOST_LISTED:
+        return f"{meant(name, known)}Available: {', '.join(names_listed)}."
+    nearest = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0)
+    return meant(name, known).rstrip() or f"Try {alternatives(nearest)}."
 
 
 def meant(name: str, known: Iterable[str], *, cutoff: float = _NEAR) -> str:
@@ -98,7 +103,7 @@ def meant(name: str, known: Iterable[str], *, cutoff: float = _NEAR) -> str:
     containing = sorted(
         (known_name for known_name in known if typed and typed in known_name), key=len
     )
-    near = (containing or difflib.get_close_matches(typed, known, n=2, cutoff=cutoff))[:3]
+    near = (containing or difflib.get_close_matches(typed, known, n=3, cutoff=cutoff))[:3]
     return f"Did you mean {alternatives(near)}? " if near else ""
 
 

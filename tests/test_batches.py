@@ -12,23 +12,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from mismatch_cli.algorithms.algorithm import coefficient_T, keep_T
 from mismatch_cli.algorithms.gathering import Gathering
 from mismatch_cli.algorithms.owners import OWNERS
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.parts import Factor, Mask, Rule, mask
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.arrays import Array, as_numpy
-from mismatch_cli.batches import Batches, Found, RowKey
+from mismatch_cli.batches import Batches, FirstPassError, Found, RowKey
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
 from tests.trust_regions.cases import (
+    coefficient_T,
     gathered,
     in_numpy,
+    keep_T,
     like,
     random_policies,
     settled,
     signs,
     taken,
+    whole,
     with_keys,
 )
 
@@ -112,7 +114,7 @@ def test_micro_batches_decide_as_the_whole(rule: Rule, world: World) -> None:
 
 
 def test_a_part_alone_decides_differently() -> None:
-    """Otherwise no first pass would be needed; without given batches, all tokens belong to one."""
+    """Otherwise no first pass would be needed; `as_one_batch` makes one of exactly these tokens."""
     given, advantage_T = keyed()
     first, place_T = taken(given, list(range(10)))
     for rule in RULES:
@@ -125,10 +127,12 @@ def test_a_part_alone_decides_differently() -> None:
             alone_T = answer(
                 rule, gathered(as_one, [rule], advantage_T[place_T]), advantage_T[place_T]
             )
-            np.testing.assert_array_equal(answer(rule, alone, advantage_T[place_T]), alone_T)
+            seen = whole(alone, [rule], advantage_T[place_T])
+            np.testing.assert_array_equal(answer(rule, seen, advantage_T[place_T]), alone_T)
     assert any(
-        (answer(rule, alone, advantage_T[place_T]) != whole_T[place_T.numpy()]).any()
+        (answer(rule, seen, advantage_T[place_T]) != whole_T[place_T.numpy()]).any()
         for rule in RULES
+        for seen in [whole(alone, [rule], advantage_T[place_T])]
     )
 
 
@@ -160,8 +164,9 @@ def test_a_batch_that_was_not_seen_is_an_error(name: str) -> None:
             partly,
             given.batches,
             given.batches.settled({rule: Found(found.key_B[:0], found.values_BF[:0])}),
+            None,  # not taken for one batch
         ):
-            with pytest.raises(KeyError):
+            with pytest.raises(FirstPassError, match="first pass"):
                 answer(rule, replace(given, batches=batches), advantage_T)
 
 
@@ -170,7 +175,7 @@ def test_found_values_by_key() -> None:
     assert found.of(np.array([9, -5, 9])).tolist() == [[5, 6], [1, 2], [5, 6]]
     assert len(found.of(np.array([], dtype=np.int64))) == 0
     for key in (-6, 0, 3, 10):
-        with pytest.raises(KeyError, match="the first pass did not see"):
+        with pytest.raises(FirstPassError, match="the first pass did not see"):
             found.of(np.array([2, key]))
 
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from mismatch_cli import divergences, registry, weights
-from mismatch_cli.algorithms.algorithm import coefficient_T, keep_T, weight_T
 from mismatch_cli.algorithms.owners import OWNERS
 from mismatch_cli.algorithms.parts import Mask, factor
 from mismatch_cli.algorithms.table import TABLE
@@ -23,10 +22,15 @@ from tests.trust_regions.cases import (
     INF,
     REGIONS,
     cast,
+    coefficient_T,
+    decide,
     in_numpy,
+    keep_T,
     random_policies,
     settled,
     signs,
+    weigh,
+    weight_T,
     with_keys,
 )
 
@@ -115,8 +119,8 @@ def test_every_mask_decides_alike_on_numpy_and_torch(dtype: torch.dtype) -> None
                 else []
             )
             torch_says, numpy_says = (
-                mask.decide(of_torch, advantage_T),
-                mask.decide(of_numpy, advantage_T.numpy()),
+                decide(mask, of_torch, advantage_T),
+                decide(mask, of_numpy, advantage_T.numpy()),
             )
             assert isinstance(numpy_says.keep_T, np.ndarray) and numpy_says.keep_T.dtype == bool
             # There 1 − Σ is uncertain by 8 units
@@ -136,8 +140,8 @@ def test_every_weight_is_the_same_number_on_numpy_and_torch(dtype: torch.dtype) 
     for of_torch, of_numpy in worlds(dtype):
         advantage_T = signs(len(of_torch.trainer), dtype=dtype)
         for weight in WEIGHTS:
-            found = weight.weight_T(of_numpy, advantage_T.numpy())
-            expected = weight.weight_T(of_torch, advantage_T)
+            found = weigh(weight, of_numpy, advantage_T.numpy())
+            expected = weigh(weight, of_torch, advantage_T)
             assert isinstance(found, np.ndarray) and found.dtype == expected.numpy().dtype
             same_weights([found, expected], dtype, str(weight))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, reduce
-from operator import and_, mul
+from operator import and_, mul, or_
 from typing import Any
 
 import numpy as np
@@ -64,11 +64,11 @@ class Algorithm:
 
     @property
     def needs_recomputed(self) -> bool:
-        return any("recomputed" in (rule.ratio.current, rule.ratio.anchor) for rule in self.rules)
+        return any("recomputed" in rule.ratio.policies for rule in self.rules)
 
     @property
     def needs_average(self) -> bool:
-        return any("average" in (rule.ratio.current, rule.ratio.anchor) for rule in self.rules)
+        return any("average" in rule.ratio.policies for rule in self.rules)
 
     @property
     def needs_entropy(self) -> bool:
@@ -105,6 +105,16 @@ class Algorithm:
         )
 
     @property
+    def is_of_means(self) -> bool:
+        """Whether its objective is published as a mean over responses, whose gradient contains a
+        1/|y|: that of `sequence-mean`.
+        """
+        return any(
+            factor.ratio.level == "mean" or getattr(factor.module, "OF_MEANS", False)
+            for factor in self.weight
+        )
+
+    @property
     def weighs_by_ratio(self) -> bool:
         """Whether the weight is r, perhaps with bounds: only then can a cap be told from a mask."""
         return len(self.weight) == 1 and replace(self.weight[0], chosen=()) == Factor(
@@ -131,10 +141,19 @@ def keep_T(algorithm: Algorithm, policies: Policies, advantage_T: Array) -> Arra
 
 @silent
 def weight_T(algorithm: Algorithm, policies: Policies, advantage_T: Array) -> Array:
-    """The product of the factors; 1 without factors."""
+    """The product of the factors; 1 without factors, and 0 where one is 0 and another infinite.
+
+    That is the limit of frameworks' clamps: ρ = 0 where the trainer excluded the token at the
+    weights that sampled, and r′ is infinite where it no longer does.
+    """
     if not algorithm.weight:
         return namespace(policies.trainer).ones_like(policies.trainer)
-    return reduce(mul, [factor.weight_T(policies, advantage_T) for factor in algorithm.weight])
+    factors = [factor.weight_T(policies, advantage_T) for factor in algorithm.weight]
+    if len(factors) == 1:
+        return factors[0]
+    zero_T = reduce(or_, [factor_T == 0 for factor_T in factors])
+    infinite_T = reduce(or_, [namespace(factor_T).isinf(factor_T) for factor_T in factors])
+    return filled(reduce(mul, factors), zero_T & infinite_T, 0.0)
 
 
 @silent

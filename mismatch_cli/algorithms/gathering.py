@@ -5,6 +5,7 @@ been seen.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Self
 
@@ -13,7 +14,7 @@ import numpy as np
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.parts import Rule
 from mismatch_cli.arrays import Array, as_numpy
-from mismatch_cli.batches import NOTHING_FOUND, Found
+from mismatch_cli.batches import NOTHING_FOUND, Batches, Found
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.policies import Policies
 
@@ -21,6 +22,17 @@ from mismatch_cli.policies import Policies
 def masks_of(algorithms: Iterable[Algorithm]) -> tuple[Rule, ...]:
     """The algorithms' masks that look at whole batches, each once: an analysis needs no weights."""
     return tuple(dict.fromkeys(mask for algorithm in algorithms for mask in algorithm.batch_masks))
+
+
+def as_one_batch(policies: Policies, advantage_T: Array, rules: Iterable[Rule]) -> Policies:
+    """The policies after a first pass of these rules over exactly their tokens, as one batch and
+    one group.
+    """
+    one_S = np.zeros(len(policies.offset_S1) - 1, dtype=np.int64)
+    batches = Batches(one_S, one_S, policies.hash_T)
+    gathering = Gathering([rule for rule in rules if rule.scope is not None])
+    gathering.update(replace(policies, batches=batches), advantage_T)
+    return replace(policies, batches=batches.settled(gathering.found()))
 
 
 class Gathering:

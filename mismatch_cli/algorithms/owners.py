@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mismatch_cli import DPPO
 from mismatch_cli.algorithms.algorithm import Algorithm
-from mismatch_cli.algorithms.parts import Factor, Mask, capped, mask
+from mismatch_cli.algorithms.parts import Factor, Mask, capped, factor, mask
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.policies import (
     ENGINE_GAP,
@@ -165,7 +165,8 @@ _OTHERS = (
             mask("binary-kl-band", ENGINE_GAP, max_kl=2.0),
         ),
         (*_R_RECOMPUTED, capped(ENGINE_GAP)),
-        "AReaL gsm8k_kpop.yaml: φ = 2 on the engine gap, ε = 0.4",
+        "AReaL gsm8k_kpop.yaml: φ = 2 on the engine gap, ε = 0.4; its float32 code also drops "
+        "tokens whose probability rounds to 1",
     ),
     Algorithm(
         "ppo-veto",
@@ -179,11 +180,32 @@ _OTHERS = (
     Algorithm(
         "m2po-areal",
         (
-            mask("ratio-clip", TRAINER_RECOMPUTED, ratio_low=0.2, ratio_high=0.2),
+            mask("ratio-clip", TRAINER_RECOMPUTED, ratio_low=0.0, ratio_high=0.0),
+            mask("icepop", ENGINE_GAP, band_low=0.0, band_high=5.0),
             mask("second-moment", ENGINE_GAP, counted="all"),
         ),
-        _R_RECOMPUTED,
-        "AReaL m2_threshold, over the batch: all tokens, on the engine gap",
+        (*_R_RECOMPUTED, capped(ENGINE_GAP)),
+        "AReaL gsm8k_m2po.yaml: eps_clip 0, rejection of ρ > 5, and m2_threshold 0.04 over all "
+        "tokens of the batch, on the engine gap",
+    ),
+    Algorithm(
+        "vespo-trl",
+        (),
+        (factor("vespo", Ratio(level="product", gap_cap=3.0)),),
+        "TRL loss_type vespo with vLLM's correction, its default: token_truncate, cap 3",
+    ),
+    Algorithm(
+        "topr-roll",
+        (),
+        (factor("topr", TRAINER_RECOMPUTED),),
+        "ROLL topr: the token's ratio, from π′; there by the sign of the episode's score",
+    ),
+    Algorithm(
+        "kimi-roll",
+        (),
+        (),
+        "ROLL kimi15: the token's ratio, from π′, τ = 0.1",
+        term=factor("pull", TRAINER_RECOMPUTED, beta=0.1),
     ),
     Algorithm(
         "ppo-opsm-rollout",

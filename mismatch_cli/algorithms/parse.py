@@ -13,9 +13,10 @@ import numpy as np
 
 from mismatch_cli import registry, trust_regions, weights
 from mismatch_cli.algorithms.algorithm import Algorithm
+from mismatch_cli.algorithms.gathering import as_one_batch
 from mismatch_cli.algorithms.owners import OWNERS
-from mismatch_cli.algorithms.parts import Factor, Mask
-from mismatch_cli.algorithms.table import ALIASES, TABLE
+from mismatch_cli.algorithms.parts import Factor, Mask, Rule
+from mismatch_cli.algorithms.table import ALIASES, MEANINGS, TABLE
 from mismatch_cli.arrays import Array
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_ROLLOUT, Policies, Ratio, TopKLogProbs
@@ -29,7 +30,7 @@ def find(spec: str, *, training: bool = False) -> Algorithm:
 
     Parameters are the thresholds of the masks by name or letter (`delta`, `δ`; `epsilon` sets both
     sides), those of the weight (`cap`, `C`, `floor`; `tau`), and `anchor` (rollout or recomputed),
-    from which both masks and weight then measure the trainer. A user's file is tried on numpy
+    from which masks, weight and term then measure the trainer. A user's file is tried on numpy
     arrays, and for `training` also on torch tensors. A `UsageError` says what is wrong and what the
     choices are.
     """
@@ -55,10 +56,11 @@ def _by_name(name: str) -> Algorithm:
     foreign = registry.installed(weights.PACKAGE)  # our own weights are used in rows of the table
     if name in foreign:
         return Algorithm(name, (), (Factor(TRAINER_ROLLOUT, name),), "a weight by its own name")
-    unknown = registry.unknown(
-        "algorithm", name, [*rows, *ALIASES, *regions, *foreign], [*TABLE, *ALIASES]
-    )
-    raise UsageError(f"{unknown} Masks and framework variants: mismatch-cli algorithms")
+    if meanings := MEANINGS.get(name.lower()):
+        unknown = f"Several algorithms are called {name}: {registry.alternatives(meanings)}."
+    else:
+        unknown = registry.unknown("algorithm", name, [*rows, *ALIASES, *regions, *foreign])
+    raise UsageError(f"{unknown} All of them, masks included: mismatch-cli algorithms")
 
 
 def _short(spec: str) -> str:
@@ -135,10 +137,13 @@ def _accepted(algorithm: Algorithm) -> dict[str, list[str]]:
         for key in dict.fromkeys([symbol, symbol.partition("_")[0]]):
             accepted.setdefault(key, []).append(name)
     names = {name for rule in algorithm.rules for name in rule.parameters}
-    names |= (
-        {"anchor"} if any(mask.ratio.current == "trainer" for mask in algorithm.masks) else set()
-    )
-    return accepted | {name: [name] for name in names}
+    anchor = {"anchor": ["anchor"]} if _anchors(algorithm) else {}
+    return accepted | {name: [name] for name in names} | anchor
+
+
+def _anchors(algorithm: Algorithm) -> set[str]:
+    """The policies from which its masks, weight and term measure the trainer."""
+    return {rule.ratio.anchor for rule in algorithm.rules if rule.ratio.current == "trainer"}
 
 
 def _listed(accepted: Mapping[str, Sequence[str]]) -> list[str]:
@@ -171,28 +176,14 @@ def _tuned(mask: Mask, given: Mapping[str, _Given]) -> Mask:
 
 
 def _anchored(algorithm: Algorithm, anchor: str) -> Algorithm:
-    """Measure the trainer from `anchor` in both masks and weight: one without the other is not a
+    """Measure the trainer from `anchor` in masks, weight and term: one without the others is not a
     known algorithm.
     """
     if anchor not in ("rollout", "recomputed"):
         raise UsageError(f"anchor={anchor} is unknown. Choose one of: rollout, recomputed.")
-    ratios = [rule.ratio for rule in algorithm.rules]
-    anchors = {ratio.anchor for ratio in ratios if ratio.current == "trainer"}
-    if anchors == {anchor}:
+    if _anchors(algorithm) == {anchor}:
         return algorithm
-    if len(anchors) > 1:
-        others = " and ".join(sorted(anchors - {"rollout"}))
-        raise UsageError(
-            f"{algorithm.name} is decoupled: it measures the trainer from both the {others} "
-            "policy and the rollout, so it has no single anchor. Leave out anchor=, or choose an "
-            "algorithm with one anchor."
-        )
-    if ENGINE_GAP in (replace(ratio, level="token") for ratio in ratios):
-        raise UsageError(
-            f"{algorithm.name} corrects the engine gap by ρ, and a ratio to the rollout already "
-            f"contains that gap: anchor={anchor} would count it twice. Leave out anchor=, or use "
-            f"ppo:anchor={anchor}, which has no ρ."
-        )
+    _check_anchor(algorithm, anchor)
     return replace(
         algorithm,
         masks=tuple(replace(mask, ratio=_from(anchor, mask.ratio)) for mask in algorithm.masks),
@@ -203,6 +194,29 @@ def _anchored(algorithm: Algorithm, anchor: str) -> Algorithm:
         if algorithm.term is None
         else replace(algorithm.term, ratio=_from(anchor, algorithm.term.ratio)),
     )
+
+
+def _check_anchor(algorithm: Algorithm, anchor: str) -> None:
+    """Refuse another anchor where the algorithm compares with more than one policy."""
+    anchors, ratios = _anchors(algorithm), [rule.ratio for rule in algorithm.rules]
+    if len(anchors) > 1:
+        others = " and ".join(sorted(anchors - {"rollout"}))
+        raise UsageError(
+            f"{algorithm.name} is decoupled: it measures the trainer from both the {others} "
+            "policy and the rollout, so it has no single anchor. Leave out anchor=, or choose an "
+            "algorithm with one anchor."
+        )
+    if any(ratio.gap_cap < inf for ratio in ratios):
+        raise UsageError(
+            f"{algorithm.name} bounds the engine gap inside its ratio, which needs both policies. "
+            f"Leave out anchor=, or use vespo:anchor={anchor}, which does not."
+        )
+    if ENGINE_GAP in (replace(ratio, level="token") for ratio in ratios):
+        raise UsageError(
+            f"{algorithm.name} corrects the engine gap by ρ, and a ratio to the rollout already "
+            f"contains that gap: anchor={anchor} would count it twice. Leave out anchor=, or use "
+            f"ppo:anchor={anchor}, which has no ρ."
+        )
 
 
 def _from(anchor: str, ratio: Ratio) -> Ratio:
@@ -253,16 +267,24 @@ def _try_out(algorithm: Algorithm, training: bool) -> None:
 
         libraries.append(from_numpy)
     for factor in (rule for rule in algorithm.rules if isinstance(rule, Factor)):
-        factor.weight_T(*_two_tokens(0, np.asarray))
+        factor.weight_T(*_seen((factor,), 0, np.asarray))
     for mask, as_array in product(algorithm.masks, libraries):
         try:
-            mask.decide(*_two_tokens(algorithm.needs_top_k, as_array))
+            mask.decide(*_seen((mask,), algorithm.needs_top_k, as_array))
         except trust_regions.EndsProgramError:
             raise
         except MismatchError as error:
             raise UsageError(str(error)) from error
         with trust_regions.own_file(mask.region):
             mask.formula  # noqa: B018 - finds names in braces that are not thresholds
+
+
+def _seen(
+    rules: Sequence[Rule], top_k: int, as_array: Callable[[np.ndarray], Array]
+) -> tuple[Policies, Array]:
+    """Two tokens, as a batch that these rules have seen, and their advantages."""
+    policies, advantage_T = _two_tokens(top_k, as_array)
+    return as_one_batch(policies, advantage_T, rules), advantage_T
 
 
 def _two_tokens(top_k: int, as_array: Callable[[np.ndarray], Array]) -> tuple[Policies, Array]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from mismatch_cli import trust_regions, weights
 from mismatch_cli.arrays import Array, as_numpy, copied, like, silent
-from mismatch_cli.batches import Scope
+from mismatch_cli.batches import FirstPassError, Scope
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, Ratio
 from mismatch_cli.trust_regions import Decision, Threshold
@@ -34,6 +34,11 @@ class Rule(ABC):
     @abstractmethod
     def module(self) -> ModuleType:
         """The module that defines it."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Its name in trust_regions/ or weights/, or the path of a user's file."""
 
     @property
     @abstractmethod
@@ -64,18 +69,20 @@ class Rule(ABC):
         """The numbers settled for each token's batch, [T, F]; empty if the rule does not look at
         batches.
 
-        If the batches are unknown, these tokens are one batch.
+        Raises a `FirstPassError` if no first pass of this rule has seen the batch.
         """
         if self.scope is None:
             return ()
-        if policies.batches is None:
-            values_F = self.settle(self.collect(policies, advantage_T))
-            values_TF = np.tile(values_F, (len(advantage_T), 1))
-        else:
-            key_S = policies.batches.key_S(self.scope)
-            values_TF = policies.batches.found[self].of(
-                key_S[as_numpy(policies.responses.response_T)]
+        batches = policies.batches
+        if batches is None or self not in batches.found:
+            raise FirstPassError(
+                f"{self.name} looks at a whole {self.scope} before it decides, but no first pass "
+                "has collected these tokens. In mismatch_cli.algorithms.gathering, `Gathering` "
+                "makes one over many parts, and `as_one_batch` over tokens that are a whole "
+                f"{self.scope}."
             )
+        key_S = batches.key_S(self.scope)
+        values_TF = batches.found[self].of(key_S[as_numpy(policies.responses.response_T)])
         return (like(advantage_T, values_TF),)
 
 
@@ -92,6 +99,10 @@ class Mask(Rule):
     @property
     def module(self) -> ModuleType:
         return trust_regions.find(self.region)
+
+    @property
+    def name(self) -> str:
+        return self.region
 
     @cached_property
     def parameters(self) -> dict[str, Threshold]:
@@ -201,6 +212,10 @@ class Factor(Rule):
     @property
     def module(self) -> ModuleType:
         return weights.find(self.function)
+
+    @property
+    def name(self) -> str:
+        return self.function
 
     @cached_property
     def parameters(self) -> dict[str, float]:

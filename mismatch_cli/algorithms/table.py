@@ -204,13 +204,15 @@ _ROWS = (
         "vespo",
         (),
         (factor("vespo", Ratio(level="product")),),
-        "VESPO, arXiv 2602.10693; k and λ of its code and of TRL",
+        "VESPO, arXiv 2602.10693; k and λ of its code and of TRL. Its main recipe recomputes: "
+        "anchor=recomputed; TRL with vLLM: vespo-trl",
     ),
     Algorithm(
         "drpo",
         (),
         (factor("drpo"),),
-        "DRPO, arXiv 2606.09821; ε of its §4, with which the sign never changes",
+        "DRPO, arXiv 2606.09821; ε of its §4, with which the sign never changes; UniRL's replay: "
+        "anchor=recomputed",
     ),
     Algorithm(
         "gbpo",
@@ -222,7 +224,7 @@ _ROWS = (
         "topr",
         (),
         (factor("topr", Ratio(level="product")),),
-        "TOPR, arXiv 2503.14286 eq. 8: the response's ratio",
+        "TOPR, arXiv 2503.14286 eq. 8: the response's ratio; ROLL's: topr-roll",
     ),
     Algorithm(
         "minpro",
@@ -240,7 +242,8 @@ _ROWS = (
         "gmpo",
         (mask("log-ratio-clip", TRAINER_RECOMPUTED),),
         (factor("gmpo", TRAINER_RECOMPUTED),),
-        "GMPO, arXiv 2507.20673, ε = 0.4 of its code and of TRL; verl geo_mean has 0.2",
+        "GMPO, arXiv 2507.20673, ε = 0.4 of its code and of TRL; verl geo_mean has 0.2. A mean "
+        "over responses: only --aggregation sequence-mean is the published gradient",
     ),
     # A budget per response, or per batch.
     Algorithm(
@@ -304,17 +307,31 @@ _ROWS = (
         "dro",
         (),
         (),
-        "tinker dro, β = 0.05 as on its page; verl's, without a default, is measured from π′",
+        "tinker dro, β = 0.05 as on its page; verl's, without a default, is measured from π′: "
+        "anchor=recomputed",
         term=factor("pull", beta=0.05),
     ),
     Algorithm(
         "kimi-k1.5",
         (),
         (),
-        "Kimi k1.5, arXiv 2501.12599 eq. 3; τ of ROLL, which uses the token's ratio",
+        "Kimi k1.5, arXiv 2501.12599 eq. 3; τ of ROLL, whose own is kimi-roll",
         term=factor("pull", Ratio(level="product"), beta=0.1),
     ),
 )
 
 TABLE = {row.name: row for row in _ROWS}
 ALIASES = {"cispo": "pg-tis", "clip-higher": "grpo-clip-higher"}
+# What the field's words can mean, the usual meaning first
+MEANINGS = {
+    "dapo": ("grpo-clip-higher", "minirl", "top-entropy"),
+    "dppo": ("dppo-binary-tv", "dppo-binary-kl", "dppo-topk-tv"),
+    "dr-grpo": ("ppo", "ppo-rollout", "grpo-clip-higher"),
+    "grpo": ("grpo-clip-higher", "ppo", "ppo-dual-clip"),
+    "is": ("pg-is", "verl-bypass-pg-is", "ppo-seq-tis"),
+    "mis": ("ppo-mis", "ppo-mis-geometric", "ppo-icepop"),
+    "reinforce++": ("reinforce", "pg-is", "ppo"),
+    "rloo": ("reinforce", "pg-is", "ppo"),
+    "tis": ("ppo-tis", "pg-tis", "ppo-seq-tis"),
+    "trm": ("trm-max", "trm-avg", "verl-k3-rs"),
+}

@@ -80,7 +80,7 @@ def _found(name: str, pages: dict[str, Path]) -> Path:
         [asked] if asked in pages else [page for page in pages if page.rpartition("/")[2] == asked]
     )
     if len(same) != 1:
-        raise UsageError(unknown("page", name, same or pages))
+        raise UsageError(f"{unknown('page', name, same or pages)} All of them: mismatch-cli guide")
     return pages[same[0]]
 
 

@@ -237,9 +237,8 @@ def masked_product(cap: float) -> Quantity:
 
 
 @cache
-def blocked(algorithm: str, sign: int = 0) -> Tokens:
-    """Whether the masks of an algorithm block a token; with a `sign`, only tokens whose advantage
-    has that sign.
+def blocked(algorithm: str) -> Tokens:
+    """Whether the masks of an algorithm block a token.
 
     The reference of the line's pair stands in for the policy that the masks are anchored to.
     """
@@ -248,8 +247,8 @@ def blocked(algorithm: str, sign: int = 0) -> Tokens:
         advantage_N = gaps.column("advantage_T")
         assert advantage_N is not None  # the line needs it
         policies = Policies(gaps.logq_N, gaps.logp_N, gaps.logq_N, gaps.offset_S1)
-        blocked_N = ~keep_T(TABLE[algorithm], policies, advantage_N)
-        return blocked_N & (np.sign(advantage_N) == sign) if sign else blocked_N
+        blocked_N: np.ndarray = ~keep_T(TABLE[algorithm], policies, advantage_N)
+        return blocked_N
 
     return Tokens(column, logs=False)
 

@@ -141,7 +141,8 @@ LINES = (
         "share of y, exp(mean d) not in [0.999, 1.002]",
         _LOSS,
         OfResponses(_mean_is_outside, ResponseMeans(zeroed(D), include_empty=False)),
-        note="an infinite d counts as 0; the only is_oob_ratio over responses",
+        note="an infinite d counts as 0; the only is_oob_ratio over responses, here those with a "
+        "trained token; NeMo-RL also counts one without, if its sample_mask is 1",
     ),
     Line(
         "train/max_seq_mult_prob_error",

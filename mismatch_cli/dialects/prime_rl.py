@@ -1,9 +1,14 @@
-"""prime-rl: `mismatch_kl/all/*`, against the current trainer, and its DPPO mask."""
+"""prime-rl: `mismatch_kl/all/*`, against the current trainer, and the mask of its default loss.
+
+That is `ipo` since pull request 3418 of 27 August 2026, with eps 0.3 since 3586 of 18 September.
+Before, it was DPPO's at 0.2 by sign, with `is_masked_low` and `is_masked_high`, which are gone.
+"""
 
 from dataclasses import replace
 
 import numpy as np
 
+from mismatch_cli.algorithms.owners import OWNERS
 from mismatch_cli.dialects._line import (
     CURRENT,
     ENTROPY,
@@ -12,7 +17,6 @@ from mismatch_cli.dialects._line import (
     Quantity,
     ResponseMeans,
     Tokens,
-    blocked,
     largest,
     mean,
     ratio_of_means,
@@ -21,31 +25,41 @@ from mismatch_cli.dialects._line import (
 from mismatch_cli.metrics.gaps import TokenGaps
 
 WHEN = (
-    "Always logged, at the trainer's current weights. By default (filter_zero_advantages) a "
-    "response whose advantages are all 0 never reaches the trainer: it is left out here as well, "
-    "if the trace has advantages."
+    "Always logged, at the trainer's current weights, by prime-rl since 18 September 2026 (its "
+    "pull request 3586), whose default loss is ipo. By default (filter_zero_advantages) a response "
+    "whose advantages are all 0 never reaches the trainer: it is left out here as well, if the "
+    "trace has advantages."
 )
 _LOSS = "src/prime_rl/trainer/rl/loss.py"
 _TRAIN = "src/prime_rl/trainer/rl/train.py"
 _K3, _ENTROPY = replace(K3, trained=True), replace(ENTROPY, trained=True)
-_MASK = "dppo_mask_low and dppo_mask_high 0.2"
-_LOW_0 = (
-    f"{_MASK}; a token with A = 0 is masked like one with A < 0, but in neither of the next two"
-)
+_EPS = OWNERS["prime-rl-ipo"].masks[0].parameters["max_tv"]  # one place for its default
+_NOTE = f"ipo, eps {_EPS}: whatever the advantage"
 
 
 def _is_masked(gaps: TokenGaps) -> np.ndarray:
-    """What the mask blocks, with A = 0 treated as A < 0: such a token changes no update, but is
-    counted.
-    """
-    advantage_N = gaps.column("advantage_T")
-    return blocked("prime-rl").column(gaps) | ((advantage_N == 0) & (gaps.dp_N < np.float32(-0.2)))
+    """Whether |π − μ| is above eps."""
+    return gaps.abs_dp_N > np.float32(_EPS)
 
 
-def _masked(name: str, formula: str, tokens: Tokens, note: str) -> Line:
-    share: Quantity = ResponseMeans(replace(tokens, trained=True))
-    formula = f"mean over responses of the share with {formula}"
-    return Line(f"{name}/mean", CURRENT, formula, _LOSS, share, note=note, needs=("advantage_T",))
+def _is_kept(gaps: TokenGaps) -> np.ndarray:
+    return ~_is_masked(gaps)
+
+
+def _share(flags: Quantity, *, logs: bool) -> ResponseMeans:
+    """The share of each response's tokens with a flag, without those that have no d if `logs`."""
+    return ResponseMeans(Tokens(flags, logs=logs, trained=True))
+
+
+def _kl_over(flags: Quantity) -> Quantity:
+    """The mean of r − 1 − d over the tokens of a response with a flag; 0 without such a token."""
+    flagged = replace(_K3, column=lambda gaps: K3.column(gaps) * flags(gaps))
+
+    def kl_S(gaps: TokenGaps) -> np.ndarray:
+        sum_S, share_S = ResponseMeans(flagged)(gaps), _share(flags, logs=True)(gaps)
+        return np.divide(sum_S, share_S, out=np.zeros_like(sum_S), where=share_S > 0)
+
+    return kl_S
 
 
 LINES = (
@@ -68,14 +82,30 @@ LINES = (
         ratio_of_means,
         needs=("entropy_trainer_T",),
     ),
-    _masked(
-        "is_masked",
-        "A > 0 and π − μ > 0.2, or A ≤ 0 and π − μ < −0.2",
-        Tokens(_is_masked, logs=False),
-        _LOW_0,
+    Line(
+        "masked_mismatch_kl/mean",
+        CURRENT,
+        f"E_y of E (r − 1 − d) over its tokens with |π − μ| > {_EPS}, 0 without any",
+        _LOSS,
+        _kl_over(_is_masked),
+        note=_NOTE,
     ),
-    _masked("is_masked_high", "A > 0 and π − μ > 0.2", blocked("prime-rl", 1), _MASK),
-    _masked("is_masked_low", "A < 0 and π − μ < −0.2", blocked("prime-rl", -1), _MASK),
+    Line(
+        "unmasked_mismatch_kl/mean",
+        CURRENT,
+        f"E_y of E (r − 1 − d) over its tokens with |π − μ| ≤ {_EPS}",
+        _LOSS,
+        _kl_over(_is_kept),
+        note=_NOTE,
+    ),
+    Line(
+        "is_masked/mean",
+        CURRENT,
+        f"E_y share with |π − μ| > {_EPS}",
+        _LOSS,
+        _share(_is_masked, logs=False),
+        note=_NOTE,
+    ),
 )
 
 # What a finding means here: names of its configuration

@@ -138,7 +138,7 @@ class Clipping(Result):
         """
         from mismatch_cli.studies.tokens import blocked_tables
 
-        return frame_of(list(blocked_tables(self._study.traces, self._study.support)))
+        return frame_of(list(blocked_tables(self._study.traces, self._study.summary.question)))
 
 
 class Diagnosis(Result):

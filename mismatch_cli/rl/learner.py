@@ -386,6 +386,17 @@ def response_scale(aggregation: str, length_S: np.ndarray, max_tokens: int) -> n
     return _SCALES[aggregation](np.asarray(length_S, dtype=np.int64), max_tokens)
 
 
+def unpublished(algorithm: Algorithm, aggregation: str) -> str:
+    """A sentence if an aggregation changes the published gradient, else empty."""
+    if aggregation == "sequence-mean" or not algorithm.is_of_means:
+        return ""
+    return (
+        f"{algorithm.name} is published as a mean over responses. With --aggregation {aggregation} "
+        "each response counts by its number of tokens, which is not the published gradient: for "
+        "that, train with --aggregation sequence-mean."
+    )
+
+
 class LossScale:
     """The factor on the loss; fixed at 1 if the dtype has float32's range.
 

@@ -40,7 +40,7 @@ from mismatch_cli.rl.checkpoint import (
 )
 from mismatch_cli.rl.episodes import Episodes
 from mismatch_cli.rl.judged import Sample
-from mismatch_cli.rl.learner import Learner, NotFiniteError, response_scale
+from mismatch_cli.rl.learner import Learner, NotFiniteError, response_scale, unpublished
 from mismatch_cli.rl.run_engine import dtype_of_weights, engine_settings
 from mismatch_cli.rl.step import (
     Minibatch,
@@ -102,6 +102,8 @@ class Run:
         algorithm = find(config.algorithm, training=True)
         # An unknown name fails first
         response_scale(config.aggregation, np.ones(1), config.max_tokens)
+        if sentence := unpublished(algorithm, config.aggregation):
+            say(sentence)
         self._sampling = SamplingSettings(
             temperature=config.temperature, max_tokens=config.max_tokens
         )

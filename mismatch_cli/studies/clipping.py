@@ -241,9 +241,9 @@ class ClippingAnalysis(Study):
             total,
             self.algorithms,
             needs,
+            self.summary.question.found,
             self.compared,
             responses,
-            self.summary.question.found,
         )
 
     @cached_property

@@ -116,14 +116,14 @@ def explore(
     pair: Pair,
     algorithms: Sequence[Algorithm],
     needs: Needs,
+    found: Mapping[Rule, Found],
     compared: Sequence[Algorithm] = (),
     responses: int = 200,
-    found: Mapping[Rule, Found] | None = None,
 ) -> Exploration | None:
     """The first scored responses, as many as requested and as fit on a page; None if there are
     none.
 
-    `found` is the result of the first pass of rules on whole batches, if an algorithm has one.
+    `found` is the result of the first pass of rules on whole batches (`clipping.first_pass`).
     A single response that is too long for a page is judged as a whole, then cut.
     """
     parts, full = _first_parts(traces, pair, responses)
@@ -311,7 +311,7 @@ def _judged(
     parts: Sequence[_Part],
     algorithms: Sequence[Algorithm],
     needs: Needs,
-    found: Mapping[Rule, Found] | None,
+    found: Mapping[Rule, Found],
 ) -> Iterator[Judged]:
     """Each algorithm on these tokens, with the slider of its threshold."""
     judging = [part for part in parts if not needs.missing_in(part.batch)]

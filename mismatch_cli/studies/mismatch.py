@@ -24,6 +24,7 @@ from mismatch_cli.metrics.route_flips import COLUMNS as ROUTE_COLUMNS
 from mismatch_cli.metrics.route_flips import Routing
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.places import shown
+from mismatch_cli.studies.clipping import first_pass
 from mismatch_cli.studies.exploration import Exploration, explore
 from mismatch_cli.studies.study import (
     Study,
@@ -166,9 +167,11 @@ class MismatchAnalysis(Study):
         """The tokens of the first responses, and which of them two algorithms would block."""
         support = Support.of_paper(self.traces)
         if support is None:  # no algorithm can judge the trace, but it still has tokens
-            return explore(self.traces, self.main_pair, (), Needs(False, False, 0), (), responses)
+            needs = Needs(False, False, 0)
+            return explore(self.traces, self.main_pair, (), needs, {}, responses=responses)
+        judged, passed = support.judged, first_pass(self.traces, support)
         return explore(
-            self.traces, self.main_pair, support.judged, support.needs, support.judged, responses
+            self.traces, self.main_pair, judged, support.needs, passed, judged, responses
         )
 
     @property

@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.batch import TokenBatch
+from mismatch_cli.metrics.clipping.clipping_summary import Question
 from mismatch_cli.metrics.clipping.masked import SIGNS, apply_masks
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps, turns_begin
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
-from mismatch_cli.studies.clipping import columns_for
+from mismatch_cli.studies.clipping import columns_for, first_pass
 from mismatch_cli.studies.support import Support
 from mismatch_cli.text import visible
 from mismatch_cli.trace.foreign import single
@@ -41,7 +42,7 @@ def token_tables(traces: Sequence[Trace]) -> Iterator[pa.Table]:
     has the trainer's top K. If mismatch and staleness can be separated, each has its own columns,
     such as `d_mismatch`. Null means not measured, or the gap of a token that does not count.
     """
-    support = Support.of_paper(traces)
+    question = _of_paper(traces)
     measured = set[str]().union(*(trace.columns() for trace in traces))
     recorded = [name for name in TOKEN_COLUMNS if name in measured and name != "response_ids"]
     gaps = _gaps_in(traces, measured)
@@ -58,19 +59,28 @@ def token_tables(traces: Sequence[Trace]) -> Iterator[pa.Table]:
             }
             for names, pair in gaps:
                 columns |= _gap(group.batch, pair, names)
-            flags = _blocked(group.batch, support) if support else {}
+            flags = _blocked(group.batch, question, number) if question else {}
             yield pa.table(columns | {_BLOCKED + name: flags_T for name, flags_T in flags.items()})
 
 
-def blocked_tables(traces: Sequence[Trace], support: Support) -> Iterator[pa.Table]:
-    """Rows of `token_tables` with a column per judged algorithm: whether it blocks the token, null
-    if not judged.
+def _of_paper(traces: Sequence[Trace]) -> Question | None:
+    """What the paper's two algorithms block; None if neither can judge the traces."""
+    support = Support.of_paper(traces)
+    if support is None:
+        return None
+    return Question(support.judged, support.needs, found=first_pass(traces, support))
+
+
+def blocked_tables(traces: Sequence[Trace], question: Question) -> Iterator[pa.Table]:
+    """Rows of `token_tables` with a column per algorithm of a question that `analyse_clipping` has
+    asked of these traces: whether it blocks the token, null if not judged.
 
     Without advantages each has two columns, `NAME_if_positive` and `NAME_if_negative`.
     """
-    columns = columns_for(support.needs)
-    for trace in traces:
-        yield from (pa.table(_blocked(batch, support)) for batch in trace.batches(columns))
+    columns = columns_for(question.needs)
+    for number, trace in enumerate(traces):
+        for batch in trace.batches(columns):
+            yield pa.table(_blocked(batch, question, number))
 
 
 def _gaps_in(traces: Sequence[Trace], measured: set[str]) -> list[tuple[dict[str, str], Pair]]:
@@ -153,12 +163,17 @@ def _values(gaps: TokenGaps, names: Mapping[str, str]) -> dict[str, np.ndarray]:
     return values
 
 
-def _blocked(batch: TokenBatch, support: Support) -> _Columns:
-    needs, names = support.needs, [algorithm.name for algorithm in support.judged]
+def _blocked(batch: TokenBatch, question: Question, trace: int) -> _Columns:
+    needs, names = question.needs, [algorithm.name for algorithm in question.algorithms]
     signs = [""] if needs.advantages else [f"_if_{sign}" for sign in SIGNS]
     blocked = np.zeros((len(signs), len(names), batch.num_tokens), dtype=bool)
     judged = np.zeros((len(signs), batch.num_tokens), dtype=bool)
-    for cases in () if needs.missing_in(batch) else apply_masks(batch, needs, support.judged):
+    slices = (
+        ()
+        if needs.missing_in(batch)
+        else apply_masks(batch, needs, question.algorithms, question.found, trace)
+    )
+    for cases in slices:
         for place, masked in enumerate(cases):
             index_N = masked.gaps.index_N
             judged[place, index_N[masked.judged_N]] = True

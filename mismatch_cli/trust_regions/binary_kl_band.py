@@ -4,6 +4,10 @@ AReaL, prime-rl, verl).
 The report does not give φ; prime-rl has 0.1, AReaL's example 2.0; the authors' blog found 0.75 best
 for math. They first clamp probabilities to 1e-6 or 1e-8 from 0 and 1; here no bound is needed, and
 equal policies have KL 0.
+
+AReaL's float32 code drops every token whose p or q rounds to 1 (within 3e-8, log p above −3e-8),
+the most certain ones: 1 − 1e-8 is 1 there, the KL is NaN, and NaN is not at most φ. Here such a
+token is kept, as the formula says.
 """
 
 from mismatch_cli.arrays import Array, namespace

@@ -6,9 +6,10 @@ A file defines
     SYMBOLS: dict         parameters with a letter in the literature: {"cap": "C"}
     def weight(compared: Compared, level: Level, advantage_T: Array, *, parameter: float = …) -> Array
 
-A weight may fall to zero smoothly and change its sign; tokens without an advantage do not use it.
-`level` is that of the ratio in the table: a response's value is repeated at each token. For entropy
-and whole batches see `trust_regions`.
+and, if it is a mean over the response by itself, OF_MEANS = True. A weight may fall to zero
+smoothly and change its sign; tokens without an advantage do not use it. `level` is that of the
+ratio in the table: a response's value is repeated at each token. For entropy and whole batches see
+`trust_regions`.
 
 The same function can be an algorithm's additive term, which is neither masked nor multiplied by A.
 """

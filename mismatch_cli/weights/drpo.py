@@ -6,7 +6,7 @@ That never happens with the published ε of 12.5, since |p − q| is at most 1: 
 
 The objective is A r − |A| q (r − 1)² / (2 ε), as in the authors' code (UniRL `drpo.py`), which
 first clamps log r to ±20: beyond, its gradient is 0, while this one pulls back with its full
-weight.
+weight. Its option `old_logp_source: replay` measures from π′: `anchor=recomputed`.
 """
 
 from mismatch_cli.arrays import Array, namespace

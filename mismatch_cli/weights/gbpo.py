@@ -3,7 +3,7 @@
 
 As in the authors' verl, the loss is |A| |r − ρ*| with ρ* = 1 − ε_low + (ε_low + ε_high) σ(z / λ),
 where z is A minus the group's median A, and A itself only weighs. If advantages are divided by a
-standard deviation, so is z.
+standard deviation, so is z. The median of a single answer counts as 0.
 """
 
 from collections.abc import Sequence
@@ -43,9 +43,9 @@ def settle(
     ratio_high: float = 0.3,
     temperature: float = 1e-4,
 ) -> Sequence[float]:
-    """The median A of the group's responses."""
+    """The median A of the group's responses; 0 for a single one, which has nothing to compare."""
     known_U = rows_UM[:, 0][~np.isnan(rows_UM[:, 0])]
-    return [np.median(known_U) if len(known_U) else 0.0]
+    return [np.median(known_U) if len(known_U) > 1 else 0.0]
 
 
 def weight(

@@ -3,7 +3,7 @@
 The clip is one-sided, by the sign of the advantage, as in the authors' code, verl (`geo_mean`) and
 TRL: for A > 0 log r is at most ε, for A < 0 at least −ε. A clipped token learns nothing
 (`log-ratio-clip`) but counts in the mean. The 1/|y| of its gradient is the scale of
-`sequence-mean`.
+`sequence-mean`: with `train`'s default aggregation the gradient is not the published one.
 """
 
 from mismatch_cli.arrays import Array, between, namespace, select
@@ -14,6 +14,7 @@ FORMULA = (
     "for A < 0"
 )
 SYMBOLS = {"log_low": "ε_low", "log_high": "ε_high"}
+OF_MEANS = True
 
 
 def weight(

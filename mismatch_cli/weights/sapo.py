@@ -2,11 +2,11 @@
 and 10).
 
 The objective is f(r) · A with f(r) = 4/τ · σ(τ (r − 1)), whose gradient has the weight 4 σ (1 − σ)
-r: 1 where the policies agree, falling on both sides. verl and TRL first clamp log r to ±20, where
-the weight is already 0 or 2e-9.
+r: 1 where the policies agree, falling on both sides, to 0 at an infinite r. verl and TRL first
+clamp log r to ±20, where the weight is already 0 or 2e-9.
 """
 
-from mismatch_cli.arrays import Array, namespace, select
+from mismatch_cli.arrays import Array, filled, namespace, select
 from mismatch_cli.errors import UsageError
 from mismatch_cli.policies import Compared, Level
 
@@ -31,4 +31,5 @@ def weight(
     xp, less_1_T = namespace(advantage_T), compared.level_ratio_less_1_T(level)
     size_T = xp.abs(less_1_T)
     size_T = select(advantage_T > 0, size_T * tau_pos, size_T * tau_neg)
-    return xp.exp(compared.level_log_ratio_T(level) - size_T) * 4 / (1 + xp.exp(-size_T)) ** 2
+    weight_T = xp.exp(compared.level_log_ratio_T(level) - size_T) * 4 / (1 + xp.exp(-size_T)) ** 2
+    return filled(weight_T, xp.isinf(size_T), 0.0)

@@ -3,10 +3,17 @@
 
 As in TRL's `get_gamma_weights`, which first clamps each token's log ratio to ±20 and the response's
 to [log 1e-8, 20]: beyond, the weight is below 1e-14 either way, unless other tokens offset one
-beyond 20 nats.
+beyond 20 nats; at an infinite ratio it is 0.
+
+With vLLM's correction, its default, TRL's w is Π r′ · Π min(ρ, 3), which `token_truncate` bounds
+(the row `vespo-trl`; `token_mask` takes 1e-8 for a ρ above 3). The authors' main recipe leaves the
+correction off and recomputes: w = Π r′ (`anchor=recomputed`); only their asynchronous script
+measures from μ.
 """
 
-from mismatch_cli.arrays import Array, namespace, select
+from math import inf
+
+from mismatch_cli.arrays import Array, filled, namespace, select
 from mismatch_cli.errors import UsageError
 from mismatch_cli.policies import Compared, Level
 
@@ -39,4 +46,6 @@ def weight(
     log_T, less_1_T = compared.level_log_ratio_T(level), compared.level_ratio_less_1_T(level)
     rises_T = k_pos * log_T - lambda_pos * less_1_T
     falls_T = k_neg * log_T - lambda_neg * less_1_T
-    return namespace(advantage_T).exp(select(advantage_T >= 0, rises_T, falls_T))
+    xp = namespace(advantage_T)
+    weight_T = xp.exp(select(advantage_T >= 0, rises_T, falls_T))
+    return filled(weight_T, less_1_T == inf, 0.0)

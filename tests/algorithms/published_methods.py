@@ -43,11 +43,11 @@ def sapo(s: Sample) -> Tensor:
     return 4 / tau * torch.sigmoid(tau * (s.r_old - 1)) * s.advantage
 
 
-def vespo(s: Sample) -> Tensor:
+def vespo(s: Sample, w: Tensor | None = None) -> Tensor:
     """sg(φ(w)) A log π with φ a gamma density's shape, 1 at w = 1, and w the product over the
     response.
     """
-    w = s.per_response(s.r, lambda part: part.prod()).detach()
+    w = s.per_response(s.r, lambda part: part.prod()).detach() if w is None else w
     rises = s.advantage >= 0
     k, scale = by_sign(rises, 2.0, 3.0), by_sign(rises, 3.0, 2.0)
     return (scale.exp() * w**k * (-scale * w).exp()) * s.advantage * s.logp

@@ -27,7 +27,7 @@ from tests.algorithms.published import (
     ppo,
     surrogate,
 )
-from tests.algorithms.published_methods import METHODS, k3, until_small, within_both_kl
+from tests.algorithms.published_methods import METHODS, k3, until_small, vespo, within_both_kl
 
 
 def within(x: Tensor, low: float, high: float) -> Tensor:
@@ -136,8 +136,26 @@ def areal_kpop(s: Sample) -> Tensor:
 
 
 def areal_m2po(s: Sample) -> Tensor:
-    """`_apply_m2po_masking`: all tokens count, by log q − log p′, whatever the advantage."""
-    return ppo(s, until_small(s.gap**2, torch.ones_like(s.q, dtype=torch.bool), 0.04))
+    """`gsm8k_m2po.yaml`: all tokens count, by log q − log p′, whatever the advantage; ρ up to 5; a
+    clip with ε = 0.
+    """
+    kept = until_small(s.gap**2, torch.ones_like(s.q, dtype=torch.bool), 0.04)
+    return ppo(s, s.rho * within(s.rho, 0, 5) * kept, 0.0, 0.0)
+
+
+def trl_vespo(s: Sample) -> Tensor:
+    """sg(φ(w)) A log π with w the product of r′ and of ρ, each at most 3 (`token_truncate`)."""
+    return vespo(s, product(s, s.r_old) * product(s, s.rho.clamp(max=3)))
+
+
+def roll_topr(s: Sample) -> Tensor:
+    """`_compute_topr_loss`: the token's r′ between 0 and 1 for A < 0."""
+    return policy_gradient(s, torch.where(s.advantage > 0, 1.0, s.r_old.clamp(0, 1)))
+
+
+def roll_kimi(s: Sample) -> Tensor:
+    """`_compute_kimi15_loss`: A log π − (τ/2) d′², token by token; τ = 0.1."""
+    return s.advantage * s.logp - 0.1 / 2 * s.d_old**2
 
 
 def ppo_ewma(s: Sample) -> Tensor:
@@ -157,6 +175,9 @@ OTHERS: dict[str, Callable[[Sample], Tensor]] = {
     "ppo-kpop": areal_kpop,
     "ppo-veto": lambda s: ppo(s, veto(s)),
     "m2po-areal": areal_m2po,
+    "vespo-trl": trl_vespo,
+    "topr-roll": roll_topr,
+    "kimi-roll": roll_kimi,
     "ppo-opsm-rollout": lambda s: ppo(s, off_policy_mask(s)),
     "ppo-ewma": ppo_ewma,
 }

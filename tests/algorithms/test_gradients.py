@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mismatch_cli.algorithms.algorithm import Algorithm, coefficient_T, keep_T, weight_T
+from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.owners import OWNERS
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.parts import capped
@@ -33,10 +33,14 @@ from tests.algorithms.published_owners import OF_OWNERS, OF_TABLE, PUBLISHED
 from tests.looped import looped
 from tests.trust_regions.cases import (
     cast,
+    coefficient_T,
+    decide,
     equal_policies,
     gathered,
+    keep_T,
     random_policies,
     signs,
+    weight_T,
     with_keys,
 )
 
@@ -229,7 +233,7 @@ def test_the_random_tokens_reach_both_sides_of_every_mask(name: str) -> None:
     for seed, kind in ((0, "per response"), (1, "per token")):
         given, advantage_T = drawn(seed, kind, ROWS[name])
         for mask in ROWS[name].masks:
-            kept_T = mask.decide(given, advantage_T).keep_T[advantage_T != 0]
+            kept_T = decide(mask, given, advantage_T).keep_T[advantage_T != 0]
             assert min(kept_T.sum(), (~kept_T).sum()) >= 5, mask.region
 
 
@@ -315,7 +319,7 @@ def test_a_term_does_not_need_an_advantage() -> None:
     blocked tokens.
     """
     rows = {name: row for name, row in ROWS.items() if row.term}
-    assert set(rows) == {"prime-rl", "dro", "kimi-k1.5", "kl-cov"}
+    assert set(rows) == {"prime-rl", "dro", "kimi-k1.5", "kl-cov", "kimi-roll"}
     given = random_policies(2)
     assert given.recomputed is not None
     d_T, sum_T = (
@@ -327,6 +331,7 @@ def test_a_term_does_not_need_an_advantage() -> None:
         ("prime-rl", -2e-3 * d_T),
         ("dro", -0.05 * d_T),
         ("kimi-k1.5", -0.1 * sum_T),
+        ("kimi-roll", -0.1 * (given.trainer - given.recomputed)),
     ):
         torch.testing.assert_close(
             coefficient_T(rows[name], given, zero_T), pull_T, rtol=1e-14, atol=0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mismatch_cli.algorithms.algorithm import judges_single_tokens, keep_T
+from mismatch_cli.algorithms.algorithm import judges_single_tokens
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.errors import MismatchError, UsageError
 from tests.algorithms.test_own_masks import HEAD, write
@@ -16,6 +16,7 @@ from tests.trust_regions.cases import (
     columns,
     gathered,
     in_numpy,
+    keep_T,
     like,
     random_policies,
     same,

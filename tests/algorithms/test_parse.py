@@ -6,20 +6,33 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from mismatch_cli.algorithms.algorithm import Algorithm, coefficient_T, keep_T, weight_T
+from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.owners import OWNERS
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.parts import capped
-from mismatch_cli.algorithms.table import ALIASES, TABLE
+from mismatch_cli.algorithms.table import ALIASES, MEANINGS, TABLE
 from mismatch_cli.errors import UsageError
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT
+from tests.algorithms.published_methods import vespo
 from tests.algorithms.published_owners import PUBLISHED
-from tests.algorithms.test_gradients import sample
+from tests.algorithms.test_gradients import PROMPTS, sample
 from tests.looped import looped
-from tests.trust_regions.cases import REGIONS, ask, random_policies, signs
+from tests.trust_regions.cases import (
+    INF,
+    REGIONS,
+    ask,
+    coefficient_T,
+    gathered,
+    keep_T,
+    random_policies,
+    signs,
+    weight_T,
+    with_keys,
+)
 
 ROWS = TABLE | OWNERS
 KL_OF_2 = {"kl_low": 0.2, "kl_high": 0.2}
@@ -173,7 +186,7 @@ def test_a_threshold_of_mask_and_weight_is_one() -> None:
 
 def measured_from(algorithm: Algorithm) -> set[str]:
     """The policies from which masks and weight measure the trainer."""
-    ratios = [part.ratio for part in (*algorithm.masks, *algorithm.weight)]
+    ratios = [part.ratio for part in algorithm.rules]
     return {ratio.anchor for ratio in ratios if ratio.current == "trainer"}
 
 
@@ -192,9 +205,15 @@ def test_an_anchor_moves_masks_and_weight_or_is_refused(name: str, anchor: str) 
     row, spec = find(name), f"{name}:anchor={anchor}"
     decoupled = len(measured_from(row)) == 2
     gap = any(replace(rule.ratio, level="token") == ENGINE_GAP for rule in row.rules)
-    limited = any(mask.ratio.current == "trainer" for mask in row.masks)
-    if not limited or decoupled or (gap and anchor == "rollout"):
-        why = "parameter" if not limited else "is decoupled" if decoupled else "count it twice"
+    truncated = any(rule.ratio.gap_cap < INF for rule in row.rules)
+    why = {
+        "takes no parameters": not measured_from(row),
+        "is decoupled": decoupled,
+        "count it twice": gap and anchor == "rollout",
+        "needs both policies": truncated and anchor == "recomputed",
+    }
+    if any(why.values()):
+        why = next(words for words, holds in why.items() if holds)
         with pytest.raises(UsageError, match=f"{name}.*{why}|{why}.*{name}") as refusal:
             find(spec)
         assert "\n" not in str(refusal.value)
@@ -204,6 +223,7 @@ def test_an_anchor_moves_masks_and_weight_or_is_refused(name: str, anchor: str) 
     assert replace(moved, name=row.name, masks=row.masks, weight=row.weight, term=row.term) == row
     assert [mask.parameters for mask in moved.masks] == [mask.parameters for mask in row.masks]
     given = random_policies(3)
+    given = with_keys(given, np.zeros(60, dtype=np.int64), PROMPTS[:60])
     assert (
         given.recomputed is not None
         and given.topk is not None
@@ -213,6 +233,8 @@ def test_an_anchor_moves_masks_and_weight_or_is_refused(name: str, anchor: str) 
     if measured_from(row) != {anchor}:  # the policies swap places, and the row stays the same
         topk = replace(given.topk, rollout=given.topk.recomputed, recomputed=given.topk.rollout)
         turned = replace(given, rollout=given.recomputed, recomputed=given.rollout, topk=topk)
+        turned = gathered(turned, row.batch_rules, advantage_T)
+        given = gathered(given, moved.batch_rules, advantage_T)
         assert torch.equal(
             coefficient_T(moved, given, advantage_T), coefficient_T(row, turned, advantage_T)
         )
@@ -222,6 +244,25 @@ def test_an_anchor_moves_masks_and_weight_or_is_refused(name: str, anchor: str) 
             unit = gradient_T.abs().max()
             found_T = coefficient_T(moved, given, advantage_T)
             torch.testing.assert_close(found_T / unit, gradient_T / unit, rtol=1e-10, atol=1e-10)
+
+
+def test_what_owners_run_from_the_recomputed_policy() -> None:
+    """verl's dro, VESPO's main recipe and UniRL's replayed DRPO, as their losses are written."""
+    given = random_policies(3)
+    advantage_T = signs(len(given.responses.length_S))[given.responses.response_T]
+    tokens = sample(given, advantage_T)
+    whole_S = tokens.per_response(tokens.r_old, torch.prod).detach()
+    far_T = tokens.p_old * (tokens.r_old - 1) ** 2 / (2 * 12.5)
+    losses = {
+        "dro": advantage_T * tokens.logp - 0.05 / 2 * tokens.d_old**2,
+        "vespo": vespo(tokens, whole_S),
+        "drpo": advantage_T * tokens.r_old - advantage_T.abs() * far_T,
+    }
+    for name, terms_T in losses.items():
+        found_T = coefficient_T(find(f"{name}:anchor=recomputed"), given, advantage_T)
+        (gradient_T,) = torch.autograd.grad(terms_T.sum(), tokens.logp)
+        torch.testing.assert_close(found_T, gradient_T, rtol=1e-10, atol=1e-10)
+        assert not torch.equal(found_T, coefficient_T(find(name), given, advantage_T))
 
 
 def test_anchored_forms_with_their_own_names() -> None:
@@ -242,11 +283,13 @@ def test_anchored_forms_with_their_own_names() -> None:
 MISTAKES = [
     (
         "dppo-binary-tb",
-        r"Unknown algorithm 'dppo-binary-tb'\. Did you mean dppo-binary-tv.*Available: .*gspo.*mismatch-cli algorithms",
+        r"Unknown algorithm 'dppo-binary-tb'\. Did you mean dppo-binary-tv.*mismatch-cli algorithms",
     ),
-    ("", r"Unknown algorithm ''\. Available: "),
-    ("zzz", r"Unknown algorithm 'zzz'\. Available: .*cispo"),
-    ("tis", r"Unknown algorithm 'tis'\. Did you mean .*-tis"),  # pg-tis, ppo-tis or minirl-tis?
+    ("", r"Unknown algorithm ''\. Try "),
+    ("zzz", r"Unknown algorithm 'zzz'\. Try .*, .* or .*mismatch-cli algorithms"),
+    ("grpo", "called grpo: grpo-clip-higher, ppo or ppo-dual-clip. All of them"),
+    ("DPPO", "called DPPO: dppo-binary-tv, dppo-binary-kl or dppo-topk-tv. All of them"),
+    ("tis", "called tis: ppo-tis, pg-tis or ppo-seq-tis"),
     ("ppo:", "'ppo:' is not an algorithm with parameters.*NAME:PARAMETER=VALUE"),
     ("ppo:ratio_low", "'ppo:ratio_low' is not an algorithm with parameters"),
     ("ppo:ratio_low=", "is not an algorithm with parameters"),
@@ -265,7 +308,7 @@ MISTAKES = [
     ("mask-0.5:drop=0.1", r"Available: anchor, cap \(C\), delta \(δ, max_drop\), floor\."),
     (
         "vespo:k_po=1",
-        r"Did you mean k_pos.* Available: k \(both sides\), k_neg, k_pos, lambda \(λ, both sides\), ",
+        r"Did you mean k_pos.* Available: anchor, k \(both sides\), k_neg, k_pos, lambda \(λ, both sides\), ",
     ),
     (
         "dppo-binary-tv:delta=0.1,max_tv=0.2",
@@ -280,7 +323,7 @@ MISTAKES = [
     ("dppo-binary-tv:delta=15", "δ=15 is out of range: choose a number from 0 to 1"),
     ("dppo-binary-tv:tv_high=15", "δ_high=15 is out of range: choose a number from 0 to 1"),
     ("ppo:ratio_lo=0.1", "Did you mean ratio_low"),
-    ("pg-is:anchor=rollout", r"pg-is has no parameter 'anchor'\. Available: cap \(C\), floor"),
+    ("sapo:cap=2", r"sapo has no parameter 'cap'\. .*Available: anchor, tau"),
     ("ppo:ratio_low=wide", r"ratio_low=wide is not a number\."),
     ("ppo:ratio_low=inf", r"ratio_low=inf is not a finite number\."),
     ("ppo:ratio_low=nan", r"ratio_low=nan is not a finite number\."),
@@ -316,7 +359,7 @@ MISTAKES = [
     ("drpo:epsilon=0", "epsilon=0 is out of range"),
     ("minpro:ratio_low=2", "ε=2 / 0.28 is out of range"),
     ("gbpo:temperature=0", "λ > 0"),
-    ("topr:cap=2", r"topr takes no parameters\. Write only its name"),
+    ("topr:cap=2", r"topr has no parameter 'cap'\. .*Available: anchor\."),
     ("gmpo:log_low=-1", "ε_low=-1 is out of range"),
     ("m2po:counted=none", r"counted=none is unknown\. Choose one of: outward, all\."),
     ("trm-max:over=min", r"over=min is unknown\. Choose one of: token, mean, max, sum\."),
@@ -327,6 +370,19 @@ MISTAKES = [
     ),
     ("nowhere.py", r"nowhere\.py does not exist\. Name a Python file that defines trust_region"),
 ]
+
+
+def test_no_wall_of_names() -> None:
+    """Three suggestions, all of which are algorithms."""
+    for name in ("grpo", "dppo", "zzz", "", "binary", *MEANINGS):
+        with pytest.raises(UsageError) as caught:
+            find(name)
+        named = [word.strip(".,?:") for word in str(caught.value).split()]
+        assert (
+            1 <= len({word for word in named if word in {*ROWS, *REGIONS, *ALIASES}} - {name}) <= 3
+        )
+    assert all(meaning in ROWS for meanings in MEANINGS.values() for meaning in meanings)
+    assert not set(MEANINGS) & {*ROWS, *REGIONS, *ALIASES}
 
 
 @looped(("spec", "message"), MISTAKES)

@@ -7,14 +7,24 @@ from dataclasses import replace
 import torch
 
 from mismatch_cli.algorithms import owners, table
-from mismatch_cli.algorithms.algorithm import coefficient_T, keep_T, weight_T
 from mismatch_cli.algorithms.owners import OWNERS
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.parts import Mask, capped, factor, mask
 from mismatch_cli.algorithms.table import ALIASES, TABLE
 from mismatch_cli.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies
 from tests.looped import looped
-from tests.trust_regions.cases import F64, INF, REGIONS, policies, random_policies, signs
+from tests.trust_regions.cases import (
+    F64,
+    INF,
+    REGIONS,
+    coefficient_T,
+    decide,
+    keep_T,
+    policies,
+    random_policies,
+    signs,
+    weight_T,
+)
 
 ROWS = TABLE | OWNERS
 OVER_BATCHES = {"gbpo", "m2po", "m2po-areal", "clip-cov", "kl-cov", "top-entropy"}
@@ -229,7 +239,7 @@ def test_a_token_counts_if_every_mask_keeps_it() -> None:
     advantage_T = signs(len(given.trainer))
     advantage_T[::5] = 0
     row = TABLE["ppo-icepop"]
-    decisions = [mask.decide(given, advantage_T).keep_T for mask in row.masks]
+    decisions = [decide(mask, given, advantage_T).keep_T for mask in row.masks]
     assert torch.equal(keep_T(row, given, advantage_T), decisions[0] & decisions[1])
     assert (decisions[0] != decisions[1]).any()
     assert (

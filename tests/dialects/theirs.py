@@ -112,15 +112,16 @@ def _mismatch_kl(g: Padded) -> Tensor:
     return _k3(trained.d)[trained.mask]
 
 
-def _is_masked(g: Padded, sign: int = 0) -> Tensor:
+def _is_masked(g: Padded) -> Tensor:
+    """`IPOLoss`: eps 0.3."""
     g = _trained(g)
-    high, low = g.dp > 0.2, g.dp < -0.2
-    masks = {
-        0: torch.where(g.advantage > 0, high, low),
-        1: (g.advantage > 0) & high,
-        -1: (g.advantage < 0) & low,
-    }
-    return _row_means(masks[sign].to(g.p.dtype), g.mask).mean()
+    return _row_means((g.dp.abs() > 0.3).to(g.p.dtype), g.mask).mean()
+
+
+def _kl_over(g: Padded, masked: bool) -> Tensor:
+    """`_safe_mean` of each response over its masked or other tokens, then their mean."""
+    g = _trained(g)
+    return _row_means(_k3(g.d), g.mask & ((g.dp.abs() > 0.3) == masked)).mean()
 
 
 _PRIME_RL: dict[str, Formula] = {
@@ -131,8 +132,8 @@ _PRIME_RL: dict[str, Formula] = {
         _mismatch_kl(g).mean() / _trained(g).entropy[_trained(g).mask].mean()
     ),
     "is_masked/mean": _is_masked,
-    "is_masked_high/mean": lambda g: _is_masked(g, 1),
-    "is_masked_low/mean": lambda g: _is_masked(g, -1),
+    "masked_mismatch_kl/mean": lambda g: _kl_over(g, True),
+    "unmasked_mismatch_kl/mean": lambda g: _kl_over(g, False),
 }
 
 # slime: loss.py and mis.py, response by response, each value at every token of its response

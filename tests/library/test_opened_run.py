@@ -140,6 +140,15 @@ def test_blocked_rows_are_rows_of_the_tokens(run, clipping):
     assert len(judged) and (judged > 0.1).all()
 
 
+def test_blocked_rows_are_the_shares_of_every_algorithm():
+    """Also of masks that look at whole batches, which several row groups share."""
+    clipping = mismatch_cli.open().clip()
+    shares = clipping.shares["blocked_all"]
+    assert {"m2po", "clip-cov", "top-entropy"} <= set(shares.index)
+    for name, blocked in clipping.blocked.items():
+        assert blocked.mean() == shares[name], name
+
+
 def test_frames_one_after_the_other_are_all_tokens(run):
     frames = list(run.token_frames())
     assert len(frames) == 6

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mismatch_cli.algorithms.algorithm import judges_single_tokens
+from mismatch_cli.algorithms.owners import OWNERS
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.batch import Rollout
@@ -21,7 +22,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.hashing import hash_keys, mix
 from mismatch_cli.rl.checkpoint import latest_checkpoint, save_checkpoint
 from mismatch_cli.rl.judged import Sample
-from mismatch_cli.rl.learner import Learner, LossScale
+from mismatch_cli.rl.learner import Learner, LossScale, unpublished
 from mismatch_cli.rl.train_config import AGGREGATIONS, TrainConfig
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
@@ -121,6 +122,18 @@ LOSSES += [
     for name in ("reinforce", "gspo", "ppo-mis")
     for other in ("sequence-mean", "token-mean")
 ]
+
+
+def test_an_algorithm_of_means_says_that_an_aggregation_is_not_the_published_one() -> None:
+    rows = TABLE | OWNERS
+    for name in ("gmpo", "gspo", "gspo-rollout"):
+        for aggregation in AGGREGATIONS:
+            sentence = unpublished(rows[name], aggregation)
+            assert bool(sentence) == (aggregation != "sequence-mean"), (name, aggregation)
+        assert "not the published gradient" in unpublished(rows[name], TrainConfig().aggregation)
+    assert {name for name, row in rows.items() if row.is_of_means} == {
+        "gmpo", "gspo", "gspo-rollout"
+    }  # fmt: skip
 
 
 @looped(("name", "aggregation"), LOSSES)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mismatch_cli.algorithms.algorithm import Algorithm, coefficient_T, judges_single_tokens
+from mismatch_cli.algorithms.algorithm import Algorithm, judges_single_tokens
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.policies import Policies, TopKLogProbs
@@ -20,6 +20,7 @@ from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.head import Head, score_hidden
 from mismatch_cli.scoring.policy_gradient import logp_pass, policy_gradient_loss
 from tests.looped import looped
+from tests.trust_regions.cases import coefficient_T
 
 PLAIN = SamplingSettings()
 LENGTHS = (21, 9, 30, 14)

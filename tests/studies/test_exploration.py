@@ -223,7 +223,7 @@ def test_only_the_requested_responses_of_the_first_shards(trace: Trace) -> None:
         101,
         101,
     ]
-    assert explore([trace], PAIRS["total"], ALL[:3], PLAIN, responses=0) is None
+    assert explore([trace], PAIRS["total"], ALL[:3], PLAIN, {}, responses=0) is None
 
 
 def test_several_traces_with_different_top_k(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_several_traces_with_different_top_k(tmp_path: Path) -> None:
         "algorithms"
     ][0]
     assert share(found.judged[0]) == pytest.approx(row["blocked"]["all"]["value"], abs=1e-12)
-    mixed = existing(explore(traces, PAIRS["total"], ALL[2:3], PLAIN))
+    mixed = existing(explore(traces, PAIRS["total"], ALL[2:3], PLAIN, {}))
     assert mixed.ranks is not None and len(mixed.text_T) == sum(
         batch.num_tokens for batch in recorded
     )
@@ -251,7 +251,7 @@ def test_several_traces_with_different_top_k(tmp_path: Path) -> None:
 
 def test_several_traces_share_the_page(tmp_path: Path) -> None:
     traces = [write_trace(tmp_path / str(n) / "trace", world(n, 24), seed=n) for n in range(3)]
-    found = existing(explore(traces, PAIRS["total"], (), PLAIN, responses=10))
+    found = existing(explore(traces, PAIRS["total"], (), PLAIN, {}, responses=10))
     assert [response.trace for response in found.responses] == [0] * 4 + [1] * 3 + [2] * 3
     assert [Path(name).name for name in found.traces] == ["0", "1", "2"] and found.left_out == 62
     tokens = sum(response.tokens for response in found.responses)
@@ -294,7 +294,9 @@ def test_tokens_without_usable_values(tmp_path: Path) -> None:
         loss_mask_T=np.array([True, True, False, True, True, True]),
     )
     found = existing(
-        explore([write_trace(tmp_path / "trace", batch)], PAIRS["total"], plain_algorithms(), PLAIN)
+        explore(
+            [write_trace(tmp_path / "trace", batch)], PAIRS["total"], plain_algorithms(), PLAIN, {}
+        )
     )
     assert [response.tokens for response in found.responses] == [4, 0, 2]
     clip = judged_by(found, "grpo-clip-higher")
@@ -315,7 +317,7 @@ def test_a_response_longer_than_a_page_is_cut_and_judged_as_a_whole(tmp_path: Pa
     algorithms: Sequence[Algorithm] = (find("gspo"), find("dppo-binary-tv"))
     needs = replace(PLAIN, recomputed=True)
     trace = write_trace(tmp_path / "trace", batch, batch)
-    found = existing(explore([trace], PAIRS["total"], algorithms, needs))
+    found = existing(explore([trace], PAIRS["total"], algorithms, needs, {}))
     (response,) = found.responses
     assert (response.length, response.tokens, len(found.text_T)) == (
         130_000,
@@ -323,14 +325,14 @@ def test_a_response_longer_than_a_page_is_cut_and_judged_as_a_whole(tmp_path: Pa
         MOST_TOKENS,
     )
     assert found.left_out == 1 and found.full
-    assert not existing(explore([trace], PAIRS["total"], algorithms, needs, responses=1)).full
+    assert not existing(explore([trace], PAIRS["total"], algorithms, needs, {}, responses=1)).full
     gspo, tv = found.judged
     assert (share(gspo), share(tv)) == (1.0, 0.0)
 
 
 def test_an_unscored_trace_and_one_without_responses(tmp_path: Path) -> None:
     unscored = write_trace(tmp_path / "a" / "trace", without(world(0, 12), "logp_trainer_T"))
-    assert explore([unscored], PAIRS["total"], ALL[:1], NOTHING) is None
+    assert explore([unscored], PAIRS["total"], ALL[:1], NOTHING, {}) is None
     scored = write_trace(tmp_path / "b" / "trace", world(1, 12))
-    found = existing(explore([unscored, scored], PAIRS["total"], (), NOTHING))
+    found = existing(explore([unscored, scored], PAIRS["total"], (), NOTHING, {}))
     assert {response.trace for response in found.responses} == {1} and found.judged == ()

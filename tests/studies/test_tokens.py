@@ -4,6 +4,8 @@ clipstats.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -88,18 +90,66 @@ def test_turns_equal_the_reports(trace):
 
 def test_blocked_tokens_are_those_that_clipstats_counts(trace):
     study = analyse_clipping([trace], [find(spec) for spec in SPECS])
-    found = columns(list(blocked_tables([trace], study.support)))
+    found = columns(list(blocked_tables([trace], study.summary.question)))
     for row in study.result["algorithms"]:
         judged = [flag for flag in found[row["name"]] if flag is not None]
         assert len(judged) == study.result["counts"]["tokens"]
         assert np.mean(judged) == row["blocked"]["all"]["value"] > 0, row["name"]
 
 
+OWN = """
+from mismatch_cli.trust_regions import Decision
+SCOPE = "SCOPE"
+def collect(compared, advantage_T, *, share: float = 1.0):
+    return abs(compared.log_ratio_T)[:, None]
+def settle(rows_UM, *, share: float = 1.0):
+    return [share * rows_UM[:, 0].mean()]
+def trust_region(compared, advantage_T, settled_TF, *, share: float = 1.0):
+    return Decision(abs(compared.log_ratio_T) <= settled_TF[:, 0], compared.log_ratio_T)
+"""
+
+
+def test_masks_on_batches_and_groups_block_what_their_whole_decides(tmp_path):
+    """In pooled traces whose batches are spread over shards; the means are formed here."""
+    for scope in ("batch", "group"):
+        (tmp_path / f"{scope}_mask.py").write_text(
+            OWN.replace('SCOPE = "SCOPE', f'SCOPE = "{scope}')
+        )
+    specs = ["m2po:tau=0.01", "clip-cov:share=0.1", "top-entropy"]
+    own = [str(tmp_path / f"{scope}_mask.py") for scope in ("batch", "group")]
+    parts = [
+        replace(world(seed, 24, steps=2), step_S=world(0, 24, steps=2).step_S) for seed in range(4)
+    ]
+    traces = [
+        write_trace(tmp_path / name, *parts[start : start + 2], seed=start)
+        for start, name in ((0, "one"), (2, "two"))
+    ]
+    study = analyse_clipping(traces, [find(spec) for spec in (*specs, *own)])
+    blocked = columns(list(blocked_tables(traces, study.summary.question)))
+    tokens = columns(list(token_tables(traces)))
+    judged = blocked["batch_mask"] != None  # noqa: E711 - elementwise
+    for row in study.result["algorithms"]:
+        assert (judged == (blocked[row["name"]] != None)).all()  # noqa: E711
+        assert blocked[row["name"]][judged].mean() == row["blocked"]["all"]["value"] > 0
+    size, keys = np.abs(tokens["d"].astype(float)), ("trace", "step", "epoch")
+    needed = (
+        size,
+        *(tokens[name].astype(float) for name in ("entropy_trainer", "logp_recomputed")),
+    )
+    counted = np.isfinite(needed).all(axis=0) & tokens["loss_mask"].astype(bool)
+    for scope, last in (("batch", "minibatch"), ("group", "prompt_id")):
+        key = np.array([tokens[name] for name in (*keys, last)]).T
+        for one in np.unique(key, axis=0):
+            whole = (key == one).all(axis=1) & counted
+            mean, of = size[whole].mean(), whole & judged
+            assert np.array_equal(blocked[f"{scope}_mask"][of].astype(bool), size[of] > mean)
+
+
 def test_without_advantages_each_sign_has_a_column(tmp_path):
     trace = write_trace(tmp_path / "trace", world(0, 24), without=("advantage",))
     study = analyse_clipping([trace], [find(SPECS[0])])
     found, (row,) = (
-        columns(list(blocked_tables([trace], study.support))),
+        columns(list(blocked_tables([trace], study.summary.question))),
         study.result["algorithms"],
     )
     for sign in ("positive", "negative"):

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from mismatch_cli import registry, trust_regions
-from mismatch_cli.algorithms.gathering import Gathering
-from mismatch_cli.algorithms.parts import Mask, Rule
+from mismatch_cli.algorithms import algorithm
+from mismatch_cli.algorithms.algorithm import Algorithm
+from mismatch_cli.algorithms.gathering import Gathering, as_one_batch
+from mismatch_cli.algorithms.parts import Factor, Mask, Rule
 from mismatch_cli.arrays import Array, as_numpy
 from mismatch_cli.batches import Batches, Found, RowKey
 from mismatch_cli.policies import Policies, TopKLogProbs
@@ -214,6 +216,39 @@ def gathered(given: Policies, rules: Iterable[Rule], advantage_T: Array) -> Poli
             {rule: settled(rule, [(given, advantage_T)]) for rule in rules}
         ),
     )
+
+
+def whole(given: Policies, rules: Iterable[Rule], advantage_T: Array) -> Policies:
+    """The same; without batches of their own, its tokens are one batch that the rules have seen."""
+    batch_rules = [rule for rule in rules if rule.scope is not None]
+    if given.batches is not None or not batch_rules:
+        return given
+    return as_one_batch(given, advantage_T, batch_rules)
+
+
+def decide(mask: Mask, given: Policies, advantage_T: Array) -> Decision:
+    """A mask's decision, after a first pass if it needs one."""
+    return mask.decide(whole(given, [mask], advantage_T), advantage_T)
+
+
+def weigh(factor: Factor, given: Policies, advantage_T: Array) -> Array:
+    """A factor of each token, after a first pass if it needs one."""
+    return factor.weight_T(whole(given, [factor], advantage_T), advantage_T)
+
+
+def keep_T(row: Algorithm, given: Policies, advantage_T: Array) -> Array:
+    """What an algorithm keeps, after a first pass if it needs one."""
+    return algorithm.keep_T(row, whole(given, row.masks, advantage_T), advantage_T)
+
+
+def weight_T(row: Algorithm, given: Policies, advantage_T: Array) -> Array:
+    """An algorithm's weight, after a first pass if it needs one."""
+    return algorithm.weight_T(row, whole(given, row.weight, advantage_T), advantage_T)
+
+
+def coefficient_T(row: Algorithm, given: Policies, advantage_T: Array) -> Array:
+    """An algorithm's coefficients, after a first pass if it needs one."""
+    return algorithm.coefficient_T(row, whole(given, row.rules, advantage_T), advantage_T)
 
 
 def columns(given: Policies) -> list[Array]:

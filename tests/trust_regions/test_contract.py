@@ -30,6 +30,7 @@ from tests.trust_regions.cases import (
     ask,
     cast,
     columns,
+    decide,
     policies,
     random_policies,
     signs,
@@ -258,9 +259,9 @@ def test_statistics_without_a_side() -> None:
 def test_without_advantage_there_is_nothing_to_block(name: str) -> None:
     given = random_policies(3)
     zero_T = torch.zeros_like(given.trainer)
-    assert Mask(name).decide(given, zero_T).keep_T.all()
+    assert decide(Mask(name), given, zero_T).keep_T.all()
     some_T = torch.where(torch.arange(len(zero_T)) % 2 == 0, signs(len(zero_T)), 0)
-    decision = Mask(name).decide(given, some_T)
+    decision = decide(Mask(name), given, some_T)
     assert decision.keep_T[some_T == 0].all()
     alone = ask(name, given, some_T)
     assert torch.equal(decision.keep_T[some_T != 0], alone.keep_T[some_T != 0])

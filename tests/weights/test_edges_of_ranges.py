@@ -9,14 +9,14 @@ import torch
 
 from mismatch_cli.algorithms.parts import factor
 from mismatch_cli.errors import UsageError
-from tests.trust_regions.cases import F64, policies
+from tests.trust_regions.cases import F64, policies, weigh
 
 LOGP_T = torch.tensor([-1.0, -2.0, -0.5], dtype=F64)
 
 
 def weights(name: str, **chosen: float) -> list[float]:
     given = policies(LOGP_T, LOGP_T + torch.tensor([0.25, -0.5, 0.125], dtype=F64))
-    return factor(name, **chosen).weight_T(given, torch.tensor([1.0, -1.0, 2.0])).tolist()
+    return weigh(factor(name, **chosen), given, torch.tensor([1.0, -1.0, 2.0])).tolist()
 
 
 def test_a_ratio_covers_at_most_64_tokens() -> None:

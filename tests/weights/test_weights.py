@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mismatch_cli import registry, weights
 from mismatch_cli.algorithms.parts import factor
+from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.policies import Policies, Ratio
 from tests.trust_regions.cases import (
     F64,
@@ -21,6 +22,8 @@ from tests.trust_regions.cases import (
     random_policies,
     signs,
     taken,
+    weigh,
+    weight_T,
 )
 
 WEIGHTS = registry.names(weights.PACKAGE)
@@ -78,10 +81,10 @@ def test_a_weight_changes_no_input_and_has_one_number_per_token(
     advantage_T = signs(len(given.trainer), dtype=dtype)
     alike, kept = (cast(random_policies(0, responses=12), dtype) for _ in range(2))
     for ratio in LEVELS:
-        found = factor(name, ratio).weight_T(given, advantage_T)
+        found = weigh(factor(name, ratio), given, advantage_T)
         assert found.shape == advantage_T.shape and not found.isnan().any()
-        assert torch.equal(found, factor(name, ratio).weight_T(alike, advantage_T))
-        assert torch.equal(found, factor(name, ratio).weight_T(given, advantage_T))
+        assert torch.equal(found, weigh(factor(name, ratio), alike, advantage_T))
+        assert torch.equal(found, weigh(factor(name, ratio), given, advantage_T))
     for column in ("rollout", "trainer"):
         assert torch.equal(getattr(given, column), getattr(kept, column))
 
@@ -91,10 +94,10 @@ def test_a_weight_sees_no_other_response(name: str) -> None:
     given = random_policies(6, responses=12)
     advantage_T = signs(len(given.trainer))
     for ratio in LEVELS:
-        together = factor(name, ratio).weight_T(given, advantage_T)
+        together = weigh(factor(name, ratio), given, advantage_T)
         for s in range(12):
             alone, place_T = taken(given, [s])
-            found = factor(name, ratio).weight_T(alone, advantage_T[place_T])
+            found = weigh(factor(name, ratio), alone, advantage_T[place_T])
             torch.testing.assert_close(found, together[place_T], rtol=1e-12, atol=1e-13)
 
 
@@ -103,7 +106,7 @@ def test_equal_policies_weigh_one_and_pull_nowhere() -> None:
     advantage_T = signs(len(same.rollout))
     for name in WEIGHTS:
         for ratio in LEVELS:
-            found = factor(name, ratio).weight_T(same, advantage_T)
+            found = weigh(factor(name, ratio), same, advantage_T)
             expected = torch.tensor(0.0 if name in ("pull", "covariance-pull") else 1.0, dtype=F64)
             assert (found.abs() if name == "gbpo" else found).eq(expected).all(), name
 
@@ -115,7 +118,7 @@ def test_few_tokens(name: str, lengths: list[int]) -> None:
     drawn = policies(empty - 1, empty - 0.5)
     given = Policies(drawn.rollout, drawn.trainer, None, torch.tensor([0, *lengths]).cumsum(0))
     for ratio in LEVELS:
-        found = factor(name, ratio).weight_T(given, empty + 1)
+        found = weigh(factor(name, ratio), given, empty + 1)
         assert found.shape == empty.shape and found.isfinite().all()
 
 
@@ -130,7 +133,7 @@ def two_responses() -> tuple[Policies, Tensor]:
 
 def found(name: str, level: str = "token", **chosen: float) -> list[float]:
     given, advantage_T = two_responses()
-    return factor(name, Ratio(level=level), **chosen).weight_T(given, advantage_T).tolist()
+    return weigh(factor(name, Ratio(level=level), **chosen), given, advantage_T).tolist()
 
 
 def sech(x: float) -> float:
@@ -179,7 +182,7 @@ def test_weights_by_hand() -> None:
 def test_a_token_without_advantage_adds_nothing_to_a_clipped_mean() -> None:
     given, advantage_T = two_responses()
     advantage_T[1] = 0
-    weight_T = factor("gmpo").weight_T(given, advantage_T)
+    weight_T = weigh(factor("gmpo"), given, advantage_T)
     assert weight_T[0].item() == pytest.approx(exp((0.4 + 0 + 0.2) / 3))
 
 
@@ -200,14 +203,33 @@ def test_weights_of_a_group_and_of_a_batch_by_hand() -> None:
     assert found("covariance-pull", share=1.0, beta=1.0) == pytest.approx([-1, 1, -1, 1, -1])
 
 
+def test_a_single_answer_has_a_median_of_0() -> None:
+    """Its target is 1 ± ε by the sign of A: it is not its own median, whose target would be 1."""
+    rollout = torch.tensor([-1.0], dtype=F64)
+    for d, a, expected in ((0.1, 1.0, 1), (0.5, 1.0, -1), (-0.1, -1.0, 1), (-0.5, -1.0, -1)):
+        given = policies(rollout, rollout + d)
+        weight = weigh(factor("gbpo"), given, torch.tensor([a], dtype=F64)).item()
+        assert weight == pytest.approx(expected * exp(d)), (d, a)
+
+
+def test_where_one_factor_is_0_and_another_infinite_the_weight_is_0() -> None:
+    """As with the clamps of frameworks; an infinite SAPO or VESPO ratio has the weight 0, too."""
+    near, never = torch.tensor([-1.0], dtype=F64), torch.tensor([-inf], dtype=F64)
+    for name in ("ppo-tis", "ppo-mis", "ppo-seq-tis", "vaco", "sapo"):
+        given = policies(near, near, never)
+        for a in (1.0, -1.0):
+            assert weight_T(TABLE[name], given, torch.tensor([a], dtype=F64)).item() == 0, name
+    assert weight_T(TABLE["vespo"], policies(never, near), torch.ones(1, dtype=F64)).item() == 0
+
+
 def test_an_excluded_token_does_not_hide_the_covariance_of_others() -> None:
     given, advantage_T = two_responses()
     trainer = torch.cat([given.trainer, torch.tensor([-inf], dtype=F64)])
     rollout, advantage_T = (
         torch.cat([x, torch.tensor([-1.0], dtype=F64)]) for x in (given.rollout, advantage_T)
     )
-    weight_T = factor("covariance-pull", share=0.4, beta=1.0).weight_T(
-        policies(rollout, trainer), advantage_T
+    weight_T = weigh(
+        factor("covariance-pull", share=0.4, beta=1.0), policies(rollout, trainer), advantage_T
     )
     assert weight_T[:5].tolist() == [-1, 0, 0, 0, -1]
 

@@ -80,18 +80,17 @@ def apply_masks(
     batch: TokenBatch,
     needs: Needs,
     algorithms: Sequence[Algorithm],
-    found: Mapping[Rule, Found] | None = None,
+    found: Mapping[Rule, Found],
     trace: int = 0,
 ) -> Iterator[list[Masked]]:
     """Slices of complete responses: one `Masked` each, or one per sign without advantages.
 
-    `found` is the result of a first pass over whole batches, if an algorithm needs it; a batch
-    belongs to one trace.
+    `found` is the result of the first pass over whole batches (`studies.clipping.first_pass`),
+    without which a rule on batches raises a `FirstPassError`; a batch belongs to one trace.
     """
     for gaps in token_gaps(batch, PAIRS["total"], required=needs.columns):
-        policies = policies_of(gaps, needs)
-        if found:
-            policies = replace(policies, batches=batches_of(gaps, trace).settled(found))
+        batches = batches_of(gaps, trace).settled(found)
+        policies = replace(policies_of(gaps, needs), batches=batches)
         if needs.advantages:
             advantages = [_column(gaps, "advantage_T")]
         else:

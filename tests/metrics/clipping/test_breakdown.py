@@ -15,7 +15,7 @@ def test_both_breakdowns_have_every_token_under_its_prompt():
     algorithms = plain_algorithms()
     cells = BlockedCells(len(algorithms))
     tokens_G = np.zeros(cells.by_mu.shape[2], dtype=np.int64)
-    for cases in apply_masks(world(), PLAIN, algorithms):
+    for cases in apply_masks(world(), PLAIN, algorithms, {}):
         for judged in cases:
             cells.update(judged)
             group_N = np.repeat(judged.gaps.group_S, judged.gaps.responses.length_S)

@@ -12,7 +12,7 @@ import pytest
 from mismatch_cli.metrics.clipping.masked import apply_masks
 from mismatch_cli.metrics.clipping.overlap import Overlap, _distinct
 from tests.metrics.clipping import brute
-from tests.metrics.clipping.world import ALL, EVERYTHING, PLAIN, plain_algorithms, world
+from tests.metrics.clipping.world import ALL, EVERYTHING, PLAIN, found_in, plain_algorithms, world
 
 
 def test_counts_and_jaccard_of_every_pair(judged_world):
@@ -84,7 +84,8 @@ def test_examples_are_the_smallest_hashes_that_one_blocks_and_the_other_keeps(ju
 
 
 def judged_slices(batch: Any, needs: Any = EVERYTHING, algorithms: Any = ALL) -> list[Any]:
-    return [judged for cases in apply_masks(batch, needs, algorithms) for judged in cases]
+    found = found_in([batch], needs, algorithms)
+    return [judged for cases in apply_masks(batch, needs, algorithms, found) for judged in cases]
 
 
 @pytest.mark.parametrize("limit", [4, 1024])

@@ -32,7 +32,7 @@ def decided(
     **columns: Any,
 ) -> Masked:
     batch = simple([logq.tolist()], [logp.tolist()], [0.0], advantage_T=advantage, **columns)
-    ((judged,),) = apply_masks(batch, PLAIN, plain_algorithms()[:1])
+    ((judged,),) = apply_masks(batch, PLAIN, plain_algorithms()[:1], {})
     judged.blocked = [
         np.flatnonzero((rng.random(len(logq)) < 0.3) & (advantage != 0)) for _ in range(algorithms)
     ]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
+from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.parts import Mask
 from mismatch_cli.algorithms.table import TABLE
@@ -26,6 +26,7 @@ from mismatch_cli.studies.clipping import ClippingPlotData
 from tests.looped import looped
 from tests.report.plots.drawing import PAPER, check_texts, drawn
 from tests.tiers import at_night
+from tests.trust_regions.cases import keep_T
 
 PLOTS = list(plots_of(ClippingPlotData.STUDY))
 STYLES = [WIDE, NARROW]
