@@ -4,6 +4,7 @@ distinct ids only.
 
 from __future__ import annotations
 
+from math import exp, log
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from mismatch_cli.metrics.histograms import count_into
 
 _BUFFERED = 2**16
 _SIGN_BIT = 32
+_CHANCE = 0.05  # that a token id is called over-represented, though none is
 
 
 class TokenTable(Accumulator):
@@ -59,7 +61,9 @@ class TokenTable(Accumulator):
         key, sums_4 = self.blocked[algorithm].totals()
         chosen = key >> _SIGN_BIT == sign
         ids, sums_4 = key[chosen] - (sign << _SIGN_BIT), sums_4[:, chosen]
-        overall = sums_4[0].sum() / max(self.judged[sign].sum(), 1)
+        overall = float(sums_4[0].sum() / max(self.judged[sign].sum(), 1))
+        # One of many ids: the 5 % are shared by all that could have come out by chance
+        least = _CHANCE / max(int(np.count_nonzero(self.judged[sign])), 1)
         rows: list[dict[str, Any]] = []
         for i in np.lexsort([ids, -sums_4[0]])[:count]:
             blocked, tokens = int(sums_4[0, i]), int(self.judged[sign, ids[i]])
@@ -73,13 +77,26 @@ class TokenTable(Accumulator):
                     "blocked": blocked,
                     "tokens": tokens,
                     "rate": rate,
-                    "lift": float(rate / overall),
+                    "lift": rate / overall,
+                    "beyond_chance": _chance_of(rate, overall, tokens) < least,
                     "mu": mu,
                     "pi": pi,
                     "ratio": finite_or_none(ratio),
                 }
             )
         return rows
+
+
+def _chance_of(rate: float, overall: float, tokens: int) -> float:
+    """A bound on the probability that `tokens` independent tokens have at least this rate, if each
+    is blocked with the overall one: exp(−n · KL(rate‖overall)), Chernoff (1952).
+    """
+    if rate <= overall or overall == 0:
+        return 1.0
+    kl = rate * log(rate / overall)
+    if rate < 1:
+        kl += (1 - rate) * log((1 - rate) / (1 - overall))
+    return exp(-tokens * kl)
 
 
 class _SparseSums(Accumulator):

@@ -86,6 +86,18 @@ def test_against_dense_counting(monkeypatch, buffered, merged):
                     assert row[name] == pytest.approx(expected[name][row["token_id"]] / blocked)
 
 
+def test_one_of_one_is_not_over_represented():
+    """By chance one in a thousand tokens is blocked; which of 600 ids it hits says nothing."""
+    table = TokenTable(1)
+    table.judged = np.full((2, 600), 100, dtype=np.int64)
+    table.judged[0, 7] = 1
+    blocked = np.array([7, 8, 8, *[9] * 20, *range(10, 50)])
+    table.blocked[0].add(blocked, np.ones((4, len(blocked))))
+    rows = {row["token_id"]: row for row in table.result(0, POSITIVE, 600)}
+    assert rows[7]["blocked"] == rows[7]["tokens"] == 1 and rows[7]["lift"] > 900
+    assert [token for token, row in rows.items() if row["beyond_chance"]] == [9]
+
+
 def test_the_real_buffer_overflows():
     """More blocked tokens than the buffer holds, as in any larger trace."""
     table, slices = TokenTable(1), [made_up(seed, 40_000, 300, 1) for seed in range(6)]

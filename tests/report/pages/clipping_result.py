@@ -141,6 +141,7 @@ class _Maker:
             "tokens": round(blocked / rate),
             "rate": rate,
             "lift": float(self.rng.uniform(0.2, 9)),
+            "beyond_chance": bool(number % 2),
             "mu": float(self.rng.uniform(0, 0.2)),
             "pi": float(self.rng.uniform(0, 0.3)),
             "ratio": float(self.rng.uniform(1.3, 9)),

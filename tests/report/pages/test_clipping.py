@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mismatch_cli.metrics.update_table import CLIPPING
+from mismatch_cli.numbers import MISSING
 from mismatch_cli.report.pages.clipping import page_of_result
 from mismatch_cli.report.pages.clipping_blocked import Subject
 from mismatch_cli.report.view import ReportView, Table
@@ -208,9 +209,16 @@ def test_blocked_tokens_with_rate_and_over_representation():
         tokens = row["blocked_tokens"][sign]
         assert column(table, "token") == [f"“{token['text']}”" for token in tokens]
         assert_shows(column(table, "rate, %"), [token["rate"] for token in tokens], 100)
+        assert column(table, "blocked") == [
+            f"{token['blocked']:,} of {token['tokens']:,}" for token in tokens
+        ]
+        beyond = [token["beyond_chance"] for token in tokens]
+        lift = column(table, "× over-represented")
+        assert [cell != MISSING for cell in lift] == beyond and len(set(beyond)) == 2
+        known = [(cell, token["lift"]) for cell, token in zip(lift, tokens, strict=True)]
+        shown_lift, expected = zip(*(pair for pair in known if pair[0] != MISSING), strict=True)
+        assert_shows(shown_lift, expected)
         for key, head in (
-            ("blocked", "blocked"),
-            ("lift", "× over-represented"),
             ("mu", "μ"),
             ("pi", "π"),
             ("ratio", "r"),
