@@ -13,6 +13,7 @@ from mismatch_cli.places import shown
 from mismatch_cli.positions import rescaled
 from mismatch_cli.report.view import Facts
 from mismatch_cli.studies.study import cache_of, imported_fact, notes_of, program
+from mismatch_cli.tasks.answers import without_answer
 from mismatch_cli.trace.recorder_notes import RECORD
 
 _SKIPPED_SHOWN = 3
@@ -217,6 +218,8 @@ def left_out_of(
     if about["grading_timeouts"]:
         late = numbers.counted(about["grading_timeouts"], "responses score 0")
         notes.append(f"{late} because grading the answer took too long.")
+    if about["unstated"]:
+        notes.append(without_answer(about["unstated"], about["responses"]))
     return tuple(note for note in notes if note)
 
 

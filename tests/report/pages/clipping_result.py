@@ -402,4 +402,6 @@ def _about() -> dict[str, Any]:
         "libraries": {"torch": "2.13.0"},
         "unscored_responses": 0,
         "grading_timeouts": 0,
+        "responses": 100,
+        "unstated": 0,
     }
