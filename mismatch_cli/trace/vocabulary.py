@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -37,7 +38,7 @@ class Vocabulary:
         """
         return b"".join(map(self._bytes, ids)).decode("utf-8", errors="backslashreplace")
 
-    def texts(self, ids: Sequence[int]) -> list[str]:
+    def texts(self, ids: Sequence[int] | np.ndarray) -> list[str]:
         """The text of each token of a sequence: characters that tokens share are whole in the
         first of these, and the others are `CONTINUED`.
         """
@@ -46,7 +47,7 @@ class Vocabulary:
             texts += [self.decode(ids[span]), *[CONTINUED] * (span.stop - span.start - 1)]
         return texts
 
-    def spans(self, ids: Sequence[int]) -> list[slice]:
+    def spans(self, ids: Sequence[int] | np.ndarray) -> list[slice]:
         """Runs of tokens that share characters: mostly one token each."""
         decoder = getincrementaldecoder("utf-8")("backslashreplace")
         starts = []
