@@ -140,10 +140,10 @@ def gradable(problems: Sequence[Problem], reward: str, location: str) -> list[Pr
 class Grader:
     """Grades responses as text, in a child process; a context manager.
 
-    `reward` is FILE.py:FUNCTION, with a limit of `seconds`, or empty for math-verify. After a prompt
-    that ends in an open thought, only text after the thought counts. `answer_format` is where
-    responses state their answer; "auto" lets each prompt decide. `chat`: the tokenizer has a chat
-    template, which turns problems into conversations.
+    `reward` is FILE.py:FUNCTION, with a limit of `seconds`, or empty for math-verify. After a
+    prompt that ends in an open thought, only text after the thought counts. `answer_format` is
+    where responses state their answer; "auto" lets each prompt decide. `chat`: the tokenizer has a
+    chat template, which turns problems into conversations.
     """
 
     def __init__(

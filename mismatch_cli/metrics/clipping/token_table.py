@@ -64,27 +64,31 @@ class TokenTable(Accumulator):
         overall = float(sums_4[0].sum() / max(self.judged[sign].sum(), 1))
         # One of many ids: the 5 % are shared by all that could have come out by chance
         least = _CHANCE / max(int(np.count_nonzero(self.judged[sign])), 1)
-        rows: list[dict[str, Any]] = []
-        for i in np.lexsort([ids, -sums_4[0]])[:count]:
-            blocked, tokens = int(sums_4[0, i]), int(self.judged[sign, ids[i]])
-            rate, (mu, pi, ratio) = (
-                blocked / tokens,
-                (float(total) / blocked for total in sums_4[1:, i]),
-            )
-            rows.append(
-                {
-                    "token_id": int(ids[i]),
-                    "blocked": blocked,
-                    "tokens": tokens,
-                    "rate": rate,
-                    "lift": rate / overall,
-                    "beyond_chance": _chance_of(rate, overall, tokens) < least,
-                    "mu": mu,
-                    "pi": pi,
-                    "ratio": finite_or_none(ratio),
-                }
-            )
-        return rows
+        most = np.lexsort([ids, -sums_4[0]])[:count]
+        rows = (_row(int(ids[i]), int(self.judged[sign, ids[i]]), sums_4[:, i]) for i in most)
+        return [row | {"lift": _lift(row["rate"], overall, row["tokens"], least)} for row in rows]
+
+
+def _row(token_id: int, tokens: int, sums_4: np.ndarray) -> dict[str, Any]:
+    """How often one id is blocked, and its means over these occurrences."""
+    blocked, *sums = map(float, sums_4)
+    mu, pi, ratio = (total / blocked for total in sums)
+    return {
+        "token_id": token_id,
+        "blocked": int(blocked),
+        "tokens": tokens,
+        "rate": blocked / tokens,
+        "mu": mu,
+        "pi": pi,
+        "ratio": finite_or_none(ratio),
+    }
+
+
+def _lift(rate: float, overall: float, tokens: int, least: float) -> float | None:
+    """How many times the overall rate a rate is; None where its probability by chance is not below
+    `least`.
+    """
+    return rate / overall if _chance_of(rate, overall, tokens) < least else None
 
 
 def _chance_of(rate: float, overall: float, tokens: int) -> float:

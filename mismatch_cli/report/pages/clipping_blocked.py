@@ -334,10 +334,6 @@ def _of_occurrences(token: Row) -> str:
     return f"{numbers.count(token['blocked'])} of {numbers.count(token['tokens'])}"
 
 
-def _lift(token: Row) -> str:
-    return number(token["lift"]) if token["beyond_chance"] else numbers.MISSING
-
-
 def _tokens(subject: Subject, mask: OneMask, sign: str) -> Table:
     row = mask.row
     return table(
@@ -349,7 +345,7 @@ def _tokens(subject: Subject, mask: OneMask, sign: str) -> Table:
             named("class", "class", optional=True),
             col("blocked", _of_occurrences, CLIPPING["blocked_tokens"]),
             counted("rate, %", "rate"),
-            col("× over-represented", _lift, CLIPPING["lift"]),
+            counted("× over-represented", "lift", number),
             counted("μ", "mu", number),
             counted("π", "pi", number),
             counted("r", "ratio", number, optional=True),
