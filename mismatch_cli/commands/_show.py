@@ -22,6 +22,7 @@ from mismatch_cli.commands._progress import TerminalProgress, colour_system
 from mismatch_cli.errors import UsageError, suggest
 from mismatch_cli.options import names_cluster, saying, setting
 from mismatch_cli.ranks import World
+from mismatch_cli.text import with_signs_of
 from mismatch_cli.trace.stores import is_store
 from mismatch_cli.workers import Workers
 
@@ -358,7 +359,9 @@ def console() -> Any:
 
 
 class _Unpadded:
-    """A stream that strips trailing blanks, also inside a style; it takes whole lines."""
+    """A stream that strips trailing blanks, also inside a style, and writes our own signs in ASCII
+    where it lacks them; it takes whole lines.
+    """
 
     _ENDS = re.compile(r"(?: |\x1b\[[\d;]*m)+$", re.MULTILINE)
 
@@ -366,7 +369,8 @@ class _Unpadded:
         self._stream = stream
 
     def write(self, text: str) -> None:
-        self._stream.write(self._ENDS.sub(lambda end: end.group().replace(" ", ""), text))
+        unpadded = self._ENDS.sub(lambda end: end.group().replace(" ", ""), text)
+        self._stream.write(with_signs_of(self._stream.encoding, unpadded))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
