@@ -101,7 +101,11 @@ class Common:
     )
     plot_panels: bool = of_output(False, "Write each panel of a figure to a file of its own.")
     no_plots: bool = of_output(False, "Draw no figures: no plots/, and a page without pictures.")
-    force: bool = of_output(False, "Overwrite earlier results.")
+    force: bool = of_output(
+        False,
+        "Replace an earlier run, or write a report beside other files. An earlier report of the "
+        "same command is replaced without it.",
+    )
     full: bool = of_output(False, "Print all measurements, not just the one-screen summary.")
     full_paths: bool = of_output(False, "Show absolute paths in full instead of as …/NAME.")
     json: bool = of_output(False, "Print JSON instead of tables.")
