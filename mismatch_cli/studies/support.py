@@ -23,7 +23,10 @@ _NO_RECOMPUTED = (
     "the trace has no {column}. Fill it in with: mismatch-cli rescore {run} --keep-trainer "
     "--trainer-model SAMPLER"
 )
-
+_RECOMPUTED_IN_PART = (
+    "π′ is recorded for {rows} of {responses} responses only: record it for all with mismatch-cli "
+    "train --recompute, or judge those that have it by naming only algorithms that need it"
+)
 _NO_BATCHES = (
     "it needs whole batches, but some imported rows do not name their optimiser step. Record it "
     "with the trace: as a column minibatch (mismatch-cli import --schema), or with "
@@ -53,6 +56,8 @@ class Support:
             )
         has = _available(traces, columns)
         run = quoted(traces[0].run_folder)
+        if all(algorithm.needs_recomputed for algorithm in algorithms):
+            has["recomputed_in_part"] = ""  # judged on the responses that have it
         skipped = {a.name: reason for a in algorithms if (reason := _reason(a, has, run))}
         judged = tuple(a for a in algorithms if a.name not in skipped)
         if not judged:
@@ -89,10 +94,24 @@ def _available(traces: Sequence[Trace], columns: set[str]) -> dict[str, Any]:
         "full": {"tv_full", "kl_full"} <= columns,
         "top_k": min(trace.top_k for trace in traces) if "topk_logp_trainer" in columns else 0,
         "recomputed": recomputed,
+        "recomputed_in_part": _in_part(traces) if recomputed == "measured" else "",
         "topk_recomputed": recomputed == "equal weights" or "topk_logp_recomputed" in columns,
         "average": "logp_average" in columns,
         "batches": all(_knows_batches(trace.manifest) for trace in traces),
     }
+
+
+def _in_part(traces: Sequence[Trace]) -> str:
+    """How many responses have a recomputed policy, if it is half of them or fewer; else empty.
+
+    All algorithms are judged on the same tokens: one that needs what few tokens have would leave
+    the others with these. `train` records π′ in every step's first update, where it is π.
+    """
+    responses = sum(trace.num_responses for trace in traces)
+    lacking = sum(trace.rows_without("logp_recomputed") for trace in traces)
+    if 2 * lacking < responses:
+        return ""
+    return _RECOMPUTED_IN_PART.format(rows=responses - lacking, responses=responses)
 
 
 def _knows_batches(manifest: Mapping[str, Any]) -> bool:
@@ -111,6 +130,8 @@ def _reason(algorithm: Algorithm, has: dict[str, Any], run: str) -> str:
     )
     if recomputed == "equal weights" and algorithm.anchor == "recomputed" and distances:
         return _EQUAL.format(run=run)
+    if has["recomputed_in_part"] and algorithm.needs_recomputed:
+        return str(has["recomputed_in_part"])
     if recomputed == "absent" and algorithm.needs_recomputed:
         return _NO_RECOMPUTED.format(column="logp_recomputed", run=run)
     if k > has["top_k"]:

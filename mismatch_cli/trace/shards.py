@@ -6,7 +6,7 @@ answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from mismatch_cli.trace.schema import REQUIRED, arrow_type, column_order
 from mismatch_cli.trace.stores import StoreError, decoding, is_store, source_of
 
 _RANGED = ("step", "version_rollout", "version_trainer")
+_OF_SOME_ROWS = ("logp_recomputed",)  # columns whose rows without a value are counted
 _MOST_OF_A_GROUP = 2**28  # bytes of a row group besides 20 × the file; our own have less than half
 
 
@@ -44,6 +45,7 @@ class Footer(NamedTuple):
     ranges: tuple[
         Mapping[str, tuple[int, int]], ...
     ]  # of each row group: minimum and maximum of some columns, if known
+    nulls: Mapping[str, int]  # rows without a value, of columns that may have none
 
 
 def open_shard(path: Path) -> pq.ParquetFile:
@@ -99,7 +101,24 @@ def footer_of(path: Path) -> Footer:
     tokens = sum(group.column(place).num_values for group in groups)
     told = ({name: _range(group.column(at)) for name, at in places.items()} for group in groups)
     ranges = tuple({name: found for name, found in ranges.items() if found} for ranges in told)
-    return Footer(frozenset(schema.names), schema.metadata or {}, rows, tokens, ranges)
+    nulls = {
+        name: sum(_nulls(group.column(place)) for group in groups)
+        for name, place in _places(leaves, _OF_SOME_ROWS).items()
+    }
+    return Footer(frozenset(schema.names), schema.metadata or {}, rows, tokens, ranges, nulls)
+
+
+def _places(leaves: Sequence[str], names: Collection[str]) -> dict[str, int]:
+    """Where columns of lists are among the leaves."""
+    return {
+        leaf.partition(".")[0]: place
+        for place, leaf in enumerate(leaves)
+        if leaf.partition(".")[0] in names
+    }
+
+
+def _nulls(column: pq.ColumnChunkMetaData) -> int:
+    return column.statistics.null_count if column.is_stats_set else 0
 
 
 def _leaves(footer: pq.FileMetaData) -> list[str]:

@@ -60,8 +60,10 @@ def test_json_is_what_is_written_and_the_folder_is_overwritten(here, capfd):
     assert result["comparisons"][0]["pairing"] == "tokens" and result["pair"] == "mismatch"
     (here / "out" / "summary.json").write_text("{}")
     code, _, err = compare(capfd, "run", FLOAT32, "--quiet", "-o", "out")
-    assert code == 1 and "out holds other files. Write the report beside them with --force" in " ".join(
-        err.split()
+    assert (
+        code == 1
+        and "out holds other files. Write the report beside them with --force"
+        in " ".join(err.split())
     )
 
 
