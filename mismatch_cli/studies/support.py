@@ -54,10 +54,11 @@ class Support:
                 f"{traces[0].folder} has no log-probabilities of a trainer to compare the "
                 f"rollout with. {traces[0].how_to_score}"
             )
-        has = _available(traces, columns)
         run = quoted(traces[0].run_folder)
-        if all(algorithm.needs_recomputed for algorithm in algorithms):
-            has["recomputed_in_part"] = ""  # judged on the responses that have it
+        has = _available(traces, columns, run)
+        all_need_it = all(algorithm.needs_recomputed for algorithm in algorithms)
+        if all_need_it and has["recomputed"] == "measured":
+            has["lacks_recomputed"] = ""  # judged on the responses that have it
         skipped = {a.name: reason for a in algorithms if (reason := _reason(a, has, run))}
         judged = tuple(a for a in algorithms if a.name not in skipped)
         if not judged:
@@ -83,7 +84,7 @@ class Support:
             return None
 
 
-def _available(traces: Sequence[Trace], columns: set[str]) -> dict[str, Any]:
+def _available(traces: Sequence[Trace], columns: set[str], run: str) -> dict[str, Any]:
     recomputed = "measured" if "logp_recomputed" in columns else "absent"
     if weights_are_equal(traces):
         recomputed = "equal weights"
@@ -94,22 +95,25 @@ def _available(traces: Sequence[Trace], columns: set[str]) -> dict[str, Any]:
         "full": {"tv_full", "kl_full"} <= columns,
         "top_k": min(trace.top_k for trace in traces) if "topk_logp_trainer" in columns else 0,
         "recomputed": recomputed,
-        "recomputed_in_part": _in_part(traces) if recomputed == "measured" else "",
+        "lacks_recomputed": _lacks_recomputed(traces, recomputed, run),
         "topk_recomputed": recomputed == "equal weights" or "topk_logp_recomputed" in columns,
         "average": "logp_average" in columns,
         "batches": all(_knows_batches(trace.manifest) for trace in traces),
     }
 
 
-def _in_part(traces: Sequence[Trace]) -> str:
-    """How many responses have a recomputed policy, if it is half of them or fewer; else empty.
+def _lacks_recomputed(traces: Sequence[Trace], recomputed: str, run: str) -> str:
+    """Why no algorithm that needs a recomputed policy is judged; empty if more than half of the
+    responses have one.
 
     All algorithms are judged on the same tokens: one that needs what few tokens have would leave
     the others with these. `train` records π′ in every step's first update, where it is π.
     """
+    if recomputed == "absent":
+        return _NO_RECOMPUTED.format(column="logp_recomputed", run=run)
     responses = sum(trace.num_responses for trace in traces)
     lacking = sum(trace.rows_without("logp_recomputed") for trace in traces)
-    if 2 * lacking < responses:
+    if recomputed == "equal weights" or 2 * lacking < responses:
         return ""
     return _RECOMPUTED_IN_PART.format(rows=responses - lacking, responses=responses)
 
@@ -130,10 +134,8 @@ def _reason(algorithm: Algorithm, has: dict[str, Any], run: str) -> str:
     )
     if recomputed == "equal weights" and algorithm.anchor == "recomputed" and distances:
         return _EQUAL.format(run=run)
-    if has["recomputed_in_part"] and algorithm.needs_recomputed:
-        return str(has["recomputed_in_part"])
-    if recomputed == "absent" and algorithm.needs_recomputed:
-        return _NO_RECOMPUTED.format(column="logp_recomputed", run=run)
+    if algorithm.needs_recomputed and has["lacks_recomputed"]:
+        return str(has["lacks_recomputed"])
     if k > has["top_k"]:
         recorded = f"the top {has['top_k']}" if has["top_k"] else "none"
         smaller = (

@@ -6,7 +6,7 @@ answer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,24 +101,20 @@ def footer_of(path: Path) -> Footer:
     tokens = sum(group.column(place).num_values for group in groups)
     told = ({name: _range(group.column(at)) for name, at in places.items()} for group in groups)
     ranges = tuple({name: found for name, found in ranges.items() if found} for ranges in told)
-    nulls = {
-        name: sum(_nulls(group.column(place)) for group in groups)
-        for name, place in _places(leaves, _OF_SOME_ROWS).items()
-    }
-    return Footer(frozenset(schema.names), schema.metadata or {}, rows, tokens, ranges, nulls)
+    return Footer(
+        frozenset(schema.names), schema.metadata or {}, rows, tokens, ranges, _nulls(leaves, groups)
+    )
 
 
-def _places(leaves: Sequence[str], names: Collection[str]) -> dict[str, int]:
-    """Where columns of lists are among the leaves."""
-    return {
-        leaf.partition(".")[0]: place
-        for place, leaf in enumerate(leaves)
-        if leaf.partition(".")[0] in names
-    }
-
-
-def _nulls(column: pq.ColumnChunkMetaData) -> int:
-    return column.statistics.null_count if column.is_stats_set else 0
+def _nulls(leaves: Sequence[str], groups: Sequence[pq.RowGroupMetaData]) -> dict[str, int]:
+    """The rows without a value, of `_OF_SOME_ROWS`: a null list is one null entry of its leaf."""
+    nulls = {}
+    for place, leaf in enumerate(leaves):
+        name = leaf.partition(".")[0]
+        if name in _OF_SOME_ROWS:
+            columns = (group.column(place) for group in groups)
+            nulls[name] = sum(c.statistics.null_count for c in columns if c.is_stats_set)
+    return nulls
 
 
 def _leaves(footer: pq.FileMetaData) -> list[str]:
