@@ -105,6 +105,49 @@ def for_mathtext(text: str) -> str:
     return drawable.replace("$", r"\$")
 
 
+# Our own signs, as wide where that is possible, so that columns stay columns
+_IN_ASCII = {
+    **dict(zip("▁▂▃▄▅▆▇█", "12345678", strict=True)),
+    **dict(zip("–—−·×…“”’▸°†", '---.x~""\'>o+', strict=True)),
+    "≤": "<=",
+    "≥": ">=",
+    "≠": "!=",
+    "≈": "~",
+    "±": "+-",
+    "→": "->",
+    "←": "<-",
+    "∞": "inf",
+    "✔": "ok",
+    "✘": "x",
+    "π": "pi",
+    "μ": "mu",
+    "ε": "eps",
+    "δ": "delta",
+    "ρ": "rho",
+    "Δ": "D",
+    "Σ": "sum",
+    "χ": "chi",
+    "β": "beta",
+    "‖": "||",
+    "²": "^2",
+    "⏎": "\\n",
+    "⇥": "\\t",
+}
+
+
+def with_signs_of(encoding: str | None, text: str) -> str:
+    """The text with our own signs (Greek letters, marks, bars) spelled in ASCII where an encoding
+    lacks them: `pi`, `<=`, and 1 to 8 for the heights of a sparkline.
+    """
+    encoding = encoding or "ascii"
+    lacking = {
+        ord(sign): plain
+        for sign, plain in _IN_ASCII.items()
+        if not sign.encode(encoding, errors="ignore")
+    }
+    return text.translate(lacking) if lacking else text
+
+
 def _visible_character(character: str) -> str:
     if character in _NAMED:
         return _NAMED[character]

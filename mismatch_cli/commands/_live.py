@@ -262,7 +262,11 @@ class TrainingView:
         if measured := [record["rounding"] for record in self.records if record.get("rounding")]:
             lag = number(measured[-1]["abs_dp_mean"], 2)  # at the last step that measured it
             found.insert(1, (11, "rounding", [f"the engine lags by |π − μ| {lag}"]))
-        wrong = {"back_offs": "loss-scale back-offs", "grading_timeouts": "grading timeouts"}
+        wrong = {
+            "back_offs": "loss-scale back-offs",
+            "grading_timeouts": "grading timeouts",
+            "unstated": "responses without an answer",
+        }
         if troubles := [f"{words} {now[key]}" for key, words in wrong.items() if now.get(key)]:
             found.insert(0, (2, "trouble", troubles))
         if sets := [evaluated_sets(record) for record in self._evaluated()[-1:]]:

@@ -22,6 +22,7 @@ from mismatch_cli.commands._progress import TerminalProgress, colour_system
 from mismatch_cli.errors import UsageError, suggest
 from mismatch_cli.options import names_cluster, saying, setting
 from mismatch_cli.ranks import World
+from mismatch_cli.text import with_signs_of
 from mismatch_cli.trace.stores import is_store
 from mismatch_cli.workers import Workers
 
@@ -100,7 +101,11 @@ class Common:
     )
     plot_panels: bool = of_output(False, "Write each panel of a figure to a file of its own.")
     no_plots: bool = of_output(False, "Draw no figures: no plots/, and a page without pictures.")
-    force: bool = of_output(False, "Overwrite earlier results.")
+    force: bool = of_output(
+        False,
+        "Replace an earlier run, or write a report beside other files. An earlier report of the "
+        "same command is replaced without it.",
+    )
     full: bool = of_output(False, "Print all measurements, not just the one-screen summary.")
     full_paths: bool = of_output(False, "Show absolute paths in full instead of as …/NAME.")
     json: bool = of_output(False, "Print JSON instead of tables.")
@@ -360,7 +365,9 @@ def console() -> Any:
 
 
 class _Unpadded:
-    """A stream that strips trailing blanks, also inside a style; it takes whole lines."""
+    """A stream that strips trailing blanks, also inside a style, and writes our own signs in ASCII
+    where it lacks them; it takes whole lines.
+    """
 
     _ENDS = re.compile(r"(?: |\x1b\[[\d;]*m)+$", re.MULTILINE)
 
@@ -368,7 +375,8 @@ class _Unpadded:
         self._stream = stream
 
     def write(self, text: str) -> None:
-        self._stream.write(self._ENDS.sub(lambda end: end.group().replace(" ", ""), text))
+        unpadded = self._ENDS.sub(lambda end: end.group().replace(" ", ""), text)
+        self._stream.write(with_signs_of(self._stream.encoding, unpadded))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

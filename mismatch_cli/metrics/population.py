@@ -157,6 +157,7 @@ class Curation:
     held_out_samples: int
     accuracy: dict[int, float]  # of every problem
     held_out: dict[int, float]  # of the kept ones
+    unstated: int = 0  # of the first samples: they ended without an answer in the asked form
 
     def within(self, accuracy: float) -> bool:
         low, high = self.keep

@@ -1,6 +1,7 @@
 """The gap along a response, by position, turn and length, and the extremes over all tokens."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,14 +36,18 @@ class ResponseProfile(Accumulator):
     Distances count every token of the response, including those outside the loss mask. A turn is a
     run of tokens in the loss mask. Sums by prompt group, float64: [2 directions, groups, bins, 5
     (Σ|d|, Σ|Δp|, Σd, tokens, tokens in support)] and [groups, turns, 6 (the same, number of
-    turns)].
+    turns)]. `longest`: tokens of the longest response, where the last bin ends.
     """
 
+    LARGEST = ("longest",)
+
     def __init__(self) -> None:
+        self.longest = 0
         self.by_distance = np.zeros((2, GROUPS, POSITION_BINS, 5))
         self.by_turn = np.zeros((GROUPS, TURN_BINS, 6))
 
     def update(self, gaps: TokenGaps) -> None:
+        self.longest = max(self.longest, longest_response(gaps))
         starts, response, *distances = _cut_at(gaps.later_turns, _cut_counted(gaps))
         pieces, group = Segments(gaps.kept_before(starts)), gaps.group_S[response]
         sums = np.empty((len(group), 5))
@@ -61,7 +66,9 @@ class ResponseProfile(Accumulator):
 
     def result(self, prompts: int) -> dict[str, list[dict[str, Any]]]:
         rows = {
-            name: _rows(sums_GBx, _means, bin_bounds, _QUANTITIES, prompts)
+            name: _rows(
+                sums_GBx, _means, partial(bin_bounds, longest=self.longest), _QUANTITIES, prompts
+            )
             for name, sums_GBx in zip(("positions", "from_end"), self.by_distance, strict=True)
         }
         turns_B = self.by_turn[..., 5].sum(axis=0).astype(int).tolist()
@@ -150,10 +157,16 @@ def position_bin(distance: np.ndarray) -> np.ndarray:
     return np.clip(exponent, 0, POSITION_BINS - 1, out=exponent)
 
 
-def bin_bounds(position_bin: int) -> tuple[int, int]:
-    """The first and last distance of a bin."""
+def bin_bounds(position_bin: int, longest: int) -> tuple[int, int]:
+    """The first and last distance of a bin, none beyond the longest response's."""
     first = int(_EDGES[position_bin])
-    return first, 2 * first - 1 if first else 0
+    return first, min(2 * first - 1, longest - 1) if first else 0
+
+
+def longest_response(gaps: TokenGaps) -> int:
+    """Tokens of the longest response that has counted ones."""
+    length_S = np.diff(gaps.response_offset_S1)
+    return int(length_S[gaps.responses.length_S > 0].max(initial=0))
 
 
 def turn_bounds(turn_bin: int) -> tuple[int, int | None]:

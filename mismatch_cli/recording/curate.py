@@ -19,6 +19,7 @@ from mismatch_cli.recording.rollouts import (
     is_sampled,
     loaded_sampler,
 )
+from mismatch_cli.tasks.answers import without_answer
 from mismatch_cli.tasks.grading import gradable
 from mismatch_cli.tasks.prompts import EncodedPrompts, Problem, encode_prompts, load_problems
 from mismatch_cli.torch_settings import prepare_imports, set_threads
@@ -116,12 +117,15 @@ def _sample(
 
 def _chosen(config: CurateConfig, run_folder: Path) -> Curation:
     """What the first trace chooses; a `MismatchError` if that is nothing."""
-    accuracy = accuracy_by_prompt(Trace.open(run_folder / _CHOOSING))
+    trace = Trace.open(run_folder / _CHOOSING)
+    accuracy, unstated = accuracy_by_prompt(trace), trace.count("unstated")
     curation = Curation(
-        config.keep, config.samples_per_prompt, config.held_out_samples, accuracy, {}
+        config.keep, config.samples_per_prompt, config.held_out_samples, accuracy, {}, unstated
     )
     if not curation.kept:
         low, high = config.keep
+        if 2 * unstated > trace.num_responses:
+            raise MismatchError(without_answer(unstated, trace.num_responses))
         raise MismatchError(
             f"None of the {len(accuracy)} problems has an accuracy between {low:g} and {high:g}; "
             f"the mean is {sum(accuracy.values()) / len(accuracy):.3f}. Widen --keep, or use "

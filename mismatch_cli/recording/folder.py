@@ -81,7 +81,12 @@ def check_report_folder(
     if force or all(map(_is_passing, folder.glob("*"))):
         return
     found = format_of(folder)
-    if found is None or (renewed is not None and found not in renewed):
+    if found is None:
+        raise MismatchError(
+            f"{folder} holds other files. Write the report beside them with --force, or choose "
+            "another --output."
+        )
+    if renewed is not None and found not in renewed:
         raise MismatchError(
             f"{folder} already exists. Replace its report with --force, or choose another --output."
         )

@@ -316,12 +316,13 @@ def sample_shard(
             engine, requests, [p.prompt_id for p in problems], on_finished, sinks
         )
     columns = _columns(problems, [sample for _, sample in keys], rollouts)
-    timeouts_before = grader.timeouts
+    timeouts, unstated = grader.timeouts, grader.unstated
     columns |= _grades(problems, rollouts, grader)
-    table = rows_to_table(columns)
-    write_shard(
-        plan.path(folder), with_counts(table, grading_timeouts=grader.timeouts - timeouts_before)
-    )
+    counts = {
+        "grading_timeouts": grader.timeouts - timeouts,
+        "unstated": grader.unstated - unstated,
+    }
+    write_shard(plan.path(folder), with_counts(rows_to_table(columns), **counts))
 
 
 def _columns(

@@ -13,6 +13,7 @@ from mismatch_cli.places import shown
 from mismatch_cli.positions import rescaled
 from mismatch_cli.report.view import Facts
 from mismatch_cli.studies.study import cache_of, imported_fact, notes_of, program
+from mismatch_cli.tasks.answers import without_answer
 from mismatch_cli.trace.recorder_notes import RECORD
 
 _SKIPPED_SHOWN = 3
@@ -206,17 +207,20 @@ def left_out_of(
     """Notes on partial traces, substituted attention, skipped prompts, and the counts in
     `words`.
     """
-    sides = (about.get(name, {}) for name in ("rollout", "trainer", "recomputed"))
+    sides = [about.get(name, {}) for name in ("rollout", "trainer", "recomputed")]
+    rollout, trainer, _ = sides
     notes = [*partial_notes(about), *map(warning, sides), *notes_of(about.get("imported"))]
-    notes.append(rescaled(about.get("rollout", {}), about.get("trainer", {})))
-    notes.append(weights_note.noted(about.get("rollout", {}), about.get("trainer", {})))
+    notes.append(rescaled(rollout, trainer))
+    notes.append(weights_note.noted(rollout, trainer))
     notes.append(_skipped(about.get("prompts", {}).get("skipped", [])))
     notes += [
         f"{numbers.counted(counts[name], text)}." for name, text in words.items() if counts[name]
     ]
-    if about["grading_timeouts"]:
-        late = numbers.counted(about["grading_timeouts"], "responses score 0")
-        notes.append(f"{late} because grading the answer took too long.")
+    if late := about["grading_timeouts"]:
+        scored = numbers.counted(late, "responses score 0")
+        notes.append(f"{scored} because grading the answer took too long.")
+    if unstated := about["unstated"]:
+        notes.append(without_answer(unstated, about["responses"]))
     return tuple(note for note in notes if note)
 
 

@@ -46,6 +46,15 @@ class _Response:
     reward: float | None
     vocabulary: Vocabulary
 
+    def span(self, position: int) -> slice:
+        """The tokens that share characters with the one at a position."""
+        spans = self.vocabulary.spans(self.ids_T)
+        return next(span for span in spans if position < span.stop)
+
+    def text(self, position: int) -> str:
+        """The text of a token, with all of a character that it shares with others."""
+        return self.vocabulary.decode(self.ids_T[self.span(position)])
+
 
 def worst_excerpts(
     traces: Sequence[Trace], pair: Pair, worst: Mapping[str, Sequence[Mapping[str, Any]]]
@@ -123,7 +132,7 @@ def _look_up(traces: Sequence[Trace], pair: Pair, wanted: set[Key]) -> dict[Key,
 
 def _token_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:
     position = row["position"]
-    token = response.vocabulary.decode([row["token_id"]])
+    token = response.text(position)
     logq, logp = row["logp_reference"], row["logp_current"]
     d = -inf if logp is None else logp - logq  # a token out of support has no finite log π
     facts: Facts = (
@@ -148,7 +157,7 @@ def _token_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:
 
 def _moved_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:
     position, before, after = row["position"], row["before"], row["after"]
-    token = response.vocabulary.decode([int(response.ids_T[position])])
+    token = response.text(position)
     facts: Facts = (
         ("log π − log μ", f"{numbers.number(before)} → {numbers.number(after)}"),
         *_where(row),
@@ -160,12 +169,12 @@ def _moved_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:
 def _around(response: _Response, position: int, d: float) -> tuple[Piece, ...]:
     """A marked token between those before and after it."""
     start, stop = max(0, position - _BEFORE), min(len(response.ids_T), position + _AFTER + 1)
-    token = response.vocabulary.decode([int(response.ids_T[position])])
+    marked = response.span(position)
     return (
         *_ellipsis(start > 0),
-        *_plain(response, start, position),
-        Piece(token, 4, f"log π − log μ = {numbers.number(d)}"),
-        *_plain(response, position + 1, stop),
+        *_plain(response, start, marked.start),
+        Piece(response.text(position), 4, f"log π − log μ = {numbers.number(d)}"),
+        *_plain(response, marked.stop, stop),
         *_ellipsis(stop < len(response.ids_T)),
     )
 
@@ -182,7 +191,7 @@ def _response_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:
         ),
     )
     stop = min(len(response.ids_T), _LONGEST)
-    pieces = (*_weighted(response, 0, stop), *_ellipsis(stop < len(response.ids_T)))
+    pieces = (*_weighted(response, stop), *_ellipsis(stop < len(response.ids_T)))
     title = ", ".join(f"{label} {value}" for label, value in _where(row))
     return Excerpt(title, facts, tuple(pieces), _prompt(response))
 
@@ -201,27 +210,24 @@ def _plain(response: _Response, start: int, stop: int) -> Iterable[Piece]:
     return [Piece(response.vocabulary.decode(response.ids_T[start:stop]))] if stop > start else []
 
 
-def _weighted(response: _Response, start: int, stop: int) -> list[Piece]:
-    """Runs of plain tokens decoded together (a character may span tokens), highlighted ones one
-    by one.
+def _weighted(response: _Response, stop: int) -> list[Piece]:
+    """Runs of plain tokens decoded together, highlighted ones one by one; tokens that share a
+    character are highlighted as the one whose gap is largest.
     """
     weight_T = np.searchsorted(
         _WEIGHTS, np.nan_to_num(np.abs(response.d_T), posinf=np.inf), side="right"
     )
     pieces: list[Piece] = []
-    run = start
-    for position in range(start, stop):
-        if weight_T[position]:
-            pieces += _plain(response, run, position)
-            hint = f"log π − log μ = {numbers.number(float(response.d_T[position]))}"
-            pieces.append(
-                Piece(
-                    response.vocabulary.decode([response.ids_T[position]]),
-                    int(weight_T[position]),
-                    hint,
-                )
-            )
-            run = position + 1
+    run = 0
+    for span in response.vocabulary.spans(response.ids_T[:stop]):
+        weight = int(weight_T[span].max())
+        if weight:
+            pieces += _plain(response, run, span.start)
+            d_T = response.d_T[span]
+            largest = float(d_T[np.nanargmax(np.abs(d_T))])
+            hint = f"log π − log μ = {numbers.number(largest)}"
+            pieces.append(Piece(response.vocabulary.decode(response.ids_T[span]), weight, hint))
+            run = span.stop
     return [*pieces, *_plain(response, run, stop)]
 
 

@@ -242,8 +242,8 @@ def _width(text: Text) -> int:
 
 def _name(name: str, room: int) -> Text:
     """A name in as many lines as it needs, broken between its parts."""
-    parts = re.findall(rf".{{1,{room}}}?(?:[ /:_]+|$)|.{{{room}}}", name)
-    return Text("\n").join(map(for_terminal, _lines(parts, room)))
+    parts = re.findall(rf".{{1,{room}}}?(?:[ /:_]+|$)|.{{{room}}}", visible(name))
+    return Text("\n").join(map(Text, _lines(parts, room)))
 
 
 def _lines(parts: Sequence[str], room: int) -> list[str]:

@@ -57,7 +57,7 @@ from mismatch_cli.rl.train_config import FILE_NAME, TrainConfig
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ResponseScores, ScoreRequest, Trainer
 from mismatch_cli.sharding import Sharding, is_spread, on_first, whole_state
-from mismatch_cli.tasks.answers import no_answers
+from mismatch_cli.tasks.answers import no_answers, without_answer
 from mismatch_cli.tasks.environment import Environments
 from mismatch_cli.tasks.grading import group_mean_advantages
 from mismatch_cli.torch_settings import set_threads
@@ -96,8 +96,8 @@ class Run:
         self.framework = ""  # its names for the gap are in the lines too
         # Saved after the last step: it stays, with whatever the user has put beside it
         self._has_model = False
-        # Answers that responses have stated so far; None once we have warned that none do
-        self._stated: int | None = 0
+        # Responses so far that state an answer, and that end without one
+        self._answers, self._warned_of_answers = (0, 0), False
         self._threads = set_threads(config.threads or None, config.model)
         algorithm = find(config.algorithm, training=True)
         # An unknown name fails first
@@ -213,7 +213,8 @@ class Run:
         self.sync.restore(found.facts["sync"], found.load)
         # Every rank knows the given-up questions; only the first has the counts
         judge = found.facts["judge"]
-        self.task.grader.load_state_dict(judge if self.world.first else judge | {"timeouts": 0})
+        own = judge if self.world.first else judge | {"timeouts": 0, "unstated": 0}
+        self.task.grader.load_state_dict(own)
         self._cut_back(found.step)
         self._has_model = found.step == self.config.steps and self.world.told(
             (self.folder / "model").is_dir()
@@ -242,7 +243,9 @@ class Run:
         """The responses that took too long to grade, on any rank."""
         found = self.world.gather(self.task.grader.state_dict())
         given_up = sorted({question for state in found for question in state["given_up"]})
-        return {"given_up": given_up, "timeouts": self.counts()["grading_timeouts"]}
+        counts = self.counts()
+        timeouts, unstated = counts["grading_timeouts"], counts["unstated"]
+        return {"given_up": given_up, "timeouts": timeouts, "unstated": unstated}
 
     def _save_adapter(self, folder: Path) -> None:
         """Save the adapter as peft does, for the user: a resumed run reads the state instead."""
@@ -367,18 +370,22 @@ class Run:
 
     def counts(self) -> Record:
         """Counts of failures so far that did not stop the run."""
-        timeouts = sum(self.world.gather(self.task.grader.timeouts))
-        return {"back_offs": self.learner.loss_scale.back_offs, "grading_timeouts": timeouts}
+        grader = self.task.grader
+        return {
+            "back_offs": self.learner.loss_scale.back_offs,
+            "grading_timeouts": sum(self.world.gather(grader.timeouts)),
+            "unstated": sum(self.world.gather(grader.unstated)),
+        }
 
     def record(self, step: Step) -> Record:
         """The line of a step, without times, and its trace if one is due; {} on all ranks but
         the first.
         """
         counts, responses, every = self.counts(), self._all_responses(step), self.config.trace_every
-        stated = sum(self.world.gather(self.task.grader.stated))
+        answers = sum(self.world.gather(self.task.grader.stated)), counts["unstated"]
         if responses is None:
             return {}
-        self._warn_of_no_answers(stated, responses)
+        self._warn_of_no_answers(answers, responses)
         if every and step.number % every == 0:
             self.write_trace(f"step-{step.number}", responses.table)
         routers = self.learner.trainer.routing.describe()
@@ -386,21 +393,22 @@ class Run:
             step_record(step, responses, self.learner.algorithm, routers, self.framework) | counts
         )
 
-    def _warn_of_no_answers(self, stated: int, responses: Responses) -> None:
-        """Warn once if no response graded since the last step states an answer: every reward is
-        0.
+    def _warn_of_no_answers(self, answers: tuple[int, int], responses: Responses) -> None:
+        """Warn once if most responses graded since the last step state no answer: their reward
+        is 0 for that, not for a wrong one.
         """
-        if self._stated is None or self.config.reward or self.config.environment:
+        if self._warned_of_answers or self.config.reward or self.config.environment:
             return
-        if stated > self._stated:
-            self._stated = stated
-            return
-        self.say(
-            no_answers(
-                len(responses.reward_S), int(responses.truncated_S.sum()), self.config.max_tokens
-            )
+        stated, unstated = (
+            now - before for now, before in zip(answers, self._answers, strict=True)
         )
-        self._stated = None
+        self._answers = answers
+        if stated == 0:
+            truncated = int(responses.truncated_S.sum())
+            self.say(no_answers(len(responses.reward_S), truncated, self.config.max_tokens))
+        elif unstated > stated:
+            self.say(without_answer(unstated, stated + unstated))
+        self._warned_of_answers = stated == 0 or unstated > stated
 
     def _all_responses(self, step: Step) -> Responses | None:
         """The responses of all ranks, on the first one."""

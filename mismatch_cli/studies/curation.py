@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.metrics.estimate import Estimate, interval, point
+from mismatch_cli.metrics.estimate import SHARE, SIGNED, Estimate, interval, point
 from mismatch_cli.metrics.population import Curation
 from mismatch_cli.studies.study import Study
 
@@ -96,6 +96,7 @@ class CurationAnalysis(Study):
             "kept": len(curation.kept),
             "confirmed": len(curation.confirmed),
             "written": len(curation.confirmed if self.confirm else curation.kept),
+            "unstated": curation.unstated,
             "accuracy": mean_over_problems(self.accuracy_P).to_dict(),
             "accuracy_of_kept": mean_over_problems(chosen_K).to_dict(),
             "held_out_accuracy": mean_over_problems(held_out_K).to_dict(),
@@ -118,5 +119,8 @@ def mean_over_problems(values: Sequence[float] | np.ndarray) -> Estimate:
     value_N = np.asarray(values, dtype=np.float64)
     if len(value_N) < 2:
         return point(float(value_N.mean()))
+    mean = float(value_N.mean())
     without_N = (value_N.sum() - value_N) / (len(value_N) - 1)
-    return interval(float(value_N.mean()), without_N, len(value_N))
+    # Rewards of a user's own function can leave the unit interval
+    is_share = 0 < mean < 1 and value_N.min() >= 0 and value_N.max() <= 1
+    return interval(mean, without_N, len(value_N), SHARE if is_share else SIGNED)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -143,11 +144,7 @@ def explore(
         pair,
         all(_judged_alike(part.batch, pair) for part in parts),
         tuple(algorithm.name for algorithm in compared),
-        [
-            words[part.trace](token)
-            for part in parts
-            for token in part.batch.response_ids_T[_KEPT].tolist()
-        ],
+        [text for part in parts for text in _texts(part, traces[part.trace].vocabulary)],
         logq_T,
         logp_T,
         _column(parts, "entropy_trainer_T"),
@@ -247,6 +244,13 @@ def _column(parts: Sequence[_Part], name: str) -> np.ndarray | None:
 
 def _word(vocabulary: Vocabulary, token: int) -> str:
     return vocabulary.decode([token])
+
+
+def _texts(part: _Part, vocabulary: Vocabulary) -> Iterator[str]:
+    """The text of each shown token, as it reads in its response."""
+    ids_T, offset_S1 = part.batch.response_ids_T[_KEPT], part.batch.offset_S1
+    for start, stop in pairwise(np.minimum(offset_S1, len(ids_T)).tolist()):
+        yield from vocabulary.texts(ids_T[start:stop])
 
 
 def _responses(part: _Part, vocabulary: Vocabulary) -> Iterator[ExploredResponse]:

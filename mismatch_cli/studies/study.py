@@ -185,7 +185,9 @@ def about(traces: Sequence[Trace], unscored_responses: int) -> dict[str, Any]:
     )
     facts = {name: manifest[name] for name in names if name in manifest} | {
         "unscored_responses": unscored_responses,
+        "responses": sum(trace.num_responses for trace in traces),
         "grading_timeouts": sum(trace.count("grading_timeouts") for trace in traces),
+        "unstated": sum(trace.count("unstated") for trace in traces),
         "partial": shortfalls(traces),
     }
     return dict(shown(facts))

@@ -24,7 +24,10 @@ _NO_RECOMPUTED = (
     "the trace has no {column}. Fill it in with: mismatch-cli rescore {run} --keep-trainer "
     "--trainer-model SAMPLER"
 )
-
+_RECOMPUTED_IN_PART = (
+    "π′ is recorded for {rows} of {responses} responses only: record it for all with mismatch-cli "
+    "train --recompute, or judge those that have it by naming only algorithms that need it"
+)
 _NO_BATCHES = (
     "it needs whole batches, but some imported rows do not name their optimiser step. Record it "
     "with the trace: as a column minibatch (mismatch-cli import --schema), or with "
@@ -52,8 +55,11 @@ class Support:
                 f"{traces[0].folder} has no log-probabilities of a trainer to compare the "
                 f"rollout with. {traces[0].how_to_score}"
             )
-        has = _available(traces, columns)
         run, about = quoted(traces[0].run_folder), traces[0].manifest
+        has = _available(traces, columns, run)
+        all_need_it = all(algorithm.needs_recomputed for algorithm in algorithms)
+        if all_need_it and has["recomputed"] == "measured":
+            has["lacks_recomputed"] = ""  # judged on the responses that have it
         skipped = {a.name: reason for a in algorithms if (reason := _reason(a, has, run, about))}
         judged = tuple(a for a in algorithms if a.name not in skipped)
         if not judged:
@@ -79,7 +85,7 @@ class Support:
             return None
 
 
-def _available(traces: Sequence[Trace], columns: set[str]) -> dict[str, Any]:
+def _available(traces: Sequence[Trace], columns: set[str], run: str) -> dict[str, Any]:
     recomputed = "measured" if "logp_recomputed" in columns else "absent"
     if weights_are_equal(traces):
         recomputed = "equal weights"
@@ -90,10 +96,27 @@ def _available(traces: Sequence[Trace], columns: set[str]) -> dict[str, Any]:
         "full": {"tv_full", "kl_full"} <= columns,
         "top_k": min(trace.top_k for trace in traces) if "topk_logp_trainer" in columns else 0,
         "recomputed": recomputed,
+        "lacks_recomputed": _lacks_recomputed(traces, recomputed, run),
         "topk_recomputed": recomputed == "equal weights" or "topk_logp_recomputed" in columns,
         "average": "logp_average" in columns,
         "batches": all(_knows_batches(trace.manifest) for trace in traces),
     }
+
+
+def _lacks_recomputed(traces: Sequence[Trace], recomputed: str, run: str) -> str:
+    """Why no algorithm that needs a recomputed policy is judged; empty if more than half of the
+    responses have one.
+
+    All algorithms are judged on the same tokens: one that needs what few tokens have would leave
+    the others with these. `train` records π′ in every step's first update, where it is π.
+    """
+    if recomputed == "absent":
+        return _NO_RECOMPUTED.format(column="logp_recomputed", run=run)
+    responses = sum(trace.num_responses for trace in traces)
+    lacking = sum(trace.rows_without("logp_recomputed") for trace in traces)
+    if recomputed == "equal weights" or 2 * lacking < responses:
+        return ""
+    return _RECOMPUTED_IN_PART.format(rows=responses - lacking, responses=responses)
 
 
 def _knows_batches(manifest: Mapping[str, Any]) -> bool:
@@ -132,8 +155,8 @@ def _reason(
     )
     if recomputed == "equal weights" and algorithm.anchor == "recomputed" and distances:
         return _EQUAL.format(run=run)
-    if recomputed == "absent" and algorithm.needs_recomputed:
-        return _NO_RECOMPUTED.format(column="logp_recomputed", run=run)
+    if algorithm.needs_recomputed and has["lacks_recomputed"]:
+        return str(has["lacks_recomputed"])
     if k > has["top_k"]:
         recorded = f"the top {has['top_k']}" if has["top_k"] else "none"
         smaller = (

@@ -111,7 +111,7 @@ def _keys(group: RowGroup, trace: Trace, words: dict[int, str]) -> _Columns:
             words[token_id] = visible(trace.vocabulary.decode([token_id]))
     texts = pa.array(
         [words[token_id] for token_id in ids.tolist()], pa.string()
-    ).dictionary_encode()  # many ids decode to �
+    ).dictionary_encode()  # many ids may have one text
     return {
         **{name: _array(np.repeat(values_S, lengths_S)) for name, values_S in rows_S.items()},
         "position": pa.array(

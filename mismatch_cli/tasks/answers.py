@@ -4,6 +4,8 @@
 
 import re
 
+from mismatch_cli.numbers import count
+
 FORMATS = ("auto", "boxed", "line")
 FORMAT_HELP = (
     "Where responses state their answer: boxed (the last box), line (a last line Answer: …); "
@@ -14,7 +16,7 @@ SECONDS_HELP = (
     "and 60 s."
 )
 _BOX = re.compile(r"\\(?:boxed|fbox)\{")
-_END_OF_THOUGHT = "</think>"
+THOUGHT, _END_OF_THOUGHT = "<think>", "</think>"
 # The wording of DAPO-Math-17k and simple-evals; a prompt that asks for a box on that line asks for
 # a box.
 _ASKS_FOR_LINE = re.compile(r"of the form:?\s*[\"'“]?Answer:(?!\s*\\boxed)", re.IGNORECASE)
@@ -85,6 +87,24 @@ def last_boxed(text: str) -> str | None:
     return found
 
 
+HOW_TO_ASK = (
+    "An answer is the last \\boxed{…} of a response, or its last line Answer: … if the prompt asks "
+    "for one. --prompt-template boxed or answer-line asks for one of them; --answer-format line "
+    "always reads such a line, and a --reward of your own any other form."
+)
+
+
+def without_answer(unstated: int, responses: int) -> str:
+    """What to say of responses that ended without stating an answer: they are not wrong, but
+    unread; what would help, if they are most.
+    """
+    help_ = f" {HOW_TO_ASK}" if 2 * unstated > responses else ""
+    return (
+        f"{count(unstated)} of {count(responses)} responses ended without an answer in the "
+        f"asked form, and score 0 for that alone.{help_}"
+    )
+
+
 def no_answers(responses: int, truncated: int, max_tokens: int) -> str:
     """The warning for a step whose responses state no answer: every reward is 0, and nothing is
     learned.
@@ -96,7 +116,5 @@ def no_answers(responses: int, truncated: int, max_tokens: int) -> str:
     )
     return (
         f"None of the {responses} responses of a step states an answer, so every reward is "
-        f"0.{cut} An answer is the last \\boxed{{…}} of a response, or its last line Answer: … "
-        "if the prompt asks for one. --prompt-template boxed or answer-line asks for one of "
-        "them; --answer-format line always reads such a line."
+        f"0.{cut} {HOW_TO_ASK}"
     )

@@ -71,14 +71,14 @@ class Environments:
     share of the episodes.
 
     A step that takes too long ends its episode and counts in `timeouts`. It ends its process too:
-    the other episodes there are replayed with the same seeds and actions. `stated` exists only for
-    the interface of graders.
+    the other episodes there are replayed with the same seeds and actions. `stated` and `unstated`
+    exist only for the interface of graders.
     """
 
     def __init__(self, where: str, seconds: float = 30.0, processes: int = 1) -> None:
         file, code = users_code(where, "--environment", "class", "name")
         self._where, self._seconds = where, seconds
-        self.timeouts = self.stated = self._forgotten = 0
+        self.timeouts = self.stated = self.unstated = self._forgotten = 0
         self._children = [
             Child(
                 "mismatch_cli.tasks._environment_worker",

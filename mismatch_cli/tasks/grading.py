@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.tasks._child import Child
-from mismatch_cli.tasks.answers import asks_for_box, asks_for_line, last_boxed, stated_answer
+from mismatch_cli.tasks.answers import (
+    THOUGHT,
+    asks_for_box,
+    asks_for_line,
+    last_boxed,
+    stated_answer,
+)
 from mismatch_cli.tasks.prompts import CONVERSATIONS, LINE_TEMPLATE, Problem
 from mismatch_cli.tasks.rewards import Answered, OwnReward
 
@@ -39,6 +45,7 @@ def group_mean_advantages(reward_S: np.ndarray, prompt_id_S: np.ndarray) -> np.n
     return (reward_S - means_G[group_S]).astype(np.float32)
 
 
+_END_OF_PROMPT = 16  # tokens, which hold the tag of a thought, whole or in pieces
 _PLAIN_INTEGER = re.compile(r"-?[0-9]{1,15}")
 
 
@@ -46,13 +53,14 @@ class MathVerify:
     """Compares answers in a child process, which is restarted when a comparison takes too long.
 
     A context manager: the child ends with it. Equal pairs are compared once. `timeouts` counts
-    responses that scored 0 because their comparison timed out, `stated` those that state an answer.
+    responses that scored 0 because their comparison timed out, `stated` those that state an answer,
+    `unstated` those that ended without one.
     """
 
     def __init__(self, seconds: float = 5.0) -> None:
         self._known: dict[tuple[str, str], float] = {}
         self._seconds = seconds
-        self.timeouts = self.stated = 0
+        self.timeouts = self.stated = self.unstated = 0
         self.child = Child(
             "mismatch_cli.tasks._worker",
             cannot_start=(
@@ -73,12 +81,11 @@ class MathVerify:
         """1 if the answer that a response states (see `stated_answer`) is right, else 0;
         truncated ones score 0.
         """
-        stated = (
-            stated_answer(response, in_thought=in_thought, on_line=on_line)
-            if finish_reason != "length"
-            else None
-        )
+        if finish_reason == "length":
+            return 0.0
+        stated = stated_answer(response, in_thought=in_thought, on_line=on_line)
         if stated is None:
+            self.unstated += 1
             return 0.0
         self.stated += 1
         if _PLAIN_INTEGER.fullmatch(stated) and _PLAIN_INTEGER.fullmatch(answer):
@@ -133,10 +140,10 @@ def gradable(problems: Sequence[Problem], reward: str, location: str) -> list[Pr
 class Grader:
     """Grades responses as text, in a child process; a context manager.
 
-    `reward` is FILE.py:FUNCTION, with a limit of `seconds`, or empty for math-verify. With the
-    template "r1-distill" only text after the thought counts. `answer_format` is where responses
-    state their answer; "auto" lets each prompt decide. `chat`: the tokenizer has a chat template,
-    which turns problems into conversations.
+    `reward` is FILE.py:FUNCTION, with a limit of `seconds`, or empty for math-verify. After a
+    prompt that ends in an open thought, only text after the thought counts. `answer_format` is
+    where responses state their answer; "auto" lets each prompt decide. `chat`: the tokenizer has a
+    chat template, which turns problems into conversations.
     """
 
     def __init__(
@@ -149,7 +156,7 @@ class Grader:
         answer_format: str = "auto",
         chat: bool = True,
     ) -> None:
-        self._decode, self._in_thought = decode, template == "r1-distill"
+        self._decode = decode
         self._format, self._words_ask_for_line = answer_format, template == LINE_TEMPLATE
         self._scorer: MathVerify | OwnReward = (
             OwnReward(reward, seconds, conversational=chat and template in CONVERSATIONS)
@@ -191,9 +198,13 @@ class Grader:
             self._text(rollout),
             problem.answer,
             rollout.finish_reason,
-            in_thought=self._in_thought,
+            in_thought=self._opens_thought(rollout.prompt_ids),
             on_line=on_line,
         )
+
+    def _opens_thought(self, prompt_ids: list[int]) -> bool:
+        """Whether the prompt ends inside a thought, as chat templates of reasoning models do."""
+        return self._decode(prompt_ids[-_END_OF_PROMPT:]).rstrip().endswith(THOUGHT)
 
     def _wants_line(self, problem: Problem) -> bool:
         """Whether the prompt asks for a line: the template adds its words only to problems that
@@ -217,6 +228,11 @@ class Grader:
         """Number of responses that earned 0 because grading them took too long."""
         return self._scorer.timeouts
 
+    @property
+    def unstated(self) -> int:
+        """Number of responses that ended without stating an answer; 0 with a user's reward."""
+        return self._scorer.unstated if isinstance(self._scorer, MathVerify) else 0
+
     def start(self) -> None:
         """Start the child now, which shows whether the user's code loads."""
         self._scorer.child.start()
@@ -225,11 +241,17 @@ class Grader:
         """What took too long: a resumed run does not try it again, and so scores like an
         uninterrupted one.
         """
-        return {"given_up": self._scorer.child.given_up, "timeouts": self._scorer.timeouts}
+        return {
+            "given_up": self._scorer.child.given_up,
+            "timeouts": self.timeouts,
+            "unstated": self.unstated,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._scorer.child.give_up(state["given_up"])
         self._scorer.timeouts = state["timeouts"]
+        if isinstance(self._scorer, MathVerify):
+            self._scorer.unstated = state.get("unstated", 0)  # older checkpoints have none
 
     def __enter__(self) -> Grader:
         return self

@@ -31,12 +31,9 @@ TEMPLATE_HELP = (
     "ask for a box (boxed) or a line Answer: … (answer-line) unless the problem does."
 )
 # The prompt for DeepSeek-R1-Distill models in the sanity test's code (sail-sg/Precision-RL, by
-# oat): the response begins inside the thought.
-_R1_DISTILL = (
-    "<｜begin▁of▁sentence｜><｜User｜>{problem} Please reason step by step, and put your final "
-    "answer within \\boxed{{}}.\n"
-    "<｜Assistant｜><think>\n"
-)
+# oat): the response begins inside the thought. The sanity data on the hub end with these words.
+_R1_DISTILL = "<｜begin▁of▁sentence｜><｜User｜>{problem}\n<｜Assistant｜><think>\n"
+_R1_WORDS = "{problem} Please reason step by step, and put your final answer within \\boxed{{}}."
 # The usual words for Qwen models, and those of DAPO-Math-17k (BytedTsinghua-SIA on the hub).
 _WORDS = {
     "boxed": "{problem}\nPlease reason step by step, and put your final answer within \\boxed{{}}.",
@@ -319,7 +316,12 @@ def _texts(problems: list[Problem], tokenizer: Any, template: str) -> Iterable[s
         }
         return rendered(tokenizer, chats)
     plain = (plain_text(problem, template) for problem in problems)
-    return plain if template == "raw" else (_R1_DISTILL.format(problem=text) for text in plain)
+    return plain if template == "raw" else map(_r1_distill, plain)
+
+
+def _r1_distill(text: str) -> str:
+    worded = text if asks_for_box(text) else _R1_WORDS.format(problem=text)
+    return _R1_DISTILL.format(problem=worded)
 
 
 def plain_text(problem: Problem, template: str) -> str:

@@ -173,6 +173,11 @@ class Trace:
         """Rows of all shards."""
         return self.completeness.responses
 
+    def rows_without(self, column: str) -> int:
+        """How many rows have no value of a column, according to the footers."""
+        footers = self.footers.values()
+        return sum(footer.nulls.get(column, sum(footer.rows)) for footer in footers)
+
     @cached_property
     def top_k(self) -> int:
         """K, by the lists of the first response that has them; 0 if none has."""

@@ -6,7 +6,7 @@ answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from mismatch_cli.trace.schema import REQUIRED, arrow_type, column_order
 from mismatch_cli.trace.stores import StoreError, decoding, is_store, source_of
 
 _RANGED = ("step", "version_rollout", "version_trainer")
+_OF_SOME_ROWS = ("logp_recomputed",)  # columns whose rows without a value are counted
 _MOST_OF_A_GROUP = 2**28  # bytes of a row group besides 20 × the file; our own have less than half
 
 
@@ -44,6 +45,7 @@ class Footer(NamedTuple):
     ranges: tuple[
         Mapping[str, tuple[int, int]], ...
     ]  # of each row group: minimum and maximum of some columns, if known
+    nulls: Mapping[str, int]  # rows without a value, of columns that may have none
 
 
 def open_shard(path: Path) -> pq.ParquetFile:
@@ -99,7 +101,20 @@ def footer_of(path: Path) -> Footer:
     tokens = sum(group.column(place).num_values for group in groups)
     told = ({name: _range(group.column(at)) for name, at in places.items()} for group in groups)
     ranges = tuple({name: found for name, found in ranges.items() if found} for ranges in told)
-    return Footer(frozenset(schema.names), schema.metadata or {}, rows, tokens, ranges)
+    return Footer(
+        frozenset(schema.names), schema.metadata or {}, rows, tokens, ranges, _nulls(leaves, groups)
+    )
+
+
+def _nulls(leaves: Sequence[str], groups: Sequence[pq.RowGroupMetaData]) -> dict[str, int]:
+    """The rows without a value, of `_OF_SOME_ROWS`: a null list is one null entry of its leaf."""
+    nulls = {}
+    for place, leaf in enumerate(leaves):
+        name = leaf.partition(".")[0]
+        if name in _OF_SOME_ROWS:
+            columns = (group.column(place) for group in groups)
+            nulls[name] = sum(c.statistics.null_count for c in columns if c.is_stats_set)
+    return nulls
 
 
 def _leaves(footer: pq.FileMetaData) -> list[str]:

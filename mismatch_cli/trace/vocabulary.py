@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from codecs import getincrementaldecoder
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -19,6 +22,8 @@ from mismatch_cli.trace.stores import StoreError, decoding, source_of
 
 _SCHEMA = pa.schema({"id": pa.int32(), "bytes": pa.binary()})
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_CONTINUATION = range(0x80, 0xC0)  # bytes of a UTF-8 character after its first
+CONTINUED = "◌"  # a token whose bytes belong to a character that an earlier one began
 
 
 class Vocabulary:
@@ -29,10 +34,32 @@ class Vocabulary:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of a token sequence; bytes that do not form a character (half of one) show as
-        �.
+        `\\xe6`.
         """
-        pieces = (self._bytes_by_id.get(int(i), f"⟨{i}⟩".encode()) for i in ids)
-        return b"".join(pieces).decode("utf-8", errors="replace")
+        return b"".join(map(self._bytes, ids)).decode("utf-8", errors="backslashreplace")
+
+    def texts(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+        """The text of each token of a sequence: characters that tokens share are whole in the
+        first of these, and the others are `CONTINUED`.
+        """
+        texts = []
+        for span in self.spans(ids):
+            texts += [self.decode(ids[span]), *[CONTINUED] * (span.stop - span.start - 1)]
+        return texts
+
+    def spans(self, ids: Sequence[int] | np.ndarray) -> list[slice]:
+        """Runs of tokens that share characters: mostly one token each."""
+        decoder = getincrementaldecoder("utf-8")("backslashreplace")
+        starts = []
+        for position, piece in enumerate(map(self._bytes, ids)):
+            half, _ = decoder.getstate()
+            if not (half and (not piece or piece[0] in _CONTINUATION)):
+                starts.append(position)
+            decoder.decode(piece)
+        return [slice(start, stop) for start, stop in pairwise([*starts, len(ids)])]
+
+    def _bytes(self, token: int) -> bytes:
+        return self._bytes_by_id.get(int(token), f"⟨{token}⟩".encode())
 
     @classmethod
     def read(cls, folder: Path) -> Vocabulary:

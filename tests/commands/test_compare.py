@@ -60,8 +60,10 @@ def test_json_is_what_is_written_and_the_folder_is_overwritten(here, capfd):
     assert result["comparisons"][0]["pairing"] == "tokens" and result["pair"] == "mismatch"
     (here / "out" / "summary.json").write_text("{}")
     code, _, err = compare(capfd, "run", FLOAT32, "--quiet", "-o", "out")
-    assert code == 1 and "out already exists. Replace its report with --force" in " ".join(
-        err.split()
+    assert (
+        code == 1
+        and "out holds other files. Write the report beside them with --force"
+        in " ".join(err.split())
     )
 
 
@@ -91,7 +93,7 @@ def test_the_pair_asked_for_is_compared_and_kept_in_the_command(here, capfd):
             "run/trace has no staleness pair. It has: floor, mismatch, total.",
         ),
         (["run", "run", "-o", "/proc/nope"], 1, "/proc/nope cannot be written"),
-        (["run", "run", "-o", "run"], 1, "run already exists"),
+        (["run", "run", "-o", "run"], 1, "run holds other files"),
         (["run", "run", "-o", "run/trace/manifest.json"], 1, "is a file"),
     ],
 )

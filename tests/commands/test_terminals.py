@@ -13,6 +13,7 @@ import pytest
 
 from mismatch_cli import cli
 from mismatch_cli.places import bundled
+from mismatch_cli.text import with_signs_of
 
 TRACE = str(bundled("traces") / "fp8-kv")
 
@@ -37,9 +38,18 @@ def test_every_terminal_gets_the_report(monkeypatch, tmp_path, encoding):
         stream.flush()
     out, err = (stream.buffer.getvalue().decode(encoding) for stream in streams.values())
     assert codes == [0, 0, 1]
-    assert "Unexpected" not in err and ("\\u03bc" in out or "μ" in out)
+    assert "Unexpected" not in err and "|pi - mu|" in out
     assert json.loads(out[out.index("\n{") :])
     assert ("\\ud835\\udd18" in err) != ("\U0001d518" in err)
+
+
+def test_our_own_signs_have_a_spelling_in_ascii():
+    line = "mean |π − μ|  0.0028 ± 0.0003  ≤ 0.01  ✔  █▇▁ “x” … χ² × 3"
+    assert with_signs_of("utf-8", line) == line
+    plain = with_signs_of("ascii", line)
+    assert plain == 'mean |pi - mu|  0.0028 +- 0.0003  <= 0.01  ok  871 "x" ~ chi^2 x 3'
+    assert with_signs_of("latin-1", "3 × ± π") == "3 × ± pi"
+    assert with_signs_of(None, "π") == "pi"
 
 
 def test_a_process_in_the_c_locale_says_it_all(tmp_path):

@@ -15,6 +15,8 @@ from mismatch_cli.engines import sample_seed
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.recording.rollouts import plan_shards, sample_shard
 from mismatch_cli.recording.score import evenly_spaced
+from mismatch_cli.report.about import left_out_of
+from mismatch_cli.studies.study import about
 from mismatch_cli.tasks.grading import Grader
 from mismatch_cli.tasks.prompts import Problem
 from mismatch_cli.trace.manifest import write_manifest
@@ -57,6 +59,15 @@ def sample(folder, rollout=GOOD, answers=("5", None), text="\\boxed{5}", reward=
     write_manifest(folder, {})
     (batch,) = Trace.open(folder).batches()
     return batch
+
+
+def test_a_trace_counts_responses_without_an_answer(tmp_path):
+    """Those of the problem that has no answer to grade with are not among them."""
+    sample(tmp_path / "trace", text="It is 5.")
+    trace = Trace.open(tmp_path / "trace")
+    assert trace.count("unstated") == 2
+    (note,) = [note for note in left_out_of(about([trace], 0), {}, {}) if "asked form" in note]
+    assert note.startswith("2 of 4 responses ended without an answer")
 
 
 def test_a_shard_is_graded_as_one_batch(tmp_path):

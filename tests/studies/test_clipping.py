@@ -206,15 +206,15 @@ def test_no_token_has_what_all_algorithms_need(tmp_path):
     )
     trace = write_trace(
         tmp_path / "trace",
-        without(world(0, 12), *topk),
+        without(world(0, 16), *topk),
         without(world(1, 12), "logp_recomputed_T", topk[-1]),
     )
     with pytest.raises(MismatchError, match="--algorithm") as caught:
         analyse_clipping([trace], (find("minirl"), find("dppo-topk-tv")))
     assert "logp_recomputed" in str(caught.value) and "topk_logp_rollout" in str(caught.value)
     minirl = analyse_clipping([trace], (find("minirl"),)).summary
-    assert (minirl.seen, minirl.lacking) == (24, {"logp_recomputed": 12})
-    assert minirl.counts["tokens"] == result_of(world(0, 12))["counts"]["tokens"]
+    assert (minirl.seen, minirl.lacking) == (28, {"logp_recomputed": 12})
+    assert minirl.counts["tokens"] == result_of(world(0, 16))["counts"]["tokens"]
 
 
 def test_without_advantages_both_signs_are_asked(tmp_path):

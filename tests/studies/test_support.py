@@ -51,6 +51,20 @@ def test_equal_weights_make_the_recomputed_anchor_the_trainer_itself(tmp_path):
     assert {a.name for a in support.judged} >= ON_BOTH
 
 
+def test_a_recomputed_policy_of_few_responses_does_not_leave_the_others_with_these(tmp_path):
+    """As in a training trace: π is π′ in the first of four updates only."""
+    later = [without(world(seed, 6), "logp_recomputed_T") for seed in (1, 2, 3)]
+    support = support_of(tmp_path / "in-part", world(0, 6), *later)
+    assert support.has["recomputed"] == "measured" and support.needs.recomputed is False
+    assert set(support.skipped) == ON_RECOMPUTED | ON_BOTH
+    assert all("6 of 24 responses" in reason for reason in support.skipped.values())
+    most = [world(seed, 6) for seed in (0, 1)]
+    assert support_of(tmp_path / "most", *most, later[0]).judged == ALL
+    # Alone it is judged on what there is
+    alone = support_of(tmp_path / "alone", world(0, 6), *later, algorithms=(find("ppo"),))
+    assert alone.needs.recomputed and not alone.skipped
+
+
 def test_without_recomputed(tmp_path):
     support = support_of(tmp_path, without=RECOMPUTED)
     assert support.has["recomputed"] == "absent"
@@ -137,7 +151,7 @@ def test_only_judged_algorithms_need_columns(tmp_path):
 
 def test_recomputed_in_some_shards_only(tmp_path):
     support = support_of(
-        tmp_path, world(0, 6), without(world(1, 6), "logp_recomputed_T", "topk_logp_recomputed_TK")
+        tmp_path, world(0, 7), without(world(1, 6), "logp_recomputed_T", "topk_logp_recomputed_TK")
     )
     assert support.has["recomputed"] == "measured" and support.skipped == {}
 

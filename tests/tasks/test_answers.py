@@ -9,7 +9,7 @@ import pytest
 from mismatch_cli.batch import Rollout
 from mismatch_cli.models import load_tokenizer
 from mismatch_cli.places import bundled
-from mismatch_cli.tasks.answers import asks_for_line, stated_answer
+from mismatch_cli.tasks.answers import asks_for_line, stated_answer, without_answer
 from mismatch_cli.tasks.grading import Grader, MathVerify
 from mismatch_cli.tasks.prompts import Problem, encode_prompts
 
@@ -103,6 +103,40 @@ def test_the_format_decides_where_the_answer_is_read(settings: dict[str, Any], e
         ) - (
             not settings  # the third problem asks for a box, but there is none
         )
+
+
+@pytest.mark.parametrize(
+    ("end", "opens"),
+    [
+        ("<think>\n", True),
+        ("<think>", True),
+        ("<think>\n\n</think>\n\n", False),  # a template that turns thinking off
+        ("assistant\n", False),
+    ],
+)
+def test_whether_a_thought_is_open_is_read_off_the_end_of_the_prompt(end, opens):
+    texts = [f"Say <think>. {end}", "So \\boxed{3}, no.</think> It is \\boxed{4}.", "\\boxed{4}."]
+    problem = Problem(0, "2 + 2?", "4")
+    rollouts: Any = [Rollout([0], [place], None, None, None, None, "") for place in (1, 2)]  # type: ignore[arg-type]
+    with Grader(lambda ids: texts[ids[0]]) as grader:
+        assert grader.rewards([problem] * 2, rollouts) == [1, not opens]
+
+
+def test_responses_that_end_without_an_answer_are_counted_apart():
+    texts = ["\\boxed{4}", "\\boxed{5}", "It is 4.", "It is 4."]
+    rollouts: Any = [Rollout([0], [i], None, None, None, None, "") for i in range(3)]  # type: ignore[arg-type]
+    rollouts.append(Rollout([0], [3], None, None, None, None, "length"))  # type: ignore[arg-type]
+    with Grader(lambda ids: texts[ids[0]]) as grader:
+        assert grader.rewards([Problem(0, "2 + 2?", "4")] * 4, rollouts) == [1, 0, 0, 0]
+        assert (grader.stated, grader.unstated) == (2, 1)
+        kept = grader.state_dict()
+        assert kept["unstated"] == 1
+        grader.load_state_dict({"given_up": [], "timeouts": 0})
+        assert grader.unstated == 0
+    assert without_answer(1, 4) == (
+        "1 of 4 responses ended without an answer in the asked form, and score 0 for that alone."
+    )
+    assert "--prompt-template boxed" in without_answer(3, 4)
 
 
 def test_a_problem_that_asks_for_a_box_itself_is_graded_by_its_box():

@@ -234,6 +234,28 @@ def test_the_prompt_of_the_distilled_models_is_literal():
     )
 
 
+def test_no_template_repeats_an_instruction_that_is_there():
+    """The sanity data on the hub are messages that already ask for a box."""
+    asks = "What is 1 + 1? Please reason step by step, and put your final answer within \\boxed{}."
+    for prompt in (asks, [{"role": "user", "content": asks}]):
+        for template in ("r1-distill", "boxed", "answer-line"):
+            text = CharTokenizer.of([Problem(0, prompt, "2")], template)
+            assert text.count("\\boxed") == 1 and "Answer:" not in text, (template, text)
+    r1 = CharTokenizer.of([Problem(0, asks, "2")], "r1-distill")
+    assert r1 == f"<｜begin▁of▁sentence｜><｜User｜>{asks}\n<｜Assistant｜><think>\n"
+
+
+class CharTokenizer(WordTokenizer):
+    def encode(self, text, add_special_tokens=True, verbose=True):
+        return [ord(character) for character in text]
+
+    @classmethod
+    def of(cls, posed: list[Problem], template: str) -> str:
+        """The prompt as the model reads it."""
+        encoded = encode_prompts(posed, cls(), template=template, max_model_len=1000)
+        return "".join(map(chr, encoded.prompt_ids[0]))
+
+
 def test_an_unknown_template_names_the_known_ones():
     with pytest.raises(UsageError, match="r1-distill"):
         encode_prompts(problems("a"), WordTokenizer(), template="r1", max_model_len=10)

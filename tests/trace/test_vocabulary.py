@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_cli.trace.vocabulary import _is_byte_level
+from mismatch_cli.trace.vocabulary import CONTINUED, Vocabulary, _is_byte_level
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,37 @@ def test_bytes_are_recognised_by_either_end_of_a_tokenizer(settings: Any, expect
     backend = SimpleNamespace(to_str=lambda: json.dumps(settings))
     assert _is_byte_level(SimpleNamespace(backend_tokenizer=backend)) == expected
     assert not _is_byte_level(SimpleNamespace())
+
+
+def vocabulary_of(*pieces: bytes) -> Vocabulary:
+    return Vocabulary(dict(enumerate(pieces)))
+
+
+def test_characters_that_tokens_share_are_whole_in_the_first_of_them():
+    tokyo = "東京".encode()
+    vocabulary = vocabulary_of(b"in ", tokyo[:2], tokyo[2:4], tokyo[4:], b"!", "é".encode())
+    ids = [0, 1, 2, 3, 4, 5]
+    assert vocabulary.texts(ids) == ["in ", "東京", CONTINUED, CONTINUED, "!", "é"]
+    assert vocabulary.spans(ids) == [slice(0, 1), slice(1, 4), slice(4, 5), slice(5, 6)]
+    assert vocabulary.decode(ids) == "in 東京!é"
+
+
+def test_a_half_of_a_character_shows_its_bytes_and_takes_no_neighbour():
+    half = "東".encode()[:2]
+    vocabulary = vocabulary_of(half, b" the", "東".encode()[2:], half[:1])
+    assert vocabulary.decode([0]) == r"\xe6\x9d"
+    assert vocabulary.texts([0, 1]) == [r"\xe6\x9d", " the"]
+    assert vocabulary.texts([2, 1]) == [r"\xb1", " the"]
+    assert vocabulary.texts([1, 0]) == [" the", r"\xe6\x9d"]
+    assert vocabulary.texts([0, 2, 3]) == ["東", CONTINUED, r"\xe6"]
+    assert vocabulary.texts([]) == []
+
+
+def test_every_split_of_a_text_reads_like_the_text():
+    text = "a東é🎂\n한"
+    raw = text.encode()
+    for first in range(len(raw)):
+        for second in range(first, len(raw)):
+            vocabulary = vocabulary_of(raw[:first], raw[first:second], raw[second:])
+            shown = vocabulary.texts([0, 1, 2])
+            assert "".join(shown).replace(CONTINUED, "") == text, (first, second)

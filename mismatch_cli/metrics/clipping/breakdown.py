@@ -11,20 +11,24 @@ from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.histograms import count_into
 from mismatch_cli.metrics.kept_rows import SmallestRows
-from mismatch_cli.metrics.profiles import POSITION_BINS, position_cells
+from mismatch_cli.metrics.profiles import POSITION_BINS, longest_response, position_cells
 from mismatch_cli.metrics.volatility import CELLS, MU_BINS, Cells
 
 
 class BlockedCells(Accumulator):
     """Counts by sign, prompt group and bin: row 0 has all judged tokens, the next rows those of
-    each algorithm.
+    each algorithm. `longest`: tokens of the longest response, where the last position's bin ends.
     """
 
+    LARGEST = ("longest",)
+
     def __init__(self, algorithms: int) -> None:
+        self.longest = 0
         self.by_mu = np.zeros((1 + algorithms, 2, GROUPS, MU_BINS), dtype=np.int64)
         self.by_position = np.zeros((1 + algorithms, 2, GROUPS, POSITION_BINS), dtype=np.int64)
 
     def update(self, judged: Masked) -> None:
+        self.longest = max(self.longest, longest_response(judged.gaps))
         mu_N, position_N = Cells.of(judged.gaps).cell_N, position_cells(judged.gaps)
         mu_N += judged.negative_N * np.int32(CELLS)
         position_N += judged.negative_N * np.int32(GROUPS * POSITION_BINS)

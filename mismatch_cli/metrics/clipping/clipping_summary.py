@@ -209,7 +209,7 @@ class ClippingSummary(Accumulator):
                 for b, (low, high) in enumerate(pairwise((0.0, *MU_EDGES, 1.0)))
             ],
             "by_position": [
-                dict(zip(("first", "last"), bin_bounds(b), strict=True))
+                dict(zip(("first", "last"), bin_bounds(b, cells.longest), strict=True))
                 | _bin_row(cells.by_position[bins_of, :, :, b], prompts, advantages)
                 for b in range(POSITION_BINS)
                 if cells.by_position[0, :, :, b].any()

@@ -4,6 +4,7 @@ distinct ids only.
 
 from __future__ import annotations
 
+from math import exp, log
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from mismatch_cli.metrics.histograms import count_into
 
 _BUFFERED = 2**16
 _SIGN_BIT = 32
+_CHANCE = 0.05  # that a token id is called over-represented, though none is
 
 
 class TokenTable(Accumulator):
@@ -59,27 +61,46 @@ class TokenTable(Accumulator):
         key, sums_4 = self.blocked[algorithm].totals()
         chosen = key >> _SIGN_BIT == sign
         ids, sums_4 = key[chosen] - (sign << _SIGN_BIT), sums_4[:, chosen]
-        overall = sums_4[0].sum() / max(self.judged[sign].sum(), 1)
-        rows: list[dict[str, Any]] = []
-        for i in np.lexsort([ids, -sums_4[0]])[:count]:
-            blocked, tokens = int(sums_4[0, i]), int(self.judged[sign, ids[i]])
-            rate, (mu, pi, ratio) = (
-                blocked / tokens,
-                (float(total) / blocked for total in sums_4[1:, i]),
-            )
-            rows.append(
-                {
-                    "token_id": int(ids[i]),
-                    "blocked": blocked,
-                    "tokens": tokens,
-                    "rate": rate,
-                    "lift": float(rate / overall),
-                    "mu": mu,
-                    "pi": pi,
-                    "ratio": finite_or_none(ratio),
-                }
-            )
-        return rows
+        overall = float(sums_4[0].sum() / max(self.judged[sign].sum(), 1))
+        # One of many ids: the 5 % are shared by all that could have come out by chance
+        least = _CHANCE / max(int(np.count_nonzero(self.judged[sign])), 1)
+        most = np.lexsort([ids, -sums_4[0]])[:count]
+        rows = (_row(int(ids[i]), int(self.judged[sign, ids[i]]), sums_4[:, i]) for i in most)
+        return [row | {"lift": _lift(row["rate"], overall, row["tokens"], least)} for row in rows]
+
+
+def _row(token_id: int, tokens: int, sums_4: np.ndarray) -> dict[str, Any]:
+    """How often one id is blocked, and its means over these occurrences."""
+    blocked, *sums = map(float, sums_4)
+    mu, pi, ratio = (total / blocked for total in sums)
+    return {
+        "token_id": token_id,
+        "blocked": int(blocked),
+        "tokens": tokens,
+        "rate": blocked / tokens,
+        "mu": mu,
+        "pi": pi,
+        "ratio": finite_or_none(ratio),
+    }
+
+
+def _lift(rate: float, overall: float, tokens: int, least: float) -> float | None:
+    """How many times the overall rate a rate is; None where its probability by chance is not below
+    `least`.
+    """
+    return rate / overall if _chance_of(rate, overall, tokens) < least else None
+
+
+def _chance_of(rate: float, overall: float, tokens: int) -> float:
+    """A bound on the probability that `tokens` independent tokens have at least this rate, if each
+    is blocked with the overall one: exp(−n · KL(rate‖overall)), Chernoff (1952).
+    """
+    if rate <= overall or overall == 0:
+        return 1.0
+    kl = rate * log(rate / overall)
+    if rate < 1:
+        kl += (1 - rate) * log((1 - rate) / (1 - overall))
+    return exp(-tokens * kl)
 
 
 class _SparseSums(Accumulator):

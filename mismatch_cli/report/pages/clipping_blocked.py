@@ -295,9 +295,10 @@ def tokens_section(subject: Subject) -> Section:
     """
     return Section(
         "Which tokens are blocked",
-        "Rate: the share of a token's occurrences that are blocked. × over-represented: rate ÷ "
-        "rate of all tokens with that sign of A; above 1 the mask targets this token, whereas a "
-        "count alone favors frequent tokens. μ, π and r are means over the blocked occurrences.",
+        "Blocked: of how many occurrences with that sign of A, and the rate. × over-represented: "
+        "rate ÷ rate of all tokens with that sign, where chance among all tokens would make less "
+        "than that in 19 of 20 traces; else —. A count alone favors frequent tokens. μ, π and r "
+        "are means over the blocked occurrences.",
         tables=filled(
             _means(subject),
             *(
@@ -329,6 +330,10 @@ def _means(subject: Subject) -> Table:
     )
 
 
+def _of_occurrences(token: Row) -> str:
+    return f"{numbers.count(token['blocked'])} of {numbers.count(token['tokens'])}"
+
+
 def _tokens(subject: Subject, mask: OneMask, sign: str) -> Table:
     row = mask.row
     return table(
@@ -338,7 +343,7 @@ def _tokens(subject: Subject, mask: OneMask, sign: str) -> Table:
             # Quoted, so that spaces at its ends show
             text("token", lambda token: f"“{token['text']}”", kind="token"),
             named("class", "class", optional=True),
-            keyed("blocked", "blocked", numbers.count, CLIPPING["blocked_tokens"]),
+            col("blocked", _of_occurrences, CLIPPING["blocked_tokens"]),
             counted("rate, %", "rate"),
             counted("× over-represented", "lift", number),
             counted("μ", "mu", number),

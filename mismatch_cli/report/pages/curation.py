@@ -21,6 +21,7 @@ from mismatch_cli.report.view import (
     Verdict,
 )
 from mismatch_cli.studies.curation import CurationAnalysis, mean_over_problems
+from mismatch_cli.tasks.answers import without_answer
 
 _NOTATION = (
     "The accuracy of a problem is the mean reward of its samples. Means are over problems, and "
@@ -98,6 +99,9 @@ def _screen(analysis: CurationAnalysis) -> Screen:
 
 def _notes(analysis: CurationAnalysis) -> tuple[str, ...]:
     notes = []
+    if analysis.curation.unstated:
+        samples = len(analysis.curation.accuracy) * analysis.curation.samples
+        notes.append(without_answer(analysis.curation.unstated, samples))
     if analysis.config["reward"]:
         notes.append(
             f"Accuracy here is the mean reward, by {analysis.config['reward']}. A problem whose "

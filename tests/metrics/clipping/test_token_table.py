@@ -81,9 +81,22 @@ def test_against_dense_counting(monkeypatch, buffered, merged):
                     expected["tokens"][row["token_id"]],
                 )
                 assert (row["blocked"], row["tokens"]) == (blocked, tokens)
-                assert row["lift"] == pytest.approx(blocked / tokens / overall)
+                assert row["lift"] in (None, pytest.approx(blocked / tokens / overall))
                 for name in ("mu", "pi", "ratio"):
                     assert row[name] == pytest.approx(expected[name][row["token_id"]] / blocked)
+
+
+def test_one_of_one_is_not_over_represented():
+    """By chance one in a thousand tokens is blocked; which of 600 ids it hits says nothing."""
+    table = TokenTable(1)
+    table.judged = np.full((2, 600), 100, dtype=np.int64)
+    table.judged[0, 7] = 1
+    blocked = np.array([7, 8, 8, *[9] * 20, *range(10, 50)])
+    table.blocked[0].add(blocked, np.ones((4, len(blocked))))
+    rows = {row["token_id"]: row for row in table.result(0, POSITIVE, 600)}
+    assert rows[7]["blocked"] == rows[7]["tokens"] == 1 and rows[7]["rate"] == 1
+    assert {token for token, row in rows.items() if row["lift"] is not None} == {9}
+    assert rows[9]["lift"] == pytest.approx(0.2 / (63 / table.judged[0].sum()))
 
 
 def test_the_real_buffer_overflows():

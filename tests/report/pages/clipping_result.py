@@ -140,7 +140,7 @@ class _Maker:
             "blocked": blocked,
             "tokens": round(blocked / rate),
             "rate": rate,
-            "lift": float(self.rng.uniform(0.2, 9)),
+            "lift": float(self.rng.uniform(0.2, 9)) if number % 2 else None,
             "mu": float(self.rng.uniform(0, 0.2)),
             "pi": float(self.rng.uniform(0, 0.3)),
             "ratio": float(self.rng.uniform(1.3, 9)),
@@ -401,4 +401,6 @@ def _about() -> dict[str, Any]:
         "libraries": {"torch": "2.13.0"},
         "unscored_responses": 0,
         "grading_timeouts": 0,
+        "responses": 100,
+        "unstated": 0,
     }

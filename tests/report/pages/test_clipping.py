@@ -208,14 +208,20 @@ def test_blocked_tokens_with_rate_and_over_representation():
         tokens = row["blocked_tokens"][sign]
         assert column(table, "token") == [f"“{token['text']}”" for token in tokens]
         assert_shows(column(table, "rate, %"), [token["rate"] for token in tokens], 100)
+        assert column(table, "blocked") == [
+            f"{token['blocked']:,} of {token['tokens']:,}" for token in tokens
+        ]
         for key, head in (
-            ("blocked", "blocked"),
-            ("lift", "× over-represented"),
             ("mu", "μ"),
             ("pi", "π"),
             ("ratio", "r"),
         ):
             assert_shows(column(table, head), [token[key] for token in tokens])
+        by_lift = zip(column(table, "× over-represented"), tokens, strict=True)
+        beyond = [(cell, token["lift"]) for cell, token in by_lift if token["lift"] is not None]
+        cells, lifts = zip(*beyond, strict=True)
+        assert_shows(cells, lifts)
+        assert column(table, "× over-represented").count("—") == len(tokens) - len(beyond) > 0
         assert table.terminal_rows == 10
     assert found["gspo, A > 0: most frequently blocked tokens"].terminal_rows == 0
 
