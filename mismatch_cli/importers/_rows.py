@@ -29,6 +29,7 @@ NO_IDS = "responses without token ids"
 EMPTY = "responses without a token"
 STRANGE_IDS = "responses whose {name} holds numbers that are not token ids"
 NO_REWARD = "responses have a reward that is not finite: it is left empty"
+NO_VERSION = "responses do not say which weights sampled them, beside others that do: version 0"
 NOTE = "note: "  # prefix of columns that count what is noted of each kept row
 WRONG_LENGTH = "responses whose {name} does not have one value per token"
 WRONG_ADVANTAGE = "responses whose advantage is neither one number nor one per token"
@@ -211,6 +212,9 @@ class Completer:
         """Fill in the keys that a row lacks."""
         minibatch = columns.get("minibatch")
         self.without_minibatch += rows if minibatch is None else minibatch.null_count
+        version = columns.get("version_rollout")
+        if version is not None and 0 < version.null_count < rows:
+            columns[NOTE + NO_VERSION] = version.is_null().cast(pa.int64())
         defaults = {
             "step": 0,
             "epoch": 0,

@@ -314,7 +314,7 @@ def _parsed(line: bytes) -> Any:
 
 
 def _tables(
-    rows: list[_Row], schema: pa.Schema, schema_for: SchemaFor, name: str, tally: Tally
+    rows: list[_Row], schema: pa.Schema, schema_for: SchemaFor, file: str, tally: Tally
 ) -> Iterator[pa.Table]:
     """Convert all rows at once; if one does not fit, each by itself, with its own types."""
     if not rows:
@@ -326,12 +326,15 @@ def _tables(
         raise
     except _UNFIT:
         pass
-    for row in rows:
+    for number, values in rows:
+        record = dict(zip(schema.names, values, strict=True))
+        own = schema_for(record)
         try:
-            found = _table([row], schema_for(dict(zip(schema.names, row[1], strict=True))))
+            # Its order may differ, since each record shows its own forms
+            found = _table([(number, [record.get(name) for name in own.names])], own)
         except _UNFIT as error:
             why = shorten(first_line(error), _SHOWN, placeholder=" …")
-            tally.leave_out(OTHER_TYPES, 1, f"{name}, line {row[0]}: {why}")
+            tally.leave_out(OTHER_TYPES, 1, f"{file}, line {number}: {why}")
             continue
         yield found
 
