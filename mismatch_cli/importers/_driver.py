@@ -26,6 +26,7 @@ from mismatch_cli.memory import allowance, bounded, too_large
 from mismatch_cli.numbers import counted
 from mismatch_cli.text import visible
 from mismatch_cli.trace.manifest import library_versions, recorded, write_manifest
+from mismatch_cli.trace.recorder_notes import sections
 from mismatch_cli.trace.writer import shard_path, write_shard
 
 PACKAGE = "mismatch_cli.importers"
@@ -58,6 +59,8 @@ class Import:
     # Whether π has newer weights than μ; None: the format's default
     newer_trainer: bool | None = None
     sampling: dict[str, float] = field(default_factory=dict)
+    # What a manifest says of `rollout` and `trainer`, as far as it is stated
+    sides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     vocabulary: int | None = None  # number of token ids, where known
     # Columns of the plain schema: their names in the files
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -113,9 +116,11 @@ def import_dump(request: Import, folder: Path, progress: Progress) -> dict[str, 
                 f"No rows imported from {dump}: {reasons}. See mismatch-cli import --{page}"
             )
         imported = _description(name, module, sources, tally, completer)
-        config = {"config": {"sampling": request.sampling}} if request.sampling else {}
+        # A trainer that scored nothing is none
+        sides = {n: side for n, side in request.sides.items() if n == "rollout" or completer.scored}
         whole = recorded(rows) | _cut_short(module, sources, tally)
-        write_manifest(folder, {"command": "import", "imported": imported, **whole, **config})
+        facts = sections({**sides, "sampling": request.sampling})
+        write_manifest(folder, {"command": "import", "imported": imported, **whole, **facts})
         return imported
 
 
