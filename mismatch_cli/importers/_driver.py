@@ -19,8 +19,9 @@ from mismatch_cli import registry
 from mismatch_cli.errors import MismatchError, UsageError, suggest
 from mismatch_cli.importers._guess import guessed, text_only
 from mismatch_cli.importers._naming import OPEN, check
+from mismatch_cli.importers._other_files import other_file
 from mismatch_cli.importers._rows import Completer
-from mismatch_cli.importers._sources import CUT_OFF, Source, find, first_rows, peek
+from mismatch_cli.importers._sources import CUT_OFF, Source, find, first_fault, first_rows, peek
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.memory import allowance, bounded, too_large
 from mismatch_cli.numbers import counted
@@ -203,7 +204,10 @@ def _recognised(request: Import, files: list[Source], tally: Tally) -> tuple[str
     if request.format is not None and request.format not in names:
         raise UsageError(registry.unknown("format", request.format, names))
     asked = "plain" if request.columns else request.format
-    files = [replace(source, columns=request.columns) for source in files]
+    files = [
+        replace(source, columns=request.columns)
+        for source in (_of_dumps(files, tally) if request.spans is None else files)
+    ]
     groups: dict[tuple[str, str], list[Source]] = {}
     for source in files:
         groups.setdefault(source.group, []).append(source)
@@ -230,6 +234,20 @@ def _recognised(request: Import, files: list[Source], tally: Tally) -> tuple[str
         sources = module.choose(sources, tally)
     chosen = set(sources)
     return name, [source for source in files if source in chosen]
+
+
+def _of_dumps(files: list[Source], tally: Tally) -> list[Source]:
+    """The files without those that hold no dump, which are counted; a `MismatchError` that says
+    what the first is if none is left.
+    """
+    others = {file: other_file(file.path, of_lines=file.kind == "jsonl") for file in files}
+    kept = [file for file, other in others.items() if other is None]
+    for file, other in others.items():
+        if other is not None and not kept:
+            raise MismatchError(f"{file.path} {other.why}")
+        if other is not None:
+            tally.leave_out(other.kind, 1, file.name)
+    return kept
 
 
 def _format_of(group: list[Source], names: Sequence[str]) -> str | None:
@@ -267,7 +285,7 @@ def _refuse(unknown: Sequence[Source], request: Import) -> None:
     names = {name for row in rows for name in row} or peek(source).keys
     keys = sorted(visible(name) for name in names if "." not in name)
     shown = ", ".join(keys[:_KEYS_IN_ERROR]) + (", …" if len(keys) > _KEYS_IN_ERROR else "")
-    holds = f"columns: {shown}" if keys else "no line is a JSON object"
+    holds = f"columns: {shown}" if keys else f"no line is a JSON object{first_fault(source)}"
     begin = f"{source.path}: unrecognized format ({holds})."
     if not rows:
         raise MismatchError(

@@ -213,7 +213,7 @@ def test_a_row_is_read_under_the_name_that_it_has(tmp_path):
 
 
 def test_bypass_mode_in_some_rows_only(tmp_path):
-    """A copy of log μ is no log π, also beside rows that have none or another one."""
+    """A copy of log μ is not log π, also beside rows that have none."""
     records = [verl_record(row, i) for i, row in enumerate(ROWS)]
     records[0]["old_log_probs"] = records[0]["rollout_log_probs"]
     records[1]["old_log_probs"] = None

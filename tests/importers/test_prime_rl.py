@@ -129,7 +129,7 @@ def test_the_complete_lines_of_a_truncated_file_are_imported(tmp_path, monkeypat
     path.write_text("\n".join([*lines[:2], "{broken", "", "[1, 2]", *lines[2:6], lines[6][:-500]]))
     table, about = imported(path, into=tmp_path / "trace")
     assert about["left_out"] == {_sources.NO_JSON: 2, _sources.CUT_OFF: 1}
-    assert about["left_out_first"][_sources.NO_JSON] == "rank_0.jsonl, line 3"
+    assert about["left_out_first"][_sources.NO_JSON].startswith("rank_0.jsonl, line 3: column 2, ")
     assert about["left_out_first"][_sources.CUT_OFF] == "rank_0.jsonl, line 10"
     assert same_bits(table, "logp_trainer", [row["logp_trainer"] for row in real_rows(6)])
 
