@@ -110,6 +110,11 @@ def command(
     sides = _sides(rollout_dtype, trainer_dtype)
     what = Import(paths, format, newer, sampling, sides, columns=names)
     folder, imported = _import(what, tokenizer, common)
+    if tokenizer is None:
+        common.progress.say(
+            "Reports will show token ids, also where the dump has texts: --tokenizer MODEL, the "
+            "model's name or folder, shows text."
+        )
     _tell(imported, folder, common)
 
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from mismatch_cli import registry
 from mismatch_cli.errors import MismatchError, UsageError, suggest
 from mismatch_cli.importers._guess import guessed, text_only
-from mismatch_cli.importers._naming import OPEN, check
+from mismatch_cli.importers._naming import OPEN, check, described, unfillable
 from mismatch_cli.importers._other_files import other_file
 from mismatch_cli.importers._rows import Completer
 from mismatch_cli.importers._sources import CUT_OFF, Source, find, first_fault, first_rows, peek
@@ -293,6 +293,11 @@ def _refuse(unknown: Sequence[Source], request: Import) -> None:
             "to write a dump from any program: mismatch-cli import --schema"
         )
     columns = guessed(rows, request.columns)
+    if lacking := unfillable(columns, rows):
+        raise MismatchError(
+            f"{begin} No column of it can be {lacking} ({described(lacking)}). If it is nested, "
+            "write one flat object per response: mismatch-cli import --schema"
+        )
     line = suggest(
         "import",
         *request.paths,

@@ -291,3 +291,10 @@ def test_a_dump_without_a_policy_has_no_precision_of_one(capfd):
     trace = Trace.open(Path("import-dump"))
     assert "trainer" not in trace.manifest and trace.manifest["rollout"]["dtype"] == "bfloat16"
     assert not trace.completeness.partial
+
+
+def test_a_dump_without_a_tokenizer_says_how_reports_show_text(capfd):
+    write_lines(Path("dump.jsonl"), [plain_record(row) | {"prompt": "1+1"} for row in real_rows(2)])
+    assert "--tokenizer MODEL" in command(capfd, "import", "dump.jsonl")[2]
+    typed = ("import", "dump.jsonl", "--force", "--tokenizer", str(bundled_trace()))
+    assert "--tokenizer MODEL" not in command(capfd, *typed)[2]
