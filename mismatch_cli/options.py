@@ -70,6 +70,13 @@ def is_typed_only(setting: Field[Any], value: Any) -> bool:
     return is_reserved(setting.metadata.get("typed", False), value)
 
 
+def _said(name: str, about: Mapping[str, Any]) -> str:
+    """The flag of a setting as it is typed, or the key in a file that it has instead."""
+    if about["flag"] is False:
+        return name.replace("_", "-")
+    return str(about["flag"] or _flag(name))
+
+
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
@@ -190,7 +197,7 @@ def flags(
         def command(**given: Any) -> None:
             del given[CONFIG]
             for name, known in own.items():
-                _check_choice(known.metadata["flag"] or _flag(name), given[name], known.metadata)
+                _check_choice(_said(name, known.metadata), given[name], known.metadata)
             objects: dict[str, Any] = {
                 name: build(group, {part: given.pop(part) for part in names})
                 for name, (group, names) in built.items()

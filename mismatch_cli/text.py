@@ -44,13 +44,16 @@ def parsed_json(text: str | bytes) -> Any:
 
 
 def parsed_toml(text: str) -> dict[str, Any]:
-    """The content of TOML from anywhere; a ValueError likewise."""
+    """The content of TOML from anywhere; a ValueError likewise, which names the line."""
     import tomllib
 
     try:
         return dict(_shallow(tomllib.loads(text)))
     except RecursionError as error:
         raise ValueError(_TOO_DEEP) from error
+    except tomllib.TOMLDecodeError as error:
+        last = f"at line {len(text.splitlines())}, the end of the document"
+        raise ValueError(str(error).replace("at end of document", last)) from error
 
 
 def _shallow(value: Any) -> Any:

@@ -187,10 +187,8 @@ class TerminalProgress:
             reached = done + finished
             if due.after(reached):
                 left = (total - reached) / max(rate(), 1e-9)
-                self.say(
-                    f"{phase}: {reached:,}/{total:,} {unit}, {short(rate())}/s, {duration(left)} "
-                    "left"
-                )
+                done_of_all = f"{reached:,}/{total:,} {unit}, {short(rate())} {unit}/s"
+                self.say(f"{phase}: {done_of_all}, {duration(left)} left")
 
         yield tell
 

@@ -17,12 +17,15 @@ from mismatch_cli.errors import UsageError, suggest
 from mismatch_cli.options import flags, saying, setting
 from mismatch_cli.places import bundled, bundled_trace
 from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.verdict.both_sides import DTYPES, stated
 
 if TYPE_CHECKING:
     from mismatch_cli.importers._driver import Import
 
 _PACKAGE = "mismatch_cli.importers"
 of_sampling = partial(setting, panel="Sampling")
+# `auto`, which other commands know, states nothing
+of_side = partial(setting, None, flag=False, choices=("dtype", (*DTYPES, "auto")))
 
 
 @flags()
@@ -62,6 +65,10 @@ def command(
     top_p: float | None = of_sampling(None, "Sampling top-p; 1 if none."),
     top_k: int | None = of_sampling(None, "Sampling top-k; 0 if none."),
     min_p: float | None = of_sampling(None, "Sampling min-p; 0 if none."),
+    rollout_dtype: str | None = of_side(
+        "Precision of the rollout engine, which dumps do not state: the gap is judged by it."
+    ),
+    trainer_dtype: str | None = of_side("The same of the trainer."),
     common: Annotated[
         Common,
         "trust_remote_code",
@@ -99,11 +106,23 @@ def command(
         paths, tokenizer = [bundled("dumps")], tokenizer or str(bundled_trace())
     from mismatch_cli.importers._driver import Import
 
-    what = Import(
-        paths, format, None if weights is None else weights == "newer", sampling, columns=names
-    )
+    newer = None if weights is None else weights == "newer"
+    sides = _sides(rollout_dtype, trainer_dtype)
+    what = Import(paths, format, newer, sampling, sides, columns=names)
     folder, imported = _import(what, tokenizer, common)
+    if tokenizer is None:
+        common.progress.say(
+            "Reports will show token ids, also where the dump has texts: --tokenizer MODEL, the "
+            "model's name or folder, shows text."
+        )
     _tell(imported, folder, common)
+
+
+def _sides(rollout_dtype: str | None, trainer_dtype: str | None) -> dict[str, dict[str, Any]]:
+    """What the manifest says of both sides, if the precision of either is stated."""
+    dtypes = {"rollout": rollout_dtype, "trainer": trainer_dtype}
+    named = {side: dtype for side, dtype in dtypes.items() if dtype not in (None, "auto")}
+    return {side: dict(stated(named.get(side))) for side in dtypes if named}
 
 
 def _named(columns: list[str] | None, format: str | None) -> dict[str, str]:

@@ -16,6 +16,7 @@ from mismatch_cli.commands._show import Common, print_json, print_parts
 from mismatch_cli.errors import UsageError, suggest
 from mismatch_cli.options import flags, setting
 from mismatch_cli.torch_settings import KV_CACHE_DTYPES
+from mismatch_cli.verdict.both_sides import DTYPES, stated
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 _OWN, _EXAMPLE = "mismatch", "trl sampling/sampling_logp_difference/mean=0.02"
 # The mean |Δlog p| of the bundled trace, its dtype and its KV cache
 _BUNDLED = "abs_d_mean=0.0083", "bf16", "fp8"
-_FULL_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "half": "float16"}
-_DTYPES = ("bf16", "fp16", "fp32", "fp8", "int8", "fp4", "bfloat16", "float16", "float32")
-_WIDE = ("bfloat16", "float16", "float32")
 of_run = partial(setting, panel="The run behind the number")
 
 
@@ -49,10 +47,10 @@ def command(
         completes=("dense", "moe"),
     ),
     dtype: str | None = of_run(
-        None, "Dtype of the rollout engine's weights.", choices=("dtype", _DTYPES)
+        None, "Dtype of the rollout engine's weights.", choices=("dtype", DTYPES)
     ),
     trainer_dtype: str | None = of_run(
-        None, "Dtype of the trainer, if different.", choices=("dtype", _DTYPES)
+        None, "Dtype of the trainer, if different.", choices=("dtype", DTYPES)
     ),
     kv_cache_dtype: str | None = of_run(
         None, "Dtype of the KV cache, such as fp8.", metavar="DTYPE", completes=KV_CACHE_DTYPES
@@ -149,22 +147,11 @@ def _about(
             raise UsageError(
                 f"--{name} {value:g} is out of range. Use a number above 0 and at most {valid[1]}."
             )
-    rollout = {"architecture": model, **_stored(dtype), "kv_cache_dtype": cache}
-    trainer = {
-        "architecture": model,
-        **_stored(trainer_dtype or (dtype if _full(dtype) in _WIDE else None)),
-    }
+    rollout = {"architecture": model, **stated(dtype), "kv_cache_dtype": cache}
+    # Weights below 16 bits are the engine's alone
+    of_both = stated(dtype).get("dtype")
+    trainer = {"architecture": model, **stated(trainer_dtype or of_both)}
     return {"rollout": rollout, "trainer": trainer, "config": {"sampling": sampling}}
-
-
-def _full(dtype: str | None) -> str | None:
-    return _FULL_NAMES.get(dtype, dtype) if dtype else dtype
-
-
-def _stored(dtype: str | None) -> dict[str, str | None]:
-    """The dtype as a manifest has it: below 16 bits it counts as quantisation."""
-    full = _full(dtype)
-    return {"dtype": full} if full is None or full in _WIDE else {"quantization": full}
 
 
 def _show_names(rows: Sequence[dict[str, str | None]], as_json: bool) -> None:

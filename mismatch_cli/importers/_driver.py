@@ -18,14 +18,16 @@ import pyarrow.compute as pc
 from mismatch_cli import registry
 from mismatch_cli.errors import MismatchError, UsageError, suggest
 from mismatch_cli.importers._guess import guessed, text_only
-from mismatch_cli.importers._naming import OPEN, check
+from mismatch_cli.importers._naming import OPEN, check, described, unfillable
+from mismatch_cli.importers._other_files import other_file
 from mismatch_cli.importers._rows import Completer
-from mismatch_cli.importers._sources import CUT_OFF, Source, find, first_rows, peek
+from mismatch_cli.importers._sources import CUT_OFF, Source, find, first_fault, first_rows, peek
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.memory import allowance, bounded, too_large
 from mismatch_cli.numbers import counted
 from mismatch_cli.text import visible
 from mismatch_cli.trace.manifest import library_versions, recorded, write_manifest
+from mismatch_cli.trace.recorder_notes import sections
 from mismatch_cli.trace.writer import shard_path, write_shard
 
 PACKAGE = "mismatch_cli.importers"
@@ -58,6 +60,8 @@ class Import:
     # Whether π has newer weights than μ; None: the format's default
     newer_trainer: bool | None = None
     sampling: dict[str, float] = field(default_factory=dict)
+    # What a manifest says of `rollout` and `trainer`, as far as it is stated
+    sides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     vocabulary: int | None = None  # number of token ids, where known
     # Columns of the plain schema: their names in the files
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -113,9 +117,11 @@ def import_dump(request: Import, folder: Path, progress: Progress) -> dict[str, 
                 f"No rows imported from {dump}: {reasons}. See mismatch-cli import --{page}"
             )
         imported = _description(name, module, sources, tally, completer)
-        config = {"config": {"sampling": request.sampling}} if request.sampling else {}
+        # A trainer that scored nothing is none
+        sides = {n: side for n, side in request.sides.items() if n == "rollout" or completer.scored}
         whole = recorded(rows) | _cut_short(module, sources, tally)
-        write_manifest(folder, {"command": "import", "imported": imported, **whole, **config})
+        facts = sections({**sides, "sampling": request.sampling})
+        write_manifest(folder, {"command": "import", "imported": imported, **whole, **facts})
         return imported
 
 
@@ -198,7 +204,10 @@ def _recognised(request: Import, files: list[Source], tally: Tally) -> tuple[str
     if request.format is not None and request.format not in names:
         raise UsageError(registry.unknown("format", request.format, names))
     asked = "plain" if request.columns else request.format
-    files = [replace(source, columns=request.columns) for source in files]
+    files = [
+        replace(source, columns=request.columns)
+        for source in (_of_dumps(files, tally) if request.spans is None else files)
+    ]
     groups: dict[tuple[str, str], list[Source]] = {}
     for source in files:
         groups.setdefault(source.group, []).append(source)
@@ -225,6 +234,20 @@ def _recognised(request: Import, files: list[Source], tally: Tally) -> tuple[str
         sources = module.choose(sources, tally)
     chosen = set(sources)
     return name, [source for source in files if source in chosen]
+
+
+def _of_dumps(files: list[Source], tally: Tally) -> list[Source]:
+    """The files without those that hold no dump, which are counted; a `MismatchError` that says
+    what the first is if none is left.
+    """
+    others = {file: other_file(file.path, of_lines=file.kind == "jsonl") for file in files}
+    kept = [file for file, other in others.items() if other is None]
+    for file, other in others.items():
+        if other is not None and not kept:
+            raise MismatchError(f"{file.path} {other.why}")
+        if other is not None:
+            tally.leave_out(other.kind, 1, file.name)
+    return kept
 
 
 def _format_of(group: list[Source], names: Sequence[str]) -> str | None:
@@ -262,7 +285,7 @@ def _refuse(unknown: Sequence[Source], request: Import) -> None:
     names = {name for row in rows for name in row} or peek(source).keys
     keys = sorted(visible(name) for name in names if "." not in name)
     shown = ", ".join(keys[:_KEYS_IN_ERROR]) + (", …" if len(keys) > _KEYS_IN_ERROR else "")
-    holds = f"columns: {shown}" if keys else "no line is a JSON object"
+    holds = f"columns: {shown}" if keys else f"no line is a JSON object{first_fault(source)}"
     begin = f"{source.path}: unrecognized format ({holds})."
     if not rows:
         raise MismatchError(
@@ -270,6 +293,11 @@ def _refuse(unknown: Sequence[Source], request: Import) -> None:
             "to write a dump from any program: mismatch-cli import --schema"
         )
     columns = guessed(rows, request.columns)
+    if lacking := unfillable(columns, rows):
+        raise MismatchError(
+            f"{begin} No column of it can be {lacking} ({described(lacking)}). If it is nested, "
+            "write one flat object per response: mismatch-cli import --schema"
+        )
     line = suggest(
         "import",
         *request.paths,

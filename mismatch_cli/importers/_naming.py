@@ -2,7 +2,7 @@
 and checks it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -114,6 +114,32 @@ def fits(ours: str, value: Any, tokens: Any = None) -> bool:
             len(value) == len(tokens) or (ours == "advantage" and len(value) == 1)
         )
     return _kind(ours)[1](value)
+
+
+def unfillable(columns: Mapping[str, str], rows: Sequence[Row]) -> str:
+    """The first required column that is open and that no other column of the file could be; empty
+    if every `?` can be replaced.
+    """
+    taken = {*columns.values(), *REQUIRED} - {ours for ours, its in columns.items() if its == OPEN}
+    for ours in REQUIRED:
+        if columns.get(ours) == OPEN and not any(_could_hold(ours, row, taken) for row in rows):
+            return ours
+    return ""
+
+
+def _could_hold(ours: str, row: Row, taken: Collection[str]) -> bool:
+    """Whether a column that is not taken has a value, or a list of values, of this kind."""
+    for name, value in row.items():
+        while _lists.depth_of(value) > 1:
+            value = value[0]
+        if name not in taken and value not in (None, []) and fits(ours, value):
+            return True
+    return False
+
+
+def described(ours: str) -> str:
+    """What a column holds, in words."""
+    return _kind(ours)[0]
 
 
 def _kind(ours: str) -> tuple[str, Callable[[Any], bool]]:

@@ -77,10 +77,11 @@ def without_padding(table: pa.Table, tally: Tally, where: str) -> pa.Table:
         return table
     keep = pa.array(tally.sift(_misfits(columns), where))
     columns = {name: column.filter(keep) for name, column in columns.items()}
+    prompts = unmasked = columns[PROMPT_COLUMN]
     if "prompt_mask" in columns:
-        columns[PROMPT_COLUMN] = _masked(columns[PROMPT_COLUMN], columns.pop("prompt_mask"))
-    else:
-        tally.note(PADDED, _repeated_at_the_beginning(columns[PROMPT_COLUMN]))
+        mask = columns.pop("prompt_mask")
+        columns[PROMPT_COLUMN], unmasked = _masked(prompts, mask), prompts.filter(mask.is_null())
+    tally.note(PADDED, _repeated_at_the_beginning(unmasked))
     if "response_mask" in columns:
         columns |= _cut(columns, columns.pop("response_mask"))
     return pa.table(columns)

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mismatch_cli.diagnosis.counts import UNCERTAIN
 from mismatch_cli.hashing import hash_keys
 from mismatch_cli.importers import _lists
 from mismatch_cli.importers._tally import Tally
@@ -29,6 +30,7 @@ NO_IDS = "responses without token ids"
 EMPTY = "responses without a token"
 STRANGE_IDS = "responses whose {name} holds numbers that are not token ids"
 NO_REWARD = "responses have a reward that is not finite: it is left empty"
+NO_VERSION = "responses do not say which weights sampled them, beside others that do: version 0"
 NOTE = "note: "  # prefix of columns that count what is noted of each kept row
 WRONG_LENGTH = "responses whose {name} does not have one value per token"
 WRONG_ADVANTAGE = "responses whose advantage is neither one number nor one per token"
@@ -42,6 +44,12 @@ SHIFTED = "responses begin with a log-probability one position too early (all sh
 UNKNOWN = "unknown"  # finish_reason where the dump has none; readers only test for "length"
 
 _SIDES = ("rollout", "trainer", "recomputed")
+_OTHERS = {  # whose value tells whether an exact 0 is log 1
+    "rollout": ("recomputed", "trainer"),
+    "trainer": ("rollout",),
+    "recomputed": ("rollout",),
+}
+_NULLS = "trained tokens have a {side} log-probability that is null: not measured"
 
 
 class Completer:
@@ -93,8 +101,8 @@ class Completer:
         table = _only(table, self._first_of_its_key(table, where))
         for name in _notes(table):
             self._tally.note(name.removeprefix(NOTE), pc.sum(table.column(name)).as_py() or 0)
-        table = table.drop_columns(_notes(table))
         self._note_odd_values(table)
+        table = table.drop_columns(_notes(table))
         self._count(table)
         return table
 
@@ -179,38 +187,61 @@ class Completer:
         for name in (TOKEN_COLUMNS | TOPK_COLUMNS).keys() & columns.keys():
             column = columns[name]
             if pa.types.is_floating(column.type.value_type) and column.flatten().null_count:
+                if (side := name.removeprefix("logp_")) in _SIDES:
+                    columns[NOTE + _NULLS.format(side=side)] = _trained_nulls(column, mask)
                 columns[name] = _lists.from_flat(
                     _lists.flat(column), _lists.lengths_of(column), _lists.is_null(column)
                 )
 
     def _note_odd_values(self, table: pa.Table) -> None:
-        """Note odd values in the responses that are kept."""
-        lengths_S = _lists.lengths_of(foreign.single(table.column("response_ids")))
-        trained_T = _lists.flat(foreign.single(table.column("loss_mask")))
-        for side in _SIDES:
-            if f"logp_{side}" in table.column_names:
-                self._note_odd(
-                    side, foreign.single(table.column(f"logp_{side}")), lengths_S, trained_T
-                )
+        """Note odd values in the responses that are kept; the notes of nulls are still columns."""
+        columns = {name: foreign.single(table.column(name)) for name in table.column_names}
+        lengths_S = _lists.lengths_of(columns["response_ids"])
+        trained_T = _lists.flat(columns["loss_mask"])
+        of_side = {side: columns.get(f"logp_{side}") for side in _SIDES}
+        logp_T = {
+            side: _in_every_row(column, lengths_S)[trained_T]
+            for side, column in of_side.items()
+            if column is not None
+        }
+        for side, own_T in logp_T.items():
+            recorded_T = np.repeat(~_lists.is_null(of_side[side]), lengths_S)[trained_T]
+            if (recorded_T & ~((own_T < 0) & np.isfinite(own_T))).any():
+                nulls = columns.get(NOTE + _NULLS.format(side=side))
+                missing = int((~recorded_T).sum()) + (pc.sum(nulls).as_py() if nulls else 0)
+                self._note_dropped(side, own_T, missing)
+                others = [logp_T[other] for other in _OTHERS[side] if other in logp_T]
+                self._note_zeros(side, own_T, others)
 
-    def _note_odd(
-        self, side: str, column: pa.Array, lengths_S: np.ndarray, trained_T: np.ndarray
-    ) -> None:
-        null_S, logp_T = _lists.is_null(column), _lists.flat(column)
-        if (logp_T < 0).all():  # False for NaN too
-            return
-        counted = logp_T[trained_T[np.repeat(~null_S, lengths_S)] if null_S.any() else trained_T]
-        tokens = f"trained tokens have a {side} log-probability"
-        self._tally.note(
-            f"{tokens} of exactly 0 (placeholders? Run `diagnose`)", int((counted == 0).sum())
-        )
-        self._tally.note(f"{tokens} above 0: not measured", int((counted > 0).sum()))
-        self._tally.note(f"{tokens} that is NaN: not measured", int(np.isnan(counted).sum()))
+    def _note_dropped(self, side: str, own_T: np.ndarray, missing: int) -> None:
+        """Note, by kind, the values that are no log-probability of a sampled token; `missing` ones
+        are NaN because nothing was recorded.
+        """
+        said = f"trained tokens have a {side} log-probability"
+        self._tally.note(f"{said} above 0: not measured", int((own_T > 0).sum()))
+        self._tally.note(f"{said} that is NaN: not measured", int(np.isnan(own_T).sum()) - missing)
+        use = "not measured" if side == "rollout" else "outside of its support"
+        self._tally.note(f"{said} of −∞: {use}", int(np.isneginf(own_T).sum()))
+
+    def _note_zeros(self, side: str, own_T: np.ndarray, others: Sequence[np.ndarray]) -> None:
+        """Note exact zeros that the other side doubts; without another side, all of them.
+
+        A confident policy has many of them on both sides: log 1.
+        """
+        doubtful_T, where = own_T == 0, "and no other side to compare with"
+        if others:
+            doubtful_T = doubtful_T & (others[0] < UNCERTAIN)
+            where = f"where the other side's is below −{-UNCERTAIN:g}"
+        said = f"trained tokens have a {side} log-probability of exactly 0"
+        self._tally.note(f"{said} {where} (placeholders? Run `diagnose`)", int(doubtful_T.sum()))
 
     def _fill_keys(self, columns: dict[str, pa.Array], rows: int) -> None:
         """Fill in the keys that a row lacks."""
         minibatch = columns.get("minibatch")
         self.without_minibatch += rows if minibatch is None else minibatch.null_count
+        version = columns.get("version_rollout")
+        if version is not None and 0 < version.null_count < rows:
+            columns[NOTE + NO_VERSION] = version.is_null().cast(pa.int64())
         defaults = {
             "step": 0,
             "epoch": 0,
@@ -256,6 +287,22 @@ class Completer:
             self.scored += int(scored_S.sum())
             self.newer += int((scored_S & np.not_equal(*versions)).sum())
         self.steps |= set(np.unique(foreign.single(table.column("step")).to_numpy()).tolist())
+
+
+def _in_every_row(column: pa.Array, lengths_S: np.ndarray) -> np.ndarray:
+    """The values of all tokens; NaN in rows that are null."""
+    found_T = np.full(int(lengths_S.sum()), np.nan, np.float32)
+    found_T[np.repeat(~_lists.is_null(column), lengths_S)] = _lists.flat(column)
+    return found_T
+
+
+def _trained_nulls(column: pa.Array, mask: pa.Array) -> pa.Array:
+    """How many trained tokens of each row have a null."""
+    lengths_S = _lists.lengths_of(mask)
+    null_T = np.zeros(int(lengths_S.sum()), dtype=bool)
+    null_T[np.repeat(~_lists.is_null(column), lengths_S)] = _lists.is_null(column.flatten())
+    rows = _lists.rows_of(lengths_S)[null_T & _lists.flat(mask)]
+    return pa.array(np.bincount(rows, minlength=len(lengths_S)).astype(np.int64))
 
 
 def _keys(table: pa.Table) -> np.ndarray:
@@ -419,14 +466,11 @@ class _Cutter:
         lengths_S = (self._stop_S - self._first_S)[self._keep_S]
         if null_S.all():
             return pa.nulls(int(self._keep_S.sum()), column.type)
-        values_T = _lists.flat(column)
-        if null_S.any():  # rows without this column keep their positions, filled with NaN
-            filled = np.full(int(self._total_S.sum()), np.nan, values_T.dtype)
-            filled[np.repeat(~null_S, self._total_S)] = values_T
-            values_T = filled
-        found = _lists.from_flat(values_T[self._response_T], lengths_S)
-        if not null_S.any():
-            return found
+        # A null row has no values; a null inside of a row stays one
+        known_T = np.repeat(~null_S, self._total_S)
+        index_T = (np.cumsum(known_T) - 1)[self._response_T]
+        values = column.flatten().take(pa.array(index_T, mask=~known_T[self._response_T]))
+        found = _lists.from_flat(values, lengths_S)
         return pc.if_else(pa.array(~null_S[self._keep_S]), found, pa.nulls(len(found), found.type))
 
     def shifted(self, logp: pa.Array) -> np.ndarray:

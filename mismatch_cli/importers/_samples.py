@@ -150,7 +150,7 @@ def _table(samples: list[Sample], step: int) -> pa.Table:
     if any(sample.get("newer_trainer") for sample in samples):
         numbers["version_trainer"] = [1 + (version or 0) for version in numbers["version_rollout"]]
     for name, values in numbers.items():
-        if all(value is not None for value in values):
+        if any(value is not None for value in values):
             columns[name] = pa.array(values, pa.int32())
     return pa.table(columns)
 

@@ -2,9 +2,10 @@
 reads them in blocks.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby, islice
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 
 from mismatch_cli.errors import MismatchError, first_line, unreadable
 from mismatch_cli.importers import KINDS, PICKLES, _proto_file, _torch_file, files_at
+from mismatch_cli.importers._other_files import pointer
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.importers._torch_file import NeedsItsFramework
 from mismatch_cli.memory import allowance, decoded_bytes, too_large
@@ -35,6 +37,7 @@ _SHOWN = 160  # characters of an error, which may repeat a whole row
 CUT_OFF = "truncated last lines"
 NO_JSON = "lines without a JSON object"
 OTHER_TYPES = "lines with values of the wrong type"
+_KINDS_OF_JSON = {list: "list", str: "text", bool: "flag", type(None): "null"}
 _ELSE = "Copy it again, or leave it out."
 _UNFIT = (pa.ArrowException, OverflowError, UnicodeError)
 SchemaFor = Callable[[dict[str, Any]], pa.Schema]
@@ -132,6 +135,8 @@ def _numbers_by_value(source: Source) -> list[tuple[int, int, str]]:
 
 def _refuse_pickle(path: Path) -> None:
     if path.suffix.lower() in PICKLES and not _is_proto(path):
+        if other := pointer(path):
+            raise MismatchError(f"{path} {other.why}")
         raise NeedsItsFramework(path, "is a pickle, which could run any code when opened")
 
 
@@ -178,12 +183,8 @@ def records_of(path: Path) -> Iterator[dict[str, Any]]:
     size = 0
     for line in islice(lines_of(path), _FIRST_LINES):
         size += len(line)
-        try:
-            record = _parsed(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            yield record
+        with suppress(ValueError):
+            yield _object(line)
         if size > _FIRST_BYTES:
             return
 
@@ -295,26 +296,58 @@ def _joined(tables: list[pa.Table]) -> Iterator[pa.Table]:
 def _record(line: bytes, where: str, tally: Tally) -> dict[str, Any] | None:
     """The object of a line; None for anything else, which is counted unless it is an empty line."""
     try:
-        record = _parsed(line)
-    except ValueError:
-        if line.strip():
-            tally.leave_out(NO_JSON if line.endswith(b"\n") else CUT_OFF, 1, where)
+        return _object(line)
+    except ValueError as error:
+        if not line.strip():
+            return None
+        if line.endswith(b"\n") or isinstance(error, _NoObject):
+            tally.leave_out(NO_JSON, 1, f"{where}: {_why(error)}")
+        else:
+            tally.leave_out(CUT_OFF, 1, where)
         return None
+
+
+def first_fault(source: Source) -> str:
+    """The first line that is no object, with what is wrong with it; empty if there is none."""
+    if source.kind != "jsonl":
+        return ""
+    for number, line in enumerate(islice(lines_of(source.path), _FIRST_LINES), 1):
+        try:
+            _object(line)
+        except ValueError as error:
+            if line.strip():
+                return f"; line {number}: {_why(error)}"
+    return ""
+
+
+class _NoObject(ValueError):
+    """A line of whole JSON that is no object."""
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    """The object of a line; a ValueError for anything else."""
+    record = _parsed(line)
     if not isinstance(record, dict):
-        tally.leave_out(NO_JSON, 1, where)
-        return None
+        raise _NoObject(f"a JSON {_KINDS_OF_JSON.get(type(record), 'number')}, not an object")
     return record
+
+
+def _why(error: ValueError) -> str:
+    """What is wrong with a line, and at which character of it."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"column {error.colno}, {error.msg[:1].lower()}{error.msg[1:]}"
+    return first_line(error)
 
 
 def _parsed(line: bytes) -> Any:
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:  # NaN and −Infinity are not JSON, but Python writes them
-        return parsed_json(line)
+        return parsed_json(line.rstrip(b"\r\n"))  # an error names a column of this line
 
 
 def _tables(
-    rows: list[_Row], schema: pa.Schema, schema_for: SchemaFor, name: str, tally: Tally
+    rows: list[_Row], schema: pa.Schema, schema_for: SchemaFor, file: str, tally: Tally
 ) -> Iterator[pa.Table]:
     """Convert all rows at once; if one does not fit, each by itself, with its own types."""
     if not rows:
@@ -326,12 +359,15 @@ def _tables(
         raise
     except _UNFIT:
         pass
-    for row in rows:
+    for number, values in rows:
+        record = dict(zip(schema.names, values, strict=True))
+        own = schema_for(record)
         try:
-            found = _table([row], schema_for(dict(zip(schema.names, row[1], strict=True))))
+            # Its order may differ, since each record shows its own forms
+            found = _table([(number, [record.get(name) for name in own.names])], own)
         except _UNFIT as error:
             why = shorten(first_line(error), _SHOWN, placeholder=" …")
-            tally.leave_out(OTHER_TYPES, 1, f"{name}, line {row[0]}: {why}")
+            tally.leave_out(OTHER_TYPES, 1, f"{file}, line {number}: {why}")
             continue
         yield found
 

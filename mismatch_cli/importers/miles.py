@@ -200,7 +200,7 @@ def _parquet_tables(source: Source, tally: Tally, _seen: Any) -> Iterator[pa.Tab
 
 
 def _arrays(table: pa.Table, name: str) -> list[np.ndarray | None]:
-    if name not in table.column_names:
+    if name not in table.column_names or pa.types.is_null(table.column(name).type):
         return [None] * table.num_rows
     column = foreign.single(table.column(name))
     parts = np.split(_lists.flat(column), _lists.offsets_of(_lists.lengths_of(column))[1:-1])

@@ -36,7 +36,7 @@ BYPASSED = (
     "responses have old_log_probs equal to rollout_log_probs (bypass mode), which is not log π"
 )
 
-_NUMBERS = {  # column of the trace: verl's names, the first one present counts
+_NUMBERS = {  # column of the trace: verl's names, a row's first one with a value counts
     "logp_rollout": ("rollout_log_probs",),
     "logp_trainer": ("old_log_probs",),
     "advantage": ("advantages",),
@@ -139,36 +139,51 @@ def _arrow(values: Any) -> pa.Array:
 
 def _in_our_names(columns: dict[str, pa.Array], step: int | None, tally: Tally) -> pa.Table:
     found = {"prompt_ids": columns["prompts"], "response_ids": columns["responses"]}
-    found |= {
-        ours: columns[name]
-        for ours, names in _NUMBERS.items()
-        for name in names[::-1]
-        if name in columns
-    }
-    loss = next((columns[name] for name in ("response_mask", "loss_mask") if name in columns), None)
-    if "attention_mask" in columns:
-        prompts_S, total_S = (
-            _lists.lengths_of(columns[name]) for name in ("prompts", "attention_mask")
-        )
-        place_T = np.arange(total_S.sum()) - np.repeat(_lists.offsets_of(total_S)[:-1], total_S)
-        in_prompt_T, mask_T = (
-            place_T < np.repeat(prompts_S, total_S),
-            _lists.flat(columns["attention_mask"]),
-        )
-        found["prompt_mask"] = _lists.from_flat(mask_T[in_prompt_T], np.minimum(prompts_S, total_S))
-        found["response_mask"] = _lists.from_flat(
-            mask_T[~in_prompt_T], np.maximum(total_S - prompts_S, 0)
-        )
-        found |= {"loss_mask": loss} if loss is not None else {}
-    elif loss is not None:
-        found["response_mask"] = loss
-    if rewards := [columns[name] for name in _REWARDS if name in columns]:
-        found["reward"] = _sums(rewards[0])
+    # JSONL readers make a column of nulls of what a file does not have
+    columns = {name: column for name, column in columns.items() if column.null_count < len(column)}
+    numbers = {ours: _first_value(columns, names) for ours, names in _NUMBERS.items()}
+    found |= {ours: column for ours, column in numbers.items() if column is not None}
+    found |= _masks(columns)
+    if (rewards := _first_value(columns, _REWARDS)) is not None:
+        found["reward"] = _sums(rewards)
     if "uid" in columns:
         found["prompt_id"] = columns["uid"]
     if step is not None:
         found["step"] = pa.array(np.full(len(columns["responses"]), step, np.int32))
     return pa.table(_without_copies(found, tally))
+
+
+def _first_value(columns: Mapping[str, pa.Array], names: Sequence[str]) -> pa.Array | None:
+    """Each row's value under the first of these names that has one; None without such columns."""
+    present = [columns[name] for name in names if name in columns]
+    if not present:
+        return None
+    return pc.coalesce(*present)
+
+
+def _masks(columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+    """The masks of padding and of the loss, in our names.
+
+    Where a row has an `attention_mask` it covers prompt and response; where it has none, the
+    response ends with the last 1 of its own mask.
+    """
+    loss = _first_value(columns, ("response_mask", "loss_mask"))
+    if "attention_mask" not in columns:
+        return {name: mask for name, mask in [("response_mask", loss)] if mask is not None}
+    mask, prompts_S = columns["attention_mask"], _lists.lengths_of(columns["prompts"])
+    total_S, null_S = _lists.lengths_of(mask), _lists.is_null(mask)
+    place_T = np.arange(total_S.sum()) - np.repeat(_lists.offsets_of(total_S)[:-1], total_S)
+    in_prompt_T = place_T < np.repeat(prompts_S, total_S)
+    of_prompt_S = np.minimum(prompts_S, total_S)
+    tokens_T = _lists.flat(mask)
+    response = _lists.from_flat(tokens_T[~in_prompt_T], total_S - of_prompt_S, null_S)
+    masks = {
+        "prompt_mask": _lists.from_flat(tokens_T[in_prompt_T], of_prompt_S, null_S),
+        "response_mask": response,
+    }
+    if loss is not None:
+        masks |= {"response_mask": pc.coalesce(response, loss), "loss_mask": loss}
+    return masks
 
 
 def _sums(scores: pa.Array) -> pa.Array:
@@ -180,7 +195,14 @@ def _sums(scores: pa.Array) -> pa.Array:
 
 
 def _without_copies(found: dict[str, pa.Array], tally: Tally) -> dict[str, pa.Array]:
-    """Drop log π where it is a copy of log μ (bypass mode): it would show no gap at all."""
-    if "logp_trainer" in found and found["logp_trainer"].equals(found.get("logp_rollout")):
-        tally.note(BYPASSED, len(found.pop("logp_trainer")))
+    """Drop log π where it is a copy of log μ (bypass mode) in every row that has both: it would
+    show no gap at all.
+    """
+    pi, mu = found.get("logp_trainer"), found.get("logp_rollout")
+    if pi is None or mu is None:
+        return found
+    both = pc.and_(pi.is_valid(), mu.is_valid())
+    if pi.filter(both).equals(mu.filter(both)):
+        tally.note(BYPASSED, both.true_count)
+        del found["logp_trainer"]
     return found

@@ -9,6 +9,7 @@ Where they are equal, `logp_trainer` is log π at the weights that sampled, and 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,23 +20,15 @@ import pyarrow.compute as pc
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.recording.config import EQUAL, NEWER, RescoreConfig
 from mismatch_cli.recording.score import Pass
+from mismatch_cli.text import visible
 from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trace.schema import Maker, column_order, made_by
 
 # Measured with the old trainer: none of it may be mixed with a new logp_trainer.
-OF_TRAINER = (
-    "version_trainer",
-    "logp_trainer",
-    "logp_average",
-    "logp_trainer_repeat",
-    "entropy_trainer",
-    "rank_trainer",
-    "tv_full",
-    "kl_full",
-    "topk_logp_trainer",
-)
-OF_RECOMPUTED = ("logp_recomputed", "topk_logp_recomputed")
+OF_TRAINER = made_by(Maker.TRAINER)
+OF_RECOMPUTED = made_by(Maker.RECOMPUTED)
 # Measured with the trainer at the weights that sampled, whichever column has its log π.
-OF_ROUTERS = ("route_flips", "route_first", "route_layers", "route_margins")
+OF_ROUTERS = made_by(Maker.ROUTERS)
 
 
 @dataclass(frozen=True)
@@ -187,7 +180,9 @@ def _plan_trainer(
         )
     written = ["logp_trainer", *["topk_logp_trainer"] * topk, *carried]
     written += ["logp_trainer_repeat"] * (config.noise_responses != 0)
-    replaced = (*OF_TRAINER, *OF_RECOMPUTED, *(() if carries else OF_ROUTERS))
+    strangers = sorted(source.columns - {*column_order()})
+    notes += _note_of_strangers(strangers)
+    replaced = (*OF_TRAINER, *OF_RECOMPUTED, *(() if carries else OF_ROUTERS), *strangers)
     return RescorePlan(
         Pass("logp_trainer", version_trainer=version, measures_routes=equal),
         version,
@@ -203,6 +198,16 @@ def _plan_trainer(
 def _of_routers(source: _Source, measures: bool) -> tuple[str, ...]:
     """The router columns to write, so that every part of the new trace has them."""
     return OF_ROUTERS if measures and "routes" in source.columns else ()
+
+
+def _note_of_strangers(columns: Sequence[str]) -> list[str]:
+    """What is not taken over, since the old trainer may have made it."""
+    if not columns:
+        return []
+    return [
+        f"Left out: {', '.join(map(visible, columns))}. The schema does not say who made it: if "
+        "the old trainer did, it does not belong to the new log π."
+    ]
 
 
 def _steps_note(source: _Source, config: RescoreConfig) -> list[str]:

@@ -102,18 +102,24 @@ def _names_the_end(model: str, other: str) -> bool:
 
 def _sides(engine: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
     """`vllm 0.32.0 bfloat16 with KV cache fp8 against transformers 5.19.0 bfloat16`."""
-    return " against ".join(_side(_name(side), side) for side in (engine, trainer) if side)
+    sides = {"engine": engine, "trainer": trainer}
+    return " against ".join(_side(_name(side, word), side) for word, side in sides.items() if side)
 
 
 def _side(name: str, side: Mapping[str, Any]) -> str:
-    return " ".join(filter(None, (name, side["dtype"] or "dtype not recorded", cache_of(side))))
+    return " ".join(filter(None, (name, _dtype(side), cache_of(side))))
 
 
-def _name(side: Mapping[str, Any]) -> str:
+def _dtype(side: Mapping[str, Any]) -> str:
+    """The type of the weights, or what they are quantised to where that alone is stated."""
+    return str(side["dtype"] or side.get("quantization") or "dtype not recorded")
+
+
+def _name(side: Mapping[str, Any], otherwise: str = "not named") -> str:
     """`vllm 0.32.0`, `transformers 5.19.0`."""
     return (
         " ".join(filter(None, (program(side), side.get("transformers") or side.get("version"))))
-        or "not named"
+        or otherwise
     )
 
 
@@ -124,20 +130,16 @@ def _joined(*parts: str | None) -> str:
 def _engine(engine: Mapping[str, Any]) -> str:
     if not engine:
         return ""
-    dtype, cache = engine["dtype"], engine["kv_cache_dtype"]
+    dtype, cache = _dtype(engine), engine["kv_cache_dtype"]
     cache = None if cache in (dtype, None) else f"KV cache {cache}"
-    return _joined(
-        _name(engine), _model(engine), dtype or "dtype not recorded", cache, engine["device"]
-    )
+    return _joined(_name(engine), _model(engine), dtype, cache, engine["device"])
 
 
 def _trainer(trainer: Mapping[str, Any]) -> str:
     if not trainer:
         return ""
-    dtype, head, kind = trainer["dtype"], trainer["head_dtype"], trainer["attn_implementation"]
-    precision = (dtype or "dtype not recorded") + (
-        "" if head in (dtype, None) else f", head {head}"
-    )
+    dtype, head, kind = _dtype(trainer), trainer["head_dtype"], trainer["attn_implementation"]
+    precision = dtype + ("" if head in (dtype, None) else f", head {head}")
     attention = f"{kind} attention" if kind else None
     return _joined(_name(trainer), _model(trainer), precision, attention, trainer["device"])
 

@@ -5,57 +5,85 @@ Row key: step, epoch, minibatch, prompt_id, sample_index. A column that was not 
 in a column that was measured for only some responses, the others are null.
 """
 
+from enum import Enum
+
 import pyarrow as pa
 
 ROW_KEY = ("step", "epoch", "minibatch", "prompt_id", "sample_index")
 
-ROW_COLUMNS: dict[str, pa.DataType] = {
-    "step": pa.int32(),
-    "epoch": pa.int32(),
-    "minibatch": pa.int32(),
-    "prompt_id": pa.int64(),
-    "sample_index": pa.int32(),
-    "version_rollout": pa.int32(),  # optimizer steps made to the sampling weights
-    "version_trainer": pa.int32(),  # optimizer steps made to the weights that scored logp_trainer
-    "reward": pa.float32(),
-    "finish_reason": pa.string(),  # "stop" or "length"
+
+class Maker(Enum):
+    """Who makes a column: what a new trainer invalidates is what the old one made."""
+
+    RUN = "run"  # which response it is, what was sampled, and what the loop made of it
+    ENGINE = "engine"
+    TRAINER = "trainer"  # as it is now, whatever the column is called
+    RECOMPUTED = "recomputed"  # the trainer at the weights that sampled
+    ROUTERS = "routers"  # those of the trainer at the weights that sampled, beside the engine's
+
+
+_OF_ROW: dict[str, tuple[pa.DataType, Maker]] = {
+    "step": (pa.int32(), Maker.RUN),
+    "epoch": (pa.int32(), Maker.RUN),
+    "minibatch": (pa.int32(), Maker.RUN),
+    "prompt_id": (pa.int64(), Maker.RUN),
+    "sample_index": (pa.int32(), Maker.RUN),
+    # Optimizer steps made to the sampling weights
+    "version_rollout": (pa.int32(), Maker.ENGINE),
+    # Optimizer steps made to the weights that scored logp_trainer
+    "version_trainer": (pa.int32(), Maker.TRAINER),
+    "reward": (pa.float32(), Maker.RUN),
+    "finish_reason": (pa.string(), Maker.ENGINE),  # "stop" or "length"
 }
 
-TOKEN_COLUMNS: dict[str, pa.DataType] = {
-    "response_ids": pa.int32(),
-    "loss_mask": pa.bool_(),
-    "logp_rollout": pa.float32(),  # log μ_θ', by the engine that sampled
-    "rank_rollout": pa.int32(),  # 1 = the engine's most probable token
-    "logp_trainer": pa.float32(),  # log π_θ
-    "logp_recomputed": pa.float32(),  # log π_θ', absent at equal weights, where it is logp_trainer
+_OF_TOKENS: dict[str, tuple[pa.DataType, Maker]] = {
+    "response_ids": (pa.int32(), Maker.ENGINE),
+    "loss_mask": (pa.bool_(), Maker.RUN),
+    "logp_rollout": (pa.float32(), Maker.ENGINE),  # log μ_θ', by the engine that sampled
+    "rank_rollout": (pa.int32(), Maker.ENGINE),  # 1 = the engine's most probable token
+    "logp_trainer": (pa.float32(), Maker.TRAINER),  # log π_θ
+    # Log π_θ', absent at equal weights, where it is logp_trainer
+    "logp_recomputed": (pa.float32(), Maker.RECOMPUTED),
     # Log π at an average of the trainer's weights, PPO-EWMA's reference
-    "logp_average": pa.float32(),
-    "logp_trainer_repeat": pa.float32(),  # the trainer again, with a different micro-batch shape
-    "entropy_trainer": pa.float32(),
-    "rank_trainer": pa.int32(),
-    "advantage": pa.float32(),
-    "tv_full": pa.float32(),
-    "kl_full": pa.float32(),
+    "logp_average": (pa.float32(), Maker.TRAINER),
+    # The trainer again, with a different micro-batch shape
+    "logp_trainer_repeat": (pa.float32(), Maker.TRAINER),
+    "entropy_trainer": (pa.float32(), Maker.TRAINER),
+    "rank_trainer": (pa.int32(), Maker.TRAINER),
+    "advantage": (pa.float32(), Maker.RUN),
+    "tv_full": (pa.float32(), Maker.TRAINER),  # of the engine's and the trainer's distributions
+    "kl_full": (pa.float32(), Maker.TRAINER),
     # Layers where the trainer's routers chose different experts from the engine's
-    "route_flips": pa.uint8(),
-    "route_first": pa.uint8(),  # the first of these among the layers with a router; 255 = none
+    "route_flips": (pa.uint8(), Maker.ROUTERS),
+    # The first of these among the layers with a router; 255 = none
+    "route_first": (pa.uint8(), Maker.ROUTERS),
 }
 
-TOPK_COLUMNS: dict[str, pa.DataType] = {
-    "topk_ids": pa.int32(),  # the engine's ranks 1…K; the sampled token is not inserted
-    "topk_logp_rollout": pa.float32(),
-    "topk_logp_trainer": pa.float32(),
-    "topk_logp_recomputed": pa.float32(),
+_OF_TOP_K: dict[str, tuple[pa.DataType, Maker]] = {
+    # The engine's ranks 1…K; the sampled token is not inserted
+    "topk_ids": (pa.int32(), Maker.ENGINE),
+    "topk_logp_rollout": (pa.float32(), Maker.ENGINE),
+    "topk_logp_trainer": (pa.float32(), Maker.TRAINER),
+    "topk_logp_recomputed": (pa.float32(), Maker.RECOMPUTED),
 }
 
 # For mixtures of experts: columns about a response as a whole.
-ROUTE_COLUMNS: dict[str, pa.DataType] = {
-    "route_layers": pa.int32(),  # layers × 4: tokens, flips, experts in common, same first expert
+_OF_ROUTES: dict[str, tuple[pa.DataType, Maker]] = {
+    # Layers × 4: tokens, flips, experts in common, same first expert
+    "route_layers": (pa.int32(), Maker.ROUTERS),
     # 2 × bins of the trainer's margins: where it agrees, and where it differs
-    "route_margins": pa.int32(),
+    "route_margins": (pa.int32(), Maker.ROUTERS),
     # (prompt + response − 1) × layers × experts per token, as the engine chose
-    "routes": pa.uint16(),
+    "routes": (pa.uint16(), Maker.ENGINE),
 }
+
+
+def _types(rows: dict[str, tuple[pa.DataType, Maker]]) -> dict[str, pa.DataType]:
+    return {name: kind for name, (kind, _) in rows.items()}
+
+
+ROW_COLUMNS, TOKEN_COLUMNS = _types(_OF_ROW), _types(_OF_TOKENS)
+TOPK_COLUMNS, ROUTE_COLUMNS = _types(_OF_TOP_K), _types(_OF_ROUTES)
 
 PROMPT_COLUMN = "prompt_ids"
 ID_COLUMNS = (PROMPT_COLUMN, "response_ids", "topk_ids")
@@ -70,6 +98,12 @@ def arrow_type(column: str) -> pa.DataType:
     if column == PROMPT_COLUMN:
         return pa.list_(pa.int32())
     return pa.list_((TOKEN_COLUMNS | TOPK_COLUMNS | ROUTE_COLUMNS)[column])
+
+
+def made_by(maker: Maker) -> tuple[str, ...]:
+    """The columns that it makes, in the order of a shard."""
+    rows = _OF_ROW | _OF_TOKENS | _OF_TOP_K | _OF_ROUTES
+    return tuple(name for name, (_, own) in rows.items() if own is maker)
 
 
 def column_order() -> list[str]:

@@ -16,6 +16,10 @@ _PRECISIONS = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16":
 _COARSEST_FIRST = ("fp4", "fp8", "int8", "bf16", "fp16", "fp32")
 _SIDES = ("rollout", "trainer", "recomputed")
 _DTYPES = ("dtype", "kv_cache_dtype", "quantization")
+# As a person states them, and those that are the type of all weights
+DTYPES = ("bf16", "fp16", "fp32", "fp8", "int8", "fp4", "bfloat16", "float16", "float32")
+_FULL_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_WIDE = ("bfloat16", "float16", "float32")
 _WORDS = {"fp32": "float32", "fp16": "float16", "bf16": "bf16", "": "a precision not on record"}
 
 
@@ -35,6 +39,12 @@ class Numerics:
     def step_of_bfloat16(self) -> float:
         """The step of its logits, relative to bfloat16: float16 has three bits more."""
         return 2.0**-3 if self.dtype == "fp16" else 1.0
+
+
+def stated(dtype: str | None) -> dict[str, str | None]:
+    """One of `DTYPES` as a manifest has it: below 16 bits it counts as quantisation."""
+    full = _FULL_NAMES.get(dtype or "", dtype)
+    return {"quantization": full} if full and full not in _WIDE else {"dtype": full}
 
 
 def sides_of_gap(about: Mapping[str, Any]) -> tuple[Numerics, Numerics]:

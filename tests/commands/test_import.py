@@ -262,3 +262,39 @@ DOCUMENTED = (
     "tq_batch.pt",
     "rollout_data/3.pt",
 )
+
+
+def test_the_precisions_of_both_sides_can_be_stated(capfd):
+    """In a file: the report judges the gap by them, and names them."""
+    dump()
+    Path("run.toml").write_text('rollout-dtype = "bf16"\ntrainer-dtype = "float32"\n')
+    assert command(capfd, "import", "dump.jsonl", "--config", "run.toml")[0] == 0
+    about = Trace.open(Path("import-dump")).manifest
+    assert about["rollout"]["dtype"] == "bfloat16" and about["trainer"]["dtype"] == "float32"
+    _, out, _ = command(capfd, "report", "import-dump", "--no-plots", "--quiet")
+    assert "bf16 against float32" in out and "engine bfloat16 against trainer float32" in out
+    Path("eight.toml").write_text('[import]\nrollout-dtype = "fp8"\ntrainer-dtype = "auto"\n')
+    typed = ("import", "dump.jsonl", "--force", "--config", "eight.toml")
+    assert command(capfd, *typed)[0] == 0
+    _, out, _ = command(capfd, "report", "import-dump", "--no-plots", "--quiet")
+    assert "engine fp8 against trainer dtype not recorded" in out
+    Path("wrong.toml").write_text('[import]\nrollout-dtype = "fp9"\n')
+    code, _, err = command(capfd, "import", "dump.jsonl", "--force", "--config", "wrong.toml")
+    assert code == 2 and "rollout-dtype: Unknown dtype 'fp9'" in err and "--rollout" not in err
+
+
+def test_a_dump_without_a_policy_has_no_precision_of_one(capfd):
+    row = {name: real_rows(1)[0][name] for name in ("prompt_ids", "response_ids", "logp_rollout")}
+    write_lines(Path("dump.jsonl"), [row])
+    Path("run.toml").write_text('rollout-dtype = "bf16"\ntrainer-dtype = "bf16"\n')
+    assert command(capfd, "import", "dump.jsonl", "--config", "run.toml")[0] == 0
+    trace = Trace.open(Path("import-dump"))
+    assert "trainer" not in trace.manifest and trace.manifest["rollout"]["dtype"] == "bfloat16"
+    assert not trace.completeness.partial
+
+
+def test_a_dump_without_a_tokenizer_says_how_reports_show_text(capfd):
+    write_lines(Path("dump.jsonl"), [plain_record(row) | {"prompt": "1+1"} for row in real_rows(2)])
+    assert "--tokenizer MODEL" in command(capfd, "import", "dump.jsonl")[2]
+    typed = ("import", "dump.jsonl", "--force", "--tokenizer", str(bundled_trace()))
+    assert "--tokenizer MODEL" not in command(capfd, *typed)[2]

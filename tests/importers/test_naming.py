@@ -174,7 +174,7 @@ def test_later_lines_may_be_worse_and_are_counted(tmp_path):
 
 def test_an_empty_file_and_other_files_beside_it(tmp_path):
     (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(MismatchError, match="no line is a JSON object"):
+    with pytest.raises(MismatchError, match=r"empty.jsonl is empty\."):
         imported(tmp_path / "empty.jsonl", into=tmp_path / "trace", columns=THEIRS)
     write_lines(tmp_path / "run" / "dump.jsonl", records())
     write_lines(tmp_path / "run" / "notes.jsonl", [{"a": 1}])

@@ -102,10 +102,9 @@ def test_zero_filled_rollout_log_probs_are_counted(tmp_path):
     _, about = imported(
         nemo_rl(tmp_path / "train_data_step1.jsonl", rows, change), into=tmp_path / "trace"
     )
-    tokens = sum(len(row["response_ids"]) for row in rows)
-    assert tokens in about["noted"].values() and "rollout log-probability of exactly 0" in str(
-        about["noted"]
-    )
+    (note,) = about["noted"].items()
+    assert "rollout log-probability of exactly 0 where the other side's is below −1" in note[0]
+    assert note[1] == sum(value < -1 for row in rows for value in row["logp_recomputed"])
 
 
 def test_dynamic_sampling_and_a_sample_that_is_not_trained_on(tmp_path):

@@ -25,6 +25,7 @@ from mismatch_cli.recording.config import EQUAL, NEWER, RescoreConfig, _named_sc
 from mismatch_cli.recording.rescore import rescore
 from mismatch_cli.recording.rescore_plan import (
     OF_RECOMPUTED,
+    OF_ROUTERS,
     OF_TRAINER,
     _plan_trainer,
     _Source,
@@ -34,7 +35,7 @@ from mismatch_cli.recording.score import _noise_responses
 from mismatch_cli.report.about import about_facts
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.trace.schema import column_order
+from mismatch_cli.trace.schema import Maker, column_order, made_by
 from tests.warm import Forked, cli
 
 MODEL = str(bundled("model"))
@@ -129,10 +130,28 @@ def moved(tmp_path_factory) -> str:
     return str(folder)
 
 
-def test_the_list_of_the_trainers_columns_is_complete():
+def test_the_schema_says_who_made_every_column():
+    made = {maker: made_by(maker) for maker in Maker}
+    assert sorted(sum(made.values(), ())) == sorted({*column_order()} - {"prompt_ids"})
     others = {"tv_full", "kl_full", "logp_average"}  # of its distributions, and of its weights
-    assert set(OF_TRAINER) == {name for name in column_order() if "trainer" in name} | others
-    assert set(OF_RECOMPUTED) == {name for name in column_order() if "recomputed" in name}
+    assert {*OF_TRAINER} == {name for name in column_order() if "trainer" in name} | others
+    assert {*OF_RECOMPUTED} == {name for name in column_order() if "recomputed" in name}
+    assert {*OF_ROUTERS} == {name for name in column_order() if name.startswith("route_")}
+
+
+def test_a_column_that_nobody_is_known_to_have_made_is_not_carried(tmp_path):
+    """A trainer's column need not be called so: its values do not belong to the new log π."""
+
+    def with_margin(table: pa.Table) -> pa.Table:
+        return table.append_column("margin", table.column("logp_trainer"))
+
+    source = changed_copy(FLOAT32, tmp_path / "source", with_margin)
+    assert "margin" in Trace.open(source).columns()
+    talk = Talk()
+    rescore(config(source, noise=0), tmp_path / "run", dict(NEW), talk)
+    found = Trace.open(tmp_path / "run")
+    assert "margin" not in found.columns() and "logp_trainer" in found.columns()
+    assert any("Left out: margin. The schema does not say" in said for said in talk.said)
 
 
 def test_float32_gives_the_recorded_numbers_back_and_leaves_the_input(same):
