@@ -56,8 +56,10 @@ def default_of(setting: Field[Any]) -> Any:
 
 
 def flag_of(setting: Field[Any]) -> str:
-    """The flag of a setting, as messages name it."""
-    return setting.name.upper() if setting.metadata.get("argument") else _flag(setting.name)
+    """The flag of a setting, or its key if it has none, as messages name it."""
+    if setting.metadata.get("argument"):
+        return setting.name.upper()
+    return _spelled(setting.name, setting.metadata)
 
 
 def names_cluster(place: str) -> bool:
@@ -72,6 +74,10 @@ def is_typed_only(setting: Field[Any], value: Any) -> bool:
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+def _spelled(name: str, about: Mapping[str, Any]) -> str:
+    return _flag(name).lstrip("-") if about["flag"] is False else _flag(name)
 
 
 def check(settings: Any, *, typed: bool) -> None:
@@ -190,7 +196,8 @@ def flags(
         def command(**given: Any) -> None:
             del given[CONFIG]
             for name, known in own.items():
-                _check_choice(known.metadata["flag"] or _flag(name), given[name], known.metadata)
+                about = known.metadata
+                _check_choice(about["flag"] or _spelled(name, about), given[name], about)
             objects: dict[str, Any] = {
                 name: build(group, {part: given.pop(part) for part in names})
                 for name, (group, names) in built.items()
