@@ -128,7 +128,7 @@ _SPACING = _table((r"- *", "-"), ("([0-9]) +([0-9])", r"\1+\2"), ("[ {}]", ""))
 _THOUSANDS = re.compile(r"([0-9]),([0-9]{3})(?![0-9])")
 _TUPLE = re.compile(r"(?s)[()\[\]]([^()\[\]]+)[()\[\]]")
 _FRACTION = re.compile(r"-?[0-9]+.?/0*[1-9][0-9]*.?")
-_WORKABLE = re.compile(r"[a-z0-9_.+\-*/^() ]*")
+_WORKABLE = re.compile(r"(?:[a-z0-9+\-*/^() ]|_(?!_)|\.(?![a-z_]))*")
 _TOWER = re.compile(r"\^[0-9]+\^|\^[0-9][0-9]+|\^\(")
 _MOST_LETTERS = 2
 
@@ -265,8 +265,10 @@ def _equal_elements(stated: str, gold: str) -> bool:
 
 
 def _no_difference(expression: str) -> bool:
-    """Whether sympy simplifies it to 0. Its parser evaluates Python, so an expression may have two
-    letters beside `sqrt`, which name nothing harmful, and no quotes, dots or brackets to call it.
+    """Whether sympy simplifies it to 0.
+
+    Its parser evaluates Python. So an expression has no quotes, no attributes, and, as in oat, at
+    most two letters beside `sqrt`: no function of so short an alphabet does harm.
     """
     from sympy import simplify
     from sympy.parsing import sympy_parser
