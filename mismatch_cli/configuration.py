@@ -19,6 +19,8 @@ from mismatch_cli.text import parsed_toml
 CONFIG = "config"  # the parameter that names the file
 PREFIX = "MISMATCH_"
 _OURS = f"{PREFIX}CLI_"  # variables between our own processes
+# Set where we wrote the command line: it spells keys without a flag like flags
+WRITTEN = f"{_OURS}WRITTEN"
 _NO_FLAGS = (f"{PREFIX}RECORD",)  # read by the recorder inside a run
 
 
@@ -106,9 +108,11 @@ def check_typed(context: Any) -> None:
     for a key without a flag that is typed.
     """
     reserved = getattr(context.command.callback, "reserved", {})
+    written = WRITTEN in os.environ or WRITTEN in context.meta
     for known in context.command.params:
         source = context.get_parameter_source(known.name)
-        if not has_flag(known) and source is not None and source.name == "COMMANDLINE":
+        typed = source is not None and source.name == "COMMANDLINE"
+        if typed and not has_flag(known) and not written:
             raise UsageError(
                 f"{key_of(known)} has no flag. Write {key_of(known)} = … into a file, and name it "
                 "with --config."

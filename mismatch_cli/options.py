@@ -56,8 +56,10 @@ def default_of(setting: Field[Any]) -> Any:
 
 
 def flag_of(setting: Field[Any]) -> str:
-    """The flag of a setting, as messages name it."""
-    return setting.name.upper() if setting.metadata.get("argument") else _flag(setting.name)
+    """The flag of a setting, or its key if it has none, as messages name it."""
+    if setting.metadata.get("argument"):
+        return setting.name.upper()
+    return _said(setting.name, setting.metadata)
 
 
 def names_cluster(place: str) -> bool:

@@ -18,6 +18,7 @@ from mismatch_cli import registry
 from mismatch_cli.commands._completed import settings
 from mismatch_cli.commands._show import Common
 from mismatch_cli.commands._typed import truth, words
+from mismatch_cli.configuration import WRITTEN
 from mismatch_cli.errors import MismatchError, UsageError, suggest
 from mismatch_cli.numbers import number, things
 from mismatch_cli.options import is_typed_only, names_cluster, setting
@@ -143,6 +144,7 @@ def _members(
     from mismatch_cli.recording.members import Member
 
     members: dict[str, Member] = {}
+    context.meta[WRITTEN] = True
     for combination in product(*values.values()):
         chosen = dict(zip(values, combination, strict=True))
         typed, name = (

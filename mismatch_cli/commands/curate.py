@@ -11,6 +11,7 @@ from mismatch_cli.errors import suggest
 from mismatch_cli.options import flags, saying, setting
 from mismatch_cli.places import bundled
 from mismatch_cli.recording.config import CurateConfig
+from mismatch_cli.tasks.answers import VERL_RULE
 
 
 @flags(CurateConfig)
@@ -55,12 +56,17 @@ def command(
         curation = curate(config, work, manifest, common.progress, confirm=confirm)
         folder = put_in_place(work)
         chosen = folder / PROBLEMS_FILE
-        training = suggest(*_training(config, chosen))
+        training = _variables(config) + suggest(*_training(config, chosen))
         study = CurationAnalysis(
             curation, shown(config.to_json()), confirm, tuple(shown(sys.argv[1:])), training
         )
         common.show(study, folder)
     common.progress.say(f"Wrote {chosen}")
+
+
+def _variables(config: CurateConfig) -> str:
+    """The variables before that command: the grader has no flag."""
+    return "" if config.grader == VERL_RULE else f"MISMATCH_TRAIN_GRADER={config.grader} "
 
 
 def _training(config: CurateConfig, problems: Path) -> list[str | Path]:

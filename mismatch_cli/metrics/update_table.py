@@ -133,7 +133,7 @@ TRAINING = table(
     _row("best", "best reward", f"the highest mean reward of {LAST} successive steps", "reward",
          _COMMON),
     _row("eval_accuracy", "final accuracy",
-         "mean reward of the last evaluation (share of answers that math-verify calls right)",
+         "mean reward of the last evaluation (share of answers that are graded right)",
          "share", _COMMON),
     _row("abs_dp_first", f"mean |π − μ|, first {FIRST} steps",
          f"mean over tokens of |π − μ| at equal weights, over the first {FIRST} steps",

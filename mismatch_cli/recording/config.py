@@ -149,7 +149,7 @@ class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
             "adapter": self.engine_adapter,
             "threads": self.threads,
             "engine_args": self.engine_args,
-            **self.named("reward", "answer_format"),
+            **self.named("reward", "answer_format", "grader"),
         }
 
 

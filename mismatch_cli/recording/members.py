@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from mismatch_cli.child_python import command
-from mismatch_cli.configuration import without_variables
+from mismatch_cli.configuration import WRITTEN, without_variables
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.extras import require
 from mismatch_cli.recording.work import begun_beside
@@ -132,7 +132,9 @@ def _ended(running: set[subprocess.Popen[str]], stopped: threading.Event) -> Ite
 
 
 def _made(member: Member, device: str | None, running: set[subprocess.Popen[str]]) -> Outcome:
-    environment = without_variables(os.environ) | ({_DEVICES: device} if device is not None else {})
+    environment = without_variables(os.environ) | {WRITTEN: "1"}
+    if device is not None:
+        environment[_DEVICES] = device
     process = subprocess.Popen(
         member.command,
         stdin=subprocess.DEVNULL,

@@ -152,6 +152,7 @@ def loaded_sampler(
                 seconds=config.reward_seconds,
                 template=config.prompt_template,
                 answer_format=config.answer_format,
+                rule=config.grader,
                 chat=getattr(tokenizer, "chat_template", None) is not None,
             )
         )

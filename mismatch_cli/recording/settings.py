@@ -13,7 +13,14 @@ from mismatch_cli.errors import UsageError
 from mismatch_cli.options import ADAPTER, DATA, MODEL, build, check, setting
 from mismatch_cli.places import bundled
 from mismatch_cli.recording.engine_arguments import unlisted_arguments
-from mismatch_cli.tasks.answers import FORMAT_HELP, FORMATS, SECONDS_HELP
+from mismatch_cli.tasks.answers import (
+    FORMAT_HELP,
+    FORMATS,
+    GRADER_HELP,
+    GRADERS,
+    SECONDS_HELP,
+    VERL_RULE,
+)
 from mismatch_cli.tasks.prompts import A_FIELD, TEMPLATE_HELP, TEMPLATES
 from mismatch_cli.torch_settings import DTYPES, KV_CACHE_DTYPES
 
@@ -78,6 +85,7 @@ class PromptSettings(Recorded):
     )
     reward_seconds: int = of_prompts(0, SECONDS_HELP, min=0, changeable=True)
     answer_format: str = of_prompts("auto", FORMAT_HELP, choices=("answer format", FORMATS))
+    grader: str = of_prompts(VERL_RULE, GRADER_HELP, flag=False, choices=("grader", GRADERS))
 
 
 @dataclass(frozen=True, kw_only=True)

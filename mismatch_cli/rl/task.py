@@ -122,6 +122,7 @@ def _grader(config: TrainConfig, tokenizer: Any) -> Grader | Environments:
         seconds=config.reward_seconds,
         template=config.prompt_template,
         answer_format=config.answer_format,
+        rule=config.grader,
         chat=getattr(tokenizer, "chat_template", None) is not None,
     )
 

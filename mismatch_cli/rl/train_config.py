@@ -24,7 +24,14 @@ from mismatch_cli.options import (
     setting,
 )
 from mismatch_cli.places import bundled
-from mismatch_cli.tasks.answers import FORMAT_HELP, FORMATS, SECONDS_HELP
+from mismatch_cli.tasks.answers import (
+    FORMAT_HELP,
+    FORMATS,
+    GRADER_HELP,
+    GRADERS,
+    SECONDS_HELP,
+    VERL_RULE,
+)
 from mismatch_cli.tasks.prompts import A_FIELD, TEMPLATE_HELP, TEMPLATES
 from mismatch_cli.text import parsed_toml
 from mismatch_cli.torch_settings import DTYPES, KV_CACHE_DTYPES
@@ -64,7 +71,7 @@ _DTYPE: dict[str, Any] = {"choices": ("dtype", DTYPES)}
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Every field is a key of a preset file and a flag of `train`; the defaults are those of the
+    """Every field is a key of a preset file and a setting of `train`; the defaults are those of the
     sanity test.
     """
 
@@ -112,6 +119,7 @@ class TrainConfig:
     )
     reward_seconds: int = of_problems(0, SECONDS_HELP, least=0)
     answer_format: str = of_problems("auto", FORMAT_HELP, choices=("answer format", FORMATS))
+    grader: str = of_problems(VERL_RULE, GRADER_HELP, flag=False, choices=("grader", GRADERS))
     environment: str = of_turns(
         "",
         "An environment that replies to the model and assigns the reward: a class with reset and "

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mismatch_cli.studies.runs import TrainingRun
+from mismatch_cli.tasks.answers import VERL_RULE
 
 # Lines of a figure, length, how the work is done, watched and kept: nothing here changes an update.
 _NO_SETTING = {
@@ -19,15 +20,15 @@ _NO_SETTING = {
 }  # fmt: skip
 # The values in effect before the setting existed.
 BEFORE: dict[str, Any] = {
-    "max_prompt_tokens": 0, "answer_format": "auto", "environment": "", "episodes": 0,
-    "eval_episodes": 0,
+    "max_prompt_tokens": 0, "answer_format": "auto", "grader": VERL_RULE, "environment": "",
+    "episodes": 0, "eval_episodes": 0,
     "max_turns": 10, "turn_tokens": 0, "dynamic_sampling": 0, "max_context_tokens": 0,
     "eval_temperature": 0.0,
     "eval_top_p": 1.0,
 }  # fmt: skip
 _NAMES = ("model", "dataset", "eval_dataset")  # their values need no label
 # Rewards are comparable between runs with equal values of these.
-_TASK = ("model", "dataset", "split", "num_problems", "reward", "environment", "episodes")
+_TASK = ("model", "dataset", "split", "num_problems", "reward", "grader", "environment", "episodes")
 _WORDS = {"lora": "LoRA", "replay_routes": "router replay"}
 _LONGEST = 28  # letters of a model's name
 SEPARATOR = " · "  # between an algorithm and its setting
@@ -50,7 +51,7 @@ def task_of(run: TrainingRun) -> tuple[Any, ...]:
     """The task of a run: the model and what it learns; settings that an older run lacks were
     off.
     """
-    return tuple(run.config.get(key) or None for key in _TASK)
+    return tuple(run.config.get(key, BEFORE.get(key)) or None for key in _TASK)
 
 
 def short_name(name: str) -> str:

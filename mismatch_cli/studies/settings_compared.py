@@ -23,7 +23,7 @@ _HARMLESS = re.compile(
     r"|libraries\.(python|numpy|pyarrow|math-verify|mismatch-cli)|prompts\..*|config\.(prompts\..*|samples_per_prompt)"
     r"|imported\.(rows\w*|tokens|steps|file_count|left_out.*|noted.*|libraries.*)"
     r"|config\.sampling\.max_tokens|rollout\.max_model_len|top_logprobs|config\.reward.*"
-    r"|config\.(answer_format|routes|keep_routes)"
+    r"|config\.(answer_format|grader|routes|keep_routes)"
 )
 
 

@@ -142,9 +142,9 @@ BATCH_ARGUMENTS = ("responses", "answers", "problems", "finish_reasons")
 BATCH = "batch"  # follows "ready" for such a reward
 # Of a TRL reward function: lists, besides columns
 TRL_ARGUMENTS = ("completions", "prompts", "completion_ids")
-TRL = "trl"  # follows "ready" for such a reward
+KEYWORDS = "keywords"  # follows "ready" for such a reward
 
-_MATH_VERIFY_MEMORY = 2**32  # bytes; a response can require any amount
+MATH_VERIFY_MEMORY = 2**32  # bytes; a response can require any amount
 _MODULE = "_own_reward"  # not the file's name, which a library may have too
 _SHOWN = 300  # characters of an error
 _SHARE = 0.9  # of the memory that is free at the start
@@ -193,8 +193,14 @@ def _say(answers: int, secret: bytes, reply: str) -> None:
         left = left[os.write(answers, left) :]
 
 
+def quiet_math_verify() -> None:
+    """Import math-verify, which warns that its own timeouts are off: the parent keeps time."""
+    logging.disable()
+    import math_verify  # noqa: F401
+
+
 def _math_verify() -> tuple[Callable[[str], str], str]:
-    logging.disable()  # math-verify warns that its own timeouts are off; the parent keeps time
+    quiet_math_verify()
     from math_verify import parse, verify
 
     def compare(line: str) -> str:
@@ -212,10 +218,13 @@ def _own_reward() -> tuple[Callable[[str], str], str]:
         arguments = json.loads(line)
         try:
             result = _called(
-                function, arguments if kind == TRL else {name: arguments[name] for name in wanted}
+                function,
+                arguments if kind == KEYWORDS else {name: arguments[name] for name in wanted},
             )
             return json.dumps(
-                {"rewards": _numbers(result, kind == TRL)} if kind else {"reward": number(result)}
+                {"rewards": _numbers(result, kind == KEYWORDS)}
+                if kind
+                else {"reward": number(result)}
             )
         except (
             BaseException
@@ -232,7 +241,7 @@ def _kind(wanted: list[str]) -> str:
     response.
     """
     if set(wanted) & set(TRL_ARGUMENTS):
-        return TRL
+        return KEYWORDS
     return BATCH if wanted and set(wanted) <= set(BATCH_ARGUMENTS) else ""
 
 
@@ -329,4 +338,4 @@ if __name__ == "__mp_main__":
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         answer_lines(_own_reward, limit=most_memory())
-    answer_lines(_math_verify, limit=_MATH_VERIFY_MEMORY)
+    answer_lines(_math_verify, limit=MATH_VERIFY_MEMORY)

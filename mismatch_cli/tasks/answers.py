@@ -11,6 +11,11 @@ FORMAT_HELP = (
     "Where responses state their answer: boxed (the last box), line (a last line Answer: …); "
     "auto: as the prompt asks."
 )
+VERL_RULE, OAT_RULE = GRADERS = ("verl", "oat")
+GRADER_HELP = (
+    "Whose rule says that two answers are equal: verl's (math-verify), or oat's, as in the scripts "
+    "of the sanity test."
+)
 SECONDS_HELP = (
     "Time limit for your reward function, per response, per batch and to load; 0: 30 s, 600 s "
     "and 60 s."

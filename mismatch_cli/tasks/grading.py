@@ -1,5 +1,5 @@
-"""Rewards and advantages of responses: math-verify or a user's function, in a worker that cannot
-hang the run.
+"""Rewards and advantages of responses: verl's or oat's rule or a user's function, in a worker that
+cannot hang the run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.tasks._child import Child
 from mismatch_cli.tasks.answers import (
+    OAT_RULE,
     THOUGHT,
+    VERL_RULE,
     asks_for_box,
     asks_for_line,
     last_boxed,
@@ -52,17 +54,19 @@ _PLAIN_INTEGER = re.compile(r"-?[0-9]{1,15}")
 class MathVerify:
     """Compares answers in a child process, which is restarted when a comparison takes too long.
 
-    A context manager: the child ends with it. Equal pairs are compared once. `timeouts` counts
-    responses that scored 0 because their comparison timed out, `stated` those that state an answer,
-    `unstated` those that ended without one.
+    `rule` is "verl", math-verify as verl calls it, or "oat". A context manager: the child ends with
+    it. Equal pairs are compared once. `timeouts` counts responses that scored 0 because their
+    comparison timed out, `stated` those that state an answer, `unstated` those that ended without
+    one.
     """
 
-    def __init__(self, seconds: float = 5.0) -> None:
+    def __init__(self, seconds: float = 5.0, rule: str = VERL_RULE) -> None:
+        module, self._form = _RULES[rule]
         self._known: dict[tuple[str, str], float] = {}
         self._seconds = seconds
         self.timeouts = self.stated = self.unstated = 0
         self.child = Child(
-            "mismatch_cli.tasks._worker",
+            f"mismatch_cli.tasks.{module}",
             cannot_start=(
                 "The grading worker (math-verify) did not start. Try: python -c 'import "
                 "math_verify'"
@@ -110,8 +114,7 @@ class MathVerify:
         """None if it took too long, or two children died of it (one death may be the machine's
         fault).
         """
-        # Both as LaTeX boxes: the only form whose extent math-verify does not have to guess.
-        question = json.dumps([_as_box(stated), _as_box(answer)])
+        question = json.dumps([self._form(stated), self._form(answer)])
         ask = partial(self.child.ask, question, self._seconds)
         reply = ask() or ask()  # after a timeout it is not tried again
         if not reply:
@@ -120,8 +123,22 @@ class MathVerify:
 
 
 def _as_box(answer: str) -> str:
+    """A LaTeX box: the only form whose extent math-verify does not have to guess."""
     inner = last_boxed(answer)
     return f"\\boxed{{{answer.strip().strip('$') if inner is None else inner}}}"
+
+
+def _unboxed(answer: str) -> str:
+    """What oat compares: the content of a box, or the whole."""
+    inner = last_boxed(answer)
+    return answer if inner is None else inner
+
+
+# The worker of each rule, and the form of the answers that it compares
+_RULES: dict[str, tuple[str, Callable[[str], str]]] = {
+    VERL_RULE: ("_worker", _as_box),
+    OAT_RULE: ("_oat_worker", _unboxed),
+}
 
 
 def gradable(problems: Sequence[Problem], reward: str, location: str) -> list[Problem]:
@@ -140,10 +157,10 @@ def gradable(problems: Sequence[Problem], reward: str, location: str) -> list[Pr
 class Grader:
     """Grades responses as text, in a child process; a context manager.
 
-    `reward` is FILE.py:FUNCTION, with a limit of `seconds`, or empty for math-verify. After a
-    prompt that ends in an open thought, only text after the thought counts. `answer_format` is
-    where responses state their answer; "auto" lets each prompt decide. `chat`: the tokenizer has a
-    chat template, which turns problems into conversations.
+    `reward` is FILE.py:FUNCTION, with a limit of `seconds`, or empty for a `rule`: verl's or
+    oat's. After a prompt that ends in an open thought, only text after the thought counts.
+    `answer_format` is where responses state their answer; "auto" lets each prompt decide. `chat`:
+    the tokenizer has a chat template, which turns problems into conversations.
     """
 
     def __init__(
@@ -154,6 +171,7 @@ class Grader:
         seconds: float = 0,
         template: str = "chat",
         answer_format: str = "auto",
+        rule: str = VERL_RULE,
         chat: bool = True,
     ) -> None:
         self._decode = decode
@@ -161,7 +179,7 @@ class Grader:
         self._scorer: MathVerify | OwnReward = (
             OwnReward(reward, seconds, conversational=chat and template in CONVERSATIONS)
             if reward
-            else MathVerify()
+            else MathVerify(rule=rule)
         )
 
     def can_grade(self, problem: Problem) -> bool:

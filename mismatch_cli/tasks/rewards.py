@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.tasks._child import Child, users_code
-from mismatch_cli.tasks._worker import ARGUMENTS, BATCH_ARGUMENTS, TRL
+from mismatch_cli.tasks._worker import ARGUMENTS, BATCH_ARGUMENTS, KEYWORDS
 
 _FOR_ONE, _FOR_A_BATCH, _TO_LOAD = 30, 600, 60  # seconds
 
@@ -72,7 +72,7 @@ class OwnReward:
             return []
         if not self._kind:
             return [self._said(row) for row in rows]
-        asked = self._as_trl_asks(rows) if self._kind == TRL else _in_lists(rows)
+        asked = self._as_trl_asks(rows) if self._kind == KEYWORDS else _in_lists(rows)
         reply = self._told(asked, len(rows))
         if reply is None:
             return [0.0] * len(rows)

@@ -178,7 +178,8 @@ def test_a_context_holds_prompt_and_response_together(tmp_path):
 
 
 NEW = (
-    "unique_problems", "max_prompt_tokens", "reward_seconds", "answer_format", "dynamic_sampling",
+    "unique_problems", "max_prompt_tokens", "reward_seconds", "answer_format", "grader",
+    "dynamic_sampling",
     "max_context_tokens", "eval_temperature", "eval_top_p",
 )  # fmt: skip
 
