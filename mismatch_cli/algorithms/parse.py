@@ -56,7 +56,8 @@ def _by_name(name: str) -> Algorithm:
     foreign = registry.installed(weights.PACKAGE)  # our own weights are used in rows of the table
     if name in foreign:
         return Algorithm(name, (), (Factor(TRAINER_ROLLOUT, name),), "a weight by its own name")
-    if meanings := MEANINGS.get(name.lower()):
+    meanings = MEANINGS.get(name.lower())
+    if meanings:
         unknown = f"Several algorithms are called {name}: {registry.alternatives(meanings)}."
     else:
         unknown = registry.unknown("algorithm", name, [*rows, *ALIASES, *regions, *foreign])

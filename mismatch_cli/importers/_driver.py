@@ -293,7 +293,8 @@ def _refuse(unknown: Sequence[Source], request: Import) -> None:
             "to write a dump from any program: mismatch-cli import --schema"
         )
     columns = guessed(rows, request.columns)
-    if lacking := unfillable(columns, rows):
+    lacking = unfillable(columns, rows)
+    if lacking:
         raise MismatchError(
             f"{begin} No column of it can be {lacking} ({described(lacking)}). If it is nested, "
             "write one flat object per response: mismatch-cli import --schema"

@@ -187,7 +187,8 @@ class Completer:
         for name in (TOKEN_COLUMNS | TOPK_COLUMNS).keys() & columns.keys():
             column = columns[name]
             if pa.types.is_floating(column.type.value_type) and column.flatten().null_count:
-                if (side := name.removeprefix("logp_")) in _SIDES:
+                side = name.removeprefix("logp_")
+                if side in _SIDES:
                     columns[NOTE + _NULLS.format(side=side)] = _trained_nulls(column, mask)
                 columns[name] = _lists.from_flat(
                     _lists.flat(column), _lists.lengths_of(column), _lists.is_null(column)

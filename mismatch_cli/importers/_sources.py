@@ -135,7 +135,8 @@ def _numbers_by_value(source: Source) -> list[tuple[int, int, str]]:
 
 def _refuse_pickle(path: Path) -> None:
     if path.suffix.lower() in PICKLES and not _is_proto(path):
-        if other := pointer(path):
+        other = pointer(path)
+        if other:
             raise MismatchError(f"{path} {other.why}")
         raise NeedsItsFramework(path, "is a pickle, which could run any code when opened")
 

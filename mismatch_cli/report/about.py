@@ -218,10 +218,12 @@ def left_out_of(
     notes += [
         f"{numbers.counted(counts[name], text)}." for name, text in words.items() if counts[name]
     ]
-    if late := about["grading_timeouts"]:
+    late = about["grading_timeouts"]
+    if late:
         scored = numbers.counted(late, "responses score 0")
         notes.append(f"{scored} because grading the answer took too long.")
-    if unstated := about["unstated"]:
+    unstated = about["unstated"]
+    if unstated:
         notes.append(without_answer(unstated, about["responses"]))
     return tuple(note for note in notes if note)
 

@@ -102,7 +102,8 @@ class Run:
         algorithm = find(config.algorithm, training=True)
         # An unknown name fails first
         response_scale(config.aggregation, np.ones(1), config.max_tokens)
-        if sentence := unpublished(algorithm, config.aggregation):
+        sentence = unpublished(algorithm, config.aggregation)
+        if sentence:
             say(sentence)
         self._sampling = SamplingSettings(
             temperature=config.temperature, max_tokens=config.max_tokens

@@ -77,7 +77,8 @@ def _rewritten(answer: str, table: _Table) -> str:
 def _as_text(answer: str) -> str:
     """The answer without units and signs; what would be left empty stays."""
     answer = answer.strip()
-    if enclosed := _ENCLOSED.search(answer):
+    enclosed = _ENCLOSED.search(answer)
+    if enclosed:
         answer = enclosed[1].strip()
     answer = _rewritten(answer, _SPELLINGS)
     answer = _LAST_TEXT.sub("", answer).strip() or answer
@@ -195,7 +196,8 @@ def _symbol(token: str) -> str:
         return " " if token in "&~" else token
     name = token[1:]
     for pattern, replacement in _MACROS:
-        if macro := pattern.fullmatch(name):
+        macro = pattern.fullmatch(name)
+        if macro:
             return macro.expand(replacement)
     if not name.isalpha():
         return token
@@ -223,10 +225,12 @@ def _without_thousands(text: str) -> str:
 
 def _as_expression(answer: str) -> str:
     """The answer as sympy could read it, in lower case."""
-    if enclosed := _ENCLOSED.search(answer):
+    enclosed = _ENCLOSED.search(answer)
+    if enclosed:
         answer = enclosed[1]
     answer = _rewritten(answer, _MEANING)
-    if (number := _integer(answer)) is not None:
+    number = _integer(answer)
+    if number is not None:
         answer = str(number)
     if "\\" in answer:
         with contextlib.suppress(IndexError, RecursionError):
