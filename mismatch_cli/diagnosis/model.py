@@ -122,9 +122,7 @@ class ModelAtHand:
         return sorted(shorter[:: max(1, len(shorter) // count)][:count])
 
     def tried_on(self, hypothesis: Hypothesis) -> list[int]:
-        """A few rows that a hypothesis reads otherwise than they are recorded; none, if it changes
-        none.
-        """
+        """A few rows that a hypothesis changes; none, if it changes none."""
         if hypothesis.rows:
             return self._few_of(hypothesis.rows)
         if hypothesis.changed is not nullcontext or hypothesis is AS_RECORDED:

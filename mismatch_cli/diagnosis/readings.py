@@ -129,9 +129,21 @@ class Readings:
     def search(self, kind: str) -> Survey:
         """Try one kind of hypotheses, once."""
         if kind not in self._searches:
-            hypotheses: Iterable[Hypothesis] = getattr(self, f"_{kind}")()
+            hypotheses = self._hypotheses[kind]()
             self._searches[kind] = self._best(hypotheses, KINDS[kind])
         return self._searches[kind]
+
+    @property
+    def _hypotheses(self) -> dict[str, Callable[[], Iterable[Hypothesis]]]:
+        """What may have been misread, by the kinds of `KINDS`."""
+        return {
+            "prompt": self._prompt,
+            "positions": self._positions,
+            "padding": self._padding,
+            "tensors": self._tensors,
+            "adapter": self._adapter,
+            "neighbours": self._neighbours,
+        }
 
     def named(self) -> list[Reading]:
         """The misreadings that fit, of all kinds that were searched."""

@@ -308,6 +308,6 @@ def test_the_model_may_be_the_folder_of_an_adapter(trace, tmp_path, capfd):
     adapter = save_adapter(str(bundled("model")), tmp_path / "adapter", size=0.01)
     code, out, _ = diagnose(capfd, trace.parent, "--trainer-model", adapter, "--json")
     (finding,) = (f for f in json.loads(out)["findings"] if f["check"] == "adapter-scale")
-    # Neither side had it: this is another model than theirs
+    # Neither side had it
     assert code == 0 and finding["status"] == "untested"
     assert "from either side: name the trainer's" in finding["reason"]

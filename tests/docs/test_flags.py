@@ -43,12 +43,13 @@ OTHERS = {
         "--weight-transfer-config"
     ),
     "SGLang": "--enable-fp32-lm-head",
-    "slime": "--use-tis --get-mismatch-metrics --calculate-per-token-loss --save-debug-train-data "
+    "slime": "--rollout-temperature --rollout-top-p --rollout-top-k --use-tis "
+    "--get-mismatch-metrics --calculate-per-token-loss --save-debug-train-data "
     "--save-debug-rollout-data --rollout-data-postprocess-path",
     "miles": "--dump-details --use-rollout-logprobs",
     "open-instruct": "--save_traces --rollouts_save_path --loss_denominator",
     "ms-swift": "--log_rollout_offpolicy_metrics",
-    "OpenRLHF": "--algo.advantage.is_correction_enable --load_checkpoint",
+    "OpenRLHF": "--enable_vllm_is_correction --algo.advantage.is_correction_enable --load_checkpoint",
     "oat": "--dump_replay_every",
     "benchmarks/": "--folder",
     "tests/": "--list --lower --only --renew",

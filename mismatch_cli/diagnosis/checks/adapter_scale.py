@@ -1,6 +1,6 @@
-"""A LoRA adapter that one side applies at another scale, or not at all."""
+"""A LoRA adapter that one side applies at another scale, or leaves out."""
 
-from mismatch_cli.diagnosis.checks._reading import reading_finding
+from mismatch_cli.diagnosis.checks._read_again import reading_finding
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 NAME, STAGE = "adapter-scale", 4

@@ -1,6 +1,6 @@
 """A prompt that differs by a few tokens between the sides, found by reading the responses again."""
 
-from mismatch_cli.diagnosis.checks._reading import reading_finding
+from mismatch_cli.diagnosis.checks._read_again import reading_finding
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 NAME, STAGE = "another-prompt", 4

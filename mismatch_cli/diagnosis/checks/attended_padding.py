@@ -2,7 +2,7 @@
 again.
 """
 
-from mismatch_cli.diagnosis.checks._reading import reading_finding
+from mismatch_cli.diagnosis.checks._read_again import reading_finding
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 NAME, STAGE = "attended-padding", 4

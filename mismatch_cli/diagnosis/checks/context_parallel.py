@@ -7,6 +7,7 @@ import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
 from mismatch_cli.diagnosis.model import NotRead
+from mismatch_cli.diagnosis.power import clear, of_tokens
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "context-parallel", 4
@@ -43,8 +44,7 @@ def check(evidence: Evidence) -> Finding:
     sample = evidence.sample
     outlying_N = _outlying(sample)
     if outlying_N.sum() < _FEWEST:
-        sentence = f"Fewer than {_FEWEST} tokens have ten times the typical gap."
-        return Finding(NAME, "clear", sentence=sentence)
+        return clear(NAME, 0.0, MEASURE, of_tokens(_FEWEST, sample))
     cuts = max(_cuts(sample), key=lambda cuts: _score(cuts, outlying_N))
     share, chance = float(cuts.at_N[outlying_N].mean()), float(cuts.at_N.mean())
     rows: tuple[Row, ...] = (
@@ -53,7 +53,7 @@ def check(evidence: Evidence) -> Finding:
         ("of all tokens there", chance),
     )
     if share < _AT_CUTS or chance > _BY_CHANCE:
-        return Finding(NAME, "clear", share, MEASURE, evidence=rows)
+        return clear(NAME, share, MEASURE, of_tokens(_FEWEST, sample), rows)
     left_N, side = _left(evidence, cuts.at_N & outlying_N)
     sentence = (
         f"{100 * share:.0f} % of the tokens with a huge gap are at k/{cuts.parts} of "

@@ -1,6 +1,6 @@
 """A norm, a bias or a head of its own that one side lacks."""
 
-from mismatch_cli.diagnosis.checks._reading import reading_finding
+from mismatch_cli.diagnosis.checks._read_again import reading_finding
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 NAME, STAGE = "missing-tensor", 4

@@ -8,6 +8,7 @@ import numpy as np
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
 from mismatch_cli.diagnosis.model import NotRead
 from mismatch_cli.diagnosis.other_weights import with_dropout
+from mismatch_cli.diagnosis.power import CERTAIN, clear
 from mismatch_cli.diagnosis.readings import Reading
 from mismatch_cli.diagnosis.sample import Sample
 
@@ -28,6 +29,9 @@ _FEWEST = 8  # tokens that were scored twice
 _TIMES_ENGINE = 3.0  # the scatter of the engine on the same tokens
 _LEFT = 0.5  # of the gap, with the model's own numbers
 _SAME_SIZE = 2.0  # times: dropout in the model moves as much
+# Dropout moves every uncertain token, by much less than what sets it apart from the others
+_TYPICAL = 0.2  # of the mean: the median difference between two scores
+_CORRELATED = 0.8  # log π with log μ
 
 
 class Scatter(NamedTuple):
@@ -37,6 +41,7 @@ class Scatter(NamedTuple):
     trainer: float  # mean nats between two scores
     engine: float
     gap: float  # mean |d| of these tokens, nats
+    everywhere: bool  # most tokens move, and each stays near its value
 
 
 def check(evidence: Evidence) -> Finding:
@@ -55,13 +60,13 @@ def check(evidence: Evidence) -> Finding:
     )
     share = _share(evidence, scatter, repeated)
     if share < _MOSTLY or not _is_too_large(evidence):
-        return Finding(NAME, "clear", share, MEASURE, evidence=rows)
+        return clear(NAME, share, MEASURE, "scores that differ by half of the gap", rows)
     moved = _with_dropout(evidence)
     sentence = (
         "The trainer gives the same tokens after the same context other log-probabilities: the "
         f"difference between two scores is {100 * share:.0f} % of the gap{moved}."
     )
-    return Finding(NAME, "found", share, MEASURE, sentence, rows, left_N=_left(evidence))
+    return Finding(NAME, "found", share, MEASURE, sentence, rows, left_N=_left(evidence, share))
 
 
 def scatter_of(sample: Sample) -> Scatter:
@@ -70,11 +75,21 @@ def scatter_of(sample: Sample) -> Scatter:
     """
     pairs = list(_pairs(sample))
     if not pairs:
-        return Scatter(0, 0.0, 0.0, 0.0)
+        return Scatter(0, 0.0, 0.0, 0.0, False)
     one, other = np.array(pairs).T
-    sides = (np.abs(side_T[one] - side_T[other]) for side_T in (sample.logp_T, sample.logq_T))
-    trainer, engine = (float(side.mean()) for side in sides)
-    return Scatter(len(pairs), trainer, engine, float(sample.abs_d_T[one].mean()))
+    trainer_P = np.abs(sample.logp_T[one] - sample.logp_T[other])
+    engine_P = np.abs(sample.logq_T[one] - sample.logq_T[other])
+    trainer, gap = float(trainer_P.mean()), float(sample.abs_d_T[one].mean())
+    uncertain_P = trainer_P[sample.logq_T[one] < CERTAIN]
+    typical = float(np.median(uncertain_P)) if len(uncertain_P) else 0.0
+    everywhere = typical > _TYPICAL * trainer and _correlation(sample, one) > _CORRELATED
+    return Scatter(len(pairs), trainer, float(engine_P.mean()), gap, everywhere)
+
+
+def _correlation(sample: Sample, token: np.ndarray) -> float:
+    """Of both sides' log-probabilities; 1 if all tokens have the same."""
+    sides = sample.logp_T[token], sample.logq_T[token]
+    return float(np.corrcoef(*sides)[0, 1]) if min(map(np.ptp, sides)) > 0 else 1.0
 
 
 def _pairs(sample: Sample) -> Iterator[tuple[int, int]]:
@@ -95,7 +110,8 @@ _PREFIX = 16  # tokens: longer equal beginnings add little
 def _share(evidence: Evidence, scatter: Scatter, repeated: float | None) -> float:
     """How much of the gap the trainer's scatter is, the larger of both measurements."""
     shares = [0.0]
-    if scatter.tokens >= _FEWEST and scatter.trainer > _TIMES_ENGINE * scatter.engine:
+    by_itself = scatter.trainer > _TIMES_ENGINE * scatter.engine
+    if scatter.tokens >= _FEWEST and by_itself and scatter.everywhere:
         shares.append(scatter.trainer / scatter.gap if scatter.gap else 0.0)
     if repeated is not None and evidence.gap.value:
         shares.append(repeated / evidence.gap.value)
@@ -120,11 +136,13 @@ def _as_recorded(evidence: Evidence) -> Reading | None:
         return None
 
 
-def _left(evidence: Evidence) -> np.ndarray:
-    """With the model's own numbers; without a model, no token can be repaired."""
+def _left(evidence: Evidence, share: float) -> np.ndarray:
+    """With the model's own numbers; without a model, what one score's part of the difference
+    between two leaves.
+    """
     reading = _as_recorded(evidence)
     if reading is None:
-        return np.full(len(evidence.sample.kept), np.nan)
+        return evidence.sample.d_N * max(0.0, 1 - share / np.sqrt(2))
     return reading.left_N(evidence.sample)
 
 

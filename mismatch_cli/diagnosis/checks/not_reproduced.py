@@ -3,7 +3,7 @@ engine's.
 """
 
 from mismatch_cli.diagnosis.checks import context_parallel, not_repeatable
-from mismatch_cli.diagnosis.checks._reading import MEASURE, readings_of
+from mismatch_cli.diagnosis.checks._read_again import MEASURE, readings_of
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
 from mismatch_cli.diagnosis.readings import KINDS
 

@@ -1,6 +1,6 @@
 """Responses packed into one row that see those before them."""
 
-from mismatch_cli.diagnosis.checks._reading import reading_finding
+from mismatch_cli.diagnosis.checks._read_again import reading_finding
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 
 NAME, STAGE = "packed-responses", 4

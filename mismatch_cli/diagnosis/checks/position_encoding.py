@@ -1,6 +1,6 @@
 """Positions that the two sides encode differently, found by reading the responses again."""
 
-from mismatch_cli.diagnosis.checks._reading import reading_finding
+from mismatch_cli.diagnosis.checks._read_again import reading_finding
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 
 NAME, STAGE = "position-encoding", 4

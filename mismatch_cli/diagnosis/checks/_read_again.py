@@ -59,8 +59,8 @@ def _clear(name: str, search: Survey, what: str) -> Finding:
 
 
 def readings_of(name: str, evidence: Evidence) -> Readings | Finding:
-    """How the model reads the responses; or the check's finding if there is no model, or another
-    one than either side had.
+    """How the model reads the responses; or the check's finding if there is no model, or neither
+    side had it.
     """
     readings = evidence.readings
     if readings is None:
