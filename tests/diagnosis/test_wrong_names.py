@@ -171,6 +171,6 @@ def test_every_clear_answer_says_what_it_would_have_found(pools, bf16_pool):
     for column in ("logp_rollout", "logp_trainer"):
         certain.tokens[column] = np.minimum(certain.tokens[column] * 1e-5, -1e-7)
     findings = {f.check: f for f in judged(sampled_alone(certain)).findings}
-    for check in ("placeholders", "index-shift", "log-base"):
+    for check in ("placeholders", "log-base"):
         assert findings[check].status == "untested", check
         assert findings[check].reason.startswith("no power: "), check
