@@ -82,5 +82,6 @@ class _TensorNames:
         A tensor that a model ignores is of no account; a tied head is not lacking.
         """
         absent = (other.saved.keys() & other.own) - self.own
-        absent -= self.saved.keys() if self._renames else set()
+        if self._renames:
+            absent -= self.saved.keys()
         return tuple(sorted(other.saved[tail] for tail in absent))

@@ -44,4 +44,4 @@ def without(advice: str, typed: Collection[str]) -> str:
     if fitting == clauses:
         return advice
     words = "; ".join(fitting)
-    return f"{words[:1].upper()}{words[1:]}." if words else ""
+    return words and f"{words[0].upper()}{words[1:]}."

@@ -55,7 +55,7 @@ def _words(analysis: BisectionAnalysis) -> tuple[str, Status]:
     if analysis.is_equal:
         return "NO GAP", "good"
     words, status = _of_shares(analysis)
-    parts = [words] if words else []
+    parts = [*filter(None, (words,))]
     if analysis.differences:
         parts.insert(0, "THE MODELS DIFFER")
     if not analysis.is_finished:
@@ -72,13 +72,16 @@ def _of_shares(analysis: BisectionAnalysis) -> tuple[str, Status]:
         causes = f"{numbers.things(named, 'cause').upper()} FOUND"
         if left <= max(EXPLAINED, _noise(analysis)):
             return causes, "mixed"
-        return (f"{causes}, NOT ALL EXPLAINED" if analysis.is_finished else causes), "bad"
+        if analysis.is_finished:
+            causes += ", NOT ALL EXPLAINED"
+        return causes, "bad"
     if analysis.floor is not None:
         return "PRECISION ONLY", "mixed"
     if _noise(analysis) >= _MOSTLY:
         return "MOSTLY NOISE", "mixed"
-    explained_elsewhere = analysis.differences or not analysis.is_finished
-    return ("" if explained_elsewhere else "NO CAUSE FOUND"), "bad"
+    if analysis.differences or not analysis.is_finished:
+        return "", "bad"
+    return "NO CAUSE FOUND", "bad"
 
 
 def _noise(analysis: BisectionAnalysis) -> float:
