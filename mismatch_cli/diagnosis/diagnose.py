@@ -252,7 +252,7 @@ class _Weighing:
         alone, others = (sample.only(chosen_T) for chosen_T in (in_it_T, ~in_it_T))
         own_total = float(np.abs(alone.d_N).sum())
         within = _Weighing(own_total)
-        within.causes = [name for name in within.causes if not _is_any_share(name)]
+        within.causes = [name for name in within.causes if not _compares_parts(name)]
         left = within.compete(replace(evidence, sample=alone)).sample
         causes = [within.answers[name] for name in within.causes]
         causes = [cause for cause in causes if cause.status == "found"]
@@ -269,7 +269,7 @@ class _Weighing:
         """Answer with a cause in a part that has this share of the gap."""
         self.answers[cause.check] = replace(
             cause,
-            sentence=f"{cause.sentence.removesuffix('.')}, {part.words}.",
+            sentence=f"{part.words[0].upper()}{part.words[1:]}: {cause.sentence}",
             explains=(cause.explains or 0.0) * share,
             where=part.words,
         )
@@ -388,6 +388,11 @@ def _stage(name: str) -> int:
 
 def _is_alone(name: str) -> bool:
     return bool(getattr(module(name), "ALONE", False))
+
+
+def _compares_parts(name: str) -> bool:
+    """Whether a check compares some responses with the others, which a part has not."""
+    return bool(getattr(module(name), "COMPARES_PARTS", False))
 
 
 def _is_any_share(name: str) -> bool:

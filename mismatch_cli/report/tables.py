@@ -40,10 +40,11 @@ def text(
     cell: Callable[[R], str],
     *,
     optional: bool = False,
+    essential: bool = False,
     kind: Literal["text", "token"] = "text",
 ) -> Col[R]:
     """A column of text, or of tokens, which keep their spaces."""
-    return Col(Column(title, kind=kind, optional=optional), cell)
+    return Col(Column(title, kind=kind, optional=optional, essential=essential), cell)
 
 
 def keyed(

@@ -160,8 +160,9 @@ def _fitted(table: Table, console: Console) -> tuple[Table, list[str]]:
         hidden.append("intervals")
         table = bare
     while _needed(table, console, wrapped=True) > console.width and len(table.columns) > 2:
-        hidden.append(table.columns[-1].title)
-        table = _without(table, len(table.columns) - 1)
+        last = [n for n in range(1, len(table.columns)) if not table.columns[n].essential][-1]
+        hidden.append(table.columns[last].title)
+        table = _without(table, last)
     return table, hidden
 
 

@@ -62,6 +62,7 @@ class Column:
     metric: Metric | None = None
     kind: Literal["number", "text", "token"] = "number"  # text may wrap, a token keeps its spaces
     optional: bool = False  # hidden first where a terminal has no room
+    essential: bool = False  # never hidden
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ def test_a_temperature_on_some_prompts_is_named_with_them(bf16_pool):
     count = len(np.unique(of_S[of_S % 4 == 0]))
     assert first.check == "temperature"
     assert first.where.endswith(f"all of {count} of {len(prompts)} prompts")
-    assert first.sentence.endswith(f"{first.where}.") and first.explains > 0.7
+    assert first.sentence.lower().startswith(f"{first.where}: ".lower()) and first.explains > 0.7
 
 
 def test_healthy_responses_are_of_one_kind(pools, bf16_pool):

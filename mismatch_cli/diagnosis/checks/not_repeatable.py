@@ -25,6 +25,9 @@ CHANGE = (
 SOURCE = "verl PR 4708 (LoRA log-probs change between passes), TRL 1066"
 MEASURE = "of the gap, in scores of the same tokens"
 _MOSTLY = 0.5  # of the gap: less is not the cause of most of it
+_AT_MOST = (
+    2.5  # two scores are √2 times as far apart as each is off; beyond, the gap has less of it
+)
 _FEWEST = 8  # tokens that were scored twice
 _TIMES_ENGINE = 3.0  # the scatter of the engine on the same tokens
 _LEFT = 0.5  # of the gap, with the model's own numbers
@@ -59,7 +62,7 @@ def check(evidence: Evidence) -> Finding:
         ("mean |Δlog p| of the trainer in its second pass, nats", repeated),
     )
     share = _share(evidence, scatter, repeated)
-    if share < _MOSTLY or not _is_too_large(evidence):
+    if not _MOSTLY <= share <= _AT_MOST or not _is_too_large(evidence):
         return clear(NAME, share, MEASURE, "scores that differ by half of the gap", rows)
     moved = _with_dropout(evidence)
     sentence = (

@@ -11,6 +11,7 @@ from mismatch_cli.diagnosis.shared_origins import shared_by
 
 NAME, STAGE = "step-change", 5
 ANY_SHARE = True  # a single bad step of many has little of the gap
+COMPARES_PARTS = True
 TITLE = "A gap that changes at a step"
 CAUSE = (
     "Something of the run changed there: a restart, an upgrade, another setting, or weights that "

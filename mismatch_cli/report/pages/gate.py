@@ -77,8 +77,8 @@ def _columns(result: GateResult, status: Callable[[Check], str]) -> list[Col[Che
         text("metric", partial(_named, result)),
         col("measured", lambda check: measured_parts(check)[0]),
         col("95 % interval", lambda check: measured_parts(check)[1]),
-        text("limit", limit_text, optional=True),  # without room the status says more
-        text("status", status),
+        text("limit", limit_text),
+        text("status", status, essential=True),
     ]
 
 
