@@ -128,8 +128,9 @@ CLIPPING = table(
 )
 
 TRAINING = table(
-    _row("reward", "final reward", f"mean reward of the batch, over the last {LAST} steps",
-         "reward", _COMMON),
+    _row("reward", "final reward",
+         f"mean reward of the batch, over the last {LAST} steps that the runs share", "reward",
+         _COMMON),
     _row("best", "best reward", f"the highest mean reward of {LAST} successive steps", "reward",
          _COMMON),
     _row("eval_accuracy", "final accuracy",
