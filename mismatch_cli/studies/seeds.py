@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import sqrt
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -61,11 +62,13 @@ def difference(own: Seeded, rival: Seeded) -> Difference:
     by_seed, rival_by_seed = _by_seed(own), _by_seed(rival)
     shared = sorted(by_seed.keys() & rival_by_seed.keys())
     if len(shared) > 1:
-        own_N = np.array([by_seed[seed] for seed in shared])
-        rival_N = np.array([rival_by_seed[seed] for seed in shared])
+        own_N = np.array(list(map(by_seed.__getitem__, shared)))
+        rival_N = np.array(list(map(rival_by_seed.__getitem__, shared)))
         size = max(np.abs(own_N).max(), np.abs(rival_N).max())
         return Difference(_mean(own_N - rival_N, float(size)), len(shared))
-    return Difference(_welch([value for _, value in own], [value for _, value in rival]), 0)
+    return Difference(
+        _welch(*(np.array(list(map(itemgetter(1), runs))) for runs in (own, rival))), 0
+    )
 
 
 def t_quantile(degrees: int) -> float:
@@ -90,19 +93,18 @@ def _mean(value_N: np.ndarray, size: float) -> Estimate:
     return _estimate(float(value_N.mean()), variance, len(value_N) - 1)
 
 
-def _welch(own: Sequence[float], rival: Sequence[float]) -> Estimate:
+def _welch(own_N: np.ndarray, rival_N: np.ndarray) -> Estimate:
     """The difference of the means of two independent samples (Welch 1947, Satterthwaite's
     degrees of freedom).
     """
-    own_N, rival_N = np.array(own, dtype=np.float64), np.array(rival, dtype=np.float64)
-    mean = float(own_N.mean() - rival_N.mean())
-    if min(len(own_N), len(rival_N)) < 2:
+    mean, fewest = float(own_N.mean() - rival_N.mean()), min(len(own_N), len(rival_N))
+    if fewest < 2:
         return Estimate(mean, note=ONE_SEED)
     size = float(max(np.abs(own_N).max(), np.abs(rival_N).max()))
-    parts = [(_variance(value_N, size), len(value_N) - 1) for value_N in (own_N, rival_N)]
-    variance = sum(part for part, _ in parts)
-    below = sum(part**2 / degrees for part, degrees in parts)
-    return _estimate(mean, variance, int(variance**2 / below) if below else 1)
+    own, rival = _variance(own_N, size), _variance(rival_N, size)
+    below = own**2 / (len(own_N) - 1) + rival**2 / (len(rival_N) - 1)
+    degrees = int((own + rival) ** 2 / below) if below else fewest - 1
+    return _estimate(mean, own + rival, degrees)
 
 
 def _variance(value_N: np.ndarray, size: float) -> float:

@@ -129,7 +129,7 @@ def test_equal_values_have_no_interval() -> None:
     assert over_seeds([0.1 + 0.2, 0.3, 0.3]).note == NO_SPREAD
     equal = difference([(0, 0.5), (1, 0.7)], [(0, 0.4), (1, 0.6)])
     assert equal.estimate.note == NO_SPREAD and not equal.is_above
-    # Rounding of 1e-17 is no spread either, and none of it is above 0
+    # Neither is rounding of 1e-17
     rounded = difference([(0, 0.1 + 0.2), (1, 0.7 + 2e-16)], [(0, 0.3), (1, 0.7)])
     assert rounded.estimate.low is None
 
