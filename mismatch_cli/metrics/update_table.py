@@ -32,7 +32,7 @@ THEORY = table(
          "L′ − min(2 ξ T(T − 1) D_max², 2 ξ · mean of Σ |r − 1|): the higher of both",
          "reward", f"{DPPO}, App. B.3"),
     _row("pinsker_bound", "quadratic bound by KL",
-         "L′ − ξ T(T − 1) KL_max, as D_max² ≤ KL_max / 2",
+         "L′ − 2 ξ T(T − 1) min(1, KL_max / 2), as D_max² ≤ KL_max / 2",
          "reward", f"{DPPO}, eq. 7, with Pinsker’s inequality"),
     _row("xi", "ξ", "max |R|", "reward", f"{DPPO}, eq. 7"),
     _row("longest", "longest response T", "max T", "tokens", f"{DPPO}, eq. 7"),
@@ -44,7 +44,7 @@ THEORY = table(
          "KL_max, the sample's largest KL(μ‖π): of the full KL if the trace has it, else of the "
          "binary KL, which is smaller",
          "nats", f"{DPPO}, eq. 14"),
-    _row("tv_of_kl", "largest TV by KL", "√(KL_max / 2), the largest TV that this KL allows",
+    _row("tv_of_kl", "largest TV by KL", "min(1, √(KL_max / 2)), the largest TV that this KL allows",
          "probability", "Pinsker’s inequality, Csiszár (1967)"),
     _row("tv_sum", "mean summed TV", "mean over responses of Σ |r − 1| / 2", "probability",
          f"{DPPO}, eq. 11"),

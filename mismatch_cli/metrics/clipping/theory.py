@@ -3,10 +3,10 @@
 J(π) − J(μ) = L′ − Δ holds exactly for every set of responses (arXiv 2602.04879 eq. 5 and 6); the
 bounds (eq. 7 and 8) need the largest divergence over *all* states, which no sample contains. The
 composite bound (App. B.3) is the higher of the two. Pinsker's inequality TV² ≤ KL / 2 gives the
-quadratic one by KL, and is at most as high.
+quadratic one by KL, which is at most as high.
 """
 
-from math import isfinite, sqrt
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,6 @@ from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.estimate import EXTREME, POSITIVE, Estimate, finite_or_none
 from mismatch_cli.metrics.sums import GroupSums, SequenceWeights
 from mismatch_cli.policies import TRAINER_ROLLOUT
-
-_OUT_OF_SUPPORT = "infinite: the trainer excludes a token of the rollout"
 
 
 class Theory(Accumulator):
@@ -71,8 +69,8 @@ class Theory(Accumulator):
         }
         tv_max, tv_max_of = _of_all(self.tv_full_max, self.tv_max, "TV")
         kl_max, kl_max_of = _of_all(self.kl_full_max, self.kl_max, "KL")
-        # Rounding of float32 may put it below 0
-        tv_of_kl = sqrt(max(kl_max, 0.0) / 2)
+        # Rounding of float32 may put the KL below 0
+        tv_of_kl = min(1.0, sqrt(max(kl_max, 0.0) / 2))
         surrogate = estimates["surrogate"].value
         if surrogate is not None:
             estimates["quadratic_bound"] = quadratic = self._quadratic(surrogate, tv_max)
@@ -87,14 +85,12 @@ class Theory(Accumulator):
             "tv_max_of": tv_max_of,
             "kl_max": finite_or_none(kl_max),
             "kl_max_of": kl_max_of,
-            "tv_of_kl": finite_or_none(tv_of_kl),
+            "tv_of_kl": tv_of_kl,
             "weight_max": finite_or_none(largest),
         }
 
     def _quadratic(self, surrogate: float, tv_max: float) -> Estimate:
         """L′ − 2 ξ T(T − 1) D_max², where no TV of a state exceeds D_max."""
-        if not isfinite(tv_max):
-            return Estimate(None, note=_OUT_OF_SUPPORT)
         penalty = 2 * self.xi * self.longest * (self.longest - 1) * tv_max**2
         return Estimate(surrogate - penalty, note=EXTREME)
 

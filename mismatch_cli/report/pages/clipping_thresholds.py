@@ -57,7 +57,7 @@ _WITHOUT_FULL = (
 _BOUNDS = ("quadratic_bound", "linear_bound", "composite_bound", "pinsker_bound")
 _THEORY = (
     "Sample values of the terms in the paper's bounds, not a certificate: the bounds need the "
-    "largest TV over all states, and a sample has only the largest it saw ({tv_max_of}). L′ − Δ "
+    "largest TV or KL over all states, and a sample has only the largest it saw ({seen}). L′ − Δ "
     "equals the importance-weighted difference of rewards exactly, response by response."
 )
 
@@ -202,7 +202,7 @@ def theory_section(subject: Subject) -> Section:
     theory: dict[str, Any] = subject.result["theory"]
     if not theory:
         return Section("Theory")
-    words = _THEORY.format(tv_max_of=theory["tv_max_of"])
+    words = _THEORY.format(seen=f"{theory['tv_max_of']}; {theory['kl_max_of']}")
     vacuous = [
         f"the {THEORY[key].label}"
         for key in _BOUNDS

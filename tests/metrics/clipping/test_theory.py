@@ -59,7 +59,7 @@ def test_against_a_loop_over_responses(per_token):
         "quadratic_bound": quadratic,
         "linear_bound": linear,
         "composite_bound": max(quadratic, linear),
-        "pinsker_bound": surrogate - longest * (longest - 1) * kl_max,
+        "pinsker_bound": surrogate - 2 * longest * (longest - 1) * min(1, kl_max / 2),
         "tv_sum": spread / 2,
         "ess": weight.sum() ** 2 / (len(weight) * (weight**2).sum()),
     }
@@ -71,7 +71,7 @@ def test_against_a_loop_over_responses(per_token):
         "full TV"
     )
     assert found["kl_max"] == pytest.approx(kl_max, rel=1e-5) and found["kl_max_of"] == "full KL"
-    assert found["tv_of_kl"] == pytest.approx(np.sqrt(kl_max / 2), rel=1e-5)
+    assert found["tv_of_kl"] == pytest.approx(min(1, np.sqrt(kl_max / 2)), rel=1e-5)
     assert found["tv_of_kl"] >= found["tv_max"]
     # The higher bound with its interval, if it has one
     assert linear > quadratic and found["composite_bound"] == found["linear_bound"]
@@ -149,7 +149,7 @@ def test_the_composite_bound_is_the_higher_one():
 
 
 def test_pinsker_by_the_binary_kl_of_the_sampled_tokens():
-    """Without full divergences; a token outside the trainer's support has no bound by KL."""
+    """Without full divergences; the TV of a token outside the trainer's support is at most 1."""
     mu, pi = np.array([0.5, 0.8, 0.1]), np.array([0.7, 0.6, 0.3])
     binary_N = mu * np.log(mu / pi) + (1 - mu) * np.log((1 - mu) / (1 - pi))
     batch = simple([np.log(mu)] * 2, [np.log(pi)] * 2, [1, -1], reward_S=np.array([0.5, -2.0]))
@@ -163,9 +163,8 @@ def test_pinsker_by_the_binary_kl_of_the_sampled_tokens():
     cut = np.array([np.log(0.7), -np.inf, np.log(0.3)])
     batch = simple([np.log(mu)] * 2, [cut] * 2, [1, -1], reward_S=np.ones(2))
     found = result_of(batch, **PLAINLY)["theory"]
-    assert (found["kl_max"], found["tv_of_kl"], found["pinsker_bound"]["value"]) == (None,) * 3
-    assert "infinite" in found["pinsker_bound"]["note"]
-    assert found["composite_bound"]["value"] is not None
+    assert (found["kl_max"], found["tv_of_kl"]) == (None, 1)
+    assert found["pinsker_bound"]["value"] == found["surrogate"]["value"] - 2 * 3 * 2
 
 
 def test_xi_is_the_largest_size_of_a_reward():

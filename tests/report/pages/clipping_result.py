@@ -248,7 +248,7 @@ class _Maker:
             "tv_max_of": "full TV",
             "kl_max": 2.4,
             "kl_max_of": "full KL",
-            "tv_of_kl": 1.095,
+            "tv_of_kl": 1.0,
             "ess": self.estimate(0.3),
             "weight_max": 21.5,
         }
