@@ -25,7 +25,7 @@ from mismatch_cli.errors import MismatchError, UsageError, quoted
 from mismatch_cli.options import flags, names_cluster, setting
 from mismatch_cli.places import bundled, shown
 from mismatch_cli.ranks import World
-from mismatch_cli.ranks.joined import joined, launched, restarted
+from mismatch_cli.ranks.joined import joined, launched, number_of_ranks, restarted
 from mismatch_cli.rl.train_config import (
     FILE_NAME,
     TrainConfig,
@@ -135,11 +135,13 @@ def command(
     tracking = Tracking.asked(track, track_project, track_name, framework, several=len(configs) > 1)
     output = output or Path(f"train-{Path(preset).stem}")
     if not show_config:
+        check_ranks(first, number_of_ranks(nproc))
         _say_whose_rate(first, preset, changes, common)
     folders = _run_folders(configs, output)  # report equal names before problems in the files
     check_runs(configs)
     if show_config:
         print(configs[0].to_toml(), end="")
+        _say_right_ranks(first, number_of_ranks(nproc), common)
         return
     require(first.engine, f"--engine {first.engine}")
     require("hf", "`train`")
@@ -152,12 +154,10 @@ def command(
             "--devices trains several models, but servers hold the weights of one. Leave out "
             "--devices."
         )
-    if not launched():
-        check_ranks(first, nproc)
-        # Check here too: restarted ranks continue with existing files
-        if nproc > 1 or max_restarts:
-            with _held(configs, folders, output, resume):
-                pass
+    # Check here too: restarted ranks continue with existing files
+    if not launched() and (nproc > 1 or max_restarts):
+        with _held(configs, folders, output, resume):
+            pass
     launch_ranks(context, nproc, _KEPT, max_restarts)
     resume = resume or restarted()
     with joined(_KEPT) as world, ExitStack() as held:  # until after the last run
@@ -254,6 +254,16 @@ def _say_whose_rate(
             f"The learning rate of the preset miniature, {config.learning_rate:g}, was chosen "
             "for the bundled model. For another model, set --learning-rate or use --preset paper."
         )
+
+
+def _say_right_ranks(config: TrainConfig, ranks: int, common: Common) -> None:
+    """Say where a run with these settings would need a different number of ranks."""
+    from mismatch_cli.rl.task import check_ranks
+
+    try:
+        check_ranks(config, ranks)
+    except UsageError as error:
+        common.progress.say(str(error))
 
 
 def _train(

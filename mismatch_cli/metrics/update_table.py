@@ -28,12 +28,24 @@ THEORY = table(
          "reward", f"{DPPO}, eq. 7"),
     _row("linear_bound", "linear bound", "L′ − 2 ξ · mean of Σ |r − 1|", "reward",
          f"{DPPO}, eq. 8"),
+    _row("composite_bound", "composite bound",
+         "L′ − min(2 ξ T(T − 1) D_max², 2 ξ · mean of Σ |r − 1|): the higher of both",
+         "reward", f"{DPPO}, App. B.3"),
+    _row("pinsker_bound", "quadratic bound by KL",
+         "L′ − 2 ξ T(T − 1) min(1, KL_max / 2), as D_max² ≤ KL_max / 2",
+         "reward", f"{DPPO}, eq. 7, with Pinsker’s inequality"),
     _row("xi", "ξ", "max |R|", "reward", f"{DPPO}, eq. 7"),
     _row("longest", "longest response T", "max T", "tokens", f"{DPPO}, eq. 7"),
     _row("tv_max", "largest TV",
          "D_max, the sample's largest: of the full TV if the trace has it, else of |π − μ|, "
          "which is smaller",
          "probability", f"{DPPO}, eq. 7"),
+    _row("kl_max", "largest KL",
+         "KL_max, the sample's largest KL(μ‖π): of the full KL if the trace has it, else of the "
+         "binary KL, which is smaller",
+         "nats", f"{DPPO}, eq. 14"),
+    _row("tv_of_kl", "largest TV by KL", "min(1, √(KL_max / 2)), the largest TV that this KL allows",
+         "probability", "Pinsker’s inequality, Csiszár (1967)"),
     _row("tv_sum", "mean summed TV", "mean over responses of Σ |r − 1| / 2", "probability",
          f"{DPPO}, eq. 11"),
     _row("ess", "effective sample size", "1 / mean of (w / mean w)², w = Π r", "share",
@@ -128,8 +140,9 @@ CLIPPING = table(
 )
 
 TRAINING = table(
-    _row("reward", "final reward", f"mean reward of the batch, over the last {LAST} steps",
-         "reward", _COMMON),
+    _row("reward", "final reward",
+         f"mean reward of the batch, over the last {LAST} steps that the runs share", "reward",
+         _COMMON),
     _row("best", "best reward", f"the highest mean reward of {LAST} successive steps", "reward",
          _COMMON),
     _row("eval_accuracy", "final accuracy",

@@ -25,6 +25,11 @@ def launched() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1
 
 
+def number_of_ranks(nproc: int) -> int:
+    """How many processes there are or will be: as many as torchrun started, else `nproc`."""
+    return int(os.environ["WORLD_SIZE"]) if launched() else nproc
+
+
 def restarted() -> bool:
     """Whether this process replaces one that died, and resumes its work."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0

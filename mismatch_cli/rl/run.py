@@ -108,10 +108,11 @@ class Run:
         self._sampling = SamplingSettings(
             temperature=config.temperature, max_tokens=config.max_tokens
         )
+        check_ranks(config, world.size)
         self._tokenizer = load_tokenizer(config.model)
         # First: errors in the data are reported before a model loads
         self.task = Task(config, self._tokenizer)
-        self._check_ranks()
+        self._check_same()
         self._on_phase("engine")
         settings = engine_settings(
             config, self._sampling, algorithm.needs_top_k, run_folder, say, world
@@ -127,13 +128,12 @@ class Run:
             self.close()
             raise
 
-    def _check_ranks(self) -> None:
+    def _check_same(self) -> None:
         """Check that settings, problems and libraries are the same on every rank."""
         problems = hashlib.sha256(repr(self.task.problems).encode()).hexdigest()
         self.world.check_same(
             [*asdict(self.config).items(), ("problems", problems), *library_versions().items()]
         )
-        check_ranks(self.config, self.world.size)
 
     def _load(self, algorithm: Algorithm) -> None:
         """Encode the problems for the engine's context, and load the trainer beside the engine."""

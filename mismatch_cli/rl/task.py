@@ -16,6 +16,7 @@ from typing import Any
 from mismatch_cli.engines import check_returns_routes, engine_module
 from mismatch_cli.errors import UsageError
 from mismatch_cli.models import check_attention, check_model_folder, known_vocabulary
+from mismatch_cli.numbers import things
 from mismatch_cli.options import default_of, flag_of
 from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.sampling import SamplingSettings
@@ -296,17 +297,27 @@ def _check_turns(config: TrainConfig) -> None:
 
 
 def check_ranks(config: TrainConfig, ranks: int) -> None:
-    """A `UsageError` for a number of ranks that cannot share a step, an engine or a model."""
+    """A `UsageError` for a number of ranks that cannot share a step, an engine or a model; it
+    names the nearest that can.
+    """
+    engine, problems = config.tensor_parallel, things(config.prompts_per_step, "problem")
+    most = config.prompts_per_step // engine * engine
+    right = min(most, -(-ranks // engine) * engine)  # whole engines, rounded up
+    who = things(ranks, "rank")
+    if not right:
+        raise UsageError(
+            f"An engine of {engine} ranks cannot share {problems} per step: the responses to a "
+            f"problem stay together. Use --prompts-per-step {engine}, or a lower --tensor-parallel."
+        )
     if ranks > config.prompts_per_step:
         raise UsageError(
-            f"{ranks} ranks cannot share {config.prompts_per_step} problems per step: the "
-            "responses to a problem stay together. Use fewer ranks, or a higher "
-            "--prompts-per-step."
+            f"{who} cannot share {problems} per step: the responses to a problem stay together. "
+            f"Use --nproc {right}, or a higher --prompts-per-step."
         )
-    if ranks % config.tensor_parallel:
+    if ranks % engine:
         raise UsageError(
-            f"{ranks} ranks cannot form engines of {config.tensor_parallel}. Use a "
-            "--tensor-parallel that divides the number of ranks."
+            f"{who} cannot form engines of {engine} (--tensor-parallel): add --nproc {right}, or "
+            f"start any multiple of {engine} with torchrun."
         )
     if config.cpu_offload and ranks == 1:
         raise UsageError(

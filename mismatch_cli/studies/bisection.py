@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from mismatch_cli.bisect.decoding import decode_against_prefill
 from mismatch_cli.bisect.effects import MEASURES, Effects, GapSums
 from mismatch_cli.bisect.experiments import (
     ALONE,
@@ -144,8 +145,24 @@ class BisectionAnalysis(Study):
             "trainer_reference": self._apart(TRAINER, SCORED.name, reference)
             if reference != SCORED.name
             else None,
+            "prefill_reference": self._gap((WHOLE.name, reference)),
         }
-        return found | {"nearer": self._nearer(engine, reference)}
+        return found | {
+            "nearer": self._nearer(engine, reference),
+            "decode_prefill_is": self._decode_prefill(found["decode_prefill"], reference),
+        }
+
+    def _decode_prefill(self, apart: Estimate | None, reference: str) -> str | None:
+        """What sets decoding and prefill apart; None if they were not both read, or the trainer
+        not in float32.
+        """
+        if apart is None or not self.has(reference):
+            return None
+        scored = read_manifest(self.folder / LEGS / reference)[TRAINER]
+        if reference != REFERENCE.name and scored.get("dtype") != "float32":
+            return None
+        pairs = [self.measured.sums((leg.name, reference)) for leg in (DECODED, WHOLE)]
+        return decode_against_prefill(self.effects, apart, *pairs)
 
     def _apart(self, side: str, first: str, other: str) -> Estimate | None:
         if not (self.has(first) and self.has(other)):

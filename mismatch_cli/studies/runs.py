@@ -17,11 +17,12 @@ from mismatch_cli.metrics.update_table import FIRST, LAST
 from mismatch_cli.places import shown, shown_apart
 from mismatch_cli.studies.watch_state import WatchState, watch_state
 from mismatch_cli.text import parsed_json, parsed_toml
+from mismatch_cli.trace.manifest import training_runs
 
 METRICS, CONFIG = "metrics.jsonl", "config.toml"
 MOST_MISSING = 10_000  # steps that are listed
 # What the line of an evaluation before training has
-_EVALUATION = {"step", "eval_accuracy", "eval"}
+EVALUATION = {"step", "eval_accuracy", "eval"}
 _LARGEST = 1e300  # anything larger is not a measurement
 
 
@@ -74,7 +75,7 @@ class TrainingRun:
         """Whether each record is a step; `train` evaluates before its first one, as step 0, and
         others count from 0.
         """
-        return np.array([bool(record.keys() - _EVALUATION) for record in self.records], dtype=bool)
+        return np.array([bool(record.keys() - EVALUATION) for record in self.records], dtype=bool)
 
     @property
     def num_steps(self) -> int:
@@ -277,6 +278,16 @@ def read_runs(folders: Iterable[Path | str]) -> list[TrainingRun]:
             f"{paths[0] / METRICS} has no steps yet. Wait until the first one is done."
         )
     return begun
+
+
+def named_by(folders: Sequence[Path]) -> Sequence[Path]:
+    """What names these runs on the command line: the folder that holds them and no others, else
+    each of them.
+    """
+    parents = {folder.parent for folder in folders}
+    if len(folders) > 1 == len(parents) and training_runs(*parents) == sorted(folders):
+        return [*parents]
+    return folders
 
 
 def _read_run(folder: Path, name: str) -> TrainingRun:

@@ -16,7 +16,8 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.registry import names_file
 from mismatch_cli.studies.run_settings import SEPARATOR
-from mismatch_cli.studies.training import Curve, TrainingAnalysis, curve_of, over_seeds
+from mismatch_cli.studies.seeds import over_seeds
+from mismatch_cli.studies.training import Curve, TrainingAnalysis, curve_of
 
 _Thresholds = Mapping[tuple[int, str], float]  # by the number of the rule, and its parameter
 
@@ -58,9 +59,9 @@ def families(study: TrainingAnalysis) -> list[Family]:
 
 
 def _ending(study: TrainingAnalysis, name: str) -> Ending:
-    runs = study.algorithms[name]
+    runs, curve = study.compared[name], curve_of(study.algorithms[name], "reward")
     rewards, accuracies = (run.last("reward") for run in runs), (run.final_accuracy for run in runs)
-    return Ending(name, over_seeds(rewards), over_seeds(accuracies), curve_of(runs, "reward"))
+    return Ending(name, over_seeds(rewards), over_seeds(accuracies), curve)
 
 
 def _sweeps(names: Sequence[str]) -> Iterator[tuple[str, str, dict[float, str]]]:

@@ -11,44 +11,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mismatch_cli.metrics.estimate import Estimate, student_t
+from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.metrics.update_table import LAST
+from mismatch_cli.studies.common_steps import CommonSteps, in_words
 from mismatch_cli.studies.run_settings import SEPARATOR, settings_of_runs, short_name, task_of
 from mismatch_cli.studies.runs import TrainingRun
+from mismatch_cli.studies.seeds import Difference, difference, over_seeds
 from mismatch_cli.studies.study import Study
 from mismatch_cli.studies.watch_state import WatchState
 
 _TELLING = ("step", "reward", "grad_norm")  # runs that agree in these made the same updates
 _NAMED = 3  # at most so many models or data sets are named; of more only the number is given
-ONE_SEED = "one seed: no interval"
-Spread = tuple[float | None, float | None, float | None]  # mean over seeds, lowest, highest
-
-
-def spread(values: Iterable[float | None]) -> Spread:
-    """The mean over seeds, with the lowest and highest; a single seed has no range."""
-    found = [value for value in values if value is not None]
-    if not found:
-        return None, None, None
-    mean = float(np.mean(found))
-    return (mean, min(found), max(found)) if len(found) > 1 else (mean, None, None)
-
-
-def over_seeds(values: Iterable[float | None]) -> Estimate:
-    """The mean over seeds with its 95 % interval, ± t · s.e. (Student's t); a single seed has
-    none.
-    """
-    value_N = np.array([value for value in values if value is not None], dtype=np.float64)
-    if len(value_N) < 2:
-        return Estimate(float(value_N[0]) if len(value_N) else None, note=ONE_SEED)
-    mean, half = (
-        float(value_N.mean()),
-        t_quantile(len(value_N) - 1) * float(value_N.std(ddof=1) / len(value_N) ** 0.5),
-    )
-    return Estimate(mean, mean - half, mean + half)
-
-
-def _separate(lower: Estimate, upper: Estimate) -> bool:
-    """Whether one interval is entirely below the other."""
-    return lower.high is not None and upper.low is not None and lower.high < upper.low
 
 
 @dataclass(frozen=True)
@@ -81,10 +54,56 @@ class TrainingAnalysis(Study):
     @cached_property
     def algorithms(self) -> dict[str, list[TrainingRun]]:
         """The runs of each algorithm in the order given, separately for each setting."""
-        found: dict[str, list[TrainingRun]] = {}
-        for run, setting in zip(self.runs, self._setting_of, strict=True):
-            found.setdefault(SEPARATOR.join(filter(None, (run.algorithm, setting))), []).append(run)
-        return found
+        return self._by_algorithm(self.runs)
+
+    @cached_property
+    def compared(self) -> dict[str, list[TrainingRun]]:
+        """The same over the steps that all runs of their task share: of these, numbers are
+        comparable.
+        """
+        return self._by_algorithm(self.restricted)
+
+    @cached_property
+    def common(self) -> list[CommonSteps]:
+        """The common steps of each task."""
+        by_task: dict[object, list[TrainingRun]] = {}
+        for run in self.runs:
+            by_task.setdefault(task_of(run), []).append(run)
+        return [CommonSteps(runs) for runs in by_task.values()]
+
+    @cached_property
+    def restricted(self) -> list[TrainingRun]:
+        """Every run over the common steps of its task, in the order of the runs."""
+        by_run = {
+            id(run): part
+            for steps in self.common
+            for run, part in zip(steps.runs, steps.restricted, strict=True)
+        }
+        return [by_run[id(run)] for run in self.runs]
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the reward that is compared is that of the end of each run, and not of all of
+        it.
+        """
+        return all(steps.is_final for steps in self.common)
+
+    @property
+    def window(self) -> str:
+        """The steps of the final reward in words: `last 10 steps`, `steps 1 to 7`."""
+        windows = {
+            f"last {LAST} steps" if steps.is_final else in_words(steps.window_N)
+            for steps in self.common
+            if len(steps.step_N)
+        }
+        return windows.pop() if len(windows) == 1 else f"last {LAST} common steps"
+
+    def _by_algorithm(self, runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:
+        groups: dict[str, list[TrainingRun]] = {}
+        for run, setting in zip(runs, self._setting_of, strict=True):
+            name = SEPARATOR.join(filter(None, (run.algorithm, setting)))
+            groups.setdefault(name, []).append(run)
+        return groups
 
     @cached_property
     def settings(self) -> dict[str, TrainingAnalysis]:
@@ -138,19 +157,24 @@ class TrainingAnalysis(Study):
 
     @cached_property
     def final_rewards(self) -> dict[str, Estimate]:
-        """Each algorithm's final reward with its interval over seeds, if recorded."""
-        found = {
+        """Each algorithm's reward over the last common steps with its interval over seeds, if
+        recorded.
+        """
+        rewards = {
             name: over_seeds(run.last("reward") for run in runs)
-            for name, runs in self.algorithms.items()
+            for name, runs in self.compared.items()
         }
-        return {name: reward for name, reward in found.items() if reward.value is not None}
+        return {name: reward for name, reward in rewards.items() if reward.value is not None}
+
+    def difference(self, name: str, rival: str) -> Difference:
+        """How much higher the final reward of an algorithm is than that of its rival."""
+        return difference(_seeded(self.compared[name]), _seeded(self.compared[rival]))
 
     def above(self, name: str) -> list[str]:
-        """The algorithms whose final-reward interval is entirely below this one's, best first."""
-        reward = self.final_rewards[name]
+        """The rivals than which its final reward is higher with 95 % confidence, best first."""
         return sorted(
-            (other for other in self.rivals(name) if _separate(self.final_rewards[other], reward)),
-            key=lambda other: -(self.final_rewards[other].value or 0.0),
+            (rival for rival in self.rivals(name) if self.difference(name, rival).is_above),
+            key=lambda rival: -(self.final_rewards[rival].value or 0.0),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -168,32 +192,30 @@ class TrainingAnalysis(Study):
                     "setting": setting,
                     "steps": run.steps,
                     "partial": run.partial,
-                    "final_reward": run.last("reward"),
-                    "best_reward": run.best_reward,
-                    "accuracy_before": run.accuracy_before,
-                    "final_accuracy": run.final_accuracy,
-                    "accuracy_by_set": run.accuracy_by_set,
-                    "abs_dp_mean_first": run.ends("mismatch", "abs_dp_mean")[0],
-                    "abs_dp_mean_last": run.ends("mismatch", "abs_dp_mean")[1],
-                    **{
-                        key: run.mean(key)
-                        for key in ("bad_over_tokens", "bad_over_negative", "blocked")
-                    },
+                    **_ending(part),
                     "config": dict(run.config),
                 }
-                for run, setting in zip(self.runs, self._setting_of, strict=True)
+                for run, part, setting in zip(
+                    self.runs, self.restricted, self._setting_of, strict=True
+                )
             ],
+            "compared_over": [_window(steps) for steps in self.common],
             "algorithms": [
                 {
                     "algorithm": name,
                     "seeds": len(self.algorithms[name]),
                     "final_reward": reward.to_dict(),
                     "above": self.above(name),
+                    "higher_than": [self._higher(name, rival) for rival in self.rivals(name)],
                 }
                 for name, reward in self.final_rewards.items()
             ],
             **({} if self.watched is None else {"watch": self.watched.to_json()}),
         }
+
+    def _higher(self, name: str, rival: str) -> dict[str, Any]:
+        estimate, pairs = self.difference(name, rival)
+        return {"algorithm": rival, "by": estimate.to_dict(), "paired_seeds": pairs}
 
     def curves(self, *keys: str, gaps: bool = True) -> dict[str, Curve]:
         """The curve of each algorithm that recorded the number."""
@@ -206,6 +228,40 @@ class TrainingAnalysis(Study):
     def occurs(self, *keys: str) -> bool:
         """Whether it was ever nonzero."""
         return any(run.measured(*keys).any() for run in self.runs)
+
+
+def _seeded(runs: Iterable[TrainingRun]) -> list[tuple[int | None, float]]:
+    """The final reward of each run that has one, with its seed."""
+    rewards = ((run.seed, run.last("reward")) for run in runs)
+    return [(seed, reward) for seed, reward in rewards if reward is not None]
+
+
+def _ending(run: TrainingRun) -> dict[str, Any]:
+    """The values of a run over the common steps, as in summary.json."""
+    first, last = run.ends("mismatch", "abs_dp_mean")
+    return {
+        "final_reward": run.last("reward"),
+        "best_reward": run.best_reward,
+        "accuracy_before": run.accuracy_before,
+        "final_accuracy": run.final_accuracy,
+        "accuracy_by_set": run.accuracy_by_set,
+        "abs_dp_mean_first": first,
+        "abs_dp_mean_last": last,
+        **{key: run.mean(key) for key in ("bad_over_tokens", "bad_over_negative", "blocked")},
+    }
+
+
+def _window(steps: CommonSteps) -> dict[str, Any]:
+    """The common steps of a task, as in summary.json."""
+    step_N, window_N = steps.step_N.astype(int).tolist(), steps.window_N.astype(int).tolist()
+    return {
+        "runs": [run.name for run in steps.runs],
+        "steps": len(step_N),
+        "first_step": step_N[0] if step_N else None,
+        "last_step": step_N[-1] if step_N else None,
+        "reward_from": window_N[0] if window_N else None,
+        "partial": not steps.is_whole,
+    }
 
 
 def settings_of(runs: Sequence[TrainingRun], key: str, shown: Callable[[str], str] = str) -> str:
@@ -319,8 +375,6 @@ SMOOTHED_FROM = 100  # curves with more steps are smoothed
 LEAST_SIGMA = 2  # points
 _SIGMA = 0.01  # of the number of points
 _REACH = 4  # standard deviations
-# 97.5 % points of Student's t
-_FEW_DEGREES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306)
 
 
 @dataclass(frozen=True)
@@ -374,13 +428,6 @@ def _mean_and_range(value_RN: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nd
     high_N = np.where(finite_RN, value_RN, -np.inf).max(axis=0, initial=-np.inf)
     low_N, high_N = (np.where(count_N > 1, end_N, np.nan) for end_N in (low_N, high_N))
     return np.where(count_N > 0, mean_N, np.nan), low_N, high_N
-
-
-def t_quantile(degrees: int) -> float:
-    """The 97.5 % point of Student's t, exact for few degrees of freedom, where the expansion is
-    not.
-    """
-    return _FEW_DEGREES[degrees - 1] if degrees <= len(_FEW_DEGREES) else student_t(degrees)
 
 
 def smoothed(curve: Curve) -> Curve:

@@ -180,6 +180,33 @@ def test_the_default_learning_rate_is_pointed_out_for_another_model(tmp_path, ca
     assert "was chosen" not in capfd.readouterr().err
 
 
+def test_a_wrong_number_of_ranks_comes_first_with_the_right_one(capfd, tmp_path, monkeypatch):
+    """Before the data, which are not there; a run of torchrun has its ranks already."""
+    words = ["train", "--preset", "moe-base", "--dataset", str(tmp_path / "missing.jsonl")]
+    wrong = "1 rank cannot form engines of 4 (--tensor-parallel): add --nproc 4, or start any"
+    assert run([*words, "--output", str(tmp_path / "run")]) == 2
+    assert wrong in " ".join(capfd.readouterr().err.split())
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("WORLD_SIZE", "6")
+    assert run([*words, "--output", str(tmp_path / "run")]) == 2
+    assert "6 ranks cannot form engines of 4 (--tensor-parallel): add --nproc 8" in " ".join(
+        capfd.readouterr().err.split()
+    )
+
+
+def test_show_config_says_a_wrong_number_of_ranks(capfd):
+    """The settings are printed all the same: they can be read, copied and changed."""
+    for words, said in (((), True), (("--nproc", "4"), False), (("--nproc", "8"), False)):
+        assert run(["train", "--preset", "moe-base", *words, "--show-config"]) == 0
+        out, err = capfd.readouterr()
+        assert "tensor_parallel = 4" in out and ("add --nproc 4" in " ".join(err.split())) == said
+    few = ["--tensor-parallel", "4", "--prompts-per-step", "2", "--minibatches", "1"]
+    assert run(["train", "--engine", "hf", *few, "--show-config"]) == 0
+    assert "Use --prompts-per-step 4, or a lower --tensor-parallel" in " ".join(
+        capfd.readouterr().err.split()
+    )
+
+
 def test_show_config_prints_a_preset_file(capfd):
     assert run(["train", "--preset", "collapse", "--steps", "7", "--show-config"]) == 0
     shown = tomllib.loads(capfd.readouterr().out)

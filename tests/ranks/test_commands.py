@@ -211,9 +211,10 @@ def assert_same_shards(one: Path, other: Path) -> None:
 
 WRONG: list[tuple[Sequence[str], str]] = [
     (("train", "--nproc", "2", "--engine", "hf", "--prompts-per-step", "1", "--minibatches", "1"),
-     "2 ranks cannot share 1 problems per step"),
+     "2 ranks cannot share 1 problem per step: the responses to a problem stay together. Use "
+     "--nproc 1, or"),
     (("train", "--nproc", "2", "--engine", "hf", "--tensor-parallel", "3"),
-     "2 ranks cannot form engines of 3"),
+     "2 ranks cannot form engines of 3 (--tensor-parallel): add --nproc 3, or"),
     (("diagnose", "--nproc", "2"), "--nproc spreads the scoring of a model"),
     (("probe", "--sharded"), "Set how many with --nproc"),
     (("train", "--cpu-offload"), "--cpu-offload needs a model"),

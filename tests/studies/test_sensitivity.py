@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from mismatch_cli.studies.seeds import over_seeds
 from mismatch_cli.studies.sensitivity import families
-from mismatch_cli.studies.training import TrainingAnalysis, over_seeds
+from mismatch_cli.studies.training import TrainingAnalysis
 from tests.report.training_runs import make_run
 
 

@@ -1,29 +1,37 @@
 """The paper's bounds on the improvement of a policy, from sampled responses and their rewards.
 
 J(π) − J(μ) = L′ − Δ holds exactly for every set of responses (arXiv 2602.04879 eq. 5 and 6); the
-bounds (eq. 7 and 8) need the largest divergence over *all* states, which no sample contains.
+bounds (eq. 7 and 8) need the largest divergence over *all* states, which no sample contains. The
+composite bound (App. B.3) is the higher of the two. Pinsker's inequality TV² ≤ KL / 2 gives the
+quadratic one by KL, which is at most as high.
 """
 
+from math import sqrt
 from typing import Any
 
 import numpy as np
 
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.masked import Masked
-from mismatch_cli.metrics.estimate import EXTREME, POSITIVE, Estimate
+from mismatch_cli.metrics.estimate import EXTREME, POSITIVE, Estimate, finite_or_none
 from mismatch_cli.metrics.sums import GroupSums, SequenceWeights
+from mismatch_cli.policies import TRAINER_ROLLOUT
 
 
 class Theory(Accumulator):
-    """Per-response sums in float64, over responses with a reward; the largest TV, length and
+    """Per-response sums in float64, over responses with a reward; the largest TV, KL, length and
     |reward| of the sample.
     """
 
-    LARGEST = ("tv_max", "tv_full_max", "xi", "weight_log_max", "longest")
+    LARGEST = (
+        *("tv_max", "tv_full_max", "kl_max", "kl_full_max"),
+        *("xi", "weight_log_max", "longest"),
+    )
 
     def __init__(self) -> None:
         self.sums, self.weights = GroupSums(4), SequenceWeights()
         self.tv_max = self.tv_full_max = self.xi = self.weight_log_max = -np.inf
+        self.kl_max = self.kl_full_max = -np.inf
         self.longest = 0
 
     def update(self, judged: Masked) -> None:
@@ -42,13 +50,12 @@ class Theory(Accumulator):
         self.sums.update(group_S, rows_SM[graded_S])
         self.weights.update(group_S, d_S[graded_S])
         counted_N = gaps.per_token(graded_S)
-        self.tv_max = max(
-            self.tv_max, float(np.abs(judged.difference_N[counted_N]).max(initial=-np.inf))
-        )
-        full_N = gaps.column("tv_full_T")
-        # NaN: not measured, and it stays so
-        full_U = np.array([np.nan]) if full_N is None else full_N[counted_N]
-        self.tv_full_max = float(np.maximum(self.tv_full_max, full_U.max(initial=-np.inf)))
+        compared = judged.policies.compare(TRAINER_ROLLOUT)
+        tv_U, kl_U = np.abs(judged.difference_N[counted_N]), compared.binary_kl_T[counted_N]
+        self.tv_max = max(self.tv_max, float(tv_U.max(initial=-np.inf)))
+        self.kl_max = max(self.kl_max, float(kl_U.max(initial=-np.inf)))
+        self.tv_full_max = _largest(self.tv_full_max, gaps.column("tv_full_T"), counted_N)
+        self.kl_full_max = _largest(self.kl_full_max, gaps.column("kl_full_T"), counted_N)
         self.xi = max(self.xi, float(np.abs(reward_S[graded_S]).max()))
         self.weight_log_max = max(self.weight_log_max, float(d_S[graded_S].max()))
         self.longest = max(self.longest, int(gaps.responses.length_S[graded_S].max()))
@@ -60,23 +67,32 @@ class Theory(Accumulator):
         estimates = self.sums.result(self._evaluate, prompts, {"tv_sum": POSITIVE}) | {
             "ess": self.weights.result(prompts)["ess_sequence"],
         }
-        full = not np.isnan(self.tv_full_max)
-        tv_max = self.tv_full_max if full else self.tv_max
+        tv_max, tv_max_of = _of_all(self.tv_full_max, self.tv_max, "TV")
+        kl_max, kl_max_of = _of_all(self.kl_full_max, self.kl_max, "KL")
+        # Rounding of float32 may put the KL below 0
+        tv_of_kl = min(1.0, sqrt(max(kl_max, 0.0) / 2))
         surrogate = estimates["surrogate"].value
         if surrogate is not None:
-            penalty = 2 * self.xi * self.longest * (self.longest - 1) * tv_max**2
-            estimates["quadratic_bound"] = Estimate(surrogate - penalty, note=EXTREME)
+            estimates["quadratic_bound"] = quadratic = self._quadratic(surrogate, tv_max)
+            estimates["pinsker_bound"] = self._quadratic(surrogate, tv_of_kl)
+            estimates["composite_bound"] = _higher(quadratic, estimates["linear_bound"])
         with np.errstate(over="ignore"):
             largest = float(np.exp(self.weight_log_max))
         return {name: estimate.to_dict() for name, estimate in estimates.items()} | {
             "xi": self.xi,
             "longest": self.longest,
             "tv_max": tv_max,
-            "tv_max_of": "full TV"
-            if full
-            else "binary TV of the sampled tokens, which can only be smaller",
-            "weight_max": largest if np.isfinite(largest) else None,
+            "tv_max_of": tv_max_of,
+            "kl_max": finite_or_none(kl_max),
+            "kl_max_of": kl_max_of,
+            "tv_of_kl": tv_of_kl,
+            "weight_max": finite_or_none(largest),
         }
+
+    def _quadratic(self, surrogate: float, tv_max: float) -> Estimate:
+        """L′ − 2 ξ T(T − 1) D_max², where no TV of a state exceeds D_max."""
+        penalty = 2 * self.xi * self.longest * (self.longest - 1) * tv_max**2
+        return Estimate(surrogate - penalty, note=EXTREME)
 
     def _evaluate(self, totals_xM: np.ndarray) -> dict[str, np.ndarray]:
         responses, surrogate, difference, abs_less_1 = np.moveaxis(totals_xM, -1, 0)
@@ -91,3 +107,22 @@ class Theory(Accumulator):
             "linear_bound": surrogate - 2 * self.xi * abs_less_1,
             "tv_sum": abs_less_1 / 2,
         }
+
+
+def _largest(so_far: float, value_N: np.ndarray | None, counted_N: np.ndarray) -> float:
+    """The largest of a column; NaN from the first token on that lacks it."""
+    value_U = np.array([np.nan]) if value_N is None else value_N[counted_N]
+    return float(np.maximum(so_far, value_U.max(initial=-np.inf)))
+
+
+def _of_all(full: float, binary: float, what: str) -> tuple[float, str]:
+    """The largest divergence of full distributions, else of sampled tokens against the rest."""
+    if np.isnan(full):
+        return binary, f"binary {what} of the sampled tokens, which can only be smaller"
+    return full, f"full {what}"
+
+
+def _higher(bound: Estimate, other: Estimate) -> Estimate:
+    """The higher of two lower bounds, which holds if both do."""
+    values = [each for each in (bound, other) if each.value is not None]
+    return max(values, key=lambda each: each.value or 0.0)

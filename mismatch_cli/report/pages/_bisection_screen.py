@@ -7,6 +7,13 @@ from itertools import groupby
 from textwrap import shorten
 
 from mismatch_cli import numbers
+from mismatch_cli.bisect.decoding import (
+    DECODING_FARTHER,
+    EQUAL,
+    PREFILL_FARTHER,
+    ROUNDING,
+    UNDECIDED,
+)
 from mismatch_cli.bisect.ranking import EXPLAINED, LEAST
 from mismatch_cli.errors import suggest
 from mismatch_cli.report.about import left_out_of, subject_lines
@@ -21,6 +28,13 @@ _REASON = 64  # letters
 _SEEN = 0.005  # of a gap
 _LARGER = 3  # settings that make it larger
 _MOSTLY = 0.5  # of the gap
+# Why decoding and prefill are apart
+DECODE_PREFILL = {
+    ROUNDING: "kernels for few rows add in a different order; both are as far from float32",
+    DECODING_FARTHER: "decoding is farther from float32; look at the KV cache",
+    PREFILL_FARTHER: "the prefill is farther from float32",
+    UNDECIDED: "rounding and a fault cannot be told apart here",
+}
 _NEARER = {
     "rollout": "the engine is closer to float32",
     "trainer": "the trainer is closer to float32",
@@ -195,7 +209,7 @@ def _distances(analysis: BisectionAnalysis) -> Iterator[tuple[str, str]]:
     apart = f"{_nats(found['as_recorded'])} nats"
     yield "Engine – trainer", f"{apart}; noise: {', '.join(noise)}" if noise else apart
     if found["decode_prefill"]:
-        yield "Decode – prefill", f"{_nats(found['decode_prefill'])} nats, the engine alone"
+        yield "Decode – prefill", _decode_prefill(found)
     if found["trainer_reference"]:
         sides = [("engine", "rollout_reference"), ("trainer", "trainer_reference")]
         both = ", ".join(
@@ -205,6 +219,15 @@ def _distances(analysis: BisectionAnalysis) -> Iterator[tuple[str, str]]:
             "To float32",
             f"{both} nats{': ' + _NEARER[found['nearer']] if found['nearer'] else ''}",
         )
+
+
+def _decode_prefill(found: Row) -> str:
+    """How far the engine's two ways to read the same tokens are apart, and why."""
+    what = found["decode_prefill_is"]
+    if what == EQUAL:
+        return f"{_nats(found['decode_prefill'])} nats: the engine decodes as it prefills"
+    apart = f"{_nats(found['decode_prefill'])} nats, the engine alone"
+    return f"{apart}: {DECODE_PREFILL[what]}" if what in DECODE_PREFILL else apart
 
 
 def _nats(found: Row) -> str:

@@ -6,16 +6,16 @@ import numpy as np
 
 from mismatch_cli import numbers
 from mismatch_cli.errors import suggest
-from mismatch_cli.metrics.update_table import LAST, TRAINING
+from mismatch_cli.metrics.update_table import TRAINING
 from mismatch_cli.report.tables import Col, col, number, percent, plain, table, text
 from mismatch_cli.report.view import Facts, Profile, Screen, Status, Table, Verdict
 from mismatch_cli.studies.run_settings import task_of
-from mismatch_cli.studies.runs import TrainingRun, sync_in_words
+from mismatch_cli.studies.runs import TrainingRun, named_by, sync_in_words
+from mismatch_cli.studies.seeds import Difference, over_seeds
 from mismatch_cli.studies.training import (
     Curve,
     TrainingAnalysis,
     mean_by_phase,
-    over_seeds,
     settings_of,
     steps_of,
     what_was_trained,
@@ -67,7 +67,7 @@ def _ends(study: TrainingAnalysis) -> Table:
     """A row per algorithm, or per run of a single algorithm."""
     several = len(study.algorithms) > 1
     rows: list[_Named] = (
-        list(study.algorithms.items()) if several else [(run.name, [run]) for run in study.runs]
+        list(study.compared.items()) if several else [(run.name, [run]) for run in study.restricted]
     )
     rows.sort(key=lambda row: -(over_seeds(run.last("reward") for run in row[1]).value or 0.0))
     shown = _ROWS[len(study.settings) > 1]
@@ -79,7 +79,7 @@ def _ends(study: TrainingAnalysis) -> Table:
         [
             text("algorithm" if several else "run", lambda row: row[0]),
             col(
-                "final reward",
+                reward_title(study),
                 lambda row: plain(over_seeds(run.last("reward") for run in row[1])),
                 TRAINING["reward"],
             ),
@@ -89,10 +89,15 @@ def _ends(study: TrainingAnalysis) -> Table:
             *[_mean("bad %", lambda run: run.mean("bad_over_negative"), percent)] * bad,
         ],
         note=(f"{left} more: --full. " if left > 0 else "")
-        + f"Reward and |π − μ|: last {LAST} steps"
+        + f"Reward and |π − μ|: {study.window}"
         + (", ± 95 % over seeds." if any(len(runs) > 1 for _, runs in rows) else ".")
         + " Bad: push down a token (A < 0) that already lost 0.5 or more." * bad,
     )
+
+
+def reward_title(study: TrainingAnalysis) -> str:
+    """`final reward`, if it is that of the end of each run and not of all of it."""
+    return "final reward" if study.is_final else "reward"
 
 
 def _mean(
@@ -211,7 +216,9 @@ def verdict(study: TrainingAnalysis) -> Verdict:
     """How the runs end: of several algorithms, whether one ends above another."""
     final = study.final_rewards
     if not final:
-        return Verdict("NOT MEASURED", "No reward was recorded.")
+        rewarded = study.has("reward")
+        why = "The runs share no step." if rewarded else "No reward was recorded."
+        return Verdict("NOT MEASURED", why)
     done = all(run.is_done for run in study.runs)
     fallen = [name for name in final if all(run.has_collapsed for run in study.algorithms[name])]
     status: Status = (
@@ -222,9 +229,9 @@ def verdict(study: TrainingAnalysis) -> Verdict:
         (name,) = final
         if done and not fallen:
             gained = all(run.has_gained for run in study.runs)
-            return Verdict("DONE", _single(name, study.runs), "good" if gained else "mixed")
+            return Verdict("DONE", _single(study, name), "good" if gained else "mixed")
         return Verdict(
-            "COLLAPSED" if fallen else "NOT DONE", _single(name, study.runs) + collapsed, status
+            "COLLAPSED" if fallen else "NOT DONE", _single(study, name) + collapsed, status
         )
     above = {name: study.above(name) for name in final}
     leader = max(final, key=lambda name: (len(above[name]), final[name].value or 0.0))
@@ -272,37 +279,34 @@ def watch_verdict(study: TrainingAnalysis, watched: WatchState) -> Verdict:
     return Verdict("LIMITS HOLD", f"{limits} {holds} at each of {steps}, {gap}.", "good")
 
 
-def _single(name: str, runs: Sequence[TrainingRun]) -> str:
+def _single(study: TrainingAnalysis, name: str) -> str:
     """`NAME has a final reward of 0.932 ± 0.021 and a final accuracy of 0.961, from 0.512 … (3
     seeds).`
     """
-    final = "final " if all(run.is_done for run in runs) else ""
-    words = f"{name} has a {final}reward of {plain(over_seeds(run.last('reward') for run in runs))}"
+    runs, done = study.compared[name], all(run.is_done for run in study.runs)
+    reward = plain(over_seeds(run.last("reward") for run in runs))
+    words = f"{name} has a {reward_title(study) if done else 'reward'} of {reward}"
+    words += f" over {study.window}" if done and not study.is_final else ""
     after, before = (
         over_seeds(getattr(run, key) for run in runs)
         for key in ("final_accuracy", "accuracy_before")
     )
     if after.value is not None:
-        words += f" and {'a' if final else 'an'} {final}accuracy of {plain(after)}"
-        if final and before.value is not None:
+        words += f" and {'a final' if done else 'an'} accuracy of {plain(after)}"
+        if done and before.value is not None:
             words += f", from {plain(before)} before training"
     words += f" ({len(runs)} seeds)" if len(runs) > 1 else ""
-    return f"{words}." if final else f"{words} so far."
+    return f"{words}." if done else f"{words} so far."
 
 
 def _undecided(study: TrainingAnalysis) -> str:
     """Rewards that intervals do not separate, and why."""
-    final, rewards = (
-        study.final_rewards,
-        "Rewards so far" if _so_far(study.runs) else "Final rewards",
-    )
+    final, rewards = study.final_rewards, _kind(study, "rewards")
     by_reward = sorted(final.items(), key=lambda item: -(item[1].value or 0.0))
-    if (
-        tasks := len({task_of(runs[0]) for name, runs in study.algorithms.items() if name in final})
-        - 1
-    ):
+    tasks = {task_of(runs[0]) for name, runs in study.algorithms.items() if name in final}
+    if len(tasks) > 1:
         sentence = (
-            f"{rewards} are compared within each of {tasks + 1} models or problems; none is "
+            f"{rewards} are compared within each of {len(tasks)} models or problems; none is "
             "above another."
         )
     elif len(by_reward) <= _NAMED:
@@ -314,9 +318,35 @@ def _undecided(study: TrainingAnalysis) -> str:
             f"{rewards} of {len(final)} {_lines(study)}: from {plain(low)} ({worst}) to "
             f"{plain(high)} ({best})."
         )
-    if not any(reward.low is not None for reward in final.values()):
+    if all(len(study.compared[name]) == 1 for name in final):
         return f"{sentence} One seed each: repeat with --seeds 3 to see whether that is luck."
-    return f"{sentence} Their 95 % intervals over seeds overlap."
+    (best, _), *rest = by_reward
+    if len(tasks) == 1 and len(rest) == 1:
+        apart = study.difference(best, rest[0][0])
+        return f"{sentence} Difference: {_by(apart)}{_pairing(apart)}."
+    return f"{sentence} No 95 % interval of a difference over seeds is above 0."
+
+
+def _kind(study: TrainingAnalysis, noun: str) -> str:
+    """`Final reward`, `Reward so far`, or `Reward over steps 1 to 7`, of one or several."""
+    cut = not all(steps.is_whole for steps in study.common)
+    done = all(run.is_done for run in study.runs)
+    if done and study.is_final:
+        return f"Final {noun}"
+    if done or cut:
+        return f"{noun.capitalize()} over {study.window}"
+    return f"{noun.capitalize()} so far"
+
+
+def _by(apart: Difference) -> str:
+    """`0.154 ± 0.115`, or the difference with the reason for not having an interval."""
+    note = apart.estimate.note
+    return plain(apart.estimate) + (f" ({note})" if note else "")
+
+
+def _pairing(apart: Difference) -> str:
+    """How the seeds of a difference were used: `, paired over 3 seeds`."""
+    return f", paired over {apart.pairs} seeds" if apart.pairs else ", seeds not paired"
 
 
 def _lines(study: TrainingAnalysis) -> str:
@@ -325,23 +355,30 @@ def _lines(study: TrainingAnalysis) -> str:
 
 
 def _above(study: TrainingAnalysis, leader: str) -> str:
-    """Algorithms whose interval over seeds is entirely below the leader's, and those that
-    overlap it.
-    """
+    """Algorithms whose reward is clearly below the leader's, by how much, and the others."""
     final, below = study.final_rewards, study.above(leader)
-    others = ", ".join(f"{plain(final[name])} of {name}" for name in below[:_NAMED])
-    rest_below = f" and {len(below) - _NAMED} more below" if len(below) > _NAMED else ""
-    kind = "Reward so far" if _so_far(study.runs) else "Final reward"
-    sentence = (
-        f"{kind} {plain(final[leader])}, against {others}{rest_below}: 95 % intervals over seeds "
-        "do not overlap."
+    apart = [study.difference(leader, name) for name in below[:_NAMED]]
+    others = ", ".join(
+        f"{plain(final[name])} of {name} (higher by {_by(difference)})"
+        for name, difference in zip(below, apart, strict=False)
     )
-    rest = [name for name in study.rivals(leader) if name not in below]
-    return sentence + (f" Its interval overlaps: {_list(rest)}." if rest else "")
-
-
-def _so_far(runs: Iterable[TrainingRun]) -> bool:
-    return not all(run.is_done for run in runs)
+    more = f" and {len(below) - _NAMED} more below" if len(below) > _NAMED else ""
+    how = " and ".join(
+        dict.fromkeys(_pairing(difference).removeprefix(", ") for difference in apart)
+    )
+    sentence = (
+        f"{_kind(study, 'reward')}: {plain(final[leader])}, against {others}{more}: 95 % over "
+        f"seeds, {how}."
+    )
+    rivals = study.rivals(leader)
+    rest = [name for name in rivals if name not in below]
+    sentence += f" Not clearly below it: {_list(rest)}." if rest else ""
+    if len(rivals) == 1:
+        return sentence
+    pairs = len(rivals) * (len(rivals) + 1) // 2
+    return (
+        f"{sentence} Chance sets 1 pair in 20 of equal algorithms apart; these are {pairs} pairs."
+    )
 
 
 def _list(names: Sequence[str]) -> str:
@@ -355,10 +392,5 @@ def _next(runs: Sequence[TrainingRun]) -> Facts:
     traces = [trace for run in runs[:1] if (trace := run.last_trace) is not None]
     found = [(suggest("clipstats", trace), "what other trust regions block") for trace in traces]
     if len(folders) == len(runs):
-        where = (
-            [folders[0].parent]
-            if len({run.parent for run in folders}) == 1 < len(folders)
-            else folders
-        )
-        found.append((suggest("report", *where, "--full"), "every run and number"))
+        found.append((suggest("report", *named_by(folders), "--full"), "every run and number"))
     return tuple(found)

@@ -11,6 +11,7 @@ from mismatch_cli.places import shown
 from mismatch_cli.report.about import left_out_of, measured, settings_tables, who_facts
 from mismatch_cli.report.excerpts import moved_excerpts
 from mismatch_cli.report.pages._bisection_screen import (
+    DECODE_PREFILL,
     combined,
     command,
     cost,
@@ -98,6 +99,7 @@ _DISTANCES = {
     "as_recorded": "engine and trainer, as recorded",
     "rollout_reference": "engine and trainer in float32",
     "trainer_reference": "trainer and itself in float32",
+    "prefill_reference": "engine in one prefill and trainer in float32",
     "decode_prefill": "engine decoding and engine in one prefill",
     "rollout_noise": "engine in batches and one response at a time",
     "trainer_noise": "trainer in two micro-batch shapes",
@@ -305,10 +307,13 @@ def _triangle_section(found: Row) -> Section:
             ),
         ],
     )
-    nearer = _NEARER.get(found["nearer"] or "", "")
-    return Section(
-        "Engine, trainer and float32", f"{_TRIANGLE} {nearer}".strip(), tables=(distances,)
+    why = DECODE_PREFILL.get(found["decode_prefill_is"] or "")
+    said = (
+        _TRIANGLE,
+        _NEARER.get(found["nearer"] or "", ""),
+        f"Decoding and prefill: {why}." if why else "",
     )
+    return Section("Engine, trainer and float32", " ".join(filter(None, said)), tables=(distances,))
 
 
 def _legs_text(analysis: BisectionAnalysis) -> str:

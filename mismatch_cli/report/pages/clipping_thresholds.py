@@ -54,9 +54,10 @@ _WITHOUT_FULL = (
     "The full divergence was not recorded; the table gives guaranteed bounds on its mean. For "
     "bias, rank correlation and wrong masks, record it: mismatch-cli probe --full-divergence N."
 )
+_BOUNDS = ("quadratic_bound", "linear_bound", "composite_bound", "pinsker_bound")
 _THEORY = (
     "Sample values of the terms in the paper's bounds, not a certificate: the bounds need the "
-    "largest TV over all states, and a sample has only the largest it saw ({tv_max_of}). L′ − Δ "
+    "largest TV or KL over all states, and a sample has only the largest it saw ({seen}). L′ − Δ "
     "equals the importance-weighted difference of rewards exactly, response by response."
 )
 
@@ -201,11 +202,14 @@ def theory_section(subject: Subject) -> Section:
     theory: dict[str, Any] = subject.result["theory"]
     if not theory:
         return Section("Theory")
-    words = _THEORY.format(tv_max_of=theory["tv_max_of"])
-    bounds = {"quadratic": theory["quadratic_bound"], "linear": theory["linear_bound"]}
-    vacuous = [name for name, found in bounds.items() if (value_of(found) or 0) < -theory["xi"]]
+    words = _THEORY.format(seen=f"{theory['tv_max_of']}; {theory['kl_max_of']}")
+    vacuous = [
+        f"the {THEORY[key].label}"
+        for key in _BOUNDS
+        if (value_of(theory[key]) or 0) < -theory["xi"]
+    ]
     if vacuous:
-        words += f" Vacuous here, because no reward changes by more than ξ: the {' and the '.join(vacuous)} bound."
+        words += f" Vacuous here, because no reward changes by more than ξ: {', '.join(vacuous)}."
     rows = tuple(metric_row(metric, theory[key]) for key, metric in THEORY.items())
     return Section(
         "Theory", words, groups=(MetricGroup("Terms of the bounds, over responses", rows),)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from mismatch_cli import numbers
 from mismatch_cli.metrics.gap_table import Metric
-from mismatch_cli.metrics.update_table import CLIPPING, LAST, TRAINING
+from mismatch_cli.metrics.update_table import CLIPPING, TRAINING
 from mismatch_cli.places import shown
 from mismatch_cli.report.about import command_line
-from mismatch_cli.report.pages._training_screen import GAP, screen
+from mismatch_cli.report.pages._training_screen import GAP, reward_title, screen
 from mismatch_cli.report.tables import (
     Col,
     col,
@@ -24,16 +24,16 @@ from mismatch_cli.report.tables import (
     text,
 )
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
+from mismatch_cli.studies.common_steps import CommonSteps, in_words
 from mismatch_cli.studies.runs import MOST_MISSING, TrainingRun, sync_proven
+from mismatch_cli.studies.seeds import over_seeds, spread
 from mismatch_cli.studies.training import (
     TrainingAnalysis,
     correlations,
-    over_seeds,
     phases_of,
     problems_of,
     seconds_by_phase,
     settings_of,
-    spread,
 )
 from mismatch_cli.studies.watch_state import WatchState
 
@@ -83,9 +83,9 @@ def _sections(study: TrainingAnalysis) -> tuple[Section, ...]:
     never_bad = study.has("bad_over_negative") and not study.occurs("bad_over_negative")
     alarms = () if study.watched is None else _alarms(study.watched)
     rewards = (
-        _algorithms_table(study.algorithms),
+        _algorithms_table(study),
         _runs_table(study),
-        _sets_table(runs),
+        _sets_table(study.restricted),
         _trainer_table(runs),
     )
     return (
@@ -94,7 +94,7 @@ def _sections(study: TrainingAnalysis) -> tuple[Section, ...]:
         Section(
             "Bad updates and blocked tokens",
             (_NO_BAD_UPDATES if never_bad else "") + _BAD_UPDATES,
-            tables=filled(_blocked_table(runs), _correlation_table(runs)),
+            tables=filled(_blocked_table(study.restricted), _correlation_table(runs)),
         ),
         Section("Where the time goes", _time_text(runs), tables=filled(_time_table(runs))),
     )
@@ -181,6 +181,7 @@ def _notes(study: TrainingAnalysis) -> tuple[str, ...]:
     ]
     if len(notes) > _NAMES_SHOWN:
         notes = [f"PARTIAL: {len(notes)} of {len(runs)} runs have not reached their last step."]
+    notes += [_shared_steps(steps) for steps in study.common if not steps.is_whole]
     for run in runs:
         if lost := (run.partial or {}).get("missing_steps"):
             count = "at least " * (len(lost) == MOST_MISSING) + numbers.things(len(lost), "step")
@@ -199,6 +200,20 @@ def _notes(study: TrainingAnalysis) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def _shared_steps(steps: CommonSteps) -> str:
+    """Over which steps runs of different length are compared, and which of them end first."""
+    runs, short = numbers.things(len(steps.runs), "run"), [run.name for run in steps.shortest]
+    if not len(steps.step_N):
+        return f"PARTIAL: {runs} share no step, so they are not compared."
+    sentence = f"PARTIAL: {runs} are compared over {in_words(steps.step_N)}, which they share"
+    if not short:
+        return f"{sentence}."
+    if len(short) == 1:
+        return f"{sentence}; {short[0]} ends there."
+    named = f"{len(short)} of them" if len(short) > _NAMES_SHOWN else " and ".join(short)
+    return f"{sentence}; {named} end there."
+
+
 def _with_range(values: Iterable[float | None], digits: int = 3) -> str:
     """A mean over seeds and their range: `0.932 [0.911, 0.953]`."""
     value, low, high = (numbers.number(part, digits) for part in spread(values))
@@ -211,21 +226,28 @@ def _leading(study: TrainingAnalysis) -> tuple[MetricRow, ...]:
         return ()
     rows = []
     for metric in (TRAINING["reward"], TRAINING["eval_accuracy"]):
-        for name, runs in study.algorithms.items():
+        for name, runs in study.compared.items():
             found = over_seeds(
                 run.last("reward") if metric.key == "reward" else run.final_accuracy for run in runs
             )
-            label = (
-                metric.label
-                if all(run.is_done for run in runs)
-                else f"{metric.label.removeprefix('final ')} so far"
-            )
+            done = all(run.is_done for run in study.algorithms[name])
+            label = _label(metric, study, done)
             title = f"{label} · {name}" if len(study.algorithms) > 1 else label
             if found.value is not None:
                 value, _, half = plain(found).partition(" ")
                 interval = f"{half}, 95 % over {len(runs)} seeds" if half else numbers.MISSING
                 rows.append(MetricRow(metric, value, interval, note=found.note or "", name=title))
     return tuple(rows)
+
+
+def _label(metric: Metric, study: TrainingAnalysis, done: bool) -> str:
+    """`final reward`; of runs that are not done, or are compared over other steps, less."""
+    plain_label = metric.label.removeprefix("final ")
+    if not done:
+        return f"{plain_label} so far"
+    if metric.key == "reward" and not study.is_final:
+        return f"{plain_label}, {study.window}"
+    return metric.label
 
 
 def _settings(runs: Sequence[TrainingRun]) -> tuple[tuple[str, Facts], ...]:
@@ -245,8 +267,9 @@ def _setting(run: TrainingRun, key: str) -> tuple[str, str]:
     return key.replace("_", " "), numbers.MISSING if value in (None, "") else str(value)
 
 
-def _algorithms_table(algorithms: Mapping[str, Sequence[TrainingRun]]) -> Table:
+def _algorithms_table(study: TrainingAnalysis) -> Table:
     """Means over the seeds of each algorithm; empty where every algorithm has one run."""
+    algorithms = study.compared
     several = any(len(runs) > 1 for runs in algorithms.values())
     return table(
         "By algorithm",
@@ -254,7 +277,7 @@ def _algorithms_table(algorithms: Mapping[str, Sequence[TrainingRun]]) -> Table:
         [
             text("algorithm", lambda item: item[0]),
             col("seeds", lambda item: str(len(item[1]))),
-            _over_seeds("final reward", lambda run: run.last("reward"), TRAINING["reward"]),
+            _over_seeds(reward_title(study), lambda run: run.last("reward"), TRAINING["reward"]),
             _over_seeds(
                 "final accuracy", lambda run: run.final_accuracy, TRAINING["eval_accuracy"]
             ),
@@ -262,7 +285,7 @@ def _algorithms_table(algorithms: Mapping[str, Sequence[TrainingRun]]) -> Table:
             _share_over_seeds("blocked, %", "blocked"),
             _share_over_seeds("bad updates, % of A < 0", "bad_over_negative"),
         ],
-        note="Mean [lowest, highest] over seeds.",
+        note=f"Mean [lowest, highest] over seeds. Reward and final |π − μ|: {study.window}.",
     )
 
 
@@ -287,6 +310,7 @@ def _runs_table(study: TrainingAnalysis) -> Table:
         study.runs,
         {id(run): name for name, part in study.settings.items() for run in part.runs},
     )
+    shared = {id(run): part for run, part in zip(runs, study.restricted, strict=True)}
     named = all(run.name == f"{re.sub('[:,]', '-', run.algorithm)}-seed-{run.seed}" for run in runs)
     who: list[Col[TrainingRun]] = [
         text("algorithm", lambda run: run.algorithm),
@@ -301,26 +325,37 @@ def _runs_table(study: TrainingAnalysis) -> Table:
             *[text("setting", lambda run: setting_of[id(run)])] * (len(study.settings) > 1),
             col("steps", lambda run: numbers.count(run.steps)),
             col("updates", lambda run: _whole(run.highest("updates")), optional=True),
-            col("final reward", lambda run: number(run.last("reward")), TRAINING["reward"]),
-            col("best", lambda run: number(run.best_reward), TRAINING["best"], optional=True),
-            col(
-                "final accuracy", lambda run: number(run.final_accuracy), TRAINING["eval_accuracy"]
-            ),
-            col(
-                "first |π − μ|",
-                lambda run: number(run.ends(*GAP)[0]),
-                TRAINING["abs_dp_first"],
-                optional=True,
-            ),
-            col(
-                "final |π − μ|",
-                lambda run: number(run.ends(*GAP)[1]),
-                TRAINING["abs_dp_last"],
-                optional=True,
-            ),
+            *_endings(lambda run: shared[id(run)], reward_title(study)),
             col("s per step", _seconds, TRAINING["seconds"], optional=True),
         ],
-        note=f"The final reward is the mean of the last {LAST} steps.",
+        note=f"The {reward_title(study)} is the mean of {study.window}.",
+    )
+
+
+def _endings(
+    shared: Callable[[TrainingRun], TrainingRun], reward: str
+) -> tuple[Col[TrainingRun], ...]:
+    """The columns whose numbers are compared: over the steps that all runs share."""
+    return (
+        col(reward, lambda run: number(shared(run).last("reward")), TRAINING["reward"]),
+        col("best", lambda run: number(shared(run).best_reward), TRAINING["best"], optional=True),
+        col(
+            "final accuracy",
+            lambda run: number(shared(run).final_accuracy),
+            TRAINING["eval_accuracy"],
+        ),
+        col(
+            "first |π − μ|",
+            lambda run: number(shared(run).ends(*GAP)[0]),
+            TRAINING["abs_dp_first"],
+            optional=True,
+        ),
+        col(
+            "final |π − μ|",
+            lambda run: number(shared(run).ends(*GAP)[1]),
+            TRAINING["abs_dp_last"],
+            optional=True,
+        ),
     )
 
 

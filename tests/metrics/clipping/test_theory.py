@@ -49,13 +49,17 @@ def test_against_a_loop_over_responses(per_token):
     surrogate = np.mean([reward[s] * x for s, (x, _) in terms.items()])
     spread = np.mean([np.abs(r - 1).sum() for r in ratios.values()])
     longest, tv_max = max(map(len, ratios.values())), t["tv_full"].max()
+    kl_max, linear = t["kl_full"].max(), surrogate - 2 * spread
+    quadratic = surrogate - 2 * longest * (longest - 1) * tv_max**2
     assert tv_max > 1.001 * (t["p"] - t["q"]).abs().max()
     expected = {
         "surrogate": surrogate,
         "correction": np.mean([reward[s] * x for s, (_, x) in terms.items()]),
         "difference": np.mean([reward[s] * (np.prod(r) - 1) for s, r in ratios.items()]),
-        "quadratic_bound": surrogate - 2 * longest * (longest - 1) * tv_max**2,
-        "linear_bound": surrogate - 2 * spread,
+        "quadratic_bound": quadratic,
+        "linear_bound": linear,
+        "composite_bound": max(quadratic, linear),
+        "pinsker_bound": surrogate - 2 * longest * (longest - 1) * min(1, kl_max / 2),
         "tv_sum": spread / 2,
         "ess": weight.sum() ** 2 / (len(weight) * (weight**2).sum()),
     }
@@ -66,6 +70,11 @@ def test_against_a_loop_over_responses(per_token):
     assert found["tv_max"] == pytest.approx(tv_max, rel=1e-5) and found["tv_max_of"].startswith(
         "full TV"
     )
+    assert found["kl_max"] == pytest.approx(kl_max, rel=1e-5) and found["kl_max_of"] == "full KL"
+    assert found["tv_of_kl"] == pytest.approx(min(1, np.sqrt(kl_max / 2)), rel=1e-5)
+    assert found["tv_of_kl"] >= found["tv_max"]
+    # The higher bound with its interval, if it has one
+    assert linear > quadratic and found["composite_bound"] == found["linear_bound"]
     assert found["quadratic_bound"]["low"] is found["quadratic_bound"]["high"] is None
     assert (
         "no interval" in found["quadratic_bound"]["note"]
@@ -127,6 +136,35 @@ def test_a_shard_without_full_tvs_makes_the_largest_binary_for_all(order, merged
     found = summary.result(5)["theory"]
     assert "binary TV" in found["tv_max_of"]
     assert found["tv_max"] == pytest.approx(0.3)
+
+
+def test_the_composite_bound_is_the_higher_one():
+    """Four tokens of which one differs: 24 D² against 4 D, equal at D = 1/6."""
+    for step, higher in ((0.01, "quadratic_bound"), (0.3, "linear_bound")):
+        mu, pi = np.array([0.5] * 4), np.array([0.5 + step, 0.5, 0.5, 0.5])
+        batch = simple([np.log(mu)] * 2, [np.log(pi)] * 2, [1, -1], reward_S=np.array([1.0, 0.0]))
+        found = result_of(batch, **PLAINLY)["theory"]
+        lower = min(found["quadratic_bound"]["value"], found["linear_bound"]["value"])
+        assert found["composite_bound"] == found[higher] and found[higher]["value"] > lower
+
+
+def test_pinsker_by_the_binary_kl_of_the_sampled_tokens():
+    """Without full divergences; the TV of a token outside the trainer's support is at most 1."""
+    mu, pi = np.array([0.5, 0.8, 0.1]), np.array([0.7, 0.6, 0.3])
+    binary_N = mu * np.log(mu / pi) + (1 - mu) * np.log((1 - mu) / (1 - pi))
+    batch = simple([np.log(mu)] * 2, [np.log(pi)] * 2, [1, -1], reward_S=np.array([0.5, -2.0]))
+    found = result_of(batch, **PLAINLY)["theory"]
+    assert found["kl_max"] == pytest.approx(binary_N.max(), rel=1e-5)
+    assert "binary KL" in found["kl_max_of"]
+    assert found["pinsker_bound"]["value"] == pytest.approx(
+        found["surrogate"]["value"] - 2 * 3 * 2 * binary_N.max(), rel=1e-5
+    )
+    assert found["pinsker_bound"]["value"] < found["quadratic_bound"]["value"]
+    cut = np.array([np.log(0.7), -np.inf, np.log(0.3)])
+    batch = simple([np.log(mu)] * 2, [cut] * 2, [1, -1], reward_S=np.ones(2))
+    found = result_of(batch, **PLAINLY)["theory"]
+    assert (found["kl_max"], found["tv_of_kl"]) == (None, 1)
+    assert found["pinsker_bound"]["value"] == found["surrogate"]["value"] - 2 * 3 * 2
 
 
 def test_xi_is_the_largest_size_of_a_reward():
@@ -221,8 +259,12 @@ def test_both_bounds_hold_with_the_true_divergence_over_all_states():
         tv_sum = weight @ np.array(
             [sum(tv[sequence[:t]] for t in range(T)) for sequence in SEQUENCES]
         )
+        kl_max = max(float(mu[state] @ np.log(mu[state] / pi[state])) for state in STATES)
+        assert max(tv.values()) ** 2 <= kl_max / 2 + 1e-12
         assert gain >= surrogate - penalty - 1e-12
         assert gain >= surrogate - 4 * xi * tv_sum - 1e-12
+        assert gain >= surrogate - min(penalty, 4 * xi * tv_sum) - 1e-12
+        assert gain >= surrogate - xi * T * (T - 1) * kl_max - 1e-12
         assert 4 * xi * tv_sum == pytest.approx(2 * xi * (weight @ np.abs(r - 1).sum(axis=1)))
         tightest = min(tightest, (gain - surrogate + penalty) / penalty)
     assert 0 < tightest < 0.8  # with the worst reward the correction uses much of the penalty

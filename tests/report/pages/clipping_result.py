@@ -237,6 +237,8 @@ class _Maker:
             "difference",
             "quadratic_bound",
             "linear_bound",
+            "composite_bound",
+            "pinsker_bound",
             "tv_sum",
         )
         return {key: self.estimate(3.0) for key in keys} | {
@@ -244,6 +246,9 @@ class _Maker:
             "longest": 812,
             "tv_max": 0.93,
             "tv_max_of": "full TV",
+            "kl_max": 2.4,
+            "kl_max_of": "full KL",
+            "tv_of_kl": 1.0,
             "ess": self.estimate(0.3),
             "weight_max": 21.5,
         }

@@ -155,20 +155,23 @@ def test_the_verdict_on_one_algorithm() -> None:
     assert alone == "one seed: no interval"
 
 
-def test_algorithms_are_ranked_only_if_their_intervals_over_seeds_do_not_overlap() -> None:
-    part = {"good": (0.90, 0.92, 0.91), "bad": (0.50, 0.52, 0.51)}
+def test_algorithms_are_ranked_only_if_the_difference_over_seeds_is_clear() -> None:
+    part = {"good": (0.90, 0.92, 0.91), "bad": (0.50, 0.52, 0.53)}
     verdict = view_of(ending(part)).screen.verdict
     assert verdict.words == "good ABOVE bad"
-    said = (
-        "Final reward 0.910 ± 0.025, against 0.510 ± 0.025 of bad: 95 % intervals over seeds do "
-        "not overlap."
+    assert verdict.text == (
+        "Reward over steps 1 to 5: 0.910 ± 0.025, against 0.517 ± 0.038 of bad (higher by 0.393 ± "
+        "0.029): 95 % over seeds, paired over 3 seeds."
     )
-    assert verdict.text == said
     near = view_of(ending(part | {"near": (0.90, 0.91, 0.89)})).screen.verdict
-    assert near.words == "good ABOVE 1 OF 2" and near.text.endswith("Its interval overlaps: near.")
+    assert near.words == "good ABOVE 1 OF 2"
+    assert near.text.endswith(
+        "Not clearly below it: near. Chance sets 1 pair in 20 of equal algorithms apart; these are "
+        "3 pairs."
+    )
     overlap = view_of(ending({"a": (0.90, 0.6, 0.91), "b": (0.50, 0.72, 0.51)})).screen.verdict
     assert (overlap.words, overlap.status) == ("NO CLEAR DIFFERENCE", "")
-    assert overlap.text.endswith("Their 95 % intervals over seeds overlap.")
+    assert overlap.text.endswith("Difference: 0.23 ± 0.75, paired over 3 seeds.")
     lucky = view_of(ending({"a": (0.9,), "b": (0.5,)})).screen.verdict
     assert lucky.words == "NO CLEAR DIFFERENCE" and "One seed each" in lucky.text
     many = view_of(
@@ -177,11 +180,37 @@ def test_algorithms_are_ranked_only_if_their_intervals_over_seeds_do_not_overlap
     assert "of 8 algorithms: from 0.100 (a) to 0.800 (h)" in many.text
 
 
+def test_runs_of_different_length_are_compared_over_the_same_steps() -> None:
+    """Each run rises by the same line: what differs is the length only."""
+
+    def rising(name: str, seed: int, steps: int) -> TrainingRun:
+        records = [{"step": n, "reward": n / 100 + seed / 1000} for n in range(1, steps + 1)]
+        return TrainingRun(f"{name}-{seed}", name, seed, records, {"steps": 40})
+
+    runs = [rising("a", seed, 40) for seed in range(3)] + [rising("b", seed, 20) for seed in (0, 1)]
+    view = view_of(runs)
+    assert view.notes[-1] == (
+        "PARTIAL: 5 runs are compared over steps 1 to 20, which they share; b-0 and b-1 end there."
+    )
+    assert view.screen.verdict.text == (
+        "Rewards over steps 11 to 20: a 0.1560 ± 0.0025, b 0.1555 ± 0.0064. Difference: 0 (the same "
+        "for all seeds: no interval), paired over 2 seeds."
+    )
+    assert column(tables(view)["By run"], "reward") == ["0.155", "0.156", "0.157", "0.155", "0.156"]
+    (shown,) = view.screen.tables
+    assert shown.columns[1].title == "reward" and "steps 11 to 20" in shown.note
+    apart = view_of(
+        [rising("a", 0, 3), replace(rising("b", 0, 9), records=[{"step": 9, "reward": 1}])]
+    )
+    assert apart.screen.verdict.text == "The runs share no step."
+    assert "PARTIAL: 2 runs share no step, so they are not compared." in apart.notes
+
+
 def test_rewards_are_ranked_only_within_a_task() -> None:
     def trained(ends: dict[str, tuple[float, ...]], **config: object) -> list[TrainingRun]:
         return ending(ends, dataset="set", **config)
 
-    high, low = {"a": (0.90, 0.92, 0.91)}, {"a": (0.50, 0.52, 0.51)}
+    high, low = {"a": (0.90, 0.92, 0.91)}, {"a": (0.50, 0.52, 0.53)}
     replay = view_of(
         trained(high, model="m", lora=True) + trained(low, model="m", lora=False)
     ).screen.verdict
@@ -192,7 +221,7 @@ def test_rewards_are_ranked_only_within_a_task() -> None:
         "within each of 2 models or problems; none is above another" in models.screen.verdict.text
     )
     assert "not comparable" in models.notes[-1] and ("Settings", "m; n") in models.about
-    within = high | {"b": (0.70, 0.72, 0.71)}
+    within = high | {"b": (0.70, 0.72, 0.73)}
     settings = column(tables(models)["By run"], "setting")
     assert settings == ["m"] * 3 + ["n"] * 3
     assert (
@@ -267,11 +296,19 @@ def test_what_to_type_next(tmp_path: Path) -> None:
     ]
     for step in (2, 10):
         (tmp_path / "a b" / "run-0" / "traces" / f"step-{step}").mkdir(parents=True)
+    for name in ("run-0", "run-1"):
+        (tmp_path / "a b" / name).mkdir(exist_ok=True)
+        (tmp_path / "a b" / name / "metrics.jsonl").touch()
     lines = [line for line, _ in view_of(runs).screen.next]
     assert lines == [
         f"mismatch-cli clipstats '{tmp_path}/a b/run-0/traces/step-10'",
         f"mismatch-cli report '{tmp_path}/a b' --full",
     ]
+    # A third run beside them, of which nothing was said
+    (tmp_path / "a b" / "run-2").mkdir()
+    (tmp_path / "a b" / "run-2" / "metrics.jsonl").touch()
+    line, _ = view_of(runs).screen.next[-1]
+    assert line == f"mismatch-cli report '{tmp_path}/a b/run-0' '{tmp_path}/a b/run-1' --full"
 
 
 def test_many_algorithms_have_no_numbers_beside_the_headline(eight: list[TrainingRun]) -> None:
@@ -344,13 +381,17 @@ def test_a_running_run_says_its_step() -> None:
     going, done = make_run(steps=20), make_run("pg-is", steps=60)
     going = replace(going, config={**going.config, "steps": 1200})
     view = view_of([going, done])
-    assert view.notes == ("PARTIAL: dppo-binary-tv-seed-0 is at step 20 of 1,200.",)
-    assert view.screen.verdict.text.startswith("Rewards so far: ")
+    assert view.notes == (
+        "PARTIAL: dppo-binary-tv-seed-0 is at step 20 of 1,200.",
+        "PARTIAL: 2 runs are compared over steps 1 to 20, which they share; dppo-binary-tv-seed-0 "
+        "ends there.",
+    )
+    assert view.screen.verdict.text.startswith("Rewards over steps 11 to 20: ")
     alone = view_of([going]).screen.verdict
     assert (alone.words, alone.status) == ("NOT DONE", "mixed") and alone.text.endswith(" so far.")
     assert [row.name for row in view.leading][:2] == [
         "reward so far · dppo-binary-tv",
-        "final reward · pg-is",
+        "reward, steps 11 to 20 · pg-is",
     ]
     other = replace(done, config={**done.config, "model": "another"})
     assert "not comparable" in view_of([done, other]).notes[-1]
