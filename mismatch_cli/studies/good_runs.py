@@ -79,8 +79,12 @@ def limits_from(summaries: Sequence[Mapping[str, Any]]) -> FromRuns:
         else:
             drawn += _widest(METRICS[key], pairs[0], runs)
     if not drawn:
-        reasons = "; ".join(sorted(set(left_out.values())))
-        raise MismatchError(f"No limit can be derived: {reasons}. Name a run with more prompts.")
+        reasons = {why.removesuffix(": no interval") for why in left_out.values()}
+        # What a run lacks is not why the others give no limit
+        why = "; ".join(sorted(reasons - {NOT_MEASURED} or reasons))
+        raise MismatchError(
+            f"No metric has an interval to draw a limit from: {why}. Name a run with more prompts."
+        )
     return FromRuns(pairs[0], tuple(drawn), left_out)
 
 
