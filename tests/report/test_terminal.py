@@ -54,7 +54,7 @@ def test_signs_have_their_colours_and_a_limit_that_does_not_hold_its_row():
     assert "\x1b" not in plain
 
 
-def test_values_stand_below_values_where_intervals_have_two_forms():
+def test_values_line_up_where_intervals_have_two_forms():
     """`± x` and `[a, b]` in a column; `0` has neither, and a pair of values stays as it is."""
     columns = (Column("", kind="text"), Column("blocked, %"), Column("ε"))
     rows = (
