@@ -89,10 +89,10 @@ def curves(measures: Sequence[tuple[int, Curve]], width: int) -> list[Line]:
     }
     shown = next((what for what, room in rooms.items() if room >= _NARROWEST_CURVE), "")
     room = min(_WIDEST_CURVE, rooms.get(shown, width - beside - 1))
-    drawn = f"{_LOWEST:>{low}} {_STEPS:<{room}} {_HIGHEST}" if shown else _STEPS
-    single = all(len(curve.values) == 1 for _, curve in measures)
-    heads = f"{_NOW:>{value}}  {'' if single or room < _NARROWEST_CURVE else drawn}"
-    lines = [Line(_HEADS_RANK, labelled("", heads.rstrip(), "dim"))]
+    heads = f"{_NOW:>{value}}"
+    if room >= _NARROWEST_CURVE and any(len(curve.values) > 1 for _, curve in measures):
+        heads += f"  {_LOWEST:>{low}} {_STEPS:<{room}} {_HIGHEST}" if shown else f"  {_STEPS}"
+    lines = [Line(_HEADS_RANK, labelled("", heads, "dim"))]
     for (rank, curve), (now, least, most) in zip(measures, cells[1:], strict=True):
         bars = (
             sparkline(stretches(curve.values, room), *curve.ends)

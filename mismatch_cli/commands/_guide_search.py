@@ -5,7 +5,8 @@ more.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from itertools import repeat
 from math import log
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ _WORST = 0.4  # of the best page's score: pages below it are not listed
 _SHORTEST_STEM = 4  # characters: shorter words match whole words only
 _LETTERS = {"epsilon": "ε", "delta": "δ", "mu": "μ", "pi": "π", "sigma": "σ", "rho": "ρ"}
 _OF_SPEECH = re.compile("[a-z]{1,2}|and|are|does|for|how|the|what|why|with")  # say nothing
+_HEADINGS = re.compile("^#.*$", re.MULTILINE)
 _WORD = re.compile(r"[\w-]+")
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)\s]+\)")
 _MARKS = re.compile(r"[*`]|^[#>\s*|-]+|(\s*\|)+\s*$")
@@ -46,19 +48,28 @@ def search(query: str, texts: Mapping[str, str]) -> Answer:
     A word scores its rarity, log(1 + pages / pages that have it), times the weight of its best
     place, and again on the line that says most.
     """
+    rarity: dict[re.Pattern[str], float] = {}
+    answer = Answer([], [])
+    for word in _words(query):
+        pattern = _pattern(word)
+        rarity[pattern] = _rarity(pattern, texts)
+        if not rarity[pattern]:
+            answer.absent.append(word)
+    ranked: list[tuple[float, str, str]] = []
+    for page, text in texts.items():
+        line = _best_line(text, rarity)
+        ranked.append((_score(page, text, line, rarity), page, line))
+    ranked.sort(key=lambda each: -each[0])
+    for score, page, line in ranked[:_MOST]:
+        if score > _WORST * ranked[0][0]:
+            answer.hits.append(Hit(page, _around(line, rarity)))
+    return answer
+
+
+def _words(query: str) -> list[str]:
+    """The words of a query, without those that say nothing if there are others."""
     words = list(dict.fromkeys(_WORD.findall(query.lower())))
-    longer = [word for word in words if not _OF_SPEECH.fullmatch(word)]
-    patterns = {word: _pattern(word) for word in longer or words}
-    rarity = {pattern: _rarity(pattern, texts) for pattern in patterns.values()}
-    lines = {page: _best_line(text, rarity) for page, text in texts.items()}
-    scores = {page: _score(page, text, lines[page], rarity) for page, text in texts.items()}
-    best = sorted(texts, key=lambda page: -scores[page])[:_MOST]
-    least = _WORST * scores[best[0]]
-    shown = [page for page in best if scores[page] > least]
-    return Answer(
-        [Hit(page, _around(lines[page], list(rarity))) for page in shown],
-        [word for word, pattern in patterns.items() if not rarity[pattern]],
-    )
+    return [word for word in words if not _OF_SPEECH.fullmatch(word)] or words
 
 
 def _score(page: str, text: str, line: str, rarity: Mapping[re.Pattern[str], float]) -> float:
@@ -86,16 +97,16 @@ def _weight(pattern: re.Pattern[str], page: str, text: str) -> float:
     """The weight of the best place of a word, and up to as much again as in the text if it is
     often there; 0 if the page does not have it.
     """
-    title, *lines = text.splitlines()
+    title = text.partition("\n")[0]
     number = len(pattern.findall(text))
     if pattern.search(page):
         place = _NAME
     elif pattern.search(title):
         place = _TITLE
-    elif any(line.startswith("#") and pattern.search(line) for line in lines):
+    elif pattern.search("\n".join(_HEADINGS.findall(text))):
         place = _HEADING
     else:
-        place = _TEXT * bool(number)
+        place = _TEXT if number else 0.0
     return place + _TEXT * number / (number + _HALF_REPEATED)
 
 
@@ -114,12 +125,25 @@ def _plain(line: str) -> str:
     return _MARKS.sub("", _LINK.sub(r"\1", line)).replace(" | ", " · ").strip()
 
 
-def _around(line: str, patterns: Sequence[re.Pattern[str]]) -> str:
+def _around(line: str, patterns: Iterable[re.Pattern[str]]) -> str:
     """A line, or the part of a long one around the first of the words, cut between words."""
     if len(line) <= _WIDEST:
         return line
-    matches = [match.start() for pattern in patterns if (match := pattern.search(line))]
-    first = max(0, min(matches, default=0) - _AROUND)
+    place = min(map(_place, patterns, repeat(line)), default=0)
+    return _from(line, max(0, place - _AROUND))
+
+
+def _place(pattern: re.Pattern[str], line: str) -> int:
+    """Where a word begins; the end of the line if it is not there."""
+    match = pattern.search(line)
+    return match.start() if match else len(line)
+
+
+def _from(line: str, first: int) -> str:
+    """At most `_WIDEST` characters of a line from a place on, between whole words."""
     words = line[first : first + _WIDEST].split(" ")
-    cut = first + _WIDEST < len(line)
-    return "… " * bool(first) + " ".join(words[bool(first) : -1 if cut else None]) + " …" * cut
+    if first:
+        words[0] = "…"
+    if first + _WIDEST < len(line):
+        words[-1] = "…"
+    return " ".join(words)

@@ -108,13 +108,10 @@ def _hits(words: str, pages: dict[str, Path]) -> list[RenderableType]:
     if not hits:
         return []
     rows = _rows([(hit.page, visible(hit.line)) for hit in hits])
-    lacking = Text(f"On no page: {', '.join(map(visible, absent))}", style="dim")
-    return [
-        Text(f"No page is called {visible(words)}. These say most about it:\n"),
-        *rows,
-        *[lacking] * bool(absent),
-        *_use(),
-    ]
+    if absent:
+        rows.append(Text(f"On no page: {', '.join(map(visible, absent))}", style="dim"))
+    head = Text(f"No page is called {visible(words)}. These say most about it:\n")
+    return [head, *rows, *_use()]
 
 
 def _rows(pairs: Sequence[tuple[str, str]]) -> list[RenderableType]:

@@ -108,12 +108,11 @@ def guessed(rows: Sequence[Row], given: Mapping[str, str]) -> dict[str, str]:
     if OPEN not in map(flat.get, REQUIRED):
         return flat
     inside = [{**row, **paths_in(row)} for row in rows]
-    sure = {ours: its for ours, its in flat.items() if its != OPEN}
-    return _guessed(inside, {**sure, **given})
+    return _guessed(inside, {**flat, **given})
 
 
-def _guessed(rows: Sequence[Row], given: Mapping[str, str]) -> dict[str, str]:
-    guess = _Guess(rows, {ours: its for ours, its in given.items() if its != OPEN})
+def _guessed(rows: Sequence[Row], sure: Mapping[str, str]) -> dict[str, str]:
+    guess = _Guess(rows, {ours: its for ours, its in sure.items() if its != OPEN})
     guess.take("response_ids", guess.called("response_ids", [*_with_ids(*RESPONSE), "id"]))
     guess.rows = responses(rows, guess.found.get("response_ids", ""))
     for ours in known():
@@ -165,9 +164,7 @@ class _Guess:
             rows = [row for row in responses(rows, its) if row.get(its) is not None]
         if ours == "prompt_ids" and any(_ends_with(row[its], row.get(ids)) for row in rows):
             return False  # prompt and response in one
-        if ours in _LOGP and any(_are_ids(row[its]) for row in rows):
-            return False
-        return any(_says(row[its]) for row in rows) and all(
+        return _are_evidence(ours, [row[its] for row in rows]) and all(
             fits(ours, row[its], row.get(ids)) for row in rows
         )
 
@@ -276,9 +273,17 @@ def _can_be_typed(name: str) -> bool:
     )
 
 
-def _says(value: object) -> bool:
-    """Whether a value is evidence: an empty list, or one of nulls, fits every column."""
-    return not isinstance(value, list) or any(entry is not None for entry in value)
+def _are_evidence(ours: str, values: Sequence[object]) -> bool:
+    """Whether values can tell which column this is: empty lists and nulls fit every one, and
+    token ids would fit as log-probabilities.
+    """
+    if ours in _LOGP and any(map(_are_ids, values)):
+        return False
+    return any(not isinstance(value, list) or _has_value(value) for value in values)
+
+
+def _has_value(values: Sequence[object]) -> bool:
+    return any(entry is not None for entry in values)
 
 
 def _are_ids(values: object) -> bool:

@@ -33,17 +33,27 @@ def with_paths(record: Mapping[str, Any], names: Collection[str]) -> dict[str, A
     """The record with a key for each of the names that is a path into it; what such a path enters
     is not a key of its own any more.
     """
-    paths = [name for name in names if "." in name and name not in record]
-    entered = {path.partition(".")[0] for path in paths} - {*names}
-    kept = {name: value for name, value in record.items() if name not in entered}
-    inner = {path: at(record, path) for path in paths}
-    return kept | {path: value for path, value in inner.items() if value is not None}
+    values = dict(record)
+    for name in names:
+        root = name.partition(".")[0]
+        if name in record or root == name:
+            continue
+        if root not in names:
+            values.pop(root, None)
+        value = at(record, name)
+        if value is not None:
+            values[name] = value
+    return values
 
 
 def paths_in(record: Mapping[str, Any]) -> dict[str, Any]:
     """The lists, numbers and texts inside the objects of a record, by their paths."""
-    paths = [path for name, value in record.items() for path in _below(name, value) if path != name]
-    return {path: at(record, path) for path in paths}
+    values: dict[str, Any] = {}
+    for name, value in record.items():
+        for path in _below(name, value):
+            if path != name:
+                values[path] = at(record, path)
+    return values
 
 
 def _below(path: str, value: Any) -> Iterator[str]:
@@ -80,13 +90,14 @@ def roots(schema: pa.Schema, names: Collection[str]) -> dict[str, str]:
     """The columns of a Parquet file and the given paths into its structs, each with the column
     that holds it.
     """
-    inside = {
-        name: name.partition(".")[0]
-        for name in names
-        if name not in schema.names and _is_in(schema, name)
-    }
-    entered = {*inside.values()} - {*names}
-    return {name: name for name in schema.names if name not in entered} | inside
+    held_in = dict(zip(schema.names, schema.names, strict=True))
+    for name in names:
+        root = name.partition(".")[0]
+        if name not in held_in and _is_in(schema, name):
+            held_in[name] = root
+            if root not in names:
+                held_in.pop(root, None)
+    return held_in
 
 
 def _is_in(schema: pa.Schema, path: str) -> bool:

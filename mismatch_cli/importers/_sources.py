@@ -222,18 +222,18 @@ def parquet_tables(
     its = source.renamed(held_in)
     ours = [name for name in columns if name in its]
     names = [its[name] for name in ours]
-    rows = file.metadata.num_rows
     size = decoded_bytes(file.metadata, [held_in[name] for name in names])
     if size > allowance(source.size):
         raise too_large(source.path, source.size)
+    rows = max(1, file.metadata.num_rows)
     with readable(source):
-        by_tokens = (
-            _TOKENS_PER_BLOCK * rows // max(1, _values_in(file.metadata, its.get(tokens, tokens)))
+        values = _values_in(file.metadata, its.get(tokens, tokens))
+        batch = min(
+            _TOKENS_PER_BLOCK * rows // max(1, values), _BYTES_PER_BLOCK * rows // max(1, size)
         )
-        batch = max(1, min(by_tokens, _BYTES_PER_BLOCK * rows // max(1, size)))
-        for found in file.iter_batches(batch, columns=names, use_threads=False):
+        for found in file.iter_batches(max(1, batch), columns=names, use_threads=False):
             yield pa.table([column_at(found, name) for name in names], names=ours)
-            advance(source.size * found.num_rows // max(1, rows))
+            advance(source.size * found.num_rows // rows)
 
 
 @contextmanager

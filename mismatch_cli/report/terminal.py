@@ -271,13 +271,18 @@ def _aligned(table: Table) -> list[tuple[str, ...]]:
     return list(zip(*columns, strict=True))
 
 
+def _value_and_interval(cell: str) -> tuple[str, str]:
+    """A cell in two, before its interval."""
+    interval = _HALF_WIDTH.search(cell)
+    begin = interval.start() if interval else len(cell)
+    return cell[:begin], cell[begin:]
+
+
 def _values_below_values(cells: list[str]) -> list[str]:
     """Each value, then its interval, which begins at the same place in all of them; cells as
     they are where some hold more than a value.
     """
-    begins = [half.start() if (half := _HALF_WIDTH.search(cell)) else len(cell) for cell in cells]
-    values = [cell[:begin] for cell, begin in zip(cells, begins, strict=True)]
-    rests = [cell[begin:] for cell, begin in zip(cells, begins, strict=True)]
+    values, rests = zip(*map(_value_and_interval, cells), strict=True)
     if any(" " in value for value in values):
         return cells
     widest, longest = max(map(cell_len, values)), max(map(cell_len, rests))
