@@ -8,7 +8,7 @@ is `−`.
 import re
 from collections.abc import Sequence
 from itertools import pairwise
-from math import floor, isfinite, log10
+from math import floor, inf, isfinite, log10
 
 MISSING = "—"
 FEW = "°"  # after an estimate that a few prompts decide
@@ -103,6 +103,14 @@ def times(factor: float | str | None, between: Sequence[float] | None = None) ->
         return f"> {_LARGEST_FACTOR:,} ×"
     text = number(None if factor is None else float(f"{factor:.2g}"), 2)
     return text if text == MISSING else f"{text} ×"
+
+
+def resolved(factor: float | str | None) -> float | None:
+    """A factor for calculations: infinite where `times` has no number, beyond 1,000 or with a
+    noise below resolution.
+    """
+    beyond = isinstance(factor, str) or (factor is not None and factor > _LARGEST_FACTOR)
+    return inf if beyond else factor  # type: ignore[return-value]
 
 
 def count(value: int | None) -> str:

@@ -1,5 +1,5 @@
-"""Metrics over the steps of a run, as lines that fit into a terminal: value, sparkline, axis
-limits.
+"""Metrics over the steps of a run, as lines that fit into a terminal: value, sparkline, lowest
+and highest value.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 LABEL = 10  # columns
 _BETWEEN = " · "
 _NARROWEST_CURVE, _WIDEST_CURVE = 8, 40
+# Heads of the columns: the last value, those beside the curve, and the curve
+_NOW, _LOWEST, _HIGHEST, _STEPS = "now", "lowest", "highest", "steps"
+_HEADS_RANK = 8  # heads go before the metrics do
 _LEAST_PART = 0.1  # of its value: the least range of an axis
 
 
@@ -30,8 +33,8 @@ class Curve(NamedTuple):
 
     @property
     def cells(self) -> tuple[str, str, str]:
-        """The last value and the two ends of the axis, as text."""
-        low, high = self.ends
+        """The last value, the lowest and the highest, as text; the axis may be wider."""
+        low, high = min(self.values), max(self.values)
         return tuple(number(value, self.digits) for value in (self.value, low, high))  # type: ignore[return-value]
 
     @property
@@ -73,10 +76,10 @@ def curve(
 
 
 def curves(measures: Sequence[tuple[int, Curve]], width: int) -> list[Line]:
-    """One line per curve: value, sparkline between its axis limits, note; what does not fit is
-    left out.
+    """Heads, and one line per curve: value, sparkline between its lowest and highest value, note;
+    what does not fit is left out.
     """
-    cells = [curve.cells for _, curve in measures]
+    cells = [(_NOW, _LOWEST, _HIGHEST), *(curve.cells for _, curve in measures)]
     value, low, high = (max(map(len, column)) for column in zip(*cells, strict=True))
     note = max(len(curve.note) for _, curve in measures)
     beside = LABEL + value + 1
@@ -86,8 +89,11 @@ def curves(measures: Sequence[tuple[int, Curve]], width: int) -> list[Line]:
     }
     shown = next((what for what, room in rooms.items() if room >= _NARROWEST_CURVE), "")
     room = min(_WIDEST_CURVE, rooms.get(shown, width - beside - 1))
-    lines = []
-    for (rank, curve), (now, least, most) in zip(measures, cells, strict=True):
+    heads = f"{_NOW:>{value}}"
+    if room >= _NARROWEST_CURVE and any(len(curve.values) > 1 for _, curve in measures):
+        heads += f"  {_LOWEST:>{low}} {_STEPS:<{room}} {_HIGHEST}" if shown else f"  {_STEPS}"
+    lines = [Line(_HEADS_RANK, labelled("", heads, "dim"))]
+    for (rank, curve), (now, least, most) in zip(measures, cells[1:], strict=True):
         bars = (
             sparkline(stretches(curve.values, room), *curve.ends)
             if room >= _NARROWEST_CURVE
@@ -107,10 +113,10 @@ def most_important(lines: Sequence[Line], height: int) -> list[Line]:
     return [lines[place] for place in sorted(by_rank[: max(height, 1)])]
 
 
-def labelled(label: str, words: str) -> Text:
+def labelled(label: str, words: str, style: str = "") -> Text:
     from rich.text import Text
 
-    return Text.assemble((f"{label:<{LABEL}}", "dim"), words)
+    return Text.assemble((f"{label:<{LABEL}}", "dim"), (words, style))
 
 
 def plain(words: str, style: str) -> Text:

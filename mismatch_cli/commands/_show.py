@@ -240,13 +240,11 @@ class Common:
         passes: int = 1,
         **page: Any,
     ) -> None:
-        """Study traces in so many passes, with a bar that counts their responses, and show the
-        result.
+        """Study traces in so many passes, with a bar that counts their responses, each once, and
+        show the result.
         """
-        with self.progress.counting(
-            phase, passes * sum(trace.num_responses for trace in traces)
-        ) as advance:
-            study = analyse(traces, workers=self.read_by, on_responses=advance)
+        with self.progress.counting(phase, sum(trace.num_responses for trace in traces)) as advance:
+            study = analyse(traces, workers=self.read_by, on_responses=_once_in(passes, advance))
         self.show(study, folder, **page)
 
     def study_mismatch(self, traces: Sequence[Trace], folder: Path | None) -> None:
@@ -380,3 +378,15 @@ class _Unpadded:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def _once_in(passes: int, advance: Callable[[int], None]) -> Callable[[int], None]:
+    """An `advance` for work that reads every response in each of so many passes."""
+    read = 0
+
+    def on_responses(count: int) -> None:
+        nonlocal read
+        read, before = read + count, read
+        advance(read // passes - before // passes)
+
+    return on_responses

@@ -44,11 +44,12 @@ class WatchView:
     def __init__(self, name: str) -> None:
         self._name = visible(name)
         self._watcher: Watcher | None = None
+        self._before = 0  # alarms of earlier sessions
         self.note = ""  # what it is doing
 
     def show(self, watcher: Watcher) -> None:
-        """Start to show a watcher."""
-        self._watcher = watcher
+        """Start to show a watcher. Alarms from now on are said above the screen, not in it."""
+        self._watcher, self._before = watcher, len(watcher.alarms)
 
     def lines(self, width: int, height: int) -> list[Text]:
         """The screen."""
@@ -57,7 +58,7 @@ class WatchView:
             return [
                 plain(line, "") for line in flow([self._name, "waiting for it to start"], width)
             ][:height]
-        alarms = watcher.alarms
+        alarms = watcher.alarms[: self._before]
         lines = [
             Line(0, plain(line, "bold")) for line in flow([self._name, *_progress(watcher)], width)
         ]

@@ -6,7 +6,7 @@ import os
 import posixpath
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +15,7 @@ from mismatch_cli.commands._show import Common, console, print_parts
 from mismatch_cli.errors import UsageError, suggest
 from mismatch_cli.options import flags, setting
 from mismatch_cli.places import guide_pages, page_name
+from mismatch_cli.text import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,9 +29,9 @@ _COMMENT = re.compile(r"^<!-- .* -->\n", re.MULTILINE)
 @flags()
 def command(
     *,
-    page: str | None = setting(
+    page: list[str] | None = setting(
         None,
-        "Page to show: a command, or another name from the list.",
+        "Page to show: a command, or another name from the list; other words search the pages.",
         argument=True,
         show_default="the list of pages",
         completes=guide_pages,
@@ -42,11 +43,13 @@ def command(
     wrong.
 
     On a terminal the page is formatted, and shown in $PAGER if it is longer than the screen; a file
-    or a pipe gets Markdown. It works offline.
+    or a pipe gets Markdown. Words that name no page find the pages that say most about them. It
+    works offline.
 
     Examples:
       mismatch-cli guide
       mismatch-cli guide which-knob
+      mismatch-cli guide top_p on one side
       mismatch-cli guide gate > gate.md
     """
     pages = guide_pages()
@@ -54,10 +57,14 @@ def command(
         raise UsageError(
             "This installation lacks the guide. Reinstall mismatch-cli from a wheel or a checkout."
         )
-    if page is None:
+    if not page:
         print(pages[CONTENTS].parent) if path else print_parts(*_contents(pages))
         return
-    found = _found(page, pages)
+    words = " ".join(page)
+    if not path and not _named(words, pages) and (hits := _hits(words, pages)):
+        print_parts(*hits)
+        return
+    found = _found(words, pages)
     if path:
         print(found)
     else:
@@ -66,37 +73,66 @@ def command(
         )
 
 
-def _found(name: str, pages: dict[str, Path]) -> Path:
-    """The page behind a name, as links and messages write it: `gate`, `gate.md`, `docs/gate.md`,
+def _named(name: str, pages: dict[str, Path]) -> list[str]:
+    """The pages behind a name, as links and messages write it: `gate`, `gate.md`, `docs/gate.md`,
     `json/gate`.
 
     The last part is enough if it is unique: `summary` is `json/summary`.
     """
-    from mismatch_cli.registry import unknown
-
     folder, _, inside = name.partition("/")
     asked = page_name(inside if folder == "docs" else name)
-    same = (
-        [asked] if asked in pages else [page for page in pages if page.rpartition("/")[2] == asked]
-    )
+    if asked in pages:
+        return [asked]
+    return [page for page in pages if page.rpartition("/")[2] == asked]
+
+
+def _found(name: str, pages: dict[str, Path]) -> Path:
+    """The only page behind a name."""
+    from mismatch_cli.registry import unknown
+
+    same = _named(name, pages)
     if len(same) != 1:
         raise UsageError(f"{unknown('page', name, same or pages)} All of them: mismatch-cli guide")
     return pages[same[0]]
 
 
-def _contents(pages: dict[str, Path]) -> list[RenderableType]:
-    """Every page with its title, the overview first."""
+def _hits(words: str, pages: dict[str, Path]) -> list[RenderableType]:
+    """The pages that say most about some words, each with its line; empty if none says anything."""
     from rich.text import Text
 
-    names = [name for name in (CONTENTS, *pages) if name in pages]
-    widest = max(map(len, names))
-    rows = [
-        Text.assemble(
-            (f"{name:<{widest}}  ", "bold cyan"), _title(pages[name].read_text(encoding="utf-8"))
-        )
-        for name in dict.fromkeys(names)
-    ]
-    return [*rows, Text(""), Text(f"Use: {suggest('guide')} NAME")]
+    from mismatch_cli.commands._guide_search import search
+
+    hits, absent = search(
+        words, {name: path.read_text(encoding="utf-8") for name, path in pages.items()}
+    )
+    if not hits:
+        return []
+    rows = _rows([(hit.page, visible(hit.line)) for hit in hits])
+    if absent:
+        rows.append(Text(f"On no page: {', '.join(map(visible, absent))}", style="dim"))
+    head = Text(f"No page is called {visible(words)}. These say most about it:\n")
+    return [head, *rows, *_use()]
+
+
+def _rows(pairs: Sequence[tuple[str, str]]) -> list[RenderableType]:
+    """Names of pages, each with a line about it."""
+    from rich.text import Text
+
+    widest = max(len(name) for name, _ in pairs)
+    return [Text.assemble((f"{name:<{widest}}  ", "bold cyan"), line) for name, line in pairs]
+
+
+def _use() -> list[RenderableType]:
+    from rich.text import Text
+
+    return [Text(""), Text(f"Use: {suggest('guide')} NAME")]
+
+
+def _contents(pages: dict[str, Path]) -> list[RenderableType]:
+    """Every page with its title, the overview first."""
+    names = dict.fromkeys(name for name in (CONTENTS, *pages) if name in pages)
+    titles = [(name, _title(pages[name].read_text(encoding="utf-8"))) for name in names]
+    return [*_rows(titles), *_use()]
 
 
 def _title(text: str) -> str:

@@ -296,8 +296,8 @@ def _refuse(unknown: Sequence[Source], request: Import) -> None:
     lacking = unfillable(columns, rows)
     if lacking:
         raise MismatchError(
-            f"{begin} No column of it can be {lacking} ({described(lacking)}). If it is nested, "
-            "write one flat object per response: mismatch-cli import --schema"
+            f"{begin} No column of it, nor anything inside its objects, can be {lacking} "
+            f"({described(lacking)}). What to write: mismatch-cli import --schema"
         )
     line = suggest(
         "import",
@@ -309,8 +309,8 @@ def _refuse(unknown: Sequence[Source], request: Import) -> None:
         "Going by its column names, try"
         if OPEN not in columns.values()
         else (
-            "Replace each ? with a column name (what they hold: mismatch-cli import --schema) "
-            "and run"
+            "Replace each ? with a column name, or with a path such as a.b, a.0.b or a.*.b (what "
+            "they hold: mismatch-cli import --schema), and run"
         )
     )
     raise MismatchError(f"{begin} {advice}: {line}")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from mismatch_cli.importers import _lists
 from mismatch_cli.importers._naming import OPEN, REQUIRED, RETOKENISED, Row, fits, known, responses
+from mismatch_cli.importers._paths import EACH, paths_in
 from mismatch_cli.text import visible
 
 # Words in column names, as `_words` spells them.
@@ -58,6 +59,9 @@ _SPELLINGS = {
     "entropie": "entropy",
 }
 _LOG_PROBABILITY = re.compile(r"\blog (p|prob|probability|probabilitie|likelihood)\b")
+_LOGP = ("logp_rollout", "logp_trainer", "logp_recomputed")
+_GENERIC = {"id", "logp"}
+_CONTAINERS = {"choice", "content", "data", "info", "meta", "token", "trajectory", "turn", "id"}
 _FILLERS = {"per", "list", "array", "tensor", "the", "of"}
 
 # Logs that hold only text: their title, the keys that identify them, and what to record instead.
@@ -97,9 +101,18 @@ _NAMES: dict[str, tuple[str, ...]] = {
 def guessed(rows: Sequence[Row], given: Mapping[str, str]) -> dict[str, str]:
     """The columns whose names differ from ours, with their names in the file; `given` ones stay.
 
-    `OPEN` marks a column with several candidates, and a required one without any.
+    `OPEN` marks a column with several candidates, and a required one without any. Values inside
+    objects are looked at only for these.
     """
-    guess = _Guess(rows, {ours: its for ours, its in given.items() if its != OPEN})
+    flat = _guessed(rows, given)
+    if OPEN not in map(flat.get, REQUIRED):
+        return flat
+    inside = [{**row, **paths_in(row)} for row in rows]
+    return _guessed(inside, {**flat, **given})
+
+
+def _guessed(rows: Sequence[Row], sure: Mapping[str, str]) -> dict[str, str]:
+    guess = _Guess(rows, {ours: its for ours, its in sure.items() if its != OPEN})
     guess.take("response_ids", guess.called("response_ids", [*_with_ids(*RESPONSE), "id"]))
     guess.rows = responses(rows, guess.found.get("response_ids", ""))
     for ours in known():
@@ -120,7 +133,7 @@ class _Guess:
     def __init__(self, rows: Sequence[Row], found: dict[str, str]) -> None:
         self.rows, self.found = list(rows), found
         present = dict.fromkeys(name for row in rows for name in row)
-        self.names = {name: _words(name) for name in present if _can_be_typed(name)}
+        self.names = {name: _words_of_path(name) for name in present if _can_be_typed(name)}
 
     def take(self, ours: str, candidates: Sequence[str]) -> None:
         if candidates and ours not in self.found:
@@ -151,7 +164,9 @@ class _Guess:
             rows = [row for row in responses(rows, its) if row.get(its) is not None]
         if ours == "prompt_ids" and any(_ends_with(row[its], row.get(ids)) for row in rows):
             return False  # prompt and response in one
-        return bool(rows) and all(fits(ours, row[its], row.get(ids)) for row in rows)
+        return _are_evidence(ours, [row[its] for row in rows]) and all(
+            fits(ours, row[its], row.get(ids)) for row in rows
+        )
 
     def as_long_as(self, ours: str) -> list[str]:
         """The only other column of token ids that has, in every row, one for each value of ours."""
@@ -174,7 +189,7 @@ class _Guess:
             role: [] for role in ("rollout", "old", "recomputed", "trainer", "plain")
         }
         for its in self.names:
-            if (role := whose(its)) and self._could_be("logp_rollout", its):
+            if (role := _role(self.names[its])) and self._could_be("logp_rollout", its):
                 roles[role].append(its)
         rollout, plain, old, recomputed = (
             roles[role] for role in ("rollout", "plain", "old", "recomputed")
@@ -200,7 +215,10 @@ def whose(name: str) -> str | None:
     """Whose log-probabilities a column of this name holds ("plain": it does not say); None for
     any other column.
     """
-    words = _words(name)
+    return _role(_words(name))
+
+
+def _role(words: frozenset[str]) -> str | None:
     rest = words - {"logp"}
     if "logp" not in words or rest - {*RESPONSE, *_ROLLOUT, *_OLD, *_RECOMPUTED, *_TRAINER}:
         return None
@@ -238,10 +256,39 @@ def _words(name: str) -> frozenset[str]:
     return frozenset(words - {"id"} if "logp" in words else words)
 
 
+def _words_of_path(name: str) -> frozenset[str]:
+    """The words of the last name in a path, with those of the one before it if it does not say
+    whose ids or log-probabilities these are.
+    """
+    names = [part for part in name.split(".") if part != EACH and not part.isdigit()]
+    words = [_words(part) for part in names[-2:]]
+    if len(words) == 1 or words[-1] - _GENERIC:
+        return words[-1] if words else frozenset()
+    return words[-1] | (words[0] - _CONTAINERS)
+
+
 def _can_be_typed(name: str) -> bool:
     return (
         bool(name) and not set(name) & {",", "="} and visible(name) == name.strip() and name != OPEN
     )
+
+
+def _are_evidence(ours: str, values: Sequence[object]) -> bool:
+    """Whether values can tell which column this is: empty lists and nulls fit every one, and
+    token ids would fit as log-probabilities.
+    """
+    if ours in _LOGP and any(map(_are_ids, values)):
+        return False
+    return any(not isinstance(value, list) or _has_value(value) for value in values)
+
+
+def _has_value(values: Sequence[object]) -> bool:
+    return any(entry is not None for entry in values)
+
+
+def _are_ids(values: object) -> bool:
+    """Whether a list can be token ids, and is none of zeros."""
+    return isinstance(values, list) and any(values) and fits("response_ids", values)
 
 
 def _ends_with(ids: object, response: object) -> bool:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.importers import _lists
 from mismatch_cli.importers._padded import MASKS, kind_of
+from mismatch_cli.importers._paths import paths_in, with_paths
 from mismatch_cli.registry import lacks, unknown
 from mismatch_cli.text import visible
 from mismatch_cli.trace.schema import TOKEN_COLUMNS, column_order
@@ -55,6 +56,8 @@ def check(columns: Mapping[str, str], rows: Sequence[Row], where: str) -> None:
     """Raise for a name that is still open or missing from the file, and for values of the wrong
     kind.
     """
+    inside = sorted({visible(path) for row in rows for path in paths_in(row)})
+    rows = [with_paths(row, columns.values()) for row in rows]
     present = sorted({visible(name) for row in rows for name in row})
     for ours, its in columns.items():
         if its == OPEN:
@@ -64,7 +67,9 @@ def check(columns: Mapping[str, str], rows: Sequence[Row], where: str) -> None:
                 f"{', '.join(present)}."
             )
         if visible(its) not in present:
-            raise UsageError(f"--columns: {lacks(where, 'column', its, present)}")
+            raise UsageError(
+                f"--columns: {lacks(where, 'column', its, [*present, *inside], present)}"
+            )
     for row in responses(rows, columns.get("response_ids", "response_ids")):
         for ours, its in columns.items():
             if not fits(ours, row.get(its)):
@@ -121,6 +126,7 @@ def unfillable(columns: Mapping[str, str], rows: Sequence[Row]) -> str:
     if every `?` can be replaced.
     """
     taken = {*columns.values(), *REQUIRED} - {ours for ours, its in columns.items() if its == OPEN}
+    rows = [{**row, **paths_in(row)} for row in rows]
     for ours in REQUIRED:
         if columns.get(ours) == OPEN and not any(_could_hold(ours, row, taken) for row in rows):
             return ours

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from mismatch_cli.errors import MismatchError, first_line, unreadable
 from mismatch_cli.importers import KINDS, PICKLES, _proto_file, _torch_file, files_at
 from mismatch_cli.importers._other_files import pointer
+from mismatch_cli.importers._paths import column_at, roots, with_paths
 from mismatch_cli.importers._tally import Tally
 from mismatch_cli.importers._torch_file import NeedsItsFramework
 from mismatch_cli.memory import allowance, decoded_bytes, too_large
@@ -148,12 +149,14 @@ def _is_proto(path: Path) -> bool:
 def peek(source: Source) -> Peek:
     """Look into one file; a `MismatchError` if it is broken or would have to be unpickled."""
     if source.kind == "parquet":
-        return Peek(source, frozenset(source.renamed(open_parquet(source).schema_arrow.names)))
+        names = roots(open_parquet(source).schema_arrow, source.columns.values())
+        return Peek(source, frozenset(source.renamed(names)))
     if source.kind == "proto":
         return Peek(source, frozenset(_proto_file.load(source.path)))
     if source.kind == "pt":
         return Peek(source, _torch_file.keys_of(_torch_file.load(source.path)))
-    return Peek(source, frozenset(source.renamed(next(records_of(source.path), {}))))
+    first = with_paths(next(records_of(source.path), {}), source.columns.values())
+    return Peek(source, frozenset(source.renamed(first)))
 
 
 def first_rows(source: Source) -> list[dict[str, Any]]:
@@ -216,20 +219,22 @@ def parquet_tables(
     time.
     """
     file = open_parquet(source)
-    its = source.renamed(file.schema_arrow.names)
+    held_in = roots(file.schema_arrow, source.columns.values())
+    its = source.renamed(held_in)
     ours = [name for name in columns if name in its]
     names = [its[name] for name in ours]
-    rows, size = file.metadata.num_rows, decoded_bytes(file.metadata, names)
+    size = decoded_bytes(file.metadata, [held_in[name] for name in names])
     if size > allowance(source.size):
         raise too_large(source.path, source.size)
+    rows = max(1, file.metadata.num_rows)
     with readable(source):
-        by_tokens = (
-            _TOKENS_PER_BLOCK * rows // max(1, _values_in(file.metadata, its.get(tokens, tokens)))
+        values = _values_in(file.metadata, its.get(tokens, tokens))
+        batch = min(
+            _TOKENS_PER_BLOCK * rows // max(1, values), _BYTES_PER_BLOCK * rows // max(1, size)
         )
-        batch = max(1, min(by_tokens, _BYTES_PER_BLOCK * rows // max(1, size)))
-        for found in file.iter_batches(batch, columns=names, use_threads=False):
-            yield pa.Table.from_batches([found]).select(names).rename_columns(ours)
-            advance(source.size * found.num_rows // max(1, rows))
+        for found in file.iter_batches(max(1, batch), columns=names, use_threads=False):
+            yield pa.table([column_at(found, name) for name in names], names=ours)
+            advance(source.size * found.num_rows // rows)
 
 
 @contextmanager
@@ -250,7 +255,7 @@ def _values_in(metadata: object, tokens: str | None = None) -> int:
         group.column(i).num_values
         for group in groups
         for i in range(group.num_columns)
-        if tokens is None or group.column(i).path_in_schema.split(".")[0] == tokens
+        if tokens is None or f"{group.column(i).path_in_schema}.".startswith(f"{tokens}.")
     )
 
 
@@ -272,6 +277,7 @@ def jsonl_tables(
         if record is None:
             continue
         if source.columns:
+            record = with_paths(record, source.columns.values())
             record = {ours: record[its] for ours, its in source.renamed(record).items()}
         schema = schema or schema_for(record)
         rows.append((number, [record.get(name) for name in schema.names]))

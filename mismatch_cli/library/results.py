@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mismatch_cli import numbers
 from mismatch_cli.extras import require
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ class Report(Result):
     def metrics(self) -> pd.DataFrame:
         """A row per pair and metric: value, 95 % interval, noise (the trainer against itself),
         unit, formula, note.
+
+        `times_noise` is infinite beyond 1,000, where the noise is too close to zero to divide by.
         """
         from mismatch_cli.metrics.gap_table import METRICS
 
@@ -104,7 +107,8 @@ class Report(Result):
         for pair, found in self._study.result["pairs"].items():
             for key, estimate in found["metrics"].items():
                 words = {name: getattr(METRICS[key], name) for name in ("unit", "label", "formula")}
-                noise = {"noise": estimate.get("floor"), "times_noise": estimate.get("times_floor")}
+                times = numbers.resolved(estimate.get("times_floor"))
+                noise = {"noise": estimate.get("floor"), "times_noise": times}
                 told = {name: estimate[name] for name in _ESTIMATE}
                 rows[pair, key] = told | noise | words | {"note": estimate["note"]}
         return _frame(rows, ("pair", "metric"))

@@ -21,7 +21,7 @@ from mismatch_cli.places import shown
 from mismatch_cli.report.plots._style import DARK, LIGHT
 from mismatch_cli.report.screen import curve
 from mismatch_cli.report.tables import logged_by
-from mismatch_cli.report.view import ReportView, Screen, Table, definition_anchor
+from mismatch_cli.report.view import ReportView, Screen, Table, definition_anchor, status_of
 from mismatch_cli.text import for_html, visible
 from mismatch_cli.trace.files import write_atomically
 
@@ -99,6 +99,7 @@ def _rendered(template: str, **values: object) -> str:
         "folds": _folds,
         "heights": _heights,
         "shown": shown,
+        "status": status_of,
     }
     return environment.get_template(template).render(**values)
 

@@ -28,13 +28,16 @@ from mismatch_cli.report.view import (
     ReportView,
     Section,
     Table,
+    status_of,
 )
 from mismatch_cli.text import for_terminal, visible
 
 WIDEST_PROSE = 100  # characters per line
+_STATUS_STYLES = {"good": "green", "mixed": "yellow", "bad": "bold red", "": ""}
 _WEIGHT_STYLES = ("", "yellow", "bold yellow", "bold red", "bold white on red")
 # The mark that few prompts decide stays with the number
 _HALF_WIDTH = re.compile(rf" (± [^\s{FEW}]+|\[\S+ \S+\])")
+_LOPSIDED = re.compile(r" \[\S+ \S+\]")
 _INTERVAL = re.compile(r"\[\S+ \S+\]( %)?")
 _ID = re.compile(r"⟨\d+⟩")
 _UNLIMITED = 100_000  # columns
@@ -217,24 +220,77 @@ def _grid(table: Table, width: int) -> RichTable:
         header_style="dim",
     )
     heads = [for_terminal(column.title) for column in table.columns]
-    cells = [[for_terminal(cell) for cell in row[1:]] for row in table.rows]
+    cells = [[_signed(cell) for cell in row[1:]] for row in _aligned(table)]
     widths = [max(map(_width, column)) for column in zip(heads[1:], *cells, strict=True)]
     room = max(int(_NAMES * width), width - sum(widths) - len(widths))
     rows = [[_name(row[0], room), *rest] for row, rest in zip(table.rows, cells, strict=True)]
     widths.insert(0, max(map(_width, [heads[0], *(row[0] for row in rows)])))
     for n, column in enumerate(table.columns):
         whole = column.kind == "number" or n == 0
+        if column.kind == "number":
+            _push_right([heads[n], *(row[n] for row in rows)], widths[n])
         rich.add_column(
             heads[n],
-            justify="right" if column.kind == "number" else "left",
             overflow="fold",
             no_wrap=whole,
             min_width=widths[n] if whole else None,
         )
     for row in rows:
-        of_group = len(row) > 1 and not any(row[1:])  # a heading for the rows that follow
-        rich.add_row(*row, style="bold" if of_group else None)
+        rich.add_row(*row, style=_row_style([cell.plain for cell in row[1:]]))
     return rich
+
+
+def _row_style(values: Sequence[str]) -> str | None:
+    """The style of a row by its cells: bold for a heading of the rows that follow, red for a
+    limit that does not hold.
+    """
+    if values and not any(values):
+        return "bold"
+    return "red" if any(status_of(value) == "bad" for value in values) else None
+
+
+def _push_right(cells: Sequence[Text], width: int) -> None:
+    """Right-align cells in place; rich would drop the spaces after the values."""
+    for cell in cells:
+        cell.pad_left(width - cell_len(cell.plain))
+
+
+def _signed(cell: str) -> Text:
+    """A cell in the colour of its sign, if it begins with one."""
+    text = for_terminal(cell)
+    text.stylize(_STATUS_STYLES[status_of(cell)])
+    return text
+
+
+def _aligned(table: Table) -> list[tuple[str, ...]]:
+    """The rows, with values below values where a column has both `± x` and `[a, b]`."""
+    columns = [list(cells) for cells in zip(*table.rows, strict=True)]
+    for n, cells in enumerate(columns):
+        lopsided = [bool(_LOPSIDED.search(cell)) for cell in cells]
+        if table.columns[n].kind == "number" and any(lopsided) and not all(lopsided):
+            columns[n] = _values_below_values(cells)
+    return list(zip(*columns, strict=True))
+
+
+def _value_and_interval(cell: str) -> tuple[str, str]:
+    """A cell in two, before its interval."""
+    interval = _HALF_WIDTH.search(cell)
+    begin = interval.start() if interval else len(cell)
+    return cell[:begin], cell[begin:]
+
+
+def _values_below_values(cells: list[str]) -> list[str]:
+    """Each value, then its interval, which begins at the same place in all of them; cells as
+    they are where some hold more than a value.
+    """
+    values, rests = zip(*map(_value_and_interval, cells), strict=True)
+    if any(" " in value for value in values):
+        return cells
+    widest, longest = max(map(cell_len, values)), max(map(cell_len, rests))
+    return [
+        " " * (widest - cell_len(value)) + value + rest + " " * (longest - cell_len(rest))
+        for value, rest in zip(values, rests, strict=True)
+    ]
 
 
 def _width(text: Text) -> int:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Facts = tuple[tuple[str, str], ...]  # label and value
 Status = Literal["good", "mixed", "bad", ""]  # sets the colour and sign of a verdict
+_STATUS_OF_SIGN: dict[str, Status] = {"✔ ": "good", "! ": "mixed", "? ": "mixed", "✘ ": "bad"}
 NOTATION = (
     "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ "
     "in nats, r = π/μ. E is the mean over the tokens that count, E_y over responses, Σd the sum "
@@ -80,6 +81,11 @@ class Table:
     terminal_rows: int | None = None  # how many a terminal shows; 0 leaves the table to the page
     row_metrics: tuple[Metric, ...] = ()  # the metric of each row, where rows are metrics
     row_links: tuple[str, ...] = ()  # the anchor of the section on each row
+
+
+def status_of(cell: str) -> Status:
+    """The status that a cell begins with the sign of, as `✘ EXCEEDED`; else empty."""
+    return _STATUS_OF_SIGN.get(cell[:2], "")
 
 
 @dataclass(frozen=True)

@@ -79,9 +79,17 @@ def limits_from(summaries: Sequence[Mapping[str, Any]]) -> FromRuns:
         else:
             drawn += _widest(METRICS[key], pairs[0], runs)
     if not drawn:
-        reasons = "; ".join(sorted(set(left_out.values())))
-        raise MismatchError(f"No limit can be derived: {reasons}. Name a run with more prompts.")
+        raise MismatchError(
+            f"No metric has an interval to draw a limit from: {_reasons(left_out)}. Name a run "
+            "with more prompts."
+        )
     return FromRuns(pairs[0], tuple(drawn), left_out)
+
+
+def _reasons(left_out: Mapping[str, str]) -> str:
+    """Why metrics have no limit. What a run lacks is left out if others have another reason."""
+    reasons = {why.removesuffix(": no interval") for why in left_out.values()}
+    return "; ".join(sorted(reasons - {NOT_MEASURED} or reasons))
 
 
 def _unsure(found: Mapping[str, Any]) -> str:

@@ -38,6 +38,7 @@ def test_without_an_argument_the_bundled_traces_are_compared(here, capfd):
     code, out, err = compare(capfd)
     assert code == 0
     assert "two bundled ones" in err and "Wrote compare/report.html" in err
+    assert "Comparing: 288/288 responses," in err, "two passes count each response once"
     text = " ".join(out.split())
     assert (
         "by prompt: both have responses to the same 24 prompts" in text

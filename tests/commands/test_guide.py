@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from mismatch_cli.cli import run
+from mismatch_cli.commands._guide_search import search
 from mismatch_cli.commands.guide import for_reading
 from mismatch_cli.places import guide_pages
 from tests.docs.pages import DOCS, ROOT
@@ -48,8 +49,51 @@ def test_the_path_of_a_page_and_a_missing_page(capsys):
     assert capsys.readouterr().out.strip() == str(DOCS / "gate.md")
     assert run(["guide", "--path"]) == 0
     assert capsys.readouterr().out.strip() == str(DOCS)
-    assert run(["guide", "which"]) == 2
+    assert run(["guide", "gaet"]) == 2
+    assert "Unknown page 'gaet'. Did you mean gate" in capsys.readouterr().err
+    assert run(["guide", "which", "--path"]) == 2
     assert "Unknown page 'which'. Did you mean which-knob?" in capsys.readouterr().err
+
+
+ANSWERS = {
+    "which": "which-knob",
+    "notebook polars": "library",
+    "equivalent epsilon delta": "choosing-a-threshold",
+    "top-p on one side": "which-knob",
+    "slack alert": "watch",
+    "how do I record": "record",
+    "is my number normal?": "normal",
+}
+
+
+def test_other_words_find_the_pages_that_say_most_about_them(capsys):
+    for words, page in ANSWERS.items():
+        assert run(["guide", *words.split()]) == 0
+        head, blank, *hits, again, use = capsys.readouterr().out.splitlines()
+        assert head == f"No page is called {words}. These say most about it:"
+        assert hits[0].split()[0] == page, words
+        assert not blank and not again and use.startswith("Use: ") and 1 <= len(hits) <= 5
+        assert all(len(hit) < 130 for hit in hits)
+
+
+def test_a_word_that_no_page_has_is_named_and_the_line_has_the_words(capsys):
+    assert run(["guide", "qwertz", "placeholders"]) == 0
+    *hits, absent, _, _ = capsys.readouterr().out.splitlines()[2:]
+    assert absent == "On no page: qwertz"
+    assert all(re.search("placeholder", hit, re.IGNORECASE) for hit in hits)
+
+
+def test_rare_words_and_headings_count_more_and_no_page_needs_every_word():
+    texts = {
+        "a": "# A page\n\nrare, and of common words\n",
+        "b": "# Common words\n\ncommon common\n",
+        "c": "# Another\n\n## Common\n\n* A [common](b.md) **line** with top-p\n",
+    }
+    assert [hit.page for hit in search("rare common", texts).hits][0] == "a"
+    assert [hit.page for hit in search("common", texts).hits][0] == "b"
+    hits, absent = search("top_p common nowhere", texts)
+    assert hits[0] == ("c", "A common line with top-p") and absent == ["nowhere"]
+    assert search("", texts) == search("?", texts) == ([], [])
 
 
 def test_what_is_read_on_a_terminal_names_only_what_can_be_typed_or_found():

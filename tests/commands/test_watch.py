@@ -15,6 +15,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -480,12 +481,18 @@ def test_on_a_narrow_terminal(tmp_path: Path, trace: str, limit: str) -> None:
     watcher = watcher_of(Path(trace), tmp_path / "seen", sets=[load_limits(limit)])
     view = WatchView("[red]" + "x" * 40)
     assert [line.plain for line in view.lines(30, 5)][-1] == "waiting for it to start"
-    steps(watcher.look())
     view.show(watcher)
+    steps(watcher.look())
     text = "\n".join(line.plain for line in view.lines(77, 24))
     assert re.search(r"\|π − μ\| +0\.0039 +0\.0022 [▁-█]+ +0\.0039 +equal weights", text)
     assert re.search(r"blocked +0\.019 .*by grpo-clip-higher", text) and "alarms: 1" in text
-    assert "step 5 · grew" in text and "✘ k3 (mismatch) at step 5" in text
+    heads, first = next(pairwise(text.splitlines()[3:]))
+    assert heads.split() == ["now", "lowest", "steps", "highest"]
+    assert heads.index("steps") == re.search(r"[▁-█]+", first).start()
+    # The new alarm is said above the screen; an earlier session's is in it
+    assert "step 5 · grew" in text and "✘ k3 (mismatch) at step 5" not in text
+    view.show(watcher)
+    assert "✘ k3 (mismatch) at step 5" in "\n".join(line.plain for line in view.lines(77, 24))
     for width in (20, 34, 50):
         curves = [
             line.plain

@@ -36,6 +36,8 @@ _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 _NESTED = re.compile(r"^( +)(?=[*-] )", re.M)
 _LIST_BELOW = re.compile(r"^(?![*\-|#>\s]|\d+\.)(.+)\n(?=(?:[*-]|\d+\.) )", re.M)
 _PIPED = re.compile(r"`([^`\n]*\\\|[^`\n]*)`")
+_WORKERS = "assets/javascripts/workers"
+_EVERY_WORD, _ANY_WORD = '(n,"and",', '(n,"or",'  # in the minified worker of the search
 _IN_TERMINAL = """
 !!! note "The same pages in your terminal"
 
@@ -129,8 +131,20 @@ def put_together(folder: Path) -> Path:
 
 
 def build(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Build the site in `folder`/site."""
-    return zensical("build", put_together(folder))
+    """Build the site in `folder`/site, whose search does not want every word on one page."""
+    done = zensical("build", put_together(folder))
+    for worker in (folder / "site" / _WORKERS).glob("search.*.js"):
+        _ask_for_any_word(worker)
+    return done
+
+
+def _ask_for_any_word(worker: Path) -> None:
+    """Join the words of a query with `or`: zensical has no setting for it, and ranks by how many
+    match.
+    """
+    text = worker.read_text(encoding="utf-8")
+    assert text.count(_EVERY_WORD) == 1, f"{worker.name} joins words differently: see site.py"
+    worker.write_text(text.replace(_EVERY_WORD, _ANY_WORD), encoding="utf-8")
 
 
 def zensical(command: str, config: Path) -> subprocess.CompletedProcess[str]:

@@ -259,16 +259,17 @@ def test_texts_beside_token_ids_are_not_a_log_of_texts(tmp_path):
 
 
 def test_no_line_is_printed_that_cannot_be_filled(tmp_path, capsys):
-    """Token ids or log-probabilities inside of objects: there is no column to name for them."""
-    nested = {"output_token_logprobs": [[-0.1, 5, None]]}
+    """Token ids or log-probabilities that are nowhere, inside of objects neither."""
+    nested, text = {"output_token_logprobs": [-0.1]}, {"text": "so", "tokens": ["s", "o"]}
     for record, lacks in (
         ({"output_ids": R[0], "meta_info": nested}, "prompt_ids (a list of whole numbers)"),
         ({"turns": [{"ids": R[0]}], "note": "x"}, "prompt_ids (a list of whole numbers)"),
-        ({"prompt_ids": P[0], "output_ids": R[0], "meta": nested}, "logp_rollout (a list of num"),
+        ({"prompt_ids": P[0], "output_ids": R[0], "meta": text}, "logp_rollout (a list of num"),
     ):
         assert run(["import", str(write_lines(tmp_path / "d.jsonl", [record])), "-q"]) == 1
         said = capsys.readouterr().err
-        assert f"No column of it can be {lacks}" in said and "import --schema" in said
+        assert f"nor anything inside its objects, can be {lacks}" in said
+        assert "import --schema" in said
         assert "--columns" not in said
     record = {"prompt_ids": P[0], "response_ids": R[0], "vllm_logps": MU[0], "sglang_logps": MU[0]}
     assert run(["import", str(write_lines(tmp_path / "d.jsonl", [record])), "-q"]) == 1

@@ -5,6 +5,7 @@ one sentence.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -101,6 +102,26 @@ def test_numbers_are_those_of_the_commands(run, clipping, capfd):
         capfd.readouterr()
         assert type_line([*line.split(), "--json", "-q"]) in (0, 3), line
         assert result.to_json() == json.loads(capfd.readouterr().out), line
+
+
+def test_no_frame_mixes_numbers_with_words(run, clipping):
+    frames = {
+        "metrics": run.metrics,
+        "shares": clipping.shares,
+        "compared": run.compare(FLOAT32).metrics,
+        "checks": run.gate("verl", baseline=FLOAT32).checks,
+    }
+    for name, frame in frames.items():
+        for column in frame:
+            kinds = {type(value) for value in frame[column].dropna()}
+            assert len(kinds) <= 1, (name, column, kinds)
+
+
+def test_times_noise_is_a_number_as_far_as_the_page_gives_one(run):
+    times = run.metrics.loc["mismatch", "times_noise"]
+    assert times["abs_d_mean"] == pytest.approx(104, rel=0.01)
+    # The page says "noise ≈ 0", "> 1,000 ×", and nothing for a signed metric
+    assert times["abs_d_p50"] == times["abs_d_p95"] == math.inf and math.isnan(times["d_mean"])
 
 
 def test_tokens_agree_with_the_metrics_of_the_run(run):

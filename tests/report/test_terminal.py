@@ -36,6 +36,41 @@ def test_a_narrow_table_hides_optional_columns_then_intervals_but_no_part_of_a_n
     assert "outside [0.8, 1.25] 0.43 Hidden at 30 characters: seen by, intervals." in narrow
 
 
+def test_signs_have_their_colours_and_a_limit_that_does_not_hold_its_row():
+    columns = (Column("metric", kind="text"), Column("measured"), Column("status", kind="text"))
+    rows = (
+        ("k1", "0.1", "✔ holds"),
+        ("k3", "0.2", "✘ EXCEEDED"),
+        ("kl", "0.3", "? not judged"),
+        ("tv", "0.4", "! between"),
+        ("d", "0.5", "not a sign"),
+    )
+    console = Console(file=io.StringIO(), width=80, color_system="standard", force_terminal=True)
+    print_table(Table("", columns, rows), console)
+    _, holds, exceeded, *undecided, plain = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert "\x1b[32m✔ holds" in holds and holds.startswith("k1")
+    assert exceeded.startswith("\x1b[31mk3") and "\x1b[1;31m✘ EXCEEDED" in exceeded
+    assert all("\x1b[33m" + row[2] in line for row, line in zip(rows[2:], undecided, strict=False))
+    assert "\x1b" not in plain
+
+
+def test_values_line_up_where_intervals_have_two_forms():
+    """`± x` and `[a, b]` in a column; `0` has neither, and a pair of values stays as it is."""
+    columns = (Column("", kind="text"), Column("blocked, %"), Column("ε"))
+    rows = (
+        ("a", "84.7 ± 6.4 †", "0.2 / 0.28"),
+        ("b", "3.1 [1.8, 5.7]°", "0.39 [0.35, 0.48]"),
+        ("c", "0", "0.1 ± 0.2"),
+    )
+    lines = printed(80, Table("", columns, rows)).splitlines()
+    assert lines == [
+        "        blocked, %                 ε",
+        "a 84.7 ± 6.4 †            0.2 / 0.28",
+        "b  3.1 [1.8, 5.7]° 0.39 [0.35, 0.48]",
+        "c    0                     0.1 ± 0.2",
+    ]
+
+
 def test_names_stay_even_if_nothing_else_fits():
     narrow = " ".join(printed(16, Table("", COLUMNS, (ROW,))).split())
     assert "outside 0.43 [0.8, 1.25]" in narrow

@@ -15,7 +15,7 @@ import pytest
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.metrics.estimate import SIGNED
+from mismatch_cli.metrics.estimate import NOT_MEASURED, SIGNED
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
@@ -175,7 +175,10 @@ def test_runs_without_intervals_or_without_a_common_pair_are_refused(resamples):
             key: {"value": 1.0, "low": None, "high": None, "note": "fewer"} for key in GATED
         }
     }
-    with pytest.raises(MismatchError, match=r"No limit can be derived: fewer\. Name a run"):
+    with pytest.raises(MismatchError, match=r"to draw a limit from: fewer\. Name a run"):
+        limits_from([{"pairs": {"mismatch": few}}])
+    few["metrics"]["tv_topk_mean"]["note"] = NOT_MEASURED  # more prompts would not change that
+    with pytest.raises(MismatchError, match=r"to draw a limit from: fewer\. Name a run"):
         limits_from([{"pairs": {"mismatch": few}}])
 
 

@@ -14,19 +14,19 @@ from mismatch_cli.metrics.update_table import THEORY
 from mismatch_cli.report.about import subject_lines
 from mismatch_cli.report.pages.clipping_blocked import NOT_BY_RATIO, ROW_KEYS, share_columns
 from mismatch_cli.report.pages.clipping_subject import SIGNS, Subject, unsupported, way_to, when
-from mismatch_cli.report.pages.clipping_thresholds import same_strictness
+from mismatch_cli.report.pages.clipping_thresholds import SHORT, same_strictness
 from mismatch_cli.report.tables import Row, filled, in_words, number, share, table, text, value_of
 from mismatch_cli.report.view import Excerpt, Facts, Screen, Table, Verdict
 
 _T = TypeVar("_T")
 _ROWS, _NOTES = 9, 1
 _MARKS = ("  ", "▸ ")
-_FAMILIES = {  # its name in a sentence, and as a flag
-    "ratio_clip": ("ε", "ratio-clip:epsilon"),
-    "binary_tv": ("TV δ", "dppo-binary-tv:delta"),
-    "binary_kl": ("KL δ", "dppo-binary-kl:delta"),
-    "top_k_tv": ("top-K TV δ", "top-k-tv:delta"),
-    "top_k_kl": ("top-K KL δ", "top-k-kl:delta"),
+_TYPED = {  # a threshold of each family, as a flag has it
+    "ratio_clip": "ratio-clip:epsilon",
+    "binary_tv": "dppo-binary-tv:delta",
+    "binary_kl": "dppo-binary-kl:delta",
+    "top_k_tv": "top-k-tv:delta",
+    "top_k_kl": "top-k-kl:delta",
 }
 _LATER = "score with a later trainer, where masks have something to block"
 _SAME = "EQUALLY STRICT"
@@ -205,7 +205,7 @@ def _share_blocked(subject: Subject, row: Row) -> str:
 def _equal(subject: Subject) -> str:
     """The equally strict threshold of another family for each compared algorithm."""
     found = [
-        f"{row['algorithm']} and {_FAMILIES[family][0]} = {numbers.number(value)}"
+        f"{row['algorithm']} and {SHORT[family]} = {numbers.number(value)}"
         for row, family, value in _equal_thresholds(subject)
     ]
     return f"Equally strict: {'; '.join(found)}." if found else ""
@@ -239,7 +239,7 @@ def _next(subject: Subject, verdict: Verdict, runs: Sequence[Path]) -> Facts:
                 "-a",
                 row["algorithm"],
                 "-a",
-                f"{_FAMILIES[family][1]}={value:.3g}",
+                f"{_TYPED[family]}={value:.3g}",
             ),
             "equally strict: which tokens differ?",
         )

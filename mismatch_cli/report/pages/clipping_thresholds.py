@@ -31,6 +31,13 @@ FAMILIES = {
     "top_k_tv": "top-K TV, δ",
     "top_k_kl": "top-K KL, δ",
 }
+SHORT = {  # in a sentence, and in a table that says what blocks the same share
+    "ratio_clip": "ε",
+    "binary_tv": "TV δ",
+    "binary_kl": "KL δ",
+    "top_k_tv": "top-K TV δ",
+    "top_k_kl": "top-K KL δ",
+}
 SAME_STRICTNESS = "Thresholds in a row block the same share of tokens, though not the same tokens."
 _SWEEPS = {
     "ratio_clip": "Ratio clip, by ε",
@@ -96,7 +103,7 @@ def _threshold_of(family: str) -> Col[Row]:
             return str(row["settings"].partition(" = ")[2])
         return plain(row["thresholds"][family])
 
-    return col(FAMILIES[family], cell, CLIPPING["equivalents"], optional=family.startswith("top_k"))
+    return col(SHORT[family], cell, CLIPPING["equivalents"], optional=family.startswith("top_k"))
 
 
 def thresholds_section(subject: Subject) -> Section:

@@ -1,0 +1,149 @@
+"""Searches the guide by what its pages say: no page has to have every word, and rare words count
+more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from itertools import repeat
+from math import log
+from typing import NamedTuple
+
+_MOST = 5  # pages
+_WIDEST = 92  # characters of the line that is shown
+_AROUND = 30  # of them before the first word
+# What a word counts by where it is: in the name of a page, its title, a heading, the text
+_NAME, _TITLE, _HEADING, _TEXT = 8.0, 4.0, 2.0, 1.0
+_TABLES, _OF_TABLES = ("constants", "json/", "options/"), 0.6  # lists of names, not explanations
+_TOGETHER = 2.0  # words on one line
+_HALF_REPEATED = 3  # occurrences that make half of what any number of them adds
+_WORST = 0.4  # of the best page's score: pages below it are not listed
+_SHORTEST_STEM = 4  # characters: shorter words match whole words only
+_LETTERS = {"epsilon": "ε", "delta": "δ", "mu": "μ", "pi": "π", "sigma": "σ", "rho": "ρ"}
+_OF_SPEECH = re.compile("[a-z]{1,2}|and|are|does|for|how|the|what|why|with")  # say nothing
+_HEADINGS = re.compile("^#.*$", re.MULTILINE)
+_WORD = re.compile(r"[\w-]+")
+_LINK = re.compile(r"!?\[([^\]]*)\]\([^)\s]+\)")
+_MARKS = re.compile(r"[*`]|^[#>\s*|-]+|(\s*\|)+\s*$")
+
+
+class Hit(NamedTuple):
+    """A page, and its line that says most about the words."""
+
+    page: str
+    line: str
+
+
+class Answer(NamedTuple):
+    """Pages, the best first, and the words that no page has."""
+
+    hits: list[Hit]
+    absent: list[str]
+
+
+def search(query: str, texts: Mapping[str, str]) -> Answer:
+    """The pages that say most about the words of a query; `texts` is the Markdown of each page.
+
+    A word scores its rarity, log(1 + pages / pages that have it), times the weight of its best
+    place, and again on the line that says most.
+    """
+    rarity: dict[re.Pattern[str], float] = {}
+    answer = Answer([], [])
+    for word in _words(query):
+        pattern = _pattern(word)
+        rarity[pattern] = _rarity(pattern, texts)
+        if not rarity[pattern]:
+            answer.absent.append(word)
+    ranked: list[tuple[float, str, str]] = []
+    for page, text in texts.items():
+        line = _best_line(text, rarity)
+        ranked.append((_score(page, text, line, rarity), page, line))
+    ranked.sort(key=lambda each: -each[0])
+    for score, page, line in ranked[:_MOST]:
+        if score > _WORST * ranked[0][0]:
+            answer.hits.append(Hit(page, _around(line, rarity)))
+    return answer
+
+
+def _words(query: str) -> list[str]:
+    """The words of a query, without those that say nothing if there are others."""
+    words = list(dict.fromkeys(_WORD.findall(query.lower())))
+    return [word for word in words if not _OF_SPEECH.fullmatch(word)] or words
+
+
+def _score(page: str, text: str, line: str, rarity: Mapping[re.Pattern[str], float]) -> float:
+    of_words = sum(weight * _weight(word, page, text) for word, weight in rarity.items())
+    score = of_words + _TOGETHER * _said(line, rarity)
+    return score * _OF_TABLES if page.startswith(_TABLES) else score
+
+
+def _rarity(pattern: re.Pattern[str], texts: Mapping[str, str]) -> float:
+    having = sum(bool(pattern.search(page) or pattern.search(texts[page])) for page in texts)
+    return log(1 + len(texts) / having) if having else 0.0
+
+
+def _pattern(word: str) -> re.Pattern[str]:
+    """What a word matches: its beginning, `top-p` as `top_p`, and ε for epsilon."""
+    parts = re.split(r"[-_]+", word.strip("-_"))
+    stem = word.removesuffix("s") if len(word) > _SHORTEST_STEM else word
+    spelled = "[-_]".join(map(re.escape, parts)) if len(parts) > 1 else re.escape(stem)
+    end = "" if len(word) >= _SHORTEST_STEM else r"(?![^\W_])"
+    letter = f"|{_LETTERS[word]}" if word in _LETTERS else ""
+    return re.compile(rf"(?<![^\W_]){spelled}{end}{letter}", re.IGNORECASE)
+
+
+def _weight(pattern: re.Pattern[str], page: str, text: str) -> float:
+    """The weight of the best place of a word, and up to as much again as in the text if it is
+    often there; 0 if the page does not have it.
+    """
+    title = text.partition("\n")[0]
+    number = len(pattern.findall(text))
+    if pattern.search(page):
+        place = _NAME
+    elif pattern.search(title):
+        place = _TITLE
+    elif pattern.search("\n".join(_HEADINGS.findall(text))):
+        place = _HEADING
+    else:
+        place = _TEXT if number else 0.0
+    return place + _TEXT * number / (number + _HALF_REPEATED)
+
+
+def _best_line(text: str, rarity: Mapping[re.Pattern[str], float]) -> str:
+    """The first line with the rarest of the words, as text."""
+    lines = filter(None, map(_plain, text.splitlines()))
+    return max(lines, key=lambda line: _said(line, rarity), default="")
+
+
+def _said(line: str, rarity: Mapping[re.Pattern[str], float]) -> float:
+    return sum(weight for pattern, weight in rarity.items() if pattern.search(line))
+
+
+def _plain(line: str) -> str:
+    """A line of Markdown without its marks."""
+    return _MARKS.sub("", _LINK.sub(r"\1", line)).replace(" | ", " · ").strip()
+
+
+def _around(line: str, patterns: Iterable[re.Pattern[str]]) -> str:
+    """A line, or the part of a long one around the first of the words, cut between words."""
+    if len(line) <= _WIDEST:
+        return line
+    place = min(map(_place, patterns, repeat(line)), default=0)
+    return _from(line, max(0, place - _AROUND))
+
+
+def _place(pattern: re.Pattern[str], line: str) -> int:
+    """Where a word begins; the end of the line if it is not there."""
+    match = pattern.search(line)
+    return match.start() if match else len(line)
+
+
+def _from(line: str, first: int) -> str:
+    """At most `_WIDEST` characters of a line from a place on, between whole words."""
+    words = line[first : first + _WIDEST].split(" ")
+    if first:
+        words[0] = "…"
+    if first + _WIDEST < len(line):
+        words[-1] = "…"
+    return " ".join(words)

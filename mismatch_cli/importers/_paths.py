@@ -1,0 +1,120 @@
+"""Values inside the objects of a dump, by their path: `meta_info.output_ids`,
+`choices.0.token_ids`, `content.*.logprob`.
+
+A part is a name of an object, a number of a list, or `*` for each entry of a list.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+EACH = "*"
+_DEEPEST = 8  # parts of a path that is proposed
+_TUPLE = 3  # the longest entry of a list that is proposed by number: log-prob, id, text
+
+
+def at(value: Any, path: str) -> Any:
+    """The value at a path; None where there is none."""
+    part, _, rest = path.partition(".")
+    if part == EACH and isinstance(value, list):
+        return [at(each, rest) for each in value] if rest else value
+    if isinstance(value, Mapping):
+        inner = value.get(part)
+    elif isinstance(value, list) and part.isdigit():
+        inner = value[int(part)] if int(part) < len(value) else None
+    else:
+        return None
+    return at(inner, rest) if rest else inner
+
+
+def with_paths(record: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The record with a key for each of the names that is a path into it; what such a path enters
+    is not a key of its own any more.
+    """
+    values = dict(record)
+    for name in names:
+        root = name.partition(".")[0]
+        if name in record or root == name:
+            continue
+        if root not in names:
+            values.pop(root, None)
+        value = at(record, name)
+        if value is not None:
+            values[name] = value
+    return values
+
+
+def paths_in(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The lists, numbers and texts inside the objects of a record, by their paths."""
+    values: dict[str, Any] = {}
+    for name, value in record.items():
+        for path in _below(name, value):
+            if path != name:
+                values[path] = at(record, path)
+    return values
+
+
+def _below(path: str, value: Any) -> Iterator[str]:
+    """The paths of everything in a value that is no object or list of objects."""
+    if path.count(".") >= _DEEPEST:
+        return
+    parts: dict[str, Any] = {}
+    if isinstance(value, Mapping):
+        parts = {name: inner for name, inner in value.items() if _is_part(name)}
+    elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+        parts = {"0" if len(value) == 1 else EACH: value[0]}
+    elif isinstance(value, list) and value and _is_tuple(value[0]):
+        parts = {f"{EACH}.{n}": entry for n, entry in enumerate(value[0])}
+    else:
+        yield path
+    for part, inner in parts.items():
+        yield from _below(f"{path}.{part}", inner)
+
+
+def _is_part(name: str) -> bool:
+    return bool(name) and name != EACH and not set(name) & {".", ",", "="}
+
+
+def _is_tuple(value: Any) -> bool:
+    """Whether a list is `[log-prob, id, text]` rather than a list of values of one kind."""
+    return (
+        isinstance(value, list)
+        and 1 < len(value) <= _TUPLE
+        and len({type(entry) for entry in value}) > 1
+    )
+
+
+def roots(schema: pa.Schema, names: Collection[str]) -> dict[str, str]:
+    """The columns of a Parquet file and the given paths into its structs, each with the column
+    that holds it.
+    """
+    held_in = dict(zip(schema.names, schema.names, strict=True))
+    for name in names:
+        root = name.partition(".")[0]
+        if name not in held_in and _is_in(schema, name):
+            held_in[name] = root
+            if root not in names:
+                held_in.pop(root, None)
+    return held_in
+
+
+def _is_in(schema: pa.Schema, path: str) -> bool:
+    root, *parts = path.split(".")
+    if root not in schema.names:
+        return False
+    kind = schema.field(root).type
+    for part in parts:
+        if not pa.types.is_struct(kind) or kind.get_field_index(part) < 0:
+            return False
+        kind = kind.field(part).type
+    return True
+
+
+def column_at(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """A column of a batch, or what a path into its structs holds."""
+    if name in batch.schema.names:
+        return batch.column(name)
+    root, *parts = name.split(".")
+    return pc.struct_field(batch.column(root), parts)
