@@ -36,7 +36,7 @@ class CommonSteps:
     @property
     def is_whole(self) -> bool:
         """Whether no run has a step that another one lacks."""
-        return all(len(_with(run, "reward")) == len(self.step_N) for run in self.runs)
+        return all(len(np.unique(_with(run, "reward"))) == len(self.step_N) for run in self.runs)
 
     @property
     def is_final(self) -> bool:

@@ -188,6 +188,8 @@ def test_missing_steps_and_rewards_are_left_out_of_all_runs() -> None:
     assert study.restricted[0].last("reward") == pytest.approx(np.mean(steps.step_N[-10:]) / 10)
     apart = TrainingAnalysis([run_of([0.5, 0.6]), run_of([0.5], first=7)])
     assert apart.final_rewards == {} and len(apart.common[0].step_N) == 0
+    twice = TrainingRun("z", "z", 0, [*long.records, long.records[-1]])
+    assert TrainingAnalysis([twice]).common[0].is_whole
     whole = TrainingAnalysis([long, run_of([0.5] * 15)])
     assert (whole.window, whole.is_final) == ("last 10 steps", True)
 

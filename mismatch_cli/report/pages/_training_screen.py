@@ -286,7 +286,8 @@ def _single(study: TrainingAnalysis, name: str) -> str:
     runs, done = study.compared[name], all(run.is_done for run in study.runs)
     reward = plain(over_seeds(run.last("reward") for run in runs))
     words = f"{name} has a {reward_title(study) if done else 'reward'} of {reward}"
-    words += f" over {study.window}" if done and not study.is_final else ""
+    cut = not all(steps.is_whole for steps in study.common)
+    words += f" over {study.window}" if cut or (done and not study.is_final) else ""
     after, before = (
         over_seeds(getattr(run, key) for run in runs)
         for key in ("final_accuracy", "accuracy_before")

@@ -197,6 +197,8 @@ def test_runs_of_different_length_are_compared_over_the_same_steps() -> None:
         "for all seeds: no interval), paired over 2 seeds."
     )
     assert column(tables(view)["By run"], "reward") == ["0.155", "0.156", "0.157", "0.155", "0.156"]
+    alone = said([runs[2], rising("a", 0, 20)])
+    assert alone == "a has a reward of 0.156 ± 0.013 over steps 11 to 20 (2 seeds) so far."
     (shown,) = view.screen.tables
     assert shown.columns[1].title == "reward" and "steps 11 to 20" in shown.note
     apart = view_of(
