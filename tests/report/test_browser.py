@@ -69,9 +69,15 @@ def page(tmp_path_factory: pytest.TempPathFactory, view: ReportView) -> Path:
         Verdict("HEALTHY", "All hold.", "good"),
         profiles=(profile,),
     )
+    wide = Table(
+        "Wide",
+        (*columns, *(Column(f"column {n}") for n in range(7))),
+        (("a row", *["0.0152 ± 0.0047 [0.0105, 0.0199]"] * 8),),
+    )
     outline = (
         *view.outline,
         Section("Sorted", tables=(Table("Values", columns, rows),)),
+        Section("Wide", tables=(wide,)),
         Section("Chosen", tables=folds),
     )
     path = tmp_path_factory.mktemp("page") / "report.html"
@@ -116,6 +122,31 @@ def test_the_answer_and_its_figure_come_first(browser: Browser, page: Path) -> N
     assert browser.run(f"{bottom}('.verdict')") < browser.run(f"{bottom}('.leading li')") < 420
     box = browser.run("document.querySelector('figure img').getBoundingClientRect().toJSON()")
     assert (box["top"] + box["bottom"]) / 2 < 800  # most of it is visible
+
+
+def test_the_first_stop_of_the_tab_key_skips_to_the_answer(browser: Browser, page: Path) -> None:
+    browser.open(page, 1280)
+    browser.press("Tab")
+    assert browser.run(
+        "[document.activeElement.hash, document.activeElement.checkVisibility()]"
+    ) == [
+        "#answer",
+        True,
+    ]
+    browser.press("Enter")
+    assert browser.run("location.hash") == "#answer"
+
+
+def test_buttons_that_sort_have_the_name_of_the_column(browser: Browser, page: Path) -> None:
+    browser.open(page, 1280)
+    name = f"{WITHIN}.querySelectorAll('.sort')[1].getAttribute('aria-label')"
+    assert browser.run(name) == "Sort: value"
+
+
+def test_print_cuts_no_table(browser: Browser, page: Path) -> None:
+    browser.open(page, 718, media="print")  # A4 between its margins
+    ends = "[...document.querySelectorAll('table')].map(e => e.getBoundingClientRect().right)"
+    assert max(browser.run(ends)) <= 718
 
 
 def test_tables_sort_as_numbers_do(browser: Browser, page: Path) -> None:

@@ -189,6 +189,36 @@ def test_tokens_are_filtered_by_mask_and_by_advantage(browser: Browser, explored
     assert counts(browser, "a") == (np.count_nonzero(a & judged), np.count_nonzero(judged))
 
 
+@pytest.mark.parametrize(("width", "height"), [(420, 900), (1000, 500)])
+def test_the_card_of_a_token_below_the_window_is_in_it(
+    browser: Browser, explored: Explored, width: int, height: int
+) -> None:
+    look(browser, explored, width)
+    browser.call(
+        "Emulation.setDeviceMetricsOverride",
+        width=width, height=height, deviceScaleFactor=1, mobile=False,
+    )  # fmt: skip
+    browser.run("""(() => {
+      const plot = document.querySelector("[data-x=plot]");
+      plot.scrollIntoView({ behavior: "instant", block: "end" });
+      plot.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true }));
+    })()""")
+    top, bottom = browser.run(
+        "(box => [box.top, box.bottom])(document.querySelector('.x-card').getBoundingClientRect())"
+    )
+    assert 0 <= top < bottom <= height
+
+
+def test_a_slider_says_its_threshold(browser: Browser, explored: Explored) -> None:
+    look(browser, explored)
+    for side in "ab":
+        said, shown = browser.run(f"""[
+          document.querySelector("[data-x=slide-{side}]").getAttribute("aria-valuetext"),
+          document.querySelector("[data-x=at-{side}]").textContent,
+        ]""")
+        assert said == shown and said.startswith(("ε = ", "δ = ", "TV δ"))
+
+
 def test_responses_are_filtered_and_sorted(browser: Browser, explored: Explored) -> None:
     look(browser, explored)
     responses = explored.found.responses

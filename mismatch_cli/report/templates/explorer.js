@@ -240,7 +240,10 @@
       ui.card.hidden = box.bottom < around.top || box.top > around.bottom;
       const size = ui.card.getBoundingClientRect();
       ui.card.style.left = `${clamp(box.left, 8, Math.max(8, innerWidth - size.width - 8))}px`;
-      ui.card.style.top = `${box.bottom + size.height + 12 < innerHeight ? box.bottom + 6 : Math.max(6, box.top - size.height - 6)}px`;
+      const below = box.bottom + size.height + 12 < innerHeight;
+      // On a narrow window the text, and so the token of a dot, is below the window
+      const top = below ? box.bottom + 6 : box.top - size.height - 6;
+      ui.card.style.top = `${clamp(top, 6, Math.max(6, innerHeight - size.height - 6))}px`;
     }
     function judgement(mask, t) {
       if (mask.level[t] === head.notJudged) return advantage?.[t] === 0 ? "not judged: A = 0" : "not judged";
@@ -269,7 +272,9 @@
     // ---- Everything together ----
     function share(side) {
       const mask = masks[side], out = ui[`share-${side}`];
-      ui[`at-${side}`].textContent = mask.level ? [mask.thresholds[mask.at], mask.unmoved].filter(Boolean).join(" · ") : "";
+      const threshold = mask.level ? [mask.thresholds[mask.at], mask.unmoved].filter(Boolean).join(" · ") : "";
+      ui[`at-${side}`].textContent = threshold;
+      ui[`slide-${side}`].setAttribute("aria-valuetext", threshold); // its value is only a position
       if (!mask.level) { out.textContent = ""; return; }
       let judged = 0, blocked = 0;
       for (let t = 0; t < total; t++) {

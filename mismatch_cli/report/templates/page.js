@@ -72,7 +72,7 @@
     rows.forEach((row, n) => { row.dataset.place = n; });
     heads.forEach((head, column) => {
       const textual = head.matches(".text, .token") || (column === 0 && table.matches(".metrics"));
-      const button = make("button", { type: "button", class: "sort", "aria-label": `Sort by ${said(head)}` });
+      const button = make("button", { type: "button", class: "sort", "aria-label": `Sort: ${said(head)}` });
       head.append("\u2060", button); // stays on the line of the last word
       head.classList.add("sortable");
       head.setAttribute("aria-sort", "none");
