@@ -166,7 +166,7 @@ def test_training_runs_named_one_by_one_are_reported_as_traces_are(tmp_path, cap
     assert run(["report", "a", "b", "-q"]) == 0  # its own earlier report is overwritten
     (tmp_path / "report" / "summary.json").unlink()
     assert run(["report", "a", "b", "-q"]) == 1
-    assert "report already exists. Replace its report with --force" in capfd.readouterr().err
+    assert "report holds other files. Write the report beside them" in capfd.readouterr().err
     assert run(["report", ".", "-q"]) == 0  # a folder of several runs, as `train` writes it
     assert run(["report", ".", "-q"]) == 0
 
