@@ -241,7 +241,7 @@ WITH_ARROW = {
     "import": (
         ("--columns respons_ids=tokens", "Did you mean response_ids"),
         ("--columns tokens", "'tokens' is not ours=theirs"),
-        ("../files/few.jsonl", "is empty"),
+        ("../files/few.jsonl", "unrecognized format"),
         ("../files/empty.jsonl", "is empty"),
     ),
     "train": (("--engine server", "belong together"),),
