@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 from child import Job, command_line, measure, run_asked
+from clipstats import ALL, COLUMNS, SIX, TOPK
 from traces import SHARD_TOKENS, generate
 
-from clipstats import ALL, COLUMNS, SIX, TOPK
 from mismatch_cli.algorithms.algorithm import Algorithm
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.schema import column_order

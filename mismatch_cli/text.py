@@ -140,11 +140,9 @@ _IN_ASCII = {
 
 def with_signs_of(encoding: str | None, text: str) -> str:
     """The text with our own signs (Greek letters, marks, bars) spelled in ASCII where an encoding
-    lacks them: `pi`, `<=`, and 1 to 8 for the heights of a sparkline. A stream without an encoding
-    takes any text.
+    lacks them: `pi`, `<=`, and 1 to 8 for the heights of a sparkline.
     """
-    if encoding is None:
-        return text
+    encoding = encoding or "utf-8"  # text in memory has none, and takes every character
     lacking = {
         ord(sign): plain
         for sign, plain in _IN_ASCII.items()

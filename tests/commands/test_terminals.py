@@ -49,7 +49,7 @@ def test_our_own_signs_have_a_spelling_in_ascii():
     plain = with_signs_of("ascii", line)
     assert plain == 'mean |pi - mu|  0.0028 +- 0.0003  <= 0.01  ok  871 "x" ~ chi^2 x 3'
     assert with_signs_of("latin-1", "3 × ± π") == "3 × ± pi"
-    assert with_signs_of(None, "π") == "π"
+    assert with_signs_of(None, "π") == "π", "text in memory takes every character"
 
 
 def test_a_process_in_the_c_locale_says_it_all(tmp_path):
