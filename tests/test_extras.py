@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 COMES_WITH = {
     "markupsafe": "jinja2",
+    "sympy": "math-verify",
     "tqdm": "vllm",
     "contourpy": "matplotlib",
     "PIL": "matplotlib",

@@ -4,13 +4,12 @@ that is not one object per line.
 
 import json
 import re
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import shorten
 from typing import NamedTuple
 
-from mismatch_cli.errors import suggest
+from mismatch_cli.errors import quoted, suggest
 from mismatch_cli.text import parsed_json, visible
 
 _BEGINNING, _SAMPLE = 2**12, 2**20  # bytes
@@ -63,7 +62,7 @@ def other_file(path: Path, *, of_lines: bool) -> Other | None:
 
 def _no_lines(path: Path, beginning: bytes) -> Other | None:
     """The same of a file that is to hold one JSON object per line."""
-    name = shlex.quote(str(path))
+    name = quoted(path)
     for magic, program in _PACKED.items():
         if beginning.startswith(magic):
             return Other("packed files", f"is packed. Unpack it first: {program} {name}")
@@ -118,8 +117,8 @@ def _object(path: Path, content: Mapping[str, object]) -> Other:
 def _into_lines(path: Path, code: str) -> str:
     """What to type; the file's content is in none of it."""
     lines = path.with_suffix(".lines.jsonl").name
-    typed = shlex.join(["python3", "-c", _READ + code, str(path)])
-    return f"Make it lines: {typed} > {shlex.quote(lines)} && {suggest('import', Path(lines))}"
+    typed = quoted("python3", "-c", _READ + code, path)
+    return f"Make it lines: {typed} > {quoted(lines)} && {suggest('import', Path(lines))}"
 
 
 def _is_object(line: bytes) -> bool:

@@ -66,7 +66,8 @@ ANSWERS = {
 }
 
 
-def test_other_words_find_the_pages_that_say_most_about_them(capsys):
+def test_other_words_find_the_pages_that_say_most_about_them(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     for words, page in ANSWERS.items():
         assert run(["guide", *words.split()]) == 0
         head, blank, *hits, again, use = capsys.readouterr().out.splitlines()
@@ -76,7 +77,8 @@ def test_other_words_find_the_pages_that_say_most_about_them(capsys):
         assert all(len(hit) < 130 for hit in hits)
 
 
-def test_a_word_that_no_page_has_is_named_and_the_line_has_the_words(capsys):
+def test_a_word_that_no_page_has_is_named_and_the_line_has_the_words(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     assert run(["guide", "qwertz", "placeholders"]) == 0
     *hits, absent, _, _ = capsys.readouterr().out.splitlines()[2:]
     assert absent == "On no page: qwertz"

@@ -54,6 +54,7 @@ V3 = {
     "figure 19": "final numbers by δ: TV 0.1 to 0.2, KL 0.05 to 0.15",
     "figure 20": "other families of models, other problems",
     "App. B.1": "a partition's TV is a lower bound",
+    "App. B.3": "the linear bound, and the composite one: the higher of both",
     "App. C": "the sanity test's settings",
     "App. C.1": "gradients, masks, ε, δ and C of the sanity test",
     "App. D": "the most frequently clipped tokens",

@@ -350,7 +350,7 @@ def test_a_result_is_saved_as_the_command_does(clipping, tmp_path, monkeypatch):
     }
     (tmp_path / "other").mkdir()
     (tmp_path / "other/mine.txt").write_text("")
-    with pytest.raises(MismatchError, match="already exists"):
+    with pytest.raises(MismatchError, match="holds other files"):
         clipping.save(tmp_path / "other")
 
 
