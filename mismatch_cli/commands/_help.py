@@ -38,8 +38,8 @@ KEYS = "Keys of --config, without a flag"
 
 
 def panels(parameters: Iterable[Any]) -> dict[str, list[Row]]:
-    """Arguments and options by panel title: untitled ones first, Output last, and `--help` at
-    the very end.
+    """Arguments and options by panel title: untitled ones first, Output with `--help` last, and
+    then what has no flag.
     """
     found: dict[str, list[Row]] = {"Arguments": [], "Options": []}
     *others, help_option = sorted(parameters, key=lambda known: known.name == "help")
@@ -50,10 +50,10 @@ def panels(parameters: Iterable[Any]) -> dict[str, list[Row]]:
         if not has_flag(known):
             title = KEYS
         found.setdefault(title, []).append(row_of(known))
-    found |= {"Output": found.pop("Output", []), KEYS: found.pop(KEYS, [])}
+    found["Output"], keys = found.pop("Output", []), found.pop(KEYS, [])
     found = {title: rows for title, rows in found.items() if rows}
     found.setdefault(next(reversed(found), "Options"), []).append(row_of(help_option))
-    return found
+    return found | ({KEYS: keys} if keys else {})
 
 
 def row_of(parameter: Any) -> Row:
