@@ -18,7 +18,6 @@ import numpy as np
 
 from mismatch_cli.diagnosis.grouped import as_normal
 from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.numbers import things
 
 FEWEST_STEPS = 4
 MOST_STEPS = 256  # more are put together: there is a window for every pair of them
@@ -46,10 +45,15 @@ class StepGaps:
 
     @classmethod
     def of(cls, sample: Sample) -> StepGaps | None:
-        """None for too few steps, or prompts within them."""
-        steps, place_S = np.unique(sample.step_S, return_inverse=True)
+        """None for too few steps, or prompts within them. Steps without a counted token are left
+        out: their responses are in no window.
+        """
+        some_S = np.zeros(sample.num_responses, dtype=bool)
+        some_S[sample.response_T[sample.kept]] = True
+        steps, place_R = np.unique(sample.step_S[some_S], return_inverse=True)
         count = min(len(steps), MOST_STEPS)
-        place_S = place_S * count // max(len(steps), 1)
+        place_S = np.full(sample.num_responses, -1)
+        place_S[some_S] = place_R * count // max(len(steps), 1)
         prompts = Prompts.of(sample, place_S, count)
         variance_K = prompts.variance_K
         if count < FEWEST_STEPS or variance_K is None or not np.isfinite(variance_K).all():
@@ -73,7 +77,7 @@ class StepGaps:
         """A window of steps, such as `from step 6 on`."""
         first, last = int(self.first_K[start]), int(self.last_K[stop - 1])
         if stop == len(self.first_K):
-            return f"from step {first} on" if stop - start > 1 else f"in the last step, {last}"
+            return f"from step {first} on" if first < last else f"in the last step, {last}"
         if start == 0:
             return f"up to step {last}"
         return f"in step {first}" if first == last else f"in steps {first} to {last}"
@@ -279,12 +283,9 @@ class StepChange:
     @property
     def others(self) -> str:
         """What the others are, as in `4 steps before`."""
-        count = len(self.gaps.first_K) - (self.stop - self.start)
         if self.start == 0:
-            return "after that"
-        return (
-            "before" if self.stop == len(self.gaps.first_K) else f"in {things(count, 'other step')}"
-        )
+            return "afterwards"
+        return "before" if self.stop == len(self.gaps.first_K) else "in the other steps"
 
 
 def change_of(sample: Sample) -> StepChange | None:

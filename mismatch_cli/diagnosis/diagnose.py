@@ -259,7 +259,8 @@ class _Weighing:
         if self._explained(causes) < _MOST or not self._total:
             return None
         # What the others have as well is a cause of the whole trace
-        if _check(causes[0].check, replace(evidence, sample=others)).status == "found":
+        largest = max(causes, key=lambda cause: cause.explains or 0.0)
+        if _check(largest.check, replace(evidence, sample=others)).status == "found":
             return None
         for cause in causes:
             self._name_in(part, cause, own_total / self._total)
@@ -280,6 +281,25 @@ class _Weighing:
         until none is found.
         """
         total_gap = float(np.abs(evidence.sample.d_N).sum())
+        present, undone = self._one_by_one(evidence, total_gap)
+        done = {finding.check for finding in undone}
+        others = [self.answers[name] for name in self.causes if name not in done]
+        waiting = [finding for finding in others if finding.status == "found"]
+        # What is left is as expected; a bad step or older weights are a cause in it nonetheless
+        present = self._of_any_share(present, waiting)
+        small = [finding for finding in waiting if not _is_any_share(finding.check)]
+        self._demote(small, "explains only {share} of the gap")
+        largest = self._explained(undone[:1]) * self._total
+        if undone and largest < _MOST * total_gap and present.gap_is_too_large:
+            shown = [finding for finding in undone if not _is_any_share(finding.check)]
+            self._demote(shown, "explains only {share} of the gap, and the rest is too large")
+            return self._of_any_share(evidence, undone)
+        return present
+
+    def _one_by_one(self, evidence: Evidence, total_gap: float) -> tuple[Evidence, list[Finding]]:
+        """The evidence without the strongest causes, and these, until none is found or what is
+        left is as expected.
+        """
         waiting, present = list(self.causes), evidence
         undone: list[Finding] = []
         while waiting:
@@ -296,13 +316,7 @@ class _Weighing:
                 and present.gap.value <= present.expected.high
             ):
                 break  # what is left is as expected, or cannot be undone
-        self._demote([self.answers[name] for name in waiting], "explains only {share} of the gap")
-        largest = self._explained(undone[:1]) * self._total
-        if undone and largest < _MOST * total_gap and present.gap_is_too_large:
-            shown = [finding for finding in undone if not _is_any_share(finding.check)]
-            self._demote(shown, "explains only {share} of the gap, and the rest is too large")
-            return self._of_any_share(evidence, undone)
-        return present
+        return present, undone
 
     def _of_any_share(self, evidence: Evidence, findings: Sequence[Finding]) -> Evidence:
         """Undo those that are causes whatever their share of the gap."""

@@ -22,7 +22,7 @@ _KEYS = {
     "file": "file",
     "weight version": "version_rollout",
     "epoch": "epoch",
-    "minibatch": "minibatch",
+    "mini-batch number": "minibatch",
     "sample number": "",
     "prompt": "",
 }
@@ -96,7 +96,9 @@ def _with_file(members: _Members, groups: dict[str, _Members]) -> str:
     files = groups.get("file")
     if members.kind != "rank" or files is None or len(files.present) != len(members.present):
         return members.words
-    return f"{members.words.removesuffix(')')}; {_listed(files.inside[:_NAMED])})"
+    if len(members.inside) > _NAMED:
+        return members.words
+    return f"{members.words.removesuffix(')')}; {_listed(files.inside)})"
 
 
 def _of_kind(kind: str, sample: Sample, traces: Traces) -> np.ndarray | None:

@@ -60,7 +60,7 @@ LINES = (
 )
 
 # What a finding means here: names of GRPOConfig, read at 1.16.0
-_SYNC = "In TRL: vllm_enable_sleep_mode=False; is every update followed by a sync?"
+_SYNC = "In TRL: vllm_enable_sleep_mode=False; check that a sync follows every update"
 SETTINGS = {
     "temperature": "In TRL: temperature; generation_kwargs overrides it for vLLM alone",
     "truncated-support": "In TRL: top_p=1.0, top_k=0, min_p=None: TRL scores over all tokens",

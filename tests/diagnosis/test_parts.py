@@ -240,8 +240,13 @@ def test_partners_in_other_groups_count_only_if_most_responses_without_one_have_
     assert partners(logp_RH) == [-1] * 12
 
 
+PENALTY = "repetition-penalty"
+
+
 def test_once_the_gap_is_as_expected_no_second_cause_is_looked_for(monkeypatch):
-    """A temperature leaves 0.02 of 0.1 nats, as expected; stale weights would explain that too."""
+    """A temperature leaves 0.02 of 0.1 nats, as expected; a penalty would explain that too. Older
+    weights, which were scored, are named nonetheless.
+    """
 
     def evidence(d_N: np.ndarray) -> SimpleNamespace:
         return SimpleNamespace(
@@ -253,15 +258,18 @@ def test_once_the_gap_is_as_expected_no_second_cause_is_looked_for(monkeypatch):
 
     def check(name: str, evidence: SimpleNamespace) -> Finding:
         whole = evidence.gap.value > 0.03
-        left = {"temperature": 0.2, "stale-weights": 0.7 if whole else 0.0}[name]
+        later = 0.7 if whole else 0.0
+        left = {"temperature": 0.2, PENALTY: later, "stale-weights": later}[name]
         return Finding(name, "found", left_N=left * evidence.sample.d_N)
 
     monkeypatch.setattr(diagnose, "_check", check)
-    weighing = diagnose._Weighing(total=10.0)
-    weighing.causes = ["temperature", "stale-weights"]
-    weighing.undo = lambda finding, _: evidence(finding.left_N)
-    left = weighing.compete(evidence(np.full(100, 0.1)))
-    assert left.gap.value == pytest.approx(0.02)
-    first, second = (weighing.answers[name] for name in weighing.causes)
-    assert first.status == "found" and first.explains == pytest.approx(0.8)
-    assert second.status == "clear" and second.reason == "explains only 30 % of the gap"
+    for name, status, left in ((PENALTY, "clear", 0.02), ("stale-weights", "found", 0.0)):
+        weighing = diagnose._Weighing(total=10.0)
+        weighing.causes = ["temperature", name]
+        weighing.undo = lambda finding, _: evidence(finding.left_N)
+        present = weighing.compete(evidence(np.full(100, 0.1)))
+        assert present.gap.value == pytest.approx(left), name
+        first, second = (weighing.answers[cause] for cause in weighing.causes)
+        assert first.status == "found" and first.explains == pytest.approx(0.8)
+        assert second.status == status, name
+        assert (second.reason == "explains only 30 % of the gap") == (status == "clear")

@@ -38,7 +38,7 @@ def check(evidence: Evidence) -> Finding:
         ("t", t),
     )
     change = evidence.change
-    if change is not None and change.is_found:
+    if change is not None and change.is_found and not evidence.weights_differ:
         reason = f"it changes {change.words}"
         return Finding(NAME, "clear", factor, _MEASURE, evidence=rows, reason=reason)
     if not (factor > _TIMES and t > _T):

@@ -62,7 +62,7 @@ def check(evidence: Evidence) -> Finding:
         ("mean |Δlog p| of the trainer in its second pass, nats", repeated),
     )
     share = _share(evidence, scatter, repeated)
-    if not _MOSTLY <= share <= _AT_MOST or not _is_too_large(evidence):
+    if share < _MOSTLY or not _is_too_large(evidence):
         return clear(NAME, share, MEASURE, "scores that differ by half of the gap", rows)
     moved = _with_dropout(evidence)
     sentence = (
@@ -111,14 +111,16 @@ _PREFIX = 16  # tokens: longer equal beginnings add little
 
 
 def _share(evidence: Evidence, scatter: Scatter, repeated: float | None) -> float:
-    """How much of the gap the trainer's scatter is, the larger of both measurements."""
+    """How much of the gap the trainer's scatter is, the larger of both measurements; one that is
+    beyond what the gap can hold is of something else.
+    """
     shares = [0.0]
     by_itself = scatter.trainer > _TIMES_ENGINE * scatter.engine
     if scatter.tokens >= _FEWEST and by_itself and scatter.everywhere:
         shares.append(scatter.trainer / scatter.gap if scatter.gap else 0.0)
     if repeated is not None and evidence.gap.value:
         shares.append(repeated / evidence.gap.value)
-    return max(shares)
+    return max(share for share in shares if share <= _AT_MOST)
 
 
 def _is_too_large(evidence: Evidence) -> bool:

@@ -2,6 +2,10 @@
 engine's.
 """
 
+from types import ModuleType
+
+import numpy as np
+
 from mismatch_cli.diagnosis.checks import context_parallel, not_repeatable
 from mismatch_cli.diagnosis.checks._read_again import MEASURE, readings_of
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
@@ -41,9 +45,8 @@ def check(evidence: Evidence) -> Finding:
         return Finding(NAME, "clear", measure=MEASURE, sentence=sentence, evidence=rows)
     searches = [readings.search(kind) for kind in KINDS]
     named = [search.reading for search in searches if search.reading is not None]
-    if any(other.left < reading.left + _BETTER for other in named) or any(
-        signature.check(evidence).status == "found" for signature in _SIGNATURES
-    ):
+    lefts = [other.left for other in named] + [_left_by(s, evidence) for s in _SIGNATURES]
+    if min(lefts) < reading.left + _BETTER:
         reason = "a cause that has a name explains it"
         return Finding(NAME, "clear", measure=MEASURE, evidence=rows, reason=reason)
     sentence = (
@@ -54,3 +57,10 @@ def check(evidence: Evidence) -> Finding:
     return Finding(
         NAME, "found", reading.left, MEASURE, sentence, rows, left_N=reading.left_N(evidence.sample)
     )
+
+
+def _left_by(signature: ModuleType, evidence: Evidence) -> float:
+    """The share of the gap that a check leaves; 1 if it finds nothing."""
+    left_N = signature.check(evidence).left_N
+    total = float(np.abs(evidence.sample.d_N).sum())
+    return 1.0 if left_N is None or not total else float(np.nansum(np.abs(left_N))) / total

@@ -129,15 +129,16 @@ def _shows(mixture: _Mixture, abs_d_N: np.ndarray, rare_N: np.ndarray) -> bool:
 
 
 def _best(own_N: np.ndarray, p_N: np.ndarray) -> tuple[float, float]:
-    """ε and the floor that leave the least of Σ|own − mixed|."""
+    """ε and the floor that leave the least of Σ|own − mixed|; ε is 1 at most, where likely tokens
+    are at the floor.
+    """
     likely_N = np.exp(p_N) > _LIKELY
     fits = []
     for floor in _FLOORS.tolist():
         ratio_N = (np.exp(own_N[likely_N]) - floor) / np.exp(p_N[likely_N])
-        epsilon = max(0.0, 1 - float(np.median(ratio_N)))
-        if epsilon < 1:
-            left = float(np.abs(own_N - _mixed(p_N, epsilon, floor)).sum())
-            fits.append((left, epsilon, floor))
+        epsilon = min(1.0, max(0.0, 1 - float(np.median(ratio_N))))
+        left = float(np.abs(own_N - _mixed(p_N, epsilon, floor)).sum())
+        fits.append((left, epsilon, floor))
     _, epsilon, floor = min(fits)
     return epsilon, floor
 
