@@ -48,6 +48,8 @@ class StepGaps:
         """None for too few steps, or prompts within them. Steps without a counted token are left
         out: their responses are in no window.
         """
+        if not len(sample.kept):
+            return None
         some_S = np.zeros(sample.num_responses, dtype=bool)
         some_S[sample.response_T[sample.kept]] = True
         steps, place_R = np.unique(sample.step_S[some_S], return_inverse=True)

@@ -254,3 +254,16 @@ def test_a_drift_is_no_jump_however_certain(bf16_pool):
             of_step_T = (drifting.rows["step"] == step)[drifting.response_T]
             widened(drifting, times ** (step / (STEPS - 1)), of_step_T)
         assert finding_of(judged(drifting), step_change.NAME).status == "clear"
+
+
+def test_steps_without_a_counted_token_are_in_no_window(bf16_pool):
+    """One of eight steps holds placeholders alone: the others are compared as before."""
+    broken = whole(bf16_pool)
+    widened(broken, 3.0, of_eight_steps(broken, 5, 8))
+    evidence = gather_tables([broken.table()], PAIRS["mismatch"], {})
+    sample = evidence.sample
+    empty_T = (sample.step_S == 2)[sample.response_T]
+    change = change_of(replace(sample, counts_T=sample.counts_T & ~empty_T))
+    assert change.is_found and change.words == "from step 5 on"
+    assert not change.in_it_S[sample.step_S == 2].any()
+    assert change_of(replace(sample, counts_T=np.zeros_like(sample.counts_T))) is None
