@@ -37,7 +37,7 @@ SMALLER = (
     (r"^train", "--eval-samples 1 --eval-every 0 --report-every 0 --seeds 1"),
     (r"^train(?!.*--steps)", "--steps 1"),
     (r"^train --steps 10", "--steps 3 --trace-every 3"),
-    (r"^train.*--environment", "--steps 2"),
+    (r"^train.*--environment", "--steps 12"),
     (r"^rescore", "--noise-responses 8"),
     # With vLLM: tests/bisect
     (r"^bisect(?!.*--resume)", "--engine hf --responses 4 --module-responses 1"),
