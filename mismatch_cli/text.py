@@ -142,13 +142,18 @@ def with_signs_of(encoding: str | None, text: str) -> str:
     """The text with our own signs (Greek letters, marks, bars) spelled in ASCII where an encoding
     lacks them: `pi`, `<=`, and 1 to 8 for the heights of a sparkline.
     """
-    encoding = encoding or "utf-8"  # text in memory has none, and takes every character
-    lacking = {
+    # Text in memory has no encoding, and takes every character
+    return text.translate(_signs_that_lack(encoding)) if encoding else text
+
+
+@cache
+def _signs_that_lack(encoding: str) -> dict[int, str]:
+    """Our signs that an encoding lacks, for `str.translate`."""
+    return {
         ord(sign): plain
         for sign, plain in _IN_ASCII.items()
         if not sign.encode(encoding, errors="ignore")
     }
-    return text.translate(lacking) if lacking else text
 
 
 def _visible_character(character: str) -> str:

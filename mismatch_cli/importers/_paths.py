@@ -57,7 +57,7 @@ def paths_in(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _below(path: str, value: Any) -> Iterator[str]:
-    """The paths of everything in a value that is no object or list of objects."""
+    """The paths to what a value holds, through its objects and its lists of objects."""
     if path.count(".") >= _DEEPEST:
         return
     parts: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import repeat
 from math import exp, inf
 from pathlib import Path
@@ -46,10 +47,13 @@ class _Response:
     reward: float | None
     vocabulary: Vocabulary
 
+    @cached_property
+    def _spans(self) -> list[slice]:
+        return self.vocabulary.spans(self.ids_T)
+
     def span(self, position: int) -> slice:
         """The tokens that share characters with the one at a position."""
-        spans = self.vocabulary.spans(self.ids_T)
-        return next(span for span in spans if position < span.stop)
+        return next(span for span in self._spans if position < span.stop)
 
     def text(self, position: int) -> str:
         """The text of a token, with all of a character that it shares with others."""

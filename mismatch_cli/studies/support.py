@@ -113,7 +113,7 @@ def _lacks_recomputed(traces: Sequence[Trace], recomputed: str, run: str) -> str
     if recomputed == "absent":
         return _NO_RECOMPUTED.format(column="logp_recomputed", run=run)
     responses = sum(trace.num_responses for trace in traces)
-    lacking = sum(trace.rows_without("logp_recomputed") for trace in traces)
+    lacking = sum(trace.rows_without_recomputed for trace in traces)
     if recomputed == "equal weights" or 2 * lacking < responses:
         return ""
     return _RECOMPUTED_IN_PART.format(rows=responses - lacking, responses=responses)

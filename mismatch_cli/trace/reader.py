@@ -173,10 +173,10 @@ class Trace:
         """Rows of all shards."""
         return self.completeness.responses
 
-    def rows_without(self, column: str) -> int:
-        """How many rows have no value of a column, according to the footers."""
-        footers = self.footers.values()
-        return sum(footer.nulls.get(column, sum(footer.rows)) for footer in footers)
+    @property
+    def rows_without_recomputed(self) -> int:
+        """How many rows have no log π′, according to the footers."""
+        return sum(footer.rows_without_recomputed for footer in self.footers.values())
 
     @cached_property
     def top_k(self) -> int:

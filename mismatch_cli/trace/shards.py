@@ -20,7 +20,6 @@ from mismatch_cli.trace.schema import REQUIRED, arrow_type, column_order
 from mismatch_cli.trace.stores import StoreError, decoding, is_store, source_of
 
 _RANGED = ("step", "version_rollout", "version_trainer")
-_OF_SOME_ROWS = ("logp_recomputed",)  # columns whose rows without a value are counted
 _MOST_OF_A_GROUP = 2**28  # bytes of a row group besides 20 × the file; our own have less than half
 
 
@@ -45,7 +44,7 @@ class Footer(NamedTuple):
     ranges: tuple[
         Mapping[str, tuple[int, int]], ...
     ]  # of each row group: minimum and maximum of some columns, if known
-    nulls: Mapping[str, int]  # rows without a value, of columns that may have none
+    rows_without_recomputed: int  # of them without log π′
 
 
 def open_shard(path: Path) -> pq.ParquetFile:
@@ -101,20 +100,17 @@ def footer_of(path: Path) -> Footer:
     tokens = sum(group.column(place).num_values for group in groups)
     told = ({name: _range(group.column(at)) for name, at in places.items()} for group in groups)
     ranges = tuple({name: found for name, found in ranges.items() if found} for ranges in told)
-    return Footer(
-        frozenset(schema.names), schema.metadata or {}, rows, tokens, ranges, _nulls(leaves, groups)
-    )
+    without = _rows_without_recomputed(leaves, groups)
+    return Footer(frozenset(schema.names), schema.metadata or {}, rows, tokens, ranges, without)
 
 
-def _nulls(leaves: Sequence[str], groups: Sequence[pq.RowGroupMetaData]) -> dict[str, int]:
-    """The rows without a value, of `_OF_SOME_ROWS`: a null list is one null entry of its leaf."""
-    nulls = {}
-    for place, leaf in enumerate(leaves):
-        name = leaf.partition(".")[0]
-        if name in _OF_SOME_ROWS:
-            columns = (group.column(place) for group in groups)
-            nulls[name] = sum(c.statistics.null_count for c in columns if c.is_stats_set)
-    return nulls
+def _rows_without_recomputed(leaves: Sequence[str], groups: Sequence[pq.RowGroupMetaData]) -> int:
+    """A null list is one null entry of its leaf."""
+    places = [place for place, leaf in enumerate(leaves) if leaf.startswith("logp_recomputed.")]
+    if not places:
+        return sum(group.num_rows for group in groups)
+    columns = [group.column(places[0]) for group in groups]
+    return sum(column.statistics.null_count for column in columns if column.is_stats_set)
 
 
 def _leaves(footer: pq.FileMetaData) -> list[str]:
