@@ -76,8 +76,19 @@ def test_steps_that_scatter_widely_show_no_growth(rng):
     steady = growth([1.0, 1.3, 1.5, 1.8, 2.0, 2.3, 2.5, 2.8], rng)
     scattered = growth([1.0, 2.6, 0.8, 2.9, 1.2, 3.2, 1.4, 3.6], rng)
     assert steady.status == "found"
-    assert scattered.status == "clear"
-    assert min(steady.effect, scattered.effect) > 2
+    assert scattered.status == "untested"
+    assert steady.effect > 2
+
+
+def test_a_clear_answer_names_the_growth_that_would_have_shown(rng):
+    """Steps that scatter more would have shown less; of noise alone nothing can be said."""
+    quiet = growth([1.0, 1.02, 0.98, 1.01, 1.0, 0.99], rng)
+    scattered = growth([1.0, 1.4, 0.9, 1.3, 0.8, 1.2], rng)
+    named = [float(found.reason.split("growth of ")[1].split()[0]) for found in (quiet, scattered)]
+    assert named[0] == pytest.approx(1.6, abs=0.1)
+    assert named[1] > 2 * named[0]
+    assert growth(list(np.linspace(1.0, 1.2 * named[0], 6)), rng).status == "found"
+    assert growth(list(np.linspace(1.0, 0.8 * named[0], 6)), rng).status == "clear"
 
 
 def penalised(nats: float | np.ndarray, rng: np.random.Generator):

@@ -1,10 +1,15 @@
 """A gap that grows from step to step at equal weights: something in the engine is not updated."""
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+
 import numpy as np
 
 from mismatch_cli.diagnosis.by_step import FEWEST_STEPS, SCATTER
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
+from mismatch_cli.diagnosis.power import clear, none
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "growth-over-steps", 5
@@ -31,7 +36,8 @@ def check(evidence: Evidence) -> Finding:
     if len(steps) < FEWEST_STEPS:
         return untested(NAME, f"needs at least {FEWEST_STEPS} steps, the trace has {len(steps)}")
     means = [_mean(sample, step_N == step) for step in steps]
-    factor, t = _line(steps, means)
+    line = _Line.through(steps, means)
+    factor, t = line.factor(line.slope), line.t
     rows = (
         ("first step, typical gaps", means[0].value),
         ("last step, typical gaps", means[-1].value),
@@ -42,7 +48,7 @@ def check(evidence: Evidence) -> Finding:
         reason = f"it changes {change.words}"
         return Finding(NAME, "clear", factor, _MEASURE, evidence=rows, reason=reason)
     if not (factor > _TIMES and t > _T):
-        return Finding(NAME, "clear", factor, _MEASURE, evidence=rows)
+        return clear(NAME, factor, _MEASURE, _power(line), rows)
     value = np.array([mean.value for mean in means])
     times = np.maximum(1.0, value / max(value.min(), 1e-9))
     left_N = sample.d_N / times[np.searchsorted(steps, step_N)]
@@ -53,23 +59,50 @@ def check(evidence: Evidence) -> Finding:
     return Finding(NAME, "found", factor, _MEASURE, sentence, rows, left_N=left_N)
 
 
+def _power(line: _Line) -> str:
+    """The smallest growth that is both large enough and beyond the scatter of the steps."""
+    least = max(_TIMES, line.factor(_T * line.error))
+    if least >= 1 / SCATTER:
+        return none("the steps scatter too much to tell growth from chance")
+    return f"a growth of {least:.2g} times from the first step to the last"
+
+
 def _mean(sample: Sample, in_it_N: np.ndarray) -> Mean:
     return mean_over_prompts(sample.u_N[in_it_N], sample.group_N[in_it_N])
 
 
-def _line(steps: np.ndarray, means: list[Mean]) -> tuple[float, float]:
-    """The factor from the first step to the last by a straight line, and its t."""
-    value = np.array([mean.value for mean in means])
-    weight = _weight(value, np.array([mean.error for mean in means]))
-    middle = float(np.average(value, weights=weight))
-    x = (steps - np.average(steps, weights=weight)) / np.ptp(steps)
-    squares = (weight * x * x).sum()
-    slope = float((weight * x * (value - middle)).sum() / squares)
-    left = value - middle - slope * x
-    scatter = np.sqrt(max(1.0, (weight * left**2).sum() / (len(steps) - 2)) / squares)
-    t = float(slope / scatter) if scatter > 0 else np.inf
-    first, last = middle + slope * float(x[0]), middle + slope * float(x[-1])
-    return last / max(first, SCATTER * last), t
+@dataclass(frozen=True)
+class _Line:
+    """A straight line through the means by step; x has the range 1, so `slope` is the growth from
+    the first step to the last.
+    """
+
+    middle: float
+    slope: float
+    error: float  # of the slope, from the scatter about the line
+    first: float  # x of the first step
+    last: float
+
+    @classmethod
+    def through(cls, steps: np.ndarray, means: list[Mean]) -> _Line:
+        value = np.array([mean.value for mean in means])
+        weight = _weight(value, np.array([mean.error for mean in means]))
+        middle = float(np.average(value, weights=weight))
+        x = (steps - np.average(steps, weights=weight)) / np.ptp(steps)
+        squares = (weight * x * x).sum()
+        slope = float((weight * x * (value - middle)).sum() / squares)
+        left = value - middle - slope * x
+        error = np.sqrt(max(1.0, (weight * left**2).sum() / (len(steps) - 2)) / squares)
+        return cls(middle, slope, float(error), float(x[0]), float(x[-1]))
+
+    @property
+    def t(self) -> float:
+        return self.slope / self.error if self.error > 0 else np.inf
+
+    def factor(self, slope: float) -> float:
+        """From the first step to the last with such a slope."""
+        first, last = self.middle + slope * self.first, self.middle + slope * self.last
+        return last / max(first, SCATTER * last)
 
 
 def _weight(value: np.ndarray, error: np.ndarray) -> np.ndarray:
