@@ -11,6 +11,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+TRAINING = "smollm2-training"  # what commands read without an argument,
+FAULTY = "fp8-kv"  # or this, where there should be something to find
 BUNDLED_MODEL = "sample_data/model"  # its name in the manifests of bundled traces
 _IN_WHEEL = Path(__file__).parent / "sample_data"
 _IN_CHECKOUT = Path(__file__).parent.parent / "sample_data"
@@ -42,9 +44,11 @@ def page_name(file: str) -> str:
     return file.removesuffix(".md").removesuffix("/README")
 
 
-def bundled_trace() -> Path:
-    """A short training run of the bundled model, with an fp8 KV cache."""
-    return bundled("traces") / "fp8-kv"
+def bundled_trace(name: str = TRAINING) -> Path:
+    """A bundled trace by the name that users type; by default a few steps of training a real
+    model.
+    """
+    return bundled("traces") / name
 
 
 def bundled_names() -> tuple[str, ...]:

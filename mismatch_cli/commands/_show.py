@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from mismatch_cli.studies.study import Study
     from mismatch_cli.trace.reader import Trace
 
-BUNDLED = "the bundled one, a short training run with an fp8 KV cache."
 _PIPE_WIDTH = 10_000  # characters: wider than any table
 
 of_output = partial(setting, panel="Output")
@@ -189,15 +188,14 @@ class Common:
         return (Path() if own is None or elsewhere else run_folder_of(own)) / name
 
     def opened(self, named: Sequence[Path] | None, notice: str, *names: str) -> list[Trace]:
-        """The named traces; if there are none, the bundled ones called `names`, after printing
-        `notice`.
+        """The named traces; if there are none, the bundled ones called `names` (the training
+        run), after printing `notice`.
         """
-        from mismatch_cli.places import bundled, bundled_trace
         from mismatch_cli.recording.work import begun_beside
         from mismatch_cli.trace.reader import Trace
 
-        own = [bundled("traces") / name for name in names] or [bundled_trace()]
-        traces = [Trace.open(path, skip_broken=self.skip_broken) for path in named or own]
+        paths = named or [places.bundled_trace(name) for name in names or (places.TRAINING,)]
+        traces = [Trace.open(path, skip_broken=self.skip_broken) for path in paths]
         if not named:
             self.progress.say(notice)
         for run in {trace.run_folder for trace in traces if not is_store(trace.folder)}:

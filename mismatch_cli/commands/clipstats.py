@@ -7,7 +7,7 @@ from typing import Annotated
 
 from mismatch_cli import registry
 from mismatch_cli.commands._completed import algorithms
-from mismatch_cli.commands._show import BUNDLED, TRACES, Judging
+from mismatch_cli.commands._show import TRACES, Judging
 from mismatch_cli.options import flags, saying, setting
 
 
@@ -55,7 +55,9 @@ def command(
     judged, compared = asked.algorithms(algorithm or (), compare or ())
     from mismatch_cli.studies.clipping import ClippingAnalysis, analyse_clipping
 
-    found = common.opened(traces, f"No trace named: analysing {BUNDLED}")
+    found = common.opened(
+        traces, "No trace named: analysing the bundled one, a few steps of training SmolLM2."
+    )
     arguments = asked.clipping_arguments(algorithm or (), compare, theory=theory)
     analyse = partial(
         analyse_clipping, algorithms=judged, asked=compared, arguments=arguments, theory=theory

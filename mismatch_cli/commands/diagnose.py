@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mismatch_cli.commands._ranks import NPROC, SHARDED, check_sharded, launch_ranks
-from mismatch_cli.commands._show import BUNDLED, TRACES, Common, Diagnosing
+from mismatch_cli.commands._show import TRACES, Common, Diagnosing
 from mismatch_cli.errors import UsageError
 from mismatch_cli.options import flags, saying, setting
+from mismatch_cli.places import FAULTY
 from mismatch_cli.ranks.joined import joined
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ def command(
         own, models = common, (earlier_model, trainer_model, reading_tokens)
         if not world.first:
             own, folder = replace(common, quiet=True), None
-        opened = own.opened(traces, f"No trace named: diagnosing {BUNDLED}")
+        notice = "No trace named: diagnosing a bundled one, a short run with an fp8 KV cache."
+        opened = own.opened(traces, notice, FAULTY)
         ranks = Ranks(world, sharded)
         with own.held(folder, DiagnosisAnalysis.FORMAT):
             total = sum(trace.num_responses for trace in opened)

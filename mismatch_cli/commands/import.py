@@ -15,7 +15,7 @@ from mismatch_cli.commands._progress import TerminalProgress
 from mismatch_cli.commands._show import Common, print_json, print_parts
 from mismatch_cli.errors import UsageError, suggest
 from mismatch_cli.options import flags, saying, setting
-from mismatch_cli.places import bundled, bundled_trace
+from mismatch_cli.places import FAULTY, bundled, bundled_trace
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.verdict.both_sides import DTYPES, stated
 
@@ -103,7 +103,7 @@ def command(
     _check_places(paths, tokenizer, common, as_plain=bool(names) or format == "plain")
     if not paths:
         common.progress.say("No dump named: importing the bundled one.")
-        paths, tokenizer = [bundled("dumps")], tokenizer or str(bundled_trace())
+        paths, tokenizer = [bundled("dumps")], tokenizer or str(bundled_trace(FAULTY))
     from mismatch_cli.importers._driver import Import
 
     newer = None if weights is None else weights == "newer"

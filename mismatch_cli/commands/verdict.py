@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _OWN, _EXAMPLE = "mismatch", "trl sampling/sampling_logp_difference/mean=0.02"
-# The mean |Δlog p| of the bundled trace, its dtype and its KV cache
+# The mean |Δlog p| of the trace fp8-kv, its dtype and its KV cache
 _BUNDLED = "abs_d_mean=0.0083", "bf16", "fp8"
 of_run = partial(setting, panel="The run behind the number")
 
@@ -37,7 +37,7 @@ def command(
         argument=True,
         metavar="[FRAMEWORK] [NAME=VALUE]...",
         completes=frameworks,
-        show_default="the mean |Δlog p| of the bundled trace",
+        show_default="the mean |Δlog p| of a bundled trace",
     ),
     list_names: bool = setting(False, "List the metrics of one framework or of all.", "--list"),
     model: str | None = of_run(
@@ -78,7 +78,9 @@ def command(
             kv_cache_dtype or _BUNDLED[2],
         )
         framework, values = _parsed(words, list_names)
-        common.progress.say("No metric named: judging the mean |Δlog p| of the bundled trace.")
+        common.progress.say(
+            "No metric named: judging the mean |Δlog p| of fp8-kv, a bundled trace."
+        )
     about = _about(
         model, dtype, trainer_dtype, kv_cache_dtype, {"temperature": temperature, "top_p": top_p}
     )

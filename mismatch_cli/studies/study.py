@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.numbers import counted, things
-from mismatch_cli.places import bundled_trace, is_bundled, shown
+from mismatch_cli.places import is_bundled, shown
 from mismatch_cli.trace.manifest import remedy
 from mismatch_cli.trace.recorder_notes import RECORD
 
@@ -57,12 +57,8 @@ class Study(ABC):
 
 
 def typed(traces: Sequence[Trace]) -> tuple[Path, ...]:
-    """These traces as you type them: a name for each, and nothing for the bundled default."""
-    return (
-        ()
-        if [trace.folder for trace in traces] == [bundled_trace()]
-        else tuple(map(name_of, traces))
-    )
+    """These traces as you type them: a name for each."""
+    return tuple(map(name_of, traces))
 
 
 def name_of(trace: Trace) -> Path:

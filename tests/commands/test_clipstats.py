@@ -15,7 +15,7 @@ import pytest
 
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.cli import run
-from mismatch_cli.places import bundled, bundled_trace
+from mismatch_cli.places import bundled
 
 PAIR = ["-a", "grpo-clip-higher", "-a", "dppo-binary-tv"]
 MASK = """
@@ -32,7 +32,7 @@ def trust_region(compared, advantage_T, *, limit: float = 1.5):
 def here(tmp_path, monkeypatch) -> Path:
     """A working folder with a run that holds the bundled trace."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(bundled_trace(), tmp_path / "run" / "trace")
+    shutil.copytree(bundled("traces/fp8-kv"), tmp_path / "run" / "trace")
     return tmp_path
 
 

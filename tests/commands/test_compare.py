@@ -13,7 +13,7 @@ import pytest
 
 from mismatch_cli.cli import run
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.places import bundled, bundled_trace
+from mismatch_cli.places import bundled
 from mismatch_cli.recording.folder import report_folder
 
 FLOAT32 = str(bundled("traces") / "float32")
@@ -69,7 +69,7 @@ def test_json_is_what_is_written_and_the_folder_is_overwritten(here, capfd):
 
 
 def test_the_pair_asked_for_is_compared_and_kept_in_the_command(here, capfd):
-    twice = [str(bundled_trace())] * 2
+    twice = [str(bundled("traces/fp8-kv"))] * 2
     code, out, _ = compare(capfd, *twice, "--pair", "staleness", "--full", "--quiet")
     assert code == 0 and "staleness: the trainer's current weights" in " ".join(out.split())
     page = (here / "compare" / "report.html").read_text()

@@ -20,7 +20,7 @@ from mismatch_cli.cli import run
 from mismatch_cli.importers._driver import PACKAGE, facts
 from mismatch_cli.importers._torch_file import pickles
 from mismatch_cli.importers.plain import MEANING
-from mismatch_cli.places import bundled, bundled_trace
+from mismatch_cli.places import bundled
 from mismatch_cli.registry import names
 from mismatch_cli.studies.study import FINISH_UNKNOWN
 from mismatch_cli.trace.reader import Trace
@@ -65,7 +65,7 @@ def test_without_a_path_the_bundled_dump_is_imported_and_read_by_the_others(capf
 
 
 def test_a_trace_lends_its_tokens(capfd):
-    for trace in (bundled_trace(), Path("import-dump")):  # a trace folder and a run folder
+    for trace in (bundled("traces/fp8-kv"), Path("import-dump")):  # a trace folder and a run folder
         code, _, _ = command(
             capfd, "import", str(dump()), "--tokenizer", str(trace), "--force", "--output", "lent"
         )
@@ -296,5 +296,5 @@ def test_a_dump_without_a_policy_has_no_precision_of_one(capfd):
 def test_a_dump_without_a_tokenizer_says_how_reports_show_text(capfd):
     write_lines(Path("dump.jsonl"), [plain_record(row) | {"prompt": "1+1"} for row in real_rows(2)])
     assert "--tokenizer MODEL" in command(capfd, "import", "dump.jsonl")[2]
-    typed = ("import", "dump.jsonl", "--force", "--tokenizer", str(bundled_trace()))
+    typed = ("import", "dump.jsonl", "--force", "--tokenizer", str(bundled("traces/fp8-kv")))
     assert "--tokenizer MODEL" not in command(capfd, *typed)[2]

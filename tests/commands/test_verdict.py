@@ -15,7 +15,7 @@ import pytest
 from mismatch_cli import dialects
 from mismatch_cli.cli import run
 from mismatch_cli.metrics.gap_table import METRICS
-from mismatch_cli.places import bundled_trace
+from mismatch_cli.places import bundled
 from mismatch_cli.studies.dashboard import bounds, listed
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
@@ -119,7 +119,7 @@ def test_a_screen_has_at_most_40_lines(typed, words):
 
 def test_the_same_bars_as_a_report_has(judged):
     """A number gets the same verdict whether it is read from a trace or typed."""
-    found = analyse([Trace.open(bundled_trace())], 0).to_json()
+    found = analyse([Trace.open(bundled("traces/fp8-kv"))], 0).to_json()
     main = next(iter(found["pairs"].values()))
     of_report = {
         bar["who"]: bar["standing"]
@@ -137,9 +137,9 @@ def test_the_same_bars_as_a_report_has(judged):
 
 def test_without_a_number_that_of_the_bundled_trace(typed):
     out, err = typed()
-    value = next(iter(analyse([Trace.open(bundled_trace())], 0).to_json()["pairs"].values()))[
-        "metrics"
-    ]["abs_d_mean"]
+    value = next(
+        iter(analyse([Trace.open(bundled("traces/fp8-kv"))], 0).to_json()["pairs"].values())
+    )["metrics"]["abs_d_mean"]
     assert f"abs_d_mean = {value['value']:.2g}" in out and "bundled trace" in err
 
 

@@ -26,7 +26,7 @@ from rich.cells import cell_len
 
 from mismatch_cli.cli import run
 from mismatch_cli.commands._watch_view import WatchView
-from mismatch_cli.places import bundled_trace
+from mismatch_cli.places import bundled
 from mismatch_cli.record import Recorder
 from mismatch_cli.studies.limits import load_limits
 from mismatch_cli.trace.reader import Trace
@@ -74,7 +74,9 @@ def limit(tmp_path: Path) -> str:
 def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The last steps of the bundled trace, 3 to 5."""
     folder = tmp_path_factory.mktemp("watched") / "run"
-    shutil.copytree(bundled_trace(), folder, ignore=shutil.ignore_patterns("shard-0000[012]*"))
+    shutil.copytree(
+        bundled("traces/fp8-kv"), folder, ignore=shutil.ignore_patterns("shard-0000[012]*")
+    )
     unpromised(folder)
     return str(folder)
 
@@ -407,9 +409,9 @@ def test_what_has_just_started_is_not_a_dump(tmp_path: Path) -> None:
     run_folder.mkdir()
     assert kind_of(run_folder) == ""
     (run_folder / ".recorder-00000.lock").touch()
-    shutil.copy(bundled_trace() / "vocab.parquet", run_folder)
+    shutil.copy(bundled("traces/fp8-kv") / "vocab.parquet", run_folder)
     assert kind_of(run_folder) == ""
-    shutil.copy(bundled_trace() / "manifest.json", run_folder)
+    shutil.copy(bundled("traces/fp8-kv") / "manifest.json", run_folder)
     assert kind_of(run_folder) == "trace"
     prime_rl(tmp_path / "other", real_rows(1))
     (tmp_path / "other" / "config.toml").write_text("[trainer]\n", encoding="utf-8")

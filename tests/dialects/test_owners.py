@@ -12,7 +12,7 @@ import torch
 
 from mismatch_cli import dialects
 from mismatch_cli.dialects import Line, Reading
-from mismatch_cli.places import bundled_trace
+from mismatch_cli.places import bundled
 from mismatch_cli.trace.reader import Trace
 from tests.dialects.conftest import rows
 from tests.dialects.padded import Padded, padded
@@ -198,7 +198,7 @@ def test_turns_and_three_policies(seed, write):
 
 @pytest.fixture(scope="module")
 def on_bundled():
-    trace = Trace.open(bundled_trace())
+    trace = Trace.open(bundled("traces/fp8-kv"))
     return dialects.readings([trace], dialects.names()).by_framework, padded(trace)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.cli import run
-from mismatch_cli.places import bundled, bundled_trace
+from mismatch_cli.places import bundled
 from mismatch_cli.trace.reader import Trace
 from tests.docs.pages import ROOT, Change, File, additions
 
@@ -148,7 +148,9 @@ def _nemo_rl(folder: Path) -> None:
     """The bundled training run as NeMo-RL logs its batches."""
     from tests.importers.layouts import nemo_rl
 
-    rows = [row for table in Trace.open(bundled_trace()).tables() for row in table.to_pylist()]
+    rows = [
+        row for table in Trace.open(bundled("traces/fp8-kv")).tables() for row in table.to_pylist()
+    ]
     folder.mkdir(parents=True)
     for step in sorted({row["step"] for row in rows}):
         nemo_rl(

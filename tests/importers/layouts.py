@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import torch
 
 from mismatch_cli.importers._driver import Import, import_dump
-from mismatch_cli.places import bundled_trace
+from mismatch_cli.places import bundled
 from mismatch_cli.trace.reader import Trace
 from sample_data.make_dump import export_record
 
@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 def real_rows(count: int, step: int = 0) -> list[Row]:
     """Responses of the bundled trace, as Python values."""
-    table = next(iter(Trace.open(bundled_trace()).tables()))
+    table = next(iter(Trace.open(bundled("traces/fp8-kv")).tables()))
     return [row | {"step": step} for row in table.slice(0, count).to_pylist()]
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from mismatch_cli.metrics.pairs import pairs_in, weights_are_equal
-from mismatch_cli.places import bundled_trace
+from mismatch_cli.places import bundled
 from mismatch_cli.studies.comparison import analyse_comparison
 from mismatch_cli.studies.diagnosis import gather
 from mismatch_cli.studies.mismatch import analyse
@@ -19,7 +19,7 @@ from mismatch_cli.trace.writer import shard_path, write_shard
 
 def a_trace(folder, newer, recomputed=False):
     """The bundled trace, with a trainer one update newer if `newer(row)` is true."""
-    source = Trace.open(bundled_trace().parent / "float32")
+    source = Trace.open(bundled("traces/float32"))
     table = pa.concat_tables(source.tables())
     place = table.schema.get_field_index("version_trainer")
     versions = pa.array([int(newer(row)) for row in range(table.num_rows)], pa.int32())

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from mismatch_cli.cli import run
-from mismatch_cli.places import bundled_trace
+from mismatch_cli.places import bundled
 from mismatch_cli.record import Recorder
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.recorder_notes import manifest_of
@@ -229,7 +229,10 @@ def test_every_command_reads_it_whatever_the_run_states(tmp_path, command, capsy
 
 
 def test_a_folder_of_another_run_is_left_alone(tmp_path, caplog):
-    of_probe, of_run = shutil.copytree(bundled_trace(), tmp_path / "probe"), tmp_path / "run"
+    of_probe, of_run = (
+        shutil.copytree(bundled("traces/fp8-kv"), tmp_path / "probe"),
+        tmp_path / "run",
+    )
     other = Recorder(of_run, manifest={"rollout": {"engine": "vllm", "model": "a"}})
     other.add(**response(np.random.default_rng(0)))
     other.close()
@@ -331,8 +334,8 @@ def test_a_batch_whose_columns_do_not_belong_together_is_not_recorded(tmp_path, 
 
 
 def test_folders_with_other_content_are_left_alone(tmp_path, caplog):
-    shutil.copytree(bundled_trace(), tmp_path / "inner/trace")
-    shutil.copytree(bundled_trace(), tmp_path / "shards")
+    shutil.copytree(bundled("traces/fp8-kv"), tmp_path / "inner/trace")
+    shutil.copytree(bundled("traces/fp8-kv"), tmp_path / "shards")
     (tmp_path / "shards/manifest.json").unlink()
     for folder, rank, written in (("inner", 0, 1), ("shards", 0, 1), ("new", -1, 0)):
         caplog.clear()

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.cli import build_app
-from mismatch_cli.places import bundled, bundled_trace
+from mismatch_cli.places import bundled
 from mismatch_cli.report.pages import page_of
 from mismatch_cli.report.screen import print_screen
 from mismatch_cli.report.view import Screen
@@ -28,7 +28,7 @@ WIDTHS = (60, 80, 120, 10_000)
 
 @pytest.fixture(scope="module")
 def screens() -> dict[str, Screen]:
-    trace, control = Trace.open(bundled_trace()), Trace.open(bundled("traces") / "float32")
+    trace, control = Trace.open(bundled("traces/fp8-kv")), Trace.open(bundled("traces") / "float32")
     runs = [
         make_run(name, seed=seed, steps=12) for name in ("ppo", "dppo-binary-tv") for seed in (0, 1)
     ]

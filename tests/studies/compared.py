@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mismatch_cli.places import bundled, bundled_trace
+from mismatch_cli.places import bundled
 from mismatch_cli.studies.comparison import (
     ComparisonAnalysis,
     ComparisonPlotData,
@@ -88,7 +88,7 @@ def _newer_torch(manifest: Row) -> None:
 
 @pytest.fixture(scope="session")
 def traces(perturbed: Path) -> list[Trace]:
-    return [Trace.open(path) for path in (FLOAT32, perturbed, bundled_trace())]
+    return [Trace.open(path) for path in (FLOAT32, perturbed, bundled("traces/fp8-kv"))]
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.places import bundled_trace
+from mismatch_cli.places import bundled
 from mismatch_cli.studies.comparison import _what_differs, analyse_comparison, run_names
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
@@ -93,7 +93,7 @@ def test_the_numbers_equal_the_reports(result, traces):
             ), key
 
 
-@pytest.mark.parametrize("folder", [FLOAT32, bundled_trace()], ids=["float32", "fp8-kv"])
+@pytest.mark.parametrize("folder", [FLOAT32, bundled("traces/fp8-kv")], ids=["float32", "fp8-kv"])
 def test_a_trace_compared_with_itself_has_no_differences(folder, tmp_path):
     (comparison,) = compared(folder, folder)["comparisons"]
     assert comparison["pairing"] == "tokens" and comparison["settings"] == []
@@ -209,14 +209,17 @@ def test_the_pair_is_the_first_that_all_traces_have_or_the_requested_one(tmp_pat
         for row in float32_rows
     ]
     stale = write_rows(tmp_path / "a", later, FLOAT32)
-    assert compared(FLOAT32, bundled_trace())["pair"] == "mismatch"
+    assert compared(FLOAT32, bundled("traces/fp8-kv"))["pair"] == "mismatch"
     assert compared(FLOAT32, stale)["pair"] == "total"
-    assert compared(bundled_trace(), bundled_trace(), pair="staleness")["pair"] == "staleness"
-    assert compared(FLOAT32, bundled_trace(), pair="floor")["comparisons"][0]["tested"] > 0
+    assert (
+        compared(bundled("traces/fp8-kv"), bundled("traces/fp8-kv"), pair="staleness")["pair"]
+        == "staleness"
+    )
+    assert compared(FLOAT32, bundled("traces/fp8-kv"), pair="floor")["comparisons"][0]["tested"] > 0
     with pytest.raises(
         UsageError, match=r"float32 has no staleness pair. It has: floor, mismatch, total"
     ):
-        compared(FLOAT32, bundled_trace(), pair="staleness")
+        compared(FLOAT32, bundled("traces/fp8-kv"), pair="staleness")
 
 
 def test_a_trace_without_scores_is_named(tmp_path, float32_rows):

@@ -11,7 +11,7 @@ import pytest
 
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.places import bundled_trace
+from mismatch_cli.places import bundled
 from mismatch_cli.studies.pairing import Recognising, Responses, compared_rows, pair_up
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.workers import Workers
@@ -103,7 +103,7 @@ def test_the_majority_of_both_decides(other, by):
 
 
 def test_independent_samples_of_the_same_prompts(float32):
-    pairing = pair_up(float32, responses_of(bundled_trace()))
+    pairing = pair_up(float32, responses_of(bundled("traces/fp8-kv")))
     assert pairing.by == "prompts" and len(pairing.shared_prompts) == 24
     assert 0 < pairing.shared_responses < len(float32) / 2
 

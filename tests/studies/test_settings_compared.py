@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_cli.places import bundled_trace
+from mismatch_cli.places import bundled
 from mismatch_cli.studies.settings_compared import settings_diff
 from mismatch_cli.verdict.causes import CAUSES
 from tests.studies.compared import FLOAT32
@@ -97,7 +97,7 @@ def test_the_engine_s_version_is_the_library_s(manifest):
 
 
 def test_the_bundled_traces(manifest):
-    fp8 = json.loads((bundled_trace() / "manifest.json").read_text())
+    fp8 = json.loads((bundled("traces/fp8-kv") / "manifest.json").read_text())
     rows = settings_diff(fp8, manifest, at_equal_weights=True)
     assert names(rows)[:4] == [
         "rollout.kv_cache_dtype",
@@ -110,7 +110,7 @@ def test_the_bundled_traces(manifest):
 
 
 def test_the_trainer_at_the_rollout_s_weights_is_mentioned_if_it_differs_in_another_way(manifest):
-    fp8 = json.loads((bundled_trace() / "manifest.json").read_text())
+    fp8 = json.loads((bundled("traces/fp8-kv") / "manifest.json").read_text())
     same = changed(fp8, trainer__dtype="float16", recomputed__dtype="float16")
     assert names(settings_diff(fp8, same)) == ["trainer.dtype"]
     only = changed(fp8, recomputed__dtype="float16")

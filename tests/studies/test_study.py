@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mismatch_cli.places import bundled_trace
+from mismatch_cli.places import bundled
 from mismatch_cli.report.about import subject_lines
 from mismatch_cli.studies.study import about, subject_of
 from mismatch_cli.trace.reader import Trace
@@ -14,7 +14,7 @@ def test_a_figure_names_both_sides_as_the_screen_does() -> None:
     """In the same order, with the KV cache, but without versions, which a narrow figure has no
     room for.
     """
-    trace = Trace.open(bundled_trace())
+    trace = Trace.open(bundled("traces/fp8-kv"))
     sides = "vllm bfloat16 with KV cache fp8 against transformers bfloat16"
     assert subject_of(trace.manifest, 9393) == f"sample_data/model · {sides} · 9,393 tokens"
     counts = {"tokens": 9393, "responses": 184, "prompts": 23, "prompts_exact": True}

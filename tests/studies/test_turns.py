@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mismatch_cli.places import bundled_trace
+from mismatch_cli.places import bundled
 from mismatch_cli.report.figures import plots_for
 from mismatch_cli.report.pages import page_of
 from mismatch_cli.studies.comparison import analyse_comparison
@@ -100,7 +100,7 @@ def test_screen_page_and_figure_show_turns_if_there_are_several(study: MismatchA
     assert (profile.first, profile.last) == ("1", "4") and profile.note.endswith("0.010 to 0.040")
     assert "turn-profile" in dict(plots_for(study.plot_data))
 
-    usual = analyse([Trace.open(bundled_trace())], worst=1)
+    usual = analyse([Trace.open(bundled("traces/fp8-kv"))], worst=1)
     view = page_of(usual)
     (along,) = (
         section for section in view.sections if section.title == "By position in the response"

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatch_cli.errors import MismatchError
-from mismatch_cli.places import bundled_trace
+from mismatch_cli.places import bundled
 from mismatch_cli.trace.files import replacing_folder
 from mismatch_cli.trace.manifest import training_runs
 from mismatch_cli.trace.reader import Trace
@@ -40,7 +40,7 @@ def test_a_manifest_with_unexpected_types(write_trace, content, said):
 )
 def test_a_manifest_without_what_reports_show(write_trace, missing):
     """A section may be absent, but not incomplete."""
-    content = json.loads((bundled_trace() / "manifest.json").read_text())
+    content = json.loads((bundled("traces/fp8-kv") / "manifest.json").read_text())
     section, name = missing.split(".")
     del content[section][name]
     with pytest.raises(MismatchError, match=rf"damaged \({missing} is missing\). Record"):

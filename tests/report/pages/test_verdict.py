@@ -9,7 +9,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from mismatch_cli.places import bundled, bundled_trace
+from mismatch_cli.places import bundled
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.pages.mismatch import page as page_of
 from mismatch_cli.report.terminal import print_report
@@ -19,7 +19,7 @@ from mismatch_cli.trace.reader import Trace
 
 @pytest.fixture(scope="module")
 def studies() -> dict:
-    paths = (bundled_trace(), bundled("traces") / "float32")
+    paths = (bundled("traces/fp8-kv"), bundled("traces") / "float32")
     return {path.name: analyse([Trace.open(path)], 1) for path in paths}
 
 
