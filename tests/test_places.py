@@ -97,7 +97,10 @@ def test_no_report_reveals_local_paths(tmp_path, monkeypatch, capfd):
     for name, command in commands.items():
         assert run([*command, "-q", "--force", "--json", "-o", name]) == 0, capfd.readouterr().err
         found = contents(Path(name)) + capfd.readouterr().out
-        assert str(secret) not in found, (name, found[max(0, found.find(str(secret)) - 200) :][:400])
+        assert str(secret) not in found, (
+            name,
+            found[max(0, found.find(str(secret)) - 200) :][:400],
+        )
     files = ["--junit", "gate.xml", "--markdown", "gate.md", "--force"]
     assert run(["gate", one, "--baseline", other, "--json", "-q", "--allow-partial", *files]) in (
         0,
