@@ -81,6 +81,15 @@ def test_what_is_no_comparison_is_refused(runs, capfd):
         assert words in capfd.readouterr().err
 
 
+def test_a_variable_about_what_to_train_asks_no_question(runs, capfd, monkeypatch):
+    monkeypatch.setenv("MISMATCH_ALGORITHM", "pg-is")
+    assert run(["report", str(runs), "--json"]) == 0
+    assert len(json.loads(capfd.readouterr().out)["claims"]) == 2
+    monkeypatch.setenv("MISMATCH_REPORT_ALGORITHM", "pg-is grpo-clip-higher")
+    assert run(["report", str(runs), "--json"]) == 0
+    assert len(json.loads(capfd.readouterr().out)["claims"]) == 1
+
+
 def test_runs_of_different_tasks_are_not_compared(runs, capfd):
     for folder in runs.glob("pg-is-*"):
         text = (folder / "config.toml").read_text()
