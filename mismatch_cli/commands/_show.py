@@ -107,7 +107,6 @@ class Common:
         "same command is replaced without it.",
     )
     full: bool = of_output(False, "Print all measurements, not just the one-screen summary.")
-    full_paths: bool = of_output(False, "Show absolute paths in full instead of as …/NAME.")
     json: bool = of_output(False, "Print JSON instead of tables.")
     quiet: bool = of_output(False, "Print only errors on stderr.", short="-q")
     debug: bool = of_output(
@@ -116,7 +115,6 @@ class Common:
 
     def __post_init__(self) -> None:
         custom_code.allow(self.trust_remote_code)  # never because a resumed folder says so
-        places.show_full(self.full_paths)
         if self.output is not None and is_store(self.output):
             raise UsageError(
                 "--output is a local folder. Upload it afterwards: "
@@ -312,7 +310,7 @@ class Common:
 DRAWING = ("plots", "plot_width", "plot_panels", "no_plots")
 _SHOWING = (*DRAWING, "force", "full")
 _TALKING = ("json", "quiet", "debug")
-_LOOKING = (*_SHOWING, "full_paths", *_TALKING)
+_LOOKING = (*_SHOWING, *_TALKING)
 READ_BY = ("workers", "cache", "skip_broken")
 Reading = Annotated[Common, *READ_BY, "output", *_LOOKING]
 Judging = Annotated[Common, *READ_BY, "output", "page_responses", *_LOOKING]
@@ -320,9 +318,6 @@ Reporting = Annotated[Common, *READ_BY, "output", "worst", "page_responses", *_L
 Diagnosing = Annotated[Common, "trust_remote_code", *READ_BY, "output", *_LOOKING]
 _RUN = saying("output", help="Run folder: trace/, summary.json, report.html, plots/ and log/.")
 Recording = Annotated[Common, "trust_remote_code", "resume", _RUN, *_SHOWING, *_TALKING]
-Searching = Annotated[
-    Common, "trust_remote_code", "resume", _RUN, *_SHOWING, "full_paths", *_TALKING
-]
 Probing = Annotated[
     Common, "trust_remote_code", "resume", _RUN, "worst", "page_responses", *_SHOWING, *_TALKING
 ]

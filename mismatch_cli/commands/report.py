@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from mismatch_cli.commands._completed import frameworks, runs
+from mismatch_cli.commands._completed import algorithms, frameworks, runs
 from mismatch_cli.commands._show import Common, Reporting
-from mismatch_cli.errors import UsageError
+from mismatch_cli.errors import UsageError, suggest
 from mismatch_cli.options import flags, saying, setting
 
 if TYPE_CHECKING:
@@ -41,6 +41,13 @@ def command(
         metavar="FRAMEWORK",
         choices=("framework", lambda: [*frameworks(), _ALL]),
     ),
+    algorithm: list[str] | None = setting(
+        None,
+        "Compare two algorithms of training runs: does the first learn faster? Type it twice.",
+        short="-a",
+        metavar="ALGORITHM",
+        completes=algorithms,
+    ),
     common: Annotated[Reporting, saying("output", show_default="the run itself, or report")],
 ) -> None:
     """Print and draw the report of traces or training runs again; no model is needed.
@@ -49,9 +56,15 @@ def command(
       mismatch-cli report probe-model
       mismatch-cli report probe-model --worst 20 --export parquet
       mismatch-cli report train-miniature
+      mismatch-cli report two -a dppo-binary-tv -a pg-is
       mismatch-cli report probe-model --as verl
     """
+    from mismatch_cli.library import asked
+
+    claimed = asked.two_algorithms(algorithm or ())
     if dialect is not None:
+        if claimed is not None:
+            raise UsageError(f"--as {dialect} compares no algorithms: leave out --algorithm.")
         if export is not None or common.output is not None:
             raise UsageError(
                 f"--as {dialect} only prints: leave out {'--export' if export else '--output'}. "
@@ -62,28 +75,42 @@ def command(
     from mismatch_cli.trace.manifest import training_runs
 
     training = [run for path in traces or [] for run in training_runs(path)]
+    own = traces[0] if traces and len(traces) == 1 else None
     if training:
-        _report_training(training, traces[0] if traces and len(traces) == 1 else None, common)
+        _report_training(training, own, claimed, common)
+    elif claimed is not None:
+        flags = [word for name in claimed for word in ("-a", name)]
+        line = suggest("clipstats", *(traces or ()), *flags)
+        raise UsageError(
+            "--algorithm compares training runs, and none was named. What both block in a trace: "
+            f"{line}"
+        )
     else:
         _report_traces(traces or _latest_run(common), export, common)
 
 
-def _report_training(runs: list[Path], own: Path | None, common: Common) -> None:
+def _report_training(
+    runs: list[Path], own: Path | None, claimed: tuple[str, str] | None, common: Common
+) -> None:
     """Report into the folder of the run or runs, unless --output names another."""
+    from mismatch_cli.library import asked
     from mismatch_cli.recording.folder import folder_of_runs, report_folder
     from mismatch_cli.studies.runs import read_runs
     from mismatch_cli.studies.training import TrainingAnalysis
 
     folder, in_own = common.output or own or _REPORT, common.output is None and own is not None
+    study = TrainingAnalysis.of(read_runs(runs))
+    if claimed is not None:
+        study = asked.with_claim(study, claimed)
     if common.only_numbers:
-        common.show(TrainingAnalysis.of(read_runs(runs)), None)
+        common.show(study, None)
         return
     if in_own and runs != [own]:
         held = folder_of_runs(folder, TrainingAnalysis.FORMAT)
     else:
         held = report_folder(folder, TrainingAnalysis.FORMAT, force=common.force, own=in_own)
     with held:
-        common.show(TrainingAnalysis.of(read_runs(runs)), folder)
+        common.show(study, folder)
 
 
 def _report_traces(named: list[Path], export: str | None, common: Common) -> None:

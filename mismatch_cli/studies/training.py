@@ -14,6 +14,14 @@ import numpy as np
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.update_table import LAST
 from mismatch_cli.studies.common_steps import CommonSteps, in_words
+from mismatch_cli.studies.learning_speed import (
+    LEARNING_PHASES,
+    Claim,
+    against_the_first,
+    between,
+    mean_reward,
+    reward_to_reach,
+)
 from mismatch_cli.studies.run_settings import SEPARATOR, settings_of_runs, short_name, task_of
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.seeds import Difference, difference, over_seeds
@@ -33,9 +41,15 @@ class TrainingAnalysis(Study):
     runs: Sequence[TrainingRun]
     subject: str = ""  # what was trained on what, in one line
     watched: WatchState | None = None  # what a watch of the only run answers
+    claimed: tuple[str, str] | None = None  # does the first learn faster than the second?
 
     @classmethod
-    def of(cls, runs: Sequence[TrainingRun], watched: WatchState | None = None) -> TrainingAnalysis:
+    def of(
+        cls,
+        runs: Sequence[TrainingRun],
+        watched: WatchState | None = None,
+        claimed: tuple[str, str] | None = None,
+    ) -> TrainingAnalysis:
         """An analysis with a subject line from the runs' configurations.
 
         `watched` is the state of a watch of them; by default that of a single run's own folder.
@@ -49,7 +63,7 @@ class TrainingAnalysis(Study):
         parts.append(f"{seeds} seeds" if seeds > 1 else "")
         dtypes = {policy: settings_of(runs, f"{policy}_dtype") for policy in ("trainer", "rollout")}
         parts += [f"{policy} {dtype}" for policy, dtype in dtypes.items() if dtype]
-        return cls(runs, " · ".join(filter(None, parts)), watched)
+        return cls(runs, " · ".join(filter(None, parts)), watched, claimed)
 
     @cached_property
     def algorithms(self) -> dict[str, list[TrainingRun]]:
@@ -112,6 +126,34 @@ class TrainingAnalysis(Study):
         for run, setting in zip(self.runs, self._setting_of, strict=True):
             found.setdefault(setting, []).append(run)
         return {setting: TrainingAnalysis(runs, self.subject) for setting, runs in found.items()}
+
+    @cached_property
+    def claims(self) -> list[Claim]:
+        """The comparisons of two algorithms: the one that was claimed, in each setting that has
+        both, or the first algorithm of each setting against the others.
+        """
+        runs_of = {setting: part.algorithms for setting, part in self.settings.items()}
+        if self.claimed is None:
+            return against_the_first(runs_of)
+        return between(*self.claimed, runs_of)
+
+    @property
+    def claimed_runs(self) -> list[TrainingRun]:
+        """The runs of the two algorithms that were named."""
+        return [run for run in self.runs if run.algorithm in (self.claimed or ())]
+
+    @property
+    def claim_flags(self) -> list[str]:
+        """How the two algorithms are typed; empty if none were."""
+        return [word for name in self.claimed or () for word in ("-a", name)]
+
+    @cached_property
+    def reward_to_reach(self) -> float | None:
+        """The reward to which steps are counted; None without one, or with several tasks."""
+        if len(self.common) != 1:
+            return None
+        (steps,) = self.common
+        return reward_to_reach([mean_reward(r, steps.step_N) for r in self.compared.values()])
 
     @cached_property
     def _setting_of(self) -> list[str]:
@@ -210,6 +252,7 @@ class TrainingAnalysis(Study):
                 }
                 for name, reward in self.final_rewards.items()
             ],
+            "claims": [claim.to_json() for claim in self.claims],
             **({} if self.watched is None else {"watch": self.watched.to_json()}),
         }
 
@@ -334,7 +377,7 @@ def correlations(run: TrainingRun) -> Iterator[Correlation]:
             yield Correlation(run.name, other, int(known_N.sum()), found)
 
 
-PHASES = ("sample", "grade", "recompute", "update", "sync", "evaluate")
+PHASES = (*LEARNING_PHASES, "evaluate")
 OTHER = "other"
 # Of a step: anything shorter, such as a skipped recomputation, is not a separate phase
 _LEAST = 0.005
