@@ -22,8 +22,9 @@ from mismatch_cli.sharding import like, local, saved_state
 PROVEN, NEWER, UNDECIDABLE, UNCHECKED = "proven", "newer", "undecidable", "unchecked"
 # Largest mean |π − μ| of two float32 implementations, unless their tensors are known to be equal
 _SAME = 1e-5
-# × the gap at the last decision: more than rounding can cause while the policy barely moves
+# × the gap at the last decision, both free of how certain the policy is: more than rounding causes
 _BROKEN = 5.0
+_SURE = 3.0  # standard errors: few tokens differ by more from step to step
 _LEAST, _MOST = 8, 16  # responses to score at the weights as sent
 
 # What checks may cost, as a share of all forward passes. A response costs about 1.25 of them to
@@ -93,7 +94,8 @@ class WeightSync:
         # Of the first responses, at the weights as sent
         self._logp_sent: list[np.ndarray] | None = None
         self._logp_before: list[np.ndarray] | None = None  # and at those of the last decision
-        self._gap = np.inf  # mean |π − μ| at the last decision; in float32, at the first step
+        self._gap = np.inf  # mean |π − μ| in float32, at the first step
+        self._odds_gap = np.inf  # in lower precision, at the last decision
 
     def load(self, step: int, *, at_start: bool = False) -> None:
         """Give the engine all current weights, with which it samples `step`."""
@@ -145,14 +147,17 @@ class WeightSync:
         few = _few(len(samples))
         logp_rollout, logp_trainer = logp_rollout[:few], logp_trainer[:few]
         logp_sent = self._logp_sent or logp_trainer
-        gap, answer = mean_gap(logp_rollout, logp_sent), UNDECIDABLE
+        gap, error = odds_gap(logp_rollout, logp_sent)
+        answer = UNDECIDABLE
         if self._logp_before is not None and samples:
             answer = prove_newer(logp_rollout, logp_sent, self._logp_before)
-            if gap > max(_BROKEN * self._gap, _SAME):
+            is_far = gap - _SURE * error > max(_BROKEN * self._odds_gap, _SAME)
+            # Tensors that were read back are whole, whatever a changed policy makes of them
+            if is_far and not self._equal:
                 raise MismatchError(
-                    f"The weight sync failed: mean |π − μ| went from {self._gap:.2g} to "
-                    f"{gap:.2g}, which no older weights explain. The engine has broken or "
-                    f"incomplete weights. {_INSTEAD}"
+                    f"The weight sync failed: the engine's log-odds were {self._odds_gap:.2g} from "
+                    f"the trainer's and are {gap:.2g} now, which no older weights explain. The "
+                    f"engine has broken or incomplete weights. {_INSTEAD}"
                 )
         tokens = sum(map(len, logp_rollout))
         told = self._world.gather(
@@ -161,7 +166,7 @@ class WeightSync:
         undecided = any(answer == UNDECIDABLE for answer, *_, count, _ in told if count)
         # The first check has nothing to compare with: it is where the comparison begins.
         if self._before is None or not undecided:
-            self._gap = _mean([(gap, count) for _, gap, _, count, _ in told])
+            self._odds_gap = _mean([(gap, count) for _, gap, _, count, _ in told])
         decided = self._before is not None and not undecided
         if self._before is None or decided:
             self._before = self._sent
@@ -178,6 +183,7 @@ class WeightSync:
         return {
             "before": self._before is not None,
             "gap": float(self._gap),
+            "odds_gap": float(self._odds_gap),
             "equal": self._equal,
             "changed": self._changed,
         }
@@ -188,6 +194,7 @@ class WeightSync:
         """Continue from `facts()`; `load` fills tensors of these names."""
         self._gap, self._before = facts["gap"], None
         # Absent in older checkpoints
+        self._odds_gap = facts.get("odds_gap", np.inf)
         self._equal, self._changed = facts.get("equal", False), facts.get("changed")
         if facts["before"] and self._as_sent is not None:
             named = self._named(self._as_sent.empty())
@@ -281,6 +288,26 @@ def mean_gap(logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarr
         return 0.0
     gap_T = np.abs(np.exp(np.concatenate(logp_trainer)) - np.exp(np.concatenate(logp_rollout)))
     return float(gap_T.mean()) if len(gap_T) else 0.0
+
+
+def odds_gap(
+    logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarray]
+) -> tuple[float, float]:
+    """Σ |π − μ| / Σ μ(1 − μ), and its standard error over responses; 0 without tokens.
+
+    For small shifts π − μ = μ(1 − μ) Δ: the mean shift Δ of the log-odds, weighted by how far a
+    probability follows it. A policy that becomes certain, or less so, does not change it.
+    """
+    mu = [np.exp(logp_T) for logp_T in logp_rollout]
+    gap_S = np.array(
+        [np.abs(np.exp(logp_T) - mu_T).sum() for mu_T, logp_T in zip(mu, logp_trainer, strict=True)]
+    )
+    weight_S = np.array([(mu_T * (1 - mu_T)).sum() for mu_T in mu])
+    total = float(weight_S.sum())
+    if total == 0:
+        return 0.0, 0.0
+    gap = float(gap_S.sum()) / total
+    return gap, float(np.linalg.norm(gap_S - gap * weight_S)) / total
 
 
 def _mean(gaps: Sequence[tuple[float, int]]) -> float:
