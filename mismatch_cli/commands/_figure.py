@@ -60,28 +60,15 @@ def check_figure(name: str) -> None:
 
 
 def _nearest(name: str) -> list[str]:
-    """The figures whose name, title and caption say most about the words, then those spelled
-    alike.
-    """
+    """The figures whose name and first line say most about the words, then those spelled alike."""
     from mismatch_cli.commands._guide_search import search
+    from mismatch_cli.report.figures import first_lines
     from mismatch_cli.report.paper_figures import PAPER_FIGURES
 
-    texts = {paper: f"# {figure.shows}" for paper, figure in PAPER_FIGURES.items()}
-    hits = [hit.page for hit in search(name.replace("-", " "), texts | _texts()).hits]
+    texts = first_lines() | {paper: figure.shows for paper, figure in PAPER_FIGURES.items()}
+    hits = [hit.page for hit in search(name.replace("-", " "), texts).hits]
     alike = difflib.get_close_matches(name.lower(), figure_names(), n=_NEAREST, cutoff=0)
     return list(dict.fromkeys([*hits, *alike]))[:_NEAREST]
-
-
-def _texts() -> dict[str, str]:
-    """Title and caption of each plot."""
-    from mismatch_cli.report.figures import plot_names, plots_of, studies_of, text_of
-
-    texts = {}
-    for name in plot_names():
-        study = studies_of(name)[0]
-        plot = plots_of(study)[name]
-        texts[name] = f"# {text_of(plot, 'TITLE', study)}\n{text_of(plot, 'CAPTION', study)}"
-    return texts
 
 
 def choices_in(name: str, studies: Sequence[str]) -> dict[str, str]:

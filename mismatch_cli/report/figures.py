@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -60,6 +61,15 @@ class FigureView:
 def plot_names() -> list[str]:
     """The plots of all studies; imports nothing."""
     return registry.names(_PLOTS)
+
+
+def first_lines() -> dict[str, str]:
+    """What each plot draws, as its file begins; imports none of them."""
+    lines = {}
+    for name in plot_names():
+        source = Path(__file__).parent / "plots" / f"{name.replace('-', '_')}.py"
+        lines[name] = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
+    return lines
 
 
 def studies_of(name: str) -> tuple[str, ...]:

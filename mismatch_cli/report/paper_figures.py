@@ -1,4 +1,4 @@
-"""The figures of the DPPO paper (arXiv 2602.04879v3), and the plots that draw the same of your own
+"""The figures of the DPPO paper (arXiv 2602.04879), and the plots that draw the same of your own
 runs: `paper-5` names what its figure 5 shows.
 """
 

@@ -65,7 +65,7 @@ def repeats_paper(run: TrainingRun, *, evaluation: bool = False) -> bool:
 @cache
 def _stated() -> dict[str, Any]:
     preset = parsed_toml(_PRESET.read_text(encoding="utf-8"))
-    return {key: value for key, value in (_DEFAULTS | preset).items() if key not in NO_SETTING}
+    return {key: value for key, value in ({**_DEFAULTS, **preset}).items() if key not in NO_SETTING}
 
 
 def _setting(run: TrainingRun, key: str) -> Any:

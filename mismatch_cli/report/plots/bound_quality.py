@@ -15,7 +15,6 @@ from mismatch_cli.studies.training import Curve, TrainingAnalysis
 
 STUDY = "training"
 SECTION = "Bad updates and blocked tokens"
-PLACE = 4
 TITLE = "Quality of the bounds on total variation"
 DATA = "the full TV of some tokens of each step (`bounds` in metrics.jsonl)"
 CAPTION = (
@@ -31,7 +30,7 @@ _TOP = 1.06  # of the axis: bounds never exceed 1
 
 
 def needs(data: TrainingAnalysis) -> bool:
-    return bool(_curves(data))
+    return bool(bound_qualities(data))
 
 
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:

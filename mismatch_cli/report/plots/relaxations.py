@@ -10,7 +10,6 @@ from mismatch_cli.studies.training import Curve, TrainingAnalysis, curve_of
 
 STUDY = "training"
 SECTION = "Bad updates and blocked tokens"
-PLACE = 3
 TITLE = "Relaxed clipping by α"
 DATA = (
     "runs of relaxed clipping (relax-both:alpha=0.1, …) that differ in α; grpo-clip-higher is α = 0"

@@ -21,7 +21,7 @@ from mismatch_cli.studies.training import TrainingAnalysis
 
 STUDY = "training"
 SECTION = "Bad updates and blocked tokens"
-PLACE = 1
+PLACE = 4
 TITLE = "Reward and bad updates"
 DATA = "the reward and bad updates of each step, and a bad update at one step at least"
 CAPTION = (
@@ -34,7 +34,7 @@ CAPTION = (
 
 _MOST = 9
 _RIGHT = 34  # pixels for the labels of the right axis
-_HEADROOM = 1.08  # times the largest share
+_HEADROOM = 1.5  # times the largest share: bad updates stay below the end of the reward
 _MARGIN = 0.05  # of the range of rewards
 _LEAST = 0.05  # of a reward: the smallest range of the axis
 _REWARD, _OF_NEGATIVE, _OF_ALL = DASHES
@@ -46,7 +46,7 @@ _WORDS = {
 
 
 def needs(data: TrainingAnalysis) -> bool:
-    return bool(_courses(data))
+    return bool(bad_update_courses(data))
 
 
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:

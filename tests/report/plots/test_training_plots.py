@@ -296,6 +296,17 @@ def test_reward_and_bad_updates_share_a_panel_with_two_axes() -> None:
     ]
 
 
+def test_training_curves_stay_first_on_the_page() -> None:
+    study = TrainingAnalysis.of([with_bounds(make_run(steps=4))])
+    assert [name for name, _ in plots_for(study)] == [
+        "training-curves",
+        "reward-and-bad-updates",
+        "blocked-tokens",
+        "bound-quality",
+        "time",
+    ]
+
+
 def test_labels_of_the_second_axis_are_right_of_the_panel() -> None:
     figure = drawn(load("reward-and-bad-updates"), TrainingAnalysis.of([make_run()]), PAPER)
     panel, second = figure.axes
