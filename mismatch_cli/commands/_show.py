@@ -99,7 +99,6 @@ class Common:
         metavar="WIDTH",
         show_default="as on the page",
     )
-    plot_panels: bool = of_output(False, "Write each panel of a figure to a file of its own.")
     no_plots: bool = of_output(False, "Draw no figures: no plots/, and a page without pictures.")
     force: bool = of_output(
         False,
@@ -123,7 +122,6 @@ class Common:
         for flag, asked in (
             ("plots", self.plots),
             ("plot-width", self.plot_width),
-            ("plot-panels", self.plot_panels),
         ):
             if self.no_plots and asked:
                 raise UsageError(f"--no-plots draws nothing: leave out --{flag}.")
@@ -138,7 +136,7 @@ class Common:
         """Formats and size of the files in plots/."""
         from mismatch_cli.report.picture_files import PictureFiles
 
-        return PictureFiles.asked(self.plots, self.plot_width, self.plot_panels)
+        return PictureFiles.asked(self.plots, self.plot_width)
 
     @cached_property
     def read_by(self) -> Workers:
@@ -307,7 +305,7 @@ class Common:
             print_view(view or page_of(study), console(), full=self.full)
 
 
-DRAWING = ("plots", "plot_width", "plot_panels", "no_plots")
+DRAWING = ("plots", "plot_width", "no_plots")
 _SHOWING = (*DRAWING, "force", "full")
 _TALKING = ("json", "quiet", "debug")
 _LOOKING = (*_SHOWING, *_TALKING)

@@ -9,7 +9,7 @@ from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.tasks.answers import VERL_RULE
 
 # Lines of a figure, length, how the work is done, watched and kept: nothing here changes an update.
-_NO_SETTING = {
+NO_SETTING = {
     "algorithm", "seed", "steps", "recompute", "average_decay", "engine_url", "served_model",
     "weight_transfer",
     "weights_folder", "engine_memory", "tensor_parallel", "token_budget", "gradient_checkpointing",
@@ -66,7 +66,7 @@ def _differences(runs: Sequence[TrainingRun]) -> dict[str, list[Any]]:
     keys = [
         key
         for key in dict.fromkeys(key for run in runs for key in run.config)
-        if key not in _NO_SETTING
+        if key not in NO_SETTING
     ]
     found = {key: values for key in keys if len(set(map(repr, values := _values(runs, key)))) > 1}
 

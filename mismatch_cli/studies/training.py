@@ -454,13 +454,17 @@ def curve_of(runs: Sequence[TrainingRun], *keys: str, gaps: bool = True) -> Curv
     Without `gaps`, steps without any value are left out, for numbers that are measured only now and
     then.
     """
-    found = [(run.step_N, run.series(*keys)) for run in runs]
-    step_N = np.unique(np.concatenate([step for step, _ in found])) if found else np.zeros(0)
-    value_RN = np.full((len(found), len(step_N)), np.nan)
-    for row_N, (step, value) in zip(value_RN, found, strict=True):
-        row_N[np.searchsorted(step_N, step)] = value
-    curve = Curve(step_N, *_mean_and_range(value_RN))
+    curve = mean_curve([(run.step_N, run.series(*keys)) for run in runs])
     return curve if gaps else curve.only(np.isfinite(curve.value_N))
+
+
+def mean_curve(series: Sequence[tuple[np.ndarray, np.ndarray]]) -> Curve:
+    """The mean of several series, each its steps and its values."""
+    step_N = np.unique(np.concatenate([step for step, _ in series])) if series else np.zeros(0)
+    value_RN = np.full((len(series), len(step_N)), np.nan)
+    for row_N, (step, value) in zip(value_RN, series, strict=True):
+        row_N[np.searchsorted(step_N, step)] = value
+    return Curve(step_N, *_mean_and_range(value_RN))
 
 
 def _mean_and_range(value_RN: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
