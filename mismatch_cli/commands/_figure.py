@@ -133,11 +133,12 @@ def _draw(plots: Sequence[str], study: Study, place: Place, common: Common) -> N
     """Write the first plot that the data suffices for, and print its files."""
     from mismatch_cli.report.figures import lacking, plots_for, write_figure
 
-    drawable = [name for name, _ in plots_for(study.plot_data)]
+    data = study.plot_data
+    drawable = [name for name, _ in plots_for(data)]
     plot = next((plot for plot in plots if plot in drawable), None)
     if plot is None:
-        raise lacking(study.plot_data, plots[0])
-    for path in write_figure(study.plot_data, plot, place.plots, common.files):
+        raise lacking(data, plots[0])
+    for path in write_figure(data, plot, place.plots, common.files):
         print(path)
 
 
