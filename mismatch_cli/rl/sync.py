@@ -94,8 +94,8 @@ class WeightSync:
         # Of the first responses, at the weights as sent
         self._logp_sent: list[np.ndarray] | None = None
         self._logp_before: list[np.ndarray] | None = None  # and at those of the last decision
-        self._gap = np.inf  # mean |π − μ| in float32, at the first step
-        self._odds_gap = np.inf  # in lower precision, at the last decision
+        # In float32 mean |π − μ| at the first step, in lower precision `odds_gap` at the last decision
+        self._gap = np.inf
 
     def load(self, step: int, *, at_start: bool = False) -> None:
         """Give the engine all current weights, with which it samples `step`."""
@@ -151,11 +151,11 @@ class WeightSync:
         answer = UNDECIDABLE
         if self._logp_before is not None and samples:
             answer = prove_newer(logp_rollout, logp_sent, self._logp_before)
-            is_far = gap - _SURE * error > max(_BROKEN * self._odds_gap, _SAME)
+            is_far = gap - _SURE * error > max(_BROKEN * self._gap, _SAME)
             # Tensors that were read back are whole, whatever a changed policy makes of them
             if is_far and not self._equal:
                 raise MismatchError(
-                    f"The weight sync failed: the engine's log-odds were {self._odds_gap:.2g} from "
+                    f"The weight sync failed: the engine's log-odds were {self._gap:.2g} from "
                     f"the trainer's and are {gap:.2g} now, which no older weights explain. The "
                     f"engine has broken or incomplete weights. {_INSTEAD}"
                 )
@@ -166,7 +166,7 @@ class WeightSync:
         undecided = any(answer == UNDECIDABLE for answer, *_, count, _ in told if count)
         # The first check has nothing to compare with: it is where the comparison begins.
         if self._before is None or not undecided:
-            self._odds_gap = _mean([(gap, count) for _, gap, _, count, _ in told])
+            self._gap = _mean([(gap, count) for _, gap, _, count, _ in told])
         decided = self._before is not None and not undecided
         if self._before is None or decided:
             self._before = self._sent
@@ -182,8 +182,7 @@ class WeightSync:
     def facts(self) -> dict[str, Any]:
         return {
             "before": self._before is not None,
-            "gap": float(self._gap),
-            "odds_gap": float(self._odds_gap),
+            self._gap_name: float(self._gap),
             "equal": self._equal,
             "changed": self._changed,
         }
@@ -192,14 +191,17 @@ class WeightSync:
         self, facts: dict[str, Any], load: Callable[[dict[str, torch.Tensor]], None]
     ) -> None:
         """Continue from `facts()`; `load` fills tensors of these names."""
-        self._gap, self._before = facts["gap"], None
         # Absent in older checkpoints
-        self._odds_gap = facts.get("odds_gap", np.inf)
+        self._gap, self._before = facts.get(self._gap_name, np.inf), None
         self._equal, self._changed = facts.get("equal", False), facts.get("changed")
         if facts["before"] and self._as_sent is not None:
             named = self._named(self._as_sent.empty())
             load(named)
             self._before = [local(weight).to("cpu") for weight in named.values()]
+
+    @property
+    def _gap_name(self) -> str:
+        return "gap" if self._exact else "odds_gap"
 
     def _due(self, step: int) -> bool:
         return step <= 2 or step % self._every == 0

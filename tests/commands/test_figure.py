@@ -97,7 +97,7 @@ def test_a_number_of_the_paper_is_what_the_data_can_draw(trained, tmp_path, capf
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("rewrad", ", reward-and-bad-updates or "),
+        ("rewrad", ", reward-difference or "),
         ("bad update", "Nearest: bad-updates, reward-and-bad-updates or paper-5."),
         ("paper-99", "All figures: mismatch-cli guide report"),
         ("layer-error", "is drawn by another command: mismatch-cli bisect"),
