@@ -21,6 +21,7 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.rl.average import WeightAverage
 from mismatch_cli.rl.judged import Judged, Sample
+from mismatch_cli.rl.past import PastWeights
 from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.routing.routes import RouteComparison
 from mismatch_cli.sampling import SamplingSettings
@@ -94,6 +95,9 @@ class Learner:
         )
         self.loss_scale = LossScale(enabled=trainer.dtype == torch.float16)
         self.version = 0  # optimiser steps that led to the weights
+        self.past = PastWeights(
+            dict(zip(self._names, self._weights, strict=True)), config.staleness
+        )
         self.average = (
             WeightAverage(self._weights, self._masters, config.average_decay)
             if config.average_decay
@@ -296,6 +300,7 @@ class Learner:
 
     def _step(self) -> None:
         """Step AdamW on the masters, then round them into the weights."""
+        self.past.keep(self.version)
         self.optimizer.step()
         self.version += 1
         with torch.no_grad():
@@ -314,12 +319,16 @@ class Learner:
                 found |= self._named(kind, [state[kind] for state in states])
         if self.average is not None:
             found |= self._named("average", self.average.tensors)
-        return found
+        return found | self.past.tensors()
 
     def facts(self) -> dict[str, Any]:
         """Whatever else the next update depends on, besides the settings."""
         average = {} if self.average is None else {"average": self.average.total}
-        return {"version": self.version, "loss_scale": self.loss_scale.state_dict()} | average
+        return {
+            "version": self.version,
+            "loss_scale": self.loss_scale.state_dict(),
+            "past": self.past.versions(),
+        } | average
 
     def restore(self, facts: dict[str, Any], load: Callable[[dict[str, Tensor]], None]) -> None:
         """Continue from `facts()`; `load` fills tensors of these names."""
@@ -335,6 +344,7 @@ class Learner:
             for weight, master in zip(self._weights, self._masters, strict=True):
                 if weight is not master:
                     weight.copy_(master)
+        self.past.restore(facts.get("past", ()), load)  # absent in older checkpoints
 
     def _named(self, kind: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         return {f"{kind}.{name}": tensor for name, tensor in zip(self._names, tensors, strict=True)}

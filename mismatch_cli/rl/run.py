@@ -6,8 +6,8 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -289,14 +289,35 @@ class Run:
             group_mean_advantages(reward_S, np.array([p.problem.prompt_id for p in posed]))
         )
         index = [i % self.config.samples_per_prompt for i in range(len(posed))]
-        return Step(step, self.learner.version, posed, index, rollouts, reward_S, advantage_S)
+        version = self.learner.past.version(self.learner.version)
+        return Step(step, version, posed, index, rollouts, reward_S, advantage_S)
 
     def recompute(self, step: Step) -> list[ResponseScores] | None:
-        """log π at the weights that sampled, if the algorithm or the user asks for it."""
-        if not (self.config.recompute or self.learner.algorithm.needs_recomputed):
+        """log π at the weights that sampled, if the algorithm or the user asks for it, or if no
+        update is made at these weights.
+        """
+        config = self.config
+        if not (config.recompute or config.staleness or self.learner.algorithm.needs_recomputed):
             return None
         requests = list(map(ScoreRequest.of, step.rollouts))
-        return self.learner.trainer.score(requests, token_budget=self.config.token_budget)
+        with self.learner.past.in_place():
+            return self.learner.trainer.score(requests, token_budget=config.token_budget)
+
+    def load_weights(self, step: int, *, at_start: bool = False) -> None:
+        """Give the engine the weights with which it samples `step`: the newest, or older ones."""
+        with self.learner.past.in_place():
+            self.sync.load(step, at_start=at_start)
+
+    @contextmanager
+    def newest_weights(self) -> Iterator[None]:
+        """Let an engine that samples with older weights have the newest inside the block."""
+        if not self.config.staleness:
+            yield
+            return
+        self.sync.send()
+        yield
+        with self.learner.past.in_place():
+            self.sync.send()
 
     def minibatches(self, step: int) -> list[Minibatch]:
         """The minibatches of every epoch, shuffled by seed, step and epoch; each has this rank's

@@ -49,6 +49,14 @@ class Step:
     # Of all sampled groups, if dynamic sampling replaced some
     sampled: dict[str, Any] | None = None
 
+    @property
+    def first_logp(self) -> list[np.ndarray]:
+        """log π of the first minibatch at the weights that sampled, _T each."""
+        first = self.uses[0]
+        if first.version == self.version or self.recomputed is None:
+            return first.update.logp
+        return [self.recomputed[row].logp_T for row in first.minibatch.rows]
+
 
 @dataclass(frozen=True)
 class Minibatch:

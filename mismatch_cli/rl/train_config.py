@@ -179,6 +179,13 @@ class TrainConfig:
     )
     minibatches: int = of_steps(4, "Optimiser steps per epoch on the responses of a step.", least=1)
     epochs: int = of_steps(1, "Passes over the responses of each step.", least=1)
+    staleness: int = of_steps(
+        0,
+        "Sample with weights that are N optimiser steps old (--minibatches × --epochs of them a "
+        "step); 0 for the newest.",
+        flag=False,
+        least=0,
+    )
     dynamic_sampling: int = of_steps(
         0,
         "Replace groups whose rewards are all equal: sample up to N × --prompts-per-step other "
