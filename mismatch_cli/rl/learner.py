@@ -7,7 +7,7 @@ precision often rounds a step away. The engine gets the weights that compute.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from mismatch_cli.algorithms.gathering import Gathering
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.rl.average import WeightAverage
+from mismatch_cli.rl.bounds import Bounds, compared, no_bounds
 from mismatch_cli.rl.judged import Judged, Sample
 from mismatch_cli.rl.past import PastWeights
 from mismatch_cli.rl.train_config import TrainConfig
@@ -48,6 +49,7 @@ class Update:
     routes: list[RouteComparison | None]
     # _T float32, nats, at the weight average, if there is one
     logp_average: list[np.ndarray] | None = None
+    bounds: Bounds = field(default_factory=no_bounds)  # of few tokens
 
 
 class NotFiniteError(MismatchError):
@@ -131,7 +133,8 @@ class Learner:
             if self.average is None
             else [s.logp_average_T for s in samples if s.logp_average_T is not None]
         )
-        update = Update(logp, entropy, grad_norm, finite, topk_logp, routes, average)
+        bounds = np.concatenate([no_bounds(), *(batch.bounds for batch in batches)])
+        update = Update(logp, entropy, grad_norm, finite, topk_logp, routes, average, bounds)
         if not np.isfinite(loss) or (not finite and not self.loss_scale.can_back_off):
             raise NotFiniteError(
                 f"Update {self.version + 1} has loss {loss:g} and gradient norm {grad_norm:g}: "
@@ -233,6 +236,7 @@ class Learner:
 
         def look(hidden_TH: Tensor, ids_T: Tensor, head: Head) -> tuple[PolicyGradient, Judged]:
             judged = self._judged(batch, ids_T)
+            batch.bounds = self._bounds(batch.samples, hidden_TH, ids_T, head)
             self._know(judged, hidden_TH, ids_T, head)
             if judged.known is not None:
                 judged.form()
@@ -257,6 +261,13 @@ class Learner:
             else judged.by_response(topk_logp_TK)
         )
         return float(found.loss.detach()), list(zip(*parts, topk, routes, strict=True))
+
+    def _bounds(
+        self, samples: Sequence[Sample], hidden_TH: Tensor, ids_T: Tensor, head: Head
+    ) -> Bounds:
+        lengths = [len(sample.rollout.response_ids) for sample in samples]
+        references = [sample.reference for sample in samples]
+        return compared(lengths, references, hidden_TH, ids_T, head, self._sampling)
 
     def _keep_up(self, learns: bool) -> tuple[float, list[_Seen]]:
         """A pass that adds 0, because other ranks have another micro-batch."""
@@ -361,6 +372,7 @@ class _MicroBatch:
     samples: list[Sample]
     scale_S: np.ndarray
     judged: Judged | None = None  # once a pass has begun
+    bounds: Bounds = field(default_factory=no_bounds)  # likewise
 
     @property
     def requests(self) -> list[ScoreRequest]:

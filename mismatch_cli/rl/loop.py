@@ -50,6 +50,8 @@ def train(
             current = _sampled(run, step, seconds)
             with seconds("recompute"):
                 current.recomputed = run.recompute(current)
+            with seconds("bounds"):
+                current.references = run.references(current)
             batches = run.minibatches(step)
             with seconds("sync"):
                 run.sync.look_back(step, run.samples(current, batches[0]))

@@ -31,6 +31,7 @@ from mismatch_cli.errors import MismatchError, suggest
 from mismatch_cli.models import checkpoint_layers, load_causal_lm, load_tokenizer
 from mismatch_cli.positions import rescaled
 from mismatch_cli.ranks import ALONE, World
+from mismatch_cli.rl.bounds import Reference, references
 from mismatch_cli.rl.checkpoint import (
     METRICS_FILE,
     cut_back,
@@ -303,6 +304,18 @@ class Run:
         with self.learner.past.in_place():
             return self.learner.trainer.score(requests, token_budget=config.token_budget)
 
+    def references(self, step: Step) -> dict[int, Reference]:
+        """What a few tokens of the step are compared with; nothing if all updates are made at the
+        weights that sampled.
+        """
+        config = self.config
+        moves = config.staleness or config.minibatches * config.epochs > 1
+        if not (config.bounds_share and moves):
+            return {}
+        trainer, sampling = self.learner.trainer, self._sampling
+        with self.learner.past.in_place():
+            return references(step.rollouts, step.hash_S, trainer, sampling, config, self.world)
+
     def load_weights(self, step: int, *, at_start: bool = False) -> None:
         """Give the engine the weights with which it samples `step`: the newest, or older ones."""
         with self.learner.past.in_place():
@@ -358,8 +371,16 @@ class Run:
         ]
         use = (step.number, batch.epoch, batch.number)
         keys = [(*use, step.posed[row].problem.prompt_id, step.sample_index[row]) for row in rows]
+        references = step.references if moved else {}
         return [
-            Sample(step.rollouts[row], float(step.advantage_S[row]), logp_T, topk_logp_TK, key)
+            Sample(
+                step.rollouts[row],
+                float(step.advantage_S[row]),
+                logp_T,
+                topk_logp_TK,
+                key,
+                reference=references.get(row),
+            )
             for row, (logp_T, topk_logp_TK), key in zip(rows, scores, keys, strict=True)
         ]
 

@@ -293,6 +293,12 @@ class TrainConfig:
         1.0, "Nucleus sampling (top-p) of evaluations; 1 turns it off.", **UP_TO_1
     )
     trace_every: int = of_files(0, "Steps between traces for `clipstats`; 0 for none.", least=0)
+    bounds_share: float = of_files(
+        0.01,
+        "Share of the tokens whose TV over the full vocabulary is measured; 0 for none.",
+        flag=False,
+        **BELOW_1,
+    )
     checkpoint_every: int = of_files(50, "Steps between checkpoints.", least=1)
 
     def __post_init__(self) -> None:

@@ -9,14 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from safetensors.torch import load_file
 
-from mismatch_cli.models import load_causal_lm
-from mismatch_cli.places import bundled
 from mismatch_cli.rl import checkpoint
 from mismatch_cli.sampling import SamplingSettings
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
-from mismatch_cli.trace.reader import Trace
+from tests.rl.checkpoints import model_after, responses_of
 from tests.rl.small_runs import SHORT, assert_same_run, numbers, reward_file, run
 
 ONE_UPDATE: dict[str, Any] = SHORT | {
@@ -41,42 +38,36 @@ def stale(tmp_path_factory, reward) -> Path:
     return folder
 
 
-def table(folder: Path, step: int) -> pa.Table:
-    return pa.concat_tables(Trace.open(folder / "traces" / f"step-{step}").tables())
-
-
 def column(responses: pa.Table, name: str) -> np.ndarray:
     """A column of all tokens, laid flat."""
     return np.concatenate(responses.column(name).to_pylist())
 
 
-def at_checkpoint(folder: Path, step: int, responses: pa.Table) -> np.ndarray:
-    """log π of these responses at the weights of a checkpoint, nats."""
-    (file,) = (folder / "checkpoints" / f"step-{step:06d}" / "state").iterdir()
-    saved = load_file(file)
-    model = load_causal_lm(str(bundled("model")), "float32")
-    for name, weight in model.named_parameters():
-        weight.data.copy_(saved[f"weight.{name}"])
+def logp_after(folder: Path, step: int, responses: pa.Table) -> np.ndarray:
+    """log π of these responses at the weights after a step, nats."""
     ids = (responses.column(name).to_pylist() for name in ("prompt_ids", "response_ids"))
     requests = [ScoreRequest(*pair) for pair in zip(*ids, strict=True)]
-    scores = Trainer(model, SamplingSettings()).score(requests, token_budget=2048)
-    return np.concatenate([score.logp_T for score in scores])
+    trainer = Trainer(model_after(folder, step), SamplingSettings())
+    return np.concatenate([s.logp_T for s in trainer.score(requests, token_budget=2048)])
 
 
 def test_the_engine_samples_with_the_weights_of_two_updates_ago(stale):
     """At step 4, after 3 updates, those after 1; log π′ is theirs too, and log π is not."""
-    responses = table(stale, 4)
-    logp_T = at_checkpoint(stale, 1, responses)
+    responses = responses_of(stale, 4)
+    logp_T = logp_after(stale, 1, responses)
     assert np.abs(column(responses, "logp_rollout") - logp_T).max() < 1e-4
     assert np.abs(column(responses, "logp_recomputed") - logp_T).max() < 1e-4
-    newest_T = at_checkpoint(stale, 3, responses)
+    newest_T = logp_after(stale, 3, responses)
     assert np.abs(column(responses, "logp_trainer") - newest_T).max() < 1e-4
     assert np.abs(newest_T - logp_T).max() > 1e-2
 
 
 def test_versions_are_those_of_the_weights(stale):
     versions = [
-        tuple(set(table(stale, step).column(f"version_{side}").to_pylist()) for step in range(1, 5))
+        tuple(
+            set(responses_of(stale, step).column(f"version_{side}").to_pylist())
+            for step in range(1, 5)
+        )
         for side in ("rollout", "trainer")
     ]
     assert versions == [({0}, {0}, {0}, {1}), ({0}, {1}, {2}, {3})]
@@ -113,7 +104,7 @@ def test_an_adapter_and_several_updates_a_step(reward, tmp_path):
     """Three updates behind with two a step: one of the steps' sets is from within a step."""
     changes = {"minibatches": 2, "staleness": 3, "lora": True, "steps": 3}
     run(tmp_path / "run", **STALE | changes | reward)
-    sampled = [table(tmp_path / "run", step).column("version_rollout") for step in (1, 2, 3)]
+    sampled = [responses_of(tmp_path / "run", step).column("version_rollout") for step in (1, 2, 3)]
     assert [set(versions.to_pylist()) for versions in sampled] == [{0}, {0}, {1}]
     lines = numbers(tmp_path / "run")
     assert {line["sync"] for line in lines} == {"proven"}
