@@ -38,6 +38,7 @@ from mismatch_cli.torch_settings import DTYPES, KV_CACHE_DTYPES
 
 _PRESETS = Path(__file__).parent.parent / "presets"
 FILE_NAME = "config.toml"
+EXPECTED = "expected"  # the only table of a preset: no setting
 
 
 AGGREGATIONS = ("sequence-sum", "sequence-mean", "token-mean")
@@ -335,18 +336,46 @@ def load_config(preset: str, changes: dict[str, Any]) -> TrainConfig:
     """A preset (by name or path) with changes on top; a `UsageError` for unknown names and
     types.
     """
+    path, content = _preset(preset)
+    content.pop(EXPECTED, None)
+    _check_typed(content, changes, path)
+    return TrainConfig(**_checked(content | changes, path))
+
+
+def expected_of(preset: str) -> tuple[Path, Any]:
+    """The file of a preset, and its table of what a run should show at its start, unchecked; None
+    if it has no such table.
+    """
+    path, content = _preset(preset)
+    return path, content.get(EXPECTED)
+
+
+def changed_from(preset: str, config: TrainConfig) -> list[str]:
+    """The settings in which a run departs from its preset, as they are typed; each run has an
+    algorithm and a seed of its own.
+    """
+    path, content = _preset(preset)
+    content.pop(EXPECTED, None)
+    plain = TrainConfig(**_checked(content, path))
+    settings = (known for known in fields(TrainConfig) if known.name not in ("algorithm", "seed"))
+    return [
+        flag_of(known)
+        for known in settings
+        if getattr(config, known.name) != getattr(plain, known.name)
+    ]
+
+
+def _preset(preset: str) -> tuple[Path, dict[str, Any]]:
     path = _PRESETS / f"{preset}.toml"
     if preset.endswith(".toml"):
         path = Path(preset)
     elif not path.is_file():
         raise UsageError(registry.unknown("preset", preset, presets()))
     try:
-        content = parsed_toml(path.read_text(encoding="utf-8"))
+        return path, parsed_toml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         advice = "Name a TOML file like the one that `train --show-config` prints."
         raise unreadable(path, error, advice, "cannot be read ({})") from error
-    _check_typed(content, changes, path)
-    return TrainConfig(**_checked(content | changes, path))
 
 
 def _check_typed(content: Mapping[str, Any], changes: Mapping[str, Any], path: Path) -> None:

@@ -87,7 +87,9 @@ class OneOf(World):
 
 def rollouts(count: int, tokens: int) -> list[Rollout]:
     nothing_T = np.zeros(tokens, dtype=np.float32)
-    return [Rollout([0], [0] * tokens, nothing_T, nothing_T, None, None, "stop") for _ in range(count)]
+    return [
+        Rollout([0], [0] * tokens, nothing_T, nothing_T, None, None, "stop") for _ in range(count)
+    ]
 
 
 HASHES = mix(np.arange(320, dtype=np.uint64))
