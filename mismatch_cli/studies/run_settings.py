@@ -121,6 +121,8 @@ def _in_words(key: str, value: Any) -> str:
         return words if value else f"no {words}"
     if key == "environment":
         return _cut(str(value).rsplit("/", 1)[-1]) if value else "no environment"
+    if key == "staleness":
+        return f"staleness {value}"
     if key in _NAMES and value:
         return _cut(str(value).rsplit("/", 1)[-1])
     return f"{words} {f'{value:g}' if isinstance(value, float) else value or 'by default'}"
