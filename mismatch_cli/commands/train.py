@@ -39,7 +39,7 @@ from mismatch_cli.rl.train_config import (
 if TYPE_CHECKING:
     from mismatch_cli.commands._live import TrainingView
     from mismatch_cli.commands._refresher import Refresher
-    from mismatch_cli.rl.expected import Expected
+    from mismatch_cli.rl.resemblance import Resemblance
 
 # Settings whose flags here say more than in the dataclass.
 _OWN = {
@@ -126,10 +126,10 @@ def command(
       mismatch-cli train --track trackio --as verl
     """
     from mismatch_cli.extras import require
-    from mismatch_cli.rl.expected import Expected
+    from mismatch_cli.rl.resemblance import Resemblance
     from mismatch_cli.rl.task import check_ranks, check_runs
 
-    expected = Expected.of(preset)
+    expected = Resemblance.of(preset)
     changes = {name: value for name, value in chosen.items() if value is not None}
     first = load_config(preset, changes | ({} if seed is None else {"seed": seed}))
     configs = [
@@ -447,14 +447,14 @@ def _run(
 
 
 def _say_start(
-    expected: Expected,
+    expected: Resemblance,
     preset: str,
     progress: TerminalProgress,
     config: TrainConfig,
     folder: Path,
 ) -> None:
     """Say whether a run begins like the one that its preset repeats, if it repeats one."""
-    from mismatch_cli.rl.expected import start_of
+    from mismatch_cli.rl.resemblance import start_of
 
     line = start_of(folder / _METRICS)
     if sentence := expected.in_words(line, changed_from(preset, config)):

@@ -9,9 +9,9 @@ update itself. An update at θ′ compares nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, fsum
+from math import ceil, fsum, inf
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ _ROWS = 64  # tokens whose logits exist at once
 
 
 @dataclass(frozen=True)
-class Reference:
+class FullReference:
     """log π_θ′ over the vocabulary at some tokens of a response, in nats."""
 
     at_U: np.ndarray  # their places in the response
@@ -60,7 +60,7 @@ def references(
     sampling: SamplingSettings,
     config: TrainConfig,
     world: World,
-) -> dict[int, Reference]:
+) -> dict[int, FullReference]:
     """The reference of some responses, by their rows; the model has the weights that sampled.
 
     `hash_S` decides which responses and tokens: the same for any number of ranks.
@@ -68,11 +68,10 @@ def references(
     at = _chosen(rollouts, hash_S, _MOST // trainer.head.vocabulary, config.bounds_share, world)
     rows = list(at)
     requests = [ScoreRequest.of(rollouts[row]) for row in rows]
-    by_row: dict[int, Reference] = {}
-    batches = micro_batches(requests, config.token_budget, trainer.packed)
-    for batch in padded(batches, world):
-        places = [at[rows[i]] for i in batch]
+    by_row: dict[int, FullReference] = {}
+    for batch in padded(micro_batches(requests, config.token_budget, trainer.packed), world):
         members = [requests[i] for i in batch] or [NOTHING]
+        places = [at[rows[i]] for i in batch]
         for i, reference in zip(batch, _read(trainer, sampling, members, places), strict=True):
             by_row[rows[i]] = reference
     return by_row
@@ -83,52 +82,45 @@ def _read(
     sampling: SamplingSettings,
     members: Sequence[ScoreRequest],
     places: Sequence[np.ndarray],
-) -> list[Reference]:
-    """One pass without gradients; log π over the vocabulary leaves the device in small parts."""
+) -> list[FullReference]:
+    """One pass without gradients over responses, or over nothing, which has no places."""
 
-    lengths = [len(request.response_ids) for request in members]
-
-    def look(hidden_TH: Tensor, _: Tensor, head: Head) -> np.ndarray:
-        chosen_UH = hidden_TH[_rows(lengths, places, hidden_TH.device)]
-        parts = [
-            sampling.process(head.logits(part_UH)).log_softmax(dim=-1).cpu().numpy()
-            for part_UH in chosen_UH.split(_ROWS)
-        ]
-        return np.concatenate(parts)
+    def look(hidden_TH: Tensor, _: Tensor, head: Head) -> list[FullReference]:
+        read, start = [], 0
+        for request, at_U in zip(members, places, strict=False):
+            hidden_UH = hidden_TH[torch.from_numpy(start + at_U).to(hidden_TH.device)]
+            read.append(FullReference(at_U, _log_probs(hidden_UH, head, sampling)))
+            start += len(request.response_ids)
+        return read
 
     with without_gradients(trainer.model):
-        logp_UV = trainer.look_at(members, look)
-    ends = np.cumsum([len(at_U) for at_U in places])[:-1]
-    pairs = zip(places, np.split(logp_UV, ends), strict=True) if places else ()
-    return [Reference(at_U, part_UV) for at_U, part_UV in pairs]
+        return trainer.look_at(members, look)
+
+
+def _log_probs(hidden_UH: Tensor, head: Head, sampling: SamplingSettings) -> np.ndarray:
+    """log π over the vocabulary, in nats; it leaves the device in small parts."""
+    parts = []
+    for part_RH in hidden_UH.split(_ROWS):
+        logits_RV = sampling.process(head.logits(part_RH))
+        parts.append(logits_RV.log_softmax(dim=-1).cpu().numpy())
+    return np.concatenate(parts)
 
 
 def compared(
-    lengths: Sequence[int],
-    references: Sequence[Reference | None],
-    hidden_TH: Tensor,
-    ids_T: Tensor,
+    reference: FullReference,
+    hidden_UH: Tensor,
+    ids_U: Tensor,
     head: Head,
     sampling: SamplingSettings,
 ) -> Bounds:
-    """π_θ′ and π_θ at the chosen tokens of responses of these lengths, given the hidden states that
-    predict all of their tokens.
+    """π_θ′ and π_θ at the tokens of a reference, given their ids and the hidden states that predict
+    them now.
     """
-    before = [_NONE if reference is None else reference for reference in references]
-    rows_U = _rows(lengths, [reference.at_U for reference in before], hidden_TH.device)
-    if not len(rows_U):
-        return no_bounds()
-    before_UV = np.concatenate([reference.logp_UV for reference in before if len(reference.at_U)])
-    ids_U = ids_T[rows_U]
+    before_UV = reference.logp_UV
     top_UK = torch.from_numpy(before_UV).topk(min(_K, before_UV.shape[1]))
-    now = score_hidden(
-        hidden_TH[rows_U].detach(),
-        head,
-        ids_U,
-        top_UK.indices.to(ids_U.device),
-        sampling,
-        rollout=RolloutRows(dict(enumerate(before_UV))),
-    )
+    query_UK = top_UK.indices.to(ids_U.device)
+    rows = RolloutRows(dict(enumerate(before_UV)))
+    now = score_hidden(hidden_UH.detach(), head, ids_U, query_UK, sampling, rollout=rows)
     sampled_U = ids_U.cpu().numpy()
     logp_U = before_UV[np.arange(len(sampled_U)), sampled_U], now.logp_T.cpu().numpy()
     logp_UK = top_UK.values.numpy(), now.logp_at_ids_TK.cpu().numpy()
@@ -140,45 +132,35 @@ def compared(
 
 def in_line(bounds: Bounds) -> dict[str, Any]:
     """What the line of a step says: means over the tokens, whose order does not change a bit."""
-    means = [fsum(column) / len(bounds) for column in bounds.T]
-    names = ("tv_full", "tv_binary", "tv_topk")
-    return dict(zip(names, means, strict=True)) | {"tokens": len(bounds)}
+    sums = map(fsum, bounds.T)
+    means = {name: total / len(bounds) for name, total in zip(_NAMES, sums, strict=True)}
+    return means | {"tokens": len(bounds)}
 
 
+_NAMES = ("tv_full", "tv_binary", "tv_topk")
 _NO_HASHES = np.zeros(0, dtype=np.uint64)
-_NONE = Reference(np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=np.float32))
-
-
-def _rows(lengths: Sequence[int], places: Sequence[np.ndarray], device: torch.device) -> Tensor:
-    """The places among the tokens of all responses."""
-    starts = np.cumsum([0, *lengths])
-    parts = [start + at_U for start, at_U in zip(starts, places, strict=False)]
-    return torch.from_numpy(np.concatenate([_NONE.at_U, *parts])).to(device)
 
 
 def _chosen(
     rollouts: Sequence[Rollout], hash_S: np.ndarray, most: int, share: float, world: World
-) -> Mapping[int, np.ndarray]:
+) -> dict[int, np.ndarray]:
     """The places of the chosen tokens by row: sampled tokens of few responses, at most so many."""
     of_responses = max(_RESPONSES, share)
-    rows = np.flatnonzero(_lowest(hash_S, of_responses, len(hash_S) * world.size, world)).tolist()
-    places = [_sampled_places(rollouts[row]) for row in rows]
-    hashes = [token_hashes(hash_S[row], at_T) for row, at_T in zip(rows, places, strict=True)]
-    every_T = np.concatenate([_NO_HASHES, *hashes])
-    parts = np.split(
-        _lowest(every_T, share / of_responses, most, world), np.cumsum(list(map(len, places)))[:-1]
-    )
-    kept = {row: at_T[part] for row, at_T, part in zip(rows, places, parts, strict=False)}
-    return {row: at_U for row, at_U in kept.items() if len(at_U)}
+    rows = np.flatnonzero(hash_S < _limit(hash_S, of_responses, len(hash_S) * world.size, world))
+    places, hashes = {}, {}
+    for row in rows.tolist():
+        rollout = rollouts[row]
+        places[row] = rollout.of_sampled(np.arange(len(rollout.response_ids)))
+        hashes[row] = token_hashes(hash_S[row], places[row])
+    every_T = np.concatenate([_NO_HASHES, *hashes.values()])
+    limit = _limit(every_T, share / of_responses, most, world)
+    return {
+        row: at_T[hashes[row] < limit] for row, at_T in places.items() if hashes[row].min() < limit
+    }
 
 
-def _sampled_places(rollout: Rollout) -> np.ndarray:
-    """The places of the tokens that the engine sampled among those of the response."""
-    return rollout.of_sampled(np.arange(len(rollout.response_ids)))
-
-
-def _lowest(hash_N: np.ndarray, share: float, most: int, world: World) -> np.ndarray:
-    """Which are among the lowest hashes of all ranks: a share of them, at most so many; bool."""
+def _limit(hash_N: np.ndarray, share: float, most: int, world: World) -> float:
+    """Below which the lowest hashes of all ranks are: a share of them, at most so many."""
     every = np.sort(np.concatenate(world.gather(hash_N)))
     count = min(ceil(share * len(every)), most)
-    return hash_N < every[count] if count < len(every) else np.ones(len(hash_N), dtype=bool)
+    return every[count] if count < len(every) else inf

@@ -87,19 +87,11 @@ class Learner:
         self._masters = [
             p if p.dtype == torch.float32 else p.detach().float() for p in self._weights
         ]
-        self.optimizer = torch.optim.AdamW(
-            self._masters,
-            lr=config.learning_rate,
-            betas=(config.beta1, config.beta2),
-            eps=config.adam_eps,
-            weight_decay=config.weight_decay,
-            fused=True if is_spread(self.model) else None,
-        )
+        fused = True if is_spread(self.model) else None
+        self.optimizer = _adam(self._masters, config, fused)
         self.loss_scale = LossScale(enabled=trainer.dtype == torch.float16)
         self.version = 0  # optimiser steps that led to the weights
-        self.past = PastWeights(
-            dict(zip(self._names, self._weights, strict=True)), config.staleness
-        )
+        self.past = PastWeights(self.model, config.staleness)
         self.average = (
             WeightAverage(self._weights, self._masters, config.average_decay)
             if config.average_decay
@@ -265,9 +257,16 @@ class Learner:
     def _bounds(
         self, samples: Sequence[Sample], hidden_TH: Tensor, ids_T: Tensor, head: Head
     ) -> Bounds:
-        lengths = [len(sample.rollout.response_ids) for sample in samples]
-        references = [sample.reference for sample in samples]
-        return compared(lengths, references, hidden_TH, ids_T, head, self._sampling)
+        """Those of the responses with a reference."""
+        parts, start = [no_bounds()], 0
+        for sample in samples:
+            reference = sample.reference
+            if reference is not None:
+                at_U = torch.from_numpy(start + reference.at_U).to(ids_T.device)
+                now = hidden_TH[at_U], ids_T[at_U]
+                parts.append(compared(reference, *now, head, self._sampling))
+            start += len(sample.rollout.response_ids)
+        return np.concatenate(parts)
 
     def _keep_up(self, learns: bool) -> tuple[float, list[_Seen]]:
         """A pass that adds 0, because other ranks have another micro-batch."""
@@ -359,6 +358,17 @@ class Learner:
 
     def _named(self, kind: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         return {f"{kind}.{name}": tensor for name, tensor in zip(self._names, tensors, strict=True)}
+
+
+def _adam(weights: Sequence[Tensor], config: TrainConfig, fused: bool | None) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        weights,
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        eps=config.adam_eps,
+        weight_decay=config.weight_decay,
+        fused=fused,
+    )
 
 
 @dataclass

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,8 +21,10 @@ class PastWeights:
     CPU memory, in the weights' own dtype: N times what this rank trains, or of an adapter alone.
     """
 
-    def __init__(self, weights: Mapping[str, Tensor], updates: int) -> None:
-        self._weights, self._updates = weights, updates
+    def __init__(self, model: Any, updates: int) -> None:
+        named = model.named_parameters()
+        self._weights = {name: weight for name, weight in named if weight.requires_grad}
+        self._updates = updates
         self._copies: dict[int, list[Tensor]] = {}  # by optimiser steps that led to them
 
     def keep(self, version: int) -> None:
@@ -49,11 +52,10 @@ class PastWeights:
 
     def tensors(self) -> dict[str, Tensor]:
         """The copies by version and name, for a checkpoint."""
-        return {
-            name: tensor
-            for version, copy in self._copies.items()
-            for name, tensor in self._named(version, copy).items()
-        }
+        named: dict[str, Tensor] = {}
+        for version, copy in self._copies.items():
+            named |= self._named(version, copy)
+        return named
 
     def versions(self) -> list[int]:
         return list(self._copies)
@@ -62,7 +64,7 @@ class PastWeights:
         """Continue from `versions()`; `load` fills tensors of the names of `tensors()`."""
         self._copies = {}
         for version in versions:
-            room = [torch.empty_like(part, device="cpu") for part in self._parts()]
+            room = map(partial(torch.empty_like, device="cpu"), self._parts())
             named = self._named(version, room)
             load(named)
             self._copies[version] = [local(tensor).to("cpu") for tensor in named.values()]
@@ -72,5 +74,7 @@ class PastWeights:
         return [local(weight.detach()) for weight in self._weights.values()]
 
     def _named(self, version: int, copy: Iterable[Tensor]) -> dict[str, Tensor]:
-        parts: Iterable[Any] = zip(self._weights.items(), copy, strict=True)
-        return {f"past-{version}.{name}": like(weight, part) for (name, weight), part in parts}
+        named = {}
+        for (name, weight), part in zip(self._weights.items(), copy, strict=True):
+            named[f"past-{version}.{name}"] = like(weight, part)
+        return named

@@ -31,7 +31,7 @@ from mismatch_cli.errors import MismatchError, suggest
 from mismatch_cli.models import checkpoint_layers, load_causal_lm, load_tokenizer
 from mismatch_cli.positions import rescaled
 from mismatch_cli.ranks import ALONE, World
-from mismatch_cli.rl.bounds import Reference, references
+from mismatch_cli.rl.bounds import FullReference, references
 from mismatch_cli.rl.checkpoint import (
     METRICS_FILE,
     cut_back,
@@ -304,7 +304,7 @@ class Run:
         with self.learner.past.in_place():
             return self.learner.trainer.score(requests, token_budget=config.token_budget)
 
-    def references(self, step: Step) -> dict[int, Reference]:
+    def references(self, step: Step) -> dict[int, FullReference]:
         """What a few tokens of the step are compared with; nothing if all updates are made at the
         weights that sampled.
         """

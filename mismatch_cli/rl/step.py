@@ -25,7 +25,7 @@ from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.route_flips import Routing
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.update_table import of_step, updates_of_step
-from mismatch_cli.rl.bounds import Bounds, Reference, in_line, no_bounds
+from mismatch_cli.rl.bounds import Bounds, FullReference, in_line, no_bounds
 from mismatch_cli.rl.learner import Update
 from mismatch_cli.rl.task import Posed
 from mismatch_cli.routing.routes import route_columns
@@ -47,7 +47,7 @@ class Step:
     reward_S: np.ndarray
     advantage_S: np.ndarray
     recomputed: list[ResponseScores] | None = None  # by the weights that sampled
-    references: dict[int, Reference] = field(default_factory=dict)  # of few responses, by row
+    references: dict[int, FullReference] = field(default_factory=dict)  # of few responses, by row
     uses: list[Use] = field(default_factory=list)
     # Of all sampled groups, if dynamic sampling replaced some
     sampled: dict[str, Any] | None = None

@@ -133,9 +133,9 @@ class WeightSync:
         """What the line of a step says: whether the engine sampled it with the weights that it was
         sent, and their lag.
 
-        `logp_trainer`: of the first minibatch, at the weights that sampled. A `MismatchError` if the engine
-        had other weights. Every rank checks its own engine's responses; the answer holds for all
-        engines.
+        `logp_trainer`: of the first minibatch, at the weights that sampled. A `MismatchError` if
+        the engine had other weights. Every rank checks its own engine's responses; the answer holds
+        for all engines.
         """
         logp_rollout = [s.rollout.of_sampled(s.rollout.logp_rollout_T) for s in samples]
         logp_trainer = [

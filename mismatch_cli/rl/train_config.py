@@ -357,12 +357,12 @@ def changed_from(preset: str, config: TrainConfig) -> list[str]:
     path, content = _preset(preset)
     content.pop(EXPECTED, None)
     plain = TrainConfig(**_checked(content, path))
-    settings = (known for known in fields(TrainConfig) if known.name not in ("algorithm", "seed"))
-    return [
-        flag_of(known)
-        for known in settings
-        if getattr(config, known.name) != getattr(plain, known.name)
-    ]
+    changed = []
+    for field in fields(TrainConfig):
+        differs = getattr(config, field.name) != getattr(plain, field.name)
+        if differs and field.name not in ("algorithm", "seed"):
+            changed.append(flag_of(field))
+    return changed
 
 
 def _preset(preset: str) -> tuple[Path, dict[str, Any]]:

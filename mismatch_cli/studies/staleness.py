@@ -1,11 +1,11 @@
-"""What trust regions block by how many updates old the weights are that sample: the dose of
-section 4.2 of the DPPO paper.
-"""
+"""What trust regions block by how many updates old the weights are that sample."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,34 +30,33 @@ class Dose(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Response:
+class DoseResponse:
     """An algorithm in one setting, at several doses, lowest first."""
 
     name: str
     doses: tuple[Dose, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return {"algorithm": self.name, "doses": [_to_json(dose) for dose in self.doses]}
+        return {"algorithm": self.name, "doses": list(map(_to_json, self.doses))}
 
 
-def responses(runs: Sequence[TrainingRun]) -> list[Response]:
+def dose_responses(runs: Sequence[TrainingRun]) -> list[DoseResponse]:
     """Every algorithm that was trained with several staleness values; the runs are over common
     steps.
 
     Counted are the steps at which the engine of every such run is as far behind as it should be: a
     run begins with its first weights, which are not that old yet.
     """
-    ages = {age_of(run) for run in runs}
-    if len(ages) < 2:
+    if len(set(map(age_of, runs))) < 2:
         return []
-    first = max(_first_step(run) for run in runs)
-    late = [_from(run, first) for run in runs]
+    first = max(map(_first_step, runs))
     groups: dict[str, dict[int, list[TrainingRun]]] = {}
-    for run, setting in zip(late, settings_of_runs(list(map(_without, late))), strict=True):
-        name = SEPARATOR.join(filter(None, (run.algorithm, setting)))
-        if run.mean(SHARES[0]) is not None:
-            groups.setdefault(name, {}).setdefault(age_of(run), []).append(run)
-    return [Response(name, _doses(by_age)) for name, by_age in groups.items() if len(by_age) > 1]
+    for run, setting in zip(runs, settings_of_runs(list(map(_without, runs))), strict=True):
+        late = _from(run, first)
+        if late.mean(SHARES[0]) is not None:
+            name = SEPARATOR.join(filter(None, (run.algorithm, setting)))
+            groups.setdefault(name, {}).setdefault(age_of(run), []).append(late)
+    return [DoseResponse(name, _doses(ages)) for name, ages in groups.items() if len(ages) > 1]
 
 
 def age_of(run: TrainingRun) -> int:
@@ -67,19 +66,18 @@ def age_of(run: TrainingRun) -> int:
 
 
 def _doses(by_age: dict[int, list[TrainingRun]]) -> tuple[Dose, ...]:
-    lowest = _by_seed(by_age[min(by_age)])
-    doses = []
-    for age in sorted(by_age):
-        runs = by_age[age]
-        blocked = {key: over_seeds(run.mean(key) for run in runs) for key in SHARES}
-        more = None if age == min(by_age) else difference(_by_seed(runs), lowest)
+    lowest = min(by_age)
+    base, doses = _by_seed(by_age[lowest]), []
+    for age, runs in sorted(by_age.items()):
+        blocked = {key: over_seeds(map(methodcaller("mean", key), runs)) for key in SHARES}
+        more = None if age == lowest else difference(_by_seed(runs), base)
         doses.append(Dose(age, len(runs), blocked, more))
     return tuple(doses)
 
 
 def _by_seed(runs: Sequence[TrainingRun]) -> Seeded:
-    shares = ((run.seed, run.mean(SHARES[0])) for run in runs)
-    return [(seed, share) for seed, share in shares if share is not None]
+    """The share of each run with its seed; every run has one."""
+    return [(run.seed, run.mean(SHARES[0]) or 0.0) for run in runs]
 
 
 def _first_step(run: TrainingRun) -> float:
@@ -93,18 +91,19 @@ def _first_step(run: TrainingRun) -> float:
 
 
 def _from(run: TrainingRun, first: float) -> TrainingRun:
-    rows = zip(run.records, run.step_N, strict=True)
-    return replace(run, records=[record for record, step in rows if step >= first])
+    kept = compress(run.records, run.step_N >= first)
+    return replace(run, records=list(kept))
 
 
 def _without(run: TrainingRun) -> TrainingRun:
-    """The run without its dose, which is no part of the name of its algorithm."""
-    return replace(run, config={key: value for key, value in run.config.items() if key != KEY})
+    """The run at no dose: its setting is named without it."""
+    return replace(run, config=dict(run.config) | {KEY: 0})
 
 
 def _to_json(dose: Dose) -> dict[str, Any]:
-    shares = {key: estimate.to_dict() for key, estimate in dose.blocked.items()}
-    more = {}
+    row: dict[str, Any] = {KEY: dose.updates, "seeds": dose.seeds}
+    for key, estimate in dose.blocked.items():
+        row[key] = estimate.to_dict()
     if dose.more is not None:
-        more = {"more": dose.more.estimate.to_dict(), "paired_seeds": dose.more.pairs}
-    return {KEY: dose.updates, "seeds": dose.seeds, **shares, **more}
+        row |= {"more": dose.more.estimate.to_dict(), "paired_seeds": dose.more.pairs}
+    return row

@@ -17,7 +17,7 @@ from mismatch_cli.studies.common_steps import CommonSteps, in_words
 from mismatch_cli.studies.run_settings import SEPARATOR, settings_of_runs, short_name, task_of
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.seeds import Difference, difference, over_seeds
-from mismatch_cli.studies.staleness import Response, responses
+from mismatch_cli.studies.staleness import DoseResponse, dose_responses
 from mismatch_cli.studies.study import Study
 from mismatch_cli.studies.watch_state import WatchState
 
@@ -83,11 +83,11 @@ class TrainingAnalysis(Study):
         return [by_run[id(run)] for run in self.runs]
 
     @cached_property
-    def by_staleness(self) -> list[Response]:
+    def by_staleness(self) -> list[DoseResponse]:
         """What algorithms block by how old the weights are that sample, where runs differ in
         that.
         """
-        return responses(self.restricted)
+        return dose_responses(self.restricted)
 
     @property
     def is_final(self) -> bool:
@@ -245,8 +245,8 @@ def _seeded(runs: Iterable[TrainingRun]) -> list[tuple[int | None, float]]:
     return [(seed, reward) for seed, reward in rewards if reward is not None]
 
 
-def _by_staleness(found: Sequence[Response]) -> dict[str, Any]:
-    return {"by_staleness": [response.to_json() for response in found]} if found else {}
+def _by_staleness(doses: Sequence[DoseResponse]) -> dict[str, Any]:
+    return {"by_staleness": list(map(DoseResponse.to_json, doses))} if doses else {}
 
 
 def _ending(run: TrainingRun) -> dict[str, Any]:

@@ -18,7 +18,7 @@ def responses_of(folder: Path, step: int) -> pa.Table:
 
 
 def model_after(folder: Path, step: int) -> Any:
-    """The bundled model with the weights after a step; those before the first are the model's own."""
+    """The bundled model with the weights after a step; before the first, its own."""
     model = load_causal_lm(str(bundled("model")), "float32")
     if step:
         (file,) = (folder / "checkpoints" / f"step-{step:06d}" / "state").iterdir()

@@ -96,7 +96,7 @@ HASHES = mix(np.arange(320, dtype=np.uint64))
 
 
 def chosen(most: int = 10**6, share: float = 0.01) -> dict[int, np.ndarray]:
-    return dict(bounds._chosen(rollouts(320, 50), HASHES, most, share, ALONE))
+    return bounds._chosen(rollouts(320, 50), HASHES, most, share, ALONE)
 
 
 def test_one_percent_of_the_tokens_is_in_a_sixteenth_of_the_responses():
@@ -112,8 +112,8 @@ def test_memory_bounds_their_number():
 def test_a_rank_chooses_what_one_process_would():
     halves = HASHES[:160], HASHES[160:]
     kept = [
-        bounds._lowest(half, 1 / 16, 1000, OneOf(rank, 2, all_hashes=halves))
+        half < bounds._limit(half, 1 / 16, 1000, OneOf(rank, 2, all_hashes=halves))
         for rank, half in enumerate(halves)
     ]
-    alone = bounds._lowest(HASHES, 1 / 16, 1000, ALONE)
+    alone = bounds._limit(HASHES, 1 / 16, 1000, ALONE) > HASHES
     assert np.array_equal(np.concatenate(kept), alone) and alone.sum() == 20

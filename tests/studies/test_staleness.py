@@ -8,7 +8,7 @@ import pytest
 
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.seeds import difference, over_seeds
-from mismatch_cli.studies.staleness import responses
+from mismatch_cli.studies.staleness import dose_responses
 from mismatch_cli.studies.training import TrainingAnalysis
 from tests.report.training_runs import make_run
 
@@ -44,19 +44,19 @@ def test_shares_by_dose_with_paired_differences():
 
 def test_only_steps_at_which_every_engine_is_that_old_count():
     """Eight updates are four steps: the mean is over steps 5 and 6."""
-    (dose, _) = responses([aged("grpo-clip-higher", 0, n, 0.1 if n else 0.3) for n in (0, 8)])[
+    (dose, _) = dose_responses([aged("grpo-clip-higher", 0, n, 0.1 if n else 0.3) for n in (0, 8)])[
         0
     ].doses
     assert dose.blocked["blocked"].value == pytest.approx(0.3)
-    (_, old) = responses([aged("grpo-clip-higher", 0, n, 0.1) for n in (0, 8)])[0].doses
+    (_, old) = dose_responses([aged("grpo-clip-higher", 0, n, 0.1) for n in (0, 8)])[0].doses
     assert old.blocked["blocked"].value == pytest.approx(0.1)
-    assert responses([aged("grpo-clip-higher", 0, n, 0.1) for n in (0, 12)]) == []
+    assert dose_responses([aged("grpo-clip-higher", 0, n, 0.1) for n in (0, 12)]) == []
 
 
 def test_one_age_is_no_dose():
-    assert responses([aged("grpo-clip-higher", seed, 2, 0.1) for seed in (0, 1)]) == []
+    assert dose_responses([aged("grpo-clip-higher", seed, 2, 0.1) for seed in (0, 1)]) == []
     older = make_run("grpo-clip-higher")  # from before the setting existed
-    assert responses([older, aged("grpo-clip-higher", 0, 0, 0.1)]) == []
+    assert dose_responses([older, aged("grpo-clip-higher", 0, 0, 0.1)]) == []
 
 
 def test_a_dose_is_no_part_of_the_name_but_other_settings_are():
@@ -65,7 +65,7 @@ def test_a_dose_is_no_part_of_the_name_but_other_settings_are():
         for run in RUNS[:9]
         for rate in (1e-4, 2e-4)
     ]
-    assert [response.name for response in responses(runs)] == [
+    assert [response.name for response in dose_responses(runs)] == [
         "grpo-clip-higher · learning rate 0.0001",
         "grpo-clip-higher · learning rate 0.0002",
     ]

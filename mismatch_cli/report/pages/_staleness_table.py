@@ -1,7 +1,6 @@
 """The table of what algorithms block by staleness."""
 
 from mismatch_cli import numbers
-from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.update_table import TRAINING
 from mismatch_cli.report.tables import Col, col, percent, table, text
 from mismatch_cli.report.view import Table
@@ -26,10 +25,7 @@ def staleness_table(study: TrainingAnalysis) -> Table:
             text("algorithm", lambda row: row[0]),
             col("N", lambda row: str(row[1].updates)),
             col("seeds", lambda row: str(row[1].seeds)),
-            *(
-                _share(title, key)
-                for title, key in zip(("blocked, %", "A > 0, %", "A < 0, %"), SHARES, strict=True)
-            ),
+            *map(_share, ("blocked, %", "A > 0, %", "A < 0, %"), SHARES),
             col("more, points", lambda row: _more(row[1])),
             col("paired seeds", lambda row: _pairs(row[1])),
         ],
@@ -44,8 +40,7 @@ def _share(title: str, key: str) -> Col[_Row]:
 def _more(dose: Dose) -> str:
     if dose.more is None:
         return numbers.MISSING
-    found: Estimate = dose.more.estimate
-    return percent(found)
+    return percent(dose.more.estimate)
 
 
 def _pairs(dose: Dose) -> str:

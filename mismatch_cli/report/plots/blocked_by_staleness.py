@@ -1,9 +1,11 @@
-"""Blocked tokens by how many updates old the weights are that sample (DPPO paper, section 4.2)."""
+"""Blocked tokens by how many updates old the weights are that sample."""
+
+from matplotlib.ticker import MaxNLocator
 
 from mismatch_cli.report.plots._charts import draw_legend, room_for_legend
-from mismatch_cli.report.plots._lines import draw_bars, looks
-from mismatch_cli.report.plots._panels import Sheet
-from mismatch_cli.studies.staleness import SHARES
+from mismatch_cli.report.plots._lines import Look, draw_bars, looks
+from mismatch_cli.report.plots._panels import Panel, Sheet
+from mismatch_cli.studies.staleness import SHARES, DoseResponse
 from mismatch_cli.studies.training import TrainingAnalysis
 
 STUDY = "training"
@@ -14,8 +16,8 @@ CAPTION = (
     "Runs whose engine samples with weights N optimiser steps old: the share of tokens that each "
     "algorithm blocks by N, in the mean over the steps at which every engine is as far behind as "
     "it should be, with 95 % intervals over seeds (Student’s t) if there are several. A trust "
-    "region that blocks more at a higher N acts on the distance of the policies; one that blocks "
-    "the same acts on what is there without any. DPPO paper, section 4.2."
+    "region that blocks more at a higher N acts on how far the policy has moved; one that blocks "
+    "the same acts on the engine’s mismatch."
 )
 
 _TITLES = ("Blocked, % of A ≠ 0", "Blocked, % of A > 0", "Blocked, % of A < 0")
@@ -27,26 +29,24 @@ def needs(data: TrainingAnalysis) -> bool:
 
 
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:
-    look_of = looks([response.name for response in data.by_staleness], figure.style)
+    look_of = looks((response.name for response in data.by_staleness), figure.style)
     columns, below = figure.style.pick(len(SHARES), 1), room_for_legend(figure, look_of)
     panels = figure.panels(len(SHARES), columns=columns, height=(220, 180), below=below)
-    ages = sorted({dose.updates for response in data.by_staleness for dose in response.doses})
     for axes, key, title in zip(panels, SHARES, _TITLES, strict=True):
         for response in data.by_staleness:
-            look = look_of[response.name]
-            drawn = [dose for dose in response.doses if dose.blocked[key].value is not None]
-            draw_bars(
-                axes,
-                [dose.updates for dose in drawn],
-                [dose.blocked[key] for dose in drawn],
-                look.colour,
-                linestyle=look.dash,
-                markersize=5,
-            )
+            _draw_doses(axes, response, key, look_of[response.name])
         axes.set_ylim(bottom=0)
         axes.in_percent()
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=_MOST_TICKS, integer=True))
         axes.set_xlabel("N, updates")
-        if len(ages) <= _MOST_TICKS:
-            axes.set_xticks(ages)
         axes.headline(title)
     draw_legend(figure, look_of)
+
+
+def _draw_doses(axes: Panel, response: DoseResponse, key: str, look: Look) -> None:
+    ages, estimates = [], []
+    for dose in response.doses:
+        if dose.blocked[key].value is not None:
+            ages.append(dose.updates)
+            estimates.append(dose.blocked[key])
+    draw_bars(axes, ages, estimates, look.colour, linestyle=look.dash, markersize=5)

@@ -1,4 +1,4 @@
-"""Whether a run begins like the one that its preset repeats: one sentence, and the run goes on."""
+"""Whether a run begins like the one that its preset repeats: one sentence, and the run continues."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 from mismatch_cli.cli import run as cli
 from mismatch_cli.errors import UsageError
-from mismatch_cli.rl.expected import Expected, start_of
+from mismatch_cli.rl.resemblance import Resemblance, start_of
 from mismatch_cli.rl.train_config import changed_from, load_config, presets
 from tests.rl.small_runs import SHORT, SMALL
 
-PAPER = Expected.of("paper")
+PAPER = Resemblance.of("paper")
 
 
 def line(reward: float, gap: float, accuracy: float) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def test_only_what_was_measured_is_said():
 
 
 def test_no_other_preset_expects_anything():
-    assert [name for name in presets() if Expected.of(name).values] == ["paper"]
+    assert [name for name in presets() if Resemblance.of(name).values] == ["paper"]
     assert "expected" not in load_config("paper", {}).to_toml()
 
 
@@ -73,7 +73,7 @@ def test_a_table_of_another_form_is_refused(tmp_path):
     path = tmp_path / "own.toml"
     path.write_text('[expected.values.reward]\nkey = "reward"\nvalue = 1\n', encoding="utf-8")
     with pytest.raises(UsageError, match=r"own\.toml: \[expected\] must have a source"):
-        Expected.of(str(path))
+        Resemblance.of(str(path))
 
 
 def test_the_evaluation_before_the_first_step_counts(tmp_path):

@@ -20,7 +20,7 @@ from mismatch_cli.rl.train_config import EXPECTED, expected_of
 
 
 @dataclass(frozen=True)
-class Value:
+class Target:
     """A number that a run should begin with."""
 
     name: str
@@ -41,14 +41,14 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Expected:
+class Resemblance:
     """The numbers of a preset, and whose they are."""
 
     source: str
-    values: tuple[Value, ...]
+    values: tuple[Target, ...]
 
     @classmethod
-    def of(cls, preset: str) -> Expected:
+    def of(cls, preset: str) -> Resemblance:
         """The table of a preset; without one, no values. A `UsageError` if it is not such a
         table.
         """
@@ -56,8 +56,8 @@ class Expected:
         if table is None:
             return cls("", ())
         try:
-            values = [Value(name, **row) for name, row in table["values"].items()]
-            return cls(str(table["source"]), tuple(values))
+            values = tuple(Target(name, **row) for name, row in table["values"].items())
+            return cls(str(table["source"]), values)
         except (KeyError, TypeError, AttributeError) as error:
             raise UsageError(
                 f"{path}: [{EXPECTED}] must have a source, and in values a key and a value each, "
@@ -65,30 +65,36 @@ class Expected:
             ) from error
 
     def in_words(self, line: Mapping[str, Any], changed: Iterable[str] = ()) -> str:
-        """Each value that the run has measured beside the expected one; empty without any.
+        """Each number that the run has measured beside the expected one; empty without any.
 
         `changed` are settings with which the run departs from the preset.
         """
-        pairs = [(value, value.measured(line)) for value in self.values]
-        known = [(value, own) for value, own in pairs if own is not None]
-        if not known:
+        said, off = [], []
+        for target in self.values:
+            own = target.measured(line)
+            if own is None:
+                continue
+            said.append(f"{target.name} {number(own)} ({self.source} {number(target.value)})")
+            if not target.fits(own):
+                off.append(target.name)
+        if not said:
             return ""
-        off = [value.name for value, own in known if not value.fits(own)]
-        verdict = f"not like the {self.source} in {' and '.join(off)}"
-        said = ", ".join(
-            f"{value.name} {number(own)} ({self.source} {number(value.value)})"
-            for value, own in known
-        )
+        verdict = f"not like the {self.source} in {' and '.join(off)}" if off else self._alike
         differs = ", ".join(changed)
         because = f" Changed from the preset: {differs}." if differs else ""
-        return f"The start is {verdict if off else f'like the {self.source}'}: {said}.{because}"
+        return f"The start is {verdict}: {', '.join(said)}.{because}"
+
+    @property
+    def _alike(self) -> str:
+        return f"like the {self.source}"
 
 
 def start_of(metrics: Path) -> dict[str, Any]:
     """The first step of metrics.jsonl with the evaluation before it, if there was one."""
-    lines = map(json.loads, metrics.read_text(encoding="utf-8").splitlines()[:2])
-    early = [line for line in lines if line["step"] <= 1]
-    return dict(early[-1] | early[0])
+    first, *second = map(json.loads, metrics.read_text(encoding="utf-8").splitlines()[:2])
+    if first["step"] == 0 and second:
+        return dict(second[0] | first)
+    return dict(first)
 
 
 def _inside(line: Any, key: str) -> Any:
