@@ -98,9 +98,9 @@ class WeightSync:
         self._gap = np.inf
 
     def load(self, step: int, *, at_start: bool = False) -> None:
-        """Give the engine all current weights, with which it samples `step`."""
+        """Give the engine all weights that the model has now; with them it samples `step`."""
+        self.send()
         with engine_failures("loading weights", "Every finished step is on record"):
-            self._engine.load_weights(self._model)
             if at_start or self._due(step):
                 self._equal = self._reads and self._read_back()
         before, self._sent = self._sent, None
@@ -109,6 +109,11 @@ class WeightSync:
         self._sent = self._as_sent.copy()
         if before is not None and self._due(step):
             self._changed = self._as_sent.changed(before, self._sent)
+
+    def send(self) -> None:
+        """Give the engine these weights without a check of them."""
+        with engine_failures("loading weights", "Every finished step is on record"):
+            self._engine.load_weights(self._model)
 
     def look_back(self, step: int, samples: Sequence[Sample]) -> None:
         """Before the first update of a step: score some of its first minibatch at the weights as
@@ -130,9 +135,9 @@ class WeightSync:
         """What the line of a step says: whether the engine sampled it with the weights that it was
         sent, and their lag.
 
-        `logp_trainer`: of the first minibatch, before its update. A `MismatchError` if the engine
-        had other weights. Every rank checks its own engine's responses; the answer holds for all
-        engines.
+        `logp_trainer`: of the first minibatch, at the weights that sampled. A `MismatchError` if
+        the engine had other weights. Every rank checks its own engine's responses; the answer holds
+        for all engines.
         """
         logp_rollout = [s.rollout.of_sampled(s.rollout.logp_rollout_T) for s in samples]
         logp_trainer = [

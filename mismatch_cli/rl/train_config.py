@@ -38,6 +38,7 @@ from mismatch_cli.torch_settings import DTYPES, KV_CACHE_DTYPES
 
 _PRESETS = Path(__file__).parent.parent / "presets"
 FILE_NAME = "config.toml"
+EXPECTED = "expected"  # the only table of a preset: no setting
 
 
 AGGREGATIONS = ("sequence-sum", "sequence-mean", "token-mean")
@@ -179,6 +180,13 @@ class TrainConfig:
     )
     minibatches: int = of_steps(4, "Optimiser steps per epoch on the responses of a step.", least=1)
     epochs: int = of_steps(1, "Passes over the responses of each step.", least=1)
+    staleness: int = of_steps(
+        0,
+        "Sample with weights that are N optimiser steps old (--minibatches × --epochs of them a "
+        "step); 0 for the newest.",
+        flag=False,
+        least=0,
+    )
     dynamic_sampling: int = of_steps(
         0,
         "Replace groups whose rewards are all equal: sample up to N × --prompts-per-step other "
@@ -286,6 +294,12 @@ class TrainConfig:
         1.0, "Nucleus sampling (top-p) of evaluations; 1 turns it off.", **UP_TO_1
     )
     trace_every: int = of_files(0, "Steps between traces for `clipstats`; 0 for none.", least=0)
+    bounds_share: float = of_files(
+        0.01,
+        "Share of the tokens whose TV over the full vocabulary is measured; 0 for none.",
+        flag=False,
+        **BELOW_1,
+    )
     checkpoint_every: int = of_files(50, "Steps between checkpoints.", least=1)
 
     def __post_init__(self) -> None:
@@ -322,18 +336,46 @@ def load_config(preset: str, changes: dict[str, Any]) -> TrainConfig:
     """A preset (by name or path) with changes on top; a `UsageError` for unknown names and
     types.
     """
+    path, content = _preset(preset)
+    content.pop(EXPECTED, None)
+    _check_typed(content, changes, path)
+    return TrainConfig(**_checked(content | changes, path))
+
+
+def expected_of(preset: str) -> tuple[Path, Any]:
+    """The file of a preset, and its table of what a run should show at its start, unchecked; None
+    if it has no such table.
+    """
+    path, content = _preset(preset)
+    return path, content.get(EXPECTED)
+
+
+def changed_from(preset: str, config: TrainConfig) -> list[str]:
+    """The settings in which a run departs from its preset, as they are typed; each run has an
+    algorithm and a seed of its own.
+    """
+    path, content = _preset(preset)
+    content.pop(EXPECTED, None)
+    plain = TrainConfig(**_checked(content, path))
+    changed = []
+    for field in fields(TrainConfig):
+        differs = getattr(config, field.name) != getattr(plain, field.name)
+        if differs and field.name not in ("algorithm", "seed"):
+            changed.append(flag_of(field))
+    return changed
+
+
+def _preset(preset: str) -> tuple[Path, dict[str, Any]]:
     path = _PRESETS / f"{preset}.toml"
     if preset.endswith(".toml"):
         path = Path(preset)
     elif not path.is_file():
         raise UsageError(registry.unknown("preset", preset, presets()))
     try:
-        content = parsed_toml(path.read_text(encoding="utf-8"))
+        return path, parsed_toml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         advice = "Name a TOML file like the one that `train --show-config` prints."
         raise unreadable(path, error, advice, "cannot be read ({})") from error
-    _check_typed(content, changes, path)
-    return TrainConfig(**_checked(content | changes, path))
 
 
 def _check_typed(content: Mapping[str, Any], changes: Mapping[str, Any], path: Path) -> None:

@@ -16,13 +16,14 @@ NO_SETTING = {
     "cpu_offload",
     "threads", "eval_every", "eval_samples", "reward_seconds", "environment_seconds",
     "environment_processes",
-    "trace_every", "checkpoint_every",
+    "trace_every", "checkpoint_every", "bounds_share",
 }  # fmt: skip
 # The values in effect before the setting existed.
 BEFORE: dict[str, Any] = {
     "max_prompt_tokens": 0, "answer_format": "auto", "grader": VERL_RULE, "environment": "",
     "episodes": 0, "eval_episodes": 0,
     "max_turns": 10, "turn_tokens": 0, "dynamic_sampling": 0, "max_context_tokens": 0,
+    "staleness": 0,
     "eval_temperature": 0.0,
     "eval_top_p": 1.0,
 }  # fmt: skip
@@ -120,6 +121,8 @@ def _in_words(key: str, value: Any) -> str:
         return words if value else f"no {words}"
     if key == "environment":
         return _cut(str(value).rsplit("/", 1)[-1]) if value else "no environment"
+    if key == "staleness":
+        return f"staleness {value}"
     if key in _NAMES and value:
         return _cut(str(value).rsplit("/", 1)[-1])
     return f"{words} {f'{value:g}' if isinstance(value, float) else value or 'by default'}"

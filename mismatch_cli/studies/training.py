@@ -25,6 +25,7 @@ from mismatch_cli.studies.learning_speed import (
 from mismatch_cli.studies.run_settings import SEPARATOR, settings_of_runs, short_name, task_of
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.seeds import Difference, difference, over_seeds
+from mismatch_cli.studies.staleness import DoseResponse, dose_responses
 from mismatch_cli.studies.study import Study
 from mismatch_cli.studies.watch_state import WatchState
 
@@ -94,6 +95,13 @@ class TrainingAnalysis(Study):
             for run, part in zip(steps.runs, steps.restricted, strict=True)
         }
         return [by_run[id(run)] for run in self.runs]
+
+    @cached_property
+    def by_staleness(self) -> list[DoseResponse]:
+        """What algorithms block by how old the weights are that sample, where runs differ in
+        that.
+        """
+        return dose_responses(self.restricted)
 
     @property
     def is_final(self) -> bool:
@@ -253,6 +261,7 @@ class TrainingAnalysis(Study):
                 for name, reward in self.final_rewards.items()
             ],
             "claims": [claim.to_json() for claim in self.claims],
+            **_by_staleness(self.by_staleness),
             **({} if self.watched is None else {"watch": self.watched.to_json()}),
         }
 
@@ -277,6 +286,10 @@ def _seeded(runs: Iterable[TrainingRun]) -> list[tuple[int | None, float]]:
     """The final reward of each run that has one, with its seed."""
     rewards = ((run.seed, run.last("reward")) for run in runs)
     return [(seed, reward) for seed, reward in rewards if reward is not None]
+
+
+def _by_staleness(doses: Sequence[DoseResponse]) -> dict[str, Any]:
+    return {"by_staleness": list(map(DoseResponse.to_json, doses))} if doses else {}
 
 
 def _ending(run: TrainingRun) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.metrics.update_table import CLIPPING, TRAINING
 from mismatch_cli.places import shown
 from mismatch_cli.report.about import command_line
+from mismatch_cli.report.pages._staleness_table import staleness_table
 from mismatch_cli.report.pages._training_claims import claims_screen, claims_table
 from mismatch_cli.report.pages._training_screen import (
     GAP,
@@ -110,7 +111,9 @@ def _sections(study: TrainingAnalysis) -> tuple[Section, ...]:
         Section(
             "Bad updates and blocked tokens",
             (_NO_BAD_UPDATES if never_bad else "") + _BAD_UPDATES,
-            tables=filled(_blocked_table(study.restricted), _correlation_table(runs)),
+            tables=filled(
+                _blocked_table(study.restricted), staleness_table(study), _correlation_table(runs)
+            ),
         ),
         Section("Where the time goes", _time_text(runs), tables=filled(_time_table(runs))),
     )
