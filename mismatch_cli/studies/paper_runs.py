@@ -10,14 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mismatch_cli.metrics.paper_values import (
-    ENDINGS,
-    READ_TO,
-    START_AIME24,
-    START_MISMATCH,
-    START_REWARD,
-    PaperEnding,
-)
+from mismatch_cli.metrics.paper_values import ENDINGS, READ_TO, PaperEnding
 from mismatch_cli.numbers import number
 from mismatch_cli.studies.run_settings import BEFORE, NO_SETTING
 from mismatch_cli.studies.runs import TrainingRun
@@ -37,6 +30,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "dynamic_sampling": 0,
 }
 _EVALUATION = "eval_"
+_STARTS = "expected"  # the preset's table of values that a run starts with: no setting
 _AIME24 = "aime_2024"
 
 
@@ -64,8 +58,19 @@ def repeats_paper(run: TrainingRun, *, evaluation: bool = False) -> bool:
 
 @cache
 def _stated() -> dict[str, Any]:
-    preset = parsed_toml(_PRESET.read_text(encoding="utf-8"))
-    return {key: value for key, value in ({**_DEFAULTS, **preset}).items() if key not in NO_SETTING}
+    settings = {**_DEFAULTS, **_preset()}
+    return {key: value for key, value in settings.items() if key not in (*NO_SETTING, _STARTS)}
+
+
+@cache
+def _preset() -> dict[str, Any]:
+    return parsed_toml(_PRESET.read_text(encoding="utf-8"))
+
+
+def _start_of(key: str) -> float:
+    """What the preset expects of the first line of metrics.jsonl."""
+    values = _preset()[_STARTS]["values"].values()
+    return float(next(value["value"] for value in values if value["key"] == key))
 
 
 def _setting(run: TrainingRun, key: str) -> Any:
@@ -78,12 +83,12 @@ def _comparable(value: Any) -> Any:
 
 def reward_of_paper(runs: Sequence[TrainingRun]) -> list[PaperValue]:
     """The mean reward with which runs of the paper start and end; empty unless all repeat it."""
-    return _values(runs, START_REWARD, lambda ending: ending.reward, most=1.0)
+    return _values(runs, _start_of("reward"), lambda ending: ending.reward, most=1.0)
 
 
 def mismatch_of_paper(runs: Sequence[TrainingRun]) -> list[PaperValue]:
     """Likewise the mean |π − μ| at the weights that sampled."""
-    return _values(runs, START_MISMATCH, lambda ending: ending.mismatch)
+    return _values(runs, _start_of("mismatch.abs_dp_mean"), lambda ending: ending.mismatch)
 
 
 def accuracy_of_paper(runs: Sequence[TrainingRun], name: str) -> list[PaperValue]:
@@ -92,7 +97,8 @@ def accuracy_of_paper(runs: Sequence[TrainingRun], name: str) -> list[PaperValue
     """
     if _AIME24 not in name or not all(repeats_paper(run, evaluation=True) for run in runs):
         return []
-    return [_start(START_AIME24, f"paper, AIME24 start: {number(START_AIME24)}", 1.0)]
+    start = _start_of(f"eval.{_AIME24}")
+    return [_start(start, f"paper, AIME24 start: {number(start)}", 1.0)]
 
 
 def _values(
