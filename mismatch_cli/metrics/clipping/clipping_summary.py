@@ -46,12 +46,14 @@ _COUNTS = (
     "responses",
 )  # fmt: skip
 _MOST_STRETCHES = 64  # of steps, for the columns of every algorithm
+RARE = 0.1  # μ below which a token is rare: the α of arXiv 2602.04879, figures 6 and 7
 _NO_ADVANTAGES = Estimate(None, note="no advantages in the trace")
 _SCALES: dict[str, Scale] = {
     **dict.fromkeys(
         (f"{kind}_{which}" for kind in ("blocked", "lost") for which in ("all", *SIGNS)), SHARE
     ),
     **dict.fromkeys(("lost_masked", "lost_capped", "touched", "mu_blocked", "mu_kept"), SHARE),
+    "blocked_rare": SHARE,
     **dict.fromkeys(("entropy_blocked", "entropy_kept"), POSITIVE),
 }
 
@@ -198,6 +200,7 @@ class ClippingSummary(Accumulator):
             "weighs_by_ratio": algorithm.weighs_by_ratio,
             "blocked": {name: found[f"blocked_{name}"] for name in ("all", *SIGNS)},
             "lost": {name: found[f"lost_{name}"] for name in ("all", *SIGNS, "masked", "capped")},
+            "blocked_rare": found["blocked_rare"],
             "responses_touched": found["touched"],
             **{
                 name: found[name]
@@ -299,11 +302,12 @@ class ClippingSummary(Accumulator):
 
 def sums_dtype(algorithms: int) -> np.dtype:
     """M float64 numbers: over all judged tokens, then `of` each algorithm over the tokens that
-    it blocks.
+    it blocks. `rare` counts those with A > 0 and μ < RARE.
     """
     means: list[Any] = [("mu", float), ("entropy", float), ("entropy_n", float)]
     per_algorithm = [
         ("blocked", float, 2),
+        ("rare", float),
         ("lost", float, 2),
         ("capped", float, 2),
         ("touched", float),
@@ -311,6 +315,7 @@ def sums_dtype(algorithms: int) -> np.dtype:
     ]
     shared = [
         ("judged", float, 2),
+        ("rare", float),
         ("update", float, 2),
         ("advantage", float, 2),
         ("responses", float),
@@ -333,6 +338,8 @@ def response_sums(judged: Masked) -> np.ndarray:
         )
     judged_S2 = np.stack([total(judged.positive_N), total(judged.negative_N)], axis=1)
     sums_S["judged"] = judged_S2
+    rare_N = judged.positive_N & (judged.gaps.q_N < RARE)
+    sums_S["rare"] = total(rare_N)
     sums_S["update"] = _by_sign(
         judged.gaps.responses, judged_S2, judged.negative_N, judged.update_N
     )
@@ -342,7 +349,9 @@ def response_sums(judged: Masked) -> np.ndarray:
     for place, (algorithm, blocked_U) in enumerate(
         zip(judged.algorithms, judged.blocked, strict=True)
     ):
-        _fill(sums_S["of"][:, place], judged, algorithm, blocked_U)
+        taken_S = sums_S["of"][:, place]
+        taken_S["rare"] = judged.responses_at(blocked_U).sum(rare_N[blocked_U])
+        _fill(taken_S, judged, algorithm, blocked_U)
     return sums_S.view(np.float64).reshape(judged.num_responses, -1)
 
 
@@ -414,6 +423,7 @@ def _evaluate(sums: np.ndarray, place: int, algorithm: Algorithm) -> dict[str, n
         return {
             "blocked_all": blocked_n / n,
             **{f"blocked_{sign}": blocked[..., row] for row, sign in enumerate(SIGNS)},
+            "blocked_rare": taken["rare"] / sums["rare"],
             "lost_all": (masked + capped) / everything,
             **{f"lost_{sign}": lost[..., row] for row, sign in enumerate(SIGNS)},
             "lost_masked": masked / everything,

@@ -74,6 +74,7 @@ class _Maker:
             "weighs_by_ratio": algorithm.weighs_by_ratio,
             "blocked": self.signs(scale),
             "lost": lost,
+            "blocked_rare": self.estimate(scale),
             "responses_touched": self.estimate(min(40 * scale, 0.5)),
             "mu_blocked": self.estimate(0.1) if blocks else NO_VALUE,
             "mu_kept": self.estimate(0.5),
