@@ -42,7 +42,7 @@ SEEDS = (21, 22, 23)  # the pilot had 1, 2 and 3, and the earlier runs of collap
 FULL_SEEDS = (*SEEDS, 24, 25)
 REAL_SEEDS = SEEDS[:2]
 THREE = ("grpo-clip-higher", "dppo-binary-tv", "pg-is")
-VARIANTS = ("dppo-topk-tv", "relax-both")
+VARIANTS = ("dppo-topk-tv:max_tv=0.15", "relax-both")  # δ as that of binary TV
 # Minibatches and epochs by the number of updates a rollout
 UPDATES = {2: (2, 1), 4: (4, 1), 8: (4, 2), 16: (4, 4), 32: (4, 8)}
 FIRST = ("tokens", "variants", "solutions")
@@ -69,7 +69,8 @@ class Run:
     @property
     def name(self) -> str:
         """Its folder."""
-        words = [self.part, f"{self.updates}-updates", self.rate, self.algorithm, f"{self.seed}"]
+        algorithm = self.algorithm.partition(":")[0]
+        words = [self.part, f"{self.updates}-updates", self.rate, algorithm, f"{self.seed}"]
         return "-".join(filter(None, words))
 
     @property
