@@ -42,7 +42,8 @@ SEEDS = (21, 22, 23)  # the pilot had 1, 2 and 3, and the earlier runs of collap
 FULL_SEEDS = (*SEEDS, 24, 25)
 REAL_SEEDS = SEEDS[:2]
 THREE = ("grpo-clip-higher", "dppo-binary-tv", "pg-is")
-VARIANTS = ("dppo-topk-tv:max_tv=0.15", "relax-both")  # δ as that of binary TV
+# δ and weight as those of binary TV, so that only the mask differs: by default δ is 0.2 and r is capped at 5
+VARIANTS = ("dppo-topk-tv:max_tv=0.15,cap=1e6", "relax-both")
 # Minibatches and epochs by the number of updates a rollout
 UPDATES = {2: (2, 1), 4: (4, 1), 8: (4, 2), 16: (4, 4), 32: (4, 8)}
 FIRST = ("tokens", "variants", "solutions")
