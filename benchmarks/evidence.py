@@ -11,7 +11,7 @@ A part is a set of runs:
     variants    rare-tokens, 16 updates, two more algorithms × three seeds: 6 runs
     solutions   rare-solutions, 16 updates, three algorithms × three seeds: 9 runs of 12 steps
     stability   preset collapse, five algorithms × three seeds: 15 runs of 20 steps
-    real        the real model with LoRA, two algorithms × two seeds: 4 runs of 8 steps
+    real        .real-model with LoRA (see rare_words.py), 8 updates, two algorithms × two seeds: 4 runs of 8 steps
     full        rare-solutions, five algorithms × five numbers of updates × three rates × five seeds: 375 of 15 steps
 
 Updates are minibatches × epochs: 2 = 2 × 1, 4 = 4 × 1, 8 = 4 × 2, 16 = 4 × 4, 32 = 4 × 8.
@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -115,11 +116,23 @@ def _full(seeds: Sequence[int]) -> Iterator[Run]:
         yield Run("full", updates, algorithm, seed, flags, rate)
 
 
+def _real(seeds: Sequence[int]) -> Iterator[Run]:
+    flags = shlex.split(
+        "--preset rare-tokens --model .real-model --dataset benchmarks/evidence/rare_words.jsonl "
+        "--reward benchmarks/rare_words.py:rare_word --prompt-template raw --max-tokens 3 --steps 8 "
+        "--prompts-per-step 8 --samples-per-prompt 32 --learning-rate 1e-3 "
+        "--lora --lora-rank 8 --lora-targets q_proj,v_proj"
+    )
+    for seed, algorithm in product(seeds or REAL_SEEDS, THREE[:2]):
+        yield Run("real", 8, algorithm, seed, tuple(flags))
+
+
 _PARTS = {
     "tokens": _tokens,
     "variants": _variants,
     "solutions": _solutions,
     "stability": _stability,
+    "real": _real,
     "full": _full,
 }
 
