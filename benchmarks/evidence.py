@@ -2,6 +2,7 @@
 
     python -m benchmarks.evidence cost --folder /tmp/runs     what a step of each part costs, before anything runs
     python -m benchmarks.evidence run --folder /tmp/runs      the runs that are not kept yet, one after another
+    python -m benchmarks.evidence page                        the page's tables and figures, from the kept runs
 
 --only PART … chooses parts (default: tokens variants solutions), --seeds N … other seeds.
 
@@ -24,6 +25,7 @@ at a time, vLLM, one thread, no pictures.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import shlex
@@ -141,11 +143,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["cost", "run"])
+    parser.add_argument("what", choices=["cost", "run", "page"])
     parser.add_argument("--only", nargs="+", choices=_PARTS, default=list(FIRST), metavar="PART")
     parser.add_argument("--seeds", type=int, nargs="+", default=[])
-    parser.add_argument("--folder", type=Path, required=True, help="for runs while they last")
+    parser.add_argument("--folder", type=Path, help="for runs while they last")
     options = parser.parse_args()
+    if options.what == "page":
+        # Its packages are needed for the page alone
+        page = importlib.import_module("benchmarks.evidence_page")
+        page.write(page.Evidence(design, KEPT))
+        return
+    if options.folder is None:
+        parser.error("name a --folder for the runs")
     runs = [run for part in options.only for run in design(part, options.seeds)]
     for line in {"cost": _costs, "run": _all}[options.what](runs, options.folder):
         print(line, flush=True)
