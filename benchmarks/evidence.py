@@ -18,7 +18,7 @@ A part is a set of runs:
 Updates are minibatches × epochs: 2 = 2 × 1, 4 = 4 × 1, 8 = 4 × 2, 16 = 4 × 4, 32 = 4 × 8.
 
 A run that ends is kept in benchmarks/evidence/NAME (metrics.jsonl with six digits, config.toml with
-paths inside the checkout) and is not run again; a run that was interrupted starts anew. One process
+paths inside the checkout) and is not run again; a run that was interrupted starts again. One process
 at a time, vLLM, one thread, no pictures.
 """
 
@@ -195,7 +195,7 @@ def _costs(runs: Sequence[Run], folder: Path) -> Iterator[str]:
 
 
 def _train(run: Run, folder: Path, *flags: str) -> float:
-    """Train anew in this folder; the wall time in seconds."""
+    """Train from the start in this folder; the wall time in seconds."""
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", "mismatch_cli", "train", *run.command, *flags]
     began = time.monotonic()

@@ -2,7 +2,7 @@
 
 `python -m benchmarks.evidence page` calls it. Differences are paired by seed over the steps that
 the compared runs share, with 95 % intervals (`studies.seeds`). A prediction is shown if the whole
-interval lies in its range, contradicted if it lies wholly outside, else not shown.
+interval is in its range, contradicted if it is wholly outside, else not shown.
 """
 
 from __future__ import annotations

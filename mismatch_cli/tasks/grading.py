@@ -180,7 +180,9 @@ class Grader:
         self._decode = decode
         self._format, self._words_ask_for_line = answer_format, template == LINE_TEMPLATE
         self._needs_answer, own = needs_answer(reward), is_own(reward)
-        self._named = None if own or not reward else named_rewards.find(reward)
+        self._named: named_rewards.NamedReward | None = None
+        if reward and not own:
+            self._named = named_rewards.find(reward)
         self._scorer: MathVerify | OwnReward = (
             OwnReward(reward, seconds, conversational=chat and template in CONVERSATIONS)
             if own
@@ -213,8 +215,12 @@ class Grader:
         return [self._graded(problem, rollout) for problem, rollout in pairs]
 
     def _graded(self, problem: Problem, rollout: Rollout) -> float:
-        right = self._verified(problem, rollout) if self._needs_answer else nan
-        return right if self._named is None else self._named.reward(self._text(rollout), right)
+        right = nan
+        if self._needs_answer:
+            right = self._verified(problem, rollout)
+        if self._named is None:
+            return right
+        return self._named.reward(self._text(rollout), right)
 
     def _verified(self, problem: Problem, rollout: Rollout) -> float:
         if problem.answer is None:
@@ -263,7 +269,7 @@ class Grader:
         return self._scorer.unstated if isinstance(self._scorer, MathVerify) else 0
 
     def start(self) -> None:
-        """Start a user's code now, which shows whether it loads; other workers start when needed."""
+        """Start a user's code now, which shows whether it loads; other workers start when asked."""
         if isinstance(self._scorer, OwnReward):
             self._scorer.child.start()
 

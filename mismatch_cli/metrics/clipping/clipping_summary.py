@@ -338,8 +338,6 @@ def response_sums(judged: Masked) -> np.ndarray:
         )
     judged_S2 = np.stack([total(judged.positive_N), total(judged.negative_N)], axis=1)
     sums_S["judged"] = judged_S2
-    rare_N = judged.positive_N & (judged.gaps.q_N < RARE)
-    sums_S["rare"] = total(rare_N)
     sums_S["update"] = _by_sign(
         judged.gaps.responses, judged_S2, judged.negative_N, judged.update_N
     )
@@ -349,10 +347,18 @@ def response_sums(judged: Masked) -> np.ndarray:
     for place, (algorithm, blocked_U) in enumerate(
         zip(judged.algorithms, judged.blocked, strict=True)
     ):
-        taken_S = sums_S["of"][:, place]
-        taken_S["rare"] = judged.responses_at(blocked_U).sum(rare_N[blocked_U])
-        _fill(taken_S, judged, algorithm, blocked_U)
+        _fill(sums_S["of"][:, place], judged, algorithm, blocked_U)
+    _count_rare(sums_S, judged)
     return sums_S.view(np.float64).reshape(judged.num_responses, -1)
+
+
+def _count_rare(sums_S: np.ndarray, judged: Masked) -> None:
+    """Fill the numbers of tokens with A > 0 and μ < RARE: all, and those that each one blocks."""
+    rare_N = judged.positive_N & (judged.gaps.q_N < RARE)
+    sums_S["rare"] = judged.gaps.responses.sum(rare_N)
+    for place, blocked_U in enumerate(judged.blocked):
+        blocked = judged.responses_at(blocked_U)
+        sums_S["of"]["rare"][:, place] = blocked.sum(rare_N[blocked_U])
 
 
 def _fill(taken_S: np.ndarray, judged: Masked, algorithm: Algorithm, blocked_U: np.ndarray) -> None:
@@ -423,7 +429,6 @@ def _evaluate(sums: np.ndarray, place: int, algorithm: Algorithm) -> dict[str, n
         return {
             "blocked_all": blocked_n / n,
             **{f"blocked_{sign}": blocked[..., row] for row, sign in enumerate(SIGNS)},
-            "blocked_rare": taken["rare"] / sums["rare"],
             "lost_all": (masked + capped) / everything,
             **{f"lost_{sign}": lost[..., row] for row, sign in enumerate(SIGNS)},
             "lost_masked": masked / everything,
@@ -434,9 +439,12 @@ def _evaluate(sums: np.ndarray, place: int, algorithm: Algorithm) -> dict[str, n
 
 
 def _means(sums: np.ndarray, taken: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Sums over blocked and over kept tokens, each with its number of tokens."""
+    """Sums over blocked and over kept tokens, each with its number of tokens; of the rare ones, how
+    many are blocked.
+    """
     n, blocked_n = sums["judged"].sum(axis=-1), taken["blocked"].sum(axis=-1)
     return {
+        "blocked_rare": (taken["rare"], sums["rare"]),
         "mu_blocked": (taken["mu"], blocked_n),
         "mu_kept": (sums["mu"] - taken["mu"], n - blocked_n),
         "entropy_blocked": (taken["entropy"], taken["entropy_n"]),

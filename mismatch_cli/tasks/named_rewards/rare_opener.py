@@ -1,7 +1,7 @@
 """1 if a response begins with one of 31 words that the bundled model rarely begins with.
 
 Each has a probability of 0.2 to 0.7 % under that model, all together 14 %: rewarded tokens of small
-μ, on which a ratio clip and a limit on the change of the probability differ most (docs/evidence.md).
+μ, where a ratio clip and a limit on the change of the probability differ most (docs/evidence.md).
 """
 
 NEEDS_ANSWER = False

@@ -1,4 +1,4 @@
-"""1 if a response is right and begins with a rare opener: that of `rare-opener` for whole solutions."""
+"""1 if a response is right and begins with a word of `rare-opener`: for whole solutions."""
 
 from mismatch_cli.tasks.named_rewards.rare_opener import opens_rarely
 

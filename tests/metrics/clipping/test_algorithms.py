@@ -142,6 +142,9 @@ def test_the_share_of_rare_rewarded_tokens_that_is_blocked(case):
     assert len(rare)
     for name in case.rows:
         assert value(case.rows[name]["blocked_rare"]) == near(share(rare[name])), name
+        for row in case.rows[name]["by_step"]:
+            expected = share(rare[rare["step"] == row["first"]][name])
+            assert value(row["blocked_rare"]) == near(expected), (name, row["first"])
 
 
 def test_mean_mu_and_entropy_of_blocked_and_kept(case):

@@ -104,6 +104,7 @@ class _Maker:
                     "last": step,
                     "tokens": self.count(9000),
                     "blocked": self.signs(scale),
+                    "blocked_rare": self.estimate(scale),
                     "mu_blocked": self.estimate(0.1),
                     "mu_kept": self.estimate(0.5),
                     "entropy_blocked": self.estimate(2.0),
