@@ -65,6 +65,9 @@ CLIPPING = table(
          f"{DPPO}, eq. 23"),
     _row("capped", "lost update, by the cap", "Σ keep·(r − weight)·|A| / Σ r·|A|", "share",
          f"{DPPO}, eq. 23"),
+    _row("blocked_rare", "blocked where A > 0, μ < 0.1",
+         "blocked tokens with A > 0 and μ < 0.1 / tokens with A > 0 and μ < 0.1", "share",
+         f"{DPPO}, Fig. 6, where α = 0.1"),
     _row("responses_touched", "responses hit",
          "share of responses with a judged token that have a blocked one",
          "share", _COMMON),
@@ -179,6 +182,9 @@ TRAINING = table(
     _row("blocked_positive", "blocked where A > 0",
          "blocked tokens with A > 0 / tokens with A > 0, mean over steps",
          "share", f"{DPPO}, eq. 12"),
+    replace(CLIPPING["blocked_rare"],
+            formula="blocked tokens with A > 0 and μ < 0.1 / tokens with A > 0 and μ < 0.1, mean "
+            "over steps"),
     _row("blocked_negative", "blocked where A < 0",
          "blocked tokens with A < 0 / tokens with A < 0, mean over steps",
          "share", f"{DPPO}, eq. 12"),
@@ -253,4 +259,5 @@ def updates_of_step(result: Mapping[str, Any]) -> dict[str, float | None]:
             f"blocked_{sign}": row["blocked"][sign]["value"] for sign in ("positive", "negative")
         }
         record["blocked"] = row["blocked"]["all"]["value"]
+        record["blocked_rare"] = row["blocked_rare"]["value"]
     return record

@@ -61,6 +61,7 @@ from mismatch_cli.sharding import Sharding, is_spread, on_first, whole_state
 from mismatch_cli.tasks.answers import no_answers, without_answer
 from mismatch_cli.tasks.environment import Environments
 from mismatch_cli.tasks.grading import group_mean_advantages
+from mismatch_cli.tasks.rewards import needs_answer
 from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.files import (
     could_not_write,
@@ -440,7 +441,8 @@ class Run:
         """Warn once if most responses graded since the last step state no answer: their reward
         is 0 for that, not for a wrong one.
         """
-        if self._warned_of_answers or self.config.reward or self.config.environment:
+        counts_answers = needs_answer(self.config.reward) and not self.config.environment
+        if self._warned_of_answers or not counts_answers:
             return
         stated, unstated = (
             now - before for now, before in zip(answers, self._answers, strict=True)

@@ -24,6 +24,7 @@ from mismatch_cli.options import (
     setting,
 )
 from mismatch_cli.places import bundled
+from mismatch_cli.tasks import named_rewards
 from mismatch_cli.tasks.answers import (
     FORMAT_HELP,
     FORMATS,
@@ -33,6 +34,7 @@ from mismatch_cli.tasks.answers import (
     VERL_RULE,
 )
 from mismatch_cli.tasks.prompts import A_FIELD, TEMPLATE_HELP, TEMPLATES
+from mismatch_cli.tasks.rewards import is_own
 from mismatch_cli.text import parsed_toml
 from mismatch_cli.torch_settings import DTYPES, KV_CACHE_DTYPES
 
@@ -113,9 +115,10 @@ class TrainConfig:
     prompt_template: str = of_problems("chat", TEMPLATE_HELP, choices=("template", TEMPLATES))
     reward: str = of_problems(
         "",
-        "Your own reward function.",
-        metavar="FILE.py:FUNCTION",
-        typed=True,
+        "A reward of the package (rare-opener, right-and-rare) or your own function.",
+        metavar="NAME|FILE.py:FUNCTION",
+        completes=named_rewards.names,
+        typed=is_own,
         show_default="math-verify on the response's final answer",
     )
     reward_seconds: int = of_problems(0, SECONDS_HELP, least=0)

@@ -418,6 +418,7 @@ def _blocked_table(runs: Sequence[TrainingRun]) -> Table:
     columns = [
         _over_steps("blocked, %", "blocked", percent),
         _over_steps("A > 0, %", "blocked_positive", percent, optional=True),
+        _over_steps("A > 0, μ < 0.1, %", "blocked_rare", percent, optional=True),
         _over_steps("A < 0, %", "blocked_negative", percent, optional=True),
         _over_steps("bad updates, % of A < 0", "bad_over_negative", percent),
         _over_steps("% of A ≠ 0", "bad_over_tokens", percent, optional=True),
