@@ -21,6 +21,8 @@ PREFIX = "MISMATCH_"
 _OURS = f"{PREFIX}CLI_"  # variables between our own processes
 # Set where we wrote the command line: it spells keys without a flag like flags
 WRITTEN = f"{_OURS}WRITTEN"
+# Elsewhere this variable says what to train or analyse, and not which two runs to compare
+_OWN_ONLY = {("report", "ALGORITHM")}
 _NO_FLAGS = (f"{PREFIX}RECORD",)  # read by the recorder inside a run
 
 
@@ -41,7 +43,8 @@ def has_flag(parameter: Any) -> bool:
 def variables(command: str, parameter: Any) -> list[str]:
     """The environment variables of a parameter: for this command only, and for all commands."""
     key = key_of(parameter).upper().replace("-", "_")
-    return [f"{PREFIX}{command.upper().replace('-', '_')}_{key}", f"{PREFIX}{key}"]
+    own = f"{PREFIX}{command.upper().replace('-', '_')}_{key}"
+    return [own] if (command, key) in _OWN_ONLY else [own, f"{PREFIX}{key}"]
 
 
 def without_variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -61,15 +61,7 @@ def is_bundled(folder: Path) -> bool:
     return folder.parent == bundled("traces")
 
 
-FLAG = "--full-paths"
 _ABSOLUTE = re.compile(r"(?<![^\s'\"(=:])(?:/[^\s/'\"():;,]+){2,}")  # in a sentence or a command
-_full = False
-
-
-def show_full(yes: bool) -> None:
-    """Set for this command whether its report shows absolute paths in full."""
-    global _full
-    _full = yes
 
 
 def shown(value: Any) -> Any:
@@ -78,8 +70,6 @@ def shown(value: Any) -> Any:
 
     For settings and names; never for text of models or data.
     """
-    if _full:
-        return value
     if isinstance(value, dict):
         return {key: shown(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

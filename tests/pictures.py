@@ -13,4 +13,4 @@ def leave_blank(patch: pytest.MonkeyPatch) -> None:
 
     from mismatch_cli.report import figures
 
-    patch.setattr(figures, "draw", lambda plot, data, style, only=None: Figure())
+    patch.setattr(figures, "draw", lambda plot, data, style: Figure())

@@ -154,7 +154,7 @@ def bad(runner) -> Done:
         "gate",
         traces=str(run),
         limits=str(limits),
-        arguments=f"--baseline '{FLOAT32}' --full-paths",
+        arguments=f"--baseline '{FLOAT32}'",
     )
 
 

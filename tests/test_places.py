@@ -9,17 +9,11 @@ from pathlib import Path
 import pytest
 
 from mismatch_cli.cli import run
-from mismatch_cli.places import bundled, show_full, shown, shown_apart
+from mismatch_cli.places import bundled, shown, shown_apart
 from tests import pictures
 from tests.report.training_runs import make_run
 
 FLOAT32 = bundled("traces") / "float32"
-
-
-@pytest.fixture(autouse=True)
-def _not_in_full():
-    yield
-    show_full(False)
 
 
 def test_paths_are_shown_from_here_or_by_their_last_name(tmp_path, monkeypatch):
@@ -48,8 +42,6 @@ def test_paths_are_shown_from_here_or_by_their_last_name(tmp_path, monkeypatch):
     assert shown_apart("/a/x/ckpt", "/b/y/ckpt") == ("…/x/ckpt", "…/y/ckpt") and shown_apart(
         1, 2
     ) == (1, 2)
-    show_full(True)
-    assert shown("/data/runs/a") == "/data/runs/a"
 
 
 def contents(folder: Path) -> str:
@@ -103,27 +95,16 @@ def test_no_report_reveals_local_paths(tmp_path, monkeypatch, capfd):
         "training": ["report", *(str(secret / name / "trained") for name in ("one", "other"))],
     }
     for name, command in commands.items():
-        for full in (False, True):
-            flags = ["--full-paths"] * full
-            assert run([*command, "-q", "--force", "--json", "-o", name, *flags]) == 0, (
-                capfd.readouterr().err
-            )
-            found = contents(Path(name)) + capfd.readouterr().out
-            assert (str(secret) in found) == full, (
-                name,
-                found[max(0, found.find(str(secret)) - 200) :][:400],
-            )
-    for full in (False, True):
-        files = [
-            "--junit",
-            "gate.xml",
-            "--markdown",
-            "gate.md",
-            "--force",
-            *["--full-paths"] * full,
-        ]
-        assert run(
-            ["gate", one, "--baseline", other, "--json", "-q", "--allow-partial", *files]
-        ) in (0, 3)
-        found = capfd.readouterr().out + Path("gate.xml").read_text() + Path("gate.md").read_text()
-        assert (str(secret) in found) == full
+        assert run([*command, "-q", "--force", "--json", "-o", name]) == 0, capfd.readouterr().err
+        found = contents(Path(name)) + capfd.readouterr().out
+        assert str(secret) not in found, (
+            name,
+            found[max(0, found.find(str(secret)) - 200) :][:400],
+        )
+    files = ["--junit", "gate.xml", "--markdown", "gate.md", "--force"]
+    assert run(["gate", one, "--baseline", other, "--json", "-q", "--allow-partial", *files]) in (
+        0,
+        3,
+    )
+    found = capfd.readouterr().out + Path("gate.xml").read_text() + Path("gate.md").read_text()
+    assert str(secret) not in found

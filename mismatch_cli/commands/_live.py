@@ -46,6 +46,7 @@ _DOING = {
     "sample": "sampling {responses} responses",
     "grade": "grading",
     "recompute": "recomputing log π′",
+    "bounds": "reading the full distributions of few tokens",
     "update": "updating the weights",
     "sync": "sending the new weights to the engine, and checking them",
     "record": "measuring",

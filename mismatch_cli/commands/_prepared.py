@@ -28,7 +28,7 @@ from mismatch_cli.recording.ours import results_in
 from mismatch_cli.recording.work import begun_beside, drop_begun, replacing_when_complete
 from mismatch_cli.tasks.grading import gradable
 from mismatch_cli.tasks.prompts import check_prompts, load_problems
-from mismatch_cli.tasks.rewards import check_reward
+from mismatch_cli.tasks.rewards import check_reward, is_own
 from mismatch_cli.tasks.source_rows import is_local
 from mismatch_cli.torch_settings import check_threads
 from mismatch_cli.trace.manifest import FILE_NAME, read_manifest, trace_folder
@@ -114,8 +114,9 @@ def _recorded(kind: type[_Config], flags: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in flags.items()
         if name in paths
     }
-    if reward := recorded.get("reward"):
-        file, colon, function = str(reward).rpartition(":")
+    reward = str(recorded.get("reward") or "")
+    if is_own(reward):
+        file, colon, function = reward.rpartition(":")
         recorded["reward"] = f"{_resolved(file) or ''}{colon}{function}"
     return dict(json.loads(json.dumps(recorded)))
 

@@ -98,7 +98,6 @@ class Common:
         metavar="WIDTH",
         show_default="as on the page",
     )
-    plot_panels: bool = of_output(False, "Write each panel of a figure to a file of its own.")
     no_plots: bool = of_output(False, "Draw no figures: no plots/, and a page without pictures.")
     force: bool = of_output(
         False,
@@ -106,7 +105,6 @@ class Common:
         "same command is replaced without it.",
     )
     full: bool = of_output(False, "Print all measurements, not just the one-screen summary.")
-    full_paths: bool = of_output(False, "Show absolute paths in full instead of as …/NAME.")
     json: bool = of_output(False, "Print JSON instead of tables.")
     quiet: bool = of_output(False, "Print only errors on stderr.", short="-q")
     debug: bool = of_output(
@@ -115,7 +113,6 @@ class Common:
 
     def __post_init__(self) -> None:
         custom_code.allow(self.trust_remote_code)  # never because a resumed folder says so
-        places.show_full(self.full_paths)
         if self.output is not None and is_store(self.output):
             raise UsageError(
                 "--output is a local folder. Upload it afterwards: "
@@ -124,7 +121,6 @@ class Common:
         for flag, asked in (
             ("plots", self.plots),
             ("plot-width", self.plot_width),
-            ("plot-panels", self.plot_panels),
         ):
             if self.no_plots and asked:
                 raise UsageError(f"--no-plots draws nothing: leave out --{flag}.")
@@ -139,7 +135,7 @@ class Common:
         """Formats and size of the files in plots/."""
         from mismatch_cli.report.picture_files import PictureFiles
 
-        return PictureFiles.asked(self.plots, self.plot_width, self.plot_panels)
+        return PictureFiles.asked(self.plots, self.plot_width)
 
     @cached_property
     def read_by(self) -> Workers:
@@ -307,10 +303,10 @@ class Common:
             print_view(view or page_of(study), console(), full=self.full)
 
 
-DRAWING = ("plots", "plot_width", "plot_panels", "no_plots")
+DRAWING = ("plots", "plot_width", "no_plots")
 _SHOWING = (*DRAWING, "force", "full")
 _TALKING = ("json", "quiet", "debug")
-_LOOKING = (*_SHOWING, "full_paths", *_TALKING)
+_LOOKING = (*_SHOWING, *_TALKING)
 READ_BY = ("workers", "cache", "skip_broken")
 Reading = Annotated[Common, *READ_BY, "output", *_LOOKING]
 Judging = Annotated[Common, *READ_BY, "output", "page_responses", *_LOOKING]
@@ -318,9 +314,6 @@ Reporting = Annotated[Common, *READ_BY, "output", "worst", "page_responses", *_L
 Diagnosing = Annotated[Common, "trust_remote_code", *READ_BY, "output", *_LOOKING]
 _RUN = saying("output", help="Run folder: trace/, summary.json, report.html, plots/ and log/.")
 Recording = Annotated[Common, "trust_remote_code", "resume", _RUN, *_SHOWING, *_TALKING]
-Searching = Annotated[
-    Common, "trust_remote_code", "resume", _RUN, *_SHOWING, "full_paths", *_TALKING
-]
 Probing = Annotated[
     Common, "trust_remote_code", "resume", _RUN, "worst", "page_responses", *_SHOWING, *_TALKING
 ]

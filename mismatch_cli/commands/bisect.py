@@ -14,7 +14,7 @@ from mismatch_cli.commands._ranks import (
     launch_ranks,
     told_to_all,
 )
-from mismatch_cli.commands._show import Searching
+from mismatch_cli.commands._show import Recording
 from mismatch_cli.options import flags, saying
 from mismatch_cli.ranks.joined import joined
 
@@ -25,7 +25,7 @@ def command(
     *,
     nproc: int = NPROC,
     sharded: bool = SHARDED,
-    common: Annotated[Searching, saying("output", show_default="bisect-RUN")],
+    common: Annotated[Recording, saying("output", show_default="bisect-RUN")],
 ) -> None:
     """Find what causes the gap: change one setting at a time on the same tokens, and rank how much
     of it each removes.

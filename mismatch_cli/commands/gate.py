@@ -60,7 +60,7 @@ def command(
     annotations: Path | None = for_ci(
         None, "Write one GitHub Actions annotation per limit that does not hold.", metavar="FILE"
     ),
-    common: Annotated[Common, *READ_BY, "force", "full", "full_paths", "json", "quiet", "debug"],
+    common: Annotated[Common, *READ_BY, "force", "full", "json", "quiet", "debug"],
 ) -> None:
     """Check a trace against limits: exit code 0 if all hold, 3 if one is exceeded or cannot be
     measured.

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from mismatch_cli.commands._completed import frameworks, runs
+from mismatch_cli.commands._completed import algorithms, frameworks, runs
+from mismatch_cli.commands._figure import (
+    Place,
+    check_figure,
+    draw_traces,
+    draw_training,
+    figure_names,
+)
 from mismatch_cli.commands._show import Common, Reporting
-from mismatch_cli.errors import UsageError
+from mismatch_cli.errors import UsageError, suggest
 from mismatch_cli.options import flags, saying, setting
 
 if TYPE_CHECKING:
+    from mismatch_cli.studies.training import TrainingAnalysis
     from mismatch_cli.trace.reader import Trace
 
 _ALL = "all"  # frameworks
@@ -41,6 +51,20 @@ def command(
         metavar="FRAMEWORK",
         choices=("framework", lambda: [*frameworks(), _ALL]),
     ),
+    algorithm: list[str] | None = setting(
+        None,
+        "Compare two algorithms of training runs: does the first learn faster? Type it twice.",
+        short="-a",
+        metavar="ALGORITHM",
+        completes=algorithms,
+    ),
+    figure: str | None = setting(
+        None,
+        "Only draw this figure, into plots/, and print where it is: a name from `mismatch-cli "
+        "guide report`, or paper-5 for what the paper's figure 5 shows.",
+        metavar="NAME",
+        completes=figure_names,
+    ),
     common: Annotated[Reporting, saying("output", show_default="the run itself, or report")],
 ) -> None:
     """Print and draw the report of traces or training runs again; no model is needed.
@@ -49,9 +73,18 @@ def command(
       mismatch-cli report probe-model
       mismatch-cli report probe-model --worst 20 --export parquet
       mismatch-cli report train-miniature
+      mismatch-cli report two -a dppo-binary-tv -a pg-is
+      mismatch-cli report train-miniature --figure paper-5 --plots pdf --plot-width 3.25in
       mismatch-cli report probe-model --as verl
     """
+    from mismatch_cli.library import asked
+
+    claimed = asked.two_algorithms(algorithm or ())
+    if figure is not None:
+        _check_alone(figure, export, dialect, common)
     if dialect is not None:
+        if claimed is not None:
+            raise UsageError(f"--as {dialect} compares no algorithms: leave out --algorithm.")
         if export is not None or common.output is not None:
             raise UsageError(
                 f"--as {dialect} only prints: leave out {'--export' if export else '--output'}. "
@@ -62,42 +95,102 @@ def command(
     from mismatch_cli.trace.manifest import training_runs
 
     training = [run for path in traces or [] for run in training_runs(path)]
-    if training:
-        _report_training(training, traces[0] if traces and len(traces) == 1 else None, common)
+    own = traces[0] if traces and len(traces) == 1 else None
+    if training and figure is not None:
+        draw_training(partial(_study_of, training, claimed), figure, _place(own, common), common)
+    elif training:
+        _report_training(training, own, claimed, common)
+    elif claimed is not None:
+        raise _no_training_run(traces or (), claimed)
+    elif figure is not None:
+        _draw_traces(traces or _latest_run(common), figure, common)
     else:
         _report_traces(traces or _latest_run(common), export, common)
 
 
-def _report_training(runs: list[Path], own: Path | None, common: Common) -> None:
-    """Report into the folder of the run or runs, unless --output names another."""
-    from mismatch_cli.recording.folder import folder_of_runs, report_folder
+def _no_training_run(traces: Sequence[Path], claimed: tuple[str, str]) -> UsageError:
+    flags = [word for name in claimed for word in ("-a", name)]
+    line = suggest("clipstats", *traces, *flags)
+    return UsageError(
+        "--algorithm compares training runs, and none was named. What both block in a trace: "
+        f"{line}"
+    )
+
+
+def _check_alone(figure: str, export: str | None, dialect: str | None, common: Common) -> None:
+    """A `UsageError` for an unknown figure, and for flags of what is not written beside it."""
+    check_figure(figure)
+    others = {
+        "export": export,
+        "as": dialect,
+        "json": common.json,
+        "no-plots": common.no_plots,
+        "full": common.full,
+        "worst": common.worst,
+    }
+    for flag, value in others.items():
+        if value:
+            raise UsageError(f"--figure only draws one figure: leave out --{flag}.")
+
+
+def _place(own: Path | None, common: Common) -> Place:
+    """Where one figure goes: into --output, the run itself, or report/."""
+    return Place(common.output or own or _REPORT, common.output is None and own is not None)
+
+
+def _draw_traces(named: list[Path], figure: str, common: Common) -> None:
+    place = _place(_own_folder(named), common)
+    common.check(named, place.folder, own=place.own)
+    draw_traces(lambda: common.opened(named, _NO_RUN), figure, place, common)
+
+
+def _own_folder(named: list[Path]) -> Path | None:
+    """The folder of the only run that is named, if reports may go there."""
+    from mismatch_cli.places import is_bundled
+    from mismatch_cli.trace.manifest import run_folder_of, trace_folder
+    from mismatch_cli.trace.stores import is_store
+
+    own = run_folder_of(trace_folder(named[0])) if len(named) == 1 else None
+    return None if own is None or is_bundled(own) or is_store(own) else own
+
+
+def _study_of(runs: list[Path], claimed: tuple[str, str] | None) -> TrainingAnalysis:
+    """The training runs; `claimed`: with whether the first algorithm learns faster."""
+    from mismatch_cli.library import asked
     from mismatch_cli.studies.runs import read_runs
     from mismatch_cli.studies.training import TrainingAnalysis
 
+    study = TrainingAnalysis.of(read_runs(runs))
+    return study if claimed is None else asked.with_claim(study, claimed)
+
+
+def _report_training(
+    runs: list[Path], own: Path | None, claimed: tuple[str, str] | None, common: Common
+) -> None:
+    """Report into the folder of the run or runs, unless --output names another."""
+    from mismatch_cli.recording.folder import folder_of_runs, report_folder
+    from mismatch_cli.studies.training import TrainingAnalysis
+
     folder, in_own = common.output or own or _REPORT, common.output is None and own is not None
+    study = _study_of(runs, claimed)
     if common.only_numbers:
-        common.show(TrainingAnalysis.of(read_runs(runs)), None)
+        common.show(study, None)
         return
     if in_own and runs != [own]:
         held = folder_of_runs(folder, TrainingAnalysis.FORMAT)
     else:
         held = report_folder(folder, TrainingAnalysis.FORMAT, force=common.force, own=in_own)
     with held:
-        common.show(TrainingAnalysis.of(read_runs(runs)), folder)
+        common.show(study, folder)
 
 
 def _report_traces(named: list[Path], export: str | None, common: Common) -> None:
     """Report into the folder of the run, unless --output names another; if only numbers are
     wanted, into none.
     """
-    from mismatch_cli.places import is_bundled
     from mismatch_cli.recording.folder import report_folder
-    from mismatch_cli.trace.manifest import run_folder_of, trace_folder
-    from mismatch_cli.trace.stores import is_store
 
-    own = run_folder_of(trace_folder(named[0])) if len(named) == 1 else None
-    own = None if own is None or is_bundled(own) or is_store(own) else own
-    folder, in_own = common.output or own or _REPORT, common.output is None and own is not None
+    folder, in_own = _place(_own_folder(named), common)
     printed = common.only_numbers and export is None
     common.check(named, None if printed else folder, own=in_own)
     from mismatch_cli.studies.mismatch import MismatchAnalysis

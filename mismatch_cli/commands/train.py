@@ -29,6 +29,7 @@ from mismatch_cli.ranks.joined import joined, launched, number_of_ranks, restart
 from mismatch_cli.rl.train_config import (
     FILE_NAME,
     TrainConfig,
+    changed_from,
     load_config,
     parsed,
     presets,
@@ -38,6 +39,7 @@ from mismatch_cli.rl.train_config import (
 if TYPE_CHECKING:
     from mismatch_cli.commands._live import TrainingView
     from mismatch_cli.commands._refresher import Refresher
+    from mismatch_cli.rl.resemblance import Resemblance
 
 # Settings whose flags here say more than in the dataclass.
 _OWN = {
@@ -47,6 +49,7 @@ _OWN = {
 }
 _PRESET, _METRICS = "miniature", "metrics.jsonl"
 _SHOWN = shown_defaults(_PRESET)
+_SayStart = Callable[[TrainConfig, Path], None]  # after the first step of a run
 
 
 @flags(TrainConfig, without=tuple(_OWN), defaults=_SHOWN)
@@ -123,8 +126,10 @@ def command(
       mismatch-cli train --track trackio --as verl
     """
     from mismatch_cli.extras import require
+    from mismatch_cli.rl.resemblance import Resemblance
     from mismatch_cli.rl.task import check_ranks, check_runs
 
+    expected = Resemblance.of(preset)
     changes = {name: value for name, value in chosen.items() if value is not None}
     first = load_config(preset, changes | ({} if seed is None else {"seed": seed}))
     configs = [
@@ -170,7 +175,8 @@ def command(
             _train_apart(context, configs, folders, output, devices, resume, common)
             return
         held.enter_context(_held(configs, folders, output, resume))
-        _train(folders, configs, output, resume, report_every, common, world, tracking)
+        say_start = partial(_say_start, expected, preset, common.progress)
+        _train(folders, configs, output, resume, report_every, common, world, tracking, say_start)
 
 
 _KEPT = (
@@ -275,6 +281,7 @@ def _train(
     common: Common,
     world: World,
     tracking: Tracking,
+    say_start: _SayStart,
 ) -> None:
     """Train one run after another, and report on the results, even if a run failed or the user
     stopped.
@@ -293,7 +300,7 @@ def _train(
             try:
                 begun.append(folder)
                 stopped = not _run(
-                    config, folder, resume, view, refresher, progress, world, tracking
+                    config, folder, resume, view, refresher, progress, world, tracking, say_start
                 )
             except MismatchError as error:
                 if len(configs) == 1 or world.size > 1:  # other ranks do not expect a next run
@@ -378,6 +385,7 @@ def _run(
     progress: TerminalProgress,
     world: World,
     tracking: Tracking,
+    say_start: _SayStart,
 ) -> bool:
     """Train one run and show its progress; return whether all steps are done."""
     from mismatch_cli.torch_settings import prepare_imports
@@ -393,6 +401,8 @@ def _run(
         trackers.follow(folder / _METRICS)
         if not progress.on_terminal:
             progress.say(view.line())
+        if record["step"] == 1:
+            say_start(config, folder)
         refresher.step_done()
 
     def on_phase(phase: str) -> None:
@@ -434,6 +444,21 @@ def _run(
             + " and traces/" * bool(config.trace_every)
         )
     return done
+
+
+def _say_start(
+    expected: Resemblance,
+    preset: str,
+    progress: TerminalProgress,
+    config: TrainConfig,
+    folder: Path,
+) -> None:
+    """Say whether a run begins like the one that its preset repeats, if it repeats one."""
+    from mismatch_cli.rl.resemblance import start_of
+
+    line = start_of(folder / _METRICS)
+    if sentence := expected.in_words(line, changed_from(preset, config)):
+        progress.say(sentence)
 
 
 def _steps_before(folder: Path, step: int) -> list[dict[str, Any]]:

@@ -84,7 +84,6 @@ def command(
             show_default="watch-NAME",
         ),
         "no_plots",
-        "full_paths",
         saying("json", help="Print one JSON line per step."),
         "quiet",
         "debug",

@@ -65,6 +65,9 @@ CLIPPING = table(
          f"{DPPO}, eq. 23"),
     _row("capped", "lost update, by the cap", "Σ keep·(r − weight)·|A| / Σ r·|A|", "share",
          f"{DPPO}, eq. 23"),
+    _row("blocked_rare", "blocked where A > 0, μ < 0.1",
+         "blocked tokens with A > 0 and μ < 0.1 / tokens with A > 0 and μ < 0.1", "share",
+         f"{DPPO}, Fig. 6, where α = 0.1"),
     _row("responses_touched", "responses hit",
          "share of responses with a judged token that have a blocked one",
          "share", _COMMON),
@@ -143,6 +146,15 @@ TRAINING = table(
     _row("reward", "final reward",
          f"mean reward of the batch, over the last {LAST} steps that the runs share", "reward",
          _COMMON),
+    _row("area", "area under the reward",
+         "mean reward over the steps that the runs share", "reward", _COMMON),
+    _row("steps_to_reward", "steps to a reward",
+         "the step at which the reward first is R or more, linear between steps; R is half-way "
+         "from the mean of the algorithms at the first shared step to the highest mean of any", "1",
+         _COMMON),
+    _row("seconds_to_reward", "seconds to a reward",
+         "seconds of sampling, grading, recomputing, updating and sync before that step", "s",
+         _COMMON),
     _row("best", "best reward", f"the highest mean reward of {LAST} successive steps", "reward",
          _COMMON),
     _row("eval_accuracy", "final accuracy",
@@ -170,6 +182,9 @@ TRAINING = table(
     _row("blocked_positive", "blocked where A > 0",
          "blocked tokens with A > 0 / tokens with A > 0, mean over steps",
          "share", f"{DPPO}, eq. 12"),
+    replace(CLIPPING["blocked_rare"],
+            formula="blocked tokens with A > 0 and μ < 0.1 / tokens with A > 0 and μ < 0.1, mean "
+            "over steps"),
     _row("blocked_negative", "blocked where A < 0",
          "blocked tokens with A < 0 / tokens with A < 0, mean over steps",
          "share", f"{DPPO}, eq. 12"),
@@ -244,4 +259,5 @@ def updates_of_step(result: Mapping[str, Any]) -> dict[str, float | None]:
             f"blocked_{sign}": row["blocked"][sign]["value"] for sign in ("positive", "negative")
         }
         record["blocked"] = row["blocked"]["all"]["value"]
+        record["blocked_rare"] = row["blocked_rare"]["value"]
     return record

@@ -17,6 +17,7 @@ from mismatch_cli.recording.ours import (
     FOLDERS,
     LOCK,
     LOG,
+    PLOTS,
     REPORT,
     foreign_in,
     format_of,
@@ -78,7 +79,7 @@ def check_report_folder(
     """Refuse a folder with anything but a report in one of the formats to be `renewed`: by
     default, in any.
     """
-    if force or all(map(_is_passing, folder.glob("*"))):
+    if force or all(_is_passing(path) or _has_only_pictures(path) for path in folder.glob("*")):
         return
     found = format_of(folder)
     if found is None:
@@ -90,6 +91,18 @@ def check_report_folder(
         raise MismatchError(
             f"{folder} already exists. Replace its report with --force, or choose another --output."
         )
+
+
+def picture_folder(folder: Path, *, force: bool) -> AbstractContextManager[None]:
+    """Hold a folder to put a picture into its `plots/`: a new one, or one with a report of ours in
+    any format, which stays.
+    """
+
+    def check() -> None:
+        check_report_folder(folder, force=force)
+        _check_free(folder, LOCK, PLOTS)
+
+    return claimed(folder, check)
 
 
 def training_folder(
@@ -188,6 +201,12 @@ def check_apart(folder: Path, read: Path) -> None:
         raise MismatchError(
             f"--output {folder} overlaps the input {read}. Choose another --output."
         )
+
+
+def _has_only_pictures(path: Path) -> bool:
+    """Whether this is the `plots/` of a report, as `report --figure` writes it alone."""
+    entries = [path, *path.iterdir()] if path.name == PLOTS and path.is_dir() else []
+    return bool(entries) and all(is_ours(entry, path.parent) for entry in entries)
 
 
 def _is_passing(path: Path) -> bool:

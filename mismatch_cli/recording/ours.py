@@ -18,7 +18,8 @@ from mismatch_cli.trace.files import LOG_HEAD
 
 LOCK = ".lock"
 LOG = "log"
-REPORT = ("summary.json", "report.html", "plots")
+PLOTS = "plots"
+REPORT = ("summary.json", "report.html", PLOTS)
 _FORMAT = "mismatch-cli "  # how the format of every JSON file of ours begins
 _IN_PNG, _IN_SVG, _IN_PDF = (
     b"Software\x00mismatch-cli",

@@ -13,6 +13,7 @@ from mismatch_cli.errors import UsageError
 from mismatch_cli.options import ADAPTER, DATA, MODEL, build, check, setting
 from mismatch_cli.places import bundled
 from mismatch_cli.recording.engine_arguments import unlisted_arguments
+from mismatch_cli.tasks import named_rewards
 from mismatch_cli.tasks.answers import (
     FORMAT_HELP,
     FORMATS,
@@ -22,6 +23,7 @@ from mismatch_cli.tasks.answers import (
     VERL_RULE,
 )
 from mismatch_cli.tasks.prompts import A_FIELD, TEMPLATE_HELP, TEMPLATES
+from mismatch_cli.tasks.rewards import is_own
 from mismatch_cli.torch_settings import DTYPES, KV_CACHE_DTYPES
 
 EQUAL, NEWER = "equal", "newer"
@@ -79,9 +81,11 @@ class PromptSettings(Recorded):
     prompt_template: str = of_prompts("chat", TEMPLATE_HELP, choices=("template", TEMPLATES))
     reward: str = of_prompts(
         str,
-        "Your own reward function instead of math-verify.",
-        metavar="FILE.py:FUNCTION",
-        typed=True,
+        "A reward of the package (rare-opener, right-and-rare) or your own function instead of "
+        "math-verify.",
+        metavar="NAME|FILE.py:FUNCTION",
+        completes=named_rewards.names,
+        typed=is_own,
     )
     reward_seconds: int = of_prompts(0, SECONDS_HELP, min=0, changeable=True)
     answer_format: str = of_prompts("auto", FORMAT_HELP, choices=("answer format", FORMATS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -55,6 +56,25 @@ class FigureView:
     sections: tuple[str, ...]  # titles: the figure is in the first of them that the page has
     wide: Picture
     narrow: Picture
+
+
+def plot_names() -> list[str]:
+    """The plots of all studies; imports nothing."""
+    return registry.names(_PLOTS)
+
+
+def first_lines() -> dict[str, str]:
+    """What each plot draws, as its file begins; imports none of them."""
+    lines = {}
+    for name in plot_names():
+        source = Path(__file__).parent / "plots" / f"{name.replace('-', '_')}.py"
+        lines[name] = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
+    return lines
+
+
+def studies_of(name: str) -> tuple[str, ...]:
+    """The studies that a plot belongs to."""
+    return _listed(getattr(registry.load(_PLOTS, name, "plot"), "STUDY", _STUDY))
 
 
 def plots_of(study: str) -> dict[str, ModuleType]:
@@ -120,9 +140,27 @@ def figure_of(data: Drawable, name: str) -> Figure:
     if name not in plots:
         raise UsageError(registry.lacks(data.STUDY, "plot", name, plots))
     if not plots[name].needs(data):
-        has = ", ".join(found for found, _ in plots_for(data)) or "none"
-        raise MismatchError(f"There is nothing to draw for {name}. The data suffices for: {has}.")
+        raise lacking(data, name)
     return draw(plots[name], data, WIDE)
+
+
+def lacking(data: Drawable, name: str) -> MismatchError:
+    """The error for a plot of a study whose data does not suffice: what it needs, and what can be
+    drawn.
+    """
+    drawable = ", ".join(drawn for drawn, _ in plots_for(data)) or "none"
+    return MismatchError(
+        f"There is nothing to draw for {name}: it needs {plots_of(data.STUDY)[name].DATA}. The "
+        f"data suffices for: {drawable}."
+    )
+
+
+def write_figure(data: Drawable, name: str, folder: Path, files: PictureFiles) -> list[Path]:
+    """Write one plot of a study, whose data suffices, into a folder; returns its files."""
+    plot = plots_of(data.STUDY)[name]
+    wide = draw(plot, data, WIDE)
+    folder.mkdir(exist_ok=True)
+    return files.write(folder, name, partial(draw, plot, data), wide, files.for_page(wide)[1])
 
 
 def _figure_view(
@@ -140,14 +178,14 @@ def _figure_view(
     return FigureView(name, title, caption, _listed(getattr(plot, "SECTION", ())), *pictures)
 
 
-def draw(plot: ModuleType, data: Drawable, style: Style, only: int | None = None) -> Figure:
-    """Draw one plot, or one panel of it, on a figure without window or global state."""
+def draw(plot: ModuleType, data: Drawable, style: Style) -> Figure:
+    """Draw one plot on a figure without window or global state."""
     from matplotlib import rc_context
 
     from mismatch_cli.report.plots._panels import Sheet
 
     with rc_context(style.rc()):
-        figure = Sheet(style, only)
+        figure = Sheet(style)
         plot.draw(figure, data)
         figure.add_subject(data.subject)
     return figure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}  # inches; pt is the PDF point
 _NARROWEST, _WIDEST = 2.5, 12.0  # inches
-_PANEL = 5.5  # inches of a single panel without --plot-width: half the page
 _PNG_DPI, _PAPER_DPI = 192, 300  # twice the page's pixels; what printing needs
 _CREATOR = "mismatch-cli"
 
@@ -30,23 +29,20 @@ class PictureFiles:
 
     formats: tuple[str, ...] = ("png",)
     width: float | None = None  # inches
-    panels: bool = False  # each in its own file
 
     @classmethod
-    def asked(cls, formats: str | None, width: str | None, panels: bool) -> PictureFiles:
+    def asked(cls, formats: str | None, width: str | None) -> PictureFiles:
         """From what the user typed; raises a `UsageError` for what cannot be drawn."""
         names = tuple(dict.fromkeys(name.strip().lower() for name in (formats or "png").split(",")))
         for name in names:
             if name not in _WRITERS:
                 raise UsageError(f"--plots: {registry.unknown('format', name, _WRITERS)}")
-        return cls(names, None if width is None else _inches(width), panels)
+        return cls(names, None if width is None else _inches(width))
 
     @property
     def style(self) -> Style:
         """The style of the page, or of a paper: narrower, with a label on each axis."""
-        if self.width is None and not self.panels:
-            return WIDE
-        return paper((self.width or _PANEL) / CSS_PX)
+        return WIDE if self.width is None else paper(self.width / CSS_PX)
 
     def for_page(self, wide: Figure) -> tuple[str, np.ndarray | None]:
         """The page's figure as SVG, and its pixels if they are to be written: both are drawn at
@@ -63,29 +59,22 @@ class PictureFiles:
         self,
         folder: Path,
         name: str,
-        draw: Callable[[Style, int | None], Figure],
+        draw: Callable[[Style], Figure],
         wide: Figure,
         pixels: np.ndarray | None,
-    ) -> None:
-        """Write a figure; `draw` draws it in a style, with all panels or one, and `wide` is the
+    ) -> list[Path]:
+        """Write a figure, and return its files; `draw` draws it in a style, and `wide` is the
         page's figure.
         """
-        for path, figure in self._figures(folder / name, draw, wide):
-            for format_ in self.formats:
-                _WRITERS[format_](figure, path.with_name(f"{path.name}.{format_}"), pixels)
+        figure = wide if self.style is WIDE else draw(self.style)
+        paths = self.paths(folder, name)
+        for format_, path in zip(self.formats, paths, strict=True):
+            _WRITERS[format_](figure, path, pixels)
+        return paths
 
-    def _figures(
-        self, path: Path, draw: Callable[[Style, int | None], Figure], wide: Figure
-    ) -> Iterator[tuple[Path, Figure]]:
-        if self.style is WIDE:
-            yield path, wide
-            return
-        count = len(wide.axes)
-        if not self.panels or count == 1:
-            yield path, draw(self.style, None)
-            return
-        for number in range(count):
-            yield path.with_name(f"{path.name}-{number + 1}"), draw(self.style, number)
+    def paths(self, folder: Path, name: str) -> list[Path]:
+        """The files of a figure."""
+        return [folder / f"{name}.{format_}" for format_ in self.formats]
 
 
 def _inches(width: str) -> float:

@@ -4,13 +4,14 @@ the engine's dtype.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from mismatch_cli.adapters import Merged, adapted_layers
+from mismatch_cli.rl.swapped import put, swapped
 from mismatch_cli.sharding import local
 
 R = TypeVar("R")
@@ -47,22 +48,22 @@ class AsSent:
         try:
             return [self._at(copy, saved, measure) for copy in copies]
         finally:
-            _fill(self._parts(), saved)
+            put(self._parts(), saved)
 
     def _at(self, copy: Sequence[Tensor], saved: Sequence[Tensor], measure: Callable[[], R]) -> R:
         layers = list(adapted_layers(self._model).values()) if self._adapter else []
         try:
-            _fill(self.trained(), copy)
+            put(self.trained(), copy)
             for layer in layers:
                 layer.merge()
-            _fill(self._parts(), map(self._rounded, self._parts()))
+            put(self._parts(), map(self._rounded, self._parts()))
             return measure()
         finally:
             for layer in layers:
                 if layer.merged:
                     layer.unmerge()  # which only subtracts, inexactly
             if layers:
-                _fill(self._parts(), saved)
+                put(self._parts(), saved)
 
     def changed(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[int, int]:
         """How many of the weights that training changes differ between two copies, as the engine
@@ -90,16 +91,6 @@ class AsSent:
         """What the engine has instead of its first weights, given a copy."""
         if not self._adapter:
             return copy
-        own = [part.clone() for part in self.trained()]
-        try:
-            _fill(self.trained(), copy)
+        with swapped(self.trained(), copy):
             state = Merged(self._model).state_dict()
             return [self._rounded(state[name]) for name in adapted_layers(self._model)]
-        finally:
-            _fill(self.trained(), own)
-
-
-@torch.no_grad()
-def _fill(parts: Iterable[Tensor], values: Iterable[Tensor]) -> None:
-    for part, value in zip(parts, values, strict=True):
-        part.copy_(value)

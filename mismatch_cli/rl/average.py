@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
+
+from mismatch_cli.rl.swapped import swapped
 
 
 class WeightAverage:
@@ -29,17 +31,8 @@ class WeightAverage:
             for average, master in zip(self.tensors, self._masters, strict=True):
                 average.lerp_(master, 1 / self.total)
 
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
+    def in_place(self) -> AbstractContextManager[None]:
         """Let the model compute with the average inside the block; then restore its own weights,
         to the bit.
         """
-        with torch.no_grad():
-            saved = [weight.detach().clone() for weight in self._weights]
-            try:
-                for weight, average in zip(self._weights, self.tensors, strict=True):
-                    weight.copy_(average)
-                yield
-            finally:
-                for weight, before in zip(self._weights, saved, strict=True):
-                    weight.copy_(before)
+        return swapped(self._weights, self.tensors)

@@ -36,7 +36,8 @@ def evaluate(run: Run, step: int) -> Record:
         for _ in range(config.eval_samples)
     ]
     # Numbers below 1 have seeds that no training step uses.
-    rollouts = run.sample(posed, -step, config.eval_samples, evaluation_sampling(config))
+    with run.newest_weights():
+        rollouts = run.sample(posed, -step, config.eval_samples, evaluation_sampling(config))
     reward_S = np.concatenate(run.world.gather(run.grade(posed, rollouts)))
     ends = np.cumsum([config.eval_samples * len(problems) for problems in sets.values()])[:-1]
     found = {

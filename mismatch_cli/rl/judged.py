@@ -18,6 +18,7 @@ from mismatch_cli.batch import Rollout
 from mismatch_cli.batches import Batches, Found, RowKey
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.policies import Policies, TopKLogProbs
+from mismatch_cli.rl.bounds import FullReference
 from mismatch_cli.scoring.policy_gradient import Known
 
 
@@ -33,6 +34,8 @@ class Sample:
     topk_logp_recomputed_TK: np.ndarray | None = None
     row_key: tuple[int, ...] = (0, 0, 0, 0, 0)  # as in a trace: its batch and group
     logp_average_T: np.ndarray | None = None  # at the weight average, if there is one
+    # Of few responses, once the weights have left those that sampled
+    reference: FullReference | None = None
 
 
 class Judged:

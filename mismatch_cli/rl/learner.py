@@ -7,7 +7,7 @@ precision often rounds a step away. The engine gets the weights that compute.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,9 @@ from mismatch_cli.algorithms.gathering import Gathering
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.rl.average import WeightAverage
+from mismatch_cli.rl.bounds import Bounds, compared, no_bounds
 from mismatch_cli.rl.judged import Judged, Sample
+from mismatch_cli.rl.past import PastWeights
 from mismatch_cli.rl.train_config import TrainConfig
 from mismatch_cli.routing.routes import RouteComparison
 from mismatch_cli.sampling import SamplingSettings
@@ -47,6 +49,7 @@ class Update:
     routes: list[RouteComparison | None]
     # _T float32, nats, at the weight average, if there is one
     logp_average: list[np.ndarray] | None = None
+    bounds: Bounds = field(default_factory=no_bounds)  # of few tokens
 
 
 class NotFiniteError(MismatchError):
@@ -84,16 +87,11 @@ class Learner:
         self._masters = [
             p if p.dtype == torch.float32 else p.detach().float() for p in self._weights
         ]
-        self.optimizer = torch.optim.AdamW(
-            self._masters,
-            lr=config.learning_rate,
-            betas=(config.beta1, config.beta2),
-            eps=config.adam_eps,
-            weight_decay=config.weight_decay,
-            fused=True if is_spread(self.model) else None,
-        )
+        fused = True if is_spread(self.model) else None
+        self.optimizer = _adam(self._masters, config, fused)
         self.loss_scale = LossScale(enabled=trainer.dtype == torch.float16)
         self.version = 0  # optimiser steps that led to the weights
+        self.past = PastWeights(self.model, config.staleness)
         self.average = (
             WeightAverage(self._weights, self._masters, config.average_decay)
             if config.average_decay
@@ -127,7 +125,8 @@ class Learner:
             if self.average is None
             else [s.logp_average_T for s in samples if s.logp_average_T is not None]
         )
-        update = Update(logp, entropy, grad_norm, finite, topk_logp, routes, average)
+        bounds = np.concatenate([no_bounds(), *(batch.bounds for batch in batches)])
+        update = Update(logp, entropy, grad_norm, finite, topk_logp, routes, average, bounds)
         if not np.isfinite(loss) or (not finite and not self.loss_scale.can_back_off):
             raise NotFiniteError(
                 f"Update {self.version + 1} has loss {loss:g} and gradient norm {grad_norm:g}: "
@@ -229,6 +228,7 @@ class Learner:
 
         def look(hidden_TH: Tensor, ids_T: Tensor, head: Head) -> tuple[PolicyGradient, Judged]:
             judged = self._judged(batch, ids_T)
+            batch.bounds = self._bounds(batch.samples, hidden_TH, ids_T, head)
             self._know(judged, hidden_TH, ids_T, head)
             if judged.known is not None:
                 judged.form()
@@ -253,6 +253,20 @@ class Learner:
             else judged.by_response(topk_logp_TK)
         )
         return float(found.loss.detach()), list(zip(*parts, topk, routes, strict=True))
+
+    def _bounds(
+        self, samples: Sequence[Sample], hidden_TH: Tensor, ids_T: Tensor, head: Head
+    ) -> Bounds:
+        """Those of the responses with a reference."""
+        parts, start = [no_bounds()], 0
+        for sample in samples:
+            reference = sample.reference
+            if reference is not None:
+                at_U = torch.from_numpy(start + reference.at_U).to(ids_T.device)
+                now = hidden_TH[at_U], ids_T[at_U]
+                parts.append(compared(reference, *now, head, self._sampling))
+            start += len(sample.rollout.response_ids)
+        return np.concatenate(parts)
 
     def _keep_up(self, learns: bool) -> tuple[float, list[_Seen]]:
         """A pass that adds 0, because other ranks have another micro-batch."""
@@ -296,6 +310,7 @@ class Learner:
 
     def _step(self) -> None:
         """Step AdamW on the masters, then round them into the weights."""
+        self.past.keep(self.version)
         self.optimizer.step()
         self.version += 1
         with torch.no_grad():
@@ -314,12 +329,16 @@ class Learner:
                 found |= self._named(kind, [state[kind] for state in states])
         if self.average is not None:
             found |= self._named("average", self.average.tensors)
-        return found
+        return found | self.past.tensors()
 
     def facts(self) -> dict[str, Any]:
         """Whatever else the next update depends on, besides the settings."""
         average = {} if self.average is None else {"average": self.average.total}
-        return {"version": self.version, "loss_scale": self.loss_scale.state_dict()} | average
+        return {
+            "version": self.version,
+            "loss_scale": self.loss_scale.state_dict(),
+            "past": self.past.versions(),
+        } | average
 
     def restore(self, facts: dict[str, Any], load: Callable[[dict[str, Tensor]], None]) -> None:
         """Continue from `facts()`; `load` fills tensors of these names."""
@@ -335,9 +354,21 @@ class Learner:
             for weight, master in zip(self._weights, self._masters, strict=True):
                 if weight is not master:
                     weight.copy_(master)
+        self.past.restore(facts.get("past", ()), load)  # absent in older checkpoints
 
     def _named(self, kind: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         return {f"{kind}.{name}": tensor for name, tensor in zip(self._names, tensors, strict=True)}
+
+
+def _adam(weights: Sequence[Tensor], config: TrainConfig, fused: bool | None) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        weights,
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        eps=config.adam_eps,
+        weight_decay=config.weight_decay,
+        fused=fused,
+    )
 
 
 @dataclass
@@ -351,6 +382,7 @@ class _MicroBatch:
     samples: list[Sample]
     scale_S: np.ndarray
     judged: Judged | None = None  # once a pass has begun
+    bounds: Bounds = field(default_factory=no_bounds)  # likewise
 
     @property
     def requests(self) -> list[ScoreRequest]:

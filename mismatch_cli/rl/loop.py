@@ -42,7 +42,7 @@ def train(
         run.framework = framework
         done, seconds = run.restore() if resume else None, _Seconds(on_phase)
         # at the start too: the engine may have read the model in a different precision
-        run.sync.load((done or 0) + 1, at_start=True)
+        run.load_weights((done or 0) + 1, at_start=True)
         if done is None and config.eval_every:
             with seconds("evaluate"):
                 evaluate_before(run)
@@ -50,16 +50,17 @@ def train(
             current = _sampled(run, step, seconds)
             with seconds("recompute"):
                 current.recomputed = run.recompute(current)
+            with seconds("bounds"):
+                current.references = run.references(current)
             batches = run.minibatches(step)
             with seconds("sync"):
                 run.sync.look_back(step, run.samples(current, batches[0]))
             with seconds("update"):
                 run.learn(current, batches)
             with seconds("sync"):
-                proof = run.sync.prove(
-                    step, run.samples(current, batches[0]), current.uses[0].update.logp
-                )
-                run.sync.load(step + 1)
+                first = run.samples(current, batches[0])
+                proof = run.sync.prove(step, first, current.first_logp)
+                run.load_weights(step + 1)
             with seconds("record"):
                 record = run.record(current) | proof
             last = step == config.steps

@@ -6,8 +6,8 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from mismatch_cli.errors import MismatchError, suggest
 from mismatch_cli.models import checkpoint_layers, load_causal_lm, load_tokenizer
 from mismatch_cli.positions import rescaled
 from mismatch_cli.ranks import ALONE, World
+from mismatch_cli.rl.bounds import FullReference, references
 from mismatch_cli.rl.checkpoint import (
     METRICS_FILE,
     cut_back,
@@ -60,6 +61,7 @@ from mismatch_cli.sharding import Sharding, is_spread, on_first, whole_state
 from mismatch_cli.tasks.answers import no_answers, without_answer
 from mismatch_cli.tasks.environment import Environments
 from mismatch_cli.tasks.grading import group_mean_advantages
+from mismatch_cli.tasks.rewards import needs_answer
 from mismatch_cli.torch_settings import set_threads
 from mismatch_cli.trace.files import (
     could_not_write,
@@ -289,14 +291,47 @@ class Run:
             group_mean_advantages(reward_S, np.array([p.problem.prompt_id for p in posed]))
         )
         index = [i % self.config.samples_per_prompt for i in range(len(posed))]
-        return Step(step, self.learner.version, posed, index, rollouts, reward_S, advantage_S)
+        version = self.learner.past.version(self.learner.version)
+        return Step(step, version, posed, index, rollouts, reward_S, advantage_S)
 
     def recompute(self, step: Step) -> list[ResponseScores] | None:
-        """log π at the weights that sampled, if the algorithm or the user asks for it."""
-        if not (self.config.recompute or self.learner.algorithm.needs_recomputed):
+        """log π at the weights that sampled, if the algorithm or the user asks for it, or if no
+        update is made at these weights.
+        """
+        config = self.config
+        if not (config.recompute or config.staleness or self.learner.algorithm.needs_recomputed):
             return None
         requests = list(map(ScoreRequest.of, step.rollouts))
-        return self.learner.trainer.score(requests, token_budget=self.config.token_budget)
+        with self.learner.past.in_place():
+            return self.learner.trainer.score(requests, token_budget=config.token_budget)
+
+    def references(self, step: Step) -> dict[int, FullReference]:
+        """What a few tokens of the step are compared with; nothing if all updates are made at the
+        weights that sampled.
+        """
+        config = self.config
+        moves = config.staleness or config.minibatches * config.epochs > 1
+        if not (config.bounds_share and moves):
+            return {}
+        trainer, sampling = self.learner.trainer, self._sampling
+        with self.learner.past.in_place():
+            return references(step.rollouts, step.hash_S, trainer, sampling, config, self.world)
+
+    def load_weights(self, step: int, *, at_start: bool = False) -> None:
+        """Give the engine the weights with which it samples `step`: the newest, or older ones."""
+        with self.learner.past.in_place():
+            self.sync.load(step, at_start=at_start)
+
+    @contextmanager
+    def newest_weights(self) -> Iterator[None]:
+        """Let an engine that samples with older weights have the newest inside the block."""
+        if not self.config.staleness:
+            yield
+            return
+        self.sync.send()
+        yield
+        with self.learner.past.in_place():
+            self.sync.send()
 
     def minibatches(self, step: int) -> list[Minibatch]:
         """The minibatches of every epoch, shuffled by seed, step and epoch; each has this rank's
@@ -337,8 +372,16 @@ class Run:
         ]
         use = (step.number, batch.epoch, batch.number)
         keys = [(*use, step.posed[row].problem.prompt_id, step.sample_index[row]) for row in rows]
+        references = step.references if moved else {}
         return [
-            Sample(step.rollouts[row], float(step.advantage_S[row]), logp_T, topk_logp_TK, key)
+            Sample(
+                step.rollouts[row],
+                float(step.advantage_S[row]),
+                logp_T,
+                topk_logp_TK,
+                key,
+                reference=references.get(row),
+            )
             for row, (logp_T, topk_logp_TK), key in zip(rows, scores, keys, strict=True)
         ]
 
@@ -398,7 +441,8 @@ class Run:
         """Warn once if most responses graded since the last step state no answer: their reward
         is 0 for that, not for a wrong one.
         """
-        if self._warned_of_answers or self.config.reward or self.config.environment:
+        counts_answers = needs_answer(self.config.reward) and not self.config.environment
+        if self._warned_of_answers or not counts_answers:
             return
         stated, unstated = (
             now - before for now, before in zip(answers, self._answers, strict=True)

@@ -17,6 +17,7 @@ from mismatch_cli.algorithms.gathering import Gathering
 from mismatch_cli.batch import Rollout
 from mismatch_cli.dialects import dashboard
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.hashing import hash_keys
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
 from mismatch_cli.metrics.clipping.masked import Needs, gather
 from mismatch_cli.metrics.estimate import Estimate
@@ -24,6 +25,7 @@ from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.route_flips import Routing
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.update_table import of_step, updates_of_step
+from mismatch_cli.rl.bounds import Bounds, FullReference, in_line, no_bounds
 from mismatch_cli.rl.learner import Update
 from mismatch_cli.rl.task import Posed
 from mismatch_cli.routing.routes import route_columns
@@ -45,9 +47,25 @@ class Step:
     reward_S: np.ndarray
     advantage_S: np.ndarray
     recomputed: list[ResponseScores] | None = None  # by the weights that sampled
+    references: dict[int, FullReference] = field(default_factory=dict)  # of few responses, by row
     uses: list[Use] = field(default_factory=list)
     # Of all sampled groups, if dynamic sampling replaced some
     sampled: dict[str, Any] | None = None
+
+    @property
+    def hash_S(self) -> np.ndarray:
+        """A uint64 per response, from its step, problem and number."""
+        prompt_S = np.array([posed.problem.prompt_id for posed in self.posed], dtype=np.int64)
+        index_S = np.array(self.sample_index, dtype=np.int64)
+        return hash_keys(np.full_like(prompt_S, self.number), prompt_S, index_S)
+
+    @property
+    def first_logp(self) -> list[np.ndarray]:
+        """log π of the first minibatch at the weights that sampled, _T each."""
+        first = self.uses[0]
+        if first.version == self.version or self.recomputed is None:
+            return first.update.logp
+        return [self.recomputed[row].logp_T for row in first.minibatch.rows]
 
 
 @dataclass(frozen=True)
@@ -160,6 +178,7 @@ class Responses:
     length_S: np.ndarray  # tokens that the model wrote
     turns_S: np.ndarray
     truncated_S: np.ndarray
+    bounds_U3: Bounds
 
 
 def mean_reward(reward_S: np.ndarray) -> float:
@@ -178,7 +197,8 @@ def step_responses(step: Step) -> Responses:
     length_S = np.array([r.num_sampled for r in step.rollouts])
     turns_S = np.array([r.num_turns for r in step.rollouts])
     truncated_S = np.array([r.finish_reason == "length" for r in step.rollouts])
-    return Responses(step_table(step), step.reward_S, length_S, turns_S, truncated_S)
+    bounds_U3 = np.concatenate([no_bounds(), *(use.update.bounds for use in step.uses)])
+    return Responses(step_table(step), step.reward_S, length_S, turns_S, truncated_S, bounds_U3)
 
 
 def joined(parts: Sequence[Responses]) -> Responses:
@@ -190,7 +210,7 @@ def joined(parts: Sequence[Responses]) -> Responses:
     )
     columns = (
         [getattr(part, name) for part in parts]
-        for name in ("reward_S", "length_S", "turns_S", "truncated_S")
+        for name in ("reward_S", "length_S", "turns_S", "truncated_S", "bounds_U3")
     )
     return Responses(table.combine_chunks(), *map(np.concatenate, columns))
 
@@ -235,6 +255,8 @@ def step_record(
         record["unjudged"] = unjudged
     if step.sampled is not None:
         record["sampled"] = step.sampled
+    if len(responses.bounds_U3):
+        record["bounds"] = in_line(responses.bounds_U3)
     if framework:
         record[AS] = {framework: dashboard(batch, framework)}
     return (

@@ -22,8 +22,9 @@ from mismatch_cli.sharding import like, local, saved_state
 PROVEN, NEWER, UNDECIDABLE, UNCHECKED = "proven", "newer", "undecidable", "unchecked"
 # Largest mean |π − μ| of two float32 implementations, unless their tensors are known to be equal
 _SAME = 1e-5
-# × the gap at the last decision: more than rounding can cause while the policy barely moves
+# × the gap at the last decision, both free of how certain the policy is: more than rounding causes
 _BROKEN = 5.0
+_SURE = 3.0  # standard errors: few tokens differ by more from step to step
 _LEAST, _MOST = 8, 16  # responses to score at the weights as sent
 
 # What checks may cost, as a share of all forward passes. A response costs about 1.25 of them to
@@ -93,12 +94,13 @@ class WeightSync:
         # Of the first responses, at the weights as sent
         self._logp_sent: list[np.ndarray] | None = None
         self._logp_before: list[np.ndarray] | None = None  # and at those of the last decision
-        self._gap = np.inf  # mean |π − μ| at the last decision; in float32, at the first step
+        # In float32 mean |π − μ| at the first step, in lower precision `odds_gap` at the last decision
+        self._gap = np.inf
 
     def load(self, step: int, *, at_start: bool = False) -> None:
-        """Give the engine all current weights, with which it samples `step`."""
+        """Give the engine all weights that the model has now; with them it samples `step`."""
+        self.send()
         with engine_failures("loading weights", "Every finished step is on record"):
-            self._engine.load_weights(self._model)
             if at_start or self._due(step):
                 self._equal = self._reads and self._read_back()
         before, self._sent = self._sent, None
@@ -107,6 +109,11 @@ class WeightSync:
         self._sent = self._as_sent.copy()
         if before is not None and self._due(step):
             self._changed = self._as_sent.changed(before, self._sent)
+
+    def send(self) -> None:
+        """Give the engine these weights without a check of them."""
+        with engine_failures("loading weights", "Every finished step is on record"):
+            self._engine.load_weights(self._model)
 
     def look_back(self, step: int, samples: Sequence[Sample]) -> None:
         """Before the first update of a step: score some of its first minibatch at the weights as
@@ -128,9 +135,9 @@ class WeightSync:
         """What the line of a step says: whether the engine sampled it with the weights that it was
         sent, and their lag.
 
-        `logp_trainer`: of the first minibatch, before its update. A `MismatchError` if the engine
-        had other weights. Every rank checks its own engine's responses; the answer holds for all
-        engines.
+        `logp_trainer`: of the first minibatch, at the weights that sampled. A `MismatchError` if
+        the engine had other weights. Every rank checks its own engine's responses; the answer holds
+        for all engines.
         """
         logp_rollout = [s.rollout.of_sampled(s.rollout.logp_rollout_T) for s in samples]
         logp_trainer = [
@@ -145,14 +152,17 @@ class WeightSync:
         few = _few(len(samples))
         logp_rollout, logp_trainer = logp_rollout[:few], logp_trainer[:few]
         logp_sent = self._logp_sent or logp_trainer
-        gap, answer = mean_gap(logp_rollout, logp_sent), UNDECIDABLE
+        gap, error = odds_gap(logp_rollout, logp_sent)
+        answer = UNDECIDABLE
         if self._logp_before is not None and samples:
             answer = prove_newer(logp_rollout, logp_sent, self._logp_before)
-            if gap > max(_BROKEN * self._gap, _SAME):
+            is_far = gap - _SURE * error > max(_BROKEN * self._gap, _SAME)
+            # Tensors that were read back are whole, whatever a changed policy makes of them
+            if is_far and not self._equal:
                 raise MismatchError(
-                    f"The weight sync failed: mean |π − μ| went from {self._gap:.2g} to "
-                    f"{gap:.2g}, which no older weights explain. The engine has broken or "
-                    f"incomplete weights. {_INSTEAD}"
+                    f"The weight sync failed: the engine's log-odds were {self._gap:.2g} from "
+                    f"the trainer's and are {gap:.2g} now, which no older weights explain. The "
+                    f"engine has broken or incomplete weights. {_INSTEAD}"
                 )
         tokens = sum(map(len, logp_rollout))
         told = self._world.gather(
@@ -177,7 +187,7 @@ class WeightSync:
     def facts(self) -> dict[str, Any]:
         return {
             "before": self._before is not None,
-            "gap": float(self._gap),
+            self._gap_name: float(self._gap),
             "equal": self._equal,
             "changed": self._changed,
         }
@@ -186,13 +196,17 @@ class WeightSync:
         self, facts: dict[str, Any], load: Callable[[dict[str, torch.Tensor]], None]
     ) -> None:
         """Continue from `facts()`; `load` fills tensors of these names."""
-        self._gap, self._before = facts["gap"], None
         # Absent in older checkpoints
+        self._gap, self._before = facts.get(self._gap_name, np.inf), None
         self._equal, self._changed = facts.get("equal", False), facts.get("changed")
         if facts["before"] and self._as_sent is not None:
             named = self._named(self._as_sent.empty())
             load(named)
             self._before = [local(weight).to("cpu") for weight in named.values()]
+
+    @property
+    def _gap_name(self) -> str:
+        return "gap" if self._exact else "odds_gap"
 
     def _due(self, step: int) -> bool:
         return step <= 2 or step % self._every == 0
@@ -281,6 +295,26 @@ def mean_gap(logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarr
         return 0.0
     gap_T = np.abs(np.exp(np.concatenate(logp_trainer)) - np.exp(np.concatenate(logp_rollout)))
     return float(gap_T.mean()) if len(gap_T) else 0.0
+
+
+def odds_gap(
+    logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarray]
+) -> tuple[float, float]:
+    """Σ |π − μ| / Σ μ(1 − μ), and its standard error over responses; 0 without tokens.
+
+    For small shifts π − μ = μ(1 − μ) Δ: the mean shift Δ of the log-odds, weighted by how far a
+    probability follows it. A policy that becomes certain, or less so, does not change it.
+    """
+    mu = [np.exp(logp_T) for logp_T in logp_rollout]
+    gap_S = np.array(
+        [np.abs(np.exp(logp_T) - mu_T).sum() for mu_T, logp_T in zip(mu, logp_trainer, strict=True)]
+    )
+    weight_S = np.array([(mu_T * (1 - mu_T)).sum() for mu_T in mu])
+    total = float(weight_S.sum())
+    if total == 0:
+        return 0.0, 0.0
+    gap = float(gap_S.sum()) / total
+    return gap, float(np.linalg.norm(gap_S - gap * weight_S)) / total
 
 
 def _mean(gaps: Sequence[tuple[float, int]]) -> float:

@@ -24,6 +24,7 @@ from mismatch_cli.options import (
     setting,
 )
 from mismatch_cli.places import bundled
+from mismatch_cli.tasks import named_rewards
 from mismatch_cli.tasks.answers import (
     FORMAT_HELP,
     FORMATS,
@@ -33,11 +34,13 @@ from mismatch_cli.tasks.answers import (
     VERL_RULE,
 )
 from mismatch_cli.tasks.prompts import A_FIELD, TEMPLATE_HELP, TEMPLATES
+from mismatch_cli.tasks.rewards import is_own
 from mismatch_cli.text import parsed_toml
 from mismatch_cli.torch_settings import DTYPES, KV_CACHE_DTYPES
 
 _PRESETS = Path(__file__).parent.parent / "presets"
 FILE_NAME = "config.toml"
+EXPECTED = "expected"  # the only table of a preset: no setting
 
 
 AGGREGATIONS = ("sequence-sum", "sequence-mean", "token-mean")
@@ -112,9 +115,10 @@ class TrainConfig:
     prompt_template: str = of_problems("chat", TEMPLATE_HELP, choices=("template", TEMPLATES))
     reward: str = of_problems(
         "",
-        "Your own reward function.",
-        metavar="FILE.py:FUNCTION",
-        typed=True,
+        "A reward of the package (rare-opener, right-and-rare) or your own function.",
+        metavar="NAME|FILE.py:FUNCTION",
+        completes=named_rewards.names,
+        typed=is_own,
         show_default="math-verify on the response's final answer",
     )
     reward_seconds: int = of_problems(0, SECONDS_HELP, least=0)
@@ -179,6 +183,13 @@ class TrainConfig:
     )
     minibatches: int = of_steps(4, "Optimiser steps per epoch on the responses of a step.", least=1)
     epochs: int = of_steps(1, "Passes over the responses of each step.", least=1)
+    staleness: int = of_steps(
+        0,
+        "Sample with weights that are N optimiser steps old (--minibatches × --epochs of them a "
+        "step); 0 for the newest.",
+        flag=False,
+        least=0,
+    )
     dynamic_sampling: int = of_steps(
         0,
         "Replace groups whose rewards are all equal: sample up to N × --prompts-per-step other "
@@ -286,6 +297,12 @@ class TrainConfig:
         1.0, "Nucleus sampling (top-p) of evaluations; 1 turns it off.", **UP_TO_1
     )
     trace_every: int = of_files(0, "Steps between traces for `clipstats`; 0 for none.", least=0)
+    bounds_share: float = of_files(
+        0.01,
+        "Share of the tokens whose TV over the full vocabulary is measured; 0 for none.",
+        flag=False,
+        **BELOW_1,
+    )
     checkpoint_every: int = of_files(50, "Steps between checkpoints.", least=1)
 
     def __post_init__(self) -> None:
@@ -322,18 +339,46 @@ def load_config(preset: str, changes: dict[str, Any]) -> TrainConfig:
     """A preset (by name or path) with changes on top; a `UsageError` for unknown names and
     types.
     """
+    path, content = _preset(preset)
+    content.pop(EXPECTED, None)
+    _check_typed(content, changes, path)
+    return TrainConfig(**_checked(content | changes, path))
+
+
+def expected_of(preset: str) -> tuple[Path, Any]:
+    """The file of a preset, and its table of what a run should show at its start, unchecked; None
+    if it has no such table.
+    """
+    path, content = _preset(preset)
+    return path, content.get(EXPECTED)
+
+
+def changed_from(preset: str, config: TrainConfig) -> list[str]:
+    """The settings in which a run departs from its preset, as they are typed; each run has an
+    algorithm and a seed of its own.
+    """
+    path, content = _preset(preset)
+    content.pop(EXPECTED, None)
+    plain = TrainConfig(**_checked(content, path))
+    changed = []
+    for field in fields(TrainConfig):
+        differs = getattr(config, field.name) != getattr(plain, field.name)
+        if differs and field.name not in ("algorithm", "seed"):
+            changed.append(flag_of(field))
+    return changed
+
+
+def _preset(preset: str) -> tuple[Path, dict[str, Any]]:
     path = _PRESETS / f"{preset}.toml"
     if preset.endswith(".toml"):
         path = Path(preset)
     elif not path.is_file():
         raise UsageError(registry.unknown("preset", preset, presets()))
     try:
-        content = parsed_toml(path.read_text(encoding="utf-8"))
+        return path, parsed_toml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         advice = "Name a TOML file like the one that `train --show-config` prints."
         raise unreadable(path, error, advice, "cannot be read ({})") from error
-    _check_typed(content, changes, path)
-    return TrainConfig(**_checked(content | changes, path))
 
 
 def _check_typed(content: Mapping[str, Any], changes: Mapping[str, Any], path: Path) -> None:

@@ -9,20 +9,21 @@ from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.tasks.answers import VERL_RULE
 
 # Lines of a figure, length, how the work is done, watched and kept: nothing here changes an update.
-_NO_SETTING = {
+NO_SETTING = {
     "algorithm", "seed", "steps", "recompute", "average_decay", "engine_url", "served_model",
     "weight_transfer",
     "weights_folder", "engine_memory", "tensor_parallel", "token_budget", "gradient_checkpointing",
     "cpu_offload",
     "threads", "eval_every", "eval_samples", "reward_seconds", "environment_seconds",
     "environment_processes",
-    "trace_every", "checkpoint_every",
+    "trace_every", "checkpoint_every", "bounds_share",
 }  # fmt: skip
 # The values in effect before the setting existed.
 BEFORE: dict[str, Any] = {
     "max_prompt_tokens": 0, "answer_format": "auto", "grader": VERL_RULE, "environment": "",
     "episodes": 0, "eval_episodes": 0,
     "max_turns": 10, "turn_tokens": 0, "dynamic_sampling": 0, "max_context_tokens": 0,
+    "staleness": 0,
     "eval_temperature": 0.0,
     "eval_top_p": 1.0,
 }  # fmt: skip
@@ -66,7 +67,7 @@ def _differences(runs: Sequence[TrainingRun]) -> dict[str, list[Any]]:
     keys = [
         key
         for key in dict.fromkeys(key for run in runs for key in run.config)
-        if key not in _NO_SETTING
+        if key not in NO_SETTING
     ]
     found = {key: values for key in keys if len(set(map(repr, values := _values(runs, key)))) > 1}
 
@@ -120,6 +121,8 @@ def _in_words(key: str, value: Any) -> str:
         return words if value else f"no {words}"
     if key == "environment":
         return _cut(str(value).rsplit("/", 1)[-1]) if value else "no environment"
+    if key == "staleness":
+        return f"staleness {value}"
     if key in _NAMES and value:
         return _cut(str(value).rsplit("/", 1)[-1])
     return f"{words} {f'{value:g}' if isinstance(value, float) else value or 'by default'}"

@@ -59,16 +59,21 @@ def difference(own: Seeded, rival: Seeded) -> Difference:
     t(n − 1) · sd(d) / √n over the n seeds that both have. With fewer than two such seeds the runs
     are independent: Welch's interval, its degrees of freedom rounded down.
     """
-    by_seed, rival_by_seed = _by_seed(own), _by_seed(rival)
-    shared = sorted(by_seed.keys() & rival_by_seed.keys())
-    if len(shared) > 1:
-        own_N = np.array(list(map(by_seed.__getitem__, shared)))
-        rival_N = np.array(list(map(rival_by_seed.__getitem__, shared)))
+    pairs = paired(own, rival)
+    if len(pairs) > 1:
+        own_N, rival_N = np.array(list(pairs.values())).T
         size = max(np.abs(own_N).max(), np.abs(rival_N).max())
-        return Difference(_mean(own_N - rival_N, float(size)), len(shared))
+        return Difference(_mean(own_N - rival_N, float(size)), len(pairs))
     return Difference(
         _welch(*(np.array(list(map(itemgetter(1), runs))) for runs in (own, rival))), 0
     )
+
+
+def paired(own: Seeded, rival: Seeded) -> dict[int, tuple[float, float]]:
+    """Own and the rival's value with each seed that both have, ascending."""
+    by_seed, rival_by_seed = _by_seed(own), _by_seed(rival)
+    shared = sorted(by_seed.keys() & rival_by_seed.keys())
+    return {seed: (by_seed[seed], rival_by_seed[seed]) for seed in shared}
 
 
 def t_quantile(degrees: int) -> float:

@@ -70,7 +70,7 @@ def _sweeps(names: Sequence[str]) -> Iterator[tuple[str, str, dict[float, str]]]
     """
     by_head: dict[str, dict[str, Algorithm]] = {}
     for name in names:
-        if (algorithm := _known(name)) is not None:
+        if (algorithm := algorithm_of(name)) is not None:
             by_head.setdefault(name.partition(":")[0], {})[name] = algorithm
     for head, algorithms in by_head.items():
         thresholds_of = {name: _thresholds(algorithm) for name, algorithm in algorithms.items()}
@@ -94,7 +94,7 @@ def _sweeps(names: Sequence[str]) -> Iterator[tuple[str, str, dict[float, str]]]
 
 
 @cache
-def _known(name: str) -> Algorithm | None:
+def algorithm_of(name: str) -> Algorithm | None:
     """An algorithm by name; None for a user's file, whose runs are drawn like any others: a
     report runs no code.
     """

@@ -14,9 +14,18 @@ import numpy as np
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.update_table import LAST
 from mismatch_cli.studies.common_steps import CommonSteps, in_words
+from mismatch_cli.studies.learning_speed import (
+    LEARNING_PHASES,
+    Claim,
+    against_the_first,
+    between,
+    mean_reward,
+    reward_to_reach,
+)
 from mismatch_cli.studies.run_settings import SEPARATOR, settings_of_runs, short_name, task_of
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.seeds import Difference, difference, over_seeds
+from mismatch_cli.studies.staleness import DoseResponse, dose_responses
 from mismatch_cli.studies.study import Study
 from mismatch_cli.studies.watch_state import WatchState
 
@@ -33,9 +42,15 @@ class TrainingAnalysis(Study):
     runs: Sequence[TrainingRun]
     subject: str = ""  # what was trained on what, in one line
     watched: WatchState | None = None  # what a watch of the only run answers
+    claimed: tuple[str, str] | None = None  # does the first learn faster than the second?
 
     @classmethod
-    def of(cls, runs: Sequence[TrainingRun], watched: WatchState | None = None) -> TrainingAnalysis:
+    def of(
+        cls,
+        runs: Sequence[TrainingRun],
+        watched: WatchState | None = None,
+        claimed: tuple[str, str] | None = None,
+    ) -> TrainingAnalysis:
         """An analysis with a subject line from the runs' configurations.
 
         `watched` is the state of a watch of them; by default that of a single run's own folder.
@@ -49,7 +64,7 @@ class TrainingAnalysis(Study):
         parts.append(f"{seeds} seeds" if seeds > 1 else "")
         dtypes = {policy: settings_of(runs, f"{policy}_dtype") for policy in ("trainer", "rollout")}
         parts += [f"{policy} {dtype}" for policy, dtype in dtypes.items() if dtype]
-        return cls(runs, " · ".join(filter(None, parts)), watched)
+        return cls(runs, " · ".join(filter(None, parts)), watched, claimed)
 
     @cached_property
     def algorithms(self) -> dict[str, list[TrainingRun]]:
@@ -80,6 +95,13 @@ class TrainingAnalysis(Study):
             for run, part in zip(steps.runs, steps.restricted, strict=True)
         }
         return [by_run[id(run)] for run in self.runs]
+
+    @cached_property
+    def by_staleness(self) -> list[DoseResponse]:
+        """What algorithms block by how old the weights are that sample, where runs differ in
+        that.
+        """
+        return dose_responses(self.restricted)
 
     @property
     def is_final(self) -> bool:
@@ -112,6 +134,34 @@ class TrainingAnalysis(Study):
         for run, setting in zip(self.runs, self._setting_of, strict=True):
             found.setdefault(setting, []).append(run)
         return {setting: TrainingAnalysis(runs, self.subject) for setting, runs in found.items()}
+
+    @cached_property
+    def claims(self) -> list[Claim]:
+        """The comparisons of two algorithms: the one that was claimed, in each setting that has
+        both, or the first algorithm of each setting against the others.
+        """
+        runs_of = {setting: part.algorithms for setting, part in self.settings.items()}
+        if self.claimed is None:
+            return against_the_first(runs_of)
+        return between(*self.claimed, runs_of)
+
+    @property
+    def claimed_runs(self) -> list[TrainingRun]:
+        """The runs of the two algorithms that were named."""
+        return [run for run in self.runs if run.algorithm in (self.claimed or ())]
+
+    @property
+    def claim_flags(self) -> list[str]:
+        """How the two algorithms are typed; empty if none were."""
+        return [word for name in self.claimed or () for word in ("-a", name)]
+
+    @cached_property
+    def reward_to_reach(self) -> float | None:
+        """The reward to which steps are counted; None without one, or with several tasks."""
+        if len(self.common) != 1:
+            return None
+        (steps,) = self.common
+        return reward_to_reach([mean_reward(r, steps.step_N) for r in self.compared.values()])
 
     @cached_property
     def _setting_of(self) -> list[str]:
@@ -210,6 +260,8 @@ class TrainingAnalysis(Study):
                 }
                 for name, reward in self.final_rewards.items()
             ],
+            "claims": [claim.to_json() for claim in self.claims],
+            **_by_staleness(self.by_staleness),
             **({} if self.watched is None else {"watch": self.watched.to_json()}),
         }
 
@@ -234,6 +286,10 @@ def _seeded(runs: Iterable[TrainingRun]) -> list[tuple[int | None, float]]:
     """The final reward of each run that has one, with its seed."""
     rewards = ((run.seed, run.last("reward")) for run in runs)
     return [(seed, reward) for seed, reward in rewards if reward is not None]
+
+
+def _by_staleness(doses: Sequence[DoseResponse]) -> dict[str, Any]:
+    return {"by_staleness": list(map(DoseResponse.to_json, doses))} if doses else {}
 
 
 def _ending(run: TrainingRun) -> dict[str, Any]:
@@ -334,7 +390,7 @@ def correlations(run: TrainingRun) -> Iterator[Correlation]:
             yield Correlation(run.name, other, int(known_N.sum()), found)
 
 
-PHASES = ("sample", "grade", "recompute", "update", "sync", "evaluate")
+PHASES = (*LEARNING_PHASES, "evaluate")
 OTHER = "other"
 # Of a step: anything shorter, such as a skipped recomputation, is not a separate phase
 _LEAST = 0.005
@@ -411,13 +467,17 @@ def curve_of(runs: Sequence[TrainingRun], *keys: str, gaps: bool = True) -> Curv
     Without `gaps`, steps without any value are left out, for numbers that are measured only now and
     then.
     """
-    found = [(run.step_N, run.series(*keys)) for run in runs]
-    step_N = np.unique(np.concatenate([step for step, _ in found])) if found else np.zeros(0)
-    value_RN = np.full((len(found), len(step_N)), np.nan)
-    for row_N, (step, value) in zip(value_RN, found, strict=True):
-        row_N[np.searchsorted(step_N, step)] = value
-    curve = Curve(step_N, *_mean_and_range(value_RN))
+    curve = mean_curve([(run.step_N, run.series(*keys)) for run in runs])
     return curve if gaps else curve.only(np.isfinite(curve.value_N))
+
+
+def mean_curve(series: Sequence[tuple[np.ndarray, np.ndarray]]) -> Curve:
+    """The mean of several series, each its steps and its values."""
+    step_N = np.unique(np.concatenate([step for step, _ in series])) if series else np.zeros(0)
+    value_RN = np.full((len(series), len(step_N)), np.nan)
+    for row_N, (step, value) in zip(value_RN, series, strict=True):
+        row_N[np.searchsorted(step_N, step)] = value
+    return Curve(step_N, *_mean_and_range(value_RN))
 
 
 def _mean_and_range(value_RN: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

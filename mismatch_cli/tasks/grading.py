@@ -1,5 +1,5 @@
-"""Rewards and advantages of responses: verl's or oat's rule or a user's function, in a worker that
-cannot hang the run.
+"""Rewards and advantages of responses: verl's or oat's rule, a named reward or a user's function,
+in a worker that cannot hang the run.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.batch import Rollout
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.tasks import named_rewards
 from mismatch_cli.tasks._child import Child
 from mismatch_cli.tasks.answers import (
     OAT_RULE,
@@ -24,7 +25,7 @@ from mismatch_cli.tasks.answers import (
     stated_answer,
 )
 from mismatch_cli.tasks.prompts import CONVERSATIONS, LINE_TEMPLATE, Problem
-from mismatch_cli.tasks.rewards import Answered, OwnReward
+from mismatch_cli.tasks.rewards import Answered, OwnReward, is_own, needs_answer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -142,10 +143,11 @@ _RULES: dict[str, tuple[str, Callable[[str], str]]] = {
 
 
 def gradable(problems: Sequence[Problem], reward: str, location: str) -> list[Problem]:
-    """The problems that can be graded: with an answer, or all with a user's `reward`; a
-    `MismatchError` if none can.
+    """The problems that can be graded: those with an answer, or all with a `reward` that needs
+    none; a `MismatchError` if none can.
     """
-    found = [problem for problem in problems if reward or problem.answer is not None]
+    every = not needs_answer(reward)
+    found = [problem for problem in problems if every or problem.answer is not None]
     if not found:
         raise MismatchError(
             f"{location} has no problem with an answer. Name the field that holds it with "
@@ -157,10 +159,11 @@ def gradable(problems: Sequence[Problem], reward: str, location: str) -> list[Pr
 class Grader:
     """Grades responses as text, in a child process; a context manager.
 
-    `reward` is FILE.py:FUNCTION, with a limit of `seconds`, or empty for a `rule`: verl's or
-    oat's. After a prompt that ends in an open thought, only text after the thought counts.
-    `answer_format` is where responses state their answer; "auto" lets each prompt decide. `chat`:
-    the tokenizer has a chat template, which turns problems into conversations.
+    `reward` is FILE.py:FUNCTION, with a limit of `seconds`, the name of a reward, or empty; names
+    that need it, and the empty one, grade by a `rule`: verl's or oat's. After a prompt that ends
+    in an open thought, only text after the thought counts. `answer_format` is where responses
+    state their answer; "auto" lets each prompt decide. `chat`: the tokenizer has a chat template,
+    which turns problems into conversations.
     """
 
     def __init__(
@@ -176,15 +179,19 @@ class Grader:
     ) -> None:
         self._decode = decode
         self._format, self._words_ask_for_line = answer_format, template == LINE_TEMPLATE
+        self._needs_answer, own = needs_answer(reward), is_own(reward)
+        self._named: named_rewards.NamedReward | None = None
+        if reward and not own:
+            self._named = named_rewards.find(reward)
         self._scorer: MathVerify | OwnReward = (
             OwnReward(reward, seconds, conversational=chat and template in CONVERSATIONS)
-            if reward
+            if own
             else MathVerify(rule=rule)
         )
 
     def can_grade(self, problem: Problem) -> bool:
-        """Without an answer, only a user's function can grade."""
-        return isinstance(self._scorer, OwnReward) or problem.answer is not None
+        """Without an answer, only a reward that needs none can grade."""
+        return not self._needs_answer or problem.answer is not None
 
     def rewards(self, problems: Sequence[Problem], rollouts: Sequence[Rollout]) -> list[float]:
         """The rewards of responses; 0 after a timeout, NaN where grading is impossible or a
@@ -205,7 +212,15 @@ class Grader:
                     for p, r in pairs
                 ]
             )
-        return [self._verified(problem, rollout) for problem, rollout in pairs]
+        return [self._graded(problem, rollout) for problem, rollout in pairs]
+
+    def _graded(self, problem: Problem, rollout: Rollout) -> float:
+        right = nan
+        if self._needs_answer:
+            right = self._verified(problem, rollout)
+        if self._named is None:
+            return right
+        return self._named.reward(self._text(rollout), right)
 
     def _verified(self, problem: Problem, rollout: Rollout) -> float:
         if problem.answer is None:
@@ -238,7 +253,7 @@ class Grader:
 
     @property
     def stated(self) -> int:
-        """Number of responses that state an answer; 0 with a user's reward."""
+        """Number of responses that state an answer; 0 with a reward that needs none."""
         return self._scorer.stated if isinstance(self._scorer, MathVerify) else 0
 
     @property
@@ -248,12 +263,15 @@ class Grader:
 
     @property
     def unstated(self) -> int:
-        """Number of responses that ended without stating an answer; 0 with a user's reward."""
+        """Number of responses that ended without stating an answer; 0 with a reward that needs
+        none.
+        """
         return self._scorer.unstated if isinstance(self._scorer, MathVerify) else 0
 
     def start(self) -> None:
-        """Start the child now, which shows whether the user's code loads."""
-        self._scorer.child.start()
+        """Start a user's code now, which shows whether it loads; other workers start when asked."""
+        if isinstance(self._scorer, OwnReward):
+            self._scorer.child.start()
 
     def state_dict(self) -> dict[str, Any]:
         """What took too long: a resumed run does not try it again, and so scores like an

@@ -1,5 +1,5 @@
-"""Runs a user's reward function, for one response or a batch, in a process that cannot hang the
-run.
+"""What `--reward` names: a reward of the package, or a user's function, which runs for one response
+or a batch in a process that cannot hang the run.
 """
 
 from __future__ import annotations
@@ -10,22 +10,42 @@ from math import isfinite, nan
 from typing import Any, NamedTuple
 
 from mismatch_cli.errors import MismatchError
+from mismatch_cli.tasks import named_rewards
 from mismatch_cli.tasks._child import Child, users_code
 from mismatch_cli.tasks._worker import ARGUMENTS, BATCH_ARGUMENTS, KEYWORDS
 
 _FOR_ONE, _FOR_A_BATCH, _TO_LOAD = 30, 600, 60  # seconds
 
 
+def is_own(reward: str) -> bool:
+    """Whether `--reward` is a user's FILE.py:FUNCTION, which runs code, and no name of the
+    package's.
+    """
+    return ":" in reward or reward.endswith(".py")
+
+
+def needs_answer(reward: str) -> bool:
+    """Whether a problem without an answer cannot be graded: by the default rule, or by a named
+    reward that uses it.
+    """
+    if not reward:
+        return True
+    return not is_own(reward) and named_rewards.find(reward).NEEDS_ANSWER
+
+
 def check_reward(where: str, seconds: int = 0) -> None:
     """Load a reward function once, so that its errors show before the run starts; does nothing
-    without one.
+    without one. A `UsageError` for an unknown name.
     """
-    if where:
-        reward = OwnReward(where, seconds)
-        try:
-            reward.child.start()
-        finally:
-            reward.child.stop()
+    if not is_own(where):
+        if where:
+            named_rewards.check(where)
+        return
+    reward = OwnReward(where, seconds)
+    try:
+        reward.child.start()
+    finally:
+        reward.child.stop()
 
 
 class Answered(NamedTuple):

@@ -76,7 +76,8 @@ def test_every_parameter_of_every_command_is_a_key_and_a_variable(tmp_path, monk
         )
         between = os.pathsep if known.type_descriptor.annotation == list[Path] else " "
         text = between.join(map(str, value)) if isinstance(value, list) else str(value)
-        for variable in (general, own):
+        of_one_command = (name, key) == ("report", "algorithm")
+        for variable in (own,) if of_one_command else (general, own):
             with monkeypatch.context() as patch:
                 patch.setenv(variable, text)
                 found = context_of(name, command, "--config", str(path))
@@ -101,6 +102,8 @@ def test_what_starts_code_or_sends_keys_is_typed(tmp_path, monkeypatch, capfd):
     for name, command, known in parameters():
         if known.name not in values and known.name not in ALWAYS_TYPED:
             continue
+        if (name, known.name) == ("report", "algorithm"):
+            continue  # compared with the names in the runs: it starts nothing
         value = values.get(known.name, sample(known))
         if name in ("train", "watch") and known.name == "algorithm":
             value = value if name == "train" else value[0]

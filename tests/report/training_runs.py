@@ -5,11 +5,12 @@ never block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 
+from mismatch_cli.rl.train_config import load_config
 from mismatch_cli.studies.runs import TrainingRun
 
 CONFIG = {
@@ -94,6 +95,24 @@ def make_run(
     records = [make_record(step, steps, algorithm, rng) for step in range(1, steps + 1)]
     settings = CONFIG | {"algorithm": algorithm, "seed": seed, "steps": steps} | config
     return TrainingRun(f"{algorithm}-seed-{seed}", algorithm, seed, records, settings)
+
+
+def with_bounds(run: TrainingRun, binary: float = 0.5, top_k: float = 0.9) -> TrainingRun:
+    """The run with bounds that see these shares of the full TV, as `train` records them."""
+
+    def record(record: dict[str, Any]) -> dict[str, Any]:
+        full = 2 * record["mismatch"]["abs_dp_mean"]
+        bounds = {"tv_full": full, "tv_binary": binary * full, "tv_topk": top_k * full}
+        return record | {"bounds": bounds | {"tokens": 400}}
+
+    return replace(run, records=[record(each) for each in run.records])
+
+
+def of_paper(algorithm: str, steps: int = 60, **config: Any) -> TrainingRun:
+    """A run with the settings that `train --preset paper` records."""
+    settings = asdict(load_config("paper", {"algorithm": algorithm}))
+    run = make_run(algorithm, steps=steps)
+    return replace(run, config={**settings, "steps": steps, **config})
 
 
 def evaluated(run: TrainingRun, sets: Sequence[str]) -> TrainingRun:

@@ -18,10 +18,13 @@ from mismatch_cli.rl.loop import train
 from mismatch_cli.rl.run import Run
 from mismatch_cli.rl.task import evaluation_sets
 from mismatch_cli.rl.train_config import TrainConfig, load_config, presets
+from mismatch_cli.tasks.rewards import is_own
 from tests.rl.small_runs import numbers
 from tests.tiny_models import saved_model
 
-OF_THE_PAPER = sorted(set(presets()) - {"collapse", "miniature"})
+# For the bundled model
+OF_THE_PROJECT = {"collapse", "miniature", "rare-solutions", "rare-tokens"}
+OF_THE_PAPER = sorted(set(presets()) - OF_THE_PROJECT)
 FOLDER = Path(__file__).parents[2] / "mismatch_cli" / "presets"
 # Table 1 of the paper (appendix E), column by column.
 TABLE_1 = {
@@ -68,6 +71,14 @@ def test_the_columns_of_table_1(preset):
     }
     assert config.replay_routes == (preset == "moe-base-replay")
     assert (config.lora, config.lora_rank, config.lora_alpha) == (preset == "moe-base-lora", 32, 64)
+
+
+@pytest.mark.parametrize("preset", ["rare-solutions", "rare-tokens"])
+def test_a_preset_names_its_reward_and_no_file(preset, tmp_path):
+    config = load_config(preset, {})
+    assert config.minibatches * config.epochs == 16 and not is_own(config.reward)
+    (tmp_path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+    assert load_config(str(tmp_path / "config.toml"), {}) == config
 
 
 def test_each_names_its_source_first():

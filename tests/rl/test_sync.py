@@ -17,7 +17,7 @@ from mismatch_cli.engines.hf import HfEngine
 from mismatch_cli.errors import MismatchError
 from mismatch_cli.rl import sync
 from mismatch_cli.rl.run_engine import dtype_of_weights
-from mismatch_cli.rl.sync import WeightSync, prove_newer, steps_between_checks
+from mismatch_cli.rl.sync import WeightSync, odds_gap, prove_newer, steps_between_checks
 from tests.rl.small_runs import numbers, run
 from tests.rl.test_lora import LORA
 from tests.tiers import at_night
@@ -281,3 +281,20 @@ def test_the_share_that_changed_is_that_of_the_step_before_a_check(tmp_path, mon
     assert list(shares) == [1, 2, 3, 6]
     assert len({shares[step] for step in (2, 3, 6)}) == 3, "one is that of an earlier step"
     assert all(shares[step] > 0.2 for step in (2, 3, 6))
+
+
+def test_the_gap_of_log_odds_does_not_know_how_certain_a_policy_is():
+    """A shift of the log-odds by 0.01, of rare, common and nearly certain tokens; the error is that
+    of a ratio of sums over responses.
+    """
+    odds_T = np.linspace(-7.0, -6.0, 50)
+    for certainty in (0.0, 6.0, 12.0):
+        logp, shifted = (-np.logaddexp(0, -(odds_T + certainty + by)) for by in (0.0, 0.01))
+        gap, error = odds_gap([logp[:20], logp[20:]], [shifted[:20], shifted[20:]])
+        assert gap == pytest.approx(0.01, rel=0.01)
+        assert error < 1e-4
+    rng = np.random.default_rng(0)
+    once = [np.full(4, -0.7) for _ in range(400)]
+    noisy = [logp_T + rng.normal(0, 0.01) for logp_T in once]
+    gap, error = odds_gap(once, noisy)
+    assert error == pytest.approx(0.6 * gap / np.sqrt(400) / 0.8, rel=0.15)

@@ -51,6 +51,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         [{"model": f"/{n}-of-a-family-with-a-long-name-{n}"} for n in "ab"],
         ["a-of-a-family-…a-long-name-a", "b-of-a-family-…a-long-name-b"],
     ),
+    "an age of the weights": ([{"staleness": 4}, {}], ["staleness 4", "staleness 0"]),
     "a default": ([{"attn": ""}, {"attn": "eager"}], ["attn by default", "attn eager"]),
 }  # fmt: skip
 

@@ -36,8 +36,8 @@ def check(evidence: Evidence) -> Finding:
     if len(steps) < FEWEST_STEPS:
         return untested(NAME, f"needs at least {FEWEST_STEPS} steps, the trace has {len(steps)}")
     means = [_mean(sample, step_N == step) for step in steps]
-    line = _Line.through(steps, means)
-    factor, t = line.factor(line.slope), line.t
+    trend = _Trend.through(steps, means)
+    factor, t = trend.factor(trend.slope), trend.t
     rows = (
         ("first step, typical gaps", means[0].value),
         ("last step, typical gaps", means[-1].value),
@@ -48,10 +48,8 @@ def check(evidence: Evidence) -> Finding:
         reason = f"it changes {change.words}"
         return Finding(NAME, "clear", factor, _MEASURE, evidence=rows, reason=reason)
     if not (factor > _TIMES and t > _T):
-        return clear(NAME, factor, _MEASURE, _power(line), rows)
-    value = np.array([mean.value for mean in means])
-    times = np.maximum(1.0, value / max(value.min(), 1e-9))
-    left_N = sample.d_N / times[np.searchsorted(steps, step_N)]
+        return clear(NAME, factor, _MEASURE, _power(trend), rows)
+    left_N = sample.d_N / _times(means)[np.searchsorted(steps, step_N)]
     sentence = (
         f"From the first step to the last, the gap grows by a factor of {factor:.3g} at equal "
         "probabilities."
@@ -59,9 +57,15 @@ def check(evidence: Evidence) -> Finding:
     return Finding(NAME, "found", factor, _MEASURE, sentence, rows, left_N=left_N)
 
 
-def _power(line: _Line) -> str:
+def _times(means: list[Mean]) -> np.ndarray:
+    """How much larger the gap of each step is than the smallest."""
+    value = np.array([mean.value for mean in means])
+    return np.maximum(1.0, value / max(value.min(), 1e-9))
+
+
+def _power(trend: _Trend) -> str:
     """The smallest growth that is both large enough and beyond the scatter of the steps."""
-    least = max(_TIMES, line.factor(_T * line.error))
+    least = max(_TIMES, trend.factor(_T * trend.error))
     if least >= 1 / SCATTER:
         return none("the steps scatter too much to tell growth from chance")
     return f"a growth of {least:.2g} times from the first step to the last"
@@ -72,7 +76,7 @@ def _mean(sample: Sample, in_it_N: np.ndarray) -> Mean:
 
 
 @dataclass(frozen=True)
-class _Line:
+class _Trend:
     """A straight line through the means by step; x has the range 1, so `slope` is the growth from
     the first step to the last.
     """
@@ -84,7 +88,7 @@ class _Line:
     last: float
 
     @classmethod
-    def through(cls, steps: np.ndarray, means: list[Mean]) -> _Line:
+    def through(cls, steps: np.ndarray, means: list[Mean]) -> _Trend:
         value = np.array([mean.value for mean in means])
         weight = _weight(value, np.array([mean.error for mean in means]))
         middle = float(np.average(value, weights=weight))

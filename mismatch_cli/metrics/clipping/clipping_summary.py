@@ -46,12 +46,14 @@ _COUNTS = (
     "responses",
 )  # fmt: skip
 _MOST_STRETCHES = 64  # of steps, for the columns of every algorithm
+RARE = 0.1  # μ below which a token is rare: the α of arXiv 2602.04879, figures 6 and 7
 _NO_ADVANTAGES = Estimate(None, note="no advantages in the trace")
 _SCALES: dict[str, Scale] = {
     **dict.fromkeys(
         (f"{kind}_{which}" for kind in ("blocked", "lost") for which in ("all", *SIGNS)), SHARE
     ),
     **dict.fromkeys(("lost_masked", "lost_capped", "touched", "mu_blocked", "mu_kept"), SHARE),
+    "blocked_rare": SHARE,
     **dict.fromkeys(("entropy_blocked", "entropy_kept"), POSITIVE),
 }
 
@@ -198,6 +200,7 @@ class ClippingSummary(Accumulator):
             "weighs_by_ratio": algorithm.weighs_by_ratio,
             "blocked": {name: found[f"blocked_{name}"] for name in ("all", *SIGNS)},
             "lost": {name: found[f"lost_{name}"] for name in ("all", *SIGNS, "masked", "capped")},
+            "blocked_rare": found["blocked_rare"],
             "responses_touched": found["touched"],
             **{
                 name: found[name]
@@ -299,11 +302,12 @@ class ClippingSummary(Accumulator):
 
 def sums_dtype(algorithms: int) -> np.dtype:
     """M float64 numbers: over all judged tokens, then `of` each algorithm over the tokens that
-    it blocks.
+    it blocks. `rare` counts those with A > 0 and μ < RARE.
     """
     means: list[Any] = [("mu", float), ("entropy", float), ("entropy_n", float)]
     per_algorithm = [
         ("blocked", float, 2),
+        ("rare", float),
         ("lost", float, 2),
         ("capped", float, 2),
         ("touched", float),
@@ -311,6 +315,7 @@ def sums_dtype(algorithms: int) -> np.dtype:
     ]
     shared = [
         ("judged", float, 2),
+        ("rare", float),
         ("update", float, 2),
         ("advantage", float, 2),
         ("responses", float),
@@ -343,7 +348,17 @@ def response_sums(judged: Masked) -> np.ndarray:
         zip(judged.algorithms, judged.blocked, strict=True)
     ):
         _fill(sums_S["of"][:, place], judged, algorithm, blocked_U)
+    _count_rare(sums_S, judged)
     return sums_S.view(np.float64).reshape(judged.num_responses, -1)
+
+
+def _count_rare(sums_S: np.ndarray, judged: Masked) -> None:
+    """Fill the numbers of tokens with A > 0 and μ < RARE: all, and those that each one blocks."""
+    rare_N = judged.positive_N & (judged.gaps.q_N < RARE)
+    sums_S["rare"] = judged.gaps.responses.sum(rare_N)
+    for place, blocked_U in enumerate(judged.blocked):
+        blocked = judged.responses_at(blocked_U)
+        sums_S["of"]["rare"][:, place] = blocked.sum(rare_N[blocked_U])
 
 
 def _fill(taken_S: np.ndarray, judged: Masked, algorithm: Algorithm, blocked_U: np.ndarray) -> None:
@@ -424,9 +439,12 @@ def _evaluate(sums: np.ndarray, place: int, algorithm: Algorithm) -> dict[str, n
 
 
 def _means(sums: np.ndarray, taken: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Sums over blocked and over kept tokens, each with its number of tokens."""
+    """Sums over blocked and over kept tokens, each with its number of tokens; of the rare ones, how
+    many are blocked.
+    """
     n, blocked_n = sums["judged"].sum(axis=-1), taken["blocked"].sum(axis=-1)
     return {
+        "blocked_rare": (taken["rare"], sums["rare"]),
         "mu_blocked": (taken["mu"], blocked_n),
         "mu_kept": (sums["mu"] - taken["mu"], n - blocked_n),
         "entropy_blocked": (taken["entropy"], taken["entropy_n"]),

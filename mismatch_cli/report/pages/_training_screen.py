@@ -9,6 +9,14 @@ from mismatch_cli.errors import suggest
 from mismatch_cli.metrics.update_table import TRAINING
 from mismatch_cli.report.tables import Col, col, number, percent, plain, table, text
 from mismatch_cli.report.view import Facts, Profile, Screen, Status, Table, Verdict
+from mismatch_cli.studies.learning_speed import (
+    AREA,
+    BAD_OF_ALL,
+    SECONDS,
+    STEPS,
+    Measure,
+    mean_of,
+)
 from mismatch_cli.studies.run_settings import task_of
 from mismatch_cli.studies.runs import TrainingRun, named_by, sync_in_words
 from mismatch_cli.studies.seeds import Difference, over_seeds
@@ -35,17 +43,17 @@ _Named = tuple[str, Sequence[TrainingRun]]
 def screen(study: TrainingAnalysis, notes: tuple[str, ...]) -> Screen:
     """The final numbers of each algorithm, its curves, and the verdict."""
     return Screen(
-        subject=_subject(study),
+        subject=subject(study),
         notes=notes,
         tables=(_ends(study),),
         remarks=_remarks(study.runs),
-        profiles=_profiles(study),
+        profiles=profiles(study),
         verdict=verdict(study) if study.watched is None else watch_verdict(study, study.watched),
-        next=_next(study.runs),
+        next=_next(study),
     )
 
 
-def _subject(study: TrainingAnalysis) -> tuple[str, str]:
+def subject(study: TrainingAnalysis) -> tuple[str, str]:
     runs = study.runs
     names = list(dict.fromkeys(run.algorithm for run in runs))
     who = " and ".join(names) if len(names) < _NAMED else f"{len(names)} algorithms"
@@ -83,16 +91,40 @@ def _ends(study: TrainingAnalysis) -> Table:
                 lambda row: plain(over_seeds(run.last("reward") for run in row[1])),
                 TRAINING["reward"],
             ),
+            *[speed_column("area", AREA, study)] * several,
+            *[speed_column(f"steps to {half_way(study)}", STEPS, study)] * several,
             _mean("accuracy", lambda run: run.final_accuracy, number),
             _mean("|π − μ|", lambda run: run.last(*GAP), lambda value: numbers.number(value, 2)),
             _mean("blocked %", lambda run: run.mean("blocked"), percent),
             *[_mean("bad %", lambda run: run.mean("bad_over_negative"), percent)] * bad,
+            *[speed_column("bad % of all", BAD_OF_ALL, study, percent)] * bad,
+            *[speed_column(f"s to {half_way(study)}", SECONDS, study)] * several,
         ],
         note=(f"{left} more: --full. " if left > 0 else "")
         + f"Reward and |π − μ|: {study.window}"
         + (", ± 95 % over seeds." if any(len(runs) > 1 for _, runs in rows) else ".")
         + " Bad: push down a token (A < 0) that already lost 0.5 or more." * bad,
     )
+
+
+def half_way(study: TrainingAnalysis) -> str:
+    """The reward to which steps and seconds are counted."""
+    return numbers.number(study.reward_to_reach, 2)
+
+
+def speed_column(
+    title: str,
+    measure: Measure,
+    study: TrainingAnalysis,
+    show: Callable[[float | None], str] = number,
+) -> Col[_Named]:
+    """The mean over seeds of a measure of speed, or how many runs reach its reward."""
+
+    def cell(row: _Named) -> str:
+        mean = mean_of(measure, row[1], study.reward_to_reach)
+        return mean.note or "" if mean.value is None else show(mean.value)
+
+    return col(title, cell, TRAINING[measure.key], optional=True)
 
 
 def reward_title(study: TrainingAnalysis) -> str:
@@ -161,7 +193,7 @@ def _no_signal(runs: Sequence[TrainingRun]) -> str:
     )
 
 
-def _profiles(study: TrainingAnalysis) -> tuple[Profile, ...]:
+def profiles(study: TrainingAnalysis) -> tuple[Profile, ...]:
     """Curves over the steps; a single algorithm has more of them."""
     drawn = _strongest(study)
     keys: dict[str, tuple[str, ...]] = {"reward": ("reward",), "blocked %": ("blocked",)}
@@ -324,7 +356,7 @@ def _undecided(study: TrainingAnalysis) -> str:
     (best, _), *rest = by_reward
     if len(tasks) == 1 and len(rest) == 1:
         apart = study.difference(best, rest[0][0])
-        return f"{sentence} Difference: {_by(apart)}{_pairing(apart)}."
+        return f"{sentence} Difference: {by_how_much(apart)}{how_paired(apart)}."
     return f"{sentence} No 95 % interval of a difference over seeds is above 0."
 
 
@@ -339,13 +371,13 @@ def _kind(study: TrainingAnalysis, noun: str) -> str:
     return f"{noun.capitalize()} so far"
 
 
-def _by(apart: Difference) -> str:
+def by_how_much(apart: Difference) -> str:
     """`0.154 ± 0.115`, or the difference with the reason for not having an interval."""
     note = apart.estimate.note
     return plain(apart.estimate) + (f" ({note})" if note else "")
 
 
-def _pairing(apart: Difference) -> str:
+def how_paired(apart: Difference) -> str:
     """How the seeds of a difference were used: `, paired over 3 seeds`."""
     return f", paired over {apart.pairs} seeds" if apart.pairs else ", seeds not paired"
 
@@ -360,12 +392,12 @@ def _above(study: TrainingAnalysis, leader: str) -> str:
     final, below = study.final_rewards, study.above(leader)
     apart = [study.difference(leader, name) for name in below[:_NAMED]]
     others = ", ".join(
-        f"{plain(final[name])} of {name} (higher by {_by(difference)})"
+        f"{plain(final[name])} of {name} (higher by {by_how_much(difference)})"
         for name, difference in zip(below, apart, strict=False)
     )
     more = f" and {len(below) - _NAMED} more below" if len(below) > _NAMED else ""
     how = " and ".join(
-        dict.fromkeys(_pairing(difference).removeprefix(", ") for difference in apart)
+        dict.fromkeys(how_paired(difference).removeprefix(", ") for difference in apart)
     )
     sentence = (
         f"{_kind(study, 'reward')}: {plain(final[leader])}, against {others}{more}: 95 % over "
@@ -388,10 +420,14 @@ def _list(names: Sequence[str]) -> str:
     )
 
 
-def _next(runs: Sequence[TrainingRun]) -> Facts:
+def _next(study: TrainingAnalysis) -> Facts:
+    runs = study.runs
     folders = [run.folder for run in runs if run.folder is not None]
     traces = [trace for run in runs[:1] if (trace := run.last_trace) is not None]
     found = [(suggest("clipstats", trace), "what other trust regions block") for trace in traces]
     if len(folders) == len(runs):
+        for claim in study.claims[:1]:
+            line = suggest("report", *named_by(folders), "-a", claim.own, "-a", claim.rival)
+            found.append((line, "does the first learn faster than the second?"))
         found.append((suggest("report", *named_by(folders), "--full"), "every run and number"))
     return tuple(found)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from mismatch_cli import numbers
@@ -10,7 +11,15 @@ from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.metrics.update_table import CLIPPING, TRAINING
 from mismatch_cli.places import shown
 from mismatch_cli.report.about import command_line
-from mismatch_cli.report.pages._training_screen import GAP, reward_title, screen
+from mismatch_cli.report.pages._staleness_table import staleness_table
+from mismatch_cli.report.pages._training_claims import claims_screen, claims_table
+from mismatch_cli.report.pages._training_screen import (
+    GAP,
+    half_way,
+    reward_title,
+    screen,
+    speed_column,
+)
 from mismatch_cli.report.tables import (
     Col,
     col,
@@ -25,6 +34,7 @@ from mismatch_cli.report.tables import (
 )
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.common_steps import CommonSteps, in_words
+from mismatch_cli.studies.learning_speed import AREA, BAD_OF_ALL, SECONDS, STEPS
 from mismatch_cli.studies.runs import MOST_MISSING, TrainingRun, sync_proven
 from mismatch_cli.studies.seeds import over_seeds, spread
 from mismatch_cli.studies.training import (
@@ -63,8 +73,12 @@ def page(study: TrainingAnalysis, reload_seconds: int = 0) -> ReportView:
     """One run or several; the page reloads itself while training continues."""
     runs, notes = study.runs, _notes(study)
     answer = screen(study, notes)
+    title = "Does training stay stable?"
+    if study.claimed is not None:
+        answer = claims_screen(study, _notes_of_claims(study))
+        title = "Does {} learn faster than {}?".format(*study.claimed)
     return ReportView(
-        title="Does training stay stable?",
+        title=title,
         about=_about(study),
         notes=notes
         + ("Training is still running: this page reloads itself.",) * bool(reload_seconds),
@@ -72,7 +86,9 @@ def page(study: TrainingAnalysis, reload_seconds: int = 0) -> ReportView:
         screen=answer,
         outline=_sections(study),
         settings=_settings(runs),
-        command=command_line("report", [run.folder or Path(run.name) for run in runs]),
+        command=command_line(
+            "report", [run.folder or Path(run.name) for run in runs], *study.claim_flags
+        ),
         notation=_NOTATION,
         reload_seconds=reload_seconds,
     )
@@ -90,11 +106,14 @@ def _sections(study: TrainingAnalysis) -> tuple[Section, ...]:
     )
     return (
         *alarms,
+        Section("Which learns faster", tables=filled(claims_table(study))),
         Section("Reward and mismatch", tables=filled(*rewards)),
         Section(
             "Bad updates and blocked tokens",
             (_NO_BAD_UPDATES if never_bad else "") + _BAD_UPDATES,
-            tables=filled(_blocked_table(study.restricted), _correlation_table(runs)),
+            tables=filled(
+                _blocked_table(study.restricted), staleness_table(study), _correlation_table(runs)
+            ),
         ),
         Section("Where the time goes", _time_text(runs), tables=filled(_time_table(runs))),
     )
@@ -170,6 +189,12 @@ def _sampling(runs: Sequence[TrainingRun]) -> str:
     return " · ".join(
         text.format(value) for text, key in words if (value := settings_of(runs, key))
     )
+
+
+def _notes_of_claims(study: TrainingAnalysis) -> tuple[str, ...]:
+    """What each comparison leaves out: it covers fewer runs than the page, and other steps."""
+    runs_of_each = [TrainingAnalysis(claim.common.runs) for claim in study.claims]
+    return tuple(dict.fromkeys(chain.from_iterable(map(_notes, runs_of_each))))
 
 
 def _notes(study: TrainingAnalysis) -> tuple[str, ...]:
@@ -278,12 +303,16 @@ def _algorithms_table(study: TrainingAnalysis) -> Table:
             text("algorithm", lambda item: item[0]),
             col("seeds", lambda item: str(len(item[1]))),
             _over_seeds(reward_title(study), lambda run: run.last("reward"), TRAINING["reward"]),
+            speed_column("area", AREA, study),
+            speed_column(f"steps to {half_way(study)}", STEPS, study),
+            speed_column(f"seconds to {half_way(study)}", SECONDS, study),
             _over_seeds(
                 "final accuracy", lambda run: run.final_accuracy, TRAINING["eval_accuracy"]
             ),
             _over_seeds("final |π − μ|", lambda run: run.ends(*GAP)[1], TRAINING["abs_dp_last"], 2),
             _share_over_seeds("blocked, %", "blocked"),
             _share_over_seeds("bad updates, % of A < 0", "bad_over_negative"),
+            speed_column("% of A ≠ 0", BAD_OF_ALL, study, percent),
         ],
         note=f"Mean [lowest, highest] over seeds. Reward and final |π − μ|: {study.window}.",
     )
@@ -389,6 +418,7 @@ def _blocked_table(runs: Sequence[TrainingRun]) -> Table:
     columns = [
         _over_steps("blocked, %", "blocked", percent),
         _over_steps("A > 0, %", "blocked_positive", percent, optional=True),
+        _over_steps("A > 0, μ < 0.1, %", "blocked_rare", percent, optional=True),
         _over_steps("A < 0, %", "blocked_negative", percent, optional=True),
         _over_steps("bad updates, % of A < 0", "bad_over_negative", percent),
         _over_steps("% of A ≠ 0", "bad_over_tokens", percent, optional=True),

@@ -1,5 +1,5 @@
-"""The figures, one file each: a module with TITLE, CAPTION, `needs(data)` and `draw(figure, data)`
-is a plot.
+"""The figures, one file each: a module with TITLE, CAPTION, DATA, `needs(data)` and
+`draw(figure, data)` is a plot; DATA says in words what `needs` asks for.
 
 `draw` gets an empty `Sheet`, a matplotlib figure that knows its style. It asks the sheet for
 panels, which sets its height, and takes every colour from its theme, so that one drawing serves

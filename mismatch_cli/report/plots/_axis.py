@@ -54,6 +54,7 @@ class _DrawnAtOnce(Axis):
     _update_label_position: Any
     across: int  # the coordinate that all ticks share: 0 for x
     aligned: Mapping[str, str]  # alignment of labels to ticks
+    at_end = False  # ticks are at the right end of the panel, not at its beginning
 
     def get_major_ticks(self, numticks: int | None = None) -> list[Any]:  # noqa: ARG002
         return []
@@ -68,7 +69,7 @@ class _DrawnAtOnce(Axis):
     def labels(self) -> Words:
         """The tick labels."""
         style, looks = self.axes.style, self.get_tick_params()
-        across = self._start() - (looks.get("length", _LENGTH) + _PAD) * self.axes.figure.dpi / 72
+        across = self._outside(looks.get("length", _LENGTH) + _PAD)
         words = Words(
             [(*self._point(place, across), text) for place, text in self._ticks()],
             color=style.theme.muted,
@@ -80,7 +81,7 @@ class _DrawnAtOnce(Axis):
 
     def draw(self, renderer: Any) -> None:
         looks, theme, start = self.get_tick_params(), self.axes.style.theme, self._start()
-        length = looks.get("length", _LENGTH) * self.axes.figure.dpi / 72
+        length = looks.get("length", _LENGTH)
         places = [place for place, _ in self._ticks()]
         if looks["gridOn"]:
             self._draw_lines(
@@ -91,7 +92,7 @@ class _DrawnAtOnce(Axis):
                 self.axes.bbox,
             )
         if length:
-            self._draw_lines(renderer, places, (start - length, start), theme.muted)
+            self._draw_lines(renderer, places, (self._outside(length), start), theme.muted)
         self.labels().draw(renderer)
         if self.label.get_text():
             self._update_label_position(renderer)
@@ -132,7 +133,13 @@ class _DrawnAtOnce(Axis):
 
     def _start(self) -> float:
         """The place of the axis, in pixels."""
-        return float(self.axes.bbox.min[self.across])
+        box = self.axes.bbox
+        return float((box.max if self.at_end else box.min)[self.across])
+
+    def _outside(self, points: float) -> float:
+        """A place outside the panel, so far from the axis."""
+        pixels = points * self.axes.figure.dpi / 72
+        return self._start() + (pixels if self.at_end else -pixels)
 
     def _point(self, along: float, across: float) -> tuple[float, float]:
         return (across, along) if self.across == 0 else (along, across)
@@ -141,8 +148,11 @@ class _DrawnAtOnce(Axis):
         return []
 
     def _get_ticklabel_bboxes(self, _ticks: Any, renderer: Any) -> tuple[list[Bbox], list[Bbox]]:
-        """The boxes by which matplotlib places the axis label."""
-        return [label.get_window_extent(renderer) for label in self.labels().placed()], []
+        """The boxes by which matplotlib places the axis label: of labels at the left or below,
+        and of those at the right.
+        """
+        boxes = [label.get_window_extent(renderer) for label in self.labels().placed()]
+        return ([], boxes) if self.at_end else (boxes, [])
 
 
 class PanelXAxis(_DrawnAtOnce, XAxis):
@@ -151,3 +161,9 @@ class PanelXAxis(_DrawnAtOnce, XAxis):
 
 class PanelYAxis(_DrawnAtOnce, YAxis):
     across, aligned = 0, {"ha": "right", "va": "center_baseline"}
+
+
+class PanelRightAxis(_DrawnAtOnce, YAxis):
+    """A second vertical axis, at the right end of a panel."""
+
+    across, aligned, at_end = 0, {"ha": "left", "va": "center_baseline"}, True

@@ -1,6 +1,6 @@
 """Curves of training runs in panels over the same steps, a line per algorithm."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from mismatch_cli.report.plots._panels import (
     short_names,
 )
 from mismatch_cli.report.plots._style import Style
+from mismatch_cli.studies.paper_runs import PaperValue
 from mismatch_cli.studies.run_settings import SEPARATOR
 from mismatch_cli.studies.training import SMOOTHED_FROM, Curve, envelope, smoothed, thinned
 
@@ -27,12 +28,17 @@ BANDS = (
     "with the raw curves faint behind them if there are few."
 )
 AS_ABOVE = "Lines and bands as in the training curves."
+OF_PAPER = (
+    "Grey: where the paper’s curves start and end, read off its figure 3 by eye (± 3 %), for runs "
+    "that have every setting of --preset paper."
+)
 
 _POINTS, _COLUMNS = 200, 120  # points of a smoothed line, and of the raw one behind it
 _MARKED_UP_TO = 40  # points up to which a line marks each
 _MARKED_APART = 12  # evaluations up to which diamonds are large
 _NARROWEST = 0.01  # of the value: the smallest range of a vertical axis
 _MARGIN = 0.05  # of the range of values, above and below
+_MARGIN_OF_PAPER = 0.1  # the same with values of the paper, whose names need a line of text
 _MOST_IN_FULL = 1e5  # larger tick labels have an exponent
 _FEW = 4  # lines up to which bands are strong
 _FLAT = 0.3  # of a shared axis: the least that each panel has to fill
@@ -54,6 +60,7 @@ class Chart(NamedTuple):
     least: float = 0.0  # the smallest range of the axis: less is noise
     ideal: bool = False  # 0 is ideal, and has a line
     setting: str = ""  # below the title
+    of_paper: Sequence[PaperValue] = ()  # grey, for runs that repeat the paper's
 
 
 def draw_charts(figure: Sheet, charts: Iterable[Chart], names: Iterable[str]) -> None:
@@ -61,14 +68,14 @@ def draw_charts(figure: Sheet, charts: Iterable[Chart], names: Iterable[str]) ->
     several lines.
     """
     charts = [chart for chart in charts if any(chart.curves)]
-    look_of = _shown(charts, _looks(names, figure.style))
+    look_of = _shown(charts, looks_of(names, figure.style))
     columns = 2 if len(charts) in (2, 4) else 3
     panels = figure.panels(
         len(charts), columns=columns, height=(210, 170), below=room_for_legend(figure, look_of)
     )
     for axes, chart in zip(panels, charts, strict=True):
         draw_chart(axes, chart, look_of)
-    _share_steps(panels)
+    share_steps(panels)
     draw_legend(figure, look_of)
 
 
@@ -88,7 +95,7 @@ def draw_grid(
         if any(chart.curves)
     ]
     cells, charts = zip(*placed, strict=True)
-    look_of = _shown(charts, _looks(names, figure.style))
+    look_of = _shown(charts, looks_of(names, figure.style))
     panels = figure.panels(
         len(cells),
         columns=columns,
@@ -105,7 +112,7 @@ def draw_grid(
             [axes for axes, cell in zip(panels, cells, strict=True) if cell // width == row]
         )
     for place in {cell % width for cell in cells}:
-        _share_steps(
+        share_steps(
             [axes for axes, cell in zip(panels, cells, strict=True) if cell % width == place]
         )
     draw_legend(figure, look_of)
@@ -143,9 +150,37 @@ def draw_chart(axes: Panel, chart: Chart, look_of: Mapping[str, Look]) -> None:
     for place, (name, curve) in enumerate(chart.points.items()):
         aside = _ASIDE * (place - (len(chart.points) - 1) / 2) * (len(chart.points) <= _FEW)
         _draw_points(axes, curve, look_of[name].colour, aside)
+    draw_paper_values(axes, chart.of_paper)
     _scale(axes, chart)
     axes.whole_steps(axes.style.pick(6, 5))
     axes.headline(chart.title, note=chart.note)
+
+
+def draw_paper_values(axes: Panel, values: Sequence[PaperValue]) -> None:
+    """Grey bands, named where curves leave room: a start above its right end, an end below its
+    left one.
+    """
+    for value in values:
+        axes.axhspan(
+            value.low, value.high, color=axes.theme.muted, alpha=0.25, linewidth=0, zorder=0.5
+        )
+        place, aside, alignment = (
+            ((1.0, value.high), (-3, 1), ("right", "bottom"))
+            if value.is_start
+            else ((0.0, value.low), (3, -1), ("left", "top"))
+        )
+        axes.annotate(
+            value.words,
+            place,
+            xycoords=("axes fraction", "data"),
+            xytext=aside,
+            textcoords="offset points",
+            ha=alignment[0],
+            va=alignment[1],
+            color=axes.theme.muted,
+            fontsize=axes.style.small,
+            zorder=1,
+        )
 
 
 def _name_setting(axes: Panel, setting: str) -> None:
@@ -173,7 +208,7 @@ def _share_values(panels: Sequence[Panel]) -> None:
             axes.set_ylim(low, high)
 
 
-def _looks(names: Iterable[str], style: Style) -> dict[str, Look]:
+def looks_of(names: Iterable[str], style: Style) -> dict[str, Look]:
     """The look of each name; with several settings, colours are algorithms and dashes are
     settings.
     """
@@ -296,18 +331,18 @@ def _scale(axes: Panel, chart: Chart) -> None:
     if short > 0:
         low, high = low - short / 2, high + short / 2
     bottom = min(low, 0.0) if chart.from_0 or chart.ideal else low
-    margin = _MARGIN * (high - bottom)
+    margin = (_MARGIN_OF_PAPER if chart.of_paper else _MARGIN) * (high - bottom)
     axes.set_ylim(0 if chart.from_0 and low >= 0 else bottom - margin, high + margin)
     if chart.ideal:
         axes.axhline(0, color=axes.theme.muted, linewidth=1.2, linestyle=DASHES[2], zorder=1)
     elif low < 0 < high:
         axes.axhline(0, color=axes.theme.muted, linewidth=0.8, zorder=1)
+    label_values(axes, high - low, 100 if chart.percent else 1)
+
+
+def label_values(axes: Panel, span: float, factor: float) -> None:
+    """Few and short tick labels that fit beside a panel: `0.0005`, `2e−6`, `1.5e6`."""
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(_labels(high - low, 100 if chart.percent else 1))
-
-
-def _labels(span: float, factor: float) -> Callable[..., str]:
-    """Short tick labels that fit beside a panel: `0.0005`, `2e−6`, `1.5e6`."""
 
     def label(value: float, _position: float = 0) -> str:
         shown = 0.0 if abs(value) < 1e-9 * span else factor * value
@@ -315,10 +350,10 @@ def _labels(span: float, factor: float) -> Callable[..., str]:
             return f"{shown:.3g}".replace("e+0", "e").replace("-", "−")
         return plain_label(float(f"{shown:.5g}"))
 
-    return label
+    axes.yaxis.set_major_formatter(label)
 
 
-def _share_steps(panels: Sequence[Panel]) -> None:
+def share_steps(panels: Sequence[Panel]) -> None:
     """Give all panels the same range of steps; a single step is in the middle."""
     limit_P2 = np.array([axes.dataLim.intervalx for axes in panels])
     low, high = limit_P2[:, 0].min(), limit_P2[:, 1].max()

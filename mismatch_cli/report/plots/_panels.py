@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from mismatch_cli.report.plots._axis import PanelXAxis, PanelYAxis
+from mismatch_cli.report.plots._axis import PanelRightAxis, PanelXAxis, PanelYAxis
 from mismatch_cli.report.plots._style import CSS_PX, Style
 from mismatch_cli.report.plots._svg import measured, to_svg
 from mismatch_cli.text import for_mathtext
@@ -46,11 +46,11 @@ class Box(NamedTuple):
 
 
 class Sheet(Figure):
-    """A figure in a style, without panels yet; it may show `only` one of them, by its number."""
+    """A figure in a style, without panels yet."""
 
-    def __init__(self, style: Style, only: int | None = None) -> None:
+    def __init__(self, style: Style) -> None:
         super().__init__()
-        self.style, self.theme, self._only = style, style.theme, only
+        self.style, self.theme = style, style.theme
         # Titles begin above the panel if wide; above its labels if narrow, which gives more room.
         self.flush = style.pick(LEFT, 8)
         self.subject_lines = style.pick(1, 2)
@@ -71,18 +71,17 @@ class Sheet(Figure):
         between: int = BOTTOM,
         below: int = 0,
         label: int = 0,
+        right: int = 0,
         cells: Sequence[int] = (),
     ) -> list[Panel]:
         """Panels in `columns` if wide, in one column if narrow; `height` in pixels is for wide and
         narrow.
 
         Free pixels: `legend` between the title and the panel, `between` below a panel above another, `below` more under
-        the lowest, `label` at the left for a rotated axis label.
+        the lowest, `label` at the left for a rotated axis label, `right` for a second axis.
         `cells` are the occupied places, row by row, if all columns fit; the other places stay empty.
         """
-        fitting = self.style.pick(
-            columns, int(self.style.width // _CELL) if self._only is None else 1
-        )
+        fitting = self.style.pick(columns, int(self.style.width // _CELL))
         taken = cells if cells and fitting >= columns else range(count)
         columns, high = max(1, min(columns, max(taken) + 1, fitting)), self.style.pick(*height)
         left = LEFT + (0 if self.style.labelled else label)
@@ -91,7 +90,7 @@ class Sheet(Figure):
             Box(
                 left + i % columns * cell,
                 i // columns * row + TOP + legend,
-                cell - left - RIGHT,
+                cell - left - RIGHT - right,
                 high,
                 legend,
             )
@@ -103,9 +102,6 @@ class Sheet(Figure):
         """Set the figure's size and add a panel for each box, with `below` pixels and the
         subject under the lowest.
         """
-        if self._only is not None:
-            chosen = boxes[self._only]
-            boxes = [chosen._replace(top=TOP + chosen.legend)] * len(boxes)
         if self.style.labelled:
             boxes = [
                 box._replace(left=box.left + _LABEL, width=box.width - _LABEL) for box in boxes
@@ -113,10 +109,23 @@ class Sheet(Figure):
         height = max(box.top + box.height for box in boxes) + below + self.subject_height
         self.set_size_inches(self.style.width * CSS_PX, height * CSS_PX)
         panels = [Panel(self, box, height) for box in boxes]
-        for number, axes in enumerate(panels):
+        for axes in panels:
             self.add_axes(axes)
-            axes.set_visible(self._only in (None, number))
         return panels
+
+    def second_axis(self, panel: Panel) -> Panel:
+        """An empty panel on top of another with its vertical axis at the right; it has no ticks
+        below and no grid.
+        """
+        second = _RightPanel(self, panel.box, self.get_size_inches()[1] / CSS_PX)
+        self.add_axes(second)
+        second.set_xticks([])
+        second.grid(visible=False)
+        for side, spine in second.spines.items():
+            spine.set_visible(side == "right")
+        second.spines.right.set_position(("outward", 0))
+        second.yaxis.set_label_position("right")
+        return second
 
     def add_subject(self, subject: str) -> None:
         """Print the subject below all panels, so that a copied picture says what it shows."""
@@ -182,6 +191,8 @@ def legend_height(names: Collection[str], columns: int = _NAMES) -> int:
 class Panel(Axes):
     """Axes in a sheet, with plain tick labels."""
 
+    vertical: type[PanelYAxis | PanelRightAxis] = PanelYAxis
+
     def __init__(self, sheet: Sheet, box: Box, height: float) -> None:
         width = sheet.style.width
         bottom = height - box.top - box.height
@@ -196,7 +207,7 @@ class Panel(Axes):
         self.yaxis.set_major_formatter(plain_label)
 
     def _init_axis(self) -> None:
-        self.xaxis, self.yaxis = PanelXAxis(self, clear=False), PanelYAxis(self, clear=False)
+        self.xaxis, self.yaxis = PanelXAxis(self, clear=False), self.vertical(self, clear=False)
         for side, spine in self.spines.items():
             spine.register_axis(self.xaxis if side in ("bottom", "top") else self.yaxis)
 
@@ -308,6 +319,12 @@ class Panel(Axes):
         ]
         self.set_xlim(0, len(rows))
         self.set_xticks(range(len(edges)), labels)
+
+
+class _RightPanel(Panel):
+    """A panel whose vertical axis is at its right."""
+
+    vertical = PanelRightAxis
 
 
 def plain_label(value: float, _position: float = 0) -> str:

@@ -93,6 +93,11 @@ class Style:
         """The size of tick labels, in points."""
         return 0.94 * self.text * _PT
 
+    @property
+    def heading(self) -> float:
+        """The size of a panel's title, in points."""
+        return 1.04 * self.text * _PT
+
     def rc(self) -> dict[str, Any]:
         """The matplotlib settings of this style, for `rc_context`."""
         theme, size = self.theme, self.text * _PT
@@ -107,7 +112,7 @@ class Style:
             "axes.linewidth": 0.7,
             "axes.spines.top": False,
             "axes.spines.right": False,
-            "axes.titlesize": size * 1.04,
+            "axes.titlesize": self.heading,
             "axes.titleweight": "bold",
             "axes.titlecolor": theme.ink,
             "axes.titlelocation": "left",

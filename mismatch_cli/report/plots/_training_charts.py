@@ -3,6 +3,7 @@
 import numpy as np
 
 from mismatch_cli.report.plots._charts import Chart
+from mismatch_cli.studies.paper_runs import accuracy_of_paper, mismatch_of_paper, reward_of_paper
 from mismatch_cli.studies.training import TrainingAnalysis
 
 _LEAST = 0.05  # of a reward: a smaller range is noise
@@ -14,17 +15,23 @@ def reward(data: TrainingAnalysis, *, evaluations: bool) -> Chart:
     """The reward; evaluations are marks, unless their sets have charts of their own."""
     accuracy = data.curves("eval_accuracy", gaps=False) if evaluations else {}
     note = f"◆ {data.eval_name or 'evaluation'}" if accuracy else ""
-    return Chart("Mean reward", [data.curves("reward")], accuracy, note, least=_LEAST)
+    of_paper = reward_of_paper(data.runs)
+    if accuracy:
+        of_paper += accuracy_of_paper(data.runs, data.eval_name)
+    rewards = [data.curves("reward")]
+    return Chart("Mean reward", rewards, accuracy, note, least=_LEAST, of_paper=of_paper)
 
 
 def accuracy(data: TrainingAnalysis, name: str) -> Chart:
     """The accuracy on one of several evaluation sets."""
-    return Chart(f"Accuracy, {name}", [data.curves("eval", name, gaps=False)], least=_LEAST)
+    curves, of_paper = data.curves("eval", name, gaps=False), accuracy_of_paper(data.runs, name)
+    return Chart(f"Accuracy, {name}", [curves], least=_LEAST, of_paper=of_paper)
 
 
 def gap(data: TrainingAnalysis) -> Chart:
     curves = data.curves("mismatch", "abs_dp_mean")
-    return Chart("Mean |π − μ|", [curves], note="0: no mismatch", ideal=True)
+    of_paper = mismatch_of_paper(data.runs)
+    return Chart("Mean |π − μ|", [curves], note="0: no mismatch", ideal=True, of_paper=of_paper)
 
 
 def extremes(data: TrainingAnalysis) -> Chart:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 STUDY = "curation"
 SECTION = "Accuracy, chosen and held out"
 TITLE = "Accuracy of the problems, chosen and held out"
+DATA = "problems that were kept and sampled again"
 CAPTION = (
     "Left: histogram of problems by accuracy when chosen; the kept range is shaded. Right: each "
     "kept problem by accuracy when chosen and on held-out samples, with the mean of each sixth "

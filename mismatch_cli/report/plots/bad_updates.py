@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 STUDY = "clipping"
 SECTION = "Bad updates"
 TITLE = "Bad updates"
+DATA = "tokens with A < 0 that lost probability since the rollout"
 CAPTION = (
     "A bad update pushes down a token that already lost much probability: A < 0 and μ − π ≥ δ. "
     "Panels: the share of bad updates by δ; the share at δ = 0.5 by step, on the same axis; the "

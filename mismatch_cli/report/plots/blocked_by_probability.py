@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 STUDY = "clipping"
 SECTION = "What each algorithm blocks"
 TITLE = "Blocked tokens by rollout probability"
+DATA = "tokens that one of the algorithms blocks"
 CAPTION = (
     "The share of tokens that each algorithm blocks, in percent, by bin of the rollout "
     "probability μ; empty where there are no tokens. Algorithms that decide alike on every token "

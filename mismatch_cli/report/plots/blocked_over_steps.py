@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 STUDY = "clipping"
 SECTION = "What each algorithm blocks"
 TITLE = "Blocked tokens over the steps"
+DATA = "several steps, in which one of the algorithms blocks tokens"
 CAPTION = (
     "By step: the share of blocked tokens, on an axis that is logarithmic except near 0; the "
     "mean rollout probability μ and the mean entropy of π over blocked tokens, with gaps where "

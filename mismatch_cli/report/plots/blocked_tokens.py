@@ -1,6 +1,4 @@
-"""Blocked tokens by sign, their probability and entropy, and bad updates (DPPO paper, figures 5
-and 6).
-"""
+"""Blocked tokens by sign, and their probability and entropy (DPPO paper, figure 6)."""
 
 from mismatch_cli.report.plots._charts import AS_ABOVE, Chart, draw_charts
 from mismatch_cli.report.plots._panels import Sheet
@@ -8,12 +6,12 @@ from mismatch_cli.studies.training import TrainingAnalysis
 
 STUDY = "training"
 SECTION = "Bad updates and blocked tokens"
-TITLE = "Blocked tokens and bad updates over training"
+TITLE = "Blocked tokens over training"
+DATA = "blocked tokens at one step at least"
 CAPTION = (
     "The share of blocked tokens by the sign of the advantage; the mean rollout probability μ "
-    "and the mean entropy of π over blocked tokens, with gaps where nothing is blocked; bad "
-    f"updates (A < 0 and μ − π ≥ 0.5 at the weights of the update), if any. {AS_ABOVE} DPPO "
-    "paper, figures 5 and 6."
+    "and the mean entropy of π over blocked tokens, with gaps where nothing is blocked. "
+    f"{AS_ABOVE} DPPO paper, figure 6."
 )
 
 
@@ -29,9 +27,8 @@ def _charts(data: TrainingAnalysis) -> list[Chart]:
     shares = {
         "Blocked, % of A > 0": "blocked_positive",
         "Blocked, % of A < 0": "blocked_negative",
-        "Bad updates, % of A < 0": "bad_over_negative",
     }
-    positive, negative, bad = (
+    positive, negative = (
         Chart(title, [data.curves(key)] if data.occurs(key) else [], from_0=True, percent=True)
         for title, key in shares.items()
     )
@@ -40,5 +37,4 @@ def _charts(data: TrainingAnalysis) -> list[Chart]:
         negative,
         Chart("Mean μ of blocked tokens", [data.curves("mu_blocked")], from_0=True),
         Chart("Entropy of blocked tokens, nats", [data.curves("entropy_blocked")], from_0=True),
-        bad,
     ]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from mismatch_cli.report.plots._charts import AS_ABOVE, Chart, draw_grid
+from mismatch_cli.report.plots._charts import AS_ABOVE, OF_PAPER, Chart, draw_grid
 from mismatch_cli.report.plots._panels import Sheet
 from mismatch_cli.report.plots._training_charts import accuracy, entropy, gap, length, reward
 from mismatch_cli.studies.training import TrainingAnalysis
@@ -12,12 +12,13 @@ STUDY = "training"
 SECTION = "Reward and mismatch"
 PLACE = 2
 TITLE = "Training curves by setting"
+DATA = "runs in several settings: other models, problems or rates"
 CAPTION = (
     "Runs that differ in more than algorithm and seed, with a panel per setting, named above it: "
     "mean reward of the batch with evaluations (◆), or a panel per evaluation set; mean |π − μ| "
     "at the weights that sampled; for few settings also length and entropy of the responses. "
-    f"Panels of one quantity share their axis unless one would be flat on it. {AS_ABOVE} DPPO "
-    "paper, figures 8 to 10, and figure 20."
+    f"Panels of one quantity share their axis unless one would be flat on it. {AS_ABOVE} "
+    f"{OF_PAPER} DPPO paper, figures 8 to 10, and figure 20."
 )
 
 _FEW = 3  # settings up to which length and entropy are drawn

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 STUDY = "diagnosis"
 SECTION = ("A gap that grows with position", "A gap that begins at a fixed position", "All checks")
 TITLE = "Gap by position"
+DATA = "enough tokens at several positions"
 CAPTION = (
     "|log π − log μ| relative to the typical gap at the same probability: the mean over each "
     "sixteenth of the tokens, in order of position, with 95 % intervals over prompts. A level "

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 STUDY = "diagnosis"
 SECTION = ("A gap that grows over the steps", "A stale prefix cache", "All checks")
 TITLE = "Gap by step"
+DATA = "several steps"
 CAPTION = (
     "|log π − log μ| relative to the typical gap at the same probability: the mean over the "
     "tokens of each step, with 95 % intervals over prompts. At equal weights it should be level: "

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 STUDY = "comparison"
 SECTION = "Distribution of the gap"
 TITLE = "Distribution of the gap"
+DATA = "tokens with a gap"
 CAPTION = (
     "The share of tokens whose |log π − log μ| is at least the value on the axis. A curve "
     "further right has larger gaps; curves that separate only at the lower end differ in a few "

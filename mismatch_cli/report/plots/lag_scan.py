@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 STUDY = "diagnosis"
 SECTION = ("Shifted by some tokens", "Retokenised text", "All checks")
 TITLE = "Gap by shift"
+DATA = "tokens whose log-probabilities can be compared shifted"
 CAPTION = (
     "Mean gap between log π of token t + lag and log μ of token t, with each token capped at 2 "
     "nats, over the misaligned responses if there are any. The axis is logarithmic. In a healthy "

@@ -18,6 +18,7 @@ STUDY = "bisection"
 SECTION = "Modules"
 PLACE = 3
 TITLE = "Error by layer"
+DATA = "the modules that bisect read, layer by layer"
 CAPTION = (
     "‖engine − trainer‖ / ‖trainer‖ of the residual stream in float64, over the responses whose "
     "modules were compared. Left (top on a phone): the error accumulated before the attention "

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 STUDY = "mismatch"
 SECTION = "The gap"
 TITLE = "Agreement of log-probabilities"
+DATA = "tokens scored by both sides"
 CAPTION = (
     "Each dot is a sampled token: d = log π − log μ against log μ. The vertical axis is linear "
     "near 0 and logarithmic further out, to show both outliers and the bulk. Healthy runs hug 0 "

@@ -29,6 +29,7 @@ STUDY = "clipping"
 SECTION = "What each algorithm blocks"
 PLACE = 1
 TITLE = "Where the masks block"
+DATA = "two algorithms to compare, and tokens scored by both sides"
 CAPTION = (
     "Each dot is a token (at most 10,000, chosen at random) at its probability when sampled "
     "(horizontal) and now (vertical). Both axes are stretched towards 0 and 1; dots beyond them "

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 STUDY = "comparison"
 SECTION = "Differences in the gap"
 TITLE = "Gap relative to the first run"
+DATA = "metrics of two traces above 0"
 CAPTION = (
     "For each metric: its distance from agreement, as a multiple of that of the first run (÷: "
     "that many times smaller), with 95 % intervals over prompts; hollow marks have no interval. "

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 STUDY = "clipping"
 SECTION = "Overlap"
 TITLE = "Which algorithms block the same tokens"
+DATA = "two algorithms that block tokens"
 CAPTION = (
     "Tokens that both algorithms block ÷ tokens that at least one of them blocks, in percent "
     "(Jaccard index). Each row compares its algorithm with those above it; a column begins below "

@@ -20,6 +20,7 @@ _BINS = (
     "double in width, with 95 % intervals over prompts where a bin has enough; an interval that "
     "reaches the top extends beyond it. "
 )
+DATA = "tokens scored by both sides, at several positions"
 CAPTION = {
     "mismatch": _BINS
     + "A level line is healthy; a rise with position points to position encoding or caches, a jump at "

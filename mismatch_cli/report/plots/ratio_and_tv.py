@@ -21,6 +21,7 @@ STUDY = "mismatch"
 SECTION = "Ratio and TV by probability"
 PLACE = 1
 TITLE = "Ratio and total variation by rollout probability"
+DATA = "tokens scored by both sides"
 CAPTION = (
     "Each dot is a sampled token at its rollout probability μ, on an axis stretched towards 0 "
     "and 1: the ratio r = π/μ, and the total variation (TV) between both distributions. Lines "

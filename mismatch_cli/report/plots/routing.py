@@ -16,6 +16,7 @@ STUDY = "mismatch"
 SECTION = "Routing"
 PLACE = 1
 TITLE = "Routing of engine and trainer"
+DATA = "the experts that both sides chose, of a mixture of experts"
 CAPTION = (
     "Share of tokens that each layer sends to different experts in trainer and engine (flips); "
     "mean |log π − log μ| by number of layers that flip a token; margin between the logits of "

@@ -16,6 +16,7 @@ STUDY = "training"
 SECTION = "Reward and mismatch"
 PLACE = 3
 TITLE = "Sensitivity to the threshold"
+DATA = "one algorithm trained with several values of one threshold"
 CAPTION = (
     "Runs of one algorithm with several thresholds: final reward and final accuracy by "
     "threshold, with 95 % intervals over seeds (Student’s t) if there are several; horizontal "

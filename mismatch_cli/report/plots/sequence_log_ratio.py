@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 STUDY = "mismatch"
 SECTION = "Whole responses"
 TITLE = "Log-ratio of whole responses by length"
+DATA = "enough whole responses scored by both sides"
 CAPTION = (
     "Each dot is a response: Σd = Σ (log π − log μ) over its tokens, against its length T. The "
     "line through the origin has the slope 1000 · E[T Σd] / E[T²], with its 95 % interval over "

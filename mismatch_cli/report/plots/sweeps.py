@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 STUDY = "clipping"
 SECTION = "Threshold sweeps"
 TITLE = "Blocked tokens and lost update by threshold"
+DATA = "tokens with an advantage, and two thresholds that block some"
 CAPTION = (
     "Share of tokens that a mask blocks and share of the update that this loses, by threshold, "
     "with 95 % intervals over prompts where there are enough tokens; for the cap, the share of "

@@ -16,6 +16,7 @@ from mismatch_cli.studies.training import (
 STUDY = "training"
 SECTION = "Where the time goes"
 TITLE = "Where the time goes"
+DATA = "the seconds of each phase of a step"
 CAPTION = (
     "Seconds per step by phase: means over steps and seeds, including evaluations; the sum is at "
     "the end of each bar."

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 STUDY = "mismatch"
 SECTION = "The gap"
 TITLE = "Probability mass of the top K by step"
+DATA = "several steps with the log-probabilities of a top K"
 CAPTION = (
     "Total probability of the K tokens that the engine ranks highest (the recorded K) by step: "
     "the mean over tokens under the engine (μ) and the trainer (π), with 95 % intervals over "

@@ -1,6 +1,6 @@
 """Training curves, a panel per quantity (DPPO paper, figures 3, 4 and 7, and figures 13 to 18)."""
 
-from mismatch_cli.report.plots._charts import BANDS, Chart, draw_charts
+from mismatch_cli.report.plots._charts import BANDS, OF_PAPER, Chart, draw_charts
 from mismatch_cli.report.plots._lines import DASHES
 from mismatch_cli.report.plots._panels import Sheet
 from mismatch_cli.report.plots._training_charts import (
@@ -19,13 +19,14 @@ STUDY = "training"
 SECTION = "Reward and mismatch"
 PLACE = 1
 TITLE = "Training curves"
+DATA = "the metrics of steps, in at most three settings"
 CAPTION = (
     "Mean reward of the batch, and accuracy at evaluations (◆, or a panel for each of several "
     "sets); at the weights that sampled, mean |π − μ| over tokens and the largest and smallest π "
     "− μ of the step; the share of tokens with A ≠ 0 that the algorithm blocks; length and "
     "entropy of the responses; the probability mass of the top K, if an algorithm uses them. "
-    f"{BANDS} With several settings, dashes are settings. DPPO paper, figures 3, 4 and 7, and "
-    "figures 13 to 18."
+    f"{BANDS} With several settings, dashes are settings. {OF_PAPER} DPPO paper, figures 3, 4 "
+    "and 7, and figures 13 to 18."
 )
 
 

@@ -20,6 +20,7 @@ STUDY = "bisection"
 SECTION = "Engine, trainer and float32"
 PLACE = 2
 TITLE = "Engine, trainer and float32"
+DATA = "float32 readings of the same tokens"
 CAPTION = (
     "Mean |difference| of the log-probabilities of the same tokens, in nats. The width of an "
     "edge of the triangle is its distance; the thinner of the two lower edges leads to the side "

@@ -23,6 +23,7 @@ _TURNS = (
 _REBUILT = (
     "how the conversation is rebuilt between turns (chat template, tool output, dropped thoughts)"
 )
+DATA = "responses of several turns"
 CAPTION = {
     "mismatch": (
         f"{_TURNS}A level line is healthy; a jump at the second turn points to {_REBUILT}, a "

@@ -21,6 +21,7 @@ TITLE = {
     "mismatch": "Volatility by rollout probability",
     "comparison": "Ratio and TV by probability",
 }
+DATA = "enough tokens scored by both sides"
 _INTERVALS = (
     "with 95 % intervals over prompts (arrow: reaches below a tenth of the value; hollow mark: "
     "too few tokens). "

@@ -17,6 +17,7 @@ STUDY = "bisection"
 SECTION = "Causes"
 PLACE = 1
 TITLE = "Share of the gap by cause"
+DATA = "a gap, and causes that bisect tried"
 CAPTION = (
     "The recorded gap is 100 %. Each cause removes its share, measured alone, from what those "
     "above leave; lines are 95 % intervals over prompts. Orange is a setting of the rollout, "

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from mismatch_cli.metrics.clipping.clipping_summary import RARE
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import ALL, EVERYTHING, result_of, without, world
 from tests.tiers import at_night
@@ -133,6 +134,17 @@ def test_responses_touched(case):
         out = case.judged[case.judged[name]]
         expected = out["s"].nunique() / case.judged["s"].nunique() if case.signed else np.nan
         assert value(case.rows[name]["responses_touched"]) == near(expected), name
+
+
+def test_the_share_of_rare_rewarded_tokens_that_is_blocked(case):
+    rare = of_sign(case.judged, "positive")
+    rare = rare[rare["q"] < RARE]
+    assert len(rare)
+    for name in case.rows:
+        assert value(case.rows[name]["blocked_rare"]) == near(share(rare[name])), name
+        for row in case.rows[name]["by_step"]:
+            expected = share(rare[rare["step"] == row["first"]][name])
+            assert value(row["blocked_rare"]) == near(expected), (name, row["first"])
 
 
 def test_mean_mu_and_entropy_of_blocked_and_kept(case):

@@ -22,13 +22,13 @@ from mismatch_cli.report.plots._svg import to_svg
 PAPER = paper(3.25 * 96)  # the column width of most conferences
 
 
-def drawn(plot: ModuleType, data: Any, style: Style, only: int | None = None) -> Any:
+def drawn(plot: ModuleType, data: Any, style: Style) -> Any:
     """The fully drawn figure; warnings are errors."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        figure = draw(plot, data, style, only)
+        figure = draw(plot, data, style)
         check_colours(to_svg(figure))
         FigureCanvasAgg(figure).draw()
     return figure

@@ -62,16 +62,13 @@ def test_text_is_legible_inside_the_figure_and_apart(
     check_texts(drawn(plot, many, style), style)
 
 
-@pytest.mark.parametrize("only", [0, 1])
-def test_a_heat_map_in_a_file_of_its_own_has_room_for_its_head(
-    many: ClippingPlotData, only: int
-) -> None:
+def test_a_heat_map_for_a_paper_has_room_for_its_head(many: ClippingPlotData) -> None:
     """The title is in the figure, and the note of what is left out is above the colour key."""
     plot = load("blocked-by-probability")
-    figure = drawn(plot, many, PAPER, only)
-    key = figure.axes[only].get_legend().get_window_extent()
+    figure = drawn(plot, many, PAPER)
+    key = figure.axes[0].get_legend().get_window_extent()
     head = [
-        figure.axes[only]._left_title,
+        figure.axes[0]._left_title,
         *(text for text in figure.texts if "left out" in text.get_text()),
     ]
     boxes = [text.get_window_extent() for text in head]

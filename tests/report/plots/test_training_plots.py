@@ -20,7 +20,14 @@ from mismatch_cli.report.plots._svg import to_svg
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.studies.training import TrainingAnalysis
 from tests.report.plots.drawing import PAPER, check_texts, drawn
-from tests.report.training_runs import EIGHT, NEVER_BLOCK, evaluated, make_run
+from tests.report.training_runs import (
+    EIGHT,
+    NEVER_BLOCK,
+    evaluated,
+    make_run,
+    of_paper,
+    with_bounds,
+)
 
 PLOTS = list(plots_of(TrainingAnalysis.STUDY))
 STYLES = [WIDE, NARROW]
@@ -62,7 +69,8 @@ def test_contract(plot: ModuleType) -> None:
 def test_text_is_legible_inside_the_figure_and_apart(
     plot: ModuleType, style: Style, eight: list[TrainingRun]
 ) -> None:
-    studies = (TrainingAnalysis.of(runs) for runs in (eight, in_settings(), by_threshold()))
+    cases = (eight, in_settings(), by_threshold(), relaxed(), bounded(eight))
+    studies = (TrainingAnalysis.of(runs) for runs in cases)
     check_texts(drawn(plot, next(study for study in studies if plot.needs(study)), style), style)
 
 
@@ -103,6 +111,16 @@ def by_threshold(seeds: int = 2, steps: int = 20) -> list[TrainingRun]:
     ]
 
 
+def relaxed() -> list[TrainingRun]:
+    """The clip, and its relaxation with two α."""
+    names = ("relax-both:alpha=0.3", "grpo-clip-higher", "relax-both")
+    return [make_run(name, steps=20) for name in names]
+
+
+def bounded(runs: Sequence[TrainingRun]) -> list[TrainingRun]:
+    return [with_bounds(run) for run in runs]
+
+
 def scaled(run: TrainingRun, factor: float) -> TrainingRun:
     def times(value: Any) -> Any:
         if isinstance(value, dict):
@@ -127,6 +145,9 @@ CASES: dict[str, Callable[[], list[TrainingRun]]] = {
     "nothing": lambda: [scaled(make_run(steps=30), 0.0)],
     "settings of one step": lambda: in_settings(2, steps=1),
     "many settings": lambda: in_settings(7, steps=4, sets=()),
+    "relaxed": relaxed,
+    "bounds": lambda: bounded([make_run(steps=1), make_run("pg-is", steps=300)]),
+    "of the paper": lambda: [of_paper(name) for name in ("pg-is", "dppo-binary-tv")],
     "thresholds, one seed": lambda: by_threshold(1, steps=1),
     "twelve algorithms": lambda: [
         make_run(f"mask-0.5:max_drop={n / 20}", steps=5) for n in range(1, 13)
@@ -253,21 +274,98 @@ def test_twins_share_a_colour_and_entropy_that_collapses_has_a_logarithmic_axis(
     assert scales == ["linear", "log"]
 
 
-def test_bad_updates_have_a_panel_if_there_are_any() -> None:
+def test_reward_and_bad_updates_share_a_panel_with_two_axes() -> None:
+    runs = [make_run(name, steps=12) for name in ("pg-is", "mask-0.5")]
+    figure = drawn(load("reward-and-bad-updates"), TrainingAnalysis.of(runs), STYLES[0])
+    left, right = figure.axes[:2], figure.axes[2:]
+    assert titles(figure)[:2] == ["pg-is", "mask-0.5"]
+    for run, axes, second in zip(runs, left, right, strict=True):
+        lines = [axes.lines[0], *second.lines]
+        drawn_values = [line.get_ydata().tolist() for line in lines]
+        keys = ("reward", "bad_over_negative", "bad_over_tokens")
+        assert drawn_values == [run.series(key).tolist() for key in keys]
+        assert [line.is_dashed() for line in lines] == [False, True, True]
+        assert len({str(line._dash_pattern) for line in lines}) == 3
+        assert len({line.get_color() for line in lines}) == 1
+    assert len({axes.get_ylim() for axes in left}) == len({axes.get_ylim() for axes in right}) == 1
+    assert right[0].get_ylim()[0] == 0
+    assert texts(figure) == [
+        "mean reward (left)",
+        "bad updates, % of A < 0 (right)",
+        "bad updates, % of all tokens (right)",
+    ]
+
+
+def test_training_curves_stay_first_on_the_page() -> None:
+    study = TrainingAnalysis.of([with_bounds(make_run(steps=4))])
+    assert [name for name, _ in plots_for(study)] == [
+        "training-curves",
+        "reward-and-bad-updates",
+        "blocked-tokens",
+        "bound-quality",
+        "time",
+    ]
+
+
+def test_labels_of_the_second_axis_are_right_of_the_panel() -> None:
+    figure = drawn(load("reward-and-bad-updates"), TrainingAnalysis.of([make_run()]), PAPER)
+    panel, second = figure.axes
+    boxes = [label.get_window_extent() for label in second.yaxis.labels().placed()]
+    assert boxes and all(panel.bbox.x1 < box.x0 < box.x1 < figure.bbox.width for box in boxes)
+    assert second.yaxis.label.get_window_extent().x0 > max(box.x1 for box in boxes)
+
+
+def test_without_a_bad_update_there_is_no_figure_of_them() -> None:
     run = make_run()
     good = replace(run, records=[record | {"bad_over_negative": 0.0} for record in run.records])
-    some, none = (
-        drawn(load("blocked-tokens"), TrainingAnalysis.of([one]), STYLES[0]) for one in (run, good)
-    )
-    assert [each for each in titles(some) if each not in titles(none)] == [
-        "Bad updates, % of A < 0"
-    ]
-    assert some.axes[-1].get_ylim()[0] == 0
-    unseen = replace(
-        good,
-        records=[{"step": 1, "blocked": 0.0, "blocked_positive": 0.0, "bad_over_negative": 0.0}],
-    )
+    some, none = (TrainingAnalysis.of([each]) for each in (run, good))
+    assert load("reward-and-bad-updates").needs(some)
+    assert not load("reward-and-bad-updates").needs(none)
+    unseen = replace(good, records=[{"step": 1, "blocked": 0.0, "blocked_positive": 0.0}])
     assert not load("blocked-tokens").needs(TrainingAnalysis.of([unseen]))
+
+
+def test_relaxations_are_lines_by_alpha() -> None:
+    figure = drawn(load("relaxations"), TrainingAnalysis.of(relaxed()), STYLES[0])
+    assert texts(figure) == ["α = 0 (grpo-clip-higher)", "α = 0.1", "α = 0.3"]
+    assert titles(figure)[1:] == ["Mean μ of clipped tokens", "Entropy of clipped tokens, nats"]
+    runs = {run.algorithm: run for run in relaxed()}
+    rewards = [line.get_ydata().tolist() for line in figure.axes[0].lines]
+    names = ("grpo-clip-higher", "relax-both", "relax-both:alpha=0.3")
+    assert rewards == [runs[name].series("reward").tolist() for name in names]
+    assert not load("relaxations").needs(TrainingAnalysis.of([make_run("relax-both")]))
+
+
+def test_bounds_are_shares_of_the_full_tv() -> None:
+    runs = [with_bounds(make_run(steps=5), 0.5, 0.75), make_run("pg-is", steps=5)]
+    figure = drawn(load("bound-quality"), TrainingAnalysis.of(runs), STYLES[0])
+    assert titles(figure) == ["dppo-binary-tv"] and texts(figure) == ["binary TV", "top-K TV"]
+    exact, *bounds = figure.axes[0].lines
+    assert list(exact.get_ydata()) == [1, 1]
+    np.testing.assert_allclose([line.get_ydata() for line in bounds], [[0.5] * 5, [0.75] * 5])
+    assert figure.axes[0].get_title(loc="right") == "400 tokens a step"
+
+
+def greys(axes: Any) -> list[str]:
+    """The words on values of the paper, one for each grey band."""
+    words = [text.get_text() for text in axes.texts if text.get_text().startswith("paper")]
+    assert len(axes.patches) >= len(words)
+    return words
+
+
+def test_values_of_the_paper_are_grey_where_a_run_repeats_it() -> None:
+    repeated = TrainingAnalysis.of([of_paper("dppo-binary-tv")])
+    figure = drawn(load("training-curves"), repeated, STYLES[0])
+    reward, mismatch = figure.axes[0], figure.axes[titles(figure).index("Mean |π − μ|")]
+    start = "paper, start: 0.565"
+    assert greys(reward) == [start, "paper, end: 0.985", "paper, AIME24 start: 0.195"]
+    assert greys(mismatch) == ["paper, start: 0.00420", "paper, end: 0.00300"]
+    assert reward.get_ylim()[0] < 0.195 and mismatch.get_ylim()[1] > 0.0042
+    panels = drawn(load("reward-and-bad-updates"), repeated, STYLES[0]).axes
+    assert greys(panels[0]) == [start, "paper, end: 0.985"]
+    for other in (make_run(), of_paper("dppo-binary-tv", dataset="other/problems")):
+        axes = drawn(load("training-curves"), TrainingAnalysis.of([other]), STYLES[0]).axes[0]
+        assert greys(axes) == [] and not axes.patches
 
 
 def test_algorithms_that_never_block_have_no_line(eight: list[TrainingRun]) -> None:

@@ -1,0 +1,103 @@
+"""Reward and bad updates in one panel per algorithm (DPPO paper, figure 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from mismatch_cli.report.plots._charts import (
+    AS_ABOVE,
+    OF_PAPER,
+    draw_curve,
+    draw_paper_values,
+    label_values,
+    looks_of,
+    share_steps,
+)
+from mismatch_cli.report.plots._lines import DASHES, Look
+from mismatch_cli.report.plots._panels import Panel, Sheet, legend_below_height, short_names
+from mismatch_cli.studies.bad_update_courses import BadUpdateCourse, bad_update_courses
+from mismatch_cli.studies.training import TrainingAnalysis
+
+STUDY = "training"
+SECTION = "Bad updates and blocked tokens"
+PLACE = 4
+TITLE = "Reward and bad updates"
+DATA = "the reward and bad updates of each step, and a bad update at one step at least"
+CAPTION = (
+    "For each algorithm the mean reward (solid, left axis) and the share of bad updates (right "
+    "axis), which push down a token that already lost 0.5 or more: A < 0 and μ − π ≥ 0.5 at the "
+    "weights of the update. The paper does not state its denominator: dashed, of the tokens with "
+    "A < 0; dotted, of all tokens with A ≠ 0. All panels have the same axes; at most nine "
+    f"algorithms are drawn. {AS_ABOVE} {OF_PAPER} DPPO paper, figure 5."
+)
+
+_MOST = 9
+_RIGHT = 34  # pixels for the labels of the right axis
+_HEADROOM = 1.5  # times the largest share: bad updates stay below the end of the reward
+_MARGIN = 0.05  # of the range of rewards
+_LEAST = 0.05  # of a reward: the smallest range of the axis
+_REWARD, _OF_NEGATIVE, _OF_ALL = DASHES
+_WORDS = {
+    "mean reward (left)": _REWARD,
+    "bad updates, % of A < 0 (right)": _OF_NEGATIVE,
+    "bad updates, % of all tokens (right)": _OF_ALL,
+}
+
+
+def needs(data: TrainingAnalysis) -> bool:
+    return bool(bad_update_courses(data))
+
+
+def draw(figure: Sheet, data: TrainingAnalysis) -> None:
+    courses, look_of = _courses(data), looks_of(data.algorithms, figure.style)
+    legend = figure.style.pick(len(_WORDS), 1)
+    left = figure.panels(
+        len(courses),
+        columns=2 if len(courses) in (2, 4) else 3,
+        height=(230, 190),
+        below=legend_below_height(len(_WORDS), legend),
+        right=_RIGHT,
+    )
+    right = [figure.second_axis(axes) for axes in left]
+    for axes, second, (name, course) in zip(left, right, courses.items(), strict=True):
+        _draw_course(axes, second, course, look_of[name].colour)
+        (title,) = short_names([name], axes.headline_room, axes.style.text, bold=True)
+        _name(axes, second, title)
+    _scale(left, right)
+    looks = {words: Look(figure.theme.ink, dash).of_line for words, dash in _WORDS.items()}
+    figure.legend_below(looks, legend)
+
+
+def _courses(data: TrainingAnalysis) -> dict[str, BadUpdateCourse]:
+    return dict(islice(bad_update_courses(data).items(), _MOST))
+
+
+def _draw_course(axes: Panel, second: Panel, course: BadUpdateCourse, colour: str) -> None:
+    draw_paper_values(axes, course.of_paper)
+    draw_curve(axes, course.reward, Look(colour, _REWARD))
+    for curve, dash in ((course.of_negative, _OF_NEGATIVE), (course.of_all, _OF_ALL)):
+        draw_curve(second, curve, Look(colour, dash), faint=True)
+
+
+def _name(axes: Panel, second: Panel, title: str) -> None:
+    axes.headline(title, is_axis=False)
+    if axes.style.labelled:
+        axes.set_ylabel("mean reward")
+        second.set_ylabel("bad updates, %")
+
+
+def _scale(left: Sequence[Panel], right: Sequence[Panel]) -> None:
+    """Give all panels the same axes; shares begin at 0."""
+    share_steps(left)
+    low = min(float(axes.dataLim.y0) for axes in left)
+    high = max(float(axes.dataLim.y1) for axes in left)
+    margin = max(_MARGIN * (high - low), (_LEAST - (high - low)) / 2)
+    most = max(float(axes.dataLim.y1) for axes in right)
+    for axes, second in zip(left, right, strict=True):
+        axes.set_ylim(low - margin, high + margin)
+        second.set_xlim(axes.get_xlim())
+        second.set_ylim(0, _HEADROOM * most)
+        label_values(axes, high - low, 1)
+        label_values(second, most, 100)
+        axes.whole_steps(axes.style.pick(6, 5))
