@@ -3,7 +3,7 @@
     python -m benchmarks.rare_words [--model .real-model]
 
 measures the probability of each candidate as the answer (the product over its tokens, after
-`QUESTION`) and keeps those between 1e-4 and 1e-2. The eight questions whose kept words are together
+`QUESTION`) and keeps those between 1e-4 and 1e-2. The four questions whose kept words are together
 the most probable, so that 32 samples hold some, go to benchmarks/evidence/rare_words.jsonl: the
 question, its rare words as the answer, and their probabilities. `rare_word` is the reward.
 """
@@ -23,7 +23,7 @@ CANDIDATES, KEPT = _HERE / "word_candidates.toml", _HERE / "evidence" / "rare_wo
 # Two examples, without which the model answers in sentences
 QUESTION = "Name a pet: hamster\nName a toy: kite\nName {what}:"
 LOWEST, HIGHEST = 1e-4, 1e-2  # probability of a rare word
-_QUESTIONS = 8
+_QUESTIONS = 4  # of 32 responses each: a step of eight took four minutes of CPU time
 _MOST_TOKENS = 3  # of a word
 _WORD = re.compile(r"[A-Za-z]+")
 

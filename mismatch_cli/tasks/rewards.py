@@ -5,7 +5,7 @@ or a batch in a process that cannot hang the run.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
@@ -17,11 +17,12 @@ from mismatch_cli.tasks._worker import ARGUMENTS, BATCH_ARGUMENTS, KEYWORDS
 _FOR_ONE, _FOR_A_BATCH, _TO_LOAD = 30, 600, 60  # seconds
 
 
-def is_own(reward: str) -> bool:
-    """Whether `--reward` is a user's FILE.py:FUNCTION, which runs code, and no name of the
+def is_own(rewards: str | Iterable[str]) -> bool:
+    """Whether one of these is a user's FILE.py:FUNCTION, which runs code, and no name of the
     package's.
     """
-    return ":" in reward or reward.endswith(".py")
+    each = [rewards] if isinstance(rewards, str) else rewards
+    return any(":" in reward or reward.endswith(".py") for reward in each)
 
 
 def needs_answer(reward: str) -> bool:

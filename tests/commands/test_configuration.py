@@ -23,7 +23,7 @@ from mismatch_cli.rl.train_config import load_config
 GROUP: Any = typer.main.get_command(build_app())
 ROOT = GROUP.make_context("mismatch-cli", ["report"], resilient_parsing=True)
 COMMANDS = GROUP.list_commands(None)
-ALWAYS_TYPED = {"trust_remote_code", "reward", "environment", "engine_url", "on_alarm", "cache"}
+ALWAYS_TYPED = {"trust_remote_code", "environment", "engine_url", "on_alarm", "cache"}
 FEW = "--engine hf --num-prompts 2 --samples-per-prompt 1 --noise-responses 0 --quiet --no-plots"
 
 
@@ -96,7 +96,7 @@ def test_what_starts_code_or_sends_keys_is_typed(tmp_path, monkeypatch, capfd):
     values = {
         "algorithm": ["evil.py:limit=2"], "compare": ["ppo", "evil.py"], "workers": "ray://evil:1",
         "devices": "ray://evil:1", "engine_arg": ["logits_processors=evil"],
-        "vary": ["reward=evil.py:f,g.py:f"],
+        "vary": ["reward=evil.py:f,g.py:f"], "reward": "evil.py:f",
     }  # fmt: skip
     seen = set()
     for name, command, known in parameters():

@@ -138,9 +138,10 @@ def test_an_invalid_choice_lists_all_of_them(command, row, capfd, tmp_path, monk
 
 def test_train_shows_the_values_of_its_default_preset_in_panels(helps):
     settings = dict(vars(load_config("miniature", {})))
-    keys = [row.names for name, row in rows() if name == "train" and "grader" in row.names]
-    assert len(keys) == 1  # without a flag, named as in a file
-    del settings["grader"]
+    names = [row.names for name, row in rows() if name == "train"]
+    for key in ("grader", "staleness", "bounds_share"):  # without a flag, named as in a file
+        assert sum(key.replace("_", "-") in name for name in names) == 1
+        del settings[key]
     words = {
         name for name in settings if row_of("train", flag_of(name)).default != str(settings[name])
     }

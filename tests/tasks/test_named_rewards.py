@@ -59,6 +59,7 @@ def test_an_unknown_name_answers_with_the_nearest_and_with_the_form_of_a_functio
     with pytest.raises(UsageError, match=r"mean rare-opener\? .* path/to/file\.py:function"):
         check_reward("rare-openr")
     assert [is_own(name) for name in ("rare-opener", "", "a.py:f", "a.py")] == [0, 0, 1, 1]
+    assert is_own(["rare-opener", "a.py:f"]) and not is_own(["rare-opener"])
 
 
 def test_only_a_reward_that_needs_none_takes_problems_without_an_answer():

@@ -557,3 +557,21 @@ def test_final_numbers_by_threshold_and_of_other_algorithms() -> None:
     assert opacity == [*sorted(opacity[:2]), None]
     assert figure.axes[3].get_xscale() == "log"  # from 3 to 100
     assert not load("sensitivity").needs(TrainingAnalysis.of([make_run(name) for name in EIGHT]))
+
+
+def test_blocked_shares_by_staleness_where_runs_differ_in_it() -> None:
+    runs = [
+        make_run(name, seed, staleness=staleness)
+        for name in ("dppo-binary-tv", "pg-is")
+        for seed in (0, 1)
+        for staleness in (0, 4, 16)
+    ]
+    study, plot = TrainingAnalysis.of(runs), load("blocked-by-staleness")
+    figure = drawn(plot, study, STYLES[0])
+    assert titles(figure) == ["Blocked, % of A ≠ 0", "Blocked, % of A > 0", "Blocked, % of A < 0"]
+    line = figure.axes[0].lines[0]
+    assert line.get_xdata().tolist() == [0, 4, 16]
+    means = [dose.blocked["blocked"].value for dose in study.by_staleness[0].doses]
+    assert line.get_ydata().tolist() == means
+    assert texts(figure) == ["dppo-binary-tv", "pg-is"]
+    assert not plot.needs(TrainingAnalysis.of(runs[::3]))
