@@ -11,8 +11,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-TRAINING = "smollm2-training"  # what commands read without an argument,
-FAULTY = "fp8-kv"  # or this, where there should be something to find
+TRAINING = "smollm2-training"  # what commands read without an argument
+FAULTY = "fp8-kv"  # or this: six steps, with a setting to find and a limit to exceed
 BUNDLED_MODEL = "sample_data/model"  # its name in the manifests of bundled traces
 _IN_WHEEL = Path(__file__).parent / "sample_data"
 _IN_CHECKOUT = Path(__file__).parent.parent / "sample_data"

@@ -15,6 +15,7 @@ from mismatch_cli.commands import _completed as completed
 from mismatch_cli.commands._show import READ_BY, TRACES, Common, console, print_json, print_parts
 from mismatch_cli.errors import MismatchError, UsageError, suggest
 from mismatch_cli.options import flags, setting
+from mismatch_cli.places import FAULTY
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -96,7 +97,7 @@ def command(
     from mismatch_cli.trace.reader import Trace
 
     progress = common.progress
-    found = common.opened(traces, "No trace named: judging the bundled one.")
+    found = common.opened(traces, "No trace named: judging fp8-kv, a bundled one.", FAULTY)
     if not limits:
         progress.say(f"No --limits: using those of {DEFAULT}.")
     progress.say("Measuring")
@@ -125,7 +126,9 @@ def _init(path: Path, traces: list[Path] | None, common: Common, allow_partial: 
     from mismatch_cli.studies.mismatch import analyse
     from mismatch_cli.trace.files import write_named
 
-    runs = common.opened(traces, "No trace named: taking the bundled one as a good run.")
+    runs = common.opened(
+        traces, "No trace named: taking fp8-kv, a bundled one, as a good run.", FAULTY
+    )
     common.progress.say("Measuring")
     summaries = [analyse([run], 0, common.read_by).to_json() for run in runs]
     partial = [part for summary in summaries for part in summary["about"]["partial"]]

@@ -19,7 +19,7 @@ from mismatch_cli.commands.gate import BASELINE, EXCEEDED, LIMITS
 from mismatch_cli.errors import UsageError
 from mismatch_cli.memory import collect_often
 from mismatch_cli.options import flags, saying, setting
-from mismatch_cli.places import bundled_trace
+from mismatch_cli.places import FAULTY, bundled_trace
 from mismatch_cli.trackers import flat
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def command(
     from mismatch_cli.trace.stores import is_store
     from mismatch_cli.watch.folders import check_there, check_watch_folder, watch_folder
 
-    run = run or bundled_trace()
+    run = run or bundled_trace(FAULTY)
     tracking = Tracking.asked(
         track, track_project, track_name or run.resolve().name, framework, several=False
     )

@@ -22,7 +22,9 @@ CHANGE = (
     "row of both heads."
 )
 SOURCE = "the logit_bias of an engine's request; no known public report"
-_FEWEST = 8  # occurrences
+# Occurrences, and prompts that have them: in one context, or in one response that is used twice, a
+# token has the gap of that context, which training moves too
+_FEWEST, _FEWEST_PROMPTS = 8, 4
 _NEAR, _NEARLY_ALL = 0.3, 0.9  # of the bias: an occurrence this close to it; of the occurrences
 _TIMES_OTHERS = 4.0  # the 80 % quantile of the other tokens' log-odds gaps
 _LEAST = 0.05  # nats
@@ -45,11 +47,11 @@ def check(evidence: Evidence) -> Finding:
     token by at most what that takes from it.
     """
     sample = evidence.sample
-    gap_M, id_M = _log_odds_gaps(sample)
-    bias = _largest(gap_M, id_M)
+    gap_M, id_M, group_M = _log_odds_gaps(sample)
+    bias = _largest(gap_M, id_M, group_M)
     measure = "nats on one token's logit"
     if bias is None:
-        return clear(NAME, 0.0, measure, _power(gap_M, id_M))
+        return clear(NAME, 0.0, measure, _power(gap_M, id_M, group_M))
     left_N = _left(sample, bias)
     others = _typical(gap_M[id_M != bias.token])
     rows: tuple[Row, ...] = (
@@ -69,26 +71,36 @@ def check(evidence: Evidence) -> Finding:
     )
 
 
-def _log_odds_gaps(sample: Sample) -> tuple[np.ndarray, np.ndarray]:
-    """The log-odds gap of the tokens that are neither certain nor impossible, and their ids."""
+def _log_odds_gaps(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The log-odds gap of the tokens that are neither certain nor impossible, their ids and groups
+    of prompts.
+    """
     x_N, y_N, usable_N = log_odds(sample)
-    return (y_N - x_N)[usable_N], sample.response_ids_T[sample.kept][usable_N]
+    gap_N, id_N = y_N - x_N, sample.response_ids_T[sample.kept]
+    return gap_N[usable_N], id_N[usable_N], sample.group_N[usable_N]
 
 
-def _largest(gap_M: np.ndarray, id_M: np.ndarray) -> _Bias | None:
+def _frequent(id_M: np.ndarray, group_M: np.ndarray) -> np.ndarray:
+    """The ids that occur often enough, and under enough prompts."""
+    ids_I, at_M, count_I = np.unique(id_M, return_inverse=True, return_counts=True)
+    places = np.unique(np.stack([at_M, group_M]), axis=1)
+    prompts_I = np.bincount(places[0], minlength=len(ids_I))
+    return ids_I[(count_I >= _FEWEST) & (prompts_I >= _FEWEST_PROMPTS)]
+
+
+def _largest(gap_M: np.ndarray, id_M: np.ndarray, group_M: np.ndarray) -> _Bias | None:
     """The id with the largest bias that nearly all its occurrences have, and other tokens do not;
     None if there is none.
     """
     biases = []
-    ids_I, at_M, count_I = np.unique(id_M, return_inverse=True, return_counts=True)
-    for i in np.flatnonzero(count_I >= _FEWEST).tolist():
-        own_M = at_M == i
+    for token in _frequent(id_M, group_M).tolist():
+        own_M = id_M == token
         nats = float(np.median(gap_M[own_M]))
         if abs(nats) < _LEAST:
             continue
         near = float((np.abs(gap_M[own_M] - nats) <= _NEAR * abs(nats)).mean())
         if near >= _NEARLY_ALL and abs(nats) > _TIMES_OTHERS * _typical(gap_M[~own_M]):
-            biases.append(_Bias(int(ids_I[i]), nats, int(count_I[i]), near))
+            biases.append(_Bias(token, nats, int(own_M.sum()), near))
     return max(biases, key=lambda bias: abs(bias.nats), default=None)
 
 
@@ -110,11 +122,13 @@ def _left(sample: Sample, bias: _Bias) -> np.ndarray:
     return beyond(sample, bounds)
 
 
-def _power(gap_M: np.ndarray, id_M: np.ndarray) -> str:
+def _power(gap_M: np.ndarray, id_M: np.ndarray, group_M: np.ndarray) -> str:
     """The bias that would have been found, on how many of the ids."""
-    _, count_I = np.unique(id_M, return_counts=True)
-    often = int((count_I >= _FEWEST).sum())
+    often = len(_frequent(id_M, group_M))
     if not often:
-        return none(f"no token occurs {_FEWEST} times between certain and impossible")
+        return none(
+            f"no token occurs {_FEWEST} times, under {_FEWEST_PROMPTS} prompts, between certain "
+            "and impossible"
+        )
     nats = max(_LEAST, _TIMES_OTHERS * _typical(gap_M))
     return f"a bias of ≥ {nats:.2g} nats on one of {often:,} ids"
