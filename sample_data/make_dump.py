@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.places import bundled_trace
+from mismatch_cli.places import FAULTY, bundled_trace
 from mismatch_cli.trace.reader import Trace
 
 FOLDER = Path(__file__).resolve().parent / "dumps" / "token_exports"
@@ -31,7 +31,9 @@ def main() -> None:
     shutil.rmtree(FOLDER, ignore_errors=True)
     written: dict[tuple[int, int], int] = {}
     prompts: set[int] = set()
-    for row in (row for table in Trace.open(bundled_trace()).tables() for row in table.to_pylist()):
+    for row in (
+        row for table in Trace.open(bundled_trace(FAULTY)).tables() for row in table.to_pylist()
+    ):
         if (
             row["prompt_id"] in prompts
             or len(row["response_ids"]) > LONGEST

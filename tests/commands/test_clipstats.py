@@ -47,14 +47,21 @@ def written(folder: Path) -> dict:
     return json.loads((folder / "summary.json").read_text())
 
 
-def test_without_an_argument_the_bundled_trace_is_judged_by_the_whole_table(
-    tmp_path, monkeypatch, capfd
-):
+def test_without_an_argument_words_of_a_real_model_are_judged(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = clipstats(capfd, "--no-plots")
+    assert code == 0
+    assert "bundled" in err and "9.6 × AS STRICT" in out
+    skipped = written(tmp_path / "clipstats")["skipped"]
+    assert skipped and all("needs the top" in row["reason"] for row in skipped)
+
+
+def test_a_training_run_is_judged_by_the_whole_table(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    code, out, err = clipstats(capfd)
+    code, out, err = clipstats(capfd, "fp8-kv")
     assert code == 0
-    assert "bundled" in err and "Wrote clipstats/report.html" in err
+    assert "Wrote clipstats/report.html" in err
     for words in (
         "Same strictness",
         "Overlap",

@@ -111,7 +111,7 @@ def test_a_baseline_that_no_limit_uses_is_named(gate, tmp_path):
 def test_without_arguments_the_bundled_trace_by_the_default(gate):
     code, out, err = gate()
     assert code == 3 and "prime-rl:mismatch_kl/all/mean" in out
-    assert "judging the bundled one" in err and "using those of prime-rl" in err
+    assert "judging fp8-kv" in err and "using those of prime-rl" in err
     assert gate(FLOAT32)[0] == 0
 
 
