@@ -94,7 +94,8 @@ class WeightSync:
         # Of the first responses, at the weights as sent
         self._logp_sent: list[np.ndarray] | None = None
         self._logp_before: list[np.ndarray] | None = None  # and at those of the last decision
-        # In float32 mean |π − μ| at the first step, in lower precision `odds_gap` at the last decision
+        # In float32: mean |π − μ| at the first step; in lower precision: `odds_gap` at the last
+        # decision
         self._gap = np.inf
 
     def load(self, step: int, *, at_start: bool = False) -> None:

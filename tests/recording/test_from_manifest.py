@@ -354,7 +354,7 @@ def test_a_mask_that_a_run_names_is_not_run(world, tmp_path, capfd):
     )
     assert f"--algorithm {world.file}" in capfd.readouterr().err
     world.check("watch")
-    from mismatch_cli.studies.sensitivity import _known
+    from mismatch_cli.studies.sensitivity import algorithm_of
 
-    assert _known(f"{world.file}:limit=2") is None
+    assert algorithm_of(f"{world.file}:limit=2") is None
     world.check("report")

@@ -537,6 +537,7 @@ def test_a_command_puts_the_requested_number_of_responses_on_its_page(tmp_path: 
             run(
                 [
                     "report",
+                    "fp8-kv",
                     "--no-plots",
                     "--quiet",
                     "--page-responses",

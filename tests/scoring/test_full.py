@@ -41,9 +41,10 @@ def test_every_tile_gives_the_float64_divergence(tile, sampling, dtype):
     got = score_hidden(hidden_TH, head, target_T, query_TK, sampling, tile, rollout)
     logp_TV = sampling.process(head.logits(hidden_TH)).double().log_softmax(1)
     tv_T, kl_T = reference(mu_TV, logp_TV)
-    # A tile may round a half-precision logit to its neighbour.
+    # A tile may round a half-precision logit to its neighbour; in float32 processors add in another
+    # order, which moves a logit of 10 by 1e-6.
     tolerance = (
-        {"rtol": 2e-5, "atol": 1e-7} if dtype == torch.float32 else {"rtol": 5e-2, "atol": 1e-3}
+        {"rtol": 1e-4, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 5e-2, "atol": 1e-3}
     )
     torch.testing.assert_close(got.tv_full_T[some].double(), tv_T[some], **tolerance)
     torch.testing.assert_close(got.kl_full_T[some].double(), kl_T[some], **tolerance)

@@ -20,6 +20,8 @@ CAPTION = (
     "the same acts on the engine’s mismatch."
 )
 
+DATA = "runs that differ in the key `staleness`"
+
 _TITLES = ("Blocked, % of A ≠ 0", "Blocked, % of A > 0", "Blocked, % of A < 0")
 _MOST_TICKS = 6
 

@@ -10,7 +10,7 @@ from mismatch_cli.report.plots._charts import AS_ABOVE, draw_curve, share_steps
 from mismatch_cli.report.plots._lines import DASHED, DASHES, Look
 from mismatch_cli.report.plots._panels import Panel, Sheet, legend_below_height, short_names
 from mismatch_cli.report.plots._style import Theme
-from mismatch_cli.studies.bounds import BOUNDS, bound_qualities, tokens_per_step
+from mismatch_cli.studies.bound_tightness import BOUNDS, bound_qualities, tokens_per_step
 from mismatch_cli.studies.training import Curve, TrainingAnalysis
 
 STUDY = "training"

@@ -21,6 +21,8 @@ CAPTION = (
     "an interval excludes 0 says little, the area decides."
 )
 
+DATA = "two algorithms whose runs share steps"
+
 _MOST = 9  # panels; the table has all
 _COLUMNS = 3
 _LEAST = 0.05  # of a reward: a smaller range is noise

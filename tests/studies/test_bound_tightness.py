@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mismatch_cli.studies.bounds import bound_qualities, quality, tokens_per_step
+from mismatch_cli.studies.bound_tightness import bound_qualities, quality, tokens_per_step
 from mismatch_cli.studies.training import TrainingAnalysis
 from tests.report.training_runs import make_run, with_bounds
 
