@@ -55,11 +55,11 @@ def command(
     judged, compared = asked.algorithms(algorithm or (), compare or ())
     from mismatch_cli.studies.clipping import ClippingAnalysis, analyse_clipping
 
-    found = common.opened(
+    opened = common.opened(
         traces, "No trace named: analysing the bundled one, a few steps of training SmolLM2."
     )
     arguments = asked.clipping_arguments(algorithm or (), compare, theory=theory)
     analyse = partial(
         analyse_clipping, algorithms=judged, asked=compared, arguments=arguments, theory=theory
     )
-    common.report(analyse, ClippingAnalysis.FORMAT, found, folder, "Analysing")
+    common.report(analyse, ClippingAnalysis.FORMAT, opened, folder, "Analysing")

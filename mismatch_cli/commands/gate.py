@@ -97,12 +97,14 @@ def command(
     from mismatch_cli.trace.reader import Trace
 
     progress = common.progress
-    found = common.opened(traces, "No trace named: judging fp8-kv, a bundled one.", FAULTY)
+    opened = common.opened(traces, "No trace named: judging fp8-kv, a bundled one.", FAULTY)
     if not limits:
         progress.say(f"No --limits: using those of {DEFAULT}.")
     progress.say("Measuring")
     before = [Trace.open(path, skip_broken=common.skip_broken) for path in baseline or []]
-    result = GateResult.of(sets, found, before, allow_partial=allow_partial, workers=common.read_by)
+    result = GateResult.of(
+        sets, opened, before, allow_partial=allow_partial, workers=common.read_by
+    )
     for name, path in written.items():
         if path is not None:
             write_named(path, getattr(forms, name)(result), replace=common.force)

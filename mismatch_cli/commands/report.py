@@ -109,8 +109,8 @@ def command(
 
 
 def _no_training_run(traces: Sequence[Path], claimed: tuple[str, str]) -> UsageError:
-    flags = [word for name in claimed for word in ("-a", name)]
-    line = suggest("clipstats", *traces, *flags)
+    own, rival = claimed
+    line = suggest("clipstats", *traces, "-a", own, "-a", rival)
     return UsageError(
         "--algorithm compares training runs, and none was named. What both block in a trace: "
         f"{line}"
@@ -134,7 +134,7 @@ def _check_alone(figure: str, export: str | None, dialect: str | None, common: C
 
 
 def _place(own: Path | None, common: Common) -> Place:
-    """Where one figure goes: into --output, the run itself, or report/."""
+    """Where a report or one figure goes: into --output, the run itself, or report/."""
     return Place(common.output or own or _REPORT, common.output is None and own is not None)
 
 
@@ -171,7 +171,7 @@ def _report_training(
     from mismatch_cli.recording.folder import folder_of_runs, report_folder
     from mismatch_cli.studies.training import TrainingAnalysis
 
-    folder, in_own = common.output or own or _REPORT, common.output is None and own is not None
+    folder, in_own = _place(own, common)
     study = _study_of(runs, claimed)
     if common.only_numbers:
         common.show(study, None)

@@ -456,6 +456,8 @@ def _say_start(
     """Say whether a run begins like the one that its preset repeats, if it repeats one."""
     from mismatch_cli.rl.resemblance import start_of
 
+    if not expected.values:
+        return
     line = start_of(folder / _METRICS)
     if sentence := expected.in_words(line, changed_from(preset, config)):
         progress.say(sentence)

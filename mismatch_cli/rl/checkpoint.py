@@ -14,7 +14,7 @@ import os
 import shutil
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from torch import Tensor
 from mismatch_cli.errors import MismatchError, denied
 from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.recording.ours import remove_results, remove_trace
-from mismatch_cli.sharding import fill
+from mismatch_cli.sharding import fill, like, local
 from mismatch_cli.text import parsed_json
 from mismatch_cli.trace.files import could_not_write, replacing_folder, write_atomically
 from mismatch_cli.trackers import METRICS_TABLE, renew_table
@@ -38,6 +38,34 @@ _KEPT = 2
 _STATE, _TENSORS, _NAMES = "state.json", "state", "step-" + 6 * "[0-9]"
 _EARLIER = "state.pt"
 _ALONE = "shard-00001-model-00001-of-00001.safetensors"  # as torch's writer names it
+
+
+def trained_weights(model: Any) -> dict[str, Tensor]:
+    """The weights that training changes, by name."""
+    named = model.named_parameters()
+    return {name: weight for name, weight in named if weight.requires_grad}
+
+
+def by_name(
+    prefix: str, weights: Mapping[str, Tensor], parts: Iterable[Tensor]
+) -> dict[str, Tensor]:
+    """Copies of this rank's parts of weights, under their names in a checkpoint."""
+    named = {}
+    for (name, weight), part in zip(weights.items(), parts, strict=True):
+        named[f"{prefix}.{name}"] = like(weight, part)
+    return named
+
+
+def loaded(
+    prefix: str,
+    weights: Mapping[str, Tensor],
+    room: Iterable[Tensor],
+    load: Callable[[dict[str, Tensor]], None],
+) -> list[Tensor]:
+    """This rank's parts of such copies, in CPU memory, once `load` has filled `room`."""
+    named = by_name(prefix, weights, room)
+    load(named)
+    return [local(tensor).to("cpu") for tensor in named.values()]
 
 
 def save_checkpoint(

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mismatch_cli.rl.checkpoint import by_name, loaded, trained_weights
 from mismatch_cli.rl.swapped import swapped
-from mismatch_cli.sharding import like, local
+from mismatch_cli.sharding import local
 
 
 class PastWeights:
@@ -22,8 +23,7 @@ class PastWeights:
     """
 
     def __init__(self, model: Any, updates: int) -> None:
-        named = model.named_parameters()
-        self._weights = {name: weight for name, weight in named if weight.requires_grad}
+        self._weights = trained_weights(model)
         self._updates = updates
         self._copies: dict[int, list[Tensor]] = {}  # by optimiser steps that led to them
 
@@ -54,7 +54,7 @@ class PastWeights:
         """The copies by version and name, for a checkpoint."""
         named: dict[str, Tensor] = {}
         for version, copy in self._copies.items():
-            named |= self._named(version, copy)
+            named |= by_name(f"past-{version}", self._weights, copy)
         return named
 
     def versions(self) -> list[int]:
@@ -65,16 +65,8 @@ class PastWeights:
         self._copies = {}
         for version in versions:
             room = map(partial(torch.empty_like, device="cpu"), self._parts())
-            named = self._named(version, room)
-            load(named)
-            self._copies[version] = [local(tensor).to("cpu") for tensor in named.values()]
+            self._copies[version] = loaded(f"past-{version}", self._weights, room, load)
 
     def _parts(self) -> list[Tensor]:
         """This rank's part of every trained weight."""
         return [local(weight.detach()) for weight in self._weights.values()]
-
-    def _named(self, version: int, copy: Iterable[Tensor]) -> dict[str, Tensor]:
-        named = {}
-        for (name, weight), part in zip(self._weights.items(), copy, strict=True):
-            named[f"past-{version}.{name}"] = like(weight, part)
-        return named

@@ -79,14 +79,12 @@ class Resemblance:
                 off.append(target.name)
         if not said:
             return ""
-        verdict = f"not like the {self.source} in {' and '.join(off)}" if off else self._alike
+        verdict = f"like the {self.source}"
+        if off:
+            verdict = f"not {verdict} in {' and '.join(off)}"
         differs = ", ".join(changed)
         because = f" Changed from the preset: {differs}." if differs else ""
         return f"The start is {verdict}: {', '.join(said)}.{because}"
-
-    @property
-    def _alike(self) -> str:
-        return f"like the {self.source}"
 
 
 def start_of(metrics: Path) -> dict[str, Any]:

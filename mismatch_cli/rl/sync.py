@@ -15,10 +15,12 @@ from mismatch_cli.errors import MismatchError
 from mismatch_cli.metrics.estimate import paired_test
 from mismatch_cli.ranks import ALONE, World
 from mismatch_cli.rl.as_sent import AsSent
+from mismatch_cli.rl.checkpoint import by_name, loaded, trained_weights
 from mismatch_cli.rl.judged import Sample
 from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
-from mismatch_cli.sharding import like, local, saved_state
+from mismatch_cli.sharding import saved_state
 
+_BEFORE = "before"  # how checkpoints call the weights of the last decision
 PROVEN, NEWER, UNDECIDABLE, UNCHECKED = "proven", "newer", "undecidable", "unchecked"
 # Largest mean |π − μ| of two float32 implementations, unless their tensors are known to be equal
 _SAME = 1e-5
@@ -183,7 +185,9 @@ class WeightSync:
         """The weights of the last decision, by name: with `facts`, a resumed run repeats an
         unbroken one.
         """
-        return {} if self._before is None else self._named(self._before)
+        if self._before is None:
+            return {}
+        return by_name(_BEFORE, trained_weights(self._trainer.model), self._before)
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -201,9 +205,8 @@ class WeightSync:
         self._gap, self._before = facts.get(self._gap_name, np.inf), None
         self._equal, self._changed = facts.get("equal", False), facts.get("changed")
         if facts["before"] and self._as_sent is not None:
-            named = self._named(self._as_sent.empty())
-            load(named)
-            self._before = [local(weight).to("cpu") for weight in named.values()]
+            weights = trained_weights(self._trainer.model)
+            self._before = loaded(_BEFORE, weights, self._as_sent.empty(), load)
 
     @property
     def _gap_name(self) -> str:
@@ -248,17 +251,6 @@ class WeightSync:
         if self._gap == np.inf and self._equal:
             self._gap = mean_gap(logp_rollout, logp_trainer)
         return prove_equal(logp_rollout, logp_trainer, self._gap if self._gap < np.inf else 0.0)
-
-    def _named(self, parts: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        trained = (
-            (name, weight)
-            for name, weight in self._trainer.model.named_parameters()
-            if weight.requires_grad
-        )
-        return {
-            f"before.{name}": like(weight, part)
-            for (name, weight), part in zip(trained, parts, strict=True)
-        }
 
 
 _INSTEAD = (

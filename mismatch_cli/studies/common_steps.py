@@ -15,6 +15,20 @@ from mismatch_cli.studies.runs import EVALUATION, TrainingRun
 _OF_EVALUATION = EVALUATION - {"step"}
 
 
+Series = tuple[np.ndarray, np.ndarray]  # steps, and a value at each
+
+
+def aligned(series: Sequence[Series], step_N: np.ndarray) -> np.ndarray:
+    """The values of several series at these ascending steps, [series, N]; NaN where one has
+    none.
+    """
+    value_RN = np.full((len(series), len(step_N)), np.nan)
+    for row_N, (own_step, value) in zip(value_RN, series, strict=True):
+        is_shared = np.isin(own_step, step_N)
+        row_N[np.searchsorted(step_N, own_step[is_shared])] = value[is_shared]
+    return value_RN
+
+
 @dataclass(frozen=True)
 class CommonSteps:
     """The steps that are on record in all runs of one task, with a reward in each run that has

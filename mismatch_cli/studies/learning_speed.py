@@ -13,10 +13,18 @@ import numpy as np
 
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.update_table import LAST
-from mismatch_cli.studies.common_steps import CommonSteps
+from mismatch_cli.studies.common_steps import CommonSteps, Series, aligned
 from mismatch_cli.studies.run_settings import SEPARATOR, task_of
 from mismatch_cli.studies.runs import TrainingRun
-from mismatch_cli.studies.seeds import ONE_SEED, Difference, Seeded, difference, over_seeds, paired
+from mismatch_cli.studies.seeds import (
+    ONE_SEED,
+    Difference,
+    Seeded,
+    difference,
+    over_seeds,
+    paired,
+    seeded,
+)
 
 # Of a step, what learning takes: evaluations, traces and checkpoints are left out
 LEARNING_PHASES = ("sample", "grade", "recompute", "update", "sync")
@@ -62,11 +70,12 @@ def _first(value_N: np.ndarray) -> float:
 
 def reward_matrix(runs: Sequence[TrainingRun], step_N: np.ndarray) -> np.ndarray:
     """The rewards of runs at these steps, [runs, N]; NaN where one has none."""
-    reward_RN = np.full((len(runs), len(step_N)), np.nan)
-    for row_N, run in zip(reward_RN, runs, strict=True):
-        has_N = run.is_step_N & np.isin(run.step_N, step_N)
-        row_N[np.searchsorted(step_N, run.step_N[has_N])] = run.series("reward")[has_N]
-    return reward_RN
+    return aligned(list(map(_rewards, runs)), step_N)
+
+
+def _rewards(run: TrainingRun) -> Series:
+    """The rewards of training steps."""
+    return run.step_N[run.is_step_N], run.series("reward")[run.is_step_N]
 
 
 def mean_reward(runs: Sequence[TrainingRun], step_N: np.ndarray) -> np.ndarray:
@@ -326,8 +335,8 @@ def _values(runs: Sequence[TrainingRun], measure: Measure, reward: float | None)
 
 def _with_seeds(runs: Sequence[TrainingRun], value_R: np.ndarray) -> Seeded:
     """The finite values, each with the seed of its run."""
-    pairs = zip(runs, value_R.tolist(), strict=True)
-    return [(run.seed, value) for run, value in pairs if np.isfinite(value)]
+    has_R = np.isfinite(value_R)
+    return seeded(compress(runs, has_R), value_R[has_R].tolist())
 
 
 def _answer(apart: Estimate, more_is_better: bool) -> str:

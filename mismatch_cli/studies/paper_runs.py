@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mismatch_cli.metrics.paper_values import ENDINGS, READ_TO, PaperEnding
 from mismatch_cli.numbers import number
+from mismatch_cli.studies.paper_values import ENDINGS, READ_TO, PaperEnding
 from mismatch_cli.studies.run_settings import BEFORE, NO_SETTING
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.text import parsed_toml

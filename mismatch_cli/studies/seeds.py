@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mismatch_cli.metrics.estimate import Estimate, student_t
+from mismatch_cli.studies.runs import TrainingRun
 
 ONE_SEED = "one seed: no interval"
 NO_SPREAD = "the same for all seeds: no interval"  # it is unknown how far others are
@@ -50,6 +51,12 @@ def over_seeds(values: Iterable[float | None]) -> Estimate:
     if len(value_N) < 2:
         return Estimate(float(value_N[0]) if len(value_N) else None, note=ONE_SEED)
     return _mean(value_N, float(np.abs(value_N).max()))
+
+
+def seeded(runs: Iterable[TrainingRun], values: Iterable[float | None]) -> Seeded:
+    """The values of runs, each with the seed of its run; those without a value are left out."""
+    pairs = zip(runs, values, strict=True)
+    return [(run.seed, value) for run, value in pairs if value is not None]
 
 
 def difference(own: Seeded, rival: Seeded) -> Difference:

@@ -13,7 +13,7 @@ import numpy as np
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.studies.run_settings import SEPARATOR, settings_of_runs
 from mismatch_cli.studies.runs import TrainingRun
-from mismatch_cli.studies.seeds import Difference, Seeded, difference, over_seeds
+from mismatch_cli.studies.seeds import Difference, Seeded, difference, over_seeds, seeded
 
 KEY = "staleness"
 # Of the tokens with A ≠ 0, A > 0 and A < 0
@@ -76,8 +76,8 @@ def _doses(by_age: dict[int, list[TrainingRun]]) -> tuple[Dose, ...]:
 
 
 def _by_seed(runs: Sequence[TrainingRun]) -> Seeded:
-    """The share of each run with its seed; every run has one."""
-    return [(run.seed, run.mean(SHARES[0]) or 0.0) for run in runs]
+    """The share of each run with its seed."""
+    return seeded(runs, map(methodcaller("mean", SHARES[0]), runs))
 
 
 def _first_step(run: TrainingRun) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.update_table import LAST
-from mismatch_cli.studies.common_steps import CommonSteps, in_words
+from mismatch_cli.studies.common_steps import CommonSteps, Series, aligned, in_words
 from mismatch_cli.studies.learning_speed import (
     LEARNING_PHASES,
     Claim,
@@ -24,7 +24,7 @@ from mismatch_cli.studies.learning_speed import (
 )
 from mismatch_cli.studies.run_settings import SEPARATOR, settings_of_runs, short_name, task_of
 from mismatch_cli.studies.runs import TrainingRun
-from mismatch_cli.studies.seeds import Difference, difference, over_seeds
+from mismatch_cli.studies.seeds import Difference, Seeded, difference, over_seeds, seeded
 from mismatch_cli.studies.staleness import DoseResponse, dose_responses
 from mismatch_cli.studies.study import Study
 from mismatch_cli.studies.watch_state import WatchState
@@ -45,12 +45,7 @@ class TrainingAnalysis(Study):
     claimed: tuple[str, str] | None = None  # does the first learn faster than the second?
 
     @classmethod
-    def of(
-        cls,
-        runs: Sequence[TrainingRun],
-        watched: WatchState | None = None,
-        claimed: tuple[str, str] | None = None,
-    ) -> TrainingAnalysis:
+    def of(cls, runs: Sequence[TrainingRun], watched: WatchState | None = None) -> TrainingAnalysis:
         """An analysis with a subject line from the runs' configurations.
 
         `watched` is the state of a watch of them; by default that of a single run's own folder.
@@ -64,7 +59,7 @@ class TrainingAnalysis(Study):
         parts.append(f"{seeds} seeds" if seeds > 1 else "")
         dtypes = {policy: settings_of(runs, f"{policy}_dtype") for policy in ("trainer", "rollout")}
         parts += [f"{policy} {dtype}" for policy, dtype in dtypes.items() if dtype]
-        return cls(runs, " · ".join(filter(None, parts)), watched, claimed)
+        return cls(runs, " · ".join(filter(None, parts)), watched)
 
     @cached_property
     def algorithms(self) -> dict[str, list[TrainingRun]]:
@@ -218,7 +213,7 @@ class TrainingAnalysis(Study):
 
     def difference(self, name: str, rival: str) -> Difference:
         """How much higher the final reward of an algorithm is than that of its rival."""
-        return difference(_seeded(self.compared[name]), _seeded(self.compared[rival]))
+        return difference(_final_rewards(self.compared[name]), _final_rewards(self.compared[rival]))
 
     def above(self, name: str) -> list[str]:
         """The rivals than which its final reward is higher with 95 % confidence, best first."""
@@ -282,10 +277,9 @@ class TrainingAnalysis(Study):
         return any(run.measured(*keys).any() for run in self.runs)
 
 
-def _seeded(runs: Iterable[TrainingRun]) -> list[tuple[int | None, float]]:
+def _final_rewards(runs: Sequence[TrainingRun]) -> Seeded:
     """The final reward of each run that has one, with its seed."""
-    rewards = ((run.seed, run.last("reward")) for run in runs)
-    return [(seed, reward) for seed, reward in rewards if reward is not None]
+    return seeded(runs, (run.last("reward") for run in runs))
 
 
 def _by_staleness(doses: Sequence[DoseResponse]) -> dict[str, Any]:
@@ -471,13 +465,10 @@ def curve_of(runs: Sequence[TrainingRun], *keys: str, gaps: bool = True) -> Curv
     return curve if gaps else curve.only(np.isfinite(curve.value_N))
 
 
-def mean_curve(series: Sequence[tuple[np.ndarray, np.ndarray]]) -> Curve:
+def mean_curve(series: Sequence[Series]) -> Curve:
     """The mean of several series, each its steps and its values."""
     step_N = np.unique(np.concatenate([step for step, _ in series])) if series else np.zeros(0)
-    value_RN = np.full((len(series), len(step_N)), np.nan)
-    for row_N, (step, value) in zip(value_RN, series, strict=True):
-        row_N[np.searchsorted(step_N, step)] = value
-    return Curve(step_N, *_mean_and_range(value_RN))
+    return Curve(step_N, *_mean_and_range(aligned(series, step_N)))
 
 
 def _mean_and_range(value_RN: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from mismatch_cli.algorithms.table import TABLE
-from mismatch_cli.metrics.paper_values import ENDINGS
 from mismatch_cli.studies.paper_runs import (
     accuracy_of_paper,
     mismatch_of_paper,
     repeats_paper,
     reward_of_paper,
 )
+from mismatch_cli.studies.paper_values import ENDINGS
 from tests.report.training_runs import make_run, of_paper
 
 

@@ -48,10 +48,11 @@ def check(evidence: Evidence) -> Finding:
     """
     sample = evidence.sample
     gap_M, id_M, group_M = _log_odds_gaps(sample)
-    bias = _largest(gap_M, id_M, group_M)
+    frequent_I = _frequent(id_M, group_M)
+    bias = _largest(gap_M, id_M, frequent_I)
     measure = "nats on one token's logit"
     if bias is None:
-        return clear(NAME, 0.0, measure, _power(gap_M, id_M, group_M))
+        return clear(NAME, 0.0, measure, _power(gap_M, len(frequent_I)))
     left_N = _left(sample, bias)
     others = _typical(gap_M[id_M != bias.token])
     rows: tuple[Row, ...] = (
@@ -88,12 +89,12 @@ def _frequent(id_M: np.ndarray, group_M: np.ndarray) -> np.ndarray:
     return ids_I[(count_I >= _FEWEST) & (prompts_I >= _FEWEST_PROMPTS)]
 
 
-def _largest(gap_M: np.ndarray, id_M: np.ndarray, group_M: np.ndarray) -> _Bias | None:
-    """The id with the largest bias that nearly all its occurrences have, and other tokens do not;
-    None if there is none.
+def _largest(gap_M: np.ndarray, id_M: np.ndarray, frequent_I: np.ndarray) -> _Bias | None:
+    """The frequent id with the largest bias that nearly all its occurrences have, and other tokens
+    do not; None if there is none.
     """
     biases = []
-    for token in _frequent(id_M, group_M).tolist():
+    for token in frequent_I.tolist():
         own_M = id_M == token
         nats = float(np.median(gap_M[own_M]))
         if abs(nats) < _LEAST:
@@ -122,9 +123,8 @@ def _left(sample: Sample, bias: _Bias) -> np.ndarray:
     return beyond(sample, bounds)
 
 
-def _power(gap_M: np.ndarray, id_M: np.ndarray, group_M: np.ndarray) -> str:
-    """The bias that would have been found, on how many of the ids."""
-    often = len(_frequent(id_M, group_M))
+def _power(gap_M: np.ndarray, often: int) -> str:
+    """The bias that would have been found, on how many ids, those that occur often."""
     if not often:
         return none(
             f"no token occurs {_FEWEST} times, under {_FEWEST_PROMPTS} prompts, between certain "

@@ -156,6 +156,15 @@ def draw_chart(axes: Panel, chart: Chart, look_of: Mapping[str, Look]) -> None:
     axes.headline(chart.title, note=chart.note)
 
 
+def panels_by_algorithm(
+    figure: Sheet, count: int, names: Collection[str], height: tuple[int, int], right: int = 0
+) -> list[Panel]:
+    """A panel for each algorithm, with room for the legend of these names."""
+    columns = 2 if count in (2, 4) else 3
+    below = room_for_legend(figure, names)
+    return figure.panels(count, columns=columns, height=height, below=below, right=right)
+
+
 def draw_paper_values(axes: Panel, values: Sequence[PaperValue]) -> None:
     """Grey bands, named where curves leave room: a start above its right end, an end below its
     left one.

@@ -20,6 +20,11 @@ _SHORT = -3  # the smallest power of ten whose multiples by 2, 3 and 5 have shor
 _APART = 26  # pixels between two ticks of a stretched axis
 
 
+def margin_of(low: float, high: float, share: float, least: float) -> float:
+    """Room above and below values: a share of their range, or what widens it to `least`."""
+    return max(share * (high - low), (least - (high - low)) / 2)
+
+
 def lowest_of(log_mu_N: np.ndarray) -> float:
     """The lower end of an axis of probabilities: a power of ten below nearly all of them, at
     least 10⁻⁵.

@@ -6,9 +6,15 @@ from collections.abc import Mapping
 from itertools import islice
 
 from mismatch_cli.numbers import counted
-from mismatch_cli.report.plots._charts import AS_ABOVE, draw_curve, share_steps
+from mismatch_cli.report.plots._charts import (
+    AS_ABOVE,
+    draw_curve,
+    draw_legend,
+    panels_by_algorithm,
+    share_steps,
+)
 from mismatch_cli.report.plots._lines import DASHED, DASHES, Look
-from mismatch_cli.report.plots._panels import Panel, Sheet, legend_below_height, short_names
+from mismatch_cli.report.plots._panels import Panel, Sheet, short_names
 from mismatch_cli.report.plots._style import Theme
 from mismatch_cli.studies.bound_tightness import BOUNDS, bound_qualities, tokens_per_step
 from mismatch_cli.studies.training import Curve, TrainingAnalysis
@@ -35,13 +41,7 @@ def needs(data: TrainingAnalysis) -> bool:
 
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:
     curves_of, look_of = _curves(data), _looks(figure.theme)
-    legend = figure.style.pick(len(look_of), 1)
-    panels = figure.panels(
-        len(curves_of),
-        columns=2 if len(curves_of) in (2, 4) else 3,
-        height=(210, 170),
-        below=legend_below_height(len(look_of), legend),
-    )
+    panels = panels_by_algorithm(figure, len(curves_of), look_of, height=(210, 170))
     for axes, (name, curves) in zip(panels, curves_of.items(), strict=True):
         _draw_bounds(axes, curves, look_of)
         (title,) = short_names([name], axes.headline_room, axes.style.text, bold=True)
@@ -50,7 +50,7 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
         if axes.style.labelled:
             axes.set_ylabel("bound, % of the full TV")
     share_steps(panels)
-    figure.legend_below({words: look.of_line for words, look in look_of.items()}, legend)
+    draw_legend(figure, look_of)
 
 
 def _curves(data: TrainingAnalysis) -> dict[str, dict[str, Curve]]:

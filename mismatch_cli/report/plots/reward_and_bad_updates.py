@@ -9,13 +9,16 @@ from mismatch_cli.report.plots._charts import (
     AS_ABOVE,
     OF_PAPER,
     draw_curve,
+    draw_legend,
     draw_paper_values,
     label_values,
     looks_of,
+    panels_by_algorithm,
     share_steps,
 )
 from mismatch_cli.report.plots._lines import DASHES, Look
-from mismatch_cli.report.plots._panels import Panel, Sheet, legend_below_height, short_names
+from mismatch_cli.report.plots._panels import Panel, Sheet, short_names
+from mismatch_cli.report.plots._scales import margin_of
 from mismatch_cli.studies.bad_update_courses import BadUpdateCourse, bad_update_courses
 from mismatch_cli.studies.training import TrainingAnalysis
 
@@ -51,22 +54,14 @@ def needs(data: TrainingAnalysis) -> bool:
 
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:
     courses, look_of = _courses(data), looks_of(data.algorithms, figure.style)
-    legend = figure.style.pick(len(_WORDS), 1)
-    left = figure.panels(
-        len(courses),
-        columns=2 if len(courses) in (2, 4) else 3,
-        height=(230, 190),
-        below=legend_below_height(len(_WORDS), legend),
-        right=_RIGHT,
-    )
+    left = panels_by_algorithm(figure, len(courses), _WORDS, height=(230, 190), right=_RIGHT)
     right = [figure.second_axis(axes) for axes in left]
     for axes, second, (name, course) in zip(left, right, courses.items(), strict=True):
         _draw_course(axes, second, course, look_of[name].colour)
         (title,) = short_names([name], axes.headline_room, axes.style.text, bold=True)
         _name(axes, second, title)
     _scale(left, right)
-    looks = {words: Look(figure.theme.ink, dash).of_line for words, dash in _WORDS.items()}
-    figure.legend_below(looks, legend)
+    draw_legend(figure, {words: Look(figure.theme.ink, dash) for words, dash in _WORDS.items()})
 
 
 def _courses(data: TrainingAnalysis) -> dict[str, BadUpdateCourse]:
@@ -92,7 +87,7 @@ def _scale(left: Sequence[Panel], right: Sequence[Panel]) -> None:
     share_steps(left)
     low = min(float(axes.dataLim.y0) for axes in left)
     high = max(float(axes.dataLim.y1) for axes in left)
-    margin = max(_MARGIN * (high - low), (_LEAST - (high - low)) / 2)
+    margin = margin_of(low, high, _MARGIN, _LEAST)
     most = max(float(axes.dataLim.y1) for axes in right)
     for axes, second in zip(left, right, strict=True):
         axes.set_ylim(low - margin, high + margin)

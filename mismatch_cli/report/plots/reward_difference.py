@@ -5,6 +5,7 @@ import numpy as np
 from mismatch_cli.report.plots._charts import draw_curve
 from mismatch_cli.report.plots._lines import Look, parts_of
 from mismatch_cli.report.plots._panels import Panel, Sheet, short_names
+from mismatch_cli.report.plots._scales import margin_of
 from mismatch_cli.studies.learning_speed import Claim
 from mismatch_cli.studies.training import SMOOTHED_FROM, Curve, TrainingAnalysis
 
@@ -57,7 +58,7 @@ def _draw(axes: Panel, claim: Claim) -> None:
     axes.axhline(0, color=axes.theme.muted, linewidth=0.8, zorder=1)
     draw_curve(axes, _curve(claim), Look(axes.theme.blue))
     low, high = map(float, axes.dataLim.intervaly)
-    margin = max(_MARGIN * (high - low), (_LEAST - (high - low)) / 2)
+    margin = margin_of(low, high, _MARGIN, _LEAST)
     axes.set_ylim(low - margin, high + margin)
     axes.whole_steps(axes.style.pick(6, 5))
     (short,) = short_names([claim.title], axes.headline_room, axes.style.heading, bold=True)

@@ -7,6 +7,7 @@ import numpy as np
 from mismatch_cli.report.plots._charts import Chart, draw_chart, draw_legend, room_for_legend
 from mismatch_cli.report.plots._lines import DASHED, Look, draw_bars, parts_of
 from mismatch_cli.report.plots._panels import Panel, Sheet
+from mismatch_cli.report.plots._scales import margin_of
 from mismatch_cli.report.plots._style import Style
 from mismatch_cli.studies.run_settings import SEPARATOR
 from mismatch_cli.studies.sensitivity import Family, families
@@ -116,7 +117,7 @@ def _draw_ends(axes: Panel, family: Family, key: str, look_of: Mapping[str, Look
 def _scale(axes: Panel, values: Sequence[float], part_N3: np.ndarray) -> None:
     """Show every interval, and a tick at each threshold."""
     low, high = float(np.nanmin(part_N3)), float(np.nanmax(part_N3))
-    margin = max(_MARGIN * (high - low), (_LEAST - (high - low)) / 2)
+    margin = margin_of(low, high, _MARGIN, _LEAST)
     axes.set_ylim(low - margin, high + margin)
     wide = values[0] > 0 and values[-1] > _DECADES * values[0]
     span = (values[-1] / values[0]) ** _MARGIN if wide else _MARGIN * (values[-1] - values[0])

@@ -9,6 +9,7 @@ import numpy as np
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.report.plots._lines import DASHED, draw_line, middle_of_steps, parts_of
 from mismatch_cli.report.plots._panels import LEGEND, Sheet
+from mismatch_cli.report.plots._scales import margin_of
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.mismatch import PlotData
@@ -49,7 +50,7 @@ def draw(figure: Sheet, data: PlotData) -> None:
         )
     shown = np.concatenate([parts_of(row[key] for row in rows) for key in _POLICIES])
     low, high = float(np.nanmin(shown)), float(np.nanmax(shown))
-    margin = max(0.08 * (high - low), (_LEAST - (high - low)) / 2)
+    margin = margin_of(low, high, 0.08, _LEAST)
     axes.set_ylim(low - margin, min(high + margin, 1.0) if high < 1 else 1 + margin / 8)
     axes.in_percent(lambda value: f"{value:.7g}")
     axes.whole_steps()

@@ -26,7 +26,7 @@ PAIR = ("dppo-binary-tv", "pg-tis")
 
 def screen_of(runs: list[TrainingRun], *pair: str) -> Screen:
     own, rival = pair
-    screen = page(TrainingAnalysis.of(runs, claimed=(own, rival))).screen
+    screen = page(replace(TrainingAnalysis.of(runs), claimed=(own, rival))).screen
     assert screen is not None
     return screen
 
@@ -131,7 +131,7 @@ def test_what_to_type_next_keeps_the_pair(tmp_path: Path) -> None:
     screen = page(TrainingAnalysis.of(runs)).screen
     assert screen is not None
     assert screen.next[1][0].endswith("-a dppo-binary-tv -a pg-tis")
-    assert page(TrainingAnalysis.of(runs, claimed=PAIR)).command.endswith(
+    assert page(replace(TrainingAnalysis.of(runs), claimed=PAIR)).command.endswith(
         "-a dppo-binary-tv -a pg-tis"
     )
 
@@ -140,7 +140,7 @@ def test_the_page_has_every_comparison_with_the_first_algorithm() -> None:
     runs = seeds("dppo-binary-tv", "pg-tis", "pg-is", count=2)
     for study, names in (
         (TrainingAnalysis.of(runs), {"dppo-binary-tv − pg-tis", "dppo-binary-tv − pg-is"}),
-        (TrainingAnalysis.of(runs, claimed=("pg-is", "pg-tis")), None),
+        (replace(TrainingAnalysis.of(runs), claimed=("pg-is", "pg-tis")), None),
     ):
         section = page(study).sections[0]
         assert section.title == "Which learns faster"
