@@ -28,7 +28,20 @@ from mismatch_cli.trace.files import write_atomically
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-_SCRIPT, _EXPLORER_SCRIPTS = "page.js", ("explorer_data.js", "explorer_plot.js", "explorer.js")
+_SCRIPT = "page.js"
+_EXPLORER_SCRIPTS = (
+    "explorer_data.js",
+    "explorer_tokens.js",
+    "explorer_masks.js",
+    "explorer_colours.js",
+    "explorer_strips.js",
+    "explorer_text.js",
+    "explorer_plot.js",
+    "explorer_card.js",
+    "explorer_picture.js",
+    "explorer_link.js",
+    "explorer.js",
+)
 _SIGNS = {"good": "✔ ", "mixed": "! ", "bad": "✘ ", "": ""}
 _FEWEST_CHOICES = 4  # folds on one subject that get a menu; fewer are easy to scan
 _CODE = re.compile(r"`([^`<>]+)`")

@@ -37,6 +37,7 @@ from mismatch_cli.studies.mismatch import PlotData
 from mismatch_cli.studies.runs import TrainingRun
 from mismatch_cli.trace.writer import rows_to_table
 from tests.report.browser import CHROMIUM, Browser
+from tests.report.explored import Explored, hostile_page
 from tests.report.training_runs import EIGHT, make_run
 from tests.studies.compared import analysis, float32_rows, perturbed, plot_data, result, traces  # noqa: F401
 
@@ -324,3 +325,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     browser = Browser(tmp_path_factory.mktemp("chromium"))
     yield browser
     browser.close()
+
+
+@pytest.fixture(scope="session")
+def explored(tmp_path_factory: pytest.TempPathFactory) -> Explored:
+    """The page of a short run with the token explorer alone."""
+    return hostile_page(tmp_path_factory.mktemp("run"))

@@ -1,127 +1,36 @@
-"""Every token of the first responses in a real browser: counted, followed, framed and filtered."""
+"""The token explorer in a real browser: counted, followed, framed, filtered and read."""
 
 from __future__ import annotations
 
-import base64
-import gzip
-import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from mismatch_cli.algorithms.parse import find
-from mismatch_cli.cli import run
 from mismatch_cli.report.explorer import explorer_view
 from mismatch_cli.report.html import render_html
-from mismatch_cli.report.view import ReportView, Section
+from mismatch_cli.report.view import ReportView
 from mismatch_cli.studies.clipping import analyse_clipping
-from mismatch_cli.studies.exploration import NOT_JUDGED, Exploration
-from mismatch_cli.trace.reader import Trace
-from tests.metrics.clipping.world import VOCABULARY, world
+from tests.metrics.clipping.world import world
 from tests.report.browser import Browser
+from tests.report.explored import (
+    ALGORITHMS,
+    GSPO,
+    READY,
+    Explored,
+    choose,
+    click,
+    counts,
+    every_part,
+    look,
+    number_shown,
+    shown_tokens,
+    text_of,
+)
 from tests.studies.written import write_trace
-
-ALGORITHMS = tuple(
-    map(find, ("grpo-clip-higher", "dppo-binary-tv", "dppo-topk-kl", "minirl", "gspo", "pg-is"))
-)
-GSPO = 4
-HOSTILE = (
-    b"<script>pwned = 1</script>",
-    b"</script><img src=x onerror='pwned = 2'>",
-    b"<!--",
-    b"]]>&lt;&amp;",
-    b"\x1b[2J\x1b]8;;http://localhost\x07",
-    "\u202eevil\u202c".encode(),
-    b"{{ 7 * 7 }}",
-    b"\xff\xfe",
-    b"\x00",
-    b"\n\n",
-    b"x" * 1_000_000,
-    b"javascript:pwned=3",
-)
-TEXTS = HOSTILE + tuple(f" word{n}".encode() for n in range(VOCABULARY - len(HOSTILE)))
-SHOWN = """[...document.querySelectorAll("#explorer [data-t]")]
-  .filter(each => !each.classList.contains("dim")).map(each => Number(each.dataset.t))"""
-
-
-@dataclass(frozen=True)
-class Explored:
-    page: Path
-    trace: Trace
-    found: Exploration
-
-    def blocked(self, place: int) -> np.ndarray:
-        """The tokens that an algorithm blocks with its published thresholds."""
-        judged = self.found.judged[place]
-        return (judged.level_T != NOT_JUDGED) & (judged.level_T > judged.published)
-
-
-@pytest.fixture(scope="module")
-def explored(tmp_path_factory: pytest.TempPathFactory) -> Explored:
-    folder = tmp_path_factory.mktemp("run")
-    write_trace(folder / "trace", world(0, 40))
-    ids = pa.array(range(VOCABULARY), pa.int32())
-    pq.write_table(pa.table({"id": ids, "bytes": list(TEXTS)}), folder / "trace" / "vocab.parquet")
-    trace = Trace.open(folder)
-    found = analyse_clipping([trace], ALGORITHMS).exploration(40)
-    assert found is not None
-    view = ReportView(
-        "Tokens", (), (Section("More", text="Words.", stays=True),), "What is blocked."
-    )
-    (folder / "report.html").write_text(
-        render_html(replace(view, explorer=explorer_view(found))), encoding="utf-8"
-    )
-    return Explored(folder / "report.html", trace, found)
-
-
-def look(
-    browser: Browser,
-    explored: Explored,
-    width: int = 1280,
-    *,
-    dark: bool = False,
-    fragment: str = "",
-) -> None:
-    """Open the page, wait for its tokens, and fill in every response."""
-    browser.open(explored.page, width, 1000, dark=dark, fragment=fragment)
-    browser.run("""new Promise(done => {
-      const wait = () => document.querySelector("#explorer").dataset.ready ? done() : setTimeout(wait, 10); wait();
-    })""")
-    browser.run("document.querySelector('#explorer').scrollIntoView({ behavior: 'instant' })")
-
-
-def fill(browser: Browser) -> None:
-    """Scroll through the text, so that every response has been near."""
-    browser.run("""(async () => {
-      const texts = document.querySelector("[data-x=texts]"), settle = () => new Promise(done => setTimeout(done, 60));
-      for (let y = 0; y < texts.scrollHeight; y += 300) { texts.scrollTop = y; await settle(); }
-      texts.scrollTop = 0; await settle();
-    })()""")
-
-
-def choose(browser: Browser, name: str, value: str) -> None:
-    browser.run(f"""(() => {{
-      const select = document.querySelector("[data-x={name}]");
-      select.value = {value!r};
-      select.dispatchEvent(new Event("change"));
-    }})()""")
-
-
-def counts(browser: Browser, side: str) -> tuple[int, int]:
-    shares = browser.run(f"({{...document.querySelector('[data-x=share-{side}]').dataset}})")
-    return int(shares["blocked"]), int(shares["judged"])
-
-
-def number_shown(browser: Browser) -> int:
-    said = browser.run("document.querySelector('[data-x=said]').textContent")
-    return int(said.split(" of ")[0].replace(",", ""))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +69,7 @@ def test_every_algorithm_is_counted_to_the_token(browser: Browser, explored: Exp
     for place, algorithm in enumerate(ALGORITHMS):
         choose(browser, "a", str(place))
         blocked, judged = counts(browser, "a")
-        assert blocked == np.count_nonzero(explored.blocked(place))
+        assert blocked == np.count_nonzero(explored.payload.blocked(place))
         assert blocked / judged == pytest.approx(
             rows[algorithm.name]["blocked"]["all"]["value"], abs=1e-12
         )
@@ -168,9 +77,8 @@ def test_every_algorithm_is_counted_to_the_token(browser: Browser, explored: Exp
 
 def test_tokens_are_filtered_by_mask_and_by_advantage(browser: Browser, explored: Explored) -> None:
     look(browser, explored)
-    fill(browser)
-    a, b, advantage_T = explored.blocked(0), explored.blocked(GSPO), explored.found.advantage_T
-    assert advantage_T is not None
+    payload, advantage_T = explored.payload, explored.payload.advantage_T
+    a, b = payload.blocked(0), payload.blocked(GSPO)
     choose(browser, "b", str(GSPO))
     for value, expected in {
         "a": a,
@@ -181,32 +89,51 @@ def test_tokens_are_filtered_by_mask_and_by_advantage(browser: Browser, explored
     }.items():
         choose(browser, "show", value)
         assert number_shown(browser) == np.count_nonzero(expected) > 0
-        assert set(np.flatnonzero(expected).tolist()) >= set(browser.run(SHOWN))
+        assert shown_tokens(browser) == np.flatnonzero(expected).tolist()
     choose(browser, "show", "a")
     choose(browser, "sign", "<")
-    assert browser.run(SHOWN) == np.flatnonzero(a & (advantage_T < 0)).tolist()
-    judged = (explored.found.judged[0].level_T != NOT_JUDGED) & (advantage_T < 0)
+    assert shown_tokens(browser) == np.flatnonzero(a & (advantage_T < 0)).tolist()
+    judged = payload.judged(0) & (advantage_T < 0)
     assert counts(browser, "a") == (np.count_nonzero(a & judged), np.count_nonzero(judged))
+    choose(browser, "step", "2")  # of the whole trace before, now of the tokens here
+    judged &= payload.of_response("step") == 2
+    assert counts(browser, "a") == (np.count_nonzero(a & judged), np.count_nonzero(judged))
+    assert "tokens here" in text_of(browser, "share-a")
 
 
-@pytest.mark.parametrize(("width", "height"), [(420, 900), (1000, 500)])
-def test_the_card_of_a_token_below_the_window_is_in_it(
+CARD = "document.querySelector('.x-card').getBoundingClientRect().toJSON()"
+
+
+@pytest.mark.parametrize(("width", "height"), [(420, 900), (700, 900), (1000, 700), (1000, 500)])
+def test_the_card_of_any_dot_is_in_the_window(
     browser: Browser, explored: Explored, width: int, height: int
 ) -> None:
     look(browser, explored, width)
-    browser.call(
-        "Emulation.setDeviceMetricsOverride",
-        width=width, height=height, deviceScaleFactor=1, mobile=False,
-    )  # fmt: skip
-    browser.run("""(() => {
-      const plot = document.querySelector("[data-x=plot]");
-      plot.scrollIntoView({ behavior: "instant", block: "end" });
-      plot.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true }));
-    })()""")
-    top, bottom = browser.run(
-        "(box => [box.top, box.bottom])(document.querySelector('.x-card').getBoundingClientRect())"
-    )
-    assert 0 <= top < bottom <= height
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    browser.call("Emulation.setDeviceMetricsOverride", **size)
+    browser.run("""document.querySelector("[data-x=plot]")
+      .scrollIntoView({ behavior: "instant", block: "end" })""")
+    for _ in range(8):
+        browser.run("""document.querySelector("[data-x=plot]")
+          .dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true }))""")
+        card = browser.run(CARD)
+        assert 0 <= card["top"] < card["bottom"] <= height
+        assert 0 <= card["left"] < card["right"] <= width
+
+
+def test_on_a_wide_window_the_card_is_docked_beside_the_text(
+    browser: Browser, explored: Explored
+) -> None:
+    look(browser, explored, 1300)
+    assert "Point at a token" in text_of(browser, "card")
+    browser.run("document.querySelector('[data-x=texts]').focus()")
+    browser.press("ArrowRight")
+    card = browser.run(CARD)
+    texts = browser.run("document.querySelector('[data-x=texts]').getBoundingClientRect().toJSON()")
+    assert card["right"] <= texts["left"] and card["bottom"] <= texts["bottom"]
+    assert "± 0.0488 %" in text_of(browser, "card")  # what half precision costs
+    browser.press("Escape")
+    assert "Point at a token" in text_of(browser, "card")
 
 
 def test_a_slider_says_its_threshold(browser: Browser, explored: Explored) -> None:
@@ -221,29 +148,64 @@ def test_a_slider_says_its_threshold(browser: Browser, explored: Explored) -> No
 
 def test_responses_are_filtered_and_sorted(browser: Browser, explored: Explored) -> None:
     look(browser, explored)
-    responses = explored.found.responses
+    payload = explored.payload
+    rewarded_T = payload.of_response("reward") == 1
     choose(browser, "reward", "1")
-    assert number_shown(browser) == sum(each.tokens for each in responses if each.reward == 1)
+    assert number_shown(browser) == np.count_nonzero(rewarded_T)
     choose(browser, "step", "2")
-    assert number_shown(browser) == sum(
-        each.tokens for each in responses if each.reward == 1 and each.step == 2
+    assert number_shown(browser) == np.count_nonzero(
+        rewarded_T & (payload.of_response("step") == 2)
     )
     for name in ("reward", "step"):
         choose(browser, name, "")
-    ends = np.cumsum([each.tokens for each in responses])
-    with np.errstate(invalid="ignore"):
-        gaps = np.split(explored.found.logp_T - explored.found.logq_T, ends[:-1])
-    lengths, absolute = (
-        [each.tokens for each in responses],
-        [float(np.nansum(np.abs(gap))) for gap in gaps],
-    )
-    for name, values in (("length", lengths), ("absolute", absolute)):
+    responses = payload.head["responses"]
+    sums = {
+        "length": np.array(responses["length"]),
+        "absolute": payload.columns["response_absolute"],
+        "signed": -payload.columns["response_signed"],
+    }
+    for name, values in sums.items():
         choose(browser, "sort", name)
         first = browser.run("document.querySelector('[data-x=texts] h3').textContent")
-        best = responses[int(np.argmax(values))]
-        assert first.startswith(
-            f"step {best.step} · prompt {best.prompt_id} · sample {best.sample_index}"
-        ), name
+        best = int(np.argmax(values))
+        step, prompt, sample = (responses[key][best] for key in ("step", "prompt", "sample"))
+        assert first.startswith(f"step {step} · prompt {prompt} · sample {sample}"), name
+
+
+def test_a_list_has_its_tokens_and_orders_responses_by_its_first(
+    browser: Browser, explored: Explored
+) -> None:
+    look(browser, explored)
+    payload = explored.payload
+    assert len(payload.head["lists"]) == 4
+    for entry in payload.head["lists"]:
+        choose(browser, "list", entry["name"])
+        list_U = payload.columns[f"list_{entry['name']}"]
+        assert set(shown_tokens(browser)) == set(list_U.tolist())
+        assert entry["note"] in text_of(browser, "said")
+        choose(browser, "list", entry["name"])  # back to its first part
+        first = payload.owner_T[list_U[0]]
+        heading = browser.run("document.querySelector('[data-x=texts] h3').textContent")
+        assert f"prompt {payload.head['responses']['prompt'][first]}" in heading
+
+
+def test_the_strip_of_the_run_leads_to_a_response(browser: Browser, explored: Explored) -> None:
+    look(browser, explored)
+    total = len(explored.payload.head["responses"]["length"])
+    strip = browser.run("document.querySelector('[data-x=run]').getBoundingClientRect().toJSON()")
+    x, y = strip["x"] + strip["width"] * 10.5 / total, strip["y"] + strip["height"] / 2
+    browser.mouse("mousePressed", x, y)
+    browser.mouse("mouseReleased", x, y)
+    here = int(browser.run("document.querySelector('.here').dataset.t"))
+    payload = explored.payload
+    assert payload.owner_T[here] == 10
+    own = payload.owner_T == 10
+    assert abs(payload.columns["d"][here]) == np.nanmax(np.abs(payload.columns["d"][own]))
+    browser.run("document.querySelector('[data-x=run]').focus()")
+    browser.press("ArrowRight")
+    assert payload.owner_T[int(browser.run("document.querySelector('.here').dataset.t"))] == 11
+    words = browser.run("document.querySelector('[data-x=run]').getAttribute('aria-valuetext')")
+    assert f"prompt {payload.head['responses']['prompt'][11]}" in words
 
 
 PIXELS = """(canvas => {
@@ -253,21 +215,30 @@ PIXELS = """(canvas => {
 BOX = "document.querySelector('[data-x=plot]').getBoundingClientRect().toJSON()"
 
 
+def key(explored: Explored, token: int) -> str:
+    """A token as a link names it."""
+    payload, owner = explored.payload, int(explored.payload.owner_T[token])
+    responses = payload.head["responses"]
+    position = token - int(np.flatnonzero(payload.owner_T == owner)[0])
+    where = [responses[name][owner] for name in ("step", "prompt", "sample")]
+    return ".".join(map(str, [*where, position, responses["trace"][owner]]))
+
+
 def test_a_dot_leads_to_its_token(browser: Browser, explored: Explored) -> None:
     """A token in the address has a ring in the plot; a click there on a fresh page finds the
     same token.
     """
-    lonely = lonely_token(explored.found)
+    payload = explored.payload
+    lonely = lonely_token(payload.columns["logq"], payload.columns["d"])
     look(browser, explored)
     before = pixels(browser)
-    look(browser, explored, fragment=f"token-{lonely}")
+    look(browser, explored, fragment=f"view?token={key(explored, lonely)}")
     rows, columns = np.nonzero((pixels(browser) != before).any(axis=2))
     look(browser, explored)
     box = browser.run(BOX)
     x, y = box["x"] + (columns.min() + columns.max()) / 2, box["y"] + (rows.min() + rows.max()) / 2
     browser.mouse("mousePressed", x, y)
     browser.mouse("mouseReleased", x, y)
-    assert browser.run("location.hash") == f"#token-{lonely}"
     assert browser.run("Number(document.querySelector('.here').dataset.t)") == lonely
     token, texts = (
         browser.run(f"document.querySelector('{name}').getBoundingClientRect().toJSON()")
@@ -276,13 +247,10 @@ def test_a_dot_leads_to_its_token(browser: Browser, explored: Explored) -> None:
     assert texts["top"] <= token["top"] < token["bottom"] <= texts["bottom"]
     card = browser.run("document.querySelector('[data-x=card]').innerText")
     assert browser.run("!document.querySelector('[data-x=card]').hidden") and "advantage" in card
-    owner = np.repeat(
-        np.arange(len(explored.found.responses)), [each.tokens for each in explored.found.responses]
-    )
-    position = lonely - int(np.flatnonzero(owner == owner[lonely])[0])
-    assert re.search(
-        rf"position\s+{position} of {explored.found.responses[owner[lonely]].length}", card
-    )
+    owner = payload.owner_T[lonely]
+    position = lonely - int(np.flatnonzero(payload.owner_T == owner)[0])
+    length = payload.head["responses"]["length"][owner]
+    assert re.search(rf"position\s+{position} of {length}", card)
 
 
 def pixels(browser: Browser) -> np.ndarray:
@@ -290,14 +258,12 @@ def pixels(browser: Browser) -> np.ndarray:
     return np.array(flat, dtype=np.uint8).reshape(-1, width, 4)
 
 
-def lonely_token(found: Exploration) -> int:
+def lonely_token(logq_T: np.ndarray, d_T: np.ndarray) -> int:
     """The token farthest from all others in the plot, among those within its axes."""
-    with np.errstate(invalid="ignore"):
-        d_T = found.logp_T - found.logq_T
     inside = np.flatnonzero(np.isfinite(d_T) & (np.abs(d_T) < np.nanquantile(np.abs(d_T), 0.98)))
     places = np.stack(
-        [found.logq_T[inside] / 14, d_T[inside] / (2 * np.abs(d_T[inside]).max())], axis=1
-    )
+        [logq_T[inside] / 14, d_T[inside] / (2 * np.abs(d_T[inside]).max())], axis=1
+    ).astype(np.float64)
     away = np.linalg.norm(places[:, None] - places[None], axis=2) + np.eye(len(places)) * 9
     return int(inside[away.min(axis=1).argmax()])
 
@@ -305,17 +271,16 @@ def lonely_token(found: Exploration) -> int:
 def test_a_frame_around_dots_shows_only_their_tokens(browser: Browser, explored: Explored) -> None:
     """The left half of the plot has exactly the improbable tokens."""
     look(browser, explored)
-    fill(browser)
     box = browser.run(BOX)
     x, y, width, height = (box[key] for key in ("x", "y", "width", "height"))
     drag(browser, (x + 1, y + 1), (x + 0.55 * width, y + height - 1))
-    shown = browser.run(SHOWN)
-    logq_T = explored.found.logq_T
-    measured = np.isfinite(logq_T) & ~np.isnan(explored.found.logp_T)
+    shown = shown_tokens(browser)
+    logq_T = explored.payload.columns["logq"]
+    measured = np.isfinite(logq_T) & ~np.isnan(explored.payload.columns["d"])
     assert 10 < len(shown) == number_shown(browser) < 0.9 * np.count_nonzero(measured)
     assert set(shown) == set(np.flatnonzero(measured & (logq_T <= logq_T[shown].max())).tolist())
-    browser.run("document.querySelector('[data-x=clear]').click()")
-    assert number_shown(browser) == len(explored.found.text_T)
+    click(browser, "clear")
+    assert number_shown(browser) == explored.payload.total
 
 
 def drag(browser: Browser, start: tuple[float, float], end: tuple[float, float]) -> None:
@@ -337,103 +302,52 @@ def test_keys_step_from_token_to_token(browser: Browser, explored: Explored) -> 
     following = int(browser.run("document.querySelector('.here').dataset.t"))
     assert (
         following
-        == np.flatnonzero(explored.blocked(0) & (np.arange(len(explored.found.text_T)) > 1))[0]
+        == np.flatnonzero(explored.payload.blocked(0) & (np.arange(explored.payload.total) > 1))[0]
     )
 
 
 def test_a_card_shows_what_both_sides_preferred(browser: Browser, explored: Explored) -> None:
-    ranks = explored.found.ranks
-    assert ranks is not None
-    token = next(
-        t
-        for t, texts in zip(ranks.token_U.tolist(), ranks.text_UK, strict=True)
-        if " word20" in texts
-    )
-    look(browser, explored, fragment=f"token-{token}")
-    rows = browser.run(
+    payload = explored.payload
+    texts = np.array(payload.head["texts"])
+    ranks_UK = payload.columns["rank_text"].reshape(-1, payload.head["ranks"])
+    row = int(np.flatnonzero((texts[ranks_UK] == " word20").any(axis=1))[0])
+    token = int(payload.columns["rank_token"][row])
+    look(browser, explored, fragment=f"view?token={key(explored, token)}")
+    cells = browser.run(
         "[...document.querySelectorAll('.x-card tbody tr')].map(r => [...r.cells].map(c => "
         "c.textContent))"
     )
-    assert len(rows) == 5 and " word20" in [row[0] for row in rows]
+    assert [line[0] for line in cells] == texts[ranks_UK[row]].tolist()
+    logq_K = payload.columns["rank_logq"].reshape(ranks_UK.shape)[row].astype(np.float64)
+    assert [float(line[1].replace("−", "-")) for line in cells] == pytest.approx(
+        np.exp(logq_K), rel=0.02
+    )
     assert browser.run("document.querySelector('.x-card h4').textContent").strip("“”")
 
 
-def test_the_page_holds_what_was_recorded(explored: Explored) -> None:
-    """To the bit, so that every digit of a card is right; including an infinite reward."""
-    odd = replace(explored.found.responses[0], reward=float("-inf"))
-    found = replace(explored.found, responses=(odd, *explored.found.responses[1:]))
-    head, column = unpacked(explorer_view(found).data)
-    assert head["responses"][0][3] == "-Infinity"
-    np.testing.assert_array_equal(column("logq"), found.logq_T)
-    np.testing.assert_array_equal(column("d"), found.logp_T - found.logq_T)
-    np.testing.assert_array_equal(column("advantage"), found.advantage_T)
-    assert found.ranks is not None
-    np.testing.assert_array_equal(
-        column("rank_logq").reshape(-1, head["ranks"]), found.ranks.logq_UK
-    )
-
-
-def test_identifiers_beyond_javascripts_integers_stay_exact(explored: Explored) -> None:
-    large = 1705501428369022389
-    odd = replace(explored.found.responses[0], step=large, prompt_id=-large, sample_index=2**53 + 1)
-    found = replace(explored.found, responses=(odd, *explored.found.responses[1:]))
-    head, _ = unpacked(explorer_view(found).data)
-    assert head["responses"][0][:3] == [str(large), str(-large), str(2**53 + 1)]
-    assert head["responses"][1][:3] == [
-        getattr(found.responses[1], name) for name in ("step", "prompt_id", "sample_index")
-    ]
-
-
-def test_the_sentence_names_the_limit_that_was_met(explored: Explored) -> None:
-    """More responses help only if the tokens fit."""
-    found = replace(explored.found, left_out=32)
-    assert "(32 more: `--page-responses`)" in explorer_view(found).text
-    assert (
-        "(32 more do not fit: a page has at most 12,000 tokens)"
-        in explorer_view(replace(found, full=True)).text
-    )
-
-
-def unpacked(data: str) -> tuple[dict[str, Any], Callable[[str], np.ndarray]]:
-    content = gzip.decompress(base64.b64decode(data))
-    first = 4 + int.from_bytes(content[:4], "little")
-    head = json.loads(content[4:first])
-
-    def column(name: str) -> np.ndarray:
-        kind, start, count = head["columns"][name]
-        return np.frombuffer(content, f"<{kind}", count, first + start)
-
-    return head, column
-
-
-def test_pooled_traces_are_distinguished(
-    browser: Browser, explored: Explored, tmp_path: Path
-) -> None:
-    both = tuple(
-        replace(each, trace=number % 2) for number, each in enumerate(explored.found.responses)
-    )
-    first = replace(both[0], reward=float("inf"))
-    found = replace(explored.found, responses=(first, *both[1:]), traces=("runs/<b>a", "runs/b"))
-    view = ReportView("Tokens", (), (), explorer=explorer_view(found))
+def test_pooled_traces_are_distinguished(browser: Browser, tmp_path: Path) -> None:
+    traces = [write_trace(tmp_path / f"<b>{n}", world(n, 6), seed=n) for n in (0, 1)]
+    exploration = analyse_clipping(traces, ALGORITHMS[:2]).exploration()
+    assert exploration is not None
+    view = ReportView("Tokens", (), (), explorer=explorer_view(exploration))
     (tmp_path / "report.html").write_text(render_html(view), encoding="utf-8")
-    look(browser, replace(explored, page=tmp_path / "report.html"))
+    browser.open(tmp_path / "report.html", 1280, 1000)
+    browser.run(READY)
     heads = "[...document.querySelectorAll('#explorer article h3')].map(each => each.textContent)"
-    shown = browser.run(heads)
-    assert [head.split(" · ")[0] for head in shown] == ["runs/<b>a", "runs/b"] * (len(both) // 2)
-    assert "reward ∞" in shown[0]
+    names = {head.split(" · ")[0] for part in every_part(browser, heads) for head in part}
+    assert {name.rpartition("/")[2] for name in names} == {"<b>0", "<b>1"}
     choose(browser, "trace", "1")
-    assert {head.split(" · ")[0] for head in browser.run(heads)} == {"runs/b"}
+    assert {head.split(" · ")[0].rpartition("/")[2] for head in browser.run(heads)} == {"<b>1"}
 
 
 def test_hostile_texts_are_texts(browser: Browser, explored: Explored) -> None:
     look(browser, explored)
-    fill(browser)
+    texts = "".join(every_part(browser, "document.querySelector('[data-x=texts]').textContent"))
     assert browser.run("typeof pwned") == "undefined"
     assert (
         browser.run("document.querySelectorAll('#explorer :is(img, script, a, iframe)').length")
         == 0
     )
-    texts = browser.run("document.querySelector('[data-x=texts]').textContent")
     for spelled in (
         "<script>pwned = 1</script>",
         "<img src=x",
@@ -455,7 +369,7 @@ def test_no_network_request_and_no_policy_violation(browser: Browser, explored: 
     browser.call("Runtime.enable")
     browser.messages.clear()
     look(browser, explored)
-    fill(browser)
+    shown_tokens(browser)
     choose(browser, "show", "a")
     asked = [
         m["params"]["request"]["url"]
@@ -490,7 +404,7 @@ WIDER = """[...document.querySelectorAll("#explorer *")].filter(e => e.checkVisi
 def test_it_fits_a_phone_and_a_desktop(
     browser: Browser, explored: Explored, width: int, dark: bool
 ) -> None:
-    look(browser, explored, width, dark=dark, fragment="token-3")
+    look(browser, explored, width, dark=dark, fragment=f"view?token={key(explored, 3)}")
     assert browser.run(WIDER) == []
     assert browser.run("document.documentElement.scrollWidth") == width
     card: dict[str, Any] = browser.run(
@@ -499,10 +413,6 @@ def test_it_fits_a_phone_and_a_desktop(
     assert card["left"] >= 0 and card["right"] <= width and card["top"] >= 0 and card["height"] > 50
 
 
-# Tokens are drawn when they come into view, which the browser says in its own time.
-DRAWN = """new Promise(done => {
-  const wait = () => document.querySelector("[data-t]") ? done() : setTimeout(wait, 10); wait();
-})"""
 LEAST_CONTRAST = """(() => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
   const light = (...layers) => {
@@ -527,26 +437,4 @@ def test_letters_stay_legible_on_their_colours(
     look(browser, explored, dark=dark)
     for mode in ("blocked", "d", "dp", "entropy", "advantage"):
         choose(browser, "colour", mode)
-        browser.run(DRAWN)
         assert browser.run(LEAST_CONTRAST) >= 4.5, mode
-
-
-def test_a_command_puts_the_requested_number_of_responses_on_its_page(tmp_path: Path) -> None:
-    for asked, said in (("0", None), ("3", "of the first 3 responses, of step 0 (189 more")):
-        assert (
-            run(
-                [
-                    "report",
-                    "fp8-kv",
-                    "--no-plots",
-                    "--quiet",
-                    "--page-responses",
-                    asked,
-                    "-o",
-                    str(tmp_path / asked),
-                ]
-            )
-            == 0
-        )
-        page = (tmp_path / asked / "report.html").read_text(encoding="utf-8")
-        assert ("explorer" in page) is (said is not None) and (said or "") in page

@@ -13,14 +13,19 @@ const AXES = {
     title: "π − μ", bend: value => Math.asinh(value / 0.02),
     ticks: [-0.8, -0.4, -0.2, -0.1, -0.05, -0.02, 0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8],
   },
+  change: {
+    title: "change of log π − log μ, B − A", bend: value => Math.asinh(value / 0.1),
+    ticks: [-5, -2, -1, -0.5, -0.2, -0.1, 0, 0.1, 0.2, 0.5, 1, 2, 5],
+  },
 };
+const axesOf = tokens => Object.entries(AXES).filter(([name]) => tokens[name]);
 
-// `tokens` has the columns, including one named after each axis, and says which tokens are `drawn`, `shown` and `here`,
-// and their `colour`; `onToken` gets the clicked token, `onFrame` is called when the frame has changed.
-function explorerPlot(canvas, axis, tokens, { onToken, onFrame }) {
+// `paint` has the page's view of a token: whether it is `drawn` and `shown`, its `mode` of colour, the token `here` and the
+// theme's `colours`; `onToken` gets the clicked token, `onFrame` is called when the frame has changed.
+function explorerPlot(canvas, axis, tokens, paint, { onToken, onFrame }) {
   const logit = value => Math.log(value / (1 - value)), { total, logq } = tokens;
   const x = logq.map(value => value - Math.log(-Math.expm1(value)));
-  const bent = Object.fromEntries(Object.entries(AXES).map(([name, { bend }]) => [name, tokens[name].map(bend)]));
+  const bent = Object.fromEntries(axesOf(tokens).map(([name, { bend }]) => [name, tokens[name].map(bend)]));
   let frame = null, view = null;
 
   function limits() {
@@ -41,42 +46,60 @@ function explorerPlot(canvas, axis, tokens, { onToken, onFrame }) {
   const holds = t => frame === null || (within(x[t], frame.x, view.x) && within(bent[axis.value][t], frame.y, view.y));
 
   function draw() {
-    const scale = devicePixelRatio || 1, { clientWidth: width, clientHeight: height } = canvas;
-    if (!width) return;
-    [canvas.width, canvas.height] = [width * scale, height * scale];
+    if (!canvas.clientWidth) return;
+    const { pen, width, height } = sized(canvas);
     view = { ...limits(), width: width - MARGIN.left - MARGIN.right, height: height - MARGIN.top - MARGIN.bottom };
-    const pen = canvas.getContext("2d"), y = bent[axis.value], colours = tokens.colours;
-    pen.scale(scale, scale);
     axes(pen, width, height);
-    const dots = [[], []]; // shown tokens are drawn on top
-    for (let t = 0; t < total; t++) if (measured(t) && tokens.drawn(t)) dots[tokens.shown(t) ? 1 : 0].push(t);
-    for (const [kind, some] of dots.entries()) {
-      for (const t of some) {
-        const painted = kind && tokens.colour(t), size = painted ? 3 : 2;
-        pen.fillStyle = kind ? painted || `rgb(${colours.muted} / .45)` : `rgb(${colours.muted} / .13)`;
-        pen.fillRect(across(x[t]) - size / 2, down(y[t]) - size / 2, size, size);
-      }
+    dots(pen);
+    marks(pen);
+  }
+
+  // Dots are written into pixels, because a run has 200,000: first those that filters hide, then the shown ones, then
+  // those with a colour on top.
+  function dots(pen) {
+    const scale = devicePixelRatio || 1, image = new ImageData(canvas.width, canvas.height), y = bent[axis.value];
+    const pixels = new Uint32Array(image.data.buffer), { colours, mode } = paint;
+    const put = (t, [red, green, blue], alpha, size) => {
+      const colour = ((alpha * 255) << 24 | blue << 16 | green << 8 | red) >>> 0, wide = Math.round(size * scale);
+      const left = Math.round((across(x[t]) - size / 2) * scale), top = Math.round((down(y[t]) - size / 2) * scale);
+      for (let row = top; row < top + wide; row++) pixels.fill(colour, row * canvas.width + left, row * canvas.width + left + wide);
+    };
+    const later = [];
+    for (let t = 0; t < total; t++) {
+      if (!measured(t) || !paint.drawn(t)) continue;
+      if (paint.shown(t)) later.push(t);
+      else put(t, colours.muted, 0.13, 2);
     }
-    pen.strokeStyle = `rgb(${colours.ink})`;
-    const here = tokens.here();
+    const coloured = later.filter(t => {
+      const faint = mode.strength(t) < FAINTEST;
+      if (faint) put(t, colours.muted, 0.45, 2);
+      return !faint;
+    });
+    for (const t of coloured) put(t, colours[mode.hue(t)], opacity(mode.strength(t), 0.75), 3);
+    const layer = new OffscreenCanvas(canvas.width, canvas.height);
+    layer.getContext("2d").putImageData(image, 0, 0);
+    pen.drawImage(layer, 0, 0, canvas.width / scale, canvas.height / scale);
+  }
+  function marks(pen) {
+    pen.strokeStyle = css(paint.colours.ink);
+    const here = paint.here();
     if (here !== null && measured(here)) {
       pen.lineWidth = 2;
       pen.beginPath();
-      pen.arc(across(x[here]), down(y[here]), 6, 0, 7);
+      pen.arc(across(x[here]), down(bent[axis.value][here]), 6, 0, 7);
       pen.stroke();
     }
-    if (frame) {
-      const [left, right, bottom, top] = [...frame.x.map(across), ...frame.y.map(down)];
-      pen.lineWidth = 1;
-      pen.strokeRect(left, top, right - left, bottom - top);
-    }
+    if (!frame) return;
+    const [left, right, bottom, top] = [...frame.x.map(across), ...frame.y.map(down)];
+    pen.lineWidth = 1;
+    pen.strokeRect(left, top, right - left, bottom - top);
   }
 
   function axes(pen, width, height) {
     pen.font = "11px system-ui, sans-serif";
     pen.lineWidth = 1;
-    pen.fillStyle = `rgb(${tokens.colours.muted})`;
-    pen.strokeStyle = `rgb(${tokens.colours.line})`;
+    pen.fillStyle = css(paint.colours.muted);
+    pen.strokeStyle = css(paint.colours.line);
     pen.textAlign = "center";
     let last = -Infinity;
     for (const value of MU_TICKS.filter(tick => logit(tick) > view.x[0])) {
@@ -106,7 +129,7 @@ function explorerPlot(canvas, axis, tokens, { onToken, onFrame }) {
   function nearest([left, top]) {
     let best = null, least = WIDEST_TAP ** 2;
     for (let t = 0; t < total; t++) {
-      if (!measured(t) || !tokens.shown(t)) continue;
+      if (!measured(t) || !paint.shown(t)) continue;
       const away = (across(x[t]) - left) ** 2 + (down(bent[axis.value][t]) - top) ** 2;
       if (away < least) [best, least] = [t, away];
     }
@@ -136,5 +159,15 @@ function explorerPlot(canvas, axis, tokens, { onToken, onFrame }) {
   });
   addEventListener("pointercancel", () => { pressed = null; });
   new ResizeObserver(draw).observe(canvas);
-  return { draw, holds, framed: () => frame !== null, clear() { frame = null; } };
+  return {
+    draw, holds,
+    framed: () => frame !== null,
+    clear() { frame = null; },
+    // The frame as text for a link: its edges on the bent axes
+    written: () => (frame ? [...frame.x, ...frame.y].map(value => value.toPrecision(4)).join(",") : ""),
+    read(words) {
+      const edges = words.split(",").map(Number);
+      if (edges.length === 4 && edges.every(Number.isFinite)) frame = { x: edges.slice(0, 2), y: edges.slice(2) };
+    },
+  };
 }

@@ -1,0 +1,185 @@
+"""A page with the token explorer, what it holds, and hands on it."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mismatch_cli.algorithms.algorithm import Algorithm
+from mismatch_cli.algorithms.parse import find
+from mismatch_cli.report.explorer import explorer_view
+from mismatch_cli.report.html import render_html
+from mismatch_cli.report.view import ReportView, Section
+from mismatch_cli.studies.clipping import analyse_clipping
+from mismatch_cli.studies.exploration import NOT_JUDGED, Exploration
+from mismatch_cli.trace.reader import Trace
+from tests.metrics.clipping.world import VOCABULARY, world
+from tests.report.browser import Browser
+from tests.studies.written import write_trace
+
+ALGORITHMS = tuple(
+    map(find, ("grpo-clip-higher", "dppo-binary-tv", "dppo-topk-kl", "minirl", "gspo", "pg-is"))
+)
+GSPO = 4
+HOSTILE = (
+    b"<script>pwned = 1</script>",
+    b"</script><img src=x onerror='pwned = 2'>",
+    b"<!--",
+    b"]]>&lt;&amp;",
+    b"\x1b[2J\x1b]8;;http://localhost\x07",
+    "\u202eevil\u202c".encode(),
+    b"{{ 7 * 7 }}",
+    b"\xff\xfe",
+    b"\x00",
+    b"\n\n",
+    b"x" * 1_000_000,
+    b"javascript:pwned=3",
+)
+TEXTS = HOSTILE + tuple(f" word{n}".encode() for n in range(VOCABULARY - len(HOSTILE)))
+READY = """new Promise(done => {
+  const wait = () => document.querySelector("#explorer").dataset.ready ? done() : setTimeout(wait, 10);
+  wait();
+})"""
+SHOWN = """[...document.querySelectorAll("#explorer [data-t]")]
+  .filter(each => !each.classList.contains("dim")).map(each => Number(each.dataset.t))"""
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What the page holds, decoded without the package."""
+
+    head: dict[str, Any]
+    columns: dict[str, np.ndarray]
+
+    @classmethod
+    def of(cls, data: str) -> Payload:
+        content = gzip.decompress(base64.b64decode(data))
+        first = 4 + int.from_bytes(content[:4], "little")
+        head = json.loads(content[4:first])
+        columns = {
+            name: np.frombuffer(content, f"<{kind}", count, first + start)
+            for name, (kind, start, count) in head["columns"].items()
+        }
+        return cls(head, columns)
+
+    @property
+    def total(self) -> int:
+        return len(self.columns["text"])
+
+    @property
+    def owner_T(self) -> np.ndarray:
+        """The response of each token."""
+        return np.repeat(self.columns["passage_response"], self.columns["passage_tokens"])
+
+    @property
+    def advantage_T(self) -> np.ndarray:
+        if "advantage" in self.columns:
+            return self.columns["advantage"]
+        return self.columns["response_advantage"][self.owner_T]
+
+    def of_response(self, name: str) -> np.ndarray:
+        """A value of each token's response."""
+        return np.array(self.head["responses"][name])[self.owner_T]
+
+    def judged(self, place: int) -> np.ndarray:
+        return self.columns[f"level{place}"] != NOT_JUDGED
+
+    def blocked(self, place: int) -> np.ndarray:
+        """The tokens that an algorithm blocks with its published thresholds."""
+        level_T = self.columns[f"level{place}"]
+        return self.judged(place) & (level_T > self.head["algorithms"][place]["published"])
+
+
+@dataclass(frozen=True)
+class Explored:
+    page: Path
+    trace: Trace
+    payload: Payload
+
+
+def hostile_page(folder: Path) -> Explored:
+    """Forty short responses whose token texts are hostile."""
+    write_trace(folder / "trace", world(0, 40))
+    ids = pa.array(range(VOCABULARY), pa.int32())
+    pq.write_table(pa.table({"id": ids, "bytes": list(TEXTS)}), folder / "trace" / "vocab.parquet")
+    return page_of_trace(Trace.open(folder), ALGORITHMS, folder / "report.html")
+
+
+def page_of_trace(trace: Trace, algorithms: Sequence[Algorithm], page: Path) -> Explored:
+    """A page that has only the explorer of a trace."""
+    exploration = analyse_clipping([trace], algorithms).exploration()
+    assert exploration is not None
+    return page_of(exploration, trace, page)
+
+
+def page_of(exploration: Exploration, trace: Trace, page: Path) -> Explored:
+    explorer = explorer_view(exploration)
+    view = ReportView(
+        "Tokens", (), (Section("More", text="Words.", stays=True),), "What is blocked."
+    )
+    page.write_text(render_html(replace(view, explorer=explorer)), encoding="utf-8")
+    return Explored(page, trace, Payload.of(explorer.data))
+
+
+def look(
+    browser: Browser,
+    explored: Explored,
+    width: int = 1280,
+    *,
+    dark: bool = False,
+    fragment: str = "",
+) -> None:
+    """Open the page and wait for its tokens."""
+    browser.open(explored.page, width, 1000, dark=dark, fragment=fragment)
+    browser.run(READY)
+    browser.run("document.querySelector('#explorer').scrollIntoView({ behavior: 'instant' })")
+
+
+def text_of(browser: Browser, name: str) -> str:
+    """What a part of the explorer says, by its `data-x`."""
+    return str(browser.run(f"document.querySelector('[data-x={name}]').textContent"))
+
+
+def click(browser: Browser, name: str) -> None:
+    browser.run(f"document.querySelector('[data-x={name}]').click()")
+
+
+def every_part(browser: Browser, script: str) -> list[Any]:
+    """The values of an expression on each part of the text, from the first to the last."""
+    values = [browser.run(script)]
+    while not browser.run("document.querySelector('[data-x=later]').disabled"):
+        click(browser, "later")
+        values.append(browser.run(script))
+    return values
+
+
+def shown_tokens(browser: Browser) -> list[int]:
+    """The tokens that pass the filters, as the text has them."""
+    return [t for part in every_part(browser, SHOWN) for t in part]
+
+
+def choose(browser: Browser, name: str, value: str) -> None:
+    browser.run(f"""(() => {{
+      const select = document.querySelector("[data-x={name}]");
+      select.value = {value!r};
+      select.dispatchEvent(new Event("change"));
+    }})()""")
+
+
+def counts(browser: Browser, side: str) -> tuple[int, int]:
+    shares = browser.run(f"({{...document.querySelector('[data-x=share-{side}]').dataset}})")
+    return int(shares["blocked"]), int(shares["judged"])
+
+
+def number_shown(browser: Browser) -> int:
+    said = browser.run("document.querySelector('[data-x=said]').textContent")
+    return int(said.split(" of ")[0].replace(",", ""))
