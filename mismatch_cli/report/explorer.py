@@ -190,8 +190,12 @@ def _of_tokens(explored: Exploration, texts: _Texts) -> dict[str, np.ndarray]:
 
 
 def _half(values: np.ndarray) -> np.ndarray:
-    """Half precision; finite values stay finite."""
-    within = np.clip(values, -_LARGEST_HALF, _LARGEST_HALF)
+    """Half precision of ten bits: noise in the last one does not compress; finite values stay
+    finite.
+    """
+    bits = values.astype(np.float32).view(np.uint32) + np.uint32(2**13)
+    rounded = (bits & np.uint32(2**32 - 2**14)).view(np.float32)
+    within = np.clip(rounded, -_LARGEST_HALF, _LARGEST_HALF)
     return np.where(np.isfinite(values), within, values).astype(np.float16)
 
 
@@ -272,19 +276,22 @@ def _threshold(at: Mapping[str, float]) -> str:
 
 
 def _laid_out(head: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> bytes:
-    """Head and columns; the head has the type, offset and size of each column."""
-    parts: list[bytes] = []
+    """Head and columns; the head has the type, offset and size of each column.
+
+    Equal columns are written once, such as the levels of algorithms with the same mask.
+    """
+    starts: dict[bytes, int] = {}
     places: dict[str, Sequence[Any]] = {}
-    start = 0
+    end = 0
     for name, column in columns.items():
-        content = np.ascontiguousarray(column).astype(column.dtype.newbyteorder("<")).tobytes()
+        content = _padded(np.ascontiguousarray(column, column.dtype.newbyteorder("<")).tobytes())
+        start = starts.setdefault(content, end)
         places[name] = [_TYPES[column.dtype.name], start, column.size]
-        parts.append(_padded(content))
-        start += len(parts[-1])
+        end = max(end, start + len(content))
     text = _padded(
         json.dumps({**head, "columns": places}, ensure_ascii=True, allow_nan=False).encode(), b" "
     )
-    return b"".join((len(text).to_bytes(4, "little"), text, *parts))
+    return b"".join((len(text).to_bytes(4, "little"), text, *starts))
 
 
 def _padded(content: bytes, by: bytes = b"\0") -> bytes:

@@ -95,7 +95,7 @@ class PageTokens:
         passage_P = self.passage_P[places]
         row_C, response_P = np.unique(passage_P["response"] - group.first, return_inverse=True)
         is_chosen_S = np.isin(np.arange(group.responses), row_C)
-        rows = table.filter(packed_flags(is_chosen_S))
+        rows = table if is_chosen_S.all() else table.filter(packed_flags(is_chosen_S))
         batch = table_to_batch(rows)
         start_P = batch.offset_S1[response_P] + passage_P["start"]
         spans = list(zip(start_P.tolist(), (start_P + passage_P["tokens"]).tolist(), strict=True))
