@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 
 import numpy as np
 
@@ -12,10 +13,10 @@ from mismatch_cli.batches import Found
 from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.places import shown
-from mismatch_cli.studies.exploration.explored import Exploration, TokenList
+from mismatch_cli.studies.exploration.explored import Exploration, Judged, TokenList
 from mismatch_cli.studies.exploration.page_tokens import PageTokens
 from mismatch_cli.studies.exploration.passages import MOST_RESPONSES, passages, tokens_at
-from mismatch_cli.studies.exploration.slider_levels import Judging
+from mismatch_cli.studies.exploration.slider_levels import Judging, SliderKey
 from mismatch_cli.studies.exploration.survey import Survey
 from mismatch_cli.studies.study import name_of
 from mismatch_cli.trace.reader import Trace
@@ -79,15 +80,19 @@ def _explored(
         logp_T=tokens.column(survey.pair.current),
         entropy_T=tokens.column("entropy_trainer_T") if "entropy_trainer" in recorded else None,
         advantage_T=tokens.column("advantage_T") if "advantage" in recorded else None,
-        judged=tuple(
-            slider.result(level_T)
-            for slider, level_T in zip(survey.sliders, tokens.level_JT, strict=True)
-        ),
+        judged=tuple(_judged(survey, tokens)),
         lists=tuple(lists),
         ranks=tokens.ranks,
         profile_response_R=response_C[is_partial_C],
         profile_RB=tokens.profile_CB[is_partial_C],
     )
+
+
+def _judged(survey: Survey, tokens: PageTokens) -> Iterator[Judged]:
+    for algorithm, sign in product(survey.judging.algorithms, survey.judging.signs):
+        key = SliderKey(algorithm.masks, sign)
+        if key in survey.sliders:
+            yield survey.sliders[key].result(algorithm, sign, tokens.levels[key])
 
 
 def _entries(

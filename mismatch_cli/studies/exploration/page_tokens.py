@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.studies.exploration.explored import NOT_JUDGED, TokenList, TopRanks
 from mismatch_cli.studies.exploration.response_rows import add_gap, identified_rows, profiles
-from mismatch_cli.studies.exploration.slider_levels import levels
+from mismatch_cli.studies.exploration.slider_levels import SliderKey
 from mismatch_cli.studies.exploration.survey import ScoredGroup, Survey
 from mismatch_cli.trace.foreign import packed_flags
 from mismatch_cli.trace.reader import Trace, table_to_batch
@@ -43,7 +43,7 @@ class PageTokens:
         names = (self._pair.reference, self._pair.current, "entropy_trainer_T", "advantage_T")
         # NaN where not measured
         self._columns = {name: np.full(tokens, np.nan, dtype=np.float32) for name in names}
-        self.level_JT = np.full((len(self._sliders), tokens), NOT_JUDGED, dtype=np.uint8)
+        self.levels = {key: np.full(tokens, NOT_JUDGED, dtype=np.uint8) for key in self._sliders}
         self.text_T: list[str] = []  # raw
         self.prompt_C: list[str] = []  # raw
         self._rows: list[np.ndarray] = []
@@ -105,14 +105,23 @@ class PageTokens:
         for name, column_T in self._columns.items():
             if (recorded_T := getattr(batch, name)) is not None:
                 column_T[on_page] = recorded_T[token_T]
-        level_JT = levels(self._sliders, self._judging, batch, group.trace)
-        self.level_JT[:, on_page] = level_JT[:, token_T]
+        for key, level_T in self._levels_in(batch, group.trace).items():
+            self.levels[key][on_page] = level_T[token_T]
         for first, end in spans:
             self.text_T += vocabulary.texts(batch.response_ids_T[first:end])
         for prompt in rows.column(PROMPT_COLUMN).to_pylist():
             self.prompt_C.append(vocabulary.decode(prompt[-_PROMPT_TOKENS:]))
         self._describe(batch, group.trace)
         self._rank(batch, token_T, on_page, vocabulary)
+
+    def _levels_in(self, batch: TokenBatch, trace: int) -> Mapping[SliderKey, np.ndarray]:
+        levels = {
+            key: np.full(batch.num_tokens, NOT_JUDGED, dtype=np.uint8) for key in self._sliders
+        }
+        for cases in self._judging.slices(batch, trace):
+            for key, slider in self._sliders.items():
+                slider.fill(levels[key], cases)
+        return levels
 
     def _describe(self, batch: TokenBatch, trace: int) -> None:
         rows = identified_rows(batch, trace)

@@ -6,16 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
 from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
-from mismatch_cli.algorithms.parts import Rule
+from mismatch_cli.algorithms.parts import Mask, Rule
 from mismatch_cli.algorithms.sliders import Position, sliders
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.batches import Found
 from mismatch_cli.metrics.clipping.masked import Masked, Needs, apply_masks
-from mismatch_cli.studies.exploration.explored import NOT_JUDGED, Judged
+from mismatch_cli.studies.exploration.explored import Judged
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,13 @@ class Judging:
         """The sign that each slice of tokens is judged under; without advantages, both."""
         return ("",) if self.needs.advantages else (">", "<")
 
-    def sliders(self) -> list[Slider]:
-        """A slider of each algorithm and sign."""
-        return [
-            Slider(algorithm, place, sign)
-            for algorithm in self.algorithms
-            for place, sign in enumerate(self.signs)
-        ]
+    def sliders(self) -> dict[SliderKey, Slider]:
+        """A slider for each algorithm and sign; algorithms with equal masks share it."""
+        every = product(self.algorithms, enumerate(self.signs))
+        return {
+            SliderKey(algorithm.masks, sign): Slider(algorithm, place)
+            for algorithm, (place, sign) in every
+        }
 
     def slices(self, batch: TokenBatch, trace: int) -> Iterator[list[Masked]]:
         """Slices of complete responses, one `Masked` per sign; none if the batch lacks a column."""
@@ -49,13 +51,20 @@ class Judging:
             yield from apply_masks(batch, self.needs, (), self.first_pass, trace)
 
 
+class SliderKey(NamedTuple):
+    """Masks, and the sign that they judge under."""
+
+    masks: tuple[Mask, ...]
+    sign: str
+
+
 class Slider:
     """An algorithm at every position of its slider; only at its own if its blocked share does not
     fall.
     """
 
-    def __init__(self, algorithm: Algorithm, place: int, sign: str) -> None:
-        self.algorithm, self.sign = algorithm, sign
+    def __init__(self, algorithm: Algorithm, place: int) -> None:
+        self._algorithm = algorithm
         self._place = place  # of the sign among those of a slice
         self._positions: list[Position] = sliders(algorithm)
         self._judged = np.zeros(2, dtype=np.int64)  # A > 0, A < 0
@@ -65,7 +74,7 @@ class Slider:
     @property
     def _published(self) -> int:
         algorithms = [moved for moved, _ in self._positions]
-        return next(place for place, moved in enumerate(algorithms) if moved is self.algorithm)
+        return next(place for place, moved in enumerate(algorithms) if moved is self._algorithm)
 
     def count(self, cases: Sequence[Masked]) -> np.ndarray:
         """Add the tokens of a slice; returns which of them are blocked at the algorithm's own
@@ -93,11 +102,13 @@ class Slider:
         level_N = self._blocked_PN(masked).sum(axis=0)
         level_T[masked.gaps.index_N[masked.judged_N]] = level_N[masked.judged_N]
 
-    def result(self, level_T: np.ndarray) -> Judged:
-        """The counts over the traces, with the levels of the tokens on a page."""
+    def result(self, algorithm: Algorithm, sign: str, level_T: np.ndarray) -> Judged:
+        """The counts over the traces of an algorithm with these masks, with the levels of the
+        tokens on a page.
+        """
         return Judged(
-            self.algorithm.name,
-            self.sign,
+            algorithm.name,
+            sign,
             tuple(thresholds for _, thresholds in self._positions),
             self._published,
             self._judged,
@@ -110,14 +121,3 @@ class Slider:
         return np.stack(
             [~keep_T(moved, masked.policies, masked.advantage_N) for moved, _ in self._positions]
         )
-
-
-def levels(
-    sliders: Sequence[Slider], judging: Judging, batch: TokenBatch, trace: int
-) -> np.ndarray:
-    """The level of each token on each slider, [sliders, T]."""
-    level_JT = np.full((len(sliders), batch.num_tokens), NOT_JUDGED, dtype=np.uint8)
-    for cases in judging.slices(batch, trace):
-        for slider, level_T in zip(sliders, level_JT, strict=True):
-            slider.fill(level_T, cases)
-    return level_JT

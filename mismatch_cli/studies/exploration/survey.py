@@ -5,8 +5,9 @@ threshold.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from operator import xor
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import or_, xor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from mismatch_cli.studies.exploration.response_rows import (
     has_one_advantage,
     identified_rows,
 )
-from mismatch_cli.studies.exploration.slider_levels import Judging, Slider
+from mismatch_cli.studies.exploration.slider_levels import Judging, Slider, SliderKey
 from mismatch_cli.trace.reader import Trace
 
 _COLUMNS = (
@@ -58,9 +59,9 @@ class Survey:
         self._rows: list[np.ndarray] = []
 
     @property
-    def sliders(self) -> Sequence[Slider]:
+    def sliders(self) -> Mapping[SliderKey, Slider]:
         """Of the algorithms; none if they have judged no response."""
-        return self._sliders if self._has_judged else ()
+        return self._sliders if self._has_judged else {}
 
     @property
     def row_S(self) -> np.ndarray:
@@ -71,7 +72,10 @@ class Survey:
         """Add the scored row groups of a trace."""
         seen = Counter[Path]()
         for path, _, batch in trace.row_groups([*_COLUMNS, *self.judging.needs.recorded]):
-            if self.pair.measured_in(batch):
+            is_scored = self.pair.measured_in(batch)
+            for cases in self.judging.slices(batch, number):
+                self._judge(cases, draws=is_scored)
+            if is_scored:
                 place = (number, path, seen[path])
                 self.groups.append(ScoredGroup(*place, self.responses, batch.num_responses))
                 self._add(batch, number)
@@ -82,8 +86,6 @@ class Survey:
         for gaps in token_gaps(batch, self.pair):
             add_gap(rows, gaps)
             self.leaders.measure(gaps, self.responses)
-        for cases in self.judging.slices(batch, trace):
-            self._judge(cases)
         if self.responses < MOST_RESPONSES:
             self._rows.append(rows)
         self.judged_alike = self.judged_alike and _judged_alike(batch, self.pair)
@@ -91,22 +93,22 @@ class Survey:
         self.responses += batch.num_responses
         self.tokens += batch.num_tokens
 
-    def _judge(self, cases: list[Masked]) -> None:
-        """Count what each slider blocks, and offer it to the lists of the compared algorithms."""
+    def _judge(self, cases: Sequence[Masked], *, draws: bool) -> None:
+        """Count what each slider blocks; `draws` offers what the compared algorithms block to
+        their lists.
+        """
         self._has_judged = True
-        gaps, compared = cases[0].gaps, self.judging.compared[:2]
-        blocked_AN = {
-            algorithm.name: np.zeros(len(gaps.logq_N), dtype=bool) for algorithm in compared
-        }
-        for slider in self._sliders:
-            blocked_N = slider.count(cases)
-            if slider.algorithm.name in blocked_AN:
-                blocked_AN[slider.algorithm.name] |= blocked_N
-        each = list(blocked_AN.values())
-        if each:
-            self.leaders.draw("blocked", np.logical_or.reduce(each), gaps, self.responses)
-        if len(each) == 2:
-            self.leaders.draw("only", xor(*each), gaps, self.responses)
+        compared = {algorithm.masks for algorithm in self.judging.compared}
+        blocked_N = {masks: np.zeros(len(cases[0].advantage_N), dtype=bool) for masks in compared}
+        for key, slider in self._sliders.items():
+            own_N = slider.count(cases)
+            if key.masks in compared:
+                blocked_N[key.masks] |= own_N
+        if draws and compared:
+            blocks = list(blocked_N.values())
+            self.leaders.draw("blocked", reduce(or_, blocks), cases[0].gaps, self.responses)
+            if len(blocks) == 2:
+                self.leaders.draw("only", xor(*blocks), cases[0].gaps, self.responses)
 
 
 def _judged_alike(batch: TokenBatch, pair: Pair) -> bool:
