@@ -286,7 +286,7 @@ class Common:
             None if self.no_plots else self.files,
             partial(self.progress.working, "Drawing"),
         )
-        drawn = write_report(study, view, folder, files, self.page_responses, drawing)
+        drawn = write_report(study, view, folder, files, drawing)
         others = f", {SUMMARY_FILE} and {PLOTS_FOLDER}/" if drawn else f" and {SUMMARY_FILE}"
         self.progress.say(f"Wrote {folder / HTML_FILE}{others}")
 

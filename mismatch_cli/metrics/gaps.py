@@ -189,6 +189,12 @@ class TokenGaps:
         place_N = np.arange(self.response_offset_S1[-1]) if self.kept is None else self.kept
         return response_N, place_N - self.response_offset_S1[:-1][response_N]
 
+    def place_of(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The same of the counted tokens at `index`."""
+        response = np.searchsorted(self.offset_S1, index, side="right") - 1
+        in_slice = index if self.kept is None else self.kept[index]
+        return response, in_slice - self.response_offset_S1[response]
+
     @cached_property
     def d_N(self) -> np.ndarray:
         """d = log π − log μ, in nats; 0 out of support."""

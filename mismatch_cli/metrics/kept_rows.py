@@ -15,6 +15,7 @@ from mismatch_cli.metrics.estimate import finite_or_none
 from mismatch_cli.metrics.gaps import TokenGaps
 
 _ALMOST_1 = 1 - 2.0**-53  # 2^64 itself does not fit a uint64
+_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 _IDENTITY = [("step", np.int32), ("prompt_id", np.int64), ("sample_index", np.int32)]
 TOKEN_ROW = np.dtype(
     [
@@ -56,6 +57,13 @@ class SmallestRows(Accumulator):
             rows = rows_of(candidates[near])
             rows["key"] = key_C[near]
             self._add(rows)
+
+    def offer_largest(
+        self, values_N: np.ndarray, rows_of: Callable[[np.ndarray], np.ndarray]
+    ) -> None:
+        """Consider the values above 0: the largest stay."""
+        large = np.flatnonzero(values_N >= max(-self.limit, _SMALLEST))
+        self.offer(large, -values_N[large], rows_of)
 
     def offer_hashed(
         self,
@@ -103,11 +111,9 @@ def token_rows(gaps: TokenGaps, index: np.ndarray, *, with_topk: bool = True) ->
     Top-K TV is computed for the whole slice, so it is left out unless requested.
     """
     rows = np.zeros(len(index), dtype=TOKEN_ROW)
-    response = np.searchsorted(gaps.offset_S1, index, side="right") - 1
+    response, rows["position"] = gaps.place_of(index)
     _identify(rows, gaps, response)
-    in_slice = index if gaps.kept is None else gaps.kept[index]
-    rows["position"] = in_slice - gaps.response_offset_S1[response]
-    rows["token_id"] = gaps.token_ids_at(in_slice)
+    rows["token_id"] = gaps.token_ids_at(index if gaps.kept is None else gaps.kept[index])
     rows["logp_reference"], rows["logp_current"] = gaps.logq_N[index], gaps.logp_N[index]
     rows["tv_topk"] = np.nan
     if with_topk and (topk := gaps.topk) is not None:
@@ -149,17 +155,13 @@ class WorstTokens(Accumulator):
 
     def update(self, gaps: TokenGaps) -> None:
         for kept, values_N in ((self.abs_d, gaps.abs_d_N), (self.abs_dp, gaps.abs_dp_N)):
-            large = np.flatnonzero(values_N >= max(-kept.limit, _SMALLEST))
-            kept.offer(large, -values_N[large], partial(token_rows, gaps))
+            kept.offer_largest(values_N, partial(token_rows, gaps))
         d_sum_S = gaps.length_and_d_sum[1]
         real = np.flatnonzero(d_sum_S)
         self.responses.offer(real, -np.abs(d_sum_S[real]), partial(response_rows, gaps))
 
     def result(self) -> dict[str, list[dict[str, Any]]]:
         return {name: _records(kept) for name, kept in vars(self).items()}
-
-
-_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
 def _records(kept: SmallestRows) -> list[dict[str, Any]]:

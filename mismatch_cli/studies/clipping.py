@@ -26,7 +26,8 @@ from mismatch_cli.metrics.clipping.masked import Needs, gather
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.places import shown
 from mismatch_cli.policies import Policies
-from mismatch_cli.studies.exploration import Exploration, explore
+from mismatch_cli.studies.exploration.explore import explore
+from mismatch_cli.studies.exploration.explored import Exploration
 from mismatch_cli.studies.study import Study, about, check_poolable, subject_of
 from mismatch_cli.studies.support import PAPER, Support
 from mismatch_cli.studies.unusable import refuse_unusable
@@ -233,17 +234,15 @@ class ClippingAnalysis(Study):
         )
         return [row for row in found if row]
 
-    def exploration(self, responses: int) -> Exploration | None:
-        """The tokens of the first responses, and which of them every algorithm blocks."""
-        needs, total = self.support.needs, PAIRS["total"]
+    def exploration(self) -> Exploration | None:
+        """The tokens of a page, and which of all tokens every algorithm blocks."""
         return explore(
             self.traces,
-            total,
+            PAIRS["total"],
             self.algorithms,
-            needs,
+            self.support.needs,
             self.summary.question.found,
             self.compared,
-            responses,
         )
 
     @cached_property
@@ -305,8 +304,7 @@ def first_pass(
 
 def columns_for(needs: Needs) -> list[str]:
     """The columns to read, besides the required ones, to judge the tokens of a trace."""
-    columns = [*_COLUMNS, *(name.rsplit("_", 1)[0] for name in needs.columns)]
-    return columns + ["topk_ids"] * (needs.top_k > 0) + ["tv_full", "kl_full"] * needs.full
+    return [*_COLUMNS, *needs.recorded] + ["tv_full", "kl_full"] * needs.full
 
 
 @dataclass(frozen=True)

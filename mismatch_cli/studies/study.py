@@ -17,7 +17,7 @@ from mismatch_cli.trace.manifest import remedy
 from mismatch_cli.trace.recorder_notes import RECORD
 
 if TYPE_CHECKING:
-    from mismatch_cli.studies.exploration import Exploration
+    from mismatch_cli.studies.exploration.explored import Exploration
     from mismatch_cli.trace.reader import Trace
 
 FINISH_UNKNOWN = "unknown why responses ended"
@@ -44,10 +44,8 @@ class Study(ABC):
         """The JSON, made once."""
         return self.to_json()
 
-    def exploration(self, responses: int) -> Exploration | None:  # noqa: ARG002
-        """The tokens of at most so many responses, to inspect one by one; None if the study is
-        not about tokens.
-        """
+    def exploration(self) -> Exploration | None:
+        """The tokens to inspect one by one; None if the study is not about tokens."""
         return None
 
     @property

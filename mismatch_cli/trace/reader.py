@@ -8,7 +8,7 @@ pandas: half a second for every process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -210,8 +210,15 @@ class Trace:
         has.
         """
         return self._of_whole(
-            lambda paths: _one_ahead(read for _, read in self._row_groups(columns, paths)), shards
+            lambda paths: _one_ahead(read for *_, read in self._row_groups(columns, paths)), shards
         )
+
+    def chosen_tables(
+        self, groups: Mapping[Path, Container[int]], columns: Sequence[str]
+    ) -> Iterator[pa.Table]:
+        """The tables of some row groups, by their numbers in each shard, in shard order."""
+        reads = self._row_groups([*REQUIRED, *columns], list(groups))
+        return _one_ahead(read for path, number, read in reads if number in groups[path])
 
     def batches(
         self, columns: Sequence[str] | None = None, shards: Sequence[Path] | None = None
@@ -227,7 +234,7 @@ class Trace:
 
         def flattened(paths: Sequence[Path]) -> Iterator[RowGroup]:
             return _one_ahead(
-                partial(_laid_flat, path, read) for path, read in self._row_groups(names, paths)
+                partial(_laid_flat, path, read) for path, _, read in self._row_groups(names, paths)
             )
 
         return self._of_whole(flattened, shards)
@@ -250,14 +257,14 @@ class Trace:
 
     def _row_groups(
         self, columns: Sequence[str] | None, shards: Sequence[Path]
-    ) -> Iterator[tuple[Path, Callable[[], pa.Table]]]:
-        """A function that reads each row group, with its shard."""
+    ) -> Iterator[tuple[Path, int, Callable[[], pa.Table]]]:
+        """A function that reads each row group, with its shard and its number there."""
         wanted = set(columns if columns is not None else column_order())
         for path in shards:
             shard = open_shard(path)
             present = [name for name in shard.schema_arrow.names if name in wanted]
             for group in range(shard.num_row_groups):
-                yield path, partial(_group, shard, group, present, path, self.step)
+                yield path, group, partial(_group, shard, group, present, path, self.step)
 
 
 def _asked_together(ask: Callable[[Path], _Part], paths: Sequence[Path]) -> Iterator[_Part]:

@@ -6,7 +6,7 @@ import json
 import re
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class Vocabulary:
 
     def __init__(self, bytes_by_id: dict[int, bytes]) -> None:
         self._bytes_by_id = bytes_by_id
+        self._text_by_id: dict[int, str] = {}
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of a token sequence; bytes that do not form a character (half of one) show as
@@ -42,9 +43,14 @@ class Vocabulary:
         """The text of each token of a sequence: characters that tokens share are whole in the
         first of these, and the others are `CONTINUED`.
         """
-        texts = []
-        for span in self.spans(ids):
-            texts += [self.decode(ids[span]), *[CONTINUED] * (span.stop - span.start - 1)]
+        texts: list[str] = []
+        for is_whole, run in groupby(map(int, ids), self._is_whole):
+            tokens = list(run)
+            if is_whole:
+                texts += map(self._text, tokens)
+                continue
+            for span in self.spans(tokens):
+                texts += [self.decode(tokens[span]), *[CONTINUED] * (span.stop - span.start - 1)]
         return texts
 
     def spans(self, ids: Sequence[int] | np.ndarray) -> list[slice]:
@@ -57,6 +63,18 @@ class Vocabulary:
                 starts.append(position)
             decoder.decode(piece)
         return [slice(start, stop) for start, stop in pairwise([*starts, len(ids)])]
+
+    def _is_whole(self, token: int) -> bool:
+        """Whether a token shares no character with its neighbours, whatever these are."""
+        return bool(self._text(token))
+
+    def _text(self, token: int) -> str:
+        """The text of a token by itself; empty if its bytes are none, or not whole characters."""
+        if token not in self._text_by_id:
+            piece = self._bytes(token)
+            text = piece.decode("utf-8", errors="ignore")
+            self._text_by_id[token] = text if text.encode() == piece else ""
+        return self._text_by_id[token]
 
     def _bytes(self, token: int) -> bytes:
         return self._bytes_by_id.get(int(token), f"⟨{token}⟩".encode())

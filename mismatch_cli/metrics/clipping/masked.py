@@ -68,6 +68,12 @@ class Needs:
         )
         return tuple(name for needed, name in names if needed)
 
+    @property
+    def recorded(self) -> list[str]:
+        """The columns of a trace that hold these."""
+        columns = [name.rsplit("_", 1)[0] for name in self.columns]
+        return columns + ["topk_ids"] * (self.top_k > 0)
+
     def missing_in(self, batch: TokenBatch) -> str:
         """The first column that a batch lacks, by its name in the trace; empty if it has all."""
         missing = (

@@ -1,0 +1,107 @@
+"""Explores traces in two passes: one over all tokens, one over the passages that it chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+
+import numpy as np
+
+from mismatch_cli.algorithms.algorithm import Algorithm
+from mismatch_cli.algorithms.parts import Rule
+from mismatch_cli.batches import Found
+from mismatch_cli.metrics.clipping.masked import Needs
+from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.places import shown
+from mismatch_cli.studies.exploration.explored import Exploration, Judged, TokenList
+from mismatch_cli.studies.exploration.page_tokens import PageTokens
+from mismatch_cli.studies.exploration.passages import MOST_RESPONSES, passages, tokens_at
+from mismatch_cli.studies.exploration.slider_levels import Judging, SliderKey
+from mismatch_cli.studies.exploration.survey import Survey
+from mismatch_cli.studies.study import name_of
+from mismatch_cli.trace.reader import Trace
+
+
+def explore(
+    traces: Sequence[Trace],
+    pair: Pair,
+    algorithms: Sequence[Algorithm],
+    needs: Needs,
+    first_pass: Mapping[Rule, Found],
+    compared: Sequence[Algorithm] = (),
+) -> Exploration | None:
+    """All scored responses, and as many of their tokens as a page can have; None if there are no
+    responses.
+
+    `first_pass` is the result of `clipping.first_pass`, `compared` has at most two algorithms.
+    """
+    survey = Survey(pair, Judging(algorithms, needs, first_pass, compared))
+    for number, trace in enumerate(traces):
+        survey.read(trace, number)
+    if not survey.responses:
+        return None
+    leaders, length_S = survey.leaders.lists(), survey.row_S["length"].tolist()
+    passage_P = passages(list(leaders.values()), length_S, survey.tokens)
+    lists = [
+        TokenList(name, token_U, survey.leaders.population[name])
+        for name, leading in leaders.items()
+        if len(token_U := tokens_at(passage_P, leading))
+    ]
+    tokens = PageTokens(survey, passage_P, lists)
+    for number, trace in enumerate(traces):
+        tokens.read(trace, [group for group in survey.groups if group.trace == number])
+    return _explored(traces, survey, tokens, lists)
+
+
+def _explored(
+    traces: Sequence[Trace], survey: Survey, tokens: PageTokens, lists: Sequence[TokenList]
+) -> Exploration:
+    passage_P = tokens.passage_P.copy()
+    number_C, index_P = np.unique(passage_P["response"], return_inverse=True)
+    number_S, row_S = _entries(survey.row_S, number_C, tokens.row_C)
+    response_C = np.searchsorted(number_S, number_C)
+    passage_P["response"] = response_C[index_P]
+    tokens_C = np.bincount(index_P, passage_P["tokens"], len(number_C))
+    is_partial_C = tokens_C < row_S["length"][response_C]
+    recorded = set[str]().union(*(trace.columns() for trace in traces))
+    return Exploration(
+        traces=tuple(shown(str(name_of(trace))) for trace in traces),
+        pair=survey.pair,
+        judged_alike=survey.judged_alike,
+        compared=tuple(algorithm.name for algorithm in survey.judging.compared),
+        total_responses=survey.responses,
+        total_tokens=survey.tokens,
+        response_S=row_S.view(np.recarray),
+        one_advantage=survey.one_advantage,
+        prompts=dict(zip(response_C.tolist(), tokens.prompt_C, strict=True)),
+        passage_P=passage_P.view(np.recarray),
+        text_T=tokens.text_T,
+        logq_T=tokens.column(survey.pair.reference),
+        logp_T=tokens.column(survey.pair.current),
+        entropy_T=tokens.column("entropy_trainer_T") if "entropy_trainer" in recorded else None,
+        advantage_T=tokens.column("advantage_T") if "advantage" in recorded else None,
+        judged=tuple(_judged(survey, tokens)),
+        lists=tuple(lists),
+        ranks=tokens.ranks,
+        profile_response_R=response_C[is_partial_C],
+        profile_RB=tokens.profile_CB[is_partial_C],
+    )
+
+
+def _judged(survey: Survey, tokens: PageTokens) -> Iterator[Judged]:
+    for algorithm, sign in product(survey.judging.algorithms, survey.judging.signs):
+        key = SliderKey(algorithm.masks, sign)
+        if key in survey.sliders:
+            yield survey.sliders[key].result(algorithm, sign, tokens.levels[key])
+
+
+def _entries(
+    row_S: np.ndarray, number_C: np.ndarray, row_C: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers and rows of at most as many responses as a page can have: all with a passage, and
+    the first of the others.
+    """
+    others = np.setdiff1d(np.arange(len(row_S)), number_C)[: MOST_RESPONSES - len(number_C)]
+    number_S = np.concatenate([others, number_C])
+    order = np.argsort(number_S)
+    return number_S[order], np.concatenate([row_S[others], row_C])[order]

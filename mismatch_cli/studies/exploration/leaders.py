@@ -1,0 +1,68 @@
+"""The tokens that lead lists: the largest gaps, and a fair sample of those that algorithms block."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+
+from mismatch_cli.metrics.gaps import TokenGaps
+from mismatch_cli.metrics.kept_rows import SmallestRows
+from mismatch_cli.studies.exploration.passages import Leader
+
+LEADERS = 500  # of each list
+_ROW = np.dtype(
+    [
+        ("key", np.float64),
+        ("response", np.int64),
+        ("position", np.int64),
+        ("length", np.int64),
+    ]
+)
+
+
+class Leaders:
+    """The leaders of each list in one pass, independent of order and sharding, and how many tokens
+    each list was taken of.
+
+    A sample is of the tokens with the smallest hashes of response and position.
+    """
+
+    def __init__(self) -> None:
+        names = ("gap", "probability", "only", "blocked")
+        self._rows = {name: SmallestRows(_ROW, LEADERS) for name in names}
+        self.population: Counter[str] = Counter()
+
+    def measure(self, gaps: TokenGaps, first: int) -> None:
+        """Offer the largest gaps of a slice, whose batch begins with response number `first`."""
+        for name, values_N in (("gap", gaps.abs_d_N), ("probability", gaps.abs_dp_N)):
+            self._rows[name].offer_largest(values_N, partial(_rows, gaps, first))
+            self.population[name] += len(values_N)
+
+    def draw(self, name: str, blocked_N: np.ndarray, gaps: TokenGaps, first: int) -> None:
+        """Offer blocked tokens to a list."""
+        index_U = np.flatnonzero(blocked_N)
+        hash_U = gaps.token_hash_N[index_U]
+        self._rows[name].offer_hashed(hash_U, lambda chosen: _rows(gaps, first, index_U[chosen]))
+        self.population[name] += len(index_U)
+
+    def lists(self) -> Mapping[str, list[Leader]]:
+        """The leaders of each list that has any, in order."""
+        every = {name: kept.rows() for name, kept in self._rows.items()}
+        return {name: _leaders(rows) for name, rows in every.items() if len(rows)}
+
+
+def _rows(gaps: TokenGaps, first: int, index: np.ndarray) -> np.ndarray:
+    """The rows of counted tokens of a slice, without their key."""
+    rows = np.zeros(len(index), dtype=_ROW)
+    response, rows["position"] = gaps.place_of(index)
+    rows["response"] = first + gaps.first + response
+    rows["length"] = np.diff(gaps.response_offset_S1)[response]
+    return rows
+
+
+def _leaders(rows: np.ndarray) -> list[Leader]:
+    columns = (rows[name].tolist() for name in Leader._fields)
+    return [Leader(*row) for row in zip(*columns, strict=True)]

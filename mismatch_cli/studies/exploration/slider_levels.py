@@ -1,0 +1,123 @@
+"""What an algorithm blocks at each position of its slider: counts over traces, and the level of
+each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
+from mismatch_cli.algorithms.parts import Mask, Rule
+from mismatch_cli.algorithms.sliders import Position, sliders
+from mismatch_cli.batch import TokenBatch
+from mismatch_cli.batches import Found
+from mismatch_cli.metrics.clipping.masked import Masked, Needs, apply_masks
+from mismatch_cli.studies.exploration.explored import Judged
+
+
+@dataclass(frozen=True)
+class Judging:
+    """The algorithms that judge traces, and what their masks need.
+
+    `first_pass` is the result of the first pass of rules on whole batches.
+    """
+
+    algorithms: Sequence[Algorithm]
+    needs: Needs
+    first_pass: Mapping[Rule, Found]
+    compared: Sequence[Algorithm]
+
+    @property
+    def signs(self) -> tuple[str, ...]:
+        """The sign that each slice of tokens is judged under; without advantages, both."""
+        return ("",) if self.needs.advantages else (">", "<")
+
+    def sliders(self) -> dict[SliderKey, Slider]:
+        """A slider for each algorithm and sign; algorithms with equal masks share it."""
+        every = product(self.algorithms, enumerate(self.signs))
+        return {
+            SliderKey(algorithm.masks, sign): Slider(algorithm, place)
+            for algorithm, (place, sign) in every
+        }
+
+    def slices(self, batch: TokenBatch, trace: int) -> Iterator[list[Masked]]:
+        """Slices of complete responses, one `Masked` per sign; none if the batch lacks a column."""
+        if self.algorithms and not self.needs.missing_in(batch):
+            yield from apply_masks(batch, self.needs, (), self.first_pass, trace)
+
+
+class SliderKey(NamedTuple):
+    """Masks, and the sign that they judge under."""
+
+    masks: tuple[Mask, ...]
+    sign: str
+
+
+class Slider:
+    """An algorithm at every position of its slider; only at its own if its blocked share does not
+    fall.
+    """
+
+    def __init__(self, algorithm: Algorithm, place: int) -> None:
+        self._algorithm = algorithm
+        self._place = place  # of the sign among those of a slice
+        self._positions: list[Position] = sliders(algorithm)
+        self._judged = np.zeros(2, dtype=np.int64)  # A > 0, A < 0
+        self._blocked = np.zeros((2, len(self._positions)), dtype=np.int64)
+        self._unmoved = "" if len(self._positions) > 1 else "no threshold to move"
+
+    @property
+    def _published(self) -> int:
+        algorithms = [moved for moved, _ in self._positions]
+        return next(place for place, moved in enumerate(algorithms) if moved is self._algorithm)
+
+    def count(self, cases: Sequence[Masked]) -> np.ndarray:
+        """Add the tokens of a slice; returns which of them are blocked at the algorithm's own
+        thresholds.
+        """
+        masked = cases[self._place]
+        blocked_PN = self._blocked_PN(masked)
+        own_N: np.ndarray = blocked_PN[self._published]
+        if (blocked_PN[:-1] < blocked_PN[1:]).any():
+            self._keep_published()
+            blocked_PN = own_N[None]
+        for row, sign_N in enumerate((masked.positive_N, masked.negative_N)):
+            self._judged[row] += np.count_nonzero(sign_N)
+            self._blocked[row] += np.count_nonzero(blocked_PN & sign_N, axis=1)
+        return own_N
+
+    def _keep_published(self) -> None:
+        own = slice(self._published, self._published + 1)
+        self._positions, self._blocked = self._positions[own], self._blocked[:, own]
+        self._unmoved = "not ordered by its threshold"
+
+    def fill(self, level_T: np.ndarray, cases: Sequence[Masked]) -> None:
+        """Write the levels of a slice's judged tokens into those of its batch."""
+        masked = cases[self._place]
+        level_N = self._blocked_PN(masked).sum(axis=0)
+        level_T[masked.gaps.index_N[masked.judged_N]] = level_N[masked.judged_N]
+
+    def result(self, algorithm: Algorithm, sign: str, level_T: np.ndarray) -> Judged:
+        """The counts over the traces of an algorithm with these masks, with the levels of the
+        tokens on a page.
+        """
+        return Judged(
+            algorithm.name,
+            sign,
+            tuple(thresholds for _, thresholds in self._positions),
+            self._published,
+            self._judged,
+            self._blocked,
+            level_T,
+            self._unmoved,
+        )
+
+    def _blocked_PN(self, masked: Masked) -> np.ndarray:
+        return np.stack(
+            [~keep_T(moved, masked.policies, masked.advantage_N) for moved, _ in self._positions]
+        )
