@@ -56,11 +56,10 @@ def explore(
 def _explored(
     traces: Sequence[Trace], survey: TokenSurvey, page: PageTokens, lists: Sequence[TokenList]
 ) -> Exploration:
-    number_C, index_P = np.unique(page.passage_P["response"], return_inverse=True)
-    number_S, row_S = _entries(survey.row_S, number_C, page.row_C)
-    response_C = np.searchsorted(number_S, number_C)
     passage_P = page.passage_P.copy()
-    passage_P["response"] = response_C[index_P]
+    number_S, row_S = _entries(survey.row_S, np.unique(passage_P["response"]), page.row_C)
+    passage_P["response"] = np.searchsorted(number_S, passage_P["response"])
+    response_C = np.unique(passage_P["response"])
     return Exploration(
         traces=tuple(shown(str(name_of(trace))) for trace in traces),
         pair=survey.pair,

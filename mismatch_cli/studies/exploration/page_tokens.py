@@ -56,10 +56,9 @@ class PageTokens:
     ) -> None:
         self._pair, self._judging, self._sliders = survey.pair, survey.judging, survey.sliders
         self.passage_P, self._end_P = passage_P, np.cumsum(passage_P["tokens"])
-        tokens = int(self._end_P[-1])
-        names = (self._pair.reference, self._pair.current, *_OPTIONAL)
-        # NaN where not measured
-        self._columns = {name: np.full(tokens, np.nan, dtype=np.float32) for name in names}
+        tokens = self._end_P[-1]
+        columns = (self._pair.reference, self._pair.current, *_OPTIONAL)
+        self._columns = {name: np.full(tokens, np.nan, dtype=np.float32) for name in columns}
         self._recorded: set[str] = set()
         self.levels = {key: np.full(tokens, NOT_JUDGED, dtype=np.uint8) for key in self._sliders}
         self._is_listed_T = np.zeros(tokens, dtype=bool)
