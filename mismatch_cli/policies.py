@@ -200,6 +200,7 @@ class Compared:
         self._topk_current_TK, self._topk_anchor_TK = topk_current_TK, topk_anchor_TK
         self._entropy_T, self._hash_T = entropy_T, hash_T
         self._divergences: dict[tuple[int, bool], tuple[Array, Array]] = {}
+        self._ratios_less_1: dict[Level, Array] = {}
 
     @cached_property
     @silent
@@ -294,7 +295,10 @@ class Compared:
         """The ratio at a level, less 1, without cancellation."""
         if level == "token":
             return self.ratio_less_1_T
-        return namespace(self.log_ratio_T).expm1(self.level_log_ratio_T(level))
+        if level not in self._ratios_less_1:
+            log_ratio_T = self.level_log_ratio_T(level)
+            self._ratios_less_1[level] = namespace(log_ratio_T).expm1(log_ratio_T)
+        return self._ratios_less_1[level]
 
     @cached_property
     @silent

@@ -16,6 +16,7 @@ import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import inf, isfinite
 from typing import Any, NamedTuple
 
@@ -79,24 +80,30 @@ def _sentence(explored: Exploration) -> str:
 
 def _which(explored: Exploration) -> str:
     """How many tokens are on the page, and what is not."""
-    tokens, responses = len(explored.text_T), len(explored.response_S)
-    traces = f" of {len(explored.traces)} traces" if len(explored.traces) > 1 else ""
-    if tokens == explored.total_tokens and responses == explored.total_responses:
+    tokens, responses = len(explored.tokens.text_T), len(explored.response_S)
+    traces = f" in {len(explored.traces)} traces" if len(explored.traces) > 1 else ""
+    unlisted = explored.total_responses - responses
+    if tokens == explored.total_tokens and not unlisted:
         return (
-            f"{numbers.things(tokens, 'token')} of {numbers.things(responses, 'response')}{traces}."
+            f"All {numbers.things(tokens, 'token')} of "
+            f"{numbers.things(responses, 'response')}{traces}."
         )
     whole = int(np.count_nonzero(explored.whole_P))
     windows = len(explored.prompts) - whole
     parts = {
-        f"{numbers.things(whole, 'response')} whole": whole,
-        f"windows of {WINDOW} tokens around notable ones in {numbers.count(windows)}": windows,
-        f"no token of {numbers.count(responses - whole - windows)}": responses - whole - windows,
+        "whole": whole,
+        f"in windows of {WINDOW} tokens around those in the lists": windows,
+        "without a token here": responses - whole - windows,
     }
-    unlisted = explored.total_responses - responses
-    more = f" {numbers.things(unlisted, 'response')} more are not listed." if unlisted else ""
+    first, *others = [(count, words) for words, count in parts.items() if count]
+    named = [
+        f"{numbers.things(first[0], 'response')} {first[1]}",
+        *(f"{numbers.count(count)} {words}" for count, words in others),
+    ]
+    more = f" {numbers.things(unlisted, 'more response')} not listed." if unlisted else ""
     return (
-        f"{numbers.count(tokens)} of {numbers.count(explored.total_tokens)} tokens{traces}: "
-        f"{', '.join(words for words, count in parts.items() if count)}.{more}"
+        f"{numbers.count(tokens)} of {numbers.things(explored.total_tokens, 'token')}{traces}: "
+        f"{', '.join(named)}.{more}"
     )
 
 
@@ -117,76 +124,100 @@ class _Texts:
 
 def packed(explored: Exploration) -> str:
     """All data for the script, as base64 of gzip."""
-    texts, prompts = _Texts(), _Texts()
-    columns = {**_of_responses(explored), **_of_tokens(explored, texts)}
+    texts = _Texts()
+    columns = _of_responses(explored) | _of_tokens(explored, texts) | _of_lists(explored, texts)
+    content = _laid_out(_head(explored, texts), columns)
+    return base64.b64encode(gzip.compress(content, _COMPRESSED, mtime=0)).decode()
+
+
+def _head(explored: Exploration, texts: _Texts) -> dict[str, Any]:
+    prompts, ranks = _Texts(), explored.tokens.ranks
     words = prompts.numbers(explored.prompts.values()).tolist()
     longest = min(_LONGEST_PROMPT, _MOST_OF_PROMPTS // max(1, len(prompts.number)))
-    of_response = dict(zip(explored.prompts, words, strict=True))
-    response_S = explored.response_S
-    head = {
+    return {
         "traces": [_shown(name, _LONGEST) for name in explored.traces],
         "gap": _LETTERS[explored.pair.name].gap,
-        "ranks": 0 if explored.ranks is None else explored.ranks.logq_UK.shape[1],
+        "ranks": 0 if ranks is None else ranks.logq_UK.shape[1],
         "colour": "d" if explored.pair.name != "total" else "blocked",
         "compared": _compared(explored),
         "notJudged": NOT_JUDGED,
         "totals": {"tokens": explored.total_tokens, "responses": explored.total_responses},
-        "responses": {
-            "trace": response_S.trace_index.tolist(),
-            "step": _exact(response_S.step),
-            "prompt": _exact(response_S.prompt_id),
-            "sample": _exact(response_S.sample_index),
-            "reward": [_finite(reward) for reward in response_S.reward.tolist()],
-            "length": response_S.length.tolist(),
-            "words": [of_response.get(place, -1) for place in range(len(response_S))],
-        },
+        "responses": _responses(explored, dict(zip(explored.prompts, words, strict=True))),
         "prompts": prompts.shown(longest),
         "texts": texts.shown(_LONGEST),
         "algorithms": [_algorithm(judged) for judged in explored.judged],
         "lists": [_list(tokens, explored) for tokens in explored.lists],
         "paired": False,
     }
-    return base64.b64encode(gzip.compress(_laid_out(head, columns), _COMPRESSED, mtime=0)).decode()
+
+
+def _responses(explored: Exploration, words: Mapping[int, int]) -> dict[str, list[Any]]:
+    """What identifies each response, with the number of its prompt's text."""
+    response_S = explored.response_S
+    return {
+        "trace": response_S.trace_index.tolist(),
+        "step": _exact(response_S.step),
+        "prompt": _exact(response_S.prompt_id),
+        "sample": _exact(response_S.sample_index),
+        "reward": [_finite(reward) for reward in response_S.reward.tolist()],
+        "length": response_S.length.tolist(),
+        "words": [words.get(place, -1) for place in range(len(response_S))],
+    }
 
 
 def _of_responses(explored: Exploration) -> dict[str, np.ndarray]:
     """The columns of responses and passages."""
     response_S, passage_P = explored.response_S, explored.passage_P
-    columns = {
+    has_advantage = explored.tokens.advantage_T is not None and explored.one_advantage
+    return {
         "response_absolute": response_S.absolute.astype(np.float32),
         "response_signed": response_S.signed.astype(np.float32),
         "response_largest": _half(response_S.largest),
+        **_if_any("response_advantage", response_S.advantage if has_advantage else None),
         "passage_response": passage_P.response.astype(np.uint32),
         "passage_start": passage_P.start.astype(np.uint32),
         "passage_tokens": passage_P.tokens.astype(np.uint32),
         "profile_response": explored.profile_response_R.astype(np.uint32),
         "profile": _half(explored.profile_RB),
     }
-    if explored.advantage_T is not None and explored.one_advantage:
-        columns["response_advantage"] = response_S.advantage
-    return columns
 
 
 def _of_tokens(explored: Exploration, texts: _Texts) -> dict[str, np.ndarray]:
-    """The columns of tokens, lists and ranks."""
-    text_T = texts.numbers(explored.text_T)
+    """The columns of tokens."""
+    entropy_T, one_each = explored.tokens.entropy_T, explored.one_advantage
     with np.errstate(invalid="ignore"):  # −∞ − (−∞)
-        d_T = explored.logp_T - explored.logq_T
-    columns = {"logq": _half(explored.logq_T), "d": _half(d_T)}
-    if explored.entropy_T is not None:
-        columns["entropy"] = _half(explored.entropy_T)
-    if explored.advantage_T is not None and not explored.one_advantage:
-        columns["advantage"] = explored.advantage_T
-    columns |= {f"level{place}": judged.level_T for place, judged in enumerate(explored.judged)}
-    columns |= {
-        f"list_{tokens.name}": tokens.token_U.astype(np.uint32) for tokens in explored.lists
+        d_T = explored.tokens.logp_T - explored.tokens.logq_T
+    return {
+        "text": _smallest(texts.numbers(explored.tokens.text_T)),
+        "logq": _half(explored.tokens.logq_T),
+        "d": _half(d_T),
+        **_if_any("entropy", None if entropy_T is None else _half(entropy_T)),
+        **_if_any("advantage", None if one_each else explored.tokens.advantage_T),
+        **{f"level{place}": judged.level_T for place, judged in enumerate(explored.judged)},
     }
-    if (ranks := explored.ranks) is not None:
-        columns["rank_token"] = ranks.token_U.astype(np.uint32)
-        columns["rank_text"] = texts.numbers(text for row in ranks.text_UK for text in row)
-        columns["rank_logq"], columns["rank_logp"] = _half(ranks.logq_UK), _half(ranks.logp_UK)
-    short = np.uint16 if len(texts.number) < 2**16 else np.uint32
-    return {"text": text_T.astype(short)} | columns
+
+
+def _of_lists(explored: Exploration, texts: _Texts) -> dict[str, np.ndarray]:
+    """The columns of lists, and of the ranks at their tokens."""
+    lists = {f"list_{each.name}": each.token_U.astype(np.uint32) for each in explored.lists}
+    ranks = explored.tokens.ranks
+    if ranks is None:
+        return lists
+    return lists | {
+        "rank_token": ranks.token_U.astype(np.uint32),
+        "rank_text": texts.numbers(chain.from_iterable(ranks.text_UK)),
+        "rank_logq": _half(ranks.logq_UK),
+        "rank_logp": _half(ranks.logp_UK),
+    }
+
+
+def _if_any(name: str, column: np.ndarray | None) -> dict[str, np.ndarray]:
+    return {} if column is None else {name: column}
+
+
+def _smallest(numbers: np.ndarray) -> np.ndarray:
+    """Numbers in 16 bits if they fit."""
+    return numbers.astype(np.uint16) if numbers.max(initial=0) < 2**16 else numbers
 
 
 def _half(values: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from mismatch_cli.studies.exploration.explored import Exploration, Judged, Token
 from mismatch_cli.studies.exploration.page_tokens import PageTokens
 from mismatch_cli.studies.exploration.passages import MOST_RESPONSES, passages, tokens_at
 from mismatch_cli.studies.exploration.slider_levels import Judging, SliderKey
-from mismatch_cli.studies.exploration.survey import Survey
+from mismatch_cli.studies.exploration.token_survey import TokenSurvey
 from mismatch_cli.studies.study import name_of
 from mismatch_cli.trace.reader import Trace
 
@@ -35,7 +35,7 @@ def explore(
 
     `first_pass` is the result of `clipping.first_pass`, `compared` has at most two algorithms.
     """
-    survey = Survey(pair, Judging(algorithms, needs, first_pass, compared))
+    survey = TokenSurvey(pair, Judging(algorithms, needs, first_pass, compared))
     for number, trace in enumerate(traces):
         survey.read(trace, number)
     if not survey.responses:
@@ -47,23 +47,19 @@ def explore(
         for name, leading in leaders.items()
         if len(token_U := tokens_at(passage_P, leading))
     ]
-    tokens = PageTokens(survey, passage_P, lists)
+    page = PageTokens(survey, passage_P, lists)
     for number, trace in enumerate(traces):
-        tokens.read(trace, [group for group in survey.groups if group.trace == number])
-    return _explored(traces, survey, tokens, lists)
+        page.read(trace, [group for group in survey.groups if group.trace == number])
+    return _explored(traces, survey, page, lists)
 
 
 def _explored(
-    traces: Sequence[Trace], survey: Survey, tokens: PageTokens, lists: Sequence[TokenList]
+    traces: Sequence[Trace], survey: TokenSurvey, page: PageTokens, lists: Sequence[TokenList]
 ) -> Exploration:
-    passage_P = tokens.passage_P.copy()
-    number_C, index_P = np.unique(passage_P["response"], return_inverse=True)
-    number_S, row_S = _entries(survey.row_S, number_C, tokens.row_C)
-    response_C = np.searchsorted(number_S, number_C)
-    passage_P["response"] = response_C[index_P]
-    tokens_C = np.bincount(index_P, passage_P["tokens"], len(number_C))
-    is_partial_C = tokens_C < row_S["length"][response_C]
-    recorded = set[str]().union(*(trace.columns() for trace in traces))
+    passage_P = page.passage_P.copy()
+    number_S, row_S = _entries(survey.row_S, np.unique(passage_P["response"]), page.row_C)
+    passage_P["response"] = np.searchsorted(number_S, passage_P["response"])
+    response_C = np.unique(passage_P["response"])
     return Exploration(
         traces=tuple(shown(str(name_of(trace))) for trace in traces),
         pair=survey.pair,
@@ -73,26 +69,21 @@ def _explored(
         total_tokens=survey.tokens,
         response_S=row_S.view(np.recarray),
         one_advantage=survey.one_advantage,
-        prompts=dict(zip(response_C.tolist(), tokens.prompt_C, strict=True)),
+        prompts=dict(zip(response_C.tolist(), page.prompt_C, strict=True)),
         passage_P=passage_P.view(np.recarray),
-        text_T=tokens.text_T,
-        logq_T=tokens.column(survey.pair.reference),
-        logp_T=tokens.column(survey.pair.current),
-        entropy_T=tokens.column("entropy_trainer_T") if "entropy_trainer" in recorded else None,
-        advantage_T=tokens.column("advantage_T") if "advantage" in recorded else None,
-        judged=tuple(_judged(survey, tokens)),
+        tokens=page.result(),
+        judged=tuple(_judged(survey, page)),
         lists=tuple(lists),
-        ranks=tokens.ranks,
-        profile_response_R=response_C[is_partial_C],
-        profile_RB=tokens.profile_CB[is_partial_C],
+        profile_response_R=response_C[page.is_partial_C],
+        profile_RB=page.profile_CB[page.is_partial_C],
     )
 
 
-def _judged(survey: Survey, tokens: PageTokens) -> Iterator[Judged]:
+def _judged(survey: TokenSurvey, page: PageTokens) -> Iterator[Judged]:
     for algorithm, sign in product(survey.judging.algorithms, survey.judging.signs):
         key = SliderKey(algorithm.masks, sign)
         if key in survey.sliders:
-            yield survey.sliders[key].result(algorithm, sign, tokens.levels[key])
+            yield survey.sliders[key].result(algorithm, sign, page.levels[key])
 
 
 def _entries(

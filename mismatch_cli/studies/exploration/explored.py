@@ -71,13 +71,32 @@ class TopRanks:
     logq_UK: np.ndarray
     logp_UK: np.ndarray
 
+    @classmethod
+    def joined(cls, parts: Sequence[TopRanks]) -> TopRanks:
+        return cls(
+            np.concatenate([part.token_U for part in parts]),
+            [texts for part in parts for texts in part.text_UK],
+            np.concatenate([part.logq_UK for part in parts]),
+            np.concatenate([part.logp_UK for part in parts]),
+        )
+
+
+@dataclass(frozen=True)
+class ExploredTokens:
+    """The columns of tokens; log-probabilities in nats, NaN where not measured."""
+
+    text_T: Sequence[str]  # raw
+    logq_T: np.ndarray
+    logp_T: np.ndarray
+    entropy_T: np.ndarray | None
+    advantage_T: np.ndarray | None
+    ranks: TopRanks | None
+
 
 @dataclass(frozen=True)
 class Exploration:
     """Scored responses `_S`, in trace order; passages `_P`, ordered by response and start; their
     tokens `_T`, laid flat.
-
-    Log-probabilities are in nats, NaN where not measured.
     """
 
     traces: tuple[str, ...]  # their names
@@ -90,14 +109,9 @@ class Exploration:
     one_advantage: bool  # whether every response has a single advantage, or none
     prompts: Mapping[int, str]  # raw, of the responses with a passage, by index in S
     passage_P: np.recarray  # `PASSAGE`, `response` by index in S
-    text_T: Sequence[str]  # raw
-    logq_T: np.ndarray
-    logp_T: np.ndarray
-    entropy_T: np.ndarray | None
-    advantage_T: np.ndarray | None
+    tokens: ExploredTokens
     judged: tuple[Judged, ...]
     lists: tuple[TokenList, ...]
-    ranks: TopRanks | None
     # Of the responses that have passages and are not whole, by index in S
     profile_response_R: np.ndarray
     profile_RB: np.ndarray  # the largest |d| in equal parts of each; NaN where none

@@ -1,4 +1,4 @@
-"""The tokens that lead lists: the largest gaps, and a fair sample of those that algorithms block."""
+"""The tokens that lead lists: the largest gaps, and fair samples of what algorithms block."""
 
 from __future__ import annotations
 

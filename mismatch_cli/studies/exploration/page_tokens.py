@@ -3,56 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.gaps import token_gaps
-from mismatch_cli.studies.exploration.explored import NOT_JUDGED, TokenList, TopRanks
+from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.studies.exploration.explored import (
+    NOT_JUDGED,
+    ExploredTokens,
+    TokenList,
+    TopRanks,
+)
 from mismatch_cli.studies.exploration.response_rows import add_gap, identified_rows, profiles
 from mismatch_cli.studies.exploration.slider_levels import SliderKey
-from mismatch_cli.studies.exploration.survey import ScoredGroup, Survey
+from mismatch_cli.studies.exploration.token_survey import SURVEYED, ScoredGroup, TokenSurvey
 from mismatch_cli.trace.foreign import packed_flags
 from mismatch_cli.trace.reader import Trace, table_to_batch
-from mismatch_cli.trace.schema import PROMPT_COLUMN
+from mismatch_cli.trace.schema import PROMPT_COLUMN, TOPK_COLUMNS
 from mismatch_cli.trace.vocabulary import Vocabulary
 
 RANKS = 5  # of the top K
 _PROMPT_TOKENS = 200  # the last ones
-_COLUMNS = (
-    "version_rollout", "version_trainer", "reward", "loss_mask", "logp_trainer",
-    "logp_recomputed", "logp_average", "entropy_trainer", "advantage", "topk_ids",
-    "topk_logp_rollout", "topk_logp_trainer", "topk_logp_recomputed",
-)  # fmt: skip
+_OPTIONAL = ("entropy_trainer_T", "advantage_T")
+_COLUMNS = (*SURVEYED, "logp_average", "entropy_trainer", *TOPK_COLUMNS)
+
+
+class _Part(NamedTuple):
+    """The responses of a row group that have passages, complete, and where these passages are."""
+
+    trace: int
+    batch: TokenBatch
+    prompts: Sequence[Sequence[int]]
+    spans: Sequence[slice]  # in the batch
+    on_page: slice
+
+    @property
+    def token_T(self) -> np.ndarray:
+        """The tokens of the passages, by index in the batch."""
+        every = np.arange(self.batch.num_tokens)
+        return np.concatenate([every[span] for span in self.spans])
 
 
 class PageTokens:
-    """The tokens `_T` of passages, and the responses `_C` that these belong to."""
+    """Collects the tokens `_T` of passages, and the responses `_C` that these belong to."""
 
-    def __init__(self, survey: Survey, passage_P: np.ndarray, lists: Sequence[TokenList]) -> None:
+    def __init__(
+        self, survey: TokenSurvey, passage_P: np.ndarray, lists: Sequence[TokenList]
+    ) -> None:
         self._pair, self._judging, self._sliders = survey.pair, survey.judging, survey.sliders
-        self.passage_P = passage_P
-        self._listed_U = np.array(
-            sorted({t for each in lists for t in each.token_U.tolist()}), dtype=np.int64
-        )
-        self._end_P = np.cumsum(passage_P["tokens"])
-        tokens = int(passage_P["tokens"].sum())
-        names = (self._pair.reference, self._pair.current, "entropy_trainer_T", "advantage_T")
-        # NaN where not measured
-        self._columns = {name: np.full(tokens, np.nan, dtype=np.float32) for name in names}
+        self.passage_P, self._end_P = passage_P, np.cumsum(passage_P["tokens"])
+        tokens = self._end_P[-1]
+        columns = (self._pair.reference, self._pair.current, *_OPTIONAL)
+        self._columns = {name: np.full(tokens, np.nan, dtype=np.float32) for name in columns}
+        self._recorded: set[str] = set()
         self.levels = {key: np.full(tokens, NOT_JUDGED, dtype=np.uint8) for key in self._sliders}
-        self.text_T: list[str] = []  # raw
+        self._is_listed_T = np.zeros(tokens, dtype=bool)
+        for each in lists:
+            self._is_listed_T[each.token_U] = True
+        self._texts: list[str] = []
         self.prompt_C: list[str] = []  # raw
         self._rows: list[np.ndarray] = []
         self._profiles: list[np.ndarray] = []
         self._ranks: list[TopRanks] = []
-
-    def column(self, name: str) -> np.ndarray:
-        """A column of the batch."""
-        return self._columns[name]
 
     @property
     def row_C(self) -> np.ndarray:
@@ -64,14 +80,26 @@ class PageTokens:
         return np.concatenate(self._profiles)
 
     @property
-    def ranks(self) -> TopRanks | None:
-        if not self._ranks:
-            return None
-        return TopRanks(
-            np.concatenate([ranks.token_U for ranks in self._ranks]),
-            [texts for ranks in self._ranks for texts in ranks.text_UK],
-            np.concatenate([ranks.logq_UK for ranks in self._ranks]),
-            np.concatenate([ranks.logp_UK for ranks in self._ranks]),
+    def is_partial_C(self) -> np.ndarray:
+        """Whether some tokens of a response are in no passage."""
+        _, index_P = np.unique(self.passage_P["response"], return_inverse=True)
+        is_partial_C: np.ndarray = (
+            np.bincount(index_P, self.passage_P["tokens"]) < self.row_C["length"]
+        )
+        return is_partial_C
+
+    def result(self) -> ExploredTokens:
+        """The columns."""
+        entropy_T, advantage_T = (
+            self._columns[name] if name in self._recorded else None for name in _OPTIONAL
+        )
+        return ExploredTokens(
+            self._texts,
+            self._columns[self._pair.reference],
+            self._columns[self._pair.current],
+            entropy_T,
+            advantage_T,
+            TopRanks.joined(self._ranks) if self._ranks else None,
         )
 
     def read(self, trace: Trace, groups: Sequence[ScoredGroup]) -> None:
@@ -82,7 +110,11 @@ class PageTokens:
             numbers.setdefault(group.path, []).append(group.number)
         tables = trace.chosen_tables(numbers, _COLUMNS)
         for group, table in zip(chosen, tables, strict=True):
-            self._add(group, table, trace.vocabulary)
+            part = self._part(group, table)
+            self._copy(part)
+            self._decode(part, trace.vocabulary)
+            self._describe(part)
+            self._rank(part, trace.vocabulary)
 
     def _places_in(self, group: ScoredGroup) -> np.ndarray:
         """The indices in P of the passages in a row group."""
@@ -90,74 +122,83 @@ class PageTokens:
         first, end = np.searchsorted(response_P, [group.first, group.first + group.responses])
         return np.arange(first, end)
 
-    def _add(self, group: ScoredGroup, table: pa.Table, vocabulary: Vocabulary) -> None:
+    def _part(self, group: ScoredGroup, table: pa.Table) -> _Part:
         places = self._places_in(group)
         passage_P = self.passage_P[places]
         row_C, response_P = np.unique(passage_P["response"] - group.first, return_inverse=True)
         is_chosen_S = np.isin(np.arange(group.responses), row_C)
         rows = table if is_chosen_S.all() else table.filter(packed_flags(is_chosen_S))
         batch = table_to_batch(rows)
-        start_P = batch.offset_S1[response_P] + passage_P["start"]
-        spans = list(zip(start_P.tolist(), (start_P + passage_P["tokens"]).tolist(), strict=True))
-        token_T = np.concatenate([np.arange(first, end) for first, end in spans])
+        first_P = batch.offset_S1[response_P] + passage_P["start"]
+        ends_P = np.stack([first_P, first_P + passage_P["tokens"]], axis=1).tolist()
         end = int(self._end_P[places[-1]])
-        on_page = slice(end - len(token_T), end)
-        for name, column_T in self._columns.items():
-            if (recorded_T := getattr(batch, name)) is not None:
-                column_T[on_page] = recorded_T[token_T]
-        for key, level_T in self._levels_in(batch, group.trace).items():
-            self.levels[key][on_page] = level_T[token_T]
-        for first, end in spans:
-            self.text_T += vocabulary.texts(batch.response_ids_T[first:end])
-        for prompt in rows.column(PROMPT_COLUMN).to_pylist():
-            self.prompt_C.append(vocabulary.decode(prompt[-_PROMPT_TOKENS:]))
-        self._describe(batch, group.trace)
-        self._rank(batch, token_T, on_page, vocabulary)
+        on_page = slice(end - int(passage_P["tokens"].sum()), end)
+        prompts = rows.column(PROMPT_COLUMN).to_pylist()
+        return _Part(group.trace, batch, prompts, [slice(*ends) for ends in ends_P], on_page)
 
-    def _levels_in(self, batch: TokenBatch, trace: int) -> Mapping[SliderKey, np.ndarray]:
-        levels = {
-            key: np.full(batch.num_tokens, NOT_JUDGED, dtype=np.uint8) for key in self._sliders
-        }
-        for cases in self._judging.slices(batch, trace):
+    def _copy(self, part: _Part) -> None:
+        """Copy what was recorded of the tokens, and their levels, to their place on the page."""
+        token_T = part.token_T
+        for name, column_T in self._columns.items():
+            if (recorded_T := getattr(part.batch, name)) is not None:
+                column_T[part.on_page] = recorded_T[token_T]
+                self._recorded.add(name)
+        for key, level_T in self._levels_in(part).items():
+            self.levels[key][part.on_page] = level_T[token_T]
+
+    def _levels_in(self, part: _Part) -> Mapping[SliderKey, np.ndarray]:
+        size = part.batch.num_tokens
+        levels = {key: np.full(size, NOT_JUDGED, dtype=np.uint8) for key in self._sliders}
+        for cases in self._judging.slices(part.batch, part.trace):
             for key, slider in self._sliders.items():
                 slider.fill(levels[key], cases)
         return levels
 
-    def _describe(self, batch: TokenBatch, trace: int) -> None:
-        rows = identified_rows(batch, trace)
-        for gaps in token_gaps(batch, self._pair):
+    def _decode(self, part: _Part, vocabulary: Vocabulary) -> None:
+        for span in part.spans:
+            self._texts += vocabulary.texts(part.batch.response_ids_T[span])
+        for prompt in part.prompts:
+            self.prompt_C.append(vocabulary.decode(prompt[-_PROMPT_TOKENS:]))
+
+    def _describe(self, part: _Part) -> None:
+        rows = identified_rows(part.batch, part.trace)
+        for gaps in token_gaps(part.batch, self._pair):
             add_gap(rows, gaps)
         self._rows.append(rows)
-        self._profiles.append(profiles(batch, self._pair))
+        self._profiles.append(profiles(part.batch, self._pair))
 
-    def _rank(
-        self, batch: TokenBatch, token_T: np.ndarray, on_page: slice, vocabulary: Vocabulary
-    ) -> None:
-        """The ranks of the listed tokens in this part of the page; NaN where fewer were
-        recorded.
-        """
-        first, end = np.searchsorted(self._listed_U, [on_page.start, on_page.stop])
-        listed_U = self._listed_U[first:end]
-        if not len(listed_U) or not self._pair.topk_measured_in(batch):
+    def _rank(self, part: _Part, vocabulary: Vocabulary) -> None:
+        """Add the ranks of the listed tokens."""
+        if not self._pair.topk_measured_in(part.batch):
             return
-        assert batch.topk_ids_TK is not None  # `topk_measured_in` checked it
-        token_U = token_T[listed_U - on_page.start]
-        logq_UK, logp_UK = (
-            getattr(batch, str(name))[token_U, :RANKS]
-            for name in (self._pair.topk_reference, self._pair.topk_current)
+        is_listed_T = self._is_listed_T[part.on_page]
+        token_U = part.token_T[is_listed_T]
+        page_U = part.on_page.start + np.flatnonzero(is_listed_T)
+        logq_TK = getattr(part.batch, str(self._pair.topk_reference))
+        is_measured_U = ~np.isnan(logq_TK[token_U, 0])
+        ranks = _ranks_of(
+            part.batch, self._pair, token_U[is_measured_U], page_U[is_measured_U], vocabulary
         )
-        is_measured_U = ~np.isnan(logq_UK[:, 0])
-        missing = RANKS - logq_UK.shape[1]
-        wide = partial(np.pad, pad_width=((0, 0), (0, missing)), constant_values=np.nan)
-        texts = [
-            [*(vocabulary.decode([token]) for token in ids), *[""] * missing]
-            for ids in batch.topk_ids_TK[token_U[is_measured_U], :RANKS].tolist()
-        ]
-        self._ranks.append(
-            TopRanks(
-                listed_U[is_measured_U],
-                texts,
-                wide(logq_UK[is_measured_U]),
-                wide(logp_UK[is_measured_U]),
-            )
+        self._ranks.append(ranks)
+
+
+def _ranks_of(
+    batch: TokenBatch, pair: Pair, token_U: np.ndarray, page_U: np.ndarray, vocabulary: Vocabulary
+) -> TopRanks:
+    """The ranks of some tokens of a batch, which have the indices `page_U` on the page; NaN where
+    fewer were recorded.
+    """
+    assert batch.topk_ids_TK is not None  # `topk_measured_in` checked it
+    ids_UK = batch.topk_ids_TK[token_U, :RANKS]
+    missing = RANKS - ids_UK.shape[1]
+    logq_UK, logp_UK = (
+        np.pad(
+            getattr(batch, str(name))[token_U, :RANKS],
+            ((0, 0), (0, missing)),
+            constant_values=np.nan,
         )
+        for name in (pair.topk_reference, pair.topk_current)
+    )
+    words = {token: vocabulary.decode([token]) for token in np.unique(ids_UK).tolist()}
+    text_UK = [[*map(words.__getitem__, ids), *[""] * missing] for ids in ids_UK.tolist()]
+    return TopRanks(page_U, text_UK, logq_UK, logp_UK)

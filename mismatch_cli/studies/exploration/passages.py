@@ -30,7 +30,8 @@ def passages(lists: Sequence[Sequence[Leader]], length_S: Sequence[int], tokens:
     all `tokens`.
 
     The first responses of leaders are whole until half of the page is full. The other leaders get
-    windows, in turn, until no more fit; the other responses follow in trace order, if whole.
+    windows, in turn, until no more fit; the other responses follow in trace order, if whole. If all
+    are too long, the first one is cut.
     """
     page = _Page()
     if tokens > MOST_TOKENS or len(length_S) >= MOST_RESPONSES:
@@ -43,6 +44,8 @@ def passages(lists: Sequence[Sequence[Leader]], length_S: Sequence[int], tokens:
                 break
     for response, length in enumerate(length_S):
         page.add(response, 0, length, MOST_TOKENS)
+    if not page.spans:
+        page.add(0, 0, MOST_TOKENS, MOST_TOKENS)
     return page.passages()
 
 

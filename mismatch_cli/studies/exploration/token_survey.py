@@ -27,10 +27,9 @@ from mismatch_cli.studies.exploration.response_rows import (
 from mismatch_cli.studies.exploration.slider_levels import Judging, Slider, SliderKey
 from mismatch_cli.trace.reader import Trace
 
-_COLUMNS = (
-    "version_rollout", "version_trainer", "reward", "loss_mask", "logp_trainer",
-    "logp_recomputed", "advantage",
-)  # fmt: skip
+_VERSIONS = ("version_rollout", "version_trainer")
+# The columns that a first pass reads, besides those that masks need
+SURVEYED = (*_VERSIONS, "reward", "loss_mask", "logp_trainer", "logp_recomputed", "advantage")
 
 
 class ScoredGroup(NamedTuple):
@@ -43,7 +42,7 @@ class ScoredGroup(NamedTuple):
     responses: int
 
 
-class Survey:
+class TokenSurvey:
     """What one pass keeps of scored responses, in memory that does not grow with their number
     except for a row per row group.
     """
@@ -71,7 +70,7 @@ class Survey:
     def read(self, trace: Trace, number: int) -> None:
         """Add the scored row groups of a trace."""
         seen = Counter[Path]()
-        for path, _, batch in trace.row_groups([*_COLUMNS, *self.judging.needs.recorded]):
+        for path, _, batch in trace.row_groups([*SURVEYED, *self.judging.needs.recorded]):
             is_scored = self.pair.measured_in(batch)
             for cases in self.judging.slices(batch, number):
                 self._judge(cases, draws=is_scored)
