@@ -20,7 +20,7 @@ from mismatch_cli.report.explorer import explorer_view
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.view import ReportView, Section
 from mismatch_cli.studies.clipping import analyse_clipping
-from mismatch_cli.studies.exploration import NOT_JUDGED, Exploration
+from mismatch_cli.studies.exploration.explored import NOT_JUDGED, Exploration
 from mismatch_cli.trace.reader import Trace
 from tests.metrics.clipping.world import VOCABULARY, world
 from tests.report.browser import Browser

@@ -29,7 +29,7 @@ function explorerLink(parts) {
       for (const [name, part] of Object.entries(parts)) part.read(words.get(name) ?? initial.get(name));
       return true;
     },
-    address() { write(); return location.href; },
+    address() { write(); return location.href.replace(/#$/, ""); },
   };
 }
 
