@@ -1,24 +1,28 @@
-"""The first responses of traces, token by token: a page shows what `clipstats` decides on the
-same tokens.
-"""
+"""Traces token by token: a page counts what `clipstats` counts, and shows what was recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
+from mismatch_cli.algorithms.algorithm import keep_T
 from mismatch_cli.algorithms.parse import find
 from mismatch_cli.algorithms.sliders import sliders
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.clipping.masked import Needs, apply_masks
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.studies.clipping import analyse_clipping
-from mismatch_cli.studies.exploration import MOST_TOKENS, NOT_JUDGED, Exploration, Judged, explore
+from mismatch_cli.studies.exploration import explore as explore_module
+from mismatch_cli.studies.exploration import leaders as leaders_module
+from mismatch_cli.studies.exploration import passages as passages_module
+from mismatch_cli.studies.exploration import token_survey as survey_module
+from mismatch_cli.studies.exploration.explore import explore
+from mismatch_cli.studies.exploration.explored import NOT_JUDGED, Exploration, Judged
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from tests.metrics.clipping.world import (
@@ -31,7 +35,7 @@ from tests.metrics.clipping.world import (
     without,
     world,
 )
-from tests.studies.written import TEXTS, write_trace
+from tests.studies.written import write_trace
 
 NOTHING = Needs(advantages=False, recomputed=False, top_k=0)
 
@@ -43,7 +47,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 @pytest.fixture(scope="module")
 def explored(trace: Trace) -> Exploration:
-    return existing(analyse_clipping([trace], ALL).exploration(48))
+    return existing(analyse_clipping([trace], ALL).exploration())
 
 
 def existing(found: Exploration | None) -> Exploration:
@@ -58,9 +62,17 @@ def judged_by(found: Exploration, name: str, sign: str = "") -> Judged:
 
 
 def share(judged: Judged, position: int | None = None) -> float:
-    """The blocked share of the judged tokens, as the page's script counts it."""
+    """The blocked share of the judged tokens of the traces, as the page's script counts it.
+
+    Where the page has all tokens, it is also that of their levels.
+    """
+    place = judged.published if position is None else position
+    return float(judged.blocked[:, place].sum() / judged.judged.sum())
+
+
+def share_of_levels(judged: Judged, position: int) -> float:
     level_T = judged.level_T[judged.level_T != NOT_JUDGED]
-    return float(np.mean(level_T > (judged.published if position is None else position)))
+    return float(np.mean(level_T > position))
 
 
 def test_every_algorithm_blocks_the_tokens_that_its_masks_block(explored: Exploration) -> None:
@@ -76,7 +88,7 @@ def test_every_algorithm_blocks_the_tokens_that_its_masks_block(explored: Explor
                 kept_N = keep_T(algorithm, masked.policies, masked.advantage_N)[masked.judged_N]
                 assert np.array_equal(level_T[tokens] <= judged.published, kept_N), algorithm.name
         seen += batch.num_tokens
-    assert seen == len(explored.text_T)
+    assert seen == len(explored.tokens.text_T)
 
 
 def test_every_column_that_an_algorithm_may_need_is_read(tmp_path: Path) -> None:
@@ -85,14 +97,47 @@ def test_every_column_that_an_algorithm_may_need_is_read(tmp_path: Path) -> None
     averaged = replace(batch, logp_average_T=batch.logp_recomputed_T)
     names = ("grpo-clip-higher", "ppo-ewma", "top-entropy", "ppo", "dppo-topk-tv-recompute")
     trace = write_trace(tmp_path / "trace", averaged)
-    found = existing(analyse_clipping([trace], [find(name) for name in names]).exploration(24))
+    found = existing(analyse_clipping([trace], [find(name) for name in names]).exploration())
     assert [judged.algorithm for judged in found.judged] == list(names)
 
 
 def test_the_share_is_what_clipstats_prints(trace: Trace, explored: Exploration) -> None:
     rows = analyse_clipping([trace], ALL).to_json()["algorithms"]
-    assert {row["name"]: row["blocked"]["all"]["value"] for row in rows} == pytest.approx(
-        {judged.algorithm: share(judged) for judged in explored.judged}, abs=1e-12
+    assert_counted_as_in(rows, explored)
+
+
+def assert_counted_as_in(rows: Sequence[dict[str, Any]], found: Exploration) -> None:
+    """The shares of `clipstats`, in all and by the sign of A, to the token."""
+    assert [row["name"] for row in rows] == [judged.algorithm for judged in found.judged]
+    for row, judged in zip(rows, found.judged, strict=True):
+        shares = {"all": share(judged)}
+        for sign, name in enumerate(("positive", "negative")):
+            shares[name] = judged.blocked[sign, judged.published] / judged.judged[sign]
+        for name, value in shares.items():
+            assert row["blocked"][name]["value"] == pytest.approx(value, abs=1e-12), row["name"]
+
+
+def test_the_counts_are_of_all_tokens_whatever_fits(
+    trace: Trace, explored: Exploration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passages_module, "MOST_TOKENS", 300)
+    few = existing(analyse_clipping([trace], ALL).exploration())
+    assert len(few.tokens.text_T) <= 300 < few.total_tokens == len(explored.tokens.text_T)
+    assert_counted_as_in(analyse_clipping([trace], ALL).to_json()["algorithms"], few)
+    token_U = places_in(explored, few)
+    for judged, of_all in zip(few.judged, explored.judged, strict=True):
+        assert np.array_equal(judged.blocked, of_all.blocked)
+        assert np.array_equal(judged.level_T, of_all.level_T[token_U])
+
+
+def places_in(whole: Exploration, some: Exploration) -> np.ndarray:
+    """The tokens of a page among those of one that has all."""
+    first_S = np.cumsum(whole.passage_P.tokens) - whole.passage_P.tokens
+    return np.concatenate(
+        [
+            first_S[response] + np.arange(start, start + tokens)
+            for response, start, tokens in some.passage_P.tolist()
+        ]
     )
 
 
@@ -130,6 +175,8 @@ def typed(judged: Judged, place: int) -> str:
 def test_positions_go_from_strict_to_loose_through_the_published_one(explored: Exploration) -> None:
     for judged, algorithm in zip(explored.judged, ALL, strict=True):
         shares = [share(judged, position) for position in range(len(judged.thresholds))]
+        of_levels = [share_of_levels(judged, place) for place in range(len(judged.thresholds))]
+        assert shares == pytest.approx(of_levels, abs=1e-12)
         assert shares == sorted(shares, reverse=True), judged.algorithm
         assert sliders(algorithm)[judged.published][0] is algorithm
         for low, high in zip(judged.thresholds, judged.thresholds[1:], strict=False):
@@ -151,10 +198,10 @@ def test_a_mask_whose_share_does_not_fall_is_shown_as_decided(tmp_path: Path, tr
         encoding="utf-8",
     )
     algorithm = find(str(file))
-    (judged,) = existing(analyse_clipping([trace], (algorithm,)).exploration(48)).judged
+    (judged,) = existing(analyse_clipping([trace], (algorithm,)).exploration()).judged
     assert (len(judged.thresholds), judged.published) == (1, 0)
     assert judged.unmoved == "not ordered by its threshold"
-    assert 0 < share(judged) < 1
+    assert 0 < share(judged) < 1 and share(judged) == share_of_levels(judged, 0)
     (row,) = analyse_clipping([trace], (algorithm,)).to_json()["algorithms"]
     assert share(judged) == row["blocked"]["all"]["value"]
 
@@ -162,22 +209,22 @@ def test_a_mask_whose_share_does_not_fall_is_shown_as_decided(tmp_path: Path, tr
 def test_without_advantages_each_algorithm_is_judged_for_both_signs(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace", world(0, 40), without=("advantage",))
     analysis = analyse_clipping([trace], ALL)
-    found, rows = existing(analysis.exploration(40)), analysis.to_json()["algorithms"]
-    assert found.advantage_T is None and len(found.judged) == 2 * sum(
+    found, rows = existing(analysis.exploration()), analysis.to_json()["algorithms"]
+    assert found.tokens.advantage_T is None and len(found.judged) == 2 * sum(
         not a.batch_masks for a in ALL
     )
     for row in rows:
-        for sign, key in ((">", "positive"), ("<", "negative")):
-            assert share(judged_by(found, row["name"], sign)) == pytest.approx(
-                row["blocked"][key]["value"], abs=1e-12
-            )
+        for of_sign, (sign, key) in enumerate(((">", "positive"), ("<", "negative"))):
+            judged = judged_by(found, row["name"], sign)
+            assert share(judged) == pytest.approx(row["blocked"][key]["value"], abs=1e-12)
+            assert judged.judged[1 - of_sign] == 0 < judged.judged[of_sign]
 
 
 def test_a_gap_is_explored_at_equal_weights_and_judged_at_the_current_trainer(
     tmp_path: Path, trace: Trace
 ) -> None:
     """`report` is about the mismatch, a mask about the current trainer."""
-    found = existing(analyse([trace], worst=3).exploration(48))
+    found = existing(analyse([trace], worst=3).exploration())
     assert (found.pair.name, found.judged_alike) == ("mismatch", False)
     pair = (find("grpo-clip-higher"), find("dppo-binary-tv"))
     rows = analyse_clipping([trace], pair).to_json()["algorithms"]
@@ -186,76 +233,84 @@ def test_a_gap_is_explored_at_equal_weights_and_judged_at_the_current_trainer(
     )
     absent = ("logp_recomputed", "topk_logp_recomputed")
     equal = write_trace(tmp_path / "trace", world(0, 40), without=absent, equal_weights=True)
-    assert existing(analyse([equal], worst=3).exploration(48)).judged_alike
+    assert existing(analyse([equal], worst=3).exploration()).judged_alike
 
 
-def test_tokens_keep_their_numbers(trace: Trace, explored: Exploration) -> None:
-    batches = list(trace.batches())
-    ids_T = np.concatenate([batch.response_ids_T for batch in batches])
-    words = [TEXTS[token] if token < len(TEXTS) else f"⟨{token}⟩" for token in ids_T.tolist()]
-    assert list(explored.text_T) == words
-    for name, column in (
-        ("logq_T", "logp_rollout_T"),
-        ("logp_T", "logp_trainer_T"),
-        ("advantage_T", "advantage_T"),
-    ):
-        expected = np.concatenate([getattr(batch, column) for batch in batches])
-        np.testing.assert_array_equal(getattr(explored, name), expected)
-    lengths = np.concatenate([np.diff(batch.offset_S1) for batch in batches]).tolist()
-    assert [response.tokens for response in explored.responses] == lengths
-    assert {response.prompt for response in explored.responses} == {"".join(TEXTS[1:5])}
-    graded = [response.reward for response in explored.responses]
-    assert graded.count(None) == 2 and set(graded) == {None, 0.0, 1.0}
-    ranks = explored.ranks
+def test_ranks_are_those_of_the_tokens_in_lists(trace: Trace, explored: Exploration) -> None:
+    ranks = explored.tokens.ranks
     assert ranks is not None and ranks.logq_UK.shape == (len(ranks.token_U), 5)
-    topk = np.concatenate([batch.topk_logp_trainer_TK for batch in batches])
-    np.testing.assert_array_equal(ranks.logp_UK, topk[ranks.token_U, :5])
+    listed = {token for each in explored.lists for token in each.token_U.tolist()}
+    assert ranks.token_U.tolist() == sorted(listed)
+    batches = list(trace.batches())
+    for name, recorded_UK in (("rollout", ranks.logq_UK), ("trainer", ranks.logp_UK)):
+        topk = np.concatenate([getattr(batch, f"topk_logp_{name}_TK") for batch in batches])
+        np.testing.assert_array_equal(recorded_UK, topk[ranks.token_U, :5])
+    ids = np.concatenate([batch.topk_ids_TK for batch in batches])[ranks.token_U, :5]
+    decode = trace.vocabulary.decode
+    assert ranks.text_UK == [[decode([token]) for token in row] for row in ids.tolist()]
 
 
-def test_only_the_requested_responses_of_the_first_shards(trace: Trace) -> None:
-    found = existing(analyse_clipping([trace], ALL[:3]).exploration(30))
-    assert (len(found.responses), found.left_out, found.full) == (30, 18, False)
-    assert [response.prompt_id for response in found.responses][-6:] == [
-        100,
-        100,
-        100,
-        101,
-        101,
-        101,
-    ]
-    assert explore([trace], PAIRS["total"], ALL[:3], PLAIN, {}, responses=0) is None
+def test_lists_are_of_the_whole_trace(
+    trace: Trace, explored: Exploration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest of all tokens in order, and samples of all that the compared algorithms block."""
+    lists = {each.name: each for each in explored.lists}
+    assert list(lists) == ["gap", "probability", "only", "blocked"]
+    batches = list(trace.batches())
+    logq_T, logp_T, mask_T = (
+        np.concatenate([getattr(batch, name) for batch in batches])
+        for name in ("logp_rollout_T", "logp_trainer_T", "loss_mask_T")
+    )
+    sizes = {"gap": np.abs(logp_T - logq_T), "probability": np.abs(np.exp(logp_T) - np.exp(logq_T))}
+    for name, size_T in sizes.items():
+        counted_T = np.where(mask_T & np.isfinite(size_T), size_T, 0)
+        largest = np.sort(counted_T)[::-1][: len(lists[name].token_U)]
+        assert counted_T[lists[name].token_U] == pytest.approx(largest, rel=1e-5)
+        assert lists[name].population == np.count_nonzero(mask_T & np.isfinite(logp_T))
+    a, b = (blocked(judged_by(explored, name)) for name in explored.compared)
+    for name, member_T in {"only": a ^ b, "blocked": a | b}.items():
+        assert sorted(lists[name].token_U.tolist()) == np.flatnonzero(member_T).tolist()
+    monkeypatch.setattr(leaders_module, "LEADERS", 40)
+    for few in existing(analyse_clipping([trace], ALL).exploration()).lists:
+        assert few.token_U.tolist() == lists[few.name].token_U[:40].tolist()
+        assert few.population == lists[few.name].population
+
+
+def blocked(judged: Judged) -> np.ndarray:
+    """Whether each token is blocked at the algorithm's own thresholds."""
+    return (judged.level_T != NOT_JUDGED) & (judged.level_T > judged.published)
+
+
+def test_lists_without_members_are_left_out(tmp_path: Path, trace: Trace) -> None:
+    found = existing(explore([trace], PAIRS["total"], (), NOTHING, {}))
+    assert [each.name for each in found.lists] == ["gap", "probability"]
+    one = analyse_clipping([trace], (find("grpo-clip-higher"),)).exploration()
+    assert [each.name for each in existing(one).lists] == ["gap", "probability", "blocked"]
+    equal = simple([[-1.0, -2.0]], [[-1.0, -2.0]], [1.0])
+    same = explore([write_trace(tmp_path / "trace", equal)], PAIRS["total"], (), NOTHING, {})
+    assert existing(same).lists == ()
 
 
 def test_several_traces_with_different_top_k(tmp_path: Path) -> None:
-    """Twenty ranks in one, five in the other, and a third without any: each token has what its
+    """Twenty ranks in one, three in the other, and a third without any: each token has what its
     trace has.
     """
-    recorded = [world(0, 12), world(1, 12, top_k=5), without_topk(world(2, 12))]
+    recorded = [world(0, 12), world(1, 12, top_k=3), without_topk(world(2, 12))]
     traces = [
         write_trace(tmp_path / str(n) / "trace", batch, seed=n) for n, batch in enumerate(recorded)
     ]
-    found = existing(
-        analyse_clipping(traces[:2], (find("dppo-topk-tv:k=5"), *ALL[:3])).exploration(100)
-    )
-    assert [response.trace for response in found.responses] == [0] * 12 + [1] * 12
-    row = analyse_clipping(traces[:2], (find("dppo-topk-tv:k=5"), *ALL[:3])).to_json()[
-        "algorithms"
-    ][0]
-    assert share(found.judged[0]) == pytest.approx(row["blocked"]["all"]["value"], abs=1e-12)
+    algorithms = (find("dppo-topk-tv:k=3"), *ALL[:3])
+    analysis = analyse_clipping(traces[:2], algorithms)
+    found = existing(analysis.exploration())
+    assert found.response_S.trace_index.tolist() == [0] * 12 + [1] * 12
+    assert_counted_as_in(analysis.to_json()["algorithms"], found)
     mixed = existing(explore(traces, PAIRS["total"], ALL[2:3], PLAIN, {}))
-    assert mixed.ranks is not None and len(mixed.text_T) == sum(
-        batch.num_tokens for batch in recorded
-    )
-    assert mixed.ranks.token_U.max() < sum(batch.num_tokens for batch in recorded[:2])
-
-
-def test_several_traces_share_the_page(tmp_path: Path) -> None:
-    traces = [write_trace(tmp_path / str(n) / "trace", world(n, 24), seed=n) for n in range(3)]
-    found = existing(explore(traces, PAIRS["total"], (), PLAIN, {}, responses=10))
-    assert [response.trace for response in found.responses] == [0] * 4 + [1] * 3 + [2] * 3
-    assert [Path(name).name for name in found.traces] == ["0", "1", "2"] and found.left_out == 62
-    tokens = sum(response.tokens for response in found.responses)
-    assert len(found.text_T) == tokens == len(found.logq_T)
+    ranks, first = mixed.tokens.ranks, recorded[0].num_tokens
+    assert ranks is not None and ranks.token_U.max() < first + recorded[1].num_tokens
+    assert np.isfinite(ranks.logq_UK[ranks.token_U < first]).all()
+    short_UK = ranks.logq_UK[ranks.token_U >= first]
+    assert np.isfinite(short_UK[:, :3]).all() and np.isnan(short_UK[:, 3:]).all()
+    assert [Path(name).name for name in mixed.traces] == ["0", "1", "2"]
 
 
 def without_topk(batch: TokenBatch) -> TokenBatch:
@@ -276,8 +331,8 @@ def test_a_shard_that_lacks_a_column_is_shown_and_not_judged(tmp_path: Path) -> 
     )
     trace = write_trace(tmp_path / "trace", *batches)
     analysis = analyse_clipping([trace], ALL)
-    found = existing(analysis.exploration(100))
-    assert (len(found.responses), found.left_out) == (24, 12)
+    found = existing(analysis.exploration())
+    assert found.total_responses == 24
     first = batches[0].num_tokens
     for judged, row in zip(found.judged, analysis.to_json()["algorithms"], strict=True):
         assert (judged.level_T[first:] == NOT_JUDGED).all()
@@ -298,36 +353,94 @@ def test_tokens_without_usable_values(tmp_path: Path) -> None:
             [write_trace(tmp_path / "trace", batch)], PAIRS["total"], plain_algorithms(), PLAIN, {}
         )
     )
-    assert [response.tokens for response in found.responses] == [4, 0, 2]
+    assert found.passage_P.tolist() == [(0, 0, 4), (1, 0, 0), (2, 0, 2)]
+    of_response = {
+        name: found.response_S[name].tolist() for name in ("absolute", "signed", "largest")
+    }
+    assert of_response == {"absolute": [2, 0, 8.5], "signed": [-2, 0, -8.5], "largest": [2, 0, 8.5]}
     clip = judged_by(found, "grpo-clip-higher")
     assert [int(level > clip.published) for level in clip.level_T[[0, 3]]] == [1, 1]
     assert (clip.level_T[[1, 2, 4, 5]] == NOT_JUDGED).all()
-    assert found.ranks is None and found.entropy_T is None
+    assert found.tokens.ranks is None and found.tokens.entropy_T is None
 
 
-def test_a_response_longer_than_a_page_is_cut_and_judged_as_a_whole(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    logq_T = -rng.exponential(1.0, 130_000).astype(np.float32)
-    logp_T = np.minimum(logq_T + rng.normal(0.0, 0.1, len(logq_T)).astype(np.float32), 0)
-    logp_T[:MOST_TOKENS] = logq_T[:MOST_TOKENS]  # nothing has moved yet at the end of the page
-    batch = simple([logq_T.tolist()], [logp_T.tolist()], [-1.0])
-    batch = replace(
-        batch, response_ids_T=batch.response_ids_T % 8, logp_recomputed_T=batch.logp_rollout_T
-    )
-    algorithms: Sequence[Algorithm] = (find("gspo"), find("dppo-binary-tv"))
-    needs = replace(PLAIN, recomputed=True)
-    trace = write_trace(tmp_path / "trace", batch, batch)
-    found = existing(explore([trace], PAIRS["total"], algorithms, needs, {}))
-    (response,) = found.responses
-    assert (response.length, response.tokens, len(found.text_T)) == (
-        130_000,
-        MOST_TOKENS,
-        MOST_TOKENS,
-    )
-    assert found.left_out == 1 and found.full
-    assert not existing(explore([trace], PAIRS["total"], algorithms, needs, {}, responses=1)).full
-    gspo, tv = found.judged
-    assert (share(gspo), share(tv)) == (1.0, 0.0)
+def long_responses(seed: int = 0) -> TokenBatch:
+    """Three responses whose windows do not meet; their gap drifts."""
+    rng = np.random.default_rng(seed)
+    lengths = (1500, 40, 2500)
+    logq = [-rng.exponential(1.0, length) for length in lengths]
+    drift = [0.1 * rng.standard_t(3, length) * np.linspace(0.1, 1, length) for length in lengths]
+    logp = [np.minimum(q + d, 0) for q, d in zip(logq, drift, strict=True)]
+    batch = simple([x.tolist() for x in logq], [x.tolist() for x in logp], [-1.0, 0.5, 1.0])
+    ids_T = rng.integers(0, 8, batch.num_tokens).astype(np.int32)
+    return replace(batch, response_ids_T=ids_T, logp_recomputed_T=batch.logp_rollout_T)
+
+
+def test_windows_have_the_levels_of_complete_responses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masks on whole responses, on batches and on single tokens."""
+    names = ("gspo", "cppo", "ppo-mis", "m2po", "dppo-binary-tv", "trm-avg", "vaco", "ppo-opsm")
+    algorithms = tuple(map(find, names))
+    trace = write_trace(tmp_path / "trace", long_responses(), long_responses(1))
+    whole = existing(analyse_clipping([trace], algorithms).exploration())
+    monkeypatch.setattr(passages_module, "MOST_TOKENS", 1500)
+    few = existing(analyse_clipping([trace], algorithms).exploration())
+    assert len(few.tokens.text_T) <= 1500 and not few.whole_P.all() and len(few.passage_P) > 5
+    token_U = places_in(whole, few)
+    for judged, of_all in zip(few.judged, whole.judged, strict=True):
+        assert np.array_equal(judged.blocked, of_all.blocked)
+        assert np.array_equal(judged.level_T, of_all.level_T[token_U]), judged.algorithm
+    for name in ("logq_T", "logp_T", "advantage_T"):
+        np.testing.assert_array_equal(
+            getattr(few.tokens, name), getattr(whole.tokens, name)[token_U]
+        )
+    assert list(few.tokens.text_T) == [whole.tokens.text_T[token] for token in token_U.tolist()]
+    assert few.response_S.tobytes() == whole.response_S.tobytes()
+
+
+def test_profiles_are_of_responses_that_are_not_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passages_module, "MOST_TOKENS", 1500)
+    batch = long_responses()
+    trace = write_trace(tmp_path / "trace", batch)
+    found = existing(explore([trace], PAIRS["total"], (), NOTHING, {}))
+    assert found.profile_response_R.tolist() == [0, 2] and found.profile_RB.shape == (2, 48)
+    assert batch.logp_trainer_T is not None
+    d_T = np.abs(batch.logp_trainer_T - batch.logp_rollout_T)
+    for response, profile_B in zip([0, 2], found.profile_RB, strict=True):
+        first, end = batch.offset_S1[response : response + 2].tolist()
+        parts = np.arange(end - first) * 48 // (end - first)
+        expected = [d_T[first:end][parts == part].max() for part in range(48)]
+        np.testing.assert_array_equal(profile_B, np.array(expected, dtype=np.float32))
+        assert found.response_S.largest[response] == max(expected)
+
+
+def test_responses_with_passages_are_listed_before_the_first_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = existing(explore([traced(tmp_path)], PAIRS["total"], (), NOTHING, {}))
+    for module in (passages_module, survey_module, explore_module):
+        monkeypatch.setattr(module, "MOST_RESPONSES", 12)
+    monkeypatch.setattr(passages_module, "MOST_TOKENS", 150)
+    monkeypatch.setattr(leaders_module, "LEADERS", 2)
+    found = existing(explore([traced(tmp_path)], PAIRS["total"], (), NOTHING, {}))
+    assert len(found.response_S) == 12 and found.total_responses == len(every.response_S) == 48
+    assert sorted(found.prompts) == sorted(set(found.passage_P.response.tolist()))
+    keys = [(row["step"], row["prompt_id"], row["sample_index"]) for row in every.response_S]
+    numbers = [
+        keys.index((row["step"], row["prompt_id"], row["sample_index"])) for row in found.response_S
+    ]
+    assert numbers == sorted(numbers) and max(numbers) >= 12
+    assert found.response_S.tobytes() == every.response_S[numbers].tobytes()
+    shown = {numbers[place] for place in found.prompts}
+    others = [number for number in range(12) if number not in shown]
+    assert numbers == sorted([*shown, *others[: 12 - len(shown)]])
+
+
+def traced(tmp_path: Path) -> Trace:
+    return write_trace(tmp_path / "trace", world(0, 24), world(1, 24))
 
 
 def test_an_unscored_trace_and_one_without_responses(tmp_path: Path) -> None:
@@ -335,4 +448,4 @@ def test_an_unscored_trace_and_one_without_responses(tmp_path: Path) -> None:
     assert explore([unscored], PAIRS["total"], ALL[:1], NOTHING, {}) is None
     scored = write_trace(tmp_path / "b" / "trace", world(1, 12))
     found = existing(explore([unscored, scored], PAIRS["total"], (), NOTHING, {}))
-    assert {response.trace for response in found.responses} == {1} and found.judged == ()
+    assert set(found.response_S.trace_index.tolist()) == {1} and found.judged == ()
