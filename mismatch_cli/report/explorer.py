@@ -170,8 +170,8 @@ def _of_responses(explored: Exploration) -> dict[str, np.ndarray]:
     response_S, passage_P = explored.response_S, explored.passage_P
     has_advantage = explored.tokens.advantage_T is not None and explored.one_advantage
     return {
-        "response_absolute": response_S.absolute.astype(np.float32),
-        "response_signed": response_S.signed.astype(np.float32),
+        "response_absolute": _sums(response_S.absolute),
+        "response_signed": _sums(response_S.signed),
         "response_largest": _half(response_S.largest),
         **_if_any("response_advantage", response_S.advantage if has_advantage else None),
         "passage_response": passage_P.response.astype(np.uint32),
@@ -221,13 +221,15 @@ def _smallest(numbers: np.ndarray) -> np.ndarray:
 
 
 def _half(values: np.ndarray) -> np.ndarray:
-    """Half precision of ten bits: noise in the last one does not compress; finite values stay
-    finite.
-    """
-    bits = values.astype(np.float32).view(np.uint32) + np.uint32(2**13)
-    rounded = (bits & np.uint32(2**32 - 2**14)).view(np.float32)
-    within = np.clip(rounded, -_LARGEST_HALF, _LARGEST_HALF)
+    """Half precision; finite values stay finite."""
+    within = np.clip(values, -_LARGEST_HALF, _LARGEST_HALF)
     return np.where(np.isfinite(values), within, values).astype(np.float16)
+
+
+def _sums(values: np.ndarray) -> np.ndarray:
+    """Single precision, beyond the range of half, rounded to 12 bits: noise does not compress."""
+    bits = values.astype(np.float32).view(np.uint32) + np.uint32(2**11)
+    return (bits & np.uint32(2**32 - 2**12)).view(np.float32)
 
 
 def _shown(text: str, longest: int) -> str:

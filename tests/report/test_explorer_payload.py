@@ -1,0 +1,411 @@
+"""What the explorer's script gets: what was recorded, to half precision, and a sentence about the
+rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mismatch_cli.algorithms.algorithm import keep_T
+from mismatch_cli.algorithms.parse import find
+from mismatch_cli.algorithms.sliders import sliders
+from mismatch_cli.cli import run
+from mismatch_cli.metrics.clipping.masked import Needs, apply_masks
+from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.report.explorer import explorer_view
+from mismatch_cli.studies.clipping import analyse_clipping
+from mismatch_cli.studies.exploration import passages as passages_module
+from mismatch_cli.studies.exploration.explore import explore
+from mismatch_cli.studies.exploration.explored import NOT_JUDGED, Exploration
+from mismatch_cli.studies.exploration.passages import MOST_TOKENS
+from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.text import for_html
+from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trace.vocabulary import Vocabulary
+from tests.metrics.clipping.world import PLAIN, VOCABULARY, simple, without, world
+from tests.report.payload import Payload
+from tests.studies.written import write_trace
+
+HALF = 2.0**-11  # the largest relative error of half precision
+PAIR = tuple(map(find, ("grpo-clip-higher", "dppo-binary-tv")))
+NO_MASKS = Needs(advantages=False, recomputed=False, top_k=0)
+HOSTILE = (
+    b"<script>pwned = 1</script>",
+    b"<!--",
+    b"\x1b[2J",
+    "\u202eevil\u202c".encode(),
+    b"\xff\xfe",
+    b"\x00",
+    b"\n\n",
+    b"x" * 1_000_000,
+    "é".encode()[:1],
+    "é".encode()[1:],
+)
+
+
+@dataclass(frozen=True)
+class Response:
+    """A scored response as recorded."""
+
+    keys: tuple[int, ...]  # step, prompt, sample
+    vocabulary: Vocabulary
+    ids_T: np.ndarray
+    logq_T: np.ndarray
+    d_T: np.ndarray
+    counts_T: np.ndarray
+    entropy_T: np.ndarray
+    advantage_T: np.ndarray
+
+    def text_T(self, part: slice) -> list[str]:
+        """The text of each token, as it reads within a passage."""
+        texts = self.vocabulary.texts(self.ids_T[part])
+        return [for_html(text if len(text) <= 120 else f"{text[:120]}…") for text in texts]
+
+
+def recorded(traces: Sequence[Trace], current: str) -> Iterator[Response]:
+    for trace in traces:
+        for batch in trace.batches():
+            logp_T = getattr(batch, f"logp_{current}_T")
+            if logp_T is None:
+                continue
+            nothing_T = np.full(batch.num_tokens, np.nan)
+            with np.errstate(invalid="ignore"):
+                d_T = logp_T - batch.logp_rollout_T
+            columns = (
+                batch.response_ids_T,
+                batch.logp_rollout_T,
+                d_T,
+                batch.loss_mask_T & np.isfinite(d_T),
+                nothing_T if batch.entropy_trainer_T is None else batch.entropy_trainer_T,
+                nothing_T if batch.advantage_T is None else batch.advantage_T,
+            )
+            keys = zip(batch.step_S, batch.prompt_id_S, batch.sample_index_S, strict=True)
+            for key, (first, end) in zip(keys, pairwise(batch.offset_S1), strict=True):
+                own = (column_T[first:end] for column_T in columns)
+                yield Response(tuple(map(int, key)), trace.vocabulary, *own)
+
+
+def assert_as_recorded(payload: Payload, traces: Sequence[Trace], current: str = "trainer") -> None:
+    """Every response is an entry, and the tokens of each passage are those of its response."""
+    responses = list(recorded(traces, current))
+    entries = payload.head["responses"]
+    assert payload.head["totals"] == {
+        "responses": len(responses),
+        "tokens": sum(len(response.ids_T) for response in responses),
+    }
+    keys = zip(entries["step"], entries["prompt"], entries["sample"], strict=True)
+    assert [response.keys for response in responses] == list(keys)
+    assert [len(response.ids_T) for response in responses] == entries["length"]
+    texts = payload.texts
+    for number, start, on_page in payload.passages:
+        response, part = responses[number], slice(start, start + on_page.stop - on_page.start)
+        assert texts[on_page] == response.text_T(part)
+        assert_close(payload.column("logq")[on_page], response.logq_T[part])
+        assert_close(payload.column("d")[on_page], response.d_T[part])
+        if "entropy" in payload:
+            assert_close(payload.column("entropy")[on_page], response.entropy_T[part])
+        if "advantage" in payload:
+            advantage_T = payload.column("advantage")[on_page]
+            np.testing.assert_array_equal(advantage_T, response.advantage_T[part])
+    assert_sums(payload, responses)
+
+
+def assert_sums(payload: Payload, responses: Sequence[Response]) -> None:
+    """Of complete responses, over the tokens that count."""
+    d_S = [response.d_T[response.counts_T].astype(np.float64) for response in responses]
+    sums = {
+        "absolute": [np.abs(d_T).sum() for d_T in d_S],
+        "signed": [d_T.sum() for d_T in d_S],
+        "largest": [np.abs(d_T).max(initial=0) for d_T in d_S],
+    }
+    for name, expected in sums.items():
+        column_S = payload.column(f"response_{name}")
+        np.testing.assert_allclose(column_S, expected, rtol=HALF, atol=1e-5)
+    if "response_advantage" in payload:
+        for response, advantage in zip(
+            responses, payload.column("response_advantage"), strict=True
+        ):
+            expected_T = np.full(len(response.ids_T), advantage)
+            np.testing.assert_array_equal(response.advantage_T, expected_T)
+
+
+def assert_close(half_T: np.ndarray, recorded_T: np.ndarray) -> None:
+    """To half precision; infinities and what was not measured exactly."""
+    np.testing.assert_allclose(half_T.astype(np.float64), recorded_T, rtol=HALF, atol=2.0**-24)
+
+
+def payload_of(explored: Exploration | None) -> Payload:
+    assert explored is not None
+    return Payload(explorer_view(explored).data)
+
+
+def sentence_of(explored: Exploration | None) -> str:
+    assert explored is not None
+    return explorer_view(explored).text.partition(" π is ")[0]
+
+
+def long_trace(folder: Path, lengths: Sequence[int], seed: int = 0) -> Trace:
+    """A trace of random gaps with responses of these lengths, and one advantage each."""
+    rng = np.random.default_rng(seed)
+    offset_S1 = np.cumsum([0, *lengths])
+    logq_T = -rng.exponential(1.0, offset_S1[-1]).astype(np.float32)
+    logp_T = np.minimum(logq_T + 0.1 * rng.standard_t(3, len(logq_T)), 0).astype(np.float32)
+    advantage_S = rng.choice([-1.0, 0.5], len(lengths)).astype(np.float32)
+    ones = [[-1.0]] * len(lengths)
+    batch = replace(
+        simple(ones, ones, advantage_S.tolist()),
+        offset_S1=offset_S1,
+        response_ids_T=rng.integers(0, 8, len(logq_T)).astype(np.int32),
+        loss_mask_T=np.ones(len(logq_T), dtype=bool),
+        logp_rollout_T=logq_T,
+        logp_trainer_T=logp_T,
+        advantage_T=np.repeat(advantage_S, lengths),
+    )
+    return write_trace(folder / "trace", batch)
+
+
+def test_a_small_trace_is_there_as_recorded(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "trace", world(0, 3), world(1, 2))
+    explored = analyse_clipping([trace], PAIR).exploration()
+    payload = payload_of(explored)
+    assert_as_recorded(payload, [trace])
+    assert "response_advantage" in payload and "advantage" not in payload
+    assert "profile" in payload and not payload.column("profile").size
+    tokens, responses = payload.head["totals"]["tokens"], 5
+    assert sentence_of(explored) == f"All {tokens} tokens of {responses} responses."
+    assert len(payload.head["prompts"]) == 1
+    assert payload.head["responses"]["words"] == [0] * 5
+
+
+def test_levels_are_those_of_the_masks(tmp_path: Path) -> None:
+    """At every position of the slider; algorithms with equal masks share a column."""
+    algorithms = (*PAIR, find("ppo-rollout"), find("ppo"), find("gspo"))
+    batch = world(0, 12)
+    trace = write_trace(tmp_path / "trace", batch)
+    analysis = analyse_clipping([trace], algorithms)
+    payload = payload_of(analysis.exploration())
+    needs = analysis.support.needs
+    (masked,) = (cases[0] for cases in apply_masks(batch, needs, (), {}))
+    for place, algorithm in enumerate(algorithms):
+        blocked_N = sum(
+            (~keep_T(moved, masked.policies, masked.advantage_N)).astype(int)
+            for moved, _ in sliders(algorithm)
+        )
+        level_T = np.full(batch.num_tokens, NOT_JUDGED)
+        judged_N = masked.judged_N
+        level_T[masked.gaps.index_N[judged_N]] = blocked_N[judged_N]
+        assert np.array_equal(payload.column(f"level{place}"), level_T), algorithm.name
+    columns, names = payload.head["columns"], [each.name for each in algorithms]
+    alike = analysis.to_json()["same_mask"]
+    for group in alike:
+        assert len({columns[f"level{names.index(name)}"][1] for name in group}) == 1
+
+
+def test_long_responses_are_there_in_windows(tmp_path: Path) -> None:
+    trace = long_trace(tmp_path, [8192] * 26)
+    explored = analyse_clipping([trace], PAIR).exploration()
+    payload = payload_of(explored)
+    assert_as_recorded(payload, [trace])
+    whole = sum(
+        start == 0 and on_page.stop - on_page.start == 8192
+        for _, start, on_page in payload.passages
+    )
+    windows = len({response for response, *_ in payload.passages}) - whole
+    tokens = len(payload.texts)
+    assert whole + windows == 26 and whole >= 12 and windows
+    assert MOST_TOKENS - 8192 < tokens <= MOST_TOKENS
+    assert sentence_of(explored) == (
+        f"{tokens:,} of 212,992 tokens: {whole} responses whole, {windows} in windows of 64 tokens "
+        "around those in the lists."
+    )
+    assert payload.column("profile_response").size == windows
+    assert payload.column("profile").reshape(windows, 48).max() > 0
+
+
+def test_many_responses_are_all_listed(tmp_path: Path) -> None:
+    trace = long_trace(tmp_path, [22] * 10_000)
+    explored = analyse_clipping([trace], PAIR).exploration()
+    payload = payload_of(explored)
+    assert_as_recorded(payload, [trace])
+    shown = {response for response, *_ in payload.passages}
+    assert [place in shown for place in range(10_000)] == [
+        words >= 0 for words in payload.head["responses"]["words"]
+    ]
+    assert MOST_TOKENS - 22 < len(payload.texts) <= MOST_TOKENS
+    assert sentence_of(explored) == (
+        f"{len(payload.texts):,} of 220,000 tokens: {len(shown):,} responses whole, "
+        f"{10_000 - len(shown):,} without a token here."
+    )
+
+
+def test_one_response_longer_than_a_page(tmp_path: Path) -> None:
+    trace = long_trace(tmp_path, [230_000])
+    explored = analyse_clipping([trace], PAIR).exploration()
+    payload = payload_of(explored)
+    assert_as_recorded(payload, [trace])
+    assert sentence_of(explored) == (
+        f"{len(payload.texts):,} of 230,000 tokens: 1 response in windows of 64 tokens around "
+        "those in the lists."
+    )
+    for each in payload.head["lists"]:
+        size = payload.column(f"list_{each['name']}").size
+        assert 300 < size <= 500 and f"{size} " in each["note"]
+
+
+def test_several_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passages_module, "MOST_TOKENS", 900)
+    traces = [
+        write_trace(tmp_path / str(seed) / "trace", world(seed, 24), seed=seed) for seed in range(3)
+    ]
+    explored = explore(traces, PAIRS["total"], PAIR, PLAIN, {}, PAIR)
+    payload = payload_of(explored)
+    assert_as_recorded(payload, traces)
+    assert payload.head["responses"]["trace"] == [0] * 24 + [1] * 24 + [2] * 24
+    assert [Path(name).name for name in payload.head["traces"]] == ["0", "1", "2"]
+    assert " tokens in 3 traces: " in sentence_of(explored)
+
+
+def test_without_advantages(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "trace", world(0, 24), without=("advantage",))
+    payload = payload_of(analyse_clipping([trace], PAIR).exploration())
+    assert_as_recorded(payload, [trace])
+    assert "advantage" not in payload and "response_advantage" not in payload
+    names = [f"{each.name}, if A {sign} 0" for each in PAIR for sign in "><"]
+    assert [each["name"] for each in payload.head["algorithms"]] == names
+    assert [[n > 0 for n in each["judged"]] for each in payload.head["algorithms"]] == [
+        [True, False],
+        [False, True],
+    ] * 2
+
+
+def test_advantages_per_token(tmp_path: Path) -> None:
+    batches = (world(0, 24), world(1, 24, per_token=True), without(world(2, 24), "advantage_T"))
+    trace = write_trace(tmp_path / "trace", *batches)
+    payload = payload_of(explore([trace], PAIRS["total"], (), NO_MASKS, {}))
+    assert_as_recorded(payload, [trace])
+    assert "advantage" in payload and "response_advantage" not in payload
+
+
+def test_without_a_trainer_at_the_weights_that_sampled(tmp_path: Path) -> None:
+    """Shards that lack π have no entry; a gap at equal weights is that of the recomputed π."""
+    batches = (world(0, 24), without(world(1, 24), "logp_trainer_T"))
+    trace = write_trace(tmp_path / "trace", *batches)
+    assert_as_recorded(payload_of(analyse([trace], worst=3).exploration()), [trace], "recomputed")
+    assert_as_recorded(payload_of(analyse_clipping([trace], PAIR).exploration()), [trace])
+
+
+def test_hostile_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Escaped, cut, and decoded as they read within their passage."""
+    trace = write_trace(tmp_path / "trace", world(0, 24))
+    pieces = [*HOSTILE, *(f" word{n}".encode() for n in range(VOCABULARY - len(HOSTILE)))]
+    table = pa.table({"id": pa.array(range(VOCABULARY), pa.int32()), "bytes": pieces})
+    pq.write_table(table, tmp_path / "trace" / "vocab.parquet")
+    for most in (MOST_TOKENS, 100):
+        monkeypatch.setattr(passages_module, "MOST_TOKENS", most)
+        payload = payload_of(analyse_clipping([trace], PAIR).exploration())
+        assert_as_recorded(payload, [trace])
+        assert max(map(len, payload.head["texts"])) <= 121
+        assert all(text.replace("\n", "").isprintable() for text in payload.head["texts"])
+
+
+def test_prompts_stay_small_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = write_trace(tmp_path / "trace", world(0, 24))
+    explored = analyse_clipping([trace], PAIR).exploration()
+    assert explored is not None
+    prompts = {place: f"{place} {'words ' * 1000}" for place in explored.prompts}
+    head = payload_of(replace(explored, prompts=prompts)).head
+    assert [head["prompts"][number][:3] for number in head["responses"]["words"]] == [
+        f"{place} words "[:3] for place in range(24)
+    ]
+    assert {len(prompt) for prompt in head["prompts"]} == {2001}
+    monkeypatch.setattr("mismatch_cli.report.explorer._MOST_OF_PROMPTS", 2400)
+    head = payload_of(replace(explored, prompts=prompts)).head
+    assert {len(prompt) for prompt in head["prompts"]} == {101}
+
+
+def test_extreme_values_stay_finite_and_identifiers_exact(tmp_path: Path) -> None:
+    trace = write_trace(tmp_path / "trace", world(0, 6))
+    explored = analyse_clipping([trace], PAIR).exploration()
+    assert explored is not None
+    logp_T = explored.tokens.logp_T.copy()
+    logp_T[:5] = [-3e38, -65_519.0, -np.inf, np.nan, -65_000.0]
+    logq_T = np.zeros_like(logp_T)
+    response_S = explored.response_S.copy()
+    large = 1705501428369022389
+    response_S.prompt_id[:2], response_S.step[0], response_S.sample_index[0] = -large, large, 2**53
+    response_S.reward[:3] = [np.inf, -np.inf, np.nan]
+    tokens = replace(explored.tokens, logp_T=logp_T, logq_T=logq_T)
+    payload = payload_of(replace(explored, tokens=tokens, response_S=response_S))
+    expected = [-65_504, -65_504, -np.inf, np.nan, -64_992]
+    np.testing.assert_array_equal(payload.column("d")[:5], expected)
+    entries = payload.head["responses"]
+    assert (entries["step"][0], entries["prompt"][0], entries["sample"][0]) == (
+        str(large),
+        str(-large),
+        2**53,
+    )
+    assert entries["reward"][:3] == ["Infinity", "-Infinity", None]
+
+
+def test_lists_say_of_what_they_were_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = write_trace(tmp_path / "trace", world(0, 60))
+    explored = analyse_clipping([trace], PAIR).exploration()
+    assert explored is not None
+    population = {each.name: each.population for each in explored.lists}
+    head = payload_of(explored).head
+    either = "grpo-clip-higher or dppo-binary-tv"
+    one = "only one of grpo-clip-higher and dppo-binary-tv"
+    assert head["lists"] == [
+        {
+            "name": "gap",
+            "title": "largest |log π − log μ|",
+            "note": f"the 500 largest of {population['gap']:,} tokens",
+        },
+        {
+            "name": "probability",
+            "title": "largest |π − μ|",
+            "note": f"the 500 largest of {population['probability']:,} tokens",
+        },
+        {
+            "name": "only",
+            "title": f"blocked by {one}",
+            "note": f"all {population['only']} tokens that {one} blocks",
+        },
+        {
+            "name": "blocked",
+            "title": f"blocked by {either}",
+            "note": f"all {population['blocked']} tokens that {either} blocks",
+        },
+    ]
+    monkeypatch.setattr("mismatch_cli.studies.exploration.leaders.LEADERS", 20)
+    head = payload_of(analyse_clipping([trace], PAIR).exploration()).head
+    assert head["lists"][3]["note"] == (
+        f"20 of {population['blocked']} tokens that {either} blocks, drawn at random"
+    )
+    (*_, blocked) = payload_of(analyse_clipping([trace], PAIR[:1]).exploration()).head["lists"]
+    assert blocked["title"] == "blocked by grpo-clip-higher"
+
+
+def test_responses_that_are_not_listed_are_counted(tmp_path: Path) -> None:
+    explored = analyse_clipping([long_trace(tmp_path, [3] * 5)], PAIR).exploration()
+    assert explored is not None
+    more = replace(explored, total_responses=5 + 1234, total_tokens=9_000)
+    assert sentence_of(more) == (
+        "15 of 9,000 tokens: 5 responses whole. 1,234 more responses not listed."
+    )
+
+
+def test_a_report_has_the_payload_on_its_page(tmp_path: Path) -> None:
+    assert run(["report", "fp8-kv", "--no-plots", "--quiet", "-o", str(tmp_path / "run")]) == 0
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "All 9,720 tokens of 192 responses." in page
+    data = page.partition('id="explorer-data">')[2].partition("<")[0]
+    assert Payload(data).head["totals"] == {"tokens": 9720, "responses": 192}
