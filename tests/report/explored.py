@@ -45,9 +45,10 @@ HOSTILE = (
     b"javascript:pwned=3",
 )
 TEXTS = HOSTILE + tuple(f" word{n}".encode() for n in range(VOCABULARY - len(HOSTILE)))
-READY = """new Promise(done => {
+READY = """new Promise((done, failed) => {
   const wait = () => document.querySelector("#explorer").dataset.ready ? done() : setTimeout(wait, 10);
   wait();
+  setTimeout(() => failed(new Error("the explorer did not start")), 60_000);
 })"""
 SHOWN = """[...document.querySelectorAll("#explorer [data-t]")]
   .filter(each => !each.classList.contains("dim")).map(each => Number(each.dataset.t))"""

@@ -26,12 +26,21 @@
       "b-a": ["blocked by B, not by A", t => masks.blocks("b", t) && !masks.blocks("a", t)],
     };
     const chosen = name => ui[name].value;
-    const responseShown = ({ reward, step, trace }) => [["reward", reward], ["step", step], ["trace", trace]]
-      .every(([name, value]) => chosen(name) === "" || chosen(name) === String(value));
-    const signShown = t => chosen("sign") === "" || (chosen("sign") === ">" ? tokens.advantage[t] > 0 : tokens.advantage[t] < 0);
-    const counted = t => responseShown(tokens.response(t)) && signShown(t);
+    const among = new Uint8Array(responses.length); // responses that pass the filters
     const visible = new Uint8Array(total); // tokens that pass every filter
+    const { passageOf, passages, advantage } = tokens;
+    const responseShown = response => among[response.n] === 1;
+    const counted = t => among[passages[passageOf[t]].response.n] === 1
+      && (sign === "" || (sign === ">" ? advantage[t] > 0 : advantage[t] < 0));
+    let sign = "";
+    // Reads the controls once: a filter is asked for every token.
     function filter() {
+      const [reward, when, trace] = ["reward", "step", "trace"].map(chosen);
+      for (const each of responses) {
+        among[each.n] = (reward === "" || reward === String(each.reward)) && (when === "" || when === String(each.step))
+          && (trace === "" || trace === String(each.trace));
+      }
+      sign = chosen("sign");
       const list = tokens.lists.find(({ name }) => name === chosen("list"));
       const blocked = SHOW[chosen("show")][1], passes = t => counted(t) && blocked(t) && plot.holds(t);
       visible.fill(0);
@@ -78,7 +87,7 @@
     const text = explorerText(ui, tokens, { sideBySide: Boolean(head.runs) && !head.paired, shown, paint, facts, drawStrip });
     const view = {
       get colours() { return theme.colours; },
-      get mode() { return mode(); },
+      get mode() { return modes[chosen("colour")]; },
       shown, here: () => here, drawn: t => responseShown(tokens.response(t)),
     };
     const plot = explorerPlot(ui.plot, ui.y, tokens, view, { onToken: t => go(t), onFrame: () => { text.restart(); refresh(); } });
@@ -137,7 +146,7 @@
       ui.picture.disabled = false;
       plot.draw();
       run.draw();
-      text.strips();
+      text.drawStrips();
       link.changed();
     }
     function step(by) {
@@ -177,7 +186,7 @@
       const filtered = ["reward", "step", "trace"].some(name => chosen(name) !== "");
       filter();
       ui.clear.hidden = !plot.framed();
-      masks.say(chosen("sign"), filtered ? counted : null);
+      masks.say(sign, filtered ? counted : null);
       legend();
       list();
       plot.draw();
@@ -226,7 +235,7 @@
       answer(await savePicture(picture, `token-${keyOf(tokens, here)}.png`));
     });
     addEventListener("hashchange", arrive);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { Object.assign(theme, themeColours(section)); refresh(); });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { Object.assign(theme, themeColours(section)); refresh(); text.drawStrips(); });
 
     section.hidden = false;
     for (const anchor of document.querySelectorAll('a[href="#explorer"]')) anchor.hidden = false;

@@ -26,7 +26,8 @@ function explorerPlot(canvas, axis, tokens, paint, { onToken, onFrame }) {
   const logit = value => Math.log(value / (1 - value)), { total, logq } = tokens;
   const x = logq.map(value => value - Math.log(-Math.expm1(value)));
   const bent = Object.fromEntries(axesOf(tokens).map(([name, { bend }]) => [name, tokens[name].map(bend)]));
-  let frame = null, view = null;
+  const pixel = new Int32Array(total);
+  let frame = null, view = null, placed = "";
 
   function limits() {
     const y = bent[axis.value];
@@ -47,35 +48,45 @@ function explorerPlot(canvas, axis, tokens, paint, { onToken, onFrame }) {
 
   function draw() {
     if (!canvas.clientWidth) return;
-    const { pen, width, height } = sized(canvas);
-    view = { ...limits(), width: width - MARGIN.left - MARGIN.right, height: height - MARGIN.top - MARGIN.bottom };
+    const { pen, width, height } = sized(canvas), size = `${axis.value} ${canvas.width} ${canvas.height}`;
+    if (size !== placed) locate(width, height);
+    placed = size;
     axes(pen, width, height);
     dots(pen);
     marks(pen);
+  }
+  // The pixel of every token, so that a slider only changes colours; −1 where it was not measured.
+  function locate(width, height) {
+    view = { ...limits(), width: width - MARGIN.left - MARGIN.right, height: height - MARGIN.top - MARGIN.bottom };
+    const scale = devicePixelRatio || 1, y = bent[axis.value];
+    for (let t = 0; t < total; t++) {
+      pixel[t] = measured(t) ? Math.round(down(y[t]) * scale) * canvas.width + Math.round(across(x[t]) * scale) : -1;
+    }
   }
 
   // Dots are written into pixels, because a run has 200,000: first those that filters hide, then the shown ones, then
   // those with a colour on top.
   function dots(pen) {
-    const scale = devicePixelRatio || 1, image = new ImageData(canvas.width, canvas.height), y = bent[axis.value];
+    const scale = devicePixelRatio || 1, image = new ImageData(canvas.width, canvas.height), row = canvas.width;
     const pixels = new Uint32Array(image.data.buffer), { colours, mode } = paint;
-    const put = (t, [red, green, blue], alpha, size) => {
-      const colour = ((alpha * 255) << 24 | blue << 16 | green << 8 | red) >>> 0, wide = Math.round(size * scale);
-      const left = Math.round((across(x[t]) - size / 2) * scale), top = Math.round((down(y[t]) - size / 2) * scale);
-      for (let row = top; row < top + wide; row++) pixels.fill(colour, row * canvas.width + left, row * canvas.width + left + wide);
+    const ink = ([red, green, blue], alpha) => ((alpha * 255) << 24 | blue << 16 | green << 8 | red) >>> 0;
+    const put = (t, colour, size) => {
+      const wide = Math.round(size * scale), first = pixel[t] - Math.floor(wide / 2) * (row + 1);
+      for (let down = 0; down < wide; down++) for (let right = 0; right < wide; right++) pixels[first + down * row + right] = colour;
     };
+    const [hidden, plain] = [ink(colours.muted, 0.13), ink(colours.muted, 0.45)];
     const later = [];
     for (let t = 0; t < total; t++) {
-      if (!measured(t) || !paint.drawn(t)) continue;
-      if (paint.shown(t)) later.push(t);
-      else put(t, colours.muted, 0.13, 2);
+      if (pixel[t] < 0 || !paint.drawn(t)) continue;
+      if (!paint.shown(t)) put(t, hidden, 2);
+      else later.push(t);
     }
-    const coloured = later.filter(t => {
-      const faint = mode.strength(t) < FAINTEST;
-      if (faint) put(t, colours.muted, 0.45, 2);
-      return !faint;
-    });
-    for (const t of coloured) put(t, colours[mode.hue(t)], opacity(mode.strength(t), 0.75), 3);
+    const coloured = [];
+    for (const t of later) {
+      if (mode.strength(t) < FAINTEST) put(t, plain, 2);
+      else coloured.push(t);
+    }
+    for (const t of coloured) put(t, ink(colours[mode.hue(t)], opacity(mode.strength(t), 0.75)), 3);
     const layer = new OffscreenCanvas(canvas.width, canvas.height);
     layer.getContext("2d").putImageData(image, 0, 0);
     pen.drawImage(layer, 0, 0, canvas.width / scale, canvas.height / scale);

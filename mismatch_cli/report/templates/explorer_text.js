@@ -6,7 +6,7 @@ const SLICE = { tokens: 2000, articles: 40 };
 
 // `shown(t)` says which tokens pass the filters, `paint(t, span)` colours one, `facts(response)` is its heading.
 function explorerText(ui, tokens, { sideBySide, shown, paint, facts, drawStrip }) {
-  let slices = [], at = 0;
+  let slices = [], at = 0, rendered = null;
   const spans = new Map();
 
   // ---- Pieces with a shown token, in the order of responses ----
@@ -54,15 +54,24 @@ function explorerText(ui, tokens, { sideBySide, shown, paint, facts, drawStrip }
   }
 
   // ---- One slice ----
+  const keyOfRow = row => row.map(piece => (piece ? `${piece.first}-${piece.end}` : "")).join(" ");
   function render() {
-    spans.clear();
-    const rows = slices[at] ?? [];
-    const parts = sideBySide ? rows.map(pair) : articlesOf(rows.map(([piece]) => piece));
-    ui.texts.replaceChildren(...(parts.length ? parts : [make("p", "none", "No token matches: relax the filters above.")]));
-    for (const strip of ui.texts.querySelectorAll("canvas")) drawStrip(strip, tokens.responses[strip.dataset.n]);
     ui.pager.hidden = slices.length < 2;
     ui.slice.textContent = `${at + 1} of ${slices.length}`;
     [ui.earlier.disabled, ui.later.disabled] = [at === 0, at >= slices.length - 1];
+    const rows = slices[at] ?? [], key = rows.map(keyOfRow).join("\n");
+    if (key === rendered) { // a slider changes colours, seldom the text
+      for (const [t, span] of spans) paint(t, span);
+      return;
+    }
+    rendered = key;
+    spans.clear();
+    const parts = sideBySide ? rows.map(pair) : articlesOf(rows.map(([piece]) => piece));
+    ui.texts.replaceChildren(...(parts.length ? parts : [make("p", "none", "No token matches: relax the filters above.")]));
+    drawStrips();
+  }
+  function drawStrips() {
+    for (const strip of ui.texts.querySelectorAll("canvas")) drawStrip(strip, tokens.responses[strip.dataset.n]);
   }
   function pair(row) {
     const line = make("div", "x-pair");
@@ -149,9 +158,8 @@ function explorerText(ui, tokens, { sideBySide, shown, paint, facts, drawStrip }
   }
   return {
     list, turn, reveal, reading, spans,
-    repaint() { for (const [t, span] of spans) paint(t, span); },
     restart() { at = 0; },
-    strips() { for (const each of ui.texts.querySelectorAll("canvas")) drawStrip(each, tokens.responses[each.dataset.n]); },
+    drawStrips,
   };
 }
 
