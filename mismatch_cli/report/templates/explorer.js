@@ -130,8 +130,8 @@
       const ranked = tokens.lists.find(({ name }) => name === chosen("list"));
       const by = SORTS[chosen("sort")][1] ?? (ranked && byRank(ranked));
       text.list(by ? order.sort(by) : order);
-      ui.said.textContent = `${count(size)} of ${count(total)} tokens in ${count(order.length)} of ${count(responses.length)} responses shown.`
-        + (ranked ? ` ${ranked.note}` : "");
+      const shownWords = `${count(size)} of ${count(total)} tokens in ${count(order.length)} of ${count(responses.length)} responses shown`;
+      ui.said.textContent = `${shownWords}${ranked ? `: ${ranked.note}` : ""}.`;
     }
 
     // ---- One token ----
