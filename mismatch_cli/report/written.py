@@ -14,7 +14,6 @@ from mismatch_cli.studies.study import Study
 from mismatch_cli.trace.files import replacing_entries, write_atomically
 
 SUMMARY_FILE, HTML_FILE, PLOTS_FOLDER = "summary.json", "report.html", "plots"
-PAGE_RESPONSES = 200
 _Drawing = Callable[[int], AbstractContextManager[Callable[[int], None]]]
 
 
@@ -29,14 +28,12 @@ def write_report(
     view: ReportView,
     folder: Path,
     files: PictureFiles | None = PictureFiles(),
-    responses: int = PAGE_RESPONSES,
     drawing: _Drawing = lambda _count: nullcontext(lambda _drawn: None),
 ) -> bool:
     """Replace the report in a folder, all at once; return whether the new one has figures.
 
-    It is `summary.json`, `report.html`, with at most `responses` token by token, and `plots/`.
-    Without `files` nothing is drawn. `drawing` gets the number of figures; what it yields, each one
-    done.
+    It is `summary.json`, `report.html` and `plots/`. Without `files` nothing is drawn. `drawing`
+    gets the number of figures; what it yields, each one done.
     """
     from mismatch_cli.recording.ours import pictures_in
     from mismatch_cli.report.explorer import explorer_view
@@ -50,7 +47,7 @@ def write_report(
                 view = replace(
                     view, figures=figure_views(study.plot_data, new / PLOTS_FOLDER, files, on_drawn)
                 )
-        if responses and (explored := study.exploration(responses)) is not None:
+        if (explored := study.exploration()) is not None:
             view = replace(view, explorer=explorer_view(explored))
         write_html(new / HTML_FILE, view)
     return bool(view.figures)

@@ -233,7 +233,7 @@ class ClippingAnalysis(Study):
         )
         return [row for row in found if row]
 
-    def exploration(self, responses: int) -> Exploration | None:
+    def exploration(self) -> Exploration | None:
         """The tokens of the first responses, and which of them every algorithm blocks."""
         needs, total = self.support.needs, PAIRS["total"]
         return explore(
@@ -243,7 +243,6 @@ class ClippingAnalysis(Study):
             needs,
             self.summary.question.found,
             self.compared,
-            responses,
         )
 
     @cached_property

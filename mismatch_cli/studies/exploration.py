@@ -30,6 +30,7 @@ from mismatch_cli.trace.reader import Trace, table_to_batch
 from mismatch_cli.trace.schema import PROMPT_COLUMN, REQUIRED
 from mismatch_cli.trace.vocabulary import Vocabulary
 
+MOST_RESPONSES = 200  # on a page
 MOST_TOKENS = 12_000  # on a page: about 300 KB
 # The level of a token without an advantage, or without a column that an algorithm needs
 NOT_JUDGED = 255
@@ -119,9 +120,9 @@ def explore(
     needs: Needs,
     found: Mapping[Rule, Found],
     compared: Sequence[Algorithm] = (),
-    responses: int = 200,
+    responses: int = MOST_RESPONSES,
 ) -> Exploration | None:
-    """The first scored responses, as many as requested and as fit on a page; None if there are
+    """The first scored responses, as many as `responses` and as fit on a page; None if there are
     none.
 
     `found` is the result of the first pass of rules on whole batches (`clipping.first_pass`).

@@ -163,16 +163,14 @@ class MismatchAnalysis(Study):
         gap = self.pairs[self.main_pair.name].estimates()[LEADING].value
         return expected_gap(self.manifest, self.scale, self.lattice.result(), gap=gap)
 
-    def exploration(self, responses: int) -> Exploration | None:
+    def exploration(self) -> Exploration | None:
         """The tokens of the first responses, and which of them two algorithms would block."""
         support = Support.of_paper(self.traces)
         if support is None:  # no algorithm can judge the trace, but it still has tokens
             needs = Needs(False, False, 0)
-            return explore(self.traces, self.main_pair, (), needs, {}, responses=responses)
+            return explore(self.traces, self.main_pair, (), needs, {})
         judged, passed = support.judged, first_pass(self.traces, support)
-        return explore(
-            self.traces, self.main_pair, judged, support.needs, passed, judged, responses
-        )
+        return explore(self.traces, self.main_pair, judged, support.needs, passed, judged)
 
     @property
     def _routing(self) -> dict[str, Any] | None:

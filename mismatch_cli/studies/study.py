@@ -44,9 +44,9 @@ class Study(ABC):
         """The JSON, made once."""
         return self.to_json()
 
-    def exploration(self, responses: int) -> Exploration | None:  # noqa: ARG002
-        """The tokens of at most so many responses, to inspect one by one; None if the study is
-        not about tokens.
+    def exploration(self) -> Exploration | None:
+        """The tokens of some responses, to inspect one by one; None if the study is not about
+        tokens.
         """
         return None
 

@@ -43,7 +43,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 @pytest.fixture(scope="module")
 def explored(trace: Trace) -> Exploration:
-    return existing(analyse_clipping([trace], ALL).exploration(48))
+    return existing(analyse_clipping([trace], ALL).exploration())
 
 
 def existing(found: Exploration | None) -> Exploration:
@@ -85,7 +85,7 @@ def test_every_column_that_an_algorithm_may_need_is_read(tmp_path: Path) -> None
     averaged = replace(batch, logp_average_T=batch.logp_recomputed_T)
     names = ("grpo-clip-higher", "ppo-ewma", "top-entropy", "ppo", "dppo-topk-tv-recompute")
     trace = write_trace(tmp_path / "trace", averaged)
-    found = existing(analyse_clipping([trace], [find(name) for name in names]).exploration(24))
+    found = existing(analyse_clipping([trace], [find(name) for name in names]).exploration())
     assert [judged.algorithm for judged in found.judged] == list(names)
 
 
@@ -151,7 +151,7 @@ def test_a_mask_whose_share_does_not_fall_is_shown_as_decided(tmp_path: Path, tr
         encoding="utf-8",
     )
     algorithm = find(str(file))
-    (judged,) = existing(analyse_clipping([trace], (algorithm,)).exploration(48)).judged
+    (judged,) = existing(analyse_clipping([trace], (algorithm,)).exploration()).judged
     assert (len(judged.thresholds), judged.published) == (1, 0)
     assert judged.unmoved == "not ordered by its threshold"
     assert 0 < share(judged) < 1
@@ -162,7 +162,7 @@ def test_a_mask_whose_share_does_not_fall_is_shown_as_decided(tmp_path: Path, tr
 def test_without_advantages_each_algorithm_is_judged_for_both_signs(tmp_path: Path) -> None:
     trace = write_trace(tmp_path / "trace", world(0, 40), without=("advantage",))
     analysis = analyse_clipping([trace], ALL)
-    found, rows = existing(analysis.exploration(40)), analysis.to_json()["algorithms"]
+    found, rows = existing(analysis.exploration()), analysis.to_json()["algorithms"]
     assert found.advantage_T is None and len(found.judged) == 2 * sum(
         not a.batch_masks for a in ALL
     )
@@ -177,7 +177,7 @@ def test_a_gap_is_explored_at_equal_weights_and_judged_at_the_current_trainer(
     tmp_path: Path, trace: Trace
 ) -> None:
     """`report` is about the mismatch, a mask about the current trainer."""
-    found = existing(analyse([trace], worst=3).exploration(48))
+    found = existing(analyse([trace], worst=3).exploration())
     assert (found.pair.name, found.judged_alike) == ("mismatch", False)
     pair = (find("grpo-clip-higher"), find("dppo-binary-tv"))
     rows = analyse_clipping([trace], pair).to_json()["algorithms"]
@@ -186,7 +186,7 @@ def test_a_gap_is_explored_at_equal_weights_and_judged_at_the_current_trainer(
     )
     absent = ("logp_recomputed", "topk_logp_recomputed")
     equal = write_trace(tmp_path / "trace", world(0, 40), without=absent, equal_weights=True)
-    assert existing(analyse([equal], worst=3).exploration(48)).judged_alike
+    assert existing(analyse([equal], worst=3).exploration()).judged_alike
 
 
 def test_tokens_keep_their_numbers(trace: Trace, explored: Exploration) -> None:
@@ -213,7 +213,7 @@ def test_tokens_keep_their_numbers(trace: Trace, explored: Exploration) -> None:
 
 
 def test_only_the_requested_responses_of_the_first_shards(trace: Trace) -> None:
-    found = existing(analyse_clipping([trace], ALL[:3]).exploration(30))
+    found = existing(explore([trace], PAIRS["total"], ALL[:3], PLAIN, {}, responses=30))
     assert (len(found.responses), found.left_out, found.full) == (30, 18, False)
     assert [response.prompt_id for response in found.responses][-6:] == [
         100,
@@ -235,7 +235,7 @@ def test_several_traces_with_different_top_k(tmp_path: Path) -> None:
         write_trace(tmp_path / str(n) / "trace", batch, seed=n) for n, batch in enumerate(recorded)
     ]
     found = existing(
-        analyse_clipping(traces[:2], (find("dppo-topk-tv:k=5"), *ALL[:3])).exploration(100)
+        analyse_clipping(traces[:2], (find("dppo-topk-tv:k=5"), *ALL[:3])).exploration()
     )
     assert [response.trace for response in found.responses] == [0] * 12 + [1] * 12
     row = analyse_clipping(traces[:2], (find("dppo-topk-tv:k=5"), *ALL[:3])).to_json()[
@@ -276,7 +276,7 @@ def test_a_shard_that_lacks_a_column_is_shown_and_not_judged(tmp_path: Path) -> 
     )
     trace = write_trace(tmp_path / "trace", *batches)
     analysis = analyse_clipping([trace], ALL)
-    found = existing(analysis.exploration(100))
+    found = existing(analysis.exploration())
     assert (len(found.responses), found.left_out) == (24, 12)
     first = batches[0].num_tokens
     for judged, row in zip(found.judged, analysis.to_json()["algorithms"], strict=True):
