@@ -82,9 +82,7 @@ class Common:
         min=0,
         show_default="1 on the screen, 10 on the page",
     )
-    page_responses: int = of_output(
-        200, "Responses that the page shows token by token, at most; 0 for none.", min=0
-    )
+    open: bool = of_output(False, "Open the page in the browser once it is written.")
     plots: str | None = of_output(
         None,
         "Formats of the files in plots/: png, svg, pdf; separate several with commas.",
@@ -128,6 +126,10 @@ class Common:
                 raise UsageError(
                     f"--json without --output draws nothing: leave out --{flag}, or name --output."
                 )
+        if self.open and self.only_numbers:
+            raise UsageError(
+                "--json without --output writes no page: leave out --open, or name --output."
+            )
         _ = self.files, self.read_by  # report invalid --plots and --workers before anything is read
 
     @cached_property
@@ -289,6 +291,15 @@ class Common:
         drawn = write_report(study, view, folder, files, drawing)
         others = f", {SUMMARY_FILE} and {PLOTS_FOLDER}/" if drawn else f" and {SUMMARY_FILE}"
         self.progress.say(f"Wrote {folder / HTML_FILE}{others}")
+        if self.open:
+            self._open(folder / HTML_FILE)
+
+    def _open(self, page: Path) -> None:
+        """Open a page of this machine in the default browser, or say where it is."""
+        import webbrowser
+
+        if not webbrowser.open(page.absolute().as_uri()):
+            self.progress.say(f"No browser can be opened here. The page: {page.absolute()}")
 
     def print(self, study: Study, view: ReportView | None = None) -> None:
         """Print a study on stdout, as JSON or as its page; `view` is that page if it already
@@ -309,13 +320,13 @@ _TALKING = ("json", "quiet", "debug")
 _LOOKING = (*_SHOWING, *_TALKING)
 READ_BY = ("workers", "cache", "skip_broken")
 Reading = Annotated[Common, *READ_BY, "output", *_LOOKING]
-Judging = Annotated[Common, *READ_BY, "output", "page_responses", *_LOOKING]
-Reporting = Annotated[Common, *READ_BY, "output", "worst", "page_responses", *_LOOKING]
+Judging = Annotated[Common, *READ_BY, "output", "open", *_LOOKING]
+Reporting = Annotated[Common, *READ_BY, "output", "worst", "open", *_LOOKING]
 Diagnosing = Annotated[Common, "trust_remote_code", *READ_BY, "output", *_LOOKING]
 _RUN = saying("output", help="Run folder: trace/, summary.json, report.html, plots/ and log/.")
 Recording = Annotated[Common, "trust_remote_code", "resume", _RUN, *_SHOWING, *_TALKING]
 Probing = Annotated[
-    Common, "trust_remote_code", "resume", _RUN, "worst", "page_responses", *_SHOWING, *_TALKING
+    Common, "trust_remote_code", "resume", _RUN, "worst", "open", *_SHOWING, *_TALKING
 ]
 
 

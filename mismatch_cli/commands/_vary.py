@@ -62,7 +62,7 @@ DEVICES = setting(
     typed=names_cluster,
 )
 # Of all runs together
-_OWN = ("vary", "devices", "output", "resume", "force", "json", "quiet", "full", "debug")
+_OWN = ("vary", "devices", "output", "resume", "force", "open", "json", "quiet", "full", "debug")
 _WORST_FIRST = "abs_d_mean"
 
 

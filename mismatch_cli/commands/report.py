@@ -85,11 +85,7 @@ def command(
     if dialect is not None:
         if claimed is not None:
             raise UsageError(f"--as {dialect} compares no algorithms: leave out --algorithm.")
-        if export is not None or common.output is not None:
-            raise UsageError(
-                f"--as {dialect} only prints: leave out {'--export' if export else '--output'}. "
-                f"To write a file: --as {dialect} --json > FILE"
-            )
+        _check_only_printed(dialect, export, common)
         _print_as(dialect, traces, common)
         return
     from mismatch_cli.trace.manifest import training_runs
@@ -127,10 +123,21 @@ def _check_alone(figure: str, export: str | None, dialect: str | None, common: C
         "no-plots": common.no_plots,
         "full": common.full,
         "worst": common.worst,
+        "open": common.open,
     }
     for flag, value in others.items():
         if value:
             raise UsageError(f"--figure only draws one figure: leave out --{flag}.")
+
+
+def _check_only_printed(dialect: str, export: str | None, common: Common) -> None:
+    """A `UsageError` for flags of files and pages, which --as does not write."""
+    for flag, value in {"export": export, "output": common.output, "open": common.open}.items():
+        if value:
+            raise UsageError(
+                f"--as {dialect} only prints: leave out --{flag}. "
+                f"To write a file: --as {dialect} --json > FILE"
+            )
 
 
 def _place(own: Path | None, common: Common) -> Place:

@@ -31,10 +31,15 @@ LAYOUT = """(() => {
 })()"""
 # Elements whose text has too little contrast with its background.
 CONTRASTS = """(() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const read = new Map(); // a page has thousands of texts and a dozen colours
   const channels = color => {
-    const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-    canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1);
-    return [...canvas.getImageData(0, 0, 1, 1).data];
+    if (!read.has(color)) {
+      canvas.clearRect(0, 0, 1, 1);
+      canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1);
+      read.set(color, [...canvas.getImageData(0, 0, 1, 1).data]);
+    }
+    return read.get(color);
   };
   const light = color => {
     const linear = c => (c <= 10 ? c / 3294 : ((c / 255 + 0.055) / 1.055) ** 2.4);

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mismatch_cli.cli import run
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.plots._style import DARK, LIGHT, Theme
 from mismatch_cli.report.view import Column, Profile, ReportView, Screen, Section, Table, Verdict
@@ -47,6 +48,7 @@ ASCENDING = [
     "—",
     "",
 ]
+NEXT = (("mismatch-cli report run --full", "every metric"), ("mismatch-cli diagnose 'a b'", ""))
 ALGORITHMS = ("ppo", "gspo", "dppo-binary-tv", "minirl", "relax-both:alpha=0.1")
 WITHIN = "document.querySelector('#sorted .grid')"
 SHOWN = (
@@ -68,6 +70,7 @@ def page(tmp_path_factory: pytest.TempPathFactory, view: ReportView) -> Path:
         ("vllm against transformers", "T = 1"),
         Verdict("HEALTHY", "All hold.", "good"),
         profiles=(profile,),
+        next=NEXT,
     )
     wide = Table(
         "Wide",
@@ -77,12 +80,46 @@ def page(tmp_path_factory: pytest.TempPathFactory, view: ReportView) -> Path:
     outline = (
         *view.outline,
         Section("Sorted", tables=(Table("Values", columns, rows),)),
-        Section("Wide", tables=(wide,)),
+        Section("Wide", tables=(wide, replace(wide, fold="Wide, folded"))),
         Section("Chosen", tables=folds),
     )
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(render_html(replace(view, outline=outline, screen=screen)), encoding="utf-8")
     return path
+
+
+@pytest.fixture(scope="module", params=["report", "clipstats"])
+def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page that a command wrote, with an explorer."""
+    folder = tmp_path_factory.mktemp(request.param)
+    assert run([request.param, "fp8-kv", "--no-plots", "--quiet", "-o", str(folder)]) == 0
+    return folder / "report.html"
+
+
+@pytest.mark.parametrize("width", [360, 420, 700, 1000, 1300])
+def test_a_real_page_fits_every_width_and_can_be_read(
+    browser: Browser, real: Path, width: int
+) -> None:
+    for dark in (False, True):
+        browser.open(real, width, dark=dark)
+        browser.run("document.querySelector('#explorer').remove()")
+        assert browser.run("document.documentElement.scrollWidth") == width
+        browser.run("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+        assert browser.run(LAYOUT) == {"scroll": width, "beyond": [], "images": []}
+        assert browser.run(CONTRASTS) == {}
+
+
+STOPS = "a[href], button, select, input, summary, [tabindex='0']"
+
+
+def test_at_most_sixty_tab_stops_come_before_the_explorer(browser: Browser, real: Path) -> None:
+    for width in (420, 1300):
+        browser.open(real, width)
+        preceding = (
+            f"[...document.querySelectorAll(`{STOPS}`)].filter(each => each.checkVisibility() && "
+            "each.compareDocumentPosition(document.querySelector('#explorer')) === 4).length"
+        )
+        assert 10 < browser.run(preceding) <= 60
 
 
 CASES = [(400, LIGHT), (400, DARK), (1280, LIGHT), (1280, DARK)]
@@ -140,7 +177,136 @@ def test_the_first_stop_of_the_tab_key_skips_to_the_answer(browser: Browser, pag
 def test_buttons_that_sort_have_the_name_of_the_column(browser: Browser, page: Path) -> None:
     browser.open(page, 1280)
     name = f"{WITHIN}.querySelectorAll('.sort')[1].getAttribute('aria-label')"
-    assert browser.run(name) == "Sort: value"
+    assert browser.run(name) == "Sort by value"
+
+
+def test_the_name_of_a_button_that_sorts_does_not_double_a_word(
+    browser: Browser, view: ReportView, tmp_path: Path
+) -> None:
+    table = Table("", (Column("by the mask, %"), Column("95 %")), (("1", "2"),) * 3)
+    named = replace(view, outline=(Section("Named", tables=(table,)),))
+    (tmp_path / "page.html").write_text(render_html(named), encoding="utf-8")
+    browser.open(tmp_path / "page.html", 1280)
+    names = "[...document.querySelectorAll('#named .sort')].map(each => each.ariaLabel)"
+    assert [name.replace("\xa0", " ") for name in browser.run(names)] == [
+        "Sort by the mask, %",
+        "Sort by 95 %",
+    ]
+
+
+def arrow_down(browser: Browser) -> None:
+    """Press the key on the focused element, as a menu reads it: by its number."""
+    for kind in ("rawKeyDown", "keyUp"):
+        browser.call("Input.dispatchKeyEvent", type=kind, key="ArrowDown", windowsVirtualKeyCode=40)
+
+
+def test_folds_menus_and_lists_obey_the_keyboard(browser: Browser, page: Path) -> None:
+    browser.open(page, 1280)
+    browser.run("document.querySelector('#definitions summary').focus()")
+    browser.press("Enter")
+    assert browser.run("document.querySelector('#definitions details').open")
+    browser.run("document.querySelector('#chosen select').focus()")
+    opened = "[...document.querySelectorAll('#chosen details')].map(each => each.open)"
+    for place in range(2):
+        arrow_down(browser)
+        assert browser.run(opened) == [each == place for each in range(len(ALGORITHMS))]
+    browser.run("document.querySelector('#sorted .more').focus()")
+    browser.press("Enter")
+    assert browser.run(SHOWN) == list(NUMBERS)
+    assert browser.run("document.activeElement.matches('#sorted .more')")
+
+
+@pytest.mark.parametrize("width", [420, 1280])
+def test_the_keyboard_stops_at_boxes_that_scroll_and_at_no_others(
+    browser: Browser, page: Path, width: int
+) -> None:
+    browser.open(page, width)
+    settled = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    boxes = (
+        "[...document.querySelectorAll('.scroll, .tokens, pre')].filter(each => "
+        "each.checkVisibility()).map(each => [each.tabIndex === 0, each.scrollWidth > "
+        "each.clientWidth || each.scrollHeight > each.clientHeight])"
+    )
+    for script in ("0", "document.querySelectorAll('details').forEach(each => each.open = true)"):
+        browser.run(script)
+        browser.run(settled)
+        found = browser.run(boxes)
+        assert all(stops == scrolls for stops, scrolls in found)
+        assert {stops for stops, _ in found} == {False, True}
+
+
+RINGS = """(() => {
+  const without = [];
+  for (const each of document.querySelectorAll(`%s`)) {
+    if (!each.checkVisibility()) continue;
+    each.focus({ focusVisible: true });
+    const style = getComputedStyle(each);
+    const ring = `${style.outlineStyle} ${style.outlineWidth} ${style.outlineColor}`;
+    if (ring !== "%s") without.push(`${ring}: ${each.outerHTML.slice(0, 100)}`);
+  }
+  return without;
+})()"""
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=lambda theme: theme.name)
+def test_everything_in_focus_has_a_ring(browser: Browser, page: Path, theme: Theme) -> None:
+    browser.open(page, 420, dark=theme is DARK)
+    red, green, blue = (int(theme.blue[i : i + 2], 16) for i in (1, 3, 5))
+    ring = f"solid 2px rgb({red}, {green}, {blue})"
+    assert browser.run(RINGS % (STOPS, ring)) == []
+
+
+ALLOWED = "writeText: async text => { window.copied = text; }"
+REFUSED = "writeText: () => Promise.reject(new Error())"
+COPY = "document.querySelectorAll('.copy')"
+
+
+def on_clipboard(browser: Browser, clipboard: str) -> None:
+    """Replace the clipboard, and note in `copied` what reaches it in the old way."""
+    browser.run(f"Object.defineProperty(navigator, 'clipboard', {{ value: {{ {clipboard} }} }})")
+    browser.run(
+        "document.addEventListener('copy', event => { copied = event.target.value.slice("
+        "event.target.selectionStart, event.target.selectionEnd); })"
+    )
+
+
+@pytest.mark.parametrize("clipboard", [ALLOWED, REFUSED], ids=["allowed", "refused"])
+def test_a_button_beside_each_command_copies_it(
+    browser: Browser, page: Path, view: ReportView, clipboard: str
+) -> None:
+    browser.open(page, 1280)
+    on_clipboard(browser, clipboard)
+    commands = [*(command for command, _ in NEXT), view.command.strip()]
+    names = f"[...{COPY}].map(each => each.ariaLabel)"
+    assert browser.run(names) == [f"Copy: {command}" for command in commands]
+    for place, command in enumerate(commands):
+        browser.run(f"window.copied = ''; {COPY}[{place}].focus()")
+        browser.press("Enter")
+        browser.run("new Promise(done => setTimeout(done, 50))")
+        assert browser.run("copied") == command
+        assert browser.run(f"document.activeElement === {COPY}[{place}]")
+    spoken = "document.querySelector('body > [aria-live]').textContent"
+    assert browser.run(f"[{COPY}[0].textContent, {spoken}]") == ["Copied", "Copied"]
+    browser.run("new Promise(done => setTimeout(done, 2100))")
+    assert browser.run(f"[{COPY}[0].textContent, {spoken}]") == ["Copy", ""]
+    assert browser.run("document.querySelectorAll('textarea').length") == 0
+
+
+def test_a_command_that_cannot_be_copied_is_selected(browser: Browser, page: Path) -> None:
+    browser.open(page, 1280)
+    on_clipboard(browser, REFUSED)
+    browser.run("document.execCommand = () => false")
+    browser.run(f"{COPY}[0].click()")
+    browser.run("new Promise(done => setTimeout(done, 50))")
+    assert browser.run(f"[getSelection().toString(), {COPY}[0].textContent]") == [
+        NEXT[0][0],
+        "Selected",
+    ]
+
+
+def test_buttons_that_copy_are_not_printed(browser: Browser, page: Path) -> None:
+    browser.open(page, 794, media="print")
+    assert browser.run(f"[...{COPY}].filter(each => each.checkVisibility()).length") == 0
 
 
 def test_print_cuts_no_table(browser: Browser, page: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from mismatch_cli.report.explorer import ExplorerView
 from mismatch_cli.report.html import render_html, write_html
 from mismatch_cli.report.view import ReportView, Section
 
@@ -142,6 +143,18 @@ def test_every_link_has_a_target_and_every_metric_a_definition(
     text = "".join(page.text)
     for metric in view.definitions():
         assert metric.source in text
+
+
+def test_links_skip_to_the_answer_and_to_the_explorer_of_a_page_that_has_one(
+    page: Page, view: ReportView
+) -> None:
+    def skips(shown: Page) -> list[dict[str, str | None]]:
+        return [link for link in shown.all("a") if link.get("class") == "skip"]
+
+    answer, explorer = ({"class": "skip", "href": f"#{name}"} for name in ("answer", "explorer"))
+    assert skips(page) == [answer]
+    explored = Page(render_html(replace(view, explorer=ExplorerView("Tokens.", ""))))
+    assert skips(explored) == [answer, explorer | {"hidden": None}]  # its script shows it
 
 
 def test_a_picture_for_each_width(page: Page, view: ReportView) -> None:

@@ -1,7 +1,27 @@
-// Makes the page easier to browse: folded lists, sortable tables, a menu for many folds, and the current section in
-// the navigation.
+// Makes the page easier to browse: folded lists, sortable tables, a menu for many folds, commands to copy, and the
+// current section in the navigation.
+"use strict";
+
+// Whether the text is on the clipboard now; the focus stays where it is.
+async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch { // not allowed here: the old way, from a selected field
+    const field = document.createElement("textarea"), focused = document.activeElement;
+    field.className = "unseen";
+    field.value = text;
+    document.body.append(field);
+    field.focus({ preventScroll: true });
+    field.select();
+    const copied = document.execCommand("copy");
+    field.remove();
+    focused?.focus({ preventScroll: true });
+    return copied;
+  }
+}
+
 (() => {
-  "use strict";
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
   const make = (tag, attributes, text = "") => {
     const element = document.createElement(tag);
@@ -9,6 +29,8 @@
     element.textContent = text;
     return element;
   };
+
+  const BOXES = ".scroll, .tokens, pre"; // that may scroll
 
   // A list shows its first entries until the user asks for all; call `fold` again after the order changes.
   const itemsOf = list => (list.tBodies ? all("tbody tr:not(.group)", list) : [...list.children]);
@@ -72,7 +94,7 @@
     rows.forEach((row, n) => { row.dataset.place = n; });
     heads.forEach((head, column) => {
       const textual = head.matches(".text, .token") || (column === 0 && table.matches(".metrics"));
-      const button = make("button", { type: "button", class: "sort", "aria-label": `Sort: ${said(head)}` });
+      const button = make("button", { type: "button", class: "sort", "aria-label": `Sort by ${said(head).replace(/^by /, "")}` });
       head.append("\u2060", button); // stays on the line of the last word
       head.classList.add("sortable");
       head.setAttribute("aria-sort", "none");
@@ -102,6 +124,38 @@
     choice.prepend(label);
     choice.classList.add("chosen");
   }
+
+  // A button beside each command copies it; where that is not allowed, it selects it.
+  const COPIED = 2000; // milliseconds
+  const spoken = make("p", { class: "unseen", "aria-live": "polite" });
+  for (const command of all(".command")) {
+    const code = command.querySelector("code"), button = make("button", { type: "button", class: "copy" });
+    const say = (words, name) => { button.textContent = words; button.setAttribute("aria-label", name); };
+    const rest = () => { say("Copy", `Copy: ${said(code)}`); spoken.textContent = ""; };
+    let timer = 0;
+    button.addEventListener("click", async () => {
+      const copied = await copyText(said(code));
+      if (!copied) getSelection().selectAllChildren(code);
+      const words = copied ? "Copied" : "Selected";
+      say(words, words);
+      spoken.textContent = words;
+      clearTimeout(timer);
+      timer = setTimeout(rest, COPIED);
+    });
+    rest();
+    command.append(button);
+  }
+  document.body.append(spoken);
+
+  // The keyboard stops at boxes that really scroll, and at no others.
+  const sizes = new ResizeObserver(entries => {
+    const boxes = new Set(entries.map(({ target }) => target.closest(BOXES)));
+    for (const box of boxes) {
+      const scrolls = box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight;
+      box[scrolls ? "setAttribute" : "removeAttribute"]("tabindex", "0");
+    }
+  });
+  for (const each of all(`${BOXES}, .scroll > table`)) sizes.observe(each);
 
   // Highlights the current section in the navigation.
   const links = new Map(all("nav a").map(link => [link.hash.slice(1), link]));
