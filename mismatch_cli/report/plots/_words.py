@@ -143,10 +143,10 @@ def _largest(axes: Panel, cells: HeatCells) -> str:
         return f"{size}, without a value"
     row, column = divmod(int(np.nanargmax(cells.share_RC)), columns)
     value = numbers.number(100 * float(cells.share_RC[row, column]))
-    beside = f"and {cells.names[column]}"
+    largest = f"{size}, largest {value} for {cells.names[row]}"
     if len(axes.get_xticks()):
-        beside = f"at {_place(axes.xaxis, column + 0.5)}"
-    return f"{size}, largest {value} for {cells.names[row]} {beside}"
+        return f"{largest} at {_place(axes.xaxis, column + 0.5)}"
+    return f"{largest} and {cells.names[column]}"  # as many columns as rows
 
 
 def _spread(y_N: np.ndarray) -> str:

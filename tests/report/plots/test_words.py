@@ -125,13 +125,13 @@ def test_points_are_counted_and_a_heat_map_has_its_largest_cell() -> None:
         x_N, y_N = np.array([1.0, 4.0, 99.0]), np.array([0.5, 0.25, 0.5])
         draw_points(points, x_N, y_N, sheet.theme.blue)  # the last one is outside
         points.headline("|d|")
-        share_RC = np.array([[0.1, 0.02], [0.3, np.nan]])
+        share_RC = np.array([[0.1, 0.02, 0.1], [0, np.nan, 0.3]])
         draw_heat(heat, share_RC, Scale(sheet.theme.orange, 1, 2), "Blocked, %", ["ppo", "ipo"])
-        heat.set_xticks([0, 1, 2], ["0", "0.5", "1"])
+        heat.set_xticks([0, 1, 2, 3], ["0", "0.5", "0.9", "1"])
 
     text = words_of(draw_on)
     assert "|d| (horizontal: length, from 1 to 4): 2 points, from 0.250 to 0.500." in text
-    assert "2 rows × 2 columns, largest 30.0 for ipo at 0–0.5." in text
+    assert "2 rows × 3 columns, largest 30.0 for ipo at 0.9–1." in text
 
 
 def test_many_lines_become_a_range_and_many_panels_a_count() -> None:
