@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 from pathlib import Path
+from textwrap import shorten
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -20,6 +21,7 @@ from mismatch_cli.report.plots._style import CSS_PX, NARROW, WIDE, Style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
 
 _PLOTS = "mismatch_cli.report.plots"
 _STUDY = "mismatch"  # of a plot that names none
@@ -56,6 +58,7 @@ class FigureView:
     sections: tuple[str, ...]  # titles: the figure is in the first of them that the page has
     wide: Picture
     narrow: Picture
+    alt: str  # what the picture shows, in words
 
 
 def plot_names() -> list[str]:
@@ -175,7 +178,16 @@ def _figure_view(
     title, caption = text_of(plot, "TITLE", data.STUDY), text_of(plot, "CAPTION", data.STUDY)
     if folder is not None:
         files.write(folder, name, partial(draw, plot, data), wide, pixels)
-    return FigureView(name, title, caption, _listed(getattr(plot, "SECTION", ())), *pictures)
+    sections = _listed(getattr(plot, "SECTION", ()))
+    return FigureView(name, title, caption, sections, *pictures, alternative_text(plot, data, wide))
+
+
+def alternative_text(plot: ModuleType, data: Drawable, figure: Figure) -> str:
+    """What a drawn plot shows: in the plot's own words, or read off the figure."""
+    from mismatch_cli.report.plots._words import MOST, in_words
+
+    own: Callable[[Drawable], str] | None = getattr(plot, "alternative", None)
+    return shorten(own(data), MOST, placeholder="…") if own else in_words(figure)
 
 
 def draw(plot: ModuleType, data: Drawable, style: Style) -> Figure:

@@ -36,7 +36,7 @@ def draw(figure, data):
 
 
 def figure(name: str, *sections: str) -> FigureView:
-    return FigureView(name, name, "", sections, PICTURE, PICTURE)
+    return FigureView(name, name, "", sections, PICTURE, PICTURE, "")
 
 
 def placed(*figures: FigureView) -> dict[str, list[str]]:

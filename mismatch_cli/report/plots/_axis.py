@@ -54,6 +54,7 @@ class _DrawnAtOnce(Axis):
     _update_label_position: Any
     across: int  # the coordinate that all ticks share: 0 for x
     aligned: Mapping[str, str]  # alignment of labels to ticks
+    names: Sequence[str] = ()  # of the ticks, if they are not numbers
     at_end = False  # ticks are at the right end of the panel, not at its beginning
 
     def get_major_ticks(self, numticks: int | None = None) -> list[Any]:  # noqa: ARG002
@@ -64,6 +65,7 @@ class _DrawnAtOnce(Axis):
     def set_ticklabels(self, labels: Any, *, fontsize: float | None = None, **text: Any) -> Any:
         if fontsize is not None:
             self.set_tick_params(labelsize=fontsize)
+        self.names = [str(label) for label in labels]
         return super().set_ticklabels(labels, **text)
 
     def labels(self) -> Words:

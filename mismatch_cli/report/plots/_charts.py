@@ -1,6 +1,7 @@
 """Curves of training runs in panels over the same steps, a line per algorithm."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -60,6 +61,7 @@ class Chart(NamedTuple):
     least: float = 0.0  # the smallest range of the axis: less is noise
     ideal: bool = False  # 0 is ideal, and has a line
     setting: str = ""  # below the title
+    parts: Sequence[str] = ()  # what each of several curves of a name is, for its description
     of_paper: Sequence[PaperValue] = ()  # grey, for runs that repeat the paper's
 
 
@@ -144,12 +146,14 @@ def _legend_columns(figure: Sheet, names: Collection[str]) -> int:
 
 
 def draw_chart(axes: Panel, chart: Chart, look_of: Mapping[str, Look]) -> None:
-    for curves in chart.curves:
+    faint = len(look_of) > _FEW
+    for curves, part in zip(chart.curves, chart.parts or repeat(""), strict=False):
         for name, curve in curves.items():
-            draw_curve(axes, curve, look_of[name], log=chart.log, faint=len(look_of) > _FEW)
+            words = f"{part} with {name}" if part else name
+            draw_curve(axes, curve, look_of[name], log=chart.log, faint=faint, name=words)
     for place, (name, curve) in enumerate(chart.points.items()):
         aside = _ASIDE * (place - (len(chart.points) - 1) / 2) * (len(chart.points) <= _FEW)
-        _draw_points(axes, curve, look_of[name].colour, aside)
+        _draw_points(axes, curve, look_of[name].colour, aside, f"{name}, evaluated")
     draw_paper_values(axes, chart.of_paper)
     _scale(axes, chart)
     axes.whole_steps(axes.style.pick(6, 5))
@@ -262,10 +266,16 @@ def _parted(name: str) -> tuple[str, str, str]:
 
 
 def draw_curve(
-    axes: Panel, curve: Curve, look: Look, *, log: bool = False, faint: bool = False
+    axes: Panel,
+    curve: Curve,
+    look: Look,
+    *,
+    log: bool = False,
+    faint: bool = False,
+    name: str = "",
 ) -> None:
     """A line with its band; a long one is smoothed, with the raw curve behind it if there are
-    few lines.
+    few lines. The name is not drawn.
     """
     long = curve.is_long
     if long:
@@ -291,11 +301,12 @@ def draw_curve(
         marker="o",
         markersize=3.5,
         markevery=_marked(value_N, long=long),
+        gid=name,
         **look.of_line,
     )
 
 
-def _draw_points(axes: Panel, curve: Curve, colour: str, aside: float) -> None:
+def _draw_points(axes: Panel, curve: Curve, colour: str, aside: float, name: str) -> None:
     """Diamonds with bars from the lowest to the highest seed, offset by `aside` of the steps so
     that none is hidden.
     """
@@ -313,6 +324,7 @@ def _draw_points(axes: Panel, curve: Curve, colour: str, aside: float) -> None:
         markeredgecolor=axes.theme.page,
         elinewidth=1,
         zorder=3,
+        label=name,
     )
 
 
@@ -351,6 +363,7 @@ def _scale(axes: Panel, chart: Chart) -> None:
 
 def label_values(axes: Panel, span: float, factor: float) -> None:
     """Few and short tick labels that fit beside a panel: `0.0005`, `2e−6`, `1.5e6`."""
+    axes.factor = factor
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
 
     def label(value: float, _position: float = 0) -> str:

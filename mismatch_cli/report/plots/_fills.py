@@ -14,7 +14,7 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 
 from mismatch_cli.report.plots._axis import Words
-from mismatch_cli.report.plots._panels import RIGHT, Panel, Sheet, width_of
+from mismatch_cli.report.plots._panels import RIGHT, HeatCells, Panel, Sheet, width_of
 from mismatch_cli.report.plots._style import CSS_PX, DARK, LIGHT, Style
 
 _LEVELS = 15  # few alphas compress well, and more would look the same
@@ -59,6 +59,7 @@ def draw_points(
         & (position_N2 >= 0).all(axis=1)
         & (position_N2 <= 1).all(axis=1)
     )
+    axes.dots.append((x_N[inside_N], y_N[inside_N]))
     column_N, row_N = (position_N2[inside_N] * [columns - dot, rows - dot]).astype(np.int64).T
     counts = np.bincount(row_N * columns + column_N, minlength=rows * columns).astype(np.int32)
     axes.imshow(
@@ -158,10 +159,13 @@ def draw_heat(
     title: str,
     names: Sequence[str],
     label: Callable[[float], str] = percent,
+    *,
+    named: bool = True,
 ) -> None:
     """Fill the panel with cells, first row on top, under a title and a colour key; NaN stays
-    empty.
+    empty. Names are drawn if `named`.
     """
+    axes.cells = HeatCells(share_RC, names)
     rows, columns = share_RC.shape
     axes.set_xlim(0, columns)
     axes.set_ylim(rows, 0)
@@ -169,7 +173,7 @@ def draw_heat(
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     _draw_cells(axes, share_RC, scale)
-    _write_names(axes, names)
+    _write_names(axes, names if named else [""] * rows)
     axes.set_title(title, x=axes.flush, pad=_TITLE_PAD)
     _draw_key(axes, scale)
     words = {place: label(share) for place, share in np.ndenumerate(share_RC) if np.isfinite(share)}

@@ -45,6 +45,13 @@ class Box(NamedTuple):
     legend: int = 0  # pixels above the panel for its legend
 
 
+class HeatCells(NamedTuple):
+    """A heat map: its shares, NaN where a cell is empty, and the names of its rows."""
+
+    share_RC: np.ndarray
+    names: Sequence[str]
+
+
 class Sheet(Figure):
     """A figure in a style, without panels yet."""
 
@@ -189,7 +196,12 @@ def legend_height(names: Collection[str], columns: int = _NAMES) -> int:
 
 
 class Panel(Axes):
-    """Axes in a sheet, with plain tick labels."""
+    """Axes in a sheet, with plain tick labels.
+
+    What the artists of a panel do not say is kept for its description: the `factor` from values to
+    labels of the vertical axis, whether the horizontal one has `whole` steps only, `dots` as x and
+    y of each image of points, and `cells`.
+    """
 
     vertical: type[PanelYAxis | PanelRightAxis] = PanelYAxis
 
@@ -200,6 +212,9 @@ class Panel(Axes):
             sheet, (box.left / width, bottom / height, box.width / width, box.height / height)
         )
         self.style, self.theme, self.box = sheet.style, sheet.theme, box
+        self.factor, self.whole = 1.0, False
+        self.dots: list[tuple[np.ndarray, np.ndarray]] = []
+        self.cells: HeatCells | None = None
         self.flush = (sheet.flush - LEFT) / box.width  # where its title begins, in axes coordinates
         for side in ("left", "bottom"):  # as matplotlib's first tick would do
             self.spines[side].set_position(("outward", 0))
@@ -288,6 +303,7 @@ class Panel(Axes):
 
     def in_percent(self, label: Callable[[float], str] | None = None) -> None:
         """Label vertical ticks in percent."""
+        self.factor = 100
         self.yaxis.set_major_formatter(lambda value, _position: (label or plain_label)(100 * value))
 
     def logarithmic(self, which: str) -> None:
@@ -301,6 +317,7 @@ class Panel(Axes):
 
     def whole_steps(self, ticks: int = 8) -> None:
         """An axis of training steps: whole numbers only."""
+        self.whole = True
         self.xaxis.set_major_locator(
             MaxNLocator(nbins=ticks, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1)
         )

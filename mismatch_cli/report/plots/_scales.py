@@ -52,6 +52,7 @@ def stretch(
     show 0.
     """
     axes.set_yscale("asinh", linear_width=linear)
+    axes.factor = 100 if percent else 1
     axes.set_ylim(*limits)
     axes.yaxis.set_minor_locator(NullLocator())
     axes.set_yticks(_ticks(linear, limits, axes.box.height, _SHORT - 2 * percent))

@@ -35,9 +35,8 @@ def gap(data: TrainingAnalysis) -> Chart:
 
 
 def extremes(data: TrainingAnalysis) -> Chart:
-    return Chart(
-        "Largest and smallest π − μ", [data.curves("mismatch", key) for key in ("dp_max", "dp_min")]
-    )
+    curves = [data.curves("mismatch", key) for key in ("dp_max", "dp_min")]
+    return Chart("Largest and smallest π − μ", curves, parts=("largest", "smallest"))
 
 
 def blocked(data: TrainingAnalysis) -> Chart:

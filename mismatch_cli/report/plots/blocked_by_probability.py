@@ -73,7 +73,8 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
             share_RC,
             scale,
             f"{data.when(sign)}: blocked, %",
-            [""] * len(rows) if column else names,
+            names,
+            named=not column,
         )
         axes.label_bins(rows[0]["by_mu"])
         axes.set_xlabel(style.pick("rollout probability μ, bin edges", "μ, bin edges"))

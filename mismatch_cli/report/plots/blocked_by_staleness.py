@@ -1,5 +1,7 @@
 """Blocked tokens by how many updates old the weights are that sample."""
 
+from typing import Any
+
 from matplotlib.ticker import MaxNLocator
 
 from mismatch_cli.report.plots._charts import draw_legend, room_for_legend
@@ -51,4 +53,5 @@ def _draw_doses(axes: Panel, response: DoseResponse, key: str, look: Look) -> No
         if dose.blocked[key].value is not None:
             ages.append(dose.updates)
             estimates.append(dose.blocked[key])
-    draw_bars(axes, ages, estimates, look.colour, linestyle=look.dash, markersize=5)
+    line: dict[str, Any] = {"linestyle": look.dash, "label": response.name}
+    draw_bars(axes, ages, estimates, look.colour, markersize=5, **line)

@@ -40,6 +40,7 @@ _PANELS = (  # title, over blocked tokens, over kept tokens
     ("Mean μ of blocked tokens", "mu_blocked", "mu_kept"),
     ("Mean entropy of blocked tokens, nats", "entropy_blocked", "entropy_kept"),
 )
+_KEPT = "kept by the first"
 _MOST = 6
 _FAR_APART = 40  # times between shares: beyond, a linear axis hides the smaller ones
 _FEWEST_STEPS = 3
@@ -59,22 +60,23 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
     looks = {mask.label: look for mask, look in zip(masks, _looks(figure.style), strict=False)}
     x_B = middle_of_steps(rows[0]["by_step"])
     kept_line: dict[str, Any] = {"color": figure.theme.ink, "linestyle": ":", "linewidth": 1.8}
-    for axes, (name, blocked, kept) in zip(panels, shown, strict=True):
-        for row, (band, line) in zip(rows, looks.values(), strict=True):
+    for axes, (title, blocked, kept) in zip(panels, shown, strict=True):
+        for row, (name, (band, line)) in zip(rows, looks.items(), strict=True):
             estimates = [_estimate(step, blocked) for step in row["by_step"]]
-            draw_line(axes, middle_of_steps(row["by_step"]), estimates, band=band, **line)
+            draw_line(axes, middle_of_steps(row["by_step"]), estimates, band=band, gid=name, **line)
         if kept:
-            draw_line(axes, x_B, [step[kept] for step in rows[0]["by_step"]], **kept_line)
+            estimates = [step[kept] for step in rows[0]["by_step"]]
+            draw_line(axes, x_B, estimates, gid=_KEPT, **kept_line)
         # A step with a handful of blocked tokens has a band that would flatten the lines.
         axes.set_ylim(0, 1 if kept == "mu_kept" else 1.25 * np.nanmax(axes.drawn_values()))
         axes.whole_steps()
         part_N3 = parts_of(_estimate(step, blocked) for row in rows for step in row["by_step"])
         axes.headline(
-            name, note="" if np.isfinite(part_N3[:, 1]).any() or kept else "few prompts: no bands"
+            title, note="" if np.isfinite(part_N3[:, 1]).any() or kept else "few prompts: no bands"
         )
     if shown[0][1] == "blocked":
         _scale_share(panels[0])
-    lines = {name: line for name, (_, line) in looks.items()} | {"kept by the first": kept_line}
+    lines = {name: line for name, (_, line) in looks.items()} | {_KEPT: kept_line}
     figure.legend_below(lines, columns, beside=75, handlelength=2.6, columnspacing=2.5)
 
 

@@ -65,7 +65,7 @@ def _looks(theme: Theme) -> dict[str, Look]:
 def _draw_bounds(axes: Panel, curves: Mapping[str, Curve], look_of: Mapping[str, Look]) -> None:
     axes.axhline(1, color=axes.theme.muted, linewidth=1.2, linestyle=DASHES[2], zorder=1)
     for words, curve in curves.items():
-        draw_curve(axes, curve, look_of[words])
+        draw_curve(axes, curve, look_of[words], name=words)
     axes.set_ylim(0, _TOP)
     axes.in_percent()
     axes.whole_steps(axes.style.pick(6, 5))

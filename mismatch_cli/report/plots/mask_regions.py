@@ -14,7 +14,7 @@ from matplotlib import rcParams
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
-from mismatch_cli.numbers import share
+from mismatch_cli import numbers
 from mismatch_cli.report.plots._fills import draw_points, thin
 from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet, short_names, width_of
 from mismatch_cli.report.plots._scales import HIGHEST, lowest_of, spread_probability
@@ -59,6 +59,21 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
         )
         _draw_tokens(axes, data, algorithm, sign)
         _write(axes, data, algorithm, sign, region)
+
+
+def alternative(data: ClippingPlotData) -> str:
+    """How many tokens each panel shows, and the share that is blocked."""
+    parts = [
+        f"{data.when(sign)}, {algorithm.name}: {numbers.count(int(data.of_sign(sign).sum()))} "
+        f"tokens, {_blocked_share(data, algorithm, sign)} blocked"
+        for sign in "><"
+        for algorithm in data.compared
+    ]
+    return (
+        f"{numbers.things(len(parts), 'panel')} of points, with the blocked region shaded. "
+        "Horizontal: probability when sampled. Vertical: trainer probability π. Both are stretched "
+        f"near 0 and 1. {'; '.join(parts)}."
+    )
 
 
 def _draw_region(
@@ -191,6 +206,12 @@ def _left_out(algorithm: Algorithm, region: bool) -> str:
 
 
 def _blocked_label(data: ClippingPlotData, algorithm: Algorithm, sign: str) -> str:
+    blocked = _blocked_share(data, algorithm, sign)
+    return "blocked" if blocked == numbers.MISSING else f"blocked, {blocked}"
+
+
+def _blocked_share(data: ClippingPlotData, algorithm: Algorithm, sign: str) -> str:
+    """The share over the whole trace, a dash if it is missing."""
     key = "positive" if sign == ">" else "negative"
     found = [row["blocked"][key]["value"] for row in data.rows if row["name"] == algorithm.name]
-    return "blocked" if not found or found[0] is None else f"blocked, {share(found[0])[0]}"
+    return numbers.share(found[0] if found else None)[0]

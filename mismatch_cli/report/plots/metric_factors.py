@@ -110,7 +110,8 @@ def _draw_factors(
     )
     dots: dict[str, Any] = {"color": colour, "markersize": 4.5}
     axes.plot(factor_R3[sure_R, 0], place_R[sure_R], "o", label=name, **dots)
-    axes.plot(factor_R3[~sure_R, 0], place_R[~sure_R], "o", markerfacecolor=axes.theme.page, **dots)
+    unsure: dict[str, Any] = {"markerfacecolor": axes.theme.page, "gid": name}
+    axes.plot(factor_R3[~sure_R, 0], place_R[~sure_R], "o", **unsure, **dots)
 
 
 def _scale(axes: Panel, factor_RC3: np.ndarray, most: int) -> None:

@@ -32,6 +32,12 @@ CAPTION = (
 )
 
 _BINARY = "Binary TV |π − μ|, small at low μ by definition", "Binary TV |π − μ|"
+_NAMES = {
+    "ratio_p01": "1st percentile",
+    "ratio_p99": "99th percentile",
+    "tv_topk_p99": "99th percentile",
+    "tv_binary_p99": "99th percentile of binary TV",
+}
 _CLOSE = 1e-3  # to 1: a ratio within it is drawn as its distance from 1
 _FEWEST = 200  # tokens of a bin, of which two are beyond the percentile
 
@@ -142,5 +148,6 @@ def _draw_percentile(
             linewidth=1.8,
             zorder=4,
             label=label or None,
+            gid=_NAMES[key],
         )
         label = ""

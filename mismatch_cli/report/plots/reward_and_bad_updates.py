@@ -70,9 +70,10 @@ def _courses(data: TrainingAnalysis) -> dict[str, BadUpdateCourse]:
 
 def _draw_course(axes: Panel, second: Panel, course: BadUpdateCourse, colour: str) -> None:
     draw_paper_values(axes, course.of_paper)
-    draw_curve(axes, course.reward, Look(colour, _REWARD))
-    for curve, dash in ((course.of_negative, _OF_NEGATIVE), (course.of_all, _OF_ALL)):
-        draw_curve(second, curve, Look(colour, dash), faint=True)
+    reward, of_negative, of_all = _WORDS
+    draw_curve(axes, course.reward, Look(colour, _REWARD), name=reward)
+    for name, curve in ((of_negative, course.of_negative), (of_all, course.of_all)):
+        draw_curve(second, curve, Look(colour, _WORDS[name]), faint=True, name=name)
 
 
 def _name(axes: Panel, second: Panel, title: str) -> None:

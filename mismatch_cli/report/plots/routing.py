@@ -86,7 +86,7 @@ def _draw_margins(axes: Panel, margins: dict[str, Any]) -> None:
             axes.stairs(
                 counts_B / counts_B.sum(), edges, color=colour, label=name, fill=True, alpha=0.35
             )
-            axes.stairs(counts_B / counts_B.sum(), edges, color=colour, linewidth=1.2)
+            axes.stairs(counts_B / counts_B.sum(), edges, color=colour, linewidth=1.2, gid=name)
     occupied = np.flatnonzero(
         np.sum([margins[name]["counts"] for name in ("agreeing", "flipped")], axis=0)
     )

@@ -93,7 +93,12 @@ def _looks(found: Sequence[Family], style: Style) -> dict[str, Look]:
 def _draw_ends(axes: Panel, family: Family, key: str, look_of: Mapping[str, Look]) -> None:
     colour = look_of[family.endings[-1].name].colour
     part_B3 = draw_bars(
-        axes, family.values, [getattr(end, key) for end in family.endings], colour, markersize=5
+        axes,
+        family.values,
+        [getattr(end, key) for end in family.endings],
+        colour,
+        markersize=5,
+        label=family.name,
     )
     drawn = [part_B3]
     for ending in family.others:

@@ -24,6 +24,7 @@ CAPTION = (
 
 _BAR, _NAMES = 15, 250  # pixels of a bar, and of the names beside the bars
 _LEGEND = 22
+_IN_DETAIL = 4  # algorithms whose phases are named in words
 
 
 def needs(data: TrainingAnalysis) -> bool:
@@ -46,6 +47,19 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
     axes.flush = (figure.flush - left) / box.width
     axes.headline(
         "Seconds per step", ncols=columns, handlelength=1.0, handletextpad=0.4, columnspacing=1.2
+    )
+
+
+def alternative(data: TrainingAnalysis) -> str:
+    """The seconds of each algorithm; of its phases if there are few algorithms."""
+    parts = []
+    for name, runs in data.algorithms.items():
+        if seconds := mean_by_phase(runs):
+            phases = ", ".join(f"{key} {numbers.number(part)}" for key, part in seconds.items())
+            detail = f" ({phases})" if len(data.algorithms) <= _IN_DETAIL else ""
+            parts.append(f"{name}: {numbers.number(sum(seconds.values()))} s{detail}")
+    return (
+        f"Stacked bars, one for each algorithm. Horizontal: seconds per step. {'; '.join(parts)}."
     )
 
 

@@ -67,6 +67,19 @@ def draw(figure: Sheet, data: BisectionAnalysis) -> None:
     bars.headline("Mean |difference|, nats", is_axis=False)
 
 
+def alternative(data: BisectionAnalysis) -> str:
+    """Each distance with its interval."""
+    distances = [
+        f"{label} {numbers.plus_minus(*parts_of([vars(estimate)])[0])}"
+        for key, label in _BARS.items()
+        if (estimate := data.triangle[key]) is not None
+    ]
+    return (
+        "A triangle with engine, trainer and trainer in float32 at its corners, and bars of the "
+        f"same distances. Horizontal: mean |difference|, nats: {'; '.join(distances)}."
+    )
+
+
 def _draw_corners(axes: Panel, found: Mapping[str, Any]) -> None:
     axes.set_axis_off()
     axes.set_xlim(0, 1)

@@ -146,6 +146,7 @@ def _draw_line(axes: Panel, line: _Line) -> None:
         value_B[unsure_B],
         linestyle="none",
         markerfacecolor=axes.theme.page,
+        gid=line.label,
         **look,
     )
     end_B = np.maximum(low_B, value_B / _LONGEST)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mismatch_cli import numbers
 from mismatch_cli.report.plots._panels import RIGHT, TOP, Box, Panel, Sheet, short_names, width_of
-from mismatch_cli.report.plots._style import Theme
+from mismatch_cli.report.plots._style import LIGHT, Theme
 
 if TYPE_CHECKING:
     from mismatch_cli.metrics.estimate import Estimate
@@ -100,6 +100,16 @@ def draw(figure: Sheet, data: BisectionAnalysis) -> None:
     axes.set_xlabel(style.pick("share of the recorded gap", "share of the gap"))
     whole = numbers.number(data.search.gap)
     axes.headline(f"Shares of the gap of {whole} nats", f"Shares of {whole} nats", is_axis=False)
+
+
+def alternative(data: BisectionAnalysis) -> str:
+    """Each bar with its share."""
+    bars = [f"{bar.label} {bar.share}" for bar in _bars(data, LIGHT, sides=True)]
+    gap = numbers.number(data.search.gap)
+    return (
+        f"Bars. Horizontal: share of the recorded gap of {gap} nats, one bar below the other: "
+        f"{'; '.join(bars)}."
+    )
 
 
 def _draw(axes: Panel, row: int, bar: _Bar) -> None:

@@ -1,0 +1,159 @@
+"""The text instead of a picture: axes and numbers of every plot, and the right numbers."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mismatch_cli.places import bundled
+from mismatch_cli.report.figures import Drawable, alternative_text, draw, plot_names, plots_of
+from mismatch_cli.report.html import render_html
+from mismatch_cli.report.plots._fills import Scale, draw_heat, draw_points
+from mismatch_cli.report.plots._panels import Sheet
+from mismatch_cli.report.plots._style import WIDE
+from mismatch_cli.report.plots._words import MOST, in_words
+from mismatch_cli.studies.comparison import ComparisonAnalysis
+from mismatch_cli.studies.curation import Curation, CurationAnalysis
+from mismatch_cli.studies.diagnosis import analyse_diagnosis
+from mismatch_cli.studies.runs import TrainingRun
+from mismatch_cli.studies.training import TrainingAnalysis
+from mismatch_cli.trace.reader import Trace
+from tests.report.plots.test_training_plots import bounded, by_threshold, in_settings, relaxed
+from tests.report.searches import analysis as search_of
+from tests.report.training_runs import make_run
+
+CURVE = {0: 0.3, 1: 0.9, 2: 0.1, 3: 0.5}
+
+
+@pytest.fixture(scope="module")
+def studies(
+    measured: SimpleNamespace,
+    analysis: ComparisonAnalysis,
+    many: Any,
+    eight: list[TrainingRun],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> list[Drawable]:
+    """Data that suffices for every plot."""
+    turns = copy.deepcopy(analysis.plot_data.result)
+    for side in turns["traces"]:
+        summary = side["summary"]
+        summary["turns"] = [
+            row | {"first": turn, "last": turn, "length_mean": row["abs_d_mean"]}
+            for turn, row in enumerate(summary["positions"], start=1)
+        ]
+    chosen, held_out = {0: 0.75, 1: 0.75, 2: 0.25}, {0: 0.0, 1: 0.25, 2: 1.0}
+    config = {"model": "m", "prompts": {"location": "p"}}
+    stale = [make_run(name, staleness=n) for name in ("dppo-binary-tv", "pg-is") for n in (0, 4)]
+    runs = (eight, in_settings(), by_threshold(), relaxed(), bounded(eight), stale)
+    return [
+        measured.plot_data,
+        replace(analysis.plot_data, result=turns),
+        many,
+        analyse_diagnosis([Trace.open(bundled("traces") / "fp8-kv")]),
+        search_of(tmp_path_factory.mktemp("search")),
+        CurationAnalysis(Curation((0.2, 0.8), 4, 4, chosen, held_out), config=config),
+        *map(TrainingAnalysis.of, runs),
+    ]
+
+
+def texts(studies: list[Drawable]) -> Iterator[tuple[str, str]]:
+    """Every plot of every study, and the text instead of it."""
+    for data in studies:
+        for name, plot in plots_of(data.STUDY).items():
+            if plot.needs(data):
+                yield name, alternative_text(plot, data, draw(plot, data, WIDE))
+
+
+def test_every_plot_says_its_axes_and_a_number(studies: list[Drawable]) -> None:
+    described = set()
+    for name, text in texts(studies):
+        described.add(name)
+        assert len(text) <= MOST, name
+        assert re.search(r"\d", text) and "nan" not in text and "  " not in text, text
+        assert "orizontal: " in text or "eat map" in text, text
+        assert text.startswith(text[0].upper()) and text.endswith((".", "…")), text
+    assert described == set(plot_names())
+
+
+def test_a_line_has_its_ends_and_its_extremes() -> None:
+    run = TrainingRun("x", "grpo", 0, [{"step": n, "reward": y} for n, y in CURVE.items()])
+    plot = plots_of("training")["training-curves"]
+    data = TrainingAnalysis.of([run])
+    text = alternative_text(plot, data, draw(plot, data, WIDE))
+    assert text == (
+        "Lines. Horizontal: step, from 0 to 3. Vertical: Mean reward. grpo: from 0.300 to 0.500, "
+        "highest 0.900 at 1, lowest 0.100 at 2."
+    )
+
+
+def words_of(draw_on: Callable[[Sheet], None]) -> str:
+    plot = ModuleType("own")
+    plot.draw = lambda figure, _data: draw_on(figure)  # type: ignore[attr-defined]
+    return in_words(draw(plot, SimpleNamespace(subject=""), WIDE))  # type: ignore[arg-type]
+
+
+def test_shares_are_in_percent_and_thresholds_have_names() -> None:
+    def draw_on(sheet: Sheet) -> None:
+        (axes,) = sheet.panels(1)
+        axes.plot([0.1, 1, 10], [0.25, 0.5, 0.0], label="blocked")
+        axes.axhline(0.3)
+        axes.annotate("PPO", (0.2, 1), xycoords=("data", "axes fraction"))
+        axes.logarithmic("x")
+        axes.in_percent()
+        axes.set_xlabel("ε")
+        axes.headline("Blocked, %")
+
+    assert words_of(draw_on) == (
+        "Lines. Horizontal: ε, from 0.100 to 10, logarithmic. Vertical: Blocked, %. blocked: from "
+        "25.0 to 0, highest 50.0 at 1; marked: PPO at 0.200."
+    )
+
+
+def test_points_are_counted_and_a_heat_map_has_its_largest_cell() -> None:
+    def draw_on(sheet: Sheet) -> None:
+        points, heat = sheet.panels(2)
+        points.set_xlim(0, 10)
+        points.set_ylim(0, 1)
+        points.set_xlabel("length")
+        x_N, y_N = np.array([1.0, 4.0, 99.0]), np.array([0.5, 0.25, 0.5])
+        draw_points(points, x_N, y_N, sheet.theme.blue)  # the last one is outside
+        points.headline("|d|")
+        share_RC = np.array([[0.1, 0.02, 0.1], [0, np.nan, 0.3]])
+        draw_heat(heat, share_RC, Scale(sheet.theme.orange, 1, 2), "Blocked, %", ["ppo", "ipo"])
+        heat.set_xticks([0, 1, 2, 3], ["0", "0.5", "0.9", "1"])
+
+    text = words_of(draw_on)
+    assert "|d| (horizontal: length, from 1 to 4): 2 points, from 0.250 to 0.500." in text
+    assert "2 rows × 3 columns, largest 30.0 for ipo at 0.9–1." in text
+
+
+def test_many_lines_become_a_range_and_many_panels_a_count() -> None:
+    def draw_on(sheet: Sheet) -> None:
+        for number, axes in enumerate(sheet.panels(12)):
+            for line in range(9):
+                axes.plot([0, 1], [0, line], label=f"an algorithm with a long name {line}")
+            axes.headline(f"Quantity {number}")
+
+    text = words_of(draw_on)
+    assert len(text) <= MOST
+    assert "9 lines, at the right from 0 (an algorithm with a long name 0) to 8.00 (an" in text
+    assert re.search(r"And \d+ more panels\.$", text)
+
+
+def test_a_plot_without_panels_has_its_title_only(many: Any) -> None:
+    own = ModuleType("own")
+    own.draw = lambda figure, data: figure.add_axes((0.1, 0.1, 0.8, 0.8)).plot([1, 2])  # type: ignore[attr-defined]
+    assert alternative_text(own, many, draw(own, many, WIDE)) == ""
+
+
+def test_names_in_the_text_are_escaped_on_the_page(view: Any) -> None:
+    figure = replace(view.figures[0], alt='"><script>alert(1)</script>')
+    page = render_html(replace(view, figures=[figure]))
+    assert "&lt;script&gt;alert(1)" in page and "<script>alert(1)" not in page
