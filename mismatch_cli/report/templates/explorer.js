@@ -229,7 +229,9 @@
     }
     ui.clear.addEventListener("click", () => { plot.clear(); text.restart(); refresh(); });
     const answer = said => { ui.done.textContent = said; };
-    ui.link.addEventListener("click", async () => { await copyText(link.address()); answer("Link to this view copied."); });
+    ui.link.addEventListener("click", async () => {
+      answer(await copyText(link.address()) ? "Link to this view copied." : "Copy the address of this page: it is the link.");
+    });
     ui.picture.addEventListener("click", async () => {
       const picture = tokenPicture(here, head, tokens, masks, { ...theme, colour });
       answer(await savePicture(picture, `token-${keyOf(tokens, here)}.png`));

@@ -32,15 +32,3 @@ function explorerLink(parts) {
     address() { write(); return location.href.replace(/#$/, ""); },
   };
 }
-
-async function copyText(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch { // not allowed here: the old way, from a selected field
-    const field = make("textarea", "unseen", text);
-    document.body.append(field);
-    field.select();
-    document.execCommand("copy");
-    field.remove();
-  }
-}
