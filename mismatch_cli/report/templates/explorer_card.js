@@ -46,8 +46,8 @@ function explorerCard(ui, head, tokens, masks) {
   }
   function rankTable(row) {
     const table = make("table"), headings = table.createTHead().insertRow(), body = table.createTBody();
-    const { text, logq, logp } = tokens.ranks;
-    for (const name of ["engine’s top K", "μ", "π"]) headings.append(make("th", "", name));
+    const { dB, ranks: { text, logq, logp } } = tokens;
+    for (const name of [dB ? `top K, ${head.runs[0]}` : "engine’s top K", "μ", "π"]) headings.append(make("th", "", name));
     for (let k = 0; k < head.ranks; k++) {
       const at = row * head.ranks + k;
       if (!Number.isFinite(logq[at])) continue;
