@@ -90,9 +90,9 @@ def _settings(explored: Exploration) -> str:
         f"{row.setting} {setting_in_words(row.first)} → {setting_in_words(row.other)}"
         for row in explored.settings
     ]
-    more = ["…"] if len(changes) > _MOST_SETTINGS else []
-    words = ", ".join([*changes[:_MOST_SETTINGS], *more])
-    return f" {first} → {other}: {words or 'no recorded setting differs'}."
+    words = ", ".join(changes[:_MOST_SETTINGS]) or "no recorded setting differs"
+    end = ", …" if len(changes) > _MOST_SETTINGS else "."
+    return f" {first} → {other}: {words}{end}"
 
 
 def _which(explored: Exploration) -> str:
