@@ -17,8 +17,8 @@ from tests.report.explored import (
     look,
     number_shown,
     page_of,
-    text_of,
 )
+from tests.studies.compared import FLOAT32, Row, rows_of, write_rows
 
 FACTS = """Object.fromEntries([...document.querySelectorAll("[data-x=card] dt")]
   .map(name => [name.textContent, name.nextElementSibling.textContent]))"""
@@ -30,7 +30,7 @@ PAIRS = """[...document.querySelectorAll(".x-pair")].map(pair => [...pair.childr
 
 
 def page_of_two(folder: Path, *names: str) -> Explored:
-    traces = [Trace.open(bundled("traces") / name) for name in names]
+    traces = [Trace.open(bundled("traces") / name) for name in names]  # or absolute paths
     exploration = analyse_comparison(traces).exploration()
     assert exploration is not None
     return page_of(exploration, traces[0], folder / "report.html")
@@ -102,7 +102,6 @@ def test_samples_are_side_by_side_under_their_prompt(browser: Browser, beside: E
         assert right["heading"].startswith("fp8-kv")
         assert left["heading"].startswith("float32") or not left["tokens"]
         assert left["gaps"] == right["gaps"] == 0
-    browser.open(beside.page, 420, 900)
     look(browser, beside, 420)
     for left, right in browser.run(PAIRS):
         assert right["box"]["top"] >= left["box"]["bottom"] - 1
@@ -110,27 +109,39 @@ def test_samples_are_side_by_side_under_their_prompt(browser: Browser, beside: E
     assert browser.run("document.documentElement.scrollWidth") <= 420
 
 
+def longer(row: Row, times: int) -> Row:
+    """The same response several times in a row."""
+    tokens = len(row["response_ids"])
+    columns = {name: value for name, value in row.items() if name != "prompt_ids"}
+    return row | {
+        name: value * times
+        for name, value in columns.items()
+        if isinstance(value, list) and len(value) == tokens
+    }
+
+
 def test_a_long_sample_has_one_heading(browser: Browser, tmp_path: Path) -> None:
-    """Pieces of a response that fit one part of the text are under the same heading."""
-    explored = page_of_two(tmp_path, "float32", "fp8-kv")
-    page = explored.page.read_text(encoding="utf-8")
-    assert "const PIECE = 512;" in page
-    explored.page.write_text(page.replace("const PIECE = 512;", "const PIECE = 16;"), "utf-8")
+    """Pieces of a response in one part of the text are under the same heading."""
+    rows = rows_of(FLOAT32)[:2]
+    folders = [
+        write_rows(tmp_path / str(times), [longer(row, times) for row in rows], FLOAT32)
+        for times in (14, 15)
+    ]
+    explored = page_of_two(tmp_path, *map(str, folders))
+    assert explored.payload.head["responses"]["length"][0] > 512
     look(browser, explored)
     pairs = browser.run(PAIRS)
-    assert max(len(side["tokens"]) for pair in pairs for side in pair) > 32
-    headings = [side["heading"] for pair in pairs for side in pair if side["heading"]]
-    assert len(headings) == len(set(headings))
-    whole = [side for pair in pairs[:-1] for side in pair]
-    assert not any(side["gaps"] for side in whole)
+    assert [[bool(side["tokens"]) for side in pair] for pair in pairs] == [[True, True]]
+    assert [side["gaps"] for side in pairs[0]] == [0, 0]
+    assert [len(side["tokens"]) for side in pairs[0]] == [
+        explored.payload.head["responses"]["length"][n] for n in (0, 2)
+    ]
 
 
 def test_a_token_of_either_run_is_reached_by_its_link(browser: Browser, beside: Explored) -> None:
     look(browser, beside)
-    last = beside.payload.total - 1
-    browser.run(f"document.querySelectorAll('.x-pair')[0].children[1].querySelector('span').click()")
+    browser.run("document.querySelectorAll('.x-pair')[0].children[1].querySelector('span').click()")
     assert "fp8-kv" in browser.run(FACTS)["trace"]
     address = browser.run("location.hash")
     look(browser, beside, fragment=address.removeprefix("#"))
     assert browser.run(FACTS)["trace"] == "fp8-kv"
-    assert "part" in text_of(browser, "pager") and last > 0

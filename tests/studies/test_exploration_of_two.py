@@ -157,7 +157,9 @@ def test_the_payload_names_the_runs_and_colours_the_change(
     runs = [FLOAT32.name, other.parent.name]
     assert payload.head["runs"] == runs and payload.head["traces"] == runs[:1]
     assert payload.head["paired"] and payload.head["colour"] == "change"
-    assert f"largest |log π − log μ|, {runs[1]}" in [each["title"] for each in payload.head["lists"]]
+    assert f"largest |log π − log μ|, {runs[1]}" in [
+        each["title"] for each in payload.head["lists"]
+    ]
     logq_b_T, d_b_T = columns(rows_b)
     np.testing.assert_allclose(payload.column("logq_b"), logq_b_T, rtol=2**-10, atol=1e-6)
     np.testing.assert_allclose(payload.column("d_b"), d_b_T, rtol=2**-10, atol=1e-6)

@@ -39,7 +39,7 @@ function explorerCard(ui, head, tokens, masks) {
     for (const [name, words] of tokenFacts(t, head, tokens, masks)) list.append(make("dt", "", name), make("dd", "", words));
     ui.card.replaceChildren(make("h4", "", `“${tokens.word(t)}”`), list);
     if (tokens.ranksOf.has(t)) ui.card.append(rankTable(tokens.ranksOf.get(t)));
-    ui.card.append(make("p", "small", `Log values are shown to ± ${percent(HALF_ERROR)}; masks judged the recorded ones.`));
+    ui.card.append(make("p", "small", `Log values are shown to ± ${percent(HALF_ERROR)}${head.algorithms.length ? "; masks judged the recorded ones" : ""}.`));
     anchor = span;
     ui.card.hidden = !span && !docked.matches;
     follow();

@@ -35,8 +35,7 @@ def explore_two(
         partners = Partners.of(traces[1], np.where(kept[0], pairing.partner_S, -1))
         rows = [ExploredRows(kept[0], Joining(pair, partners))]
         pair_a, pair_b = (
-            replace(pair, reference=side.reference, current=side.current)
-            for side in (OURS, THEIRS)
+            replace(pair, reference=side.reference, current=side.current) for side in (OURS, THEIRS)
         )
         return explore(traces[:1], pair_a, (), _NO_NEEDS, {}, rows=rows, pair_b=pair_b)
     if pairing.by == "prompts":
