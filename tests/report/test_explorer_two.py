@@ -14,6 +14,7 @@ from tests.report.browser import Browser
 from tests.report.explored import (
     Explored,
     choose,
+    click,
     look,
     number_shown,
     page_of,
@@ -137,6 +138,7 @@ def test_a_token_of_either_run_is_reached_by_its_link(browser: Browser, beside: 
     look(browser, beside)
     browser.run("document.querySelectorAll('.x-pair')[0].children[1].querySelector('span').click()")
     assert "fp8-kv" in browser.run(FACTS)["trace"]
+    click(browser, "link")  # else the address follows after a pause
     address = browser.run("location.hash")
     look(browser, beside, fragment=address.removeprefix("#"))
     assert browser.run(FACTS)["trace"] == "fp8-kv"
