@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mismatch_cli import numbers
+from mismatch_cli.report.pages._comparison_screen import setting_in_words
 from mismatch_cli.studies.exploration.explored import (
     NOT_JUDGED,
     Exploration,
@@ -34,6 +35,7 @@ from mismatch_cli.text import for_html
 
 _LONGEST = 120  # characters of a token
 _LONGEST_PROMPT, _MOST_OF_PROMPTS = 2_000, 400_000  # characters of one, and of all together
+_MOST_SETTINGS = 3  # named
 _COMPRESSED = 6  # of 9, which takes eight times as long for 2 % less
 _LARGEST_EXACT = 2**53  # integer of a JavaScript number
 _LARGEST_HALF = float(np.finfo(np.float16).max)
@@ -52,6 +54,7 @@ _LETTERS = {
     "staleness": _Letters(
         "the trainer as it is now, against the weights that sampled", "log π − log π′", "π − π′"
     ),
+    "floor": _Letters("the trainer again, and μ the trainer", "log π − log μ", "π − μ"),
 }
 
 
@@ -72,16 +75,32 @@ def _sentence(explored: Exploration) -> str:
     behind = explored.judged and not explored.judged_alike
     ahead = " A and B judge the trainer as it is now, some optimiser steps ahead." if behind else ""
     return (
-        f"{_which(explored)} π is {_LETTERS[explored.pair.name].pi}.{ahead} "
+        f"{_which(explored)}{_settings(explored)} π is {_LETTERS[explored.pair.name].pi}.{ahead} "
         "Point at a token, or step through them with ← and →. Click a dot to find its token; "
         "drag a frame around dots to show only those."
     )
+
+
+def _settings(explored: Exploration) -> str:
+    """The two runs, and the likeliest of the settings in which they differ."""
+    if not explored.runs:
+        return ""
+    first, other = explored.runs
+    changes = [
+        f"{row.setting} {setting_in_words(row.first)} → {setting_in_words(row.other)}"
+        for row in explored.settings
+    ]
+    words = ", ".join(changes[:_MOST_SETTINGS]) or "no recorded setting differs"
+    end = ", …" if len(changes) > _MOST_SETTINGS else "."
+    return f" {first} → {other}: {words}{end}"
 
 
 def _which(explored: Exploration) -> str:
     """How many tokens are on the page, and what is not."""
     tokens, responses = len(explored.tokens.text_T), len(explored.response_S)
     traces = f" in {len(explored.traces)} traces" if len(explored.traces) > 1 else ""
+    if explored.runs:
+        traces = " that both traces have" if explored.paired else " to prompts in both traces"
     unlisted = explored.total_responses - responses
     if tokens == explored.total_tokens and not unlisted:
         return (
@@ -138,7 +157,7 @@ def _head(explored: Exploration, texts: _Texts) -> dict[str, Any]:
         "traces": [_shown(name, _LONGEST) for name in explored.traces],
         "gap": _LETTERS[explored.pair.name].gap,
         "ranks": 0 if ranks is None else ranks.logq_UK.shape[1],
-        "colour": "d" if explored.pair.name != "total" else "blocked",
+        "colour": _colour(explored),
         "compared": _compared(explored),
         "notJudged": NOT_JUDGED,
         "totals": {"tokens": explored.total_tokens, "responses": explored.total_responses},
@@ -147,8 +166,15 @@ def _head(explored: Exploration, texts: _Texts) -> dict[str, Any]:
         "texts": texts.shown(_LONGEST),
         "algorithms": [_algorithm(judged) for judged in explored.judged],
         "lists": [_list(tokens, explored) for tokens in explored.lists],
-        "paired": False,
+        **({"runs": [_shown(name, _LONGEST) for name in explored.runs]} if explored.runs else {}),
+        "paired": explored.paired,
     }
+
+
+def _colour(explored: Exploration) -> str:
+    if explored.paired:
+        return "change"
+    return "d" if explored.pair.name != "total" else "blocked"
 
 
 def _responses(explored: Exploration, words: Mapping[int, int]) -> dict[str, list[Any]]:
@@ -185,16 +211,23 @@ def _of_responses(explored: Exploration) -> dict[str, np.ndarray]:
 def _of_tokens(explored: Exploration, texts: _Texts) -> dict[str, np.ndarray]:
     """The columns of tokens."""
     entropy_T, one_each = explored.tokens.entropy_T, explored.one_advantage
-    with np.errstate(invalid="ignore"):  # −∞ − (−∞)
-        d_T = explored.tokens.logp_T - explored.tokens.logq_T
+    tokens = explored.tokens
     return {
         "text": _smallest(texts.numbers(explored.tokens.text_T)),
-        "logq": _half(explored.tokens.logq_T),
-        "d": _half(d_T),
+        **_gap("", tokens.logq_T, tokens.logp_T),
+        **_gap("_b", tokens.logq_b_T, tokens.logp_b_T),
         **_if_any("entropy", None if entropy_T is None else _half(entropy_T)),
         **_if_any("advantage", None if one_each else explored.tokens.advantage_T),
         **{f"level{place}": judged.level_T for place, judged in enumerate(explored.judged)},
     }
+
+
+def _gap(side: str, logq_T: np.ndarray | None, logp_T: np.ndarray | None) -> dict[str, np.ndarray]:
+    if logq_T is None or logp_T is None:
+        return {}
+    with np.errstate(invalid="ignore"):  # −∞ − (−∞)
+        d_T = logp_T - logq_T
+    return {f"logq{side}": _half(logq_T), f"d{side}": _half(d_T)}
 
 
 def _of_lists(explored: Exploration, texts: _Texts) -> dict[str, np.ndarray]:
@@ -270,9 +303,16 @@ def _list(tokens: TokenList, explored: Exploration) -> dict[str, str]:
     letters, names = _LETTERS[explored.pair.name], explored.compared
     number = len(tokens.token_U)
     population = numbers.things(tokens.population, "token")
-    sizes = {"gap": letters.gap, "probability": letters.change}
-    if tokens.name in sizes:
-        title = f"largest |{sizes[tokens.name]}|"
+    titles = {
+        "gap": f"largest |{letters.gap}|",
+        "probability": f"largest |{letters.change}|",
+        "change": f"largest change of {letters.gap}",
+    }
+    if explored.paired:
+        run_a, run_b = explored.runs
+        titles |= {"gap_b": f"{titles['gap']}, {run_b}", "gap": f"{titles['gap']}, {run_a}"}
+    if tokens.name in titles:
+        title = titles[tokens.name]
         note = f"the {numbers.count(number)} largest of {population}"
     else:
         one = tokens.name == "only"

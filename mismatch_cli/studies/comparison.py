@@ -21,6 +21,8 @@ from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.volatility import D_BINS
 from mismatch_cli.places import shown, shown_apart
+from mismatch_cli.studies.exploration.explored import Exploration
+from mismatch_cli.studies.exploration.two_runs import explore_two
 from mismatch_cli.studies.mismatch import COLUMNS
 from mismatch_cli.studies.pairing import (
     Meeting,
@@ -142,6 +144,32 @@ class ComparisonAnalysis(Study):
             "traces": [_side_json(side) for side in self.sides],
             "comparisons": [_comparison_json(self, comparison) for comparison in self.others],
         }
+
+    def settings_of(self, comparison: Comparison) -> list[SettingDifference]:
+        """The settings in which another trace differs from the first, likeliest causes first."""
+        manifests = (side.trace.manifest for side in (self.first, comparison.side))
+        return settings_diff(*manifests, at_equal_weights=self.pair.name == "mismatch")
+
+    def exploration(self) -> Exploration | None:
+        """The tokens of two traces that are paired; None for others."""
+        if len(self.others) > 1:
+            return None
+        (other,), sides = self.others, self.sides
+        explored = explore_two(
+            self.pair,
+            [side.trace for side in sides],
+            [side.responses for side in sides],
+            [side.kept_S for side in sides],
+            other.pairing,
+        )
+        settings = (row for row in self.settings_of(other) if not row.harmless)
+        names = tuple(side.run for side in sides)
+        return explored and replace(
+            explored,
+            traces=names[: len(explored.traces)],
+            runs=names,
+            settings=tuple(_apart(row) for row in settings),
+        )
 
     @cached_property
     def plot_data(self) -> ComparisonPlotData:
@@ -345,8 +373,6 @@ def _side_json(side: Side) -> dict[str, Any]:
 
 def _comparison_json(analysis: ComparisonAnalysis, comparison: Comparison) -> dict[str, Any]:
     first, found = analysis.first, comparison.differences
-    manifests = (first.trace.manifest, comparison.side.trace.manifest)
-    settings = settings_diff(*manifests, at_equal_weights=analysis.pair.name == "mismatch")
     answers = {key: difference.more_than_noise for key, difference in found.items()}
     tested = sum(answer is not None for answer in answers.values())
     return {
@@ -361,7 +387,7 @@ def _comparison_json(analysis: ComparisonAnalysis, comparison: Comparison) -> di
         "differs": _what_differs(answers),
         "metrics": {key: difference.to_dict() for key, difference in found.items()},
         "on_tokens": comparison.on_tokens and comparison.on_tokens.to_dict(),
-        "settings": [_shown(row) for row in settings],
+        "settings": [vars(_apart(row)) for row in analysis.settings_of(comparison)],
     }
 
 
@@ -381,9 +407,10 @@ def _what_differs(answers: Mapping[str, bool | None]) -> str:
     return "metrics" if marked and at_least < CHANCE else "noise" if tested else "untested"
 
 
-def _shown(row: SettingDifference) -> dict[str, Any]:
+def _apart(row: SettingDifference) -> SettingDifference:
+    """The setting with values as they are shown."""
     first, other = shown_apart(row.first, row.other)
-    return vars(row) | {"first": first, "other": other}
+    return replace(row, first=first, other=other)
 
 
 _EVERY = 32  # bins of 0.1 % are finer than a picture shows

@@ -231,13 +231,13 @@ METRICS_SHOWN = (
     "ratio_outside_0.8_1.28",
 )  # fmt: skip
 # Both traces in one batch: ours in the columns of rollout and trainer, theirs in the two others.
-_OURS = Pair("ours", "our current policy / our reference", "logp_rollout_T", "logp_trainer_T")
-_THEIRS = Pair(
+OURS = Pair("ours", "our current policy / our reference", "logp_rollout_T", "logp_trainer_T")
+THEIRS = Pair(
     "theirs", "their current policy / their reference", "logp_recomputed_T", "logp_trainer_repeat_T"
 )
-_CURRENT = Pair("current", "their current policy / ours", _OURS.current, _THEIRS.current)
-_REFERENCE = Pair("reference", "their reference / ours", _OURS.reference, _THEIRS.reference)
-_COLUMNS = (_OURS.reference, _OURS.current, _THEIRS.reference, _THEIRS.current)
+_CURRENT = Pair("current", "their current policy / ours", OURS.current, THEIRS.current)
+_REFERENCE = Pair("reference", "their reference / ours", OURS.reference, THEIRS.reference)
+_COLUMNS = (OURS.reference, OURS.current, THEIRS.reference, THEIRS.current)
 
 
 @dataclass
@@ -257,8 +257,8 @@ class OnTokens(Accumulator):
         """Add responses that hold the columns of both traces."""
         self.current.update(joined)
         self.reference.update(joined)
-        for gaps in token_gaps(joined, _OURS, required=_COLUMNS):
-            other_gaps = TokenGaps(joined, _THEIRS, gaps.first, gaps.last, _COLUMNS)
+        for gaps in token_gaps(joined, OURS, required=_COLUMNS):
+            other_gaps = TokenGaps(joined, THEIRS, gaps.first, gaps.last, _COLUMNS)
             sums_S2 = np.stack(
                 [gaps.responses.length_S, gaps.responses.sum(_side(gaps) != _side(other_gaps))],
                 axis=1,
@@ -404,6 +404,24 @@ class _Fetch:
         ]
         in_parts = np.argsort(group_S, kind="stable")
         return pa.concat_tables(parts, promote_options="default").take(np.argsort(in_parts))
+
+
+class Joining:
+    """Joins their partners to responses: one batch with the two policies of both traces, as in
+    `OURS` and `THEIRS`.
+
+    A token counts if it does in both traces. Prompts keep their ids.
+    """
+
+    def __init__(self, pair: Pair, partners: Partners) -> None:
+        self._pair, self._partners_of = pair, _Fetch(partners)
+
+    def __call__(self, batch: TokenBatch, rows: np.ndarray) -> TokenBatch:
+        """`rows`: those of the batch's responses, each of which has a partner."""
+        partners = table_to_batch(self._partners_of(rows))
+        joined = _joined(batch, partners, self._pair, batch.prompt_id_S)
+        measured_T = _measured_T(joined, OURS) & _measured_T(joined, THEIRS)
+        return replace(joined, loss_mask_T=joined.loss_mask_T & measured_T)
 
 
 def _read(path: Path, group: int) -> pa.Table:

@@ -39,15 +39,15 @@ function explorerCard(ui, head, tokens, masks) {
     for (const [name, words] of tokenFacts(t, head, tokens, masks)) list.append(make("dt", "", name), make("dd", "", words));
     ui.card.replaceChildren(make("h4", "", `“${tokens.word(t)}”`), list);
     if (tokens.ranksOf.has(t)) ui.card.append(rankTable(tokens.ranksOf.get(t)));
-    ui.card.append(make("p", "small", `Log values are shown to ± ${percent(HALF_ERROR)}; masks judged the recorded ones.`));
+    ui.card.append(make("p", "small", `Log values are shown to ± ${percent(HALF_ERROR)}${head.algorithms.length ? "; masks judged the recorded ones" : ""}.`));
     anchor = span;
     ui.card.hidden = !span && !docked.matches;
     follow();
   }
   function rankTable(row) {
     const table = make("table"), headings = table.createTHead().insertRow(), body = table.createTBody();
-    const { text, logq, logp } = tokens.ranks;
-    for (const name of ["engine’s top K", "μ", "π"]) headings.append(make("th", "", name));
+    const { dB, ranks: { text, logq, logp } } = tokens;
+    for (const name of [dB ? `top K, ${head.runs[0]}` : "engine’s top K", "μ", "π"]) headings.append(make("th", "", name));
     for (let k = 0; k < head.ranks; k++) {
       const at = row * head.ranks + k;
       if (!Number.isFinite(logq[at])) continue;

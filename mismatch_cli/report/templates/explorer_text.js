@@ -39,7 +39,7 @@ function explorerText(ui, tokens, { sideBySide, shown, paint, facts, drawStrip }
     let size = 0, articles = 0, before = null;
     for (const row of rowsOf(order)) {
       const length = row.reduce((sum, piece) => sum + (piece ? piece.end - piece.first : 0), 0);
-      const same = row[0]?.response === before;
+      const owner = (row[0] ?? row[1]).response, same = owner === before;
       if (!slices.length || size + length > SLICE.tokens || articles + !same > SLICE.articles) {
         slices.push([]);
         [size, articles] = [0, 0];
@@ -47,7 +47,7 @@ function explorerText(ui, tokens, { sideBySide, shown, paint, facts, drawStrip }
       slices.at(-1).push(row);
       size += length;
       articles += !same;
-      before = row[0]?.response ?? null;
+      before = owner;
     }
     at = Math.min(at, Math.max(0, slices.length - 1));
     render();
@@ -66,17 +66,26 @@ function explorerText(ui, tokens, { sideBySide, shown, paint, facts, drawStrip }
     }
     rendered = key;
     spans.clear();
-    const parts = sideBySide ? rows.map(pair) : articlesOf(rows.map(([piece]) => piece));
+    const parts = sideBySide ? pairsOf(rows) : articlesOf(rows.map(([piece]) => piece));
     ui.texts.replaceChildren(...(parts.length ? parts : [make("p", "none", "No token matches: relax the filters above.")]));
     drawStrips();
   }
   function drawStrips() {
     for (const strip of ui.texts.querySelectorAll("canvas")) drawStrip(strip, tokens.responses[strip.dataset.n]);
   }
-  function pair(row) {
-    const line = make("div", "x-pair");
-    line.append(...row.map(piece => (piece ? article([piece]) : make("article"))));
-    return line;
+  // Consecutive rows of the same two samples share their headings.
+  function pairsOf(rows) {
+    const pairs = [];
+    for (const row of rows) {
+      const same = pairs.length && pairs.at(-1).some((side, n) => row[n] && side.at(-1)?.response === row[n].response);
+      if (!same) pairs.push([[], []]);
+      row.forEach((piece, n) => { if (piece) pairs.at(-1)[n].push(piece); });
+    }
+    return pairs.map(sides => {
+      const line = make("div", "x-pair");
+      line.append(...sides.map(pieces => (pieces.length ? article(pieces) : make("article"))));
+      return line;
+    });
   }
   function articlesOf(pieces) {
     const groups = [];

@@ -14,6 +14,7 @@ from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.places import shown
 from mismatch_cli.studies.exploration.explored import Exploration, Judged, TokenList
+from mismatch_cli.studies.exploration.explored_rows import ExploredRows
 from mismatch_cli.studies.exploration.page_tokens import PageTokens
 from mismatch_cli.studies.exploration.passages import MOST_RESPONSES, passages, tokens_at
 from mismatch_cli.studies.exploration.slider_levels import Judging, SliderKey
@@ -29,13 +30,18 @@ def explore(
     needs: Needs,
     first_pass: Mapping[Rule, Found],
     compared: Sequence[Algorithm] = (),
+    rows: Sequence[ExploredRows] | None = None,
+    pair_b: Pair | None = None,
 ) -> Exploration | None:
     """All scored responses, and as many of their tokens as a page can have; None if there are no
     responses.
 
     `first_pass` is the result of `clipping.first_pass`, `compared` has at most two algorithms.
+    `rows` has the responses of each trace to explore, `pair_b` the columns of a second run on the
+    same tokens, which their batches also hold.
     """
-    survey = TokenSurvey(pair, Judging(algorithms, needs, first_pass, compared))
+    every = rows or [ExploredRows() for _ in traces]
+    survey = TokenSurvey(pair, Judging(algorithms, needs, first_pass, compared), every, pair_b)
     for number, trace in enumerate(traces):
         survey.read(trace, number)
     if not survey.responses:

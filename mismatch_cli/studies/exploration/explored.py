@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.studies.settings_compared import SettingDifference
 
 # The level of a token without an advantage, or without a column that an algorithm needs
 NOT_JUDGED = 255
@@ -91,6 +92,9 @@ class ExploredTokens:
     entropy_T: np.ndarray | None
     advantage_T: np.ndarray | None
     ranks: TopRanks | None
+    # Of the second of two runs on the same tokens
+    logq_b_T: np.ndarray | None = None
+    logp_b_T: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +119,15 @@ class Exploration:
     # Of the responses that have passages and are not whole, by index in S
     profile_response_R: np.ndarray
     profile_RB: np.ndarray  # the largest |d| in equal parts of each; NaN where none
+    runs: tuple[str, ...] = ()  # the names of two runs that are compared
+    settings: tuple[SettingDifference, ...] = ()  # in which these differ
+
+    @property
+    def paired(self) -> bool:
+        """Whether two runs scored the same tokens; the traces, gaps and ranks are those of the
+        first.
+        """
+        return self.tokens.logq_b_T is not None
 
     @property
     def whole_P(self) -> np.ndarray:

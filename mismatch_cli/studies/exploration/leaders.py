@@ -13,6 +13,7 @@ from mismatch_cli.metrics.kept_rows import SmallestRows
 from mismatch_cli.studies.exploration.passages import Leader
 
 LEADERS = 500  # of each list
+_NAMES = ("change", "gap", "gap_b", "probability", "only", "blocked")
 _ROW = np.dtype(
     [
         ("key", np.float64),
@@ -31,13 +32,14 @@ class Leaders:
     """
 
     def __init__(self) -> None:
-        names = ("gap", "probability", "only", "blocked")
-        self._rows = {name: SmallestRows(_ROW, LEADERS) for name in names}
+        self._rows = {name: SmallestRows(_ROW, LEADERS) for name in _NAMES}
         self.population: Counter[str] = Counter()
 
-    def measure(self, gaps: TokenGaps, first: int) -> None:
-        """Offer the largest gaps of a slice, whose batch begins with response number `first`."""
-        for name, values_N in (("gap", gaps.abs_d_N), ("probability", gaps.abs_dp_N)):
+    def measure(self, gaps: TokenGaps, sizes: Mapping[str, np.ndarray], first: int) -> None:
+        """Offer the largest of a slice's tokens to each list by its sizes `_N`; the batch begins
+        with response number `first`.
+        """
+        for name, values_N in sizes.items():
             self._rows[name].offer_largest(values_N, partial(_rows, gaps, first))
             self.population[name] += len(values_N)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,7 +58,9 @@ class PageTokens:
         self._pair, self._judging, self._sliders = survey.pair, survey.judging, survey.sliders
         self.passage_P, self._end_P = passage_P, np.cumsum(passage_P["tokens"])
         tokens = self._end_P[-1]
-        columns = (self._pair.reference, self._pair.current, *_OPTIONAL)
+        self._pair_b, self._explored = survey.pair_b, survey.rows
+        measured = [(pair.reference, pair.current) for pair in (self._pair, self._pair_b) if pair]
+        columns = (*chain(*measured), *_OPTIONAL)
         self._columns = {name: np.full(tokens, np.nan, dtype=np.float32) for name in columns}
         self._recorded: set[str] = set()
         self.levels = {key: np.full(tokens, NOT_JUDGED, dtype=np.uint8) for key in self._sliders}
@@ -93,6 +96,7 @@ class PageTokens:
         entropy_T, advantage_T = (
             self._columns[name] if name in self._recorded else None for name in _OPTIONAL
         )
+        columns_b = (self._pair_b.reference, self._pair_b.current) if self._pair_b else ()
         return ExploredTokens(
             self._texts,
             self._columns[self._pair.reference],
@@ -100,6 +104,7 @@ class PageTokens:
             entropy_T,
             advantage_T,
             TopRanks.joined(self._ranks) if self._ranks else None,
+            *(self._columns[name] for name in columns_b),
         )
 
     def read(self, trace: Trace, groups: Sequence[ScoredGroup]) -> None:
@@ -126,9 +131,11 @@ class PageTokens:
         places = self._places_in(group)
         passage_P = self.passage_P[places]
         row_C, response_P = np.unique(passage_P["response"] - group.first, return_inverse=True)
-        is_chosen_S = np.isin(np.arange(group.responses), row_C)
-        rows = table if is_chosen_S.all() else table.filter(packed_flags(is_chosen_S))
-        batch = table_to_batch(rows)
+        explored = self._explored[group.trace]
+        chosen_C = explored.within(group.first_row, table.num_rows)[row_C]
+        is_chosen = np.isin(np.arange(table.num_rows), chosen_C)
+        rows = table if is_chosen.all() else table.filter(packed_flags(is_chosen))
+        batch = explored.completed(table_to_batch(rows), group.first_row + chosen_C)
         first_P = batch.offset_S1[response_P] + passage_P["start"]
         ends_P = np.stack([first_P, first_P + passage_P["tokens"]], axis=1).tolist()
         end = int(self._end_P[places[-1]])

@@ -15,8 +15,9 @@ import numpy as np
 
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.clipping.masked import Masked
-from mismatch_cli.metrics.gaps import token_gaps
+from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
 from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.studies.exploration.explored_rows import ExploredRows
 from mismatch_cli.studies.exploration.leaders import Leaders
 from mismatch_cli.studies.exploration.passages import MOST_RESPONSES
 from mismatch_cli.studies.exploration.response_rows import (
@@ -25,11 +26,15 @@ from mismatch_cli.studies.exploration.response_rows import (
     identified_rows,
 )
 from mismatch_cli.studies.exploration.slider_levels import Judging, Slider, SliderKey
+from mismatch_cli.studies.pairing import rows_of
 from mismatch_cli.trace.reader import Trace
 
 _VERSIONS = ("version_rollout", "version_trainer")
 # The columns that a first pass reads, besides those that masks need
-SURVEYED = (*_VERSIONS, "reward", "loss_mask", "logp_trainer", "logp_recomputed", "advantage")
+SURVEYED = (
+    *_VERSIONS, "reward", "loss_mask", "logp_trainer", "logp_recomputed", "logp_trainer_repeat",
+    "advantage",
+)  # fmt: skip
 
 
 class ScoredGroup(NamedTuple):
@@ -38,6 +43,7 @@ class ScoredGroup(NamedTuple):
     trace: int
     path: Path
     number: int  # in the shard
+    first_row: int  # in the trace
     first: int
     responses: int
 
@@ -47,8 +53,10 @@ class TokenSurvey:
     except for a row per row group.
     """
 
-    def __init__(self, pair: Pair, judging: Judging) -> None:
-        self.pair, self.judging = pair, judging
+    def __init__(
+        self, pair: Pair, judging: Judging, rows: Sequence[ExploredRows], pair_b: Pair | None = None
+    ) -> None:
+        self.pair, self.judging, self.rows, self.pair_b = pair, judging, rows, pair_b
         self._sliders = judging.sliders()
         self.leaders = Leaders()
         self.groups: list[ScoredGroup] = []
@@ -69,28 +77,44 @@ class TokenSurvey:
 
     def read(self, trace: Trace, number: int) -> None:
         """Add the scored row groups of a trace."""
-        seen = Counter[Path]()
-        for path, _, batch in trace.row_groups([*SURVEYED, *self.judging.needs.recorded]):
-            is_scored = self.pair.measured_in(batch)
-            for cases in self.judging.slices(batch, number):
-                self._judge(cases, draws=is_scored)
-            if is_scored:
-                place = (number, path, seen[path])
-                self.groups.append(ScoredGroup(*place, self.responses, batch.num_responses))
-                self._add(batch, number)
-            seen[path] += 1
+        seen, first_row, explored = Counter[Path](), 0, self.rows[number]
+        for group in trace.row_groups([*SURVEYED, *self.judging.needs.recorded]):
+            place = ScoredGroup(number, group.path, seen[group.path], first_row, self.responses, 0)
+            rows = explored.within(first_row, group.table.num_rows)
+            if len(rows):
+                self._read(explored.completed(rows_of(group, rows), first_row + rows), place)
+            seen[group.path] += 1
+            first_row += group.table.num_rows
+
+    def _read(self, batch: TokenBatch, place: ScoredGroup) -> None:
+        is_scored = self.pair.measured_in(batch)
+        for cases in self.judging.slices(batch, place.trace):
+            self._judge(cases, draws=is_scored)
+        if is_scored:
+            self.groups.append(place._replace(responses=batch.num_responses))
+            self._add(batch, place.trace)
 
     def _add(self, batch: TokenBatch, trace: int) -> None:
         rows = identified_rows(batch, trace)
         for gaps in token_gaps(batch, self.pair):
             add_gap(rows, gaps)
-            self.leaders.measure(gaps, self.responses)
+            self.leaders.measure(gaps, self._sizes(gaps), self.responses)
         if self.responses < MOST_RESPONSES:
             self._rows.append(rows)
         self.judged_alike = self.judged_alike and _judged_alike(batch, self.pair)
         self.one_advantage = self.one_advantage and has_one_advantage(batch)
         self.responses += batch.num_responses
         self.tokens += batch.num_tokens
+
+    def _sizes(self, gaps: TokenGaps) -> Mapping[str, np.ndarray]:
+        """What the lists of the slice's largest tokens are ordered by."""
+        if self.pair_b is None:
+            return {"gap": gaps.abs_d_N, "probability": gaps.abs_dp_N}
+        gaps_b = TokenGaps(gaps.batch, self.pair_b, gaps.first, gaps.last)
+        with np.errstate(invalid="ignore"):  # −∞ − (−∞)
+            change_N = (gaps_b.logp_N - gaps_b.logq_N) - (gaps.logp_N - gaps.logq_N)
+        size_N = np.where(np.isfinite(change_N), np.abs(change_N), 0)
+        return {"change": size_N, "gap": gaps.abs_d_N, "gap_b": gaps_b.abs_d_N}
 
     def _judge(self, cases: Sequence[Masked], *, draws: bool) -> None:
         """Count what each slider blocks; `draws` offers what the compared algorithms block to
