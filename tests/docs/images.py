@@ -24,7 +24,7 @@ from tests.report.browser import Browser
 
 IMAGES = DOCS / "images"
 COLOURS, WIDTH = 128, 1100
-_WINDOW, _SHARP = (1160, 800), 1.5
+_WINDOW, _SHARP = (1160, 1080), 1.5
 _EXPLORED = """(async () => {
   const pause = milliseconds => new Promise(done => setTimeout(done, milliseconds));
   while (!explorer.dataset.ready) await pause(10);
@@ -36,7 +36,6 @@ _EXPLORED = """(async () => {
   dispatchEvent(new Event("resize"));
   document.querySelector("nav").remove();
   scrollTo({ top: explorer.getBoundingClientRect().top + scrollY + 6, behavior: "instant" });
-  await pause(500); // responses that are in view are written out
   const token = [...explorer.querySelectorAll("[data-t]")].find(each => each.style.backgroundColor);
   token.click();
 })()"""

@@ -72,7 +72,7 @@
     const words = response => [
       ...(pooled ? [head.traces[response.trace]] : []),
       ...(responses.some(each => each.step) ? [`step ${response.step}`] : []),
-      `prompt ${response.prompt}`, `sample ${response.sample}`,
+      `prompt ${response.prompt}`, `sample ${response.sample}`, ...(response.use ? [`use ${response.use + 1}`] : []),
     ].join(" · ");
     const facts = response => [
       words(response),

@@ -38,15 +38,21 @@ function readTokens({ head, column }) {
 }
 
 function readResponses(head, column) {
-  const told = head.responses, profiles = column("profile");
+  const recorded = head.responses, profiles = column("profile");
   const [absolute, signed, largest] = ["response_absolute", "response_signed", "response_largest"].map(column);
-  const responses = told.length.map((length, n) => ({
-    n, length, trace: told.trace[n], step: told.step[n], prompt: told.prompt[n], sample: told.sample[n],
-    reward: told.reward[n] === null ? null : Number(told.reward[n]),
-    words: told.words[n] < 0 ? "" : head.prompts[told.words[n]],
+  const uses = new Map(); // a training step uses a response once in every epoch
+  const responses = recorded.length.map((length, n) => ({
+    n, length, trace: recorded.trace[n], step: recorded.step[n], prompt: recorded.prompt[n], sample: recorded.sample[n],
+    reward: recorded.reward[n] === null ? null : Number(recorded.reward[n]),
+    words: recorded.words[n] < 0 ? "" : head.prompts[recorded.words[n]],
     absolute: absolute[n], signed: signed[n], largest: largest[n],
     passages: [], tokens: 0, profile: null,
   }));
+  for (const response of responses) {
+    const key = [response.trace, response.step, response.prompt, response.sample].join(".");
+    response.use = uses.get(key) ?? 0;
+    uses.set(key, response.use + 1);
+  }
   for (const [row, n] of [...(column("profile_response") ?? [])].entries()) {
     responses[n].profile = profiles.subarray(row * PROFILE_BINS, (row + 1) * PROFILE_BINS);
   }
@@ -76,13 +82,13 @@ function profileOf(response, tokens) {
 
 // The words of where a token is, as a link and a card say them.
 const keyOf = (tokens, t) => {
-  const { step, prompt, sample, trace } = tokens.response(t);
-  return [step, prompt, sample, tokens.position(t), trace].join(".");
+  const { step, prompt, sample, trace, use } = tokens.response(t);
+  return [step, prompt, sample, tokens.position(t), trace, ...(use ? [use] : [])].join(".");
 };
 function tokenAt(tokens, key) {
-  const [step, prompt, sample, position, trace] = key.split(".");
+  const [step, prompt, sample, position, trace, use = "0"] = key.split(".");
   const same = each => String(each.step) === step && String(each.prompt) === prompt
-    && String(each.sample) === sample && String(each.trace) === trace;
+    && String(each.sample) === sample && String(each.trace) === trace && String(each.use) === use;
   const passage = tokens.responses.find(same)?.passages
     .find(({ start, first, end }) => position >= start && position < start + end - first);
   return passage ? passage.first + Number(position) - passage.start : null;
