@@ -42,8 +42,8 @@ def studies(
 ) -> list[Drawable]:
     """Data that suffices for every plot."""
     turns = copy.deepcopy(analysis.plot_data.result)
-    for side in turns["traces"]:
-        summary = side["summary"]
+    for trace in turns["traces"]:
+        summary = trace["summary"]
         summary["turns"] = [
             row | {"first": turn, "last": turn, "length_mean": row["abs_d_mean"]}
             for turn, row in enumerate(summary["positions"], start=1)
