@@ -30,28 +30,30 @@ from mismatch_cli.studies.clipping import OneMask
 
 _ROWS_ON_TERMINAL = 12
 _PAIRS_ON_TERMINAL, _PAIRS_ON_PAGE = 10, 20
-_TOKENS_ON_TERMINAL, _TOKENS_ON_PAGE = 10, 50
+_TOKENS_ON_TERMINAL, _TOKENS_ON_PAGE = 10, 25
+_JACCARD = "Jaccard index of pairs of algorithms"
 NOT_BY_RATIO = "†"
+_DETAILS = (
+    " Bins, steps and tokens are shown for the compared algorithms; of any other: clipstats -a "
+    "NAME, or --json."
+)
 ROW_KEYS = ("blocked", "lost", "weighs_by_ratio")  # rows of a table that agree in these are merged
 
 
 def algorithms_section(subject: Subject) -> Section:
-    """Blocked tokens and lost update of all algorithms, equal strictness, then each algorithm in
-    detail.
+    """Blocked tokens and lost update of all algorithms, the named or compared ones in detail, then
+    equal strictness and formulas.
     """
+    details = [part for mask in subject.detailed for part in _breakdown(subject, mask)]
     return Section(
         "What each algorithm blocks",
         _algorithms_text(subject),
         tables=filled(
             _overview(subject),
+            *details,
             same_strictness(subject),
             _lost_in_parts(subject),
             _formulas(subject),
-            *(
-                part
-                for mask in subject.masks(subject.blocking)
-                for part in _breakdown(subject, mask)
-            ),
         ),
     )
 
@@ -68,10 +70,12 @@ def _algorithms_text(subject: Subject) -> str:
         words += (
             "The trace has no advantages: every token is judged twice, with A = 1 and with A = −1. "
         )
-    return words + (
+    words += (
         "The anchor is the policy with which the mask compares the trainer: the rollout's μ, or "
         "π′, recomputed by the trainer at the weights that sampled."
     )
+    others = len(subject.masks(subject.blocking)) - len(subject.detailed)
+    return words + (_DETAILS if others else "")
 
 
 def _overview(subject: Subject) -> Table:
@@ -214,14 +218,14 @@ def overlap_section(subject: Subject, examples: Sequence[Excerpt]) -> Section:
     place = {name: number for number, name in enumerate(overlap["names"])}
     masks = [mask for mask in subject.masks(subject.blocking) if mask.row["name"] in place]
     places = {place[mask.row["name"]]: mask.label for mask in masks}
-    tables = (
-        (_pairs(subject, overlap, places), _jaccard(overlap, places)) if len(places) > 1 else ()
-    )
+    tables = [_pairs(subject, overlap, places)] if len(places) > 1 else []
+    if tables and subject.detailed:
+        tables.append(_jaccard(subject, overlap, places))
     return Section(
         "Overlap",
         "Jaccard index: tokens that both algorithms block ÷ tokens that at least one blocks. 1 "
         "means the same tokens, 0 means no token in common.",
-        tables=tables,
+        tables=tuple(tables),
         excerpts=tuple(examples),
     )
 
@@ -271,7 +275,10 @@ def _pairs(subject: Subject, overlap: Row, places: Mapping[int, str]) -> Table:
     )
 
 
-def _jaccard(overlap: Row, places: Mapping[int, str]) -> Table:
+def _jaccard(subject: Subject, overlap: Row, places: Mapping[int, str]) -> Table:
+    """All algorithms, compared with those shown in detail."""
+    detailed = {mask.label for mask in subject.detailed}
+
     def beside(other: int) -> Col[int]:
         return col(
             places[other],
@@ -280,11 +287,14 @@ def _jaccard(overlap: Row, places: Mapping[int, str]) -> Table:
         )
 
     return table(
-        "Jaccard index of each pair of algorithms",
+        _JACCARD,
         places,
-        [text("", lambda place: places[place]), *map(beside, places)],
-        note="Without algorithms that block nothing. The JSON has intervals.",
-        fold="Jaccard index of each pair of algorithms",
+        [
+            text("", lambda place: places[place]),
+            *(beside(place) for place, label in places.items() if label in detailed),
+        ],
+        note="Without algorithms that block nothing. The JSON has all pairs, with intervals.",
+        fold=_JACCARD,
         terminal_rows=0,
     )
 
@@ -300,12 +310,8 @@ def tokens_section(subject: Subject) -> Section:
         "than that in 19 of 20 traces; else —. A count alone favors frequent tokens. μ, π and r "
         "are means over the blocked occurrences.",
         tables=filled(
+            *(_tokens(subject, mask, sign) for mask in subject.detailed for sign in SIGNS[1:]),
             _means(subject),
-            *(
-                _tokens(subject, mask, sign)
-                for mask in subject.masks(subject.blocking)
-                for sign in SIGNS[1:]
-            ),
         ),
     )
 
@@ -336,6 +342,7 @@ def _of_occurrences(token: Row) -> str:
 
 def _tokens(subject: Subject, mask: OneMask, sign: str) -> Table:
     row = mask.row
+    left = len(row["blocked_tokens"][sign]) - _TOKENS_ON_PAGE
     return table(
         f"{mask.label}, {when(sign, subject.has_advantages)}: most frequently blocked tokens",
         row["blocked_tokens"][sign][:_TOKENS_ON_PAGE],
@@ -350,6 +357,7 @@ def _tokens(subject: Subject, mask: OneMask, sign: str) -> Table:
             counted("π", "pi", number),
             counted("r", "ratio", number, optional=True),
         ],
+        note=f"The JSON has {left} more." if left > 0 else "",
         fold=f"{mask.label}: most frequently blocked tokens",
         terminal_rows=_TOKENS_ON_TERMINAL if row in subject.leading else 0,
     )

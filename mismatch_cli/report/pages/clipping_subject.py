@@ -8,7 +8,7 @@ from typing import Any
 from mismatch_cli.metrics.update_table import CLIPPING
 from mismatch_cli.report.about import is_recorded
 from mismatch_cli.report.tables import Col, Row, keyed, percent, value_of
-from mismatch_cli.studies.clipping import ClippingPlotData
+from mismatch_cli.studies.clipping import ClippingPlotData, OneMask
 
 SIGNS = ("all", "positive", "negative")
 BAD_UPDATE = (
@@ -61,6 +61,19 @@ class Subject(ClippingPlotData):
         """The compared pair, which figures and headline show."""
         by_name = {row["name"]: row for row in self.rows}
         return [by_name[name] for name in self.result["compared"]]
+
+    @property
+    def named(self) -> bool:
+        """Whether the algorithms were named, rather than all that the trace supports."""
+        return "--algorithm" in self.result["arguments"]
+
+    @property
+    def detailed(self) -> list[OneMask]:
+        """What is shown bin by bin and token by token: the masks of named algorithms, or of the
+        compared pair.
+        """
+        masks = self.masks(self.blocking)
+        return masks if self.named else [mask for mask in masks if mask.row in self.leading]
 
 
 def unsupported(result: Row) -> list[str]:

@@ -76,8 +76,7 @@ def _bars(axes: Panel) -> Iterator[tuple[str, np.ndarray]]:
 
 def _first_name(*labels: Any) -> str:
     """The first label that is a name; matplotlib's own begin with an underscore."""
-    names = [str(label) for label in labels if label]
-    return next((name for name in names if not name.startswith("_")), "")
+    return next((str(each) for each in labels if each and not str(each).startswith("_")), "")
 
 
 def _joined(name: str, points: Sequence[np.ndarray], factor: float) -> DrawnSeries:

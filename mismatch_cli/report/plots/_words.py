@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from textwrap import shorten
 from typing import Any
 
@@ -62,7 +63,7 @@ def _sentences(panels: Sequence[list[Panel]], shown: int, words: Words | None) -
 
 
 def _kinds_of(panels: Sequence[Panel]) -> str:
-    kinds = list(dict.fromkeys(kind for axes in panels for kind in _kinds(axes)))
+    kinds = dict.fromkeys(chain.from_iterable(map(_kinds, panels)))
     if len(panels) > 1:
         return f"{numbers.things(len(panels), 'panel')}: {' and '.join(kinds)}."
     return f"{' and '.join(kinds)}.".capitalize()
@@ -89,7 +90,7 @@ def _title(axes: Panel, *, with_horizontal: bool = False) -> str:
     notes = [_SCALES.get(axes.get_yscale(), "")]
     if with_horizontal:
         notes.append(f"horizontal: {_axis([axes])}")
-    below = [text.get_text() for text in _names_at(axes, _SETTING)]
+    below = map(Annotation.get_text, _names_at(axes, _SETTING))
     title, noted = ", ".join([axes.get_title("left"), *below]), "; ".join(filter(None, notes))
     return f"{title} ({noted})" if noted else title
 
@@ -191,8 +192,9 @@ def _of_rows(axes: Panel, series: DrawnSeries) -> str:
 
 
 def _names_at(axes: Panel, coordinates: Any) -> list[Annotation]:
-    texts = [text for text in axes.texts if isinstance(text, Annotation)]
-    return [text for text in texts if text.xycoords == coordinates]
+    return [
+        text for text in axes.texts if isinstance(text, Annotation) and text.xycoords == coordinates
+    ]
 
 
 def _mark(text: Annotation) -> str:

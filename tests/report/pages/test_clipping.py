@@ -22,6 +22,10 @@ from tests.report.pages.clipping_result import (
 DOCS = Path(__file__).parents[3] / "docs" / "json" / "clipstats.md"
 
 
+JACCARD = "Jaccard index of pairs of algorithms"
+NAMED = [part for name in NAMES for part in ("--algorithm", name)]
+
+
 def view_of(result: dict[str, Any]) -> ReportView:
     return page_of_result(result, ())
 
@@ -99,6 +103,32 @@ def test_rows_whose_weight_is_not_r_are_marked_and_explained():
     text = view.sections[0].text
     assert "†" in text and "Σ |A|" in text and "not a gradient norm" in text
     assert "†" not in all_text(view_of(sample_result(("dppo-binary-tv",)))) + str(table.note)
+
+
+def test_named_algorithms_are_shown_in_detail_else_the_compared_pair():
+    result = sample_result()
+    pair = {"grpo-clip-higher", "dppo-binary-tv"}
+
+    def detailed(view: ReportView, end: str) -> list[str]:
+        return [title.removesuffix(end) for title in tables(view) if title.endswith(end)]
+
+    view = view_of(result)
+    assert {*detailed(view, ", by μ")} == pair
+    assert {*detailed(view, ", A < 0: most frequently blocked tokens")} == pair
+    assert "of any other: clipstats -a NAME, or --json" in view.sections[0].text
+    named = view_of({**result, "arguments": NAMED})
+    assert {*detailed(named, ", by μ")} == {*NAMES} - {"pg-is", "pg-tis"}  # which block nothing
+    assert "clipstats -a" not in named.sections[0].text
+
+
+def test_details_come_before_what_covers_all_algorithms():
+    titles = list(tables(view_of(sample_result())))
+    overviews = ("Same strictness", "Breakdown of the lost update")
+    details = titles.index("dppo-binary-tv, by μ")
+    assert titles[0] == "Blocked tokens and lost update"  # the compared pair first
+    assert all(details < titles.index(title) for title in overviews)
+    tokens = "dppo-binary-tv, A < 0: most frequently blocked tokens"
+    assert titles.index(tokens) < titles.index("Mean probability and entropy")
 
 
 def test_the_lost_update_by_mask_and_by_cap():
@@ -187,7 +217,10 @@ def test_pairs_carry_the_counts_of_both_directions():
 
 def test_the_jaccard_table_leaves_out_algorithms_that_block_nothing():
     result = sample_result()
-    table = tables(view_of(result))["Jaccard index of each pair of algorithms"]
+    columns = [each.title for each in tables(view_of(result))[JACCARD].columns[1:]]
+    assert sorted(columns) == ["dppo-binary-tv", "grpo-clip-higher"]  # the compared pair
+    result["arguments"] = NAMED
+    table = tables(view_of(result))[JACCARD]
     names = [row[0] for row in table.rows]
     assert [each.title for each in table.columns[1:]] == names
     assert set(NAMES) - set(names) == {"pg-is", "pg-tis"}
@@ -223,7 +256,8 @@ def test_blocked_tokens_with_rate_and_over_representation():
         assert_shows(cells, lifts)
         assert column(table, "× over-represented").count("—") == len(tokens) - len(beyond) > 0
         assert table.terminal_rows == 10
-    assert found["gspo, A > 0: most frequently blocked tokens"].terminal_rows == 0
+    named = tables(view_of({**result, "arguments": NAMED}))
+    assert named["gspo, A > 0: most frequently blocked tokens"].terminal_rows == 0
 
 
 def test_bad_updates_name_both_denominators():

@@ -41,9 +41,9 @@ def studies(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> list[Drawable]:
     """Data that suffices for every plot."""
-    turns = copy.deepcopy(analysis.plot_data.result)
-    for side in turns["traces"]:
-        summary = side["summary"]
+    comparison = copy.deepcopy(analysis.plot_data.result)
+    for trace in comparison["traces"]:
+        summary = trace["summary"]
         summary["turns"] = [
             row | {"first": turn, "last": turn, "length_mean": row["abs_d_mean"]}
             for turn, row in enumerate(summary["positions"], start=1)
@@ -54,7 +54,7 @@ def studies(
     runs = (eight, in_settings(), by_threshold(), relaxed(), bounded(eight), stale)
     return [
         measured.plot_data,
-        replace(analysis.plot_data, result=turns),
+        replace(analysis.plot_data, result=comparison),
         many,
         analyse_diagnosis([Trace.open(bundled("traces") / "fp8-kv")]),
         search_of(tmp_path_factory.mktemp("search")),
