@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
-import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatch_cli.algorithms.parse import find
-from mismatch_cli.cli import run
 from mismatch_cli.report.explorer import explorer_view
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.view import ReportView, Section
 from mismatch_cli.studies.clipping import analyse_clipping
-from mismatch_cli.studies.exploration import NOT_JUDGED, Exploration
+from mismatch_cli.studies.exploration.explored import NOT_JUDGED, Exploration
 from mismatch_cli.trace.reader import Trace
 from tests.metrics.clipping.world import VOCABULARY, world
 from tests.report.browser import Browser
@@ -70,7 +65,7 @@ def explored(tmp_path_factory: pytest.TempPathFactory) -> Explored:
     ids = pa.array(range(VOCABULARY), pa.int32())
     pq.write_table(pa.table({"id": ids, "bytes": list(TEXTS)}), folder / "trace" / "vocab.parquet")
     trace = Trace.open(folder)
-    found = analyse_clipping([trace], ALGORITHMS).exploration(40)
+    found = analyse_clipping([trace], ALGORITHMS).exploration()
     assert found is not None
     view = ReportView(
         "Tokens", (), (Section("More", text="Words.", stays=True),), "What is blocked."
@@ -169,7 +164,11 @@ def test_every_algorithm_is_counted_to_the_token(browser: Browser, explored: Exp
 def test_tokens_are_filtered_by_mask_and_by_advantage(browser: Browser, explored: Explored) -> None:
     look(browser, explored)
     fill(browser)
-    a, b, advantage_T = explored.blocked(0), explored.blocked(GSPO), explored.found.advantage_T
+    a, b, advantage_T = (
+        explored.blocked(0),
+        explored.blocked(GSPO),
+        explored.found.tokens.advantage_T,
+    )
     assert advantage_T is not None
     choose(browser, "b", str(GSPO))
     for value, expected in {
@@ -221,26 +220,18 @@ def test_a_slider_says_its_threshold(browser: Browser, explored: Explored) -> No
 
 def test_responses_are_filtered_and_sorted(browser: Browser, explored: Explored) -> None:
     look(browser, explored)
-    responses = explored.found.responses
+    responses = explored.found.response_S
     choose(browser, "reward", "1")
-    assert number_shown(browser) == sum(each.tokens for each in responses if each.reward == 1)
+    rewarded_S = responses.reward == 1
+    assert number_shown(browser) == responses.length[rewarded_S].sum()
     choose(browser, "step", "2")
-    assert number_shown(browser) == sum(
-        each.tokens for each in responses if each.reward == 1 and each.step == 2
-    )
+    assert number_shown(browser) == responses.length[rewarded_S & (responses.step == 2)].sum()
     for name in ("reward", "step"):
         choose(browser, name, "")
-    ends = np.cumsum([each.tokens for each in responses])
-    with np.errstate(invalid="ignore"):
-        gaps = np.split(explored.found.logp_T - explored.found.logq_T, ends[:-1])
-    lengths, absolute = (
-        [each.tokens for each in responses],
-        [float(np.nansum(np.abs(gap))) for gap in gaps],
-    )
-    for name, values in (("length", lengths), ("absolute", absolute)):
+    for name in ("length", "absolute"):
         choose(browser, "sort", name)
         first = browser.run("document.querySelector('[data-x=texts] h3').textContent")
-        best = responses[int(np.argmax(values))]
+        best = responses[int(np.argmax(responses[name]))]
         assert first.startswith(
             f"step {best.step} · prompt {best.prompt_id} · sample {best.sample_index}"
         ), name
@@ -276,13 +267,10 @@ def test_a_dot_leads_to_its_token(browser: Browser, explored: Explored) -> None:
     assert texts["top"] <= token["top"] < token["bottom"] <= texts["bottom"]
     card = browser.run("document.querySelector('[data-x=card]').innerText")
     assert browser.run("!document.querySelector('[data-x=card]').hidden") and "advantage" in card
-    owner = np.repeat(
-        np.arange(len(explored.found.responses)), [each.tokens for each in explored.found.responses]
-    )
+    length_S = explored.found.response_S.length
+    owner = np.repeat(np.arange(len(length_S)), length_S)
     position = lonely - int(np.flatnonzero(owner == owner[lonely])[0])
-    assert re.search(
-        rf"position\s+{position} of {explored.found.responses[owner[lonely]].length}", card
-    )
+    assert re.search(rf"position\s+{position} of {length_S[owner[lonely]]}", card)
 
 
 def pixels(browser: Browser) -> np.ndarray:
@@ -293,7 +281,7 @@ def pixels(browser: Browser) -> np.ndarray:
 def lonely_token(found: Exploration) -> int:
     """The token farthest from all others in the plot, among those within its axes."""
     with np.errstate(invalid="ignore"):
-        d_T = found.logp_T - found.logq_T
+        d_T = found.tokens.logp_T - found.tokens.logq_T
     inside = np.flatnonzero(np.isfinite(d_T) & (np.abs(d_T) < np.nanquantile(np.abs(d_T), 0.98)))
     places = np.stack(
         [found.logq_T[inside] / 14, d_T[inside] / (2 * np.abs(d_T[inside]).max())], axis=1
@@ -310,12 +298,12 @@ def test_a_frame_around_dots_shows_only_their_tokens(browser: Browser, explored:
     x, y, width, height = (box[key] for key in ("x", "y", "width", "height"))
     drag(browser, (x + 1, y + 1), (x + 0.55 * width, y + height - 1))
     shown = browser.run(SHOWN)
-    logq_T = explored.found.logq_T
-    measured = np.isfinite(logq_T) & ~np.isnan(explored.found.logp_T)
+    logq_T = explored.found.tokens.logq_T
+    measured = np.isfinite(logq_T) & ~np.isnan(explored.found.tokens.logp_T)
     assert 10 < len(shown) == number_shown(browser) < 0.9 * np.count_nonzero(measured)
     assert set(shown) == set(np.flatnonzero(measured & (logq_T <= logq_T[shown].max())).tolist())
     browser.run("document.querySelector('[data-x=clear]').click()")
-    assert number_shown(browser) == len(explored.found.text_T)
+    assert number_shown(browser) == len(explored.found.tokens.text_T)
 
 
 def drag(browser: Browser, start: tuple[float, float], end: tuple[float, float]) -> None:
@@ -337,12 +325,14 @@ def test_keys_step_from_token_to_token(browser: Browser, explored: Explored) -> 
     following = int(browser.run("document.querySelector('.here').dataset.t"))
     assert (
         following
-        == np.flatnonzero(explored.blocked(0) & (np.arange(len(explored.found.text_T)) > 1))[0]
+        == np.flatnonzero(explored.blocked(0) & (np.arange(len(explored.found.tokens.text_T)) > 1))[
+            0
+        ]
     )
 
 
 def test_a_card_shows_what_both_sides_preferred(browser: Browser, explored: Explored) -> None:
-    ranks = explored.found.ranks
+    ranks = explored.found.tokens.ranks
     assert ranks is not None
     token = next(
         t
@@ -358,62 +348,12 @@ def test_a_card_shows_what_both_sides_preferred(browser: Browser, explored: Expl
     assert browser.run("document.querySelector('.x-card h4').textContent").strip("“”")
 
 
-def test_the_page_holds_what_was_recorded(explored: Explored) -> None:
-    """To the bit, so that every digit of a card is right; including an infinite reward."""
-    odd = replace(explored.found.responses[0], reward=float("-inf"))
-    found = replace(explored.found, responses=(odd, *explored.found.responses[1:]))
-    head, column = unpacked(explorer_view(found).data)
-    assert head["responses"][0][3] == "-Infinity"
-    np.testing.assert_array_equal(column("logq"), found.logq_T)
-    np.testing.assert_array_equal(column("d"), found.logp_T - found.logq_T)
-    np.testing.assert_array_equal(column("advantage"), found.advantage_T)
-    assert found.ranks is not None
-    np.testing.assert_array_equal(
-        column("rank_logq").reshape(-1, head["ranks"]), found.ranks.logq_UK
-    )
-
-
-def test_identifiers_beyond_javascripts_integers_stay_exact(explored: Explored) -> None:
-    large = 1705501428369022389
-    odd = replace(explored.found.responses[0], step=large, prompt_id=-large, sample_index=2**53 + 1)
-    found = replace(explored.found, responses=(odd, *explored.found.responses[1:]))
-    head, _ = unpacked(explorer_view(found).data)
-    assert head["responses"][0][:3] == [str(large), str(-large), str(2**53 + 1)]
-    assert head["responses"][1][:3] == [
-        getattr(found.responses[1], name) for name in ("step", "prompt_id", "sample_index")
-    ]
-
-
-def test_the_sentence_names_the_limit_that_was_met(explored: Explored) -> None:
-    """More responses help only if the tokens fit."""
-    found = replace(explored.found, left_out=32)
-    assert "(32 more: `--page-responses`)" in explorer_view(found).text
-    assert (
-        "(32 more do not fit: a page has at most 12,000 tokens)"
-        in explorer_view(replace(found, full=True)).text
-    )
-
-
-def unpacked(data: str) -> tuple[dict[str, Any], Callable[[str], np.ndarray]]:
-    content = gzip.decompress(base64.b64decode(data))
-    first = 4 + int.from_bytes(content[:4], "little")
-    head = json.loads(content[4:first])
-
-    def column(name: str) -> np.ndarray:
-        kind, start, count = head["columns"][name]
-        return np.frombuffer(content, f"<{kind}", count, first + start)
-
-    return head, column
-
-
 def test_pooled_traces_are_distinguished(
     browser: Browser, explored: Explored, tmp_path: Path
 ) -> None:
-    both = tuple(
-        replace(each, trace=number % 2) for number, each in enumerate(explored.found.responses)
-    )
-    first = replace(both[0], reward=float("inf"))
-    found = replace(explored.found, responses=(first, *both[1:]), traces=("runs/<b>a", "runs/b"))
+    both = explored.found.response_S.copy()
+    both.trace_index[1::2], both.reward[0] = 1, np.inf
+    found = replace(explored.found, response_S=both, traces=("runs/<b>a", "runs/b"))
     view = ReportView("Tokens", (), (), explorer=explorer_view(found))
     (tmp_path / "report.html").write_text(render_html(view), encoding="utf-8")
     look(browser, replace(explored, page=tmp_path / "report.html"))
@@ -529,24 +469,3 @@ def test_letters_stay_legible_on_their_colours(
         choose(browser, "colour", mode)
         browser.run(DRAWN)
         assert browser.run(LEAST_CONTRAST) >= 4.5, mode
-
-
-def test_a_command_puts_the_requested_number_of_responses_on_its_page(tmp_path: Path) -> None:
-    for asked, said in (("0", None), ("3", "of the first 3 responses, of step 0 (189 more")):
-        assert (
-            run(
-                [
-                    "report",
-                    "fp8-kv",
-                    "--no-plots",
-                    "--quiet",
-                    "--page-responses",
-                    asked,
-                    "-o",
-                    str(tmp_path / asked),
-                ]
-            )
-            == 0
-        )
-        page = (tmp_path / asked / "report.html").read_text(encoding="utf-8")
-        assert ("explorer" in page) is (said is not None) and (said or "") in page
