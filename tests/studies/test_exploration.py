@@ -16,6 +16,7 @@ from mismatch_cli.algorithms.sliders import sliders
 from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.clipping.masked import Needs, apply_masks
 from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.report.explorer import explorer_view
 from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.exploration import explore as explore_module
 from mismatch_cli.studies.exploration import leaders as leaders_module
@@ -24,6 +25,7 @@ from mismatch_cli.studies.exploration import token_survey as survey_module
 from mismatch_cli.studies.exploration.explore import explore
 from mismatch_cli.studies.exploration.explored import NOT_JUDGED, Exploration, Judged
 from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.trace import writer
 from mismatch_cli.trace.reader import Trace
 from tests.metrics.clipping.world import (
     ALL,
@@ -449,3 +451,22 @@ def test_an_unscored_trace_and_one_without_responses(tmp_path: Path) -> None:
     scored = write_trace(tmp_path / "b" / "trace", world(1, 12))
     found = existing(explore([unscored, scored], PAIRS["total"], (), NOTHING, {}))
     assert set(found.response_S.trace_index.tolist()) == {1} and found.judged == ()
+
+
+@pytest.mark.parametrize("most", [passages_module.MOST_TOKENS, 1500])
+def test_row_groups_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Leaders, passages and levels are the same, however a trace is cut into shards and groups."""
+    monkeypatch.setattr(passages_module, "MOST_TOKENS", most)
+    algorithms = tuple(map(find, ("grpo-clip-higher", "dppo-binary-tv", "gspo")))
+    needs, together = replace(PLAIN, recomputed=True), long_responses()
+    one = write_trace(tmp_path / "one" / "trace", together)
+    monkeypatch.setattr(writer, "MAX_TOKENS_PER_ROW_GROUP", 1000)
+    many = write_trace(tmp_path / "many" / "trace", together)
+    assert len(list(one.tables())) == 1 < len(list(many.tables()))
+    first, other = (
+        existing(explore([trace], PAIRS["total"], algorithms, needs, {}, algorithms[:2]))
+        for trace in (one, many)
+    )
+    assert explorer_view(first).data == explorer_view(replace(other, traces=first.traces)).data

@@ -15,13 +15,13 @@ Tokens = set[tuple[int, int]]
 
 def brute_force(lists: list[list[Leader]], length_S: list[int], most: int) -> Tokens:
     """The tokens of a page that does not have room for all of them."""
-    turns = [leader for turn in zip_longest(*lists) for leader in turn if leader is not None]
+    leaders = [leader for turn in zip_longest(*lists) for leader in turn if leader is not None]
     page: Tokens = set()
-    for response, _, length in turns:
+    for response, _, length in leaders:
         whole = {(response, position) for position in range(length)}
         if len(page | whole) <= most // 2:
             page |= whole
-    for response, position, length in turns:
+    for response, position, length in leaders:
         near = {
             (response, at) for at in range(length) if position - WINDOW <= at <= position + WINDOW
         }

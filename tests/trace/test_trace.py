@@ -117,6 +117,15 @@ def test_row_groups_hold_a_bounded_number_of_tokens(write_trace, monkeypatch):
     ]
 
 
+def test_row_groups_can_be_chosen(write_trace, monkeypatch):
+    monkeypatch.setattr(writer, "MAX_TOKENS_PER_ROW_GROUP", 3)
+    trace = Trace.open(write_trace(row_columns()))
+    _, second = trace.tables(("reward", "response_ids"))
+    (chosen,) = trace.chosen_tables({trace.shards[0]: [1]}, ("reward",))
+    assert chosen.select(second.column_names).equals(second)
+    assert list(trace.chosen_tables({}, ("reward",))) == []
+
+
 def test_counts_survive_in_the_metadata(tmp_path, write_trace):
     folder = write_trace(row_columns())
     write_shard(

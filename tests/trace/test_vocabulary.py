@@ -49,6 +49,19 @@ def test_a_half_of_a_character_shows_its_bytes_and_takes_no_neighbour():
     assert vocabulary.texts([]) == []
 
 
+def test_any_sequence_of_pieces_reads_as_its_spans(rng):
+    """Tokens of whole characters are decoded once, whatever surrounds them."""
+    tokyo = "東京".encode()
+    pieces = (b"in", b"", tokyo[:1], tokyo[1:3], tokyo[2:5], b"\xb1 the", b"a\xe6", "é".encode())
+    vocabulary = vocabulary_of(*pieces)
+    for _ in range(300):
+        ids = rng.integers(0, len(pieces) + 1, 12)
+        expected = []
+        for span in vocabulary.spans(ids):
+            expected += [vocabulary.decode(ids[span]), *[CONTINUED] * (span.stop - span.start - 1)]
+        assert vocabulary.texts(ids) == expected
+
+
 def test_every_split_of_a_text_reads_like_the_text():
     text = "a東é🎂\n한"
     raw = text.encode()
