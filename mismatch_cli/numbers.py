@@ -189,3 +189,12 @@ def _scientific(value: float, digits: int) -> str:
 
 def _minus(text: str) -> str:
     return text.replace("-", "−")
+
+
+def setting(value: object) -> str:
+    """A setting as text; a dash where a manifest lacks it."""
+    if value is None:
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)

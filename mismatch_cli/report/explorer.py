@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mismatch_cli import numbers
-from mismatch_cli.report.pages._comparison_screen import setting_in_words
 from mismatch_cli.studies.exploration.explored import (
     NOT_JUDGED,
     Exploration,
@@ -87,7 +86,7 @@ def _settings(explored: Exploration) -> str:
         return ""
     first, other = explored.runs
     changes = [
-        f"{row.setting} {setting_in_words(row.first)} → {setting_in_words(row.other)}"
+        f"{row.setting} {numbers.setting(row.first)} → {numbers.setting(row.other)}"
         for row in explored.settings
     ]
     words = ", ".join(changes[:_MOST_SETTINGS]) or "no recorded setting differs"

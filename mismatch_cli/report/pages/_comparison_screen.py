@@ -119,8 +119,8 @@ def _settings(comparison: Row) -> Table:
         _suspicious(comparison),
         [
             text("settings that differ", lambda row: row["setting"]),
-            text(comparison["against"], lambda row: setting_in_words(row["first"])),
-            text(comparison["trace"], lambda row: setting_in_words(row["other"])),
+            text(comparison["against"], lambda row: numbers.setting(row["first"])),
+            text(comparison["trace"], lambda row: numbers.setting(row["other"])),
             text("why it can matter", lambda row: row["why"]),
         ],
     )
@@ -135,18 +135,9 @@ def _first_setting(comparison: Row) -> str:
     first = likely[0]
     return (
         f" Likeliest of the settings that differ: {first['setting']} "
-        f"({setting_in_words(first['first'])} in {comparison['against']}, "
-        f"{setting_in_words(first['other'])} in {comparison['trace']})."
+        f"({numbers.setting(first['first'])} in {comparison['against']}, "
+        f"{numbers.setting(first['other'])} in {comparison['trace']})."
     )
-
-
-def setting_in_words(value: Any) -> str:
-    """A setting as text; a dash where the manifest lacks it."""
-    if value is None:
-        return numbers.MISSING
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(value)
 
 
 def _verdict(comparisons: list[Row]) -> Verdict:

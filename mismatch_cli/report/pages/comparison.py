@@ -13,7 +13,7 @@ from mismatch_cli.report.about import (
     measured,
     settings_tables,
 )
-from mismatch_cli.report.pages._comparison_screen import DIFFERENT, screen, setting_in_words
+from mismatch_cli.report.pages._comparison_screen import DIFFERENT, screen
 from mismatch_cli.report.tables import (
     Col,
     Row,
@@ -314,8 +314,8 @@ def _against(comparison: Row) -> str:
 def _setting_columns(comparison: Row) -> list[Col[Row]]:
     return [
         named("setting", "setting"),
-        text(comparison["against"], lambda row: setting_in_words(row["first"])),
-        text(comparison["trace"], lambda row: setting_in_words(row["other"])),
+        text(comparison["against"], lambda row: numbers.setting(row["first"])),
+        text(comparison["trace"], lambda row: numbers.setting(row["other"])),
     ]
 
 
