@@ -156,10 +156,10 @@ class Segments:
 
     def largest(self, values_N: np.ndarray) -> np.ndarray:
         """The largest value of each segment; 0 for an empty one."""
-        found_S = np.zeros(len(self.length_S), dtype=values_N.dtype)
+        largest_S = np.zeros(len(self.length_S), dtype=values_N.dtype)
         if len(self._filled):
-            found_S[self._filled] = np.maximum.reduceat(values_N, self._starts)
-        return found_S
+            largest_S[self._filled] = np.maximum.reduceat(values_N, self._starts)
+        return largest_S
 
 
 def response_sums(x_T: Array, offset_S1: Array, response_T: Array) -> Array:

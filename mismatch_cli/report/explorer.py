@@ -209,14 +209,15 @@ def _of_responses(explored: Exploration) -> dict[str, np.ndarray]:
 
 def _of_tokens(explored: Exploration, texts: _Texts) -> dict[str, np.ndarray]:
     """The columns of tokens."""
-    entropy_T, one_each = explored.tokens.entropy_T, explored.one_advantage
     tokens = explored.tokens
+    entropy_T = None if tokens.entropy_T is None else _half(tokens.entropy_T)
+    advantage_T = None if explored.one_advantage else tokens.advantage_T
     return {
-        "text": _smallest(texts.numbers(explored.tokens.text_T)),
+        "text": _smallest(texts.numbers(tokens.text_T)),
         **_gap("", tokens.logq_T, tokens.logp_T),
         **_gap("_b", tokens.logq_b_T, tokens.logp_b_T),
-        **_if_any("entropy", None if entropy_T is None else _half(entropy_T)),
-        **_if_any("advantage", None if one_each else explored.tokens.advantage_T),
+        **_if_any("entropy", entropy_T),
+        **_if_any("advantage", advantage_T),
         **{f"level{place}": judged.level_T for place, judged in enumerate(explored.judged)},
     }
 

@@ -64,6 +64,7 @@ class RowGroup(NamedTuple):
     """The unit of reading: some rows of a shard, as recorded and flattened."""
 
     path: Path
+    number: int  # in the shard
     table: pa.Table
     batch: TokenBatch
 
@@ -234,7 +235,7 @@ class Trace:
 
         def flattened(paths: Sequence[Path]) -> Iterator[RowGroup]:
             return _one_ahead(
-                partial(_laid_flat, path, read) for path, _, read in self._row_groups(names, paths)
+                partial(_laid_flat, *group) for group in self._row_groups(names, paths)
             )
 
         return self._of_whole(flattened, shards)
@@ -301,10 +302,10 @@ def _group(
     return found.filter(foreign.packed_flags(of_step_S)).select(columns)
 
 
-def _laid_flat(path: Path, read: Callable[[], pa.Table]) -> RowGroup:
+def _laid_flat(path: Path, number: int, read: Callable[[], pa.Table]) -> RowGroup:
     table = read()
     try:
-        return RowGroup(path, table, table_to_batch(table))
+        return RowGroup(path, number, table, table_to_batch(table))
     except MismatchError as error:
         raise DamagedShard(f"{path}: {error}", path) from error
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -20,10 +16,11 @@ from mismatch_cli.report.explorer import explorer_view
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.view import ReportView, Section
 from mismatch_cli.studies.clipping import analyse_clipping
-from mismatch_cli.studies.exploration.explored import NOT_JUDGED, Exploration
+from mismatch_cli.studies.exploration.explored import Exploration
 from mismatch_cli.trace.reader import Trace
 from tests.metrics.clipping.world import VOCABULARY, world
 from tests.report.browser import Browser
+from tests.report.payload import Payload
 from tests.studies.written import write_trace
 
 ALGORITHMS = tuple(
@@ -55,52 +52,6 @@ SHOWN = """[...document.querySelectorAll("#explorer [data-t]")]
 
 
 @dataclass(frozen=True)
-class Payload:
-    """What the page holds, decoded without the package."""
-
-    head: dict[str, Any]
-    columns: dict[str, np.ndarray]
-
-    @classmethod
-    def of(cls, data: str) -> Payload:
-        content = gzip.decompress(base64.b64decode(data))
-        first = 4 + int.from_bytes(content[:4], "little")
-        head = json.loads(content[4:first])
-        columns = {
-            name: np.frombuffer(content, f"<{kind}", count, first + start)
-            for name, (kind, start, count) in head["columns"].items()
-        }
-        return cls(head, columns)
-
-    @property
-    def total(self) -> int:
-        return len(self.columns["text"])
-
-    @property
-    def owner_T(self) -> np.ndarray:
-        """The response of each token."""
-        return np.repeat(self.columns["passage_response"], self.columns["passage_tokens"])
-
-    @property
-    def advantage_T(self) -> np.ndarray:
-        if "advantage" in self.columns:
-            return self.columns["advantage"]
-        return self.columns["response_advantage"][self.owner_T]
-
-    def of_response(self, name: str) -> np.ndarray:
-        """A value of each token's response."""
-        return np.array(self.head["responses"][name])[self.owner_T]
-
-    def judged(self, place: int) -> np.ndarray:
-        return self.columns[f"level{place}"] != NOT_JUDGED
-
-    def blocked(self, place: int) -> np.ndarray:
-        """The tokens that an algorithm blocks with its published thresholds."""
-        level_T = self.columns[f"level{place}"]
-        return self.judged(place) & (level_T > self.head["algorithms"][place]["published"])
-
-
-@dataclass(frozen=True)
 class Explored:
     page: Path
     trace: Trace
@@ -128,7 +79,7 @@ def page_of(exploration: Exploration, trace: Trace, page: Path) -> Explored:
         "Tokens", (), (Section("More", text="Words.", stays=True),), "What is blocked."
     )
     page.write_text(render_html(replace(view, explorer=explorer)), encoding="utf-8")
-    return Explored(page, trace, Payload.of(explorer.data))
+    return Explored(page, trace, Payload(explorer.data))
 
 
 def look(

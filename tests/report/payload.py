@@ -5,9 +5,12 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+
+from mismatch_cli.studies.exploration.explored import NOT_JUDGED
 
 _KINDS = {"u1": "<u1", "u2": "<u2", "u4": "<u4", "f2": "<f2", "f4": "<f4"}
 
@@ -26,6 +29,39 @@ class Payload:
     def column(self, name: str) -> np.ndarray:
         kind, start, count = self.head["columns"][name]
         return np.frombuffer(self._content, _KINDS[kind], count, self._first + start)
+
+    @cached_property
+    def columns(self) -> dict[str, np.ndarray]:
+        """Every column by name."""
+        return {name: self.column(name) for name in self.head["columns"]}
+
+    @property
+    def total(self) -> int:
+        """Tokens on the page."""
+        return len(self.column("text"))
+
+    @property
+    def owner_T(self) -> np.ndarray:
+        """The response of each token."""
+        return np.repeat(self.column("passage_response"), self.column("passage_tokens"))
+
+    @property
+    def advantage_T(self) -> np.ndarray:
+        if "advantage" in self:
+            return self.column("advantage")
+        return self.column("response_advantage")[self.owner_T]
+
+    def of_response(self, name: str) -> np.ndarray:
+        """A value of each token's response."""
+        return np.array(self.head["responses"][name])[self.owner_T]
+
+    def judged(self, place: int) -> np.ndarray:
+        return self.column(f"level{place}") != NOT_JUDGED
+
+    def blocked(self, place: int) -> np.ndarray:
+        """The tokens that an algorithm blocks with its published thresholds."""
+        level_T = self.column(f"level{place}")
+        return self.judged(place) & (level_T > self.head["algorithms"][place]["published"])
 
     @property
     def passages(self) -> list[tuple[int, int, slice]]:

@@ -26,6 +26,7 @@
       "b-a": ["blocked by B, not by A", t => masks.blocks("b", t) && !masks.blocks("a", t)],
     };
     const chosen = name => ui[name].value;
+    const chosenList = () => tokens.lists.find(({ name }) => name === chosen("list"));
     const among = new Uint8Array(responses.length); // responses that pass the filters
     const visible = new Uint8Array(total); // tokens that pass every filter
     const { passageOf, passages, advantage } = tokens;
@@ -41,7 +42,7 @@
           && (trace === "" || trace === String(each.trace));
       }
       sign = chosen("sign");
-      const list = tokens.lists.find(({ name }) => name === chosen("list"));
+      const list = chosenList();
       const blocked = SHOW[chosen("show")][1], passes = t => counted(t) && blocked(t) && plot.holds(t);
       visible.fill(0);
       if (list) for (const t of list.tokens) visible[t] = passes(t);
@@ -69,9 +70,10 @@
     }
 
     // ---- Parts ----
+    const stepped = responses.some(each => each.step);
     const words = response => [
       ...(pooled ? [head.traces[response.trace]] : []),
-      ...(responses.some(each => each.step) ? [`step ${response.step}`] : []),
+      ...(stepped ? [`step ${response.step}`] : []),
       `prompt ${response.prompt}`, `sample ${response.sample}`, ...(response.use ? [`use ${response.use + 1}`] : []),
     ].join(" · ");
     const facts = response => [
@@ -87,13 +89,12 @@
     const text = explorerText(ui, tokens, { sideBySide: Boolean(head.runs) && !head.paired, shown, paint, facts, drawStrip });
     const view = {
       get colours() { return theme.colours; },
-      get mode() { return modes[chosen("colour")]; },
+      get mode() { return mode(); },
       shown, here: () => here, drawn: t => responseShown(tokens.response(t)),
     };
     const plot = explorerPlot(ui.plot, ui.y, tokens, view, { onToken: t => go(t), onFrame: () => { text.restart(); refresh(); } });
     const card = explorerCard(ui, head, tokens, masks);
-    const run = runStrip(ui.run, tokens, {
-      get colours() { return theme.colours; },
+    const run = runStrip(ui.run, tokens, theme, {
       counted: responseShown, words,
       here: () => (here === null ? null : tokens.response(here)),
       onResponse: response => go(leading(response)),
@@ -127,7 +128,7 @@
       let size = 0;
       for (let t = 0; t < total; t++) if (visible[t]) { some.add(tokens.response(t)); size++; }
       const order = responses.filter(response => some.has(response));
-      const ranked = tokens.lists.find(({ name }) => name === chosen("list"));
+      const ranked = chosenList();
       const by = SORTS[chosen("sort")][1] ?? (ranked && byRank(ranked));
       text.list(by ? order.sort(by) : order);
       const shownWords = `${count(size)} of ${count(total)} tokens in ${count(order.length)} of ${count(responses.length)} responses shown`;

@@ -7,7 +7,7 @@ const digitsOf = (...logs) => clamp(Math.floor(-Math.log10(HALF_ERROR * (logs.re
 
 // What a card and a picture say: rows of a name and words, the most telling first.
 function tokenFacts(t, head, tokens, masks) {
-  const { logq, d, mu, dp, ratio, logqB, dB, change, advantage, entropy } = tokens, response = tokens.response(t);
+  const { logq, d, ratio, logqB, dB, change, advantage, entropy } = tokens, response = tokens.response(t);
   const rows = [];
   const sides = (logs, gap) => `${number(Math.exp(logs), digitsOf(logs))} → ${number(Math.exp(logs + gap), digitsOf(logs, gap))}`;
   if (dB) {
@@ -15,7 +15,7 @@ function tokenFacts(t, head, tokens, masks) {
     rows.push([`${a}: μ → π`, sides(logq[t], d[t])], [`${b}: μ → π`, sides(logqB[t], dB[t])]);
     rows.push([head.gap, `${number(d[t])} → ${number(dB[t])}`], ["change", number(change[t])]);
   } else {
-    rows.push(["μ → π", `${number(mu[t], digitsOf(logq[t]))} → ${number(mu[t] + dp[t], digitsOf(logq[t], d[t]))}`]);
+    rows.push(["μ → π", sides(logq[t], d[t])]);
     rows.push(["π/μ", number(ratio[t], digitsOf(d[t]))], [head.gap, number(d[t])]);
   }
   for (const side of ["a", "b"]) {

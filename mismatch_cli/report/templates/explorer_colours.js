@@ -43,7 +43,7 @@ function colourModes(head, tokens, masks) {
 // The page's colours in this theme: [red, green, blue] by name, and the darkest background on which letters stay legible.
 function themeColours(section) {
   const style = getComputedStyle(section), colours = {};
-  for (const name of ["up", "down", "both", "ink", "muted", "line", "page", "soft"]) colours[name] = channels(style.getPropertyValue(`--${name}`));
+  for (const name of ["up", "down", "both", "ink", "muted", "line", "page"]) colours[name] = channels(style.getPropertyValue(`--${name}`));
   return { colours, shade: Number(style.getPropertyValue("--shade")) };
 }
 function channels(hex) { // of `#0b63b5`, as in the theme

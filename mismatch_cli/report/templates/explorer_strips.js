@@ -30,7 +30,7 @@ function drawResponse({ pen, width, height }, response, profile, colours, positi
 
 // A bar for each response of the run, by its mean |d|: solid if it is whole on the page, lighter if in windows, pale if it
 // has no token there. A click, or ← and →, goes to a response.
-function runStrip(canvas, tokens, { colours, here, counted, onResponse, words }) {
+function runStrip(canvas, tokens, theme, { here, counted, onResponse, words }) {
   const { responses } = tokens;
   const mean = responses.map(({ absolute, length }) => absolute / Math.max(1, length));
   const most = Math.max(...mean.filter(Number.isFinite), 1e-9);
@@ -47,7 +47,7 @@ function runStrip(canvas, tokens, { colours, here, counted, onResponse, words })
   }
   function draw() {
     if (!canvas.clientWidth) return;
-    const { pen, width, height } = sized(canvas), one = width / responses.length;
+    const { pen, width, height } = sized(canvas), one = width / responses.length, { colours } = theme;
     let step = null, odd = false;
     for (const [n, response] of responses.entries()) {
       if (response.step !== step) [step, odd] = [response.step, !odd];

@@ -69,7 +69,7 @@ function spread(values, passages, total) {
 
 // The largest |d| in each part of a response, NaN where nothing was measured; short responses have a part per token.
 function profileOf(response, tokens) {
-  if (response.profile) return response.profile;
+  if (response.profile) return response.profile; // recorded, or made before
   const parts = new Float32Array(Math.min(response.length, 4 * PROFILE_BINS)).fill(NaN);
   for (const { start, first, end } of response.passages) {
     for (let t = first; t < end; t++) {
@@ -77,6 +77,7 @@ function profileOf(response, tokens) {
       if (!(parts[part] >= size)) parts[part] = size;
     }
   }
+  response.profile = parts;
   return parts;
 }
 

@@ -4,7 +4,6 @@ threshold.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import or_, xor
@@ -77,13 +76,12 @@ class TokenSurvey:
 
     def read(self, trace: Trace, number: int) -> None:
         """Add the scored row groups of a trace."""
-        seen, first_row, explored = Counter[Path](), 0, self.rows[number]
+        first_row, explored = 0, self.rows[number]
         for group in trace.row_groups([*SURVEYED, *self.judging.needs.recorded]):
-            place = ScoredGroup(number, group.path, seen[group.path], first_row, self.responses, 0)
+            place = ScoredGroup(number, group.path, group.number, first_row, self.responses, 0)
             rows = explored.within(first_row, group.table.num_rows)
             if len(rows):
                 self._read(explored.completed(rows_of(group, rows), first_row + rows), place)
-            seen[group.path] += 1
             first_row += group.table.num_rows
 
     def _read(self, batch: TokenBatch, place: ScoredGroup) -> None:
