@@ -20,6 +20,7 @@ MOST, _AIM = 600, 500  # characters
 _SCALES = {"log": "logarithmic", "logit": "stretched near 0 and 1", "asinh": "stretched near 0"}
 _THRESHOLD, _SETTING = ("data", "axes fraction"), "axes fraction"  # the coordinates of names
 _CLOSE = 1e-9  # to a tick
+_NOTHING = "nothing to draw"
 
 Words = Callable[[Panel, DrawnSeries], str]
 
@@ -51,7 +52,7 @@ def _sentences(panels: Sequence[list[Panel]], shown: int, words: Words | None) -
     if len(labels) == 1 and labels != {""}:
         yield f"Horizontal: {_axis(firsts)}."
     for parts in panels[:shown]:
-        axes, content = parts[0], "; ".join(_contents(parts, words))
+        axes, content = parts[0], _content(parts, words)
         if len(panels) > 1:
             yield f"{_title(axes, with_horizontal=len(labels) > 1)}: {content}."
             continue
@@ -63,7 +64,7 @@ def _sentences(panels: Sequence[list[Panel]], shown: int, words: Words | None) -
 
 
 def _kinds_of(panels: Sequence[Panel]) -> str:
-    kinds = dict.fromkeys(chain.from_iterable(map(_kinds, panels)))
+    kinds = dict.fromkeys(chain.from_iterable(map(_kinds, panels))) or [_NOTHING]
     if len(panels) > 1:
         return f"{numbers.things(len(panels), 'panel')}: {' and '.join(kinds)}."
     return f"{' and '.join(kinds)}.".capitalize()
@@ -117,8 +118,14 @@ def _horizontal(axes: Panel) -> np.ndarray:
     """Every x that is drawn, or the ends of a heat map."""
     if axes.cells:
         return np.array(axes.get_xlim())
-    x_N = np.concatenate([*(series.x_N for series in series_of(axes)), *(x for x, _ in axes.dots)])
+    drawn = [*(series.x_N for series in series_of(axes)), *(x_N for x_N, _ in axes.dots)]
+    x_N = np.concatenate([np.empty(0), *drawn])  # a short trace leaves panels empty
     return x_N[np.isfinite(x_N)]
+
+
+def _content(parts: Sequence[Panel], words: Words | None) -> str:
+    """What one panel shows, which may be nothing."""
+    return "; ".join(_contents(parts, words)) or _NOTHING
 
 
 def _contents(parts: Sequence[Panel], words: Words | None) -> Iterator[str]:

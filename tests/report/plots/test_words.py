@@ -134,6 +134,19 @@ def test_points_are_counted_and_a_heat_map_has_its_largest_cell() -> None:
     assert "2 rows × 3 columns, largest 30.0 for ipo at 0.9–1." in text
 
 
+def test_an_empty_panel_says_so() -> None:
+    """A trace of a few tokens leaves panels empty."""
+
+    def draw_on(sheet: Sheet) -> None:
+        points, empty = sheet.panels(2)
+        draw_points(points, np.array([1.0, 2.0]), np.array([0.1, 0.2]), sheet.theme.blue)
+        points.headline("|d|")
+        empty.headline("99th percentile")
+
+    assert "99th percentile: nothing to draw." in words_of(draw_on)
+    assert words_of(lambda sheet: sheet.panels(1)[0].headline("|d|")).startswith("Nothing to draw.")
+
+
 def test_many_lines_become_a_range_and_many_panels_a_count() -> None:
     def draw_on(sheet: Sheet) -> None:
         for number, axes in enumerate(sheet.panels(12)):
