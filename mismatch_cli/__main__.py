@@ -19,7 +19,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, _interrupt)
         signal.signal(signal.SIGALRM, _interrupt)
     try:
-        from mismatch_cli.cli import main as program
+        from mismatch_cli.app.cli import main as program
 
         program()
     except KeyboardInterrupt:

@@ -24,7 +24,7 @@ if not Path(getattr(_MAIN, "__file__", None) or __file__).exists():
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from mismatch_cli.torch_settings import prepare_imports  # noqa: E402
+from mismatch_cli.models.torch_settings import prepare_imports  # noqa: E402
 
 # Many container images set it; every process would then compile torch, transformers and vLLM again,
 # 6 to 10 s each.

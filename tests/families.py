@@ -171,8 +171,8 @@ def save_family(into: Path, family: str, dtype: torch.dtype = torch.float32, **c
     """
     from transformers import AutoModelForCausalLM
 
-    from mismatch_cli.models import load_tokenizer
-    from mismatch_cli.places import bundled
+    from mismatch_cli.base.places import bundled
+    from mismatch_cli.models.loading import load_tokenizer
 
     model = AutoModelForCausalLM.from_config(config_of(family, **changes))
     torch.manual_seed(0)  # the same weights, whatever is changed

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import typer
 
-from mismatch_cli import registry
-from mismatch_cli.configuration import has_flag
+from mismatch_cli.base import registry
+from mismatch_cli.base.configuration import has_flag
 
 PACKAGE = Path(__file__).parent.parent / "mismatch_cli"
 RATCHETS = Path(__file__).with_name("ratchets.toml")
@@ -261,9 +261,9 @@ def reached(targets: dict[str, set[str]], start: str) -> set[str]:
 
 def flags() -> Places:
     """The flags of every command: a new one replaces another. A key of --config has none."""
-    for command in registry.names("mismatch_cli.commands"):
+    for command in registry.names("mismatch_cli.app.commands"):
         app = typer.Typer(add_completion=False)
-        app.command(command)(registry.load("mismatch_cli.commands", command, "command").command)
+        app.command(command)(registry.load("mismatch_cli.app.commands", command, "command").command)
         for parameter in typer.main.get_command(app).params:
             if has_flag(parameter):
                 yield from (f"{command} {flag}" for flag in parameter.opts if flag.startswith("--"))

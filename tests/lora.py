@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from mismatch_cli.models import load_causal_lm
+from mismatch_cli.models.loading import load_causal_lm
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

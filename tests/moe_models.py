@@ -7,8 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.models import load_tokenizer
-from mismatch_cli.places import bundled
+from mismatch_cli.base.places import bundled
+from mismatch_cli.models.loading import load_tokenizer
 from tests.tiny_models import saved_model
 
 EXPERTS, TOP_K = 8, 2

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from mismatch_cli.places import bundled
+from mismatch_cli.base.places import bundled
 
 pytestmark = pytest.mark.slow
 

@@ -266,7 +266,7 @@ def test_every_module_says_what_it_is_for():
 
 def test_help_imports_nothing_heavy():
     script = (
-        "import sys; from mismatch_cli.cli import run; run(['--help']); run(['probe', '--help']); "
+        "import sys; from mismatch_cli.app.cli import run; run(['--help']); run(['probe', '--help']); "
         f"print([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
     )
     result = subprocess.run(
@@ -308,8 +308,8 @@ def test_reading_imports_neither_torch_nor_what_samples(tmp_path):
     steps = ('{"step": 1, "reward": 0.5}\n', '{"step": 2, "reward": 0.6}\n')
     (tmp_path / "trained/metrics.jsonl").write_text("".join(steps), encoding="utf-8")
     script = (
-        "import sys; from matplotlib.figure import Figure; from mismatch_cli.cli import run; "
-        "from mismatch_cli.places import bundled; from mismatch_cli.report import figures; "
+        "import sys; from matplotlib.figure import Figure; from mismatch_cli.app.cli import run; "
+        "from mismatch_cli.base.places import bundled; from mismatch_cli.report import figures; "
         "figures.draw = lambda *_: Figure(); float32 = str(bundled('traces') / 'float32')\n"
         f"for line in {READING.split(chr(10))[1:-1]!r}:\n"
         "    code = run([*line.replace('FLOAT32', float32).split(), *['--force'] * ('exported' "

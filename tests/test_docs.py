@@ -38,7 +38,7 @@ def test_the_table_of_metrics_matches_the_catalog():
 def test_every_flag_in_the_readme_exists():
     import typer
 
-    from mismatch_cli.cli import build_app
+    from mismatch_cli.app.cli import build_app
 
     group = typer.main.get_command(build_app())
     commands = {name: group.get_command(None, name) for name in group.list_commands(None)}

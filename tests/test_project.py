@@ -16,8 +16,8 @@ import typer
 import yaml
 
 from mismatch_cli import __version__
-from mismatch_cli.cli import build_app
-from mismatch_cli.places import guide_pages
+from mismatch_cli.app.cli import build_app
+from mismatch_cli.base.places import guide_pages
 from tests.distribution import OWNER, latest_release
 
 ROOT = Path(__file__).parent.parent
@@ -85,7 +85,7 @@ def test_hooks_run_the_tools_that_the_lock_pins():
         assert f"{tool}=={done.stdout.split()[1]} " in lock
     for hook in hooks[:2]:
         subprocess.run(
-            [*hook["entry"].split(), "mismatch_cli/commands/guide.py"], cwd=ROOT, check=True
+            [*hook["entry"].split(), "mismatch_cli/app/commands/guide.py"], cwd=ROOT, check=True
         )
 
 

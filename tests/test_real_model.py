@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mismatch_cli.cli import run
-from mismatch_cli.models import load_causal_lm
-from mismatch_cli.weights_note import KEY, noted, weights_facts
+from mismatch_cli.app.cli import run
+from mismatch_cli.models.loading import load_causal_lm
+from mismatch_cli.models.weights_note import KEY, noted, weights_facts
 
 NOTE = "4-bit values (GGUF Q4_1) in bfloat16, not the published weights"
 

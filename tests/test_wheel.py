@@ -20,9 +20,10 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_cli import __version__, registry
-from mismatch_cli.extras import EXTRAS
-from mismatch_cli.places import bundled
+from mismatch_cli import __version__
+from mismatch_cli.base import registry
+from mismatch_cli.base.extras import EXTRAS
+from mismatch_cli.base.places import bundled
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +34,7 @@ TRACKERS = ("trackio", "wandb", "tensorboard", "mlflow")
 TINY = "array-api-compat"  # a core dependency that is quick to fetch
 MASK = """
 import torch
-from mismatch_cli.trust_regions import Decision
+from mismatch_cli.rules.trust_regions import Decision
 
 
 def trust_region(compared, advantage_T, *, limit: float = 1.5):
@@ -190,10 +191,10 @@ def test_the_core_is_small_and_contains_no_extra(core):
 
 def test_every_command_explains_itself(core):
     lines = (
-        "import sys; from mismatch_cli.cli import run\n"
+        "import sys; from mismatch_cli.app.cli import run\n"
         "print(sum(run([name, '--help']) for name in sys.argv[1:]), 'torch' in sys.modules)"
     )
-    names = registry.names("mismatch_cli.commands")
+    names = registry.names("mismatch_cli.app.commands")
     done = subprocess.run(
         [core / "python", "-c", lines, *names],
         env=without_python_path(),
@@ -276,8 +277,8 @@ def test_a_training_run_is_reported(typed, trained):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
-    from mismatch_cli.cli import run
-    from tests.commands.test_train import TRAIN
+    from mismatch_cli.app.cli import run
+    from tests.train.commands.test_train import TRAIN
 
     folder = tmp_path_factory.mktemp("trained") / "run"
     assert run([*TRAIN, "-o", str(folder), "--quiet"]) == 0
@@ -318,7 +319,7 @@ def test_commands_that_need_an_extra_say_so_and_leave_nothing(typed, tmp_path, l
 
 def test_types_are_seen_from_outside(core, tmp_path):
     theirs = tmp_path / "theirs.py"
-    theirs.write_text("from mismatch_cli.errors import suggest\n\nsuggest('report') + 1\n")
+    theirs.write_text("from mismatch_cli.base.errors import suggest\n\nsuggest('report') + 1\n")
     line = [
         sys.executable,
         "-m",
@@ -392,7 +393,7 @@ def test_the_core_reads_on_other_pythons(wheel, tmp_path, version):
     uv("pip", "install", "--quiet", "--python", python, "--constraint", pinned(tmp_path), wheel)
     lines = (
         "import sys, warnings; warnings.simplefilter('error', SyntaxWarning)\n"
-        "from mismatch_cli.cli import run\n"
+        "from mismatch_cli.app.cli import run\n"
         "print([run(line.split('|')) for line in sys.argv[1:]], '%d.%d' % sys.version_info[:2])"
     )
     line = [

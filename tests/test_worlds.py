@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from mismatch_cli import divergences, registry, weights
-from mismatch_cli.algorithms.owners import OWNERS
-from mismatch_cli.algorithms.parts import Mask, factor
-from mismatch_cli.algorithms.table import TABLE
-from mismatch_cli.arrays import Array, between, namespace, response_sums, select, sorted_within
-from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, Ratio
-from tests.trust_regions.cases import (
+from mismatch_cli.base import registry
+from mismatch_cli.base.arrays import Array, between, namespace, response_sums, select, sorted_within
+from mismatch_cli.rules import divergences, weights
+from mismatch_cli.rules.algorithms.owners import OWNERS
+from mismatch_cli.rules.algorithms.parts import Mask, factor
+from mismatch_cli.rules.algorithms.table import TABLE
+from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies, Ratio
+from tests.rules.trust_regions.cases import (
     INF,
     REGIONS,
     cast,

@@ -100,7 +100,7 @@ def _warm_python() -> _WarmPython:
 
 
 def import_what_is_slow() -> None:
-    from mismatch_cli.torch_settings import prepare_imports
+    from mismatch_cli.models.torch_settings import prepare_imports
 
     prepare_imports()
     import pandas  # noqa: F401

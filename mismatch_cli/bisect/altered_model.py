@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.saved_tensors import (
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.text import parsed_json
+from mismatch_cli.models.saved_tensors import (
     INDEX,
     SINGLE,
     SavedTensors,
@@ -21,7 +22,6 @@ from mismatch_cli.saved_tensors import (
     read_tensor,
     tied_names,
 )
-from mismatch_cli.text import parsed_json
 from mismatch_cli.trace.files import replacing, replacing_folder
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, cast
 
+from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.bisect.experiments import (
     ALONE,
     AS_RECORDED,
@@ -28,8 +29,7 @@ from mismatch_cli.bisect.ranking import RECORDED, rank
 from mismatch_cli.bisect.runner import leg_of
 from mismatch_cli.bisect.searching import Searching
 from mismatch_cli.bisect.weights import compare_adapters, compare_weights
-from mismatch_cli.engines import Engine, OpenEngine, can
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.models.engines import Engine, OpenEngine, can
 from mismatch_cli.trace.reader import Trace
 
 _NOT_THE_ENGINE = (

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.bisect.grafting import Grafts
 from mismatch_cli.bisect.modules import ALL, Isolated, ModuleFindings
-from mismatch_cli.dissection.engine_pass import EnginePass
-from mismatch_cli.dissection.listener import Listener
-from mismatch_cli.dissection.model_parts import KINDS, Part, matched
-from mismatch_cli.engines import Engine, OpenEngine
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.scoring.head import Head
-from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
-from mismatch_cli.sharding import is_spread, without_gradients
+from mismatch_cli.models.dissection.engine_pass import EnginePass
+from mismatch_cli.models.dissection.listener import Listener
+from mismatch_cli.models.dissection.model_parts import KINDS, Part, matched
+from mismatch_cli.models.engines import Engine, OpenEngine
+from mismatch_cli.models.scoring.head import Head
+from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.sharding import is_spread, without_gradients
 
 _ROWS = 64  # tokens whose logits of both sides are in memory at a time
 

@@ -8,16 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mismatch_cli.base.hashing import sum_by_group
 from mismatch_cli.bisect.fixed_tokens import FixedTokens
-from mismatch_cli.divergences import phi
-from mismatch_cli.hashing import sum_by_group
-from mismatch_cli.metrics.estimate import (
-    POSITIVE,
-    SIGNED,
-    Estimate,
-    grouped_ratio,
-    grouped_share,
-)
+from mismatch_cli.metrics.estimate import POSITIVE, SIGNED, Estimate, grouped_ratio, grouped_share
+from mismatch_cli.rules.divergences import phi
 
 FAR = float(np.log(2))  # nats
 MEASURES = ("abs_d", "k3", "beyond_ln2")

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.errors import MismatchError, unreadable
-from mismatch_cli.text import parsed_json
+from mismatch_cli.base.errors import MismatchError, unreadable
+from mismatch_cli.base.text import parsed_json
 from mismatch_cli.trace.files import write_atomically
 from mismatch_cli.trace.manifest import FILE_NAME as MANIFEST
 from mismatch_cli.trace.manifest import shards_in

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mismatch_cli.batch import TokenBatch
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.hashing import hash_keys, prompt_groups
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.hashing import hash_keys, prompt_groups
+from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.trace.reader import Trace, table_to_batch
 from mismatch_cli.trace.shards import open_shard
 
@@ -86,7 +86,7 @@ def choose(
 
 def versions(trace: Trace) -> list[int]:
     """The versions of the weights that sampled, in order."""
-    from mismatch_cli.recording.rescore_plan import versions_of
+    from mismatch_cli.probe.rescore_plan import versions_of
 
     found: set[int] = set()
     for table in trace.tables(("version_rollout",)):
@@ -97,7 +97,7 @@ def versions(trace: Trace) -> list[int]:
 def _usable(table: pa.Table, version: int | None, equal: bool) -> pa.Table:
     """The rows with everything an experiment needs."""
     # It imports torch, which readers must not
-    from mismatch_cli.recording.rescore_plan import versions_of
+    from mismatch_cli.probe.rescore_plan import versions_of
 
     table = _at_equal_weights(table) if equal else table
     usable = pc.greater(pc.list_value_length(table["response_ids"]), 0)
@@ -125,8 +125,8 @@ def _at_equal_weights(table: pa.Table) -> pa.Table:
     """The table with log π at the sampling weights in the trainer's column, null where it was
     not measured.
     """
-    from mismatch_cli.recording.rescore_plan import versions_of
-    from mismatch_cli.recording.score import with_columns
+    from mismatch_cli.probe.rescore_plan import versions_of
+    from mismatch_cli.probe.score import with_columns
 
     batch = table_to_batch(table.combine_chunks())
     logp_T = batch.logp_recomputed_T

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mismatch_cli.dissection.calls import Unlike, first, flowing, put_as
-from mismatch_cli.dissection.engine_pass import EnginePass
-from mismatch_cli.dissection.listener import Listener
-from mismatch_cli.dissection.model_parts import BLOCKS, Pair, Part
-from mismatch_cli.dissection.streams import total
-from mismatch_cli.errors import first_line
+from mismatch_cli.base.errors import first_line
+from mismatch_cli.models.dissection.calls import Unlike, first, flowing, put_as
+from mismatch_cli.models.dissection.engine_pass import EnginePass
+from mismatch_cli.models.dissection.listener import Listener
+from mismatch_cli.models.dissection.model_parts import BLOCKS, Pair, Part
+from mismatch_cli.models.dissection.streams import total
 
 _RECENT = 4  # inputs of norms and outputs of modules to search for a residual and a branch
 # The function in transformers' model files that rotates queries and keys

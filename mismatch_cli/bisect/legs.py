@@ -20,10 +20,10 @@ import pyarrow as pa
 
 from mismatch_cli.bisect.experiments import AS_RECORDED, LEGS, Change, Leg
 from mismatch_cli.bisect.fixed_tokens import FixedTokens
-from mismatch_cli.dealing import ALL_HERE, Ranks
-from mismatch_cli.engines import Engine, Forced, prefill_checked, replay_checked
-from mismatch_cli.recording.rollouts import Progress, is_whole
-from mismatch_cli.recording.score import requests_of, with_columns
+from mismatch_cli.models.dealing import ALL_HERE, Ranks
+from mismatch_cli.models.engines import Engine, Forced, prefill_checked, replay_checked
+from mismatch_cli.probe.rollouts import Progress, is_whole
+from mismatch_cli.probe.score import requests_of, with_columns
 from mismatch_cli.trace.files import replacing
 from mismatch_cli.trace.manifest import (
     FILE_NAME,
@@ -37,7 +37,7 @@ from mismatch_cli.trace.shards import open_shard
 from mismatch_cli.trace.writer import shard_path, write_shard
 
 if TYPE_CHECKING:
-    from mismatch_cli.scoring.trainer import Trainer
+    from mismatch_cli.models.scoring.trainer import Trainer
 
 # Columns for the rows of a table
 Read = Callable[[pa.Table, Callable[[int], None]], dict[str, Any]]

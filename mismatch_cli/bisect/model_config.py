@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mismatch_cli.models import check_model_folder, load_config
-from mismatch_cli.torch_settings import prepare_imports
+from mismatch_cli.models.loading import check_model_folder, load_config
+from mismatch_cli.models.torch_settings import prepare_imports
 
 # Keys for a model's origin, training, run-time options, special tokens or dtypes.
 _BOOKKEEPING = {

@@ -7,9 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.models import load_config
-from mismatch_cli.saved_tensors import SavedTensors, own_names, tied_names
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.models.loading import load_config
+from mismatch_cli.models.saved_tensors import SavedTensors, own_names, tied_names
 
 _WRAPPERS = ("model.", "transformer.", "language_model.")  # that one side's names may lack
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.bisect.as_it_is import base_of
 from mismatch_cli.bisect.dissect import graft
 from mismatch_cli.bisect.experiments import ROLLOUT, TRAINER, Change, Experiment, Leg
@@ -19,8 +20,7 @@ from mismatch_cli.bisect.ranking import RECORDED
 from mismatch_cli.bisect.searching import Searching
 from mismatch_cli.bisect.sides import combined
 from mismatch_cli.bisect.turning import changes_of
-from mismatch_cli.engines import Forced, engine_module
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.models.engines import Forced, engine_module
 from mismatch_cli.trace.shards import open_shard
 
 _WHAT = {

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mismatch_cli.dissection.streams import POINTS, Stream, total
+from mismatch_cli.models.dissection.streams import POINTS, Stream, total
 
 BITS, ROUNDING, DIFFERENT = "bits", "rounding", "different"
 # The number of successive roundings in a module of each kind, with that of its output.

@@ -14,14 +14,14 @@ from mismatch_cli.bisect.ranking import NO_GAP, RECORDED
 from mismatch_cli.bisect.search_config import STAGES, BisectConfig
 from mismatch_cli.bisect.searching import Searching
 from mismatch_cli.bisect.turning import turn_settings, turn_together
-from mismatch_cli.dealing import ALL_HERE, Ranks
-from mismatch_cli.recording.ours import remove_results
-from mismatch_cli.recording.record import record
-from mismatch_cli.recording.rollouts import Progress
-from mismatch_cli.recording.work import home_of
-from mismatch_cli.torch_settings import prepare_imports
+from mismatch_cli.models.dealing import ALL_HERE, Ranks
+from mismatch_cli.models.torch_settings import prepare_imports
+from mismatch_cli.probe.record import record
+from mismatch_cli.probe.rollouts import Progress
 from mismatch_cli.trace.manifest import FILE_NAME, read_manifest
+from mismatch_cli.trace.ours import remove_results
 from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trace.work import home_of
 
 PROBE = "probe"  # folder of the probe run inside that of a search
 

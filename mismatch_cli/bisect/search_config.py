@@ -9,13 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.engines import engine_names
-from mismatch_cli.errors import UsageError
-from mismatch_cli.options import ADAPTER, DATA, MODEL, setting
-from mismatch_cli.places import bundled, bundled_names
-from mismatch_cli.recording.config import ProbeConfig
-from mismatch_cli.recording.engine_arguments import unlisted_arguments
-from mismatch_cli.recording.settings import (
+from mismatch_cli.base.errors import UsageError
+from mismatch_cli.base.options import ADAPTER, DATA, MODEL, setting
+from mismatch_cli.base.places import bundled, bundled_names
+from mismatch_cli.models.engines import engine_names
+from mismatch_cli.models.torch_settings import DTYPES
+from mismatch_cli.probe.config import ProbeConfig
+from mismatch_cli.probe.engine_arguments import unlisted_arguments
+from mismatch_cli.probe.settings import (
     Recorded,
     ThreadSettings,
     of_engine,
@@ -23,7 +24,6 @@ from mismatch_cli.recording.settings import (
     of_sampling,
     of_trainer,
 )
-from mismatch_cli.torch_settings import DTYPES
 from mismatch_cli.trace.manifest import FILE_NAME
 
 STAGES = {0: "bookkeeping and weights", 1: "legs", 2: "settings", 3: "modules"}

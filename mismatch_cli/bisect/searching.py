@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.bisect.effects import Effects
 from mismatch_cli.bisect.experiments import (
     AS_RECORDED,
@@ -25,15 +26,14 @@ from mismatch_cli.bisect.ranking import RECORDED, Measured, is_explained, measur
 from mismatch_cli.bisect.runner import Runner
 from mismatch_cli.bisect.search_config import STAGES, BisectConfig
 from mismatch_cli.bisect.sides import RolloutSide, TrainerSide
-from mismatch_cli.dealing import Ranks
-from mismatch_cli.engines import engine_module
-from mismatch_cli.errors import MismatchError, UsageError
 from mismatch_cli.metrics.estimate import NO_SPREAD, Estimate
-from mismatch_cli.models import check_model_folder
-from mismatch_cli.recording.ours import remove_results
-from mismatch_cli.recording.rollouts import Progress
-from mismatch_cli.torch_settings import set_threads
+from mismatch_cli.models.dealing import Ranks
+from mismatch_cli.models.engines import engine_module
+from mismatch_cli.models.loading import check_model_folder
+from mismatch_cli.models.torch_settings import set_threads
+from mismatch_cli.probe.rollouts import Progress
 from mismatch_cli.trace.manifest import FILE_NAME, VOCABULARY, read_manifest
+from mismatch_cli.trace.ours import remove_results
 from mismatch_cli.trace.reader import Trace
 
 _NARROW = 0.05  # of the gap: width of an interval that is narrow enough

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from mismatch_cli.base.errors import UsageError, suggest
+from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.bisect.experiments import Change
 from mismatch_cli.bisect.search_config import BisectConfig
-from mismatch_cli.engines import EngineSettings, engine_module
-from mismatch_cli.errors import UsageError, suggest
-from mismatch_cli.recording.config import RescoreConfig
-from mismatch_cli.recording.engine_arguments import parsed_arguments
-from mismatch_cli.recording.from_manifest import (
+from mismatch_cli.models.engines import EngineSettings, engine_module
+from mismatch_cli.probe.config import RescoreConfig
+from mismatch_cli.probe.engine_arguments import parsed_arguments
+from mismatch_cli.probe.from_manifest import (
     adapter_of,
     attention_of,
     dtype_of,
@@ -31,7 +32,6 @@ from mismatch_cli.recording.from_manifest import (
     must_be_typed,
     sampler_of,
 )
-from mismatch_cli.sampling import SamplingSettings
 
 _SAMPLER = ("temperature", "top_p", "top_k", "min_p")
 # Of the trainer, by the rules of `toggles`

@@ -12,8 +12,8 @@ from typing import Any
 
 from mismatch_cli.bisect.experiments import Change
 from mismatch_cli.bisect.sides import RolloutSide, TrainerSide, restarts
-from mismatch_cli.torch_settings import SIXTEEN_BITS, sends_rounded
-from mismatch_cli.verdict.causes import CAUSES, place
+from mismatch_cli.limits.causes import CAUSES, place
+from mismatch_cli.models.torch_settings import SIXTEEN_BITS, sends_rounded
 
 _SUPPORT = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
 SWITCHES = {"VLLM_BATCH_INVARIANT": "1"}  # variables that a change may set for the engine

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.bisect.as_it_is import read_sides
 from mismatch_cli.bisect.experiments import (
     ALONE,
@@ -27,8 +28,7 @@ from mismatch_cli.bisect.runner import leg_of
 from mismatch_cli.bisect.searching import Searching
 from mismatch_cli.bisect.sides import RolloutSide, TrainerSide, combined
 from mismatch_cli.bisect.toggles import Toggle, toggles
-from mismatch_cli.engines import engine_module
-from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.models.engines import engine_module
 
 _AS_ASKED: dict[tuple[str, ...], Leg] = {("alone",): ALONE, ("cached",): UNCACHED}
 _MOST_TOGETHER = 4  # settings

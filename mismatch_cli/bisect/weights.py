@@ -13,10 +13,10 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mismatch_cli.adapters import read_adapter
 from mismatch_cli.bisect.altered_model import KeptTensors
-from mismatch_cli.engines import OpenEngine, Unread
-from mismatch_cli.saved_tensors import SavedTensors, tied_names
+from mismatch_cli.models.adapters import read_adapter
+from mismatch_cli.models.engines import OpenEngine, Unread
+from mismatch_cli.models.saved_tensors import SavedTensors, tied_names
 
 if TYPE_CHECKING:
     import torch

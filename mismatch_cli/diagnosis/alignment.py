@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.batch import TokenBatch
+from mismatch_cli.base.hashing import hash_keys
 from mismatch_cli.diagnosis.sample import NO_LIMIT, Sample
-from mismatch_cli.hashing import hash_keys
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.rules.batch import TokenBatch
 
 LAGS = (-3, -2, -1, 1, 2, 3)
 # Further lags, for whole responses that no small one fits: that many lags need more tokens, and a

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mismatch_cli.batch import TokenBatch
+from mismatch_cli.base.hashing import hash_keys, mix
 from mismatch_cli.diagnosis.sample import NO_LIMIT
-from mismatch_cli.hashing import hash_keys, mix
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.trace.foreign import unpacked_flags
 
 SIDES = ("logp_rollout", "logp_trainer", "logp_recomputed")

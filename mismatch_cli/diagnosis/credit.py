@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mismatch_cli.batch import TokenBatch
+from mismatch_cli.base.hashing import hash_keys
 from mismatch_cli.diagnosis.sample import NO_LIMIT
-from mismatch_cli.hashing import hash_keys
 from mismatch_cli.metrics.accumulator import Accumulator
+from mismatch_cli.rules.batch import TokenBatch
 
 MOST_RESPONSES = 2**18  # to remember; of a longer trace, those of the groups with smallest hashes
 _VARIES = 1e-4  # of the largest |A| of a response: beyond rounding, it is not one advantage

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import numpy as np
 
-from mismatch_cli import registry
+from mismatch_cli.base import registry
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.model import NotRead
 from mismatch_cli.diagnosis.two_kinds import FarResponses

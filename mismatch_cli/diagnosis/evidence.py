@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from mismatch_cli.batch import TokenBatch
 from mismatch_cli.diagnosis.alignment import (
     Alignment,
     Exchanges,
@@ -28,13 +27,14 @@ from mismatch_cli.diagnosis.origins import NOWHERE, Origin, Traces
 from mismatch_cli.diagnosis.readings import Readings
 from mismatch_cli.diagnosis.sample import NO_LIMIT, Sample, SampleCollector
 from mismatch_cli.diagnosis.two_kinds import FarResponses, part_of
+from mismatch_cli.limits.both_sides import Family, family
+from mismatch_cli.limits.expected import Expected, expected_gap
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.lattice import Lattice
 from mismatch_cli.metrics.own_scale import OwnScale
 from mismatch_cli.metrics.pairs import Pair
-from mismatch_cli.verdict.both_sides import Family, family
-from mismatch_cli.verdict.expected import Expected, expected_gap
+from mismatch_cli.rules.batch import TokenBatch
 
 Status = Literal["found", "clear", "untested"]
 Row = tuple[str, float | int | str | None]  # a figure with its label

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mismatch_cli.hashing import GROUPS
+from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.metrics.estimate import Estimate, grouped_ratio, standard_error
 
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mismatch_cli.dealing import ALL_HERE, Ranks
+from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.sampling import SamplingSettings
+from mismatch_cli.models.dealing import ALL_HERE, Ranks
 from mismatch_cli.trace.reader import Trace
 
 if TYPE_CHECKING:
-    from mismatch_cli.scoring.trainer import Trainer
+    from mismatch_cli.models.scoring.trainer import Trainer
 
 _RESPONSES = 128  # to score
 # To try hypotheses on: so many of their shorter half, one in sixteen of all
@@ -61,7 +61,7 @@ def rounded_to(dtype: str) -> Hypothesis:
 
     @contextmanager
     def changed(model: Any) -> Iterator[None]:
-        from mismatch_cli.models import round_weights
+        from mismatch_cli.models.loading import round_weights
 
         kept = round_weights(model, dtype)
         try:
@@ -286,7 +286,7 @@ class ModelAtHand:
             return self._scores(hypothesis, rows)
 
     def _scores(self, hypothesis: Hypothesis, rows: Sequence[int]) -> np.ndarray:
-        from mismatch_cli.scoring.trainer import ScoreRequest
+        from mismatch_cli.models.scoring.trainer import ScoreRequest
 
         own = rows if self._ranks.spreads else self._ranks.own(rows)
         requests = [ScoreRequest(self._context(hypothesis, s), self._response(s)) for s in own]
@@ -330,8 +330,8 @@ def model_at_hand(
     """
 
     def load() -> Trainer:
-        from mismatch_cli.adapters import base_of
-        from mismatch_cli.scoring.trainer import Trainer
+        from mismatch_cli.models.adapters import base_of
+        from mismatch_cli.models.scoring.trainer import Trainer
 
         support = SamplingSettings(
             **{name: sampling[name] for name in _SUPPORT if name in sampling}

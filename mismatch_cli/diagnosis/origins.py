@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mismatch_cli.batch import TokenBatch
+from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.trace import foreign
 from mismatch_cli.trace.recorder_notes import rank_of
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from mismatch_cli.base.numbers import things
 from mismatch_cli.diagnosis.evidence import Finding, Row, untested
 from mismatch_cli.diagnosis.grouped import Mean
 from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.numbers import things
 
 FEWEST_RESPONSES, SHARE_OF_RESPONSES = 2, 0.01  # that are more than chance
 CERTAIN = -0.01  # nats: the log-probability of a token that nothing moves

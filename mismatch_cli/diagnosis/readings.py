@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.diagnosis.grouped import mean_over_prompts
 from mismatch_cli.diagnosis.hypotheses import (
     BASE_FACTORS,
@@ -30,7 +31,6 @@ from mismatch_cli.diagnosis.model import Hypothesis, ModelAtHand, NotRead
 from mismatch_cli.diagnosis.other_weights import adapter_scales, missing_tensors
 from mismatch_cli.diagnosis.packs import after_neighbours
 from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.hashing import GROUPS
 
 _AGREES = 0.5  # of the gap: how far the correct side may be from the model
 _EXACT = 0.1  # of the gap: a side that the model reproduces is not at fault

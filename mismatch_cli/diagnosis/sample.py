@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mismatch_cli.batch import TokenBatch
-from mismatch_cli.hashing import GROUPS, hash_keys, prompt_groups
+from mismatch_cli.base.hashing import GROUPS, hash_keys, prompt_groups
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.rules.batch import TokenBatch
 
 MOST_TOKENS = 2**18
 TOP_K = 8  # ranks to keep: enough for slopes and grids

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_cli.base.numbers import things
 from mismatch_cli.diagnosis.origins import NO_RANK, Traces
 from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.numbers import things
 
 _PURE = 0.95  # of the responses that agree with the most of their prompt, step, file, …
 _NAMED = 3  # members: more are counted

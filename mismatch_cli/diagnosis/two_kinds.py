@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mismatch_cli.base.numbers import things
 from mismatch_cli.diagnosis.origins import Traces
 from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.diagnosis.shared_origins import shared_by
-from mismatch_cli.numbers import things
 
 # Standard deviations within either part, on a log scale: a normal distribution cut in two has 2.7,
 # healthy traces up to 3.1

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mismatch_cli import registry
-from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.base import registry
+from mismatch_cli.base.errors import MismatchError, UsageError
 
 if TYPE_CHECKING:
-    from mismatch_cli.algorithms.algorithm import Algorithm
-    from mismatch_cli.studies.limits import LimitSet
-    from mismatch_cli.studies.training import TrainingAnalysis
+    from mismatch_cli.limits.limit_sets import LimitSet
+    from mismatch_cli.rules.algorithms.algorithm import Algorithm
+    from mismatch_cli.train.studies.training import TrainingAnalysis
 
 
 def algorithms(
@@ -26,8 +26,8 @@ def algorithms(
     Raises a `UsageError` for an unknown algorithm or parameter, for two of one name, and for too
     many to tell apart.
     """
-    from mismatch_cli.algorithms.parse import find
-    from mismatch_cli.algorithms.table import TABLE
+    from mismatch_cli.rules.algorithms.parse import find
+    from mismatch_cli.rules.algorithms.table import TABLE
 
     chosen = [find(spec) for spec in compared]
     listed = [find(spec) for spec in asked] if asked else list(TABLE.values())
@@ -77,8 +77,8 @@ def with_claim(study: TrainingAnalysis, named: tuple[str, str]) -> TrainingAnaly
 
 def _of_runs(name: str, held: Sequence[str]) -> str:
     """The algorithm as the runs call it, by this name or an alias of it."""
-    from mismatch_cli.algorithms.parse import find
-    from mismatch_cli.algorithms.table import ALIASES
+    from mismatch_cli.rules.algorithms.parse import find
+    from mismatch_cli.rules.algorithms.table import ALIASES
 
     by_name = {ALIASES.get(each, each): each for each in held} | {each: each for each in held}
     used = by_name.get(name) or by_name.get(ALIASES.get(name, name))
@@ -122,7 +122,7 @@ def limit_sets(named: Sequence[str | Mapping[str, Any]], *, has_baseline: bool) 
 
     Raises a `UsageError` for a relative limit without a baseline.
     """
-    from mismatch_cli.studies.limits import DEFAULT, OF_BASELINE, limits_in, load_limits
+    from mismatch_cli.limits.limit_sets import DEFAULT, OF_BASELINE, limits_in, load_limits
 
     names = dict.fromkeys(name for name in named or [DEFAULT] if isinstance(name, str))
     sets = [load_limits(name) for name in names]

@@ -11,8 +11,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.extras import require
+from mismatch_cli.base.errors import MismatchError, UsageError
+from mismatch_cli.base.extras import require
+from mismatch_cli.base.places import bundled_trace
 from mismatch_cli.library import asked
 from mismatch_cli.library.results import (
     Clipping,
@@ -23,11 +24,10 @@ from mismatch_cli.library.results import (
     Result,
     frame_of,
 )
-from mismatch_cli.places import bundled_trace
+from mismatch_cli.processes.workers import ALONE, Workers
 from mismatch_cli.studies.study import check_poolable, name_of, shortfalls
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.stores import forget
-from mismatch_cli.workers import ALONE, Workers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _Path: TypeAlias = str | PathLike[str]
 _Limits: TypeAlias = str | PathLike[str] | Mapping[str, Any]
 _LARGE = 2**23  # tokens: 2.4 GB
-_BYTES = 290  # of memory for each token, while the frame is made (benchmarks/token_rows.py)
+_BYTES = 290  # of memory for each token, while the frame is made (lab/token_rows.py)
 
 
 class Run:
@@ -149,7 +149,7 @@ class Run:
         """What is wrong with the run, as `mismatch-cli diagnose` shows it; the models are those
         of its flags.
         """
-        from mismatch_cli.models import check_models
+        from mismatch_cli.models.loading import check_models
 
         check_models((earlier_model, trainer_model), "`diagnose` with a model")
         from mismatch_cli.studies.diagnosis import analyse_diagnosis
@@ -208,7 +208,7 @@ class Run:
         """A figure of `report()`, `clip()` or `diagnose()` by name; a `UsageError` for an
         unknown name suggests one.
         """
-        from mismatch_cli.registry import unknown
+        from mismatch_cli.base.registry import unknown
         from mismatch_cli.report.figures import plots_of
 
         makers: dict[str, Callable[[], Result]] = {

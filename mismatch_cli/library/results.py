@@ -11,8 +11,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mismatch_cli import numbers
-from mismatch_cli.extras import require
+from mismatch_cli.base import numbers
+from mismatch_cli.base.extras import require
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,9 +59,9 @@ class Result:
         """Write `summary.json`, `report.html` and `plots/` into a folder, as the command does;
         `force` overwrites.
         """
-        from mismatch_cli.recording.folder import report_folder
         from mismatch_cli.report.pages import page_of
         from mismatch_cli.report.written import HTML_FILE, write_report
+        from mismatch_cli.trace.run_folder import report_folder
 
         path = Path(folder).expanduser()
         with report_folder(path, self._study.FORMAT, force=force):

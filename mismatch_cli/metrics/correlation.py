@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mismatch_cli.hashing import GROUPS
+from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import CORRELATION, Estimate, Jackknife, left_out, point
 from mismatch_cli.metrics.gaps import TokenGaps

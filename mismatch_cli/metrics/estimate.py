@@ -7,7 +7,7 @@ is least skewed, a correction of Student's t for the remaining skewness (Hall 19
 of skewness by transformation), fewer degrees of freedom if a few groups dominate the error, and an
 error that is larger by G / (G − 1), as G groups are few. An interval is never withheld because few
 prompts decide it, as those are the traces with the larger values; the note says that they do.
-benchmarks/interval_coverage.py measures the resulting coverage.
+lab/interval_coverage.py measures the resulting coverage.
 """
 
 from collections.abc import Callable, Sequence

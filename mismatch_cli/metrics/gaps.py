@@ -17,11 +17,11 @@ from functools import cached_property
 
 import numpy as np
 
-from mismatch_cli import divergences
-from mismatch_cli.arrays import Segments
-from mismatch_cli.batch import TokenBatch
-from mismatch_cli.hashing import hash_keys, mix, prompt_groups
+from mismatch_cli.base.arrays import Segments
+from mismatch_cli.base.hashing import hash_keys, mix, prompt_groups
 from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.rules import divergences
+from mismatch_cli.rules.batch import TokenBatch
 
 # Long enough to hide the cost of hundreds of calls; costly formulas use blocks that fit the cache
 CHUNK_TOKENS = 2**17

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from mismatch_cli.hashing import GROUPS
+from mismatch_cli.base.hashing import GROUPS
 
 
 @dataclass(frozen=True)

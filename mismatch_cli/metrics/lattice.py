@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mismatch_cli.hashing import GROUPS
+from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.histograms import count_into, without_each_group

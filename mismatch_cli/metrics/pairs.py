@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mismatch_cli.batch import TokenBatch
+    from mismatch_cli.rules.batch import TokenBatch
     from mismatch_cli.trace.reader import Trace
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mismatch_cli.batch import TokenBatch
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.hashing import GROUPS, hash_keys, prompt_groups
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.hashing import GROUPS, hash_keys, prompt_groups
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import SHARE, Jackknife, left_out, without_groups
 from mismatch_cli.metrics.gaps import TokenGaps
+from mismatch_cli.rules.batch import TokenBatch
 
 if TYPE_CHECKING:
     from mismatch_cli.trace.reader import Trace

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.arrays import Segments
-from mismatch_cli.hashing import GROUPS
+from mismatch_cli.base.arrays import Segments
+from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import (
     EXTREME,

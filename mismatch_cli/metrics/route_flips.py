@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.hashing import GROUPS, prompt_groups
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.hashing import GROUPS, prompt_groups
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import POSITIVE, SHARE, Estimate, Scale
 from mismatch_cli.metrics.gap_table import Metric, table
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.sums import GroupSums
 from mismatch_cli.metrics.volatility import MU_BINS, MU_EDGES, Cells
-from mismatch_cli.routing.routes import LAYER_COUNTS, MARGIN_BINS, MARGIN_EDGES, NOT_MEASURED
+from mismatch_cli.trace.routes import LAYER_COUNTS, MARGIN_BINS, MARGIN_EDGES, NOT_MEASURED
 
 COLUMNS = ("route_flips", "route_first", "route_layers", "route_margins")
 FLIP_EDGES = (1, 2, 3, 5, 9)  # layers that flip a token: 0, 1, 2, 3–4, 5–8, 9 and more

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mismatch_cli.hashing import sum_by_group
+from mismatch_cli.base.hashing import sum_by_group
 from mismatch_cli.metrics.accumulator import Accumulator
 
 

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mismatch_cli.batch import TokenBatch
-from mismatch_cli.hashing import prompt_groups
+from mismatch_cli.base.hashing import prompt_groups
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.correlation import SampledSpearman
 from mismatch_cli.metrics.estimate import Estimate, Jackknife, clamped, grouped_share
@@ -35,6 +34,7 @@ from mismatch_cli.metrics.volatility import (
     token_quantiles,
     volatility_rows,
 )
+from mismatch_cli.rules.batch import TokenBatch
 
 
 class TokenAccumulator(Protocol):

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from mismatch_cli.batch import TokenBatch
-from mismatch_cli.hashing import GROUPS, sum_by_group
+from mismatch_cli.base.hashing import GROUPS, sum_by_group
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import (
     ABOVE_MINUS_1,
@@ -22,6 +21,7 @@ from mismatch_cli.metrics.estimate import (
 )
 from mismatch_cli.metrics.gap_table import METRICS, Sums
 from mismatch_cli.metrics.gaps import TokenGaps
+from mismatch_cli.rules.batch import TokenBatch
 
 NARROW_BAND = (np.float32(0.8), np.float32(1.25))
 WIDE_BAND = (np.float32(0.8), np.float32(1.28))
@@ -208,7 +208,7 @@ class SequenceWeights(Accumulator):
         self.shift = largest
 
     def result(self, prompts: int) -> dict[str, Estimate]:
-        """Both without an interval: benchmarks/interval_coverage.py found no valid one."""
+        """Both without an interval: lab/interval_coverage.py found no valid one."""
         return {name: found.estimate(prompts) for name, found in self.jackknife().items()}
 
     def jackknife(self) -> dict[str, Jackknife]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mismatch_cli.hashing import GROUPS
+from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import (
     CROWDED,

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli import numbers, weights_note
-from mismatch_cli.attention import warning
-from mismatch_cli.errors import suggest
-from mismatch_cli.places import shown
-from mismatch_cli.positions import rescaled
+from mismatch_cli.base import numbers
+from mismatch_cli.base.errors import suggest
+from mismatch_cli.base.places import shown
+from mismatch_cli.models import weights_note
+from mismatch_cli.models.attention import warning
+from mismatch_cli.models.positions import rescaled
+from mismatch_cli.probe.tasks.answers import without_answer
 from mismatch_cli.report.view import Facts
 from mismatch_cli.studies.study import cache_of, imported_fact, notes_of, program
-from mismatch_cli.tasks.answers import without_answer
 from mismatch_cli.trace.recorder_notes import RECORD
 
 _SKIPPED_SHOWN = 3

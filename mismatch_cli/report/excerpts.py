@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mismatch_cli import numbers
+from mismatch_cli.base import numbers
 from mismatch_cli.metrics.pairs import PAIRS, Pair
 from mismatch_cli.report.view import Excerpt, Facts, Piece
 from mismatch_cli.trace.reader import Trace, table_to_batch

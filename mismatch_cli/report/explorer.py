@@ -22,15 +22,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mismatch_cli import numbers
-from mismatch_cli.studies.exploration.explored import (
-    NOT_JUDGED,
-    Exploration,
-    Judged,
-    TokenList,
-)
+from mismatch_cli.base import numbers
+from mismatch_cli.base.text import for_html
+from mismatch_cli.studies.exploration.explored import NOT_JUDGED, Exploration, Judged, TokenList
 from mismatch_cli.studies.exploration.passages import WINDOW
-from mismatch_cli.text import for_html
 
 _LONGEST = 120  # characters of a token
 _LONGEST_PROMPT, _MOST_OF_PROMPTS = 2_000, 400_000  # characters of one, and of all together

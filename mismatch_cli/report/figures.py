@@ -14,10 +14,10 @@ from textwrap import shorten
 from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from mismatch_cli import registry
-from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.base import registry
+from mismatch_cli.base.errors import MismatchError, UsageError
+from mismatch_cli.report.drawing.style import CSS_PX, NARROW, WIDE, Style
 from mismatch_cli.report.picture_files import PictureFiles
-from mismatch_cli.report.plots._style import CSS_PX, NARROW, WIDE, Style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -170,7 +170,7 @@ def _figure_view(
     name: str, plot: ModuleType, data: Drawable, folder: Path | None, files: PictureFiles
 ) -> FigureView:
     """A figure on the page, which is also written as files if there is a folder."""
-    from mismatch_cli.report.plots._svg import to_svg
+    from mismatch_cli.report.drawing.svg import to_svg
 
     wide, narrow = draw(plot, data, WIDE), draw(plot, data, NARROW)
     svg, pixels = (to_svg(wide), None) if folder is None else files.for_page(wide)
@@ -184,7 +184,7 @@ def _figure_view(
 
 def alternative_text(plot: ModuleType, data: Drawable, figure: Figure) -> str:
     """What a drawn plot shows: in the plot's own words, or read off the figure."""
-    from mismatch_cli.report.plots._words import MOST, in_words
+    from mismatch_cli.report.drawing.words import MOST, in_words
 
     own: Callable[[Drawable], str] | None = getattr(plot, "alternative", None)
     return shorten(own(data), MOST, placeholder="…") if own else in_words(figure)
@@ -194,7 +194,7 @@ def draw(plot: ModuleType, data: Drawable, style: Style) -> Figure:
     """Draw one plot on a figure without window or global state."""
     from matplotlib import rc_context
 
-    from mismatch_cli.report.plots._panels import Sheet
+    from mismatch_cli.report.drawing.panels import Sheet
 
     with rc_context(style.rc()):
         figure = Sheet(style)

@@ -16,13 +16,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mismatch_cli.numbers import MISSING
-from mismatch_cli.places import shown
-from mismatch_cli.report.plots._style import DARK, LIGHT
+from mismatch_cli.base.numbers import MISSING
+from mismatch_cli.base.places import shown
+from mismatch_cli.base.text import for_html, visible
+from mismatch_cli.report.drawing.style import DARK, LIGHT
 from mismatch_cli.report.screen import curve
 from mismatch_cli.report.tables import logged_by
 from mismatch_cli.report.view import ReportView, Screen, Table, definition_anchor, status_of
-from mismatch_cli.text import for_html, visible
 from mismatch_cli.trace.files import write_atomically
 
 if TYPE_CHECKING:

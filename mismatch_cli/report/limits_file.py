@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mismatch_cli import __version__, numbers
-from mismatch_cli.places import shown
+from mismatch_cli import __version__
+from mismatch_cli.base import numbers
+from mismatch_cli.base.places import shown
+from mismatch_cli.base.text import visible
 from mismatch_cli.report.about import subject_lines
 from mismatch_cli.studies.good_runs import MARGIN, Drawn, FromRuns
-from mismatch_cli.text import visible
 
 _RULE = f"""\
 The rule: v is the value of a run, e the end of its 95 % interval on the side of a larger gap. A limit is

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mismatch_cli import registry
-from mismatch_cli.errors import UsageError
-from mismatch_cli.report.plots._style import CSS_PX, LIGHT, WIDE, Style, paper
+from mismatch_cli.base import registry
+from mismatch_cli.base.errors import UsageError
+from mismatch_cli.report.drawing.style import CSS_PX, LIGHT, WIDE, Style, paper
 from mismatch_cli.trace.files import replacing, write_atomically
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class PictureFiles:
         """The page's figure as SVG, and its pixels if they are to be written: both are drawn at
         once.
         """
-        from mismatch_cli.report.plots._both import to_svg_and_pixels
-        from mismatch_cli.report.plots._svg import to_svg
+        from mismatch_cli.report.drawing.both import to_svg_and_pixels
+        from mismatch_cli.report.drawing.svg import to_svg
 
         if self.style is WIDE and "png" in self.formats:
             return to_svg_and_pixels(wide, _PNG_DPI)
@@ -93,7 +93,7 @@ def _inches(width: str) -> float:
 
 
 def _write_png(figure: Figure, path: Path, pixels: np.ndarray | None) -> None:
-    from mismatch_cli.report.plots._both import to_png, to_svg_and_pixels
+    from mismatch_cli.report.drawing.both import to_png, to_svg_and_pixels
 
     dpi = _PAPER_DPI if pixels is None else _PNG_DPI
     pixels = to_svg_and_pixels(figure, dpi)[1] if pixels is None else pixels
@@ -102,7 +102,7 @@ def _write_png(figure: Figure, path: Path, pixels: np.ndarray | None) -> None:
 
 
 def _write_svg(figure: Figure, path: Path, _pixels: np.ndarray | None) -> None:
-    from mismatch_cli.report.plots._svg import to_svg
+    from mismatch_cli.report.drawing.svg import to_svg
 
     write_atomically(path, to_svg(figure, themed=False))
 

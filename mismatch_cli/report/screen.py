@@ -10,10 +10,10 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from mismatch_cli import numbers
+from mismatch_cli.base import numbers
+from mismatch_cli.base.text import for_terminal, visible
 from mismatch_cli.report.terminal import excerpt_line, print_report, print_table, prose_width
 from mismatch_cli.report.view import Facts, Profile, ReportView, Screen, Verdict
-from mismatch_cli.text import for_terminal, visible
 
 STATUS_STYLES = {"good": "bold green", "mixed": "bold yellow", "bad": "bold red", "": "bold"}
 _SIGNS = {"good": "✔ ", "mixed": "! ", "bad": "✘ ", "": ""}

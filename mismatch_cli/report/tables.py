@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Generic, Literal, TypeVar
 
-from mismatch_cli import numbers
-from mismatch_cli.dialects import logged_as
+from mismatch_cli.base import numbers
+from mismatch_cli.frameworks.dialects import logged_as
 from mismatch_cli.metrics.estimate import FEW_DECIDE, Estimate
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.report.view import Column, MetricRow, Table

@@ -17,7 +17,8 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from mismatch_cli.numbers import FEW, MISSING
+from mismatch_cli.base.numbers import FEW, MISSING
+from mismatch_cli.base.text import for_terminal, visible
 from mismatch_cli.report.tables import frameworks, logged_by
 from mismatch_cli.report.view import (
     Column,
@@ -30,7 +31,6 @@ from mismatch_cli.report.view import (
     Table,
     status_of,
 )
-from mismatch_cli.text import for_terminal, visible
 
 WIDEST_PROSE = 100  # characters per line
 _STATUS_STYLES = {"good": "green", "mixed": "yellow", "bad": "bold red", "": ""}

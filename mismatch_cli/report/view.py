@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from mismatch_cli import __version__
+from mismatch_cli.base.numbers import MISSING
 from mismatch_cli.metrics.gap_table import Metric
-from mismatch_cli.numbers import MISSING
 from mismatch_cli.report.figures import FigureView
 
 if TYPE_CHECKING:

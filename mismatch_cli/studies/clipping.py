@@ -15,26 +15,26 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
-from mismatch_cli.algorithms.gathering import Gathering, masks_of
-from mismatch_cli.algorithms.parts import Mask, Rule
-from mismatch_cli.batches import Found
-from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.base.errors import MismatchError, UsageError
+from mismatch_cli.base.places import shown
 from mismatch_cli.metrics.clipping.breakdown import JUDGED_ROW
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
 from mismatch_cli.metrics.clipping.masked import Needs, gather
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.places import shown
-from mismatch_cli.policies import Policies
+from mismatch_cli.processes.workers import ALONE, Workers
+from mismatch_cli.processes.workers.portions import Portion
+from mismatch_cli.processes.workers.reading import read_through
+from mismatch_cli.rules.algorithms.algorithm import Algorithm, keep_T
+from mismatch_cli.rules.algorithms.gathering import Gathering, masks_of
+from mismatch_cli.rules.algorithms.parts import Mask, Rule
+from mismatch_cli.rules.batches import Found
+from mismatch_cli.rules.policies import Policies
 from mismatch_cli.studies.exploration.explore import explore
 from mismatch_cli.studies.exploration.explored import Exploration
 from mismatch_cli.studies.study import Study, about, check_poolable, subject_of
 from mismatch_cli.studies.support import PAPER, Support
 from mismatch_cli.studies.unusable import refuse_unusable
 from mismatch_cli.trace.reader import RowGroup, Trace
-from mismatch_cli.workers import ALONE, Workers
-from mismatch_cli.workers.portions import Portion
-from mismatch_cli.workers.reading import read_through
 
 _BLOCKED_TOKENS = 50
 _COLUMNS = (

@@ -14,13 +14,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.base.errors import MismatchError, UsageError
+from mismatch_cli.base.places import shown, shown_apart
 from mismatch_cli.metrics.differences import GAP, Difference, Measured, differences
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.volatility import D_BINS
-from mismatch_cli.places import shown, shown_apart
+from mismatch_cli.processes.workers import ALONE, Workers
+from mismatch_cli.processes.workers.executor import Executor
+from mismatch_cli.processes.workers.portions import Portion
+from mismatch_cli.processes.workers.reading import executor
 from mismatch_cli.studies.exploration.explored import Exploration
 from mismatch_cli.studies.exploration.two_runs import explore_two
 from mismatch_cli.studies.mismatch import COLUMNS
@@ -42,10 +46,6 @@ from mismatch_cli.studies.settings_compared import NAMES, SettingDifference, set
 from mismatch_cli.studies.study import Study, about, name_of, who_is_compared, without_unknown
 from mismatch_cli.studies.unusable import refuse_unmeasured
 from mismatch_cli.trace.reader import RowGroup, Trace
-from mismatch_cli.workers import ALONE, Workers
-from mismatch_cli.workers.executor import Executor
-from mismatch_cli.workers.portions import Portion
-from mismatch_cli.workers.reading import executor
 
 Row = Mapping[str, Any]
 CHANCE = 0.05  # the share of metrics that differ by more than noise between equal traces

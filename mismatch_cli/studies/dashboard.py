@@ -11,9 +11,15 @@ from functools import cached_property
 from math import inf
 from typing import Any
 
-from mismatch_cli import dialects
-from mismatch_cli.dialects import Line
-from mismatch_cli.errors import UsageError, suggest
+from mismatch_cli.base.errors import UsageError, suggest
+from mismatch_cli.base.registry import alternatives
+from mismatch_cli.frameworks import dialects
+from mismatch_cli.frameworks.dialects import Line
+from mismatch_cli.limits.assess import LEADING, assess, status
+from mismatch_cli.limits.both_sides import family, precision
+from mismatch_cli.limits.expected import expected_gap, place_of
+from mismatch_cli.limits.reference import reference, usual_gap
+from mismatch_cli.limits.suspects import suspects, unrecorded
 from mismatch_cli.metrics.estimate import (
     ABOVE_1,
     ABOVE_MINUS_1,
@@ -24,13 +30,7 @@ from mismatch_cli.metrics.estimate import (
     Scale,
 )
 from mismatch_cli.metrics.gap_table import METRICS, Metric
-from mismatch_cli.registry import alternatives
 from mismatch_cli.studies.study import Study
-from mismatch_cli.verdict.assess import LEADING, assess, status
-from mismatch_cli.verdict.both_sides import family, precision
-from mismatch_cli.verdict.expected import expected_gap, place_of
-from mismatch_cli.verdict.reference import reference, usual_gap
-from mismatch_cli.verdict.suspects import suspects, unrecorded
 
 OWN = "mismatch"  # the framework name for the metrics of `report`
 _RARE = ("int8", "fp4")  # precisions of a side that only the JSON lists

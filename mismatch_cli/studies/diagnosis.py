@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from mismatch_cli import custom_code
-from mismatch_cli.dealing import ALL_HERE, Ranks
+from mismatch_cli.base import custom_code
+from mismatch_cli.base.errors import suggest
+from mismatch_cli.base.places import shown
 from mismatch_cli.diagnosis.alignment import lag_scan
 from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose, module
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Gathering, Limits
@@ -16,20 +17,19 @@ from mismatch_cli.diagnosis.grouped import estimate_over_prompts
 from mismatch_cli.diagnosis.model import ModelAtHand, model_at_hand
 from mismatch_cli.diagnosis.origins import Origin, Traces
 from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.errors import suggest
+from mismatch_cli.limits.both_sides import temperatures_of
+from mismatch_cli.limits.suspects import Suspect, suspects
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
-from mismatch_cli.places import shown
+from mismatch_cli.models.dealing import ALL_HERE, Ranks
+from mismatch_cli.processes.workers import ALONE, Workers
+from mismatch_cli.processes.workers.portions import Portion
+from mismatch_cli.processes.workers.reading import executor
 from mismatch_cli.studies.remedies import has_fixed_models, in_the_framework, without
 from mismatch_cli.studies.settings_compared import settings_diff
 from mismatch_cli.studies.study import Study, about, check_poolable, name_of, subject_of
 from mismatch_cli.studies.unusable import refuse_unmeasured
 from mismatch_cli.trace.reader import RowGroup, Trace
-from mismatch_cli.verdict.both_sides import temperatures_of
-from mismatch_cli.verdict.suspects import Suspect, suspects
-from mismatch_cli.workers import ALONE, Workers
-from mismatch_cli.workers.portions import Portion
-from mismatch_cli.workers.reading import executor
 
 _BINS = 16
 _OF_CHECK, _OF_SETTING = ("check", "explains", "needs"), [known.name for known in fields(Suspect)]

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from mismatch_cli import dialects, numbers
+from mismatch_cli.base import numbers
+from mismatch_cli.base.places import shown
 from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
-from mismatch_cli.metrics.estimate import FEW_DECIDE, FLOOR_RESOLUTION, NOT_MEASURED
-from mismatch_cli.places import shown
-from mismatch_cli.studies.diagnosis import gather
-from mismatch_cli.studies.limits import (
+from mismatch_cli.frameworks import dialects
+from mismatch_cli.limits.assess import LEADING
+from mismatch_cli.limits.limit_sets import (
     DIAGNOSIS,
     FACTORS,
     FAULTS,
@@ -25,11 +25,12 @@ from mismatch_cli.studies.limits import (
     Limit,
     LimitSet,
 )
+from mismatch_cli.metrics.estimate import FEW_DECIDE, FLOOR_RESOLUTION, NOT_MEASURED
+from mismatch_cli.processes.workers import ALONE, Workers
+from mismatch_cli.studies.diagnosis import gather
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.studies.study import Study
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.verdict.assess import LEADING
-from mismatch_cli.workers import ALONE, Workers
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.limits.limit_sets import Limit
 from mismatch_cli.metrics.estimate import FEW_DECIDE, NOT_MEASURED, SIGNED
 from mismatch_cli.metrics.gap_table import METRICS, Metric
-from mismatch_cli.studies.limits import Limit
 
 MARGIN = 3.0
 _DIGITS = 3  # of a limit, rounded away from the run

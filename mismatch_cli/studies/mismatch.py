@@ -12,7 +12,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mismatch_cli.batch import TokenBatch
+from mismatch_cli.base.places import shown
+from mismatch_cli.limits.assess import LEADING, assess
+from mismatch_cli.limits.both_sides import temperatures_of
+from mismatch_cli.limits.expected import Expected, expected_gap
+from mismatch_cli.limits.suspects import Suspect, suspects
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.gap_table import METRICS
@@ -23,7 +27,10 @@ from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.metrics.route_flips import COLUMNS as ROUTE_COLUMNS
 from mismatch_cli.metrics.route_flips import Routing
 from mismatch_cli.metrics.summary import MismatchSummary
-from mismatch_cli.places import shown
+from mismatch_cli.processes.workers import ALONE, Workers
+from mismatch_cli.processes.workers.portions import Portion
+from mismatch_cli.processes.workers.reading import read_through
+from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.studies.clipping import first_pass
 from mismatch_cli.studies.exploration.explore import explore
 from mismatch_cli.studies.exploration.explored import Exploration
@@ -39,13 +46,6 @@ from mismatch_cli.studies.support import Support
 from mismatch_cli.studies.unusable import refuse_unmeasured
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.trace.schema import TOPK_COLUMNS
-from mismatch_cli.verdict.assess import LEADING, assess
-from mismatch_cli.verdict.both_sides import temperatures_of
-from mismatch_cli.verdict.expected import Expected, expected_gap
-from mismatch_cli.verdict.suspects import Suspect, suspects
-from mismatch_cli.workers import ALONE, Workers
-from mismatch_cli.workers.portions import Portion
-from mismatch_cli.workers.reading import read_through
 
 COLUMNS = (
     "version_rollout", "version_trainer", "reward", "loss_mask", "logp_trainer", "logp_recomputed",

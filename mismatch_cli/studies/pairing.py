@@ -17,21 +17,21 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from mismatch_cli.arrays import Segments
-from mismatch_cli.batch import TokenBatch
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.hashing import hash_keys, mix
+from mismatch_cli.base.arrays import Segments
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.hashing import hash_keys, mix
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import SHARE, Estimate
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.sums import WIDE_BAND, GroupSums
+from mismatch_cli.processes.workers.portions import Portion
+from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.trace.foreign import single
 from mismatch_cli.trace.reader import RowGroup, Trace, table_to_batch
 from mismatch_cli.trace.schema import PROMPT_COLUMN, REQUIRED, ROW_KEY
 from mismatch_cli.trace.shards import open_shard, read_group
-from mismatch_cli.workers.portions import Portion
 
 MOST = 0.5  # if more than this share of both traces is common, only the common part is compared
 PairedBy = Literal["tokens", "prompts", "none"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from mismatch_cli import dialects
+from mismatch_cli.frameworks import dialects
 from mismatch_cli.trace.recorder_notes import RECORD
 
 # Whose models on record have the weights of every response; a run that trains has moved on

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mismatch_cli.errors import UsageError
-from mismatch_cli.verdict.causes import CAUSES, leaves, place
+from mismatch_cli.base.errors import UsageError
+from mismatch_cli.limits.causes import CAUSES, leaves, place
 
 NAMES = "ABCDEF"  # of the traces, one per distinguishable colour
 _SECTIONS = (

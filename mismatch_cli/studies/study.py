@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.numbers import counted, things
-from mismatch_cli.places import is_bundled, shown
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.numbers import counted, things
+from mismatch_cli.base.places import is_bundled, shown
 from mismatch_cli.trace.manifest import remedy
 from mismatch_cli.trace.recorder_notes import RECORD
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mismatch_cli.algorithms.algorithm import Algorithm
-from mismatch_cli.algorithms.table import TABLE
-from mismatch_cli.errors import MismatchError, quoted
+from mismatch_cli.base.errors import MismatchError, quoted
 from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.pairs import weights_are_equal
+from mismatch_cli.rules.algorithms.algorithm import Algorithm
+from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.studies.remedies import has_fixed_models
 from mismatch_cli.trace.reader import Trace
 

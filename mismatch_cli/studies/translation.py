@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mismatch_cli import dialects
-from mismatch_cli.dialects import Reading, Readings
-from mismatch_cli.places import shown
+from mismatch_cli.base.places import shown
+from mismatch_cli.frameworks import dialects
+from mismatch_cli.frameworks.dialects import Reading, Readings
+from mismatch_cli.processes.workers import ALONE, Workers
 from mismatch_cli.studies.study import Study, about, check_poolable
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.workers import ALONE, Workers
 
 ALL = "all"
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow.compute as pc
 
+from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.diagnosis.counts import ROUNDING, SIDES
-from mismatch_cli.errors import MismatchError
 from mismatch_cli.trace.foreign import unpacked_flags
 from mismatch_cli.trace.reader import Trace
 

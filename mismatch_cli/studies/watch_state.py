@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.text import parsed_json
+from mismatch_cli.base.text import parsed_json
 from mismatch_cli.trace.manifest import WATCH_FILE
 
 # Of a limit; an alarm's pair may be one that the trace chose

@@ -8,7 +8,7 @@ from reprlib import repr as brief
 from textwrap import shorten
 from typing import Any
 
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.base.errors import MismatchError
 
 _MOST = 2**63  # numbers are below this, in Arrow and numpy
 _MOST_SHARDS = 10**5  # their names have five digits

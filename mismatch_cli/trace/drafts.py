@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from stat import S_ISDIR
 
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.base.errors import MismatchError
 
 MARK = ".mismatch-cli"
 NEW, _OLD, _READY = "new", "old", "ready"

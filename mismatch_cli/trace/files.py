@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.base.errors import MismatchError, first_line
 from mismatch_cli.trace.drafts import NEW, draft, exchange, files_in, remove_unfinished
 
 LOG_HEAD = b"mismatch-cli: log\n"  # the first line of our logs

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli import custom_code
-from mismatch_cli.errors import MismatchError, denied, suggest, unreadable
-from mismatch_cli.places import bundled, bundled_names
-from mismatch_cli.registry import meant
-from mismatch_cli.text import parsed_json
+from mismatch_cli.base import custom_code
+from mismatch_cli.base.errors import MismatchError, denied, suggest, unreadable
+from mismatch_cli.base.places import bundled, bundled_names
+from mismatch_cli.base.registry import meant
+from mismatch_cli.base.text import parsed_json
 from mismatch_cli.trace.contents import check_contents, damaged
 from mismatch_cli.trace.drafts import finish_exchanges
 from mismatch_cli.trace.files import write_atomically

@@ -20,9 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mismatch_cli.batch import TokenBatch
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.routing.routes import LAYER_COUNTS, MARGIN_BINS, MOST_LAYERS, NOT_MEASURED
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.trace import foreign
 from mismatch_cli.trace.manifest import (
     Completeness,
@@ -33,6 +32,7 @@ from mismatch_cli.trace.manifest import (
     trace_folder,
 )
 from mismatch_cli.trace.recorder_notes import manifest_of
+from mismatch_cli.trace.routes import LAYER_COUNTS, MARGIN_BINS, MOST_LAYERS, NOT_MEASURED
 from mismatch_cli.trace.schema import (
     ID_COLUMNS,
     REQUIRED,

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.errors import MismatchError, unreadable
-from mismatch_cli.text import parsed_json
+from mismatch_cli.base.errors import MismatchError, unreadable
+from mismatch_cli.base.text import parsed_json
 from mismatch_cli.trace.contents import NEEDED, check_contents
 from mismatch_cli.trace.manifest import read_manifest, recorded
 from mismatch_cli.trace.stores import StoreError

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mismatch_cli.errors import MismatchError, denied, first_line
-from mismatch_cli.memory import allowance, decoded_bytes, too_large
+from mismatch_cli.base.errors import MismatchError, denied, first_line
+from mismatch_cli.base.memory import allowance, decoded_bytes, too_large
 from mismatch_cli.trace.manifest import read_manifest, remedy
 from mismatch_cli.trace.schema import REQUIRED, arrow_type, column_order
 from mismatch_cli.trace.stores import StoreError, decoding, is_store, source_of

@@ -19,8 +19,8 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from mismatch_cli import memory
-from mismatch_cli.errors import MismatchError, denied, first_line
+from mismatch_cli.base import memory
+from mismatch_cli.base.errors import MismatchError, denied, first_line
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mismatch_cli.errors import unreadable
-from mismatch_cli.memory import allowance, bounded, decoded_bytes, too_large
+from mismatch_cli.base.errors import unreadable
+from mismatch_cli.base.memory import allowance, bounded, decoded_bytes, too_large
 from mismatch_cli.trace.files import replacing
 from mismatch_cli.trace.manifest import VOCABULARY
 from mismatch_cli.trace.stores import StoreError, decoding, source_of

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from mismatch_cli.child_python import users_environment
+from mismatch_cli.base.child_python import users_environment
 from mismatch_cli.watch.state import Alarm
 
 SECONDS = 60.0  # time limit of a command

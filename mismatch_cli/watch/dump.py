@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from mismatch_cli.errors import Denied, MismatchError
-from mismatch_cli.importers._driver import Import, import_dump
-from mismatch_cli.importers._sources import Source, find
-from mismatch_cli.importers.prime_rl import STABLE
+from mismatch_cli.base.errors import Denied, MismatchError
+from mismatch_cli.frameworks.importing.driver import Import, import_dump
+from mismatch_cli.frameworks.importing.sources import Source, find
+from mismatch_cli.frameworks.prime_rl.importer import STABLE
 from mismatch_cli.trace.drafts import files_in
 from mismatch_cli.trace.files import replacing_entries
 from mismatch_cli.watch.growing_trace import StepsOfShards

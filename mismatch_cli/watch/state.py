@@ -14,14 +14,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.errors import MismatchError, first_line
+from mismatch_cli.base.errors import MismatchError, first_line
+from mismatch_cli.base.text import parsed_json
+from mismatch_cli.limits.limit_sets import Limit
 from mismatch_cli.studies.gate import Check, row_of
-from mismatch_cli.studies.limits import Limit
-from mismatch_cli.studies.runs import METRICS
 from mismatch_cli.studies.watch_state import LIMIT_KEYS, limit_name
-from mismatch_cli.text import parsed_json
 from mismatch_cli.trace.files import could_not_write, open_to_append, replacing, write_atomically
 from mismatch_cli.trace.manifest import WATCH_FILE
+from mismatch_cli.train.studies.runs import METRICS
 from mismatch_cli.watch.folders import FORMAT, state_in
 from mismatch_cli.watch.training_run import Lines
 

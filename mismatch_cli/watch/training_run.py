@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.studies.runs import CONFIG, METRICS, read_config
-from mismatch_cli.text import parsed_json
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.text import parsed_json
 from mismatch_cli.trace.reader import Trace
+from mismatch_cli.train.studies.runs import CONFIG, METRICS, read_config
 
 _AT_ONCE = 2**22  # bytes
 

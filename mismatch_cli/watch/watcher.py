@@ -12,20 +12,20 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from mismatch_cli import dialects
-from mismatch_cli.algorithms.parse import find
-from mismatch_cli.errors import UsageError, quoted
-from mismatch_cli.registry import names_file
-from mismatch_cli.studies.limits import LimitSet
-from mismatch_cli.studies.watched import Judge
+from mismatch_cli.app.trackers import AS
+from mismatch_cli.base.errors import UsageError, quoted
+from mismatch_cli.base.registry import names_file
+from mismatch_cli.frameworks import dialects
+from mismatch_cli.limits.limit_sets import LimitSet
+from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.trackers import AS
 from mismatch_cli.watch.dump import Dump, Parts
 from mismatch_cli.watch.folders import kind_of
 from mismatch_cli.watch.growing_trace import GrowingTrace
 from mismatch_cli.watch.history import History
 from mismatch_cli.watch.state import Alarm, Record, State
 from mismatch_cli.watch.training_run import Ready, TrainingRun
+from mismatch_cli.watch.watched import Judge
 
 _LINES = 1000  # steps of `train` that are recorded with one save
 USUAL_ALGORITHM = "grpo-clip-higher"  # shown if nothing says which algorithm trains

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mismatch_cli.base.places import bundled
+from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.diagnosis.hypotheses import padded_to
-from mismatch_cli.places import bundled
-from mismatch_cli.recording.score import requests_of, with_columns
-from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.probe.score import requests_of, with_columns
 from mismatch_cli.trace.shards import open_shard
 from mismatch_cli.trace.writer import write_shard
 from tests.bisect.changed_models import (

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mismatch_cli.base.places import bundled
 from mismatch_cli.bisect.experiments import AS_RECORDED, LEGS
 from mismatch_cli.bisect.fixed_tokens import FixedTokens, choose
 from mismatch_cli.bisect.legs import write_as_recorded
-from mismatch_cli.places import bundled
 from mismatch_cli.trace.manifest import VOCABULARY
 from mismatch_cli.trace.reader import Trace
 

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.bisect.dissect import graft
 from mismatch_cli.bisect.modules import ALL, ModuleFindings, choose_responses
-from mismatch_cli.dissection.model_parts import Parts
-from mismatch_cli.engines import EngineSettings, Request, create_engine
-from mismatch_cli.engines._vllm_modules import pass_over
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.dissection.model_parts import Parts
+from mismatch_cli.models.engines import EngineSettings, Request, create_engine
+from mismatch_cli.models.engines._vllm_modules import pass_over
+from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
 from tests.families import FAMILIES, save_family
 from tests.tiny_models import saved_model
 

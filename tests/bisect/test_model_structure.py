@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mismatch_cli.base.places import bundled
 from mismatch_cli.bisect.model_structure import StructureDifference, structure_difference
-from mismatch_cli.places import bundled
 from tests.bisect.changed_models import WEIGHTS, copied
 
 MODEL = str(bundled("model"))

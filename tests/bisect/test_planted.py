@@ -1,7 +1,7 @@
 """Causes planted into real runs are named first; without one, nothing is named.
 
 Three causes of the table on real vLLM, each with only the stage that finds it;
-`benchmarks/bisection.py` plants all of them in every model and runs every stage.
+`lab/bisection.py` plants all of them in every model and runs every stage.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from mismatch_cli import custom_code
-from mismatch_cli.cli import run
-from mismatch_cli.places import bundled
+from mismatch_cli.app.cli import run
+from mismatch_cli.base import custom_code
+from mismatch_cli.base.places import bundled
 from tests.bisect.changed_models import copied, scaled, with_rounded_norms
 from tests.bisect.planted import BUNDLED, FLOAT32, PLANTS, SCALED, Bed, Plant
 from tests.diagnosis.few import few_hypotheses

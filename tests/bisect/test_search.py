@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_cli.places import bundled
+from mismatch_cli.base.places import bundled
 from mismatch_cli.trace.reader import Trace
 from tests.warm import Forked, cli
 

@@ -7,12 +7,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from mismatch_cli.base.errors import MismatchError, UsageError
+from mismatch_cli.base.places import bundled
 from mismatch_cli.bisect.fixed_tokens import choose, versions
 from mismatch_cli.bisect.search_config import BisectConfig
 from mismatch_cli.bisect.sides import RolloutSide, TrainerSide, combined, engine_part
 from mismatch_cli.bisect.toggles import Toggle, toggles
-from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.places import bundled
 from mismatch_cli.trace.reader import Trace
 
 MODEL = str(bundled("model"))

@@ -15,15 +15,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.bisect.altered_model import folder_with, folder_with_config
 from mismatch_cli.bisect.model_config import config_differences
 from mismatch_cli.bisect.relations import difference
 from mismatch_cli.bisect.weights import compare_adapters, compare_weights, group_name
-from mismatch_cli.engines import EngineSettings, create_engine
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.models import load_causal_lm
-from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.saved_tensors import SavedTensors
+from mismatch_cli.models.engines import EngineSettings, create_engine
+from mismatch_cli.models.loading import load_causal_lm
+from mismatch_cli.models.saved_tensors import SavedTensors
 from tests.families import FAMILIES, save_family
 from tests.lora import save_adapter
 

@@ -13,10 +13,10 @@ import pytest
 from pool import Pool, gather_tables
 from variants import add_variants
 
+from mismatch_cli.base.places import bundled
 from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
 from mismatch_cli.diagnosis.evidence import Finding
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.places import bundled
 from mismatch_cli.trace.reader import Trace
 
 VARIANTS = ("temperature1.05", "weights0.1", "rope4", "retokenised", "penalised1.1", "linear4")

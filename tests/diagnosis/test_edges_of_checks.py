@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.diagnosis.checks import (
     constant_offset,
     growth_over_steps,
@@ -23,7 +24,6 @@ from mismatch_cli.diagnosis.checks import (
 from mismatch_cli.diagnosis.checks.truncated_support import OneSided
 from mismatch_cli.diagnosis.counts import SideCounts
 from mismatch_cli.diagnosis.grouped import Mean
-from mismatch_cli.hashing import GROUPS
 
 
 def test_a_token_without_the_constant_keeps_its_gap_unless_it_was_clipped_at_0():

@@ -202,7 +202,7 @@ def test_every_check_says_what_it_is():
         assert check.check.__doc__
     not_planted = {"other weights on one side", *IN_THE_SET, *MODEL_AT_HAND, *NOT_SCORED_HERE}
     assert set(SEVERITY) | not_planted == set(BY_NAME)
-    # `attention` in tests/commands, `rounded-weights` in test_model_at_hand.py, `credit` and
+    # `attention` in tests/app/commands, `rounded-weights` in test_model_at_hand.py, `credit` and
     # `not-as-sampled` in test_silent_faults.py, what a trainer's model tells in
     # test_trainers_side.py
     elsewhere = {

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from pool import Pool
 
+from mismatch_cli.base.places import bundled
 from mismatch_cli.diagnosis.evidence import Gathering, Limits
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.places import bundled
 from mismatch_cli.trace.reader import Trace, table_to_batch
 from tests.diagnosis.conftest import at_equal_weights, whole
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.diagnosis import diagnose
 from mismatch_cli.diagnosis.alignment import Heads, find_exchanges
 from mismatch_cli.diagnosis.checks import (
@@ -23,7 +24,6 @@ from mismatch_cli.diagnosis.counts import Counts, in_runs
 from mismatch_cli.diagnosis.evidence import Finding
 from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts, slope_over_prompts
 from mismatch_cli.diagnosis.sample import SampleCollector
-from mismatch_cli.hashing import GROUPS
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import table_to_batch
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mismatch_cli.base.places import bundled
 from mismatch_cli.diagnosis.checks import biased_token
-from mismatch_cli.places import bundled
 from mismatch_cli.studies.diagnosis import analyse_diagnosis
 from mismatch_cli.trace.reader import Trace
 

@@ -15,14 +15,14 @@ import torch
 from pool import Pool, gather_tables
 from variants import model_at_hand
 
+from mismatch_cli.base.places import bundled
+from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.diagnosis import other_weights
 from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
 from mismatch_cli.diagnosis.hypotheses import other_prompts
 from mismatch_cli.diagnosis.model import AS_RECORDED, Hypothesis, ModelAtHand
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.places import bundled
-from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.scoring.trainer import Trainer
+from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.trace.reader import Trace
 from tests.diagnosis.conftest import MODEL, at_equal_weights, finding_of
 from tests.diagnosis.few import few_hypotheses

@@ -14,8 +14,8 @@ from pool import Pool, gather_tables
 
 from mismatch_cli.diagnosis.diagnose import Diagnosis, Unexplained, diagnose
 from mismatch_cli.diagnosis.evidence import Finding
+from mismatch_cli.limits.expected import Expected
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.verdict.expected import Expected
 from tests.diagnosis.conftest import finding_of, sampled_alone, whole
 
 FLOAT32 = {

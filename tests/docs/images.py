@@ -18,7 +18,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from mismatch_cli.cli import run
+from mismatch_cli.app.cli import run
 from tests.docs.pages import DOCS, File, steps
 from tests.report.browser import Browser
 

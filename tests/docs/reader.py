@@ -17,8 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.cli import run
-from mismatch_cli.places import bundled
+from mismatch_cli.app.cli import run
+from mismatch_cli.base.places import bundled
 from mismatch_cli.trace.reader import Trace
 from tests.docs.pages import ROOT, Change, File, additions
 
@@ -43,11 +43,11 @@ SMALLER = (
     (r"^bisect(?!.*--resume)", "--engine hf --responses 4 --module-responses 1"),
     (r"--workers", "--workers 1"),
     # Real vLLM for all other lines that do not ask for another engine; lines that start it alike
-    # share it. With vLLM: tests/recording/test_full_divergence.py
+    # share it. With vLLM: tests/probe/test_full_divergence.py
     (r"^probe.*--full-divergence", "--engine hf"),
-    (r"^probe.*-adapter ", "--engine hf"),  # with vLLM: tests/recording/test_adapters.py
-    (r"^probe.*--rollout-dtype float32", "--engine hf"),  # with vLLM: tests/recording/test_probe.py
-    (r"^train .*(-a|--model|--lora|--resume)", "--engine hf"),  # with vLLM: tests/rl
+    (r"^probe.*-adapter ", "--engine hf"),  # with vLLM: tests/probe/test_adapters.py
+    (r"^probe.*--rollout-dtype float32", "--engine hf"),  # with vLLM: tests/probe/test_probe.py
+    (r"^train .*(-a|--model|--lora|--resume)", "--engine hf"),  # with vLLM: tests/train
 )
 # What depends on the machine and on how much was sampled: there the words of an output count, and
 # not its numbers.
@@ -83,7 +83,7 @@ NEMO_RL = "logs/exp_001"
 FILES = {
     "my_reward.py": "def score(response, answer):\n    return float(answer in response)\n",
     "my_mask.py": (
-        "from mismatch_cli.trust_regions import Decision\n\n\n"
+        "from mismatch_cli.rules.trust_regions import Decision\n\n\n"
         "def trust_region(compared, advantage_T, *, limit: float = 1.5):\n"
         "    return Decision(compared.ratio_T <= limit, compared.ratio_less_1_T)\n"
     ),
@@ -146,7 +146,7 @@ def _as_run(trace: Path, run_folder: Path) -> None:
 
 def _nemo_rl(folder: Path) -> None:
     """The bundled training run as NeMo-RL logs its batches."""
-    from tests.importers.layouts import nemo_rl
+    from tests.frameworks.importing.layouts import nemo_rl
 
     rows = [
         row for table in Trace.open(bundled("traces/fp8-kv")).tables() for row in table.to_pylist()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_cli.engines import EngineSettings
+from mismatch_cli.models.engines import EngineSettings
 
 
 class SharedVllm:
@@ -22,7 +22,7 @@ class SharedVllm:
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        from mismatch_cli.engines import vllm
+        from mismatch_cli.models.engines import vllm
 
         self._load, self._close, self._take_weights = (
             vllm._load,

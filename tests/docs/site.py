@@ -28,7 +28,7 @@ _BESIDE = {
     "docs/README.md": "contents.md",
     "CONTRIBUTING.md": "project/contributing.md",
     "CHANGELOG.md": "project/changelog.md",
-    "benchmarks/README.md": "project/benchmarks.md",
+    "lab/README.md": "project/benchmarks.md",
     "sample_data/README.md": "project/sample-data.md",
 }
 _FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)

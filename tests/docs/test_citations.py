@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from mismatch_cli import DPPO
-from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.metrics.gap_table import METRICS, VOLATILITY
 from mismatch_cli.metrics.update_table import CLIPPING, TRAINING
+from mismatch_cli.rules.algorithms.table import TABLE
 
 ROOT = Path(__file__).parents[2]
 TEXTS = sorted(

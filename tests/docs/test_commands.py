@@ -18,16 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests import pictures
-from tests.docs.pages import (
-    PAGES,
-    README,
-    ROOT,
-    File,
-    Line,
-    additions,
-    not_in_a_session,
-    steps,
-)
+from tests.docs.pages import PAGES, README, ROOT, File, Line, additions, not_in_a_session, steps
 from tests.docs.reader import (
     Ran,
     checkout,

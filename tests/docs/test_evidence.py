@@ -1,6 +1,6 @@
 """docs/evidence.md has what the kept runs say, and a kept run is not run again.
 
-To renew it: python -m benchmarks.evidence page
+To renew it: python -m lab.evidence page
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import evidence, evidence_page
-from benchmarks.evidence_page import DPPO, GRPO, Cell, Evidence, Range
-from benchmarks.rare_words import rare_word
+from lab import evidence, evidence_page
+from lab.evidence_page import DPPO, GRPO, Cell, Evidence, Range
+from lab.rare_words import rare_word
 from mismatch_cli.metrics.estimate import Estimate
-from mismatch_cli.rl.train_config import load_config
-from mismatch_cli.studies.seeds import NO_SPREAD
+from mismatch_cli.train.studies.seeds import NO_SPREAD
+from mismatch_cli.train.train_config import load_config
 from tests.docs.pages import is_renewed
 
 NUMBER_OF_RUNS = {

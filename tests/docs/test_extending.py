@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_cli import registry
+from mismatch_cli.base import registry
 from tests.docs.pages import DOCS, File, Line, additions, steps
 from tests.docs.reader import checkout, missing, save, type_line, varies
 
@@ -125,4 +125,4 @@ def test_the_tests_of_masks_algorithms_and_dialects_take_them_in(desk):
 
 
 def test_without_the_page_they_are_not_there():
-    assert "coarse" not in registry.names("mismatch_cli.engines")
+    assert "coarse" not in registry.names("mismatch_cli.models.engines")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import typer
 
-from mismatch_cli import registry
+from mismatch_cli.base import registry
 
 ROOT = Path(__file__).parents[2]
 GUIDE = [
@@ -23,7 +23,7 @@ GUIDE = [
 ]
 GUIDE += sorted((ROOT / ".github").rglob("*.*"))
 CODE = sorted((ROOT / "mismatch_cli").rglob("*.py"))
-COMMANDS = registry.names("mismatch_cli.commands")
+COMMANDS = registry.names("mismatch_cli.app.commands")
 _FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
 _IN_BACKTICKS = re.compile(r"`([^`\n]+)`")
 _TYPED = re.compile(r"^\s*\$ (.*)$|(mismatch-cli .*)$", re.MULTILINE)
@@ -62,7 +62,7 @@ FOREIGN = {flag for flags in OTHERS.values() for flag in flags.split()}
 @cache
 def flags_of(command: str) -> frozenset[str]:
     app = typer.Typer(add_completion=False)
-    app.command(command)(registry.load("mismatch_cli.commands", command, "command").command)
+    app.command(command)(registry.load("mismatch_cli.app.commands", command, "command").command)
     parameters = typer.main.get_command(app).params
     return frozenset(flag for p in parameters for flag in (*p.opts, *p.secondary_opts)) | {"--help"}
 

@@ -15,15 +15,16 @@ from typing import Any
 import pytest
 import torch
 
-from mismatch_cli import registry, trust_regions, weights
-from mismatch_cli.algorithms.algorithm import Algorithm
-from mismatch_cli.algorithms.owners import OWNERS
-from mismatch_cli.algorithms.parts import Factor, Mask
-from mismatch_cli.algorithms.table import ALIASES, TABLE
+from mismatch_cli.base import registry
 from mismatch_cli.metrics.gap_table import METRICS, VOLATILITY, Metric
 from mismatch_cli.metrics.route_flips import ROUTING
 from mismatch_cli.metrics.update_table import CLIPPING, TRAINING
-from mismatch_cli.policies import TRAINER_ROLLOUT, Policies
+from mismatch_cli.rules import trust_regions, weights
+from mismatch_cli.rules.algorithms.algorithm import Algorithm
+from mismatch_cli.rules.algorithms.owners import OWNERS
+from mismatch_cli.rules.algorithms.parts import Factor, Mask
+from mismatch_cli.rules.algorithms.table import ALIASES, TABLE
+from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies
 from tests.docs.pages import DOCS, is_renewed, renewed
 from tests.docs.test_help import the_command
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import typer
 
-from mismatch_cli import registry
-from mismatch_cli.cli import build_app
-from mismatch_cli.commands._help import Row, panels, summary
+from mismatch_cli.app.cli import build_app
+from mismatch_cli.app.help import Row, panels, summary
+from mismatch_cli.base import registry
 from tests.docs.pages import DOCS, is_renewed, renewed
 
-COMMANDS = registry.names("mismatch_cli.commands")
+COMMANDS = registry.names("mismatch_cli.app.commands")
 CONTENTS, OPTIONS = DOCS / "README.md", DOCS / "options"
 _NEW = """# Options of `{name}`
 

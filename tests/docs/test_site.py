@@ -13,7 +13,7 @@ from threading import Thread
 
 import pytest
 
-from mismatch_cli.places import guide_pages
+from mismatch_cli.base.places import guide_pages
 from tests.docs import site
 from tests.docs.pages import DOCS
 from tests.report.browser import CHROMIUM, Browser

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from hypothesis import strategies as st
 
-from mismatch_cli.cli import build_app
+from mismatch_cli.app.cli import build_app
 from tests.fuzz.strategies import texts
 
 

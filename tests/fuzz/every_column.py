@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mismatch_cli.places import bundled_names
+from mismatch_cli.base.places import bundled_names
 from tests.fuzz.every_key import READERS, Case, folders
 from tests.fuzz.strategies import PAYLOAD
 

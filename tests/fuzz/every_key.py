@@ -19,14 +19,14 @@ from unittest import mock
 
 import pyarrow.parquet as pq
 
-from mismatch_cli.places import bundled, bundled_names
-from mismatch_cli.record import Recorder
-from mismatch_cli.text import parsed_toml
+from mismatch_cli.base.places import bundled, bundled_names
+from mismatch_cli.base.text import parsed_toml
+from mismatch_cli.frameworks.recording import Recorder
 from mismatch_cli.trace.manifest import recorded
+from tests.frameworks.importing import layouts
 from tests.fuzz import world
 from tests.fuzz.properties import judge
 from tests.fuzz.strategies import PAYLOAD
-from tests.importers import layouts
 
 SECONDS = 10  # per command, on a trace of a few responses
 ROWS = 4

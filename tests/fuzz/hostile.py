@@ -18,18 +18,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
-from mismatch_cli import memory
-from mismatch_cli.engines import EngineSettings, Request, create_engine, sample_checked
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.models import load_tokenizer
-from mismatch_cli.places import bundled
-from mismatch_cli.sampling import SamplingSettings
-from mismatch_cli.tasks import _templates
-from mismatch_cli.tasks.rewards import OwnReward
-from tests.engines.fake_server import FakeServer, completion
+from mismatch_cli.base import memory
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.places import bundled
+from mismatch_cli.base.sampling import SamplingSettings
+from mismatch_cli.models.engines import EngineSettings, Request, create_engine, sample_checked
+from mismatch_cli.models.loading import load_tokenizer
+from mismatch_cli.probe.tasks import prompt_templates as _templates
+from mismatch_cli.probe.tasks.rewards import OwnReward
 from tests.fuzz import strategies as of
 from tests.fuzz.properties import Kind, judge
 from tests.fuzz.world import call, copy
+from tests.models.engines.fake_server import FakeServer, completion
 
 _K, _TOKENS = 4, 3
 _PROMPT = [5, 6, 7]

@@ -184,7 +184,7 @@ def shards(draw: st.DrawFn) -> tuple[str, bytes, list[str]]:
 
 
 def try_trace(case: tuple[str, bytes, list[str]]) -> str:
-    from mismatch_cli.places import bundled
+    from mismatch_cli.base.places import bundled
 
     name, content, command = case
     with copy() as folder:

@@ -1,4 +1,4 @@
-"""A small sample of every kind of broken input, the same in each run; `benchmarks/fuzz.py` draws
+"""A small sample of every kind of broken input, the same in each run; `lab/fuzz.py` draws
 ten thousand.
 """
 

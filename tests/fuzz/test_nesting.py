@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from mismatch_cli.places import bundled
+from mismatch_cli.base.places import bundled
 from tests.fuzz.properties import judge
 from tests.fuzz.world import call, copy
 

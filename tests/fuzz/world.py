@@ -24,11 +24,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from mismatch_cli.cli import _fail, run
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.models import load_tokenizer
-from mismatch_cli.places import bundled
-from tests.importers import layouts
+from mismatch_cli.app.cli import _fail, run
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.places import bundled
+from mismatch_cli.models.loading import load_tokenizer
+from tests.frameworks.importing import layouts
 
 CANARY = "canary"  # created by a payload if it is executed
 SECONDS = 60  # per case; on a busy machine the slowest takes two
@@ -36,7 +36,7 @@ STOPPED = "Stopped before a model is loaded. Try another day."
 LIMITS = (
     '[limits.abs_d_mean]\nmax = 0.5\n[limits."verl:training/rollout_probs_diff_mean"]\nmax = 0.3\n'
 )
-MASK = """from mismatch_cli.trust_regions import Decision
+MASK = """from mismatch_cli.rules.trust_regions import Decision
 
 def trust_region(compared, advantage_T, *, limit: float = 1.5):
     return Decision(compared.ratio_T <= limit, compared.ratio_less_1_T)
@@ -153,7 +153,7 @@ def _write_dumps(folder: Path, rows: list[dict[str, Any]]) -> None:
 
 def _write_training(folder: Path) -> None:
     """A run of `train` as it is after three steps."""
-    from mismatch_cli.rl.train_config import TrainConfig
+    from mismatch_cli.train.train_config import TrainConfig
 
     steps = [{"step": 0, "eval_accuracy": 0.5}]
     steps += [
@@ -193,7 +193,7 @@ def call(folder: Path, *arguments: str) -> Outcome:
     with (
         _without_models(),
         _deadline(),
-        mock.patch("mismatch_cli.cli._fail", fail),
+        mock.patch("mismatch_cli.app.cli._fail", fail),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
@@ -246,12 +246,12 @@ def _without_models() -> Iterator[None]:
     """Everything up to the loading of a model is real."""
     tokenizer = cache(load_tokenizer)
     replaced = {
-        "mismatch_cli.recording.rollouts.create_engine": _stop,
-        "mismatch_cli.rl.run.create_engine": _stop,
-        "mismatch_cli.scoring.trainer.Trainer.load": _stop,
-        "mismatch_cli.recording.record.load_tokenizer": tokenizer,
-        "mismatch_cli.recording.curate.load_tokenizer": tokenizer,
-        "mismatch_cli.rl.run.load_tokenizer": tokenizer,
+        "mismatch_cli.probe.rollouts.create_engine": _stop,
+        "mismatch_cli.train.run.create_engine": _stop,
+        "mismatch_cli.models.scoring.trainer.Trainer.load": _stop,
+        "mismatch_cli.probe.record.load_tokenizer": tokenizer,
+        "mismatch_cli.probe.curate.load_tokenizer": tokenizer,
+        "mismatch_cli.train.run.load_tokenizer": tokenizer,
         "mismatch_cli.report.figures.plots_for": _no_figures,
     }
     threads = torch.get_num_threads()

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mismatch_cli import registry
-from mismatch_cli.places import bundled
+from mismatch_cli.base import registry
+from mismatch_cli.base.places import bundled
 
 TRACES = tuple(sorted(folder.name for folder in bundled("traces").iterdir() if folder.is_dir()))
 DUMPS = tuple(sorted(folder.name for folder in bundled("dumps").iterdir() if folder.is_dir()))
@@ -104,7 +104,7 @@ def _of_nothing() -> Iterator[Line]:
 
 def _of_helps() -> Iterator[Line]:
     yield from _screens("help/mismatch-cli", "--help")
-    for command in registry.names("mismatch_cli.commands"):
+    for command in registry.names("mismatch_cli.app.commands"):
         yield from _screens(f"help/{command}", command, "--help")
 
 

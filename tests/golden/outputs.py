@@ -75,7 +75,7 @@ def pages_of(line: Line, folder: Path) -> dict[str, str]:
 def library_outputs(only: str) -> dict[str, str]:
     """The frames of the library on every bundled trace; its JSON must be that of the commands."""
     import mismatch_cli
-    from mismatch_cli.places import bundled
+    from mismatch_cli.base.places import bundled
     from tests.golden.lines import TRACES
 
     results = {}

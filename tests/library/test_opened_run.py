@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import mismatch_cli
-from mismatch_cli.cli import run as type_line
-from mismatch_cli.errors import MismatchError, UsageError
+from mismatch_cli.app.cli import run as type_line
+from mismatch_cli.base.errors import MismatchError, UsageError
+from mismatch_cli.base.places import bundled
 from mismatch_cli.library import results
-from mismatch_cli.places import bundled
 from tests.metrics.clipping.world import world
 from tests.pictures import leave_blank
 from tests.studies.written import write_trace
@@ -193,7 +193,7 @@ def test_tokens_are_those_that_report_exports(run, tmp_path):
 
 def test_parameters_and_mask_files_are_those_of_the_command_line(run, tmp_path):
     (tmp_path / "mine.py").write_text(
-        "from mismatch_cli.trust_regions import Decision\n\n\n"
+        "from mismatch_cli.rules.trust_regions import Decision\n\n\n"
         "def trust_region(compared, advantage_T, *, limit: float = 1.5):\n"
         "    return Decision(compared.ratio_T <= limit, compared.ratio_less_1_T)\n"
     )

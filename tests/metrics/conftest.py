@@ -8,7 +8,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from mismatch_cli.batch import TokenBatch
+from mismatch_cli.rules.batch import TokenBatch
 
 
 def _batch(logp_rollout: Sequence[Sequence[float]], **columns: object) -> TokenBatch:

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.differences import (
     AT_AGREEMENT,
     NO_DIFFERENCE,
@@ -31,6 +30,7 @@ from mismatch_cli.metrics.estimate import (
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
+from mismatch_cli.rules.batch import TokenBatch
 
 PROMPTS, SAMPLES, LENGTH = 40, 2, 25
 TRUE_FACTOR = 1.3

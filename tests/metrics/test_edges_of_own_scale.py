@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.own_scale import OwnScale
 from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.rules.batch import TokenBatch
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mismatch_cli.hashing import GROUPS
+from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.metrics.histograms import (
     LogBins,
     SignedLogBins,

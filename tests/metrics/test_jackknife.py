@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from mismatch_cli.hashing import prompt_groups
+from mismatch_cli.base.hashing import prompt_groups
 from mismatch_cli.metrics.estimate import (
     FEW_DECIDE,
     FEW_PROMPTS,

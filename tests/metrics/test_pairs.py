@@ -7,8 +7,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from mismatch_cli.base.places import bundled
 from mismatch_cli.metrics.pairs import pairs_in, weights_are_equal
-from mismatch_cli.places import bundled
 from mismatch_cli.studies.comparison import analyse_comparison
 from mismatch_cli.studies.diagnosis import gather
 from mismatch_cli.studies.mismatch import analyse

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.metrics.population import (
     Curation,
     DistinctPrompts,

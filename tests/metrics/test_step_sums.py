@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mismatch_cli.hashing import GROUPS
+from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.metrics.step_sums import StepSums
 from tests.metrics.clipping.world import PLAIN, plain_algorithms, simple, summarise
 

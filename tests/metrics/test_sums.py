@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mismatch_cli.hashing import prompt_groups
+from mismatch_cli.base.hashing import prompt_groups
 from mismatch_cli.metrics.estimate import LARGEST_WEIGHTS
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.pairs import PAIRS

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.batch import TokenBatch
+from mismatch_cli.base.numbers import count, estimate, number, share, times
 from mismatch_cli.metrics.estimate import times_floor
 from mismatch_cli.metrics.gap_table import METRICS, VOLATILITY
 from mismatch_cli.metrics.gaps import token_gaps
@@ -20,7 +20,6 @@ from mismatch_cli.metrics.kept_rows import ScatterSample
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.route_flips import Routing
 from mismatch_cli.metrics.summary import MismatchSummary
-from mismatch_cli.numbers import count, estimate, number, share, times
 from mismatch_cli.report.figures import FigureView, figure_views
 from mismatch_cli.report.view import (
     Column,
@@ -32,14 +31,14 @@ from mismatch_cli.report.view import (
     Section,
     Table,
 )
-from mismatch_cli.routing.routes import compare_routes, route_columns
+from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.studies.mismatch import PlotData
-from mismatch_cli.studies.runs import TrainingRun
+from mismatch_cli.trace.routes import compare_routes, route_columns
 from mismatch_cli.trace.writer import rows_to_table
+from mismatch_cli.train.studies.runs import TrainingRun
 from tests.report.browser import CHROMIUM, Browser
 from tests.report.explored import Explored, hostile_page
-from tests.report.training_runs import EIGHT, make_run
-from tests.studies.compared import analysis, float32_rows, perturbed, plot_data, result, traces  # noqa: F401
+from tests.train.training_runs import EIGHT, make_run
 
 TOP_K = 8
 HOSTILE = (

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mismatch_cli.algorithms.algorithm import Algorithm
-from mismatch_cli.algorithms.parse import find
 from mismatch_cli.report.explorer import explorer_view
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.view import ReportView, Section
+from mismatch_cli.rules.algorithms.algorithm import Algorithm
+from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.exploration.explored import Exploration
 from mismatch_cli.trace.reader import Trace

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mismatch_cli.app.progress import TerminalProgress
 from mismatch_cli.bisect.experiments import (
     ALONE,
     AS_RECORDED,
@@ -31,8 +32,7 @@ from mismatch_cli.bisect.experiments import (
 from mismatch_cli.bisect.fixed_tokens import FixedTokens
 from mismatch_cli.bisect.legs import Legs, write_as_recorded
 from mismatch_cli.bisect.ranking import RECORDED
-from mismatch_cli.commands._progress import TerminalProgress
-from mismatch_cli.studies.bisection import BisectionAnalysis
+from mismatch_cli.bisect.studies.bisection import BisectionAnalysis
 from mismatch_cli.trace.writer import rows_to_table
 
 HOSTILE = "<script>alert(1)</script> \x1b[2J \u202eevil {{ 7 * 7 }} $x$ [bold]y[/bold]"

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.cli import run
+from mismatch_cli.app.cli import run
+from mismatch_cli.report.drawing.style import DARK, LIGHT, Theme
 from mismatch_cli.report.html import render_html
-from mismatch_cli.report.plots._style import DARK, LIGHT, Theme
 from mismatch_cli.report.view import Column, Profile, ReportView, Screen, Section, Table, Verdict
 from tests.report.browser import CONTRASTS, LAYOUT, Browser
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from mismatch_cli.cli import run
+from mismatch_cli.app.cli import run
+from mismatch_cli.base.places import bundled
 from mismatch_cli.metrics.gap_table import METRICS, VOLATILITY
-from mismatch_cli.places import bundled
 
 TRACE = str(bundled("traces") / "fp8-kv")
 SECTIONS = {

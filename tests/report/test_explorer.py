@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.algorithms.parse import find
 from mismatch_cli.report.explorer import explorer_view
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.view import ReportView
+from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.studies.clipping import analyse_clipping
 from tests.metrics.clipping.world import world
 from tests.report.browser import Browser

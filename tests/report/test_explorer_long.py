@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mismatch_cli.algorithms.parse import find
-from mismatch_cli.batch import TokenBatch
+from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.batch import TokenBatch
 from tests.metrics.clipping.world import world
 from tests.report.browser import Browser
 from tests.report.explored import (

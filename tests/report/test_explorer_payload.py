@@ -14,20 +14,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatch_cli.algorithms.algorithm import keep_T
-from mismatch_cli.algorithms.parse import find
-from mismatch_cli.algorithms.sliders import sliders
-from mismatch_cli.cli import run
+from mismatch_cli.app.cli import run
+from mismatch_cli.base.text import for_html
 from mismatch_cli.metrics.clipping.masked import Needs, apply_masks
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.report.explorer import explorer_view
+from mismatch_cli.rules.algorithms.algorithm import keep_T
+from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.sliders import sliders
 from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.exploration import passages as passages_module
 from mismatch_cli.studies.exploration.explore import explore
 from mismatch_cli.studies.exploration.explored import NOT_JUDGED, Exploration
 from mismatch_cli.studies.exploration.passages import MOST_TOKENS
 from mismatch_cli.studies.mismatch import analyse
-from mismatch_cli.text import for_html
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.vocabulary import Vocabulary
 from tests.metrics.clipping.world import PLAIN, VOCABULARY, simple, without, world

@@ -7,18 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mismatch_cli.places import bundled
+from mismatch_cli.base.places import bundled
 from mismatch_cli.studies.comparison import analyse_comparison
 from mismatch_cli.trace.reader import Trace
 from tests.report.browser import Browser
-from tests.report.explored import (
-    Explored,
-    choose,
-    click,
-    look,
-    number_shown,
-    page_of,
-)
+from tests.report.explored import Explored, choose, click, look, number_shown, page_of
 from tests.studies.compared import FLOAT32, Row, rows_of, write_rows
 
 FACTS = """Object.fromEntries([...document.querySelectorAll("[data-x=card] dt")]

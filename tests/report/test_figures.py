@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import matplotlib as mpl
 
+from mismatch_cli.report.drawing.panels import Sheet
+from mismatch_cli.report.drawing.style import WIDE
+from mismatch_cli.report.drawing.svg import to_svg
 from mismatch_cli.report.figures import FigureView, figure_views
-from mismatch_cli.report.plots._panels import Sheet
-from mismatch_cli.report.plots._style import WIDE
-from mismatch_cli.report.plots._svg import to_svg
 
 VARIANTS = ("wide", "narrow")
 

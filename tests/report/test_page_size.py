@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_cli.cli import run
+from mismatch_cli.app.cli import run
 from tests.pictures import leave_blank
 
 MOST = 4500

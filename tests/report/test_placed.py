@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_cli import registry
-from mismatch_cli.cli import run
+from mismatch_cli.app.cli import run
+from mismatch_cli.base import registry
+from mismatch_cli.base.places import bundled
 from mismatch_cli.diagnosis.diagnose import module
-from mismatch_cli.places import bundled
 from mismatch_cli.report import plots
 from mismatch_cli.report.figures import FigureView, Picture, plots_of
 from mismatch_cli.report.view import Section, with_figures

@@ -13,15 +13,17 @@ import typer
 from rich.cells import cell_len
 from rich.console import Console
 
-from mismatch_cli.algorithms.table import TABLE
-from mismatch_cli.cli import build_app
-from mismatch_cli.places import bundled
+from mismatch_cli.app.cli import build_app
+from mismatch_cli.base.places import bundled
+from mismatch_cli.limits import limit_sets as limits
 from mismatch_cli.report.pages import page_of
 from mismatch_cli.report.screen import print_screen
 from mismatch_cli.report.view import Screen
-from mismatch_cli.studies import clipping, comparison, diagnosis, gate, limits, mismatch, training
+from mismatch_cli.rules.algorithms.table import TABLE
+from mismatch_cli.studies import clipping, comparison, diagnosis, gate, mismatch
 from mismatch_cli.trace.reader import Trace
-from tests.report.training_runs import make_run
+from mismatch_cli.train.studies import training
+from tests.train.training_runs import make_run
 
 WIDTHS = (60, 80, 120, 10_000)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mismatch_cli.places import bundled
+from mismatch_cli.base.places import bundled
 from mismatch_cli.studies.comparison import (
     ComparisonAnalysis,
     ComparisonPlotData,

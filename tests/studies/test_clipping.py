@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.algorithms.parse import find
-from mismatch_cli.batch import TokenBatch
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.places import shown
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary
 from mismatch_cli.metrics.clipping.masked import Needs
-from mismatch_cli.places import shown
+from mismatch_cli.processes.workers import Workers
+from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.studies.clipping import analyse_clipping, token_class
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.workers import Workers
 from tests.metrics.clipping.world import (
     ALL,
     PLAIN,

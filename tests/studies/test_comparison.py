@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.errors import MismatchError, UsageError
-from mismatch_cli.places import bundled
+from mismatch_cli.base.errors import MismatchError, UsageError
+from mismatch_cli.base.places import bundled
 from mismatch_cli.studies.comparison import _what_differs, analyse_comparison, run_names
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.algorithms.algorithm import keep_T
-from mismatch_cli.algorithms.parse import find
-from mismatch_cli.algorithms.sliders import sliders
-from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.clipping.masked import Needs, apply_masks
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.report.explorer import explorer_view
+from mismatch_cli.rules.algorithms.algorithm import keep_T
+from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.sliders import sliders
+from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.exploration import explore as explore_module
 from mismatch_cli.studies.exploration import leaders as leaders_module
@@ -193,7 +193,7 @@ def test_a_mask_whose_share_does_not_fall_is_shown_as_decided(tmp_path: Path, tr
     """A user's own mask, which blocks ratios near its threshold."""
     file = tmp_path / "near.py"
     file.write_text(
-        "from mismatch_cli.trust_regions import Decision\n"
+        "from mismatch_cli.rules.trust_regions import Decision\n"
         "def trust_region(compared, advantage_T, *, near: float = 1.0):\n"
         "    away_T = abs(compared.ratio_T - near)\n"
         "    return Decision(away_T > 0.1, away_T)\n",

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mismatch_cli.places import bundled
+from mismatch_cli.base.places import bundled
 from mismatch_cli.report.explorer import explorer_view
 from mismatch_cli.studies.comparison import analyse_comparison
 from mismatch_cli.studies.exploration import passages as passages_module

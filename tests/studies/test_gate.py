@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from mismatch_cli import dialects
+from mismatch_cli.base.places import bundled
+from mismatch_cli.frameworks import dialects
+from mismatch_cli.limits.limit_sets import WHOLE_INTERVAL, Limit, LimitSet
 from mismatch_cli.metrics.estimate import FLOOR_RESOLUTION
-from mismatch_cli.places import bundled
 from mismatch_cli.studies.gate import Check, Measurement, check_limits, limit_text, measured_text
-from mismatch_cli.studies.limits import WHOLE_INTERVAL, Limit, LimitSet
 from mismatch_cli.trace.reader import Trace
 
 CLOSE = 1e-9

@@ -13,13 +13,13 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from mismatch_cli.batch import TokenBatch
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.places import bundled
 from mismatch_cli.metrics.estimate import NOT_MEASURED, SIGNED
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
-from mismatch_cli.places import bundled
+from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.studies.good_runs import GATED, MARGIN, limits_from
 from mismatch_cli.trace.reader import Trace
 

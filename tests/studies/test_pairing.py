@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.places import bundled
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.places import bundled
+from mismatch_cli.processes.workers import Workers
+from mismatch_cli.processes.workers.reading import read_through
 from mismatch_cli.studies.pairing import Recognising, Responses, compared_rows, pair_up
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.workers import Workers
-from mismatch_cli.workers.reading import read_through
 from tests.studies.compared import FLOAT32, write_rows
 
 PAIR = PAIRS["mismatch"]

@@ -14,18 +14,19 @@ from typing import Any
 import pytest
 import typer
 
-from mismatch_cli import dialects, registry
-from mismatch_cli.cli import build_app
+from mismatch_cli.app.cli import build_app
+from mismatch_cli.base import registry
+from mismatch_cli.base.places import bundled
 from mismatch_cli.diagnosis.diagnose import module, names
 from mismatch_cli.diagnosis.evidence import Finding, untested
-from mismatch_cli.places import bundled
+from mismatch_cli.frameworks import dialects
+from mismatch_cli.limits.suspects import MODEL
 from mismatch_cli.report.pages._diagnosis_screen import screen
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, analyse_diagnosis
 from mismatch_cli.studies.remedies import framework_of, has_fixed_models, without
 from mismatch_cli.studies.support import PAPER, Support
 from mismatch_cli.trace.manifest import read_manifest, write_manifest
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.verdict.suspects import MODEL
 
 SOURCE = bundled("traces") / "bfloat16"
 IMPORTED = ("verl", "trl", "prime-rl", "nemo-rl", "slime", "miles", "open-instruct", "plain")
@@ -182,7 +183,7 @@ def test_the_framework_of_a_trace():
     assert known["import-trl"] == known["recorded-TRL"] == "trl"
     assert known["recorded-SkyRL"] == "skyrl" and known["recorded-OpenRLHF"] == "openrlhf"
     assert known["probe"] == known["train"] == known["import-plain"] == ""
-    assert {*registry.names("mismatch_cli.importers")} >= {*IMPORTED}
+    assert {*registry.names("mismatch_cli.frameworks.importing")} >= {*IMPORTED}
 
 
 def test_clauses_go_with_their_flag():
@@ -194,7 +195,7 @@ def test_clauses_go_with_their_flag():
 
 def test_what_an_algorithm_lacks_is_asked_of_whoever_can_record_it(analyses):
     """Top-K columns of a dump come from the dump, those of a probe from a probe like it."""
-    from mismatch_cli.algorithms.parse import find
+    from mismatch_cli.rules.algorithms.parse import find
 
     asked = [find("dppo-topk-tv:k=512"), *map(find, PAPER)]
     reasons = {

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mismatch_cli.places import bundled
+from mismatch_cli.base.places import bundled
+from mismatch_cli.limits.causes import CAUSES
 from mismatch_cli.studies.settings_compared import settings_diff
-from mismatch_cli.verdict.causes import CAUSES
 from tests.studies.compared import FLOAT32
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mismatch_cli.places import bundled
+from mismatch_cli.base.places import bundled
 from mismatch_cli.report.about import subject_lines
 from mismatch_cli.studies.study import about, subject_of
 from mismatch_cli.trace.reader import Trace

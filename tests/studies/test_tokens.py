@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mismatch_cli.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.studies.tokens import blocked_tables, number_of_tokens, token_tables
@@ -98,7 +98,7 @@ def test_blocked_tokens_are_those_that_clipstats_counts(trace):
 
 
 OWN = """
-from mismatch_cli.trust_regions import Decision
+from mismatch_cli.rules.trust_regions import Decision
 SCOPE = "SCOPE"
 def collect(compared, advantage_T, *, share: float = 1.0):
     return abs(compared.log_ratio_T)[:, None]

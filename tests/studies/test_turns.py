@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mismatch_cli.places import bundled
+from mismatch_cli.base.places import bundled
+from mismatch_cli.processes.workers import Workers, portions
 from mismatch_cli.report.figures import plots_for
 from mismatch_cli.report.pages import page_of
 from mismatch_cli.studies.comparison import analyse_comparison
 from mismatch_cli.studies.mismatch import MismatchAnalysis, analyse
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.workers import Workers, portions
 from tests.studies.compared import FLOAT32, Row, rows_of, write_rows
 
 PLANTED = 0.01  # nats per turn so far

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatch_cli.algorithms.parse import find
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.places import bundled
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.places import bundled
+from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.diagnosis import gather
 from mismatch_cli.studies.mismatch import analyse

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mismatch_cli.batch import TokenBatch
+from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.trace.manifest import write_manifest
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.schema import ROW_KEY, TOKEN_COLUMNS, TOPK_COLUMNS

@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.places import bundled
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.places import bundled
 from mismatch_cli.trace.manifest import read_manifest, remedy, write_manifest
 from mismatch_cli.trace.reader import Trace
 

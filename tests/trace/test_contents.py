@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatch_cli.cli import run
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.places import bundled, bundled_names
+from mismatch_cli.app.cli import run
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.places import bundled, bundled_names
 from mismatch_cli.trace import contents
 from mismatch_cli.trace.manifest import read_manifest
 from mismatch_cli.trace.reader import Trace

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.places import bundled
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.places import bundled
 from mismatch_cli.trace.files import replacing_folder
 from mismatch_cli.trace.manifest import training_runs
 from mismatch_cli.trace.reader import Trace

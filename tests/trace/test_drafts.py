@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from operations import KILL, attempt, faults
 
-from mismatch_cli.errors import MismatchError
-from mismatch_cli.recording.folder import claimed
+from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.trace.drafts import draft, files_in, remove_unfinished
 from mismatch_cli.trace.files import replacing, replacing_entries, replacing_folder, write_named
+from mismatch_cli.trace.run_folder import claimed
 from tests.leftovers import leave_draft
 from tests.tiers import at_night
 

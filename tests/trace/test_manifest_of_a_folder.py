@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from mismatch_cli.places import bundled
+from mismatch_cli.base.places import bundled
 from mismatch_cli.trace.manifest import trace_folder
 from tests.leftovers import leave_draft
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_cli.cli import run
+from mismatch_cli.app.cli import run
 from mismatch_cli.trace import stores
 from tests.studies.compared import FLOAT32, write_rows
 
@@ -144,7 +144,7 @@ def test_the_library_opens_it(url, trace):
 
 
 def test_workers_read_it_and_the_cache_knows_it(url, trace, capsys, tmp_path, store, monkeypatch):
-    from mismatch_cli.workers import portions
+    from mismatch_cli.processes.workers import portions
 
     monkeypatch.setattr(portions, "PORTION_BYTES", 1)
     expected = numbers(capsys, "report", str(trace))

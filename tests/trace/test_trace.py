@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from mismatch_cli.errors import MismatchError
+from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.trace import writer
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.writer import rows_to_table, shard_path, with_counts, write_shard

@@ -1,8 +1,8 @@
 """What checks that read the responses again answer."""
 
+from mismatch_cli.base.numbers import things
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
 from mismatch_cli.diagnosis.readings import Reading, Readings, Survey
-from mismatch_cli.numbers import things
 
 MEASURE = "of the gap left"
 _OTHER_MODEL = 2.0  # times the gap, or what is expected

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.attention import SAFE, warning
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.model import Hypothesis
 from mismatch_cli.diagnosis.power import clear
+from mismatch_cli.models.attention import SAFE, warning
 
 NAME, STAGE = "attention", 4
 EXACT = True  # the manifest says so

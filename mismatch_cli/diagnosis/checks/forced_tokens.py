@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mismatch_cli.base.numbers import things
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 from mismatch_cli.diagnosis.power import clear, none, percent
 from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.numbers import things
 
 NAME, STAGE = "forced-tokens", 1
 TITLE = "Forced tokens in the loss"

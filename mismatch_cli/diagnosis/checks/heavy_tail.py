@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mismatch_cli.base.numbers import things
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
 from mismatch_cli.diagnosis.grouped import is_share_above
 from mismatch_cli.diagnosis.power import clear, percent
 from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.numbers import things
 
 NAME, STAGE = "heavy-tail", 6
 TITLE = "A few tokens carry the gap"

@@ -7,7 +7,7 @@ from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
 from mismatch_cli.diagnosis.power import clear, times_of
 from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.verdict.both_sides import precision
+from mismatch_cli.limits.both_sides import precision
 
 NAME, STAGE = "position-drift", 5
 TITLE = "A gap that grows with position"

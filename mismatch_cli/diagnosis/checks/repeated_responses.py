@@ -1,9 +1,9 @@
 """A response that is in the trace twice, as if it had been sampled twice."""
 
+from mismatch_cli.base.numbers import things
 from mismatch_cli.diagnosis.counts import MOST_RESPONSES, UNREPEATABLE
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.power import clear
-from mismatch_cli.numbers import things
 
 NAME, STAGE = "repeated-responses", 1
 TITLE = "The same response under several keys"

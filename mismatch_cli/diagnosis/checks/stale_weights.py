@@ -17,7 +17,7 @@ from mismatch_cli.diagnosis.model import rounded_to
 from mismatch_cli.diagnosis.power import clear, none, of_responses, percent
 from mismatch_cli.diagnosis.shared_origins import shared_by
 from mismatch_cli.diagnosis.two_kinds import FarResponses
-from mismatch_cli.torch_settings import sends_rounded
+from mismatch_cli.models.torch_settings import sends_rounded
 
 NAME, STAGE = "stale-weights", 4
 TITLE = "Stale weights"

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mismatch_cli.base.numbers import things
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
 from mismatch_cli.diagnosis.power import clear
 from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.numbers import things
 
 NAME, STAGE = "stored-values", 1
 TITLE = "Rounded or replaced log-probabilities"

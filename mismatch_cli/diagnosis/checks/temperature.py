@@ -14,7 +14,7 @@ from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.grouped import as_normal, slope_over_prompts
 from mismatch_cli.diagnosis.power import certain, clear
 from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.verdict.both_sides import temperatures_of, trainer_of
+from mismatch_cli.limits.both_sides import temperatures_of, trainer_of
 
 NAME, STAGE = "temperature", 3
 CLEARS = (

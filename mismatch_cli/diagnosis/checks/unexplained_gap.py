@@ -13,7 +13,7 @@ CHANGE = (
     "Give each untested check what it needs (the table below says what to type); then change one "
     "setting at a time and compare the traces with mismatch-cli compare."
 )
-SOURCE = "the steps of the trace's own logits, or other models: mismatch_cli/verdict/expected.py"
+SOURCE = "the steps of the trace's own logits, or other models: mismatch_cli/limits/expected.py"
 
 
 def check(evidence: Evidence) -> Finding:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mismatch_cli.base.numbers import things
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
 from mismatch_cli.diagnosis.power import clear, none
 from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.numbers import things
 
 NAME, STAGE = "uniform-mixture", 3
 TITLE = "Mixed with a uniform distribution"

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli import divergences
-from mismatch_cli.hashing import GROUPS
+from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.correlation import SampledSpearman
@@ -20,8 +19,9 @@ from mismatch_cli.metrics.estimate import (
     grouped_ratio,
     grouped_share,
 )
-from mismatch_cli.policies import TRAINER_ROLLOUT
-from mismatch_cli.trust_regions._rules import one_sided, signed
+from mismatch_cli.rules import divergences
+from mismatch_cli.rules.decisions import one_sided, signed
+from mismatch_cli.rules.policies import TRAINER_ROLLOUT
 
 THRESHOLDS = {"tv": 0.15, "kl": 0.05}  # the paper's δ for the binary masks
 _SMALLER_K = (1, 5, 10)

@@ -10,12 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.algorithms.algorithm import Algorithm
-from mismatch_cli.algorithms.parts import Rule
-from mismatch_cli.arrays import Segments
-from mismatch_cli.batch import TokenBatch
-from mismatch_cli.batches import Found
-from mismatch_cli.hashing import prompt_groups
+from mismatch_cli.base.arrays import Segments
+from mismatch_cli.base.hashing import prompt_groups
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.approximation import ApproximationQuality
 from mismatch_cli.metrics.clipping.bad_updates import BadUpdates
@@ -39,7 +35,11 @@ from mismatch_cli.metrics.profiles import POSITION_BINS, bin_bounds
 from mismatch_cli.metrics.step_sums import StepSums
 from mismatch_cli.metrics.sums import GroupSums
 from mismatch_cli.metrics.volatility import MU_EDGES
-from mismatch_cli.policies import TRAINER_ROLLOUT
+from mismatch_cli.rules.algorithms.algorithm import Algorithm
+from mismatch_cli.rules.algorithms.parts import Rule
+from mismatch_cli.rules.batch import TokenBatch
+from mismatch_cli.rules.batches import Found
+from mismatch_cli.rules.policies import TRAINER_ROLLOUT
 
 _COUNTS = (
     "tokens", "positive", "negative", "zero_advantage", "masked", "not_measured", "out_of_support",

@@ -15,16 +15,16 @@ from operator import and_
 
 import numpy as np
 
-from mismatch_cli.algorithms.algorithm import Algorithm
-from mismatch_cli.algorithms.gathering import Gathering
-from mismatch_cli.algorithms.parts import Mask, Rule
-from mismatch_cli.arrays import Segments
-from mismatch_cli.batch import TokenBatch
-from mismatch_cli.batches import Batches, Found, RowKey
+from mismatch_cli.base.arrays import Segments
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
-from mismatch_cli.trust_regions import Decision
+from mismatch_cli.rules.algorithms.algorithm import Algorithm
+from mismatch_cli.rules.algorithms.gathering import Gathering
+from mismatch_cli.rules.algorithms.parts import Mask, Rule
+from mismatch_cli.rules.batch import TokenBatch
+from mismatch_cli.rules.batches import Batches, Found, RowKey
+from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
+from mismatch_cli.rules.trust_regions import Decision
 
 SIGNS = ("positive", "negative")  # of the advantage: the rows of everything split by it
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.hashing import GROUPS, mix
+from mismatch_cli.base.hashing import GROUPS, mix
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.estimate import SHARE, finite_or_none, interval

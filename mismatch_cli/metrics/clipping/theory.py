@@ -15,7 +15,7 @@ from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.estimate import EXTREME, POSITIVE, Estimate, finite_or_none
 from mismatch_cli.metrics.sums import GroupSums, SequenceWeights
-from mismatch_cli.policies import TRAINER_ROLLOUT
+from mismatch_cli.rules.policies import TRAINER_ROLLOUT
 
 
 class Theory(Accumulator):

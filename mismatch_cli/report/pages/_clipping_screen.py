@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from mismatch_cli import numbers, registry, trust_regions
-from mismatch_cli.algorithms.table import TABLE
-from mismatch_cli.errors import suggest
+from mismatch_cli.base import numbers, registry
+from mismatch_cli.base.errors import suggest
 from mismatch_cli.metrics.update_table import THEORY
 from mismatch_cli.report.about import subject_lines
 from mismatch_cli.report.pages.clipping_blocked import NOT_BY_RATIO, ROW_KEYS, share_columns
@@ -17,6 +16,8 @@ from mismatch_cli.report.pages.clipping_subject import SIGNS, Subject, unsupport
 from mismatch_cli.report.pages.clipping_thresholds import SHORT, same_strictness
 from mismatch_cli.report.tables import Row, filled, in_words, number, share, table, text, value_of
 from mismatch_cli.report.view import Excerpt, Facts, Screen, Table, Verdict
+from mismatch_cli.rules import trust_regions
+from mismatch_cli.rules.algorithms.table import TABLE
 
 _T = TypeVar("_T")
 _ROWS, _NOTES = 9, 1

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from mismatch_cli import numbers
-from mismatch_cli.errors import suggest
+from mismatch_cli.base import numbers
+from mismatch_cli.base.errors import suggest
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.report.about import DECIDING
 from mismatch_cli.report.tables import (

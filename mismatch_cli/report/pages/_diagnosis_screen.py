@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mismatch_cli import numbers
+from mismatch_cli.base import numbers
+from mismatch_cli.base.errors import suggest
 from mismatch_cli.diagnosis.diagnose import COMPETE_STAGE, UNEXPLAINED_STAGE, Diagnosis, module
 from mismatch_cli.diagnosis.evidence import Finding
-from mismatch_cli.errors import suggest
+from mismatch_cli.limits.suspects import Suspect
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.report.about import left_out_of, subject_lines
 from mismatch_cli.report.tables import col, share, table, text
@@ -17,7 +18,6 @@ from mismatch_cli.report.view import Facts, Profile, Screen, Status, Table, Verd
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
 from mismatch_cli.studies.study import typed
 from mismatch_cli.trace.recorder_notes import RECORD
-from mismatch_cli.verdict.suspects import Suspect
 
 _MOST_FOUND, _MOST_SUSPECTS = 4, 4
 _Part = tuple[str, float, str]

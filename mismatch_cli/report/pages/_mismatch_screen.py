@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mismatch_cli import numbers
-from mismatch_cli.errors import suggest
+from mismatch_cli.base import numbers
+from mismatch_cli.base.errors import suggest
+from mismatch_cli.limits.assess import ABOVE, BETWEEN, HEALTHY, UNDECIDED, WITHOUT_INTERVAL
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.report.about import DECIDING, LEADING, left_out, subject_lines
 from mismatch_cli.report.pages._status import SIGNS, STATUS_WORDS, counted
@@ -24,7 +25,6 @@ from mismatch_cli.report.view import (
 )
 from mismatch_cli.studies.mismatch import MismatchAnalysis
 from mismatch_cli.studies.study import typed
-from mismatch_cli.verdict.assess import ABOVE, BETWEEN, HEALTHY, UNDECIDED, WITHOUT_INTERVAL
 
 _STATUS: dict[str, Status] = {HEALTHY: "good", BETWEEN: "mixed", ABOVE: "bad", UNDECIDED: "mixed"}
 _SHORT = re.compile(r",| (?:FAQ|CI|blog|nightly|rollout_corr|Ascend)")

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mismatch_cli.limits.assess import ABOVE, BETWEEN, HEALTHY, MIXED, UNDECIDED
 from mismatch_cli.report.view import Status
-from mismatch_cli.verdict.assess import ABOVE, BETWEEN, HEALTHY, MIXED, UNDECIDED
 
 SIGNS = {HEALTHY: "✔", BETWEEN: "!", ABOVE: "✘", UNDECIDED: "?"}
 STATUS_WORDS: dict[str, tuple[str, Status]] = {

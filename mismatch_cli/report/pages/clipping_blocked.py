@@ -5,7 +5,7 @@ and which tokens.
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 
-from mismatch_cli import numbers
+from mismatch_cli.base import numbers
 from mismatch_cli.metrics.update_table import CLIPPING
 from mismatch_cli.report.pages.clipping_subject import SIGNS, Subject, counted, when
 from mismatch_cli.report.pages.clipping_thresholds import same_strictness

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mismatch_cli import numbers
+from mismatch_cli.base import numbers
 from mismatch_cli.metrics.update_table import CLIPPING, THEORY
 from mismatch_cli.report.pages.clipping_subject import Subject, counted
 from mismatch_cli.report.tables import (

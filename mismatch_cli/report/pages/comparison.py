@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from mismatch_cli import DPPO, numbers
+from mismatch_cli import DPPO
+from mismatch_cli.base import numbers
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.report.about import (
     GAPS,

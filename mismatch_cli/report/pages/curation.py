@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli import DPPO, numbers
-from mismatch_cli.errors import suggest
+from mismatch_cli import DPPO
+from mismatch_cli.base import numbers
+from mismatch_cli.base.errors import suggest
 from mismatch_cli.metrics.gap_table import Metric
+from mismatch_cli.probe.tasks.answers import without_answer
 from mismatch_cli.report.tables import col, number, parts, plain, table, text
 from mismatch_cli.report.view import (
     Facts,
@@ -21,7 +23,6 @@ from mismatch_cli.report.view import (
     Verdict,
 )
 from mismatch_cli.studies.curation import CurationAnalysis, mean_over_problems
-from mismatch_cli.tasks.answers import without_answer
 
 _NOTATION = (
     "The accuracy of a problem is the mean reward of its samples. Means are over problems, and "

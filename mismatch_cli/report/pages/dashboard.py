@@ -5,15 +5,15 @@ first, the verdict.
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from mismatch_cli import numbers, registry
-from mismatch_cli.dialects import UPDATE
-from mismatch_cli.errors import suggest
+from mismatch_cli.base import numbers, registry
+from mismatch_cli.base.errors import suggest
+from mismatch_cli.frameworks.dialects import UPDATE
+from mismatch_cli.limits.assess import HEALTHY
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.report.pages._status import SIGNS, STATUS_WORDS, counted
 from mismatch_cli.report.tables import Col, Row, col, filled, table, text
 from mismatch_cli.report.view import Facts, ReportView, Screen, Status, Table, Verdict
 from mismatch_cli.studies.dashboard import OWN, DashboardNumbers, on_the_dtype
-from mismatch_cli.verdict.assess import HEALTHY
 
 _MOST_LIMITS, _MOST_MEASURED, _MOST_SUSPECTS = 8, 4, 4
 _SHARPER = "with the dtype of the engine; --model dense or moe says more"
@@ -206,9 +206,11 @@ def _to_a_trace(frameworks: Sequence[str]) -> tuple[str, str]:
     """The command that makes a trace of the run: an import of what its framework saves, or the
     page that says how to record it from inside.
     """
-    importers = registry.names("mismatch_cli.importers")
+    importers = registry.names("mismatch_cli.frameworks.importing")
     first = next(iter(frameworks), "")
-    if first in registry.names("mismatch_cli.record") and not _saves_ids(first, importers):
+    if first in registry.names("mismatch_cli.frameworks.recording") and not _saves_ids(
+        first, importers
+    ):
         return suggest("guide", "record"), "record the run from inside, with its token ids"
     form = ("--format", first) if first in importers else ()
     return (
@@ -221,7 +223,7 @@ def _saves_ids(framework: str, importers: Collection[str]) -> bool:
     """Whether the framework itself writes a dump that can be imported."""
     if framework not in importers:
         return False
-    module = registry.load("mismatch_cli.importers", framework, "format")
+    module = registry.load("mismatch_cli.frameworks.importing", framework, "format")
     return bool(getattr(module, "SAVES_IDS", True))
 
 

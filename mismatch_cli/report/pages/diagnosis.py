@@ -1,6 +1,6 @@
 """The page of a diagnosis: a `ReportView`, which terminal and HTML print."""
 
-from mismatch_cli import numbers
+from mismatch_cli.base import numbers
 from mismatch_cli.diagnosis.diagnose import (
     FLOOR_STAGE,
     PRECISION_STAGE,
@@ -9,6 +9,7 @@ from mismatch_cli.diagnosis.diagnose import (
     module,
 )
 from mismatch_cli.diagnosis.evidence import Finding
+from mismatch_cli.limits.expected import sentence
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.report.about import command_line, settings_tables, who_facts
 from mismatch_cli.report.pages._diagnosis_screen import notes, screen
@@ -16,7 +17,6 @@ from mismatch_cli.report.tables import col, filled, metric_row, pairs_table, sha
 from mismatch_cli.report.view import MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
 from mismatch_cli.studies.study import typed
-from mismatch_cli.verdict.expected import sentence
 
 _NOTATION = (
     "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ "

@@ -6,9 +6,11 @@ from functools import partial
 from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from mismatch_cli import numbers
-from mismatch_cli.errors import suggest
-from mismatch_cli.places import shown
+from mismatch_cli.base import numbers
+from mismatch_cli.base.errors import suggest
+from mismatch_cli.base.places import shown
+from mismatch_cli.base.text import visible
+from mismatch_cli.limits.limit_sets import DIAGNOSIS, OF_BASELINE, LimitSet
 from mismatch_cli.report.about import (
     about_facts,
     command_line,
@@ -27,9 +29,7 @@ from mismatch_cli.studies.gate import (
     source_text,
     subject,
 )
-from mismatch_cli.studies.limits import DIAGNOSIS, OF_BASELINE, LimitSet
 from mismatch_cli.studies.study import typed
-from mismatch_cli.text import visible
 
 _SUITES, _WHOLE = "mismatch-cli gate", "the traces are whole"
 _MOST = 12  # limits on a screen

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mismatch_cli import numbers
+from mismatch_cli.base import numbers
 from mismatch_cli.metrics.gap_table import (
     GAP_GROUPS,
     METRICS,

@@ -5,7 +5,7 @@ carry.
 from collections.abc import Mapping
 from typing import Any
 
-from mismatch_cli import numbers
+from mismatch_cli.base import numbers
 from mismatch_cli.metrics.route_flips import ROUTING
 from mismatch_cli.report.tables import (
     col,

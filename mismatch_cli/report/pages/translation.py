@@ -5,7 +5,7 @@ define differently.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mismatch_cli import numbers
+from mismatch_cli.base import numbers
 from mismatch_cli.report.about import partial_notes, who_facts
 from mismatch_cli.report.tables import Col, Row, col, filled, named, pairs_table, table
 from mismatch_cli.report.view import ReportView, Section, Table

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mismatch_cli.report.plots._lines import draw_bars
-from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet
+from mismatch_cli.report.drawing.lines import draw_bars
+from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.curation import CurationAnalysis

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mismatch_cli.report.plots._lines import any_above_0, draw_line, middle_of_steps, values_of
-from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet
-from mismatch_cli.report.plots._scales import stretch
+from mismatch_cli.report.drawing.lines import any_above_0, draw_line, middle_of_steps, values_of
+from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet
+from mismatch_cli.report.drawing.scales import stretch
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.clipping import ClippingPlotData

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mismatch_cli.report.plots._fills import (
+from mismatch_cli.report.drawing.fills import (
     HEAT_LEGEND,
     Scale,
     draw_heat,
@@ -15,9 +15,9 @@ from mismatch_cli.report.plots._fills import (
     note_left_out,
     reach_of,
 )
-from mismatch_cli.report.plots._lines import values_of
-from mismatch_cli.report.plots._masks import distinct_masks
-from mismatch_cli.report.plots._panels import LEFT, RIGHT, TOP, Box, Sheet, short_names, width_of
+from mismatch_cli.report.drawing.lines import values_of
+from mismatch_cli.report.drawing.masks import distinct_masks
+from mismatch_cli.report.drawing.panels import LEFT, RIGHT, TOP, Box, Sheet, short_names, width_of
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.clipping import ClippingPlotData

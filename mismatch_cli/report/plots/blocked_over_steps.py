@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mismatch_cli.report.plots._lines import (
+from mismatch_cli.report.drawing.lines import (
     DASHED,
     any_above_0,
     draw_line,
     middle_of_steps,
     parts_of,
 )
-from mismatch_cli.report.plots._masks import distinct_masks
-from mismatch_cli.report.plots._panels import Panel, Sheet, legend_below_height
-from mismatch_cli.report.plots._scales import stretch
-from mismatch_cli.report.plots._style import Style
+from mismatch_cli.report.drawing.masks import distinct_masks
+from mismatch_cli.report.drawing.panels import Panel, Sheet, legend_below_height
+from mismatch_cli.report.drawing.scales import stretch
+from mismatch_cli.report.drawing.style import Style
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.clipping import ClippingPlotData

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mismatch_cli.report.plots._lines import draw_profile
-from mismatch_cli.report.plots._panels import Sheet
+from mismatch_cli.report.drawing.lines import draw_profile
+from mismatch_cli.report.drawing.panels import Sheet
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.diagnosis import DiagnosisAnalysis

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mismatch_cli.report.plots._lines import RUNS, looks, run_labels
-from mismatch_cli.report.plots._panels import Sheet, legend_height
+from mismatch_cli.report.drawing.lines import RUNS, looks, run_labels
+from mismatch_cli.report.drawing.panels import Sheet, legend_height
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.comparison import ComparisonPlotData

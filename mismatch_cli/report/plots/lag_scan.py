@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mismatch_cli.report.plots._panels import Sheet
+from mismatch_cli.report.drawing.panels import Sheet
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.diagnosis import DiagnosisAnalysis

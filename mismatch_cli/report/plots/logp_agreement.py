@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mismatch_cli.report.plots._fills import draw_points, thin
-from mismatch_cli.report.plots._panels import Panel, Sheet
-from mismatch_cli.report.plots._scales import stretch
+from mismatch_cli.report.drawing.fills import draw_points, thin
+from mismatch_cli.report.drawing.panels import Panel, Sheet
+from mismatch_cli.report.drawing.scales import stretch
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.mismatch import PlotData

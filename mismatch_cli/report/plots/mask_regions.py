@@ -14,15 +14,15 @@ from matplotlib import rcParams
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
-from mismatch_cli import numbers
-from mismatch_cli.report.plots._fills import draw_points, thin
-from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet, short_names, width_of
-from mismatch_cli.report.plots._scales import HIGHEST, lowest_of, spread_probability
+from mismatch_cli.base import numbers
+from mismatch_cli.report.drawing.fills import draw_points, thin
+from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet, short_names, width_of
+from mismatch_cli.report.drawing.scales import HIGHEST, lowest_of, spread_probability
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mismatch_cli.algorithms.algorithm import Algorithm
+    from mismatch_cli.rules.algorithms.algorithm import Algorithm
     from mismatch_cli.studies.clipping import ClippingPlotData
 
 STUDY = "clipping"

@@ -9,8 +9,8 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from mismatch_cli.metrics.gap_table import METRICS
-from mismatch_cli.report.plots._lines import RUNS, looks, parts_of, run_labels
-from mismatch_cli.report.plots._panels import (
+from mismatch_cli.report.drawing.lines import RUNS, looks, parts_of, run_labels
+from mismatch_cli.report.drawing.panels import (
     RIGHT,
     TOP,
     Box,

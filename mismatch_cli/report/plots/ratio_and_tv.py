@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mismatch_cli.report.plots._fills import draw_points, thin
-from mismatch_cli.report.plots._lines import DASHED, label_in_units, parts_of
-from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet
-from mismatch_cli.report.plots._scales import HIGHEST, lowest_of, spread_probability
+from mismatch_cli.report.drawing.fills import draw_points, thin
+from mismatch_cli.report.drawing.lines import DASHED, label_in_units, parts_of
+from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet
+from mismatch_cli.report.drawing.scales import HIGHEST, lowest_of, spread_probability
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.mismatch import PlotData

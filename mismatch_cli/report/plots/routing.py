@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mismatch_cli.report.plots._lines import draw_line, parts_of, values_of
-from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet
+from mismatch_cli.report.drawing.lines import draw_line, parts_of, values_of
+from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.mismatch import PlotData

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mismatch_cli.report.plots._lines import DASHED, draw_line, values_of
-from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet, width_of
-from mismatch_cli.report.plots._scales import stretch
+from mismatch_cli.report.drawing.lines import DASHED, draw_line, values_of
+from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet, width_of
+from mismatch_cli.report.drawing.scales import stretch
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.clipping import ClippingPlotData

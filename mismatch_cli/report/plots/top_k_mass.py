@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mismatch_cli.metrics.gap_table import METRICS
-from mismatch_cli.report.plots._lines import DASHED, draw_line, middle_of_steps, parts_of
-from mismatch_cli.report.plots._panels import LEGEND, Sheet
-from mismatch_cli.report.plots._scales import margin_of
+from mismatch_cli.report.drawing.lines import DASHED, draw_line, middle_of_steps, parts_of
+from mismatch_cli.report.drawing.panels import LEGEND, Sheet
+from mismatch_cli.report.drawing.scales import margin_of
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.mismatch import PlotData

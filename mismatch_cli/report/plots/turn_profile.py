@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mismatch_cli.report.plots._lines import RUNS
-from mismatch_cli.report.plots._panels import Panel, Sheet, legend_height
-from mismatch_cli.report.plots._steps import Rows, draw_steps, measured, share_vertical
+from mismatch_cli.report.drawing.lines import RUNS
+from mismatch_cli.report.drawing.panels import Panel, Sheet, legend_height
+from mismatch_cli.report.drawing.steps import Rows, draw_steps, measured, share_vertical
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.comparison import ComparisonPlotData

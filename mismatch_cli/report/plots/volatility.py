@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mismatch_cli.report.plots._lines import RUNS, Part, looks, parts_of, run_labels, values_of
-from mismatch_cli.report.plots._panels import LEGEND, Panel, Sheet, legend_height
-from mismatch_cli.report.plots._style import Style
+from mismatch_cli.report.drawing.lines import RUNS, Part, looks, parts_of, run_labels, values_of
+from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet, legend_height
+from mismatch_cli.report.drawing.style import Style
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.comparison import ComparisonPlotData

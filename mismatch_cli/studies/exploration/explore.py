@@ -7,12 +7,12 @@ from itertools import product
 
 import numpy as np
 
-from mismatch_cli.algorithms.algorithm import Algorithm
-from mismatch_cli.algorithms.parts import Rule
-from mismatch_cli.batches import Found
+from mismatch_cli.base.places import shown
 from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.pairs import Pair
-from mismatch_cli.places import shown
+from mismatch_cli.rules.algorithms.algorithm import Algorithm
+from mismatch_cli.rules.algorithms.parts import Rule
+from mismatch_cli.rules.batches import Found
 from mismatch_cli.studies.exploration.explored import Exploration, Judged, TokenList
 from mismatch_cli.studies.exploration.explored_rows import ExploredRows
 from mismatch_cli.studies.exploration.page_tokens import PageTokens

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mismatch_cli.batch import TokenBatch
+from mismatch_cli.rules.batch import TokenBatch
 
 
 def _as_recorded(batch: TokenBatch, _row_S: np.ndarray) -> TokenBatch:

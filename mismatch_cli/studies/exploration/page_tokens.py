@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.studies.exploration.explored import (
     NOT_JUDGED,
     ExploredTokens,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
 from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.studies.exploration.explored import RESPONSE
 
 _PARTS = 48  # of a profile

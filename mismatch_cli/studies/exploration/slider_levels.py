@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mismatch_cli.algorithms.algorithm import Algorithm, keep_T
-from mismatch_cli.algorithms.parts import Mask, Rule
-from mismatch_cli.algorithms.sliders import Position, sliders
-from mismatch_cli.batch import TokenBatch
-from mismatch_cli.batches import Found
 from mismatch_cli.metrics.clipping.masked import Masked, Needs, apply_masks
+from mismatch_cli.rules.algorithms.algorithm import Algorithm, keep_T
+from mismatch_cli.rules.algorithms.parts import Mask, Rule
+from mismatch_cli.rules.algorithms.sliders import Position, sliders
+from mismatch_cli.rules.batch import TokenBatch
+from mismatch_cli.rules.batches import Found
 from mismatch_cli.studies.exploration.explored import Judged
 
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
 from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.studies.exploration.explored_rows import ExploredRows
 from mismatch_cli.studies.exploration.leaders import Leaders
 from mismatch_cli.studies.exploration.passages import MOST_RESPONSES

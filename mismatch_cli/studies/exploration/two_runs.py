@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.studies.exploration.explore import explore
 from mismatch_cli.studies.exploration.explored import Exploration
 from mismatch_cli.studies.exploration.explored_rows import ExploredRows

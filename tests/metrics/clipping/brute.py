@@ -9,9 +9,9 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from mismatch_cli.batch import TokenBatch
-from mismatch_cli.hashing import hash_keys, mix
+from mismatch_cli.base.hashing import hash_keys, mix
 from mismatch_cli.metrics.clipping.masked import Needs
+from mismatch_cli.rules.batch import TokenBatch
 
 INF = float("inf")
 Rule = Callable[[pd.DataFrame], pd.Series]

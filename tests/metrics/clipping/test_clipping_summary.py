@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.clipping import breakdown, masked
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
 from mismatch_cli.metrics.estimate import FEW_DECIDE
 from mismatch_cli.metrics.gaps import token_gaps
+from mismatch_cli.rules.batch import TokenBatch
 from tests.metrics.clipping.world import (
     ALL,
     EVERYTHING,

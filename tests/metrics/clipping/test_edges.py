@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mismatch_cli.algorithms.parse import find
-from mismatch_cli.batch import TokenBatch
 from mismatch_cli.metrics.clipping.masked import Needs
+from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.batch import TokenBatch
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import (
     EVERYTHING,

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mismatch_cli.algorithms.parse import find
-from mismatch_cli.hashing import GROUPS, prompt_groups
+from mismatch_cli.base.hashing import GROUPS, prompt_groups
 from mismatch_cli.metrics.clipping.sweeps import BINS, FAMILIES, _above_0
 from mismatch_cli.metrics.estimate import FEWEST_PROMPTS, SHARE, SIGNED, interval
+from mismatch_cli.rules.algorithms.parse import find
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import (
     EVERYTHING,

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.algorithms.algorithm import Algorithm
-from mismatch_cli.algorithms.gathering import Gathering, masks_of
-from mismatch_cli.algorithms.parts import Rule
-from mismatch_cli.algorithms.table import TABLE
-from mismatch_cli.batch import TokenBatch
-from mismatch_cli.batches import Found
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
 from mismatch_cli.metrics.clipping.masked import Needs, gather
+from mismatch_cli.rules.algorithms.algorithm import Algorithm
+from mismatch_cli.rules.algorithms.gathering import Gathering, masks_of
+from mismatch_cli.rules.algorithms.parts import Rule
+from mismatch_cli.rules.algorithms.table import TABLE
+from mismatch_cli.rules.batch import TokenBatch
+from mismatch_cli.rules.batches import Found
 
 VOCABULARY = 60
 EVERYTHING = Needs(advantages=True, recomputed=True, top_k=20, full=True, topk_recomputed=True)

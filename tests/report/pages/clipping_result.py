@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.algorithms.table import TABLE
+from mismatch_cli.rules.algorithms.table import TABLE
 
 HOSTILE = "<script>alert(1)</script> [red]x[/red] $\\frac{1}{2}$ \x1b[2J \u202eevil \x00"
 TOKENS = ("Wait", " the", "\n\n", "  ", " \\(", "We", " Since", "שלום", "漢字", HOSTILE)

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from mismatch_cli.base.places import bundled
+from mismatch_cli.limits.limit_sets import Limit, LimitSet
 from mismatch_cli.metrics.population import Curation
-from mismatch_cli.places import bundled
 from mismatch_cli.report.pages import _mismatch_screen, comparison, curation, gate
 from mismatch_cli.report.terminal import print_report
 from mismatch_cli.report.view import ReportView, Table
 from mismatch_cli.studies.curation import CurationAnalysis
 from mismatch_cli.studies.gate import GateResult
-from mismatch_cli.studies.limits import Limit, LimitSet
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from tests.report.test_every_cell import equals, is_interval

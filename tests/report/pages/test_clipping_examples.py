@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mismatch_cli.algorithms.parse import find
-from mismatch_cli.errors import UsageError
+from mismatch_cli.base.errors import UsageError
 from mismatch_cli.report.pages.clipping import example_excerpts
+from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.studies.clipping import analyse_clipping
 from tests.metrics.clipping.world import ALL, world
 from tests.studies.written import write_trace

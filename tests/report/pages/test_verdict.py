@@ -9,7 +9,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from mismatch_cli.places import bundled
+from mismatch_cli.base.places import bundled
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.pages.mismatch import page as page_of
 from mismatch_cli.report.terminal import print_report

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.algorithms.algorithm import Algorithm
-from mismatch_cli.algorithms.table import TABLE
 from mismatch_cli.metrics.clipping.breakdown import JUDGED_ROW
-from mismatch_cli.policies import Policies
+from mismatch_cli.rules.algorithms.algorithm import Algorithm
+from mismatch_cli.rules.algorithms.table import TABLE
+from mismatch_cli.rules.policies import Policies
 from mismatch_cli.studies.clipping import ClippingPlotData
-from tests.trust_regions.cases import keep_T
+from tests.rules.trust_regions.cases import keep_T
 
 LENGTH = 50  # tokens of a response
 MU_EDGES = (0.0, 1e-4, 1e-3, 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.99, 1.0)

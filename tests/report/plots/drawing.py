@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from matplotlib.text import Text
 
+from mismatch_cli.report.drawing.axis import Words
+from mismatch_cli.report.drawing.style import Style, paper
+from mismatch_cli.report.drawing.svg import to_svg
 from mismatch_cli.report.figures import draw
-from mismatch_cli.report.plots._axis import Words
-from mismatch_cli.report.plots._style import Style, paper
-from mismatch_cli.report.plots._svg import to_svg
 
 PAPER = paper(3.25 * 96)  # the column width of most conferences
 

@@ -11,22 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.algorithms.algorithm import Algorithm
-from mismatch_cli.algorithms.parse import find
-from mismatch_cli.algorithms.parts import Mask
-from mismatch_cli.algorithms.table import TABLE
-from mismatch_cli.policies import ENGINE_GAP, Policies
+from mismatch_cli.report.drawing.fills import percent, reach_of
+from mismatch_cli.report.drawing.panels import short_names, width_of
+from mismatch_cli.report.drawing.scales import HIGHEST
+from mismatch_cli.report.drawing.style import NARROW, WIDE, Style
+from mismatch_cli.report.drawing.svg import to_svg
 from mismatch_cli.report.figures import draw, plots_for, plots_of
-from mismatch_cli.report.plots._fills import percent, reach_of
-from mismatch_cli.report.plots._panels import short_names, width_of
-from mismatch_cli.report.plots._scales import HIGHEST
-from mismatch_cli.report.plots._style import NARROW, WIDE, Style
-from mismatch_cli.report.plots._svg import to_svg
+from mismatch_cli.rules.algorithms.algorithm import Algorithm
+from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parts import Mask
+from mismatch_cli.rules.algorithms.table import TABLE
+from mismatch_cli.rules.policies import ENGINE_GAP, Policies
 from mismatch_cli.studies.clipping import ClippingPlotData
 from tests.looped import looped
 from tests.report.plots.drawing import PAPER, check_texts, drawn
+from tests.rules.trust_regions.cases import keep_T
 from tests.tiers import at_night
-from tests.trust_regions.cases import keep_T
 
 PLOTS = list(plots_of(ClippingPlotData.STUDY))
 STYLES = [WIDE, NARROW]
@@ -261,7 +261,7 @@ def test_a_mask_on_the_engine_gap_adds_no_region() -> None:
 
 
 def test_a_mask_of_the_users_own(tmp_path: Path) -> None:
-    start = "from mismatch_cli.trust_regions import Decision\n"
+    start = "from mismatch_cli.rules.trust_regions import Decision\n"
     bodies = {
         "near": "def trust_region(compared, advantage_T):\n"
         "    return Decision(compared.logp_anchor_T < -1, compared.ratio_T)",
@@ -289,7 +289,7 @@ def test_without_advantages_both_signs_are_judged(
 
 
 def test_lines_that_would_coincide_are_left_out(many: ClippingPlotData) -> None:
-    from mismatch_cli.report.plots._masks import distinct_masks
+    from mismatch_cli.report.drawing.masks import distinct_masks
 
     masks = distinct_masks(many, many.blocking, 6)
     names = [mask.row["name"] for mask in masks]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mismatch_cli.report.drawing.style import NARROW, WIDE, Style
 from mismatch_cli.report.figures import plots_for, plots_of, text_of
-from mismatch_cli.report.plots._style import NARROW, WIDE, Style
 from mismatch_cli.studies.comparison import ComparisonAnalysis, ComparisonPlotData, exceedance
 from tests.report.plots.drawing import PAPER, check_texts, drawn
 from tests.studies.compared import Row, first_two

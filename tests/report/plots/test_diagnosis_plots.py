@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mismatch_cli.places import bundled
+from mismatch_cli.base.places import bundled
+from mismatch_cli.report.drawing.style import NARROW, WIDE
 from mismatch_cli.report.figures import plots_of
-from mismatch_cli.report.plots._style import NARROW, WIDE
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, analyse_diagnosis
 from mismatch_cli.trace.reader import Trace
 from tests.report.plots.drawing import PAPER, check_texts, drawn

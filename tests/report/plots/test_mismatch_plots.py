@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mismatch_cli.report.drawing.fills import draw_points
+from mismatch_cli.report.drawing.panels import Box, Sheet
+from mismatch_cli.report.drawing.style import DARK, LIGHT, NARROW, WIDE, Style
 from mismatch_cli.report.figures import draw, plots_for, plots_of, text_of
-from mismatch_cli.report.plots._fills import draw_points
-from mismatch_cli.report.plots._panels import Box, Sheet
-from mismatch_cli.report.plots._style import DARK, LIGHT, NARROW, WIDE, Style
 from mismatch_cli.studies.mismatch import PlotData
 from tests.report.plots.drawing import PAPER, check_texts, drawn
 

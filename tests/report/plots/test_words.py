@@ -12,22 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.places import bundled
+from mismatch_cli.base.places import bundled
+from mismatch_cli.report.drawing.fills import Scale, draw_heat, draw_points
+from mismatch_cli.report.drawing.panels import Sheet
+from mismatch_cli.report.drawing.style import WIDE
+from mismatch_cli.report.drawing.words import MOST, in_words
 from mismatch_cli.report.figures import Drawable, alternative_text, draw, plot_names, plots_of
 from mismatch_cli.report.html import render_html
-from mismatch_cli.report.plots._fills import Scale, draw_heat, draw_points
-from mismatch_cli.report.plots._panels import Sheet
-from mismatch_cli.report.plots._style import WIDE
-from mismatch_cli.report.plots._words import MOST, in_words
 from mismatch_cli.studies.comparison import ComparisonAnalysis
 from mismatch_cli.studies.curation import Curation, CurationAnalysis
 from mismatch_cli.studies.diagnosis import analyse_diagnosis
-from mismatch_cli.studies.runs import TrainingRun
-from mismatch_cli.studies.training import TrainingAnalysis
 from mismatch_cli.trace.reader import Trace
-from tests.report.plots.test_training_plots import bounded, by_threshold, in_settings, relaxed
+from mismatch_cli.train.studies.runs import TrainingRun
+from mismatch_cli.train.studies.training import TrainingAnalysis
 from tests.report.searches import analysis as search_of
-from tests.report.training_runs import make_run
+from tests.train.plots.test_training_plots import bounded, by_threshold, in_settings, relaxed
+from tests.train.training_runs import make_run
 
 CURVE = {0: 0.3, 1: 0.9, 2: 0.1, 3: 0.5}
 

@@ -1,0 +1,298 @@
+"""How well `mismatch-cli diagnose` finds faults: `python lab/detection.py --folder F` prints
+fault × severity.
+
+Healthy traces are recorded with vLLM in several precisions (once, into the folder). A trial takes
+some prompts of one, plants a fault, and counts as right if that fault is named as the first cause,
+or if the gap is called unexplained and that fault is among the suspects. Any cause other than the
+planted one is false. Healthy trials, large and tiny, count false alarms. Every second trial has
+only the sampled tokens' log-probabilities, like many dumps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from faults import FAULTS, Fault, in_steps, planted
+from pool import Pool, gather_tables
+from variants import add_variants, model_at_hand
+
+from mismatch_cli.diagnosis.diagnose import FLOOR_STAGE, Diagnosis, diagnose, module
+from mismatch_cli.diagnosis.evidence import Evidence
+from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.trace.reader import Trace
+
+_COMMON = (
+    "--num-prompts 512 --samples-per-prompt 4 --max-tokens 128 --top-logprobs 8 --noise-responses 0"
+)
+POOLS = {
+    "f32": "--rollout-dtype float32 --trainer-dtype float32",
+    "bf16": "--rollout-dtype bfloat16 --trainer-dtype bfloat16",
+    "fp8": "--rollout-dtype bfloat16 --trainer-dtype bfloat16 --kv-cache-dtype fp8",
+    "mixed": "--rollout-dtype bfloat16 --trainer-dtype float32",
+    "hot07": "--rollout-dtype bfloat16 --trainer-dtype bfloat16 --temperature 0.7",
+    "topp": "--rollout-dtype bfloat16 --trainer-dtype bfloat16 --top-p 0.9",
+}
+BROKEN_POOLS = ("f32", "bf16", "fp8")  # pools to plant faults into
+TOP_P = (0.99, 0.95, 0.9, 0.8)
+RESPONSES = 1024  # of a pool, from which trials draw
+UNEXPLAINED, IN_THE_SET = "unexplained-gap", "in the set of an unexplained gap"
+TRUE_OF = {"mixed": ("lm-head",)}  # a head in bfloat16 on one side is true of this pool
+# Two names of one fault
+ALIKE = {"position-drift": {"position-encoding"}, "position-encoding": {"position-drift"}}
+# The planted number does contradict the top-K column
+FOLLOWS = {"end-of-sequence": {"columns-at-odds"}}
+OF_TOP_K = ("columns-at-odds",)  # checks that are about the top-K columns
+# Of a fault for which the model reads the responses again, under hundreds of hypotheses
+TRIALS_AT_HAND = 12
+PROMPTS = 32  # per trial, with all their samples
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="where pools are recorded and kept"
+    )
+    parser.add_argument("--trials", type=int, default=102, help="for each fault and severity")
+    parser.add_argument(
+        "--healthy", type=int, default=600, help="healthy trials over all pools, half of them tiny"
+    )
+    parser.add_argument("--only", default="", help="faults whose name contains this")
+    parser.add_argument("--json", type=Path, help="also write the counts here")
+    options = parser.parse_args()
+    pools = {name: load_pool(options.folder, name, flags) for name, flags in POOLS.items()}
+    rows: list[dict[str, Any]] = []
+    if not options.only:
+        print(
+            "| healthy | setting | false causes | unexplained | of | named |\n"
+            "|---|---|---|---|---|---|",
+            flush=True,
+        )
+        share = options.healthy // (2 * len(POOLS))
+        rows += [
+            healthy_row(name, pools[name], share, tiny) for tiny in (False, True) for name in POOLS
+        ]
+    head = (
+        "| fault | first cause | severity | right | of | instead, or in the set | others beside "
+        "| which |"
+    )
+    print(f"{head}\n|---|---|---|---|---|---|---|---|", flush=True)
+    for fault in FAULTS:
+        if options.only in fault.name:
+            trials = min(options.trials, TRIALS_AT_HAND) if fault.at_hand else options.trials
+            rows += [fault_row(fault, severity, pools, trials) for severity in fault.severities]
+    for fault in (fault for fault in FAULTS if fault.check == "stale-weights"):
+        alone = replace(fault, name=f"{fault.name}, without the earlier checkpoint")
+        if options.only in alone.name:
+            rows += [
+                fault_row(alone, severity, pools, options.trials, earlier=False)
+                for severity in fault.severities
+            ]
+    rows += [
+        top_p_row(options.folder, top_p, options.trials)
+        for top_p in TOP_P
+        if options.only in "top-p"
+    ]
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+
+
+def load_pool(folder: Path, name: str, flags: str, variants: bool | None = None) -> Pool:
+    run = folder / name
+    if not (run / "summary.json").exists():
+        command = f"probe {_COMMON} {flags} --force --quiet --json --output {run}"
+        subprocess.run(
+            [sys.executable, "-m", "mismatch_cli", *command.split()],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+    trace = Trace.open(run)
+    import pyarrow as pa
+
+    pool = Pool.of(pa.concat_tables(trace.tables()), RESPONSES)
+    pool.about = trace.manifest
+    pool.sampling = trace.manifest["config"]["sampling"]
+    if name in BROKEN_POOLS if variants is None else variants:
+        add_variants(pool, trace, folder / f"{name}-variants")
+    return pool
+
+
+def judged(
+    pool: Pool, sampling: dict[str, Any], earlier_T: np.ndarray | None = None, at_hand: bool = False
+) -> Diagnosis:
+    evidence: Evidence = gather_tables([pool.table()], PAIRS["mismatch"], sampling, pool.about)
+    if earlier_T is not None:
+        evidence = replace(evidence, earlier_logp_T=_in_sample_order(pool, earlier_T))
+    if at_hand:
+        evidence = replace(evidence, model=model_at_hand(pool, evidence.sample))
+    return diagnose(evidence)
+
+
+def _in_sample_order(pool: Pool, values_T: np.ndarray) -> np.ndarray:
+    """The sample is ordered by step, prompt and sample."""
+    rows = pool.rows
+    order = np.lexsort([rows["sample_index"], rows["prompt_id"], rows["step"]])
+    return np.concatenate([values_T[pool.offset_S1[s] : pool.offset_S1[s + 1]] for s in order])
+
+
+def draw(pool: Pool, rng: np.random.Generator, prompts: int = PROMPTS) -> np.ndarray:
+    """The responses of some prompts."""
+    chosen = rng.choice(np.unique(pool.rows["prompt_id"]), prompts, replace=False)
+    return np.flatnonzero(np.isin(pool.rows["prompt_id"], chosen))
+
+
+@dataclass
+class Tally:
+    """The results of trials: the first cause, and causes other than the planted one."""
+
+    named: Counter[str] = field(default_factory=Counter)
+    beside: Counter[str] = field(default_factory=Counter)
+    cells: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    trials: int = 0
+
+    def add(self, check: str, diagnosis: Diagnosis, cell: str, true: Collection[str] = ()) -> None:
+        """Add one trial; `true`: checks that apply to the pool itself."""
+        answer = _answer(diagnosis, check)
+        self.trials += 1
+        self.named[answer] += 1
+        self.cells[cell][answer] += 1
+        right = {check, *true, *ALIKE.get(check, ()), *FOLLOWS.get(check, ())}
+        false = {f.check for f in diagnosis.found if module(f.check).STAGE < FLOOR_STAGE} - right
+        self.beside.update(false)
+        self.beside["any"] += bool(false)
+
+    def right(self, check: str) -> int:
+        return self.named[check] + self.named[IN_THE_SET]
+
+
+def _answer(diagnosis: Diagnosis, check: str) -> str:
+    """The first cause; if there is none, whether the gap is unexplained and the fault a suspect."""
+    names = {check, *ALIKE.get(check, ())}
+    if diagnosis.first_cause is not None:
+        return check if diagnosis.first_cause.check in names else diagnosis.first_cause.check
+    if UNEXPLAINED not in [fault.check for fault in diagnosis.faults]:
+        return "nothing"
+    return IN_THE_SET if names & {suspect.check for suspect in diagnosis.suspects} else UNEXPLAINED
+
+
+def sampled_alone(pool: Pool) -> Pool:
+    """Like many dumps: only the log-probabilities of the sampled tokens."""
+    pool.ranks.clear()
+    pool.tokens.pop("entropy_trainer", None)
+    return pool
+
+
+def healthy_row(name: str, pool: Pool, trials: int, tiny: bool) -> dict[str, Any]:
+    """Trials on healthy traces: 32 prompts, or 5 to 20 prompts with all or only some of their
+    responses.
+    """
+    rng, tally = np.random.default_rng(1), Tally()
+    for trial in range(trials):
+        index_S = draw(pool, rng, int(rng.integers(5, 21)) if tiny else PROMPTS)
+        healthy = pool.take(index_S[:: rng.integers(1, 5)] if tiny else index_S)
+        in_steps(healthy, rng)
+        if trial % 2:
+            sampled_alone(healthy)
+        tally.add(
+            "nothing",
+            judged(healthy, pool.sampling),
+            "plain" if trial % 2 else "top-K",
+            TRUE_OF.get(name, ()),
+        )
+    wrong, unexplained = (
+        tally.beside.pop("any", 0),
+        tally.named[UNEXPLAINED] + tally.named[IN_THE_SET],
+    )
+    size = "tiny" if tiny else "whole"
+    print(
+        f"| {size} | {name} | {wrong} | {unexplained} | {trials} | {_counts(tally.beside)} |",
+        flush=True,
+    )
+    row = {
+        "fault": f"healthy, {name}, {size}",
+        "alarms": wrong,
+        "unexplained": unexplained,
+        "of": trials,
+    }
+    return row | {"named": dict(tally.beside)}
+
+
+def fault_row(
+    fault: Fault, severity: float, pools: dict[str, Pool], trials: int, earlier: bool = True
+) -> dict[str, Any]:
+    """Trials of one fault at one severity; `earlier`: give the earlier checkpoint if the check
+    needs it.
+    """
+    rng, tally = np.random.default_rng(2), Tally()
+    for trial in range(trials):
+        name, plain = BROKEN_POOLS[trial % len(BROKEN_POOLS)], bool(trial // len(BROKEN_POOLS) % 2)
+        index_S = draw(pools[name], rng)
+        broken = planted(pools[name], fault, severity, index_S, rng)
+        if plain and fault.check not in OF_TOP_K and not fault.top_k:
+            sampled_alone(broken)
+        asked = earlier and fault.check == "stale-weights"
+        earlier_T = pools[name].take(index_S).tokens["logp_trainer"] if asked else None
+        diagnosis = judged(broken, pools[name].sampling, earlier_T, fault.at_hand)
+        tally.add(
+            fault.check,
+            diagnosis,
+            f"{name}, {'plain' if plain else 'top-K'}",
+            TRUE_OF.get(name, ()),
+        )
+    return _row(fault.name, fault.check, f"{severity:g} {fault.unit}".strip(), tally)
+
+
+def top_p_row(folder: Path, top_p: float, trials: int) -> dict[str, Any]:
+    """Trials sampled with top-p by vLLM and scored without it: real on both sides."""
+    flags = f"--rollout-dtype bfloat16 --trainer-dtype bfloat16 --top-p {top_p:g}"
+    pool = load_pool(folder, f"cut{top_p:g}", flags, variants=False)
+    cache = folder / f"cut{top_p:g}-whole"
+    add_variants(pool, Trace.open(folder / f"cut{top_p:g}"), cache, ["temperature1"])
+    pool.use("temperature1")
+    rng, tally = np.random.default_rng(3), Tally()
+    for trial in range(trials):
+        drawn = pool.take(draw(pool, rng))
+        diagnosis = judged(sampled_alone(drawn) if trial % 2 else drawn, {})
+        tally.add("truncated-support", diagnosis, "plain" if trial % 2 else "top-K")
+    return _row("top-p in the engine only", "truncated-support", f"top_p {top_p:g}", tally)
+
+
+def _row(name: str, check: str, severity: str, tally: Tally) -> dict[str, Any]:
+    right, beside = tally.right(check), tally.beside.pop("any", 0)
+    others = {cause: count for cause, count in tally.named.most_common() if cause != check}
+    print(
+        f"| {name} | `{check}` | {severity} | {right} | {tally.trials} | {_counts(others)} | "
+        f"{beside} | {_counts(tally.beside)} |",
+        flush=True,
+    )
+    row = {
+        "fault": name,
+        "check": check,
+        "severity": severity,
+        "right": right,
+        "of": tally.trials,
+        "named": others,
+    }
+    return row | {
+        "beside": beside,
+        "false": dict(tally.beside),
+        "right_in": {
+            cell: counts[check] + counts[IN_THE_SET] for cell, counts in tally.cells.items()
+        },
+    }
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in Counter(counts).most_common() if count)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""How often a 95 % interval covers the truth: simulated traces through the accumulators of every
+report.
+
+    python lab/interval_coverage.py [--repetitions 1000] [--sizes 40x4 64x8] [--tails heavy] [--json FILE]
+
+Each prompt has its own scale (log-normal, σ = 0.5: one prompt in forty has 2.7 times the typical
+gap), and so has each response (σ = 0.3); d = scale · noise, normal (light) or Student's t with 5
+degrees of freedom (heavy). In a mixture the noise is normal and 7 % of the prompts have five times
+the scale; traces that drew none of them are drawn again, as no method can know of prompts that it
+did not see. The truth is what the same accumulators find in very many prompts. Repetitions without
+an interval are counted separately. Misses are split by side: below means that the interval ends
+under the truth, so the gap is understated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
+from mismatch_cli.metrics.clipping.masked import Needs
+from mismatch_cli.metrics.differences import Measured, differences
+from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.metrics.summary import MismatchSummary
+from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.batch import TokenBatch
+
+TYPICAL, OF_PROMPTS, OF_RESPONSES, LONGEST = 0.06, 0.5, 0.3, 40
+ALGORITHMS = ("grpo-clip-higher", "dppo-binary-tv", "pg-tis")
+FACTOR = 1.3  # of the gap of the second trace of a pair
+WORSE, SHARE_WORSE = 5.0, 0.07  # the scale and the share of a mixture's other prompts
+_TOP_K = 2
+
+
+@dataclass
+class Coverage:
+    """For one number: repetitions with an interval, and those whose interval ends below or
+    begins above the truth.
+    """
+
+    truth: float | None = None
+    printed: int = 0
+    below: int = 0
+    above: int = 0
+    widths: list[float] = field(default_factory=list)
+    notes: dict[str, int] = field(default_factory=dict)
+
+    def add(self, found: Mapping[str, Any]) -> None:
+        if found["low"] is None or self.truth is None:
+            note = found["note"] or "no value"
+            self.notes[note] = self.notes.get(note, 0) + 1
+            return
+        self.printed += 1
+        self.below += found["high"] < self.truth
+        self.above += found["low"] > self.truth
+        self.widths.append((found["high"] - found["low"]) / max(abs(self.truth), 1e-300))
+
+    @property
+    def covered(self) -> float:
+        return 1 - (self.below + self.above) / self.printed
+
+
+def simulate(
+    seeds: tuple[int, int], prompts: int, samples: int, tail: str, factor: float = 1.0
+) -> TokenBatch:
+    """A trace with top-K columns, rewards, advantages and an entropy; prompts are numbered from a
+    random start.
+
+    The first seed makes the prompts, the second everything sampled from them.
+    """
+    of_prompts, rng = (np.random.default_rng(seed) for seed in seeds)
+    first, prompt_P = of_prompts.integers(2**40), of_prompts.normal(size=prompts)
+    worse_P = _worse(of_prompts, prompts) if tail == "mixture" else np.zeros(prompts, bool)
+    count = prompts * samples
+    length_S = rng.integers(LONGEST // 2, LONGEST + 1, count)
+    tokens = int(length_S.sum())
+    scale_S = TYPICAL * np.exp(
+        OF_PROMPTS * np.repeat(prompt_P, samples) + OF_RESPONSES * rng.normal(size=count)
+    )
+    scale_S *= np.where(np.repeat(worse_P, samples), WORSE, 1.0)
+    logits = rng.gumbel(size=(tokens, _TOP_K + 1)) * 1.5
+    logq = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+    noise = (
+        rng.standard_t(5, size=logits.shape) if tail == "heavy" else rng.normal(size=logits.shape)
+    )
+    moved = logits + factor * np.repeat(scale_S, length_S)[:, None] * noise
+    logp = moved - np.logaddexp.reduce(moved, axis=1, keepdims=True)
+    chosen = (np.exp(logq).cumsum(axis=1) < rng.random((tokens, 1))).sum(axis=1).clip(max=_TOP_K)
+    sampled = np.arange(tokens), chosen
+    ease_S = np.repeat(1 / (1 + np.exp(-prompt_P)), samples)
+    columns = {
+        "offset_S1": np.concatenate([[0], np.cumsum(length_S)]),
+        "prompt_id_S": first + np.repeat(np.arange(prompts), samples),
+        "sample_index_S": np.tile(np.arange(samples, dtype=np.int32), prompts),
+        "step_S": np.zeros(count, np.int32),
+        "prompt_length_S": np.full(count, 20),
+        "truncated_S": rng.random(count) < 0.1 + 0.2 * ease_S,
+        "reward_S": (rng.random(count) < ease_S).astype(np.float32),
+        "response_ids_T": chosen.astype(np.int32),
+        "loss_mask_T": np.ones(tokens, bool),
+        "logp_rollout_T": logq[sampled].astype(np.float32),
+        "logp_trainer_T": logp[sampled].astype(np.float32),
+        "entropy_trainer_T": -(np.exp(logp) * logp).sum(axis=1).astype(np.float32),
+        "advantage_T": np.repeat(rng.choice([-1.0, -0.5, 0.5, 1.0], count), length_S).astype(
+            np.float32
+        ),
+        "topk_ids_TK": np.tile(np.arange(_TOP_K, dtype=np.int32), (tokens, 1)),
+        "topk_logp_rollout_TK": logq[:, :_TOP_K].astype(np.float32),
+        "topk_logp_trainer_TK": logp[:, :_TOP_K].astype(np.float32),
+    }
+    equal = {
+        name.replace("trainer", "recomputed"): x
+        for name, x in columns.items()
+        if "logp_trainer" in name
+    }
+    absent = dict.fromkeys(column.name for column in fields(TokenBatch))
+    return TokenBatch(**(absent | columns | equal))  # type: ignore[arg-type]
+
+
+def _worse(rng: np.random.Generator, prompts: int) -> np.ndarray:
+    """Which prompts are the worse ones; drawn again until there is one."""
+    while True:
+        worse_P = rng.random(prompts) < SHARE_WORSE
+        if worse_P.any():
+            return worse_P
+
+
+def pair(
+    rng: np.random.Generator, prompts: int, samples: int, tail: str
+) -> tuple[TokenBatch, TokenBatch]:
+    """Two traces of the same prompts, each with its own responses and noise; the second has the
+    larger gap.
+    """
+    of_prompts, *sampled = (int(seed) for seed in rng.integers(2**63, size=3))
+    return tuple(  # type: ignore[return-value]
+        simulate((of_prompts, seed), prompts, samples, tail, factor)
+        for seed, factor in zip(sampled, (1.0, FACTOR), strict=True)
+    )
+
+
+def mismatch(batch: TokenBatch) -> MismatchSummary:
+    summary = MismatchSummary(PAIRS["mismatch"])
+    summary.update(batch)
+    return summary
+
+
+def clipping(batch: TokenBatch) -> ClippingSummary:
+    needs = Needs(advantages=True, recomputed=False, top_k=_TOP_K)
+    summary = ClippingSummary(
+        Question(tuple(find(name) for name in ALGORITHMS), needs, theory=True)
+    )
+    summary.update(batch)
+    return summary
+
+
+def estimates(found: Any, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every value with low, high and note in a result, by its path; rows are named by their
+    first entries.
+    """
+    if isinstance(found, Mapping):
+        if {"value", "low", "high"} <= found.keys():
+            yield path, found
+        for key, value in found.items():
+            yield from estimates(value, f"{path}/{key}" if path else key)
+    elif isinstance(found, list):
+        for number, row in enumerate(found):
+            yield from estimates(row, f"{path}[{_name(row, number)}]")
+
+
+def _name(row: Any, number: int) -> str:
+    if not isinstance(row, Mapping):
+        return str(number)
+    names = (
+        "name",
+        "mu_low",
+        "first",
+        "threshold",
+        "cap",
+        "delta",
+        "algorithm",
+        "family",
+        "divergence",
+        "k",
+    )
+    return " ".join(
+        f"{row[name]:.3g}" if isinstance(row[name], float) else str(row[name])
+        for name in names
+        if name in row and not isinstance(row[name], Mapping)
+    ) or str(number)
+
+
+def numbers(
+    first: MismatchSummary, second: MismatchSummary, clips: ClippingSummary
+) -> dict[str, Mapping[str, Any]]:
+    """Everything that `report`, `compare` and `clipstats` print with an interval."""
+    pair = differences(Measured(first), Measured(second))
+    found = {
+        "report": first.result(),
+        "compare": {key: each.to_dict() for key, each in pair.items()},
+        "clipstats": clips.result(blocked_tokens=0),
+    }
+    return dict(estimates(found))
+
+
+def truth(
+    rng: np.random.Generator, samples: int, tail: str, traces: int
+) -> dict[str, float | None]:
+    """The truth: what the accumulators find in very many prompts."""
+    sums: list[Any] = []
+    for _ in range(traces):
+        one, other = pair(rng, 2000, samples, tail)
+        parts = mismatch(one), mismatch(other), clipping(one)
+        for whole, part in zip(sums, parts, strict=False):
+            whole.merge(part)
+        sums = sums or list(parts)
+    return {name: found["value"] for name, found in numbers(*sums).items()}
+
+
+def cover(
+    prompts: int, samples: int, tail: str, repetitions: int, traces: int, seed: int
+) -> dict[str, Coverage]:
+    rng = np.random.default_rng([seed, prompts, samples, len(tail)])
+    found = {name: Coverage(value) for name, value in truth(rng, samples, tail, traces).items()}
+    for _ in range(repetitions):
+        one, other = pair(rng, prompts, samples, tail)
+        for name, estimate in numbers(mismatch(one), mismatch(other), clipping(one)).items():
+            found.setdefault(name, Coverage()).add(estimate)
+    return found
+
+
+def show(title: str, found: Mapping[str, Coverage], repetitions: int) -> None:
+    print(f"\n{title}\n{'':62s} covered  below  above  printed  width")
+    for name, each in found.items():
+        if each.printed < repetitions / 20:
+            continue
+        share = 100 / each.printed
+        mark = " " if 0.93 <= each.covered <= 0.97 else "*"
+        print(
+            f"{name:62s} {100 * each.covered:6.1f}{mark} {share * each.below:6.1f} "
+            f"{share * each.above:6.1f} {100 * each.printed / repetitions:7.0f}% "
+            f"{np.median(each.widths):7.2f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repetitions", type=int, default=1000)
+    parser.add_argument(
+        "--truth", type=int, default=60, help="traces of 2,000 prompts for the truth"
+    )
+    parser.add_argument("--sizes", nargs="+", default=["10x4", "30x4", "64x8"])
+    parser.add_argument("--tails", nargs="+", default=["light", "heavy", "mixture"])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = {}
+    for tail in options.tails:
+        for size in options.sizes:
+            prompts, samples = map(int, size.split("x"))
+            found = cover(prompts, samples, tail, options.repetitions, options.truth, options.seed)
+            show(f"{tail}, {size}", found, options.repetitions)
+            rows[f"{tail} {size}"] = {
+                name: {
+                    "covered": each.covered,
+                    "below": each.below,
+                    "above": each.above,
+                    "printed": each.printed,
+                }
+                for name, each in found.items()
+                if each.printed
+            }
+            if options.json:
+                options.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""Training on several ranks: seconds and memory compared with one rank, and ranks killed at random
+moments.
+
+    python lab/ranks.py race --folder /tmp/ranks [--ranks 1 2] [--steps 6]
+    python lab/ranks.py kills --folder /tmp/ranks --kills 20 [--seed 0]
+    python lab/ranks.py learn --folder /tmp/ranks     # the default command on two ranks, to its end
+    python lab/ranks.py every --folder /tmp/ranks     # three steps by every algorithm, on one rank and on two
+
+Real processes, real vLLM unless `--engine hf`. A kill is a SIGKILL of a random rank at a random
+moment, under `--max-restarts`; at the end every step must be in metrics.jsonl once, in order, and
+no process may be left. Every result is a line of FOLDER/ranks.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_CLI = [sys.executable, "-m", "mismatch_cli"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("race", "kills", "learn", "every", "trained"))
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--engine", default="vllm")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    {"race": race, "kills": kills, "learn": learn, "every": every, "trained": trained}[
+        arguments.what
+    ](arguments)
+
+
+def race(arguments: argparse.Namespace) -> None:
+    """The same steps on each number of ranks: seconds per step by phase, tokens per second,
+    memory of each rank.
+    """
+    for ranks in arguments.ranks:
+        folder = arguments.folder / f"race-{ranks}"
+        shutil.rmtree(folder, ignore_errors=True)
+        process = _start(
+            folder,
+            ranks,
+            arguments.engine,
+            ["--steps", str(arguments.steps), "--eval-samples", "1"],
+        )
+        peak: dict[int, float] = {}
+        while process.poll() is None:
+            for rank, child in (_ranks(process.pid) or {0: process.pid}).items():
+                peak[rank] = max(peak.get(rank, 0.0), _gigabytes(child))
+            time.sleep(0.1)
+        lines = _lines(folder)[1:]  # the first step warms up
+        phases = {name for line in lines for name in line["seconds"]} - {"evaluate"}
+        seconds = {
+            p: statistics.median(line["seconds"].get(p, 0.0) for line in lines)
+            for p in sorted(phases)
+        }
+        step = sum(seconds.values())
+        tokens = statistics.mean(line["length"] for line in lines) * 512
+        found = {
+            "ranks": ranks,
+            "seconds": seconds,
+            "step": step,
+            "tokens_s": tokens / step,
+            "gigabytes": peak,
+        }
+        _note(arguments.folder, "race", found)
+
+
+def kills(arguments: argparse.Namespace) -> None:
+    """Kill the ranks of one long run one after the other."""
+    folder, chance = arguments.folder / "kills", random.Random(arguments.seed)
+    shutil.rmtree(folder, ignore_errors=True)
+    more = [
+        "--max-restarts",
+        str(arguments.kills),
+        "--checkpoint-every",
+        "1",
+        "--prompts-per-step",
+        "8",
+    ]
+    more += ["--steps", "100000", "--eval-samples", "1", "--num-problems", "16", "--no-plots"]
+    process = _start(folder, 2, arguments.engine, more)
+    dead: set[int] = set()
+    for number in range(arguments.kills):
+        while len(there := {r: p for r, p in _ranks(process.pid).items() if p not in dead}) < 2:
+            if process.poll() is not None:
+                raise SystemExit(f"It ended with {process.returncode} after {number} kills.")
+            time.sleep(0.05)
+        began = time.monotonic()
+        time.sleep(chance.uniform(0, 40))
+        rank = chance.choice([0, 1])
+        if process.poll() is not None:
+            raise SystemExit(f"It ended with {process.returncode} after {number} kills.")
+        dead |= set(there.values())
+        os.kill(there[rank], signal.SIGKILL)
+        found = {"rank": rank, "after": time.monotonic() - began, "steps": len(_lines(folder))}
+        _note(arguments.folder, "kill", found)
+    recorded = len(_lines(folder))
+    while len(_lines(folder)) <= recorded + 1:
+        time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    code = process.wait()
+    steps = [line["step"] for line in _lines(folder)]
+    whole = steps == list(range(1, len(steps) + 1))
+    _note(
+        arguments.folder,
+        "kills",
+        {"code": code, "steps": len(steps), "each_once": whole, "left": _left(dead)},
+    )
+
+
+def learn(arguments: argparse.Namespace) -> None:
+    """The final reward of the default command on two ranks."""
+    folder = arguments.folder / "learn"
+    shutil.rmtree(folder, ignore_errors=True)
+    code = _start(folder, 2, arguments.engine, []).wait()
+    rewards = [line["reward"] for line in _lines(folder) if line["step"]]
+    _note(
+        arguments.folder,
+        "learn",
+        {"code": code, "steps": len(rewards), "last_ten": statistics.mean(rewards[-10:])},
+    )
+
+
+def every(arguments: argparse.Namespace) -> None:
+    """Three steps of two minibatches by every algorithm of the table, with a reward that varies
+    in most groups.
+    """
+    from mismatch_cli.rules.algorithms.table import TABLE
+
+    reward = arguments.folder / "even.py"
+    reward.write_text(
+        "def even(response):\n    return sum(ord(c) % 2 for c in response) / (1 + len(response))\n"
+    )
+    for ranks in arguments.ranks:
+        folder = arguments.folder / f"every-{ranks}"
+        shutil.rmtree(folder, ignore_errors=True)
+        program = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            str(ranks),
+            __file__,
+            "trained",
+        ]
+        began = time.monotonic()
+        code = subprocess.run([*program, "--folder", str(folder)], check=False).returncode
+        steps = {name: [line for line in _lines(folder / name) if line["step"]] for name in TABLE}
+        whole = [name for name, lines in steps.items() if len(lines) == 3]
+        still = [
+            name for name, lines in steps.items() if not any(line["grad_norm"] for line in lines)
+        ]
+        found = {
+            "ranks": ranks,
+            "code": code,
+            "algorithms": len(steps),
+            "whole": len(whole),
+            "still": still,
+        }
+        _note(arguments.folder, "every", found | {"seconds": time.monotonic() - began})
+
+
+def trained(arguments: argparse.Namespace) -> None:
+    """What each rank of `every` does."""
+    import torch
+
+    from mismatch_cli.processes.ranks.joined import joined
+    from mismatch_cli.rules.algorithms.table import TABLE
+    from mismatch_cli.train.loop import train
+    from mismatch_cli.train.train_config import load_config
+
+    torch.set_num_threads(1)
+    short = {
+        "engine": "hf", "rollout_dtype": "float32", "threads": 1, "steps": 3, "prompts_per_step": 4,
+        "minibatches": 2,
+        "samples_per_prompt": 4, "num_problems": 4, "max_tokens": 24, "eval_every": 0,
+        "eval_samples": 1,
+        "reward": f"{arguments.folder.parent / 'even.py'}:even",
+    }  # fmt: skip
+    with joined("") as world:
+        for name in TABLE:
+            config = load_config("miniature", short | {"algorithm": name})
+            train(config, arguments.folder / name, lambda _: None, world=world)
+
+
+def _start(folder: Path, ranks: int, engine: str, more: list[str]) -> subprocess.Popen[bytes]:
+    arguments = [
+        "train",
+        "--nproc",
+        str(ranks),
+        "--engine",
+        engine,
+        "--eval-every",
+        "0",
+        "--quiet",
+        *more,
+    ]
+    with open(folder.with_suffix(".log"), "ab") as log:
+        return subprocess.Popen(
+            [*_CLI, *arguments, "--output", str(folder)], stdout=log, stderr=log
+        )
+
+
+def _ranks(launcher: int) -> dict[int, int]:
+    found: dict[int, int] = {}
+    try:
+        for thread in Path(f"/proc/{launcher}/task").iterdir():
+            for child in (thread / "children").read_text().split():
+                settings = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+                found |= {
+                    int(s.removeprefix(b"RANK=")): int(child)
+                    for s in settings
+                    if s.startswith(b"RANK=")
+                }
+    except OSError:  # one has just ended
+        return {}
+    return found
+
+
+def _gigabytes(process: int) -> float:
+    try:
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * _PAGE / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
+def _left(processes: set[int]) -> int:
+    return sum(
+        Path(f"/proc/{process}/cmdline").exists() and _gigabytes(process) > 0
+        for process in processes
+    )
+
+
+def _lines(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def _note(folder: Path, what: str, found: dict[str, Any]) -> None:
+    line = json.dumps({"what": what, **found})
+    print(line, flush=True)
+    with open(folder / "ranks.jsonl", "a") as lines:
+        lines.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""The entry point: a Typer app from the files in `commands/`; the only place that prints errors
+and sets exit codes.
+"""
+
+import atexit
+import codecs
+import errno
+import gc
+import io
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import typer
+import typer.core
+
+from mismatch_cli import __version__
+from mismatch_cli.app.command import Command
+from mismatch_cli.app.help import Row, panels, print_help, summary
+from mismatch_cli.base import entry_points, memory, registry
+from mismatch_cli.base.child_python import safe_path
+from mismatch_cli.base.errors import MismatchError, denied
+from mismatch_cli.base.extras import not_installed
+from mismatch_cli.base.text import is_whole, visible
+from mismatch_cli.processes.ranks.joined import launched
+
+_INTERRUPTED = 130
+_READER_HAS_LEFT = 0  # `| head` has read enough, which is not a failure
+# ClickException: newer versions of Typer vendor their own click
+_ClickError = typer.BadParameter.__mro__[2]
+
+
+_COMMANDS = "mismatch_cli.app.commands"
+_PANELS = {  # of `--help`, in the order in which users need them
+    "Measure": ("probe", "report", "compare", "verdict"),
+    "Explain": ("diagnose", "bisect", "clipstats", "algorithms", "guide"),
+    "Use elsewhere": ("import", "rescore", "gate", "watch", "upload"),
+    "Train": ("curate", "train"),
+}
+_OTHERS = "More"
+_GUIDE = (
+    "The guide has a page per command: mismatch-cli guide NAME. To find a page: mismatch-cli "
+    "guide README."
+)
+_LOOP = "Symlink loop from "  # how pathlib begins its RuntimeError
+_REMEDY = "Free some space, or choose another --output."
+_REMEDIES = {
+    errno.ELOOP: "Remove the link, or name another path.",
+    errno.EACCES: "Allow it with chmod, or name another path.",
+}
+_SPELLED_OUT = "mismatch_cli.spelled_out"
+# Thresholds of Python's garbage collector. Its default of 700 new objects suits small programs, but
+# importing torch and vLLM makes two million permanent objects, and traversing them repeatedly takes
+# seconds.
+_COLLECT_AFTER = (100_000, 50, 100)
+# Arrow's own pool keeps returning pages to the system: a third of the time of an import, and more
+# memory. numpy's matrix products are small here, and starting a thread per core takes a third of
+# numpy's import time.
+ENVIRONMENT = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "OPENBLAS_NUM_THREADS": "1",
+    # Threads of torch that wait for each other spin for some microseconds, then sleep. Spinning for
+    # long is 20 times slower beside other work on the machine, and sleeping at once up to 5 times
+    # on a quiet one, which has to wake a core for every product.
+    "GOMP_SPINCOUNT": "2000",
+}
+
+
+class _Commands(typer.core.TyperGroup):
+    """Every file in `commands/` is a subcommand; only the requested one is built, to start fast."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = dict.fromkeys(registry.names(_COMMANDS))  # type: ignore[assignment]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        """The command with its flags."""
+        if cmd_name not in self.commands:
+            return None
+        app = typer.Typer(add_completion=False)
+        app.command(cmd_name, cls=Command)(_function(cmd_name))
+        return typer.main.get_command(app)
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """The commands in the order of their panels."""
+        return [name for names in self._panels().values() for name in names]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Print the help: for each command, the first sentence of its own."""
+        listed = {title: [_row(name) for name in names] for title, names in self._panels().items()}
+        print_help(self, ctx, panels(self.get_params(ctx)) | listed)
+
+    def _panels(self) -> dict[str, tuple[str, ...]]:
+        known = {name for names in _PANELS.values() for name in names}
+        others = tuple(name for name in self.commands if name not in known)
+        return _PANELS | ({_OTHERS: others} if others else {})
+
+
+def _function(name: str) -> Any:
+    return registry.load(_COMMANDS, name, "command").command
+
+
+def _row(name: str) -> Row:
+    return Row(name, "", summary(_function(name)))
+
+
+def build_app() -> typer.Typer:
+    """The app: its subcommands are the functions `command` in `commands/`, with their docstrings
+    as help.
+    """
+    app = typer.Typer(
+        name="mismatch-cli",
+        cls=_Commands,
+        help="Measure the gap between the rollout engine and the trainer of a language model.",
+        epilog=_GUIDE,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_global_options)
+    return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mismatch-cli {__version__}")
+        raise typer.Exit
+
+
+def _global_options(
+    version: bool = typer.Option(
+        False, "--version", help="Print the version.", is_eager=True, callback=_print_version
+    ),
+) -> None:
+    """Options before the subcommand; `--version` acts in its callback."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; the exit code is 0 ok, 1 expected error, 2 usage, 3 a limit
+    exceeded, 130 interrupted.
+    """
+    try:
+        return _run(arguments)
+    finally:
+        if not {"--quiet", "-q"} & set(arguments) and not launched():
+            for sentence in entry_points.ignored():
+                print(f"mismatch-cli: {visible(sentence)}", file=sys.stderr)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    Command.debugging = "--debug" in arguments or "MISMATCH_DEBUG" in os.environ
+    if odd := next((argument for argument in arguments if not is_whole(argument)), None):
+        return _fail(f"{odd} is not UTF-8. Rename the file, or use a link to it.", 2)
+    try:
+        code = typer.main.get_command(build_app()).main(list(arguments), standalone_mode=False)
+    except MismatchError as error:
+        return _fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        code = _INTERRUPTED
+    except BrokenPipeError:
+        return _READER_HAS_LEFT
+    except SystemExit as stopped:
+        # How Typer ends if it sees the broken pipe first
+        if isinstance(stopped.__context__, BrokenPipeError):
+            return _READER_HAS_LEFT
+        if stopped.code or not Command.running:  # completion of a shell ends so, too
+            raise
+        # An exit of foreign code is not the success of a command
+        return _fail(_unexpected(stopped), 1)
+    except _ClickError as error:  # type: ignore[misc]
+        error.show()
+        return error.exit_code
+    except Exception as error:
+        return _fail(_sentence(error, arguments[0]), 1)
+    if code == _INTERRUPTED and launched():
+        return code  # the launcher reports it
+    if code == _INTERRUPTED:  # newer versions of Typer return this code for an interrupt
+        command = "".join(arguments[:1])
+        recorded = command in ("probe", "curate", "rescore")
+        resume = "the same command with --resume, and without --force, continues it"
+        kept = f" What was recorded is kept: {resume}." if recorded else ""
+        return _fail(f"Interrupted.{kept}", _INTERRUPTED)
+    return code if isinstance(code, int) else 0
+
+
+def _sentence(error: Exception, command: str) -> str:
+    """What to say about an error that nobody has put into words."""
+    if memory.exhausted(error):
+        return (
+            "Out of memory. Close other programs, or reduce the work: fewer --workers, a smaller "
+            "--token-budget, fewer prompts."
+        )
+    if isinstance(error, PermissionError) and error.filename:
+        return str(denied(error.filename))
+    if isinstance(error, OSError):
+        where = f": {error.filename}" if error.filename else ""
+        return f"{error.strerror or error}{where}. {_REMEDIES.get(error.errno or 0, _REMEDY)}"
+    if isinstance(error, RuntimeError) and str(error).startswith(_LOOP):
+        link = str(error).removeprefix(_LOOP).strip("'\"")
+        return f"{link} is a link that leads back to itself. {_REMEDIES[errno.ELOOP]}"
+    if sentence := not_installed(error, f"`{command}`"):
+        return sentence
+    if isinstance(error, UnicodeEncodeError) and not is_whole(error.object):
+        return (
+            f"{error.object[:300]} is not UTF-8. Rename the file of that name, or correct the text."
+        )
+    return _unexpected(error)
+
+
+def _unexpected(error: BaseException) -> str:
+    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    if package := entry_points.at_fault(error):
+        return (
+            f"Unexpected error ({what}) in the package {package}. Report it to its author with "
+            "the output of --debug."
+        )
+    return f"Unexpected error ({what}). This is a bug: please report it with the output of --debug."
+
+
+def _fail(message: str, code: int) -> int:
+    if Command.debugging:
+        traceback.print_exc()
+    print(f"mismatch-cli: {visible(message)}", file=sys.stderr)
+    return code
+
+
+def main() -> None:
+    """The program: it owns its process, so it may tune memory management and decide how to exit."""
+    gc.set_threshold(*_COLLECT_AFTER)
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    for stream in ("stdout", "stderr"):
+        # Closed by the shell (`>&-`): nobody reads, which is not a failure
+        if getattr(sys, stream) is None:
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
+    spell_out_what_streams_lack()
+    with safe_path():
+        code = run(sys.argv[1:])
+    _end(0 if code == _INTERRUPTED and launched() else code)  # an interrupted rank has not failed
+
+
+def spell_out_what_streams_lack() -> None:
+    """Escape characters that a terminal or pipe cannot encode, such as `\\u03bc`, which JSON
+    reads as the same one.
+    """
+    codecs.register_error(_SPELLED_OUT, _spelled_out)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_SPELLED_OUT)
+
+
+def _spelled_out(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    units = error.object[error.start : error.end].encode("utf-16-be", errors="surrogatepass")
+    return "".join(
+        f"\\u{high:02x}{low:02x}" for high, low in zip(units[::2], units[1::2], strict=True)
+    ), error.end
+
+
+def _end(code: int) -> NoReturn:
+    """Exit without destroying torch's and vLLM's objects, which takes seconds; exit handlers
+    run.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a late Ctrl-C exits at once, without a traceback
+    atexit._run_exitfuncs()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        pass  # the reader has left, as in `run`
+    except OSError as error:
+        code = _fail(
+            f"Could not write to stdout ({error.strerror}), so output is lost. Redirect it "
+            "elsewhere.",
+            1,
+        )
+    os._exit(code)

@@ -1,0 +1,62 @@
+"""A subcommand: its help, and where the settings come from that were not typed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+import typer.core
+
+from mismatch_cli.app.help import is_argument, panels, print_help, row_of
+from mismatch_cli.base.configuration import check_typed, misspelt, place_of, told, variables
+from mismatch_cli.base.memory import check_room
+from mismatch_cli.processes.ranks.joined import launched
+
+
+class Command(typer.core.TyperCommand):
+    """A command whose parameters are also environment variables and keys of the `--config` file."""
+
+    running = False  # whether a command has begun: its flags are parsed
+    debugging = False  # whether the running command was asked to show tracebacks
+
+    def __init__(self, name: str | None, **attributes: Any) -> None:
+        super().__init__(name, **attributes)
+        for known in self.params:
+            known.envvar = variables(str(name), known)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002
+        """What follows the name of the command in its usage line."""
+        return ["[OPTIONS]", *(row_of(known).names for known in self.params if is_argument(known))]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Print it directly, as Typer does; the formatter gets nothing."""
+        print_help(self, ctx, panels(self.get_params(ctx)))
+
+    def parse_args(self, ctx: Any, args: Sequence[str]) -> list[str]:
+        """Parse as Typer does; an error in a value that was not typed names the file or variable
+        it came from.
+        """
+        try:
+            left = list(super().parse_args(ctx, list(args)))
+            if not ctx.resilient_parsing:
+                check_typed(ctx)
+            return left
+        except typer.BadParameter as error:
+            if error.param is not None and error.param_hint is None:
+                typed = " / ".join(f"'{name}'" for name in error.param.opts)
+                place = place_of(ctx, error.param)
+                error.param_hint = f"{typed} in {place}" if place else typed
+            raise
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it, but first name the settings that were not typed: numbers depend on them."""
+        Command.running, Command.debugging = True, bool(ctx.params.get("debug"))
+        if not ctx.params.get("quiet") and not launched():
+            if places := told(ctx):
+                print(f"Settings from {places}", file=sys.stderr)
+            for sentence in misspelt(ctx):
+                print(f"mismatch-cli: {sentence}", file=sys.stderr)
+        check_room()
+        return super().invoke(ctx)

@@ -1,0 +1,67 @@
+"""`mismatch-cli compare`: two or more traces side by side, paired on what they share."""
+
+from pathlib import Path
+from typing import Annotated
+
+from mismatch_cli.app.common import Reading
+from mismatch_cli.app.completions import runs
+from mismatch_cli.base.errors import UsageError, suggest
+from mismatch_cli.base.options import flags, saying, setting
+
+
+def _pairs() -> list[str]:
+    from mismatch_cli.metrics.pairs import PAIRS
+
+    return list(PAIRS)
+
+
+@flags()
+def command(
+    *,
+    traces: list[Path] | None = setting(
+        None,
+        "Run folders or trace folders; the first is compared with each of up to five others.",
+        argument=True,
+        show_default="the two bundled traces",
+        completes=runs,
+    ),
+    pair: str | None = setting(
+        None,
+        "Gap to compare: at equal weights, with staleness, only staleness, or the trainer's own "
+        "noise.",
+        choices=("pair", _pairs),
+        show_default="mismatch, or total if a trace lacks it",
+    ),
+    common: Annotated[Reading, saying("output", show_default="compare")],
+) -> None:
+    """Show how traces differ: in every metric with intervals, token by token, and in their
+    settings.
+
+    Traces of the same responses (two trainers, two dtypes, before and after an upgrade) are paired
+    token by token; traces of the same prompts, prompt by prompt.
+
+    Examples:
+      mismatch-cli compare
+      mismatch-cli compare probe-before probe-after
+      mismatch-cli compare probe-bf16 probe-fp16 probe-fp32 --json
+    """
+    from functools import partial
+
+    from mismatch_cli.studies.settings_compared import check_number
+
+    if traces and len(traces) == 1:
+        raise UsageError(
+            "compare needs two traces, and one is named. Name a second: "
+            f"{suggest('compare', traces[0], 'OTHER')}"
+        )
+    check_number(len(traces or ()))
+    folder = common.report_folder(None, "compare")
+    common.check(traces, folder)
+    from mismatch_cli.studies.comparison import ComparisonAnalysis, analyse_comparison
+
+    notice = "No traces named: comparing the two bundled ones, an fp8 KV cache and float32."
+    found = common.opened(traces, notice, "fp8-kv", "float32")
+    analyse = partial(
+        analyse_comparison, pair_name=pair, arguments=["--pair", pair] if pair else []
+    )
+    common.report(analyse, ComparisonAnalysis.FORMAT, found, folder, "Comparing", passes=2)

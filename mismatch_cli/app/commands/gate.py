@@ -1,0 +1,181 @@
+"""`mismatch-cli gate`: exit code 3 if a trace exceeds limits, with summaries for CI."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mismatch_cli.app import completions as completed
+from mismatch_cli.app.common import READ_BY, TRACES, Common, console, print_json, print_parts
+from mismatch_cli.base.errors import MismatchError, UsageError, suggest
+from mismatch_cli.base.options import flags, setting
+from mismatch_cli.base.places import FAULTY
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from mismatch_cli.limits.limit_sets import LimitSet
+    from mismatch_cli.studies.gate import GateResult
+
+EXCEEDED = 3  # exit code
+of_limits, for_ci = partial(setting, panel="Limits"), partial(setting, panel="For CI")
+LIMITS = partial(
+    of_limits,
+    None,
+    "Published limits by name (`gate --list` shows them), or your own TOML file. Repeatable.",
+    metavar="NAME|FILE.toml",
+    completes=completed.limits,
+)
+BASELINE = of_limits(
+    None, "Trace that relative limits refer to.", metavar="TRACE", completes=completed.runs
+)
+
+
+@flags()
+def command(
+    *,
+    traces: list[Path] | None = TRACES,
+    limits: list[str] | None = LIMITS(show_default="prime-rl"),
+    baseline: list[Path] | None = BASELINE,
+    list_presets: bool = of_limits(False, "List published limits with their sources.", "--list"),
+    allow_partial: bool = of_limits(
+        False,
+        "Judge a trace that lacks shards, responses or scores by what it has, instead of failing "
+        "it.",
+    ),
+    init: Path | None = of_limits(
+        None,
+        "Derive limits from good runs and write them to this file; each trace is one run.",
+        metavar="FILE.toml",
+    ),
+    junit: Path | None = for_ci(None, "Write JUnit XML, one test case per limit.", metavar="FILE"),
+    markdown: Path | None = for_ci(
+        None, "Write a Markdown table for a job summary or a comment.", metavar="FILE"
+    ),
+    annotations: Path | None = for_ci(
+        None, "Write one GitHub Actions annotation per limit that does not hold.", metavar="FILE"
+    ),
+    common: Annotated[Common, *READ_BY, "force", "full", "json", "quiet", "debug"],
+) -> None:
+    """Check a trace against limits: exit code 0 if all hold, 3 if one is exceeded or cannot be
+    measured.
+
+    Limits are absolute, relative to the trainer's noise, or relative to another trace (--baseline).
+    A partial trace fails too. `--init` derives your own limits from good runs.
+
+    Examples:
+      mismatch-cli gate run --limits limits.toml
+      mismatch-cli gate run --limits verl --limits nemo-rl --junit gate.xml --markdown gate.md
+      mismatch-cli gate run --limits limits.toml --baseline last-release
+      mismatch-cli gate good-run another-good-run --init limits.toml
+    """
+    from mismatch_cli.library.asked import limit_sets
+    from mismatch_cli.limits.limit_sets import DEFAULT, load_limits, presets
+    from mismatch_cli.trace.files import write_named
+    from mismatch_cli.trace.run_folder import check_file
+
+    if list_presets:
+        _show_presets([load_limits(name) for name in presets()], common.json)
+        return
+    written = {"junit": junit, "markdown": markdown, "annotations": annotations}
+    common.check([*(traces or ()), *(baseline or ())])
+    for file in filter(None, (init, *written.values())):
+        check_file(file, common.force)
+    if init is not None:
+        _refuse_beside_init({"limits": limits, "baseline": baseline, **written})
+        _init(init, traces, common, allow_partial)
+        return
+    sets = limit_sets(limits or (), has_baseline=bool(baseline))
+    from mismatch_cli.report.pages import gate as forms
+    from mismatch_cli.studies.gate import GateResult
+    from mismatch_cli.trace.reader import Trace
+
+    progress = common.progress
+    opened = common.opened(traces, "No trace named: judging fp8-kv, a bundled one.", FAULTY)
+    if not limits:
+        progress.say(f"No --limits: using those of {DEFAULT}.")
+    progress.say("Measuring")
+    before = [Trace.open(path, skip_broken=common.skip_broken) for path in baseline or []]
+    result = GateResult.of(
+        sets, opened, before, allow_partial=allow_partial, workers=common.read_by
+    )
+    for name, path in written.items():
+        if path is not None:
+            write_named(path, getattr(forms, name)(result), replace=common.force)
+            progress.say(f"Wrote {path}")
+    _show(result, common)
+    if not result.passed:
+        raise typer.Exit(EXCEEDED)
+
+
+def _refuse_beside_init(given: dict[str, Any]) -> None:
+    for name, value in given.items():
+        if value:
+            raise UsageError(f"--init writes limits and judges nothing: leave out --{name}.")
+
+
+def _init(path: Path, traces: list[Path] | None, common: Common, allow_partial: bool) -> None:
+    """Measure each run by itself, and write the limits that follow from them."""
+    from mismatch_cli.limits.limit_sets import load_limits
+    from mismatch_cli.report.limits_file import limits_file
+    from mismatch_cli.studies.good_runs import limits_from
+    from mismatch_cli.studies.mismatch import analyse
+    from mismatch_cli.trace.files import write_named
+
+    runs = common.opened(
+        traces, "No trace named: taking fp8-kv, a bundled one, as a good run.", FAULTY
+    )
+    common.progress.say("Measuring")
+    summaries = [analyse([run], 0, common.read_by).to_json() for run in runs]
+    partial = [part for summary in summaries for part in summary["about"]["partial"]]
+    if partial and not allow_partial:
+        lacks = f"{partial[0]['trace']} is partial ({', '.join(partial[0]['reasons'])})"
+        raise MismatchError(
+            f"{lacks}: limits need complete runs. Name a complete one, or add --allow-partial."
+        )
+    measured = {str(run.folder): summary for run, summary in zip(runs, summaries, strict=True)}
+    text = limits_file(limits_from(summaries), measured, path.name)
+    write_named(path, text, replace=common.force)
+    common.progress.say(f"Wrote {path}")
+    _show_presets([load_limits(str(path))], common.json, suggest("gate", "RUN", "--limits", path))
+
+
+def _show(result: GateResult, common: Common) -> None:
+    """Print the result; a reader that stops early (`| head`) must not turn a failure into a
+    success.
+    """
+    try:
+        common.print(result)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _show_presets(
+    sets: Sequence[LimitSet],
+    as_json: bool,
+    use: str = "mismatch-cli gate TRACE --limits NAME --limits FILE.toml",
+) -> None:
+    from dataclasses import asdict
+
+    from rich.padding import Padding
+    from rich.text import Text
+
+    if as_json:
+        print_json([asdict(limit_set) for limit_set in sets])
+        return
+    parts: list[RenderableType] = []
+    for limit_set in sets:
+        parts += [Text(limit_set.name, style="bold"), Padding(Text(limit_set.about), (0, 0, 0, 2))]
+        for limit in limit_set.limits:
+            line = Text.assemble(f"{limit.metric} {limit.text}", ("  " + limit.source, "dim"))
+            parts.append(Padding(line, (0, 0, 0, 2)))
+        parts.append(Text(""))
+    print_parts(*parts)
+    console().print(Text(f"Use: {use}"), soft_wrap=True)  # never break a line that users copy

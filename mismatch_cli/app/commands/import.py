@@ -1,0 +1,299 @@
+"""`mismatch-cli import`: turns another framework's dump into a trace that every other command
+reads.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from mismatch_cli.app.common import Common, print_json, print_parts
+from mismatch_cli.app.progress import TerminalProgress
+from mismatch_cli.base import registry
+from mismatch_cli.base.errors import UsageError, suggest
+from mismatch_cli.base.options import flags, saying, setting
+from mismatch_cli.base.places import FAULTY, bundled, bundled_trace
+from mismatch_cli.base.sampling import SamplingSettings
+from mismatch_cli.limits.both_sides import DTYPES, stated
+
+if TYPE_CHECKING:
+    from mismatch_cli.frameworks.importing.driver import Import
+
+_PACKAGE = "mismatch_cli.frameworks.importing"
+of_sampling = partial(setting, panel="Sampling")
+# `auto`, which other commands know, states nothing
+of_side = partial(setting, None, flag=False, choices=("dtype", (*DTYPES, "auto")))
+
+
+@flags()
+def command(
+    *,
+    paths: list[Path] | None = setting(
+        None,
+        "Files of a dump, or a run folder of the framework.",
+        argument=True,
+        show_default="a small bundled dump",
+    ),
+    format: str | None = setting(
+        None,
+        "Format of the dump.",
+        choices=("format", partial(registry.names, _PACKAGE)),
+        show_default="detected",
+    ),
+    formats: bool = setting(False, "List the formats and what each contains."),
+    schema: bool = setting(False, "Print the plain schema and code that writes it."),
+    columns: list[str] | None = setting(
+        None,
+        "For any other layout: its names for the columns of the plain schema.",
+        metavar="OURS=THEIRS,…",
+    ),
+    weights: str | None = setting(
+        None,
+        "Whether the dump's log π is at the weights that sampled, or at newer ones.",
+        choices=("kind of weights", ("equal", "newer")),
+        show_default="as the format defines it",
+    ),
+    tokenizer: str | None = setting(
+        None,
+        "Model (or a trace of it) whose tokenizer turns ids into text in reports.",
+        metavar="MODEL",
+    ),
+    temperature: float | None = of_sampling(None, "Sampling temperature; `rescore` needs it."),
+    top_p: float | None = of_sampling(None, "Sampling top-p; 1 if none."),
+    top_k: int | None = of_sampling(None, "Sampling top-k; 0 if none."),
+    min_p: float | None = of_sampling(None, "Sampling min-p; 0 if none."),
+    rollout_dtype: str | None = of_side(
+        "Precision of the rollout engine, which dumps do not state: the gap is judged by it."
+    ),
+    trainer_dtype: str | None = of_side("The same of the trainer."),
+    common: Annotated[
+        Common,
+        "trust_remote_code",
+        saying(
+            "output", help="Run folder; the trace goes into its trace/.", show_default="import-NAME"
+        ),
+        "force",
+        "json",
+        "quiet",
+        "debug",
+    ],
+) -> None:
+    """Turn a dump of TRL, verl, prime-rl, NeMo-RL, slime, miles or open-instruct, or plain JSONL,
+    into a trace.
+
+    It never unpickles anything, and never skips a response silently.
+
+    Examples:
+      mismatch-cli import
+      mismatch-cli import runs/math/token_exports --output math
+      mismatch-cli import dump.jsonl --tokenizer Qwen/Qwen2.5-0.5B --temperature 1
+      mismatch-cli import mine.jsonl --columns response_ids=output_tokens,logp_rollout=logprobs
+      mismatch-cli import --schema
+    """
+    if formats or schema:
+        (_print_formats if formats else _print_schema)(common.json)
+        return
+    given = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
+    sampling: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    SamplingSettings(**sampling)  # checked as `probe` checks them
+    names = _named(columns, format)
+    _check_places(paths, tokenizer, common, as_plain=bool(names) or format == "plain")
+    if not paths:
+        common.progress.say("No dump named: importing the bundled one.")
+        paths, tokenizer = [bundled("dumps")], tokenizer or str(bundled_trace(FAULTY))
+    from mismatch_cli.frameworks.importing.driver import Import
+
+    newer = None if weights is None else weights == "newer"
+    sides = _sides(rollout_dtype, trainer_dtype)
+    what = Import(paths, format, newer, sampling, sides, columns=names)
+    folder, imported = _import(what, tokenizer, common)
+    if tokenizer is None:
+        common.progress.say(
+            "Reports will show token ids, also where the dump has texts: --tokenizer MODEL, the "
+            "model's name or folder, shows text."
+        )
+    _tell(imported, folder, common)
+
+
+def _sides(rollout_dtype: str | None, trainer_dtype: str | None) -> dict[str, dict[str, Any]]:
+    """What the manifest says of both sides, if the precision of either is stated."""
+    dtypes = {"rollout": rollout_dtype, "trainer": trainer_dtype}
+    named = {side: dtype for side, dtype in dtypes.items() if dtype not in (None, "auto")}
+    return {side: dict(stated(named.get(side))) for side in dtypes if named}
+
+
+def _named(columns: list[str] | None, format: str | None) -> dict[str, str]:
+    """The names of the columns; a `UsageError` if they, or a format beside them, are invalid."""
+    if not columns:
+        return {}
+    if format not in (None, "plain"):
+        raise UsageError(
+            f"--columns is for files of another layout, --format {format} for its own: leave out "
+            "one."
+        )
+    from mismatch_cli.frameworks.importing.naming import named
+
+    return named(",".join(columns))
+
+
+def _check_places(
+    paths: list[Path] | None, tokenizer: str | None, common: Common, *, as_plain: bool
+) -> None:
+    """Refuse paths that do not exist, or are traces, before importing anything that reads them."""
+    from mismatch_cli.frameworks.importing import files_at
+    from mismatch_cli.models.loading import check_model_folder
+    from mismatch_cli.trace.manifest import is_manifest
+    from mismatch_cli.trace.run_folder import check_run_folder
+
+    for path in paths or ():
+        files_at(path)
+        if not as_plain and any(is_manifest(folder) for folder in (path, path / "trace")):
+            raise UsageError(f"{path} is a trace already. Read it with: {suggest('report', path)}")
+    if tokenizer is not None and not _of_a_trace(tokenizer):
+        check_model_folder(tokenizer)
+    check_run_folder(common.output or _folder_of(paths), replaced=common.force, resumable=False)
+
+
+def _folder_of(paths: Sequence[Path] | None) -> Path:
+    """Where the trace goes without --output."""
+    return Path(f"import-{(paths or [bundled('dumps')])[0].resolve().name.split('.')[0]}")
+
+
+def _import(what: Import, tokenizer: str | None, common: Common) -> tuple[Path, dict[str, Any]]:
+    """Write beside an old trace, and replace it once the new one is complete: an interrupt
+    changes nothing.
+    """
+    from dataclasses import replace
+
+    from mismatch_cli.frameworks.importing.driver import import_dump
+    from mismatch_cli.frameworks.importing.torch_file import NeedsItsFramework
+    from mismatch_cli.trace.run_folder import run_folder
+    from mismatch_cli.trace.work import replacing_run
+
+    folder = common.output or _folder_of(what.paths)
+    try:
+        with (
+            run_folder(folder, resume=False, force=common.force, resumable=False),
+            replacing_run(folder) as new,
+        ):
+            (trace := new / "trace").mkdir()
+            vocabulary, size = _vocabulary(tokenizer)
+            imported = import_dump(replace(what, vocabulary=size), trace, common.progress)
+            vocabulary(trace)
+    except NeedsItsFramework as error:
+        if error.lines:
+            # With --quiet too: the error refers to them
+            TerminalProgress(quiet=False).say(error.lines)
+        raise
+    return folder, imported
+
+
+def _vocabulary(tokenizer: str | None) -> tuple[Any, int | None]:
+    """Load the tokenizer before reading the dump: what writes its vocabulary, and the model's
+    number of ids.
+    """
+    if tokenizer is None:
+        return lambda _folder: None, None
+    if known := _of_a_trace(tokenizer):
+        return partial(shutil.copy, known), None
+    from mismatch_cli.models.loading import load_tokenizer
+    from mismatch_cli.probe.full_divergence import vocabulary_of
+    from mismatch_cli.trace.vocabulary import write_vocabulary
+
+    loaded = load_tokenizer(tokenizer)
+    return lambda folder: write_vocabulary(folder, loaded), max(
+        len(loaded), vocabulary_of(tokenizer, loaded)
+    )
+
+
+def _of_a_trace(tokenizer: str) -> Path | None:
+    """The vocabulary of the trace that was named instead of a model."""
+    from mismatch_cli.trace.manifest import VOCABULARY
+
+    return next(
+        filter(
+            Path.is_file, (Path(tokenizer) / VOCABULARY, Path(tokenizer) / "trace" / VOCABULARY)
+        ),
+        None,
+    )
+
+
+def _tell(imported: dict[str, Any], folder: Path, common: Common) -> None:
+    """Say what is in the trace, what is not and why, and what to type next."""
+    from mismatch_cli.base.numbers import things
+    from mismatch_cli.studies.study import notes_of, pi_of
+    from mismatch_cli.studies.unusable import unusable
+    from mismatch_cli.trace.reader import Trace
+
+    if common.json:
+        print_json(imported | {"output": str(folder)})
+    else:
+        tokens, rows = things(imported["tokens"], "token"), things(imported["rows"], "response")
+        parts = [
+            f"Imported {tokens} in {rows} of {things(imported['steps'], 'step')} from "
+            f"{imported['title']}.",
+            f"π: {pi_of(imported)}.",
+        ]
+        parts += [f"Index: {imported['shift']}.", f"Padding: {imported['padding']}."]
+        print_parts(*parts, *(f"• {note}" for note in notes_of(imported)))
+    progress = common.progress
+    progress.say(f"Wrote {folder / 'trace'}")
+    if wrong := unusable(Trace.open(folder)):
+        progress.say(f"! {wrong}")
+    if imported["rows_with_trainer"]:
+        progress.say(
+            "\n      ".join(
+                [
+                    f"Next: {suggest('diagnose', folder)}",
+                    suggest("report", folder),
+                    suggest("clipstats", folder),
+                ]
+            )
+        )
+    else:
+        progress.say("The dump has no trainer log-probabilities: score it with a model.")
+        progress.say(f"Next: {suggest('rescore', folder, '--trainer-model', 'MODEL')}")
+
+
+def _print_formats(as_json: bool) -> None:
+    from mismatch_cli.frameworks.importing.driver import facts
+
+    found = {name: facts(name) for name in registry.names(_PACKAGE)}
+    if as_json:
+        print_json(found)
+        return
+    from rich.table import Table
+
+    for name, format_facts in found.items():
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for fact in ("files", "enable", "holds", "shift", "padding", "averaging"):
+            table.add_row(f"  {fact}", format_facts[fact])
+        print_parts(f"{name}: {format_facts['title']}", table, "")
+
+
+def _print_schema(as_json: bool) -> None:
+    from mismatch_cli.frameworks.importing.padded import kind_of
+    from mismatch_cli.frameworks.plain.importer import MEANING, WRITER
+
+    kinds = {name: str(kind_of(name)).replace("item: ", "") for name in MEANING}
+    if as_json:
+        print_json(
+            {name: {"type": kinds[name], "meaning": meaning} for name, meaning in MEANING.items()}
+        )
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="")
+    for column in ("column", "type", "meaning"):
+        table.add_column(column, overflow="fold")
+    for name, meaning in MEANING.items():
+        table.add_row(name, kinds[name], meaning)
+    print_parts(
+        "One response per line (JSONL) or row (Parquet); lists are as long as response_ids.",
+        table,
+        "",
+    )
+    print(WRITER, end="")

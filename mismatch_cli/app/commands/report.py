@@ -1,0 +1,252 @@
+"""`mismatch-cli report`: prints and draws again what `probe` did, from traces alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from mismatch_cli.app.common import Common, Reporting
+from mismatch_cli.app.completions import algorithms, frameworks, runs
+from mismatch_cli.app.one_figure import (
+    Place,
+    check_figure,
+    draw_traces,
+    draw_training,
+    figure_names,
+)
+from mismatch_cli.base.errors import UsageError, suggest
+from mismatch_cli.base.options import flags, saying, setting
+
+if TYPE_CHECKING:
+    from mismatch_cli.trace.reader import Trace
+    from mismatch_cli.train.studies.training import TrainingAnalysis
+
+_ALL = "all"  # frameworks
+_REPORT = Path("report")  # the folder if no run is named
+_NO_RUN = "No run in this folder: reporting on the bundled trace."
+
+
+@flags()
+def command(
+    *,
+    traces: list[Path] | None = setting(
+        None,
+        "Run folders or trace folders (several are pooled), or folders of training runs.",
+        argument=True,
+        show_default="the latest run here, or the bundled trace",
+        completes=runs,
+    ),
+    export: str | None = setting(
+        None,
+        "Also write one row per token (csv, parquet) or per response (jsonl, readable by "
+        "`import`).",
+        choices=("format", ("csv", "parquet", "jsonl")),
+    ),
+    dialect: str | None = setting(
+        None,
+        "Only print what this framework's dashboard would show: verl, nemo-rl, trl, … or all.",
+        "--as",
+        metavar="FRAMEWORK",
+        choices=("framework", lambda: [*frameworks(), _ALL]),
+    ),
+    algorithm: list[str] | None = setting(
+        None,
+        "Compare two algorithms of training runs: does the first learn faster? Type it twice.",
+        short="-a",
+        metavar="ALGORITHM",
+        completes=algorithms,
+    ),
+    figure: str | None = setting(
+        None,
+        "Only draw this figure, into plots/, and print where it is: a name from `mismatch-cli "
+        "guide report`, or paper-5 for what the paper's figure 5 shows.",
+        metavar="NAME",
+        completes=figure_names,
+    ),
+    common: Annotated[Reporting, saying("output", show_default="the run itself, or report")],
+) -> None:
+    """Print and draw the report of traces or training runs again; no model is needed.
+
+    Examples:
+      mismatch-cli report probe-model
+      mismatch-cli report probe-model --worst 20 --export parquet
+      mismatch-cli report train-miniature
+      mismatch-cli report two -a dppo-binary-tv -a pg-is
+      mismatch-cli report train-miniature --figure paper-5 --plots pdf --plot-width 3.25in
+      mismatch-cli report probe-model --as verl
+    """
+    from mismatch_cli.library import asked
+
+    claimed = asked.two_algorithms(algorithm or ())
+    if figure is not None:
+        _check_alone(figure, export, dialect, common)
+    if dialect is not None:
+        if claimed is not None:
+            raise UsageError(f"--as {dialect} compares no algorithms: leave out --algorithm.")
+        _check_only_printed(dialect, export, common)
+        _print_as(dialect, traces, common)
+        return
+    from mismatch_cli.trace.manifest import training_runs
+
+    training = [run for path in traces or [] for run in training_runs(path)]
+    own = traces[0] if traces and len(traces) == 1 else None
+    if training and figure is not None:
+        draw_training(partial(_study_of, training, claimed), figure, _place(own, common), common)
+    elif training:
+        _report_training(training, own, claimed, common)
+    elif claimed is not None:
+        raise _no_training_run(traces or (), claimed)
+    elif figure is not None:
+        _draw_traces(traces or _latest_run(common), figure, common)
+    else:
+        _report_traces(traces or _latest_run(common), export, common)
+
+
+def _no_training_run(traces: Sequence[Path], claimed: tuple[str, str]) -> UsageError:
+    own, rival = claimed
+    line = suggest("clipstats", *traces, "-a", own, "-a", rival)
+    return UsageError(
+        "--algorithm compares training runs, and none was named. What both block in a trace: "
+        f"{line}"
+    )
+
+
+def _check_alone(figure: str, export: str | None, dialect: str | None, common: Common) -> None:
+    """A `UsageError` for an unknown figure, and for flags of what is not written beside it."""
+    check_figure(figure)
+    others = {
+        "export": export,
+        "as": dialect,
+        "json": common.json,
+        "no-plots": common.no_plots,
+        "full": common.full,
+        "worst": common.worst,
+        "open": common.open,
+    }
+    for flag, value in others.items():
+        if value:
+            raise UsageError(f"--figure only draws one figure: leave out --{flag}.")
+
+
+def _check_only_printed(dialect: str, export: str | None, common: Common) -> None:
+    """A `UsageError` for flags of files and pages, which --as does not write."""
+    for flag, value in {"export": export, "output": common.output, "open": common.open}.items():
+        if value:
+            raise UsageError(
+                f"--as {dialect} only prints: leave out --{flag}. "
+                f"To write a file: --as {dialect} --json > FILE"
+            )
+
+
+def _place(own: Path | None, common: Common) -> Place:
+    """Where a report or one figure goes: into --output, the run itself, or report/."""
+    return Place(common.output or own or _REPORT, common.output is None and own is not None)
+
+
+def _draw_traces(named: list[Path], figure: str, common: Common) -> None:
+    place = _place(_own_folder(named), common)
+    common.check(named, place.folder, own=place.own)
+    draw_traces(lambda: common.opened(named, _NO_RUN), figure, place, common)
+
+
+def _own_folder(named: list[Path]) -> Path | None:
+    """The folder of the only run that is named, if reports may go there."""
+    from mismatch_cli.base.places import is_bundled
+    from mismatch_cli.trace.manifest import run_folder_of, trace_folder
+    from mismatch_cli.trace.stores import is_store
+
+    own = run_folder_of(trace_folder(named[0])) if len(named) == 1 else None
+    return None if own is None or is_bundled(own) or is_store(own) else own
+
+
+def _study_of(runs: list[Path], claimed: tuple[str, str] | None) -> TrainingAnalysis:
+    """The training runs; `claimed`: with whether the first algorithm learns faster."""
+    from mismatch_cli.library import asked
+    from mismatch_cli.train.studies.runs import read_runs
+    from mismatch_cli.train.studies.training import TrainingAnalysis
+
+    study = TrainingAnalysis.of(read_runs(runs))
+    return study if claimed is None else asked.with_claim(study, claimed)
+
+
+def _report_training(
+    runs: list[Path], own: Path | None, claimed: tuple[str, str] | None, common: Common
+) -> None:
+    """Report into the folder of the run or runs, unless --output names another."""
+    from mismatch_cli.trace.run_folder import folder_of_runs, report_folder
+    from mismatch_cli.train.studies.training import TrainingAnalysis
+
+    folder, in_own = _place(own, common)
+    study = _study_of(runs, claimed)
+    if common.only_numbers:
+        common.show(study, None)
+        return
+    if in_own and runs != [own]:
+        held = folder_of_runs(folder, TrainingAnalysis.FORMAT)
+    else:
+        held = report_folder(folder, TrainingAnalysis.FORMAT, force=common.force, own=in_own)
+    with held:
+        common.show(study, folder)
+
+
+def _report_traces(named: list[Path], export: str | None, common: Common) -> None:
+    """Report into the folder of the run, unless --output names another; if only numbers are
+    wanted, into none.
+    """
+    from mismatch_cli.trace.run_folder import report_folder
+
+    folder, in_own = _place(_own_folder(named), common)
+    printed = common.only_numbers and export is None
+    common.check(named, None if printed else folder, own=in_own)
+    from mismatch_cli.studies.mismatch import MismatchAnalysis
+
+    found = common.opened(named, _NO_RUN)
+    if printed:
+        common.study_mismatch(found, None)
+        return
+    files: tuple[str, ...] = ()
+    if export is not None:
+        from mismatch_cli.trace.export import file_name
+
+        files = (file_name(export),)
+    with report_folder(
+        folder, MismatchAnalysis.FORMAT, force=common.force, own=in_own, files=files
+    ):
+        common.study_mismatch(found, None if common.only_numbers else folder)
+        if export is not None:
+            wrote = _exported(found, folder, export)
+            common.progress.say(f"Wrote {wrote}")
+
+
+def _exported(traces: list[Trace], folder: Path, kind: str) -> Path:
+    from mismatch_cli.studies.tokens import token_tables
+    from mismatch_cli.trace.export import export_responses, export_tokens
+
+    return (
+        export_responses(traces, folder)
+        if kind == "jsonl"
+        else export_tokens(token_tables(traces), folder, kind)
+    )
+
+
+def _print_as(name: str, traces: list[Path] | None, common: Common) -> None:
+    """The metrics that another framework, or each of them, would show for the same tokens."""
+    common.check(traces)
+    from mismatch_cli.studies.translation import Translation
+
+    common.print(
+        Translation.of(common.opened(traces or _latest_run(common), _NO_RUN), name, common.read_by)
+    )
+
+
+def _latest_run(common: Common) -> list[Path]:
+    """The latest run in this folder, if there is one; it says which."""
+    runs = [path.parent.parent for path in Path().glob("*/trace/manifest.json")]
+    latest = sorted(runs, key=lambda run: (run / "trace" / "manifest.json").stat().st_mtime)[-1:]
+    if latest:
+        common.progress.say(
+            f"No trace named: reporting on {latest[0]}, the latest run in this folder."
+        )
+    return latest

@@ -1,0 +1,48 @@
+"""`mismatch-cli upload`: copies a run folder to an object store, where every reading command
+finds it.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from mismatch_cli.app.common import Common
+from mismatch_cli.base.errors import UsageError, suggest
+from mismatch_cli.base.options import flags, setting
+
+
+@flags()
+def command(
+    *,
+    run: Path | None = setting(None, "Run folder or trace folder.", argument=True, metavar="RUN"),
+    url: str | None = setting(
+        None,
+        "Destination: s3://, gs://, abfs:// or any other scheme of fsspec.",
+        argument=True,
+        metavar="URL",
+    ),
+    common: Annotated[Common, "force", "quiet", "debug"],
+) -> None:
+    """Upload a run to an object store: shards first, manifests last.
+
+    Examples:
+      mismatch-cli upload probe-model s3://bucket/runs/probe-model
+      mismatch-cli report s3://bucket/runs/probe-model --workers ray
+    """
+    from mismatch_cli.trace.stores import StorePath, located
+
+    if run is None or url is None:
+        raise UsageError(
+            f"Name a run and a destination, such as: {suggest('upload', 'RUN', 's3://BUCKET/RUN')}"
+        )
+    place = located(Path(url))
+    if not isinstance(place, StorePath):
+        raise UsageError(
+            f"{url} is not on an object store. Name a URL: s3://BUCKET/RUN, gs://BUCKET/RUN or "
+            "another."
+        )
+    from mismatch_cli.trace.upload import check_upload, upload
+
+    files = check_upload(run, place, force=common.force)
+    with common.progress.counting("Uploading", len(files), unit="files") as advance:
+        upload(run, place, files, advance)
+    common.progress.say(f"Wrote {place}. Read it with: {suggest('report', str(place))}")

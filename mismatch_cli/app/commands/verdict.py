@@ -1,0 +1,175 @@
+"""`mismatch-cli verdict`: is this number normal? For a metric from any framework's dashboard,
+without a trace.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from math import isfinite
+from typing import TYPE_CHECKING, Annotated, Any
+
+from mismatch_cli.app.common import Common, print_json, print_parts
+from mismatch_cli.app.completions import frameworks
+from mismatch_cli.base import registry
+from mismatch_cli.base.errors import UsageError, suggest
+from mismatch_cli.base.options import flags, setting
+from mismatch_cli.limits.both_sides import DTYPES, stated
+from mismatch_cli.models.torch_settings import KV_CACHE_DTYPES
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_OWN, _EXAMPLE = "mismatch", "trl sampling/sampling_logp_difference/mean=0.02"
+# The mean |Δlog p| of the trace fp8-kv, its dtype and its KV cache
+_BUNDLED = "abs_d_mean=0.0083", "bf16", "fp8"
+of_run = partial(setting, panel="The run behind the number")
+
+
+@flags()
+def command(
+    *,
+    numbers: list[str] | None = setting(
+        None,
+        "A framework and its metrics; without a framework, metrics of mismatch-cli or of only "
+        "one framework.",
+        argument=True,
+        metavar="[FRAMEWORK] [NAME=VALUE]...",
+        completes=frameworks,
+        show_default="the mean |Δlog p| of a bundled trace",
+    ),
+    list_names: bool = setting(False, "List the metrics of one framework or of all.", "--list"),
+    model: str | None = of_run(
+        None,
+        "dense or moe, or one of these with a size, such as dense-7b.",
+        metavar="KIND",
+        completes=("dense", "moe"),
+    ),
+    dtype: str | None = of_run(
+        None, "Dtype of the rollout engine's weights.", choices=("dtype", DTYPES)
+    ),
+    trainer_dtype: str | None = of_run(
+        None, "Dtype of the trainer, if different.", choices=("dtype", DTYPES)
+    ),
+    kv_cache_dtype: str | None = of_run(
+        None, "Dtype of the KV cache, such as fp8.", metavar="DTYPE", completes=KV_CACHE_DTYPES
+    ),
+    temperature: float | None = of_run(None, "Sampling temperature."),
+    top_p: float | None = of_run(None, "Sampling top-p."),
+    common: Annotated[Common, "json", "quiet", "debug"],
+) -> None:
+    """Say whether a number is normal: which limits it meets, what others measured, what to check
+    first.
+
+    It needs no trace. The exit code is 0 whether limits hold or not; use `gate` to fail a job.
+
+    Examples:
+      mismatch-cli verdict trl sampling/sampling_logp_difference/mean=0.02 --model dense-7b --dtype bf16
+      mismatch-cli verdict verl training/rollout_probs_diff_mean=0.007 rollout_corr/kl=0.002
+      mismatch-cli verdict k3=0.0015 --model moe
+      mismatch-cli verdict --list trl
+    """
+    framework, values = _parsed(numbers or [], list_names)
+    if not numbers and not list_names:
+        words, dtype, kv_cache_dtype = (
+            [_BUNDLED[0]],
+            dtype or _BUNDLED[1],
+            kv_cache_dtype or _BUNDLED[2],
+        )
+        framework, values = _parsed(words, list_names)
+        common.progress.say(
+            "No metric named: judging the mean |Δlog p| of fp8-kv, a bundled trace."
+        )
+    about = _about(
+        model, dtype, trainer_dtype, kv_cache_dtype, {"temperature": temperature, "top_p": top_p}
+    )
+    from mismatch_cli.studies.dashboard import DashboardNumbers, Quoted, listed
+
+    if list_names:
+        _show_names(listed(framework), common.json)
+        return
+    quoted = [Quoted.of(framework, name, value) for name, value in values]
+    common.print(DashboardNumbers(quoted, about))
+
+
+def _parsed(words: Sequence[str], without_numbers: bool) -> tuple[str, list[tuple[str, float]]]:
+    """The framework (empty if none was named), and each metric with its value."""
+    framework = words[0] if words and "=" not in words[0] else ""
+    if framework and framework != _OWN:
+        if (
+            len(words) == 1
+            and not without_numbers
+            and framework not in registry.names("mismatch_cli.frameworks.dialects")
+        ):
+            _number(framework)  # not a framework but a metric without a value
+        registry.check("mismatch_cli.frameworks.dialects", framework, "framework")
+    rest = words[bool(framework) :]
+    if framework and not rest and not without_numbers:
+        raise UsageError(
+            f"Which metric of {framework}? Give NAME=VALUE. For names: "
+            f"{suggest('verdict', '--list', framework)}"
+        )
+    if rest and without_numbers:
+        raise UsageError(f"--list only lists names: leave out {rest[0]}.")
+    return framework, [_number(word) for word in rest]
+
+
+def _number(word: str) -> tuple[str, float]:
+    name, separator, text = word.rpartition("=")
+    if not separator or not name:
+        raise UsageError(f"'{word}' is not NAME=VALUE. Example: mismatch-cli verdict {_EXAMPLE}")
+    if text.endswith("%"):
+        raise UsageError(f"{word}: give a number, not a percentage. Write 2 % as 0.02.")
+    if not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text):
+        raise UsageError(f"{word}: '{text}' is not a finite number. Write it as 0.02 or 2e-2.")
+    if not isfinite(value := float(text)):
+        raise UsageError(f"{word} is too large. Give a finite number.")
+    return name, value
+
+
+def _about(
+    model: str | None,
+    dtype: str | None,
+    trainer_dtype: str | None,
+    cache: str | None,
+    sampling: dict[str, Any],
+) -> dict[str, Any]:
+    """The facts about the run, as a manifest has them; a `UsageError` for an invalid one."""
+    if model is not None and not re.match(r"(dense|moe)\b", model):
+        raise UsageError(
+            f"--model {model} is not a kind of model. Use dense, moe, or a size too, such as "
+            "dense-7b."
+        )
+    for name, value, valid in (
+        ("temperature", sampling["temperature"], (0, 100)),
+        ("top-p", sampling["top_p"], (0, 1)),
+    ):
+        if value is not None and not valid[0] < value <= valid[1]:
+            raise UsageError(
+                f"--{name} {value:g} is out of range. Use a number above 0 and at most {valid[1]}."
+            )
+    rollout = {"architecture": model, **stated(dtype), "kv_cache_dtype": cache}
+    # Weights below 16 bits are the engine's alone
+    of_both = stated(dtype).get("dtype")
+    trainer = {"architecture": model, **stated(trainer_dtype or of_both)}
+    return {"rollout": rollout, "trainer": trainer, "config": {"sampling": sampling}}
+
+
+def _show_names(rows: Sequence[dict[str, str | None]], as_json: bool) -> None:
+    if as_json:
+        print_json(rows)
+        return
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    for framework in dict.fromkeys(row["framework"] for row in rows):
+        own = [row for row in rows if row["framework"] == framework]
+        widest = max(len(str(row["name"])) for row in own)
+        parts.append(Text(str(framework), style="bold"))
+        for row in own:
+            ours = f"  = {row['metric']}" if row["metric"] and framework != _OWN else ""
+            parts.append(
+                Text.assemble(f"  {row['name']:<{widest}}  ", (f"{row['formula']}{ours}", "dim"))
+            )
+    print_parts(*parts, Text("Use: mismatch-cli verdict FRAMEWORK NAME=VALUE"))

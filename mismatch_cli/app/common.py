@@ -1,0 +1,394 @@
+"""What commands share: flags, opening traces, and showing the result of a study.
+
+A study is printed, and then written as summary.json, plots and report.html: pictures take seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from mismatch_cli.app.completions import runs
+from mismatch_cli.app.progress import TerminalProgress, colour_system
+from mismatch_cli.base import custom_code, places
+from mismatch_cli.base.errors import UsageError, suggest
+from mismatch_cli.base.options import names_cluster, saying, setting
+from mismatch_cli.base.text import with_signs_of
+from mismatch_cli.processes.ranks import World
+from mismatch_cli.processes.workers import Workers
+from mismatch_cli.trace.stores import is_store
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from mismatch_cli.report.picture_files import PictureFiles
+    from mismatch_cli.report.view import ReportView
+    from mismatch_cli.studies.study import Study
+    from mismatch_cli.trace.reader import Trace
+
+_PIPE_WIDTH = 10_000  # characters: wider than any table
+
+of_output = partial(setting, panel="Output")
+TRACES = setting(
+    None,
+    "Run folders or trace folders; several are pooled.",
+    argument=True,
+    show_default="the bundled trace",
+    completes=runs,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """Flags that are the same in every command that has them, and methods that show results
+    accordingly.
+    """
+
+    trust_remote_code: bool = setting(
+        False, "Allow Python code that comes with a model to run.", typed=True
+    )
+    resume: bool = setting(False, "Resume the run in --output where it stopped.")
+    workers: str = setting(
+        "1",
+        "Processes that read the trace, or a Ray cluster; the results are identical.",
+        metavar="N|ray|ray://HOST:PORT",
+        completes=("ray",),
+        typed=names_cluster,
+    )
+    cache: Path | None = setting(  # noqa: RUF009
+        None,
+        "Folder that caches partial results, so that no shard is read twice.",
+        metavar="DIR",
+        typed=True,
+    )
+    skip_broken: bool = setting(False, "Skip shards that cannot be read, and report how many.")
+    output: Path | None = of_output(  # noqa: RUF009
+        None,
+        "Folder for summary.json, report.html and plots/.",
+        short="-o",
+        show_default="in the run or here, named after the command",
+    )
+    worst: int | None = of_output(
+        None,
+        "Show the N worst tokens and responses in context.",
+        min=0,
+        show_default="1 on the screen, 10 on the page",
+    )
+    open: bool = of_output(False, "Open the page in the browser once it is written.")
+    plots: str | None = of_output(
+        None,
+        "Formats of the files in plots/: png, svg, pdf; separate several with commas.",
+        metavar="FORMATS",
+        completes=("png", "svg", "pdf"),
+        show_default="png",
+    )
+    plot_width: str | None = of_output(
+        None,
+        "Width of the figures, for a paper: 3.25in, 8.5cm or 234pt.",
+        metavar="WIDTH",
+        show_default="as on the page",
+    )
+    no_plots: bool = of_output(False, "Draw no figures: no plots/, and a page without pictures.")
+    force: bool = of_output(
+        False,
+        "Replace an earlier run, or write a report beside other files. An earlier report of the "
+        "same command is replaced without it.",
+    )
+    full: bool = of_output(False, "Print all measurements, not just the one-screen summary.")
+    json: bool = of_output(False, "Print JSON instead of tables.")
+    quiet: bool = of_output(False, "Print only errors on stderr.", short="-q")
+    debug: bool = of_output(
+        False, "Show the full traceback of an error."
+    )  # read by Command, for cli.run, which catches the error
+
+    def __post_init__(self) -> None:
+        custom_code.allow(self.trust_remote_code)  # never because a resumed folder says so
+        if self.output is not None and is_store(self.output):
+            raise UsageError(
+                "--output is a local folder. Upload it afterwards: "
+                f"{suggest('upload', 'RUN', 'URL')}"
+            )
+        for flag, asked in (
+            ("plots", self.plots),
+            ("plot-width", self.plot_width),
+        ):
+            if self.no_plots and asked:
+                raise UsageError(f"--no-plots draws nothing: leave out --{flag}.")
+            if self.only_numbers and asked:
+                raise UsageError(
+                    f"--json without --output draws nothing: leave out --{flag}, or name --output."
+                )
+        if self.open and self.only_numbers:
+            raise UsageError(
+                "--json without --output writes no page: leave out --open, or name --output."
+            )
+        _ = self.files, self.read_by  # report invalid --plots and --workers before anything is read
+
+    @cached_property
+    def files(self) -> PictureFiles:
+        """Formats and size of the files in plots/."""
+        from mismatch_cli.report.picture_files import PictureFiles
+
+        return PictureFiles.asked(self.plots, self.plot_width)
+
+    @cached_property
+    def read_by(self) -> Workers:
+        """The processes that read traces."""
+        return Workers.parsed(self.workers, self.cache, skip_broken=self.skip_broken)
+
+    @property
+    def only_numbers(self) -> bool:
+        """Whether only JSON is wanted: with --json and no folder, nothing waits for pictures."""
+        return self.json and self.output is None
+
+    @cached_property
+    def progress(self) -> TerminalProgress:
+        """Progress on stderr."""
+        return TerminalProgress(self.quiet)
+
+    def progress_of(self, world: World) -> TerminalProgress:
+        """The progress of a rank: only the first one prints."""
+        return self.progress if world.first else TerminalProgress(quiet=True)
+
+    def check(
+        self, named: Sequence[Path] | None, folder: Path | None = None, *, own: bool = False
+    ) -> None:
+        """Refuse invalid traces and report folders before importing anything that reads and draws.
+
+        `own`: the folder is the run's own, which a report may go into.
+        """
+        from mismatch_cli.trace.manifest import trace_folder
+        from mismatch_cli.trace.run_folder import check_report_folder
+
+        for path in named or ():
+            trace_folder(path)
+        if folder is not None:
+            check_report_folder(folder, force=own or self.force)
+
+    def report_folder(self, named: Sequence[Path] | None, name: str) -> Path | None:
+        """Where a report goes: --output, else the only run named, else here; None if only
+        numbers are wanted.
+        """
+        from mismatch_cli.trace.manifest import run_folder_of, trace_folder
+
+        if self.output is not None or self.only_numbers:
+            return self.output
+        own = trace_folder(named[0]) if named and len(named) == 1 else None
+        elsewhere = own is None or places.is_bundled(own) or is_store(own)
+        return (Path() if own is None or elsewhere else run_folder_of(own)) / name
+
+    def opened(self, named: Sequence[Path] | None, notice: str, *names: str) -> list[Trace]:
+        """The named traces; if there are none, the bundled ones called `names` (the training
+        run), after printing `notice`.
+        """
+        from mismatch_cli.trace.reader import Trace
+        from mismatch_cli.trace.work import begun_beside
+
+        paths = named or [places.bundled_trace(name) for name in names or (places.TRAINING,)]
+        traces = [Trace.open(path, skip_broken=self.skip_broken) for path in paths]
+        if not named:
+            self.progress.say(notice)
+        for run in {trace.run_folder for trace in traces if not is_store(trace.folder)}:
+            if begun_beside(run):
+                self.progress.say(
+                    f"This reads the older run in {run}: the one that replaces it is unfinished. "
+                    "Continue that with --resume, or begin it again with --force."
+                )
+        return traces
+
+    def report(
+        self,
+        analyse: Callable[..., Study],
+        study_format: str,
+        traces: Sequence[Trace],
+        folder: Path | None,
+        phase: str,
+        **how: Any,
+    ) -> None:
+        """Study traces into the folder of a report, as `study` does; without a folder, only
+        print the result.
+        """
+        with self.held(folder, study_format):
+            self.study(analyse, traces, folder, phase, **how)
+
+    def held(self, folder: Path | None, study_format: str) -> AbstractContextManager[None]:
+        """Hold the folder of a report in this format while it is made; nothing without a folder."""
+        from mismatch_cli.trace.run_folder import report_folder
+
+        if folder is None:
+            return nullcontext()
+        return report_folder(folder, study_format, force=self.force)
+
+    def study(
+        self,
+        analyse: Callable[..., Study],
+        traces: Sequence[Trace],
+        folder: Path | None,
+        phase: str,
+        passes: int = 1,
+        **page: Any,
+    ) -> None:
+        """Study traces in so many passes, with a bar that counts their responses, each once, and
+        show the result.
+        """
+        with self.progress.counting(phase, sum(trace.num_responses for trace in traces)) as advance:
+            study = analyse(traces, workers=self.read_by, on_responses=_once_in(passes, advance))
+        self.show(study, folder, **page)
+
+    def study_mismatch(self, traces: Sequence[Trace], folder: Path | None) -> None:
+        """How `probe`, `rescore` and `report` end; the page always shows some of the worst
+        tokens.
+        """
+        from mismatch_cli.studies.mismatch import WORST, analyse
+
+        kept = max(self.worst or 0, WORST)
+        self.study(partial(analyse, worst=kept), traces, folder, "Measuring", worst=self.worst)
+
+    def show(self, study: Study, folder: Path | None, **page: Any) -> None:
+        """Print a study, or its JSON, on stdout, and write everything into a folder; `page`
+        configures its page.
+
+        Files are written even if the reader of stdout has left (`| head`). If only numbers are
+        wanted, a run folder still gets its summary.json, but a report folder gets no files.
+        """
+        from mismatch_cli.report.pages import page_of
+
+        view, unread = None if self.only_numbers else page_of(study, **page), None
+        try:
+            self.print(study, view)
+            sys.stdout.flush()
+        except OSError as error:
+            unread = error
+        if folder is not None:
+            self._write(study, view, folder)
+        if unread is not None:
+            raise unread
+
+    def _write(self, study: Study, view: ReportView | None, folder: Path) -> None:
+        from mismatch_cli.report.written import (
+            HTML_FILE,
+            PLOTS_FOLDER,
+            SUMMARY_FILE,
+            write_numbers,
+            write_report,
+        )
+
+        if view is None:
+            self.progress.say(f"Wrote {write_numbers(study, folder)}")
+            return
+        files, drawing = (
+            None if self.no_plots else self.files,
+            partial(self.progress.working, "Drawing"),
+        )
+        drawn = write_report(study, view, folder, files, drawing)
+        others = f", {SUMMARY_FILE} and {PLOTS_FOLDER}/" if drawn else f" and {SUMMARY_FILE}"
+        self.progress.say(f"Wrote {folder / HTML_FILE}{others}")
+        if self.open:
+            self._open(folder / HTML_FILE)
+
+    def _open(self, page: Path) -> None:
+        """Open a page of this machine in the default browser, or say where it is."""
+        import webbrowser
+
+        if not webbrowser.open(page.absolute().as_uri()):
+            self.progress.say(f"No browser can be opened here. The page: {page.absolute()}")
+
+    def print(self, study: Study, view: ReportView | None = None) -> None:
+        """Print a study on stdout, as JSON or as its page; `view` is that page if it already
+        exists.
+        """
+        from mismatch_cli.report.pages import page_of
+        from mismatch_cli.report.screen import print_view
+
+        if self.json:
+            print_json(study.result)
+        else:
+            print_view(view or page_of(study), console(), full=self.full)
+
+
+DRAWING = ("plots", "plot_width", "no_plots")
+_SHOWING = (*DRAWING, "force", "full")
+_TALKING = ("json", "quiet", "debug")
+_LOOKING = (*_SHOWING, *_TALKING)
+READ_BY = ("workers", "cache", "skip_broken")
+Reading = Annotated[Common, *READ_BY, "output", *_LOOKING]
+Judging = Annotated[Common, *READ_BY, "output", "open", *_LOOKING]
+Reporting = Annotated[Common, *READ_BY, "output", "worst", "open", *_LOOKING]
+Diagnosing = Annotated[Common, "trust_remote_code", *READ_BY, "output", *_LOOKING]
+_RUN = saying("output", help="Run folder: trace/, summary.json, report.html, plots/ and log/.")
+Recording = Annotated[Common, "trust_remote_code", "resume", _RUN, *_SHOWING, *_TALKING]
+Probing = Annotated[
+    Common, "trust_remote_code", "resume", _RUN, "worst", "open", *_SHOWING, *_TALKING
+]
+
+
+def print_json(content: Any) -> None:
+    """Print JSON on stdout, as `--json` does."""
+    json.dump(content, sys.stdout, indent=2)
+    print()
+
+
+def print_parts(*parts: RenderableType) -> None:
+    """Print rich renderables on stdout."""
+    console().print(*parts, sep="\n")
+
+
+def console() -> Any:
+    """A rich console on stdout whose reader may stop early (`| head`).
+
+    A pipe has unlimited width, and no line ends with blanks. NO_COLOR removes all styles.
+    """
+    from rich.console import Console
+
+    class PipeableConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would exit with 1, but `| head` is not a failure
+
+    width = _PIPE_WIDTH if not sys.stdout.isatty() and "COLUMNS" not in os.environ else None
+    file: Any = _Unpadded(sys.stdout)
+    return PipeableConsole(
+        file=file,
+        width=width,
+        color_system=colour_system(),
+        highlight=False,
+        emoji=False,
+        markup=False,
+    )
+
+
+class _Unpadded:
+    """A stream that strips trailing blanks, also inside a style, and writes our own signs in ASCII
+    where it lacks them; it takes whole lines.
+    """
+
+    _ENDS = re.compile(r"(?: |\x1b\[[\d;]*m)+$", re.MULTILINE)
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        unpadded = self._ENDS.sub(lambda end: end.group().replace(" ", ""), text)
+        self._stream.write(with_signs_of(self._stream.encoding, unpadded))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _once_in(passes: int, advance: Callable[[int], None]) -> Callable[[int], None]:
+    """An `advance` for work that reads every response in each of so many passes."""
+    read = 0
+
+    def on_responses(count: int) -> None:
+        nonlocal read
+        read, before = read + count, read
+        advance(read // passes - before // passes)
+
+    return on_responses

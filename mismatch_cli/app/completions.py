@@ -1,0 +1,61 @@
+"""Shell completion of the names that flags and arguments take: algorithms, runs, frameworks,
+settings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+from mismatch_cli.base import registry
+from mismatch_cli.base.places import bundled_names
+
+# Of a run, a trace, a training run
+_MARKS = ("trace/manifest.json", "manifest.json", "metrics.jsonl")
+
+
+def algorithms() -> list[str]:
+    """Algorithms with their aliases, variants of single frameworks, masks, and weights of
+    installed packages.
+    """
+    from mismatch_cli.rules import trust_regions, weights
+    from mismatch_cli.rules.algorithms.owners import OWNERS
+    from mismatch_cli.rules.algorithms.table import ALIASES, TABLE
+
+    return [
+        *TABLE,
+        *ALIASES,
+        *OWNERS,
+        *registry.names(trust_regions.PACKAGE),
+        *registry.installed(weights.PACKAGE),
+    ]
+
+
+def runs() -> list[str]:
+    """Runs and traces in the current folder, and the bundled traces."""
+    found = (path.relative_to(".").parts[0] for mark in _MARKS for path in Path().glob(f"*/{mark}"))
+    return [*sorted(set(found)), *bundled_names()]
+
+
+def frameworks() -> list[str]:
+    """Frameworks whose metrics are known."""
+    return registry.names("mismatch_cli.frameworks.dialects")
+
+
+def limits() -> list[str]:
+    """The published sets of limits."""
+    from mismatch_cli.limits.limit_sets import presets
+
+    return presets()
+
+
+def settings() -> list[str]:
+    """The settings that `--vary` takes in `probe` and `rescore`, up to the `=`."""
+    from mismatch_cli.probe.config import ProbeConfig, RescoreConfig
+
+    names = {
+        known.name.replace("_", "-")
+        for kind in (ProbeConfig, RescoreConfig)
+        for known in fields(kind)
+    }
+    return [f"{name}=" for name in sorted(names)]

@@ -1,0 +1,172 @@
+"""What `--help` prints: panels of two columns, in which names, choices and defaults are never
+cut off.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mismatch_cli.app.progress import colour_system
+from mismatch_cli.base.configuration import has_flag, key_of
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+_WIDEST = 100  # characters: longer lines of prose read worse
+_COLUMN = 28  # for flags and values; longer ones get a line of their own
+_FRAME = 4  # characters of each line that the panel's frame takes
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+class Row(NamedTuple):
+    """A line of a panel: what to type, the placeholder of its value, what it does, and its
+    default.
+    """
+
+    names: str
+    value: str
+    does: str
+    default: str = ""
+
+
+KEYS = "Keys of --config, without a flag"
+
+
+def panels(parameters: Iterable[Any]) -> dict[str, list[Row]]:
+    """Arguments and options by panel title: untitled ones first, Output with `--help` last, and
+    then what has no flag.
+    """
+    found: dict[str, list[Row]] = {"Arguments": [], "Options": []}
+    *others, help_option = sorted(parameters, key=lambda known: known.name == "help")
+    for known in others:
+        title = getattr(known, "rich_help_panel", None) or (
+            "Arguments" if is_argument(known) else "Options"
+        )
+        if not has_flag(known):
+            title = KEYS
+        found.setdefault(title, []).append(row_of(known))
+    found["Output"], keys = found.pop("Output", []), found.pop(KEYS, [])
+    found = {title: rows for title, rows in found.items() if rows}
+    found.setdefault(next(reversed(found), "Options"), []).append(row_of(help_option))
+    return found | ({KEYS: keys} if keys else {})
+
+
+def row_of(parameter: Any) -> Row:
+    """The line of a parameter: what to type, such as `[TRACES]...` or `--output, -o PATH`, and
+    what it does.
+    """
+    value, does = parameter.metavar or "", parameter.help or ""
+    if is_argument(parameter):
+        name = value or f"[{parameter.name.upper()}]" + "..." * (parameter.nargs == -1)
+        return Row(name, "", does, _default(parameter))
+    if not has_flag(parameter):
+        return Row(f"{key_of(parameter)} = {value}", "", does, _default(parameter))
+    names = (
+        ", ".join(sorted(names, key=len, reverse=True))
+        for names in (parameter.opts, parameter.secondary_opts)
+    )
+    return Row(" / ".join(filter(None, names)), value, does, _default(parameter))
+
+
+def _default(parameter: Any) -> str:
+    shown, value = parameter.show_default, parameter.default
+    if isinstance(shown, str) or shown is False:
+        return shown or ""
+    if isinstance(value, bool):
+        return "".join((parameter.opts if value else parameter.secondary_opts)[:1])
+    if value is None or value in ("", ()):
+        return ""
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def summary(described: Any) -> str:
+    """The first sentence of a command's help."""
+    return " ".join((inspect.getdoc(described) or "").split("\n\n")[0].split())
+
+
+def print_help(command: Any, ctx: Any, rows: Mapping[str, Sequence[Row]]) -> None:
+    """Print a command's usage, its description and its panels."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(color_system=colour_system(), highlight=False, emoji=False, markup=False)
+    console.width = min(console.width, _WIDEST)
+    lengths = [len(_typed(row)) for members in rows.values() for row in members]
+    column = min(
+        console.width // 2,
+        2 + max((length for length in lengths if length + 2 <= _COLUMN), default=0),
+    )
+    console.print(Text(command.get_usage(ctx), style="bold"))
+    for line in (*_prose(command.help, console.width), Text()):
+        console.print(line, soft_wrap=True)  # never break a line that users copy
+    for title, members in rows.items():
+        console.print(_panel(title, members, column, console))
+    for line in _prose(command.epilog, console.width):
+        console.print(line, soft_wrap=True)
+
+
+def is_argument(parameter: Any) -> bool:
+    """Whether it is a positional argument."""
+    return bool(parameter.param_type_name == "argument")
+
+
+def _typed(row: Row) -> Text:
+    from rich.text import Text
+
+    return Text.assemble((row.names, "bold cyan"), (f" {row.value}" if row.value else "", "yellow"))
+
+
+def _prose(text: str | None, width: int) -> Iterator[Text]:
+    """Paragraphs; an indented line is a command to copy, broken with backslashes so that a shell
+    reads one line.
+    """
+    from rich.text import Text
+
+    for paragraph in inspect.cleandoc(text or "").split("\n\n"):
+        lines = paragraph.splitlines()
+        if prose := " ".join(line for line in lines if not line.startswith(" ")):
+            yield Text("\n" + textwrap.fill(prose, width))
+        for line in (line.strip() for line in lines if line.startswith(" ")):
+            command, dash, flags = line.partition(" -")
+            # A flag stays with its values
+            unbroken = command + dash + re.sub(" (?!-)", _NO_BREAK, flags)
+            broken = textwrap.wrap(
+                unbroken, width - 6, break_long_words=False, break_on_hyphens=False
+            )
+            shown = "  " + " \\\n      ".join(broken).replace(_NO_BREAK, " ")
+            yield Text(shown, style="cyan")
+
+
+def _panel(title: str, rows: Iterable[Row], column: int, console: Console) -> RenderableType:
+    from rich.panel import Panel
+    from rich.text import Text
+
+    lines = Text("\n").join(line for row in rows for line in _lines(row, column, console))
+    return Panel(lines, title=title, title_align="left", border_style="dim")
+
+
+def _lines(row: Row, column: int, console: Console) -> Iterator[Text]:
+    """The description beside the flag, or below a long flag; then the default, on one line if it
+    fits.
+    """
+    from rich.text import Text
+
+    typed, room = _typed(row), console.width - _FRAME - column
+    does = list(Text(row.does).wrap(console, room))
+    if row.default:
+        default = Text(f"[default: {row.default}]", style="dim")
+        if does[-1].cell_len + 1 + default.cell_len <= room:
+            does[-1] = Text.assemble(does[-1], " ", default)
+        else:
+            does += default.wrap(console, room)
+    if typed.cell_len + 2 > column:
+        yield typed
+        typed = Text()
+    for line in does:
+        yield Text.assemble(typed, " " * (column - typed.cell_len), line)
+        typed = Text()

@@ -1,0 +1,232 @@
+"""Settings that are not typed: in a file, `--config FILE.toml`, or in the environment,
+`MISMATCH_FLAG`.
+
+Flags win over environment variables, these over the file, and the file over defaults. A file is
+read only if you name it: a measurement must not depend on the contents of the working folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mismatch_cli.base.errors import MismatchError, UsageError, unreadable
+from mismatch_cli.base.registry import meant, unknown
+from mismatch_cli.base.text import parsed_toml
+
+CONFIG = "config"  # the parameter that names the file
+PREFIX = "MISMATCH_"
+_OURS = f"{PREFIX}CLI_"  # variables between our own processes
+# Set where we wrote the command line: it spells keys without a flag like flags
+WRITTEN = f"{_OURS}WRITTEN"
+# Elsewhere this variable says what to train or analyse, and not which two runs to compare
+_OWN_ONLY = {("report", "ALGORITHM")}
+_NO_FLAGS = (f"{PREFIX}RECORD",)  # read by the recorder inside a run
+
+
+def key_of(parameter: Any) -> str:
+    """The key of a parameter in a file: its flag without dashes, or the name of a positional
+    argument.
+    """
+    if parameter.param_type_name == "argument":
+        return str(parameter.name).replace("_", "-")
+    return str(max(parameter.opts, key=len)).lstrip("-")
+
+
+def has_flag(parameter: Any) -> bool:
+    """Whether it can be typed; a key of a file alone is hidden from click's own help."""
+    return not getattr(parameter, "hidden", False)
+
+
+def variables(command: str, parameter: Any) -> list[str]:
+    """The environment variables of a parameter: for this command only, and for all commands."""
+    key = key_of(parameter).upper().replace("-", "_")
+    own = f"{PREFIX}{command.upper().replace('-', '_')}_{key}"
+    return [own] if (command, key) in _OWN_ONLY else [own, f"{PREFIX}{key}"]
+
+
+def without_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without our variables, for a command that gets all settings as flags."""
+    return {name: value for name, value in environment.items() if not _is_variable(name)}
+
+
+def misspelt(context: Any) -> list[str]:
+    """A sentence for each variable that looks like ours but belongs to no command."""
+    own = {
+        name
+        for known in context.command.params
+        for name in variables(str(context.info_name), known)
+    }
+    odd = [name for name in os.environ if _is_variable(name) and name not in own]
+    if not odd:
+        return []
+    known = {
+        name
+        for command, parameter in _parameters(context)
+        for name in variables(command, parameter)
+    }
+    return [
+        f"The variable {name} belongs to no command and is ignored. {meant(name, known)}".rstrip()
+        for name in odd
+        if name not in known
+    ]
+
+
+def _is_variable(name: str) -> bool:
+    return name.startswith(PREFIX) and not name.startswith(_OURS) and name not in _NO_FLAGS
+
+
+def told(context: Any) -> str:
+    """The settings that were not typed, with their sources, in one line; empty if the rest are
+    defaults.
+    """
+    by_place: dict[str, list[str]] = {}
+    for known in context.command.params:
+        if place := place_of(context, known):
+            by_place.setdefault(place, []).append(key_of(known))
+    return "; ".join(f"{place}: {', '.join(keys)}" for place, keys in by_place.items())
+
+
+def place_of(context: Any, parameter: Any) -> str:
+    """The variable or file from which a value was read; empty if it was typed or is the default."""
+    source = context.get_parameter_source(parameter.name)
+    if source is None or source.name not in ("ENVIRONMENT", "DEFAULT_MAP"):
+        return ""
+    if source.name == "DEFAULT_MAP":
+        return str(context.meta[CONFIG])
+    return next(name for name in parameter.envvar if os.environ.get(name))
+
+
+def is_reserved(typed: bool | Callable[[Any], bool], value: Any) -> bool:
+    """Whether only the command line may give a setting this value, from its `typed`; an empty
+    value starts nothing.
+    """
+    return bool(value) and (typed(value) if callable(typed) else typed)
+
+
+def check_typed(context: Any) -> None:
+    """A `UsageError` for what only the command line may set, if a file or a variable sets it, and
+    for a key without a flag that is typed.
+    """
+    reserved = getattr(context.command.callback, "reserved", {})
+    written = WRITTEN in os.environ or WRITTEN in context.meta
+    for known in context.command.params:
+        source = context.get_parameter_source(known.name)
+        typed = source is not None and source.name == "COMMANDLINE"
+        if typed and not has_flag(known) and not written:
+            raise UsageError(
+                f"{key_of(known)} has no flag. Write {key_of(known)} = … into a file, and name it "
+                "with --config."
+            )
+        value, place = context.params.get(known.name), place_of(context, known)
+        if place and is_reserved(reserved.get(known.name, False), value):
+            flag = max(known.opts, key=len)
+            raise UsageError(
+                f"{place}: {key_of(known)} can start code or send keys to a host, so neither a "
+                f"file nor a variable may set it. If you trust it, type {flag} yourself."
+            )
+
+
+def read_into(context: Any, path: Path) -> None:
+    """Let a file set what neither a flag nor a variable sets.
+
+    Top-level keys apply to every command that has the flag, keys of a table to the command of that
+    name. Raises a `UsageError` that suggests the nearest name for an unknown key or table, or names
+    the type of a wrong value.
+    """
+    content, command = _content(path), str(context.info_name)
+    own, commands = {key_of(known): known for known in context.command.params}, _commands(context)
+    del own[CONFIG]
+    tables = {name: table for name, table in content.items() if isinstance(table, dict)}
+    for name in tables:
+        if name not in commands:
+            raise UsageError(f"{path}: [{name}]: {unknown('command', name, commands)}")
+    everyones = {_key(name): value for name, value in content.items() if name not in tables}
+    if others := [name for name in everyones if name not in own]:
+        _check_somebodys(others, context, path)
+    commands_own = {_key(name): value for name, value in tables.get(command, {}).items()}
+    for name in commands_own:
+        if name not in own:
+            raise _stranger(name, own, f"{path}: [{command}]", command)
+    found = {name: value for name, value in (everyones | commands_own).items() if name in own}
+    context.default_map = {
+        own[name].name: _fitted(own[name], value, f"{path}: {name}")
+        for name, value in found.items()
+    }
+    context.meta[CONFIG] = path
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        return parsed_toml(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise MismatchError(f"--config {path} does not exist. Name a TOML file.") from error
+    except (OSError, ValueError) as error:
+        raise unreadable(
+            f"--config {path}", error, "Correct it.", "cannot be read as TOML ({})"
+        ) from error
+
+
+def _key(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _commands(context: Any) -> list[str]:
+    group = context.find_root().command
+    return (
+        list(group.list_commands(context))
+        if hasattr(group, "list_commands")
+        else [str(context.info_name)]
+    )
+
+
+def _parameters(context: Any) -> Iterator[tuple[str, Any]]:
+    """Every parameter of every command; this builds all commands."""
+    group = context.find_root().command
+    for name in _commands(context):
+        command = (
+            group.get_command(context, name) if hasattr(group, "get_command") else context.command
+        )
+        yield from ((name, known) for known in command.params)
+
+
+def _check_somebodys(names: list[str], context: Any, path: Path) -> None:
+    known = {key_of(parameter) for _, parameter in _parameters(context)} - {CONFIG}
+    for name in names:
+        if name not in known:
+            raise _stranger(name, known, str(path), "COMMAND")
+
+
+def _stranger(name: str, known: Iterable[str], where: str, command: str) -> UsageError:
+    return UsageError(
+        f"{where}: Unknown setting '{name}'. {meant(name, known)}See: mismatch-cli {command} --help"
+    )
+
+
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def _fitted(parameter: Any, value: Any, said: str) -> Any:
+    """The value as if it had been typed; a `UsageError` if its type is wrong."""
+    described = parameter.type_descriptor
+    if described.is_list or described.is_tuple:
+        values = value if isinstance(value, list) else [value]
+        return [_single(str, item, said) for item in values]
+    return _single(described.annotation, value, said)
+
+
+def _single(kind: Any, value: Any, said: str) -> Any:
+    kind = kind if kind in _KINDS else str  # paths and the like
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = {
+        bool: isinstance(value, bool),
+        int: is_number and isinstance(value, int),
+        float: is_number,
+        str: is_number or isinstance(value, str),
+    }[kind]
+    if not fits:
+        shown = str(value).lower() if isinstance(value, bool) else repr(value)
+        raise UsageError(f"{said} = {shown} must be {_KINDS[kind]}.")
+    return value if kind is bool else str(value)

@@ -1,0 +1,218 @@
+"""The recorded gap, the share of each cause, and what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from mismatch_cli.base import numbers
+from mismatch_cli.report.drawing.panels import RIGHT, TOP, Box, Panel, Sheet, short_names, width_of
+from mismatch_cli.report.drawing.style import LIGHT, Theme
+
+if TYPE_CHECKING:
+    from mismatch_cli.bisect.studies.bisection import BisectionAnalysis
+    from mismatch_cli.metrics.estimate import Estimate
+
+STUDY = "bisection"
+SECTION = "Causes"
+PLACE = 1
+TITLE = "Share of the gap by cause"
+DATA = "a gap, and causes that bisect tried"
+CAPTION = (
+    "The recorded gap is 100 %. Each cause removes its share, measured alone, from what those "
+    "above leave; lines are 95 % intervals over prompts. Orange is a setting of the rollout, "
+    "blue of the trainer, purple of both. If shares overlap, the causes remove less together "
+    "than their sum, and a hatched bar adds the difference back; if they remove more together, "
+    "it removes the rest. The dashed bar is the precision of both sides, measured from the full "
+    "gap because it includes shares of the causes. The noise is part of what is left."
+)
+_ROW = 30  # pixels
+_BAR = 0.62  # of a row
+_MOST = 8  # causes
+_LEAST = 0.005  # of the gap: smaller differences are not drawn
+_OTHERS = "other causes"
+
+
+class _Bar(NamedTuple):
+    """A row: its two ends, as fractions of the gap."""
+
+    label: str
+    first: float
+    last: float
+    share: str  # the label beside it
+    colour: str
+    low: float | None = None  # the interval of its last end
+    high: float | None = None
+    look: str = "full"  # or hatched, hollow
+    leads: bool = True  # to the row below
+
+
+def needs(data: BisectionAnalysis) -> bool:
+    return bool(data.causes) and not data.is_equal
+
+
+def draw(figure: Sheet, data: BisectionAnalysis) -> None:
+    style = figure.style
+    bars = list(_bars(data, figure.theme, sides=style.pick(True, False)))
+    labels = short_names([bar.label for bar in bars], style.pick(300, 110), style.small)
+    left = max(width_of(label, style.small) for label in labels) + 14
+    (axes,) = figure.place([Box(left, TOP, style.width - left - RIGHT, _ROW * len(bars))])
+    axes.flush = (figure.flush - left) / axes.box.width
+    lowest = min(0.0, *(value for bar in bars for value in (bar.first, bar.last, bar.low or 0.0)))
+    highest = max(1.0, *(value for bar in bars for value in (bar.first, bar.last, bar.high or 0.0)))
+    room = style.pick(0.13, 0.34) * (highest - lowest)  # for labels at the right
+    axes.set_xlim(lowest - 0.02, highest + room)
+    axes.set_ylim(len(bars) - 0.4, -0.6)
+    for row, bar in enumerate(bars):
+        _draw(axes, row, bar)
+        if bar.leads:
+            axes.vlines(
+                bar.last,
+                row - _BAR / 2,
+                row + 1 + _BAR / 2,
+                color=axes.theme.muted,
+                linewidth=0.7,
+                zorder=1,
+            )
+        reach = max(bar.first, bar.last, bar.high or 0.0)
+        axes.annotate(
+            bar.share,
+            (reach, row),
+            xytext=(5, 0),
+            textcoords="offset points",
+            va="center_baseline",
+            fontsize=style.small,
+            color=axes.theme.ink,
+        )
+    axes.set_yticks(range(len(bars)), labels, fontsize=style.small)
+    axes.grid(visible=False, axis="y")
+    axes.axvline(0, color=axes.theme.muted, linewidth=0.9, zorder=1)
+    axes.set_xticks(
+        [
+            tick / 100
+            for tick in range(-200, 401, style.pick(20, 50))
+            if lowest - 0.02 <= tick / 100 <= highest + 0.02
+        ]
+    )
+    axes.xaxis.set_major_formatter(
+        lambda value, _position: f"{100 * value:.0f} %".replace("-", "−")
+    )
+    axes.set_xlabel(style.pick("share of the recorded gap", "share of the gap"))
+    whole = numbers.number(data.search.gap)
+    axes.headline(f"Shares of the gap of {whole} nats", f"Shares of {whole} nats", is_axis=False)
+
+
+def alternative(data: BisectionAnalysis) -> str:
+    """Each bar with its share."""
+    bars = [f"{bar.label} {bar.share}" for bar in _bars(data, LIGHT, sides=True)]
+    gap = numbers.number(data.search.gap)
+    return (
+        f"Bars. Horizontal: share of the recorded gap of {gap} nats, one bar below the other: "
+        f"{'; '.join(bars)}."
+    )
+
+
+def _draw(axes: Panel, row: int, bar: _Bar) -> None:
+    left, width = min(bar.first, bar.last), abs(bar.last - bar.first)
+    if bar.look == "full":
+        axes.barh(row, width, _BAR, left, color=bar.colour, alpha=0.85, linewidth=0, zorder=2)
+    else:
+        axes.barh(
+            row,
+            width,
+            _BAR,
+            left,
+            facecolor="none",
+            edgecolor=bar.colour,
+            linewidth=1.1,
+            zorder=2,
+            linestyle=(0, (4, 2)) if bar.look == "hollow" else "-",
+        )
+        if bar.look == "hatched":
+            _hatch(axes, row, left, width, bar.colour)
+    if bar.low is not None and bar.high is not None:
+        ends = bar.low, bar.high
+        axes.hlines(row, *ends, color=axes.theme.ink, linewidth=1.1, zorder=3)
+        axes.vlines(ends, row - 0.13, row + 0.13, color=axes.theme.ink, linewidth=1.1, zorder=3)
+
+
+def _hatch(axes: Panel, row: int, left: float, width: float, colour: str) -> None:
+    """Slanted lines within a bar."""
+    low, high = axes.get_xlim()
+    # As wide as the bar is high, in the units of the axis
+    slant = (high - low) * _BAR * _ROW / axes.box.width
+    place = left - slant
+    while place < left + width:
+        first, last = max(place, left), min(place + slant, left + width)
+        heights = [row + _BAR / 2 - _BAR * (x - place) / slant for x in (first, last)]
+        axes.plot((first, last), heights, color=colour, linewidth=0.8, zorder=2)
+        place += slant / 2.5
+
+
+def _bars(data: BisectionAnalysis, theme: Theme, *, sides: bool) -> Iterator[_Bar]:
+    """From the full gap down to what is left; then the precision, and the noise."""
+    yield from _steps(data, theme, sides)
+    if data.floor is not None:
+        last, label = 1 - (data.floor.share.value or 0.0), _percent(data.floor.share)
+        yield _Bar(
+            data.name(data.floor),
+            1.0,
+            last,
+            label,
+            theme.green,
+            *_ends(1.0, data.floor.share),
+            "hollow",
+            leads=False,
+        )
+    if data.noise is not None:
+        yield _from_0("noise", data.noise, theme.gold)
+
+
+def _steps(data: BisectionAnalysis, theme: Theme, sides: bool) -> Iterator[_Bar]:
+    """Each bar begins where the one above ends; without `sides` in names, only colours show the
+    side.
+    """
+    colours = {"rollout": theme.orange, "trainer": theme.blue, "both": theme.purple}
+    yield _Bar("as recorded", 0.0, 1.0, "100 %", theme.muted, leads=bool(data.named))
+    at = 1.0
+    for row in data.named[:_MOST]:
+        name, last = (
+            data.name(row) if sides else row.experiment.setting,
+            at - (row.share.value or 0.0),
+        )
+        yield _Bar(
+            name, at, last, _percent(row.share), colours[row.experiment.side], *_ends(at, row.share)
+        )
+        at = last
+    if others := data.named[_MOST:]:
+        value = sum(row.share.value or 0.0 for row in others)
+        yield _Bar(_OTHERS, at, at - value, f"{100 * value:.0f} %", theme.gold)
+        at -= value
+    left = data.remaining.value or 0.0
+    if len(data.named) > 1 and abs(left - at) >= _LEAST:
+        label = "shares overlap" if left > at else "only together"
+        yield _Bar(label, at, left, f"{100 * abs(left - at):.0f} %", theme.muted, look="hatched")
+    if data.named:
+        yield _from_0("left", data.remaining, theme.muted)
+
+
+def _from_0(label: str, share: Estimate, colour: str) -> _Bar:
+    return _Bar(
+        label, 0.0, share.value or 0.0, _percent(share), colour, share.low, share.high, leads=False
+    )
+
+
+def _ends(at: float, share: Estimate) -> tuple[float | None, float | None]:
+    """The interval of the end of a bar."""
+    return (
+        (None, None)
+        if share.low is None or share.high is None
+        else (at - share.high, at - share.low)
+    )
+
+
+def _percent(share: Estimate) -> str:
+    spread = (
+        "" if share.low is None or share.high is None else f" ± {50 * (share.high - share.low):.0f}"
+    )
+    return f"{100 * (share.value or 0.0):.0f} %{spread}".replace("-", "−")

@@ -1,0 +1,472 @@
+"""The result of a search: causes with the share of the gap that each explains, the triangle of
+legs, the verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from mismatch_cli.base.errors import suggest
+from mismatch_cli.base.places import shown
+from mismatch_cli.bisect.decoding import decode_against_prefill
+from mismatch_cli.bisect.effects import MEASURES, Effects, GapSums
+from mismatch_cli.bisect.experiments import (
+    ALONE,
+    AS_RECORDED,
+    DECODED,
+    LEGS,
+    NOT_REACHED,
+    OTHER_SHAPE,
+    REFERENCE,
+    ROLLOUT,
+    SCORED,
+    TRAINER,
+    WHOLE,
+    Experiment,
+    Search,
+    leg_names,
+)
+from mismatch_cli.bisect.fixed_tokens import FixedTokens
+from mismatch_cli.bisect.ranking import (
+    ALL_MODULES,
+    NO_GAP,
+    RECORDED,
+    Measured,
+    Ranking,
+    Row,
+    measured_in,
+    noise_of,
+    rank,
+)
+from mismatch_cli.bisect.search_config import STAGES
+from mismatch_cli.bisect.studies.model_differences import ModelDifferences
+from mismatch_cli.limits.causes import CAUSES, place
+from mismatch_cli.metrics.estimate import NO_SPREAD, Estimate
+from mismatch_cli.studies.study import Study, about, from_here, who_is_compared
+from mismatch_cli.trace.manifest import read_manifest
+from mismatch_cli.trace.reader import Trace
+
+_MOST_NAMED = 3  # causes in the verdict
+_FOUND = {True: "found", False: "yet"}
+_LEAST_BUDGET = 10.0  # minutes: a search of a small model takes 1 to 3
+_WHY_MODULES = "both sides compute these modules differently on the same input"
+_WHY_WEIGHTS = "the engine and the trainer hold different numbers"
+
+
+class MovedToken(NamedTuple):
+    """A token whose gap a cause moves: its place among the fixed tokens, and Δlog p before and
+    after, nats.
+    """
+
+    response: int
+    position: int
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class BisectionAnalysis(Study):
+    """A search that ended or was stopped, read from its folder."""
+
+    STUDY: ClassVar[str] = "bisection"
+    FORMAT: ClassVar[str] = "mismatch-cli bisection"
+
+    folder: Path
+    search: Search
+    measured: Measured
+
+    @classmethod
+    def read(cls, folder: Path) -> BisectionAnalysis:
+        """Read a run folder of `bisect`, without running a model."""
+        tokens = FixedTokens.read(folder / LEGS / AS_RECORDED)
+
+        @cache
+        def column(leg: str, side: str) -> np.ndarray:
+            return tokens.flat(folder / LEGS / leg, f"logp_{side}")
+
+        return cls(folder, Search.of(folder), measured_in(tokens, leg_names(folder), column))
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The responses that every experiment reads, as recorded."""
+        return Trace.open(self.folder / LEGS / AS_RECORDED)
+
+    @property
+    def subject(self) -> str:
+        """What is compared, for the line below each figure."""
+        return who_is_compared(about([self.trace], 0))
+
+    @cached_property
+    def ranking(self) -> Ranking:
+        return rank(self.measured, self.search)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether both sides agree to float32 rounding, so that there is nothing to explain."""
+        return self.search.gap < NO_GAP
+
+    @property
+    def causes(self) -> tuple[Row, ...]:
+        return self.ranking.causes
+
+    @cached_property
+    def effects(self) -> Effects:
+        return Effects(self.measured.tokens)
+
+    @property
+    def recorded(self) -> GapSums:
+        return self.measured.sums(RECORDED)
+
+    def has(self, leg: str) -> bool:
+        """Whether the leg was read."""
+        return leg == AS_RECORDED or leg in leg_names(self.folder)
+
+    # Distances between legs
+
+    @cached_property
+    def triangle(self) -> dict[str, Any]:
+        """Mean |difference| between legs, nats: engine, trainer, their noise, and the trainer in
+        float32.
+        """
+        engine = self.search.base[0]
+        reference = REFERENCE.name if self.has(REFERENCE.name) else SCORED.name
+        found = {
+            "as_recorded": self.effects.gap(self.recorded),
+            "decode_prefill": self._apart(ROLLOUT, DECODED.name, WHOLE.name),
+            "rollout_noise": self._apart(ROLLOUT, DECODED.name, ALONE.name),
+            "trainer_noise": self._apart(TRAINER, SCORED.name, OTHER_SHAPE.name),
+            "rollout_reference": self._gap((engine, reference)),
+            "trainer_reference": self._apart(TRAINER, SCORED.name, reference)
+            if reference != SCORED.name
+            else None,
+            "prefill_reference": self._gap((WHOLE.name, reference)),
+        }
+        return found | {
+            "nearer": self._nearer(engine, reference),
+            "decode_prefill_is": self._decode_prefill(found["decode_prefill"], reference),
+        }
+
+    def _decode_prefill(self, apart: Estimate | None, reference: str) -> str | None:
+        """What sets decoding and prefill apart; None if they were not both read, or the trainer
+        not in float32.
+        """
+        if apart is None or not self.has(reference):
+            return None
+        scored = read_manifest(self.folder / LEGS / reference)[TRAINER]
+        if reference != REFERENCE.name and scored.get("dtype") != "float32":
+            return None
+        pairs = [self.measured.sums((leg.name, reference)) for leg in (DECODED, WHOLE)]
+        return decode_against_prefill(self.effects, apart, *pairs)
+
+    def _apart(self, side: str, first: str, other: str) -> Estimate | None:
+        if not (self.has(first) and self.has(other)):
+            return None
+        return self.effects.gap(self.measured.apart(side, first, other))
+
+    def _gap(self, pair: tuple[str, str]) -> Estimate | None:
+        return self.effects.gap(self.measured.sums(pair)) if all(map(self.has, pair)) else None
+
+    def _nearer(self, engine: str, reference: str) -> str | None:
+        """The side closer to the float32 trainer with 95 % confidence; None if neither is, or if
+        it is the trainer.
+        """
+        if not (self.has(REFERENCE.name) and self.has(SCORED.name)):
+            return None
+        trainer = self.measured.apart(TRAINER, SCORED.name, reference)
+        farther = self.effects.change(trainer, self.measured.sums((engine, reference)))
+        if farther.low is None or farther.high is None or farther.low <= 0 <= farther.high:
+            return None
+        return TRAINER if farther.low > 0 else ROLLOUT
+
+    @cached_property
+    def noise(self) -> Estimate | None:
+        """The larger of both sides' noise, as a share of the gap."""
+        shares = noise_of(self.measured)
+        return max(shares, key=lambda share: share.value or 0.0, default=None)
+
+    @cached_property
+    def unexplained(self) -> Estimate:
+        """The smallest share of the gap that any experiment leaves."""
+        modules = (e for e in self.search.experiments if e.setting == ALL_MODULES)
+        return self._least_left(*(row.experiment for row in self.causes), *modules)
+
+    @property
+    def named(self) -> tuple[Row, ...]:
+        return self.ranking.named
+
+    @property
+    def floor(self) -> Row | None:
+        """What the precision that both sides share causes."""
+        return next((row for row in self.causes if row.experiment.floor), None)
+
+    @cached_property
+    def remaining(self) -> Estimate:
+        """The share of the gap left without the named causes, as far as they were removed
+        together.
+        """
+        return self._least_left(*(row.experiment for row in self.named))
+
+    def _least_left(self, *experiments: Experiment) -> Estimate:
+        """The smallest share of the gap that any of these leaves, or all helpful changes
+        together; 1 without any.
+        """
+        together = self.search.pair_together
+        pairs = [
+            *(experiment.after for experiment in experiments),
+            *([] if together is None else [together]),
+        ]
+        shares = [self.effects.left(self.recorded, self.measured.sums(pair)) for pair in pairs]
+        return min(
+            shares,
+            key=lambda share: 1.0 if share.value is None else share.value,
+            default=Estimate(1.0),
+        )
+
+    def key(self, response: int) -> tuple[int, int, int]:
+        """Step, prompt and sample of one of the fixed responses."""
+        return self._keys[response]
+
+    @cached_property
+    def _keys(self) -> list[tuple[int, int, int]]:
+        return list(self.measured.tokens.keys)
+
+    def moved(self, row: Row, count: int) -> list[MovedToken]:
+        """The tokens whose gap a cause moves most, largest move first."""
+        tokens = self.measured.tokens
+        before_T, after_T = (
+            self._d_T(pair) for pair in (row.experiment.before, row.experiment.after)
+        )
+        moved_T = np.where(tokens.counts_T, np.nan_to_num(np.abs(before_T) - np.abs(after_T)), 0.0)
+        found = [int(t) for t in np.argsort(-moved_T)[:count] if moved_T[t] > 0]
+        responses = np.searchsorted(tokens.offset_S1, found, side="right") - 1
+        return [
+            MovedToken(int(s), t - int(tokens.offset_S1[s]), float(before_T[t]), float(after_T[t]))
+            for t, s in zip(found, responses, strict=True)
+        ]
+
+    def _d_T(self, pair: tuple[str, str]) -> np.ndarray:
+        return self.measured.logp_T(pair[1], TRAINER) - self.measured.logp_T(pair[0], ROLLOUT)
+
+    # The answer
+
+    @cached_property
+    def differences(self) -> tuple[str, ...]:
+        """How the two models differ, a clause each, whatever share of the gap that causes."""
+        still = (row for row in self.ranking.tested if row.share.note == NO_SPREAD)
+        without_effect = {row.experiment.setting for row in still if not row.share.value}
+        return tuple(self.models.clauses(without_effect))
+
+    @property
+    def models(self) -> ModelDifferences:
+        """What stage 0 says of the two models."""
+        return ModelDifferences(self.search.weights or {})
+
+    @property
+    def not_tested(self) -> tuple[str, ...]:
+        """The stages for which there was no time, or not enough."""
+        begun = {experiment.stage for experiment in self.search.experiments}
+        late = [n for n in STAGES if self._stage(n)["status"] == NOT_REACHED]
+        return tuple(f"the rest of {STAGES[n]}" if n in begun else STAGES[n] for n in late)
+
+    @property
+    def larger_budget(self) -> float | None:
+        """Minutes in which the rest may be tested; None if none were set."""
+        budget = (self.search.flags or {}).get("budget")
+        return None if budget is None else max(_LEAST_BUDGET, 2 * float(budget))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing more would be tested."""
+        return self.is_equal or not self.not_tested
+
+    @cached_property
+    def verdict(self) -> str:
+        """How the models differ, the causes with their shares, the noise, and what is left."""
+        if self.is_equal:
+            return "Nothing to explain: both sides agree to float32 rounding."
+        sentences = [f"{clause}." for clause in self.differences]
+        if not self.is_finished:
+            sentences.append(f"Not tested: {', '.join(self.not_tested)}.")
+        return " ".join([*sentences, self._shares_in_words])
+
+    @property
+    def _shares_in_words(self) -> str:
+        named, floor = self.named[:_MOST_NAMED], self.floor
+        parts = [f"{row.experiment.setting} {_share(row.share)}" for row in named]
+        if floor is not None:
+            parts.append(f"{floor.experiment.value} itself {_share(floor.share)}")
+        if self.noise is not None:
+            parts.append(f"noise {_share(self.noise)}")
+        overlap = " (shares overlap)" if self.overlap and self.overlap > 0.05 else ""
+        first = "" if named or floor else f"No cause {_FOUND[self.is_finished]}: "
+        return f"{first}{', '.join([*parts, f'unexplained {_share(self.unexplained)}'])}{overlap}."
+
+    @cached_property
+    def overlap(self) -> float | None:
+        """By how much the shares of the causes exceed what all of them explain together; None
+        for a single cause.
+        """
+        named = [row.share.value or 0.0 for row in self.named]
+        return (
+            max(0.0, sum(named) - (1 - (self.remaining.value or 0.0))) if len(named) > 1 else None
+        )
+
+    def name(self, row: Row) -> str:
+        """A cause's name: a setting with its side; a kind of module, or a column, belongs to
+        both sides.
+        """
+        experiment = row.experiment
+        if experiment.floor:
+            return f"{experiment.value} itself"
+        alone = experiment.stage == 3 or experiment.setting.startswith("logp_")
+        return experiment.setting if alone else f"{experiment.setting} ({experiment.side})"
+
+    def why(self, row: Row) -> str:
+        """How a cause opens a gap, as a clause."""
+        experiment = row.experiment
+        if experiment.stage == 3:
+            return _WHY_MODULES
+        side = ROLLOUT if experiment.side == "both" else experiment.side
+        for name in (f"{side}.{experiment.setting}", f"config.sampling.{experiment.setting}"):
+            if known := place(name):
+                return CAUSES[known - 1].why
+        fault = self._fault(row)
+        return _WHY_WEIGHTS if fault is None else str(fault["cause"])
+
+    def _fault(self, row: Row) -> dict[str, Any] | None:
+        """The finding of `diagnose` with the name of a cause."""
+        return next(
+            (f for f in self.search.findings or () if f["setting"] == row.experiment.setting), None
+        )
+
+    def command(self, row: Row) -> list[str]:
+        """The commands that show what a cause explains, also on new samples if the probe can be
+        repeated.
+        """
+        legs, experiment = self.folder / LEGS, row.experiment
+        lines = [
+            suggest("compare", legs / AS_RECORDED, legs / experiment.after[experiment.position])
+        ]
+        if experiment.flags and self.search.like:
+            lines.append(
+                suggest("probe", "--like", from_here(Path(self.search.like)), *experiment.flags)
+            )
+        return lines
+
+    def cost(self, row: Row) -> dict[str, Any] | None:
+        """Seconds per response with the change, relative to without it, on the side that
+        changes.
+        """
+        pairs, position = (row.experiment.before, row.experiment.after), row.experiment.position
+        before, after = (self._seconds(pair[position]) for pair in pairs)
+        if before is None or after is None or row.experiment.stage == 3:
+            return None
+        return {"factor": after / before, "seconds_before": before, "seconds_after": after}
+
+    def _seconds(self, leg: str) -> float | None:
+        """Seconds per response in a leg; None if it was not read here."""
+        about_leg = read_manifest(self.folder / LEGS / leg)["bisect"]
+        seconds, responses = about_leg["seconds"], about_leg["responses"]
+        return seconds / responses if seconds and responses else None
+
+    def to_json(self) -> dict[str, Any]:
+        """What `--json` prints and `summary.json` holds; documented in docs/json/bisect.md."""
+        tokens = self.measured.tokens
+        triangle = {
+            n: v.to_dict() if isinstance(v, Estimate) else v for n, v in self.triangle.items()
+        }
+        return {
+            "format": self.FORMAT,
+            "version": self.VERSION,
+            "trace": str(shown(self.folder)),
+            "about": about([self.trace], 0),
+            "responses": tokens.num_responses,
+            "prompts": len(np.unique(tokens.prompt_id_S)),
+            "tokens": int(self.recorded.tokens_S.sum()),
+            "gap": {
+                measure: self.effects.gap(self.recorded, measure).to_dict() for measure in MEASURES
+            },
+            "verdict": self.verdict,
+            "differences": list(self.differences),
+            "not_tested": list(self.not_tested),
+            "stages": [self._stage(number) for number in STAGES],
+            "legs": self._legs(),
+            "triangle": triangle,
+            "causes": self._rows(self.causes),
+            "tested": self._rows(self.ranking.tested),
+            "together": self._together(),
+            "overlap": self.overlap,
+            "noise": None if self.noise is None else self.noise.to_dict(),
+            "unexplained": self.unexplained.to_dict(),
+            "findings": self.search.findings,
+            "weights": self.search.weights,
+            "modules": self.search.modules,
+            "untried": self.search.untried,
+        }
+
+    def _stage(self, number: int) -> dict[str, Any]:
+        outcome = self.search.stages.get(
+            str(number), {"status": NOT_REACHED, "why": "the search was stopped", "seconds": 0.0}
+        )
+        return {"stage": number, "name": STAGES[number], **outcome}
+
+    def _legs(self) -> list[dict[str, Any]]:
+        legs = [
+            (leg, read_manifest(self.folder / LEGS / leg)["bisect"])
+            for leg in leg_names(self.folder)
+        ]
+        names = ("name", "side", "what", "change", "seconds", "responses")
+        return [
+            {name: about_leg[name] for name in names} | {"trace": f"{LEGS}/{leg}"}
+            for leg, about_leg in legs
+        ]
+
+    def _rows(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        return [{"rank": n, **self._row(row)} for n, row in enumerate(rows, start=1)]
+
+    def _row(self, row: Row) -> dict[str, Any]:
+        experiment, fault = row.experiment, self._fault(row)
+        names = ("setting", "side", "stage", "value", "better", "change", "floor")
+        return {
+            "name": self.name(row),
+            **{name: shown(getattr(experiment, name)) for name in names},
+            "cause": self.why(row),
+            "check": None if fault is None else fault["check"],
+            "share": row.share.to_dict(),
+            "effect": {measure: change.to_dict() for measure, change in row.change.items()},
+            "left": row.left,
+            "cost": self.cost(row),
+            "command": self.command(row),
+            "trace": f"{LEGS}/{experiment.after[experiment.position]}",
+            "legs": {"before": list(experiment.before), "after": list(experiment.after)},
+            "parts": list(experiment.parts),
+        }
+
+    def _together(self) -> dict[str, Any] | None:
+        found, pair = self.search.together, self.search.pair_together
+        if found is None or pair is None:
+            return None
+        after = self.measured.sums(pair)
+        share = self.effects.share(self.recorded, self.measured.sums(self.search.base), after)
+        return {
+            "settings": found["settings"],
+            "legs": found["after"],
+            "share": share.to_dict(),
+            "left": after.mean(),
+        }
+
+
+def _share(share: Estimate) -> str:
+    """`61 % ± 5`."""
+    if share.value is None:
+        return "unknown"
+    spread = (
+        "" if share.low is None or share.high is None else f" ± {50 * (share.high - share.low):.0f}"
+    )
+    return f"{100 * share.value:.0f} %{spread}"

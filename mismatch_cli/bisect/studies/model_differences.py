@@ -1,0 +1,115 @@
+"""How two models differ, in words: tensors that one lacks, classes, numbers, settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from mismatch_cli.base.numbers import things
+from mismatch_cli.bisect.experiments import ROLLOUT, TRAINER
+
+_MOST_NAMED = 3  # kinds of tensors in a clause
+_OWNERS = {ROLLOUT: "engine", TRAINER: "trainer"}
+
+
+class LackingTensor(NamedTuple):
+    """A tensor that one model computes with, and the side whose model lacks it."""
+
+    tensor: str
+    side: str
+
+
+@dataclass(frozen=True)
+class ModelDifferences:
+    """What a search found when it compared the two models, before any experiment."""
+
+    weights: Mapping[str, Any]  # as in docs/json/bisect.md; empty if nothing was compared
+
+    @property
+    def lacking(self) -> list[LackingTensor]:
+        """The trainer's first: an engine that has more is what nobody looks for."""
+        names = self.weights.get("lacking") or {}
+        sides = (TRAINER, ROLLOUT)
+        return [LackingTensor(name, side) for side in sides for name in names.get(side, ())]
+
+    @property
+    def unread(self) -> list[str]:
+        """Tensors that were not compared, with the reason; without those that a side lacks."""
+        lacking = {row.tensor for row in self.lacking}
+        rows = self.weights.get("unread", ())
+        return [row for row in rows if row.partition(": ")[0] not in lacking]
+
+    @property
+    def settings(self) -> list[Mapping[str, Any]]:
+        """The classes if they differ, and settings of the configuration."""
+        rows = list(self.weights.get("config", ()))
+        if classes := self.weights.get("architectures"):
+            rows.insert(0, {"key": "architectures", **classes})
+        return rows
+
+    def clauses(self, without_effect: Collection[str] = ()) -> Iterator[str]:
+        """A clause for each kind of difference; `without_effect` names settings whose change
+        moved nothing, on which the models need not agree.
+        """
+        classes = self.weights.get("architectures")
+        lacking = [clause for side in (TRAINER, ROLLOUT) for clause in self._lacking(side)]
+        if classes:
+            both = f"{classes['rollout']} against {classes['trainer']}"
+            of_two = f"The models are of two classes: {both}"
+            lacking[:1] = [f"{clause} ({both})" for clause in lacking[:1]] or [of_two]
+        yield from lacking
+        yield from _numbers(self.weights.get("differing", ()))
+        yield from _settings(self.weights.get("config", ()), without_effect)
+
+    def _lacking(self, side: str) -> Iterator[str]:
+        names = [row.tensor for row in self.lacking if row.side == side]
+        if names:
+            (owner,) = _OWNERS.keys() - {side}
+            have = {1: "has"}.get(len(names), "have")
+            yield (
+                f"{things(len(names), 'tensor')} of the {_OWNERS[owner]}’s model {have} no counterpart in "
+                f"the {_OWNERS[side]}’s: {_by_layer(names)}"
+            )
+
+
+def _numbers(differing: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The tensors whose numbers differ: how many, and how the first does."""
+    if not differing:
+        return
+    first, more = differing[0], len(differing) - 1
+    how = ": ".join(filter(None, (first["relation"], first["detail"])))
+    named = f"{first['tensor']} ({how})"
+    if more:
+        yield f"{more + 1} tensors differ: {named}, and {more} more"
+    else:
+        yield f"1 tensor differs: {named}"
+
+
+def _settings(
+    config: Sequence[Mapping[str, Any]], without_effect: Collection[str]
+) -> Iterator[str]:
+    """Settings that both models have: what one class alone has is its own."""
+    for row in config:
+        name, engine, trainer = row["key"], row[ROLLOUT], row[TRAINER]
+        if None in (engine, trainer):
+            continue
+        if len(part := row.get("inner", ())) == 1:
+            name = f"{name}.{part[0]}"
+            engine, trainer = engine.get(part[0]), trainer.get(part[0])
+        if name not in without_effect:
+            yield f"{name} is {engine} in the engine and {trainer} in the trainer"
+
+
+def _by_layer(names: Sequence[str]) -> str:
+    """`layers.*.self_attn.q_norm.weight (4 ×)`: the same tensor of many layers once."""
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kinds.setdefault(re.sub(r"\.\d+\.", ".*.", name), []).append(name)
+    parts = [
+        {1: alike[0]}.get(len(alike), f"{kind} ({len(alike)} ×)") for kind, alike in kinds.items()
+    ]
+    if more := len(parts[_MOST_NAMED:]):
+        parts[_MOST_NAMED:] = [f"and {more} more"]
+    return ", ".join(parts)

@@ -1,0 +1,425 @@
+"""One number of a framework's dashboard: its name there, what it is computed from, and the source
+file.
+
+Frameworks average columns over tokens, means over responses, and functions of these. Every column
+is computed from `TokenGaps`: here π stands for the current policy of a line's pair and μ for its
+reference. A token that π excludes (log π = −inf) has ratio 0 and Δp = −μ; it has no d, and is left
+out of everything computed from d.
+
+A response without a trained token enters means over responses as in most frameworks, with means and
+sums of 0; one that was not scored does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from math import inf, isinf, log, nan, sqrt
+from operator import attrgetter
+
+import numpy as np
+
+from mismatch_cli.base.arrays import Segments, silent
+from mismatch_cli.metrics.accumulator import Accumulator
+from mismatch_cli.metrics.gaps import TokenGaps
+from mismatch_cli.metrics.sums import TOKEN_SUMS
+from mismatch_cli.rules import divergences
+from mismatch_cli.rules.algorithms.algorithm import keep_T
+from mismatch_cli.rules.algorithms.table import TABLE
+from mismatch_cli.rules.policies import Policies
+
+Quantity = Callable[[TokenGaps], np.ndarray]
+Reduce = Callable[..., float]
+BOUND = 20.0  # nats: verl's SAFETY_BOUND, which slime's mis.py and ms-swift took over
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A column over the counted tokens; one computed from `logs` has no value out of support.
+
+    `trained` leaves out responses whose advantages are all 0, if the trace has advantages.
+    """
+
+    column: Quantity
+    logs: bool = True
+    trained: bool = False
+
+    def __call__(self, gaps: TokenGaps) -> np.ndarray:
+        values_N, kept_N = self.column(gaps), None
+        if (outside_N := self._outside_N(gaps)) is not None:
+            kept_N = ~outside_N
+        if self.trained and (trained_S := _trained_S(gaps)) is not None:
+            trained_N = gaps.per_token(trained_S)
+            kept_N = trained_N if kept_N is None else kept_N & trained_N
+        return values_N if kept_N is None else values_N[kept_N]
+
+    def response_sums(self, gaps: TokenGaps) -> np.ndarray:
+        """The sum over each response; 0 without tokens."""
+        values_N = self.column(gaps)
+        if (outside_N := self._outside_N(gaps)) is not None:
+            values_N = np.where(outside_N, 0, values_N)
+        return gaps.responses.sum(values_N)
+
+    def response_means(self, gaps: TokenGaps) -> np.ndarray:
+        """The mean over each response; 0 without tokens."""
+        length_S = (
+            gaps.responses.length_S if self._outside_N(gaps) is None else gaps.length_and_d_sum[0]
+        )
+        return self.response_sums(gaps) / np.maximum(length_S, 1)
+
+    def _outside_N(self, gaps: TokenGaps) -> np.ndarray | None:
+        return gaps.out_of_support_N if self.logs else None
+
+
+@dataclass(frozen=True)
+class ResponseMeans:
+    """The mean of a column over each response's counted tokens; 0 for a response without any, if
+    it is included.
+    """
+
+    tokens: Tokens
+    include_empty: bool = True
+
+    def __call__(self, gaps: TokenGaps) -> np.ndarray:
+        means_S = self.tokens.response_means(gaps)
+        if self.tokens.trained and (trained_S := _trained_S(gaps)) is not None:
+            return means_S[trained_S]
+        return means_S[included(gaps, self.include_empty)]
+
+
+@dataclass(frozen=True)
+class ResponseSums:
+    """The sum of a column over each response's counted tokens; 0 for a response without any, if
+    it is included.
+    """
+
+    tokens: Tokens
+    include_empty: bool = True
+
+    def __call__(self, gaps: TokenGaps) -> np.ndarray:
+        return self.tokens.response_sums(gaps)[included(gaps, self.include_empty)]
+
+
+@dataclass(frozen=True)
+class OfResponses:
+    """A function of a mean or sum over each response; `empty` replaces its value at 0 if there
+    are no tokens.
+    """
+
+    function: Callable[[np.ndarray], np.ndarray]
+    values: Quantity
+    empty: float | None = None
+
+    def __call__(self, gaps: TokenGaps) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            values_S = self.function(self.values(gaps))
+        if self.empty is not None:
+            values_S[gaps.responses.length_S[included(gaps)] == 0] = self.empty
+        return values_S
+
+
+@dataclass(frozen=True)
+class AtTokens:
+    """A value per response with tokens, repeated at each of them."""
+
+    values: Quantity
+
+    def __call__(self, gaps: TokenGaps) -> np.ndarray:
+        length_S = gaps.responses.length_S
+        return np.repeat(self.values(gaps), length_S[length_S > 0])
+
+
+def included(gaps: TokenGaps, empty: bool = True) -> np.ndarray:
+    """Which responses have a counted token, or (`empty`) nothing to train; never those without
+    log-probabilities.
+    """
+    if not empty:
+        return gaps.responses.length_S > 0
+    tokens = slice(*gaps.batch.offset_S1[[gaps.first, gaps.last]].tolist())
+    masked_in_S = Segments(gaps.response_offset_S1).sum(gaps.batch.loss_mask_T[tokens])
+    return (gaps.responses.length_S > 0) | (masked_in_S == 0)
+
+
+def leaves_out_untrained(quantity: Quantity) -> bool:
+    """Whether responses whose advantages are all 0 are left out."""
+    tokens = quantity.tokens if isinstance(quantity, ResponseMeans) else quantity
+    return isinstance(tokens, Tokens) and tokens.trained
+
+
+def _trained_S(gaps: TokenGaps) -> np.ndarray | None:
+    """Which responses have a nonzero advantage; None without advantages."""
+    advantage_N = gaps.column("advantage_T")
+    return None if advantage_N is None else gaps.responses.sum(np.nan_to_num(advantage_N) != 0) > 0
+
+
+def _log_ratio_N(gaps: TokenGaps) -> np.ndarray:
+    """d; −inf out of support."""
+    if gaps.out_of_support_N is None:
+        return gaps.d_N
+    return np.where(gaps.out_of_support_N, -np.inf, gaps.d_N)
+
+
+def _zeroed_ratio_N(gaps: TokenGaps) -> np.ndarray:
+    """r, but 1 out of support."""
+    with np.errstate(over="ignore"):
+        return np.exp(gaps.d_N)
+
+
+def _squared_less_1(log_ratio: np.ndarray) -> np.ndarray:
+    """r² − 1 without cancellation, with log r clamped to ±`BOUND`."""
+    return np.expm1(2 * np.clip(log_ratio, -BOUND, BOUND).astype(np.float64))
+
+
+def _jensen_shannon_N(gaps: TokenGaps) -> np.ndarray:
+    """½ φ(log p/m) + ½ φ(log q/m) with m = (p + q)/2 and φ(u) = e^u − 1 − u: log q/m = −log((1 +
+    r)/2).
+    """
+    log_p_share_N, log_q_share_N = (
+        -np.log1p(np.expm1(np.float64(sign) * gaps.d_N) / 2) for sign in (-1, 1)
+    )
+    terms_N = divergences.phi(log_p_share_N) + divergences.phi(log_q_share_N)
+    return terms_N / 2
+
+
+@cache
+def clamped_d(bound: float = BOUND) -> Tokens:
+    """d clamped to ±bound, also if π excludes the token."""
+    return Tokens(lambda gaps: np.clip(_log_ratio_N(gaps), -bound, bound), logs=False)
+
+
+@cache
+def weight(cap: float = inf, floor: float = 0.0, bound: float = BOUND) -> Tokens:
+    """min(max(r, floor), cap) of each token, with d clamped to ±`bound`."""
+    return Tokens(
+        lambda gaps: np.clip(np.exp(clamped_d(bound).column(gaps)), floor, cap), logs=False
+    )
+
+
+@cache
+def zeroed(tokens: Tokens) -> Tokens:
+    """A column of d for frameworks that set an infinite d to 0: the token counts, as if it had
+    not moved.
+    """
+    return replace(tokens, logs=False)
+
+
+@cache
+def ratio_above(threshold: float) -> Tokens:
+    """Whether r is above a threshold."""
+    return Tokens(lambda gaps: gaps.ratio_N > np.float32(threshold), logs=False)
+
+
+@cache
+def ratio_below(threshold: float) -> Tokens:
+    """Whether r is below a threshold."""
+    return Tokens(lambda gaps: gaps.ratio_N < np.float32(threshold), logs=False)
+
+
+@cache
+def ratio_outside(low: float, high: float) -> Tokens:
+    """Whether r is outside an interval."""
+    return Tokens(
+        lambda gaps: (gaps.ratio_N < np.float32(low)) | (gaps.ratio_N > np.float32(high)),
+        logs=False,
+    )
+
+
+@cache
+def masked_product(cap: float) -> Quantity:
+    """The ratio of a complete response, exp(Σd), or 0 above the cap."""
+
+    def ratio_S(gaps: TokenGaps) -> np.ndarray:
+        log_S = LOG_PRODUCT(gaps)
+        return np.where(log_S > log(cap), 0.0, np.exp(np.minimum(log_S, log(cap))))
+
+    return ratio_S
+
+
+@cache
+def blocked(algorithm: str) -> Tokens:
+    """Whether the masks of an algorithm block a token.
+
+    The reference of the line's pair stands in for the policy that the masks are anchored to.
+    """
+
+    def column(gaps: TokenGaps) -> np.ndarray:
+        advantage_N = gaps.column("advantage_T")
+        assert advantage_N is not None  # the line needs it
+        policies = Policies(gaps.logq_N, gaps.logp_N, gaps.logq_N, gaps.offset_S1)
+        blocked_N: np.ndarray = ~keep_T(TABLE[algorithm], policies, advantage_N)
+        return blocked_N
+
+    return Tokens(column, logs=False)
+
+
+def _known_entropy(gaps: TokenGaps) -> np.ndarray:
+    entropy_N = gaps.column("entropy_trainer_T")
+    assert entropy_N is not None  # the line needs it
+    return entropy_N
+
+
+D = Tokens(lambda gaps: gaps.d_N)
+ABS_D = Tokens(lambda gaps: gaps.abs_d_N)
+MINUS_D = Tokens(lambda gaps: -gaps.d_N)
+K3 = Tokens(lambda gaps: gaps.k3_N)
+REVERSED_K3 = Tokens(lambda gaps: divergences.phi(-gaps.d_N))
+CLAMPED_K3 = Tokens(lambda gaps: divergences.phi(clamped_d().column(gaps)), logs=False)
+CAPPED_K3 = Tokens(lambda gaps: np.clip(CLAMPED_K3.column(gaps), -10, 10), logs=False)
+JENSEN_SHANNON = Tokens(_jensen_shannon_N)
+TWICE_WEIGHTED = Tokens(lambda gaps: gaps.q_N * -gaps.d_N)
+MULT_ERROR = Tokens(silent(TOKEN_SUMS["mult_error"]))
+MINUS_LOG_P = Tokens(lambda gaps: -gaps.logp_N)
+MINUS_LOG_Q = Tokens(lambda gaps: -gaps.logq_N, logs=False)
+ABS_DP = Tokens(lambda gaps: gaps.abs_dp_N, logs=False)
+MINUS_DP = Tokens(lambda gaps: -gaps.dp_N, logs=False)
+DP = Tokens(lambda gaps: gaps.dp_N, logs=False)
+LOG_RATIO = Tokens(_log_ratio_N, logs=False)
+RATIO = Tokens(lambda gaps: gaps.ratio_N, logs=False)
+FINITE_RATIO = Tokens(lambda gaps: np.nan_to_num(gaps.ratio_N, posinf=0), logs=False)
+ZEROED_RATIO = Tokens(_zeroed_ratio_N, logs=False)
+ABS_RATIO_LESS_1 = Tokens(lambda gaps: np.abs(gaps.ratio_less_1_N), logs=False)
+SQUARED_RATIO_LESS_1 = Tokens(lambda gaps: _squared_less_1(_log_ratio_N(gaps)), logs=False)
+ENTROPY = Tokens(_known_entropy)
+
+MEAN_GAP = ResponseMeans(MINUS_D)  # log ppl of π − log ppl of μ
+LOG_PRODUCT = ResponseSums(LOG_RATIO)
+PRODUCT_LESS_1 = OfResponses(_squared_less_1, LOG_PRODUCT)
+GEOMETRIC_LESS_1 = OfResponses(_squared_less_1, ResponseMeans(LOG_RATIO))
+
+
+class Moments(Accumulator):
+    """Count, mean, Σ(x − mean)², smallest and largest value, in float64; batches are merged by
+    Chan's update.
+    """
+
+    def __init__(self) -> None:
+        self.count, self.mean, self.squares = 0, 0.0, 0.0
+        self.least, self.largest = inf, -inf
+
+    def update(self, values: np.ndarray) -> None:
+        if not len(values):
+            return
+        found = Moments()
+        found.count, found.mean = len(values), float(values.mean(dtype=np.float64))
+        if isinf(found.mean):  # so is the spread
+            found.squares = inf
+        else:
+            with np.errstate(over="ignore"):
+                found.squares = float(np.square(values - np.float64(found.mean)).sum())
+        found.least, found.largest = float(values.min()), float(values.max())
+        self.merge(found)
+
+    def merge(self, other: Moments) -> None:
+        if not other.count:
+            return
+        total = self.count + other.count
+        if isinf(self.mean) or isinf(other.mean):
+            self.mean, self.squares = self.mean + other.mean, inf
+        else:
+            with np.errstate(over="ignore"):
+                step = np.float64(other.mean) - self.mean
+                self.squares += float(
+                    other.squares + step * step * self.count * other.count / total
+                )
+                self.mean += float(step * other.count / total)
+        self.count = total
+        self.least, self.largest = min(self.least, other.least), max(self.largest, other.largest)
+
+
+mean, least, largest = attrgetter("mean"), attrgetter("least"), attrgetter("largest")
+
+
+def sample_sd(moments: Moments) -> float:
+    """The standard deviation with n − 1 in the denominator, as in torch.std."""
+    return sqrt(moments.squares / (moments.count - 1)) if moments.count > 1 else nan
+
+
+def sample_sd_or_0(moments: Moments) -> float:
+    """The same, and 0 for a single value."""
+    return sample_sd(moments) if moments.count > 1 else 0.0
+
+
+def population_sd(moments: Moments) -> float:
+    """The standard deviation with n in the denominator: √(E x² − (E x)²)."""
+    return sqrt(moments.squares / moments.count)
+
+
+def effective_share(moments: Moments) -> float:
+    """1 / E[(w / E w)²]."""
+    return moments.mean**2 / (moments.mean**2 + moments.squares / moments.count)
+
+
+def total(moments: Moments) -> float:
+    """The sum; a count if the values are flags."""
+    return moments.mean * moments.count
+
+
+def ratio_of_means(over: Moments, under: Moments) -> float:
+    return over.mean / under.mean if under.mean else nan
+
+
+_OF_TRAINING, _OF_ROLLOUT = ResponseMeans(MINUS_LOG_P), ResponseMeans(MINUS_LOG_Q)
+_ROWS: tuple[tuple[str, str, Quantity, Callable[[Moments], float]], ...] = (
+    ("training_ppl", "E_y exp(−mean log π)", OfResponses(np.exp, _OF_TRAINING), mean),
+    ("training_log_ppl", "E_y (−mean log π)", _OF_TRAINING, mean),
+    ("rollout_ppl", "E_y exp(−mean log μ)", OfResponses(np.exp, _OF_ROLLOUT), mean),
+    ("rollout_log_ppl", "E_y (−mean log μ)", _OF_ROLLOUT, mean),
+    ("log_ppl_diff", "E_y (−mean d)", MEAN_GAP, mean),
+    ("log_ppl_abs_diff", "E_y |mean d|", OfResponses(np.abs, MEAN_GAP), mean),
+    ("log_ppl_diff_max", "max_y (−mean d)", MEAN_GAP, largest),
+    ("log_ppl_diff_min", "min_y (−mean d)", MEAN_GAP, least),
+    ("ppl_ratio", "E_y exp(−mean d)", OfResponses(np.exp, MEAN_GAP), mean),
+)
+
+
+def perplexity_lines(prefix: str, source: str) -> tuple[Line, ...]:
+    """The perplexity lines under a framework's own prefix."""
+    return tuple(
+        Line(f"{prefix}{name}", ENGINE_GAP, formula, source, quantity, reduce)
+        for name, formula, quantity, reduce in _ROWS
+    )
+
+
+ENGINE_GAP, CURRENT, UPDATE = "mismatch", "total", "staleness"  # pairs of metrics/pairs.py
+COMPARES = {
+    ENGINE_GAP: ("recomputed", "rollout"),
+    CURRENT: ("trainer", "rollout"),
+    UPDATE: ("trainer", "recomputed"),
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A metric of a framework: `reduce` of the quantities `measured`, or a metric of
+    `metrics/gap_table.py`.
+
+    `pair` names the two policies that the framework compares; in the formula π is the first of them
+    and μ the second. `needs` are columns of the batch besides the log-probabilities; `lacks` is an
+    input that no trace has, so the number cannot be measured. `of_nothing` is what the framework
+    shows if nothing is left to reduce. Lines with the same `word` share a name across frameworks
+    but are different numbers. Lines of a `topic`, an option with many numbers, have their own
+    table.
+    """
+
+    name: str
+    pair: str
+    formula: str
+    source: str  # the framework's file that computes it
+    measured: Quantity | tuple[Quantity, ...] = ()
+    reduce: Reduce = mean
+    metric: str = ""
+    note: str = ""
+    word: str = ""
+    needs: tuple[str, ...] = ()
+    lacks: str = ""
+    topic: str = ""
+    of_nothing: float = nan
+
+    @property
+    def quantities(self) -> tuple[Quantity, ...]:
+        return self.measured if isinstance(self.measured, tuple) else (self.measured,)
+
+    @property
+    def compares(self) -> str:
+        return " / ".join(COMPARES[self.pair])

@@ -1,0 +1,356 @@
+"""The import itself: find the files, detect their format, stream them into shards, and report
+what was skipped.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mismatch_cli.base import registry
+from mismatch_cli.base.errors import MismatchError, UsageError, suggest
+from mismatch_cli.base.memory import allowance, bounded, too_large
+from mismatch_cli.base.numbers import counted
+from mismatch_cli.base.text import visible
+from mismatch_cli.frameworks.importing.guess import guessed, text_only
+from mismatch_cli.frameworks.importing.naming import OPEN, check, described, unfillable
+from mismatch_cli.frameworks.importing.other_files import other_file
+from mismatch_cli.frameworks.importing.rows import Completer
+from mismatch_cli.frameworks.importing.sources import (
+    CUT_OFF,
+    Source,
+    find,
+    first_fault,
+    first_rows,
+    peek,
+)
+from mismatch_cli.frameworks.importing.tally import Tally
+from mismatch_cli.trace.manifest import library_versions, recorded, write_manifest
+from mismatch_cli.trace.recorder_notes import sections
+from mismatch_cli.trace.writer import shard_path, write_shard
+
+PACKAGE = "mismatch_cli.frameworks.importing"
+FACTS = ("title", "files", "enable", "pi", "holds", "shift", "padding", "averaging")
+_WRITERS, _LARGE = 2, 2**26  # threads, for dumps of at least so many bytes
+_MEGABYTE = 2**20
+_SHARD_TOKENS, _SHARD_BYTES = 2**21, 2**27
+_REASONS_IN_ERROR, _KEYS_IN_ERROR = 3, 8
+_FILES_IN_MANIFEST = 1000
+
+
+class Progress(Protocol):
+    """Where an import reports its progress."""
+
+    def say(self, message: str) -> None: ...
+
+    def counting(
+        self, phase: str, total: int, *, unit: str
+    ) -> AbstractContextManager[Callable[[int], None]]: ...
+
+
+@dataclass(frozen=True)
+class Import:
+    """What to import: files or folders, and what the user knows about them that the dump does
+    not say.
+    """
+
+    paths: Sequence[Path]
+    format: str | None = None
+    # Whether π has newer weights than μ; None: the format's default
+    newer_trainer: bool | None = None
+    sampling: dict[str, float] = field(default_factory=dict)
+    # What a manifest says of `rollout` and `trainer`, as far as it is stated
+    sides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    vocabulary: int | None = None  # number of token ids, where known
+    # Columns of the plain schema: their names in the files
+    columns: Mapping[str, str] = field(default_factory=dict)
+    # If given, only these files and byte ranges are read
+    spans: Mapping[Path, tuple[int, int]] | None = None
+
+
+def facts(name: str) -> dict[str, str | None]:
+    """How a format describes itself: files, how to enable it, its π, shift, padding and
+    averaging.
+    """
+    module = registry.load(PACKAGE, name, "format")
+    return {fact: getattr(module, fact.upper()) for fact in FACTS}
+
+
+def import_dump(request: Import, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Write the trace into an empty `folder` and return the manifest's `imported` section.
+
+    Raises `MismatchError`, with the reason, where nothing can be imported. After an exception there
+    is no manifest, and so no trace.
+    """
+    files = find(request.paths)
+    if request.spans is not None:
+        files = [
+            replace(file, span=request.spans[file.path])
+            for file in files
+            if file.path in request.spans
+        ]
+    with bounded(request.paths[0], _bytes(files)):
+        tally = Tally()
+        name, sources = _recognised(request, files, tally)
+        module = registry.load(PACKAGE, name, "format")
+        newer = (
+            request.newer_trainer if request.newer_trainer is not None else module.PI == "trainer"
+        )
+        completer = Completer(tally, newer_trainer=newer, vocabulary=request.vocabulary)
+        progress.say(
+            f"Importing {len(sources)} {'file' if len(sources) == 1 else 'files'}: {module.TITLE}"
+        )
+        size = _bytes(sources)
+        with progress.counting("Importing", max(1, size // _MEGABYTE), unit="MB") as advance:
+            shards = _shards(
+                _completed(module, sources, tally, _in_megabytes(advance, size), completer)
+            )
+            rows = _write(shards, folder, in_threads=size >= _LARGE)
+        if not completer.rows:
+            reasons = (
+                "; ".join(tally.left_out_lines()[:_REASONS_IN_ERROR]) or "it holds no response"
+            )
+            page = "schema" if name == "plain" else "formats"
+            dump = request.paths[0]
+            raise MismatchError(
+                f"No rows imported from {dump}: {reasons}. See mismatch-cli import --{page}"
+            )
+        imported = _description(name, module, sources, tally, completer)
+        # A trainer that scored nothing is none
+        sides = {n: side for n, side in request.sides.items() if n == "rollout" or completer.scored}
+        whole = recorded(rows) | _cut_short(module, sources, tally)
+        facts = sections({**sides, "sampling": request.sampling})
+        write_manifest(folder, {"command": "import", "imported": imported, **whole, **facts})
+        return imported
+
+
+def _cut_short(module: ModuleType, sources: list[Source], tally: Tally) -> dict[str, str]:
+    """The manifest's note on a dump that was still being written."""
+    lines = tally.left_out.get(CUT_OFF, 0)
+    found = [counted(lines, CUT_OFF)] * bool(lines)
+    if hasattr(module, "unfinished") and (why := module.unfinished(sources)):
+        found.append(why)
+    return (
+        {"cut_short": f"the dump was still being written, or its run ended: {', '.join(found)}"}
+        if found
+        else {}
+    )
+
+
+def _bytes(sources: Sequence[Source]) -> int:
+    return sum(source.size for source in sources)
+
+
+def _write(shards: Iterator[pa.Table], folder: Path, *, in_threads: bool) -> dict[str, int | None]:
+    """Write the shards one by one and return their row counts.
+
+    With `in_threads`, two shards are written while the next one is read: compression does not hold
+    the GIL. But where memory runs out, C++ in another thread ends the process, and in this one it
+    raises an error.
+    """
+    rows: dict[str, int | None] = {}
+    writing: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(_WRITERS) as writer:
+        for index, shard in enumerate(shards):
+            path = shard_path(folder, index)
+            rows[path.name] = shard.num_rows
+            if not in_threads:
+                write_shard(path, shard)
+                continue
+            if len(writing) == _WRITERS:
+                writing.popleft().result()
+            writing.append(writer.submit(write_shard, path, shard))
+        for written in writing:
+            written.result()
+    return rows
+
+
+def _completed(
+    module: ModuleType,
+    sources: list[Source],
+    tally: Tally,
+    advance: Callable[[int], None],
+    completer: Completer,
+) -> Iterator[pa.Table]:
+    given = _bytes(sources)
+    read = 0
+    for table, where in module.blocks(sources, tally, advance):
+        read += table.nbytes
+        if read > allowance(given):
+            raise too_large(where, given)
+        if table.num_rows and (rows := completer.complete(table, where)).num_rows:
+            yield rows
+
+
+def _shards(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """Join tables until they are worth a file, but never more than fits."""
+    gathered: list[pa.Table] = []
+    tokens = size = 0
+    for table in tables:
+        gathered.append(table)
+        tokens += pc.sum(pc.list_value_length(table.column("response_ids"))).as_py()
+        size += table.nbytes
+        if tokens >= _SHARD_TOKENS or size >= _SHARD_BYTES:
+            yield pa.concat_tables(gathered, promote_options="default")
+            gathered, tokens, size = [], 0, 0
+    if gathered:
+        yield pa.concat_tables(gathered, promote_options="default")
+
+
+def _recognised(request: Import, files: list[Source], tally: Tally) -> tuple[str, list[Source]]:
+    """The format, and the files that have it; other files of a folder are counted."""
+    names = registry.names(PACKAGE)
+    if request.format is not None and request.format not in names:
+        raise UsageError(registry.unknown("format", request.format, names))
+    asked = "plain" if request.columns else request.format
+    files = [
+        replace(source, columns=request.columns)
+        for source in (_of_dumps(files, tally) if request.spans is None else files)
+    ]
+    groups: dict[tuple[str, str], list[Source]] = {}
+    for source in files:
+        groups.setdefault(source.group, []).append(source)
+    by_format: dict[str, list[Source]] = {}
+    unknown: list[Source] = []
+    for group in groups.values():
+        known = _format_of(group, [asked] if asked else names)
+        (unknown if known is None else by_format.setdefault(known, [])).extend(group)
+    first = next(chain(by_format.get("plain", ()), unknown), None)
+    if request.columns and first and (rows := first_rows(first)):
+        check(request.columns, rows, str(first.path))
+    if not by_format:
+        _refuse(unknown, request)
+    if len(by_format) > 1:
+        raise UsageError(
+            f"The files are dumps of {' and '.join(sorted(by_format))}. "
+            f"{_choose(sorted(by_format))}"
+        )
+    name, sources = next(iter(by_format.items()), (str(asked), unknown))
+    if by_format:
+        tally.leave_out("files of another layout", len(unknown), unknown[0].name if unknown else "")
+    module = registry.load(PACKAGE, name, "format")
+    if hasattr(module, "choose") and any(path.is_dir() for path in request.paths):
+        sources = module.choose(sources, tally)
+    chosen = set(sources)
+    return name, [source for source in files if source in chosen]
+
+
+def _of_dumps(files: list[Source], tally: Tally) -> list[Source]:
+    """The files without those that hold no dump, which are counted; a `MismatchError` that says
+    what the first is if none is left.
+    """
+    others = {file: other_file(file.path, of_lines=file.kind == "jsonl") for file in files}
+    kept = [file for file, other in others.items() if other is None]
+    for file, other in others.items():
+        if other is not None and not kept:
+            raise MismatchError(f"{file.path} {other.why}")
+        if other is not None:
+            tally.leave_out(other.kind, 1, file.name)
+    return kept
+
+
+def _format_of(group: list[Source], names: Sequence[str]) -> str | None:
+    """The format of the first nonempty file of a group; a `UsageError` where two formats accept
+    it.
+    """
+    for source in group:
+        seen = peek(source)
+        if seen.keys:
+            known = [
+                name for name in names if registry.load(PACKAGE, name, "format").recognises(seen)
+            ]
+            if len(known) > 1:
+                raise UsageError(
+                    f"{source.path} has the layout of {' and of '.join(known)}. {_choose(known)}"
+                )
+            return known[0] if known else None
+    return None
+
+
+def _choose(names: Sequence[str]) -> str:
+    return f"Choose one with {' or '.join(f'--format {name}' for name in names)}."
+
+
+def _refuse(unknown: Sequence[Source], request: Import) -> None:
+    """Raise a `MismatchError` for an unknown layout that says what the files are, or how to map
+    their columns.
+    """
+    for source in {source.group: source for source in reversed(unknown)}.values():
+        if why := text_only(first_rows(source)):
+            raise MismatchError(f"{source.path} {why}")
+    if request.format is not None and not request.columns:
+        return  # the user chose the format: the importer counts what is missing
+    source, rows = unknown[0], first_rows(unknown[0])
+    names = {name for row in rows for name in row} or peek(source).keys
+    keys = sorted(visible(name) for name in names if "." not in name)
+    shown = ", ".join(keys[:_KEYS_IN_ERROR]) + (", …" if len(keys) > _KEYS_IN_ERROR else "")
+    holds = f"columns: {shown}" if keys else f"no line is a JSON object{first_fault(source)}"
+    begin = f"{source.path}: unrecognized format ({holds})."
+    if not rows:
+        raise MismatchError(
+            f"{begin} Formats: mismatch-cli import --formats; "
+            "to write a dump from any program: mismatch-cli import --schema"
+        )
+    columns = guessed(rows, request.columns)
+    lacking = unfillable(columns, rows)
+    if lacking:
+        raise MismatchError(
+            f"{begin} No column of it, nor anything inside its objects, can be {lacking} "
+            f"({described(lacking)}). What to write: mismatch-cli import --schema"
+        )
+    line = suggest(
+        "import",
+        *request.paths,
+        "--columns",
+        ",".join(f"{ours}={its}" for ours, its in columns.items()),
+    )
+    advice = (
+        "Going by its column names, try"
+        if OPEN not in columns.values()
+        else (
+            "Replace each ? with a column name, or with a path such as a.b, a.0.b or a.*.b (what "
+            "they hold: mismatch-cli import --schema), and run"
+        )
+    )
+    raise MismatchError(f"{begin} {advice}: {line}")
+
+
+def _description(
+    name: str, module: ModuleType, sources: list[Source], tally: Tally, completer: Completer
+) -> dict[str, Any]:
+    return {
+        "format": name,
+        **{
+            fact: getattr(module, fact.upper()) for fact in FACTS if fact not in ("files", "enable")
+        },
+        "files": [source.name for source in sources[:_FILES_IN_MANIFEST]],
+        "file_count": len(sources),
+        **completer.facts(),
+        "steps": len(completer.steps),
+        "left_out": dict(tally.left_out),
+        "left_out_first": dict(tally.first),
+        "noted": dict(tally.noted),
+        "libraries": library_versions(),  # of this machine: those of the run are unknown
+    }
+
+
+def _in_megabytes(advance: Callable[[int], None], total: int) -> Callable[[int], None]:
+    """Convert bytes to whole megabytes, so that the progress bar ends at its total."""
+    done = shown = 0
+
+    def advance_bytes(count: int) -> None:
+        nonlocal done, shown
+        done, before = done + count, shown
+        shown = min(done, total) // _MEGABYTE
+        if shown > before:
+            advance(shown - before)
+
+    return advance_bytes

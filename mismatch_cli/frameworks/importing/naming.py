@@ -1,0 +1,200 @@
+"""Reads `import --columns ours=theirs,…`, which maps columns of the plain schema to a file's,
+and checks it.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from mismatch_cli.base.errors import MismatchError, UsageError
+from mismatch_cli.base.registry import lacks, unknown
+from mismatch_cli.base.text import visible
+from mismatch_cli.frameworks.importing import lists as _lists
+from mismatch_cli.frameworks.importing.padded import MASKS, kind_of
+from mismatch_cli.frameworks.importing.paths import paths_in, with_paths
+from mismatch_cli.trace.schema import TOKEN_COLUMNS, column_order
+
+Row = Mapping[str, Any]
+OPEN = "?"  # placeholder for a name that the user has to fill in
+REQUIRED = ("prompt_ids", "response_ids", "logp_rollout")
+RETOKENISED = "Retokenized text is not what was sampled"
+_EXAMPLE = "--columns response_ids=output_tokens,logp_rollout=logprobs"
+
+
+def named(text: str) -> dict[str, str]:
+    """Parse `ours=theirs,…`; a `UsageError` for an unknown column, or one that is named twice."""
+    columns: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        ours, equals, theirs = (piece.strip() for piece in part.partition("="))
+        if not (equals and ours and theirs):
+            raise UsageError(f"--columns: '{part}' is not ours=theirs. Write it like {_EXAMPLE}.")
+        if ours not in known():
+            swapped = f" Our name comes first: {theirs}={ours}." if theirs in known() else ""
+            raise UsageError(f"--columns: {unknown('column', ours, known())}{swapped}")
+        if ours in columns:
+            raise UsageError(
+                f"--columns names {ours} twice, {columns[ours]} and {theirs}. Name it once."
+            )
+        if theirs != OPEN and theirs in columns.values():
+            other = next(name for name, its in columns.items() if its == theirs)
+            raise UsageError(
+                f"--columns maps {theirs} to both {other} and {ours}. Keep one of them."
+            )
+        columns[ours] = theirs
+    if not columns:
+        raise UsageError(f"--columns is empty. Write it like {_EXAMPLE}.")
+    return columns
+
+
+def known() -> list[str]:
+    """The columns of the plain schema."""
+    return [*column_order(), *MASKS, "group_id"]
+
+
+def check(columns: Mapping[str, str], rows: Sequence[Row], where: str) -> None:
+    """Raise for a name that is still open or missing from the file, and for values of the wrong
+    kind.
+    """
+    inside = sorted({visible(path) for row in rows for path in paths_in(row)})
+    rows = [with_paths(row, columns.values()) for row in rows]
+    present = sorted({visible(name) for row in rows for name in row})
+    for ours, its in columns.items():
+        if its == OPEN:
+            raise UsageError(
+                f"--columns does not say which column of {where} is {ours}: replace ? with a "
+                f"column{'' if ours in REQUIRED else f', or leave {ours} out'}. Available: "
+                f"{', '.join(present)}."
+            )
+        if visible(its) not in present:
+            raise UsageError(
+                f"--columns: {lacks(where, 'column', its, [*present, *inside], present)}"
+            )
+    for row in responses(rows, columns.get("response_ids", "response_ids")):
+        for ours, its in columns.items():
+            if not fits(ours, row.get(its)):
+                retokenised = (
+                    f" {RETOKENISED}: see mismatch-cli guide record."
+                    if isinstance(row[its], str)
+                    else ""
+                )
+                raise MismatchError(
+                    f"--columns: {its} of {where} is {_said(row[its])}, but {ours} must be "
+                    f"{_kind(ours)[0]}.{retokenised if ours in REQUIRED else ''}"
+                )
+
+
+def responses(rows: Sequence[Row], ids: str) -> list[Row]:
+    """One row per response: a row whose token ids (the column `ids`) are a matrix is split into
+    its rows.
+    """
+    found: list[Row] = []
+    for row in rows:
+        if _lists.depth_of(row.get(ids)) < 2:
+            found.append(row)
+            continue
+        size = len(row[ids])
+        for i in range(size):
+            of_each = {
+                name: isinstance(value, list) and len(value) == size for name, value in row.items()
+            }
+            found.append(
+                {name: value[i] if of_each[name] else value for name, value in row.items()}
+            )
+    return found
+
+
+def fits(ours: str, value: Any, tokens: Any = None) -> bool:
+    """Whether a value fits this column, and, where the response's `tokens` are given, has one
+    entry per token.
+    """
+    if value is None:
+        return True
+    if ours in ("prompt_id", "group_id") and isinstance(value, str):
+        return True
+    if ours == "advantage" and not isinstance(value, list):
+        return _is_number(value)
+    if ours in TOKEN_COLUMNS and isinstance(tokens, list) and isinstance(value, list):
+        return _kind(ours)[1](value) and (
+            len(value) == len(tokens) or (ours == "advantage" and len(value) == 1)
+        )
+    return _kind(ours)[1](value)
+
+
+def unfillable(columns: Mapping[str, str], rows: Sequence[Row]) -> str:
+    """The first required column that is open and that no other column of the file could be; empty
+    if every `?` can be replaced.
+    """
+    taken = {*columns.values(), *REQUIRED} - {ours for ours, its in columns.items() if its == OPEN}
+    rows = [{**row, **paths_in(row)} for row in rows]
+    for ours in REQUIRED:
+        if columns.get(ours) == OPEN and not any(_could_hold(ours, row, taken) for row in rows):
+            return ours
+    return ""
+
+
+def _could_hold(ours: str, row: Row, taken: Collection[str]) -> bool:
+    """Whether a column that is not taken has a value, or a list of values, of this kind."""
+    for name, value in row.items():
+        while _lists.depth_of(value) > 1:
+            value = value[0]
+        if name not in taken and value not in (None, []) and fits(ours, value):
+            return True
+    return False
+
+
+def described(ours: str) -> str:
+    """What a column holds, in words."""
+    return _kind(ours)[0]
+
+
+def _kind(ours: str) -> tuple[str, Callable[[Any], bool]]:
+    """What a column holds, in words, and a test for a value from JSON or Parquet."""
+    kind = kind_of("prompt_id" if ours == "group_id" else ours)
+    if not pa.types.is_list(kind):
+        if pa.types.is_integer(kind):
+            return "a whole number", _is_whole
+        if pa.types.is_floating(kind):
+            return "a number", lambda value: isinstance(value, bool) or _is_number(value)
+        return "text", lambda value: isinstance(value, str)
+    leaf = kind.value_type
+    if pa.types.is_integer(leaf):
+        return "a list of whole numbers", lambda value: _all_are(
+            value, lambda v: _is_whole(v) and v >= 0
+        )
+    if pa.types.is_boolean(leaf):
+        return "a list of 0 and 1", lambda value: _all_are(value, lambda v: v in (0, 1))
+    return "a list of numbers", lambda value: _all_are(value, _is_number)
+
+
+def _all_are(value: Any, is_right: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(v is None or is_right(v) for v in value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return _is_number(value) and value == value and abs(value) < 2**63 and int(value) == value
+
+
+def _said(value: Any) -> str:
+    """A value's kind, in words."""
+    if isinstance(value, list):
+        depth, found = _lists.depth_of(value), next((v for v in value if v is not None), None)
+        return (
+            "a list of lists"
+            if depth > 1
+            else f"a list with {_said(found)}"
+            if found is not None
+            else "a list"
+        )
+    names = {
+        bool: "true or false",
+        str: "text",
+        int: "a number",
+        float: "a number",
+        dict: "an object",
+    }
+    return names.get(type(value), "nothing")

@@ -1,0 +1,59 @@
+"""Counts, by reason, what an import leaves out and what it notes."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mismatch_cli.base.numbers import counted
+from mismatch_cli.base.text import visible
+
+
+@dataclass
+class Tally:
+    """Reasons follow a count: "12 responses without log-probabilities of the rollout engine"."""
+
+    left_out: Counter[str] = field(default_factory=Counter)
+    noted: Counter[str] = field(default_factory=Counter)
+    first: dict[str, str] = field(default_factory=dict)  # where each reason first occurred
+
+    def leave_out(self, reason: str, count: int = 1, where: str = "") -> None:
+        if count:
+            reason = visible(reason)  # it may quote the file
+            self.left_out[reason] += int(count)
+            if where:
+                self.first.setdefault(reason, visible(where))
+
+    def note(self, what: str, count: int) -> None:
+        if count:
+            self.noted[what] += int(count)
+
+    def sift(
+        self,
+        bad_S: dict[str, np.ndarray],
+        where: str = "",
+        detail: Callable[[str, int], str] | None = None,
+    ) -> np.ndarray:
+        """Which rows stay; each of the others counts once, under its first reason.
+
+        `detail` describes what is wrong with a row, for the first one under each reason.
+        """
+        keep_S = np.ones(len(next(iter(bad_S.values()))), dtype=bool)
+        for reason, failed_S in bad_S.items():
+            dropped_S = keep_S & failed_S
+            found = (
+                detail(reason, int(dropped_S.argmax()))
+                if detail is not None and dropped_S.any()
+                else ""
+            )
+            self.leave_out(reason, int(dropped_S.sum()), where and f"{where}{found}")
+            keep_S &= ~failed_S
+        return keep_S
+
+    def left_out_lines(self) -> list[str]:
+        wheres = {reason: f" (first: {where})" for reason, where in self.first.items()}
+        return [
+            f"{counted(count, reason)}{wheres.get(reason, '')}"
+            for reason, count in self.left_out.most_common()
+        ]

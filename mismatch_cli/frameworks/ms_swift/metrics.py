@@ -1,0 +1,74 @@
+"""ms-swift: `rollout_correction/*`, verl's metrics with a geometric ratio per response."""
+
+from mismatch_cli.frameworks.dialects._line import (
+    CAPPED_K3,
+    ENGINE_GAP,
+    GEOMETRIC_LESS_1,
+    SQUARED_RATIO_LESS_1,
+    Line,
+    effective_share,
+    perplexity_lines,
+    ratio_above,
+    weight,
+)
+
+WHEN = (
+    "Logged with --log_rollout_offpolicy_metrics true. The last three need "
+    "rollout_importance_sampling_mode: here token_truncate with the default "
+    "rollout_importance_sampling_threshold, 2.0."
+)
+_FILE = "swift/rlhf_trainers/grpo_trainer.py"
+_CAP = 2.0
+_PREFIX = "rollout_correction/"
+_BOUND = "log r, or its mean over a response, clamped to ±20"
+
+LINES = (
+    Line(f"{_PREFIX}kl", ENGINE_GAP, "E (−d)", _FILE, metric="k1", word="KL"),
+    Line(
+        f"{_PREFIX}k3_kl",
+        ENGINE_GAP,
+        "E (r − 1 − d)",
+        _FILE,
+        CAPPED_K3,
+        word="KL",
+        note="d clamped to ±20, then each term at ±10",
+    ),
+    *perplexity_lines(_PREFIX, _FILE),
+    Line(
+        f"{_PREFIX}chi2_token",
+        ENGINE_GAP,
+        "E r² − 1",
+        _FILE,
+        SQUARED_RATIO_LESS_1,
+        word="χ²",
+        note=_BOUND,
+    ),
+    Line(
+        f"{_PREFIX}chi2_seq",
+        ENGINE_GAP,
+        "E_y exp(2 mean d) − 1",
+        _FILE,
+        GEOMETRIC_LESS_1,
+        word="χ²",
+        note=f"a geometric mean instead of verl's product; {_BOUND}",
+    ),
+    Line(
+        f"{_PREFIX}is_weight_mean",
+        ENGINE_GAP,
+        "E min(r, 2)",
+        _FILE,
+        weight(_CAP),
+        word="importance ratio",
+    ),
+    Line(
+        f"{_PREFIX}ess",
+        ENGINE_GAP,
+        "1 / E[(w / E w)²]",
+        _FILE,
+        weight(_CAP, 1 / _CAP),
+        effective_share,
+        word="ESS",
+        note="w = r clamped to [1/2, 2]",
+    ),
+    Line(f"{_PREFIX}clipped_frac", ENGINE_GAP, "share with r > 2", _FILE, ratio_above(_CAP)),
+)

@@ -1,0 +1,69 @@
+"""open-instruct: `debug/vllm_vs_local_logprob_diff_*`, `debug/vllm_local_reverse_kl` and
+`val/rho_*`.
+"""
+
+from mismatch_cli.frameworks.dialects._line import (
+    ABS_D,
+    CURRENT,
+    ENGINE_GAP,
+    TWICE_WEIGHTED,
+    Line,
+    largest,
+    ratio_above,
+    sample_sd_or_0,
+    weight,
+)
+
+WHEN = (
+    "debug/* is always logged, against the policy being trained in that minibatch; val/rho_* "
+    "with use_rho_correction, the default, against the trainer before the update: here with "
+    "rho_clamp_upper_bound 2."
+)
+_FILE = "open_instruct/grpo_utils.py"
+_DROPS = "rho_mask_lower_bound or rho_mask_upper_bound, off by default: the dashboard then shows 0"
+_DIFF = "debug/vllm_vs_local_logprob_diff"
+
+LINES = (
+    Line(f"{_DIFF}_mean", CURRENT, "E |d|", _FILE, metric="abs_d_mean", word="gap"),
+    Line(f"{_DIFF}_max", CURRENT, "max |d|", _FILE, ABS_D, largest),
+    Line(
+        f"{_DIFF}_std",
+        CURRENT,
+        "standard deviation of |d|, ÷ (n − 1)",
+        _FILE,
+        ABS_D,
+        sample_sd_or_0,
+    ),
+    Line(
+        "debug/vllm_local_reverse_kl",
+        CURRENT,
+        "E μ·(−d)",
+        _FILE,
+        TWICE_WEIGHTED,
+        word="KL",
+        note=(
+            "already sampled by μ, so μ counts twice: not a KL estimate; versions without the "
+            "weight show E (−d)"
+        ),
+    ),
+    Line(
+        "val/rho_weight",
+        ENGINE_GAP,
+        "E min(r, 2)",
+        _FILE,
+        weight(2.0, bound=10.0),
+        word="importance ratio",
+        note="after truncation; log r clamped to ±10",
+    ),
+    Line("val/rho_clipfrac", ENGINE_GAP, "share with r > 2", _FILE, ratio_above(2.0)),
+    *(
+        Line(
+            f"val/rho_{part}_frac",
+            ENGINE_GAP,
+            "share with r outside the mask's bounds",
+            _FILE,
+            lacks=_DROPS,
+        )
+        for part in ("drop", "drop_low", "drop_high")
+    ),
+)

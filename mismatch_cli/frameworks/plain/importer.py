@@ -1,0 +1,261 @@
+"""The plain schema: one response per line or row, with a trace's column names. Any program can
+write it.
+
+A trace's own shards are plain Parquet. Numbers may have any width; `loss_mask` is true/false or
+1/0, `advantage` one number per response (or a list of one) or one per token, `prompt_id` (or
+`group_id`) a number or a text.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mismatch_cli.base.errors import MismatchError, first_line
+from mismatch_cli.frameworks.importing import lists as _lists
+from mismatch_cli.frameworks.importing.guess import guessed
+from mismatch_cli.frameworks.importing.naming import REQUIRED, known
+from mismatch_cli.frameworks.importing.padded import (
+    LISTS,
+    apart,
+    is_batch,
+    kind_of,
+    without_padding,
+)
+from mismatch_cli.frameworks.importing.rows import text_key
+from mismatch_cli.frameworks.importing.sources import (
+    Peek,
+    Source,
+    first_rows,
+    jsonl_tables,
+    parquet_tables,
+    peek,
+    readable,
+)
+from mismatch_cli.frameworks.importing.tally import Tally
+from mismatch_cli.trace import foreign
+
+TITLE = "plain JSONL or Parquet"
+FILES = "*.jsonl, *.parquet"
+ENABLE = "five lines of Python: mismatch-cli import --schema"
+PI = "recomputed"
+HOLDS = "logp_trainer, at the weights that version_trainer states"
+SHIFT = "none: index i describes response_ids[i]"
+PADDING = "none, or cut by prompt_mask and response_mask"
+AVERAGING = "none assumed: tokens outside the loss have loss_mask false"
+
+OTHER_VALUES = "rows with values that do not fit a trace's columns"
+_FOREIGN = "unknown columns ({})"
+_NAMED = 10
+
+# The meaning of each column, for `import --schema`; the types are those of the trace.
+MEANING = {
+    "prompt_ids": "token ids of the prompt (required)",
+    "response_ids": "token ids of the response, tool output included (required)",
+    "logp_rollout": "log μ of each response token, nats, by the engine that sampled (required)",
+    "logp_trainer": "log π of the same tokens by the trainer, at the sampling temperature",
+    "logp_recomputed": "log π at the sampling weights, if logp_trainer uses newer ones",
+    "logp_average": "log π at an average of the trainer's weights",
+    "loss_mask": "false (or 0) for tokens outside the loss, such as tool output; default: all true",
+    "advantage": "one number (or a list of one) for the whole response, or one per token",
+    "reward": "one number",
+    "prompt_id": "a number or a text; also read from group_id; default: a hash of prompt_ids",
+    "sample_index": "number of the response to this prompt; default: the row number",
+    "step": "training step; default 0",
+    "epoch": "pass over the batch; default 0",
+    "minibatch": "update within the step; default 0",
+    "finish_reason": "stop or length; default unknown",
+    "version_rollout": "updates made to the sampling weights; default 0",
+    "version_trainer": (
+        "updates made to the weights of logp_trainer; default: the same, or 1 more with "
+        "logp_recomputed"
+    ),
+    "entropy_trainer": "entropy of π, nats",
+    "rank_rollout": "1 = the engine's most probable token",
+    "rank_trainer": "1 = the trainer's most probable token",
+    "logp_trainer_repeat": "log π again, in different micro-batches: the noise floor",
+    "topk_ids": "the engine's K most probable ids, K per token, flat",
+    "topk_logp_rollout": "log μ of these ids",
+    "topk_logp_trainer": "log π of these ids",
+    "topk_logp_recomputed": "log π of these ids, at the sampling weights",
+    "tv_full": "TV over the vocabulary",
+    "kl_full": "KL(μ‖π) over the vocabulary, nats",
+    "route_flips": "layers where the trainer's routers chose different experts; 255: unknown",
+    "route_first": "the first of these among the layers with a router; 255: none",
+    "route_layers": "layers × 4: tokens, flips, experts in common, same first expert",
+    "route_margins": "2 × bins of router margins: where both sides agree, and where they differ",
+    "routes": "(prompt + response − 1) × layers × experts per token: the engine's experts, flat",
+    "prompt_mask": "of padded prompts: 1 for tokens, 0 for padding",
+    "response_mask": "of padded lists: 1 for tokens; a 0 before the last 1 is a token outside the loss",
+}
+
+WRITER = """import json
+with open("dump.jsonl", "w") as file:
+    for prompt_ids, response_ids, logp_rollout, logp_trainer in batch:
+        row = dict(prompt_ids=prompt_ids, response_ids=response_ids, logp_rollout=logp_rollout)
+        file.write(json.dumps(row | dict(logp_trainer=logp_trainer)) + "\\n")
+"""
+
+
+def recognises(peek: Peek) -> bool:
+    return peek.has(*REQUIRED)
+
+
+def blocks(
+    sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]
+) -> Iterator[tuple[pa.Table, str]]:
+    unknown: set[str] = set()
+    guesses: dict[str, str] = {}
+    for source in sources:
+        names = [*known(), *source.also]
+        if foreign_keys := peek(source).keys - {*names}:
+            unknown |= foreign_keys
+            guesses = guesses or _guesses(source, foreign_keys)
+        if source.kind == "parquet":
+            tables = parquet_tables(source, names, "response_ids", advance)
+        else:
+            tables = jsonl_tables(source, partial(_schema, also=source.also), tally, advance)
+        for table in tables:
+            yield from responses(table, source, tally)
+    if unknown:
+        named = ", ".join(sorted(unknown)[:_NAMED]) + (", …" if len(unknown) > _NAMED else "")
+        hint = (
+            f"; to include: --columns {','.join(f'{ours}={its}' for ours, its in guesses.items())}"
+            if guesses
+            else ""
+        )
+        tally.leave_out(_FOREIGN.format(named) + hint, len(unknown))
+
+
+def _guesses(source: Source, unknown: Set[str]) -> dict[str, str]:
+    """The columns of ours that these unknown ones seem to be."""
+    return {
+        ours: its
+        for ours, its in guessed(first_rows(source), source.columns).items()
+        if its in unknown
+    }
+
+
+def responses(table: pa.Table, source: Source, tally: Tally) -> Iterator[tuple[pa.Table, str]]:
+    """The rows of a table under this schema's names, without padding, and the name of their
+    file.
+    """
+    for rows in _in_types(_rows(table, source, tally), source, tally):
+        yield without_padding(rows, tally, source.name), source.name
+
+
+def _rows(table: pa.Table, source: Source, tally: Tally) -> pa.Table:
+    """Split rows that hold a batch into one row per response."""
+    if "response_ids" not in table.column_names or not is_batch(
+        table.schema.field("response_ids").type
+    ):
+        return table
+    with readable(source):
+        return apart(table, tally, source.name)
+
+
+def _in_types(table: pa.Table, source: Source, tally: Tally) -> Iterator[pa.Table]:
+    """The table in the trace's types; if a value does not fit, row by row without the rows that
+    hold one.
+    """
+    try:
+        yield _in_the_trace_s_types(table, source)
+        return
+    except foreign.WRONG_VALUE:
+        pass
+    for row in range(table.num_rows):
+        try:
+            # A slice would keep the other rows' values
+            found = _in_the_trace_s_types(table.take([row]), source)
+        except foreign.WRONG_VALUE as error:
+            tally.leave_out(OTHER_VALUES, 1, f"{source.name}: {first_line(error)}")
+            continue
+        yield found
+
+
+def _schema(record: dict[str, Any], also: Mapping[str, str]) -> pa.Schema:
+    """The types in which to read JSON: the trace's, unless a record shows another form of the
+    same value.
+    """
+    in_batches = _lists.depth_of(record.get("response_ids")) > 1
+    kinds: dict[str, pa.DataType] = {}
+    for name, ours in {**{name: name for name in known()}, **also}.items():
+        value = record.get(name)
+        matrix = in_batches and (ours in LISTS or isinstance(value, list))
+        kind = _kind_shown(
+            ours, value[0] if in_batches and isinstance(value, list) and value else value
+        )
+        kinds[name] = pa.list_(kind) if matrix else kind
+    return pa.schema(kinds)
+
+
+def _kind_shown(ours: str, value: Any) -> pa.DataType:
+    if ours in ("prompt_id", "group_id"):
+        return pa.string() if isinstance(value, str) else pa.int64()
+    if ours == "advantage" and value is not None and not isinstance(value, list):
+        return pa.float32()
+    return pa.bool_() if ours == "reward" and isinstance(value, bool) else kind_of(ours)
+
+
+def _in_the_trace_s_types(table: pa.Table, source: Source) -> pa.Table:
+    columns = {name: foreign.single(table.column(name)) for name in table.column_names}
+    columns = {name: c for name, c in columns.items() if c.null_count < len(c) or name in REQUIRED}
+    if "group_id" in columns:
+        group = columns.pop("group_id")
+        columns.setdefault("prompt_id", group)
+    if "prompt_id" in columns and _is_text(columns["prompt_id"].type):
+        columns["prompt_id"] = _hashed(columns["prompt_id"])
+    return pa.table(
+        _merged(
+            {name: _cast(name, column, source) for name, column in columns.items()}, source.also
+        )
+    )
+
+
+def _merged(columns: dict[str, pa.Array], also: Mapping[str, str]) -> dict[str, pa.Array]:
+    """Each column under our name, with each row's first value under any of its names."""
+    for ours in {*also.values()}:
+        names = [*(name for name, its in also.items() if its == ours), ours]
+        if found := [columns.pop(name) for name in names if name in columns]:
+            columns[ours] = pc.coalesce(*found) if found[0].null_count else found[0]
+    return columns
+
+
+def _cast(name: str, column: pa.Array, source: Source) -> pa.Array:
+    ours = source.also.get(name, name)
+    kind = kind_of(ours)
+    if ours == "advantage" and not foreign.is_list(column.type):
+        kind = kind.value_type  # one number for the response
+    if column.type.equals(kind):
+        return column
+    try:
+        if ours == "reward" and pa.types.is_boolean(column.type):
+            return column.cast(pa.uint8()).cast(kind)
+        return foreign.exact(column, kind)
+    except (foreign.WRONG_TYPE, pa.ArrowNotImplementedError) as error:
+        called = f"{name} ({source.columns[name]} of the file)" if name in source.columns else name
+        raise MismatchError(
+            f"{source.path}: column {called} is {column.type} and cannot be read as {kind} "
+            f"({first_line(error)}). What each column holds: mismatch-cli import --schema"
+        ) from error
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Whether the column holds prompt names, to be hashed."""
+    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(value) or pa.types.is_large_string(value))
+
+
+def _hashed(names: pa.Array) -> pa.Array:
+    """63 bits of each text; the same text gets the same bits in every file."""
+    coded = pc.dictionary_encode(names.cast(pa.string()))
+    numbers = np.array(
+        [text_key(str(name)) for name in coded.dictionary.to_pylist()] or [0], dtype=np.int64
+    )
+    return pa.array(
+        numbers[coded.indices.fill_null(0).to_numpy(zero_copy_only=False)],
+        mask=_lists.is_null(names),
+    )

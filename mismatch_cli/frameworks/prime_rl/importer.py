@@ -1,0 +1,118 @@
+"""prime-rl's token exports: JSONL, one packed sequence per line, every column as long as the
+sequence.
+
+Written by `src/prime_rl/trainer/rl/token_export.py` while the trainer learns from the batch; read
+at 559b44772 (2026-08). Values that are not finite are null there. Tokens whose RL and reference-KL
+weights are both 0 (cross-entropy on another model's tokens) are masked: prime-rl did not sample
+them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.frameworks.importing import lists as _lists
+from mismatch_cli.frameworks.importing.rows import NOTE, split
+from mismatch_cli.frameworks.importing.sources import Peek, Source, jsonl_tables
+from mismatch_cli.frameworks.importing.tally import Tally
+from mismatch_cli.trace import foreign
+
+TITLE = "prime-rl token_exports"
+FILES = "token_exports/step_N/rank_R.jsonl"
+ENABLE = "trainer.enable_token_export = true"
+PI = "trainer"
+HOLDS = (
+    "trainer_logprobs at the weights being updated, logits divided by the temperature; not "
+    "recomputed"
+)
+SHIFT = "index i describes token i (prime-rl shifts right); index 0 is a filler, −log(vocabulary)"
+PADDING = "none: prime-rl removes it; the response begins at the first 1 of loss_mask"
+AVERAGING = (
+    "mean over tokens; the trainer drops groups without signal before it exports "
+    "(filter_zero_advantages)"
+)
+
+_FLOATS = {
+    "advantage": "advantages",
+    "logp_rollout": "inference_logprobs",
+    "logp_trainer": "trainer_logprobs",
+    "entropy_trainer": "entropy",
+}
+_WEIGHTS = ("rl_weights", "ref_kl_weights")
+_SCHEMA = pa.schema(
+    {
+        "schema_version": pa.int64(),
+        "step": pa.int32(),
+        "token_ids": pa.list_(pa.int32()),
+        "loss_mask": pa.list_(pa.bool_()),
+        **{name: pa.list_(pa.float32()) for name in (*_FLOATS.values(), *_WEIGHTS)},
+    }
+)
+_VERSION = 1
+STABLE = "STABLE"
+UNWEIGHED = "tokens without RL weight (cross-entropy only) are masked"
+
+
+def recognises(peek: Peek) -> bool:
+    return peek.source.kind == "jsonl" and peek.has("token_ids", "inference_logprobs", "loss_mask")
+
+
+def blocks(
+    sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]
+) -> Iterator[tuple[pa.Table, str]]:
+    for source in sources:
+        for table in jsonl_tables(source, _SCHEMA, tally, advance):
+            yield _block(table, tally, source.name), source.name
+
+
+def _block(table: pa.Table, tally: Tally, where: str) -> pa.Table:
+    newest = pc.max(table.column("schema_version")).as_py() or _VERSION
+    if newest > _VERSION:
+        raise MismatchError(
+            f"{where} has schema_version {newest}; this mismatch-cli reads {_VERSION}. Upgrade it."
+        )
+    columns = {name: foreign.single(table.column(name)) for name in _SCHEMA.names}
+    mask, unseen_S = _with_rl_weight(columns)
+    floats = {name: columns[source] for name, source in _FLOATS.items()}
+    found, keep_S = split(columns["token_ids"], mask, floats, tally, where)
+    found[NOTE + UNWEIGHED] = pa.array(unseen_S[keep_S])
+    return pa.table(found | {"step": columns["step"].filter(pa.array(keep_S))})
+
+
+def _with_rl_weight(columns: dict[str, pa.Array]) -> tuple[pa.Array, np.ndarray]:
+    """The loss mask without tokens outside RL loss and reference KL, and their number in each
+    row.
+    """
+    mask, (rl, kl) = columns["loss_mask"], (columns[name] for name in _WEIGHTS)
+    lengths_S = _lists.lengths_of(mask)
+    aligned = all(np.array_equal(_lists.lengths_of(weights), lengths_S) for weights in (rl, kl))
+    if not aligned or rl.flatten().null_count == len(rl.flatten()):
+        return mask, np.zeros(len(mask), np.int64)  # no weights: every token of the mask counts
+    mask_T = _lists.flat(mask).astype(bool)
+    unseen_T = (np.nan_to_num(_lists.flat(rl), nan=1.0) == 0) & (
+        np.nan_to_num(_lists.flat(kl), nan=0.0) == 0
+    )
+    unseen_S = np.bincount(
+        _lists.rows_of(lengths_S)[mask_T & unseen_T], minlength=len(mask)
+    ).astype(np.int64)
+    return _lists.from_flat(mask_T & ~unseen_T, lengths_S, _lists.is_null(mask)), unseen_S
+
+
+def unfinished(sources: Sequence[Source]) -> str:
+    """Why the dump is incomplete: prime-rl marks a step as STABLE once every rank has written
+    it.
+    """
+    steps = {
+        source.path.parent for source in sources if source.path.parent.name.startswith("step_")
+    }
+    open_steps = sorted(folder.name for folder in steps if not (folder / STABLE).exists())
+    if len(open_steps) == len(steps):
+        return ""  # no step has a mark: probably a copy without them
+    return (
+        f"steps without a STABLE file: {len(open_steps):,}, the first {open_steps[0]}"
+        if open_steps
+        else ""
+    )

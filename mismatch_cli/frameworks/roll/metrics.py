@@ -1,0 +1,191 @@
+"""ROLL: `actor/train_infer_ratio_*` and `actor/train_infer_diff_*` at four levels, and PPO's
+ratio.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mismatch_cli.base.arrays import Segments
+from mismatch_cli.frameworks.dialects._line import (
+    DP,
+    ENGINE_GAP,
+    LOG_RATIO,
+    RATIO,
+    UPDATE,
+    D,
+    Line,
+    Moments,
+    OfResponses,
+    Quantity,
+    ResponseMeans,
+    ResponseSums,
+    Tokens,
+    blocked,
+    largest,
+    least,
+    ratio_above,
+    ratio_below,
+    ratio_outside,
+)
+from mismatch_cli.metrics.gaps import TokenGaps
+
+WHEN = (
+    "Always logged, against the trainer before the update, or in each pass if ROLL does not "
+    "recompute it; a response without a trained token is not averaged. is_weight_clipfrac needs "
+    "is_weight.enabled of train_infer_correction, here with its defaults: level token, "
+    "upper_bound 1.2. The two masks need a filter: here one, with its defaults."
+)
+_CORRECTION = "roll/utils/train_infer_corrections.py"
+_WORKER = "roll/pipeline/rlvr/actor_worker.py"
+_PREFIX = "actor/train_infer_"
+_OF_UPDATE = "change by the update, not the engine gap"
+_SAME = "the mean of means is the mean over tokens, so it equals that of level token"
+_PADDING = "the amount of padding: a padded position counts as one that passes"
+
+
+def _turn_ratio_N(gaps: TokenGaps) -> np.ndarray:
+    """exp(mean d) of each turn, at each of its tokens."""
+    edges = np.concatenate([gaps.offset_S1, gaps.kept_before(gaps.later_turns)])
+    turns = Segments(np.unique(edges))
+    with np.errstate(over="ignore"):
+        ratio = np.exp(turns.sum(LOG_RATIO.column(gaps)) / turns.length_S)
+    return np.repeat(ratio, turns.length_S)
+
+
+def _remaining(moments: Moments) -> float:
+    return 1 - moments.mean
+
+
+def _means(tokens: Tokens) -> ResponseMeans:
+    return ResponseMeans(tokens, include_empty=False)
+
+
+def _level(
+    kind: str, level: str, formula: str, measured: Quantity, note: str = "", word: str = ""
+) -> Line:
+    return Line(
+        f"{_PREFIX}{kind}_{level}_mean",
+        ENGINE_GAP,
+        formula,
+        _CORRECTION,
+        measured,
+        note=note,
+        word=word,
+    )
+
+
+_SUM, _MEAN = ResponseSums(LOG_RATIO, include_empty=False), _means(LOG_RATIO)
+_HALF_D2 = Tokens(lambda gaps: np.square(gaps.d_N, dtype=np.float64) / 2)
+
+LINES = (
+    _level("ratio", "token", "E_y mean r", _means(RATIO), word="importance ratio"),
+    _level(
+        "ratio", "geometric", "E_y exp(mean d)", OfResponses(np.exp, _MEAN), word="importance ratio"
+    ),
+    _level(
+        "ratio",
+        "sequence",
+        "E_y exp(Σd)",
+        OfResponses(np.exp, _SUM),
+        "not truncated: the tail may overflow",
+        "importance ratio",
+    ),
+    _level(
+        "ratio",
+        "segment",
+        "E_y mean exp(mean d of its turn)",
+        _means(Tokens(_turn_ratio_N, logs=False)),
+        "a turn is a run of trained tokens; for a single turn it equals level geometric",
+        "importance ratio",
+    ),
+    _level("diff", "token", "E_y mean (π − μ)", _means(DP), "of probabilities, signed", "gap"),
+    _level(
+        "diff",
+        "geometric",
+        "E_y mean (π − μ)",
+        _means(DP),
+        f"an arithmetic mean, despite the name; {_SAME}",
+    ),
+    _level(
+        "diff",
+        "sequence",
+        "E_y Σ(π − μ)",
+        ResponseSums(DP, include_empty=False),
+        "grows with the length",
+    ),
+    _level("diff", "segment", "E_y mean (π − μ)", _means(DP), _SAME),
+    Line(
+        "actor/is_weight_clipfrac", ENGINE_GAP, "share with r > 1.2", _CORRECTION, ratio_above(1.2)
+    ),
+    Line(
+        f"{_PREFIX}final_mask_mean",
+        ENGINE_GAP,
+        "share with r in [0.8, 1.2]",
+        _CORRECTION,
+        ratio_outside(0.8, 1.2),
+        _remaining,
+        note="the share that passes; 1 − this is masked",
+    ),
+    Line(
+        f"{_PREFIX}token_ratio_mask_mean",
+        ENGINE_GAP,
+        "places with r in [0.8, 1.2] over tokens",
+        _CORRECTION,
+        lacks=_PADDING,
+    ),
+    Line(
+        "actor/ratio_mean",
+        UPDATE,
+        "E_y mean r",
+        _WORKER,
+        _means(RATIO),
+        word="importance ratio",
+        note=_OF_UPDATE,
+    ),
+    Line("actor/ratio_max", UPDATE, "max r", _WORKER, RATIO, largest),
+    Line("actor/ratio_min", UPDATE, "min r", _WORKER, RATIO, least),
+    Line(
+        "actor/ppo_ratio_high_clipfrac",
+        UPDATE,
+        "share with r > 1.2",
+        _WORKER,
+        ratio_above(1.2),
+        note="for either sign of A; pg_clip 0.2",
+    ),
+    Line(
+        "actor/ppo_ratio_low_clipfrac",
+        UPDATE,
+        "share with r < 0.8",
+        _WORKER,
+        ratio_below(0.8),
+        note="for either sign of A; pg_clip 0.2",
+    ),
+    Line(
+        "actor/clipfrac",
+        UPDATE,
+        "E_y share blocked: A > 0 and r > 1.2, or A < 0 and r < 0.8",
+        _WORKER,
+        _means(blocked("ppo")),
+        note="pg_clip 0.2",
+        needs=("advantage_T",),
+    ),
+    Line(
+        "actor/approxkl",
+        UPDATE,
+        "E_y mean d²/2",
+        _WORKER,
+        _means(_HALF_D2),
+        word="KL",
+        note=_OF_UPDATE,
+    ),
+    Line(
+        "actor/policykl",
+        UPDATE,
+        "E_y mean d",
+        _WORKER,
+        _means(D),
+        word="KL",
+        note=f"with a plus sign, the opposite of verl's ppo_kl; {_OF_UPDATE}",
+    ),
+)

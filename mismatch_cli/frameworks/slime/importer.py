@@ -1,0 +1,80 @@
+"""slime's debug dumps: one `.pt` per rollout, with only μ (rollout data) or also π and advantages
+(train data).
+
+Written by `slime/observability/rollout_data_utils.py` and `train_data_utils.py`; read at 624b824a8
+(2026-08). Older versions wrote the columns of each rank (`rollout_data`), as miles still does: its
+importer reads them. `log_probs` are recomputed before the update or, where that pass is skipped,
+come from the training pass of the first update.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mismatch_cli.frameworks.importing import _samples
+from mismatch_cli.frameworks.importing import torch_file as _torch_file
+from mismatch_cli.frameworks.importing.sources import Peek, Source
+from mismatch_cli.frameworks.importing.tally import Tally
+from mismatch_cli.trace import foreign
+
+TITLE = "slime debug data"
+FILES = "train_data/N.pt or rollout_data/N.pt"
+ENABLE = "--save-debug-train-data PATH/{rollout_id}.pt (or --save-debug-rollout-data)"
+PI = "recomputed"
+HOLDS = "log_probs, recomputed before the update (train data); no π in rollout data"
+SHIFT = "none: R values for the last R of tokens"
+PADDING = "none"
+AVERAGING = "mean of the means over each response; masked tokens have log-probability 0"
+EVALUATION = "evaluation files (eval_N.pt)"
+SAME_SAMPLES = "files with the same samples but less about each (rollout data next to train data)"
+
+
+def recognises(peek: Peek) -> bool:
+    return (
+        peek.source.kind == "pt"
+        and peek.has("rollout_id", "samples", "samples.tokens")
+        and "metadata" not in peek.keys
+    )
+
+
+def choose(sources: Sequence[Source], tally: Tally) -> list[Source]:
+    """Of a folder, leave out evaluations, and rollout data where train data exists."""
+    trained = [source for source in sources if not source.path.name.startswith("eval_")]
+    tally.leave_out(EVALUATION, len(sources) - len(trained))
+    better = [source for source in trained if source.path.parent.name == "train_data"]
+    if better:
+        tally.leave_out(SAME_SAMPLES, len(trained) - len(better))
+    return better or trained
+
+
+def blocks(
+    sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]
+) -> Iterator[tuple[pa.Table, str]]:
+    for source in sources:
+        with _torch_file.laid_out(source.path, TITLE):
+            content = _torch_file.load(source.path)
+            samples = with_raw_rewards(
+                _samples.samples_of(content, source), content.get("raw_reward")
+            )
+            step = foreign.whole_number(content.get("rollout_id") or 0, np.int32)
+            for table in _samples.tables(samples, step, tally, source.name):
+                yield table, source.name
+        advance(source.size)
+
+
+def with_raw_rewards(samples: list[dict[str, Any]], raw: Any) -> list[dict[str, Any]]:
+    """Add the raw rewards: one list for the whole rollout, indexed by each sample's
+    `rollout_position`.
+    """
+    if raw is None:
+        return samples
+    positions = [sample.get("rollout_position") for sample in samples]
+    if any(position is None or not 0 <= int(position) < len(raw) for position in positions):
+        return samples
+    return [
+        sample | {"raw_reward": raw[int(at)]}
+        for sample, at in zip(samples, positions, strict=True)
+        if at is not None
+    ]

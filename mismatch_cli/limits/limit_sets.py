@@ -1,0 +1,225 @@
+"""Limits as people write them: TOML files of bounds on metrics, and the published limits in this
+package.
+
+A metric is one of `metrics/gap_table.py`, a framework's own, such as
+`verl:training/rollout_probs_diff_mean`, or a result of `diagnose`: `diagnosis:faults` is their
+number, and `diagnosis:index-shift` and the like are 1 if that check found something.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from mismatch_cli.base.errors import MismatchError, UsageError, unreadable
+from mismatch_cli.base.registry import unknown
+from mismatch_cli.base.text import parsed_toml
+from mismatch_cli.metrics.pairs import PAIRS
+
+PRESETS = Path(__file__).parent / "published_limits"
+DEFAULT = "prime-rl"
+
+DIAGNOSIS, FAULTS = "diagnosis", "faults"
+VALUE, WHOLE_INTERVAL = "value", "surely"
+_BOUNDS = {  # in words
+    "max": "≤ {}",
+    "min": "≥ {}",
+    "max_times_floor": "≤ {} × floor",
+    "max_times_expected": "≤ {} × expected",
+    "max_times_baseline": "≤ {} × baseline",
+    "max_above_baseline": "≤ baseline + {}",
+    "max_below_baseline": "≥ baseline − {}",
+}
+OF_FLOOR, OF_EXPECTED = "max_times_floor", "max_times_expected"
+OF_BASELINE = ("max_times_baseline", "max_above_baseline", "max_below_baseline")
+FACTORS = (OF_FLOOR, "max_times_baseline")  # of a distance from agreement
+_WORDS = ("pair", "decide", "source", "why")
+_PAIRS = tuple(name for name in PAIRS if name != "floor")
+_TOP = ("about", "decide", "limits")
+_EXAMPLE = "Example: [limits.k3] on one line, max = 0.015 on the next."
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One bound on one metric."""
+
+    metric: str
+    bound: str  # one of _BOUNDS
+    threshold: float
+    pair: str = ""  # empty: the first that the trace has
+    decide: str = VALUE  # WHOLE_INTERVAL: exceeded only if the whole interval is
+    source: str = ""
+    why: str = ""
+
+    @property
+    def framework(self) -> str:
+        """The framework that owns the metric, or `diagnosis`; empty for a metric of the catalog."""
+        return self.metric.partition(":")[0] if ":" in self.metric else ""
+
+    @property
+    def text(self) -> str:
+        """The bound in words, the same in every run."""
+        if self.bound in FACTORS and self.agreement:
+            metric = self.bound.removeprefix("max_times_")
+            return f"distance from {self.agreement:g} ≤ {self.threshold:g} × that of the {metric}"
+        return _BOUNDS[self.bound].format(f"{self.threshold:g}".replace("-", "−"))
+
+    @property
+    def agreement(self) -> float:
+        """The metric's value if the two policies are equal; factors multiply the distance from
+        it.
+        """
+        from mismatch_cli.metrics.gap_table import METRICS
+
+        return (METRICS[self.metric].agreement if self.metric in METRICS else None) or 0.0
+
+
+@dataclass(frozen=True)
+class LimitSet:
+    """The limits of one file or preset."""
+
+    name: str
+    limits: tuple[Limit, ...]
+    about: str = ""
+
+
+def presets() -> list[str]:
+    """The published limits, by name."""
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+
+
+def load_limits(name: str) -> LimitSet:
+    """Load a preset or a TOML file; a `UsageError` names the file and key of anything invalid."""
+    path = Path(name).expanduser()
+    if name in presets():
+        path = PRESETS / f"{name}.toml"
+    elif not path.is_file():
+        if path.suffix == ".toml":
+            raise MismatchError(
+                f"There is no file {path}. Name a TOML file of limits, or one of: "
+                f"{', '.join(presets())}."
+            )
+        raise UsageError(unknown("set of limits", name, presets()))
+    try:
+        content = parsed_toml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise unreadable(
+            path, error, "See mismatch-cli guide gate.", "is not a readable TOML file ({})"
+        ) from error
+    return limits_in(content, name if name in presets() else str(path))
+
+
+def limits_in(content: Mapping[str, Any], name: str) -> LimitSet:
+    """The limits of a file's content; errors call it by `name`."""
+    return LimitSet(name, _limits(content, name), _text(content, "about", name))
+
+
+def _limits(content: Mapping[str, Any], file: str) -> tuple[Limit, ...]:
+    _check_known("key", content, _TOP, file)
+    tables = content.get("limits")
+    if not isinstance(tables, dict) or not tables:
+        raise UsageError(f"{file} has no limits. {_EXAMPLE}")
+    decide = _choice(content, "decide", (VALUE, WHOLE_INTERVAL), file) or VALUE
+    limits = []
+    for metric, entries in tables.items():
+        where = f"{file}, limits.{metric}"
+        for table in entries if isinstance(entries, list) else [entries]:
+            if not isinstance(table, dict):
+                raise UsageError(f"{where} is not a table. {_EXAMPLE}")
+            limits += _of_table(metric, table, decide, where)
+    return tuple(limits)
+
+
+def _of_table(metric: str, table: Mapping[str, Any], decide: str, where: str) -> list[Limit]:
+    _check_metric(metric, where)
+    _check_known("key", table, (*_BOUNDS, *_WORDS), where)
+    bounds = [key for key in table if key in _BOUNDS]
+    if not bounds:
+        raise UsageError(f"{where} sets no bound. Give at least one of: {', '.join(_BOUNDS)}.")
+    if ":" in metric and "pair" in table:
+        raise UsageError(f"{where}.pair: a framework's metric has a fixed pair. Leave pair out.")
+    words = {
+        "pair": _choice(table, "pair", _PAIRS, where),
+        "decide": _choice(table, "decide", (VALUE, WHOLE_INTERVAL), where) or decide,
+        "source": _text(table, "source", where),
+        "why": _text(table, "why", where),
+    }
+    for bound in bounds:
+        _check_bound(metric, bound, table[bound], f"{where}.{bound}")
+    return [Limit(metric, bound, float(table[bound]), **words) for bound in bounds]
+
+
+def _check_metric(metric: str, where: str) -> None:
+    from mismatch_cli.diagnosis.diagnose import names as checks
+    from mismatch_cli.frameworks import dialects
+    from mismatch_cli.metrics.gap_table import METRICS
+
+    framework, colon, name = metric.partition(":")
+    if framework == DIAGNOSIS:
+        _check_known("check", [name], (FAULTS, *checks()), where)
+        return
+    try:
+        known = [line.name for line in dialects.lines(framework)] if colon else list(METRICS)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
+    _check_known(
+        f"metric of {framework}" if colon else "metric", [name if colon else metric], known, where
+    )
+
+
+def _check_bound(metric: str, bound: str, threshold: Any, where: str) -> None:
+    if (
+        isinstance(threshold, bool)
+        or not isinstance(threshold, int | float)
+        or not isfinite(threshold)
+    ):
+        raise UsageError(f"{where} is {threshold!r}, but must be a number. Example: max = 0.015")
+    if bound not in ("max", "min") and threshold < 0:
+        raise UsageError(f"{where} is {threshold:g}, but cannot be negative. Use 0 or more.")
+    _check_relative(metric, bound, where)
+
+
+def _check_relative(metric: str, bound: str, where: str) -> None:
+    """A `UsageError` if the metric has nothing that the bound is a multiple of."""
+    from mismatch_cli.limits.assess import LEADING
+    from mismatch_cli.metrics.gap_table import METRICS
+
+    if bound == OF_EXPECTED and metric != LEADING:
+        raise UsageError(f"{where}: what is expected is known of {LEADING} only. Use max or min.")
+    of_catalog = METRICS.get(metric)
+    if of_catalog is None:
+        if bound == OF_FLOOR:
+            raise UsageError(
+                f"{where}: a framework's metric has no noise floor. Use one of: mismatch-cli "
+                "verdict --list mismatch"
+            )
+    elif bound == OF_FLOOR and of_catalog.agreement is None:
+        raise UsageError(
+            f"{where}: {metric} does not measure a gap, so it has no noise floor. Use max or min."
+        )
+    elif bound in FACTORS and of_catalog.signed:
+        raise UsageError(
+            f"{where}: {metric} is signed and may be 0 by chance, so a factor fails. Use max and "
+            "min."
+        )
+
+
+def _check_known(kind: str, names: Iterable[str], known: Sequence[str], where: str) -> None:
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{where}: {unknown(kind, name, known)}")
+
+
+def _choice(table: Mapping[str, Any], key: str, choices: tuple[str, ...], where: str) -> str:
+    if key not in table:
+        return ""
+    if table[key] not in choices:
+        raise UsageError(f"{where}.{key} is {table[key]!r}. Use one of: {', '.join(choices)}.")
+    return str(table[key])
+
+
+def _text(table: Mapping[str, Any], key: str, where: str) -> str:
+    if not isinstance(table.get(key, ""), str):
+        raise UsageError(f"{where}.{key} is {table[key]!r}, but must be text. Put it in quotes.")
+    return table.get(key, "")

@@ -1,0 +1,395 @@
+"""Settings of one trace that are known to cause gaps, likeliest first, each with the commands that
+test it.
+
+A suspect is not a finding: only a measurement of the same prompts without it shows how much of the
+gap it causes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from mismatch_cli.base.errors import suggest
+from mismatch_cli.base.places import BUNDLED_MODEL, bundled, shown
+from mismatch_cli.limits.both_sides import family
+from mismatch_cli.limits.causes import CAUSES, leaves, place
+from mismatch_cli.models.torch_settings import SIXTEEN_BITS, sends_rounded
+
+MODEL = "MODEL"  # placeholder in a command for a model that the manifest does not name
+# Whose traces are of a run that somebody trained elsewhere
+_OF_RUNS = ("record", "import")
+# Formats that only a cache has
+_LOW = re.compile(r"(fp|int|float|nvfp|mxfp|turboquant)_?\d", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A setting known to cause gaps: why, where that was reported and how large, what to set
+    instead, the test.
+    """
+
+    setting: str  # as `compare` names it
+    value: Any
+    why: str
+    source: str
+    seen: str  # how large the gap was elsewhere; empty if nobody says
+    change: str  # what to set instead, as a clause
+    test: tuple[str, ...]  # command lines, in order
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of `suspects` in a JSON document."""
+        return asdict(self) | {"test": list(self.test)}
+
+
+def suspects(
+    manifest: Mapping[str, Any],
+    trace: str = "",
+    pair: str = "mismatch",
+    cleared: Collection[str] = (),
+) -> tuple[Suspect, ...]:
+    """The settings of a trace that are known to cause gaps, in the order of `causes.CAUSES`.
+
+    `manifest` is a trace's, or part of one; `trace` is its path as typed, empty if there is none.
+    `pair` is the gap in question: in `total` the weights differ. `cleared` names settings that a
+    test has cleared.
+    """
+    settings = _Settings(manifest, trace, pair)
+    found = [
+        (rule, rule.setting)
+        for rule in _RULES
+        if rule.setting not in cleared and rule.shows(settings)
+    ]
+    found.sort(key=lambda row: _rank(row[1]))
+    # One rule per setting: the first that applies
+    named = {setting: rule for rule, setting in reversed(found)}
+    return tuple(rule.suspect(settings) for rule, setting in found if named[setting] is rule)
+
+
+def unrecorded(manifest: Mapping[str, Any], pair: str = "mismatch") -> tuple[Suspect, ...]:
+    """Settings that a manifest does not name and that have caused gaps elsewhere, in the same
+    order, without tests.
+    """
+    settings = _Settings(manifest, "", pair)
+    known = {_rank(suspect.setting) for suspect in suspects(manifest, pair=pair)}
+    rules = {_rank(rule.setting): rule for rule in reversed(_RULES) if settings.lacks(rule.setting)}
+    return tuple(
+        replace(rules[n].suspect(settings), value=None, test=())
+        for n in sorted(rules.keys() - known)
+    )
+
+
+def _rank(setting: str) -> int:
+    return place(setting) or len(CAUSES)
+
+
+class _Settings:
+    """A manifest's settings by canonical name; of the trainer at the weights that sampled, if it
+    has one.
+    """
+
+    def __init__(self, manifest: Mapping[str, Any], trace: str, pair: str) -> None:
+        self.trace, self.pair, self.manifest = trace, pair, manifest
+        trainer = manifest.get("recomputed") or manifest.get("trainer") or {}
+        self._values: dict[str, Any] = {}
+        for section in (
+            {"rollout": manifest.get("rollout")},
+            {"trainer": trainer},
+            {"config": manifest.get("config")},
+        ):
+            for name, content in section.items():
+                for path, value in leaves(name, content or {}):
+                    self._values.setdefault(path, value)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values.get(name)
+
+    def lacks(self, name: str) -> bool:
+        """Whether the manifest omits a setting; never for which weights there are, which only a
+        trace shows.
+        """
+        if (
+            name == "rollout.logprobs_mode"
+            and self["config.sampling.temperature"] == 1
+            and not self.truncates
+        ):
+            return False  # raw and processed are the same
+        return (
+            name not in ("equal_weights", "rollout.model", "trainer.rounded_weights")
+            and self[name] is None
+        )
+
+    @property
+    def asked_of_engine(self) -> Mapping[str, Any]:
+        return self.manifest.get("config", {}).get("engine_args") or {}
+
+    @property
+    def truncates(self) -> bool:
+        off = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        return any(
+            self[f"config.sampling.{name}"] not in (None, value, -1) for name, value in off.items()
+        )
+
+    @property
+    def temperature(self) -> float:
+        told = self["config.sampling.temperature"]
+        return 1.0 if told is None else float(told)
+
+    @property
+    def model(self) -> tuple[str, ...]:
+        """The model that sampled, as you type it: nothing for the bundled one."""
+        name = str(self["rollout.model"] or self["trainer.model"] or MODEL)
+        return () if name in (BUNDLED_MODEL, str(bundled("model"))) else (str(shown(name)),)
+
+    @property
+    def scorer(self) -> tuple[str, ...]:
+        """The model with the weights that sampled, as you type it: a run that trains has moved on
+        from the one that it names.
+        """
+        trains = self.was_trained or self.manifest.get("command") in _OF_RUNS
+        return (MODEL,) if trains else self.model
+
+    @property
+    def can_be_repeated(self) -> bool:
+        """Whether `probe --like` can repeat the sampling of this trace."""
+        return (
+            bool(self.trace)
+            and self.manifest.get("command", "probe") == "probe"
+            and "flags" in self.manifest
+        )
+
+    @property
+    def was_trained(self) -> bool:
+        """Whether the trace is from a training run, in which weights are sent to the engine."""
+        return "training" in self.manifest or self.manifest.get("command") == "train"
+
+    @property
+    def is_served(self) -> bool:
+        return bool(self["rollout.engine"] == "server")
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """When a setting is a suspect, what to set instead, and the flags that do so.
+
+    `probe` holds flags to sample again with, `as_it_is` flags that repeat the present settings,
+    `rescore` flags to score the same tokens again with; without any of them the test is `diagnose`
+    on the trace as it is.
+    """
+
+    setting: str
+    shows: Callable[[_Settings], bool]
+    change: str
+    probe: tuple[str, ...] = ()
+    as_it_is: Callable[[Any], tuple[str, ...]] = lambda _: ()
+    rescore: Callable[[_Settings], tuple[str, ...]] | None = None
+    value: Callable[[_Settings], Any] | None = None
+
+    def suspect(self, settings: _Settings) -> Suspect:
+        cause = CAUSES[_rank(self.setting) - 1]
+        value = self.value(settings) if self.value else settings[self.setting]
+        return Suspect(
+            self.setting,
+            shown(value),
+            cause.why,
+            cause.source,
+            cause.seen,
+            self.change,
+            self._test(settings, value),
+        )
+
+    def _test(self, settings: _Settings, value: Any) -> tuple[str, ...]:
+        if self.rescore is not None:
+            flags = self.rescore(settings)
+            return _scored_again(settings, flags) if settings.trace else _probed(settings, flags)
+        if self.probe:
+            return _sampled_again(settings, self.probe, self.as_it_is(value))
+        return (suggest("diagnose", settings.trace),) if settings.trace else ()
+
+
+def _scored_again(settings: _Settings, flags: tuple[str, ...]) -> tuple[str, ...]:
+    known = (
+        settings.manifest.get("command") in ("probe", "curate", "rescore") or not settings.scorer
+    )
+    named = () if known or "--trainer-model" in flags else ("--trainer-model", *settings.scorer)
+    folder = _folder(flags)
+    return (
+        suggest("rescore", Path(settings.trace), *named, *flags, "--output", folder),
+        suggest("compare", Path(settings.trace), folder),
+    )
+
+
+def _probed(settings: _Settings, flags: tuple[str, ...]) -> tuple[str, ...]:
+    """The same flags in new runs, as there is no trace to score again."""
+    return () if "--trainer-model" in flags else _sampled_again(settings, flags, ())
+
+
+def _sampled_again(
+    settings: _Settings, flags: tuple[str, ...], as_it_is: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Both runs if the first cannot be repeated; a server's settings are changed on the server."""
+    folder = _folder(flags)
+    flags = () if settings.is_served else flags
+    if settings.can_be_repeated:
+        probe = suggest("probe", "--like", Path(settings.trace), *flags, "--output", folder)
+        return probe, suggest("compare", Path(settings.trace), folder)
+    model = settings.model
+    return (
+        suggest("probe", *model, *_with_dtypes(settings, as_it_is), "--output", "as-it-is"),
+        suggest("probe", *model, *_with_dtypes(settings, flags), "--output", folder),
+        suggest("compare", "as-it-is", folder),
+    )
+
+
+def _with_dtypes(settings: _Settings, flags: tuple[str, ...]) -> tuple[str, ...]:
+    """Flags, after those for the recorded dtypes that they do not set: a run of its own would
+    take the checkpoint's.
+    """
+    dtypes = {"--rollout-dtype": "rollout.dtype", "--trainer-dtype": "trainer.dtype"}
+    kept = [(flag, str(settings[name])) for flag, name in dtypes.items() if settings[name]]
+    return (*chain.from_iterable(pair for pair in kept if pair[0] not in flags), *flags)
+
+
+def _folder(flags: tuple[str, ...]) -> str:
+    """A name for a run folder, from flags: `kv-auto`, `float32`, `max-num-seqs-1`."""
+    words = (word for flag in flags for word in re.split(r"[^a-z0-9]+", Path(flag).name.lower()))
+    return (
+        "-".join(dict.fromkeys(word for word in words if word and word not in _FILLERS)) or "other"
+    )
+
+
+def _flag(name: str) -> Callable[[Any], tuple[str, ...]]:
+    return lambda value: (name, str(value))
+
+
+def _argument(name: str, value: str) -> tuple[str, str]:
+    return "--engine-arg", f"{name}={value}"
+
+
+def _low_cache(s: _Settings) -> bool:
+    cache = str(s["rollout.kv_cache_dtype"] or "")
+    return cache not in ("", "auto", s["rollout.dtype"], "float32", *SIXTEEN_BITS) and bool(
+        _LOW.search(cache)
+    )
+
+
+def _on_gpu(s: _Settings) -> bool:
+    return s["rollout.engine"] == "vllm" and s["rollout.device"] not in (None, "cpu")
+
+
+def _dtypes(s: _Settings) -> tuple[Any, Any]:
+    return s["rollout.dtype"], s["trainer.dtype"]
+
+
+# Left out of folder names
+_FILLERS = ("engine", "arg", "cache", "dtype", "rollout", "trainer", "enable", "disable")
+_FLOAT32 = ("--rollout-dtype", "float32", "--trainer-dtype", "float32")
+_SIXTEEN = ("--rollout-dtype", "bfloat16", "--trainer-dtype", "bfloat16")
+# fmt: off
+_RULES = (
+    _Rule("rollout.logprobs_mode",
+          lambda s: str(s["rollout.logprobs_mode"]).startswith("raw") and (s.temperature != 1 or s.truncates),
+          "processed_logprobs",
+          ("--temperature", "1", "--top-p", "1", "--top-k", "0", "--min-p", "0")),
+    _Rule("config.sampling.temperature",
+          lambda s: s.temperature != 1 and s["rollout.logprobs_mode"] is None,
+          "the sampling temperature on both sides"),
+    _Rule("config.sampling.top_p", lambda s: s.truncates,
+          "full support: top-p 1, top-k off, min-p 0",
+          ("--top-p", "1", "--top-k", "0", "--min-p", "0"),
+          value=lambda s: {name: s[f"config.sampling.{name}"] for name in ("top_p", "top_k",
+                                                                           "min_p")}),
+    _Rule("rollout.adapter", lambda s: bool(s["rollout.adapter"]) and not s["trainer.adapter"],
+          "the adapter on both sides",
+          rescore=lambda s: ("--trainer-adapter", str(shown(s["rollout.adapter"])))),
+    _Rule("trainer.adapter", lambda s: bool(s["trainer.adapter"]) and bool(s["rollout.engine"])
+          and not s["rollout.adapter"],
+          "the adapter on both sides, or on neither",
+          rescore=lambda s: ("--trainer-model", *(s.scorer or (MODEL,)))),
+    _Rule("equal_weights", lambda s: s.pair == "total", "log π at the weights that sampled",
+          rescore=lambda s: ("--trainer-model", *(s.scorer or (str(shown(str(bundled("model")))),)),
+                             "--keep-trainer"),
+          value=lambda _: False),
+    _Rule("rollout.quantization", lambda s: bool(s.asked_of_engine.get("quantization")),
+          "unquantised weights",
+          _argument("quantization", "null"), lambda value: _argument("quantization", str(value))),
+    _Rule("rollout.quantization", lambda s: bool(s["rollout.quantization"]),
+          "an unquantised checkpoint",
+          (), rescore=None),
+    _Rule("rollout.kv_cache_dtype", _low_cache, "auto: a cache in the dtype of the weights",
+          ("--kv-cache-dtype", "auto"), _flag("--kv-cache-dtype")),
+    _Rule("rollout.num_experts",
+          lambda s: s["trainer.routes"] == "own" and bool(s["rollout.router_layers"])
+          and set(_dtypes(s)) & set(SIXTEEN_BITS) != set(),
+          "the rollout's routes in the trainer (routing replay)", ("--replay-routes",)),
+    _Rule("rollout.num_experts",
+          lambda s: family(s.manifest) == "moe" and s["trainer.routes"] != "replayed"
+          and set(_dtypes(s)) & set(SIXTEEN_BITS) != set(),
+          "the rollout's routes in the trainer (routing replay); float32 shows what flips cause",
+          _FLOAT32,
+          lambda _: _SIXTEEN,
+          value=lambda s: s["rollout.num_experts"] or s["trainer.num_experts"] or "moe"),
+    _Rule("trainer.rounded_weights",
+          lambda s: s.was_trained and sends_rounded(s["trainer.dtype"], s["rollout.dtype"]),
+          "the trainer's dtype in the engine, or log π with rounded weights",
+          rescore=lambda s: ("--trainer-dtype", str(s["rollout.dtype"])),
+          value=lambda s: s["rollout.dtype"]),
+    _Rule("trainer.dtype", lambda s: None not in _dtypes(s) and len(set(_dtypes(s))) > 1,
+          "one dtype on both sides",
+          rescore=lambda s: ("--trainer-dtype", str(s["rollout.dtype"]))),
+    _Rule("rollout.dtype", lambda s: s["rollout.dtype"] in SIXTEEN_BITS,
+          "float32 on both sides, or float16",
+          _FLOAT32, lambda value: ("--rollout-dtype", str(value), "--trainer-dtype", str(value))),
+    _Rule("trainer.head_dtype",
+          lambda s: s["trainer.head_dtype"] in SIXTEEN_BITS and s["rollout.engine"] == "vllm",
+          "a float32 LM head on both sides",
+          ("--float32-head", *_argument("hf_overrides", '{"head_dtype": "float32"}'))),
+    _Rule("trainer.head_dtype", lambda s: s["trainer.head_dtype"] in SIXTEEN_BITS,
+          "a float32 LM head on both sides",
+          rescore=lambda _: ("--float32-head",)),
+    _Rule("trainer.attn_implementation", lambda s: bool(s["trainer.attention_leaves_out"]),
+          "eager attention",
+          rescore=lambda _: ("--attn", "eager")),
+    _Rule("rollout.hf_overrides", lambda s: "rope" in str(s.asked_of_engine.get("hf_overrides")),
+          "the same RoPE on both sides", _argument("hf_overrides", "null"),
+          value=lambda s: str(s.asked_of_engine.get("hf_overrides"))),
+    _Rule("rollout.cascade_attention",
+          lambda s: bool(s["rollout.cascade_attention"]) and _on_gpu(s),
+          "no cascade attention", _argument("disable_cascade_attn", "true")),
+    _Rule("rollout.attention_backend", lambda s: bool(s["rollout.attention_backend"]) and _on_gpu(s)
+          and s["rollout.attention_backend"] != "TRITON_ATTN",
+          "a different attention backend", _argument("attention_backend", "TRITON_ATTN"),
+          lambda value: _argument("attention_backend", str(value))),
+    _Rule("rollout.prefix_caching", lambda s: bool(s["rollout.prefix_caching"])
+          and s.was_trained,
+          "a prefix cache reset after every update"),
+    _Rule("rollout.speculative_config", lambda s: bool(s.asked_of_engine.get("speculative_config")),
+          "no speculative decoding", _argument("speculative_config", "null"),
+          value=lambda s: str(s.asked_of_engine.get("speculative_config"))),
+    _Rule("rollout.chunked_prefill", lambda s: bool(s["rollout.chunked_prefill"]),
+          "prefill in one pass",
+          _argument("enable_chunked_prefill", "false"),
+          lambda _: _argument("enable_chunked_prefill", "true")),
+    _Rule("rollout.enforce_eager", lambda s: s["rollout.enforce_eager"] is False,
+          "no graphs, no compilation",
+          ("--eager",), lambda _: ("--compiled",)),
+    _Rule("trainer.adapter_merged",
+          lambda s: bool(s["trainer.adapter_merged"]) and s["trainer.dtype"] in SIXTEEN_BITS,
+          "an unmerged adapter", rescore=lambda _: ("--no-merge-adapter",)),
+    _Rule("rollout.tensor_parallel_size", lambda s: (s["rollout.tensor_parallel_size"] or 1) > 1,
+          "one GPU",
+          ("--tensor-parallel", "1"), _flag("--tensor-parallel")),
+    _Rule("rollout.max_num_seqs", lambda s: (s["rollout.max_num_seqs"] or 1) > 1 and _on_gpu(s),
+          "one response at a time, or batch-invariant kernels (VLLM_BATCH_INVARIANT=1)",
+          _argument("max_num_seqs", "1"), lambda value: _argument("max_num_seqs", str(value))),
+    _Rule("rollout.model",
+          lambda s: s.pair != "total" and bool(s["rollout.model"] and s["trainer.model"])
+          and Path(str(s["rollout.model"])).name != Path(str(s["trainer.model"])).name,
+          "the weights that sampled, in the trainer as well",
+          rescore=lambda s: ("--trainer-model", *(s.scorer or (MODEL,)))),
+)
+# fmt: on

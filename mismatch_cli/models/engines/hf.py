@@ -1,0 +1,484 @@
+"""The Hugging Face engine: `generate` with the trainer's own code, in any dtype; needs no vLLM."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from mismatch_cli.base.errors import MismatchError, UsageError
+from mismatch_cli.models.adapters import put_on, read_adapter, state_below
+from mismatch_cli.models.attention import attention_facts
+from mismatch_cli.models.engines import (
+    EngineSettings,
+    Forced,
+    Request,
+    Shapes,
+    Sink,
+    Told,
+    token_counter,
+)
+from mismatch_cli.models.engines._checks import check_known
+from mismatch_cli.models.engines._hf_replay import Forcing, read_at_once
+from mismatch_cli.models.loading import load_causal_lm
+from mismatch_cli.models.positions import first_context
+from mismatch_cli.models.weights_note import weights_facts
+from mismatch_cli.rules.batch import Rollout
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from mismatch_cli.base.sampling import SamplingSettings
+    from mismatch_cli.models.dissection.engine_pass import EnginePass
+    from mismatch_cli.models.routers import Routers
+
+REMOTE, TAKES_WEIGHTS, MEMORY_SHARE, RETURNS_ROUTES = False, True, None, True
+REPLAYS = PREFILLS = OPEN = True
+_ARGUMENTS = {
+    "batch_size": 64,
+    "attn_implementation": None,
+    "device_map": None,
+    "max_model_len": None,
+}
+
+
+def check(settings: EngineSettings) -> None:
+    """A `UsageError` for an `--engine-arg` that is not one of `_ARGUMENTS`."""
+    unknown = sorted(set(settings.extra) - set(_ARGUMENTS))
+    if unknown:
+        raise UsageError(
+            f"--engine hf has no argument {', '.join(unknown)}. It takes: "
+            f"{', '.join(sorted(_ARGUMENTS))}."
+        )
+
+
+def create(settings: EngineSettings) -> HfEngine:
+    """Load the model for generation."""
+    check(settings)
+    arguments = _ARGUMENTS | settings.extra
+    model = load_causal_lm(
+        settings.model,
+        dtype=settings.dtype,
+        attn_implementation=arguments["attn_implementation"],
+        device_map=arguments["device_map"],
+    )
+    if settings.adapter is not None:
+        model = put_on(model, read_adapter(settings.adapter), merge=False)
+    return HfEngine(
+        model,
+        settings,
+        batch_size=int(arguments["batch_size"]),
+        max_model_len=arguments["max_model_len"],
+    )
+
+
+def full_bytes(vocabulary: int, tokens: int) -> int:  # noqa: ARG001 - each token is passed on before the next
+    """Memory for the full distributions of a response: one float32 row."""
+    return 4 * vocabulary
+
+
+class HfEngine:
+    """A loaded causal LM that samples in batches of a fixed size, in the order of the requests.
+
+    Each batch has its own seed, made from the seeds of its requests: a shard's numbers depend only
+    on the shard.
+    """
+
+    def __init__(
+        self, model: Any, settings: EngineSettings, batch_size: int, max_model_len: int | None
+    ) -> None:
+        self._model = model
+        self._stop_ids = _as_set(model.generation_config.eos_token_id) | _as_set(
+            model.config.eos_token_id
+        )
+        self._settings = settings
+        self._batch_size = batch_size
+        context = first_context(model.config) or int(
+            getattr(model.config, "max_position_embeddings", 2**31)
+        )
+        self._max_model_len = max_model_len or context
+        self._routers = _routers(model, settings)
+
+    @property
+    def max_model_len(self) -> int:
+        return self._max_model_len
+
+    def sample(
+        self, requests: Sequence[Request], on_finished: Callable[[int], None]
+    ) -> list[Rollout]:
+        return self.sample_full(requests, (), on_finished)
+
+    def sample_full(
+        self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: Callable[[int], None]
+    ) -> list[Rollout]:
+        """Makes the same batches with or without sinks: every step has the full distribution
+        anyway.
+        """
+        rollouts: list[Rollout] = []
+        for start in range(0, len(requests), self._batch_size):
+            batch = requests[start : start + self._batch_size]
+            sink_of = dict(enumerate(sinks[start : start + len(batch)]))
+            most = max(map(self._wanted, batch))
+            kinds = [(min(most, self._room(request)), self._sampling(request)) for request in batch]
+
+            def of_kind(
+                rows: list[int], batch: Any = batch, sink_of: dict[int, Sink] = sink_of
+            ) -> list[Rollout]:
+                wanting = {i: sink_of[row] for i, row in enumerate(rows) if row in sink_of}
+                return self._sample_batch([batch[row] for row in rows], wanting, on_finished)
+
+            rollouts += _by_kind(kinds, of_kind)
+            on_finished(len(batch))
+        return rollouts
+
+    def pass_over(self, token_ids: list[int]) -> AbstractContextManager[EnginePass]:
+        from mismatch_cli.models.engines._hf_modules import pass_over
+
+        return pass_over(self._model, token_ids, self._settings.sampling)
+
+    def replay(
+        self,
+        responses: Sequence[Forced],
+        on_finished: Told,
+        *,
+        alone: bool = False,
+        cached: bool = True,  # noqa: ARG002
+    ) -> list[Rollout]:
+        """In the batches of `sample` for requests without their own limits; there is no prefix
+        cache to read.
+        """
+        check_known([response.response_ids for response in responses], self._vocabulary)
+        rollouts: list[Rollout] = []
+        size = 1 if alone else self._batch_size
+        for start in range(0, len(responses), size):
+            batch = responses[start : start + size]
+            rooms = [max(self._room(Request(r.prompt_ids, 0)), len(r.response_ids)) for r in batch]
+
+            def of_kind(rows: list[int], batch: Any = batch) -> list[Rollout]:
+                return self._replay_batch([batch[row] for row in rows])
+
+            rollouts += _by_kind([(room, None) for room in rooms], of_kind)
+            on_finished(len(batch))
+        return rollouts
+
+    def prefill(self, responses: Sequence[Forced], on_finished: Told) -> list[np.ndarray]:
+        check_known([response.response_ids for response in responses], self._vocabulary)
+        logps = []
+        for response in responses:
+            logps.append(read_at_once(self._model, response, self._settings.sampling))
+            on_finished(1)
+        return logps
+
+    def load_weights(self, model: Any) -> None:
+        from mismatch_cli.models.sharding import fill, whole_state
+
+        weights = whole_state(model)
+        for name, own in self._model.state_dict().items():
+            fill(own, weights[name])  # one at a time: each may have to be gathered
+
+    def weights(self, plain: Shapes | None = None) -> Iterator[tuple[str, torch.Tensor]]:  # noqa: ARG002
+        from mismatch_cli.models.sharding import saved_by_layer
+
+        return saved_by_layer(self._model, state_below(self._model))
+
+    def describe(self) -> dict[str, Any]:
+        import transformers
+
+        return {
+            "engine": "hf",
+            "version": transformers.__version__,
+            "model": self._settings.model,
+            "architecture": type(self._model).__name__,
+            "dtype": str(self._model.dtype).removeprefix("torch."),
+            "kv_cache_dtype": str(self._model.dtype).removeprefix("torch."),
+            "attention_backend": self._model.config._attn_implementation,
+            **attention_facts(self._model),
+            **weights_facts(self._model.config),
+            "batch_size": self._batch_size,
+            "max_model_len": self.max_model_len,
+            "device": self._model.device.type,
+            "seed": self._settings.seed,
+            **_experts(self._model, self._routers is not None),
+        }
+
+    def close(self) -> None:
+        import torch
+
+        del self._model
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _sample_batch(
+        self, batch: Sequence[Request], sinks: dict[int, Sink], on_finished: Told
+    ) -> list[Rollout]:
+        import torch
+
+        settings = replace(self._settings, sampling=self._sampling(batch[0]))
+        recorder = _Recorder(
+            settings, self._stop_ids, sinks, self._routers, token_counter(on_finished)
+        )
+        torch.manual_seed(batch[0].seed)
+        config = self._generation_config(max_new_tokens=max(map(self._wanted, batch)))
+        sampled = self._generate([r.prompt_ids for r in batch], recorder, recorder, config)
+        ids = [
+            self._until_stop(row[: self._wanted(r)]) for row, r in zip(sampled, batch, strict=True)
+        ]
+        return [recorder.rollout(row, r.prompt_ids, ids[row]) for row, r in enumerate(batch)]
+
+    def _replay_batch(self, batch: Sequence[Forced]) -> list[Rollout]:
+        recorder = _Recorder(self._settings, self._stop_ids, {}, self._routers)
+        config = self._generation_config(
+            max_new_tokens=max(len(r.response_ids) for r in batch), forced=True
+        )
+        forcing = Forcing(recorder, batch, filler=config.pad_token_id)
+        self._generate([r.prompt_ids for r in batch], recorder, forcing, config)
+        return [recorder.rollout(row, r.prompt_ids, r.response_ids) for row, r in enumerate(batch)]
+
+    def _generate(
+        self, prompts: list[list[int]], recorder: _Recorder, processor: Any, config: Any
+    ) -> list[list[int]]:
+        """The tokens that follow each prompt; `processor` decides what can be drawn, and calls
+        the recorder.
+        """
+        import torch
+
+        longest = max(map(len, prompts))
+        input_ids, attention_mask = _left_pad(prompts, longest, self._model.device)
+        with torch.inference_mode():
+            sequences = self._model.generate(
+                input_ids,
+                attention_mask=attention_mask,
+                generation_config=config,
+                logits_processor=[processor],
+            )
+            recorder.record(sequences[:, -1])
+        new: list[list[int]] = sequences[:, longest:].tolist()
+        return new
+
+    def _until_stop(self, ids: list[int]) -> list[int]:
+        """The ids up to and including the first stop token."""
+        stop = next((i for i, token in enumerate(ids) if token in self._stop_ids), len(ids))
+        return ids[: stop + 1]
+
+    def _generation_config(self, max_new_tokens: int, forced: bool = False) -> Any:
+        """Plain sampling; the model's own defaults (penalties, min-p, …) must not touch the
+        distribution.
+
+        With forced tokens nothing is drawn, and no token ends a row. `generate` fills unset values
+        from `model.generation_config`, so this replaces that too.
+        """
+        from transformers import GenerationConfig
+
+        config = GenerationConfig(
+            do_sample=not forced,
+            temperature=1.0,
+            top_k=None if forced else 0,
+            top_p=1.0,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=None if forced else sorted(self._stop_ids) or None,
+            # Fills rows that have ended; cut off later
+            pad_token_id=min(self._stop_ids, default=0),
+        )
+        self._model.generation_config = config
+        return config
+
+    @property
+    def _vocabulary(self) -> int:
+        return int(self._model.get_input_embeddings().num_embeddings)
+
+    def _sampling(self, request: Request) -> SamplingSettings:
+        return request.sampling or self._settings.sampling
+
+    def _room(self, request: Request) -> int:
+        """The most tokens that its row may have, by its sampling's limit and the context."""
+        return min(self._sampling(request).max_tokens, self.max_model_len - len(request.prompt_ids))
+
+    def _wanted(self, request: Request) -> int:
+        """The number of tokens in its row that are this request's: it may end before the others
+        of its batch.
+        """
+        return min(request.longest(self._settings.sampling), self._room(request))
+
+
+class _Recorder:
+    """The last logits processor: applies the sampler's settings and records, step by step, log μ of
+    the sampled tokens.
+
+    `generate` would keep the scores of every step (batch × steps × vocabulary); this keeps one step
+    at a time.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        stop_ids: set[int],
+        sinks: dict[int, Sink],
+        routers: Routers | None,
+        on_tokens: Callable[[int], None] | None = None,
+    ) -> None:
+        self._sampling, self._top_k = settings.sampling, settings.top_logprobs
+        self._stop_ids = stop_ids
+        self._routers, self._on_tokens = routers, on_tokens
+        self._running_B: torch.Tensor | None = None  # rows that have not drawn a stop token
+        # Of the prompts, then one token at a time: [B, tokens, M, K]
+        self._routes: list[torch.Tensor] = []
+        self._sinks = dict(sinks)  # row → the sink of its distributions, until it ends
+        self._pending: torch.Tensor | None = None
+        self._logp: list[torch.Tensor] = []
+        self._rank: list[torch.Tensor] = []
+        self._topk: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores_BV: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        if self._pending is not None:
+            self.record(input_ids[:, -1])
+        if self._routers is not None:
+            chosen_NMK, _ = self._routers.choices()
+            self._routes.append(
+                chosen_NMK.unflatten(0, (len(input_ids), -1)).to("cpu", torch.int16)
+            )
+        processed_BV = self._sampling.process(scores_BV)
+        self._pending = processed_BV.log_softmax(dim=-1)
+        if self._pending[:, 0].isnan().any():  # one NaN logit makes the whole row NaN
+            raise MismatchError(
+                "The engine's logits are NaN: its weights are broken, or its precision "
+                "overflows. Try another --rollout-dtype."
+            )
+        return processed_BV
+
+    def record(self, sampled_B: torch.Tensor) -> None:
+        """Record log μ of these tokens; `generate` does not call the processor after its last
+        step.
+        """
+        logp_BV = self._pending
+        assert logp_BV is not None
+        logp_B1 = logp_BV.gather(1, sampled_B[:, None])
+        self._logp.append(logp_B1[:, 0].cpu())
+        self._rank.append(((logp_BV > logp_B1).sum(1) + 1).int().cpu())
+        if self._top_k:
+            values, ids = logp_BV.topk(self._top_k, dim=-1)
+            self._topk.append((values.cpu(), ids.int().cpu()))
+        if self._on_tokens is not None:  # counting waits for the device
+            self._on_tokens(self._count(sampled_B))
+        for row, sink in list(self._sinks.items()):
+            sink(logp_BV[row].cpu().numpy())
+            if int(sampled_B[row]) in self._stop_ids:
+                del self._sinks[row]
+
+    def _count(self, sampled_B: torch.Tensor) -> int:
+        """How many rows had not drawn a stop token before these tokens."""
+        import torch
+
+        running_B = (
+            torch.ones_like(sampled_B, dtype=torch.bool)
+            if self._running_B is None
+            else self._running_B
+        )
+        stops = torch.tensor(sorted(self._stop_ids), device=sampled_B.device)
+        self._running_B = running_B & ~torch.isin(sampled_B, stops)
+        return int(running_B.sum())
+
+    def rollout(self, row: int, prompt_ids: list[int], ids: list[int]) -> Rollout:
+        """The response of one row, with these tokens."""
+        import numpy as np
+
+        length = len(ids)
+        return Rollout(
+            prompt_ids=prompt_ids,
+            response_ids=ids,
+            logp_rollout_T=np.array(
+                [step[row].item() for step in self._logp[:length]], dtype=np.float32
+            ),
+            rank_rollout_T=np.array(
+                [step[row].item() for step in self._rank[:length]], dtype=np.int32
+            ),
+            topk_ids_TK=_stack(ids_BK[row] for _, ids_BK in self._topk[:length]),
+            topk_logp_rollout_TK=_stack(values_BK[row] for values_BK, _ in self._topk[:length]),
+            finish_reason="stop" if ids[-1] in self._stop_ids else "length",
+            routes_FMK=self._routes_of(row, len(prompt_ids), length),
+        )
+
+    def _routes_of(self, row: int, prompt: int, length: int) -> np.ndarray | None:
+        """Routes of the prompt, at the end of its padded row, and of every response token that
+        was fed.
+        """
+        import torch
+
+        if not self._routes:
+            return None
+        steps = [step_BLMK[row] for step_BLMK in self._routes[:length]]
+        return torch.cat([steps[0][-prompt:], *steps[1:]]).numpy().view("uint16")
+
+
+def _by_kind(
+    kinds: Sequence[tuple[int, Any]], rollouts_of: Callable[[list[int]], list[Rollout]]
+) -> list[Rollout]:
+    """The rows of a batch, kind by kind: a row with less room must not run past the end of the
+    context.
+    """
+    found: dict[int, Rollout] = {}
+    for wanted in sorted(dict.fromkeys(kinds), key=lambda kind: kind[0]):
+        rows = [row for row, kind in enumerate(kinds) if kind == wanted]
+        found |= zip(rows, rollouts_of(rows), strict=True)
+    return [found[row] for row in range(len(kinds))]
+
+
+def _experts(model: Any, recorded: bool) -> dict[str, Any]:
+    """For the manifest: the experts of a mixture, and the layers whose choices are recorded."""
+    from mismatch_cli.models.routers import Routers
+
+    routers = Routers.of(model)
+    found = {} if routers is None else routers.describe()
+    return {name: value for name, value in found.items() if recorded or name != "router_layers"}
+
+
+def _routers(model: Any, settings: EngineSettings) -> Routers | None:
+    """The routers whose choices to record; a `MismatchError` if they were requested and cannot
+    be read.
+    """
+    from mismatch_cli.models.routers import Routers
+
+    if settings.routes is False:
+        return None
+    routers = Routers.proven(model)
+    if routers is None and settings.routes:
+        raise MismatchError(
+            f"{settings.model} has no routers whose choices can be read. Leave out --routes and "
+            "--replay-routes."
+        )
+    return routers
+
+
+def _stack(rows: Any) -> np.ndarray | None:
+    import torch
+
+    rows = list(rows)
+    return torch.stack(rows).numpy() if rows else None
+
+
+def _left_pad(
+    prompts: list[list[int]], length: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    import torch
+
+    ids = torch.zeros(len(prompts), length, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, length - len(prompt) :] = torch.tensor(prompt)
+        mask[row, length - len(prompt) :] = 1
+    return ids.to(device), mask.to(device)
+
+
+def _as_set(token_ids: int | list[int] | None) -> set[int]:
+    return (
+        set()
+        if token_ids is None
+        else {token_ids}
+        if isinstance(token_ids, int)
+        else set(token_ids)
+    )

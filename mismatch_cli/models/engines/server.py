@@ -1,0 +1,323 @@
+"""A running OpenAI-compatible vLLM server: requests in parallel, to a server that may go away
+and come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mismatch_cli.base import custom_code
+from mismatch_cli.base.errors import MismatchError, UsageError, first_line
+from mismatch_cli.models.engines import Engine, EngineSettings, Forced, Request, Told
+from mismatch_cli.models.engines._checks import check_known
+from mismatch_cli.models.engines._server_facts import (
+    Served,
+    check_mode,
+    check_top_logprobs,
+    find_served,
+    measure_mode,
+    read_settings,
+)
+from mismatch_cli.models.engines._server_http import Address, Server, base_url
+from mismatch_cli.models.engines._server_prefill import check_as_it_comes, prefilled
+from mismatch_cli.models.engines._server_rollout import Completions
+from mismatch_cli.models.engines._server_transfer import TransferredWeights, check_possible
+from mismatch_cli.models.engines._server_weights import (
+    SharedWeights,
+    Weights,
+    check_same_weights,
+    told_checksums,
+    told_version,
+)
+from mismatch_cli.models.loading import check_model_folder, load_config
+from mismatch_cli.processes.ranks import World
+from mismatch_cli.rules.batch import Rollout
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Asked = TypeVar("Asked", Request, Forced)
+Answer = TypeVar("Answer")
+
+REMOTE, TAKES_WEIGHTS, MEMORY_SHARE = True, True, None
+PREFILLS = True  # but not REPLAYS: a server draws its tokens itself
+_ATTEMPTS = 3  # at sampling a batch while the server restarts
+_ADDRESS = ("concurrency", "timeout", "patience")
+_ARGUMENTS = ("url", "served_model", "max_model_len", *_ADDRESS)
+_PATIENCE_AT_START, _FOR_THE_LIST = 3.0, 5.0  # a wrong URL should fail at once
+# Seconds for the next answers of a server that may be busy, unless `timeout` is set
+_FIRST_ANSWER = 60.0
+
+
+def check(settings: EngineSettings) -> None:
+    """A `UsageError` for settings that are fixed when the server starts, or that a server needs
+    and lacks.
+    """
+    unknown = sorted(set(settings.extra) - set(_ARGUMENTS))
+    if unknown:
+        raise UsageError(
+            f"--engine server cannot set {', '.join(unknown)}: set that when you start the server. "
+            f"It takes: {', '.join(_ARGUMENTS)}."
+        )
+    if settings.dtype != "auto":
+        raise UsageError(
+            f"--rollout-dtype {settings.dtype} is set when you start the server. Leave it out."
+        )
+    if not settings.extra.get("url"):
+        raise UsageError(
+            "--engine server needs --engine-url, such as --engine-url http://localhost:8000"
+        )
+    if settings.adapter is not None and not settings.extra.get("served_model"):
+        raise UsageError(
+            "A server loads its adapters itself (vllm serve --enable-lora --lora-modules "
+            "NAME=PATH). Give the adapter's name on the server: --served-model NAME."
+        )
+
+
+def create(settings: EngineSettings) -> Engine:
+    """Check the servers, and measure whether their log-probs are those of the distribution that
+    they sample from.
+
+    Several URLs, separated by commas, are dealt to the ranks; a rank with several spreads its
+    requests over them.
+    """
+    check(settings)
+    check_model_folder(settings.model)
+    given = {name: settings.extra[name] for name in _ADDRESS if name in settings.extra}
+    urls = list(
+        dict.fromkeys(base_url(url.strip()) for url in str(settings.extra["url"]).split(","))
+    )
+    world, folder = settings.world, settings.weights_folder
+    weights: Weights | None = None
+    if settings.weight_transfer == "nccl":
+        check_possible()
+        weights = TransferredWeights([Address(url, **given) for url in urls], world, settings.say)
+    elif folder is not None:
+        weights = SharedWeights(folder, world)
+    dealt = urls[world.rank :: world.size] or [urls[world.rank % len(urls)]]
+    engines = [
+        ServerEngine(settings, Address(url, **given), weights, speaks=world.rank < len(urls))
+        for url in dealt
+    ]
+    return Servers(engines, weights, world)
+
+
+class ServerEngine:
+    """A server that runs, serves the model, and reports log μ; it is checked again after every
+    shard.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        address: Address,
+        weights: Weights | None = None,
+        speaks: bool = True,
+    ) -> None:
+        """`speaks`: whether this rank, among those that share the server, gives it its weights."""
+        self._settings = settings
+        self._address = address
+        self._weights, self._speaks = weights, speaks
+        self.url, self.checksums = address.url, dict[str, str]()
+        self._vocabulary = _vocabulary(settings.model)
+        self._served, self._mode, self._told = asyncio.run(self._look())
+
+    @property
+    def max_model_len(self) -> int:
+        return self._served.context
+
+    def sample(
+        self, requests: Sequence[Request], on_finished: Callable[[int], None]
+    ) -> list[Rollout]:
+        sampling, top_logprobs = self._settings.sampling, self._settings.top_logprobs
+        return asyncio.run(
+            self._asked(lambda server: server.sample(requests, sampling, top_logprobs, on_finished))
+        )
+
+    def prefill(self, responses: Sequence[Forced], on_finished: Told) -> list[np.ndarray]:
+        check_as_it_comes(self._settings.sampling)
+        check_known([response.response_ids for response in responses], self._vocabulary)
+        return asyncio.run(self._asked(lambda server: prefilled(server, responses, on_finished)))
+
+    def take_over(self) -> None:
+        """Have the server load the published weights, and ask for their checksums."""
+        if self._speaks:
+            asyncio.run(self._take_over())
+
+    async def _take_over(self) -> None:
+        assert self._weights is not None
+        async with Server(self._address, self._settings.say) as server:
+            await self._weights.give(server, self.url)
+        async with Server(replace(self._address, patience=0), self._settings.say) as server:
+            self.checksums = await told_checksums(server)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "engine": "server",
+            "version": self._served.version,
+            "model": self._served.model,
+            "served_model": self._served.name,
+            **self._told,
+            "max_model_len": self._served.context,
+            "logprobs_mode": self._mode,
+            "concurrency": self._address.concurrency,
+            "seed": self._settings.seed,
+        }
+
+    async def _look(self) -> tuple[Served, str, dict[str, Any]]:
+        at_start = replace(self._address, patience=min(self._address.patience, _PATIENCE_AT_START))
+        async with Server(at_start, self._settings.say, within=_FOR_THE_LIST) as server:
+            served = await self._find(server, self._settings.extra.get("served_model"))
+        first = replace(at_start, timeout=self._settings.extra.get("timeout", _FIRST_ANSWER))
+        async with Server(first, self._settings.say) as server:
+            completions = self._completions(server, served)
+            mode = await measure_mode(completions)
+            check_mode(mode, self._settings.sampling)
+            await check_top_logprobs(completions, self._settings.top_logprobs)
+            return served, mode, await read_settings(server)
+
+    async def _asked(self, ask: Callable[[Completions], Awaitable[list[Answer]]]) -> list[Answer]:
+        """The server's answers, given with the weights it was sent and the settings it had at
+        the start.
+        """
+        async with Server(self._address, self._settings.say) as server:
+            completions = self._completions(server, self._served)
+            for _ in range(_ATTEMPTS):
+                await self._keep_weights(server)
+                answers = await ask(completions)
+                # Otherwise it died, and restarted with its original ones
+                if await self._has_weights(server):
+                    break
+            else:
+                raise MismatchError(
+                    f"{self._address.url} lost its weights {_ATTEMPTS} times while it answered: "
+                    "something restarts it. Read its log, then continue with --resume."
+                )
+            await self._check_unchanged(server)
+        return answers
+
+    async def _has_weights(self, server: Server) -> bool:
+        return (
+            not (self._weights and self._weights.version)
+            or await told_version(server) == self._weights.version
+        )
+
+    async def _keep_weights(self, server: Server) -> None:
+        """Send the weights again to a server that has restarted, and so has its original ones."""
+        if self._weights is not None and not await self._has_weights(server):
+            self._settings.say(
+                f"{self._address.url} has lost this step's weights: sending them again"
+            )
+            await self._weights.give(server, self.url)
+            check_same_weights("before", self.url, self.checksums, await told_checksums(server))
+
+    async def _check_unchanged(self, server: Server) -> None:
+        """It may have restarted with other settings: then nobody knows which of them sampled
+        what.
+        """
+        served = await self._find(server, self._served.name)
+        now, before = (
+            (served, await measure_mode(self._completions(server, served))),
+            (self._served, self._mode),
+        )
+        if now != before:
+            raise MismatchError(
+                f"{self._address.url} changed its settings while it sampled: "
+                f"{_in_words(*before)} before, {_in_words(*now)} now. Start it as before and "
+                "continue with --resume, or start over with --force."
+            )
+
+    async def _find(self, server: Server, name: str | None) -> Served:
+        longest = self._settings.extra.get("max_model_len")
+        return await find_served(server, self._address.url, self._settings.model, name, longest)
+
+    def _completions(self, server: Server, served: Served) -> Completions:
+        return Completions(server, served.name, served.also_named, self._vocabulary, served.context)
+
+
+class Servers:
+    """The servers of a rank, as one engine: each samples its share, and all get the same
+    weights.
+    """
+
+    def __init__(
+        self, engines: Sequence[ServerEngine], weights: Weights | None, world: World
+    ) -> None:
+        self._engines, self._weights, self._world = engines, weights, world
+        first, *others = (engine.describe() for engine in engines)
+        for other in others:
+            if differing := [name for name in first if first[name] != other[name]]:
+                raise MismatchError(
+                    f"The servers differ: {differing[0]} is {first[differing[0]]} on the first and "
+                    f"{other[differing[0]]} on another. Start all of them with the same arguments."
+                )
+
+    @property
+    def max_model_len(self) -> int:
+        return min(engine.max_model_len for engine in self._engines)
+
+    def sample(
+        self, requests: Sequence[Request], on_finished: Callable[[int], None]
+    ) -> list[Rollout]:
+        return self._shared(requests, lambda engine, share: engine.sample(share, on_finished))
+
+    def prefill(self, responses: Sequence[Forced], on_finished: Told) -> list[np.ndarray]:
+        return self._shared(responses, lambda engine, share: engine.prefill(share, on_finished))
+
+    def _shared(
+        self, asked: Sequence[Asked], ask: Callable[[ServerEngine, Sequence[Asked]], list[Answer]]
+    ) -> list[Answer]:
+        """The answers in the order of the requests, whichever server gave them."""
+        count = len(self._engines)
+        if count == 1:
+            return ask(self._engines[0], asked)
+        shares = [asked[i::count] for i in range(count)]
+        with ThreadPoolExecutor(count) as threads:
+            found = list(threads.map(ask, self._engines, shares))
+        return [found[i % count][i // count] for i in range(len(asked))]
+
+    def load_weights(self, model: Any) -> None:
+        assert self._weights is not None
+        self._weights.publish(model)
+        for engine in self._engines:
+            engine.take_over()
+        first, *others = [told for part in self._world.gather(self._checksums()) for told in part]
+        for url, checksums in others:
+            check_same_weights(first[0], url, first[1], checksums)
+        self._weights.forget_older()
+
+    def _checksums(self) -> list[tuple[str, dict[str, str]]]:
+        return [(engine.url, engine.checksums) for engine in self._engines]
+
+    def describe(self) -> dict[str, Any]:
+        return self._engines[0].describe()
+
+    def close(self) -> None:
+        """Remove the newest weights, all that we keep between calls: the servers are not ours to
+        stop.
+        """
+        if self._weights is not None:
+            self._weights.remove()
+
+
+def _in_words(served: Served, mode: str) -> str:
+    return (
+        f"{served.name} from {served.model}, version {served.version}, context {served.context}, "
+        f"{mode}"
+    )
+
+
+def _vocabulary(model: str) -> int:
+    """The number of the model's token ids, to notice ids of another model."""
+    try:
+        return int(load_config(model).get_text_config().vocab_size)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise MismatchError(
+            custom_code.refusal(model, error)
+            or f"{model}: the model's configuration cannot be loaded ({first_line(error)}). "
+            "Give the folder or hub name of the served model."
+        ) from error

@@ -1,0 +1,216 @@
+"""The routers of a Hugging Face mixture of experts: a hook records what they choose, or replaces
+it.
+
+`_N` are the rows of a pass (every token that the model reads, padding included), `_M` the layers
+with a router, `_K` the experts of a token, `_E` all experts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mismatch_cli.base.errors import MismatchError
+
+LIVE = -1  # instead of an expert: the router decides by itself
+_ROUTER = re.compile(r"Top_?[kK]Router$")
+_LAYER = re.compile(r"\.(\d+)\.")
+# Logits [N, E] and the chosen experts [N, K] → their weights [N, K]
+Weigh = Callable[[Tensor, Tensor], Tensor]
+
+
+def _of_all(logits_NE: Tensor, chosen_NK: Tensor) -> Tensor:
+    """Softmax over all experts (OLMoE)."""
+    return logits_NE.softmax(-1, dtype=torch.float32).gather(1, chosen_NK)
+
+
+def _of_all_to_1(logits_NE: Tensor, chosen_NK: Tensor) -> Tensor:
+    """The same, scaled to sum to 1 (Qwen3-MoE, Mixtral)."""
+    weight_NK = _of_all(logits_NE, chosen_NK)
+    return weight_NK / weight_NK.sum(-1, keepdim=True)
+
+
+def _of_chosen(logits_NE: Tensor, chosen_NK: Tensor) -> Tensor:
+    """Softmax over the chosen experts, in the dtype of the logits (gpt-oss)."""
+    return logits_NE.gather(1, chosen_NK).softmax(-1)
+
+
+_WEIGHINGS: tuple[Weigh, ...] = (_of_all_to_1, _of_all, _of_chosen)
+
+
+class Routers:
+    """All routers of a model, in the order of its layers.
+
+    A router returns `(logits [N, E], weights [N, K], experts [N, K])`; the way it computes weights
+    from logits is found by reproducing its own weights, to the bit. Prescribed routes hold for
+    every pass until they are replaced: a layer that is recomputed for its gradients must route as
+    it did the first time.
+    """
+
+    def __init__(self, model: Any) -> None:
+        found = [(name, module) for name, module in model.named_modules() if _is_router(module)]
+        self._modules = [module for _, module in found]
+        self.layers = [
+            int(numbers[0]) if (numbers := _LAYER.findall(name)) else at
+            for at, (name, _) in enumerate(found)
+        ]
+        self.experts = max((int(module.num_experts) for module in self._modules), default=0)
+        self.top_k = max((int(module.top_k) for module in self._modules), default=0)
+        self._name = type(model).__name__
+        self._weighings = [_WEIGHINGS] * len(found)  # the possible ones of each router
+        self._prescribed_NMK: Tensor | None = None
+        self._seen: dict[int, tuple[Tensor, Tensor]] = {}
+        self._hooks: list[Any] = []
+
+    @classmethod
+    def of(cls, model: Any) -> Routers | None:
+        """The routers of a model; None if it has no known ones."""
+        return cls(model) if any(map(_is_router, model.modules())) else None
+
+    @classmethod
+    def proven(cls, model: Any) -> Routers | None:
+        """The routers of a model if their choices can be read, which a pass over one token
+        shows; else None.
+        """
+        routers = cls.of(model)
+        if routers is None:
+            return None
+        routers.listen()
+        try:
+            with torch.inference_mode():
+                model(
+                    input_ids=torch.zeros(1, 1, dtype=torch.long, device=model.device),
+                    use_cache=False,
+                )
+            routers.choices()
+        except (
+            MismatchError,
+            KeyError,
+        ):  # an unknown kind of router, or one that the pass did not reach
+            routers.stop()
+            return None
+        return routers
+
+    def listen(self) -> None:
+        """Record what the routers choose from now on."""
+        if not self._hooks:
+            self._hooks = [
+                m.register_forward_hook(partial(self._route, i))
+                for i, m in enumerate(self._modules)
+            ]
+
+    def stop(self) -> None:
+        """Remove the hooks from the model."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def describe(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {
+            "num_experts": self.experts,
+            "experts_per_token": self.top_k,
+            "router_layers": list(self.layers),
+        }
+
+    def prescribe(self, routes_NMK: Tensor | None) -> None:
+        """Route the next passes by `routes_NMK`; at `LIVE` entries, or with None, the routers
+        decide.
+        """
+        self.listen()
+        if routes_NMK is not None and routes_NMK.shape[2] != self.top_k:
+            raise MismatchError(
+                f"The engine sent each token to {routes_NMK.shape[2]} experts, but {self._name} "
+                f"sends it to {self.top_k}, so the routes cannot be replayed. Leave out "
+                "--replay-routes."
+            )
+        self._prescribed_NMK = routes_NMK
+
+    def choices(self) -> tuple[Tensor, Tensor]:
+        """The routers' own choices in the last pass, prescribed or not: experts `[N, M, K]`, most
+        likely first, and the margins `[N, M]`: the logit of the last chosen expert minus that of
+        the first one left out.
+        """
+        seen = [self._seen[place] for place in range(len(self._modules))]
+        device = seen[0][0].device  # layers may be on several devices
+        chosen, margins = ([part.to(device) for part in parts] for parts in zip(*seen, strict=True))
+        return torch.stack(chosen, 1), torch.stack(margins, 1)
+
+    def _route(self, place: int, _module: Any, _inputs: Any, output: Any) -> Any:
+        logits_NE, weight_NK, chosen_NK = self._understood(output)
+        self._seen[place] = _ranked(logits_NE.detach(), chosen_NK.detach())
+        if self._prescribed_NMK is None:
+            return output
+        prescribed_NK = self._prescribed_NMK[:, place].to(chosen_NK.device)
+        weigh = self._weighing(place, logits_NE, weight_NK, chosen_NK)
+        # Where both name the same experts nothing changes, not even the order of summation.
+        differs_N = (prescribed_NK.sort(-1).values != chosen_NK.sort(-1).values).any(-1)
+        rows_U = (differs_N & (prescribed_NK != LIVE).all(-1)).nonzero()[:, 0]
+        if not len(rows_U):
+            return output
+        prescribed_UK = prescribed_NK[rows_U]
+        weight_UK = weigh(logits_NE[rows_U], prescribed_UK).to(weight_NK.dtype)
+        return (
+            logits_NE,
+            weight_NK.index_copy(0, rows_U, weight_UK),
+            chosen_NK.index_copy(0, rows_U, prescribed_UK.to(chosen_NK.dtype)),
+        )
+
+    def _understood(self, output: Any) -> Sequence[Tensor]:
+        if isinstance(output, tuple) and len(output) == 3 and output[1].shape == output[2].shape:
+            return output
+        raise MismatchError(
+            f"The routers of {self._name} do not return logits, weights and experts, so their "
+            "choices cannot be measured. Record without them: probe --no-routes."
+        )
+
+    def _weighing(
+        self, place: int, logits_NE: Tensor, weight_NK: Tensor, chosen_NK: Tensor
+    ) -> Weigh:
+        """How this router weighs its experts; methods that agree on a few rows are told apart by
+        later rows.
+        """
+        possible = self._weighings[place]
+        if len(possible) > 1:
+            with torch.no_grad():
+                made = ((weigh, weigh(logits_NE, chosen_NK).to(weight_NK)) for weigh in possible)
+                possible = self._weighings[place] = tuple(
+                    w for w, own_NK in made if torch.equal(own_NK, weight_NK)
+                )
+        if not possible:
+            raise MismatchError(
+                f"{self._name} weighs experts in an unknown way, so routes cannot be replayed in "
+                "it. Leave out --replay-routes."
+            )
+        return possible[0]
+
+
+def _is_router(module: Any) -> bool:
+    return (
+        bool(_ROUTER.search(type(module).__name__))
+        and hasattr(module, "top_k")
+        and hasattr(module, "num_experts")
+    )
+
+
+def _ranked(logits_NE: Tensor, chosen_NK: Tensor) -> tuple[Tensor, Tensor]:
+    """The chosen experts by their logits, and the margin of the last one over the first one left
+    out, float32.
+
+    Infinite where all experts are chosen; NaN where the choice does not follow the largest logits,
+    as with routers that choose by biased scores: their margins are not margins of logits.
+    """
+    k = chosen_NK.shape[1]
+    order_NK = logits_NE.gather(1, chosen_NK).argsort(dim=-1, descending=True, stable=True)
+    ranked_NK = chosen_NK.gather(1, order_NK)
+    if k >= logits_NE.shape[1]:
+        return ranked_NK, torch.full_like(logits_NE[:, 0], torch.inf, dtype=torch.float32)
+    top_NK1 = logits_NE.float().topk(k + 1, dim=-1)
+    by_logit_N = (top_NK1.indices[:, :k].sort(-1).values == chosen_NK.sort(-1).values).all(-1)
+    margin_N = top_NK1.values[:, k - 1] - top_NK1.values[:, k]
+    return ranked_NK, margin_N.where(by_logit_N | (margin_N == 0), torch.nan)

@@ -1,0 +1,379 @@
+"""A Hugging Face model whose weights are spread over the ranks: FSDP2, through transformers' own
+configuration.
+
+Every rank holds a part of every weight, in float32 if it is trained. A layer is gathered only while
+it computes, in the trainer's dtype. A pass enters the model through one method only, since the
+module that is called first becomes the root of all communication; there the LM head is a module
+like any other, whose weight is gathered during its forward.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import MethodType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.processes.ranks import World
+
+R = TypeVar("R")
+# Hidden states [B, L, H], weight [V, H] and bias [V] of the head
+Look = Callable[[Tensor, Tensor, Tensor | None], R]
+# `model.layers.3.` for what is inside a layer, else empty
+_UP_TO_NUMBER = re.compile(r"([^.]*\.)*?\d+\.|")
+# transformers' term: a module's weight is gathered only while it computes
+_FREE = "free_full_weight"
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How a model is spread: over which ranks, to train or only to score, and whether shards stay
+    in main memory.
+
+    `dealt`: every rank requests the same scores, and each computes its share of them.
+    """
+
+    world: World
+    learns: bool = False
+    cpu_offload: bool = False
+    dealt: bool = False
+
+    def options(self, config: Any, dtype: str) -> dict[str, Any]:
+        """Options for `from_pretrained`; trained weights load in float32, since the optimiser
+        updates these shards.
+        """
+        try:
+            from transformers.distributed import DistributedConfig
+            from transformers.distributed.mixin import apply_fully_sharded_data_parallelism  # noqa: F401
+        except ImportError as error:
+            raise MismatchError(
+                "Spreading a model over ranks needs transformers 5.19 or newer: pip install "
+                "'transformers>=5.19'"
+            ) from error
+        found = DistributedConfig(fsdp_size=self.world.size, fsdp_cpu_offload=self.cpu_offload)
+        options = {"config": config, "distributed_config": found}
+        return options | ({"dtype": torch.float32} if self.learns else {"dtype": dtype})
+
+    @contextmanager
+    def policy(self, dtype: torch.dtype) -> Iterator[None]:
+        """Let modules compute in `dtype` and sum gradients in float32; transformers' own policy
+        only knows bfloat16.
+
+        Inputs are not cast: positions of rotary embeddings stay float32.
+        """
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+        from transformers.distributed import fsdp, mixin
+
+        computes = dtype if self.learns else None
+        policy = MixedPrecisionPolicy(computes, torch.float32, cast_forward_inputs=False)
+        plain, spread = fsdp.fully_shard, mixin.apply_fully_sharded_data_parallelism
+        fsdp.fully_shard = partial(plain, mp_policy=policy)
+        mixin.apply_fully_sharded_data_parallelism = partial(_spread_tied, spread)
+        try:
+            yield
+        finally:
+            fsdp.fully_shard, mixin.apply_fully_sharded_data_parallelism = plain, spread
+
+
+def _spread_tied(spread: Callable[..., Any], model: Any, mesh: Any) -> Any:
+    """Tie weights before spreading them, and leave tied ones to the root, which stays gathered
+    during a whole pass.
+
+    transformers ties them afterwards: FSDP then keeps a copy for the head, which is never trained
+    if the vocabulary is not divisible by the number of ranks.
+    """
+    model.tie_weights()
+    if model.all_tied_weights_keys:
+        model._fsdp_plan = {name: kind for name, kind in model._fsdp_plan.items() if "*" in name}
+    return spread(model, mesh)
+
+
+def add_plan(config: Any, name: str) -> None:
+    """Add a plan for a model that has none in transformers: each layer is a unit, and the root
+    holds the rest.
+
+    Raises a `MismatchError` if the model does not say what its layers are.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)
+    paths = {module: path for path, module in model.base_model.named_modules()}
+    if {_numbered(path) for path in paths.values()} & {
+        key for key in config.base_model_fsdp_plan or {} if "*" in key
+    }:
+        return  # otherwise it is the default of all configurations, with Llama's layer names
+    layers = set(model._no_split_modules or ())
+    plan = {
+        _numbered(path): _FREE for module, path in paths.items() if type(module).__name__ in layers
+    }
+    if not plan:
+        raise MismatchError(
+            f"{name} ({type(model).__name__}) does not say which of its modules are layers, so "
+            "it cannot be spread over ranks. Use one process, or leave out --sharded if the "
+            "model fits on one device."
+        )
+    config.base_model_fsdp_plan = plan
+
+
+def _numbered(path: str) -> str:
+    """The path with a star for every number, as plans write it."""
+    return ".".join("*" if part.isdecimal() else part for part in path.split("."))
+
+
+def prepared(model: Any, sharding: Sharding, dtype: torch.dtype) -> Any:
+    """Make a spread model ready for passes; trained weights are rounded to the dtype that
+    computes.
+    """
+    from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+
+    if sharding.learns and dtype != torch.float32:
+        if model._keep_in_fp32_modules or model._keep_in_fp32_modules_strict:
+            raise MismatchError(
+                f"{type(model).__name__} keeps some of its weights in float32, which is not "
+                "possible when it is spread over ranks. Use --trainer-dtype float32."
+            )
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.copy_(weight.to(dtype))
+    for module in _managed(model):
+        assert isinstance(module, FSDPModule)
+        # The loss is divided by the whole minibatch: parts add up
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+    head = model.get_output_embeddings()
+    head.forward = partial(_head_forward, head, head.forward)
+    model.computes = dtype
+    model.pass_through = MethodType(_pass_through, model)
+    register_fsdp_forward_method(model, "pass_through")
+    return model
+
+
+def _managed(model: Any) -> list[Any]:
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def _pass_through(model: Any, inputs: Mapping[str, Tensor], look: Look[R]) -> R:
+    decoded = model.get_decoder()(**inputs, use_cache=False)
+    found: R = model.get_output_embeddings()(decoded.last_hidden_state, look)
+    return found
+
+
+def _head_forward(
+    head: Any, plain: Callable[[Tensor], Tensor], hidden_BLH: Tensor, look: Any = None
+) -> Any:
+    return plain(hidden_BLH) if look is None else look(hidden_BLH, head.weight, head.bias)
+
+
+def pass_through(model: Any, inputs: Mapping[str, Tensor], look: Look[R]) -> R:
+    """One pass of a model, spread or whole, over these inputs of its decoder.
+
+    Returns what `look` makes of the hidden states and the head's weights.
+
+    If the model is spread, every rank must call it equally often, and, with gradients enabled,
+    backpropagate through the result (tensors, or tuples of them).
+    """
+    if not hasattr(model, "pass_through"):
+        head = model.get_output_embeddings()
+        decoded = model.get_decoder()(**inputs, use_cache=False)
+        return look(decoded.last_hidden_state, head.weight, getattr(head, "bias", None))
+    found: R = model.pass_through(inputs, look)
+    give_back(model)
+    return found
+
+
+def without_gradients(model: Any) -> Any:
+    """A mode without gradients; a spread model cannot use inference mode, whose tensors cannot
+    be communicated.
+    """
+    return torch.no_grad() if is_spread(model) else torch.inference_mode()
+
+
+def give_back(model: Any) -> None:
+    """Free weights that a pass without gradients left gathered: the next pass would compute with
+    outdated values.
+    """
+    if not torch.is_grad_enabled():
+        for module in _managed(model):
+            module.reshard()
+
+
+def is_spread(model: Any) -> bool:
+    """Whether each rank holds only a part of the weights."""
+    return hasattr(model, "pass_through")
+
+
+def whole(weight: Tensor) -> Tensor:
+    """The whole weight on every rank; all ranks must call it."""
+    from torch.distributed.tensor import DTensor
+
+    return weight.full_tensor().detach() if isinstance(weight, DTensor) else weight
+
+
+def local(weight: Tensor) -> Tensor:
+    """This rank's part of a weight."""
+    from torch.distributed.tensor import DTensor
+
+    return weight.to_local() if isinstance(weight, DTensor) else weight
+
+
+def like(weight: Tensor, part: Tensor) -> Tensor:
+    """This rank's part as a tensor that is spread like a weight."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(weight, DTensor):
+        return part
+    part = part.to(weight.to_local().device)
+    mesh, placements = weight.device_mesh, weight.placements
+    return DTensor.from_local(
+        part, mesh, placements, run_check=False, shape=weight.shape, stride=weight.stride()
+    )
+
+
+@torch.no_grad()
+def fill(weight: Tensor, full: Tensor) -> None:
+    """Give a weight, spread or not, the values of a whole one."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    if isinstance(weight, DTensor):
+        full = distribute_tensor(full.to(weight.to_local()), weight.device_mesh, weight.placements)
+    weight.copy_(full)
+
+
+def sum_replicated(gradient: Tensor, world: World) -> None:
+    """Sum over ranks, in place, the gradient of a weight that is not spread, such as a small
+    adapter's.
+    """
+    from torch.distributed.tensor import DTensor
+
+    if world.size > 1 and not isinstance(gradient, DTensor):
+        torch.distributed.all_reduce(gradient)
+
+
+class WholeWeights(Mapping[str, Tensor]):
+    """The weights of a state by name, each gathered and cast only when requested.
+
+    All ranks must request the same weights in the same order.
+    """
+
+    def __init__(self, state: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+        self._state, self._dtype = state, dtype
+
+    def __getitem__(self, name: str) -> Tensor:
+        return whole(self._state[name]).to(self._dtype)
+
+    def shape(self, name: str) -> torch.Size:
+        """That of the whole weight, without gathering it; an adapter changes none."""
+        state: Mapping[str, Tensor] = getattr(self._state, "base", self._state)
+        return state[name].shape
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)
+
+
+def whole_state(model: Any) -> Mapping[str, Tensor]:
+    """The state of a model, perhaps with an adapter merged, in its compute dtype."""
+    learning, state = getattr(model, "learning", model), model.state_dict()
+    return WholeWeights(state, learning.computes) if is_spread(learning) else state
+
+
+def saved_state(model: Any) -> Mapping[str, Tensor]:
+    """The weights of a Hugging Face model, perhaps with an adapter merged, under the names in its
+    folder.
+
+    transformers fuses experts and renames old weights when it loads, but engines expect the names
+    in the folder. A model that is spread over ranks is gathered layer by layer: all ranks must
+    request the same names in the same order, best the order of the mapping.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    learning, state = getattr(model, "learning", model), whole_state(model)
+    if not is_spread(learning):
+        saved: Mapping[str, Tensor] = revert_weight_conversion(learning, dict(state))
+        return saved
+    if isinstance(state, WholeWeights) and learning._weight_conversions:
+        return _SavedLayers(learning, state)
+    return state
+
+
+class _SavedLayers(Mapping[str, Tensor]):
+    """A spread model's weights under the names in its folder; holds one whole layer at a time."""
+
+    def __init__(self, learning: Any, state: WholeWeights) -> None:
+        from transformers.core_model_loading import revert_weight_conversion
+
+        self._learning, self._state, self._revert = learning, state, revert_weight_conversion
+        self._layers = _by_layer(state)
+        self._home = {}  # the layer of each name in the folder
+        for layer, names in self._layers.items():
+            for saved in revert_weight_conversion(
+                learning, {name: torch.empty(state.shape(name), device="meta") for name in names}
+            ):
+                self._home[saved] = layer
+        self._held: tuple[str, Mapping[str, Tensor]] = "", {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        layer = self._home[name]
+        if self._held[0] != layer:
+            self._held = "", {}  # the one before may go first
+            part = {inner: self._state[inner] for inner in self._layers[layer]}
+            self._held = layer, self._revert(self._learning, part)
+        return self._held[1][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._home)
+
+    def __len__(self) -> int:
+        return len(self._home)
+
+
+def _by_layer(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names of weights by their layer, such as `model.layers.3.`; a weight outside of numbered
+    layers is alone.
+    """
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        match = _UP_TO_NUMBER.match(name)
+        layer = match[0] if match else ""
+        layers.setdefault(layer or name, []).append(name)
+    return layers
+
+
+def saved_by_layer(model: Any, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """A model's state under the names in its folder, layer by layer; split weights are copies."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    for names in _by_layer(state).values():
+        yield from revert_weight_conversion(model, {name: state[name] for name in names}).items()
+
+
+def on_first(state: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
+    """The whole state in the first rank's main memory, gathered one weight at a time; empty on
+    other ranks.
+    """
+    kept = {}
+    for name in state:
+        weight = state[name]
+        if world.first:
+            kept[name] = weight.cpu()
+    return kept
+
+
+def padded(batches: Sequence[list[int]], world: World) -> list[list[int]]:
+    """The batches, padded with empty ones to the most that any rank has: all must communicate
+    equally often.
+    """
+    most = max(world.gather(len(batches)))
+    return [*batches, *([] for _ in range(most - len(batches)))]

@@ -1,0 +1,164 @@
+"""The perfectible set of a model: problems that it solves sometimes, with their accuracy on
+held-out samples.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.metrics.population import Curation, accuracy_by_prompt
+from mismatch_cli.models.loading import load_tokenizer
+from mismatch_cli.models.torch_settings import prepare_imports, set_threads
+from mismatch_cli.probe.config import CurateConfig
+from mismatch_cli.probe.rollouts import (
+    Progress,
+    describe_prompts,
+    digest_of,
+    is_sampled,
+    loaded_sampler,
+)
+from mismatch_cli.probe.tasks.answers import without_answer
+from mismatch_cli.probe.tasks.grading import gradable
+from mismatch_cli.probe.tasks.prompts import EncodedPrompts, Problem, encode_prompts, load_problems
+from mismatch_cli.trace.files import write_atomically
+from mismatch_cli.trace.manifest import FILE_NAME, library_versions, read_manifest, write_manifest
+from mismatch_cli.trace.ours import remove_trace
+from mismatch_cli.trace.reader import Trace
+
+PROBLEMS_FILE = "perfectible.jsonl"
+_CHOOSING, _HELD_OUT = "trace", "held-out"
+
+
+def curate(
+    config: CurateConfig,
+    run_folder: Path,
+    manifest: dict[str, Any],
+    progress: Progress,
+    *,
+    confirm: bool = False,
+) -> Curation:
+    """Sample every problem, keep those in the band, sample these again, and write them as
+    `perfectible.jsonl`.
+
+    Two traces result: `trace` decides what is kept, `held-out` does not; existing shards are not
+    sampled again. With `confirm` the file leaves out problems that the held-out samples put outside
+    the band. The caller holds the folder. Raises a `MismatchError` if nothing is kept.
+    """
+    prepare_imports()
+    threads = set_threads(config.threads, config.model)
+    manifest = manifest | {
+        "config": config.to_json(),
+        "threads": threads,
+        "libraries": library_versions(),
+    }
+    tokenizer = load_tokenizer(config.model)
+    problems = gradable(load_problems(config.prompt_source), config.reward, config.prompts)
+    if _is_sampled(config, run_folder, manifest):
+        context = manifest["rollout"]["max_model_len"]
+        encoded = encode_prompts(
+            problems, tokenizer, template=config.prompt_template, max_model_len=context
+        )
+        describe_prompts(config, encoded, manifest)  # raises if they have changed
+        write_manifest(run_folder / _CHOOSING, manifest)
+    else:
+        _sample(config, run_folder, problems, tokenizer, manifest, progress)
+    curation = _chosen(config, run_folder)
+    curation = replace(curation, held_out=accuracy_by_prompt(Trace.open(run_folder / _HELD_OUT)))
+    _write_problems(run_folder / PROBLEMS_FILE, problems, curation, confirm=confirm)
+    return curation
+
+
+def _is_sampled(config: CurateConfig, run_folder: Path, manifest: dict[str, Any]) -> bool:
+    """Whether no engine is needed: both traces are complete, and the second has the problems
+    that the first chooses.
+    """
+    folders = [run_folder / _CHOOSING, run_folder / _HELD_OUT]
+    if "shards" not in manifest or not all((folder / FILE_NAME).is_file() for folder in folders):
+        return False
+    if not all(is_sampled(folder, read_manifest(folder)) for folder in folders):
+        return False
+    return set(accuracy_by_prompt(Trace.open(run_folder / _HELD_OUT))) == set(
+        _chosen(config, run_folder).kept
+    )
+
+
+def _sample(
+    config: CurateConfig,
+    run_folder: Path,
+    problems: list[Problem],
+    tokenizer: Any,
+    manifest: dict[str, Any],
+    progress: Progress,
+) -> None:
+    """Sample what the two traces lack; if the kept problems have changed, the old held-out
+    samples are removed.
+    """
+    with loaded_sampler(
+        config, run_folder, problems, tokenizer, progress, fresh="shards" not in manifest
+    ) as sampler:
+        sampler.sample(config, run_folder / _CHOOSING, manifest)
+        kept = _only(sampler.encoded, set(_chosen(config, run_folder).kept))
+        folder = run_folder / _HELD_OUT
+        before = read_manifest(folder) if (folder / FILE_NAME).is_file() else {}
+        if before.get("prompts", {}).get("digest") != digest_of(kept):
+            remove_trace(folder)
+        held_out = replace(config, samples_per_prompt=config.held_out_samples)
+        base = {
+            name: value
+            for name, value in manifest.items()
+            if name not in ("prompts", "shards", "shard_rows")
+        }
+        replace(sampler, encoded=kept).sample(
+            held_out, folder, base, phase="Held out", first_sample=config.samples_per_prompt
+        )
+
+
+def _chosen(config: CurateConfig, run_folder: Path) -> Curation:
+    """What the first trace chooses; a `MismatchError` if that is nothing."""
+    trace = Trace.open(run_folder / _CHOOSING)
+    accuracy, unstated = accuracy_by_prompt(trace), trace.count("unstated")
+    curation = Curation(
+        config.keep, config.samples_per_prompt, config.held_out_samples, accuracy, {}, unstated
+    )
+    if not curation.kept:
+        low, high = config.keep
+        if 2 * unstated > trace.num_responses:
+            raise MismatchError(without_answer(unstated, trace.num_responses))
+        raise MismatchError(
+            f"None of the {len(accuracy)} problems has an accuracy between {low:g} and {high:g}; "
+            f"the mean is {sum(accuracy.values()) / len(accuracy):.3f}. Widen --keep, or use "
+            "other problems."
+        )
+    return curation
+
+
+def _only(encoded: EncodedPrompts, kept: set[int]) -> EncodedPrompts:
+    pairs = [
+        (p, i)
+        for p, i in zip(encoded.problems, encoded.prompt_ids, strict=True)
+        if p.prompt_id in kept
+    ]
+    return replace(
+        encoded, problems=[p for p, _ in pairs], prompt_ids=[i for _, i in pairs], skipped=[]
+    )
+
+
+def _write_problems(
+    path: Path, problems: list[Problem], curation: Curation, *, confirm: bool
+) -> None:
+    """One problem a line, in the order of the source, as `train --dataset` reads it."""
+    chosen = set(curation.confirmed if confirm else curation.kept)
+    rows = [
+        {
+            "problem": problem.prompt,
+            "answer": problem.answer,
+            "row": problem.prompt_id,
+            "accuracy": curation.accuracy[problem.prompt_id],
+            "held_out_accuracy": curation.held_out[problem.prompt_id],
+        }
+        for problem in problems
+        if problem.prompt_id in chosen
+    ]
+    write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

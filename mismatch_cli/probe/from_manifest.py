@@ -1,0 +1,236 @@
+"""What a manifest may set of a command that starts something: `--like`, `--resume`, `bisect`,
+`rescore` read it here.
+
+A trace may be somebody else's. Numbers, choices and plain names are taken from its manifest if they
+have the type and the range of the setting; a model or a file is taken as data, from this machine or
+the hub's cache. Whatever runs code, names a host or adds an adapter is shown instead, for the user
+to type.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import Field, fields
+from pathlib import Path
+from textwrap import shorten
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from mismatch_cli.base.errors import MismatchError, UsageError, quoted
+from mismatch_cli.base.options import ADAPTER, DATA, MODEL, flag_of, is_typed_only
+from mismatch_cli.base.places import BUNDLED_MODEL, bundled
+from mismatch_cli.base.sampling import SamplingSettings
+from mismatch_cli.models.engines import engine_names
+from mismatch_cli.models.loading import not_only_data
+from mismatch_cli.models.torch_settings import DTYPES
+from mismatch_cli.probe.engine_arguments import (
+    is_count,
+    is_listed,
+    is_name_on_server,
+    is_number,
+    is_word,
+    typed_again,
+)
+
+_NAME = re.compile(r"[\w.:, -]{0,200}")  # of a field, a split, a device: no path and no URL
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def settings_of(
+    kind: type, recorded: Mapping[str, Any], given: Collection[str], source: Path
+) -> dict[str, Any]:
+    """The settings of this kind in the manifest of `source`, except those `given` on the command
+    line.
+
+    Raises a `MismatchError` for a value of another type or range, and a `UsageError` that shows
+    what has to be typed.
+    """
+    hints = get_type_hints(kind)
+    taken: dict[str, Any] = {}
+    again: list[str] = []
+    for each in fields(kind):
+        value = recorded.get(each.name)
+        if value is None or each.name in given:
+            continue
+        taken[each.name] = value
+        if not (_fits(value, hints[each.name]) and _in_range(value, each.metadata)):
+            raise _damaged(source, each.name, value)
+        if is_typed_only(each, value) or (each.metadata.get("path") == ADAPTER and value):
+            again += _typed(each, value)
+        elif each.metadata.get("path") == MODEL:
+            taken[each.name] = model_of(value, source, flag_of(each))
+        elif each.metadata.get("path") == DATA:
+            _check_file(value, source, each)
+        elif (
+            isinstance(value, str)
+            and "choices" not in each.metadata
+            and not _is_name(each.name, value)
+        ):
+            raise _damaged(source, each.name, value)
+    if again:
+        raise must_be_typed(source, again)
+    return taken
+
+
+def must_be_typed(source: Path, words: list[str]) -> UsageError:
+    """The error for settings that a manifest has but must not set."""
+    return UsageError(
+        f"{source} was recorded with {quoted(*words)}. A manifest starts no code, asks no host "
+        "and loads no adapter: if you trust what it names, add these words to your command."
+    )
+
+
+def model_of(name: Any, source: Path, flag: str) -> str:
+    """The model that a manifest names, as data: a folder, or a name in the hub's cache, without
+    code and pickles.
+
+    The hub is not asked for it. Raises a `UsageError` that says what to type for any other.
+    """
+    if name == BUNDLED_MODEL:
+        return str(bundled("model"))
+    if not isinstance(name, str) or "://" in name:
+        raise _damaged(source, flag, name)
+    reason = not_only_data(name)
+    if not reason:
+        if not Path(name).expanduser().is_dir():
+            keep_off_the_hub()
+        return name
+    typed = quoted(name) if flag.isupper() else quoted(flag, name)
+    raise UsageError(
+        f"{source} names the model {name}, {reason} Name another, or this one if you trust it: "
+        f"{typed}"
+    )
+
+
+def adapter_of(typed: str | None, recorded: Any, source: Path, flag: str) -> str | None:
+    """The adapter that was typed; a `UsageError` if only the manifest names one."""
+    if not typed and recorded:
+        raise must_be_typed(source, [flag, str(recorded)])
+    return typed
+
+
+def engine_arguments(arguments: Any, given: Collection[str], source: Path) -> dict[str, Any]:
+    """The engine's arguments in a manifest, without those `given` on the command line and without a
+    server's URL.
+
+    Raises a `UsageError` that shows those which have to be typed.
+    """
+    recorded = dict(arguments or {})
+    recorded.pop("url", None)
+    taken = {name: value for name, value in recorded.items() if name not in given}
+    unlisted = {name: value for name, value in taken.items() if not is_listed(name, value)}
+    if unlisted:
+        raise must_be_typed(source, typed_again(unlisted))
+    return taken
+
+
+def sampler_of(recorded: Any) -> dict[str, Any]:
+    """The sampler's settings in a section of a manifest, for `SamplingSettings`, which checks
+    their range.
+    """
+    section = recorded if isinstance(recorded, Mapping) else {}
+    named = {each.name: section.get(each.name) for each in fields(SamplingSettings)}
+    given = {name: value for name, value in named.items() if is_number(value)}
+    return {
+        name: value
+        for name, value in given.items()
+        if name not in ("top_k", "max_tokens") or is_count(value)
+    }
+
+
+def engine_of(name: Any, source: Path) -> str:
+    """The engine that a manifest names."""
+    if name not in engine_names():
+        raise _damaged(source, "engine", name)
+    return str(name)
+
+
+def dtype_of(section: Mapping[str, Any], source: Path) -> str:
+    """The dtype in a section of a manifest; the checkpoint's own if it names none."""
+    dtype = section.get("dtype") or "auto"
+    if dtype not in DTYPES:
+        raise _damaged(source, "dtype", dtype)
+    return str(dtype)
+
+
+def attention_of(section: Mapping[str, Any], source: Path) -> str | None:
+    """The attention implementation in a section of a manifest: a plain name, not code on the
+    hub.
+    """
+    name = section.get("attn_implementation")
+    if name is not None and not is_word(name):
+        raise _damaged(source, "attn_implementation", name)
+    return name
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value read from JSON has the type of a setting; numbers and lists may stand for
+    others.
+    """
+    kinds = (
+        [part for part in get_args(hint) if part is not NoneType]
+        if NoneType in get_args(hint)
+        else [hint]
+    )
+    (kind,) = kinds
+    if get_origin(kind) in (list, tuple):
+        item = get_args(kind)[0]
+        return isinstance(value, list | tuple) and all(_fits(each, item) for each in value)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) is kind
+
+
+def _in_range(value: Any, limits: Mapping[str, Any]) -> bool:
+    """Whether a number is one that the command line would accept; configurations check the rest
+    themselves.
+    """
+    if not isinstance(value, int | float):
+        return True
+    return bool(limits.get("min", value) <= value <= limits.get("max", value))
+
+
+def _is_name(name: str, value: str) -> bool:
+    if name == "served_model":
+        return not value or is_name_on_server(value)
+    return _NAME.fullmatch(value) is not None and "://" not in value
+
+
+def _check_file(value: str, source: Path, setting: Field[Any]) -> None:
+    """A file or folder of this machine, or the name of a data set, which is read from the hub's
+    cache.
+    """
+    if "://" in value:
+        raise must_be_typed(source, _typed(setting, value))
+    if (Path(value) / "config.json").is_file():  # `bisect MODEL`: what it searches is probed first
+        model_of(value, source, flag_of(setting))
+    elif not os.path.isabs(value) and not Path(value).exists():
+        if not _HUB_NAME.fullmatch(value):
+            raise _damaged(source, setting.name, value)
+        keep_off_the_hub()
+
+
+def keep_off_the_hub() -> None:
+    """Let names that a manifest gave be looked up in the hub's cache alone, in this process and
+    its children.
+    """
+    import huggingface_hub.constants
+
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    huggingface_hub.constants.HF_HUB_OFFLINE = True
+
+
+def _typed(setting: Field[Any], value: Any) -> list[str]:
+    """The words that type this value; a flag that can be repeated once for each item."""
+    flag = [] if setting.metadata.get("argument") else [flag_of(setting)]
+    values = value if isinstance(value, list | tuple) else [value]
+    return [word for each in values for word in (*flag, str(each))]
+
+
+def _damaged(source: Path, name: str, value: Any) -> MismatchError:
+    shown = shorten(repr(value), 60, placeholder=" …")
+    return MismatchError(
+        f"The manifest of {source} is damaged ({name} is {shown}). Type that setting yourself."
+    )

@@ -1,0 +1,168 @@
+"""`--full-divergence`: is there room for full distributions, and where are they kept between
+sampling and scoring?
+
+The engine is gone when the trainer loads, so log μ over the vocabulary of the first N responses
+waits on disk: one float32 file per response, written token by token and read tile by tile. Once
+they are scored, TV and KL are in the trace, and the files are removed.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.models.engines import Sink, full_bytes
+from mismatch_cli.models.loading import load_config
+from mismatch_cli.probe.config import ProbeConfig
+from mismatch_cli.trace.files import replacing
+
+_GIB = 2**30
+_SHARE_OF_FREE_MEMORY = 0.5
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True)
+class Distributions:
+    """log μ over the full vocabulary of the first `count` responses of a run."""
+
+    folder: Path
+    count: int
+
+    def path(self, number: int) -> Path:
+        return self.folder / f"response-{number:05d}.float32"
+
+    @contextmanager
+    def sinks(self, first: int, responses: int) -> Iterator[list[Sink]]:
+        """Sinks for the distributions of a shard's responses that are wanted; its first response is
+        number `first`.
+
+        The files are renamed into place at the end of the block, before the shard is: an existing
+        shard has its files.
+        """
+        wanted = range(first, min(first + responses, self.count))
+        with ExitStack() as files:
+            paths = [files.enter_context(replacing(self.path(number))) for number in wanted]
+            opened = [files.enter_context(open(path, "wb")) for path in paths]
+            yield [_writer(file) for file in opened]
+
+    def read(self, first: int, table: pa.Table) -> list[np.ndarray | None]:
+        """The distributions `[T, V]` of a shard's responses, None beyond the first N;
+        memory-mapped.
+
+        Raises a `MismatchError` if a file is missing, or belongs to a different response from the
+        shard's.
+        """
+        full_logp: list[np.ndarray | None] = [None] * len(table)
+        for row in range(min(len(table), self.count - first)):
+            ids, logp = (
+                table.column(name)[row].as_py() for name in ("response_ids", "logp_rollout")
+            )
+            ids_T, logp_T = np.array(ids, dtype=np.int64), np.array(logp, dtype=np.float32)
+            full_logp[row] = _read(self.path(first + row), ids_T, logp_T)
+        return full_logp
+
+    def remove(self) -> None:
+        """Remove the files once all are scored, including those that a killed run left."""
+        for path in self.folder.glob("response-*.float32"):
+            path.unlink()
+        with suppress(OSError):
+            self.folder.rmdir()
+
+
+def _writer(file: Any) -> Sink:
+    def write(logp_V: np.ndarray) -> None:
+        file.write(np.ascontiguousarray(logp_V, dtype=np.float32).data)
+
+    return write
+
+
+def _read(path: Path, ids_T: np.ndarray, logp_T: np.ndarray) -> np.ndarray:
+    try:
+        mu_TV = np.asarray(np.memmap(path, dtype=np.float32, mode="r")).reshape(len(ids_T), -1)
+        belongs = np.array_equal(mu_TV[np.arange(len(ids_T)), ids_T], logp_T)
+    except (OSError, ValueError, IndexError):
+        belongs = False
+    if not belongs:
+        raise MismatchError(
+            f"{path} lacks the full distributions of its response, so the full divergence cannot "
+            "be computed. Record again with --force."
+        )
+    return mu_TV
+
+
+def check_room(config: ProbeConfig, vocabulary: int, run_folder: Path) -> None:
+    """Refuse, before anything loads, what would not fit: one response of full length in memory, all
+    of them on disk.
+
+    Raises a `MismatchError` that says what to type, or a `UsageError` for an engine without full
+    distributions.
+    """
+    tokens, count = config.sampling.max_tokens, config.full_divergence
+    needed = full_bytes(config.engine, vocabulary, tokens)
+    limit = (config.full_divergence_memory or 0) * _GIB or _SHARE_OF_FREE_MEMORY * _free_memory()
+    if needed > limit:
+        given = (
+            "--full-divergence-memory is"
+            if config.full_divergence_memory
+            else "half of the free memory is"
+        )
+        fitting = int(tokens * limit / needed)
+        shorter = f"--max-tokens {fitting} would fit; " if fitting else ""
+        raise MismatchError(
+            f"--full-divergence: {tokens} tokens × a vocabulary of {vocabulary} would take "
+            f"{needed / _GIB:.1f} GiB of memory in {config.engine}, and {given} "
+            f"{limit / _GIB:.1f} GiB. {shorter}--engine hf keeps one token at a time; "
+            f"--full-divergence-memory {needed / _GIB + 0.1:.1f} allows it."
+        )
+    on_disk, free = count * tokens * vocabulary * _FLOAT32, _free_disk(run_folder)
+    if on_disk > free:
+        raise MismatchError(
+            f"--full-divergence {count} would take up to {on_disk / _GIB:.1f} GiB of disk until "
+            f"scoring, and {run_folder} has {free / _GIB:.1f} GiB free. Use at most "
+            f"--full-divergence {int(count * free / on_disk)}, a smaller --max-tokens, or "
+            "another --output."
+        )
+
+
+def vocabulary_of(model: str, tokenizer: Any) -> int:
+    """The number of logits of the model: often slightly more than its tokenizer has tokens."""
+    config = load_config(model).get_text_config()
+    return int(getattr(config, "vocab_size", len(tokenizer)))
+
+
+def _free_disk(folder: Path) -> int:
+    existing = next(path for path in (folder, *folder.resolve().parents) if path.exists())
+    return shutil.disk_usage(existing).free
+
+
+def _free_memory() -> int:
+    """Bytes of memory free now, within the container's limit; all memory where the system does
+    not say.
+    """
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(
+            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
+        )
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    group = Path("/sys/fs/cgroup")
+    try:
+        allowed, used = (
+            int((group / name).read_text()) for name in ("memory.max", "memory.current")
+        )
+        cached = next(
+            int(x.split()[1])
+            for x in (group / "memory.stat").open()
+            if x.startswith("inactive_file")
+        )
+    except (OSError, ValueError, StopIteration):  # no group, or no limit: "max"
+        return free
+    return min(free, max(0, allowed - used + cached))

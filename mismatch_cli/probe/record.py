@@ -1,0 +1,204 @@
+"""Recording a probe, from top to bottom: encode, sample, free the engine, score."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.metrics.estimate import paired_test
+from mismatch_cli.models.adapters import read_adapter, same_adapter
+from mismatch_cli.models.dealing import ALL_HERE, Ranks
+from mismatch_cli.models.loading import check_model_folder, load_tokenizer
+from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.torch_settings import prepare_imports, set_threads
+from mismatch_cli.probe.config import ProbeConfig
+from mismatch_cli.probe.full_divergence import Distributions, check_room, vocabulary_of
+from mismatch_cli.probe.rollouts import Progress, is_sampled, loaded_sampler, shards_of
+from mismatch_cli.probe.score import (
+    evenly_spaced,
+    load_trainer,
+    passes,
+    requests_of,
+    score_shard,
+    score_shards,
+)
+from mismatch_cli.probe.tasks.prompts import load_problems
+from mismatch_cli.trace.manifest import library_versions, write_manifest
+from mismatch_cli.trace.reader import table_to_batch
+from mismatch_cli.trace.shards import open_shard
+
+
+def record(
+    config: ProbeConfig,
+    run_folder: Path,
+    manifest: dict[str, Any],
+    progress: Progress,
+    ranks: Ranks = ALL_HERE,
+) -> None:
+    """Record the trace of a probe into `run_folder/trace`; a manifest with a shard count means a
+    run to resume.
+
+    The caller holds the folder.
+
+    The files show what is done, there are no notes: a missing shard is sampled, one without the
+    trainer's columns is scored.
+    """
+    prepare_imports()
+    folder = run_folder / "trace"
+    threads = set_threads(config.threads, config.model)
+    manifest = manifest | {
+        "config": config.to_json(),
+        "top_logprobs": config.top_logprobs,
+        "threads": threads,
+    }
+    manifest["libraries"] = library_versions()
+    distributions = Distributions(run_folder / "distributions", config.full_divergence)
+    check_unchanged(config, manifest)  # reports a missing adapter before an hour of sampling
+    if not ranks.world.told(is_sampled(folder, manifest)):
+        manifest = _sample(config, run_folder, manifest, distributions, progress, ranks)
+    _score(config, folder, manifest, distributions, progress, ranks)
+    if ranks.world.first:
+        distributions.remove()
+
+
+def _sample(
+    config: ProbeConfig,
+    run_folder: Path,
+    manifest: dict[str, Any],
+    distributions: Distributions,
+    progress: Progress,
+    ranks: Ranks,
+) -> dict[str, Any]:
+    tokenizer = load_tokenizer(config.model)
+    problems = load_problems(config.prompt_source)
+    if full := distributions.count > 0:
+        check_room(config, vocabulary_of(config.model, tokenizer), run_folder)
+    if config.scorer != config.model:
+        check_model_folder(config.scorer)  # before an hour of sampling, not after it
+    fresh = "shards" not in manifest
+    with loaded_sampler(
+        config, run_folder, problems, tokenizer, progress, fresh=fresh, full=full, ranks=ranks
+    ) as sampler:
+        return sampler.sample(config, run_folder / "trace", manifest, distributions=distributions)
+
+
+def _score(
+    config: ProbeConfig,
+    folder: Path,
+    manifest: dict[str, Any],
+    distributions: Distributions,
+    progress: Progress,
+    ranks: Ranks,
+) -> None:
+    manifest["equal_weights"] = equal_weights(config)
+    shards = shards_of(folder, manifest)
+    for scoring in passes(manifest["equal_weights"]):
+        done = ranks.world.told([scoring.done(path) for path in shards])
+        if all(done):
+            continue
+        recomputed = scoring.column == "logp_recomputed"
+        at_rollout = recomputed or manifest["equal_weights"]
+        check = (
+            AdapterCheck(config, shards[0], progress, ranks)
+            if config.engine_adapter and at_rollout
+            else None
+        )
+        model, adapter = config.model, config.engine_adapter
+        if not recomputed:
+            model, adapter = config.scorer, config.scorer_adapter
+        trainer = load_trainer(model, adapter, config, config.sampling, progress, ranks)
+        if check is not None:
+            manifest["adapter_check"] = check.done(trainer)
+        manifest["recomputed" if recomputed else "trainer"] = trainer.describe()
+        if ranks.world.first:
+            # Before the first shard is scored: a killed run says what scored it
+            write_manifest(folder, manifest)
+        score = partial(
+            score_shard,
+            trainer=trainer,
+            scoring=scoring,
+            token_budget=config.token_budget,
+            distributions=distributions,
+            keep_routes=config.keep_routes,
+            ranks=ranks,
+        )
+        score_shards(score, shards, done, config.noise_responses, progress, ranks)
+
+
+_RESPONSES = 32  # of the first shard
+
+
+def equal_weights(config: ProbeConfig) -> bool:
+    """Whether trainer and engine have the same weights: the same model, and equivalent adapters
+    or none.
+    """
+    return config.scorer == config.model and same_adapter(
+        config.engine_adapter, config.scorer_adapter
+    )
+
+
+def check_unchanged(config: ProbeConfig, manifest: dict[str, Any]) -> None:
+    """A `MismatchError` for an adapter that cannot be read, or has changed since the run began."""
+    for side, name in (("rollout", config.engine_adapter), ("trainer", config.scorer_adapter)):
+        if name is not None:
+            now = read_adapter(name).digest
+            if manifest.get(side, {}).get("adapter_digest", now) != now:
+                raise MismatchError(
+                    f"The adapter {name} has changed since this run began, so it cannot be "
+                    "resumed. Start again in another --output, or with --force."
+                )
+
+
+class AdapterCheck:
+    """Did the engine apply the adapter? Built before the trainer with the adapter loads: one
+    model at a time.
+    """
+
+    def __init__(self, config: ProbeConfig, shard: Path, progress: Progress, ranks: Ranks) -> None:
+        self._config, self._progress = config, progress
+        table = open_shard(shard).read()
+        chosen = evenly_spaced(_RESPONSES, len(table))
+        rows = [row for row in range(len(table)) if chosen(row)]
+        batch = table_to_batch(table.combine_chunks())
+        offset_S1 = batch.offset_S1.tolist()
+        assert batch.logp_rollout_T is not None
+        self._logp_rollout = [batch.logp_rollout_T[offset_S1[r] : offset_S1[r + 1]] for r in rows]
+        requests = requests_of(table)
+        self._requests = [
+            ScoreRequest(requests[r].prompt_ids, requests[r].response_ids) for r in rows
+        ]
+        self._without = self._logp(
+            load_trainer(config.model, None, config, config.sampling, progress, ranks)
+        )
+
+    def done(self, trainer: Trainer) -> dict[str, Any]:
+        """The finding, for the manifest; a `MismatchError` if the engine's log μ fits the model
+        without adapter.
+        """
+        config = self._config
+        fit = paired_test(self._logp_rollout, self._logp(trainer), self._without)
+        if fit.second_fits:
+            raise MismatchError(
+                f"The engine did not apply the adapter {config.engine_adapter}: on "
+                f"{len(self._requests)} of its own responses mean |π − μ| is {fit.first:.2g} "
+                f"with the adapter and {fit.second:.2g} without. Nothing was scored. Read log/ "
+                "in the run folder, or probe without an adapter on the engine."
+            )
+        if not fit.first_fits:
+            self._progress.say(
+                f"Cannot tell whether the engine applied the adapter {config.engine_adapter}: "
+                f"mean |π − μ| is {fit.first:.2g} with it and {fit.second:.2g} without, too "
+                "close to distinguish."
+            )
+        return {
+            "responses": len(self._requests),
+            "abs_dp_with": fit.first,
+            "abs_dp_without": fit.second,
+            "applied": True if fit.first_fits else None,
+        }
+
+    def _logp(self, trainer: Trainer) -> list[np.ndarray]:
+        scores = trainer.score(self._requests, token_budget=self._config.token_budget)
+        return [score.logp_T for score in scores]

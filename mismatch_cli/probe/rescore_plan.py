@@ -1,0 +1,255 @@
+"""Which weights a rescoring uses, and what that means for each column of the trace: decided before
+a model loads.
+
+Versions (optimiser steps) in the trace say which weights sampled a response and which scored it.
+Where they are equal, `logp_trainer` is log π at the weights that sampled, and readers serve it as
+`logp_recomputed` too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mismatch_cli.base.errors import MismatchError, UsageError
+from mismatch_cli.base.text import visible
+from mismatch_cli.probe.config import EQUAL, NEWER, RescoreConfig
+from mismatch_cli.probe.score import Pass
+from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trace.schema import Maker, column_order, made_by
+
+# Measured with the old trainer: none of it may be mixed with a new logp_trainer.
+OF_TRAINER = made_by(Maker.TRAINER)
+OF_RECOMPUTED = made_by(Maker.RECOMPUTED)
+# Measured with the trainer at the weights that sampled, whichever column has its log π.
+OF_ROUTERS = made_by(Maker.ROUTERS)
+
+
+@dataclass(frozen=True)
+class RescorePlan:
+    """What to write: by which pass, at which version, replacing which columns."""
+
+    score: Pass
+    version: int  # of the model that scores
+    equal_weights: bool  # whether the finished trace compares equal weights only
+    replaced: tuple[str, ...]  # columns of the source that the new trace drops
+    carried: tuple[str, ...]  # columns that keep what the source knew at the weights that sampled
+    written: tuple[str, ...]  # columns that every part of the new trace has
+    digest: str  # changes when the source does
+    notes: tuple[str, ...]  # for the user
+
+    def versions(self, table: pa.Table) -> dict[str, Any]:
+        """The version columns, with the gaps of the source filled in."""
+        filled = {"version_rollout": versions_of(table, "version_rollout", 0)}
+        # The kept trainer: at other weights, unless known
+        if self.score.column == "logp_recomputed":
+            filled["version_trainer"] = versions_of(table, "version_trainer", self.version + 1)
+        return filled
+
+
+@dataclass
+class _Source:
+    """What one pass over the small columns of a trace shows."""
+
+    columns: set[str]
+    sampled_at: set[int] = field(default_factory=set)
+    scored_at: set[int] = field(default_factory=set)
+    steps: set[int] = field(default_factory=set)
+    rows: int = 0
+    # Rows that the trace's own trainer scored at the weights that sampled
+    at_equal_weights: int = 0
+    without_prompt: int = 0
+    without_routes: int = 0
+
+    @classmethod
+    def of(cls, trace: Trace) -> _Source:
+        found = cls(trace.columns())
+        names = (
+            "step",
+            "version_rollout",
+            "version_trainer",
+            "prompt_ids",
+            "response_ids",
+            "routes",
+        )
+        for table in trace.tables(names):
+            rollout_S = versions_of(table, "version_rollout", 0)
+            found.sampled_at |= set(rollout_S.tolist())
+            if {
+                "version_trainer",
+                "logp_trainer",
+            } <= found.columns and "version_trainer" in table.column_names:
+                trainer_S = versions_of(table, "version_trainer", -1)
+                found.scored_at |= set(trainer_S.tolist())
+                found.at_equal_weights += int((rollout_S == trainer_S).sum())
+            found.steps |= set(table.column("step").to_pylist())
+            found.rows += len(table)
+            found.without_routes += (
+                table.column("routes").null_count if "routes" in table.column_names else len(table)
+            )
+            found.without_prompt += int(
+                np.sum((_lengths(table, "prompt_ids") == 0) & (_lengths(table, "response_ids") > 0))
+            )
+        return found
+
+
+def versions_of(table: pa.Table, name: str, unknown: int) -> np.ndarray:
+    """A column of versions; `unknown` where it is absent or null."""
+    if name not in table.column_names:
+        return np.full(len(table), unknown, dtype=np.int32)
+    return pc.fill_null(table.column(name), unknown).to_numpy().astype(np.int32)
+
+
+def _lengths(table: pa.Table, name: str) -> np.ndarray:
+    return pc.fill_null(pc.list_value_length(table.column(name)), 0).to_numpy()
+
+
+def plan_rescoring(trace: Trace, config: RescoreConfig) -> RescorePlan:
+    """Decide, or raise with one sentence that says why these weights cannot be what was asked
+    for.
+    """
+    source = _Source.of(trace)
+    if source.without_prompt:
+        raise MismatchError(
+            f"{trace.folder} lacks the prompt of {source.without_prompt} of its {source.rows} "
+            "responses, and log π of a response depends on it. Record the prompts' token ids "
+            "(prompt_ids) too."
+        )
+    if config.replay_routes and source.without_routes:
+        raise MismatchError(
+            f"{trace.folder} lacks the routes of {source.without_routes} of its {source.rows} "
+            "responses, so they cannot be replayed. Record them: mismatch-cli probe --engine hf "
+            f"--keep-routes {source.rows}"
+        )
+    version = _version(trace, source, config)
+    return (
+        _plan_recomputed(trace, source, version, config)
+        if config.keep_trainer
+        else _plan_trainer(trace, source, version, config)
+    )
+
+
+def _version(trace: Trace, source: _Source, config: RescoreConfig) -> int:
+    """The version of the model that scores, as the trace counts versions."""
+    if config.weights == NEWER:
+        return max(source.sampled_at | source.scored_at) + 1
+    if config.weights != EQUAL:
+        return int(config.weights)
+    if len(source.sampled_at) > 1:
+        versions = sorted(source.sampled_at)
+        raise UsageError(
+            f"{trace.folder} was sampled at {len(versions)} versions of the weights "
+            f"({versions[0]} to {versions[-1]}), and a model has only one. Say which: --weights "
+            f"{versions[0]}, or --weights {NEWER}."
+        )
+    return next(iter(source.sampled_at))
+
+
+def _plan_trainer(
+    trace: Trace, source: _Source, version: int, config: RescoreConfig
+) -> RescorePlan:
+    """The model becomes the trainer; what the trace knew at the weights that sampled is kept as
+    `logp_recomputed`.
+
+    Except if the model has some of those weights: readers take logp_trainer wherever versions are
+    equal, and a mismatch must not mix two trainers.
+    """
+    equal = source.sampled_at == {version}
+    known = source.at_equal_weights > 0 or "logp_recomputed" in source.columns
+    carries = known and version not in source.sampled_at
+    topk = "topk_ids" in source.columns
+    carried = OF_RECOMPUTED[: 1 + topk] if carries else ()
+    notes = _steps_note(source, config)
+    if known and not carries and not equal:
+        notes.append(
+            "Only some responses were sampled at this model's weights. The trace's old log π at "
+            "the weights that sampled is dropped, or two trainers would mix: the report gives "
+            "the mismatch of those responses, and the total gap of all."
+        )
+    elif config.weights == NEWER and not known:
+        notes.append(
+            "The trace has no log π at the weights that sampled, so mismatch and staleness "
+            "cannot be separated: rescore it with those weights first, then the result with "
+            "these."
+        )
+    written = ["logp_trainer", *["topk_logp_trainer"] * topk, *carried]
+    written += ["logp_trainer_repeat"] * (config.noise_responses != 0)
+    strangers = sorted(source.columns - {*column_order()})
+    notes += _note_of_strangers(strangers)
+    replaced = (*OF_TRAINER, *OF_RECOMPUTED, *(() if carries else OF_ROUTERS), *strangers)
+    return RescorePlan(
+        Pass("logp_trainer", version_trainer=version, measures_routes=equal),
+        version,
+        equal,
+        tuple(name for name in replaced if name in source.columns),
+        tuple(carried),
+        (*written, *_of_routers(source, equal)),
+        _digest(trace),
+        tuple(notes),
+    )
+
+
+def _of_routers(source: _Source, measures: bool) -> tuple[str, ...]:
+    """The router columns to write, so that every part of the new trace has them."""
+    return OF_ROUTERS if measures and "routes" in source.columns else ()
+
+
+def _note_of_strangers(columns: Sequence[str]) -> list[str]:
+    """What is not taken over, since the old trainer may have made it."""
+    if not columns:
+        return []
+    return [
+        f"Left out: {', '.join(map(visible, columns))}. The schema does not say who made it: if "
+        "the old trainer did, it does not belong to the new log π."
+    ]
+
+
+def _steps_note(source: _Source, config: RescoreConfig) -> list[str]:
+    """Dumps rarely say which weights sampled: all their steps then share one version, which
+    deserves a note.
+    """
+    if config.weights != EQUAL or len(source.steps) < 2:
+        return []
+    return [
+        f"The trace has {len(source.steps)} steps and one version of the weights: this assumes "
+        "that the model's weights sampled all of them."
+    ]
+
+
+def _plan_recomputed(
+    trace: Trace, source: _Source, version: int, config: RescoreConfig
+) -> RescorePlan:
+    """The model adds log π at the weights that sampled, and the trace's own trainer stays."""
+    if source.sampled_at != {version}:
+        raise UsageError(
+            "--keep-trainer adds log π at the weights that sampled, so it needs --weights equal. "
+            "Leave out --keep-trainer or --weights."
+        )
+    if "logp_trainer" not in source.columns:
+        raise UsageError(f"{trace.folder} has no logp_trainer to keep. Leave out --keep-trainer.")
+    if source.at_equal_weights:
+        raise UsageError(
+            f"The trainer of {trace.folder} scored {source.at_equal_weights} responses at the "
+            "weights that sampled, so it already has what --keep-trainer would add. Leave out "
+            "--keep-trainer to replace it."
+        )
+    written = (*OF_RECOMPUTED[: 1 + ("topk_ids" in source.columns)], *_of_routers(source, True))
+    replaced = tuple(name for name in (*OF_RECOMPUTED, *OF_ROUTERS) if name in source.columns)
+    notes = tuple(_steps_note(source, config))
+    return RescorePlan(
+        Pass("logp_recomputed"), version, False, replaced, (), written, _digest(trace), notes
+    )
+
+
+def _digest(trace: Trace) -> str:
+    """A hash of the shards' names and sizes: enough to notice that a trace was recorded again or
+    grew.
+    """
+    shards = [(path.name, path.stat().st_size) for path in trace.shards]
+    return hashlib.sha256(repr(shards).encode()).hexdigest()[:16]

@@ -1,0 +1,370 @@
+"""A trace of rollouts: load the engine, encode the problems, then sample and grade the missing
+shards one by one.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.models.adapters import read_adapter
+from mismatch_cli.models.dealing import ALL_HERE, Ranks
+from mismatch_cli.models.engines import (
+    Engine,
+    Request,
+    create_engine,
+    engine_module,
+    sample_checked,
+    sample_seed,
+)
+from mismatch_cli.probe.config import RolloutConfig
+from mismatch_cli.probe.full_divergence import Distributions
+from mismatch_cli.probe.tasks.grading import Grader, group_mean_advantages
+from mismatch_cli.probe.tasks.prompts import EncodedPrompts, Problem, encode_prompts
+from mismatch_cli.rules.batch import Rollout
+from mismatch_cli.trace.manifest import promised_rows, recorded, write_manifest
+from mismatch_cli.trace.ours import remove_results
+from mismatch_cli.trace.shards import open_shard
+from mismatch_cli.trace.vocabulary import write_vocabulary
+from mismatch_cli.trace.work import home_of
+from mismatch_cli.trace.writer import rows_to_table, shard_path, with_counts, write_shard
+
+
+class Progress(Protocol):
+    """How a recording reports its progress."""
+
+    def say(self, message: str) -> None:
+        """Report one line."""
+        ...
+
+    def counting(
+        self, phase: str, total: int, done: int = 0, *, unit: str = "responses"
+    ) -> AbstractContextManager[Callable[[int], None]]:
+        """A phase that counts units of work; its block calls what it gets with the number of
+        newly finished ones.
+        """
+        ...
+
+    def sampling(
+        self, phase: str, total: int, done: int, most_tokens: int
+    ) -> AbstractContextManager[Callable[[int], None]]:
+        """A phase that samples responses of at most so many tokens; the engine also tells how
+        many it has sampled.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """A loaded engine, its prompts, and the grader of its responses."""
+
+    engine: Engine
+    encoded: EncodedPrompts
+    tokenizer: Any
+    grader: Grader
+    progress: Progress
+    ranks: Ranks
+
+    def sample(
+        self,
+        config: RolloutConfig,
+        folder: Path,
+        manifest: dict[str, Any],
+        *,
+        phase: str = "Sampling",
+        first_sample: int = 0,
+        distributions: Distributions | None = None,
+    ) -> dict[str, Any]:
+        """Sample every missing shard into `folder`; returns the manifest, completed and written
+        there.
+
+        The files show what is done, there are no notes. Raises a `MismatchError` if the manifest
+        describes other prompts. A response's seed follows from its prompt and number:
+        `first_sample` skips those of earlier responses.
+        """
+        plans = plan_shards(
+            self.encoded.problems, self.encoded.prompt_ids, config.prompts_per_shard
+        )
+        prompts = describe_prompts(config, self.encoded, manifest)
+        adapter = (
+            {}
+            if config.engine_adapter is None
+            else read_adapter(config.engine_adapter).facts(merged=False)
+        )
+        rollout = _describe(self.engine, config, manifest) | adapter
+        rows = {plan.path(folder): len(plan.problems) * config.samples_per_prompt for plan in plans}
+        promised = recorded({path.name: count for path, count in rows.items()})
+        manifest = manifest | {"rollout": rollout, "prompts": prompts} | promised
+        todo = [plan for plan in plans if not is_whole(plan.path(folder), rows[plan.path(folder)])]
+        with self.ranks.first_before_others() as first:
+            if first:
+                write_vocabulary(folder, self.tokenizer)
+                write_manifest(folder, manifest)
+        total = sum(rows.values())
+        done = total - sum(rows[plan.path(folder)] for plan in todo)
+        with self.progress.sampling(phase, total, done, config.max_tokens) as on_finished:
+            for plan in self.ranks.own(todo):
+                sample_shard(
+                    plan,
+                    self.engine,
+                    self.grader,
+                    folder=folder,
+                    samples_per_prompt=config.samples_per_prompt,
+                    first_sample=first_sample,
+                    seed=config.seed,
+                    on_finished=on_finished,
+                    distributions=distributions,
+                    first_response=plan.index
+                    * config.prompts_per_shard
+                    * config.samples_per_prompt,
+                )
+        self.ranks.world.barrier()
+        return manifest
+
+
+@contextmanager
+def loaded_sampler(
+    config: RolloutConfig,
+    run_folder: Path,
+    problems: list[Problem],
+    tokenizer: Any,
+    progress: Progress,
+    *,
+    fresh: bool,
+    full: bool = False,
+    ranks: Ranks = ALL_HERE,
+) -> Iterator[Sampler]:
+    """The rollout engine of a configuration, with its log in the run folder; `full` if it will
+    `sample_full`.
+
+    Once it has loaded, a `fresh` run removes an old one from the folder.
+    """
+    with ExitStack() as stack:
+        grader = stack.enter_context(
+            Grader(
+                tokenizer.decode,
+                reward=config.reward,
+                seconds=config.reward_seconds,
+                template=config.prompt_template,
+                answer_format=config.answer_format,
+                rule=config.grader,
+                chat=getattr(tokenizer, "chat_template", None) is not None,
+            )
+        )
+        if config.reward:
+            # Before the engine loads: a reward function that cannot be loaded fails at once
+            grader.start()
+        engine = stack.enter_context(
+            closing(_load_engine(config, run_folder, len(tokenizer), progress, full, ranks))
+        )
+        context = engine.max_model_len
+        encoded = encode_prompts(
+            problems, tokenizer, template=config.prompt_template, max_model_len=context
+        )
+        with ranks.first_before_others() as first:
+            if first and fresh:
+                remove_results(run_folder)
+        yield Sampler(engine, encoded, tokenizer, grader, progress, ranks)
+
+
+def _load_engine(
+    config: RolloutConfig,
+    run_folder: Path,
+    vocabulary: int,
+    progress: Progress,
+    full: bool,
+    ranks: Ranks,
+) -> Engine:
+    config.check_vocabulary(vocabulary)
+    if engine_module(config.engine).REMOTE:
+        progress.say(f"Asking the server for {config.model}")
+    else:
+        progress.say(f"Loading {config.model} into the rollout engine ({config.engine})")
+    log_file = home_of(run_folder) / "log" / f"{config.engine}{ranks.world.suffix}.log"
+    settings = config.engine_settings(
+        log_file=log_file, full=full, say=progress.say, world=ranks.world
+    )
+    return create_engine(config.engine, settings)
+
+
+def _describe(engine: Engine, config: RolloutConfig, manifest: dict[str, Any]) -> dict[str, Any]:
+    """The engine as resolved; a `MismatchError` for a different server from the one that the run
+    began with.
+    """
+    described = engine.describe()
+    if engine_module(config.engine).REMOTE:
+        for name, before in manifest.get("rollout", {}).items():
+            now = described.get(name)
+            # The server does not report these
+            if not {before, now} & {None, "auto"} and before != now:
+                raise MismatchError(
+                    f"The server is not the one that this run began with: {name} was {before} "
+                    f"and is {now}. Start it with its old settings, or start the run again with "
+                    "--force."
+                )
+    return described
+
+
+def is_whole(path: Path, rows: int | None) -> bool:
+    """Whether a shard exists, with all the responses that it was written with, if their number
+    is known.
+    """
+    return path.is_file() and (rows is None or open_shard(path).metadata.num_rows == rows)
+
+
+def is_sampled(folder: Path, manifest: dict[str, Any]) -> bool:
+    """Whether every shard that a manifest promises exists and is complete; False for one that
+    promises none.
+    """
+    promised = promised_rows(manifest)
+    return promised is not None and all(
+        is_whole(folder / name, rows) for name, rows in promised.items()
+    )
+
+
+def shards_of(folder: Path, manifest: dict[str, Any]) -> list[Path]:
+    """The shards that a manifest promises, whether they exist or not."""
+    return [shard_path(folder, index) for index in range(manifest["shards"])]
+
+
+def digest_of(encoded: EncodedPrompts) -> str:
+    """A hash that distinguishes these prompts from others."""
+    return hashlib.sha256(repr([encoded.problems, encoded.prompt_ids]).encode()).hexdigest()[:16]
+
+
+def describe_prompts(
+    config: RolloutConfig, encoded: EncodedPrompts, manifest: dict[str, Any]
+) -> dict[str, Any]:
+    """What a manifest says about its prompts; a `MismatchError` if this one has others."""
+    digest = digest_of(encoded)
+    before = manifest.get("prompts", {}).get("digest", digest)
+    if before != digest:
+        raise MismatchError(
+            f"{config.prompts} has changed since this run began, so it cannot be resumed. "
+            "Start again in another --output, or with --force."
+        )
+    return {
+        "source": config.prompts,
+        "count": len(encoded.problems),
+        "template": encoded.template,
+        "skipped": encoded.skipped,
+        "digest": digest,
+    }
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """The prompts of one shard: the unit of work, and the most that a kill can lose."""
+
+    index: int
+    problems: list[Problem]
+    prompt_ids: list[list[int]]
+
+    def path(self, folder: Path) -> Path:
+        return shard_path(folder, self.index)
+
+
+def plan_shards(
+    problems: list[Problem], prompt_ids: list[list[int]], prompts_per_shard: int
+) -> list[ShardPlan]:
+    return [
+        ShardPlan(
+            index,
+            problems[start : start + prompts_per_shard],
+            prompt_ids[start : start + prompts_per_shard],
+        )
+        for index, start in enumerate(range(0, len(problems), prompts_per_shard))
+    ]
+
+
+def sample_shard(
+    plan: ShardPlan,
+    engine: Engine,
+    grader: Grader,
+    *,
+    folder: Path,
+    samples_per_prompt: int,
+    first_sample: int = 0,
+    seed: int,
+    on_finished: Callable[[int], None],
+    distributions: Distributions | None = None,
+    first_response: int = 0,
+) -> None:
+    """Sample all responses of a shard, check and grade them, and write the shard.
+
+    `distributions` take log μ of the run's first responses; the shard's first response is number
+    `first_response`.
+    """
+    numbers = range(first_sample, first_sample + samples_per_prompt)
+    keys = [(i, sample) for i in range(len(plan.problems)) for sample in numbers]
+    requests = [
+        Request(plan.prompt_ids[i], sample_seed(seed, plan.problems[i].prompt_id, s))
+        for i, s in keys
+    ]
+    problems = [plan.problems[i] for i, _ in keys]
+    with ExitStack() as files:
+        sinks = (
+            files.enter_context(distributions.sinks(first_response, len(requests)))
+            if distributions
+            else []
+        )
+        rollouts = sample_checked(
+            engine, requests, [p.prompt_id for p in problems], on_finished, sinks
+        )
+    columns = _columns(problems, [sample for _, sample in keys], rollouts)
+    timeouts, unstated = grader.timeouts, grader.unstated
+    columns |= _grades(problems, rollouts, grader)
+    counts = {
+        "grading_timeouts": grader.timeouts - timeouts,
+        "unstated": grader.unstated - unstated,
+    }
+    write_shard(plan.path(folder), with_counts(rows_to_table(columns), **counts))
+
+
+def _columns(
+    problems: Sequence[Problem], samples: Sequence[int], rollouts: Sequence[Rollout]
+) -> dict[str, Any]:
+    count = len(rollouts)
+    columns: dict[str, Any] = {
+        **{
+            name: np.zeros(count, dtype=np.int32)
+            for name in ("step", "epoch", "minibatch", "version_rollout")
+        },
+        "prompt_id": [p.prompt_id for p in problems],
+        "sample_index": samples,
+        "finish_reason": [r.finish_reason for r in rollouts],
+        "prompt_ids": [r.prompt_ids for r in rollouts],
+        "response_ids": [r.response_ids for r in rollouts],
+        "loss_mask": [np.ones(len(r.response_ids), dtype=bool) for r in rollouts],
+        "logp_rollout": [r.logp_rollout_T for r in rollouts],
+        "rank_rollout": [r.rank_rollout_T for r in rollouts],
+    }
+    if any(r.topk_ids_TK is not None for r in rollouts):
+        columns["topk_ids"] = [r.topk_ids_TK for r in rollouts]
+        columns["topk_logp_rollout"] = [r.topk_logp_rollout_TK for r in rollouts]
+    if any(r.routes_FMK is not None for r in rollouts):
+        columns["routes"] = [r.routes_FMK for r in rollouts]
+    return columns
+
+
+def _grades(
+    problems: Sequence[Problem], rollouts: Sequence[Rollout], grader: Grader
+) -> dict[str, Any]:
+    """Rewards, and the advantages that follow; null for problems that cannot be graded."""
+    if not any(grader.can_grade(problem) for problem in problems):
+        return {}
+    reward_S = np.array(grader.rewards(problems, rollouts), dtype=np.float32)
+    advantage_S = group_mean_advantages(reward_S, np.array([p.prompt_id for p in problems]))
+    lengths = [len(r.response_ids) for r in rollouts]
+    return {
+        "reward": [None if np.isnan(reward) else reward for reward in reward_S],
+        "advantage": [
+            None if np.isnan(a) else np.full(n, a, dtype=np.float32)
+            for n, a in zip(lengths, advantage_S, strict=True)
+        ],
+    }

@@ -1,0 +1,125 @@
+"""Finds the answer that a response states: in its last box, or on a line that begins with
+`Answer:`.
+"""
+
+import re
+
+from mismatch_cli.base.numbers import count
+
+FORMATS = ("auto", "boxed", "line")
+FORMAT_HELP = (
+    "Where responses state their answer: boxed (the last box), line (a last line Answer: …); "
+    "auto: as the prompt asks."
+)
+VERL_RULE, OAT_RULE = GRADERS = ("verl", "oat")
+GRADER_HELP = (
+    "Whose rule says that two answers are equal: verl's (math-verify), or oat's, as in the scripts "
+    "of the sanity test."
+)
+SECONDS_HELP = (
+    "Time limit for your reward function, per response, per batch and to load; 0: 30 s, 600 s "
+    "and 60 s."
+)
+_BOX = re.compile(r"\\(?:boxed|fbox)\{")
+THOUGHT, _END_OF_THOUGHT = "<think>", "</think>"
+# The wording of DAPO-Math-17k and simple-evals; a prompt that asks for a box on that line asks for
+# a box.
+_ASKS_FOR_LINE = re.compile(r"of the form:?\s*[\"'“]?Answer:(?!\s*\\boxed)", re.IGNORECASE)
+_LINE = re.compile(r"Answer\s*:\s*([^\n]+)", re.IGNORECASE)
+_TAIL, _TAIL_OF_BOX = 300, 100  # characters that verl's DAPO scorer (math_dapo) looks at
+
+
+def asks_for_line(prompt: str | list[dict[str, str]]) -> bool:
+    """Whether a problem asks for its answer on a separate line, `Answer: …`."""
+    text = (
+        prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
+    )
+    return _ASKS_FOR_LINE.search(text) is not None
+
+
+def asks_for_box(prompt: str | list[dict[str, str]]) -> bool:
+    """Whether the user's last message mentions a box."""
+    return "\\boxed" in (prompt if isinstance(prompt, str) else prompt[-1]["content"])
+
+
+def stated_answer(response: str, *, in_thought: bool = False, on_line: bool = False) -> str | None:
+    """The answer that a response states, or None.
+
+    `in_thought`: the prompt has opened a thought, and only text after its single closing tag
+    counts.
+    """
+    if in_thought:
+        response = _after_the_thought(response)
+    return _on_last_line(response) if on_line else last_boxed(response)
+
+
+def _on_last_line(response: str) -> str | None:
+    """The text after the last `Answer:`, as verl's DAPO scorer reads it; without one, a box at the
+    very end.
+
+    If the line holds equations, the right side of the last one counts.
+    """
+    tail = response[-_TAIL:]
+    found: list[str] = _LINE.findall(tail)
+    if not found:
+        return last_boxed(tail[-_TAIL_OF_BOX:])
+    boxed = last_boxed(found[-1])
+    return found[-1].rpartition("=")[2].strip() if boxed is None else boxed
+
+
+def _after_the_thought(response: str) -> str:
+    """The text after the thought; empty if the thought does not end or ends twice, which is
+    ambiguous.
+    """
+    _, closed, rest = response.partition(_END_OF_THOUGHT)
+    return rest if closed and _END_OF_THOUGHT not in rest else ""
+
+
+def last_boxed(text: str) -> str | None:
+    """The content of the last complete `\\boxed{…}` or `\\fbox{…}` with balanced braces, or None.
+
+    Of nested boxes the inner one counts. A single pass: responses can be long and hostile.
+    """
+    found, best_start, open_braces = None, -1, []
+    boxes = {match.end() for match in _BOX.finditer(text)}
+    for index, character in enumerate(text, start=1):
+        if character == "{":
+            open_braces.append(index)
+        elif character == "}" and open_braces:
+            start = open_braces.pop()
+            if start in boxes and start > best_start:
+                found, best_start = text[start : index - 1], start
+    return found
+
+
+HOW_TO_ASK = (
+    "An answer is the last \\boxed{…} of a response, or its last line Answer: … if the prompt asks "
+    "for one. --prompt-template boxed or answer-line asks for one of them; --answer-format line "
+    "always reads such a line, and a --reward of your own any other form."
+)
+
+
+def without_answer(unstated: int, responses: int) -> str:
+    """What to say of responses that ended without stating an answer: they are not wrong, but
+    unread; what would help, if they are most.
+    """
+    help_ = f" {HOW_TO_ASK}" if 2 * unstated > responses else ""
+    return (
+        f"{count(unstated)} of {count(responses)} responses ended without an answer in the "
+        f"asked form, and score 0 for that alone.{help_}"
+    )
+
+
+def no_answers(responses: int, truncated: int, max_tokens: int) -> str:
+    """The warning for a step whose responses state no answer: every reward is 0, and nothing is
+    learned.
+    """
+    cut = (
+        f" {truncated} of them were cut at {max_tokens} tokens: raise --max-tokens."
+        if truncated
+        else ""
+    )
+    return (
+        f"None of the {responses} responses of a step states an answer, so every reward is "
+        f"0.{cut} {HOW_TO_ASK}"
+    )

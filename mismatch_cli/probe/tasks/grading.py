@@ -1,0 +1,299 @@
+"""Rewards and advantages of responses: verl's or oat's rule, a named reward or a user's function,
+in a worker that cannot hang the run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import nan
+from typing import TYPE_CHECKING, Any
+
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.probe.tasks import named_rewards
+from mismatch_cli.probe.tasks.answers import (
+    OAT_RULE,
+    THOUGHT,
+    VERL_RULE,
+    asks_for_box,
+    asks_for_line,
+    last_boxed,
+    stated_answer,
+)
+from mismatch_cli.probe.tasks.prompts import CONVERSATIONS, LINE_TEMPLATE, Problem
+from mismatch_cli.probe.tasks.rewards import Answered, OwnReward, is_own, needs_answer
+from mismatch_cli.processes.child import Child
+from mismatch_cli.rules.batch import Rollout
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def group_mean_advantages(reward_S: np.ndarray, prompt_id_S: np.ndarray) -> np.ndarray:
+    """Reward minus the mean of its group (the samples of one prompt), without division by the
+    standard deviation.
+
+    A_i = R_i − mean_{j in group} R_j, float32, shape _S. A group of one, or with equal rewards,
+    gets zeros: it teaches nothing. A NaN reward means none: it is left out of the mean, and its
+    advantage is NaN too. Source: Dr. GRPO; arXiv 2602.04879, section 4.1 and App. C.1.
+    """
+    import numpy as np
+
+    _, group_S = np.unique(prompt_id_S, return_inverse=True)
+    judged_S = ~np.isnan(reward_S)
+    sums_G = np.bincount(group_S, weights=np.where(judged_S, reward_S, 0))
+    means_G = sums_G / np.maximum(np.bincount(group_S, weights=judged_S), 1)
+    return (reward_S - means_G[group_S]).astype(np.float32)
+
+
+_END_OF_PROMPT = 16  # tokens, which hold the tag of a thought, whole or in pieces
+_PLAIN_INTEGER = re.compile(r"-?[0-9]{1,15}")
+
+
+class MathVerify:
+    """Compares answers in a child process, which is restarted when a comparison takes too long.
+
+    `rule` is "verl", math-verify as verl calls it, or "oat". A context manager: the child ends with
+    it. Equal pairs are compared once. `timeouts` counts responses that scored 0 because their
+    comparison timed out, `stated` those that state an answer, `unstated` those that ended without
+    one.
+    """
+
+    def __init__(self, seconds: float = 5.0, rule: str = VERL_RULE) -> None:
+        module, self._form = _RULES[rule]
+        self._known: dict[tuple[str, str], float] = {}
+        self._seconds = seconds
+        self.timeouts = self.stated = self.unstated = 0
+        self.child = Child(
+            f"mismatch_cli.probe.tasks.{module}",
+            cannot_start=(
+                "The grading worker (math-verify) did not start. Try: python -c 'import "
+                "math_verify'"
+            ),
+        )
+
+    def grade(
+        self,
+        response: str,
+        answer: str,
+        finish_reason: str,
+        *,
+        in_thought: bool = False,
+        on_line: bool = False,
+    ) -> float:
+        """1 if the answer that a response states (see `stated_answer`) is right, else 0;
+        truncated ones score 0.
+        """
+        if finish_reason == "length":
+            return 0.0
+        stated = stated_answer(response, in_thought=in_thought, on_line=on_line)
+        if stated is None:
+            self.unstated += 1
+            return 0.0
+        self.stated += 1
+        if _PLAIN_INTEGER.fullmatch(stated) and _PLAIN_INTEGER.fullmatch(answer):
+            # math-verify agrees, but takes a thousand times longer
+            return float(int(stated) == int(answer))
+        pair = (stated, answer)
+        if pair in self._known:
+            return self._known[pair]
+        reply = self._compare(stated, answer)
+        if reply is None:
+            self.timeouts += 1
+            return 0.0
+        return self._known.setdefault(pair, reply)
+
+    def __enter__(self) -> MathVerify:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.child.stop()
+
+    def _compare(self, stated: str, answer: str) -> float | None:
+        """None if it took too long, or two children died of it (one death may be the machine's
+        fault).
+        """
+        question = json.dumps([self._form(stated), self._form(answer)])
+        ask = partial(self.child.ask, question, self._seconds)
+        reply = ask() or ask()  # after a timeout it is not tried again
+        if not reply:
+            self.child.give_up([question])
+        return float(reply == "true") if reply else None
+
+
+def _as_box(answer: str) -> str:
+    """A LaTeX box: the only form whose extent math-verify does not have to guess."""
+    inner = last_boxed(answer)
+    return f"\\boxed{{{answer.strip().strip('$') if inner is None else inner}}}"
+
+
+def _unboxed(answer: str) -> str:
+    """What oat compares: the content of a box, or the whole."""
+    inner = last_boxed(answer)
+    return answer if inner is None else inner
+
+
+# The worker of each rule, and the form of the answers that it compares
+_RULES: dict[str, tuple[str, Callable[[str], str]]] = {
+    VERL_RULE: ("_worker", _as_box),
+    OAT_RULE: ("_oat_worker", _unboxed),
+}
+
+
+def gradable(problems: Sequence[Problem], reward: str, location: str) -> list[Problem]:
+    """The problems that can be graded: those with an answer, or all with a `reward` that needs
+    none; a `MismatchError` if none can.
+    """
+    every = not needs_answer(reward)
+    found = [problem for problem in problems if every or problem.answer is not None]
+    if not found:
+        raise MismatchError(
+            f"{location} has no problem with an answer. Name the field that holds it with "
+            "--answer-field."
+        )
+    return found
+
+
+class Grader:
+    """Grades responses as text, in a child process; a context manager.
+
+    `reward` is FILE.py:FUNCTION, with a limit of `seconds`, the name of a reward, or empty; names
+    that need it, and the empty one, grade by a `rule`: verl's or oat's. After a prompt that ends
+    in an open thought, only text after the thought counts. `answer_format` is where responses
+    state their answer; "auto" lets each prompt decide. `chat`: the tokenizer has a chat template,
+    which turns problems into conversations.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        *,
+        reward: str = "",
+        seconds: float = 0,
+        template: str = "chat",
+        answer_format: str = "auto",
+        rule: str = VERL_RULE,
+        chat: bool = True,
+    ) -> None:
+        self._decode = decode
+        self._format, self._words_ask_for_line = answer_format, template == LINE_TEMPLATE
+        self._needs_answer, own = needs_answer(reward), is_own(reward)
+        self._named: named_rewards.NamedReward | None = None
+        if reward and not own:
+            self._named = named_rewards.find(reward)
+        self._scorer: MathVerify | OwnReward = (
+            OwnReward(reward, seconds, conversational=chat and template in CONVERSATIONS)
+            if own
+            else MathVerify(rule=rule)
+        )
+
+    def can_grade(self, problem: Problem) -> bool:
+        """Without an answer, only a reward that needs none can grade."""
+        return not self._needs_answer or problem.answer is not None
+
+    def rewards(self, problems: Sequence[Problem], rollouts: Sequence[Rollout]) -> list[float]:
+        """The rewards of responses; 0 after a timeout, NaN where grading is impossible or a
+        function declines.
+        """
+        pairs = list(zip(problems, rollouts, strict=True))
+        if isinstance(self._scorer, OwnReward):
+            return self._scorer.grade_all(
+                [
+                    Answered(
+                        self._text(r),
+                        p.answer,
+                        p.prompt,
+                        r.finish_reason,
+                        p.columns,
+                        tuple(r.response_ids),
+                    )
+                    for p, r in pairs
+                ]
+            )
+        return [self._graded(problem, rollout) for problem, rollout in pairs]
+
+    def _graded(self, problem: Problem, rollout: Rollout) -> float:
+        right = nan
+        if self._needs_answer:
+            right = self._verified(problem, rollout)
+        if self._named is None:
+            return right
+        return self._named.reward(self._text(rollout), right)
+
+    def _verified(self, problem: Problem, rollout: Rollout) -> float:
+        if problem.answer is None:
+            return nan
+        assert isinstance(self._scorer, MathVerify)
+        on_line = self._wants_line(problem) if self._format == "auto" else self._format == "line"
+        return self._scorer.grade(
+            self._text(rollout),
+            problem.answer,
+            rollout.finish_reason,
+            in_thought=self._opens_thought(rollout.prompt_ids),
+            on_line=on_line,
+        )
+
+    def _opens_thought(self, prompt_ids: list[int]) -> bool:
+        """Whether the prompt ends inside a thought, as chat templates of reasoning models do."""
+        return self._decode(prompt_ids[-_END_OF_PROMPT:]).rstrip().endswith(THOUGHT)
+
+    def _wants_line(self, problem: Problem) -> bool:
+        """Whether the prompt asks for a line: the template adds its words only to problems that
+        ask for no format.
+        """
+        return asks_for_line(problem.prompt) or (
+            self._words_ask_for_line and not asks_for_box(problem.prompt)
+        )
+
+    def _text(self, rollout: Rollout) -> str:
+        stopped = rollout.finish_reason == "stop"  # the end token is not text
+        return self._decode(rollout.response_ids[:-1] if stopped else rollout.response_ids)
+
+    @property
+    def stated(self) -> int:
+        """Number of responses that state an answer; 0 with a reward that needs none."""
+        return self._scorer.stated if isinstance(self._scorer, MathVerify) else 0
+
+    @property
+    def timeouts(self) -> int:
+        """Number of responses that earned 0 because grading them took too long."""
+        return self._scorer.timeouts
+
+    @property
+    def unstated(self) -> int:
+        """Number of responses that ended without stating an answer; 0 with a reward that needs
+        none.
+        """
+        return self._scorer.unstated if isinstance(self._scorer, MathVerify) else 0
+
+    def start(self) -> None:
+        """Start a user's code now, which shows whether it loads; other workers start when asked."""
+        if isinstance(self._scorer, OwnReward):
+            self._scorer.child.start()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What took too long: a resumed run does not try it again, and so scores like an
+        uninterrupted one.
+        """
+        return {
+            "given_up": self._scorer.child.given_up,
+            "timeouts": self.timeouts,
+            "unstated": self.unstated,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._scorer.child.give_up(state["given_up"])
+        self._scorer.timeouts = state["timeouts"]
+        if isinstance(self._scorer, MathVerify):
+            self._scorer.unstated = state.get("unstated", 0)  # older checkpoints have none
+
+    def __enter__(self) -> Grader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._scorer.child.stop()

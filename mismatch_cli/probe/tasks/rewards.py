@@ -1,0 +1,177 @@
+"""What `--reward` names: a reward of the package, or a user's function, which runs for one response
+or a batch in a process that cannot hang the run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite, nan
+from typing import Any, NamedTuple
+
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.probe.tasks import named_rewards
+from mismatch_cli.processes.child import Child, users_code
+from mismatch_cli.processes.child_worker import ARGUMENTS, BATCH_ARGUMENTS, KEYWORDS
+
+_FOR_ONE, _FOR_A_BATCH, _TO_LOAD = 30, 600, 60  # seconds
+
+
+def is_own(rewards: str | Iterable[str]) -> bool:
+    """Whether one of these is a user's FILE.py:FUNCTION, which runs code, and no name of the
+    package's.
+    """
+    each = [rewards] if isinstance(rewards, str) else rewards
+    return any(":" in reward or reward.endswith(".py") for reward in each)
+
+
+def needs_answer(reward: str) -> bool:
+    """Whether a problem without an answer cannot be graded: by the default rule, or by a named
+    reward that uses it.
+    """
+    if not reward:
+        return True
+    return not is_own(reward) and named_rewards.find(reward).NEEDS_ANSWER
+
+
+def check_reward(where: str, seconds: int = 0) -> None:
+    """Load a reward function once, so that its errors show before the run starts; does nothing
+    without one. A `UsageError` for an unknown name.
+    """
+    if not is_own(where):
+        if where:
+            named_rewards.check(where)
+        return
+    reward = OwnReward(where, seconds)
+    try:
+        reward.child.start()
+    finally:
+        reward.child.stop()
+
+
+class Answered(NamedTuple):
+    """A response with everything that a reward function may take."""
+
+    response: str
+    answer: str | None
+    problem: Any
+    finish_reason: str
+    columns: Mapping[str, Any] | None = None  # of its row
+    response_ids: Sequence[int] = ()
+
+
+class OwnReward:
+    """Calls `FUNCTION` of `FILE.py`; responses that take too long earn 0 and count in `timeouts`.
+
+    A function with the parameters `responses`, `answers`, `problems`, `finish_reasons` takes lists
+    and returns one; its process persists, so that a model stays loaded. The same holds for
+    functions in TRL's form, with the parameters `completions`, `prompts`, `completion_ids` and
+    columns of the data set; `conversational`: prompts and completions are lists of messages.
+    """
+
+    def __init__(self, where: str, seconds: float = 0, *, conversational: bool = False) -> None:
+        file, code = users_code(where, "--reward", "function", "function")
+        self._where, self._seconds, self._conversational = where, seconds, conversational
+        self.timeouts = 0
+        to_load = max(seconds, _TO_LOAD)
+        self.child = Child(
+            "mismatch_cli.processes.child_worker",
+            code,
+            seconds_to_start=to_load,
+            cannot_start=f"{file} did not load within {to_load:g} s. Allow more with --reward-seconds.",
+        )
+
+    def grade(self, response: str, answer: str | None, finish_reason: str, problem: Any) -> float:
+        """The function's reward; a `MismatchError` if it fails or does not return a finite
+        number.
+        """
+        return self.grade_all([Answered(response, answer, problem, finish_reason)])[0]
+
+    def grade_all(self, rows: Sequence[Answered]) -> list[float]:
+        """The rewards of responses; NaN where a function in TRL's form returns None."""
+        if not rows:
+            return []
+        if not self._kind:
+            return [self._said(row) for row in rows]
+        asked = self._as_trl_asks(rows) if self._kind == KEYWORDS else _in_lists(rows)
+        reply = self._told(asked, len(rows))
+        if reply is None:
+            return [0.0] * len(rows)
+        rewards = reply.get("rewards")
+        if not isinstance(rewards, list):
+            raise self._failed(reply.get("error", "it did not return a list"), rows[0].response)
+        if len(rewards) != len(rows):
+            raise self._failed(
+                f"it returned {len(rewards)} numbers for {len(rows)} responses", rows[0].response
+            )
+        return [
+            nan if reward is None else self._finite(reward, reply, row.response)
+            for reward, row in zip(rewards, rows, strict=True)
+        ]
+
+    @property
+    def _kind(self) -> str:
+        """The function's kind, which its process reports once; empty for one that grades single
+        responses.
+        """
+        if self.child.said_at_start is None:
+            self.child.start()
+        return str(self.child.said_at_start)
+
+    def _as_trl_asks(self, rows: Sequence[Answered]) -> dict[str, Any]:
+        """What GRPOTrainer passes to a reward function; None where a row lacks a column."""
+        names = dict.fromkeys(name for row in rows for name in row.columns or ())
+        columns = {name: [(row.columns or {}).get(name) for row in rows] for name in names}
+        answers = {"answer": [row.answer for row in rows]}  # the name that most functions use
+        return (
+            answers
+            | columns
+            | {
+                "prompts": [
+                    _messages("user", row.problem) if self._conversational else row.problem
+                    for row in rows
+                ],
+                "completions": [
+                    _messages("assistant", row.response) if self._conversational else row.response
+                    for row in rows
+                ],
+                "completion_ids": [list(row.response_ids) for row in rows],
+            }
+        )
+
+    def _said(self, row: Answered) -> float:
+        reply = self._told(dict(zip(ARGUMENTS, row[: len(ARGUMENTS)], strict=True)), 1)
+        return 0.0 if reply is None else self._finite(reply.get("reward", nan), reply, row.response)
+
+    def _told(self, question: Mapping[str, Any], responses: int) -> dict[str, Any] | None:
+        """The reply; None if it took too long, which counts the responses."""
+        limit = self._seconds or (_FOR_A_BATCH if self._kind else _FOR_ONE)
+        # Dates and the like as text
+        reply = self.child.ask(json.dumps(question, default=str), limit)
+        if reply is None:
+            self.timeouts += responses
+            return None
+        told: dict[str, Any] = json.loads(reply) if reply else {"error": "its process died"}
+        return told
+
+    def _finite(self, value: Any, reply: Mapping[str, Any], response: str) -> float:
+        reward = float(value)
+        if not isfinite(reward):
+            raise self._failed(reply.get("error", f"it returned {reward}"), response)
+        return reward
+
+    def _failed(self, why: str, response: str) -> MismatchError:
+        return MismatchError(
+            f"--reward {self._where} failed: {why}. Call it yourself on the response "
+            f"{response[:200]!r}."
+        )
+
+
+def _in_lists(rows: Sequence[Answered]) -> dict[str, Any]:
+    by_argument = zip(*(row[: len(BATCH_ARGUMENTS)] for row in rows), strict=True)
+    return dict(zip(BATCH_ARGUMENTS, map(list, by_argument), strict=True))
+
+
+def _messages(role: str, content: Any) -> list[dict[str, str]]:
+    """A conversation; a text becomes its first message."""
+    return content if isinstance(content, list) else [{"role": role, "content": content}]

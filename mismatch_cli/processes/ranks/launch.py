@@ -1,0 +1,140 @@
+"""Launching a command as several ranks on one machine with torch's elastic agent: what `--nproc`
+does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from mismatch_cli.base.child_python import command
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.processes.ranks.joined import STOPPED
+
+_PATIENCE = 30  # seconds for the other ranks to end when one has died, before they are killed
+_FAULT = "mismatch-cli: "  # how a rank's error message begins
+
+
+def launch(nproc: int, arguments: Sequence[str], *, max_restarts: int, kept: str) -> int:
+    """Run `mismatch-cli ARGUMENTS` as `nproc` ranks, the first of them on this terminal.
+
+    If one dies, the others are ended and all start again, at most `max_restarts` times;
+    `restarted()` tells them to resume. Ctrl-C reaches the ranks; a second one ends them. Returns
+    the exit code if the first rank has reported what is wrong. Raises a `MismatchError` with
+    another rank's error, or with the signal that killed a rank and `kept`.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    prefix = "mismatch-cli-ranks-"
+    with (
+        tempfile.TemporaryDirectory(prefix=prefix) as logs,
+        _surroundings(nproc),
+        _passed_on() as interrupted,
+    ):
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=nproc,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",  # a free port
+            local_addr="localhost",
+            max_restarts=max_restarts,
+            signals_to_handle="SIGTERM,SIGHUP,SIGQUIT",
+            shutdown_timeout=_PATIENCE,
+            logs_specs=DefaultLogsSpecs(logs, redirects=dict.fromkeys(range(1, nproc), Std.ALL)),
+        )
+        try:
+            program, *words = command("mismatch_cli", *arguments)
+            elastic_launch(config, program)(*words)
+        except ChildFailedError as failed:
+            if interrupted:
+                raise KeyboardInterrupt from failed
+            rank, failure = failed.get_first_failure()
+            if failure.exitcode < 0:
+                name = signal.Signals(-failure.exitcode).name
+                raise MismatchError(f"Rank {rank} was killed ({name}). {kept}") from failed
+            if rank == 0:
+                return failure.exitcode
+            raise MismatchError(f"Rank {rank}: {_said(Path(logs), rank)}") from failed
+    if interrupted:
+        raise KeyboardInterrupt
+    return 0
+
+
+@contextmanager
+def _surroundings(nproc: int) -> Iterator[None]:
+    """Set the environment of the ranks and silence the launcher; afterwards restore both."""
+    before, level = dict(os.environ), logging.root.manager.disable
+    logging.disable()  # it reports every fault in 20 lines
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = (
+        "1"  # otherwise a restarted rank finds the addresses of dead ones
+    )
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
+    try:
+        yield
+    finally:
+        logging.disable(level)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
+def _passed_on() -> Iterator[list[int]]:
+    """Pass Ctrl-C on to the ranks, which are not attached to this terminal; yields the list of
+    signals received.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    interrupted: list[int] = []
+
+    def on_signal(number: int, _: object) -> None:
+        interrupted.append(number)
+        # For ranks that start later: Ctrl-C may kill one while Python starts
+        os.environ[STOPPED] = "1"
+        if len(interrupted) > 1:
+            raise SignalException("interrupted twice", signal.SIGINT)
+        for rank in _children():
+            os.kill(rank, signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield interrupted
+    except SignalException as error:
+        if not interrupted:
+            raise SystemExit(128 + error.sigval) from error
+        raise KeyboardInterrupt from error
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _children() -> list[int]:
+    """The processes that this one has started."""
+    found = []
+    for thread in Path("/proc/self/task").iterdir():
+        found += (thread / "children").read_text().split()
+    return [int(number) for number in found]
+
+
+def _said(logs: Path, rank: int) -> str:
+    """The last message of a rank, from its latest attempt."""
+    files = sorted(
+        logs.glob(f"*/attempt_*/{rank}/stderr.log"), key=lambda path: path.stat().st_mtime
+    )
+    lines = files[-1].read_text(errors="replace").splitlines() if files else []
+    spoken = [line for line in lines if line.startswith(_FAULT)] or [
+        line for line in lines if line.strip()
+    ]
+    return (
+        spoken[-1].removeprefix(_FAULT)
+        if spoken
+        else "it ended without a message. Try again with --debug."
+    )

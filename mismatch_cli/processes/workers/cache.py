@@ -1,0 +1,131 @@
+"""Caches the results of portions by question and shards, so that nothing is read twice.
+
+A file holds the result of a pass over the first shards of a portion. Shards are identified by path,
+size and modification time, the question by its settings and by the program's own code.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache as remembered
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from mismatch_cli.base.entry_points import fingerprint
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.processes.workers.portions import Pass, Portion
+from mismatch_cli.rules import trust_regions
+from mismatch_cli.trace.files import replacing
+
+if TYPE_CHECKING:
+    from mismatch_cli.processes.workers.leaf import Leaf
+
+_DIGEST = 32  # bytes
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A folder of parts, safe to delete.
+
+    Its files are pickles: never use a folder that others can write to.
+    """
+
+    folder: Path
+
+    def entry(self, asked: Pass[Any], portion: Portion) -> Entry | None:
+        """The file for the answer to a question about a portion; call this before reading the
+        portion.
+
+        None if a store does not report modification times: a changed shard would go unnoticed.
+        """
+        question = (
+            _program(),
+            type(asked).__qualname__,
+            asked,
+            portion.trace,
+            portion.shards[:1],
+            portion.step,
+        )
+        found = ((path, path.stat()) for path in portion.shards)
+        shards = [
+            (str(path.absolute()), status.st_size, status.st_mtime_ns) for path, status in found
+        ]
+        if not all(changed for _, _, changed in shards):
+            return None
+        return Entry(self.folder / f"{sha256(spelled(question)).hexdigest()[:40]}.part", shards)
+
+
+class Entry(NamedTuple):
+    """A file of the cache, and the shards of the portion as they are now."""
+
+    path: Path
+    shards: list[tuple[str, int, int]]  # path, bytes, modification time
+
+    def known(self) -> tuple[Leaf[Any], int] | None:
+        """The result for the first shards of the portion, and their number.
+
+        None if there is none, one of the shards has changed or is gone, or the file is damaged.
+        """
+        try:
+            content = self.path.read_bytes()
+            digest, pickled = content[:_DIGEST], content[_DIGEST:]
+            if sha256(pickled).digest() != digest:
+                return None
+            shards, leaf = pickle.loads(pickled)
+        except OSError:
+            return None
+        return (leaf, len(shards)) if shards == self.shards[: len(shards)] else None
+
+    def keep(self, leaf: Leaf[Any]) -> None:
+        """Store the result for all of its shards."""
+        pickled = pickle.dumps((self.shards, leaf), pickle.HIGHEST_PROTOCOL)
+        with replacing(self.path) as temporary:
+            temporary.write_bytes(sha256(pickled).digest() + pickled)
+
+
+@remembered
+def _program() -> str:
+    """A hash of the package's code and of entry points: results of different code do not count."""
+    root, digest = Path(__file__).parent.parent, sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    for part in fingerprint():
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def spelled(value: Any) -> bytes:
+    """A question as bytes that are equal in every process; a user's mask is identified by its
+    file's content.
+    """
+    if isinstance(value, np.ndarray):
+        return (
+            b"array"
+            + str((value.dtype, value.shape)).encode()
+            + np.ascontiguousarray(value).tobytes()
+        )
+    if isinstance(value, Path):
+        return spelled(str(value.absolute()))
+    if isinstance(value, str) and value.endswith(".py"):
+        return value.encode() + sha256(trust_regions.text_of(Path(value)).encode()).digest()
+    if value is None or isinstance(value, str | int | float | bool | bytes | np.generic):
+        return repr(value).encode()
+    if isinstance(value, Mapping):
+        return (
+            b"{"
+            + b",".join(spelled(key) + b":" + spelled(item) for key, item in value.items())
+            + b"}"
+        )
+    if isinstance(value, tuple | list):
+        return b"[" + b",".join(map(spelled, value)) + b"]"
+    if is_dataclass(value):
+        named = {known.name: getattr(value, known.name) for known in fields(value)}
+        return type(value).__qualname__.encode() + spelled(named)
+    raise MismatchError(
+        f"The cache cannot store a question with {type(value).__name__}. Leave out --cache."
+    )

@@ -1,0 +1,73 @@
+"""Executors: this process, several processes, or a Ray cluster, all with the same result to the
+bit.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from mismatch_cli.processes.workers import Workers
+from mismatch_cli.processes.workers.cache import Cache
+from mismatch_cli.processes.workers.leaf import Leaf, Progress, read_portion
+from mismatch_cli.processes.workers.portions import Part, Pass, Portion, portions
+from mismatch_cli.processes.workers.reduction import Parts, Reduction
+from mismatch_cli.trace.reader import Trace
+
+
+class Executor(ABC):
+    """Reads portions, merges their results, and reports the number of responses in each."""
+
+    def __init__(self, traces: Sequence[Trace], workers: Workers) -> None:
+        for trace in traces:
+            trace.leave_out({})  # earlier readers may have found broken shards
+        self.traces = traces
+        self.portions = portions(traces)
+        self.cache = None if workers.cache is None else Cache(workers.cache.absolute())
+        self.skip_broken = workers.skip_broken
+
+    @abstractmethod
+    def reduced(
+        self,
+        asked: Sequence[Portion],
+        pass_over: Callable[[Portion], Pass[Part]],
+        on_responses: Progress = ...,
+        on_parts: Callable[[Iterator[Part]], None] | None = None,
+    ) -> Part:
+        """The merged results of these portions, in order.
+
+        The pass from `pass_over` may use the results of earlier portions, which `on_parts` receives
+        where possible, but must find the same.
+        """
+
+    def took(self, portion: Portion, leaf: Leaf[Any]) -> None:
+        """Note the broken shards of a portion that was read in their trace."""
+        if leaf.broken:
+            self.traces[portion.trace].leave_out(leaf.broken)
+
+
+class InThisProcess(Executor):
+    """Reads one portion after the other, and prefetches the next row group."""
+
+    def reduced(
+        self,
+        asked: Sequence[Portion],
+        pass_over: Callable[[Portion], Pass[Part]],
+        on_responses: Progress = lambda _: None,
+        on_parts: Callable[[Iterator[Part]], None] | None = None,
+    ) -> Part:
+        tree: Reduction[Part] = Reduction(Parts)
+        for portion in asked:
+            leaf = read_portion(
+                pass_over(portion),
+                portion,
+                self.cache,
+                skip_broken=self.skip_broken,
+                tell=on_responses,
+            )
+            self.took(portion, leaf)
+            tree.add(leaf.part)
+            if on_parts and not self.cache:  # a cached part must not depend on earlier portions
+                on_parts(tree.nodes())
+        return tree.result()

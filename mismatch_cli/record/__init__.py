@@ -1,5 +1,0 @@
-"""Record responses from inside a training run; needs only numpy and pyarrow."""
-
-from mismatch_cli.record.recorder import Recorder
-
-__all__ = ["Recorder"]

@@ -1,0 +1,82 @@
+"""The first pass of rules on whole batches: collects rows, token by token, until each batch has
+been seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Self
+
+import numpy as np
+
+from mismatch_cli.base.arrays import Array, as_numpy
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.rules.algorithms.algorithm import Algorithm
+from mismatch_cli.rules.algorithms.parts import Rule
+from mismatch_cli.rules.batches import NOTHING_FOUND, Batches, Found
+from mismatch_cli.rules.policies import Policies
+
+
+def masks_of(algorithms: Iterable[Algorithm]) -> tuple[Rule, ...]:
+    """The algorithms' masks that look at whole batches, each once: an analysis needs no weights."""
+    return tuple(dict.fromkeys(mask for algorithm in algorithms for mask in algorithm.batch_masks))
+
+
+def as_one_batch(policies: Policies, advantage_T: Array, rules: Iterable[Rule]) -> Policies:
+    """The policies after a first pass of these rules over exactly their tokens, as one batch and
+    one group.
+    """
+    one_S = np.zeros(len(policies.offset_S1) - 1, dtype=np.int64)
+    batches = Batches(one_S, one_S, policies.hash_T)
+    gathering = Gathering([rule for rule in rules if rule.scope is not None])
+    gathering.update(replace(policies, batches=batches), advantage_T)
+    return replace(policies, batches=batches.settled(gathering.found()))
+
+
+class Gathering:
+    """The collected rows of every rule and batch, 4 to 32 bytes per token, in any order."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.rules = tuple(rules)
+        self._rows: list[dict[int, list[np.ndarray]]] = [{} for _ in rules]
+
+    def update(self, policies: Policies, advantage_T: Array) -> None:
+        """Add tokens; `policies` must know their batches."""
+        batches = policies.batches
+        assert batches is not None
+        offset_S1 = as_numpy(policies.offset_S1)
+        for rule, rows in zip(self.rules, self._rows, strict=True):
+            assert rule.scope is not None
+            key_S, collected_TM = batches.key_S(rule.scope), rule.collect(policies, advantage_T)
+            # First responses of runs of one batch
+            first_R = np.flatnonzero(np.diff(key_S, prepend=~key_S[:1]))
+            for first, last in pairwise([*first_R.tolist(), len(key_S)]):
+                if offset_S1[first] < offset_S1[last]:
+                    rows_UM = collected_TM[offset_S1[first] : offset_S1[last]]
+                    # A view would keep all in memory
+                    rows.setdefault(int(key_S[first]), []).append(rows_UM.copy())
+
+    def merge(self, other: Self) -> None:
+        """Add the rows that another one has collected."""
+        for rows, other_rows in zip(self._rows, other._rows, strict=True):
+            for key, parts in other_rows.items():
+                rows.setdefault(key, []).extend(parts)
+
+    def found(self) -> dict[Rule, Found]:
+        """The numbers that each rule settles for each batch."""
+        return {
+            rule: _settled(rule, rows) for rule, rows in zip(self.rules, self._rows, strict=True)
+        }
+
+
+def _settled(rule: Rule, rows: dict[int, list[np.ndarray]]) -> Found:
+    keys = sorted(rows)
+    values = [rule.settle(np.concatenate(rows[key])) for key in keys]
+    if len({len(values_F) for values_F in values}) > 1:
+        raise MismatchError(
+            f"{rule.module.__name__}: settle must return equally many numbers for each batch. "
+            "Fix it."
+        )
+    return Found(np.array(keys, dtype=np.int64), np.stack(values) if values else NOTHING_FOUND)

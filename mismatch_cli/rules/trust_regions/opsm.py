@@ -1,0 +1,24 @@
+"""Off-policy sequence masking: drops negative responses that the policy has left (slime, after
+DeepSeek-V3.2).
+"""
+
+from mismatch_cli.base.arrays import Array
+from mismatch_cli.rules.decisions import not_negative
+from mismatch_cli.rules.policies import Compared
+from mismatch_cli.rules.trust_regions import Decision
+
+FORMULA = "A < 0 and mean(log {q} − log {p}) > {max_kl}, over the response"
+SYMBOLS = {"max_kl": "δ"}
+NOT_ONE_SIDED = (
+    "It decides for the response as a whole; a token whose p rose above q is dropped with the rest."
+)
+
+
+def trust_region(compared: Compared, advantage_T: Array, *, max_kl: float = 1e-4) -> Decision:
+    """Block A < 0 in responses whose mean log q − log p exceeds max_kl, nats per token.
+
+    The statistic is mean d.
+    """
+    not_negative(δ=max_kl)
+    statistic_T = compared.level_log_ratio_T("mean")
+    return Decision(~((advantage_T < 0) & (statistic_T < -max_kl)), statistic_T)

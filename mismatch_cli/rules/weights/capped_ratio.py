@@ -1,0 +1,28 @@
+"""Importance sampling: the ratio, clamped without a gradient through the bounds (TIS, CISPO)."""
+
+from collections.abc import Mapping
+from math import inf
+
+from mismatch_cli.base.arrays import Array, between
+from mismatch_cli.base.errors import UsageError
+from mismatch_cli.rules.policies import Compared, Level
+
+SYMBOLS = {"cap": "C"}
+
+
+def formula(parameters: Mapping[str, float]) -> str:
+    """`r`, `min(r, C)` or `max(min(r, C), floor)`, with their values."""
+    text = "{r}" if parameters["cap"] == inf else f"min({{r}}, {parameters['cap']:g})"
+    return f"max({text}, {parameters['floor']:g})" if parameters["floor"] else text
+
+
+def weight(
+    compared: Compared, level: Level, advantage_T: Array, *, floor: float = 0.0, cap: float = inf
+) -> Array:
+    """max(min(r, cap), floor)."""
+    if not 0 <= floor <= cap or cap == 0:
+        raise UsageError(
+            f"floor={floor:g}, cap={cap:g} is out of range: choose 0 ≤ floor ≤ cap, and cap > 0."
+        )
+    ratio_T = compared.level_ratio_T(level)
+    return between(ratio_T, floor, cap) if floor > 0 or cap < inf else ratio_T

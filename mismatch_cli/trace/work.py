@@ -1,0 +1,70 @@
+"""Where a run is recorded: in its folder or, if it replaces an older run, in a draft there until
+it is complete.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mismatch_cli.trace.drafts import MARK, NEW, RUN, clear, finish_run, is_begun
+from mismatch_cli.trace.files import could_not_write, replacing_entries
+from mismatch_cli.trace.ours import results
+
+
+@contextmanager
+def replacing_when_complete(folder: Path) -> Iterator[Path]:
+    """The folder to record a run into that replaces the one in `folder`, maybe begun before;
+    `put_in_place` ends it.
+    """
+    place = folder / RUN
+    place.mkdir(exist_ok=True)
+    (place / MARK).touch()
+    (place / NEW).mkdir(exist_ok=True)
+    try:
+        yield place / NEW
+    finally:
+        clear(place)  # if nothing was recorded
+
+
+def begun_beside(folder: Path) -> Path | None:
+    """Where a run has begun that replaces the one in `folder`; None if there is none, or it is
+    complete.
+    """
+    new = folder / RUN / NEW
+    return new if is_begun(new) else None
+
+
+def drop_begun(folder: Path) -> None:
+    """Remove a run that has begun beside the one in `folder`."""
+    if begun := begun_beside(folder):
+        shutil.rmtree(begun)
+        clear(folder / RUN)
+
+
+def home_of(work: Path) -> Path:
+    """The folder of the run that is recorded in `work`; its log is there from the start."""
+    return work.parent.parent if (work.parent.name, work.name) == (RUN, NEW) else work
+
+
+def put_in_place(work: Path) -> Path:
+    """Replace the older run by the complete one in `work`, if there is an older one; returns the
+    run's folder.
+    """
+    folder = home_of(work)
+    if folder != work:
+        try:
+            finish_run(work.parent, results(folder))
+        except OSError as error:
+            raise could_not_write(folder, error) from error
+    return folder
+
+
+@contextmanager
+def replacing_run(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder; at the end its entries replace the run in `folder`, and one that
+    has begun beside it.
+    """
+    with replacing_entries(folder / "trace", lambda: results(folder)) as new:
+        yield new
+    drop_begun(folder)

@@ -1,0 +1,109 @@
+"""Dynamic sampling: a step learns from groups whose rewards differ; other problems replace the
+rest.
+
+Source: DAPO (arXiv 2503.14476), equation 11, and `filter_groups` of verl. Seed and step decide the
+other problems: no state passes from one step to the next, so a resumed run and any number of ranks
+choose the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mismatch_cli.rules.batch import Rollout
+from mismatch_cli.train.step import mean_reward
+from mismatch_cli.train.task import Posed
+
+if TYPE_CHECKING:
+    from mismatch_cli.train.run import Record, Run
+    from mismatch_cli.train.step import Step
+
+
+@dataclass(frozen=True)
+class Group:
+    """The responses to one problem, with their rewards."""
+
+    posed: Posed
+    rollouts: list[Rollout]
+    reward_S: np.ndarray
+    advantage_S: np.ndarray
+
+    @property
+    def teaches(self) -> bool:
+        """Whether its rewards differ: otherwise every advantage is 0."""
+        return bool((self.advantage_S != 0).any())
+
+
+def with_other_problems(run: Run, step: Step) -> Step:
+    """The step with the first groups that teach something, from its own problems and then from
+    others.
+
+    If there are too few, groups without an advantage fill the step: they teach nothing, but every
+    step has the same size.
+    """
+    wanted = run.config.prompts_per_step
+    found = _of_all_ranks(run, step)
+    others = run.task.others_of_step(step.number)
+    while (
+        sum(group.teaches for group in found) < wanted
+        and (problems := next(others, None)) is not None
+    ):
+        found += _of_all_ranks(run, _sampled_step(run, problems, step.number))
+    ordered = [g for g in found if g.teaches] + [g for g in found if not g.teaches]
+    share = run.world.share(wanted)
+    return _step_of(step, ordered[:wanted][share.start : share.stop], _sampled(found))
+
+
+def _sampled_step(run: Run, problems: list[Posed], step: int) -> Step:
+    samples = run.config.samples_per_prompt
+    posed = [p for p in run.share(problems) for _ in range(samples)]
+    return run.graded(step, posed, run.sample(posed, step, samples))
+
+
+def _of_all_ranks(run: Run, step: Step) -> list[Group]:
+    """The groups of all ranks, in the order of the problems: any rank may have to train on any
+    group.
+    """
+    return [
+        group
+        for part in run.world.gather(list(_groups(step, run.config.samples_per_prompt)))
+        for group in part
+    ]
+
+
+def _groups(step: Step, size: int) -> Iterator[Group]:
+    for start in range(0, len(step.posed), size):
+        rows = slice(start, start + size)
+        yield Group(
+            step.posed[start], step.rollouts[rows], step.reward_S[rows], step.advantage_S[rows]
+        )
+
+
+def _step_of(step: Step, groups: list[Group], sampled: Record) -> Step:
+    return replace(
+        step,
+        posed=[group.posed for group in groups for _ in group.rollouts],
+        sample_index=[number for group in groups for number in range(len(group.rollouts))],
+        rollouts=[rollout for group in groups for rollout in group.rollouts],
+        reward_S=np.concatenate([group.reward_S for group in groups]),
+        advantage_S=np.concatenate([group.advantage_S for group in groups]),
+        sampled=sampled,
+    )
+
+
+def _sampled(groups: list[Group]) -> Record:
+    """What was sampled for a step: the mean reward of the kept groups alone does not measure the
+    policy.
+    """
+    means = np.array(
+        [mean_reward(group.reward_S) for group in groups if not np.isnan(group.reward_S).all()]
+    )
+    return {
+        "groups": len(groups),
+        "teaching": sum(group.teaches for group in groups),
+        "reward": mean_reward(means),
+    }

@@ -1,0 +1,208 @@
+"""Plays a user's environment in processes that cannot hang the run: its observations, and the
+rewards of turns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from math import isfinite, nan
+from typing import Any, TypeVar
+
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.text import is_whole
+from mismatch_cli.probe.tasks.prompts import Problem
+from mismatch_cli.processes.child import Child, users_code
+from mismatch_cli.rules.batch import Episode, Rollout
+
+Observation = str | list[dict[str, str]]  # a text, or chat messages
+_Answer = TypeVar("_Answer")
+_SHOWN = 200  # characters of an action
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of an action."""
+
+    observation: Observation  # empty at the end
+    reward: float
+    done: bool
+
+
+@dataclass
+class Playing:
+    """An episode in progress: what is needed to replay it after its process is lost."""
+
+    name: tuple[int, ...]  # unique in the run; the last number selects the process that plays it
+    start: str
+    actions: list[str] = field(default_factory=list)
+
+    def question(self, action: str, turn: int) -> str:
+        """A question that is different in each turn, so that no turn is mistaken for one that
+        was given up.
+        """
+        return json.dumps({"episode": self.name, "turn": turn, "action": action})
+
+    @property
+    def said(self) -> list[str]:
+        """All questions about this episode so far."""
+        return [
+            self.start,
+            *(self.question(action, turn) for turn, action in enumerate(self.actions)),
+        ]
+
+
+def check_environment(where: str) -> None:
+    """Load an environment once, so that its errors show before the run starts; does nothing
+    without one.
+    """
+    if where:
+        environment = Environments(where)
+        try:
+            environment.start()
+        finally:
+            environment.stop()
+
+
+class Environments:
+    """Makes environments with `NAME` of `FILE.py` and plays them in a few processes, each with a
+    share of the episodes.
+
+    A step that takes too long ends its episode and counts in `timeouts`. It ends its process too:
+    the other episodes there are replayed with the same seeds and actions. `stated` and `unstated`
+    exist only for the interface of graders.
+    """
+
+    def __init__(self, where: str, seconds: float = 30.0, processes: int = 1) -> None:
+        file, code = users_code(where, "--environment", "class", "name")
+        self._where, self._seconds = where, seconds
+        self.timeouts = self.stated = self.unstated = self._forgotten = 0
+        self._children = [
+            Child(
+                "mismatch_cli.train.environment_worker",
+                code,
+                cannot_start=f"{file} did not load within a minute.",
+            )
+            for _ in range(processes)
+        ]
+
+    def start(self) -> None:
+        """Start a process now, which shows whether the user's code loads."""
+        self._children[0].start()
+
+    def stop(self) -> None:
+        for child in self._children:
+            child.stop()
+
+    def rewards(self, problems: Sequence[Problem], rollouts: Sequence[Rollout]) -> list[float]:  # noqa: ARG002
+        """The rewards that episodes earned as they were played, behind the interface of graders."""
+        return [rollout.reward for rollout in rollouts if isinstance(rollout, Episode)]
+
+    def begin(self, playing: Sequence[Playing]) -> list[Observation]:
+        """The first observation of each episode; a `MismatchError` if there is none."""
+        return self._of_all(playing, self._begin)
+
+    def step(self, playing: Sequence[Playing], actions: Sequence[str]) -> list[Outcome | None]:
+        """The result of an action in each episode; None where that takes too long."""
+        wanted = dict(zip((p.name for p in playing), actions, strict=True))
+        outcomes = self._of_all(playing, lambda child, p: self._step(child, p, wanted[p.name]))
+        self.timeouts += sum(outcome is None for outcome in outcomes)
+        return outcomes
+
+    def forget(self) -> None:
+        """Close the environments of all episodes; a process that hangs is ended."""
+        self._forgotten += 1
+        for child in self._children:
+            child.ask(json.dumps({"forget": self._forgotten}), self._seconds)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As for graders; no episode is played twice, so those given up need not be remembered."""
+        return {"given_up": [], "timeouts": self.timeouts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.timeouts = state["timeouts"]
+
+    def _of_all(
+        self, playing: Sequence[Playing], ask: Callable[[Child, Playing], _Answer]
+    ) -> list[_Answer]:
+        """Ask all processes in parallel about their shares, each about one episode after
+        another.
+        """
+        count = len(self._children)
+
+        def share(number: int) -> list[tuple[int, _Answer]]:
+            episodes = [(i, p) for i, p in enumerate(playing) if p.name[-1] % count == number]
+            return [(i, ask(self._children[number], p)) for i, p in episodes]
+
+        if count == 1:
+            return [answer for _, answer in share(0)]
+        with ThreadPoolExecutor(count) as threads:
+            found = dict(pair for part in threads.map(share, range(count)) for pair in part)
+        return [found[i] for i in range(len(playing))]
+
+    def _begin(self, child: Child, playing: Playing) -> Observation:
+        reply = self._ask(child, playing, playing.start)
+        if reply is None:
+            raise self._failed(
+                f"its reset takes over {self._seconds:g} s", "Allow more with --environment-seconds"
+            )
+        return self._observation(reply, "on its seed")
+
+    def _step(self, child: Child, playing: Playing, action: str) -> Outcome | None:
+        reply = self._ask(child, playing, playing.question(action, len(playing.actions)))
+        playing.actions.append(action)
+        if reply is None:
+            return None
+        where = f"on the action {action[:_SHOWN]!r}"
+        if "error" in reply:
+            raise self._failed(reply["error"], f"Run it by itself {where}")
+        reward = float(reply.get("reward", nan))
+        if not isfinite(reward):
+            raise self._failed(f"its reward is {reward}", f"Run it by itself {where}")
+        return Outcome(
+            "" if reply["done"] else self._observation(reply, where), reward, reply["done"]
+        )
+
+    def _ask(self, child: Child, playing: Playing, question: str) -> dict[str, Any] | None:
+        """The reply, or None if it takes too long; retried once if the process died or does not
+        know the episode.
+        """
+        said = self._said(child, question)
+        if said == _LOST:
+            for earlier in playing.said if question != playing.start else ():
+                child.ask(earlier, self._seconds)
+            said = self._said(child, question)
+        if said == _LOST:
+            raise self._failed("its process died", "Run it by itself and watch its memory")
+        return said
+
+    def _said(self, child: Child, question: str) -> dict[str, Any] | None:
+        reply = child.ask(question, self._seconds)
+        if reply is None:
+            return None
+        return dict(json.loads(reply)) if reply else _LOST
+
+    def _observation(self, reply: dict[str, Any], where: str) -> Observation:
+        if "error" in reply:
+            raise self._failed(reply["error"], f"Run it by itself {where}")
+        observation: Observation = reply["observation"]
+        if not is_whole(json.dumps(observation, ensure_ascii=False)):
+            raise self._failed(
+                "its observation holds half a character (a lone surrogate)",
+                f"Run it by itself {where}",
+            )
+        return observation
+
+    def _failed(self, why: str, advice: str) -> MismatchError:
+        return MismatchError(f"--environment {self._where} failed: {why}. {advice}.")
+
+
+def starting(name: tuple[int, ...], seed: int, problem: Problem) -> Playing:
+    """An episode to begin; `name` must be unique."""
+    asked = {"episode": name, "seed": seed, "problem": problem.prompt, "answer": problem.answer}
+    return Playing(name, json.dumps(asked))
+
+
+_LOST = {"lost": True}

@@ -1,0 +1,59 @@
+"""The current accuracy on each evaluation set, with its own sampling settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mismatch_cli.base.sampling import SamplingSettings
+from mismatch_cli.train.step import mean_reward
+
+if TYPE_CHECKING:
+    from mismatch_cli.train.run import Record, Run
+    from mismatch_cli.train.train_config import TrainConfig
+
+
+def evaluation_sampling(config: TrainConfig) -> SamplingSettings:
+    """The sampling settings of training, except those that evaluations set themselves."""
+    training = SamplingSettings(temperature=config.temperature, max_tokens=config.max_tokens)
+    return replace(
+        training, temperature=config.eval_temperature or config.temperature, top_p=config.eval_top_p
+    )
+
+
+def evaluate(run: Run, step: int) -> Record:
+    """avg@k of each set by name (mean over problems of the mean over `eval_samples` samples), and
+    the mean over sets.
+
+    Each set counts once, however many problems it has.
+    """
+    config, sets = run.config, run.task.evaluation
+    posed = [
+        p
+        for p in run.share([p for ps in sets.values() for p in ps])
+        for _ in range(config.eval_samples)
+    ]
+    # Numbers below 1 have seeds that no training step uses.
+    with run.newest_weights():
+        rollouts = run.sample(posed, -step, config.eval_samples, evaluation_sampling(config))
+    reward_S = np.concatenate(run.world.gather(run.grade(posed, rollouts)))
+    ends = np.cumsum([config.eval_samples * len(problems) for problems in sets.values()])[:-1]
+    found = {
+        name: mean_reward(part_S.astype(np.float64))
+        for name, part_S in zip(sets, np.split(reward_S, ends), strict=True)
+    }
+    return {"eval_accuracy": sum(found.values()) / len(found), "eval": found}
+
+
+def evaluate_before(run: Run) -> None:
+    """Evaluate before the first step, as the line of step 0."""
+    found = evaluate(run, 0)
+    by_set = ", ".join(f"{name} {accuracy:.3f}" for name, accuracy in found["eval"].items())
+    run.say(
+        f"Accuracy before the first step: {found['eval_accuracy']:.3f}"
+        + f" ({by_set})" * (len(found["eval"]) > 1)
+    )
+    run.write({"step": 0} | found)
+    run.save(0)  # a resumed run does not evaluate again, and knows what took too long to grade

@@ -1,0 +1,152 @@
+"""The sanity test from top to bottom: sample, grade, learn, sync, record, again."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+from mismatch_cli.base.errors import MismatchError, first_line
+from mismatch_cli.base.memory import release
+from mismatch_cli.processes.ranks import ALONE, World
+from mismatch_cli.processes.ranks.joined import is_lost_rank, lost_rank
+from mismatch_cli.train.dynamic import with_other_problems
+from mismatch_cli.train.evaluation import evaluate, evaluate_before
+from mismatch_cli.train.run import Record, Run
+from mismatch_cli.train.step import Step
+from mismatch_cli.train.train_config import TrainConfig
+
+
+def train(
+    config: TrainConfig,
+    run_folder: Path,
+    on_step: Callable[[Record], None],
+    *,
+    resume: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = lambda _: None,
+    on_phase: Callable[[str], None] = lambda _: None,
+    world: World = ALONE,
+    framework: str = "",
+) -> bool:
+    """Run the loop, or resume it; every step is a line of metrics.jsonl before `on_step` is called.
+
+    `stop` is called after every step: True saves a checkpoint there and ends. `say` gets what the
+    user should know before the first step, `on_phase` the name of each phase that begins. With
+    `framework`, every line also has that framework's metrics of the gap, by its names. Returns
+    whether all steps are done.
+
+    Every rank of a `world` runs it: alone until its problems have advantages, then with the others.
+    Only the first rank writes files and calls the callbacks.
+    """
+    with _running(config, run_folder, say, on_phase, world) as run:
+        run.framework = framework
+        done, seconds = run.restore() if resume else None, _Seconds(on_phase)
+        # at the start too: the engine may have read the model in a different precision
+        run.load_weights((done or 0) + 1, at_start=True)
+        if done is None and config.eval_every:
+            with seconds("evaluate"):
+                evaluate_before(run)
+        for step in range((done or 0) + 1, config.steps + 1):
+            current = _sampled(run, step, seconds)
+            with seconds("recompute"):
+                current.recomputed = run.recompute(current)
+            with seconds("bounds"):
+                current.references = run.references(current)
+            batches = run.minibatches(step)
+            with seconds("sync"):
+                run.sync.look_back(step, run.samples(current, batches[0]))
+            with seconds("update"):
+                run.learn(current, batches)
+            with seconds("sync"):
+                first = run.samples(current, batches[0])
+                proof = run.sync.prove(step, first, current.first_logp)
+                run.load_weights(step + 1)
+            with seconds("record"):
+                record = run.record(current) | proof
+            last = step == config.steps
+            if last or (config.eval_every and step % config.eval_every == 0):
+                with seconds("evaluate"):
+                    record |= evaluate(run, step)
+            run.write(record | {"seconds": seconds.spent})
+            if world.first:
+                on_step(record | {"seconds": seconds.spent})
+            release()
+            seconds, asked = _Seconds(on_phase), world.told(stop())
+            if last or asked or step % config.checkpoint_every == 0:
+                # After the line, which no kill loses; its time is in the next one
+                with seconds("checkpoint"):
+                    run.save(step)
+            if asked and not last:
+                return False
+        run.save_model()
+        return True
+
+
+def _sampled(run: Run, step: int, seconds: Callable[[str], AbstractContextManager[None]]) -> Step:
+    """The responses of a step, graded; for the extra ones of dynamic sampling, grading counts as
+    sampling.
+    """
+    config = run.config
+    posed = [p for p in run.share(run.task.of_step(step)) for _ in range(config.samples_per_prompt)]
+    with seconds("sample"):
+        rollouts = run.sample(posed, step, config.samples_per_prompt)
+    with seconds("grade"):
+        current = run.graded(step, posed, rollouts)
+    if config.dynamic_sampling:
+        with seconds("sample"):
+            current = with_other_problems(run, current)
+    return current
+
+
+@contextmanager
+def _running(
+    config: TrainConfig,
+    run_folder: Path,
+    say: Callable[[str], None],
+    on_phase: Callable[[str], None],
+    world: World,
+) -> Iterator[Run]:
+    """A run that is always closed; an error in torch ends it with a message that says how to
+    resume.
+    """
+    run = None
+    try:
+        run = Run(config, run_folder, say, on_phase, world)
+        yield run
+    except (
+        RuntimeError,
+        MemoryError,
+    ) as error:  # torch raises these for everything: no memory, a lost device
+        if world.size > 1 and is_lost_rank(error):
+            kept = (
+                "Every finished step is on record: continue from the newest checkpoint with "
+                "--resume, or let"
+            )
+            raise lost_rank(world, f"{kept} --max-restarts N do it automatically.") from error
+        kind = type(error).__name__
+        memory = (
+            " A new run with a lower --token-budget needs less memory." if "Memory" in kind else ""
+        )
+        raise MismatchError(
+            f"Training failed ({kind}: {first_line(error)}). Every finished step is on record: "
+            f"continue from the newest checkpoint with --resume.{memory} --debug shows where it "
+            "failed."
+        ) from error
+    finally:
+        if run is not None:
+            run.close()
+
+
+class _Seconds:
+    """The wall time of every phase of a step; `on_phase` is called when one begins."""
+
+    def __init__(self, on_phase: Callable[[str], None]) -> None:
+        self.spent: dict[str, float] = {}
+        self._on_phase = on_phase
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        self._on_phase(phase)
+        began = time.perf_counter()
+        yield
+        self.spent[phase] = self.spent.get(phase, 0.0) + time.perf_counter() - began

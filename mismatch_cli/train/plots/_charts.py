@@ -1,0 +1,384 @@
+"""Curves of training runs in panels over the same steps, a line per algorithm."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import repeat
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.ticker import MaxNLocator
+
+from mismatch_cli.report.drawing.lines import DASHED, DASHES, Look, looks
+from mismatch_cli.report.drawing.panels import (
+    LEGEND,
+    Panel,
+    Sheet,
+    legend_below_height,
+    plain_label,
+    short_names,
+)
+from mismatch_cli.report.drawing.style import Style
+from mismatch_cli.train.studies.paper_runs import PaperValue
+from mismatch_cli.train.studies.run_settings import SEPARATOR
+from mismatch_cli.train.studies.training import SMOOTHED_FROM, Curve, envelope, smoothed, thinned
+
+BANDS = (
+    "Colours are algorithms; a dash-dotted line is the mask of its colour with π′ (recomputed by "
+    "the trainer at the weights that sampled) instead of μ; relaxations of the clip are dashed "
+    "if other algorithms are shown. With several seeds, lines are means and bands the range from "
+    f"lowest to highest. Curves of more than {SMOOTHED_FROM} steps are smoothed by a Gaussian, "
+    "with the raw curves faint behind them if there are few."
+)
+AS_ABOVE = "Lines and bands as in the training curves."
+OF_PAPER = (
+    "Grey: where the paper’s curves start and end, read off its figure 3 by eye (± 3 %), for runs "
+    "that have every setting of --preset paper."
+)
+
+_POINTS, _COLUMNS = 200, 120  # points of a smoothed line, and of the raw one behind it
+_MARKED_UP_TO = 40  # points up to which a line marks each
+_MARKED_APART = 12  # evaluations up to which diamonds are large
+_NARROWEST = 0.01  # of the value: the smallest range of a vertical axis
+_MARGIN = 0.05  # of the range of values, above and below
+_MARGIN_OF_PAPER = 0.1  # the same with values of the paper, whose names need a line of text
+_MOST_IN_FULL = 1e5  # larger tick labels have an exponent
+_FEW = 4  # lines up to which bands are strong
+_FLAT = 0.3  # of a shared axis: the least that each panel has to fill
+_RELAXED = "relax-"
+_ASIDE = 0.018  # of the steps: offset between the marks of two algorithms
+_TWIN = (0, (5, 1.5, 1.2, 1.5))  # dashes of no other line
+
+
+class Chart(NamedTuple):
+    """A titled panel with the curves of one or more quantities, by the names of their looks."""
+
+    title: str
+    curves: Sequence[Mapping[str, Curve]]
+    points: Mapping[str, Curve] = {}  # separate marks, without a line
+    note: str = ""
+    log: bool = False
+    from_0: bool = False  # the axis begins at 0
+    percent: bool = False
+    least: float = 0.0  # the smallest range of the axis: less is noise
+    ideal: bool = False  # 0 is ideal, and has a line
+    setting: str = ""  # below the title
+    parts: Sequence[str] = ()  # what each of several curves of a name is, for its description
+    of_paper: Sequence[PaperValue] = ()  # grey, for runs that repeat the paper's
+
+
+def draw_charts(figure: Sheet, charts: Iterable[Chart], names: Iterable[str]) -> None:
+    """Draw the charts that have curves, over the same steps, with one legend below if there are
+    several lines.
+    """
+    charts = [chart for chart in charts if any(chart.curves)]
+    look_of = _shown(charts, looks_of(names, figure.style))
+    columns = 2 if len(charts) in (2, 4) else 3
+    panels = figure.panels(
+        len(charts), columns=columns, height=(210, 170), below=room_for_legend(figure, look_of)
+    )
+    for axes, chart in zip(panels, charts, strict=True):
+        draw_chart(axes, chart, look_of)
+    share_steps(panels)
+    draw_legend(figure, look_of)
+
+
+def draw_grid(
+    figure: Sheet, rows: Sequence[Sequence[Chart]], names: Iterable[str], columns: int
+) -> None:
+    """A row of charts per quantity, one chart per setting; unmeasured places stay empty.
+
+    Panels of a row share their axis unless one of them would be flat on it; panels of a setting
+    share the steps.
+    """
+    width = columns * -(-max(map(len, rows)) // columns)  # of a row, in cells
+    placed = [
+        (width * row + place, chart)
+        for row, charts in enumerate(rows)
+        for place, chart in enumerate(charts)
+        if any(chart.curves)
+    ]
+    cells, charts = zip(*placed, strict=True)
+    look_of = _shown(charts, looks_of(names, figure.style))
+    panels = figure.panels(
+        len(cells),
+        columns=columns,
+        height=(180, 160),
+        legend=LEGEND,
+        below=room_for_legend(figure, look_of),
+        cells=cells,
+    )
+    for axes, chart in zip(panels, charts, strict=True):
+        draw_chart(axes, chart, look_of)
+        _name_setting(axes, chart.setting)
+    for row in {cell // width for cell in cells}:
+        _share_values(
+            [axes for axes, cell in zip(panels, cells, strict=True) if cell // width == row]
+        )
+    for place in {cell % width for cell in cells}:
+        share_steps(
+            [axes for axes, cell in zip(panels, cells, strict=True) if cell % width == place]
+        )
+    draw_legend(figure, look_of)
+
+
+def _shown(charts: Iterable[Chart], look_of: Mapping[str, Look]) -> dict[str, Look]:
+    """The looks that the charts use."""
+    drawn = {
+        name for chart in charts for curves in (*chart.curves, chart.points) for name in curves
+    }
+    return {name: look for name, look in look_of.items() if name in drawn}
+
+
+def room_for_legend(figure: Sheet, names: Collection[str]) -> int:
+    """Pixels for the legend."""
+    return legend_below_height(len(names), _legend_columns(figure, names)) if len(names) > 1 else 0
+
+
+def draw_legend(figure: Sheet, look_of: Mapping[str, Look]) -> None:
+    if len(look_of) > 1:
+        lines = {name: look.of_line for name, look in look_of.items()}
+        figure.legend_below(lines, _legend_columns(figure, look_of))
+
+
+def _legend_columns(figure: Sheet, names: Collection[str]) -> int:
+    """Two columns for long names, such as algorithms in several settings."""
+    most = 2 if any(SEPARATOR in name for name in names) else 4
+    return figure.style.pick(min(len(names), most), 1)
+
+
+def draw_chart(axes: Panel, chart: Chart, look_of: Mapping[str, Look]) -> None:
+    faint = len(look_of) > _FEW
+    for curves, part in zip(chart.curves, chart.parts or repeat(""), strict=False):
+        for name, curve in curves.items():
+            words = f"{part} with {name}" if part else name
+            draw_curve(axes, curve, look_of[name], log=chart.log, faint=faint, name=words)
+    for place, (name, curve) in enumerate(chart.points.items()):
+        aside = _ASIDE * (place - (len(chart.points) - 1) / 2) * (len(chart.points) <= _FEW)
+        _draw_points(axes, curve, look_of[name].colour, aside, f"{name}, evaluated")
+    draw_paper_values(axes, chart.of_paper)
+    _scale(axes, chart)
+    axes.whole_steps(axes.style.pick(6, 5))
+    axes.headline(chart.title, note=chart.note)
+
+
+def panels_by_algorithm(
+    figure: Sheet, count: int, names: Collection[str], height: tuple[int, int], right: int = 0
+) -> list[Panel]:
+    """A panel for each algorithm, with room for the legend of these names."""
+    columns = 2 if count in (2, 4) else 3
+    below = room_for_legend(figure, names)
+    return figure.panels(count, columns=columns, height=height, below=below, right=right)
+
+
+def draw_paper_values(axes: Panel, values: Sequence[PaperValue]) -> None:
+    """Grey bands, named where curves leave room: a start above its right end, an end below its
+    left one.
+    """
+    for value in values:
+        axes.axhspan(
+            value.low, value.high, color=axes.theme.muted, alpha=0.25, linewidth=0, zorder=0.5
+        )
+        place, aside, alignment = (
+            ((1.0, value.high), (-3, 1), ("right", "bottom"))
+            if value.is_start
+            else ((0.0, value.low), (3, -1), ("left", "top"))
+        )
+        axes.annotate(
+            value.words,
+            place,
+            xycoords=("axes fraction", "data"),
+            xytext=aside,
+            textcoords="offset points",
+            ha=alignment[0],
+            va=alignment[1],
+            color=axes.theme.muted,
+            fontsize=axes.style.small,
+            zorder=1,
+        )
+
+
+def _name_setting(axes: Panel, setting: str) -> None:
+    (short,) = short_names([setting], axes.headline_room, axes.style.small)
+    axes.annotate(
+        short,
+        (axes.flush, 1),
+        xycoords="axes fraction",
+        xytext=(0, 5),
+        textcoords="offset points",
+        color=axes.theme.muted,
+        fontsize=axes.style.small,
+        annotation_clip=False,
+    )
+
+
+def _share_values(panels: Sequence[Panel]) -> None:
+    """Share one vertical axis, unless a panel would fill too little of it."""
+    limit_P2 = np.array([axes.get_ylim() for axes in panels])
+    low, high = limit_P2[:, 0].min(), limit_P2[:, 1].max()
+    if len({axes.get_yscale() for axes in panels}) == 1 and np.ptp(
+        limit_P2, axis=1
+    ).min() >= _FLAT * (high - low):
+        for axes in panels:
+            axes.set_ylim(low, high)
+
+
+def looks_of(names: Iterable[str], style: Style) -> dict[str, Look]:
+    """The look of each name; with several settings, colours are algorithms and dashes are
+    settings.
+    """
+    parted = {name: name.partition(SEPARATOR)[::2] for name in names}
+    algorithms, settings = (
+        list(dict.fromkeys(part[place] for part in parted.values())) for place in (0, 1)
+    )
+    look_of = _looks_of_algorithms(algorithms, style)
+    if len(settings) < 2:
+        return {name: look_of[algorithm] for name, (algorithm, _) in parted.items()}
+    if len(settings) > len(DASHES) or len(algorithms) > len(style.theme.accents):
+        return looks(parted, style)
+    colour_of = dict(zip(algorithms, style.theme.accents, strict=False))
+    return {
+        name: Look(colour_of[algorithm], DASHES[settings.index(setting)])
+        for name, (algorithm, setting) in parted.items()
+    }
+
+
+def _looks_of_algorithms(names: Sequence[str], style: Style) -> dict[str, Look]:
+    """A mask on the recomputed policy has the colour of the same mask on the rollout.
+
+    If other algorithms are shown, relaxations are dashed, and nothing else.
+    """
+    twin_of = {
+        f"{head}-recompute{colon}{rest}": f"{head}{colon}{rest}"
+        for head, colon, rest in map(_parted, names)
+    }
+    look_of = looks([name for name in names if name not in twin_of], style)
+    relaxed = [name for name in look_of if name.startswith(_RELAXED)]
+    if relaxed and len(look_of) <= len(style.theme.accents):
+        look_of = {
+            name: Look(look.colour, DASHED if name in relaxed else "-")
+            for name, look in look_of.items()
+        }
+    return {name: look_of.get(name) or Look(look_of[twin_of[name]].colour, _TWIN) for name in names}
+
+
+def _parted(name: str) -> tuple[str, str, str]:
+    """The name of an algorithm, a colon, and its parameters."""
+    return name.partition(":")
+
+
+def draw_curve(
+    axes: Panel,
+    curve: Curve,
+    look: Look,
+    *,
+    log: bool = False,
+    faint: bool = False,
+    name: str = "",
+) -> None:
+    """A line with its band; a long one is smoothed, with the raw curve behind it if there are
+    few lines. The name is not drawn.
+    """
+    long = curve.is_long
+    if long:
+        if not faint:
+            axes.plot(
+                *envelope(curve, _COLUMNS), color=look.colour, alpha=0.22, linewidth=0.8, zorder=1.5
+            )
+        curve = thinned(smoothed(curve), _POINTS)
+    if np.isfinite(curve.high_N).any():
+        low_N = np.where(curve.low_N > 0, curve.low_N, 1e-3 * curve.value_N) if log else curve.low_N
+        axes.fill_between(
+            curve.step_N,
+            low_N,
+            curve.high_N,
+            color=look.colour,
+            alpha=0.06 if faint else 0.15,
+            linewidth=0,
+        )
+    value_N = np.where(curve.value_N > 0, curve.value_N, np.nan) if log else curve.value_N
+    axes.plot(
+        curve.step_N,
+        value_N,
+        marker="o",
+        markersize=3.5,
+        markevery=_marked(value_N, long=long),
+        gid=name,
+        **look.of_line,
+    )
+
+
+def _draw_points(axes: Panel, curve: Curve, colour: str, aside: float, name: str) -> None:
+    """Diamonds with bars from the lowest to the highest seed, offset by `aside` of the steps so
+    that none is hidden.
+    """
+    step_N = curve.step_N + aside * max(np.ptp(curve.step_N), np.ptp(axes.dataLim.intervalx))
+    many = len(axes.containers) > _FEW or len(curve.step_N) > _MARKED_APART
+    bar_2N = np.nan_to_num(np.abs(np.array([curve.low_N, curve.high_N]) - curve.value_N))
+    axes.errorbar(
+        step_N,
+        curve.value_N,
+        yerr=bar_2N,
+        color=colour,
+        linestyle="none",
+        marker="D",
+        markersize=3.5 if many else 5.5,
+        markeredgecolor=axes.theme.page,
+        elinewidth=1,
+        zorder=3,
+        label=name,
+    )
+
+
+def _marked(value_N: np.ndarray, *, long: bool) -> list[int]:
+    """The points to mark: all if there are few, else those without a neighbour, which no line
+    shows.
+    """
+    marked_N = np.isfinite(value_N)
+    if long or marked_N.sum() > _MARKED_UP_TO:
+        beside_N = np.pad(marked_N, 1)
+        marked_N &= ~beside_N[:-2] & ~beside_N[2:]
+    return [int(place) for place in np.flatnonzero(marked_N)]
+
+
+def _scale(axes: Panel, chart: Chart) -> None:
+    """Make room for lines and bands, and mark 0 if it is among them."""
+    if chart.log:
+        value_N = axes.drawn_values()
+        value_N = value_N[np.isfinite(value_N) & (value_N > 0)]
+        axes.set_ylim(value_N.min() / 1.5, value_N.max() * 1.5)
+        axes.logarithmic("y")
+        return
+    low, high = map(float, axes.dataLim.intervaly)
+    short = (max(chart.least, _NARROWEST * max(abs(low), abs(high))) or _NARROWEST) - (high - low)
+    if short > 0:
+        low, high = low - short / 2, high + short / 2
+    bottom = min(low, 0.0) if chart.from_0 or chart.ideal else low
+    margin = (_MARGIN_OF_PAPER if chart.of_paper else _MARGIN) * (high - bottom)
+    axes.set_ylim(0 if chart.from_0 and low >= 0 else bottom - margin, high + margin)
+    if chart.ideal:
+        axes.axhline(0, color=axes.theme.muted, linewidth=1.2, linestyle=DASHES[2], zorder=1)
+    elif low < 0 < high:
+        axes.axhline(0, color=axes.theme.muted, linewidth=0.8, zorder=1)
+    label_values(axes, high - low, 100 if chart.percent else 1)
+
+
+def label_values(axes: Panel, span: float, factor: float) -> None:
+    """Few and short tick labels that fit beside a panel: `0.0005`, `2e−6`, `1.5e6`."""
+    axes.factor = factor
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
+
+    def label(value: float, _position: float = 0) -> str:
+        shown = 0.0 if abs(value) < 1e-9 * span else factor * value
+        if abs(shown) >= _MOST_IN_FULL:
+            return f"{shown:.3g}".replace("e+0", "e").replace("-", "−")
+        return plain_label(float(f"{shown:.5g}"))
+
+    axes.yaxis.set_major_formatter(label)
+
+
+def share_steps(panels: Sequence[Panel]) -> None:
+    """Give all panels the same range of steps; a single step is in the middle."""
+    limit_P2 = np.array([axes.dataLim.intervalx for axes in panels])
+    low, high = limit_P2[:, 0].min(), limit_P2[:, 1].max()
+    margin = 0.03 * (high - low) or 0.5
+    for axes in panels:
+        axes.set_xlim(low - margin, high + margin)

@@ -1,0 +1,65 @@
+"""How much higher the reward of one algorithm is than that of another, over the steps."""
+
+import numpy as np
+
+from mismatch_cli.report.drawing.lines import Look, parts_of
+from mismatch_cli.report.drawing.panels import Panel, Sheet, short_names
+from mismatch_cli.report.drawing.scales import margin_of
+from mismatch_cli.train.plots._charts import draw_curve
+from mismatch_cli.train.studies.learning_speed import Claim
+from mismatch_cli.train.studies.training import SMOOTHED_FROM, Curve, TrainingAnalysis
+
+STUDY = "training"
+SECTION = "Which learns faster"
+PLACE = 4
+TITLE = "Difference of the rewards"
+CAPTION = (
+    "Mean reward of the first algorithm minus that of the second, at each step that all of their "
+    "runs share, with its 95 % interval: paired by seed where at least two seeds are shared, else "
+    "Welch’s; one seed has no interval. Above 0 the first is ahead. The mean of the curve is the "
+    f"difference of the areas. Curves of more than {SMOOTHED_FROM} steps are smoothed by a "
+    "Gaussian, with the raw curve faint behind them. Neighbouring steps share a policy: how often "
+    "an interval excludes 0 says little, the area decides."
+)
+
+DATA = "two algorithms whose runs share steps"
+
+_MOST = 9  # panels; the table has all
+_COLUMNS = 3
+_LEAST = 0.05  # of a reward: a smaller range is noise
+_MARGIN = 0.06  # of the drawn range, above and below
+
+
+def needs(data: TrainingAnalysis) -> bool:
+    return any(map(_has_steps, data.claims))
+
+
+def draw(figure: Sheet, data: TrainingAnalysis) -> None:
+    claims = list(filter(_has_steps, data.claims))[:_MOST]
+    columns = min(_COLUMNS, len(claims))
+    panels = figure.panels(len(claims), columns=columns, height=(230, 190))
+    for axes, claim in zip(panels, claims, strict=True):
+        _draw(axes, claim)
+    limits = np.array([axes.get_ylim() for axes in panels])
+    for axes in panels:
+        axes.set_ylim(limits.min(), limits.max())
+
+
+def _has_steps(claim: Claim) -> bool:
+    return bool(np.isfinite(_curve(claim).value_N).any())
+
+
+def _curve(claim: Claim) -> Curve:
+    step_N, estimates = claim.by_step
+    return Curve(step_N, *parts_of(map(vars, estimates)).T)
+
+
+def _draw(axes: Panel, claim: Claim) -> None:
+    axes.axhline(0, color=axes.theme.muted, linewidth=0.8, zorder=1)
+    draw_curve(axes, _curve(claim), Look(axes.theme.blue))
+    low, high = map(float, axes.dataLim.intervaly)
+    margin = margin_of(low, high, _MARGIN, _LEAST)
+    axes.set_ylim(low - margin, high + margin)
+    axes.whole_steps(axes.style.pick(6, 5))
+    (short,) = short_names([claim.title], axes.headline_room, axes.style.heading, bold=True)
+    axes.headline(short)

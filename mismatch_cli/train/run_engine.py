@@ -1,0 +1,77 @@
+"""The rollout engine of a training run: its settings, and in which dtype it holds the weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mismatch_cli.base.sampling import SamplingSettings
+from mismatch_cli.models.engines import Engine, EngineSettings, engine_module
+from mismatch_cli.models.torch_settings import DTYPES
+from mismatch_cli.processes.ranks import World
+from mismatch_cli.train.train_config import TrainConfig
+
+
+def engine_settings(
+    config: TrainConfig,
+    sampling: SamplingSettings,
+    top_k: int,
+    folder: Path,
+    say: Callable[[str], None],
+    world: World,
+) -> EngineSettings:
+    """The settings for this rank's engine; `folder` is that of the run."""
+    module, context = engine_module(config.engine), _context_length(config)
+    if module.REMOTE:  # dtypes and the like are decided when the servers start
+        named = {"url": config.engine_url, "served_model": config.served_model, **context}
+        return EngineSettings(
+            config.model,
+            sampling,
+            top_k,
+            seed=config.seed,
+            extra={k: v for k, v in named.items() if v},
+            say=say,
+            world=world,
+            weights_folder=Path(config.weights_folder or folder / "weights"),
+            weight_transfer=config.weight_transfer,
+        )
+    extra = context
+    if config.kv_cache_dtype != "auto":
+        extra["kv_cache_dtype"] = config.kv_cache_dtype
+    # The trainer is on the same device
+    if module.MEMORY_SHARE is not None and torch.cuda.is_available():
+        extra[module.MEMORY_SHARE] = config.engine_memory
+    log = folder / "log" / f"{config.engine}{world.suffix}.log"
+    settings = (config.model, sampling, top_k, config.rollout_dtype, config.seed, log, extra)
+    return EngineSettings(
+        *settings,
+        world=world,
+        tensor_parallel=config.tensor_parallel,
+        sleeps=torch.cuda.is_available(),
+        routes=config.replay_routes,
+    )
+
+
+def _context_length(config: TrainConfig) -> dict[str, Any]:
+    """The maximum length of prompt plus response, under the name that every engine gives it."""
+    return {"max_model_len": longest} if (longest := config.max_context_tokens) else {}
+
+
+def dtype_of_weights(engine: Engine) -> tuple[torch.dtype | None, str]:
+    """The dtype to which an engine rounds weights; if that cannot be known, None and a sentence
+    that says why.
+    """
+    described = engine.describe()
+    dtype, quantization = described.get("dtype"), described.get("quantization")
+    if quantization:
+        why = f"The engine quantises its weights ({quantization})"
+    elif dtype not in DTYPES[1:]:
+        why = "The engine does not say in which dtype it holds its weights"
+    else:
+        return getattr(torch, str(dtype)), ""
+    return (
+        None,
+        f"{why}, so log-probs cannot show whether it has the new ones: each weight sync is "
+        "undecidable.",
+    )

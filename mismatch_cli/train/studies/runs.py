@@ -1,0 +1,340 @@
+"""Training runs on disk, one JSON object per step beside the configuration, and the numbers of a
+run.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mismatch_cli.base.errors import MismatchError, unreadable
+from mismatch_cli.base.places import shown, shown_apart
+from mismatch_cli.base.text import parsed_json, parsed_toml
+from mismatch_cli.metrics.update_table import FIRST, LAST
+from mismatch_cli.studies.watch_state import WatchState, watch_state
+from mismatch_cli.trace.manifest import training_runs
+
+METRICS, CONFIG = "metrics.jsonl", "config.toml"
+MOST_MISSING = 10_000  # steps that are listed
+# What the line of an evaluation before training has
+EVALUATION = {"step", "eval_accuracy", "eval"}
+_LARGEST = 1e300  # anything larger is not a measurement
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """One algorithm with one seed: the record of each step, and the settings if they are known."""
+
+    name: str
+    algorithm: str
+    seed: int | None
+    records: list[dict[str, Any]]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+    watched: WatchState | None = None  # for records that `watch` made of a trace or a dump
+    _series: dict[tuple[str, ...], np.ndarray] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @property
+    def step_N(self) -> np.ndarray:
+        """The step of each record; records without one are numbered."""
+        step_N = self.series("step")
+        return np.where(np.isfinite(step_N), step_N, np.arange(1, len(step_N) + 1))
+
+    def series(self, *keys: str) -> np.ndarray:
+        """A number of each record, found by nested keys, outermost first; NaN if there is none."""
+        if keys not in self._series:  # every figure asks again, in each of its variants
+            self._series[keys] = np.array(
+                [_number(record, keys) for record in self.records], dtype=np.float64
+            )
+        return self._series[keys]
+
+    def measured(self, *keys: str) -> np.ndarray:
+        """The same number, without the records that lack it."""
+        return _finite(self.series(*keys))
+
+    def mean(self, *keys: str) -> float | None:
+        """The mean over all steps."""
+        return _or_none(np.mean, self.series(*keys))
+
+    def median(self, *keys: str) -> float | None:
+        return _or_none(np.median, self.series(*keys))
+
+    def highest(self, *keys: str) -> float | None:
+        """The largest value, for a number that counts up over the run."""
+        return _or_none(np.max, self.series(*keys))
+
+    @cached_property
+    def is_step_N(self) -> np.ndarray:
+        """Whether each record is a step; `train` evaluates before its first one, as step 0, and
+        others count from 0.
+        """
+        return np.array([bool(record.keys() - EVALUATION) for record in self.records], dtype=bool)
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps are on record."""
+        return int(self.is_step_N.sum())
+
+    @property
+    def steps(self) -> int:
+        """How far it is: `train` numbers its steps from 1; what is watched may count from 0, or
+        be joined late.
+        """
+        return self.last_step if self.watched is None else self.num_steps
+
+    def ends(self, *keys: str) -> tuple[float | None, float | None]:
+        """The means over the first and over the last steps, which have none in common: of few
+        steps, half each.
+        """
+        value_N = self.series(*keys)[self.is_step_N]
+        first = min(FIRST, len(value_N) // 2)
+        last = min(LAST, len(value_N) - first)
+        return _or_none(np.mean, value_N[:first]), _or_none(np.mean, value_N[len(value_N) - last :])
+
+    def last(self, *keys: str) -> float | None:
+        """The mean over the last steps, however few there are."""
+        return _or_none(np.mean, self.series(*keys)[-LAST:])
+
+    @property
+    def best_reward(self) -> float | None:
+        """The highest mean over a window of steps as long as that of the final reward."""
+        reward_N = self.measured("reward")
+        width = min(LAST, len(reward_N))
+        return (
+            float(np.convolve(reward_N, np.full(width, 1 / width), "valid").max())
+            if width
+            else None
+        )
+
+    @property
+    def final_accuracy(self) -> float | None:
+        """The last evaluation's mean over its sets; the evaluation before training does not
+        count.
+        """
+        return self._last_measured("eval_accuracy")
+
+    @property
+    def accuracy_before(self) -> float | None:
+        """The accuracy in the evaluation before the first step."""
+        return _or_none(np.mean, self.series("eval_accuracy")[self.step_N == 0])
+
+    @property
+    def accuracy_by_set(self) -> dict[str, dict[str, float | None]]:
+        """Accuracy before training, at its end and at its best, by evaluation set; empty if
+        there is only one.
+        """
+        names = dict.fromkeys(name for record in self.records for name in evaluated_sets(record))
+        return {
+            name: {
+                "before": _or_none(np.mean, self.series("eval", name)[self.step_N == 0]),
+                "final": self._last_measured("eval", name),
+                "best": self.highest("eval", name),
+            }
+            for name in names
+        }
+
+    def _last_measured(self, *keys: str) -> float | None:
+        return _or_none(np.mean, _finite(self.series(*keys)[self.step_N > 0])[-1:])
+
+    @property
+    def has_gained(self) -> bool:
+        """Whether it ends higher than it began: in accuracy if it was evaluated before training,
+        else in reward.
+        """
+        accuracy = self.accuracy_before, self.final_accuracy
+        first, last = self.ends("reward") if None in accuracy else accuracy
+        return first is not None and last is not None and last > first
+
+    @property
+    def has_collapsed(self) -> bool:
+        """Whether the final reward is less than half of the best."""
+        final, best = self.last("reward"), self.best_reward
+        return final is not None and best is not None and final < best / 2
+
+    @property
+    def last_trace(self) -> Path | None:
+        """The newest step kept as a trace."""
+        folders = [] if self.folder is None else (self.folder / "traces").glob("step-*")
+        numbered = {
+            int(step): folder
+            for folder in folders
+            if (step := folder.name.removeprefix("step-")).isdecimal()
+        }
+        return numbered[max(numbered)] if numbered else None
+
+    @property
+    def last_step(self) -> int:
+        return int(self.step_N.max()) if self.records else 0
+
+    @property
+    def planned_steps(self) -> int | None:
+        """How many steps it should have; None if its settings are unknown."""
+        planned = self.config.get("steps")
+        return planned if isinstance(planned, int) else None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has reached its last step, as far as known."""
+        return self.planned_steps is None or self.last_step >= self.planned_steps
+
+    @property
+    def partial(self) -> dict[str, Any] | None:
+        """Which steps an incomplete run has: it is still running, was ended early, or its file
+        lost lines.
+        """
+        # A watch may begin late
+        first = 1 if self.watched is None or not self.records else int(self.step_N.min())
+        there = set(self.step_N.tolist())
+        absent = (step for step in range(first, self.last_step + 1) if step not in there)
+        missing = list(islice(absent, MOST_MISSING))
+        if self.is_done and not missing:
+            return None
+        return {
+            "steps": self.last_step,
+            "planned_steps": self.planned_steps,
+            "missing_steps": missing,
+        }
+
+
+def evaluated_sets(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The accuracy on each set of an evaluation with several sets."""
+    found = record.get("eval")
+    return dict(found) if isinstance(found, Mapping) and len(found) > 1 else {}
+
+
+def _finite(value_N: np.ndarray) -> np.ndarray:
+    return value_N[np.isfinite(value_N)]
+
+
+def _or_none(summary: Callable[[np.ndarray], Any], value_N: np.ndarray) -> float | None:
+    """A summary of the finite values; None if there are none."""
+    finite_N = _finite(value_N)
+    return float(summary(finite_N)) if len(finite_N) else None
+
+
+def _number(record: object, keys: Sequence[str]) -> float:
+    for key in keys:
+        record = record.get(key) if isinstance(record, Mapping) else None
+    if not isinstance(record, int | float):
+        return np.nan
+    return float(record) if abs(record) < _LARGEST else np.nan
+
+
+_SYNC = {
+    "proven": "proven at {}",
+    "newer": "newer weights at {}",
+    "undecidable": "too small a step to tell at {}",
+}
+
+
+def sync_proven(records: Sequence[Mapping[str, Any]]) -> tuple[Counter[str], int]:
+    """Counts of the answers about the engine's weights, and the number of steps that were checked
+    and had an answer.
+
+    The first step has no older weights to compare with, unless the engine's tensors can be read.
+    """
+    answers = [record["sync"] for record in records if isinstance(record.get("sync"), str)]
+    answers = [answer for answer in answers if answer != "unchecked"]
+    comparable = answers[1:] if answers[:1] == ["undecidable"] else answers
+    return Counter(comparable), len(comparable)
+
+
+def sync_in_words(runs: Iterable[Sequence[Mapping[str, Any]]]) -> str:
+    """`proven at 2 of 10 steps, newer weights at 4, …` over the records of runs; empty if no
+    step had an answer.
+    """
+    counts = [sync_proven(records) for records in runs]
+    total, steps = sum((count for count, _ in counts), Counter()), sum(steps for _, steps in counts)
+    words = [
+        text.format(f"{total[answer]:,}")
+        for answer, text in _SYNC.items()
+        if total[answer] or answer == "proven"
+    ]
+    words[0] += f" of {steps:,} check{'s' * (steps != 1)}"
+    return ", ".join(words) if steps else ""
+
+
+def read_runs(folders: Iterable[Path | str]) -> list[TrainingRun]:
+    """The runs in these folders, in order; raises a `MismatchError` if one has no readable run.
+
+    A run that is still running is read up to its last complete line; among several, one without a
+    line is left out.
+    """
+    paths = [Path(folder) for folder in folders]
+    names = [path.resolve().name for path in paths]
+    apart = shown_apart(*map(str, paths)) if len(set(names)) < len(names) else names
+    names = [apart[n] if names.count(name) > 1 else name for n, name in enumerate(names)]
+    runs = [_read_run(path, name) for path, name in zip(paths, names, strict=True)]
+    begun = [run for run in runs if run.records]
+    if paths and not begun:
+        raise MismatchError(
+            f"{paths[0] / METRICS} has no steps yet. Wait until the first one is done."
+        )
+    return begun
+
+
+def named_by(folders: Sequence[Path]) -> Sequence[Path]:
+    """What names these runs on the command line: the folder that holds them and no others, else
+    each of them.
+    """
+    parents = {folder.parent for folder in folders}
+    if len(folders) > 1 == len(parents) and training_runs(*parents) == sorted(folders):
+        return [*parents]
+    return folders
+
+
+def _read_run(folder: Path, name: str) -> TrainingRun:
+    records, config = _read_records(folder / METRICS), shown(read_config(folder / CONFIG))
+    algorithm, seed = config.get("algorithm"), config.get("seed")
+    return TrainingRun(
+        name=name,
+        algorithm=algorithm if isinstance(algorithm, str) and algorithm else name,
+        seed=seed if isinstance(seed, int) else None,
+        records=records,
+        config=config,
+        folder=folder,
+        watched=watch_state(folder),
+    )
+
+
+def _read_records(path: Path) -> list[dict[str, Any]]:
+    try:
+        lines = path.read_bytes().decode(errors="replace").rstrip("\n").split("\n")
+    except OSError as error:
+        raise unreadable(
+            path, error, "Name the folder of a training run.", "cannot be read ({})"
+        ) from error
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = parsed_json(line)
+        except ValueError:
+            record = None
+        if isinstance(record, dict):
+            records.append(record)
+        elif number < len(lines):  # the last line may be half-written
+            raise MismatchError(
+                f"{path} is damaged: line {number} is not a JSON object. Repeat the command that "
+                "started the run with --resume: it cuts the run back to its newest checkpoint "
+                "and continues."
+            )
+    return records
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings; a run without the file is still read, under the name of its folder."""
+    try:
+        return parsed_toml(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise unreadable(
+            path, error, "Restore it from a copy of the run.", "cannot be read ({})"
+        ) from error

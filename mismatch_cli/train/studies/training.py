@@ -1,0 +1,538 @@
+"""Results of training runs: means over seeds, which algorithm ends above which, curves over
+steps, and timings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.metrics.update_table import LAST
+from mismatch_cli.studies.study import Study
+from mismatch_cli.studies.watch_state import WatchState
+from mismatch_cli.train.studies.common_steps import CommonSteps, Series, aligned, in_words
+from mismatch_cli.train.studies.learning_speed import (
+    LEARNING_PHASES,
+    Claim,
+    against_the_first,
+    between,
+    mean_reward,
+    reward_to_reach,
+)
+from mismatch_cli.train.studies.run_settings import SEPARATOR, settings_of_runs, short_name, task_of
+from mismatch_cli.train.studies.runs import TrainingRun
+from mismatch_cli.train.studies.seeds import Difference, Seeded, difference, over_seeds, seeded
+from mismatch_cli.train.studies.staleness import DoseResponse, dose_responses
+
+_TELLING = ("step", "reward", "grad_norm")  # runs that agree in these made the same updates
+_NAMED = 3  # at most so many models or data sets are named; of more only the number is given
+
+
+@dataclass(frozen=True)
+class TrainingAnalysis(Study):
+    """One or more runs; the seeds of an algorithm form one curve, in each setting of the runs."""
+
+    STUDY, FORMAT = "training", "mismatch-cli training"
+
+    runs: Sequence[TrainingRun]
+    subject: str = ""  # what was trained on what, in one line
+    watched: WatchState | None = None  # what a watch of the only run answers
+    claimed: tuple[str, str] | None = None  # does the first learn faster than the second?
+
+    @classmethod
+    def of(cls, runs: Sequence[TrainingRun], watched: WatchState | None = None) -> TrainingAnalysis:
+        """An analysis with a subject line from the runs' configurations.
+
+        `watched` is the state of a watch of them; by default that of a single run's own folder.
+        """
+        if watched is None and len(runs) == 1:
+            watched = runs[0].watched
+        algorithms = cls(runs).algorithms
+        seeds = max(map(len, algorithms.values()), default=0)
+        parts = list(algorithms) if len(algorithms) == 1 else []
+        parts += what_was_trained(runs)
+        parts.append(f"{seeds} seeds" if seeds > 1 else "")
+        dtypes = {policy: settings_of(runs, f"{policy}_dtype") for policy in ("trainer", "rollout")}
+        parts += [f"{policy} {dtype}" for policy, dtype in dtypes.items() if dtype]
+        return cls(runs, " · ".join(filter(None, parts)), watched)
+
+    @cached_property
+    def algorithms(self) -> dict[str, list[TrainingRun]]:
+        """The runs of each algorithm in the order given, separately for each setting."""
+        return self._by_algorithm(self.runs)
+
+    @cached_property
+    def compared(self) -> dict[str, list[TrainingRun]]:
+        """The same over the steps that all runs of their task share: of these, numbers are
+        comparable.
+        """
+        return self._by_algorithm(self.restricted)
+
+    @cached_property
+    def common(self) -> list[CommonSteps]:
+        """The common steps of each task."""
+        by_task: dict[object, list[TrainingRun]] = {}
+        for run in self.runs:
+            by_task.setdefault(task_of(run), []).append(run)
+        return [CommonSteps(runs) for runs in by_task.values()]
+
+    @cached_property
+    def restricted(self) -> list[TrainingRun]:
+        """Every run over the common steps of its task, in the order of the runs."""
+        by_run = {
+            id(run): part
+            for steps in self.common
+            for run, part in zip(steps.runs, steps.restricted, strict=True)
+        }
+        return [by_run[id(run)] for run in self.runs]
+
+    @cached_property
+    def by_staleness(self) -> list[DoseResponse]:
+        """What algorithms block by how old the weights are that sample, where runs differ in
+        that.
+        """
+        return dose_responses(self.restricted)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the reward that is compared is that of the end of each run, and not of all of
+        it.
+        """
+        return all(steps.is_final for steps in self.common)
+
+    @property
+    def window(self) -> str:
+        """The steps of the final reward in words: `last 10 steps`, `steps 1 to 7`."""
+        windows = {
+            f"last {LAST} steps" if steps.is_final else in_words(steps.window_N)
+            for steps in self.common
+            if len(steps.step_N)
+        }
+        return windows.pop() if len(windows) == 1 else f"last {LAST} common steps"
+
+    def _by_algorithm(self, runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:
+        groups: dict[str, list[TrainingRun]] = {}
+        for run, setting in zip(runs, self._setting_of, strict=True):
+            name = SEPARATOR.join(filter(None, (run.algorithm, setting)))
+            groups.setdefault(name, []).append(run)
+        return groups
+
+    @cached_property
+    def settings(self) -> dict[str, TrainingAnalysis]:
+        """The runs of each setting by its name, which is empty if all runs share it."""
+        found: dict[str, list[TrainingRun]] = {}
+        for run, setting in zip(self.runs, self._setting_of, strict=True):
+            found.setdefault(setting, []).append(run)
+        return {setting: TrainingAnalysis(runs, self.subject) for setting, runs in found.items()}
+
+    @cached_property
+    def claims(self) -> list[Claim]:
+        """The comparisons of two algorithms: the one that was claimed, in each setting that has
+        both, or the first algorithm of each setting against the others.
+        """
+        runs_of = {setting: part.algorithms for setting, part in self.settings.items()}
+        if self.claimed is None:
+            return against_the_first(runs_of)
+        return between(*self.claimed, runs_of)
+
+    @property
+    def claimed_runs(self) -> list[TrainingRun]:
+        """The runs of the two algorithms that were named."""
+        return [run for run in self.runs if run.algorithm in (self.claimed or ())]
+
+    @property
+    def claim_flags(self) -> list[str]:
+        """How the two algorithms are typed; empty if none were."""
+        return [word for name in self.claimed or () for word in ("-a", name)]
+
+    @cached_property
+    def reward_to_reach(self) -> float | None:
+        """The reward to which steps are counted; None without one, or with several tasks."""
+        if len(self.common) != 1:
+            return None
+        (steps,) = self.common
+        return reward_to_reach([mean_reward(r, steps.step_N) for r in self.compared.values()])
+
+    @cached_property
+    def _setting_of(self) -> list[str]:
+        return settings_of_runs(self.runs)
+
+    @cached_property
+    def eval_sets(self) -> list[str]:
+        """The evaluation sets that runs name."""
+        named = (record["eval"] for run in self.runs for record in run.records if "eval" in record)
+        return list(
+            dict.fromkeys(name for found in named if isinstance(found, Mapping) for name in found)
+        )
+
+    @property
+    def eval_name(self) -> str:
+        """The single set that all runs were evaluated on; empty if it is unknown or one of
+        several.
+        """
+        configured = {short_name(str(run.config.get("eval_dataset") or "")) for run in self.runs}
+        names = self.eval_sets or sorted(configured)
+        return names[0] if len(names) == 1 else ""
+
+    def rivals(self, name: str) -> list[str]:
+        """The other algorithms with a final reward on the same problems, with the same model."""
+        task_by_name = {other: task_of(self.algorithms[other][0]) for other in self.final_rewards}
+        return [
+            other
+            for other, task in task_by_name.items()
+            if other != name and task == task_by_name[name]
+        ]
+
+    @property
+    def indistinguishable(self) -> list[list[str]]:
+        """Algorithms whose runs are bit-identical: they block the same tokens, or none."""
+        alike: dict[object, list[str]] = {}
+        for name, runs in self.algorithms.items():
+            updates = frozenset(
+                (run.seed, *(run.series(key).tobytes() for key in _TELLING)) for run in runs
+            )
+            if any(run.series(_TELLING[-1]).any() for run in runs):
+                alike.setdefault(updates, []).append(name)
+        return [names for names in alike.values() if len(names) > 1]
+
+    @cached_property
+    def final_rewards(self) -> dict[str, Estimate]:
+        """Each algorithm's reward over the last common steps with its interval over seeds, if
+        recorded.
+        """
+        rewards = {
+            name: over_seeds(run.last("reward") for run in runs)
+            for name, runs in self.compared.items()
+        }
+        return {name: reward for name, reward in rewards.items() if reward.value is not None}
+
+    def difference(self, name: str, rival: str) -> Difference:
+        """How much higher the final reward of an algorithm is than that of its rival."""
+        return difference(_final_rewards(self.compared[name]), _final_rewards(self.compared[rival]))
+
+    def above(self, name: str) -> list[str]:
+        """The rivals than which its final reward is higher with 95 % confidence, best first."""
+        return sorted(
+            (rival for rival in self.rivals(name) if self.difference(name, rival).is_above),
+            key=lambda rival: -(self.final_rewards[rival].value or 0.0),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """What summary.json holds: each run's settings and final values; its steps are in
+        metrics.jsonl.
+        """
+        return {
+            "format": self.FORMAT,
+            "version": self.VERSION,
+            "runs": [
+                {
+                    "name": run.name,
+                    "algorithm": run.algorithm,
+                    "seed": run.seed,
+                    "setting": setting,
+                    "steps": run.steps,
+                    "partial": run.partial,
+                    **_ending(part),
+                    "config": dict(run.config),
+                }
+                for run, part, setting in zip(
+                    self.runs, self.restricted, self._setting_of, strict=True
+                )
+            ],
+            "compared_over": [_window(steps) for steps in self.common],
+            "algorithms": [
+                {
+                    "algorithm": name,
+                    "seeds": len(self.algorithms[name]),
+                    "final_reward": reward.to_dict(),
+                    "above": self.above(name),
+                    "higher_than": [self._higher(name, rival) for rival in self.rivals(name)],
+                }
+                for name, reward in self.final_rewards.items()
+            ],
+            "claims": [claim.to_json() for claim in self.claims],
+            **_by_staleness(self.by_staleness),
+            **({} if self.watched is None else {"watch": self.watched.to_json()}),
+        }
+
+    def _higher(self, name: str, rival: str) -> dict[str, Any]:
+        estimate, pairs = self.difference(name, rival)
+        return {"algorithm": rival, "by": estimate.to_dict(), "paired_seeds": pairs}
+
+    def curves(self, *keys: str, gaps: bool = True) -> dict[str, Curve]:
+        """The curve of each algorithm that recorded the number."""
+        curves = {name: curve_of(runs, *keys, gaps=gaps) for name, runs in self.algorithms.items()}
+        return {name: curve for name, curve in curves.items() if curve.has_values}
+
+    def has(self, *keys: str) -> bool:
+        return any(len(run.measured(*keys)) for run in self.runs)
+
+    def occurs(self, *keys: str) -> bool:
+        """Whether it was ever nonzero."""
+        return any(run.measured(*keys).any() for run in self.runs)
+
+
+def _final_rewards(runs: Sequence[TrainingRun]) -> Seeded:
+    """The final reward of each run that has one, with its seed."""
+    return seeded(runs, (run.last("reward") for run in runs))
+
+
+def _by_staleness(doses: Sequence[DoseResponse]) -> dict[str, Any]:
+    return {"by_staleness": list(map(DoseResponse.to_json, doses))} if doses else {}
+
+
+def _ending(run: TrainingRun) -> dict[str, Any]:
+    """The values of a run over the common steps, as in summary.json."""
+    first, last = run.ends("mismatch", "abs_dp_mean")
+    return {
+        "final_reward": run.last("reward"),
+        "best_reward": run.best_reward,
+        "accuracy_before": run.accuracy_before,
+        "final_accuracy": run.final_accuracy,
+        "accuracy_by_set": run.accuracy_by_set,
+        "abs_dp_mean_first": first,
+        "abs_dp_mean_last": last,
+        **{key: run.mean(key) for key in ("bad_over_tokens", "bad_over_negative", "blocked")},
+    }
+
+
+def _window(steps: CommonSteps) -> dict[str, Any]:
+    """The common steps of a task, as in summary.json."""
+    step_N, window_N = steps.step_N.astype(int).tolist(), steps.window_N.astype(int).tolist()
+    return {
+        "runs": [run.name for run in steps.runs],
+        "steps": len(step_N),
+        "first_step": step_N[0] if step_N else None,
+        "last_step": step_N[-1] if step_N else None,
+        "reward_from": window_N[0] if window_N else None,
+        "partial": not steps.is_whole,
+    }
+
+
+def settings_of(runs: Sequence[TrainingRun], key: str, shown: Callable[[str], str] = str) -> str:
+    """A setting of the runs, or its different values."""
+    return ", ".join(
+        dict.fromkeys(
+            shown(str(run.config[key])) for run in runs if run.config.get(key) not in (None, "")
+        )
+    )
+
+
+def what_was_trained(runs: Sequence[TrainingRun]) -> list[str]:
+    """Models and problems without their folders; if there are many, their number."""
+    models = dict.fromkeys(
+        short_name(str(run.config["model"])) for run in runs if run.config.get("model")
+    )
+    found = {
+        "models": models,
+        "sets of problems": dict.fromkeys(filter(None, map(problems_of, runs))),
+    }
+    return [
+        ", ".join(names) if len(names) <= _NAMED else f"{len(names)} {kind}"
+        for kind, names in found.items()
+    ]
+
+
+def problems_of(run: TrainingRun) -> str:
+    """The data set, the environment that uses it, or an environment with its own problems; empty
+    if unknown.
+    """
+    environment = str(run.config.get("environment") or "").rsplit("/", 1)[-1]
+    dataset = (
+        ""
+        if environment and run.config.get("episodes")
+        else short_name(str(run.config.get("dataset") or ""))
+    )
+    return " · ".join(filter(None, (dataset, environment)))
+
+
+def steps_of(runs: Sequence[TrainingRun]) -> str:
+    """The runs' numbers of steps: `110 steps`, `20 to 110 steps`."""
+    steps = [run.last_step for run in runs]
+    low, high = min(steps), max(steps)
+    return f"{low:,} to {high:,} steps" if low != high else f"{low:,} step{'s' * (low != 1)}"
+
+
+class Correlation(NamedTuple):
+    """The correlation of bad updates with another series of the same run."""
+
+    run: str
+    other: str
+    steps: int
+    found: Estimate
+
+
+def correlations(run: TrainingRun) -> Iterator[Correlation]:
+    """The correlation of bad updates with a step's reward, and with its change from the previous
+    step.
+    """
+    from mismatch_cli.metrics.correlation import series_correlation
+
+    bad_N, reward_N = run.series("bad_over_negative"), run.series("reward")
+    for other, value_N in (
+        ("the reward", reward_N),
+        ("its change", np.diff(reward_N, prepend=np.nan)),
+    ):
+        known_N = np.isfinite(bad_N) & np.isfinite(value_N)
+        if bad_N[known_N].any():  # measured, and not always 0
+            found = series_correlation(bad_N[known_N], value_N[known_N])
+            yield Correlation(run.name, other, int(known_N.sum()), found)
+
+
+PHASES = (*LEARNING_PHASES, "evaluate")
+OTHER = "other"
+# Of a step: anything shorter, such as a skipped recomputation, is not a separate phase
+_LEAST = 0.005
+
+
+def seconds_by_phase(run: TrainingRun) -> dict[str, float]:
+    """Mean seconds of each phase with a share of a step, in chronological order."""
+    steps = [
+        record["seconds"] for record in run.records if isinstance(record.get("seconds"), Mapping)
+    ]
+    recorded = sorted({key for seconds in steps for key in seconds}, key=_place)
+    totals = {key: float(np.nansum(run.series("seconds", key))) for key in recorded}
+    found: dict[str, float] = {}
+    for key, total in totals.items():
+        phase = key if key in PHASES and total > _LEAST * sum(totals.values()) else OTHER
+        found[phase] = found.get(phase, 0.0) + total / len(steps)
+    return {phase: found[phase] for phase in phases_of([found]) if found[phase] > 0}
+
+
+def mean_by_phase(runs: Sequence[TrainingRun]) -> dict[str, float]:
+    """Mean seconds by phase over the runs that recorded times."""
+    found = [seconds for run in runs if (seconds := seconds_by_phase(run))]
+    return {
+        phase: sum(row.get(phase, 0.0) for row in found) / len(found) for phase in phases_of(found)
+    }
+
+
+def phases_of(rows: Iterable[Mapping[str, float]]) -> list[str]:
+    """Every phase that takes time in any run, in chronological order."""
+    return sorted({phase for row in rows for phase in row}, key=_place)
+
+
+def _place(phase: str) -> int:
+    return PHASES.index(phase) if phase in PHASES else len(PHASES)
+
+
+SMOOTHED_FROM = 100  # curves with more steps are smoothed
+LEAST_SIGMA = 2  # points
+_SIGMA = 0.01  # of the number of points
+_REACH = 4  # standard deviations
+
+
+@dataclass(frozen=True)
+class Curve:
+    """`_N` is one point per step; NaN in the value is a gap, NaN in the band a step with only
+    one seed.
+    """
+
+    step_N: np.ndarray
+    value_N: np.ndarray
+    low_N: np.ndarray
+    high_N: np.ndarray
+
+    @property
+    def has_values(self) -> bool:
+        return bool(np.isfinite(self.value_N).any())
+
+    @property
+    def is_long(self) -> bool:
+        """Whether the curve is smoothed; gaps count towards its length."""
+        return len(self.step_N) > SMOOTHED_FROM and self.has_values
+
+    def only(self, keep_N: np.ndarray) -> Curve:
+        """Some of its points."""
+        return Curve(
+            self.step_N[keep_N], self.value_N[keep_N], self.low_N[keep_N], self.high_N[keep_N]
+        )
+
+
+def curve_of(runs: Sequence[TrainingRun], *keys: str, gaps: bool = True) -> Curve:
+    """The mean over the runs with a value at a step; the band spans the lowest to the highest of
+    several.
+
+    Without `gaps`, steps without any value are left out, for numbers that are measured only now and
+    then.
+    """
+    curve = mean_curve([(run.step_N, run.series(*keys)) for run in runs])
+    return curve if gaps else curve.only(np.isfinite(curve.value_N))
+
+
+def mean_curve(series: Sequence[Series]) -> Curve:
+    """The mean of several series, each its steps and its values."""
+    step_N = np.unique(np.concatenate([step for step, _ in series])) if series else np.zeros(0)
+    return Curve(step_N, *_mean_and_range(aligned(series, step_N)))
+
+
+def _mean_and_range(value_RN: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    finite_RN = np.isfinite(value_RN)
+    count_N = finite_RN.sum(axis=0)
+    mean_N = np.where(finite_RN, value_RN, 0).sum(axis=0) / np.maximum(count_N, 1)
+    low_N = np.where(finite_RN, value_RN, np.inf).min(axis=0, initial=np.inf)
+    high_N = np.where(finite_RN, value_RN, -np.inf).max(axis=0, initial=-np.inf)
+    low_N, high_N = (np.where(count_N > 1, end_N, np.nan) for end_N in (low_N, high_N))
+    return np.where(count_N > 0, mean_N, np.nan), low_N, high_N
+
+
+def smoothed(curve: Curve) -> Curve:
+    """The curve under a Gaussian whose σ is 1 % of its points, at least two; gaps stay gaps and
+    contribute nothing.
+
+    It stops σ before the ends of the curve: closer to them the Gaussian is one-sided and mostly
+    shows noise.
+    """
+    points = len(curve.step_N)
+    sigma = max(_SIGMA * points, LEAST_SIGMA)
+    smooth = Curve(
+        curve.step_N,
+        *(_gaussian(part, sigma) for part in (curve.value_N, curve.low_N, curve.high_N)),
+    )
+    place_N = np.arange(points)
+    return smooth.only((place_N >= sigma) & (place_N < points - sigma))
+
+
+def _gaussian(value_N: np.ndarray, sigma: float) -> np.ndarray:
+    finite_N = np.isfinite(value_N)
+    if not finite_N.any():
+        return value_N
+    # np.convolve returns the length of the longer input
+    reach = min(int(_REACH * sigma) + 1, (len(value_N) - 1) // 2)
+    weight = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
+    total_N = np.convolve(np.where(finite_N, value_N, 0), weight, "same")
+    count_N = np.convolve(finite_N.astype(float), weight, "same")
+    return np.where(finite_N, total_N / np.where(finite_N, count_N, 1), np.nan)
+
+
+def thinned(curve: Curve, most: int) -> Curve:
+    """Every k-th point including the last: a smoothed curve loses nothing, and the picture stays
+    small.
+    """
+    every = -(-len(curve.step_N) // most)
+    keep_N = np.zeros(len(curve.step_N), dtype=bool)
+    keep_N[::-1][::every] = True
+    return curve.only(keep_N)
+
+
+def envelope(curve: Curve, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """A line that looks like the raw one: the lowest and highest value in each column of the
+    picture.
+    """
+    finite_N = np.isfinite(curve.value_N)
+    step_N, value_N = curve.step_N[finite_N], curve.value_N[finite_N]
+    if len(step_N) <= 2 * columns:
+        return curve.step_N, curve.value_N
+    steps, values = [], []
+    for part_N, bin_N in zip(
+        np.array_split(step_N, columns), np.array_split(value_N, columns), strict=True
+    ):
+        first, second = sorted((int(bin_N.argmin()), int(bin_N.argmax())))
+        steps += [part_N[first], part_N[second]]
+        values += [bin_N[first], bin_N[second]]
+    return np.array(steps), np.array(values)

@@ -1,0 +1,351 @@
+"""The problems of a training run: which ones a step samples, how they are encoded, and who grades
+the answers.
+
+Also the checks of a run's settings, made before a model loads, a run begins or a file is written.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from mismatch_cli.base.errors import UsageError
+from mismatch_cli.base.numbers import things
+from mismatch_cli.base.options import default_of, flag_of
+from mismatch_cli.base.sampling import SamplingSettings
+from mismatch_cli.models.engines import check_returns_routes, engine_module
+from mismatch_cli.models.loading import check_attention, check_model_folder, known_vocabulary
+from mismatch_cli.models.torch_settings import check_threads
+from mismatch_cli.probe.tasks.grading import Grader, gradable
+from mismatch_cli.probe.tasks.prompts import (
+    Problem,
+    PromptSource,
+    answered_differently,
+    check_prompts,
+    encode_prompts,
+    load_problems,
+)
+from mismatch_cli.probe.tasks.rewards import check_reward
+from mismatch_cli.probe.tasks.source_rows import is_local
+from mismatch_cli.train.environment import Environments, check_environment
+from mismatch_cli.train.train_config import TrainConfig
+
+_EPISODES = "episodes"  # the name of the evaluation set that an environment generates
+
+
+@dataclass(frozen=True)
+class Posed:
+    """A problem with its prompt's token ids; none if an environment makes the prompt."""
+
+    problem: Problem
+    prompt_ids: list[int]
+
+
+def evaluation_sets(config: TrainConfig) -> dict[str, tuple[str, str]]:
+    """The location and split of each evaluation set, by the name of its accuracy; empty for the
+    training problems.
+
+    A set is named after its file, or the last part of its name on the hub; a second one of that
+    name gets a number.
+    """
+    listed = config.eval_dataset
+    is_one = Path(listed).expanduser().is_file()  # a file may have commas in its name
+    locations = [listed] if is_one else [part.strip() for part in listed.split(",") if part.strip()]
+    splits = [part.strip() for part in config.eval_split.split(",")]
+    if len(splits) == 1:
+        splits *= len(locations)
+    if len(splits) != len(locations):
+        raise UsageError(
+            f"eval_split names {len(splits)} splits for {len(locations)} evaluation sets. "
+            "Give one for all, or one each, separated by commas."
+        )
+    found: dict[str, tuple[str, str]] = {}
+    for location, split in zip(locations, splits, strict=True):
+        name = _name_of(location)
+        number = next(n for n in count(1) if (name if n == 1 else f"{name}-{n}") not in found)
+        found[name if number == 1 else f"{name}-{number}"] = location, split
+    return found
+
+
+def _name_of(location: str) -> str:
+    path = Path(location)
+    return path.stem if is_local(location) else path.name
+
+
+def _load(config: TrainConfig, location: str, split: str, limit: int) -> tuple[list[Problem], int]:
+    """The problems that can be graded, and the number of all."""
+    source = PromptSource(
+        location,
+        config.prompt_field or None,
+        config.answer_field or None,
+        split,
+        limit=limit or None,
+        columns=bool(config.reward),
+        unique=config.unique_problems,
+    )
+    found = load_problems(source)
+    check_prompts(found, config.prompt_template)
+    return gradable(found, config.reward or config.environment, location), len(found)
+
+
+def _by_seed(first: int, stop: int) -> list[Problem]:
+    """Problems that consist of a number only, from which the environment's seed follows."""
+    return [Problem(number, "", None) for number in range(first, stop)]
+
+
+def _check_number(config: TrainConfig, problems: int) -> None:
+    if config.prompts_per_step > problems:
+        raise UsageError(
+            f"prompts_per_step = {config.prompts_per_step} is more than the {problems} problems "
+            f"available. Use --prompts-per-step {problems}, or add problems."
+        )
+    if config.dynamic_sampling and 2 * config.prompts_per_step > problems:
+        raise UsageError(
+            "dynamic_sampling replaces problems of a step by others, and a step has "
+            f"{config.prompts_per_step} of only {problems}. Use --prompts-per-step "
+            f"{max(1, problems // 2)} or less, or add problems."
+        )
+
+
+def _grader(config: TrainConfig, tokenizer: Any) -> Grader | Environments:
+    """What assigns the reward of a response."""
+    if config.environment:
+        return Environments(
+            config.environment, config.environment_seconds, config.environment_processes
+        )
+    return Grader(
+        tokenizer.decode,
+        reward=config.reward,
+        seconds=config.reward_seconds,
+        template=config.prompt_template,
+        answer_format=config.answer_format,
+        rule=config.grader,
+        chat=getattr(tokenizer, "chat_template", None) is not None,
+    )
+
+
+class Task:
+    """Problems with answers; seed and step alone decide a step's problems, each at most once per
+    epoch.
+
+    The constructor checks the data; `pose` needs the engine's context length.
+    """
+
+    def __init__(self, config: TrainConfig, tokenizer: Any) -> None:
+        self._config, self._tokenizer = config, tokenizer
+        self.left_out: list[str] = []  # sentences about unused problems
+        self.posed: list[Posed] = []
+        self.evaluation: dict[str, list[Posed]] = {}  # by the name of the set
+        self.grader = _grader(config, tokenizer)
+        trained, total = config.episodes, config.episodes + config.eval_episodes
+        self.problems = (
+            _by_seed(0, trained)
+            if trained
+            else self._loaded(config.dataset, config.split, config.num_problems)
+        )
+        _check_number(config, len(self.problems))
+        sets = evaluation_sets(config)
+        self._evaluated = {
+            name: (place, self._loaded(place, split, 0)) for name, (place, split) in sets.items()
+        }
+        if config.eval_episodes:
+            self._evaluated = {_EPISODES: ("", _by_seed(trained, total))}
+        if config.reward or config.environment:
+            self.grader.start()
+
+    def _loaded(self, location: str, split: str, limit: int) -> list[Problem]:
+        problems, total = _load(self._config, location, split, limit)
+        if len(problems) < total:
+            without = total - len(problems)
+            self.left_out.append(
+                f"{location}: skipping {without} of {total} problems that have no answer."
+            )
+        if self._config.unique_problems and (unclear := answered_differently(problems)):
+            self.left_out.append(
+                f"{location}: {unclear} of {len(problems)} problems appear with more than one "
+                "answer. They are kept, though at most one of the answers can be right."
+            )
+        return problems
+
+    def pose(self, max_model_len: int) -> None:
+        """Encode the problems as token ids; one whose prompt fills the context is left out."""
+        self.posed = self._encode(self.problems, self._config.dataset, max_model_len)
+        _check_number(self._config, len(self.posed))
+        posed = {
+            name: self._encode(found, place, max_model_len)
+            for name, (place, found) in self._evaluated.items()
+        }
+        name = _EPISODES if self._config.episodes else _name_of(self._config.dataset)
+        self.evaluation = posed or {name: self.posed}
+
+    def _encode(self, problems: list[Problem], location: str, max_model_len: int) -> list[Posed]:
+        config = self._config
+        if config.environment:  # it makes their prompts itself, when an episode begins
+            return [Posed(problem, []) for problem in problems]
+        encoded = encode_prompts(
+            problems,
+            self._tokenizer,
+            template=config.prompt_template,
+            max_model_len=max_model_len,
+            max_prompt=config.max_prompt_tokens,
+        )
+        if encoded.skipped:
+            number, first = len(encoded.skipped), encoded.skipped[0]
+            self.left_out.append(
+                f"{location}: skipping {number} of {len(problems)} problems, the first (row "
+                f"{first['prompt_id']}) because {first['reason']}."
+            )
+        return [Posed(p, i) for p, i in zip(encoded.problems, encoded.prompt_ids, strict=True)]
+
+    def others_of_step(self, step: int) -> Iterator[list[Posed]]:
+        """More problems for a step, in batches of its size; also decided by seed and step alone."""
+        number = self._config.prompts_per_step
+        taken = {posed.problem.prompt_id for posed in self.of_step(step)}
+        others = [posed for posed in self.posed if posed.problem.prompt_id not in taken]
+        random.Random(f"{self._config.seed}/{step}/others").shuffle(others)
+        for batch in range(min(self._config.dynamic_sampling, len(others) // number)):
+            yield others[batch * number : (batch + 1) * number]
+
+    def of_step(self, step: int) -> list[Posed]:
+        """The problems of a step (steps count from 1); the remainder at the end of an epoch is
+        dropped.
+        """
+        per_epoch = len(self.posed) // self._config.prompts_per_step
+        epoch, place = divmod(step - 1, per_epoch)
+        order = list(range(len(self.posed)))
+        random.Random(f"{self._config.seed}/{epoch}").shuffle(order)
+        first = place * self._config.prompts_per_step
+        return [self.posed[i] for i in order[first : first + self._config.prompts_per_step]]
+
+
+def check_runs(configs: Sequence[TrainConfig]) -> None:
+    """Check every run's names, thresholds and files; a `MismatchError` or `UsageError` for the
+    first bad one.
+
+    What only the hub knows (a model or data set by its name there) is checked when the first run
+    loads it.
+    """
+    first = configs[0]  # runs of one command differ in algorithm and seed
+    if not engine_module(first.engine).TAKES_WEIGHTS:
+        raise UsageError(
+            f"Training sends new weights to the engine after every step, and {first.engine} "
+            "cannot load any. Use --engine vllm, hf or server."
+        )
+    if bool(first.engine_url) != engine_module(first.engine).REMOTE:
+        raise UsageError(
+            "--engine server and --engine-url belong together. Give the URLs of vLLM servers "
+            "that were started with VLLM_SERVER_DEV_MODE=1, which makes them accept new weights."
+        )
+    if first.replay_routes:
+        check_returns_routes(first.engine)
+    SamplingSettings(temperature=first.temperature, max_tokens=first.max_tokens)
+    check_model_folder(first.model)
+    check_attention(first.attn or None)
+    check_threads(first.threads)
+    _check_turns(first)
+    if first.episodes:
+        _check_number(first, first.episodes)
+    elif is_local(first.dataset):
+        _check_number(first, len(_load(first, first.dataset, first.split, first.num_problems)[0]))
+    for location, split in evaluation_sets(first).values():
+        if is_local(location):
+            _load(first, location, split, 0)
+    # Imports numpy, and for a user's mask torch
+    for spec in dict.fromkeys(config.algorithm for config in configs):
+        _check_algorithm(spec, first)
+    check_reward(first.reward, first.reward_seconds)
+    check_environment(first.environment)
+
+
+_OF_TURNS = ("max_turns", "turn_tokens", "environment_seconds", "environment_processes")
+
+
+def _check_turns(config: TrainConfig) -> None:
+    """Check what an environment needs, and what needs an environment."""
+    unused = (
+        known for known in fields(config) if known.name in _OF_TURNS and not config.environment
+    )
+    for known in unused:
+        if getattr(config, known.name) != default_of(known):
+            raise UsageError(
+                f"{flag_of(known)} needs --environment FILE.py:NAME. Add that, or leave "
+                f"{flag_of(known)} out."
+            )
+    if config.environment and config.reward:
+        raise UsageError(
+            "--environment assigns the rewards itself. Leave out --reward or --environment."
+        )
+    if config.environment and config.prompt_template not in ("chat", "raw"):
+        raise UsageError(
+            f"--prompt-template {config.prompt_template} asks for one answer. With --environment "
+            "use chat or raw."
+        )
+    if (config.episodes or config.eval_episodes) and not config.environment:
+        raise UsageError(
+            "--episodes and --eval-episodes need an environment. Add --environment FILE.py:NAME."
+        )
+    if config.eval_episodes and not config.episodes:
+        raise UsageError("--eval-episodes needs --episodes. Give both, or an --eval-dataset.")
+    if config.eval_episodes and config.eval_dataset:
+        raise UsageError(
+            "--eval-episodes and --eval-dataset both set what to evaluate on. Leave one out."
+        )
+
+
+def check_ranks(config: TrainConfig, ranks: int) -> None:
+    """A `UsageError` for a number of ranks that cannot share a step, an engine or a model; it
+    names the nearest that can.
+    """
+    engine, problems = config.tensor_parallel, things(config.prompts_per_step, "problem")
+    most = config.prompts_per_step // engine * engine
+    right = min(most, -(-ranks // engine) * engine)  # whole engines, rounded up
+    who = things(ranks, "rank")
+    if not right:
+        raise UsageError(
+            f"An engine of {engine} ranks cannot share {problems} per step: the responses to a "
+            f"problem stay together. Use --prompts-per-step {engine}, or a lower --tensor-parallel."
+        )
+    if ranks > config.prompts_per_step:
+        raise UsageError(
+            f"{who} cannot share {problems} per step: the responses to a problem stay together. "
+            f"Use --nproc {right}, or a higher --prompts-per-step."
+        )
+    if ranks % engine:
+        raise UsageError(
+            f"{who} cannot form engines of {engine} (--tensor-parallel): add --nproc {right}, or "
+            f"start any multiple of {engine} with torchrun."
+        )
+    if config.cpu_offload and ranks == 1:
+        raise UsageError(
+            "--cpu-offload needs a model that is spread over ranks. Add --nproc 2 or more."
+        )
+
+
+def _check_algorithm(spec: str, config: TrainConfig) -> None:
+    """Check the algorithm, and what it needs: a vocabulary of top-k size, a weight average,
+    complete groups.
+    """
+    from mismatch_cli.rules.algorithms.parse import find
+
+    algorithm, tokens = find(spec, training=True), known_vocabulary(config.model)
+    k = algorithm.needs_top_k
+    if tokens is not None and k > tokens:
+        raise UsageError(
+            f"{spec} needs the top {k:,} log-probs, but {config.model} has only {tokens:,} "
+            "tokens. Choose a lower k."
+        )
+    if algorithm.needs_average and not config.average_decay:
+        raise UsageError(
+            f"{spec} needs a moving average of the weights. Set its decay, such as "
+            "--average-decay 0.9"
+        )
+    if algorithm.looks_at_groups and config.minibatches > config.prompts_per_step:
+        raise UsageError(
+            f"{spec} needs all samples of a problem together, and {config.prompts_per_step} "
+            f"problems per step cannot fill {config.minibatches} minibatches. Use fewer "
+            "--minibatches, or a higher --prompts-per-step."
+        )

@@ -1,0 +1,309 @@
+"""`mismatch-cli watch`: follows a run while it trains, step by step, with limits as alarms."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from mismatch_cli.app.commands.gate import BASELINE, EXCEEDED, LIMITS
+from mismatch_cli.app.common import Common
+from mismatch_cli.app.completions import algorithms, runs
+from mismatch_cli.app.trackers import flat
+from mismatch_cli.app.tracking import AS_FRAMEWORK, TRACK, TRACK_NAME, TRACK_PROJECT, Tracking
+from mismatch_cli.base import registry
+from mismatch_cli.base.errors import UsageError
+from mismatch_cli.base.memory import collect_often
+from mismatch_cli.base.options import flags, saying, setting
+from mismatch_cli.base.places import FAULTY, bundled_trace
+
+if TYPE_CHECKING:
+    from mismatch_cli.watch.watcher import Asked, Told, Watcher
+
+_SLICE = 0.1  # seconds between checks on commands and pages
+_NAMED = 4  # alarms named in the last message
+at_alarm, at_end = partial(setting, panel="Alarms"), partial(setting, panel="When it ends")
+
+
+@flags()
+def command(
+    *,
+    run: Path | None = setting(
+        None,
+        "A training run, a trace that a Recorder writes, or a framework's dump folder; it need "
+        "not exist yet.",
+        argument=True,
+        show_default="the bundled trace",
+        completes=runs,
+    ),
+    every: float = setting(5.0, "Seconds between checks for new data.", min=0.01),
+    algorithm: str | None = setting(
+        None,
+        "Show the share of tokens that this algorithm blocks, for traces and dumps.",
+        completes=algorithms,
+        typed=registry.names_file,
+        show_default="the one that trains, or grpo-clip-higher",
+    ),
+    format: str | None = setting(
+        None,
+        "Format of the dump.",
+        choices=("format", partial(registry.names, "mismatch_cli.frameworks.importing")),
+        show_default="detected",
+    ),
+    limits: list[str] | None = LIMITS(show_default="none: no alarms"),
+    baseline: list[Path] | None = BASELINE,
+    on_alarm: str | None = at_alarm(
+        None,
+        "Shell command to run at each alarm; $ALARM_TEXT and others say what happened.",
+        metavar="COMMAND",
+        typed=True,
+    ),
+    stop_on_alarm: bool = at_alarm(False, "Exit with code 3 at the first alarm."),
+    once: bool = at_end(False, "Read the existing data and exit, without waiting for more."),
+    until_step: int | None = at_end(None, "Exit once this step is complete.", min=0),
+    idle: float | None = at_end(
+        None, "Exit after so many minutes without new data.", metavar="MINUTES", min=0.0
+    ),
+    report_every: float = setting(
+        60.0, "Seconds between refreshes of the page; 0 for no page.", panel="Output", min=0
+    ),
+    track: list[str] | None = TRACK,
+    track_project: str = TRACK_PROJECT,
+    track_name: str | None = TRACK_NAME,
+    framework: str | None = AS_FRAMEWORK,
+    common: Annotated[
+        Common,
+        saying(
+            "output",
+            help="Folder for the page and the state; watching again into it continues.",
+            show_default="watch-NAME",
+        ),
+        "no_plots",
+        saying("json", help="Print one JSON line per step."),
+        "quiet",
+        "debug",
+    ],
+) -> None:
+    """Follow a run while it trains: its gap step by step, limits as alarms, and a page that stays
+    current.
+
+    It ends with the run or as the flags say; exit code 3 if a limit was exceeded, or could not be
+    measured at any step. Killed and restarted, it continues: no step is reported twice, and no
+    alarm is raised twice.
+
+    Examples:
+      mismatch-cli watch train-miniature
+      mismatch-cli watch recorded --limits limits.toml --on-alarm 'notify-send "$ALARM_TEXT"'
+      mismatch-cli watch runs/math/token_exports --json --idle 30
+      mismatch-cli watch recorded --limits verl --once
+      mismatch-cli watch recorded --track trackio --as verl
+    """
+    from mismatch_cli.library.asked import limit_sets
+    from mismatch_cli.trace.stores import is_store
+    from mismatch_cli.watch.folders import check_there, check_watch_folder, watch_folder
+
+    run = run or bundled_trace(FAULTY)
+    tracking = Tracking.asked(
+        track, track_project, track_name or run.resolve().name, framework, several=False
+    )
+    if is_store(run):
+        raise UsageError(
+            f"{run} is not on this machine, but watch follows local files. Start it where the "
+            "run writes."
+        )
+    common.check(baseline)
+    check_there(run)
+    folder = common.output or Path(f"watch-{run.resolve().name}")
+    check_watch_folder(folder, run)
+    if not limits and (on_alarm is not None or stop_on_alarm or baseline):
+        raise UsageError(
+            "Without limits there are no alarms. Add --limits with a name of gate --list or a "
+            "TOML file."
+        )
+    sets = limit_sets(limits, has_baseline=bool(baseline)) if limits else []
+    if algorithm is not None:
+        from mismatch_cli.rules.algorithms.parse import find
+
+        find(algorithm)
+    from mismatch_cli.watch.watcher import Asked
+
+    asked = Asked(sets, baseline or [], algorithm, format, tracking.framework)
+    how = _How(every, once, until_step, None if idle is None else 60 * idle, stop_on_alarm)
+    try:
+        with watch_folder(folder, run):
+            exceeded = _Watching(run, folder, asked, how, common).whole(
+                on_alarm, report_every, tracking
+            )
+    except KeyboardInterrupt:
+        common.progress.say(
+            f"Stopped watching {run}. The state is kept in {folder}: the same command continues."
+        )
+        raise
+    if exceeded:
+        raise typer.Exit(EXCEEDED)
+
+
+class _How(NamedTuple):
+    """How long to watch, and how often to look."""
+
+    every: float
+    once: bool
+    until_step: int | None
+    idle: float | None  # seconds
+    stop_on_alarm: bool
+
+
+class _Watching:
+    """One session of `watch`, from before the run starts to the last message."""
+
+    def __init__(self, run: Path, folder: Path, asked: Asked, how: _How, common: Common) -> None:
+        from mismatch_cli.watch.view import WatchView
+
+        self._run, self._folder, self._asked, self._how, self._common = (
+            run,
+            folder,
+            asked,
+            how,
+            common,
+        )
+        self._progress, self._view = common.progress, WatchView(run.name or str(run))
+
+    def whole(self, on_alarm: str | None, report_every: float, tracking: Tracking) -> bool:
+        """Watch until the end; return whether a limit was exceeded, or never measured."""
+        from mismatch_cli.app.refresher import Refresher
+        from mismatch_cli.watch.alarm_command import AlarmCommand
+
+        say = self._progress.say
+        if not self._progress.on_terminal:
+            say(f"Watching {self._run} into {self._folder}")
+        with (
+            self._progress.view(self._view.lines),
+            tracking.of(self._folder, {"run": str(self._run)}, say) as self._trackers,
+        ):
+            watcher = self._begun()
+            self._view.show(watcher)
+            self._calls = AlarmCommand(on_alarm, self._run, self._folder, say) if on_alarm else None
+            every, draws = (
+                0 if self._common.only_numbers else report_every,
+                not self._common.no_plots,
+            )
+            self._pages = Refresher(
+                [watcher.folder_of_lines], self._folder, every, say, draws=draws
+            )
+            try:
+                self._follow(watcher)
+                self._view.note = "finishing"
+                if self._calls is not None:
+                    self._calls.finish(watcher.state.called)
+                if watcher.state.told:
+                    self._pages.finish()
+            finally:
+                self._pages.stop()
+        return self._concluded(watcher)
+
+    def _begun(self) -> Watcher:
+        """The watcher, once there is something to watch."""
+        from mismatch_cli.base.errors import MismatchError
+        from mismatch_cli.watch.folders import kind_of
+        from mismatch_cli.watch.watcher import Watcher
+
+        began = time.monotonic()
+        while not kind_of(self._run):
+            if self._how.once or (
+                self._how.idle is not None and time.monotonic() - began > self._how.idle
+            ):
+                raise MismatchError(
+                    f"{self._run} has nothing to watch yet: no step, no trace, no dump."
+                )
+            time.sleep(min(self._how.every, 1.0))
+        return Watcher(self._run, self._folder, self._asked, self._progress.say)
+
+    def _follow(self, watcher: Watcher) -> None:
+        collect_often()
+        if self._calls is not None:
+            for alarm in watcher.state.uncalled:
+                self._calls.add(alarm)
+        for step, record in watcher.state.lines():  # of earlier sessions: a tracker may lack them
+            self._trackers.log(step, flat(record))
+        if watcher.has_reached(self._how.until_step):
+            return
+        while True:
+            if self._tell(watcher, final=False) or watcher.is_done(
+                self._how.until_step, self._how.idle
+            ):
+                break
+            if self._how.once and (
+                not watcher.source.waiting or watcher.idle > 2 * self._how.every
+            ):
+                break
+            self._sleep(watcher)
+        if self._how.once or watcher.is_done(None, self._how.idle):
+            self._tell(watcher, final=True)
+
+    def _tell(self, watcher: Watcher, *, final: bool) -> bool:
+        """Look once and report what is new; return whether that ends the session."""
+        for told in watcher.look(final=final):
+            self._say(told)
+            self._trackers.log(told.step, flat(told.record))
+            if self._calls is not None:
+                for alarm in told.alarms:
+                    self._calls.add(alarm)
+            if told.alarms and self._how.stop_on_alarm:
+                return True
+            self._look_after(watcher)
+            if self._how.until_step is not None and told.step >= self._how.until_step:
+                return True
+        return False
+
+    def _sleep(self, watcher: Watcher) -> None:
+        until = time.monotonic() + self._how.every
+        while (left := until - time.monotonic()) > 0:
+            self._look_after(watcher)
+            time.sleep(min(left, _SLICE))
+
+    def _look_after(self, watcher: Watcher) -> None:
+        """Check on the calls and the page; both run in the background."""
+        if self._calls is not None:
+            self._calls.look(watcher.state.called)
+        if watcher.state.told:
+            self._pages.step_done()
+
+    def _say(self, told: Told) -> None:
+        from mismatch_cli.watch.view import line_of
+
+        if self._common.json:
+            alarms = [{"step": alarm.step, **alarm.check} for alarm in told.alarms]
+            print(json.dumps({**told.record, "alarms": alarms, "again": told.again}), flush=True)
+        elif not self._progress.on_terminal:
+            self._progress.say(line_of(told.record) + "  (again: it has grown)" * told.again)
+        for alarm in told.alarms:
+            self._progress.say(f"✘ {alarm.text}")
+        if told.alarms and self._progress.on_terminal:
+            print("\a", end="", file=sys.stderr, flush=True)
+
+    def _concluded(self, watcher: Watcher) -> bool:
+        """Print the last message; return whether the exit code is that of exceeded limits."""
+        from mismatch_cli.base.numbers import things
+
+        alarms, unmeasured = watcher.alarms, watcher.unmeasured()
+        told = watcher.state.told
+        last = f", the last {max(told)}" if told else ""
+        sentences = [f"{things(len(told), 'step')} of {self._run}{last}."]
+        if waiting := watcher.source.waiting:
+            sentences.append(f"Left out: {waiting}.")
+        if alarms:
+            named = ", ".join(
+                f"{alarm.check['metric']} at step {alarm.step}" for alarm in alarms[:_NAMED]
+            )
+            sentences.append(
+                f"{things(len(alarms), 'alarm')}: {named}{', …' * (len(alarms) > _NAMED)}."
+            )
+        if unmeasured:
+            sentences.append(f"Never measured, which counts as exceeded: {', '.join(unmeasured)}.")
+        self._progress.say(" ".join(sentences))
+        return bool(alarms or unmeasured)

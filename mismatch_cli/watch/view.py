@@ -1,0 +1,131 @@
+"""The live view of a watched run: progress, its gap over the steps, and the alarms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mismatch_cli.app.curves import (
+    LABEL,
+    Curve,
+    Line,
+    blank,
+    curve,
+    curves,
+    duration,
+    flow,
+    labelled,
+    plain,
+)
+from mismatch_cli.app.curves import most_important as fitting
+from mismatch_cli.base.numbers import number, things
+from mismatch_cli.base.text import visible
+from mismatch_cli.watch.history import gap
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from mismatch_cli.watch.history import History
+    from mismatch_cli.watch.watcher import Watcher
+
+Record = Mapping[str, Any]
+_SHOWN = 3  # alarms: the newest
+# Rank, label, key in a line of metrics.jsonl, and significant digits.
+_OF_GAP = (
+    (1, "|π − μ|", "abs_dp_mean", 2), (2, "k3", "k3", 2), (3, "outside", "ratio_outside", 2),
+    (5, "ratio p1", "ratio_p01", 3), (4, "ratio p99", "ratio_p99", 3),
+)  # fmt: skip
+_OUTSIDE, _OF_BLOCKED = "ratio not in 0.8–1.28", "share of A ≠ 0"
+
+
+class WatchView:
+    """The screen of a terminal, and the lines of a log."""
+
+    def __init__(self, name: str) -> None:
+        self._name = visible(name)
+        self._watcher: Watcher | None = None
+        self._before = 0  # alarms of earlier sessions
+        self.note = ""  # what it is doing
+
+    def show(self, watcher: Watcher) -> None:
+        """Start to show a watcher. Alarms from now on are said above the screen, not in it."""
+        self._watcher, self._before = watcher, len(watcher.alarms)
+
+    def lines(self, width: int, height: int) -> list[Text]:
+        """The screen."""
+        watcher = self._watcher
+        if watcher is None:
+            return [
+                plain(line, "") for line in flow([self._name, "waiting for it to start"], width)
+            ][:height]
+        alarms = watcher.alarms[: self._before]
+        lines = [
+            Line(0, plain(line, "bold")) for line in flow([self._name, *_progress(watcher)], width)
+        ]
+        if len(watcher.history):
+            lines += [
+                blank(),
+                *curves(_measures(watcher.history, watcher.algorithm), width),
+                blank(),
+            ]
+        lines += [Line(1, plain(f"✘ {visible(alarm.text)}", "red")) for alarm in alarms[-_SHOWN:]]
+        if len(alarms) > _SHOWN:
+            lines.append(
+                Line(6, plain(f"  and {things(len(alarms) - _SHOWN, 'earlier alarm')}", "dim"))
+            )
+        if now := self.note or watcher.source.waiting:
+            lines.append(
+                Line(7, labelled("now", flow(visible(now).split(), width - LABEL, " ")[0]))
+            )
+        return [line.text for line in fitting(lines, height)]
+
+
+def _progress(watcher: Watcher) -> list[str]:
+    """Its progress, in a few words."""
+    complete, newest = max(watcher.state.told, default=None), watcher.source.newest
+    found = ["no complete step yet" if complete is None else f"step {complete}"]
+    if newest is not None and newest != complete:
+        found.append(f"step {newest} has begun")
+    grew = duration(watcher.since_growth)
+    return [*found, f"grew {grew} ago", f"alarms: {len(watcher.alarms)}"]
+
+
+def _measures(history: History, algorithm: str) -> list[tuple[int, Curve]]:
+    """The metrics that are drawn over the steps, each with its rank."""
+    pair = "equal weights" if history.at_equal_weights else "with staleness"
+    notes = {"ratio_outside": _OUTSIDE, "abs_dp_mean": pair}
+    found = []
+    for rank, label, key, digits in _OF_GAP:
+        found += curve(rank, label, history.of(key), notes.get(key, ""), digits)
+    found += curve(
+        3,
+        "blocked",
+        history.of("blocked"),
+        f"by {visible(algorithm)}" if algorithm else _OF_BLOCKED,
+        2,
+    )
+    found += curve(6, "reward", history.of("reward"), "", 3)
+    return found or [(9, Curve("responses", history.of("responses")[-1] or 0, [0.0], 1.0))]
+
+
+def line_of(record: Record) -> str:
+    """A step in one line, for a log."""
+    pair = gap(record)
+    tails = [pair.get(f"ratio_p{percent}") for percent in ("01", "99")]
+    values = {
+        "|π − μ|": number(pair.get("abs_dp_mean"), 2),
+        "k3": number(pair.get("k3"), 2),
+        "outside": number(pair.get("ratio_outside"), 2),
+        "ratio": f"{number(tails[0], 3)}–{number(tails[1], 3)}",
+        "blocked": number(record.get("blocked"), 2),
+        "reward": number(record.get("reward")),
+    }
+    if not pair:
+        values = {
+            "responses": number(record.get("responses")),
+            "no log π": "",
+            "reward": values["reward"],
+        }
+    return "  ".join(
+        [f"step {record['step']}", *(f"{name} {value}".strip() for name, value in values.items())]
+    )

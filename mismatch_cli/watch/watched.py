@@ -1,0 +1,151 @@
+"""One step of a watched run: its numbers under the names of metrics.jsonl, and the limits
+checked on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.limits.limit_sets import Limit, LimitSet
+from mismatch_cli.metrics.update_table import OF_STEP, of_step, updates_of_step
+from mismatch_cli.rules.algorithms.algorithm import Algorithm
+from mismatch_cli.studies.clipping import analyse_clipping
+from mismatch_cli.studies.gate import (
+    Check,
+    Findable,
+    Found,
+    Measurement,
+    check_limits,
+    frameworks_of,
+)
+from mismatch_cli.trace.reader import Trace
+
+_PAIRS = {"mismatch": "mismatch", "total": "current"}  # names in limits → keys in metrics.jsonl
+_RESPONSES = {
+    "reward": "reward_mean", "length": "length_mean", "truncated": "truncated_share",
+    "entropy": "entropy_mean",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What to check at each step: limits, with a baseline for relative ones, and what an
+    algorithm would block.
+    """
+
+    sets: Sequence[LimitSet] = ()
+    baseline: Measurement | None = None
+    algorithm: Algorithm | None = None
+
+    @classmethod
+    def of(
+        cls, sets: Sequence[LimitSet], baseline: Sequence[Trace], algorithm: Algorithm | None
+    ) -> Judge:
+        """A judge with its baseline measured."""
+        return cls(
+            sets, Measurement(baseline, frameworks_of(sets)) if baseline else None, algorithm
+        )
+
+    def of_traces(self, step: int, traces: Sequence[Trace]) -> tuple[dict[str, Any], list[Check]]:
+        """The line and the checks of a step, from its traces."""
+        try:
+            measured = Measurement(traces, frameworks_of(self.sets))
+        except MismatchError:  # not scored; damaged traces are refused below as well
+            return _unscored(step, traces), self._checks(_Unscored())
+        record = record_of(step, measured.summary) | self._blocked(traces)
+        return record, self._checks(measured)
+
+    def of_record(self, record: Mapping[str, Any], trace: Trace | None) -> list[Check]:
+        """The checks of a step of `train`: from its trace if one was kept, else from its line."""
+        if not self.sets:
+            return []
+        measured = (
+            RecordedStep(record)
+            if trace is None
+            else Measurement([trace], frameworks_of(self.sets))
+        )
+        return self._checks(measured)
+
+    def _checks(self, measured: Findable) -> list[Check]:
+        return check_limits(self.sets, measured, self.baseline)
+
+    def _blocked(self, traces: Sequence[Trace]) -> dict[str, float | None]:
+        """What the algorithm blocks; empty if these traces lack what it needs."""
+        if self.algorithm is None:
+            return {}
+        try:
+            return updates_of_step(analyse_clipping(traces, [self.algorithm]).result)
+        except MismatchError:
+            return {}
+
+
+class RecordedStep:
+    """A line of metrics.jsonl, for limits to look up."""
+
+    def __init__(self, record: Mapping[str, Any]) -> None:
+        self._record = record
+
+    def find(self, limit: Limit) -> Found:
+        """The value of a metric in the line, which has neither interval nor noise."""
+        recorded = [pair for pair, name in _PAIRS.items() if self._record.get(name)]
+        pair = limit.pair or next(iter(recorded), "")
+        name = next((ours for ours, key in OF_STEP.items() if key == limit.metric), "")
+        value = self._record.get(_PAIRS.get(pair, ""), {}).get(name)
+        if value is None:
+            return Found(
+                pair=pair,
+                why="metrics.jsonl does not have it; train --trace-every N keeps traces that do",
+            )
+        return Found(value, pair=pair)
+
+
+class _Unscored:
+    """Responses without a trainer's log π."""
+
+    def find(self, limit: Limit) -> Found:
+        return Found(
+            pair=limit.pair or "mismatch", why="the responses have no trainer log-probabilities"
+        )
+
+
+def record_of(step: int, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A step's line from its summary, as `train` writes it; at equal weights there is one gap."""
+    values = {name: _values(pair["metrics"]) for name, pair in summary["pairs"].items()}
+    first = next(iter(summary["pairs"].values()))
+    about = _values(first["metrics"])
+    return {
+        "step": step,
+        "responses": first["counts"]["responses"] + summary["about"]["unscored_responses"],
+        "tokens": first["counts"]["tokens"],
+        **{name: about[key] for name, key in _RESPONSES.items()},
+        **{name: of_step(values[pair]) if pair in values else {} for pair, name in _PAIRS.items()},
+    }
+
+
+def _values(metrics: Mapping[str, Any]) -> dict[str, float | None]:
+    return {key: found["value"] for key, found in metrics.items()}
+
+
+def _unscored(step: int, traces: Sequence[Trace]) -> dict[str, Any]:
+    batches = [batch for trace in traces for batch in trace.batches(("reward",))]
+    rewards = [batch.reward_S for batch in batches if batch.reward_S is not None]
+    reward_S = np.concatenate(rewards) if rewards else np.zeros(0)
+    reward_S = reward_S[np.isfinite(reward_S)]
+    responses, tokens = (
+        sum(b.num_responses for b in batches),
+        sum(int(b.offset_S1[-1]) for b in batches),
+    )
+    return {
+        "step": step,
+        "responses": responses,
+        "tokens": tokens,
+        "reward": float(reward_S.mean()) if len(reward_S) else None,
+        "length": tokens / responses if responses else None,
+        "mismatch": {},
+        "current": {},
+    }

@@ -1,0 +1,185 @@
+"""Shell completion as users get it: installed into the shell's own files, then the tab key in a
+terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import resource
+import select
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mismatch_cli.app.cli import run
+from mismatch_cli.app.completions import algorithms
+from mismatch_cli.rules.algorithms.owners import OWNERS
+from mismatch_cli.rules.algorithms.table import TABLE
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = shutil.which("mismatch-cli", path=str(Path(sys.executable).parent))
+needs_program = pytest.mark.skipif(
+    PROGRAM is None, reason="mismatch-cli is not installed beside this Python"
+)
+SHELLS = {"bash": ["-i"], "zsh": ["-i"]}
+LINES = (  # what is typed, and what the tab key adds or lists
+    ("mismatch-cli clips", "clipstats"),
+    ("mismatch-cli train --preset mini", "miniature"),
+    ("mismatch-cli clipstats -a dppo-binary-tv-rec", "dppo-binary-tv-recompute"),
+    ("mismatch-cli report fp", "fp8-kv"),
+)
+_CONTROL = re.compile(r"\x1b\[[\d;?]*[A-Za-z]|\x07|[^\n]\x08")
+HEAVY = (
+    "torch",
+    "transformers",
+    "vllm",
+    "pandas",
+    "matplotlib",
+    "pyarrow",
+    "datasets",
+    "math_verify",
+)
+
+
+def environment(home: Path) -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    lean = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("PYTHON") or name == "LANG"
+    }
+    return lean | {
+        "HOME": str(home),
+        "PATH": path,
+        "PYTHONPATH": str(ROOT),
+        "TERM": "dumb",
+        "PS1": "READY> ",
+    }
+
+
+class Terminal:
+    """An interactive shell."""
+
+    def __init__(self, shell: str, home: Path) -> None:
+        self._pid, self._end = pty.fork()
+        if self._pid == 0:
+            os.chdir(home)
+            os.execvpe(shell, [shell, *SHELLS[shell]], environment(home))
+
+    def shows(self, keys: str, wanted: str, seconds: float = 60) -> str:
+        """The terminal after these keys, as soon as it shows what is wanted."""
+        os.write(self._end, keys.encode())
+        seen, until = "", time.monotonic() + seconds
+        while wanted not in _CONTROL.sub("", seen) and time.monotonic() < until:
+            if select.select([self._end], [], [], 0.1)[0]:
+                seen += os.read(self._end, 65536).decode(errors="replace")
+        return _CONTROL.sub("", seen)
+
+    def close(self) -> None:
+        os.kill(self._pid, 9)
+        os.waitpid(self._pid, 0)
+        os.close(self._end)
+
+
+@needs_program
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_tab_key_completes_after_installation(shell, tmp_path):
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not on this machine")
+    told = subprocess.run(  # from inside the shell, since Typer detects which one it is
+        [shell, "-c", "mismatch-cli --install-completion; true"],
+        env=environment(tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"{shell} completion installed" in told.stdout, told.stderr
+    with (tmp_path / f".{shell}rc").open("a") as file:
+        file.write("\nPS1='READY> '\n")
+    terminal = Terminal(shell, tmp_path)
+    try:
+        assert "READY>" in terminal.shows("", "READY>")
+        # At its first tab zsh only loads the function
+        terminal.shows("mismatch-cli \t\t", "clipstats", 20)
+        terminal.shows("\x15", "")
+        for line, wanted in LINES:
+            seen = terminal.shows(f"{line}\t", wanted)
+            assert wanted in seen, f"{line}\n{seen}"
+            terminal.shows("\x15", "")  # delete the line
+        seen = terminal.shows("mismatch-cli probe --engine \t\t", "vllm")
+        assert all(name in seen for name in ("hf", "server", "vllm")), seen
+    finally:
+        terminal.close()
+
+
+def completed(line: str, folder: Path) -> list[str]:
+    """The completions of a line's last word in bash; at the end, the heavy modules that were
+    imported.
+    """
+    script = (
+        "import atexit, sys; sys.argv[0] = 'mismatch-cli'\n"
+        "from mismatch_cli.app.cli import main\n"
+        "@atexit.register\n"
+        f"def _(): print([m for m in {HEAVY!r} if m in sys.modules])\n"
+        "main()"
+    )
+    words = line.split(" ")
+    asked = {
+        "_MISMATCH_CLI_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | asked | {"PYTHONPATH": str(ROOT)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split("\n")[:-1]
+
+
+def test_it_answers_soon_and_imports_nothing_heavy(tmp_path):
+    """CPU time below half a second, even for algorithms, which need numpy."""
+    (tmp_path / "mine" / "trace").mkdir(parents=True)
+    (tmp_path / "mine" / "trace" / "manifest.json").touch()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    lines = {
+        "mismatch-cli clipstats --compare pg-is pg-t": ["pg-tis"],
+        "mismatch-cli report m": ["mine", "moe", "moe-replayed"],
+        "mismatch-cli probe --vary kv-cache-d": ["kv-cache-dtype="],
+        "mismatch-cli gate --limits prime": ["prime-rl"],
+        "mismatch-cli bisect --engine v": ["vllm"],
+    }
+    for line, wanted in lines.items():
+        assert completed(line, tmp_path) == [*wanted, "[]"]
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    taken = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert taken < 0.8 * len(lines)
+
+
+def test_it_knows_all_algorithms():
+    assert {*TABLE, *OWNERS} <= set(algorithms())
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("train --engine vlm --show-config", "Unknown engine 'vlm'. Did you mean vllm?"),
+        ("bisect --engine serve", "--engine: Unknown engine 'serve'. Did you mean server?"),
+        ("report --as verll", "--as: Unknown framework 'verll'. Did you mean verl or roll?"),
+    ],
+)
+def test_an_unknown_choice_names_the_nearest(line, said, capfd):
+    assert run(line.split()) == 2
+    assert said in capfd.readouterr().err

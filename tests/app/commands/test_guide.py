@@ -1,0 +1,123 @@
+"""`guide`: every page opens, on a terminal without Markdown's marks and without a link that
+leads nowhere.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+
+from mismatch_cli.app.cli import run
+from mismatch_cli.app.commands.guide import for_reading
+from mismatch_cli.app.guide_search import search
+from mismatch_cli.base.places import guide_pages
+from tests.docs.pages import DOCS, ROOT
+from tests.terminal import Terminal
+
+
+def test_without_a_name_it_lists_every_page_with_its_title(capsys):
+    assert run(["guide"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    listed = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in lines if "  " in line)
+    assert listed.keys() == guide_pages().keys() and lines[0].startswith("README ")
+    assert listed["normal"] == "Is my number normal?" and all(listed.values())
+
+
+NAMES = {
+    "gate": "gate.md",
+    "gate.md": "gate.md",
+    "docs/gate.md": "gate.md",
+    "json/gate": "json/gate.md",
+}
+NAMES |= {
+    "summary": "json/summary.md",
+    "json": "json/README.md",
+    "docs/options/gate.md": "options/gate.md",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pipe_gets_the_page_unchanged(capsys, name):
+    assert run(["guide", name]) == 0
+    assert capsys.readouterr().out == (DOCS / NAMES[name]).read_text(encoding="utf-8")
+
+
+def test_the_path_of_a_page_and_a_missing_page(capsys):
+    assert run(["guide", "gate", "--path"]) == 0
+    assert capsys.readouterr().out.strip() == str(DOCS / "gate.md")
+    assert run(["guide", "--path"]) == 0
+    assert capsys.readouterr().out.strip() == str(DOCS)
+    assert run(["guide", "gaet"]) == 2
+    assert "Unknown page 'gaet'. Did you mean gate" in capsys.readouterr().err
+    assert run(["guide", "which", "--path"]) == 2
+    assert "Unknown page 'which'. Did you mean which-knob?" in capsys.readouterr().err
+
+
+ANSWERS = {
+    "which": "which-knob",
+    "notebook polars": "library",
+    "equivalent epsilon delta": "choosing-a-threshold",
+    "top-p on one side": "which-knob",
+    "slack alert": "watch",
+    "how do I record": "record",
+    "is my number normal?": "normal",
+}
+
+
+def test_other_words_find_the_pages_that_say_most_about_them(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    for words, page in ANSWERS.items():
+        assert run(["guide", *words.split()]) == 0
+        head, blank, *hits, again, use = capsys.readouterr().out.splitlines()
+        assert head == f"No page is called {words}. These say most about it:"
+        assert hits[0].split()[0] == page, words
+        assert not blank and not again and use.startswith("Use: ") and 1 <= len(hits) <= 5
+        assert all(len(hit) < 130 for hit in hits)
+
+
+def test_a_word_that_no_page_has_is_named_and_the_line_has_the_words(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(["guide", "qwertz", "placeholders"]) == 0
+    *hits, absent, _, _ = capsys.readouterr().out.splitlines()[2:]
+    assert absent == "On no page: qwertz"
+    assert all(re.search("placeholder", hit, re.IGNORECASE) for hit in hits)
+
+
+def test_rare_words_and_headings_count_more_and_no_page_needs_every_word():
+    texts = {
+        "a": "# A page\n\nrare, and of common words\n",
+        "b": "# Common words\n\ncommon common\n",
+        "c": "# Another\n\n## Common\n\n* A [common](b.md) **line** with top-p\n",
+    }
+    assert search("rare common", texts).hits[0].page == "a"
+    assert search("common", texts).hits[0].page == "b"
+    hits, absent = search("top_p common nowhere", texts)
+    assert hits[0] == ("c", "A common line with top-p") and absent == ["nowhere"]
+    assert search("", texts) == search("?", texts) == ([], [])
+
+
+def test_what_is_read_on_a_terminal_names_only_what_can_be_typed_or_found():
+    for name, path in guide_pages().items():
+        text = for_reading(path.read_text(encoding="utf-8"), path.relative_to(DOCS).as_posix())
+        prose = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+        assert not re.search(r"\]\([^)]*\)|^<!--", prose, re.M), name
+        assert set(re.findall(r"\(guide ([\w/-]+)\)", prose)) <= guide_pages().keys(), name
+        sources = re.findall(r"\(([^()]+) in the source code\)", prose)
+        assert all((ROOT / source.partition("#")[0]).exists() for source in sources), (
+            name,
+            sources,
+        )
+    formulas = for_reading((DOCS / "formulas.md").read_text(encoding="utf-8"), "formulas.md")
+    assert "(lab/README.md in the source code)" in formulas
+
+
+def test_on_a_terminal_a_page_is_formatted_and_no_cell_is_cut():
+    terminal = Terminal([sys.executable, "-m", "mismatch_cli", "guide", "gate"], 70, PAGER="cat")
+    assert terminal.finish() == 0
+    lines = re.sub(r"\x1b\[[\d;]*m", "", terminal.text).splitlines()
+    assert max(map(len, lines)) <= 70 and len(lines) > 100
+    text = " ".join(" ".join(lines).split())
+    assert "A file of limits" in text and "**" not in text and "## " not in text
+    assert not re.search(r"\w…( |$)", text)

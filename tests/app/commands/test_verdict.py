@@ -1,0 +1,299 @@
+"""`verdict` as users type it: framework or own names, several at once, other quantities, what to
+check.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mismatch_cli.app.cli import run
+from mismatch_cli.base.places import bundled
+from mismatch_cli.frameworks import dialects
+from mismatch_cli.metrics.gap_table import METRICS
+from mismatch_cli.studies.dashboard import bounds, listed
+from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.trace.reader import Trace
+
+PAGE = Path(__file__).parents[2] / "docs" / "json" / "verdict.md"
+
+
+@pytest.fixture
+def typed(capfd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def call(*words: str) -> tuple[str, str]:
+        capfd.readouterr()
+        assert run(["verdict", *words]) == 0
+        out, err = capfd.readouterr()
+        return out, err
+
+    return call
+
+
+@pytest.fixture
+def judged(typed):
+    return lambda *words: json.loads(typed(*words, "--json")[0])
+
+
+def test_the_question_that_people_ask(typed):
+    out, err = typed(
+        "trl",
+        "sampling/sampling_logp_difference/mean=0.02",
+        "--model",
+        "dense-7b",
+        "--dtype",
+        "bf16",
+    )
+    text = " ".join(out.split())
+    assert (
+        not err
+        and "trl sampling/sampling_logp_difference/mean = 0.02" in text
+        and "(ours: abs_d_mean)" in text
+    )
+    assert "slime CI 0.1 ✔ holds" in text
+    assert "Qwen2.5-1.5B TRL GRPO 0.01–0.018 trl #5312" in text
+    assert "✔ WITHIN LIMITS" in text and "0.001–0.07 nats for bf16 against bf16" in text
+    assert "mismatch-cli diagnose run" in text and "mismatch-cli report run --as trl" in text
+
+
+def test_the_exit_code_is_0_whether_limits_hold_or_not(typed):
+    assert "ABOVE EVERY LIMIT" in typed("prime-rl", "mismatch_kl/all/mean=0.5")[0]
+    assert "HEALTHY" in typed("k3=1e-5", "--model", "dense")[0]
+
+
+def test_a_metric_is_known_by_the_label_that_reports_print(judged):
+    for metric in METRICS.values():
+        if metric.agreement is not None:
+            value = 1.0 if metric.agreement == 1 else 0.0
+            (row,) = judged(f"{metric.label}={value}")["numbers"]
+            assert row["name"] == metric.key
+
+
+def test_between_healthy_and_broken_is_not_above(typed):
+    text = " ".join(typed("verl", "training/rollout_probs_diff_mean=0.007")[0].split())
+    assert (
+        "BETWEEN HEALTHY AND BROKEN 1 of 2 published limits hold, between healthy and broken: "
+        "verl FAQ." in text
+    )
+    assert "exceeded" not in text
+
+
+def test_a_name_without_a_number_is_not_a_framework(capfd):
+    assert run(["verdict", "kl3"]) == 2
+    assert "'kl3' is not NAME=VALUE" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["k3=0.0015", "--model", "moe", "--dtype", "bf16", "--kv-cache-dtype", "fp8"],
+        [
+            "verl",
+            "training/rollout_probs_diff_mean=0.007",
+            "rollout_corr/kl=0.002",
+            "actor/ppo_kl=0.1",
+        ],
+        [
+            "trl",
+            "sampling/sampling_logp_difference/mean=0.2",
+            "--dtype",
+            "fp8",
+            "--kv-cache-dtype",
+            "fp8",
+        ],
+        ["k3=0.02", "abs_d_mean=0.02", "tv_binary_mean=0.02", "k1=0.2", "--model", "moe"],
+        [],
+    ],
+)
+def test_a_screen_has_at_most_40_lines(typed, words):
+    lines = typed(*words)[0].splitlines()
+    assert len(lines) <= 40
+    assert all(len(line) <= 80 for line in lines if not line.startswith("mismatch-cli "))
+
+
+def test_the_same_bars_as_a_report_has(judged):
+    """A number gets the same verdict whether it is read from a trace or typed."""
+    found = analyse([Trace.open(bundled("traces/fp8-kv"))], 0).to_json()
+    main = next(iter(found["pairs"].values()))
+    of_report = {
+        bar["who"]: bar["standing"]
+        for bar in found["verdict"]["bars"]
+        if bar["pair"] == main["pair"]
+    }
+    for key in ("tv_binary_mean", "abs_d_mean", "k1", "chi2_token"):
+        (number,) = judged(f"{key}={main['metrics'][key]['value']:.9g}", "--model", "dense")[
+            "numbers"
+        ]
+        for bar in number["bars"]:
+            if bar["who"] in of_report and of_report[bar["who"]] != "undecided":
+                assert bar["standing"] == of_report[bar["who"]], bar["who"]
+
+
+def test_without_a_number_that_of_the_bundled_trace(typed):
+    out, err = typed()
+    value = next(
+        iter(analyse([Trace.open(bundled("traces/fp8-kv"))], 0).to_json()["pairs"].values())
+    )["metrics"]["abs_d_mean"]
+    assert f"abs_d_mean = {value['value']:.2g}" in out and "bundled trace" in err
+
+
+def test_a_name_may_leave_out_what_comes_before_a_slash(judged):
+    for words in (
+        ["trl", "sampling_logp_difference/mean=0.02"],
+        ["sampling_logp_difference/mean=0.02"],
+    ):
+        assert judged(*words)["numbers"][0]["name"] == "sampling/sampling_logp_difference/mean"
+    assert judged("oat", "optim/kl_sample_train_v2=0.001")["numbers"][0]["metric"] == "k2"
+
+
+def test_a_metric_of_ours_is_one_of_the_same_definition():
+    for framework in dialects.names():
+        for line in dialects.lines(framework):
+            if key := dialects.metric_of(line):
+                assert line.formula == METRICS[key].formula or line.metric == key
+                assert line.pair != dialects.UPDATE
+
+
+def test_a_different_quantity_is_not_compared_with_limits(judged, typed):
+    for words in (
+        ["verl", "actor/ppo_kl=0.5"],
+        ["trl", "sampling/importance_sampling_ratio/mean=0.5"],
+    ):
+        found = judged(*words)
+        assert (found["numbers"][0]["bars"], found["numbers"][0]["metric"], found["status"]) == (
+            [],
+            None,
+            "",
+        )
+    out = " ".join(typed("verl", "actor/ppo_kl=0.5")[0].split())
+    assert (
+        "DIFFERENT QUANTITY" in out
+        and "compares the trainer with itself" in out
+        and "check first" not in out
+    )
+
+
+def test_another_average_has_its_own_limit_and_its_own_values(judged):
+    """slime averages over responses first: ours is a different number, but slime's limit is
+    about its own.
+    """
+    (number,) = judged("slime", "train/train_rollout_logprob_abs_diff=0.2")["numbers"]
+    assert number["metric"] is None and [bar["who"] for bar in number["bars"]] == ["slime CI"]
+    assert number["status"] == "above" and number["usual"] is None
+    assert {row["source"] for row in number["measured"]} <= {"miles PR #1500", "miles PR #2476"}
+    (number,) = judged("slime", "train/mis_kl=0.2")["numbers"]
+    assert number["bars"] == [] and number["measured"] == []
+
+
+def test_given_facts_are_suspected_before_unknown_ones(judged):
+    found = judged(
+        "abs_d_mean=0.05", "--dtype", "bf16", "--kv-cache-dtype", "fp8", "--model", "moe"
+    )
+    first, second, third, *others = found["suspects"]
+    assert (first["setting"], first["value"]) == ("rollout.kv_cache_dtype", "fp8") and first["test"]
+    assert second["setting"] == "rollout.num_experts" and third["setting"] == "rollout.dtype"
+    assert all(row["value"] is None and row["test"] == [] for row in others)
+    assert (found["family"], found["precision"]) == ("moe", "fp8")
+    settings = [
+        row["setting"] for row in judged("k3=0.1", "--temperature", "1", "--top-p", "1")["suspects"]
+    ]
+    assert not {
+        "rollout.logprobs_mode",
+        "config.sampling.temperature",
+        "config.sampling.top_p",
+    } & set(settings)
+
+
+def test_a_value_known_from_faults_is_reported_as_one(judged, typed):
+    (number,) = judged("abs_d_mean=0.2", "--model", "dense")["numbers"]
+    faults = [case for case in number["made_by"] if case["fault"]]
+    assert any("stale weights" in case["what"] and case["source"] == "trl #5312" for case in faults)
+    assert "look for one first" in " ".join(typed("abs_d_mean=0.2")[0].split())
+    assert not any(case["fault"] for case in judged("abs_d_mean=0.00001")["numbers"][0]["made_by"])
+
+
+def test_every_metric_has_bounds_around_agreement():
+    for key, metric in METRICS.items():
+        if metric.agreement is not None:
+            low, high = bounds(metric)
+            assert low <= metric.agreement <= high, key
+
+
+@pytest.mark.slow
+def test_every_name_that_is_listed_can_be_judged(typed, judged):
+    rows = listed()
+    assert {row["framework"] for row in rows} == {"mismatch", *dialects.names()}
+    out, _ = typed("--list", "trl")
+    assert (
+        "sampling/sampling_logp_difference/mean" in out
+        and "= abs_d_mean" in out
+        and "verl" not in out
+    )
+    assert judged("--list") == rows
+    for row in rows:
+        value = 1 if row["formula"].startswith(("E exp", "max_y mean exp", "E_y mean exp")) else 0.5
+        words = [f"{row['name']}={value}"]
+        assert run(["verdict", row["framework"], *words, "--json"]) == 0, row
+
+
+def test_it_loads_neither_torch_nor_what_reads_traces():
+    script = (
+        "import sys; from mismatch_cli.app.cli import run; run(['verdict', 'k3=0.01']); print([m for "
+        "m in ('torch', 'pandas', 'matplotlib', 'pyarrow', 'transformers') if m in sys.modules], "
+        "file=sys.stderr)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert result.stderr.strip() == "[]"
+
+
+def test_the_page_lists_everything(judged):
+    page = PAGE.read_text(encoding="utf-8")
+    found = judged("abs_d_mean=0.2", "--kv-cache-dtype", "fp8")
+    number = found["numbers"][0]
+    rows = (found, number, number["usual"], number["made_by"][0], found["suspects"][0])
+    for key in (key for row in rows for key in row):
+        assert re.search(f"`{key}`", page), key
+
+
+def test_without_a_dtype_the_answer_is_given_for_each_precision(typed, judged):
+    """Nothing takes the widest range: it is usual for bfloat16 only, and the flag is named."""
+    name = "trl", "sampling/sampling_logp_difference/mean=0.02"
+    text = " ".join(typed(*name)[0].split())
+    assert "! WITHIN LIMITS, USUAL FOR SOME PRECISIONS" in text and "unknown precision" not in text
+    assert "within bf16 (0.001–0.07), fp8 (0.002–0.25); above fp32 (1e-07–0.0004), fp16" in text
+    assert f"mismatch-cli verdict {' '.join(name)} --dtype bf16" in text
+    given = " ".join(typed(*name, "--dtype", "bf16")[0].split())
+    assert "✔ WITHIN LIMITS" in given and "not given" not in given.partition("✔")[2]
+    (number,) = judged(*name, "--model", "moe")["numbers"]
+    of_experts = {row["precision"]: row for row in number["by_precision"]}
+    assert of_experts["bf16"]["low"] == 0.002 and len(of_experts) == len(number["by_precision"])
+    assert judged(*name, "--dtype", "fp16")["numbers"][0]["by_precision"] == []
+    assert judged("k3=0.001")["numbers"][0]["by_precision"] == []
+    line = typed("abs_d_mean=0.09", "--model", "moe", "--temperature", "0.7")[0]
+    assert "verdict abs_d_mean=0.09 --model moe --temperature 0.7 --dtype bf16" in line
+
+
+@pytest.mark.parametrize(
+    ("framework", "name", "line"),
+    [
+        ("trl", "sampling/sampling_logp_difference/mean", "guide record"),
+        ("skyrl", "", "guide record"),
+        ("verl", "", "import DUMP --format verl --output run"),
+        ("prime-rl", "", "import DUMP --format prime-rl --output run"),
+        ("areal", "", "import DUMP --output run"),
+    ],
+)
+def test_the_next_step_fits_the_framework(typed, framework, name, line):
+    name = name or next(each.name for each in dialects.lines(framework))
+    out = typed(framework, f"{name}=0.5", "--dtype", "bf16")[0]
+    lines = [each for each in out.splitlines() if each.startswith("mismatch-cli ")]
+    assert lines[0].partition("  #")[0] == f"mismatch-cli {line}"
+    assert lines[1].startswith("mismatch-cli diagnose run")

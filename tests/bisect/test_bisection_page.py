@@ -1,0 +1,273 @@
+"""A search on a terminal, as a page and in figures: its words, every width, and searches that
+found little.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from mismatch_cli.bisect.studies.bisection import BisectionAnalysis
+from mismatch_cli.bisect.studies.model_differences import ModelDifferences
+from mismatch_cli.report.drawing.style import NARROW, WIDE
+from mismatch_cli.report.figures import figure_views, plots_of
+from mismatch_cli.report.html import render_html
+from mismatch_cli.report.pages import page_of
+from mismatch_cli.report.screen import print_view
+from mismatch_cli.report.view import ReportView
+from tests.report.browser import LAYOUT, Browser
+from tests.report.plots.drawing import PAPER, check_texts, drawn
+from tests.report.searches import HOSTILE, LENGTH, analysis, modules
+
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+CASES: dict[str, dict[str, Any]] = {"whole": {}, "no gap": {"gap": 1e-6}, "stopped": {"stages": 1}}
+PLOTS = ["waterfall", "triangle", "layer-error"]
+
+
+@pytest.fixture(scope="module")
+def searches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, BisectionAnalysis]:
+    folder = tmp_path_factory.mktemp("searches")
+    return {name: analysis(folder / name.replace(" ", "-"), **how) for name, how in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def views(searches: dict[str, BisectionAnalysis]) -> dict[str, ReportView]:
+    return {name: page_of(found) for name, found in searches.items()}
+
+
+def printed(view: ReportView, width: int, *, full: bool = False) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False, emoji=False, markup=False)
+    print_view(view, console, full=full)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def in_words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_the_screen_is_forty_lines_that_fit(views):
+    for name, view in views.items():
+        assert view.screen is not None
+        typed = [command for command, _ in view.screen.next]
+        for width in (60, 80, 120):
+            lines = printed(view, width).splitlines()
+            assert width == 60 or len(lines) <= 40, name
+            assert all(cell_len(line) <= width or line in typed for line in lines), name
+
+
+def test_the_screen_ranks_causes_by_share_with_their_intervals(searches, views):
+    rows = views["whole"].screen.tables[0].rows
+    shares = [row.share.value for row in searches["whole"].causes]
+    assert [row[0] for row in rows] == [
+        "kv_cache_dtype (rollout)",
+        "attention",
+        "head_dtype (trainer)",
+        "bfloat16 itself",
+    ]
+    assert shares[:3] == sorted(shares[:3], reverse=True)
+    assert all(
+        row[1].startswith(f"{100 * share:.0f}") for row, share in zip(rows, shares, strict=True)
+    )
+    assert re.fullmatch(r"\d+ ± \d+", rows[0][1])
+    words = in_words(printed(views["whole"], 80))
+    assert "3 CAUSES FOUND" in words and "shares of all causes overlap" in words
+    assert "mismatch-cli probe --like /runs/probe-model --kv-cache-dtype auto" in words
+    assert re.search(
+        r"Makes it larger mlp, \+\d+ %; attn_implementation \(trainer\) = eager, \+\d+ % ", words
+    )
+    assert views["whole"].headline.startswith(
+        "Not every change helps: eager attention in the trainer makes the gap"
+    )
+    assert "the trainer is closer to float32" in words
+    assert "Not tried batch_invariant (--full says why)" in words
+    assert (
+        "Modules attention 61 % of 0.010 nats that remain after settings; 1 module beyond rounding"
+        in words
+    )
+
+
+def test_no_gap_is_good_and_a_stopped_search_says_what_is_missing(views):
+    assert views["no gap"].screen.verdict.status == "good"
+    assert not views["no gap"].screen.tables
+    stopped = in_words(printed(views["stopped"], 80))
+    assert views["stopped"].screen.verdict.status == "bad"
+    assert "NO CAUSE FOUND" not in stopped and "No cause yet: " in stopped
+    assert "NOT FINISHED" in stopped
+    assert "Not tested: legs, settings, modules. No cause yet: " in stopped
+    assert "--resume" in stopped and "# test the rest: nothing is read twice" in stopped
+    assert "--budget" not in stopped
+    assert "legs, settings, modules: the search was stopped" in stopped
+
+
+def test_models_that_differ_are_the_headline_whatever_their_share(searches, tmp_path):
+    """The tensors that one of them lacks, the classes, the numbers and the settings: on the
+    screen, on the page and in the JSON; a budget that ended comes after them.
+    """
+    lacking = [f"model.layers.{n}.self_attn.{kind}_norm.weight" for n in range(4) for kind in "qk"]
+    found = searches["whole"]
+    weights = {
+        "compared": 39,
+        "unread": [f"{lacking[0]}: the trainer's folder has no such tensor"],
+        "architectures": {"rollout": "Qwen3ForCausalLM", "trainer": "LlamaForCausalLM"},
+        "lacking": {"rollout": [], "trainer": lacking},
+        "config": [
+            {"key": "mlp_bias", "rollout": None, "trainer": False, "inner": []},
+            {"key": "rms_norm_eps", "rollout": 1e-6, "trainer": 3e-3, "inner": []},
+        ],
+    }
+    stages = {"0": {"status": "not reached", "why": "the 0.1 minutes were over", "seconds": 9.0}}
+    for budget, line in ((0.1, "--budget 10"), (30, "--budget 60")):
+        search = replace(
+            found.search, weights=weights, stages=stages, experiments=[], flags={"budget": budget}
+        )
+        view = page_of(replace(found, search=search))
+        first = view.screen.verdict
+        assert (first.words, first.status) == ("THE MODELS DIFFER, NOT FINISHED", "bad")
+        assert first.text.startswith(
+            "8 tensors of the engine’s model have no counterpart in the trainer’s: "
+            "model.layers.*.self_attn.q_norm.weight (4 ×), model.layers.*.self_attn.k_norm.weight "
+            "(4 ×) (Qwen3ForCausalLM against LlamaForCausalLM). rms_norm_eps is 1e-06 in the engine"
+            " and 0.003 in the trainer. Not tested: bookkeeping and weights, legs, settings, "
+            "modules. No cause yet: "
+        )
+        assert view.screen.next[0][0].endswith(f"--resume {line}")
+    result = replace(found, search=search).to_json()
+    assert len(result["differences"]) == 2 and len(result["not_tested"]) == 4
+    assert result["verdict"].startswith(result["differences"][0])
+    text = in_words(printed(view, 120, full=True))
+    assert f"{lacking[-1]} the trainer’s model" in text and "could not be read" not in text
+    assert "architectures Qwen3ForCausalLM LlamaForCausalLM" in text
+
+
+def test_a_tensor_or_setting_that_differs_is_named_before_the_shares(searches, views):
+    """With what the shares say behind it; a setting that moves nothing is of no account."""
+    verdict = views["whole"].screen.verdict
+    assert verdict.words.startswith("THE MODELS DIFFER, 3 CAUSES FOUND")
+    assert verdict.text.startswith("2 tensors differ: ") and "× 1.0100" in verdict.text
+    weights = {"config": [{"key": "logits_cap", "rollout": 1, "trainer": 2, "inner": []}]}
+    assert list(ModelDifferences(weights).clauses()) == [
+        "logits_cap is 1 in the engine and 2 in the trainer"
+    ]
+    assert list(ModelDifferences(weights).clauses({"logits_cap"})) == []
+    other = {"architectures": {"rollout": "A", "trainer": "B"}}
+    assert list(ModelDifferences(other).clauses()) == ["The models are of two classes: A against B"]
+    extra = {"lacking": {"rollout": ["model.layers.0.self_attn.q_proj.bias"], "trainer": []}}
+    assert list(ModelDifferences(extra).clauses()) == [
+        "1 tensor of the trainer’s model has no counterpart in the engine’s: "
+        "model.layers.0.self_attn.q_proj.bias"
+    ]
+    assert list(ModelDifferences({}).clauses()) == []
+
+
+def test_everything_is_printed_in_full(views):
+    text = in_words(printed(views["whole"], 120, full=True))
+    for said in (
+        "Ruled out",
+        "makes it larger",
+        "× 1.0100",
+        "rope_theta",
+        "DIFFERENT",
+        "The end-of-sequence token",
+        "this machine has none",
+        "modules 3 38",
+    ):
+        assert said in text.replace("3 modules done 38", "modules 3 38"), said
+    for view in views.values():
+        printed(view, 60, full=True)
+
+
+def test_a_cause_links_to_the_tokens_that_it_moves(searches, views):
+    found, view = searches["whole"], views["whole"]
+    html = render_html(view)
+    causes = next(section for section in view.sections if section.title == "Causes").tables[0]
+    for row, link, cause in zip(causes.rows, causes.row_links, found.causes, strict=True):
+        section = next(section for section in view.sections if section.anchor == link)
+        assert section.title.startswith(row[0])
+        assert f'<a href="#{link}">' in html and f'<section id="{link}">' in html
+        moved = found.moved(cause, 8)
+        assert len(section.excerpts) == len(moved) > 0
+        assert [abs(token.after) < abs(token.before) for token in moved] == [True] * len(moved)
+        step, prompt, sample = found.key(moved[0].response)
+        facts = dict(section.excerpts[0].facts)
+        assert (step, facts["prompt"], facts["sample"]) == (0, str(prompt), str(sample))
+        assert facts["position"] == f"{moved[0].position} of {LENGTH}"
+
+
+def test_text_of_tokens_and_names_of_tensors_stay_text(views):
+    for name, view in views.items():
+        html, terminal = render_html(view), printed(view, 100, full=True)
+        assert "<script>alert" not in html and HOSTILE not in html, name
+        assert not CONTROL.search(html) and not CONTROL.search(terminal), name
+    whole = render_html(views["whole"])
+    assert "&lt;script&gt;alert(1)" in whole and "{{ 7 * 7 }}" in whole
+
+
+def test_places_on_a_page_are_shortened(searches, views):
+    assert str(searches["whole"].folder.parent) not in render_html(views["whole"])
+
+
+def test_the_figures_of_a_search(searches):
+    drawn_of = {
+        name: [view.name for view in figure_views(found)] for name, found in searches.items()
+    }
+    assert drawn_of == {"whole": PLOTS, "no gap": PLOTS[1:], "stopped": PLOTS[1:2]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLOTS)
+def test_text_in_figures_is_legible_inside_and_apart(name, searches):
+    plot = plots_of(BisectionAnalysis.STUDY)[name]
+    assert plot.TITLE.strip() and plot.CAPTION.strip().endswith(".")
+    for found in searches.values():
+        if plot.needs(found):
+            for style in (WIDE, NARROW, PAPER):
+                check_texts(drawn(plot, found, style), style)
+
+
+def test_the_waterfall_ends_at_what_is_left(searches):
+    """Shares and the bar for their overlap add up: the last bar ends where all causes together
+    do.
+    """
+    found = searches["whole"]
+    taken = sum(row.share.value for row in found.named)
+    assert found.overlap == pytest.approx(taken - (1 - found.remaining.value), abs=1e-9)
+    # The precision, which is not among them
+    assert found.remaining.value == pytest.approx(0.05, abs=0.02)
+    texts = [
+        text.get_text()
+        for text in drawn(plots_of("bisection")["waterfall"], found, WIDE).axes[0].texts
+    ]
+    assert f"{100 * found.overlap:.0f} %" in texts and texts[0] == "100 %"
+
+
+def test_many_layers_and_equal_ones_are_drawn(searches, tmp_path):
+    found = analysis(tmp_path / "many")
+    plot = plots_of("bisection")["layer-error"]
+    found.search.modules = modules(80)
+    check_texts(drawn(plot, found, NARROW), NARROW)
+    for row in found.search.modules["layers"]:
+        row |= {point: {"inherited": 0.0, "added": 0.0} for point in ("before", "attention", "mlp")}
+    assert not plot.needs(found)  # equal to the bit: nothing to draw
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_nothing_overflows_the_page(width, browser: Browser, searches, views, tmp_path: Path):
+    from dataclasses import replace
+
+    page = tmp_path / "report.html"
+    page.write_text(
+        render_html(replace(views["whole"], figures=figure_views(searches["whole"]))),
+        encoding="utf-8",
+    )
+    browser.open(page, width, dark=width == 400)
+    found = browser.run(LAYOUT)
+    assert (found["scroll"], found["beyond"]) == (width, [])
+    browser.run("document.querySelector('#causes tbody a').click()")
+    assert browser.run("location.hash") == "#kv_cache_dtype-rollout-tokens-that-it-moves"

@@ -1,0 +1,394 @@
+"""A second implementation of the frameworks' metrics: torch on padded rows with a mask, as in
+their own code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tests.frameworks.dialects.padded import Padded
+from tests.frameworks.dialects.theirs_verl import VERL, perplexities
+
+Formula = Callable[[Padded], Tensor | float]
+
+
+def _mean(x: Tensor, mask: Tensor) -> Tensor:
+    """The mean over tokens."""
+    return torch.where(mask, x, 0).sum() / mask.sum().clamp(min=1)
+
+
+def _row_means(x: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, x, 0).sum(-1) / mask.sum(-1).clamp(min=1)
+
+
+def _k3(d: Tensor) -> Tensor:
+    return d.exp() - d - 1
+
+
+def _clipped(g: Padded, ratio: Tensor) -> Tensor:
+    """Whether PPO uses the clipped loss, ε = 0.2."""
+    return -g.advantage * ratio.clamp(0.8, 1.2) > -g.advantage * ratio
+
+
+def _sd_or_0(x: Tensor) -> Tensor | float:
+    return x.std() if x.numel() > 1 else 0.0
+
+
+# NeMo-RL: loss_functions.py and grpo.py, compute_and_apply_seq_logprob_error_masking
+
+
+def _jensen_shannon(g: Padded) -> Tensor:
+    mixture = (0.5 * g.p.exp() + 0.5 * g.q.exp()).log()
+    return _mean(0.5 * _k3(g.p - mixture) + 0.5 * _k3(g.q - mixture), g.mask)
+
+
+def _actor_weights(g: Padded) -> Tensor:
+    return torch.nan_to_num(g.r, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _row_errors(g: Padded) -> Tensor:
+    return _row_means(g.d.abs().exp(), g.mask)[g.mask.any(-1)]
+
+
+def _after_mask(g: Padded, reduce: Callable[[Tensor], Tensor]) -> Tensor | float:
+    errors = _row_errors(g)
+    kept = errors[errors <= 2]
+    return reduce(kept) if kept.numel() else 0.0
+
+
+def _masked_correct(g: Padded) -> Tensor | float:
+    masked = _row_errors(g) > 2
+    return (g.reward[g.mask.any(-1)][masked] == 1).double().mean() if masked.any() else 0.0
+
+
+def _geometric_oob(g: Padded) -> Tensor:
+    d = torch.nan_to_num(g.d, nan=0.0, posinf=0.0, neginf=0.0)
+    ratio = _row_means(d, g.mask)[g.mask.any(-1)].exp()
+    return 1 - ((ratio >= 0.999) & (ratio <= 1.002)).double().mean()
+
+
+_NEMO_RL: dict[str, Formula] = {
+    "train/token_mult_prob_error": lambda g: _mean(g.d.abs().exp(), g.mask),
+    "train/gen_kl_error": lambda g: _mean(_k3(g.d), g.mask),
+    "train/policy_kl_error": lambda g: _mean(_k3(-g.d), g.mask),
+    "train/js_divergence_error": _jensen_shannon,
+    "train/sampling_importance_ratio": lambda g: _mean(_actor_weights(g), g.mask),
+    "train/is_oob_ratio (tis)": lambda g: _mean(
+        ((_actor_weights(g) > 2) | (_actor_weights(g) < 0)).double(), g.mask
+    ),
+    "train/is_oob_ratio (icepop)": lambda g: _mean(
+        (~((_actor_weights(g) >= 0.5) & (_actor_weights(g) <= 5))).double(), g.mask
+    ),
+    "train/is_oob_ratio (seq-mask-tis)": _geometric_oob,
+    "train/max_seq_mult_prob_error": lambda g: _row_errors(g).max(),
+    "train/mean_seq_mult_prob_error": lambda g: _row_errors(g).mean(),
+    "train/min_seq_mult_prob_error": lambda g: _row_errors(g).min(),
+    "train/max_seq_mult_prob_error_after_mask": lambda g: _after_mask(g, torch.max),
+    "train/mean_seq_mult_prob_error_after_mask": lambda g: _after_mask(g, torch.mean),
+    "train/min_seq_mult_prob_error_after_mask": lambda g: _after_mask(g, torch.min),
+    "train/num_masked_seqs_by_logprob_error": lambda g: (_row_errors(g) > 2).sum(),
+    "train/masked_correct_pct": _masked_correct,
+    "train/probs_ratio": lambda g: _mean(g.r, g.mask),
+    "train/probs_ratio_min": lambda g: g.r[g.mask].min(),
+    "train/probs_ratio_max": lambda g: g.r[g.mask].max(),
+    "train/probs_ratio_clamped": lambda g: _mean(g.r.clamp(0.8, 1.2), g.mask),
+    "train/probs_ratio_clamped_min": lambda g: g.r[g.mask].clamp(0.8, 1.2).min(),
+    "train/probs_ratio_clamped_max": lambda g: g.r[g.mask].clamp(0.8, 1.2).max(),
+}
+
+# prime-rl: loss.py; responses without any advantage never reach the trainer
+
+
+def _trained(g: Padded) -> Padded:
+    return g if g.advantage is None else g.rows(((g.advantage != 0) & g.mask).any(-1))
+
+
+def _mismatch_kl(g: Padded) -> Tensor:
+    trained = _trained(g)
+    return _k3(trained.d)[trained.mask]
+
+
+def _is_masked(g: Padded) -> Tensor:
+    """`IPOLoss`: eps 0.3."""
+    g = _trained(g)
+    return _row_means((g.dp.abs() > 0.3).to(g.p.dtype), g.mask).mean()
+
+
+def _kl_over(g: Padded, masked: bool) -> Tensor:
+    """`_safe_mean` of each response over its masked or other tokens, then their mean."""
+    g = _trained(g)
+    return _row_means(_k3(g.d), g.mask & ((g.dp.abs() > 0.3) == masked)).mean()
+
+
+_PRIME_RL: dict[str, Formula] = {
+    "mismatch_kl/all/mean": lambda g: _mismatch_kl(g).mean(),
+    "mismatch_kl/all/std": lambda g: _mismatch_kl(g).std(),
+    "mismatch_kl/all/max": lambda g: _mismatch_kl(g).max(),
+    "kl_ent_ratio/mean": lambda g: (
+        _mismatch_kl(g).mean() / _trained(g).entropy[_trained(g).mask].mean()
+    ),
+    "is_masked/mean": _is_masked,
+    "masked_mismatch_kl/mean": lambda g: _kl_over(g, True),
+    "unmasked_mismatch_kl/mean": lambda g: _kl_over(g, False),
+}
+
+# slime: loss.py and mis.py, response by response, each value at every token of its response
+
+
+def _of_rows(value: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Formula:
+    """The sum over samples of a value's sample mean; 0 for a response without tokens."""
+
+    def formula(g: Padded) -> Tensor:
+        rows = zip(g.p, g.q, g.mask, strict=True)
+        means = [
+            (torch.where(m, value(p, q, m), 0).sum() / m.sum().clamp(min=1)).double()
+            for p, q, m in rows
+        ]
+        return torch.stack(means).mean()
+
+    return formula
+
+
+def _at(mask: Tensor, x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """A number of a row's trained tokens, at every position."""
+    return reduce(x[mask]).expand_as(x) if mask.any() else torch.zeros_like(x)
+
+
+_MIS_ROWS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "kl": lambda p, q, m: q - p,
+    "k3_kl": lambda p, q, m: _k3(p - q),
+    "training_log_ppl": lambda p, q, m: _at(m, p, lambda x: -x.mean()),
+    "training_ppl": lambda p, q, m: _at(m, p, lambda x: (-x.mean()).exp()),
+    "rollout_log_ppl": lambda p, q, m: _at(m, q, lambda x: -x.mean()),
+    "rollout_ppl": lambda p, q, m: _at(m, q, lambda x: (-x.mean()).exp()),
+    "log_ppl_diff": lambda p, q, m: _at(m, q - p, torch.mean),
+    "log_ppl_abs_diff": lambda p, q, m: _at(m, q - p, lambda x: x.mean().abs()),
+    "ppl_ratio": lambda p, q, m: _at(m, q - p, lambda x: x.mean().exp()),
+    "chi2_token": lambda p, q, m: _at(
+        m, p - q, lambda d: d.clamp(-20, 20).exp().square().mean() - 1
+    ),
+    "chi2_seq": lambda p, q, m: _at(m, p - q, lambda d: (2 * d.sum().clamp(-20, 20)).exp() - 1),
+    "tis_weight_before_bound": lambda p, q, m: (p - q).clamp(-20, 20).exp(),
+    "tis_weight_after_bound": lambda p, q, m: (p - q).clamp(-20, 20).exp().clamp(0, 2),
+    "tis_truncate_fraction": lambda p, q, m: ((p - q).clamp(-20, 20).exp() > 2).double(),
+    "rs_mask_fraction_low": lambda p, q, m: ((p - q).clamp(-20, 20).exp() < 0.5).double(),
+    "rs_mask_fraction_high": lambda p, q, m: ((p - q).clamp(-20, 20).exp() > 2).double(),
+    "rs_catastrophic_token_fraction": lambda p, q, m: ((p - q) < math.log(1e-4)).double(),
+    "rs_catastrophic_seq_fraction": lambda p, q, m: _at(
+        m, p - q, lambda d: (d < math.log(1e-4)).any().double()
+    ),
+    "is_ratio_mean_after_tis_rs": lambda p, q, m: (p - q).clamp(-20, 20).exp().clamp(0, 2),
+}
+_MIS = {f"train/mis_{name}": _of_rows(value) for name, value in _MIS_ROWS.items()}
+_TIS = {
+    "train/tis": _of_rows(lambda p, q, m: (p - q).exp()),
+    "train/tis_abs": _of_rows(lambda p, q, m: ((p - q).exp() - 1).abs()),
+    "train/tis_clipfrac": _of_rows(
+        lambda p, q, m: ((p - q).exp().clamp(0, 2) != (p - q).exp()).double()
+    ),
+}
+_SLIME: dict[str, Formula] = {
+    "train/train_rollout_logprob_abs_diff": _of_rows(lambda p, q, m: (p - q).abs()),
+    "train/ois": _of_rows(lambda p, q, m: (p - q).exp()),
+    **_TIS,
+    **_MIS,
+}
+
+# miles: loss_hub/losses.py, math_utils.py and corrections.py; non-finite values become 0
+
+
+def _finite(x: Tensor) -> Tensor:
+    return torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _low_var_kl(p: Tensor, q: Tensor, _mask: Tensor) -> Tensor:
+    d = torch.nan_to_num(p - q, nan=0.0, posinf=20.0, neginf=-20.0).clamp(-20, 20)
+    return _finite(_k3(d).clamp(-10, 10))
+
+
+def _miles_clipfrac(g: Padded) -> Tensor:
+    ratio = _finite(g.d).clamp(-20, 20).exp()
+    return _row_means(_clipped(g, ratio).double(), g.mask).mean()
+
+
+def _ess_ratio(p: Tensor, q: Tensor, m: Tensor) -> Tensor:
+    w = torch.where(m, _finite(p - q).clamp(-20, 20).exp(), 0)
+    return (w.sum() ** 2 / (m.sum().clamp(min=1) * w.square().sum().clamp(min=1e-8))).expand_as(p)
+
+
+_MILES: dict[str, Formula] = {
+    "train/train_rollout_logprob_abs_diff": _of_rows(lambda p, q, m: _finite((p - q).abs())),
+    "train/train_rollout_kl": _of_rows(_low_var_kl),
+    "train/ppo_kl": _of_rows(lambda p, q, m: _finite(q - p)),
+    "train/pg_clipfrac": _miles_clipfrac,
+    "train/ess_ratio": _of_rows(_ess_ratio),
+    "train/ois": _of_rows(lambda p, q, m: _finite(p - q).exp()),
+    **_TIS,
+    **_MIS,
+}
+
+# ROLL: train_infer_corrections.py and actor_worker.py
+
+
+def _valid_mean(values: Tensor, g: Padded) -> Tensor:
+    """The mean over samples with a valid token."""
+    return values[g.mask.any(-1)].double().mean()
+
+
+def _segments(x: Tensor, g: Padded) -> Tensor:
+    """At each token, the mean of x over its run of trained tokens."""
+    result = torch.zeros_like(x)
+    for row, mask in enumerate(g.mask.tolist()):
+        start = 0
+        while start < len(mask):
+            end = start
+            while end < len(mask) and mask[end]:
+                end += 1
+            if end > start:
+                result[row, start:end] = x[row, start:end].mean()
+            start = end + 1
+    return result
+
+
+def _levels(
+    kind: str, x: Callable[[Padded], Tensor], reduce: Callable[[Tensor], Tensor]
+) -> dict[str, Formula]:
+    """The four of a kind: `of` a mean or sum of x at each level."""
+    found: dict[str, Formula] = {
+        "token": lambda g: _valid_mean(_row_means(reduce(x(g)), g.mask), g),
+        "geometric": lambda g: _valid_mean(reduce(_row_means(x(g), g.mask)), g),
+        "sequence": lambda g: _valid_mean(reduce(torch.where(g.mask, x(g), 0).sum(-1)), g),
+        "segment": lambda g: _valid_mean(_row_means(reduce(_segments(x(g), g)), g.mask), g),
+    }
+    return {f"actor/train_infer_{kind}_{level}_mean": formula for level, formula in found.items()}
+
+
+_ROLL: dict[str, Formula] = {
+    **_levels("ratio", lambda g: g.d, torch.exp),
+    **_levels("diff", lambda g: g.dp, lambda x: x),
+    # Includes padding, where r is 1
+    "actor/is_weight_clipfrac": lambda g: (g.r > 1.2).double().sum() / g.mask.sum(),
+    "actor/train_infer_final_mask_mean": lambda g: _mean(
+        ((g.r >= 0.8) & (g.r <= 1.2)).double(), g.mask
+    ),
+    "actor/ratio_mean": lambda g: _valid_mean(_row_means(g.r, g.mask), g),
+    "actor/ratio_max": lambda g: (g.r * g.mask).max(),
+    "actor/ratio_min": lambda g: (g.r * g.mask + ~g.mask * 1e10).min(),
+    "actor/ppo_ratio_high_clipfrac": lambda g: (g.r > 1.2).double().sum() / g.mask.sum(),
+    "actor/ppo_ratio_low_clipfrac": lambda g: (g.r < 0.8).double().sum() / g.mask.sum(),
+    "actor/clipfrac": lambda g: _valid_mean(_row_means(_clipped(g, g.r).double(), g.mask), g),
+    "actor/approxkl": lambda g: _valid_mean(_row_means(0.5 * g.d.square(), g.mask), g),
+    "actor/policykl": lambda g: _valid_mean(_row_means(g.d, g.mask), g),
+}
+
+# the others
+
+
+def _masked_product(g: Padded) -> Tensor:
+    ratio = torch.where(g.mask, g.d, 0).sum(-1).exp()
+    return ratio.masked_fill(ratio > 3, 0.0)
+
+
+def _kept_by_areal(g: Padded) -> Tensor:
+    """behave_imp_weight at the tokens that a rejection without bounds keeps."""
+    weight = torch.where(torch.isfinite(g.d), g.d, 0.0).exp()
+    return weight[g.mask & (weight > 0)]
+
+
+_DIFF, _BEFORE = "debug/vllm_vs_local_logprob_diff", "policy/rollout_train_logprobs_abs_diff"
+_WITHIN, _AREAL, _SWIFT = (
+    "policy/minibatch_rollout_logprobs_abs_diff",
+    "ppo_actor/update/",
+    "rollout_correction/",
+)
+
+
+def _rho(g: Padded) -> Tensor:
+    return torch.where(g.mask, g.d.clamp(-10, 10), 0).exp()
+
+
+def _swift_weight(g: Padded) -> Tensor:
+    return g.d.clamp(-20, 20).exp().clamp(max=2)
+
+
+def _swift_ess(g: Padded) -> Tensor:
+    w = _swift_weight(g).clamp(0.5, 2)
+    return 1 / _mean((w / _mean(w, g.mask)).square(), g.mask)
+
+
+THEIRS: dict[str, dict[str, Formula]] = {
+    "verl": VERL,
+    "nemo-rl": _NEMO_RL,
+    "prime-rl": _PRIME_RL,
+    "slime": _SLIME,
+    "miles": _MILES,
+    "roll": _ROLL,
+    "trl": {
+        "sampling/sampling_logp_difference/mean": lambda g: g.d.abs()[g.mask].mean(),
+        "sampling/sampling_logp_difference/max": lambda g: g.d.abs()[g.mask].max(),
+        "sampling/importance_sampling_ratio/min": lambda g: _masked_product(g).min(),
+        "sampling/importance_sampling_ratio/mean": lambda g: _masked_product(g).mean(),
+        "sampling/importance_sampling_ratio/max": lambda g: _masked_product(g).max(),
+    },
+    "skyrl": {
+        f"{_BEFORE}_mean": lambda g: g.d.abs()[g.mask].mean(),
+        f"{_BEFORE}_std": lambda g: g.d.abs()[g.mask].std(),
+        f"{_BEFORE}_max": lambda g: g.d.abs()[g.mask].max(),
+        f"{_BEFORE}_min": lambda g: g.d.abs()[g.mask].min(),
+        f"{_WITHIN}_mean": lambda g: _mean(g.d.abs(), g.mask),
+        f"{_WITHIN}_std": lambda g: (
+            (_mean(g.d.square(), g.mask) - _mean(g.d.abs(), g.mask) ** 2).clamp(min=0).sqrt()
+        ),
+        f"{_WITHIN}_max": lambda g: (g.d.abs() * g.mask).max(),
+        "policy/is_ratio_mean": lambda g: _mean(g.d.clamp(-20, 20).exp(), g.mask),
+        "policy/is_ratio_max": lambda g: (g.d.clamp(-20, 20).exp() * g.mask).max(),
+    },
+    "ms-swift": {
+        f"{_SWIFT}kl": lambda g: _mean(-g.d, g.mask),
+        f"{_SWIFT}k3_kl": lambda g: _mean(_k3(g.d.clamp(-20, 20)).clamp(-10, 10), g.mask),
+        **perplexities(_SWIFT),
+        f"{_SWIFT}chi2_token": lambda g: _mean(g.d.clamp(-20, 20).exp().square(), g.mask) - 1,
+        f"{_SWIFT}chi2_seq": lambda g: (
+            _row_means(g.d, g.mask).clamp(-20, 20).exp().square().mean() - 1
+        ),
+        f"{_SWIFT}is_weight_mean": lambda g: _mean(_swift_weight(g), g.mask),
+        f"{_SWIFT}ess": _swift_ess,
+        f"{_SWIFT}clipped_frac": lambda g: _mean((g.d.clamp(-20, 20).exp() > 2).double(), g.mask),
+    },
+    "openrlhf": {"vllm_kl": lambda g: _mean(-g.d, g.mask), "ppo_kl": lambda g: _mean(-g.d, g.mask)},
+    "areal": {
+        f"{_AREAL}behave_approx_kl/avg": lambda g: g.d[g.mask].mean(),
+        f"{_AREAL}behave_approx_kl/min": lambda g: g.d[g.mask].min(),
+        f"{_AREAL}behave_approx_kl/max": lambda g: g.d[g.mask].max(),
+        f"{_AREAL}behave_imp_weight/avg": lambda g: _kept_by_areal(g).mean(),
+        f"{_AREAL}behave_imp_weight/min": lambda g: _kept_by_areal(g).min(),
+        f"{_AREAL}behave_imp_weight/max": lambda g: _kept_by_areal(g).max(),
+        f"{_AREAL}approx_kl/avg": lambda g: g.d[g.mask].mean(),
+        f"{_AREAL}importance_weight/avg": lambda g: g.r[g.mask].mean(),
+    },
+    "oat": {  # includes prompts, where the mask is 0
+        "kl_sample_train_v1": lambda g: _mean(-g.d, g.mask),
+        "kl_sample_train_v2": lambda g: _mean(g.d.square(), g.mask) / 2,
+        "sampler_learner_prob_diff_max": lambda g: (-g.dp * g.mask).max().clamp(min=0),
+        "sampler_learner_prob_diff_min": lambda g: (-g.dp * g.mask).min().clamp(max=0),
+        "logprobs_diff_max": lambda g: (g.d * g.mask).max().clamp(min=0),
+        "logprobs_diff_min": lambda g: (g.d * g.mask).min().clamp(max=0),
+    },
+    "open-instruct": {
+        f"{_DIFF}_mean": lambda g: g.d.abs()[g.mask].mean(),
+        f"{_DIFF}_max": lambda g: g.d.abs()[g.mask].max(),
+        f"{_DIFF}_std": lambda g: _sd_or_0(g.d.abs()[g.mask]),
+        "debug/vllm_local_reverse_kl": lambda g: _mean(g.q.exp() * -g.d, g.mask),
+        "val/rho_weight": lambda g: _mean(_rho(g).clamp(max=2), g.mask),
+        "val/rho_clipfrac": lambda g: _mean((_rho(g).clamp(max=2) != _rho(g)).double(), g.mask),
+    },
+    "tinker": {
+        "optim/kl_sample_train_v1": lambda g: -g.d[g.mask].mean(),
+        "optim/kl_sample_train_v2": lambda g: 0.5 * g.d[g.mask].square().mean(),
+        "optim/entropy": lambda g: -g.q[g.mask].mean(),
+    },
+}

@@ -1,0 +1,28 @@
+"""Which thread writes the shards of an import."""
+
+from __future__ import annotations
+
+from threading import get_ident
+
+import pytest
+
+from mismatch_cli.frameworks.importing import driver as _driver
+from tests.frameworks.importing.layouts import imported, plain_record, real_rows, write_lines
+
+
+@pytest.mark.parametrize(("large", "in_threads"), [(None, False), (2**26, False), (1, True)])
+def test_only_a_large_dump_is_written_in_other_threads(tmp_path, monkeypatch, large, in_threads):
+    """Where memory runs out, only this thread can raise an error. None: the usual limit."""
+    writers = []
+    write_shard = _driver.write_shard
+
+    def noted(path, shard):
+        writers.append(get_ident())
+        write_shard(path, shard)
+
+    monkeypatch.setattr(_driver, "write_shard", noted)
+    if large is not None:
+        monkeypatch.setattr(_driver, "_LARGE", large)
+    dump = write_lines(tmp_path / "d.jsonl", map(plain_record, real_rows(2)))
+    imported(dump, into=tmp_path / "trace")
+    assert [writer != get_ident() for writer in writers] == [in_threads]

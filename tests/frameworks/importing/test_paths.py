@@ -1,0 +1,126 @@
+"""Values inside objects: `--columns` names them by their path, and a line that names them is
+proposed.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+import pytest
+
+from mismatch_cli.base.errors import MismatchError, UsageError
+from mismatch_cli.frameworks.importing.guess import guessed
+from mismatch_cli.frameworks.importing.paths import at, paths_in
+from tests.frameworks.importing.layouts import (
+    imported,
+    plain_record,
+    real_rows,
+    same_bits,
+    write_lines,
+    write_parquet,
+)
+
+COLUMNS = {
+    "prompt_ids": "rollout.prompt.ids",
+    "response_ids": "rollout.response.ids",
+    "logp_rollout": "rollout.response.logprobs",
+    "logp_trainer": "trainer.logprobs",
+}
+
+
+def nested(row):
+    record = plain_record(row)
+    response = {"ids": record["response_ids"], "logprobs": record["logp_rollout"]}
+    return {
+        "rollout": {"prompt": {"ids": record["prompt_ids"]}, "response": response},
+        "trainer": {"logprobs": record["logp_trainer"]},
+    }
+
+
+def chat(row):
+    """As a chat server answers: one choice, an object per token."""
+    record = plain_record(row)
+    tokens = [{"logprob": logp, "top": [{"logprob": 0.0}]} for logp in record["logp_rollout"]]
+    choice = {"token_ids": record["response_ids"], "logprobs": {"content": tokens}}
+    return {"prompt_token_ids": record["prompt_ids"], "choices": [choice]}
+
+
+def generate(row):
+    """As SGLang answers: log-prob, id and text of each token."""
+    record = plain_record(row)
+    triples = [
+        [logp, token, None]
+        for logp, token in zip(record["logp_rollout"], record["response_ids"], strict=True)
+    ]
+    return {
+        "input_ids": record["prompt_ids"],
+        "output_ids": record["response_ids"],
+        "meta_info": {"output_token_logprobs": triples},
+    }
+
+
+@pytest.mark.parametrize("way", ["jsonl", "parquet"])
+def test_paths_are_read_as_columns_are(tmp_path, way):
+    rows = real_rows(4)
+    path, records = tmp_path / f"d.{way}", list(map(nested, rows))
+    if way == "jsonl":
+        write_lines(path, records)
+    else:
+        write_parquet(path, pa.Table.from_pylist(records))
+    table, about = imported(path, into=tmp_path / "trace", columns=COLUMNS)
+    for ours in COLUMNS:
+        assert same_bits(table, ours, [row[ours] for row in rows]), ours
+    assert not about["left_out"]
+    with pytest.raises(UsageError, match=r"no column 'trainer.logprob'. Did you mean .*logprobs"):
+        imported(path, into=tmp_path / "t", columns=COLUMNS | {"logp_trainer": "trainer.logprob"})
+    with pytest.raises(MismatchError) as refused:
+        imported(path, into=tmp_path / "t")
+    assert ",".join(f"{ours}={its}" for ours, its in COLUMNS.items()) in str(refused.value)
+
+
+def test_what_servers_answer_is_proposed_and_read(tmp_path):
+    rows = real_rows(4)
+    proposed = {
+        chat: "choices.0.logprobs.content.*.logprob",
+        generate: "meta_info.output_token_logprobs.*.0",
+    }
+    for answer, logp in proposed.items():
+        path, records = tmp_path / f"{answer.__name__}.jsonl", list(map(answer, rows))
+        write_lines(path, records)
+        columns = guessed(records, {})
+        assert columns["logp_rollout"] == logp
+        table, _ = imported(path, into=tmp_path / answer.__name__, columns=columns)
+        for ours in ("prompt_ids", "response_ids", "logp_rollout"):
+            assert same_bits(table, ours, [row[ours] for row in rows]), (answer, ours)
+
+
+def test_proposals_look_at_the_values():
+    """A list of messages is empty, ids are whole numbers, and nulls fit everything."""
+    record = {
+        "completion": [],
+        "turn": {"completion_ids": [5, 6], "completion_logprobs": [-0.1, -0.2]},
+        "prompt_ids": [1],
+        "logprobs": [5, 6],
+        "sampling_logprobs": [None, None],
+    }
+    assert guessed([record], {}) == {
+        "response_ids": "turn.completion_ids",
+        "logp_rollout": "turn.completion_logprobs",
+    }
+
+
+def test_a_path_that_leads_nowhere_has_no_value():
+    record = {"a": [{"b": 1}, {"b": 2}], "c": {"d": "text"}, "a.b": 3}
+    paths = {
+        "a.*.b": [1, 2],
+        "a.1.b": 2,
+        "a.2.b": None,
+        "c.d.e": None,
+        "c.*.d": None,
+        "a.*": record["a"],
+    }
+    for path, value in paths.items():
+        assert at(record, path) == value, path
+    assert paths_in(record) == {"a.*.b": [1, 2], "c.d": "text"}
+    assert all(not re.search("[,=]", path) for path in paths_in({"a": {"b=c": 1, "d,e": 2}}))

@@ -1,0 +1,290 @@
+"""TRL's names: batches as `_generate_and_score_completions` pads them, and single responses, in
+JSONL and Parquet.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.frameworks.importing.padded import HIDDEN, OTHER_SIZE, PADDED, WRONG_PROMPT
+from mismatch_cli.frameworks.importing.rows import NO_ROLLOUT, WRONG_LENGTH
+from tests.frameworks.importing.layouts import (
+    Row,
+    imported,
+    real_rows,
+    same_bits,
+    write_lines,
+    write_parquet,
+)
+from tests.frameworks.recording.test_trl import batches as real_batches
+from tests.frameworks.recording.test_trl import recorded
+
+PAD = 0
+
+
+def batch(rows: list[Row]) -> Row:
+    """What the trainer's method returns for these responses, as lists; the second token is tool
+    output.
+    """
+    before, after = (
+        max(len(row[name]) for row in rows) + 2 for name in ("prompt_ids", "response_ids")
+    )
+
+    def right(values, fill):
+        return [*values, *[fill] * (after - len(values))]
+
+    def left(values, fill):
+        return [*[fill] * (before - len(values)), *values]
+
+    return {
+        "prompt_ids": [left(row["prompt_ids"], PAD) for row in rows],
+        "prompt_mask": [left([1] * len(row["prompt_ids"]), 0) for row in rows],
+        "completion_ids": [right(row["response_ids"], PAD) for row in rows],
+        "completion_mask": [right([1] * len(row["response_ids"]), 0) for row in rows],
+        "tool_mask": [right([1, 0, *[1] * (len(row["response_ids"]) - 2)], 1) for row in rows],
+        "sampling_per_token_logps": [right(row["logp_rollout"], 0.0) for row in rows],
+        "old_per_token_logps": [right(row["logp_recomputed"], -7.0) for row in rows],
+        "advantages": [row["advantage"][0] for row in rows],
+        "num_items_in_batch": sum(len(row["response_ids"]) for row in rows),
+    }
+
+
+def single(row: Row) -> Row:
+    """The same for one response, without padding."""
+    found = {name: value[0] for name, value in batch([row]).items() if isinstance(value, list)}
+    sizes = {True: len(row["prompt_ids"]), False: len(row["response_ids"])}
+    return {
+        name: value
+        if not isinstance(value, list)
+        else value[-sizes[True] :]
+        if name.startswith("prompt")
+        else value[: sizes[False]]
+        for name, value in found.items()
+    }
+
+
+def write(path, records: list[Row]):
+    if path.suffix == ".parquet":
+        return write_parquet(path, pa.Table.from_pylist(records))
+    return write_lines(path, records)
+
+
+def assert_are(table: pa.Table, rows: list[Row]) -> None:
+    names = {
+        "prompt_ids": "prompt_ids",
+        "response_ids": "response_ids",
+        "logp_rollout": "logp_rollout",
+    }
+    for name, its in (
+        names | {"logp_trainer": "logp_recomputed", "advantage": "advantage"}
+    ).items():
+        assert same_bits(table, name, [row[its] for row in rows]), name
+    assert all(mask[:3] == [True, False, True] for mask in table.column("loss_mask").to_pylist())
+
+
+@pytest.mark.parametrize("way", ["jsonl", "parquet"])
+def test_batches_and_single_responses_are_the_same_responses(tmp_path, way):
+    rows = real_rows(8)
+    batches = [batch(rows[:5]) | {"step": 3}, batch(rows[5:]) | {"step": 4}]
+    table, about = imported(write(tmp_path / f"b.{way}", batches), into=tmp_path / "batches")
+    assert_are(table, rows)
+    assert about["format"] == "trl" and table.column("step").to_pylist() == [3] * 5 + [4] * 3
+    assert about["left_out"] == {"unknown columns (num_items_in_batch)": 1} and not about["noted"]
+    singles = [single(row) | {"step": 3 + (i > 4)} for i, row in enumerate(rows)]
+    assert imported(write(tmp_path / f"s.{way}", singles), into=tmp_path / "singles")[0].equals(
+        table
+    )
+    padded = [
+        {name: value[i] if isinstance(value, list) else value for name, value in batches[0].items()}
+        for i in range(5)
+    ]
+    assert imported(write(tmp_path / f"p.{way}", padded), into=tmp_path / "padded")[0].equals(
+        table.slice(0, 5)
+    )
+
+
+@pytest.mark.parametrize("way", ["jsonl", "parquet"])
+def test_batches_of_a_real_run_are_what_its_recorder_wrote(tmp_path, way):
+    batches = real_batches()
+    records = [
+        {name: value.tolist() for name, value in batch.items()} | {"step": step}
+        for step, batch in enumerate(batches)
+    ]
+    table, about = imported(write(tmp_path / f"d.{way}", records), into=tmp_path / "trace")
+    expected = pa.concat_tables(
+        recorded(tmp_path / "recorded", batches)[0].tables(), promote_options="default"
+    )
+    assert table.num_rows == expected.num_rows == 32
+    for name in (
+        "prompt_ids",
+        "response_ids",
+        "logp_rollout",
+        "logp_trainer",
+        "advantage",
+        "loss_mask",
+    ):
+        assert table.column(name).to_pylist() == expected.column(name).to_pylist(), name
+    for name in ("step", "prompt_id"):
+        assert table.column(name).equals(expected.column(name)), name
+    assert about["left_out"] == {
+        "unknown columns (importance_sampling_ratio, num_items_in_batch)": 2
+    }
+
+
+def test_what_else_people_write(tmp_path):
+    """Rewards, names of prompts, advantages per token or in a list of one, the current log π,
+    other types.
+    """
+    rows = real_rows(4)
+    found = batch(rows) | {
+        "rewards": [1, 0, 1, 0],
+        "prompt_id": ["a", "a", "b", "b"],
+        "global_step": 7,
+    }
+    found["per_token_logps"] = [[-1.0] * len(ids) for ids in found["completion_ids"]]
+    found["advantages"] = [[value] for value in found["advantages"]]
+    found["completion_mask"] = [
+        [float(value) for value in mask] for mask in found["completion_mask"]
+    ]
+    found["prompt"] = [[{"role": "user", "content": "What is 1 + 1?"}]] * 4
+    table, about = imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
+    assert same_bits(table, "advantage", [row["advantage"] for row in rows])
+    assert same_bits(table, "logp_recomputed", [row["logp_recomputed"] for row in rows])
+    assert table.column("logp_trainer").to_pylist()[0] == [-1.0] * len(rows[0]["response_ids"])
+    assert (
+        table.column("reward").to_pylist() == [1, 0, 1, 0]
+        and table.column("version_trainer").to_pylist() == [1] * 4
+    )
+    a, b, c, d = table.column("prompt_id").to_pylist()
+    assert a == b != c == d and table.column("step").to_pylist() == [7] * 4
+    assert about["left_out"] == {"unknown columns (num_items_in_batch, prompt)": 2}
+    wide = {
+        name: pa.array([value], pa.large_list(pa.list_(pa.int64(), len(value[0]))))
+        for name, value in batch(rows).items()
+        if "mask" in name or "ids" in name
+    }
+    wide["sampling_per_token_logps"] = pa.array(
+        [found["sampling_per_token_logps"]], pa.list_(pa.list_(pa.float64()))
+    )
+    table, _ = imported(
+        write_parquet(tmp_path / "d.parquet", pa.table(wide)), into=tmp_path / "wide"
+    )
+    assert same_bits(table, "logp_rollout", [row["logp_rollout"] for row in rows])
+
+
+def test_hostile_batches(tmp_path):
+    rows = real_rows(6)
+    batches = [batch(rows[:3]), batch(rows[3:])]
+    nothing = batches[0]["completion_mask"]
+    nothing[0] = [0] * len(nothing[0])  # mask_truncated_completions
+    batches[0]["sampling_per_token_logps"][1][0] = None  # vLLM had NaN
+    batches[0]["prompt_mask"][2].pop()
+    batches[1]["tool_mask"][0].pop()
+    batches[1]["completion_mask"][1][0] = None
+    batches[1]["completion_ids"][2][0] = 2**31 - 1
+    broken = [batch(rows[:2]), batch(rows[:2]), batch(rows[:2]), batch(rows[:2])]
+    broken[0]["advantages"].append(1.0)
+    broken[1]["completion_ids"] = None
+    broken[2]["completion_ids"] = [["a"]] * 2
+    broken[3]["completion_mask"][0][0] = 2
+    path = write_lines(tmp_path / "d.jsonl", [*batches, *broken])
+    table, about = imported(path, into=tmp_path / "trace", vocabulary=10**6)
+    assert same_bits(table, "response_ids", [rows[1]["response_ids"]])
+    first = table.column("logp_rollout").to_pylist()[0]
+    assert first[0] != first[0] and first[1:] == pytest.approx(rows[1]["logp_rollout"][1:])
+    assert about["left_out"] == {
+        HIDDEN: 1,
+        WRONG_PROMPT: 1,
+        WRONG_LENGTH.format(name="loss_mask"): 1,
+        "responses whose response_mask holds a null": 1,
+        "responses whose response_ids holds numbers that are not token ids": 1,
+        OTHER_SIZE.format(name="advantages"): 1,
+        "lines with values of the wrong type": 3,
+        "unknown columns (num_items_in_batch)": 1,
+    }
+
+
+def test_prompts_without_a_mask_stay_complete_with_a_note(tmp_path):
+    rows = real_rows(2)
+    found = batch(rows)
+    del found["prompt_mask"]
+    table, about = imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
+    assert [len(ids) for ids in table.column("prompt_ids").to_pylist()] == [
+        len(found["prompt_ids"][0])
+    ] * 2
+    assert about["noted"] == {PADDED: 2}
+
+
+def test_unmeasurable_dumps_are_refused_with_one_sentence(tmp_path):
+    found = batch(real_rows(2))
+    del found["sampling_per_token_logps"]
+    with pytest.raises(
+        MismatchError, match=r"no sampling_per_token_logps: TRL.*only where vLLM.*cli guide record"
+    ):
+        imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
+    # Added by hand: not a name of TRL's
+    found["vllm_logps"] = batch(real_rows(2))["sampling_per_token_logps"]
+    with pytest.raises(
+        MismatchError, match=r"names, try: .*response_ids=completion_ids,logp_rollout=vllm_logps,.*"
+    ):
+        imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
+    table = pa.table({"prompt_ids": [["a"]], "completion_ids": [[1]], "logprobs": [[-1.0]]})
+    with pytest.raises(
+        MismatchError, match=r"column prompt_ids is list<.*string> and cannot be read as list"
+    ):
+        imported(write_parquet(tmp_path / "d.parquet", table), into=tmp_path / "trace")
+    record = single(real_rows(1)[0]) | {"sampling_per_token_logps": None}
+    lines = [single(real_rows(1)[0]), record]
+    assert (
+        imported(write_lines(tmp_path / "e.jsonl", lines), into=tmp_path / "trace")[1]["left_out"][
+            NO_ROLLOUT
+        ]
+        == 1
+    )
+    (tmp_path / "f.jsonl").write_text(
+        json.dumps({"prompt_ids": [], "completion_ids": [], "logprobs": []})
+    )
+    with pytest.raises(MismatchError, match="1 response without a token"):
+        imported(tmp_path / "f.jsonl", into=tmp_path / "trace")
+
+
+@pytest.mark.parametrize("way", ["jsonl", "parquet"])
+def test_every_response_has_the_columns_that_it_shows(tmp_path, way):
+    """Names that first occur after many lines, or hold nothing; log μ that the first lines lack."""
+    rows = real_rows(8) * 10
+    records = [
+        single(row) | {"step": i, "per_token_logps": None, "logprobs": None}
+        for i, row in enumerate(rows)
+    ]
+    for record in records[:70]:
+        record["sampling_per_token_logps"] = None
+    for record, row in zip(records[70:], rows[70:], strict=True):
+        record["per_token_logps"] = row["logp_trainer"]
+    records[79]["logprobs"] = records[79].pop("sampling_per_token_logps")
+    table, about = imported(write(tmp_path / f"a.{way}", records), into=tmp_path / "a")
+    assert about["left_out"] == {NO_ROLLOUT: 70}
+    for name in ("logp_rollout", "logp_trainer", "logp_recomputed"):
+        assert same_bits(table, name, [row[name] for row in rows[70:]]), name
+    for record, row in zip(records, rows, strict=True):
+        record["sampling_per_token_logps"] = row["logp_rollout"]
+    table, about = imported(write(tmp_path / f"b.{way}", records), into=tmp_path / "b")
+    assert not about["left_out"]
+    current = [row["logp_recomputed" if i < 70 else "logp_trainer"] for i, row in enumerate(rows)]
+    assert same_bits(table, "logp_trainer", current)
+    assert same_bits(
+        table, "logp_recomputed", [None] * 70 + [row["logp_recomputed"] for row in rows[70:]]
+    )
+    assert table.column("version_trainer").to_pylist() == [0] * 70 + [1] * 10
+    path = write(tmp_path / f"c.{way}", [record | {"per_token_logps": None} for record in records])
+    table, _ = imported(path, into=tmp_path / "c")
+    assert same_bits(table, "logp_trainer", [row["logp_recomputed"] for row in rows])
+    path = write(
+        tmp_path / f"d.{way}",
+        [record | dict.fromkeys(("sampling_per_token_logps", "logprobs")) for record in records],
+    )
+    with pytest.raises(MismatchError, match="no sampling_per_token_logps"):
+        imported(path, into=tmp_path / "d")

@@ -1,0 +1,232 @@
+"""verl's batches: the DataProto files of tests/frameworks/recording/real_verl.py, and the same columns in
+other files.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from mismatch_cli.app.cli import run
+from mismatch_cli.frameworks.importing import proto_file as _proto_file
+from mismatch_cli.trace.reader import Trace
+from tests.frameworks.recording.real_verl import samples
+
+SAVED = [Path(__file__).parent / name for name in ("verl_batch.dp", "verl_batch_numpy.dp")]
+
+
+def imported(path: Path, tmp_path: Path) -> Trace:
+    assert run(["import", str(path), "--output", str(tmp_path / "out"), "--quiet"]) == 0
+    return Trace.open(tmp_path / "out")
+
+
+def check(trace: Trace) -> None:
+    """The rows are verl's samples, to the bit."""
+    rows = [row for table in trace.tables() for row in table.to_pylist()]
+    for row, sample in zip(rows, samples(), strict=True):
+        assert (
+            row["prompt_ids"] == sample["prompts"].tolist()
+            and row["response_ids"] == sample["responses"].tolist()
+        )
+        assert row["loss_mask"] == sample["loss_mask"].bool().tolist()
+        for name, theirs in (
+            ("logp_rollout", "rollout_log_probs"),
+            ("logp_trainer", "old_log_probs"),
+        ):
+            np.testing.assert_array_equal(np.float32(row[name]), sample[theirs].numpy())
+        assert row["reward"] == sample["rm_scores"].sum()
+    groups = [row["prompt_id"] for row in rows]
+    assert [groups.index(group) for group in groups] == [0] * 4 + [4] * 4 + [8] * 4
+
+
+@pytest.mark.parametrize("path", SAVED, ids=lambda path: path.stem)
+def test_a_saved_dataproto(path, tmp_path):
+    trace = imported(path, tmp_path)
+    check(trace)
+    assert {row["step"] for table in trace.tables() for row in table.to_pylist()} == {7}
+    assert "old_log_probs" in trace.manifest["imported"]["holds"]
+
+
+def test_the_content_of_a_pickle_decides(tmp_path):
+    for name in ("batch.pkl", "run/step_7.pickle"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(SAVED[0].read_bytes())
+    check(imported(tmp_path / "batch.pkl", tmp_path / "1"))
+    check(imported(tmp_path / "run", tmp_path / "2"))
+
+
+@pytest.mark.parametrize("kind", ["pt", "jsonl", "parquet"])
+def test_its_columns_in_other_files(kind, tmp_path):
+    content = _proto_file.load(SAVED[0])
+    path = tmp_path / f"batch.{kind}"
+    tensors = {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
+    lists = {name: value.tolist() for name, value in tensors.items()} | {
+        "uid": list(content["uid"])
+    }
+    if kind == "pt":
+        torch.save(tensors | {"uid": list(content["uid"])}, path)
+    elif kind == "jsonl":
+        rows = (dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True))
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.table(lists), path)
+    check(imported(path, tmp_path))
+
+
+def test_copied_log_probs_are_not_those_of_the_trainer(tmp_path):
+    content = _proto_file.load(SAVED[0])
+    names = ("prompts", "responses", "response_mask", "attention_mask", "rollout_log_probs")
+    torch.save(
+        {name: content[name] for name in names} | {"old_log_probs": content["rollout_log_probs"]},
+        tmp_path / "b.pt",
+    )
+    trace = imported(tmp_path / "b.pt", tmp_path)
+    assert "logp_trainer" not in trace.columns()
+    assert "bypass mode" in " ".join(trace.manifest["imported"]["noted"])
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return (Path.touch, (Path("touched"),))
+
+
+def hostile(name: str, whole: bytes) -> bytes:
+    """A file that begins like verl's and ends like something else."""
+    head = b"\x80\x04\x8c\x0dverl.protocol\x8c\x09DataProto\x93)\x81"
+    state = {
+        "callable": pickle.dumps(Bomb())[2:-1],
+        "nothing": b"N",
+        "numbers": pickle.dumps((1, 2, 3))[2:-1],
+    }
+    return {
+        "half": whole[: len(whole) // 2],
+        "flipped": whole[:40] + bytes(b ^ 255 for b in whole[40:80]) + whole[80:],
+        "empty": head[:30],
+    }.get(name) or head + state[name] + b"b."
+
+
+@pytest.mark.parametrize("name", ["half", "flipped", "empty", "callable", "nothing", "numbers"])
+def test_what_is_not_a_dataproto_is_refused_and_runs_nothing(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "batch.dp").write_bytes(hostile(name, SAVED[0].read_bytes()))
+    assert run(["import", "batch.dp"]) == 1
+    said = capsys.readouterr().err
+    assert "batch.dp" in said and "Traceback" not in said
+    assert not (tmp_path / "touched").exists() and not (tmp_path / "import-batch").exists()
+
+
+def name_of(text: str) -> bytes:
+    return b"c" + text.replace(" ", "\n").encode() + b"\n"
+
+
+def plain(value: Any) -> bytes:
+    return pickle.dumps(value, 2)[2:-1]
+
+
+def pointers(data: bytes, letter: bytes) -> bytes:
+    """An array of one object whose type claims to hold none, so that numpy would take bytes for
+    an address.
+    """
+    kind = name_of("numpy dtype") + b"(" + plain("O8") + plain(False) + plain(True) + b"tR"
+    kind += b"(" + b"".join(map(plain, (3, "|", None, None, None, -1, -1, 0))) + b"tb"
+    empty = name_of("numpy.core.multiarray _reconstruct") + b"("
+    empty += name_of("numpy ndarray") + plain((0,)) + letter + b"tR"
+    return empty + b"(" + plain(1) + plain((1,)) + kind + plain(False) + data + b"tb"
+
+
+def test_no_array_is_made_of_pointers(tmp_path):
+    """Neither here nor in `.pt` files; runs in a separate process, which would crash."""
+    arrays = b"}" + plain("uid") + pointers(b"C\x08" + b"A" * 8, b"C\x01b") + b"s"
+    state = b"((" + plain(None) + plain(None) + b"}t" + arrays + plain({}) + b"tb"
+    (tmp_path / "batch.dp").write_bytes(
+        b"\x80\x02" + name_of("verl.protocol DataProto") + b"(tR" + state + b"."
+    )
+    address = name_of("_codecs encode") + b"(" + plain("A" * 8) + plain("latin1") + b"tR"
+    tokens = plain("tokens") + pointers(address, plain("b"))
+    samples = (
+        b"}"
+        + plain("rollout_id")
+        + plain(1)
+        + b"s"
+        + plain("samples")
+        + b"]"
+        + b"}"
+        + tokens
+        + b"s"
+        + b"as"
+    )
+    buffer = io.BytesIO()
+    torch.save({}, buffer)
+    with zipfile.ZipFile(buffer) as whole, zipfile.ZipFile(tmp_path / "3.pt", "w") as archive:
+        for name in whole.namelist():
+            archive.writestr(
+                name,
+                b"\x80\x02" + samples + b"." if name.endswith("data.pkl") else whole.read(name),
+            )
+    for name in ("batch.dp", "3.pt"):
+        typed = [sys.executable, "-m", "mismatch_cli", "import", tmp_path / name]
+        ran = subprocess.run(typed, capture_output=True, text=True)
+        assert ran.returncode == 1 and name in ran.stderr, ran.stderr
+
+
+def test_objects_of_other_classes_are_refused_with_the_lines_to_run(tmp_path, capsys):
+    """As verl saves images: the error names what would have to be imported."""
+    content = pickle.dumps((b"", {"multi_modal_data": np.array([Bomb()], dtype=object)}, {}))
+    (tmp_path / "batch.dp").write_bytes(
+        b"\x80\x04\x8c\x0dverl.protocol\x8c\x09DataProto\x93)\x81" + content[2:-1] + b"b."
+    )
+    assert run(["import", str(tmp_path / "batch.dp")]) == 1
+    said = capsys.readouterr()
+    assert "could run code" in said.err and "from verl import DataProto" in said.out + said.err
+
+
+def test_invalid_values(tmp_path, capsys):
+    content = _proto_file.load(SAVED[0])
+    names = (
+        "prompts",
+        "responses",
+        "response_mask",
+        "attention_mask",
+        "rollout_log_probs",
+        "old_log_probs",
+    )
+    good = {name: content[name] for name in names}
+    for change, said in (
+        ({"responses": good["responses"][:, :3]}, "does not have one value per"),
+        ({"responses": good["responses"].float() + 0.5}, "does not have the layout of"),
+        ({"attention_mask": good["attention_mask"] * 2}, "does not have the layout of"),
+        (
+            {
+                "response_mask": good["response_mask"] * 0,
+                "attention_mask": good["attention_mask"] * 0,
+            },
+            "mask is all 0",
+        ),
+        ({"responses": -good["responses"] - 1}, "not token ids"),
+        (
+            {"old_log_probs": good["old_log_probs"][..., None]},
+            "3 dimensions where a matrix belongs",
+        ),
+        ({"meta_info": {"global_steps": 10**30}}, "is beyond int32"),
+    ):
+        torch.save(good | change, tmp_path / "b.pt")
+        assert run(["import", str(tmp_path / "b.pt"), "--output", str(tmp_path / "out")]) == 1
+        assert said in capsys.readouterr().err, said
+    nan = good["old_log_probs"].clone()
+    nan[0, 0] = torch.nan
+    torch.save(good | {"old_log_probs": nan}, tmp_path / "b.pt")
+    noted = imported(tmp_path / "b.pt", tmp_path).manifest["imported"]["noted"]
+    assert any("NaN: not measured" in reason for reason in noted)

@@ -1,0 +1,27 @@
+"""Routes at the limits of what a trainer's routers have."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.models.scoring.routed_pass import Routing
+from mismatch_cli.models.scoring.trainer import ScoreRequest
+from mismatch_cli.trace.routes import UNKNOWN
+
+
+def request(expert: int) -> ScoreRequest:
+    """Two tokens and one layer, one expert each."""
+    routes_FMK = np.full((2, 1, 1), expert, dtype=np.uint16)
+    return ScoreRequest([1, 2], [3], routes_FMK=routes_FMK)
+
+
+@pytest.mark.parametrize("experts", [1, 2])
+def test_the_last_expert_is_known_and_the_one_after_it_is_not(experts):
+    routing = Routing(SimpleNamespace(layers=[0], experts=experts), replays=False)
+    routing._check([request(0), request(experts - 1), request(UNKNOWN)])
+    with pytest.raises(MismatchError, match=f"experts up to {experts}; the trainer has 1 layers"):
+        routing._check([request(experts)])

@@ -1,0 +1,485 @@
+"""The policy-gradient head against autograd through full logits: every transform, dtype and
+tile.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from mismatch_cli.base.sampling import SamplingSettings
+from mismatch_cli.models.scoring import policy_gradient
+from mismatch_cli.models.scoring.head import Head, score_hidden
+from mismatch_cli.models.scoring.policy_gradient import Known, logp_pass, policy_gradient_loss
+
+ROOT = Path(__file__).parents[2]
+PLAIN = SamplingSettings()
+TRANSFORMS = {
+    "plain": {},
+    "bias": {"bias_V": True},
+    "divisor": {"divisor": 8.0},
+    "multiplier": {"multiplier": 0.25},
+    "softcap": {"softcap": 5.0},
+    "everything": {"bias_V": True, "divisor": 1.7, "multiplier": 3.1, "softcap": 5.0},
+}
+
+
+class Case(NamedTuple):
+    """Hidden states and a head that require grad, and a coefficient for each sampled token."""
+
+    hidden_NH: Tensor
+    head: Head
+    ids_N: Tensor
+    coefficient_N: Tensor
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        return [x for x in (self.hidden_NH, self.head.weight_VH, self.head.bias_V) if x is not None]
+
+    def to(self, dtype: torch.dtype) -> Case:
+        leaves = [x.detach().to(dtype).requires_grad_() for x in self.leaves]
+        head = replace(
+            self.head, weight_VH=leaves[1], bias_V=leaves[2] if len(leaves) == 3 else None
+        )
+        return Case(leaves[0], head, self.ids_N, self.coefficient_N)
+
+
+def make_case(
+    tokens: int = 70,
+    vocabulary: int = 503,
+    hidden: int = 24,
+    *,
+    bias_V: bool = False,
+    **steps: float,
+) -> Case:
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    head = Head(
+        normal(vocabulary, hidden) * 3 / hidden**0.5,
+        normal(vocabulary) if bias_V else None,
+        **steps,
+    )
+    ids_N = torch.randint(0, vocabulary, (tokens,), generator=generator)
+    return Case(normal(tokens, hidden), head, ids_N, normal(tokens)).to(torch.float64)
+
+
+class Outcome(NamedTuple):
+    loss: Tensor
+    logp_N: Tensor
+    entropy_N: Tensor
+    gradients: list[Tensor]
+
+
+def reference(case: Case, temperature: float = 1.0) -> Outcome:
+    """Autograd through full logits, each step in the head's dtype and the softmax in float32 at
+    least.
+    """
+    head = case.head
+    logits_NV = (
+        torch.nn.functional.linear(case.hidden_NH, head.weight_VH, head.bias_V)
+        / head.divisor
+        * head.multiplier
+    )
+    if head.softcap is not None:
+        logits_NV = torch.tanh(logits_NV / head.softcap) * head.softcap
+    logits_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)) / temperature
+    logp_NV = logits_NV.log_softmax(dim=-1)
+    logp_N = logp_NV.gather(1, case.ids_N[:, None])[:, 0]
+    loss = -(case.coefficient_N.to(logp_N) * logp_N).sum()
+    entropy_N = -(logp_NV.exp() * logp_NV).sum(1)
+    return Outcome(
+        loss.detach(),
+        logp_N.detach(),
+        entropy_N.detach(),
+        list(torch.autograd.grad(loss, case.leaves)),
+    )
+
+
+def ours(
+    case: Case,
+    temperature: float = 1.0,
+    row_tile: int = 32,
+    scale: float = 1.0,
+    known: Known | None = None,
+) -> Outcome:
+    sampling = SamplingSettings(temperature=temperature)
+    result = policy_gradient_loss(
+        case.hidden_NH,
+        case.head,
+        case.ids_N,
+        lambda rows, _: case.coefficient_N[rows],
+        sampling,
+        row_tile,
+        known,
+    )
+    gradients = torch.autograd.grad(result.loss * scale, case.leaves)
+    return Outcome(result.loss.detach(), result.logp_N, result.entropy_N, list(gradients))
+
+
+def assert_same(found: Outcome, expected: Outcome, tolerance: float) -> None:
+    for column, exact in zip(
+        (*found[:3], *found.gradients), (*expected[:3], *expected.gradients), strict=True
+    ):
+        assert column.shape == exact.shape and not column.requires_grad
+        scale = max(1.0, exact.abs().max().item())
+        torch.testing.assert_close(column.double(), exact.double(), rtol=0, atol=tolerance * scale)
+
+
+def errors(found: Outcome, exact: Outcome) -> list[float]:
+    """Relative distance of each gradient."""
+    return [
+        ((a.double() - b.double()).norm() / b.double().norm()).item()
+        for a, b in zip(found.gradients, exact.gradients, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+@pytest.mark.parametrize("steps", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_float64_gradients_are_those_of_autograd(steps: dict, temperature: float) -> None:
+    case = make_case(**steps)
+    assert_same(ours(case, temperature), reference(case, temperature), 1e-10)
+
+
+@pytest.mark.parametrize("steps", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_float32_gradients_are_exact_to_two_parts_in_a_million(steps: dict) -> None:
+    case = make_case(**steps)
+    rounded = case.to(torch.float32)
+    found = ours(rounded, 0.7)
+    assert {x.dtype for x in (*found[:3], *found.gradients)} == {torch.float32}
+    exact = reference(rounded.to(torch.float64), 0.7)
+    assert_same(found, exact, 2e-6)
+    assert max(errors(found, exact)) < 2e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("steps", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_half_precision_gradients_are_as_good_as_autograds(steps: dict, dtype: torch.dtype) -> None:
+    case = make_case(300, **steps).to(dtype)
+    found, exact = ours(case, row_tile=64), reference(case.to(torch.float64))
+    assert [x.dtype for x in found.gradients] == [dtype] * len(case.leaves)
+    for error, limit in zip(errors(found, exact), errors(reference(case), exact), strict=True):
+        assert error <= 1.01 * limit
+    assert found.logp_N.dtype == found.loss.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("steps", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_log_prob_and_entropy_are_those_of_the_scoring_head(
+    steps: dict, dtype: torch.dtype
+) -> None:
+    case = make_case(**steps).to(dtype)
+    sampling = SamplingSettings(temperature=0.8)
+    scores = score_hidden(case.hidden_NH, case.head, case.ids_N, case.ids_N[:, None], sampling)
+    found = ours(case, 0.8)
+    torch.testing.assert_close(found.logp_N, scores.logp_T, atol=2e-6, rtol=2e-7)
+    torch.testing.assert_close(found.entropy_N, scores.entropy_T, atol=2e-6, rtol=1e-6)
+    passed = logp_pass(case.hidden_NH, case.head, case.ids_N, sampling)
+    assert torch.equal(passed.logp_N, scores.logp_T) and not passed.logp_N.is_inference()
+    assert torch.equal(passed.entropy_N, scores.entropy_T) and not passed.entropy_N.is_inference()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("steps", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_known_log_probs_give_the_same_gradients(steps: dict, dtype: torch.dtype) -> None:
+    case = make_case(300, **steps).to(dtype)
+    known = logp_pass(case.hidden_NH, case.head, case.ids_N, SamplingSettings(temperature=0.8))
+    found, expected = ours(case, 0.8, row_tile=64, known=known), ours(case, 0.8, row_tile=64)
+    assert_same(found, expected, 1e-5)
+    if dtype != torch.bfloat16:
+        assert torch.equal(found.logp_N.float(), known.logp_N)
+
+
+def test_a_target_outside_the_support_is_computed_again() -> None:
+    """Its log π is -inf, from which no normaliser follows."""
+    case = make_case()
+    weight_VH = case.head.weight_VH.detach().clone()
+    bias_V = torch.zeros(len(weight_VH), dtype=weight_VH.dtype)
+    bias_V[case.ids_N[0]] = -torch.inf
+    hidden_NH, head = case.hidden_NH.detach(), Head(weight_VH, bias_V)
+    known = logp_pass(hidden_NH, head, case.ids_N, PLAIN)
+    assert known.logp_N[0] == -torch.inf
+    coefficient_N = (case.ids_N != case.ids_N[0]).to(weight_VH.dtype)
+
+    def gradient(known: Known | None) -> torch.Tensor:
+        leaf_NH = hidden_NH.clone().requires_grad_()
+        rule = lambda rows, _: coefficient_N[rows]  # noqa: E731
+        result = policy_gradient_loss(leaf_NH, head, case.ids_N, rule, PLAIN, known=known)
+        return torch.autograd.grad(result.loss, leaf_NH)[0]
+
+    torch.testing.assert_close(gradient(known), gradient(None), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("row_tile", [1, 7, 64, 70, 1000])
+def test_the_tile_does_not_change_the_result(
+    row_tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make_case(**TRANSFORMS["everything"])
+    expected = ours(case)
+    monkeypatch.setattr(policy_gradient, "_SLICE", 100)
+    monkeypatch.setattr(policy_gradient, "_CPU_LOGITS", 0)
+    monkeypatch.setattr(policy_gradient, "_LEAST_CPU_ROWS", 3)
+    assert_same(ours(case, row_tile=row_tile), expected, 1e-12)
+
+
+def test_the_number_of_rows_in_cache_does_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make_case(**TRANSFORMS["everything"]).to(torch.float32)
+    expected = ours(case)
+    for logits, least in ((0, 1), (0, 4), (1 << 20, 4)):
+        monkeypatch.setattr(policy_gradient, "_CPU_LOGITS", logits)
+        monkeypatch.setattr(policy_gradient, "_LEAST_CPU_ROWS", least)
+        found = ours(case)
+        assert torch.equal(found.logp_N, expected.logp_N) and torch.equal(
+            found.entropy_N, expected.entropy_N
+        )
+        assert all(
+            torch.equal(a, b) for a, b in zip(found.gradients, expected.gradients, strict=True)
+        )
+
+
+@pytest.mark.parametrize("gap", [15.0, 30.0, 120.0])
+def test_slopes_keep_their_relative_precision_where_a_token_dominates(gap: float) -> None:
+    logits_NV = torch.randn(6, 50, generator=torch.Generator().manual_seed(1))
+    logits_NV[:, 7] = gap
+    hidden_NH, weight_VH = torch.eye(6, requires_grad=True), logits_NV.T.contiguous()
+    result = policy_gradient_loss(
+        hidden_NH, Head(weight_VH), torch.full((6,), 7), lambda *_: torch.ones(()), PLAIN
+    )
+    (found_NH,) = torch.autograd.grad(result.loss, hidden_NH)
+    weight64 = weight_VH.double()
+    rest_NV = torch.where(torch.arange(50) == 7, 0.0, logits_NV.double().softmax(1))
+    slope_NV = torch.where(torch.arange(50) == 7, -rest_NV.sum(1, keepdim=True), rest_NV)
+    torch.testing.assert_close(found_NH.double(), slope_NV @ weight64, rtol=1e-5, atol=1e-37)
+    assert (result.logp_N <= 0).all() and (result.entropy_N >= 0).all()
+
+
+def test_logits_of_minus_infinity_are_outside_the_vocabulary() -> None:
+    case = make_case(bias_V=True)
+    with torch.no_grad():
+        case.head.bias_V[400:] = -torch.inf
+    small = Case(
+        case.hidden_NH, case.head.rows(slice(0, 400)), case.ids_N % 400, case.coefficient_N
+    ).to(torch.float64)
+    found, expected = ours(case._replace(ids_N=case.ids_N % 400)), reference(small)
+    torch.testing.assert_close(found.entropy_N, expected.entropy_N, atol=1e-12, rtol=0)
+    torch.testing.assert_close(found.gradients[1][:400], expected.gradients[1], atol=1e-12, rtol=0)
+    assert (found.gradients[1][400:] == 0).all()
+    outside = ours(case._replace(ids_N=torch.full((70,), 450), coefficient_N=torch.zeros(70)))
+    assert (
+        (outside.logp_N == -torch.inf).all()
+        and outside.entropy_N.isfinite().all()
+        and outside.loss == 0
+    )
+
+
+def test_a_rule_sees_each_tile_once_in_order_without_grad_mode() -> None:
+    case = make_case()
+    seen: list[tuple[slice, Tensor]] = []
+
+    def ratio(rows: slice, logp_R: Tensor) -> Tensor:
+        assert not torch.is_grad_enabled()
+        seen.append((rows, logp_R.clone()))
+        return logp_R.exp() * case.coefficient_N[rows]
+
+    result = policy_gradient_loss(case.hidden_NH, case.head, case.ids_N, ratio, PLAIN, row_tile=32)
+    assert [rows for rows, _ in seen] == [slice(0, 32), slice(32, 64), slice(64, 70)]
+    assert torch.equal(torch.cat([logp for _, logp in seen]), result.logp_N)
+    found = list(torch.autograd.grad(result.loss, case.leaves))
+    expected = reference(case._replace(coefficient_N=result.logp_N.exp() * case.coefficient_N))
+    assert_same(
+        Outcome(result.loss.detach(), result.logp_N, result.entropy_N, found), expected, 1e-10
+    )
+
+
+def spy(monkeypatch: pytest.MonkeyPatch) -> list[tuple[policy_gradient._Gradients, list[int]]]:
+    """The arguments of each tile's backward products: the gradients wanted, and the tokens."""
+    calls = []
+    add = policy_gradient._add
+
+    def noted(*args: Any) -> None:
+        calls.append((args[0], args[-1].tolist()))
+        add(*args)
+
+    monkeypatch.setattr(policy_gradient, "_add", noted)
+    return calls
+
+
+def test_tokens_without_coefficient_enter_no_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make_case()
+    case.coefficient_N[20:50] = 0  # the end of a tile, a full one, and the start of another
+    case.coefficient_N[::7] = 0
+    expected = reference(case)
+    calls = spy(monkeypatch)
+    assert_same(ours(case, row_tile=16), expected, 1e-10)
+    assert [rows for _, rows in calls if rows] == [
+        [i for i in range(start, min(start + 16, 70)) if case.coefficient_N[i] != 0]
+        for start in (0, 16, 48, 64)
+    ]
+    assert len(calls) == 4
+
+
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan, 1e30])
+def test_a_token_without_coefficient_cannot_spoil_the_others(bad: float) -> None:
+    case = make_case().to(torch.float32)
+    expected = ours(
+        case._replace(coefficient_N=case.coefficient_N.index_fill(0, torch.tensor([3]), 0.0))
+    )
+    with torch.no_grad():
+        case.hidden_NH[3] = bad
+    case.coefficient_N[3] = 0
+    for found, exact in zip(ours(case).gradients, expected.gradients, strict=True):
+        assert torch.equal(found, exact)
+    nothing = ours(case._replace(coefficient_N=torch.zeros(70)))
+    assert nothing.loss == 0 and all((x == 0).all() for x in nothing.gradients)
+
+
+def test_a_broken_token_with_a_coefficient_is_not_silent() -> None:
+    case = make_case().to(torch.float32)
+    case.coefficient_N[5] = torch.nan
+    found = ours(case)
+    assert (
+        found.loss.isnan()
+        and found.gradients[0][5].isnan().all()
+        and found.gradients[1].isnan().all()
+    )
+    assert found.gradients[0][6].isfinite().all()
+
+
+def test_no_tokens() -> None:
+    case = make_case(tokens=0, bias_V=True)
+    found = ours(case)
+    assert found.loss == 0 and found.logp_N.shape == found.entropy_N.shape == (0,)
+    assert [x.shape for x in found.gradients] == [x.shape for x in case.leaves]
+    assert all((x == 0).all() for x in found.gradients)
+
+
+def test_float16_with_loss_scaling_neither_loses_small_gradients_nor_hides_overflow() -> None:
+    case = make_case(64).to(torch.float16)
+    # Below float16 without the scaling
+    small = case._replace(coefficient_N=case.coefficient_N * 1e-6)
+    exact = reference(small.to(torch.float64))
+    found = ours(small, scale=2.0**16)
+    unscaled = found._replace(gradients=[x.double() / 2**16 for x in found.gradients])
+    assert max(errors(unscaled, exact)) < 0.01
+    overflown = ours(case, scale=2.0**20)
+    assert all(x.isinf().any() for x in overflown.gradients)
+    assert all(
+        ((x != 0) | (y == 0)).all()
+        for x, y in zip(overflown.gradients, ours(case).gradients, strict=True)
+    )
+
+
+def test_backward_works_once_and_has_no_derivative() -> None:
+    case = make_case()
+    result = policy_gradient_loss(
+        case.hidden_NH, case.head, case.ids_N, lambda rows, _: case.coefficient_N[rows], PLAIN
+    )
+    (slope_NH,) = torch.autograd.grad(result.loss, case.hidden_NH, create_graph=True)
+    with pytest.raises(RuntimeError, match="once"):
+        torch.autograd.grad(result.loss, case.hidden_NH)
+    assert not slope_NH.requires_grad
+
+
+def test_without_grad_and_with_a_frozen_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = make_case()
+    calls = spy(monkeypatch)
+    before = [x.detach().clone() for x in case.leaves]
+    rule = lambda rows, _: case.coefficient_N[rows]  # noqa: E731
+    with torch.no_grad():
+        result = policy_gradient_loss(case.hidden_NH, case.head, case.ids_N, rule, PLAIN)
+    expected = reference(case)
+    assert not result.loss.requires_grad
+    assert all(gradient is None for gradients, _ in calls for gradient in gradients)
+    torch.testing.assert_close(result.loss, expected.loss)
+    frozen = replace(case.head, weight_VH=case.head.weight_VH.detach())
+    policy_gradient_loss(case.hidden_NH, frozen, case.ids_N, rule, PLAIN).loss.backward()
+    torch.testing.assert_close(case.hidden_NH.grad, expected.gradients[0], atol=1e-10, rtol=0)
+    assert case.head.weight_VH.grad is None
+    assert all(torch.equal(x, y) for x, y in zip(before, case.leaves, strict=True))
+
+
+def test_a_float32_head_of_a_bfloat16_model() -> None:
+    case = make_case().to(torch.bfloat16)
+    result = policy_gradient_loss(
+        case.hidden_NH,
+        case.head.float32(),
+        case.ids_N,
+        lambda rows, _: case.coefficient_N[rows],
+        PLAIN,
+    )
+    found = torch.autograd.grad(result.loss, case.leaves)
+    assert [x.dtype for x in found] == [torch.bfloat16] * 2
+    for gradient, exact in zip(found, reference(case.to(torch.float64)).gradients, strict=True):
+        torch.testing.assert_close(gradient.double(), exact, rtol=2**-8, atol=1e-4)
+
+
+def test_what_is_refused() -> None:
+    case = make_case()
+    with pytest.raises(ValueError, match="full support"):
+        policy_gradient_loss(
+            case.hidden_NH,
+            case.head,
+            case.ids_N,
+            lambda *_: torch.ones(()),
+            SamplingSettings(top_k=5),
+        )
+    with pytest.raises(RuntimeError, match="expand"):
+        policy_gradient_loss(
+            case.hidden_NH, case.head, case.ids_N, lambda *_: torch.ones(3, 1), PLAIN
+        )
+
+
+MEMORY = """
+import torch
+from lab.scoring import peak, reset_peak
+from mismatch_cli.base.sampling import SamplingSettings
+from mismatch_cli.models.scoring.head import Head
+from mismatch_cli.models.scoring.policy_gradient import policy_gradient_loss
+
+torch.set_num_threads(1)
+
+
+def run(tokens, vocabulary):
+    hidden_NH = torch.randn(tokens, 256, requires_grad=True)
+    weight_VH = torch.empty(vocabulary, 256).normal_(std=0.1).requires_grad_()
+    ids_N = torch.randint(0, vocabulary, (tokens,))
+    coefficient_N = torch.ones(tokens)
+    coefficient_N[300:-300] = 0  # skips most backward products to save time; every kind of tile remains
+    before = reset_peak()
+    rule = lambda rows, _: coefficient_N[rows]
+    policy_gradient_loss(hidden_NH, Head(weight_VH), ids_N, rule, SamplingSettings()).loss.backward()
+    assert weight_VH.grad.abs().sum() > 0
+    return peak() - before
+
+
+run(20, 99)
+print(run(2048, 151_936))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="the peak of resident memory can be reset on Linux alone"
+)
+def test_two_thousand_tokens_take_less_than_400_mb() -> None:
+    """The weight's gradient is 156 MB, the logits would be 1,245 MB."""
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert 156 < float(done.stdout) < 400
+
+
+@pytest.mark.parametrize(("vocabulary", "rows"), [(1 << 11, 64), (1 << 14, 8), (1 << 17, 4)])
+def test_a_cpu_takes_as_many_tokens_at_once_as_fit_its_cache(vocabulary: int, rows: int) -> None:
+    """2^17 logits, but at least four tokens: this memory is beside that of a whole tile."""
+    head = Head(torch.empty(vocabulary, 1))
+    tiles = policy_gradient._Tiles(head, 1.0, torch.empty(70, vocabulary))
+    assert tiles._z_RV.shape == tiles._passed_RV.shape == (rows, vocabulary)

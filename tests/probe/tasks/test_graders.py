@@ -1,0 +1,116 @@
+"""Whose rule grades: verl's or oat's, on pairs whose verdicts both owners' code gave."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from mismatch_cli.app.cli import run
+from mismatch_cli.app.commands.curate import _variables
+from mismatch_cli.base.errors import UsageError
+from mismatch_cli.probe.config import CurateConfig, ProbeConfig
+from mismatch_cli.probe.tasks.grading import MathVerify
+from mismatch_cli.trace.manifest import read_manifest
+from mismatch_cli.train.train_config import load_config
+
+# Fractions, intervals, sets, units, words, matrices, percent, degrees, bases, times, money, and
+# rewritten answers of the MATH problems (MIT), with the verdicts of oat at c1a074c (math-verify
+# included) and of verl at 0ef82b4, both with the versions in requirements/cpu.lock.
+PAIRS = [
+    json.loads(line)
+    for line in Path(__file__).with_name("graded_pairs.jsonl").read_text("utf-8").splitlines()
+]
+
+
+@pytest.fixture(scope="module")
+def oat():
+    with MathVerify(seconds=20, rule="oat") as grader:
+        yield grader
+
+
+def differing(grader: MathVerify, owner: str) -> list[dict]:
+    return [
+        pair
+        for pair in PAIRS
+        if grader.grade(f"\\boxed{{{pair['stated']}}}", pair["gold"], "stop") != pair[owner]
+    ]
+
+
+def test_each_rule_equals_its_owner(oat):
+    """And the two differ, in both directions."""
+    assert differing(oat, "oat") == []
+    with MathVerify(seconds=20) as verl:
+        assert differing(verl, "verl") == []
+    assert len({(pair["oat"], pair["verl"]) for pair in PAIRS}) == 4
+    assert oat.timeouts == 0
+
+
+HOSTILE = [
+    "9^{9^{9^{9}}}",
+    "9**9**9**9",
+    "1" + "+1" * 5000,
+    "{" * 3000,
+    "\\frac" * 3000,
+    "\\frac{" * 3000 + "}" * 3000,
+    "((((((((((((((((1" * 50,
+    "\\",
+    "\\\ud83d",
+    "\\sqrt[",
+    "9" * 5000,
+    "__import__('os').abort()",
+    "a.__b__()",
+    "(1,2" * 3000,
+]
+
+
+def test_what_is_huge_or_hostile_earns_nothing():
+    """In bounded time; the worker then answers as before."""
+    with MathVerify(seconds=1, rule="oat") as grader:
+        for stated in HOSTILE:
+            assert grader._compare("\\text{Four}", "four") == 1
+            began = time.monotonic()
+            assert grader._compare(stated, "4") in (0.0, None), stated
+            assert time.monotonic() - began < 20, stated
+
+
+def test_the_paper_is_graded_as_its_code_does_and_everything_else_as_verl_does():
+    assert load_config("paper", {}).grader == "oat"
+    assert load_config("miniature", {}).grader == ProbeConfig(engine="hf").grader == "verl"
+    with pytest.raises(UsageError, match="grader: Unknown grader 'oats'"):
+        ProbeConfig(engine="hf", grader="oats")
+
+
+def test_the_next_command_of_curate_keeps_the_grader():
+    assert _variables(CurateConfig(engine="hf")) == ""
+    assert _variables(CurateConfig(engine="hf", grader="oat")) == "MISMATCH_TRAIN_GRADER=oat "
+
+
+def test_a_recording_names_its_grader_and_resumes_with_it(tmp_path, monkeypatch):
+    """A file that says otherwise does not change a run that is resumed."""
+    asked = tmp_path / "oat.toml"
+    asked.write_text('grader = "oat"\n')
+    folder = tmp_path / "run"
+    recorded = ["probe", "--engine", "hf", "--num-prompts", "2", "--samples-per-prompt", "2"]
+    recorded += ["--max-tokens", "8", "--quiet", "-o", str(folder)]
+    assert run([*recorded, "--config", str(asked)]) == 0
+    assert read_manifest(folder / "trace")["config"]["grader"] == "oat"
+    monkeypatch.setenv("MISMATCH_GRADER", "verl")
+    assert run(["probe", "--resume", "--quiet", "-o", str(folder)]) == 0
+    manifest = read_manifest(folder / "trace")
+    assert manifest["config"]["grader"] == manifest["flags"]["grader"] == "oat"
+
+
+@pytest.mark.slow  # starts two processes
+def test_runs_that_we_start_get_the_key(tmp_path, capsys):
+    """`--vary` spells it like a flag for its runs, which nobody else may."""
+    folder = tmp_path / "runs"
+    recorded = ["probe", "--engine", "hf", "--num-prompts", "1", "--samples-per-prompt", "2"]
+    recorded += ["--max-tokens", "8", "--quiet", "-o", str(folder)]
+    assert run([*recorded, "--grader", "oat"]) == 2
+    assert "grader has no flag" in capsys.readouterr().err
+    assert run([*recorded, "--vary", "grader=verl,oat"]) == 0
+    for rule in ("verl", "oat"):
+        assert read_manifest(folder / rule / "trace")["config"]["grader"] == rule

@@ -1,0 +1,34 @@
+"""How a value of a damaged manifest is shown, and which engine arguments have to be typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mismatch_cli.probe.engine_arguments import unlisted_arguments
+from mismatch_cli.probe.from_manifest import _damaged
+
+
+@pytest.mark.parametrize(("letters", "is_whole"), [(58, True), (59, False)])
+def test_a_damaged_value_of_up_to_60_characters_is_shown_whole(letters, is_whole):
+    """Its quotes count; a longer value of one word leaves only the mark of what is missing."""
+    value = "a" * letters
+    message = str(_damaged(Path("run"), "seed", value))
+    assert (f"(seed is '{value}')" in message) == is_whole
+    assert ("(seed is …)" in message) != is_whole
+
+
+@pytest.mark.parametrize(
+    ("items", "unlisted"),
+    [
+        ([], False),
+        (["max_num_seqs=64"], False),
+        (["max_num_seqs=64", "enforce_eager=true"], False),
+        (["max_num_seqs=64", "worker_cls=evil.Worker"], True),
+        (["worker_cls=evil.Worker", "max_num_seqs=64"], True),
+        (["worker_cls=evil.Worker"], True),
+    ],
+)
+def test_one_unlisted_engine_argument_among_others_has_to_be_typed(items, unlisted):
+    assert unlisted_arguments(items) == unlisted

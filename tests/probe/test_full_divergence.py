@@ -1,0 +1,213 @@
+"""`probe --full-divergence`: correct against float64, without effect on other columns,
+resumable, and within limits.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from mismatch_cli.app.cli import run
+from mismatch_cli.base.places import bundled
+from mismatch_cli.base.sampling import SamplingSettings
+from mismatch_cli.models.loading import load_causal_lm
+from mismatch_cli.probe import full_divergence
+from mismatch_cli.probe.full_divergence import Distributions
+from mismatch_cli.rules.divergences import sampled_in_topk, topk_divergences
+from mismatch_cli.trace.reader import Trace
+from tests.rules.test_divergences import binary_kl, binary_tv
+
+MODEL = str(bundled("model"))
+N = 5
+SIZE = [
+    "--num-prompts",
+    "4",
+    "--samples-per-prompt",
+    "3",
+    "--max-tokens",
+    "40",
+    "--temperature",
+    "0.8",
+]
+DTYPES = ["--rollout-dtype", "bfloat16", "--trainer-dtype", "float32"]
+PROBE = ["probe", *SIZE, *DTYPES, "--noise-responses", "4", "--quiet"]
+FULL = ["--full-divergence", str(N)]
+
+
+def record_only(*arguments: str) -> int:
+    """The command without its report, which takes longer than everything else here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mismatch_cli.app.common.Common.study_mismatch", lambda *_, **__: None)
+        return run(list(arguments))
+
+
+def probe(folder: Path, engine: str, *flags: str) -> dict[str, list]:
+    assert record_only(*PROBE, "--engine", engine, *flags, "--output", str(folder)) == 0
+    return pq.read_table(folder / "trace" / "shard-00000.parquet").to_pydict()
+
+
+@pytest.fixture(scope="module", params=["hf", pytest.param("vllm", marks=pytest.mark.slow)])
+def recorded(request, tmp_path_factory) -> tuple[Path, dict[str, list]]:
+    """A run, with a copy of its distributions, which are removed once scored."""
+    folder, remove = tmp_path_factory.mktemp(request.param), Distributions.remove
+
+    def keep(self: Distributions) -> None:
+        shutil.copytree(self.folder, folder / "kept")
+        remove(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Distributions, "remove", keep)
+        columns = probe(folder / "run", request.param, *FULL)
+    return folder, columns
+
+
+@pytest.fixture(scope="module")
+def without() -> dict[str, list]:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        return probe(Path(folder) / "run", "hf")
+
+
+def test_tv_and_kl_are_those_of_both_distributions_in_float64(recorded):
+    folder, columns = recorded
+    model, sampling = load_causal_lm(MODEL, dtype="float32"), SamplingSettings(temperature=0.8)
+    for row in range(N):
+        prompt, ids = columns["prompt_ids"][row], columns["response_ids"][row]
+        kept = folder / "kept" / f"response-{row:05d}.float32"
+        mu_TV = (
+            torch.from_numpy(np.fromfile(kept, dtype=np.float32).reshape(len(ids), 2048))
+            .double()
+            .log_softmax(1)
+        )
+        with torch.inference_mode():
+            logits_TV = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        pi_TV = sampling.process(logits_TV).double().log_softmax(1)
+        tv_T = (mu_TV.exp() - pi_TV.exp()).abs().sum(1) / 2
+        kl_T = (mu_TV.exp() * (mu_TV - pi_TV)).sum(1)
+        assert tv_T.mean() > 3e-4
+        np.testing.assert_allclose(columns["tv_full"][row], tv_T, rtol=1e-3, atol=2e-6)
+        np.testing.assert_allclose(columns["kl_full"][row], kl_T, rtol=2e-3, atol=2e-9)
+
+
+def test_only_the_first_responses_have_one_and_no_files_remain(recorded):
+    folder, columns = recorded
+    for name in ("tv_full", "kl_full"):
+        assert [value is not None for value in columns[name]] == [row < N for row in range(12)]
+    assert not (folder / "run" / "distributions").exists()
+    assert len(list((folder / "kept").iterdir())) == N
+
+
+def test_binary_is_at_most_top_k_is_at_most_full(recorded):
+    (batch,) = Trace.open(recorded[0] / "run").batches()
+    known_T = ~np.isnan(batch.tv_full_T)
+    mu_T, pi_T = batch.logp_rollout_T.astype(np.float64), batch.logp_trainer_T.astype(np.float64)
+    rows = [(binary_tv(mu_T, pi_T), binary_kl(mu_T, pi_T))]
+    for k in (1, 5, 20):
+        mu_TK, pi_TK = (
+            getattr(batch, f"topk_logp_{side}_TK")[:, :k].astype(np.float64)
+            for side in ("rollout", "trainer")
+        )
+        in_topk_T = sampled_in_topk(batch.response_ids_T, batch.topk_ids_TK[:, :k])
+        rows.append(topk_divergences(mu_T, pi_T, mu_TK, pi_TK, in_topk_T))
+    rows.append((batch.tv_full_T.astype(np.float64), batch.kl_full_T.astype(np.float64)))
+    for (tv_T, kl_T), (finer_tv_T, finer_kl_T) in pairwise(rows):
+        assert (finer_tv_T - tv_T)[known_T].min() > -2e-6
+        assert (finer_kl_T - kl_T)[known_T].min() > -2e-7
+    assert rows[-1][0][known_T].mean() > 1.2 * rows[0][0][known_T].mean()
+
+
+def test_the_other_columns_are_the_same_without_it(without, tmp_path):
+    """With `hf` to the bit: its batches are the same.
+
+    Where vLLM differs is in tests/models/engines/test_engines.py.
+    """
+    columns = probe(tmp_path / "run", "hf", *FULL)
+    assert columns.keys() - without.keys() == {"tv_full", "kl_full"}
+    assert {name: columns[name] for name in without} == without
+
+
+def test_clipstats_shows_how_close_the_approximations_come(recorded, tmp_path, capsys):
+    folder, columns = recorded
+    shutil.copytree(folder / "run", tmp_path / "run")
+    assert run(["clipstats", str(tmp_path / "run"), "--json", "--quiet"]) == 0
+    found = json.loads(capsys.readouterr().out)["approximation"]
+    full = {name: np.concatenate(columns[f"{name}_full"][:N]) for name in ("tv", "kl")}
+    assert found["truth"] == "full" and found["tokens"] == len(full["tv"])
+    for row in found["rows"]:
+        assert row["mean"]["value"] - row["bias"]["value"] == pytest.approx(
+            full[row["divergence"]].mean(), rel=1e-3
+        )
+    biases = [row["bias"]["value"] for row in found["rows"] if row["divergence"] == "tv"]
+    assert biases == sorted(biases) and biases[-1] <= 1e-6
+
+
+@pytest.mark.slow
+def test_a_run_stopped_before_scoring_resumes_with_its_distributions(
+    without, tmp_path, monkeypatch, capsys
+):
+    from mismatch_cli.models.scoring.trainer import Trainer
+
+    def broken(*arguments, **more):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "score", broken)
+        assert run([*PROBE, "--engine", "hf", *FULL, "--output", str(tmp_path / "run")]) == 130
+    folder = tmp_path / "run" / "distributions"
+    assert len(list(folder.iterdir())) == N
+    shutil.copytree(tmp_path / "run", tmp_path / "damaged")
+    assert record_only("probe", "--resume", "--quiet", "--output", str(tmp_path / "run")) == 0
+    columns = pq.read_table(tmp_path / "run" / "trace" / "shard-00000.parquet").to_pydict()
+    assert {name: columns[name] for name in without} == without
+    assert columns["tv_full"][N - 1] is not None and not folder.exists()
+    shutil.copy(
+        folder.parent.parent / "damaged/distributions/response-00000.float32", tmp_path / "other"
+    )
+    shutil.move(
+        tmp_path / "other", tmp_path / "damaged" / "distributions" / "response-00001.float32"
+    )
+    capsys.readouterr()
+    assert run(["probe", "--resume", "--quiet", "--output", str(tmp_path / "damaged")]) == 1
+    assert "response-00001.float32 lacks the full distributions" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--max-tokens", "10000000"], "in vllm, and half of the free memory is"),
+        (
+            ["--full-divergence-memory", "0.001"],
+            "--max-tokens 3 would fit; --engine hf keeps one token at a time",
+        ),
+        (["--engine", "hf", "--max-tokens", "1000000000"], "GiB of disk until scoring"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_loads(flags, message, tmp_path, capsys):
+    assert run([*PROBE, *FULL, *flags, "--output", str(tmp_path / "run")]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run" / "trace").exists()
+
+
+@pytest.mark.slow
+def test_hf_is_the_engine_that_can(tmp_path, capsys):
+    """Where vLLM is refused, the same limit allows hf: it keeps one token at a time."""
+    columns = probe(tmp_path / "run", "hf", *FULL, "--full-divergence-memory", "0.001")
+    assert columns["tv_full"][0] is not None
+
+
+@pytest.mark.slow
+def test_asking_for_more_responses_than_exist_gives_all(tmp_path):
+    columns = probe(tmp_path / "run", "hf", "--full-divergence", "1000")
+    assert None not in columns["tv_full"]
+
+
+def test_free_memory_is_found():
+    assert 2**26 < full_divergence._free_memory() < 2**50

@@ -1,0 +1,129 @@
+"""`mismatch-cli … --nproc N` from a warm Python: its ranks are forks, made before it does anything.
+
+All else is the launcher's own: torch's agent begins, watches, signals and restarts what are its
+children. What stands in for a fork here, `python -m mismatch_cli` as a new process, is what
+`test_ctrl_c_ends_ranks_that_have_just_begun` and the line of docs/train.md with `--nproc` do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tests.warm import Forked, become
+
+_NAME = 15  # PR_SET_NAME
+_waiting: list[_Rank] = []
+
+
+def launched(*arguments: str, ranks: int) -> Forked:
+    """The command, with enough forks for this many ranks in total, restarted ones included."""
+    return Forked("tests.processes.ranks.launcher", str(ranks), *arguments)
+
+
+def ranks_of(launcher: int) -> dict[int, int]:
+    """The process of each rank that has started, a fork or a new Python."""
+    found = {}
+    for thread in Path(f"/proc/{launcher}/task").iterdir():
+        for child in (thread / "children").read_text().split():
+            with suppress(OSError):  # it has just ended
+                kind, _, number = Path(f"/proc/{child}/comm").read_text().strip().partition(" ")
+                settings = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+                numbers = (
+                    [number]
+                    if kind == "rank"
+                    else [s[5:].decode() for s in settings if s.startswith(b"RANK=")]
+                )
+                found |= {int(number): int(child) for number in numbers}
+    return found
+
+
+class _Rank:
+    """A child that waits for its rank's environment; torch's agent sees a `subprocess.Popen`."""
+
+    def __init__(self) -> None:
+        orders, self._orders = os.pipe()
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if not self.pid:
+            # Which the launcher passes on to all of its children
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            for other in (*_waiting, self):
+                os.close(other._orders)
+            _serve(orders)
+        os.close(orders)
+
+    def begin(self, order: dict[str, Any]) -> None:
+        with os.fdopen(self._orders, "w") as orders:
+            json.dump(order, orders)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        until = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired("rank", timeout)
+            time.sleep(0.02)
+        return code
+
+
+def _serve(orders: int) -> None:
+    with os.fdopen(orders) as file:
+        order = file.read()
+    if not order:
+        os._exit(0)  # not needed
+    found = json.loads(order)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    ctypes.CDLL(None).prctl(_NAME, f"rank {found['env']['RANK']}".encode(), 0, 0, 0)
+    become(found)
+
+
+def _begin(handler: Any, command: tuple[str, ...], env: dict[str, str]) -> _Rank:
+    """Replaces `SubprocessHandler._popen`."""
+    assert command[:4] == (sys.executable, "-P", "-m", "mismatch_cli"), command
+    files = {
+        name: file.name if file else f"/dev/{name}"
+        for name, file in (
+            ("stdout", handler._stdout),
+            ("stderr", handler._stderr),
+        )
+    }
+    rank = _waiting.pop()
+    rank.begin(
+        {
+            "module": "mismatch_cli",
+            "arguments": command[4:],
+            "env": env,
+            "folder": os.getcwd(),
+            **files,
+        }
+    )
+    return rank
+
+
+def main(ranks: str, *arguments: str) -> None:
+    for _ in range(int(ranks)):
+        _waiting.append(_Rank())
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    SubprocessHandler._popen = _begin
+    sys.argv = ["mismatch_cli", *arguments]
+    runpy.run_module("mismatch_cli", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,338 @@
+"""What a test does on every rank: `run_on(2, "gradients", folder)` calls that function on two of
+them.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from mismatch_cli.base.sampling import SamplingSettings
+from mismatch_cli.diagnosis.hypotheses import scaled_positions
+from mismatch_cli.models.adapters import start_lora
+from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.sharding import Sharding, saved_state, whole
+from mismatch_cli.processes.ranks import World
+from mismatch_cli.processes.ranks.joined import joined
+from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.table import TABLE
+from mismatch_cli.rules.batch import Rollout
+from mismatch_cli.train.checkpoint import latest_checkpoint, save_checkpoint
+from mismatch_cli.train.judged import Sample
+from mismatch_cli.train.learner import Learner
+from mismatch_cli.train.loop import train
+from mismatch_cli.train.train_config import TrainConfig, load_config
+from tests.train.small_runs import (
+    ON_RANKS,
+    SHORT,
+    SMALL,
+    reward_file,
+    talk_file,
+    trained_dynamically,
+)
+from tests.warm import Forked
+
+PLAIN = SamplingSettings()
+CONFIG = TrainConfig(max_tokens=60, token_budget=150, learning_rate=1e-3)
+TOPK, VOCABULARY = 20, 211
+ADAPTED = ("untied", "experts")
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tied": ("Qwen3", {"tie_word_embeddings": True}),
+    "untied": ("Qwen2", {"tie_word_embeddings": False}),
+    "no plan": (
+        "GPT2",
+        {"n_embd": 64, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2},
+    ),
+    "divides": ("Granite", {"tie_word_embeddings": False, "logits_scaling": 2.0}),
+    "experts": (
+        "Qwen3Moe",
+        {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    ),
+}
+
+
+def run_on(ranks: int, what: str, folder: Path) -> None:
+    """Run on this many gloo ranks of this machine, one thread each; a single one without a
+    process group.
+    """
+    places = as_ranks(ranks) if ranks > 1 else [dict(os.environ)]
+    processes = [
+        Forked("tests.processes.ranks.on_ranks", what, str(folder), env=environment)
+        for environment in places
+    ]
+    for process in processes:
+        said = process.ended(within=240)
+        assert process.returncode == 0, said
+
+
+def as_ranks(count: int) -> list[dict[str, str]]:
+    """The environment of each rank, as torchrun would make it."""
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    shared |= {"TORCHELASTIC_RUN_ID": "test"}
+    return [
+        os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)
+    ]
+
+
+def model(folder: Path, kind: str) -> str:
+    return str(folder / "models" / kind / MODELS[kind][0])
+
+
+def samples(recomputed: bool = True) -> list[Sample]:
+    """Nine responses of random tokens with top-K columns, some without an advantage; the last one,
+    which the second rank has, has one.
+    """
+    rng = np.random.default_rng(0)
+    found = []
+    for i, length in enumerate((21, 9, 55, 14, 1, 30, 8, 17, 40)):
+        ids = rng.integers(0, VOCABULARY, length).tolist()
+        topk_ids = np.stack([rng.permutation(VOCABULARY)[:TOPK] for _ in ids]).astype(np.int32)
+        topk = np.log(rng.dirichlet(np.ones(TOPK + 1), length)[:, :TOPK]).astype(np.float32)
+        logp, ranks = (
+            np.log(rng.uniform(0.001, 0.02, length)).astype(np.float32),
+            np.ones(length, dtype=np.int32),
+        )
+        rollout = Rollout(
+            rng.integers(0, VOCABULARY, 5).tolist(), ids, logp, ranks, topk_ids, topk, "stop"
+        )
+        advantage = float(rng.normal()) if i < 5 or i >= 7 else 0.0
+        moved = np.minimum(logp + 0.1 * rng.normal(size=length), -1e-3).astype(np.float32)
+        before = (moved, topk) if recomputed else (None, None)
+        average = (
+            np.minimum(logp + 0.1 * rng.normal(size=length), -1e-3).astype(np.float32)
+            if recomputed
+            else None
+        )
+        found.append(Sample(rollout, advantage, *before, (0, 0, 0, i // 3, i % 3), average))
+    return found
+
+
+def loaded(
+    folder: Path, kind: str, world: World, dtype: str = "float32", learns: bool = True
+) -> Trainer:
+    sharding = Sharding(world, learns) if world.size > 1 else None
+    return Trainer.load(model(folder, kind), sampling=PLAIN, dtype=dtype, sharding=sharding)
+
+
+def share(world: World, things: list) -> list:
+    """Unequal shares: the first rank has the most."""
+    bounds = [0, *(len(things) - (world.size - 1 - rank) for rank in range(world.size))]
+    return things[bounds[world.rank] : bounds[world.rank + 1]]
+
+
+def gradients(folder: Path, world: World) -> None:
+    """Gradients, and weights after a step of SGD, of every algorithm, and of one on every kind
+    of model.
+    """
+    cases = (
+        [("tied", name) for name in TABLE]
+        + [(kind, "dppo-binary-tv") for kind in MODELS]
+        + [("untied", "gspo")]
+    )
+    for aggregation in ("token-mean", "sequence-mean"):
+        cases.append(("tied", f"pg-is/{aggregation}"))
+    found, trainers = {}, {kind: loaded(folder, kind, world) for kind in MODELS}
+    for kind in ADAPTED:
+        trainers[f"{kind} adapted"] = adapted = loaded(folder, kind, world)
+        start_lora(adapted.model, rank=4, alpha=8, targets="all-linear", seed=0)
+        with torch.no_grad():  # with B at 0, A would have no gradient
+            for name, weight in adapted.model.named_parameters():
+                if ".lora_B" in name:
+                    weight.copy_(torch.linspace(-0.05, 0.05, weight.numel()).view_as(weight))
+        cases.append((f"{kind} adapted", "dppo-binary-tv"))
+    for kind, case in cases:
+        name, _, aggregation = case.partition("/")
+        config = replace(CONFIG, aggregation=aggregation or CONFIG.aggregation)
+        learner = Learner(trainers[kind], find(name, training=True), PLAIN, config, world)
+        before = [master.detach().clone() for master in learner._masters]
+        learner.optimizer = torch.optim.SGD(learner._masters, lr=0.1)
+        update = learner.update(share(world, samples(recomputed=find(name).needs_recomputed)))
+        after = {
+            n: whole(p).detach().clone()
+            for n, p in zip(learner._names, learner._masters, strict=True)
+        }
+        gradient = {
+            n: whole(p.grad).clone() for n, p in zip(learner._names, learner._masters, strict=True)
+        }
+        seen = [x for part in world.gather(update.logp) for x in part]
+        found[f"{kind} {case}"] = {
+            "norm": update.grad_norm,
+            "gradient": gradient,
+            "after": after,
+            "logp": seen,
+        }
+        if case == "dppo-binary-tv":  # the weights that compute have learnt
+            requests = [
+                ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids) for s in samples()
+            ]
+            seen = world.gather(
+                [s.logp_T for s in trainers[kind].score(share(world, requests), token_budget=1)]
+            )
+            found[f"{kind} {case}"]["next"] = [x for part in seen for x in part]
+        with torch.no_grad():
+            for master, value in zip(learner._masters, before, strict=True):
+                master.copy_(value)
+                master.grad = None
+    _keep(found, folder, world)
+    if world.size == 2:
+        saved(trainers["tied"], folder, world)
+    scores(folder, world)
+
+
+def scores(folder: Path, world: World) -> None:
+    """Scores of responses that are dealt to ranks, in two dtypes, by a trainer that scores and
+    one that learns.
+    """
+    requests = [
+        ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids, s.rollout.topk_ids_TK)
+        for s in samples()
+    ]
+    found = {}
+    for kind in ("tied", "no plan", "experts"):
+        for dtype, learns in (("float32", False), ("bfloat16", False), ("bfloat16", True)):
+            trainer = loaded(folder, kind, world, dtype, learns)
+            parts = world.gather(
+                [vars(score) for score in trainer.score(share(world, requests), token_budget=1)]
+            )
+            with scaled_positions(2.0).changed(trainer.model):  # as `diagnose` reads responses
+                read = [
+                    {"logp_T": score.logp_T}
+                    for score in trainer.score(share(world, requests), token_budget=1)
+                ]
+            # That model has no such positions
+            parts += world.gather(read) if kind != "no plan" else []
+            # No rank waits for the others
+            trainer.score_again(share(world, requests), token_budget=100)
+            described = {
+                key: value for key, value in trainer.describe().items() if key != "threads"
+            }
+            found[kind, dtype, learns] = [x for part in parts for x in part], described
+    _keep(found, folder, world, "scores")
+
+
+def saved(trainer: Trainer, folder: Path, world: World) -> None:
+    """Two steps of AdamW, and a checkpoint."""
+    learner = Learner(trainer, find("pg-is"), PLAIN, CONFIG, world)
+    for _ in range(2):
+        learner.update(share(world, samples(recomputed=False)))
+    save_checkpoint(folder / "run", 2, learner.tensors(), {"learner": learner.facts()}, world=world)
+    _keep(
+        {name: whole(tensor).clone() for name, tensor in learner.tensors().items()},
+        folder,
+        world,
+        "saved",
+    )
+
+
+def restored(folder: Path, world: World) -> None:
+    """What a different number of ranks finds in it, and the next step."""
+    learner = Learner(loaded(folder, "tied", world), find("pg-is"), PLAIN, CONFIG, world)
+    checkpoint = latest_checkpoint(folder / "run", world)
+    assert checkpoint is not None
+    learner.restore(checkpoint.facts["learner"], checkpoint.load)
+    found = {name: whole(tensor).clone() for name, tensor in learner.tensors().items()}
+    learner.update(share(world, samples(recomputed=False)))
+    after = {name: whole(tensor).clone() for name, tensor in learner.tensors().items()}
+    _keep({"found": found, "after": after, "version": learner.version}, folder, world)
+
+
+def trained(folder: Path, world: World) -> None:
+    """Three steps by algorithms that look beyond a micro-batch."""
+    reward = reward_file(folder)
+    for name in ON_RANKS:
+        config = load_config("miniature", SMALL | SHORT | {"algorithm": name, "reward": reward})
+        train(config, folder / name, lambda _: None, world=world)
+    talk = {
+        "environment": talk_file(folder),
+        "episodes": 4,
+        "eval_episodes": 3,
+        "max_tokens": 60,
+        "turn_tokens": 6,
+    }
+    config = load_config("miniature", SMALL | SHORT | talk | {"algorithm": "gspo"})
+    train(config, folder / "episodes", lambda _: None, world=world)
+
+
+def dynamic(folder: Path, world: World) -> None:
+    """Groups that teach nothing are replaced, whichever rank sampled them."""
+    trained_dynamically(folder, world)
+
+
+# 150 MB in float32, nearly all of it in the experts.
+MIXTURE: dict[str, Any] = {
+    "num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "hidden_size": 256,
+    "num_hidden_layers": 12, "eos_token_id": 1,
+}  # fmt: skip
+
+
+def sent(folder: Path, world: World) -> None:
+    """What a sync sends of a sharded mixture: every tensor of the folder, with little alive at a
+    time.
+    """
+    path = str(folder / "mixture" / "Qwen3Moe")
+    trainer = Trainer.load(path, sampling=PLAIN, dtype="float32", sharding=Sharding(world, True))
+    expected = load_file(f"{path}/model.safetensors")
+    alive, names, before = [], set[str](), _storage_bytes()
+    for place, (name, weight) in enumerate(saved_state(trainer.model).items()):
+        assert torch.equal(weight, expected[name]), name
+        names.add(name)
+        del weight
+        if place % 40 == 0:
+            alive.append(_storage_bytes() - before)
+    assert names == expected.keys()
+    _keep({"alive": max(alive)}, folder, world, "sent")
+
+
+def _storage_bytes() -> int:
+    """Bytes of all tensors that are alive, each storage once."""
+    tensors = [
+        thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)
+    ]
+    storages = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in tensors
+        if t.device.type == "cpu"
+    }
+    return sum(storages.values())
+
+
+def deserted(_: Path, world: World) -> None:
+    """The first rank waits for one that has ended."""
+    if world.first:
+        world.barrier()
+
+
+def _keep(found: object, folder: Path, world: World, name: str = "found") -> None:
+    if world.first:
+        torch.save(found, folder / f"{name}-{world.size}.pt")
+
+
+def kept(folder: Path, ranks: int, name: str = "found") -> dict:
+    found: dict = torch.load(folder / f"{name}-{ranks}.pt", weights_only=False)
+    return found
+
+
+def main(what: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    functions: dict[str, Callable[[Path, World], None]] = {
+        function.__name__: function
+        for function in (gradients, restored, trained, dynamic, sent, deserted)
+    }
+    with joined("What was made is kept.") as world:
+        functions[what](Path(folder), world)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

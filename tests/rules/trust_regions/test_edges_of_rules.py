@@ -1,0 +1,33 @@
+"""The range of a number of ranks, and rules whose file is elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from mismatch_cli.base.errors import UsageError
+from mismatch_cli.rules import decisions as _rules
+from mismatch_cli.rules import trust_regions
+
+
+def test_a_number_of_ranks_is_from_1_to_2_to_the_20():
+    for k in (1, 2**20):
+        _rules.ranks(k=k)
+    for k in (0, 2**20 + 1):
+        with pytest.raises(UsageError, match=f"k={k} is out of range.*from 1 to 1,048,576"):
+            _rules.ranks(k=k)
+
+
+def test_a_file_that_was_read_on_another_machine_need_not_be_here(tmp_path, monkeypatch):
+    monkeypatch.setattr(trust_regions, "_brought", {})
+    path = tmp_path / "half.py"
+    text = """
+from mismatch_cli.rules.trust_regions import Decision
+
+
+def trust_region(compared, advantage_T, *, limit=0.5):
+    return Decision(compared.ratio_T <= limit, compared.ratio_T)
+"""
+    trust_regions.bring({str(path): text})
+    region = trust_regions.find(str(path))
+    assert trust_regions.thresholds(region) == {"limit": 0.5}
+    assert region.Decision is trust_regions.Decision

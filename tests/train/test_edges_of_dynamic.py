@@ -1,0 +1,46 @@
+"""How many other problems dynamic sampling tries."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from mismatch_cli.train.dynamic import with_other_problems
+from mismatch_cli.train.step import Step
+
+
+def step_of(problems: list[str]) -> Step:
+    """Two responses per problem; the rewards of one whose name begins with "same" are equal."""
+    posed = [problem for problem in problems for _ in range(2)]
+    reward_S = np.array([0.5 if p.startswith("same") else i % 2 for i, p in enumerate(posed)])
+    advantage_S = reward_S - 0.5
+    return Step(1, 0, posed, [0, 1] * len(problems), [None] * len(posed), reward_S, advantage_S)
+
+
+def learned_from(own: list[str], *others: list[str]) -> tuple[list[str], int]:
+    """The problems of the step, and how many were sampled for it."""
+    run = SimpleNamespace(
+        config=SimpleNamespace(prompts_per_step=2, samples_per_prompt=2),
+        world=SimpleNamespace(gather=lambda part: [part], share=range),
+        task=SimpleNamespace(others_of_step=lambda number: iter(others)),
+        share=lambda problems: problems,
+        sample=lambda posed, number, samples: posed,
+        graded=lambda number, posed, rollouts: step_of(posed[::2]),
+    )
+    found = with_other_problems(run, step_of(own))
+    return found.posed[::2], found.sampled["groups"]
+
+
+@pytest.mark.parametrize(
+    ("own", "expected", "sampled"),
+    [
+        (["a", "b"], ["a", "b"], 2),
+        (["same", "b"], ["b", "c"], 4),
+        (["same", "same too"], ["c", "e"], 6),
+    ],
+)
+def test_no_more_problems_are_sampled_than_the_step_needs(own, expected, sampled):
+    found = learned_from(own, ["c", "same again"], ["e", "f"], ["g", "h"])
+    assert found == (expected, sampled)

@@ -1,0 +1,300 @@
+"""The weight sync: whatever the engine has that it was not sent is found, and a right sync is
+never accused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.models.engines import Unread, hf
+from mismatch_cli.models.engines.hf import HfEngine
+from mismatch_cli.train import sync
+from mismatch_cli.train.run_engine import dtype_of_weights
+from mismatch_cli.train.sync import WeightSync, odds_gap, prove_newer, steps_between_checks
+from tests.tiers import at_night
+from tests.train.small_runs import numbers, run
+from tests.train.test_lora import LORA
+
+LOWER = {"rollout_dtype": "bfloat16", "trainer_dtype": "float32"}
+
+
+@pytest.fixture
+def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check every step, though it costs more than it may."""
+    monkeypatch.setattr(sync, "_SHARE", 10.0)
+
+
+@pytest.fixture
+def unreadable(every_step: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that shows no tensor, like a server: only its log-probs say what it has."""
+    monkeypatch.setattr(hf, "OPEN", False)
+
+
+Load = Callable[[HfEngine, Any], None]
+real: Load = HfEngine.load_weights
+
+
+def without(part: str) -> Load:
+    """A sync that leaves out the tensors with this part in their names; it is right before the
+    first step.
+    """
+    calls: list[Any] = []
+
+    def load(self: HfEngine, model: Any) -> None:
+        own = self._model.state_dict()
+        kept = {name: own[name].clone() for name in own if part in name}
+        real(self, model)
+        calls.append(model)
+        if len(calls) > 1:
+            for name, before in kept.items():
+                own[name].copy_(before)
+
+    return load
+
+
+def nan(self: HfEngine, model: Any) -> None:
+    real(self, model)
+    self._model.get_output_embeddings().weight.data.fill_(torch.nan)
+
+
+def another(self: HfEngine, model: Any) -> None:
+    real(self, model)
+    with torch.no_grad():
+        for weight in self._model.parameters():
+            weight.mul_(1.01)
+
+
+PLANTED = {
+    "nothing": "",
+    "all but a tensor": "layers.1.self_attn.o_proj.weight",
+    "all but a layer": "layers.1.",
+    "all but the head": "lm_head.weight",
+}
+
+
+@pytest.mark.parametrize("adapter", [{}, *at_night(LORA)], ids=["full", "lora"])
+@pytest.mark.parametrize("rollout_dtype", ["bfloat16", *at_night("float32", "float16")])
+def test_a_right_sync_is_proven_at_every_step(rollout_dtype, adapter, every_step, tmp_path):
+    for rate in (1e-6, 1e-3):
+        changes = (
+            LOWER | adapter | {"rollout_dtype": rollout_dtype, "learning_rate": rate, "steps": 3}
+        )
+        seen = run(tmp_path / f"run-{rate}", **changes)
+        assert [record["sync"] for record in seen] == ["proven"] * 3
+        if rollout_dtype == "float32":
+            assert all("rounding" not in record for record in seen)
+            continue
+        first, *later = [record["rounding"] for record in seen]
+        assert first["weights_changed"] is None
+        assert all(0 <= lag["weights_changed"] <= 1 for lag in later)
+        # A step of 1e-6 rarely reaches the next number in low precision, one of 1e-3 nearly always
+        # does.
+        assert all((lag["weights_changed"] > 0.2) == (rate == 1e-3) for lag in later)
+        assert later[-1]["abs_dp_mean"] < 2e-3
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+@pytest.mark.parametrize("rollout_dtype", [*at_night("float32"), "bfloat16"])
+def test_whatever_is_not_sent_is_found_at_once(planted, rollout_dtype, tmp_path, monkeypatch):
+    """However small the step: the tensors are read back."""
+    rate = 1e-6 if rollout_dtype == "float32" else 1e-5
+    monkeypatch.setattr(HfEngine, "load_weights", without(PLANTED[planted]))
+    with pytest.raises(
+        MismatchError, match=r"weight sync failed: \d+ of \d+ tensors .* are not what it was sent"
+    ):
+        run(tmp_path / "run", **LOWER | {"rollout_dtype": rollout_dtype, "learning_rate": rate})
+    # The first step ends with the sync that fails
+    assert not (tmp_path / "run" / "metrics.jsonl").is_file()
+
+
+@pytest.mark.parametrize("broken", [nan, another], ids=["nan", "another model"])
+def test_wrong_weights_before_the_first_step_are_found_there(broken, tmp_path, monkeypatch):
+    monkeypatch.setattr(HfEngine, "load_weights", broken)
+    with pytest.raises(MismatchError, match="weight sync failed"):
+        run(tmp_path / "run", **LOWER)
+    assert not (tmp_path / "run" / "metrics.jsonl").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", [{}, LORA], ids=["full", "lora"])
+def test_an_engine_without_readable_tensors_is_judged_by_its_log_probs(
+    adapter, unreadable, tmp_path
+):
+    seen = run(tmp_path / "run", **LOWER | {"learning_rate": 1e-3} | adapter)
+    assert [record["sync"] for record in seen] == ["undecidable", "newer", "newer", "newer"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", [{}, LORA], ids=["full", "lora"])
+def test_old_weights_are_found_by_log_probs(adapter, unreadable, tmp_path, monkeypatch):
+    """Even if each step is too small to tell: the weights of the last decision are kept until
+    the steps add up.
+    """
+    for rate, most in ((5e-5, 12), (5e-3, 2)):
+        monkeypatch.setattr(HfEngine, "load_weights", without(PLANTED["nothing"]))
+        changes = LOWER | adapter | {"learning_rate": rate * (10 if adapter else 1), "steps": 12}
+        with pytest.raises(MismatchError, match="fit the weights of an earlier step better"):
+            run(tmp_path / f"run-{rate}", **changes)
+        lines = numbers(tmp_path / f"run-{rate}")
+        assert {line["sync"] for line in lines} == {"undecidable"} and len(lines) < most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planted", ["all but a tensor", "all but a layer", "all but the head"])
+def test_a_part_that_was_not_sent_is_never_called_proven(
+    planted, unreadable, tmp_path, monkeypatch
+):
+    """By log-probs alone an engine that has most of the new weights has newer ones, which is
+    true.
+    """
+    monkeypatch.setattr(HfEngine, "load_weights", without(PLANTED[planted]))
+    with suppress(MismatchError):
+        run(tmp_path / "run", **LOWER | {"learning_rate": 1e-3, "steps": 6})
+    assert "proven" not in {line["sync"] for line in numbers(tmp_path / "run")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("learning_rate", [2e-6, 1e-3])
+def test_an_engine_that_lags_by_one_step_is_never_called_proven(
+    learning_rate, unreadable, tmp_path, monkeypatch
+):
+    """With large steps it is noticed; with steps too small to tell it is "newer" than older
+    weights, which is true.
+    """
+    kept: list[dict[str, torch.Tensor]] = []
+
+    def one_step_late(self: HfEngine, model: Any) -> None:
+        kept.append({name: weight.clone() for name, weight in model.state_dict().items()})
+        self._model.load_state_dict(kept[max(0, len(kept) - 2)])
+
+    monkeypatch.setattr(HfEngine, "load_weights", one_step_late)
+    changes = LOWER | {"learning_rate": learning_rate, "steps": 8}
+    if learning_rate > 1e-4:
+        with pytest.raises(MismatchError, match="weight sync failed"):
+            run(tmp_path / "run", **changes)
+    else:
+        run(tmp_path / "run", **changes)
+    assert "proven" not in {line["sync"] for line in numbers(tmp_path / "run")}
+
+
+@pytest.mark.slow
+def test_a_tensor_that_cannot_be_read_leaves_the_proof_to_log_probs(
+    every_step, tmp_path, monkeypatch
+):
+    shown = HfEngine.weights
+
+    def packed(self: HfEngine, plain: Any = None) -> Any:
+        for name, tensor in shown(self, plain):
+            yield (
+                name,
+                Unread("its packing cannot be undone")
+                if name.endswith("q_proj.weight")
+                else tensor,
+            )
+
+    monkeypatch.setattr(HfEngine, "weights", packed)
+    seen = run(tmp_path / "run", **LOWER | {"learning_rate": 1e-3, "steps": 3})
+    assert [record["sync"] for record in seen] == ["undecidable", "newer", "newer"]
+
+
+def test_a_check_scores_a_quarter_of_the_responses_but_8_at_least_and_16_at_most():
+    few = {4: 8, 32: 8, 36: 9, 64: 16, 68: 16, 4096: 16}
+    assert {responses: sync._few(responses) for responses in few} == few
+    assert [steps_between_checks(responses, 1) for responses in (16, 32, 4096)] == [32, 16, 1]
+
+
+@pytest.mark.slow
+def test_checks_are_spaced_so_that_they_cost_little(tmp_path):
+    # Responses of a step, epochs
+    every = {(16, 1): 32, (32, 1): 16, (32, 2): 10, (512, 1): 2, (4096, 1): 1}
+    assert {step: steps_between_checks(*step) for step in every} == every
+    seen = run(tmp_path / "run", **LOWER | {"steps": 4})
+    assert [record["sync"] for record in seen] == ["proven", "proven", "unchecked", "unchecked"]
+    assert ["rounding" in record for record in seen] == [True, True, False, False]
+
+
+@pytest.mark.slow
+def test_an_engine_that_hides_its_dtype_or_quantises_is_never_accused(
+    unreadable, tmp_path, monkeypatch
+):
+    """Its gap to unrounded weights says nothing: old ones can be nearer."""
+    describe = HfEngine.describe
+    for fact, why in (
+        ({"dtype": None}, "does not say"),
+        ({"quantization": "fp8"}, "quantises its weights"),
+    ):
+        monkeypatch.setattr(HfEngine, "describe", lambda self, fact=fact: describe(self) | fact)
+        monkeypatch.setattr(HfEngine, "load_weights", without(PLANTED["nothing"]))
+        seen = run(tmp_path / why, **LOWER | {"learning_rate": 5e-3, "steps": 3})
+        assert [record["sync"] for record in seen] == ["undecidable"] * 3
+        engine: Any = type(
+            "Engine", (), {"describe": lambda _, fact=fact: {"dtype": "bfloat16"} | fact}
+        )()
+        assert dtype_of_weights(engine)[0] is None and why in dtype_of_weights(engine)[1]
+
+
+def test_a_difference_that_all_responses_share_proves_nothing():
+    """Rounding of the engine's weights shifts every response alike: significant, and still no
+    evidence.
+    """
+    rollout = [np.full(20, 0.5) for _ in range(16)]
+    new = [np.full(20, 0.501) + 1e-6 * i for i in range(16)]
+    old = [np.full(20, 0.5009) + 1e-6 * i for i in range(16)]
+    logs = [[np.log(x) for x in side] for side in (rollout, new, old)]
+    assert prove_newer(*logs) == prove_newer(logs[0], logs[2], logs[1]) == "undecidable"
+    far = [np.full(20, 0.502 + 1e-6 * i) for i in range(16)]
+    assert prove_newer(logs[0], logs[1], [np.log(x) for x in far]) == "newer"
+
+
+def test_equal_tensors_say_how_far_two_float32_implementations_are_apart():
+    """A large model sums more: a gap above 1e-5 at the first step is its own if the tensors were
+    equal.
+    """
+    weight_sync = WeightSync(
+        None, type("T", (), {"model": None, "dtype": None}), exact=True, token_budget=1
+    )  # type: ignore[arg-type]
+    mu = [np.log(np.full(20, 0.5))]
+
+    def off_by(gap: float) -> list[np.ndarray]:
+        return [np.log(np.full(20, 0.5 + gap))]
+
+    with pytest.raises(MismatchError, match="weight sync failed"):
+        weight_sync._prove_equal(mu, off_by(3e-5))
+    weight_sync._equal = True
+    assert [weight_sync._prove_equal(mu, off_by(gap)) for gap in (3e-5, 1e-4)] == ["proven"] * 2
+    with pytest.raises(MismatchError, match="weight sync failed"):
+        weight_sync._prove_equal(mu, off_by(2e-4))
+
+
+def test_the_share_that_changed_is_that_of_the_step_before_a_check(tmp_path, monkeypatch):
+    """Checks are three steps apart; what the engine had just before is kept for each."""
+    monkeypatch.setattr("mismatch_cli.train.run.steps_between_checks", lambda *_: 3)
+    seen = run(tmp_path / "run", **LOWER | {"steps": 6, "learning_rate": 1e-3})
+    shares = {r["step"]: r["rounding"]["weights_changed"] for r in seen if "rounding" in r}
+    assert list(shares) == [1, 2, 3, 6]
+    assert len({shares[step] for step in (2, 3, 6)}) == 3, "one is that of an earlier step"
+    assert all(shares[step] > 0.2 for step in (2, 3, 6))
+
+
+def test_the_gap_of_log_odds_does_not_know_how_certain_a_policy_is():
+    """A shift of the log-odds by 0.01, of rare, common and nearly certain tokens; the error is that
+    of a ratio of sums over responses.
+    """
+    odds_T = np.linspace(-7.0, -6.0, 50)
+    for certainty in (0.0, 6.0, 12.0):
+        logp, shifted = (-np.logaddexp(0, -(odds_T + certainty + by)) for by in (0.0, 0.01))
+        gap, error = odds_gap([logp[:20], logp[20:]], [shifted[:20], shifted[20:]])
+        assert gap == pytest.approx(0.01, rel=0.01)
+        assert error < 1e-4
+    rng = np.random.default_rng(0)
+    once = [np.full(4, -0.7) for _ in range(400)]
+    noisy = [logp_T + rng.normal(0, 0.01) for logp_T in once]
+    gap, error = odds_gap(once, noisy)
+    assert error == pytest.approx(0.6 * gap / np.sqrt(400) / 0.8, rel=0.15)
