@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.paths import ROOT
+
 # A shell that starts the suite in the background ignores Ctrl-C for it and all that it starts;
 # tests send Ctrl-C to programs.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -58,7 +60,7 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture(scope="session")
 def real_model() -> Path:
     """The folder of the real pretrained model; skips the test where it is not."""
-    folder = Path(__file__).parents[1] / ".real-model"
+    folder = ROOT / ".real-model"
     if not (folder / "config.json").is_file():
         pytest.skip("The real pretrained model is not here: `make real-model` gets it.")
     return folder

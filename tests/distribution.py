@@ -18,7 +18,8 @@ from packaging.metadata import Metadata
 from packaging.version import Version
 from trove_classifiers import classifiers
 
-ROOT = Path(__file__).parent.parent
+from tests.paths import ROOT
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OWNER = re.compile(r"\bOWNER\b")  # until the repository has one
 CACHES = re.compile(

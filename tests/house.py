@@ -26,8 +26,8 @@ import typer
 
 from mismatch_cli.base import registry
 from mismatch_cli.base.configuration import has_flag
+from tests.paths import PACKAGE
 
-PACKAGE = Path(__file__).parent.parent / "mismatch_cli"
 RATCHETS = Path(__file__).with_name("ratchets.toml")
 MOST_COLUMNS, MOST_TOKENS, MOST_BRANCHES = 100, 250, 10
 NO_NAMES = ("found", "told", "asked", "known", "given")

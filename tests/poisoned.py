@@ -9,7 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.paths import ROOT
+
 _POISON = (
     "import os\n"
     "os.close(os.open({marker!r}, os.O_CREAT))\n"

@@ -19,10 +19,10 @@ import pytest
 import yaml
 
 from mismatch_cli.base.places import bundled
+from tests.paths import DOCS, ROOT
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parent.parent
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 STEPS = {step.get("id", step["name"]): step for step in ACTION["runs"]["steps"]}
 FP8, FLOAT32 = bundled("traces") / "fp8-kv", bundled("traces") / "float32"
@@ -258,5 +258,5 @@ def test_the_metadata_of_the_action_is_true():
         re.findall(r"inputs\.([\w-]+)", (ROOT / "action.yml").read_text(encoding="utf-8"))
     )
     assert referred == ACTION["inputs"].keys()
-    page = (ROOT / "docs" / "gate.md").read_text(encoding="utf-8")
+    page = (DOCS / "gate.md").read_text(encoding="utf-8")
     assert all(f"| `{name}` |" in page for name in (*ACTION["inputs"], *ACTION["outputs"]))

@@ -21,8 +21,8 @@ from matplotlib.backend_bases import RendererBase
 from mismatch_cli.library.opened_run import Run
 from mismatch_cli.library.results import Result
 from tests import house
+from tests.paths import PACKAGE
 
-PACKAGE = Path(__file__).parent.parent / "mismatch_cli"
 FILES = sorted(PACKAGE.rglob("*.py"))
 TEXTS = {path: path.read_text(encoding="utf-8") for path in FILES}
 MODULES = {

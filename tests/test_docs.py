@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from mismatch_cli.metrics.gap_table import METRICS
-
-ROOT = Path(__file__).parent.parent
+from tests.paths import DOCS, ROOT
 
 
 def metric_table() -> str:
@@ -28,9 +26,7 @@ def metric_table() -> str:
 
 def test_the_table_of_metrics_matches_the_catalog():
     _, table = (
-        (ROOT / "docs" / "json" / "summary.md")
-        .read_text(encoding="utf-8")
-        .split("<!-- metrics -->\n")
+        (DOCS / "json" / "summary.md").read_text(encoding="utf-8").split("<!-- metrics -->\n")
     )
     assert table.strip() == metric_table().strip()
 
@@ -64,6 +60,6 @@ def test_the_make_targets_of_the_readme_exist():
 
 
 if __name__ == "__main__":
-    path = ROOT / "docs" / "json" / "summary.md"
+    path = DOCS / "json" / "summary.md"
     head, _ = path.read_text(encoding="utf-8").split("<!-- metrics -->\n")
     path.write_text(f"{head}<!-- metrics -->\n\n{metric_table()}", encoding="utf-8")

@@ -8,7 +8,6 @@ import re
 import subprocess
 import tomllib
 from datetime import date
-from pathlib import Path
 from urllib.parse import urlparse
 
 import pytest
@@ -19,8 +18,8 @@ from mismatch_cli import __version__
 from mismatch_cli.app.cli import build_app
 from mismatch_cli.base.places import guide_pages
 from tests.distribution import OWNER, latest_release
+from tests.paths import DOCS, ROOT
 
-ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml"))
 TEXTS = [path for path in (ROOT / ".github").rglob("*.*") if path.is_file()]
@@ -33,9 +32,7 @@ def test_urls_lead_into_one_repository_to_existing_files():
         assert urlparse(url).hostname == "github.com" and url.startswith(urls["Homepage"])
         if "/blob/main/" in url:
             assert (ROOT / url.partition("/blob/main/")[2]).is_file(), url
-    action = re.search(
-        r"uses: (\S+)/mismatch-cli@", (ROOT / "docs" / "gate.md").read_text(encoding="utf-8")
-    )
+    action = re.search(r"uses: (\S+)/mismatch-cli@", (DOCS / "gate.md").read_text(encoding="utf-8"))
     assert action and urls["Homepage"] == f"https://github.com/{action[1]}/mismatch-cli"
 
 
@@ -151,7 +148,7 @@ def test_the_citation_is_one_by_its_schema():
 def test_the_checklist_names_every_file_with_an_owner():
     files = (
         *ROOT.glob("*.*"),
-        *(ROOT / "docs").rglob("*.md"),
+        *(DOCS).rglob("*.md"),
         *(ROOT / ".github").rglob("*.*"),
         ROOT / "Dockerfile",
     )
@@ -232,7 +229,7 @@ def test_a_workflow_may_do_no_more_than_it_needs(path):
 
 def test_every_action_is_pinned_by_commit():
     """A tag or a branch can be moved to other code; the comment names the version for people."""
-    pages = [*WORKFLOWS, ROOT / "action.yml", *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    pages = [*WORKFLOWS, ROOT / "action.yml", *ROOT.glob("*.md"), *(DOCS).rglob("*.md")]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     # Ours is on docs/gate.md, which says that its reader writes a commit there.
     lines = re.findall(r"^ *-? *uses: (?!.*/mismatch-cli@)(.*)$", text, re.M)

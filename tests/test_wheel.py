@@ -24,10 +24,10 @@ from mismatch_cli import __version__
 from mismatch_cli.base import registry
 from mismatch_cli.base.extras import EXTRAS
 from mismatch_cli.base.places import bundled
+from tests.paths import DOCS, ROOT
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parent.parent
 MOST_MEGABYTES = 400
 ABSENT = ("pandas", "vllm", *EXTRAS["hf"])
 TRACKERS = ("trackio", "wandb", "tensorboard", "mlflow")
@@ -138,7 +138,7 @@ def test_the_metadata_of_the_wheel(wheel):
     assert "mismatch-cli = mismatch_cli.__main__:main" in entries
     assert {"mismatch_cli/py.typed", "mismatch_cli/sample_data/model/model.safetensors"} <= names
     assert {Path(name).parts[0] for name in names} == {"mismatch_cli", info}
-    guide, docs = "mismatch_cli/guide/", ROOT / "docs"
+    guide, docs = "mismatch_cli/guide/", DOCS
     shipped = {name.removeprefix(guide) for name in names if name.startswith(guide)}
     assert shipped == {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
     assert len({line.split(",")[0] for line in metadata.get_all("Project-URL")} - {"Source"}) == 4

@@ -15,12 +15,11 @@ import os
 import resource
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.paths import ROOT
 
 # Folders of tests/ by what one works on; "house" also has the files beside these folders.
 PARTS = {

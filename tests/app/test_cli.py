@@ -8,15 +8,13 @@ import subprocess
 import sys
 import time
 import tomllib
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from mismatch_cli.app import cli
 from mismatch_cli.base import registry
-
-ROOT = Path(__file__).parent.parent
+from tests.paths import ROOT
 
 
 def _leave() -> None:

@@ -12,8 +12,8 @@ from mismatch_cli.app.cli import run
 from mismatch_cli.base.errors import quoted, suggest
 from mismatch_cli.base.places import bundled
 from tests import pictures
+from tests.paths import PACKAGE
 
-PACKAGE = Path(__file__).parent.parent / "mismatch_cli"
 NAMES = ("a b", "-rf", "it's;ls", "$HOME", 'x"y')
 
 

@@ -7,14 +7,13 @@ import json
 import re
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.extras import EXTRAS, not_installed, require
+from tests.paths import PACKAGE, ROOT
 
-ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 COMES_WITH = {
     "markupsafe": "jinja2",
@@ -50,7 +49,7 @@ def test_the_table_of_extras_matches_the_package():
 def test_whatever_is_imported_is_declared():
     declared = modules(PROJECT["dependencies"]).union(*EXTRAS.values()) | set(COMES_WITH)
     imported = {}
-    for path in sorted((ROOT / "mismatch_cli").rglob("*.py")):
+    for path in sorted((PACKAGE).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []

@@ -11,6 +11,7 @@ import pytest
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.memory import bounded, exhausted, room
+from tests.paths import ROOT
 
 
 def limited(
@@ -24,7 +25,7 @@ def limited(
         text=True,
         timeout=10,
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
 
 

@@ -13,8 +13,8 @@ from mismatch_cli import DPPO
 from mismatch_cli.metrics.gap_table import METRICS, VOLATILITY
 from mismatch_cli.metrics.update_table import CLIPPING, TRAINING
 from mismatch_cli.rules.algorithms.table import TABLE
+from tests.paths import DOCS, ROOT
 
-ROOT = Path(__file__).parents[2]
 TEXTS = sorted(
     path
     for folder in ("mismatch_cli", "docs", "tests", "benchmarks", "README.md")
@@ -157,7 +157,7 @@ def test_the_version_is_said_once_in_the_code_and_once_in_the_guide() -> None:
     code = [path for path in TEXTS if path.suffix == ".py" and "mismatch_cli" in path.parts]
     said = [path.name for path in code if "2602.04879v" in path.read_text(encoding="utf-8")]
     assert said == ["__init__.py"]
-    guide = (ROOT / "docs" / "formulas.md").read_text(encoding="utf-8")
+    guide = (DOCS / "formulas.md").read_text(encoding="utf-8")
     assert guide.count("third version") == 1
 
 

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "constants.md"
+from tests.paths import DOCS, PACKAGE
+
+PAGE = DOCS / "constants.md"
 FOLDERS = ("diagnosis", "verdict", "watch")
 FILES = (
     *(f"studies/{name}.py" for name in ("gate", "limits", "good_runs", "watched", "dashboard")),
@@ -20,7 +21,7 @@ PLAIN = {0, 1, 2, 0.5}
 
 
 def modules() -> list[Path]:
-    package = ROOT / "mismatch_cli"
+    package = PACKAGE
     in_folders = [path for folder in FOLDERS for path in sorted((package / folder).rglob("*.py"))]
     return in_folders + [package / name for name in FILES]
 
@@ -60,7 +61,7 @@ def test_every_constant_that_decides_is_in_the_inventory_with_its_value():
             listed[list(listed)[-1]].append((row[1], row[2]))
     written = {}
     for path in modules():
-        name = path.relative_to(ROOT / "mismatch_cli").as_posix()
+        name = path.relative_to(PACKAGE).as_posix()
         if found := list(constants(ast.parse(path.read_text(encoding="utf-8")))):
             written[name] = found
     assert listed == written

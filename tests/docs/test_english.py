@@ -13,7 +13,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
+
 READ = {".py", ".md", ".html", ".j2", ".toml", ".yml", ".yaml", ".js", ".css", ".cff", ""}
 NOT_OURS = ("sample_data/", "tests/docs/test_english.py", "LICENSE", "requirements/")
 # What is wrong, and what says it in English.

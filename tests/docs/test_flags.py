@@ -8,21 +8,20 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import typer
 
 from mismatch_cli.base import registry
+from tests.paths import DOCS, PACKAGE, ROOT
 
-ROOT = Path(__file__).parents[2]
 GUIDE = [
-    *(ROOT / "docs").rglob("*.md"),
+    *(DOCS).rglob("*.md"),
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "action.yml",
 ]
 GUIDE += sorted((ROOT / ".github").rglob("*.*"))
-CODE = sorted((ROOT / "mismatch_cli").rglob("*.py"))
+CODE = sorted((PACKAGE).rglob("*.py"))
 COMMANDS = registry.names("mismatch_cli.app.commands")
 _FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
 _IN_BACKTICKS = re.compile(r"`([^`\n]+)`")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "mismatch_cli"
+from tests.paths import PACKAGE
+
 ROOMS = (
     "algorithms", "diagnosis", "importers", "metrics", "recording", "rl", "scoring", "trace",
     "trust_regions", "weights",

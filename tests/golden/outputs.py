@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tests.golden import readable
 from tests.golden.lines import Line, lines, put_bundled_data
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 _PROCESSES = 2
 
 

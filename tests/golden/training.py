@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
+
 _LINE = (
     "train", "--engine", "hf", "--rollout-dtype", "float32", "--threads", "1", "--steps", "10",
     "--prompts-per-step", "4", "--samples-per-prompt", "4", "--max-tokens", "32", "--minibatches",

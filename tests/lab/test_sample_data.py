@@ -9,17 +9,17 @@ import math
 import random
 import re
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
 from lab.makers import word_problems
 from lab.makers.solutions import MISTAKES, NO_MISTAKES, solve, write_solution
 from lab.makers.word_problems import LIMIT, Ref, WordProblem
+from tests.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
-FOLDER = Path(__file__).resolve().parents[2] / "sample_data"
+FOLDER = ROOT / "sample_data"
 ROWS = [json.loads(line) for line in (FOLDER / "problems.jsonl").read_text().splitlines()]
 PERFECTIBLE = [json.loads(line) for line in (FOLDER / "perfectible.jsonl").read_text().splitlines()]
 EQUATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")

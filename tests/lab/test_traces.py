@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,9 +23,10 @@ from mismatch_cli.rules.divergences import sampled_in_topk, topk_divergences
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.shards import open_shard
+from tests.paths import ROOT
 from tests.rules.test_divergences import binary_kl, binary_tv, prob_difference
 
-FOLDER = Path(__file__).resolve().parents[2] / "sample_data" / "traces"
+FOLDER = ROOT / "sample_data" / "traces"
 NAMES = ("fp8-kv", "float32")
 IN_BOTH = {
     *(

@@ -5,12 +5,12 @@ tests.limits.test_reference
 from __future__ import annotations
 
 from math import isfinite
-from pathlib import Path
 
 from mismatch_cli.limits.reference import reference
 from mismatch_cli.metrics.gap_table import METRICS
+from tests.paths import DOCS
 
-PAGE = Path(__file__).parents[2] / "docs" / "published-limits.md"
+PAGE = DOCS / "published-limits.md"
 MARK = "<!-- generated -->\n"
 USUAL = "The mean |Δlog p| of models without a fault"
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 from mismatch_cli.report.figures import first_lines, plot_names, plots_of, studies_of
 from mismatch_cli.report.paper_figures import PAPER_FIGURES, plots_named
+from tests.paths import DOCS
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+GUIDE = (DOCS / "report.md").read_text(encoding="utf-8")
 
 
 def test_the_plots_exist():

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,10 +29,11 @@ from tests.metrics.clipping.world import (
     without,
     world,
 )
+from tests.paths import DOCS
 from tests.studies.written import TEXTS, write_trace
 
 SEEDS = (0, 1, 2)
-DOCS = Path(__file__).parents[2] / "docs" / "json" / "clipstats.md"
+PAGE = DOCS / "json" / "clipstats.md"
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_the_documented_keys_exist_and_the_json_is_valid(found, trace):
     assert json.loads(text) == found
     documented = [
         line.split("|")[1]
-        for line in DOCS.read_text(encoding="utf-8").splitlines()
+        for line in PAGE.read_text(encoding="utf-8").splitlines()
         if line.startswith("| `")
     ]
     keys = {key.strip().strip("`") for cell in documented for key in cell.split(",")}

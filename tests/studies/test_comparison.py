@@ -14,9 +14,10 @@ from mismatch_cli.base.places import bundled
 from mismatch_cli.studies.comparison import _what_differs, analyse_comparison, run_names
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
+from tests.paths import DOCS
 from tests.studies.compared import FLOAT32, Row, shifted, write_rows
 
-DOCS = Path(__file__).parents[2] / "docs" / "json" / "compare.md"
+PAGE = DOCS / "json" / "compare.md"
 
 
 def compared(*folders: Path, pair: str | None = None) -> Row:
@@ -256,7 +257,7 @@ def test_runs_are_named_by_what_distinguishes_them():
 
 
 def test_every_key_is_documented(result):
-    text = DOCS.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     keys: set[str] = set()
 
     def collect(value: Any, depth: int) -> None:

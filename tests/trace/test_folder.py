@@ -21,6 +21,7 @@ from mismatch_cli.trace.files import replacing_folder
 from mismatch_cli.trace.ours import foreign_in, remove_results, results_in
 from mismatch_cli.trace.run_folder import claimed, report_folder, run_folder, training_folder
 from tests.leftovers import leave_draft
+from tests.paths import ROOT
 
 FLOAT32 = str(bundled("traces") / "float32")
 DUMP = str(bundled("dumps"))
@@ -318,7 +319,7 @@ class held_by_another:
             [sys.executable, "-c", script, str(self._folder)],
             stdout=subprocess.PIPE,
             start_new_session=True,
-            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
         )
         assert self._process.stdout.readline() == b"held\n"
 

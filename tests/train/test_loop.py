@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from mismatch_cli.train.judged import Sample
 from mismatch_cli.train.learner import Learner, Update
 from mismatch_cli.train.run import Run
 from mismatch_cli.train.train_config import load_config
+from tests.paths import DOCS
 from tests.tiers import at_night
 from tests.train.small_runs import SMALL, numbers, run
 
@@ -41,7 +41,7 @@ def test_every_step_is_a_line_with_a_proven_sync(unbroken):
 
 
 def test_every_number_of_a_line_is_documented(unbroken):
-    text = (Path(__file__).parents[2] / "docs" / "json" / "metrics.md").read_text(encoding="utf-8")
+    text = (DOCS / "json" / "metrics.md").read_text(encoding="utf-8")
     line = json.loads((unbroken / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     for key in {*line, *line["mismatch"], *line["current"], *line["seconds"]}:
         assert f"`{key}`" in text, key

@@ -19,6 +19,7 @@ from mismatch_cli.models.adapters import Merged, put_on, read_adapter, start_lor
 from mismatch_cli.models.loading import load_causal_lm, load_tokenizer
 from mismatch_cli.train.learner import Learner
 from mismatch_cli.train.train_config import TrainConfig
+from tests.paths import DOCS
 from tests.train.small_runs import assert_same_run, numbers, run
 from tests.train.test_learner import make_learner, make_samples  # noqa: F401 - a fixture
 
@@ -186,7 +187,7 @@ def test_an_adapter_that_is_not_merged_stops_the_run(rollout_dtype, tmp_path, mo
 
 
 def test_the_settings_of_an_adapter_are_documented():
-    text = (Path(__file__).parents[2] / "docs" / "train.md").read_text(encoding="utf-8")
+    text = (DOCS / "train.md").read_text(encoding="utf-8")
     for name in (known.name for known in fields(TrainConfig)):
         if name.startswith("lora"):
             assert f"`{name}`" in text, name

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,13 +18,14 @@ from mismatch_cli.train.loop import train
 from mismatch_cli.train.run import Run
 from mismatch_cli.train.task import evaluation_sets
 from mismatch_cli.train.train_config import TrainConfig, load_config, presets
+from tests.paths import PACKAGE
 from tests.tiny_models import saved_model
 from tests.train.small_runs import numbers
 
 # For the bundled model
 OF_THE_PROJECT = {"collapse", "miniature", "rare-solutions", "rare-tokens"}
 OF_THE_PAPER = sorted(set(presets()) - OF_THE_PROJECT)
-FOLDER = Path(__file__).parents[2] / "mismatch_cli" / "presets"
+FOLDER = PACKAGE / "presets"
 # Table 1 of the paper (appendix E), column by column.
 TABLE_1 = {
     "moe-base": ("Qwen/Qwen3-30B-A3B-Base", 256, 32, 16, 16384, 1e-6, 0.2, 5),

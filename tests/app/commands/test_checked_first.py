@@ -14,6 +14,7 @@ import pytest
 
 from mismatch_cli.base import registry
 from mismatch_cli.base.places import bundled
+from tests.paths import ROOT
 
 FLOAT32 = str(bundled("traces") / "float32")
 HEAVY = (
@@ -286,7 +287,7 @@ def refused(tmp_path: Path, *tables: dict[str, tuple[tuple[str, str], ...]]) -> 
     checked = [([*words, "--show-config"], said) for words, said in mistakes if words[0] == "train"]
     mistakes += [mistake for mistake in checked if "--output" not in mistake[0]]
     typed = "".join(f"{json.dumps(words)}\n" for words, _ in mistakes)
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     process = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         input=typed,

@@ -16,6 +16,7 @@ import pytest
 from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
 from mismatch_cli.rules.algorithms.table import TABLE
+from tests.paths import ROOT
 
 PAIR = ["-a", "grpo-clip-higher", "-a", "dppo-binary-tv"]
 MASK = """
@@ -294,7 +295,7 @@ def test_a_reader_that_stops_early_is_not_an_error(here, flags):
     command = (
         f"{sys.executable} -m mismatch_cli clipstats run -a ipo --quiet {flags} -o out | head -n 3"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, env=environment
     )

@@ -15,6 +15,7 @@ from mismatch_cli.app.cli import run
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import bundled
 from mismatch_cli.trace.run_folder import report_folder
+from tests.paths import ROOT
 
 FLOAT32 = str(bundled("traces") / "float32")
 
@@ -125,7 +126,7 @@ def test_only_force_replaces_what_is_not_ours(tmp_path):
 @pytest.mark.slow
 def test_a_reader_that_stops_early_is_not_an_error(here):
     command = f"{sys.executable} -m mismatch_cli compare run {FLOAT32} --quiet -o out | head -n 3"
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, env=environment
     )

@@ -21,10 +21,10 @@ from mismatch_cli.app.cli import run
 from mismatch_cli.app.completions import algorithms
 from mismatch_cli.rules.algorithms.owners import OWNERS
 from mismatch_cli.rules.algorithms.table import TABLE
+from tests.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 PROGRAM = shutil.which("mismatch-cli", path=str(Path(sys.executable).parent))
 needs_program = pytest.mark.skipif(
     PROGRAM is None, reason="mismatch-cli is not installed beside this Python"

@@ -9,15 +9,14 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from mismatch_cli.base.places import bundled
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 PROBE = (
     "probe",
     "--engine",

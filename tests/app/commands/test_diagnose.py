@@ -15,8 +15,7 @@ import pytest
 from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
 from mismatch_cli.diagnosis.diagnose import names
-
-ROOT = Path(__file__).parent.parent.parent
+from tests.paths import DOCS
 
 
 def diagnose(capfd, *arguments: object) -> tuple[int, str, str]:
@@ -277,12 +276,12 @@ def test_no_line_is_wider_than_the_terminal(trace, capfd, monkeypatch, width):
 
 
 def test_the_page_lists_all_checks(trace, capfd):
-    page = (ROOT / "docs" / "diagnose.md").read_text(encoding="utf-8")
+    page = (DOCS / "diagnose.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `([a-z-]+)` \|", page, re.M)) >= set(names())
     _, out, _ = diagnose(capfd, trace.parent, "--json")
     summary = json.loads(out)
     _, out, _ = diagnose(capfd, "fp8-kv", "--json", "--output", trace.parent / "fp8-kv")
-    page = (ROOT / "docs" / "json" / "diagnose.md").read_text(encoding="utf-8")
+    page = (DOCS / "json" / "diagnose.md").read_text(encoding="utf-8")
     for key in [*summary, *summary["findings"][0], *json.loads(out)["suspects"][0]]:
         assert f"`{key}`" in page, key
 

@@ -21,9 +21,9 @@ import pytest
 from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
 from mismatch_cli.limits.limit_sets import load_limits, presets
+from tests.paths import DOCS
 
 FP8, FLOAT32 = str(bundled("traces") / "fp8-kv"), str(bundled("traces") / "float32")
-DOCS = Path(__file__).parents[2] / "docs"
 PUBLISHED = DOCS / "published-limits.md"
 HOSTILE = 'a | b <c> & "d" `e` \x1b[2J [x](y) *z*'
 

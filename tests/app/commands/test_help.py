@@ -20,8 +20,8 @@ from mismatch_cli.app.cli import build_app, run
 from mismatch_cli.app.help import KEYS, Row, panels
 from mismatch_cli.base.places import guide_pages
 from mismatch_cli.train.train_config import load_config, presets
+from tests.paths import PACKAGE
 
-PACKAGE = Path(__file__).parents[2] / "mismatch_cli"
 DOCS = PACKAGE.parent / "docs"
 GROUP = typer.main.get_command(build_app())
 COMMANDS = GROUP.list_commands(None)  # type: ignore[attr-defined,arg-type]

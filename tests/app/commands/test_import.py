@@ -31,6 +31,7 @@ from tests.frameworks.importing.layouts import (
     real_rows,
     write_lines,
 )
+from tests.paths import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -213,7 +214,7 @@ def test_an_interrupt_leaves_nothing_half(tmp_path):
     with open("big.jsonl", "w") as file:
         line = json.dumps(plain_record(real_rows(1)[0])) + "\n"
         file.writelines(line for _ in range(60_000))
-    root = Path(__file__).parents[2]
+    root = ROOT
     process = subprocess.Popen(
         [sys.executable, "-m", "mismatch_cli", "import", "big.jsonl", "-o", "run"],
         env=os.environ | {"PYTHONPATH": str(root)},

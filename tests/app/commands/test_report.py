@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatch_cli.app.cli import run
+from tests.paths import ROOT
 
 PROBE = [
     "probe",
@@ -248,11 +249,11 @@ def test_the_version_is_printed(capfd):
 
 
 @pytest.mark.skipif(
-    not (Path(__file__).parents[3] / "shared" / "data" / "math_sanity_1460.jsonl").is_file(),
+    not (ROOT.parent / "shared" / "data" / "math_sanity_1460.jsonl").is_file(),
     reason="the 1,460 MATH problems are not part of the project",
 )
 def test_math_problems_run_as_they_are_and_zero_advantages_are_explained(tmp_path, capfd):
-    math = Path(__file__).parents[3] / "shared" / "data" / "math_sanity_1460.jsonl"
+    math = ROOT.parent / "shared" / "data" / "math_sanity_1460.jsonl"
     flags = [
         "--prompts",
         str(math),

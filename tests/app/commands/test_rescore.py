@@ -15,6 +15,7 @@ import pytest
 
 from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
+from tests.paths import DOCS
 from tests.warm import cli
 
 MODEL, FLOAT32, FP8 = (
@@ -22,7 +23,7 @@ MODEL, FLOAT32, FP8 = (
     str(bundled("traces") / "float32"),
     str(bundled("traces") / "fp8-kv"),
 )
-DOCS = Path(__file__).parents[2] / "docs" / "rescore.md"
+PAGE = DOCS / "rescore.md"
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_without_arguments_the_bundled_model_scores_the_control(without_argument
     manifest = json.loads((folder / "trace" / "manifest.json").read_text())
     assert manifest["command"] == "rescore" and manifest["trainer"]["dtype"] == "bfloat16"
     assert manifest["rescored"]["before"]["trainer"]["dtype"] == "float32"
-    documented = set(re.findall(r"`(\w+)`", DOCS.read_text(encoding="utf-8")))
+    documented = set(re.findall(r"`(\w+)`", PAGE.read_text(encoding="utf-8")))
     assert manifest["rescored"].keys() | set(manifest["rescored"]["replaced"]) <= documented
 
 

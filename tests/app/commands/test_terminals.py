@@ -7,13 +7,13 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from mismatch_cli.app import cli
 from mismatch_cli.base.places import bundled
 from mismatch_cli.base.text import with_signs_of
+from tests.paths import ROOT
 
 TRACE = str(bundled("traces") / "fp8-kv")
 
@@ -61,9 +61,7 @@ def test_a_process_in_the_c_locale_says_it_all(tmp_path):
     }
     program = [sys.executable, "-m", "mismatch_cli"]
     for line in (["diagnose", TRACE, "--output", tmp_path / "diagnosis"], ["import", b"od\xff"]):
-        done = subprocess.run(
-            [*program, *line], env=environment, capture_output=True, cwd=Path(__file__).parents[2]
-        )
+        done = subprocess.run([*program, *line], env=environment, capture_output=True, cwd=ROOT)
         said = done.stdout + done.stderr
         assert b"Unexpected" not in said and b"Traceback" not in said and said.isascii()
         assert done.returncode == (2 if line[0] == "import" else 0)

@@ -8,7 +8,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -19,8 +18,9 @@ from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.studies.dashboard import bounds, listed
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
+from tests.paths import DOCS
 
-PAGE = Path(__file__).parents[2] / "docs" / "json" / "verdict.md"
+PAGE = DOCS / "json" / "verdict.md"
 
 
 @pytest.fixture

@@ -5,11 +5,10 @@ To renew it: python -m tests.frameworks.dialects.test_documentation
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from mismatch_cli.frameworks import dialects
+from tests.paths import DOCS
 
-PAGE = Path(__file__).parents[2] / "docs" / "dialects.md"
+PAGE = DOCS / "dialects.md"
 MARK = "<!-- generated -->\n"
 
 

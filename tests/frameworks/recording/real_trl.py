@@ -20,8 +20,8 @@ import pytest
 from mismatch_cli.app.cli import run
 from mismatch_cli.models.torch_settings import prepare_imports
 from tests.frameworks.recording.test_trl import BATCHES, LOGGED, run_the_lines_of_the_page
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "sample_data/model"
 STEPS = 4
 

@@ -1,7 +1,7 @@
 """verl's own classes, recorded: `make test-verl`, which installs them, outside CI.
 
 The trainer is verl's, with its TransferQueue on Ray; the queue already holds what a GPU would
-compute. `python -m tests.frameworks.recording.real_verl` renews the batch that tests/frameworks/recording/test_frameworks.py
+compute. `python -m tests.frameworks.recording.real_verl` renews the batch that test_frameworks.py
 replays, and the files that tests/frameworks/importing/test_verl.py reads.
 """
 
@@ -18,6 +18,7 @@ import torch
 from mismatch_cli.app.cli import run
 from mismatch_cli.trace.reader import Trace
 from tests.frameworks.recording.test_frameworks import VERL, verl_metrics
+from tests.paths import ROOT
 
 # As users set it, before verl is imported
 os.environ["VERL_USE_EXTERNAL_MODULES"] = "mismatch_cli.frameworks.verl.recorder"
@@ -214,7 +215,7 @@ def main() -> None:
         for number, value in enumerate(values)
     }
     np.savez_compressed(VERL, **arrays)
-    saved(Path(__file__).parents[1] / "importers")
+    saved(ROOT / "tests" / "frameworks" / "importing")
     ray.shutdown()
 
 

@@ -17,9 +17,9 @@ from mismatch_cli.frameworks.trl import metrics as dialect
 from mismatch_cli.frameworks.trl.recorder import columns, record
 from mismatch_cli.studies.translation import Translation
 from mismatch_cli.trace.reader import Trace
+from tests.paths import DOCS, ROOT
 
-DOCS = Path(__file__).parents[2] / "docs"
-MODEL = Path(__file__).parents[2] / "sample_data/model"
+MODEL = ROOT / "sample_data/model"
 BATCHES = Path(__file__).parent / "trl_batches.npz"
 LOGGED = tuple(line.name for line in dialect.LINES)  # the metrics that TRL logged with the batches
 

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from mismatch_cli.models.engines._vllm_process import TemporaryFolder, remove_abandoned
+from tests.paths import ROOT
 
 HELD = """
 import os, sys, tempfile
@@ -26,7 +27,7 @@ def test_a_killed_engine_is_cleaned_up_after_and_a_living_one_left_alone(tmp_pat
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(TemporaryFolder, "_shared", None)  # of an engine that another test keeps
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     engines = [
         subprocess.Popen(
             [sys.executable, "-c", HELD],

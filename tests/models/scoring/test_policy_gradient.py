@@ -7,7 +7,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,8 +17,8 @@ from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.scoring import policy_gradient
 from mismatch_cli.models.scoring.head import Head, score_hidden
 from mismatch_cli.models.scoring.policy_gradient import Known, logp_pass, policy_gradient_loss
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 PLAIN = SamplingSettings()
 TRANSFORMS = {
     "plain": {},

@@ -15,6 +15,7 @@ import pytest
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.probe.tasks.rewards import OwnReward, check_reward
+from tests.paths import ROOT
 
 REWARDS = """
 import ctypes, multiprocessing, os, signal, subprocess, sys, threading, time
@@ -310,7 +311,7 @@ def test_however_the_run_ends_no_process_is_left(folder, number):
     run = subprocess.Popen(
         [sys.executable, "-c", f"{code}.grade('x', None, 'stop', 'p')"],
         stderr=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     until = time.monotonic() + 20
     while len((folder / "pids").read_text().split()) < 2 and time.monotonic() < until:
@@ -332,7 +333,4 @@ try:
 except MemoryError:
     print(len(held) < 16, Path("/proc/self/oom_score_adj").read_text().strip())
 """
-    assert (
-        subprocess.check_output([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
-        == b"True 1000\n"
-    )
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT) == b"True 1000\n"

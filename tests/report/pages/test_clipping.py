@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from mismatch_cli.metrics.update_table import CLIPPING
 from mismatch_cli.report.pages.clipping import page_of_result
 from mismatch_cli.report.pages.clipping_blocked import Subject
 from mismatch_cli.report.view import ReportView, Table
+from tests.paths import DOCS
 from tests.report.pages.clipping_result import (
     NAMES,
     equal_weights_result,
@@ -19,7 +19,7 @@ from tests.report.pages.clipping_result import (
     sample_result,
 )
 
-DOCS = Path(__file__).parents[3] / "docs" / "json" / "clipstats.md"
+PAGE = DOCS / "json" / "clipstats.md"
 
 
 JACCARD = "Jaccard index of pairs of algorithms"
@@ -417,7 +417,7 @@ def test_no_algorithm_at_all():
 
 
 def test_every_metric_has_a_key_that_the_documentation_names():
-    documented = set(re.findall(r"`([a-z_]+)`", DOCS.read_text(encoding="utf-8")))
+    documented = set(re.findall(r"`([a-z_]+)`", PAGE.read_text(encoding="utf-8")))
     assert set(CLIPPING) <= documented
 
 
