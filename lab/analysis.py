@@ -1,8 +1,8 @@
 """The cost of analysing a trace: CPU seconds per million tokens, compared with decoding the same
 columns, and peak memory.
 
-    python lab/analysis.py                     # 20 million tokens, top-20: about 5 GB of disk, five minutes
-    python lab/analysis.py --tokens 1000000    # a quick run
+    python -m lab.analysis                     # 20 million tokens, top-20: about 5 GB of disk, five minutes
+    python -m lab.analysis --tokens 1000000    # a quick run
 
 Every job runs in its own process with one thread; CPU time excludes imports. `decode` reads the
 same columns as the job and does nothing with them.
@@ -13,8 +13,8 @@ from __future__ import annotations
 import json
 
 import numpy as np
-from child import Job, Plan, main
 
+from lab.child import Job, Plan, main
 from mismatch_cli.metrics.volatility import MU_EDGES
 from mismatch_cli.trace.reader import Trace
 

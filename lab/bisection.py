@@ -1,4 +1,4 @@
-"""How well `mismatch-cli bisect` finds planted causes: `python lab/bisection.py --folder F`.
+"""How well `mismatch-cli bisect` finds planted causes: `python -m lab.bisection --folder F`.
 
 A row is a cause on a model: what is named first, its share, and how often it is named first in 100
 resamples of the prompts over the recorded legs (which run no model). Further tables: float32 on
@@ -242,7 +242,7 @@ _SHUFFLED = "--shuffle --samples-per-prompt 2 --max-tokens 48 --top-logprobs 0"
 
 
 def pairs_table(folder: Path) -> Iterator[str]:
-    from bisection_pairs import pairs_rows
+    from lab.bisection_pairs import pairs_rows
 
     yield from pairs_rows(folder, typed, Bisected)
 

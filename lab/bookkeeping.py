@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from pool import Pool, some
+
+from lab.pool import Pool, some
 
 Plant = Callable[[Pool, float, np.random.Generator], None]
 

@@ -1,7 +1,7 @@
 """The cost of files that expand far beyond their size: peak memory and seconds of real commands,
 file by file.
 
-    python lab/bounds.py [--only NAME] [--program mismatch-cli]
+    python -m lab.bounds [--only NAME] [--program mismatch-cli]
 
 The bound for an import is 1 GiB + 20 × the file size beyond what an ordinary import of a small file
 takes.

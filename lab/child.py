@@ -21,8 +21,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from traces import generate
 
+from lab.traces import generate
 from mismatch_cli.app.cli import ENVIRONMENT
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.schema import REQUIRED

@@ -1,9 +1,9 @@
 """The cost of `clipstats`: CPU seconds per million tokens, compared with decoding the same columns,
 and peak memory.
 
-    python lab/clipstats.py                       # 20 million tokens, top-20: about 6 GB of disk, ten minutes
-    python lab/clipstats.py --tokens 60000000     # is memory flat?
-    python lab/clipstats.py --top-k 2 --only six  # six masks, on a trace that is smaller on disk
+    python -m lab.clipstats                       # 20 million tokens, top-20: about 6 GB of disk, ten minutes
+    python -m lab.clipstats --tokens 60000000     # is memory flat?
+    python -m lab.clipstats --top-k 2 --only six  # six masks, on a trace that is smaller on disk
 
 Every job runs in its own process with one thread; CPU time excludes imports. polars computes the
 six masks, their counts by sign and the most frequently blocked tokens, exactly and without
@@ -16,8 +16,8 @@ import json
 from functools import partial
 
 import numpy as np
-from child import Job, Plan, main
 
+from lab.child import Job, Plan, main
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.trace.reader import Trace

@@ -1,7 +1,7 @@
 """A Ray cluster compared with one and two processes: seconds, memory, lost workers, and many small
 shards.
 
-    python lab/cluster.py [--tokens 20] [--shards 10000] [--tasks 1000] [--kills 10] [--check]
+    python -m lab.cluster [--tokens 20] [--shards 10000] [--tasks 1000] [--kills 10] [--check]
 
 Two nodes of one CPU each run on this machine. `report` reads a generated trace with one process,
 two, and the cluster, alternately, each in its own process; then workers of the cluster are killed
@@ -29,7 +29,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from traces import generate
+from lab.traces import generate
 
 _ROUNDS = 3
 _TARGET = 1.5  # times the seconds of two processes

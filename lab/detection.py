@@ -1,4 +1,4 @@
-"""How well `mismatch-cli diagnose` finds faults: `python lab/detection.py --folder F` prints
+"""How well `mismatch-cli diagnose` finds faults: `python -m lab.detection --folder F` prints
 fault × severity.
 
 Healthy traces are recorded with vLLM in several precisions (once, into the folder). A trial takes
@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from faults import FAULTS, Fault, in_steps, planted
-from pool import Pool, gather_tables
-from variants import add_variants, model_at_hand
 
+from lab.faults import FAULTS, Fault, in_steps, planted
+from lab.pool import Pool, gather_tables
+from lab.variants import add_variants, model_at_hand
 from mismatch_cli.diagnosis.diagnose import FLOOR_STAGE, Diagnosis, diagnose, module
 from mismatch_cli.diagnosis.evidence import Evidence
 from mismatch_cli.metrics.pairs import PAIRS

@@ -1,4 +1,4 @@
-"""Model families: `python lab/families.py --folder F` runs the commands on a tiny random
+"""Model families: `python -m lab.families --folder F` runs the commands on a tiny random
 model of each.
 
 A row: the float32 control of `probe` with vLLM and Hugging Face (mean and largest |Δlog p|), the

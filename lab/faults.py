@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import bookkeeping
 import numpy as np
-from pool import Pool, some, some_tokens
+
+from lab import bookkeeping
+from lab.pool import Pool, some, some_tokens
 
 
 def positive_values(pool: Pool, share: float, rng: np.random.Generator) -> None:

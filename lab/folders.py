@@ -26,8 +26,8 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from broken import half_files, left_over
 
+from lab.broken import half_files, left_over
 from mismatch_cli.app.cli import run as cli
 from mismatch_cli.base.places import bundled
 from mismatch_cli.trace.reader import Trace

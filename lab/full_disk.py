@@ -1,7 +1,7 @@
 """A disk that fills up under every command that writes: what it says, what it leaves, and whether
 it recovers.
 
-    python lab/full_disk.py [--only train]
+    python -m lab.full_disk [--only train]
 
 A real file system (tmpfs, mounted for this) is filled until only a share of what the command needs
 is free, so that it runs out of space at a different file each time. The command must end with exit
@@ -27,8 +27,7 @@ from pathlib import Path
 os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from broken import differences, half_files, left_over
-
+from lab.broken import differences, half_files, left_over
 from mismatch_cli.app.cli import run as cli
 from mismatch_cli.base.places import bundled
 

@@ -1,7 +1,7 @@
 """The properties of tests/fuzz on many more cases than CI has time for: counts by kind of input and
 outcome.
 
-    python lab/fuzz.py [--cases 10000] [--only dumps] [--seed 0]
+    python -m lab.fuzz [--cases 10000] [--only dumps] [--seed 0]
 
 No traceback, no hang, nothing executed, nothing lost, no control characters on the terminal, no
 markup from the data in a page; imported responses and those left out for a reason add up to all.

@@ -1,8 +1,8 @@
 """The cost of an import: CPU seconds per million tokens, compared with a fast parser of the same
 file, and peak memory.
 
-    python lab/importing.py                    # 10 million tokens: about 4 GB of disk, ten minutes
-    python lab/importing.py --tokens 1000000   # a quick run
+    python -m lab.importing                    # 10 million tokens: about 4 GB of disk, ten minutes
+    python -m lab.importing --tokens 1000000   # a quick run
 
 Three files: token exports in prime-rl's layout (17 arrays per token), plain JSONL and plain
 Parquet. The bar for JSONL is the fastest of three parsers that read the whole file: polars, pyarrow
@@ -27,8 +27,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from child import _peak_mb, environment_of
-from traces import VOCABULARY
+
+from lab.child import _peak_mb, environment_of
+from lab.traces import VOCABULARY
 
 RESPONSE, PROMPT = 900, 100  # tokens
 BLOCK = 2**24  # bytes to parse at a time

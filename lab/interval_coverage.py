@@ -1,7 +1,7 @@
 """How often a 95 % interval covers the truth: simulated traces through the accumulators of every
 report.
 
-    python lab/interval_coverage.py [--repetitions 1000] [--sizes 40x4 64x8] [--tails heavy] [--json FILE]
+    python -m lab.interval_coverage [--repetitions 1000] [--sizes 40x4 64x8] [--tails heavy] [--json FILE]
 
 Each prompt has its own scale (log-normal, σ = 0.5: one prompt in forty has 2.7 times the typical
 gap), and so has each response (σ = 0.3); d = scale · noise, normal (light) or Student's t with 5

@@ -1,11 +1,11 @@
 """Runs of `probe` and `train` that are killed at random moments, resumed, and compared with an
 unbroken run.
 
-    python lab/kills.py probe --folder /tmp/kills --kills 50 [--seed 0] [--minutes 10]
-    python lab/kills.py train --folder /tmp/kills --kills 50
-    python lab/kills.py table --folder /tmp/kills
-    python lab/kills.py folders --folder /tmp/kills --kills 60   # two at once, and more: see folders.py
-    python lab/kills.py operations --folder /tmp/kills [--only import] [--step 3]   # see nothing_lost.py
+    python -m lab.kills probe --folder /tmp/kills --kills 50 [--seed 0] [--minutes 10]
+    python -m lab.kills train --folder /tmp/kills --kills 50
+    python -m lab.kills table --folder /tmp/kills
+    python -m lab.kills folders --folder /tmp/kills --kills 60   # two at once, and more: see folders.py
+    python -m lab.kills operations --folder /tmp/kills [--only import] [--step 3]   # see nothing_lost.py
 
 Real processes, real vLLM. A moment is a share of the CPU time of an unbroken run, uniform from its
 start to its end, so that it hits the same work on a busy machine. The signal is a SIGKILL to the
@@ -34,7 +34,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from broken import differences, half_files, left_over, look, phase
+from lab.broken import differences, half_files, left_over, look, phase
 
 COMMANDS = {
     "probe": (
@@ -310,12 +310,12 @@ def main() -> None:
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     if options.command == "folders":
-        from folders import all_classes
+        from lab.folders import all_classes
 
         print(all_classes(options.folder, options.kills, options.seed))
         return
     if options.command == "operations":
-        from nothing_lost import all_operations
+        from lab.nothing_lost import all_operations
 
         print(
             all_operations(

@@ -1,9 +1,9 @@
 """Very long traces: time per million tokens, whether memory stays flat, and the gain from a second
 process.
 
-    python lab/long_traces.py                            # 200 million tokens: 4 GB of disk, half an hour
-    python lab/long_traces.py --sizes 5 10 --only six    # a quick run
-    python lab/long_traces.py --top-k 20 --sizes 5 10 20 # with top-K columns: 0.3 GB per million tokens
+    python -m lab.long_traces                            # 200 million tokens: 4 GB of disk, half an hour
+    python -m lab.long_traces --sizes 5 10 --only six    # a quick run
+    python -m lab.long_traces --top-k 20 --sizes 5 10 20 # with top-K columns: 0.3 GB per million tokens
 
 Every measurement is its own process; CPU and wall time exclude its imports, but not those of the
 workers it starts. `decode` reads the same columns as the job and does nothing with them. The line
@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from child import Job, command_line, measure, run_asked
-from clipstats import ALL, COLUMNS, SIX, TOPK
-from traces import SHARD_TOKENS, generate
 
+from lab.child import Job, command_line, measure, run_asked
+from lab.clipstats import ALL, COLUMNS, SIX, TOPK
+from lab.traces import SHARD_TOKENS, generate
 from mismatch_cli.processes.workers import Workers
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.trace.reader import Trace

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broken import differences, files_of, half_files, left_over
-from operations import KILL, Fault, Outcome, attempt, faults
 
+from lab.broken import differences, files_of, half_files, left_over
+from lab.operations import KILL, Fault, Outcome, attempt, faults
 from mismatch_cli.app.cli import run as cli
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import bundled

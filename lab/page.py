@@ -1,7 +1,7 @@
 """The cost of a complete page compared with its numbers: CPU time of both, and the size of the
 page.
 
-    python lab/page.py [--rounds 5] [--check]
+    python -m lab.page [--rounds 5] [--check]
 
 Each round runs the command with `--json` (the numbers: no page, no pictures), without pictures, and
 with its default output, each in its own process and an empty folder. User and system time with
@@ -20,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from startup import seconds
+from lab.startup import seconds
 
 _TARGETS = {"clipstats": 3.0, "report": 2.0}
 _WAYS = {"numbers": ("--json",), "page without pictures": ("--no-plots",), "page": ()}

@@ -1,7 +1,7 @@
 """The cost of the policy-gradient head: loss and gradients from hidden states, compared with three
 matrix products.
 
-    python lab/policy_gradient.py [--tokens 2048] [--hidden 256] [--vocab 151936] [--rounds 3] [--dtype float32]
+    python -m lab.policy_gradient [--tokens 2048] [--hidden 256] [--vocab 151936] [--rounds 3] [--dtype float32]
         [--device cuda]
 
 Time is CPU time of one thread. In every round each variant runs once next to the three products
@@ -32,9 +32,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before importing torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from scoring import peak, reset_peak, seconds, where
 from torch import Tensor
 
+from lab.scoring import peak, reset_peak, seconds, where
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.scoring.head import Head
 from mismatch_cli.models.scoring.policy_gradient import (

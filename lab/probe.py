@@ -1,6 +1,6 @@
 """The cost of `probe` beyond sampling and scoring: prompts, grading, files, analysis, plots, HTML.
 
-    python lab/probe.py [--engine vllm] [--num-prompts 512] [--samples-per-prompt 8]
+    python -m lab.probe [--engine vllm] [--num-prompts 512] [--samples-per-prompt 8]
 
 Wall time of one probe of the bundled model, without imports and loading of models, as a ratio to
 the time inside the engine's `sample` and the trainer's `score` (with the noise). Target: at most

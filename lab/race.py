@@ -1,10 +1,10 @@
 """The race: `train` and its scorer against TRL's, the scorer against a plain script's, `probe`
 against one by hand.
 
-    python lab/race.py train   --trl-python trl-venv/bin/python [--rounds 5] [--threads 1] [--racers own trl …]
-    python lab/race.py train   --trl-python trl-venv/bin/python --threads 2 --racers own-real trl-real
-    python lab/race.py scoring --trl-python trl-venv/bin/python [--rounds 3] [--large]
-    python lab/race.py probe   [--rounds 2] [--sizes 64x4 256x4 1024x8]
+    python -m lab.race train   --trl-python trl-venv/bin/python [--rounds 5] [--threads 1] [--racers own trl …]
+    python -m lab.race train   --trl-python trl-venv/bin/python --threads 2 --racers own-real trl-real
+    python -m lab.race scoring --trl-python trl-venv/bin/python [--rounds 3] [--large]
+    python -m lab.race probe   [--rounds 2] [--sizes 64x4 256x4 1024x8]
 
 TRL has its own environment (rivals/requirements.txt). All racers of a comparison start first, then
 each does one step in turn, round after round: A B A B. The first round warms up and is left out.
@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from turns import Died, Racer
+from lab.turns import Died, Racer
 
 RIVALS, ROOT = Path(__file__).parent / "rivals", Path(__file__).parents[1]
 TARGET = 2.5

@@ -1,10 +1,10 @@
 """Training on several ranks: seconds and memory compared with one rank, and ranks killed at random
 moments.
 
-    python lab/ranks.py race --folder /tmp/ranks [--ranks 1 2] [--steps 6]
-    python lab/ranks.py kills --folder /tmp/ranks --kills 20 [--seed 0]
-    python lab/ranks.py learn --folder /tmp/ranks     # the default command on two ranks, to its end
-    python lab/ranks.py every --folder /tmp/ranks     # three steps by every algorithm, on one rank and on two
+    python -m lab.ranks race --folder /tmp/ranks [--ranks 1 2] [--steps 6]
+    python -m lab.ranks kills --folder /tmp/ranks --kills 20 [--seed 0]
+    python -m lab.ranks learn --folder /tmp/ranks     # the default command on two ranks, to its end
+    python -m lab.ranks every --folder /tmp/ranks     # three steps by every algorithm, on one rank and on two
 
 Real processes, real vLLM unless `--engine hf`. A kill is a SIGKILL of a random rank at a random
 moment, under `--max-restarts`; at the end every step must be in metrics.jsonl once, in order, and

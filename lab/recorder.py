@@ -1,7 +1,7 @@
 """The cost of recording for a run: seconds on its thread, compared with a plain numpy copy of the
 same columns.
 
-    python lab/recorder.py [--responses 512] [--tokens 1000] [--rounds 20] [--every 1] [--check]
+    python -m lab.recorder [--responses 512] [--tokens 1000] [--rounds 20] [--every 1] [--check]
 
 Each round is a step: every column of its responses is copied with `numpy.copy`, then passed to a
 recorder, response by response (`add`) or as padded matrices (`add_padded`, compared with a copy of

@@ -1,6 +1,6 @@
 """The cost of recording the experts of a mixture, of comparing both sides', and of replaying them.
 
-    python lab/routing.py [--layers 8] [--experts 64] [--top-k 8] [--hidden 512] [--rounds 5]
+    python -m lab.routing [--layers 8] [--experts 64] [--top-k 8] [--hidden 512] [--rounds 5]
 
 A random Qwen3-MoE in float32, CPU time of one thread; in every round each variant runs once, in
 turn. Sampling by the Hugging Face engine with and without routes; scoring by the trainer without

@@ -1,7 +1,7 @@
 """The cost of the LM head: log-prob, entropy, rank and log-probs at 20 ids, compared with the plain
 matrix product.
 
-    python lab/scoring.py [--tokens 512] [--hidden 1024] [--vocab 151936] [--rounds 5] [--dtype float32]
+    python -m lab.scoring [--tokens 512] [--hidden 1024] [--vocab 151936] [--rounds 5] [--dtype float32]
         [--device cuda]
 
 Time is CPU time of one thread. In every round each variant runs once next to the plain product `[T,

@@ -1,7 +1,7 @@
 """What commands cost before their first output: CPU time as a ratio to a process that loads numpy
 and pyarrow.
 
-    python lab/startup.py [--rounds 9] [--only gate] [--check] [--python PYTHON --checkout FOLDER]
+    python -m lab.startup [--rounds 9] [--only gate] [--check] [--python PYTHON --checkout FOLDER]
 
 Every command runs in its own process and an empty folder, alternating with `python -c "import
 numpy, pyarrow.parquet"`; medians of the user and system time of both. Bytecode is compiled before

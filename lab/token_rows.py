@@ -1,8 +1,8 @@
 """The cost of a row per token: as one frame, frame by frame, with one more mask, and as exported
 files.
 
-    python lab/token_rows.py                   # 4 million tokens with top-20 columns: 2 GB of disk
-    python lab/token_rows.py --tokens 16000000 # which takes more memory?
+    python -m lab.token_rows                   # 4 million tokens with top-20 columns: 2 GB of disk
+    python -m lab.token_rows --tokens 16000000 # which takes more memory?
 
 Every job runs in its own process with one thread; CPU seconds exclude imports, except for pandas
 (0.3 s).
@@ -14,9 +14,8 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from child import Job, Plan, main
-
 import mismatch_cli
+from lab.child import Job, Plan, main
 from mismatch_cli.trace.reader import Trace
 
 COLUMNS = (

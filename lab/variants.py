@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from faults import FAULTS
-from pool import Pool, Scores
 
+from lab.faults import FAULTS
+from lab.pool import Pool, Scores
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.diagnosis.model import ModelAtHand
 from mismatch_cli.diagnosis.sample import Sample

@@ -19,7 +19,7 @@ import numpy as np
 from mismatch_cli.base.places import FAULTY, bundled_trace
 from mismatch_cli.trace.reader import Trace
 
-FOLDER = Path(__file__).resolve().parent / "dumps" / "token_exports"
+FOLDER = Path(__file__).resolve().parents[2] / "sample_data" / "dumps" / "token_exports"
 RANKS = 2
 VOCABULARY = 2048
 BAND = 0.2  # prime-rl's dppo_mask_low and dppo_mask_high

@@ -22,8 +22,10 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 from rich.table import Table
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))  # lets the script run from any folder, without an installation
+SAMPLE_DATA = Path(__file__).resolve().parents[2] / "sample_data"
+sys.path.insert(
+    0, str(SAMPLE_DATA.parent)
+)  # lets the script run from any folder, without an installation
 
 from lab.makers.measure import load, respond, standard_error  # noqa: E402
 from lab.makers.tokenizer import train_tokenizer  # noqa: E402
@@ -109,7 +111,10 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--output", type=Path, default=HERE, help="for model/ and problems.jsonl (default: here)"
+        "--output",
+        type=Path,
+        default=SAMPLE_DATA,
+        help="for model/ and problems.jsonl (default: here)",
     )
     folder = parser.parse_args().output
     torch.set_num_threads(1)

@@ -25,7 +25,7 @@ from mismatch_cli.probe.config import ProbeConfig, RescoreConfig
 from mismatch_cli.probe.record import record
 from mismatch_cli.probe.rescore import rescore
 
-HERE = Path(__file__).resolve().parent
+SAMPLE_DATA = Path(__file__).resolve().parents[2] / "sample_data"
 RECIPE = Recipe(steps=800, experts=8)
 NAME = "tiny-moe"  # of the model in the manifests
 RESPONSES = 192
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument(
         "--output",
         type=Path,
-        default=HERE / "traces",
+        default=SAMPLE_DATA / "traces",
         help="for the traces (default: traces/ here)",
     )
     arguments = parser.parse_args()
@@ -71,7 +71,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         os.chdir(temporary)  # the manifests name model and problems by their paths from here
         Path(NAME).symlink_to(model)
-        shutil.copy(HERE / "problems.jsonl", ".")
+        shutil.copy(SAMPLE_DATA / "problems.jsonl", ".")
         probe = ProbeConfig(**PROBE)  # type: ignore[arg-type]
         record(probe, Path("moe"), {"flags": flags_of(probe) | {"model": NAME}}, progress)
         flags = {

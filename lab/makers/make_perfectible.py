@@ -31,7 +31,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         curation = curate(CONFIG, Path(folder), {}, progress, confirm=True)
         lines = (Path(folder) / PROBLEMS_FILE).read_text(encoding="utf-8").splitlines()[:PROBLEMS]
-    (Path(__file__).parent / PROBLEMS_FILE).write_text(
+    (Path(__file__).resolve().parents[2] / "sample_data" / PROBLEMS_FILE).write_text(
         "".join(f"{line}\n" for line in lines), encoding="utf-8"
     )
     counts = len(curation.accuracy), len(curation.kept), len(curation.confirmed)

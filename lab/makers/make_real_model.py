@@ -23,7 +23,7 @@ from mismatch_cli.models.weights_note import KEY
 
 NOTE = "4-bit values (GGUF Q4_1) in bfloat16, not the published weights"
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_EXPECTED = Path(__file__).parents[1] / "requirements" / "real-model.sha256"
+_EXPECTED = Path(__file__).parents[2] / "requirements" / "real-model.sha256"
 # transformers does not save a model with the first one
 _LEFT_OUT = ("quantization_config", "_model_name_or_path")
 

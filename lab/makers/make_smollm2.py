@@ -22,6 +22,7 @@ from mismatch_cli.trace.schema import TOPK_COLUMNS
 from mismatch_cli.trace.writer import shard_path, write_shard
 
 HERE = Path(__file__).resolve().parent
+SAMPLE_DATA = HERE.parents[1] / "sample_data"
 QUESTIONS = HERE / "smollm2"
 NAME = "SmolLM2-135M-Instruct"  # as the manifests call the model
 
@@ -73,8 +74,8 @@ def name_the_model(trace: Path, folder: Path) -> None:
 def main() -> None:
     """Records both under a temporary name, and replaces the bundled ones at the end."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, default=HERE.parent / ".real-model")
-    parser.add_argument("--output", type=Path, default=HERE / "traces")
+    parser.add_argument("--model", type=Path, default=SAMPLE_DATA.parent / ".real-model")
+    parser.add_argument("--output", type=Path, default=SAMPLE_DATA / "traces")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary).resolve()

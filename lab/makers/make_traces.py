@@ -39,7 +39,7 @@ from mismatch_cli.trace.schema import TOPK_COLUMNS
 from mismatch_cli.trace.vocabulary import write_vocabulary
 from mismatch_cli.trace.writer import rows_to_table, write_shard
 
-HERE = Path(__file__).resolve().parent
+SAMPLE_DATA = Path(__file__).resolve().parents[2] / "sample_data"
 MODEL = "sample_data/model"
 
 STEPS = 6
@@ -196,11 +196,13 @@ def main() -> None:
     parser.add_argument(
         "--output",
         type=Path,
-        default=HERE / "traces",
+        default=SAMPLE_DATA / "traces",
         help="for the traces (default: traces/ here)",
     )
     output = parser.parse_args().output.resolve()
-    os.chdir(HERE.parent)  # the manifests name the model and the problems by their paths from here
+    os.chdir(
+        SAMPLE_DATA.parent
+    )  # the manifests name the model and the problems by their paths from here
     progress = TerminalProgress(quiet=False)
     with tempfile.TemporaryDirectory() as temporary:
         run = Path(temporary)

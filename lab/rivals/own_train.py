@@ -17,8 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from turns import Turn
-
+from lab.turns import Turn
 from mismatch_cli.base.options import default_of
 from mismatch_cli.train.loop import train
 from mismatch_cli.train.train_config import TrainConfig, load_config

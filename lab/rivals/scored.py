@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from scoring import peak, reset_peak
-from turns import Turn
+from lab.scoring import peak, reset_peak
+from lab.turns import Turn
 
 __all__ = ["ROOT", "Response", "options", "take_turns"]
 

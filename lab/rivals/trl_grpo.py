@@ -24,8 +24,8 @@ from peft import LoraConfig
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
-from turns import Turn
 
+from lab.turns import Turn
 from mismatch_cli.probe.tasks.grading import MathVerify
 
 

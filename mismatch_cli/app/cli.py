@@ -33,7 +33,7 @@ _READER_HAS_LEFT = 0  # `| head` has read enough, which is not a failure
 _ClickError = typer.BadParameter.__mro__[2]
 
 
-_COMMANDS = "mismatch_cli.app.commands"
+_COMMANDS = "mismatch_cli.*.commands.NAME"
 _PANELS = {  # of `--help`, in the order in which users need them
     "Measure": ("probe", "report", "compare", "verdict"),
     "Explain": ("diagnose", "bisect", "clipstats", "algorithms", "guide"),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mismatch_cli.base import registry
 from mismatch_cli.base.places import bundled_names
+from mismatch_cli.frameworks import DASHBOARDS
 
 # Of a run, a trace, a training run
 _MARKS = ("trace/manifest.json", "manifest.json", "metrics.jsonl")
@@ -39,7 +40,7 @@ def runs() -> list[str]:
 
 def frameworks() -> list[str]:
     """Frameworks whose metrics are known."""
-    return registry.names("mismatch_cli.frameworks.dialects")
+    return registry.names(DASHBOARDS)
 
 
 def limits() -> list[str]:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from mismatch_cli.app.common import Common
     from mismatch_cli.studies.study import Study
     from mismatch_cli.trace.reader import Trace
-    from mismatch_cli.train.studies.training import TrainingAnalysis
 
 _NEAREST = 3  # names that an unknown one is answered with
 # The studies of a trace, each with the word of its progress bar
@@ -106,7 +105,7 @@ def _drawn_elsewhere(name: str, plot: str) -> UsageError:
 
 
 def draw_training(
-    study_of_runs: Callable[[], TrainingAnalysis], name: str, place: Place, common: Common
+    study_of_runs: Callable[[], Study], name: str, place: Place, common: Common
 ) -> None:
     """Draw a figure of training runs."""
     choices = choices_in(name, (_TRAINING,))

@@ -15,9 +15,6 @@ from mismatch_cli.app.common import Common
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.base.extras import require
 from mismatch_cli.base.options import resumed
-from mismatch_cli.bisect.experiments import FILE_NAME as SEARCH_FILE
-from mismatch_cli.bisect.experiments import read_search
-from mismatch_cli.bisect.search_config import BisectConfig
 from mismatch_cli.models.adapters import check_adapter, read_adapter
 from mismatch_cli.models.engines import check_settings
 from mismatch_cli.models.loading import (
@@ -27,21 +24,21 @@ from mismatch_cli.models.loading import (
     known_vocabulary,
 )
 from mismatch_cli.models.torch_settings import check_threads
-from mismatch_cli.probe.config import CurateConfig, ProbeConfig, RescoreConfig, RolloutConfig
+from mismatch_cli.probe.config import CurateConfig, RolloutConfig
 from mismatch_cli.probe.from_manifest import settings_of
+from mismatch_cli.probe.settings import Recorded
 from mismatch_cli.probe.tasks.grading import gradable
 from mismatch_cli.probe.tasks.prompts import check_prompts, load_problems
 from mismatch_cli.probe.tasks.rewards import check_reward, is_own
 from mismatch_cli.probe.tasks.source_rows import is_local
-from mismatch_cli.trace.manifest import FILE_NAME, read_manifest, trace_folder
+from mismatch_cli.trace.manifest import read_manifest, trace_folder
 from mismatch_cli.trace.ours import results_in
 from mismatch_cli.trace.run_folder import run_folder
 from mismatch_cli.trace.work import begun_beside, drop_begun, replacing_when_complete
 
 _ADAPTERS = ("engine_adapter", "scorer_adapter")
 _LOOKED_AT = (*_ADAPTERS, "model", "scorer", "attn", "threads", "device_map")
-_Config = TypeVar("_Config", ProbeConfig, CurateConfig, RescoreConfig, BisectConfig)
-_SEARCH = "bisect"  # keeps its flags beside its legs; it has no trace of its own
+_Config = TypeVar("_Config", bound=Recorded)
 
 
 @contextmanager
@@ -76,27 +73,27 @@ def prepared_run(
     check(config, folder)
     if not common.resume:
         _check_inputs(config, command)
-    resumable = _is_resumable(folder, command)
+    resumable = _is_resumable(folder, kind, command)
     with (
         run_folder(folder, resume=common.resume, force=common.force, resumable=resumable),
-        _work_folder(folder, command, force=common.force) as work,
+        _work_folder(folder, kind, force=common.force) as work,
     ):
         if not common.resume:
             yield config, work, {"command": command, "flags": recorded}
             return
-        manifest = _manifest_to_resume(work, command)
+        manifest = _manifest_to_resume(work, kind, command)
         typed, before = _typed(context), manifest["flags"]
         recorded = resumed(kind, recorded, typed, before) | settings_of(kind, before, typed, folder)
         yield kind.from_flags(recorded), work, manifest | {"flags": recorded}
 
 
 @contextmanager
-def _work_folder(folder: Path, command: str, *, force: bool) -> Iterator[Path]:
+def _work_folder(folder: Path, kind: type[Recorded], *, force: bool) -> Iterator[Path]:
     """Where to record: beside an older run that is replaced, where such a run was begun, or in
     the folder itself.
     """
     begun = begun_beside(folder)
-    if begun is not None and not force and not _note_of(begun, command).is_file():
+    if begun is not None and not force and not (begun / kind.NOTE).is_file():
         drop_begun(folder)  # killed before there was anything to resume
         begun = None
     if begun is None and not (force and results_in(folder)):
@@ -138,9 +135,7 @@ def _flags_of(run: Path, command: str) -> dict[str, Any]:
     return dict(flags)
 
 
-def _check_inputs(
-    config: ProbeConfig | CurateConfig | RescoreConfig | BisectConfig, command: str
-) -> None:
+def _check_inputs(config: Recorded, command: str) -> None:
     """Check every model, adapter and file on this machine before creating a folder; a resumed run
     has been checked.
 
@@ -197,26 +192,21 @@ def _typed(context: typer.Context) -> set[str]:
     }
 
 
-def _is_resumable(folder: Path, command: str) -> bool:
+def _is_resumable(folder: Path, kind: type[Recorded], command: str) -> bool:
     try:
-        _manifest_to_resume(folder, command)
+        _manifest_to_resume(folder, kind, command)
     except MismatchError:
         return False
     return True
 
 
-def _manifest_to_resume(folder: Path, command: str) -> dict[str, Any]:
-    if not _note_of(folder, command).is_file():
+def _manifest_to_resume(folder: Path, kind: type[Recorded], command: str) -> dict[str, Any]:
+    if not (folder / kind.NOTE).is_file():
         raise MismatchError(f"{folder} has no run to resume. Start one without --resume.")
-    manifest = read_search(folder) if command == _SEARCH else read_manifest(folder / "trace")
+    manifest = kind.read_note(folder)
     if not isinstance(manifest.get("flags"), dict) or manifest.get("command", command) != command:
         raise MismatchError(
             f"{folder} was not written by `{command}`, so it cannot be resumed. Choose another "
             "--output."
         )
     return manifest
-
-
-def _note_of(folder: Path, command: str) -> Path:
-    """The file that makes a folder one of a run to resume."""
-    return folder / SEARCH_FILE if command == _SEARCH else folder / "trace" / FILE_NAME

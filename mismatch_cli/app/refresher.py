@@ -132,14 +132,13 @@ class Refresher:
 
 def _draw(output: Path, folders: Sequence[Path], *, pictures: bool, final: bool) -> None:
     """Draw the report of the runs that have started."""
+    from mismatch_cli.studies.programs import training_study
     from mismatch_cli.studies.watch_state import watch_state
-    from mismatch_cli.train.studies.runs import read_runs
-    from mismatch_cli.train.studies.training import TrainingAnalysis
 
     begun = [folder for folder in folders if (folder / "metrics.jsonl").is_file()]
     common = Common(quiet=True, no_plots=not pictures)
     # Of `train`, there is no watch
-    study = TrainingAnalysis.of(read_runs(begun), watch_state(output))
+    study = training_study(begun).study_of(begun, watched=watch_state(output))
     common.show(study, output, reload_seconds=0 if final else _RELOAD_SECONDS)
 
 

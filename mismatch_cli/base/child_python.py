@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 # Any text switches it on; this one says that the user did not
 _SAFE_PATH, _OURS = "PYTHONSAFEPATH", "mismatch-cli"
-_CHECKOUT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_CHECKOUT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 
 
 def command(module: str, *arguments: str) -> list[str]:

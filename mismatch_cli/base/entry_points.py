@@ -21,16 +21,22 @@ from mismatch_cli.base.errors import MismatchError, first_line
 from mismatch_cli.base.extras import not_installed
 
 _IN_EVERY_IMPORTER = ("TITLE", "FILES", "ENABLE", "PI", "HOLDS", "SHIFT", "PADDING", "AVERAGING")
-_NEEDED = {  # what a module of each folder must define
+_NEEDED = {  # what a module of each group must define
     "importers": (*_IN_EVERY_IMPORTER, "recognises", "blocks"),
     "engines": ("REMOTE", "TAKES_WEIGHTS", "MEMORY_SHARE", "create"),
     "trust_regions": ("trust_region",),
     "weights": ("weight",),
-    "diagnosis.checks": ("NAME", "STAGE", "TITLE", "CAUSE", "CHANGE", "SOURCE", "check"),
+    "checks": ("NAME", "STAGE", "TITLE", "CAUSE", "CHANGE", "SOURCE", "check"),
     "dialects": ("LINES", "WHEN"),
 }
+# The group of entry points that each registry includes
 GROUPS = {
-    f"mismatch_cli.{folder}": f"mismatch_cli.{folder.rpartition('.')[2]}" for folder in _NEEDED
+    "mismatch_cli.frameworks.NAME.importer": "mismatch_cli.importers",
+    "mismatch_cli.frameworks.NAME.metrics": "mismatch_cli.dialects",
+    "mismatch_cli.models.engines": "mismatch_cli.engines",
+    "mismatch_cli.rules.trust_regions": "mismatch_cli.trust_regions",
+    "mismatch_cli.rules.weights": "mismatch_cli.weights",
+    "mismatch_cli.diagnosis.checks": "mismatch_cli.checks",
 }
 # Must not contain what separates names and parameters
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -54,7 +60,7 @@ class EntryPoint(NamedTuple):
 
 
 def beside(package: str, taken: Collection[str]) -> Mapping[str, EntryPoint]:
-    """The entry points of a folder's group by name; unusable ones are left out, and `ignored`
+    """The entry points of a registry's group by name; unusable ones are left out, and `ignored`
     says why.
     """
     found: dict[str, EntryPoint] = {}
@@ -119,7 +125,9 @@ def load(package: str, point: EntryPoint, kind: str) -> ModuleType:
             f"the package, or: pip uninstall {point.package}"
         ) from error
     lacking = [
-        name for name in _NEEDED[package.removeprefix("mismatch_cli.")] if not hasattr(module, name)
+        name
+        for name in _NEEDED[GROUPS[package].removeprefix("mismatch_cli.")]
+        if not hasattr(module, name)
     ]
     if lacking:
         raise MismatchError(

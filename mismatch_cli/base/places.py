@@ -14,12 +14,10 @@ from typing import Any
 TRAINING = "smollm2-training"  # what commands read without an argument
 FAULTY = "fp8-kv"  # or this: six steps, with a setting to find and a limit to exceed
 BUNDLED_MODEL = "sample_data/model"  # its name in the manifests of bundled traces
-_IN_WHEEL = Path(__file__).parent / "sample_data"
-_IN_CHECKOUT = Path(__file__).parent.parent / "sample_data"
-_GUIDE_IN_WHEEL, _GUIDE_IN_CHECKOUT = (
-    Path(__file__).parent / "guide",
-    Path(__file__).parent.parent / "docs",
-)
+PACKAGE = Path(__file__).parents[1]
+# pyproject.toml copies both folders into the package when a wheel is built
+_IN_WHEEL, _IN_CHECKOUT = PACKAGE / "sample_data", PACKAGE.parent / "sample_data"
+_GUIDE_IN_WHEEL, _GUIDE_IN_CHECKOUT = PACKAGE / "guide", PACKAGE.parent / "docs"
 
 
 def bundled(name: str) -> Path:

@@ -1,12 +1,15 @@
 """A folder is its own registry: the file name is the public name, and listing names imports
 nothing.
 
-Some folders also include the entry points of installed packages (`entry_points.py`).
+A registry is named by its package, `mismatch_cli.rules.trust_regions`, or by a pattern in which
+`NAME` is what the public name is read from: `mismatch_cli.frameworks.NAME.importer` has a folder
+for each name, and `mismatch_cli.*.commands.NAME` is spread over all rooms, so that a program
+brings its own. Some registries also include the entry points of installed packages
+(`entry_points.py`).
 """
 
 import difflib
 import importlib
-import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -18,6 +21,8 @@ from mismatch_cli.base import entry_points
 from mismatch_cli.base.entry_points import EntryPoint
 from mismatch_cli.base.errors import UsageError
 
+_ROOMS = Path(__file__).parents[1]
+_NAME = "NAME"
 _NEAR = 0.5  # similarity at which a name counts as misspelled
 _MOST_LISTED = 16  # more names are a wall that nobody reads: three lines at 80 characters
 
@@ -31,23 +36,39 @@ def names_file(specs: str | Iterable[str]) -> bool:
 
 
 def names(package: str) -> list[str]:
-    """The public names of a package folder and of its entry points."""
-    return sorted([*_own(package), *installed(package)])
+    """The public names of a registry: its own files', and its entry points'."""
+    return sorted([*modules(package), *installed(package)])
 
 
-def _own(package: str) -> list[str]:
-    """`binary_tv.py` is `binary-tv`; a leading underscore marks a helper."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError(f"{package} is not a package")
-    folder = Path(next(iter(spec.submodule_search_locations)))
-    return [p.stem.replace("_", "-") for p in folder.glob("*.py") if not p.stem.startswith("_")]
+def modules(package: str) -> dict[str, str]:
+    """The modules of a registry by public name, without entry points."""
+    return {
+        name: ".".join(path.relative_to(_ROOMS.parent).with_suffix("").parts)
+        for name, path in files(package).items()
+    }
+
+
+def files(package: str) -> dict[str, Path]:
+    """The files of a registry by public name: `binary_tv.py` is `binary-tv`, and a leading
+    underscore marks a helper.
+    """
+    parts = package.split(".")[1:]
+    if _NAME not in parts:
+        parts.append(_NAME)
+    place = parts.index(_NAME)
+    anywhere = ["*" if part == _NAME else part for part in parts]
+    by_name = {}
+    for path in _ROOMS.glob("/".join(anywhere) + ".py"):
+        name = path.relative_to(_ROOMS).with_suffix("").parts[place]
+        if not name.startswith("_"):
+            by_name[name.replace("_", "-")] = path
+    return by_name
 
 
 @cache
 def installed(package: str) -> Mapping[str, EntryPoint]:
-    """What other packages add to a folder, by name; empty if the folder has no entry points."""
-    return entry_points.beside(package, _own(package)) if package in entry_points.GROUPS else {}
+    """What other packages add to a registry, by name; empty if it has no entry points."""
+    return entry_points.beside(package, modules(package)) if package in entry_points.GROUPS else {}
 
 
 def check(package: str, name: str, kind: str) -> None:
@@ -62,7 +83,7 @@ def load(package: str, name: str, kind: str) -> ModuleType:
     check(package, name, kind)
     if foreign := installed(package).get(name):
         return entry_points.load(package, foreign, kind)
-    return importlib.import_module(f"{package}.{name.replace('-', '_')}")
+    return importlib.import_module(modules(package)[name])
 
 
 @cache

@@ -7,11 +7,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.base.options import ADAPTER, DATA, MODEL, setting
 from mismatch_cli.base.places import bundled, bundled_names
+from mismatch_cli.bisect.experiments import FILE_NAME as SEARCH
+from mismatch_cli.bisect.experiments import read_search
 from mismatch_cli.models.engines import engine_names
 from mismatch_cli.models.torch_settings import DTYPES
 from mismatch_cli.probe.config import ProbeConfig
@@ -36,6 +38,9 @@ of_search = partial(setting, panel="Search")
 @dataclass(frozen=True, kw_only=True)
 class BisectConfig(ThreadSettings, Recorded):
     """What to search, with which models, and for how long."""
+
+    NOTE: ClassVar[str] = SEARCH  # a search has legs, and no trace of its own
+    read_note = staticmethod(read_search)
 
     trace: str = setting(
         lambda: str(bundled("traces") / "bfloat16"),

@@ -15,12 +15,12 @@ from mismatch_cli.diagnosis.sample import NO_LIMIT
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.rules.batch import TokenBatch
-from mismatch_cli.trace.foreign import unpacked_flags
+from mismatch_cli.trace.foreign import UNCERTAIN, unpacked_flags
 
 SIDES = ("logp_rollout", "logp_trainer", "logp_recomputed")
 ROUNDING = 1e-6  # nats: a float32 log-softmax can end this far above 0
-# Nats: if the other side is below this, an exact 0.0 was not computed, not even under top-p
-UNCERTAIN = -1.0
+
+
 _RUN = 3  # placeholders next to each other
 _NEARLY = -0.05  # nats
 _Z = 3.0  # standard deviations of a count

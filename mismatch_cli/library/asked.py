@@ -5,16 +5,13 @@ anything reads a trace.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mismatch_cli.base import registry
-from mismatch_cli.base.errors import MismatchError, UsageError
+from mismatch_cli.base.errors import UsageError
 
 if TYPE_CHECKING:
     from mismatch_cli.limits.limit_sets import LimitSet
     from mismatch_cli.rules.algorithms.algorithm import Algorithm
-    from mismatch_cli.train.studies.training import TrainingAnalysis
 
 
 def algorithms(
@@ -56,42 +53,6 @@ def two_algorithms(named: Sequence[str]) -> tuple[str, str] | None:
         )
     own, rival = named
     return own, rival
-
-
-def with_claim(study: TrainingAnalysis, named: tuple[str, str]) -> TrainingAnalysis:
-    """The study with the claim that the first algorithm learns faster than the second.
-
-    Raises a `UsageError` for an algorithm that no run used, a `MismatchError` where their runs
-    learned different tasks.
-    """
-    held = list(dict.fromkeys(run.algorithm for run in study.runs))
-    own, rival = (_of_runs(name, held) for name in named)
-    claimed = replace(study, claimed=(own, rival))
-    if not claimed.claims:
-        raise MismatchError(
-            f"{own} and {rival} learned different tasks (model, problems, reward or environment), "
-            "so their rewards are not comparable. Name runs of one task."
-        )
-    return claimed
-
-
-def _of_runs(name: str, held: Sequence[str]) -> str:
-    """The algorithm as the runs call it, by this name or an alias of it."""
-    from mismatch_cli.rules.algorithms.parse import find
-    from mismatch_cli.rules.algorithms.table import ALIASES
-
-    by_name = {ALIASES.get(each, each): each for each in held} | {each: each for each in held}
-    used = by_name.get(name) or by_name.get(ALIASES.get(name, name))
-    if used is not None:
-        return used
-    hold = f"The runs hold: {', '.join(held)}."
-    near = registry.meant(name, held)
-    if not near and not registry.names_file(name):
-        try:
-            find(name)
-        except UsageError as error:
-            raise UsageError(f"{error}. {hold}") from None
-    raise UsageError(f"No run used {name}. {near}{hold}")
 
 
 def with_parameters(names: Sequence[str], parameters: Mapping[str, Any]) -> list[str]:

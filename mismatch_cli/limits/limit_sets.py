@@ -12,15 +12,17 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from mismatch_cli.base import registry
 from mismatch_cli.base.errors import MismatchError, UsageError, unreadable
 from mismatch_cli.base.registry import unknown
 from mismatch_cli.base.text import parsed_toml
 from mismatch_cli.metrics.pairs import PAIRS
 
-PRESETS = Path(__file__).parent / "published_limits"
+PRESETS = Path(__file__).parent / "published"
 DEFAULT = "prime-rl"
 
 DIAGNOSIS, FAULTS = "diagnosis", "faults"
+_CHECKS = "mismatch_cli.diagnosis.checks"
 VALUE, WHOLE_INTERVAL = "value", "surely"
 _BOUNDS = {  # in words
     "max": "≤ {}",
@@ -151,13 +153,12 @@ def _of_table(metric: str, table: Mapping[str, Any], decide: str, where: str) ->
 
 
 def _check_metric(metric: str, where: str) -> None:
-    from mismatch_cli.diagnosis.diagnose import names as checks
     from mismatch_cli.frameworks import dialects
     from mismatch_cli.metrics.gap_table import METRICS
 
     framework, colon, name = metric.partition(":")
     if framework == DIAGNOSIS:
-        _check_known("check", [name], (FAULTS, *checks()), where)
+        _check_known("check", [name], (FAULTS, *registry.names(_CHECKS)), where)
         return
     try:
         known = [line.name for line in dialects.lines(framework)] if colon else list(METRICS)

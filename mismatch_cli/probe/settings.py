@@ -2,10 +2,12 @@
 configurations.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.base.options import ADAPTER, DATA, MODEL, build, check, setting
@@ -25,6 +27,7 @@ from mismatch_cli.probe.tasks.answers import (
 )
 from mismatch_cli.probe.tasks.prompts import A_FIELD, TEMPLATE_HELP, TEMPLATES
 from mismatch_cli.probe.tasks.rewards import is_own
+from mismatch_cli.trace.manifest import FILE_NAME, read_manifest
 
 EQUAL, NEWER = "equal", "newer"
 _DTYPE: dict[str, Any] = {"choices": ("dtype", DTYPES)}
@@ -36,8 +39,23 @@ of_engine, of_trainer, of_weights = (
 )
 
 
-class Recorded:
+@dataclass(frozen=True, kw_only=True)
+class Recorded(ABC):
     """What the configurations of all commands that record have in common."""
+
+    NOTE: ClassVar[str] = f"trace/{FILE_NAME}"  # the file that makes a folder one to resume
+
+    @staticmethod
+    def read_note(folder: Path) -> dict[str, Any]:
+        """What that file says of the run, its flags among it; a `MismatchError` if it is
+        damaged.
+        """
+        return read_manifest(folder / "trace")
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What the run folder is named after."""
 
     def __post_init__(self) -> None:
         check(self, typed=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_PLOTS = "mismatch_cli.report.plots"
+_PLOTS = "mismatch_cli.*.plots.NAME"
 _STUDY = "mismatch"  # of a plot that names none
 
 
@@ -69,8 +69,7 @@ def plot_names() -> list[str]:
 def first_lines() -> dict[str, str]:
     """What each plot draws, as its file begins; imports none of them."""
     lines = {}
-    for name in plot_names():
-        source = Path(__file__).parent / "plots" / f"{name.replace('-', '_')}.py"
+    for name, source in registry.files(_PLOTS).items():
         lines[name] = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
     return lines
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.base.text import parsed_json
-from mismatch_cli.trace.manifest import WATCH_FILE
+from mismatch_cli.trace.training_folder import WATCH_FILE
 
 # Of a limit; an alarm's pair may be one that the trace chose
 LIMIT_KEYS = ("limits", "metric", "bound", "threshold")

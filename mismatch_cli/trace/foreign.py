@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 MOST_ID = 2**31 - 1  # token ids are int32 in a trace
+# Nats: if the other side is below this, an exact 0.0 was not computed, not even under top-p
+UNCERTAIN = -1.0
 WRONG_VALUE, WRONG_TYPE = pa.ArrowInvalid, pa.ArrowTypeError  # what `exact` raises
 
 

@@ -23,13 +23,13 @@ from mismatch_cli.trace.contents import check_contents, damaged
 from mismatch_cli.trace.drafts import finish_exchanges
 from mismatch_cli.trace.files import write_atomically
 from mismatch_cli.trace.stores import StoreError, decoding, is_store, located
+from mismatch_cli.trace.training_folder import WATCH_FILE, training_runs
 
 FILE_NAME = "manifest.json"
 FORMAT_NAME = "mismatch-cli trace"
 FORMAT_VERSION = 1
 VOCABULARY, SHARD = "vocab.parquet", "shard-{:05d}.parquet"
 # Of a training run; of a folder of `watch`, beside metrics too
-_METRICS, WATCH_FILE = "metrics.jsonl", "watch.json"
 _NEAR_PATH = 0.7  # similarity; other folders have similar names by chance
 _TRACES_IN_RUNS = ("*/trace/", "*/", "*/traces/step-*/")  # in a folder of runs
 _RENEW = "Record the trace again, or restore the file."
@@ -89,16 +89,6 @@ def missing(path: Path) -> MismatchError:
     return MismatchError(
         f"{path} does not exist. {hint}Name a run folder that `mismatch-cli` wrote{also}."
     )
-
-
-def training_runs(folder: Path) -> list[Path]:
-    """The folder of a training run, or the folders of several in it; those of `watch` have the
-    same file.
-    """
-    if (folder / _METRICS).is_file():
-        return [folder]
-    found = (file.parent for file in folder.glob(f"*/{_METRICS}"))
-    return sorted(run for run in found if not (run / WATCH_FILE).is_file())
 
 
 def run_folder_of(folder: Path) -> Path:

@@ -12,9 +12,9 @@ from mismatch_cli.base.errors import MismatchError, unreadable
 from mismatch_cli.base.text import parsed_json
 from mismatch_cli.frameworks.importing import KINDS, PICKLES
 from mismatch_cli.trace.drafts import UNFINISHED
-from mismatch_cli.trace.manifest import WATCH_FILE
 from mismatch_cli.trace.ours import LOCK
 from mismatch_cli.trace.run_folder import check_apart, claimed
+from mismatch_cli.trace.training_folder import WATCH_FILE
 
 FORMAT = "mismatch-cli watch"
 _SETTING = "prompts_per_step"  # of `train`: other programs write a config.toml too

@@ -20,8 +20,7 @@ from mismatch_cli.limits.limit_sets import Limit
 from mismatch_cli.studies.gate import Check, row_of
 from mismatch_cli.studies.watch_state import LIMIT_KEYS, limit_name
 from mismatch_cli.trace.files import could_not_write, open_to_append, replacing, write_atomically
-from mismatch_cli.trace.manifest import WATCH_FILE
-from mismatch_cli.train.studies.runs import METRICS
+from mismatch_cli.trace.training_folder import METRICS, WATCH_FILE
 from mismatch_cli.watch.folders import FORMAT, state_in
 from mismatch_cli.watch.training_run import Lines
 

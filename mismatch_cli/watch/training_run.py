@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.text import parsed_json
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.train.studies.runs import CONFIG, METRICS, read_config
+from mismatch_cli.trace.training_folder import CONFIG, METRICS, read_config
 
 _AT_ONCE = 2**22  # bytes
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from pool import Pool, gather_tables
-from variants import add_variants
 
+from lab.pool import Pool, gather_tables
+from lab.variants import add_variants
 from mismatch_cli.base.places import bundled
 from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
 from mismatch_cli.diagnosis.evidence import Finding

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import bookkeeping
 import numpy as np
 import pytest
-from pool import gather_tables
 
+from lab import bookkeeping
+from lab.pool import gather_tables
 from mismatch_cli.diagnosis.alignment import HeadCollector, find_exchanges
 from mismatch_cli.diagnosis.checks import repetition_penalty, temperature
 from mismatch_cli.diagnosis.counts import Copies, content_hashes

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from faults import FAULTS, in_steps
-from pool import gather_tables
 
+from lab.faults import FAULTS, in_steps
+from lab.pool import gather_tables
 from mismatch_cli.diagnosis.diagnose import PRECISION_STAGE, diagnose, module, names
 from mismatch_cli.metrics.pairs import PAIRS
 from tests.diagnosis.conftest import judged, whole

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from pool import Pool
 
+from lab.pool import Pool
 from mismatch_cli.base.places import bundled
 from mismatch_cli.diagnosis.evidence import Gathering, Limits
 from mismatch_cli.metrics.pairs import PAIRS

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from faults import FAULTS
-from pool import Pool, gather_tables
 from transformers import AutoModelForCausalLM
-from variants import model_at_hand
 
+from lab.faults import FAULTS
+from lab.pool import Pool, gather_tables
+from lab.variants import model_at_hand
 from mismatch_cli.diagnosis import hypotheses
 from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
 from mismatch_cli.diagnosis.model import AS_RECORDED, rounded_to

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from pool import Pool
 
+from lab.pool import Pool
 from mismatch_cli.diagnosis.alignment import real_gap
 from mismatch_cli.diagnosis.checks import credit as credit_check
 from mismatch_cli.diagnosis.checks import not_as_sampled, stored_values

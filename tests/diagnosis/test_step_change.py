@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from faults import of_eight_steps, widened
-from pool import Pool, gather_tables
 
+from lab.faults import of_eight_steps, widened
+from lab.pool import Pool, gather_tables
 from mismatch_cli.diagnosis import by_step
 from mismatch_cli.diagnosis.by_step import StepGaps, Windows, change_of
 from mismatch_cli.diagnosis.checks import growth_over_steps, step_change, uneven_responses

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pool import Pool, gather_tables
-from variants import model_at_hand
 
+from lab.pool import Pool, gather_tables
+from lab.variants import model_at_hand
 from mismatch_cli.base.places import bundled
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.diagnosis import other_weights

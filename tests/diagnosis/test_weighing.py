@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from faults import FAULTS
-from pool import Pool, gather_tables
 
+from lab.faults import FAULTS
+from lab.pool import Pool, gather_tables
 from mismatch_cli.diagnosis.diagnose import Diagnosis, Unexplained, diagnose
 from mismatch_cli.diagnosis.evidence import Finding
 from mismatch_cli.limits.expected import Expected

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from faults import (
+
+from lab.faults import (
     biased_token,
     minus_entropy,
     mixed_with_uniform,
@@ -17,8 +18,7 @@ from faults import (
     response_mean,
     running_sum,
 )
-from pool import Pool, gather_tables
-
+from lab.pool import Pool, gather_tables
 from mismatch_cli.diagnosis.diagnose import FLOOR_STAGE, Diagnosis, diagnose, module
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.report.pages._diagnosis_screen import _words

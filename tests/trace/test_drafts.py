@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from operations import KILL, attempt, faults
 
+from lab.operations import KILL, attempt, faults
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.trace.drafts import draft, files_in, remove_unfinished
 from mismatch_cli.trace.files import replacing, replacing_entries, replacing_folder, write_named

@@ -17,12 +17,12 @@ from mismatch_cli.base.errors import UsageError, suggest
 from mismatch_cli.base.options import flags, saying, setting
 from mismatch_cli.base.places import FAULTY, bundled, bundled_trace
 from mismatch_cli.base.sampling import SamplingSettings
+from mismatch_cli.frameworks import IMPORTERS
 from mismatch_cli.limits.both_sides import DTYPES, stated
 
 if TYPE_CHECKING:
     from mismatch_cli.frameworks.importing.driver import Import
 
-_PACKAGE = "mismatch_cli.frameworks.importing"
 of_sampling = partial(setting, panel="Sampling")
 # `auto`, which other commands know, states nothing
 of_side = partial(setting, None, flag=False, choices=("dtype", (*DTYPES, "auto")))
@@ -40,7 +40,7 @@ def command(
     format: str | None = setting(
         None,
         "Format of the dump.",
-        choices=("format", partial(registry.names, _PACKAGE)),
+        choices=("format", partial(registry.names, IMPORTERS)),
         show_default="detected",
     ),
     formats: bool = setting(False, "List the formats and what each contains."),
@@ -261,7 +261,7 @@ def _tell(imported: dict[str, Any], folder: Path, common: Common) -> None:
 def _print_formats(as_json: bool) -> None:
     from mismatch_cli.frameworks.importing.driver import facts
 
-    found = {name: facts(name) for name in registry.names(_PACKAGE)}
+    found = {name: facts(name) for name in registry.names(IMPORTERS)}
     if as_json:
         print_json(found)
         return

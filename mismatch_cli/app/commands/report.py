@@ -20,8 +20,8 @@ from mismatch_cli.base.errors import UsageError, suggest
 from mismatch_cli.base.options import flags, saying, setting
 
 if TYPE_CHECKING:
+    from mismatch_cli.studies.study import Study
     from mismatch_cli.trace.reader import Trace
-    from mismatch_cli.train.studies.training import TrainingAnalysis
 
 _ALL = "all"  # frameworks
 _REPORT = Path("report")  # the folder if no run is named
@@ -88,7 +88,7 @@ def command(
         _check_only_printed(dialect, export, common)
         _print_as(dialect, traces, common)
         return
-    from mismatch_cli.trace.manifest import training_runs
+    from mismatch_cli.trace.training_folder import training_runs
 
     training = [run for path in traces or [] for run in training_runs(path)]
     own = traces[0] if traces and len(traces) == 1 else None
@@ -161,14 +161,12 @@ def _own_folder(named: list[Path]) -> Path | None:
     return None if own is None or is_bundled(own) or is_store(own) else own
 
 
-def _study_of(runs: list[Path], claimed: tuple[str, str] | None) -> TrainingAnalysis:
+def _study_of(runs: list[Path], claimed: tuple[str, str] | None) -> Study:
     """The training runs; `claimed`: with whether the first algorithm learns faster."""
-    from mismatch_cli.library import asked
-    from mismatch_cli.train.studies.runs import read_runs
-    from mismatch_cli.train.studies.training import TrainingAnalysis
+    from mismatch_cli.studies.programs import training_study
 
-    study = TrainingAnalysis.of(read_runs(runs))
-    return study if claimed is None else asked.with_claim(study, claimed)
+    study: Study = training_study(runs).study_of(runs, claimed)
+    return study
 
 
 def _report_training(
@@ -176,7 +174,6 @@ def _report_training(
 ) -> None:
     """Report into the folder of the run or runs, unless --output names another."""
     from mismatch_cli.trace.run_folder import folder_of_runs, report_folder
-    from mismatch_cli.train.studies.training import TrainingAnalysis
 
     folder, in_own = _place(own, common)
     study = _study_of(runs, claimed)
@@ -184,9 +181,9 @@ def _report_training(
         common.show(study, None)
         return
     if in_own and runs != [own]:
-        held = folder_of_runs(folder, TrainingAnalysis.FORMAT)
+        held = folder_of_runs(folder, study.FORMAT)
     else:
-        held = report_folder(folder, TrainingAnalysis.FORMAT, force=common.force, own=in_own)
+        held = report_folder(folder, study.FORMAT, force=common.force, own=in_own)
     with held:
         common.show(study, folder)
 

@@ -15,6 +15,7 @@ from mismatch_cli.app.completions import frameworks
 from mismatch_cli.base import registry
 from mismatch_cli.base.errors import UsageError, suggest
 from mismatch_cli.base.options import flags, setting
+from mismatch_cli.frameworks import DASHBOARDS
 from mismatch_cli.limits.both_sides import DTYPES, stated
 from mismatch_cli.models.torch_settings import KV_CACHE_DTYPES
 
@@ -97,13 +98,9 @@ def _parsed(words: Sequence[str], without_numbers: bool) -> tuple[str, list[tupl
     """The framework (empty if none was named), and each metric with its value."""
     framework = words[0] if words and "=" not in words[0] else ""
     if framework and framework != _OWN:
-        if (
-            len(words) == 1
-            and not without_numbers
-            and framework not in registry.names("mismatch_cli.frameworks.dialects")
-        ):
+        if len(words) == 1 and not without_numbers and framework not in registry.names(DASHBOARDS):
             _number(framework)  # not a framework but a metric without a value
-        registry.check("mismatch_cli.frameworks.dialects", framework, "framework")
+        registry.check(DASHBOARDS, framework, "framework")
     rest = words[bool(framework) :]
     if framework and not rest and not without_numbers:
         raise UsageError(

@@ -4,10 +4,11 @@ from collections.abc import Collection
 
 import numpy as np
 
-from mismatch_cli.diagnosis.counts import UNCERTAIN, ZeroCounts
+from mismatch_cli.diagnosis.counts import ZeroCounts
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
 from mismatch_cli.diagnosis.power import certain, clear, percent
 from mismatch_cli.diagnosis.sample import Sample
+from mismatch_cli.trace.foreign import UNCERTAIN
 
 NAME, STAGE = "placeholders", 1
 TITLE = "Placeholders instead of log-probabilities"

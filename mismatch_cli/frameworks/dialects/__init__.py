@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 
 from mismatch_cli.base import registry
+from mismatch_cli.frameworks import DASHBOARDS
 from mismatch_cli.frameworks.dialects._line import (
     COMPARES,
     UPDATE,
@@ -48,20 +49,20 @@ __all__ = [
 
 def names() -> list[str]:
     """The frameworks whose metrics are known."""
-    return registry.names(__name__)
+    return registry.names(DASHBOARDS)
 
 
 def lines(framework: str) -> tuple[Line, ...]:
     """What a framework logs about the gap; a `UsageError` with the nearest names if it is
     unknown.
     """
-    found: tuple[Line, ...] = registry.load(__name__, framework, "framework").LINES
+    found: tuple[Line, ...] = registry.load(DASHBOARDS, framework, "framework").LINES
     return found
 
 
 def when(framework: str) -> str:
     """When a framework logs its metrics, and on which tokens."""
-    found: str = registry.load(__name__, framework, "framework").WHEN
+    found: str = registry.load(DASHBOARDS, framework, "framework").WHEN
     return found
 
 
@@ -71,7 +72,7 @@ def settings(framework: str) -> Mapping[str, str]:
     """
     if framework not in names():
         return {}
-    module = registry.load(__name__, framework, "framework")
+    module = registry.load(DASHBOARDS, framework, "framework")
     found: Mapping[str, str] = getattr(module, "SETTINGS", {})
     return found
 

@@ -20,6 +20,7 @@ from mismatch_cli.base.errors import MismatchError, UsageError, suggest
 from mismatch_cli.base.memory import allowance, bounded, too_large
 from mismatch_cli.base.numbers import counted
 from mismatch_cli.base.text import visible
+from mismatch_cli.frameworks import IMPORTERS
 from mismatch_cli.frameworks.importing.guess import guessed, text_only
 from mismatch_cli.frameworks.importing.naming import OPEN, check, described, unfillable
 from mismatch_cli.frameworks.importing.other_files import other_file
@@ -37,7 +38,6 @@ from mismatch_cli.trace.manifest import library_versions, recorded, write_manife
 from mismatch_cli.trace.recorder_notes import sections
 from mismatch_cli.trace.writer import shard_path, write_shard
 
-PACKAGE = "mismatch_cli.frameworks.importing"
 FACTS = ("title", "files", "enable", "pi", "holds", "shift", "padding", "averaging")
 _WRITERS, _LARGE = 2, 2**26  # threads, for dumps of at least so many bytes
 _MEGABYTE = 2**20
@@ -80,7 +80,7 @@ def facts(name: str) -> dict[str, str | None]:
     """How a format describes itself: files, how to enable it, its π, shift, padding and
     averaging.
     """
-    module = registry.load(PACKAGE, name, "format")
+    module = registry.load(IMPORTERS, name, "format")
     return {fact: getattr(module, fact.upper()) for fact in FACTS}
 
 
@@ -100,7 +100,7 @@ def import_dump(request: Import, folder: Path, progress: Progress) -> dict[str, 
     with bounded(request.paths[0], _bytes(files)):
         tally = Tally()
         name, sources = _recognised(request, files, tally)
-        module = registry.load(PACKAGE, name, "format")
+        module = registry.load(IMPORTERS, name, "format")
         newer = (
             request.newer_trainer if request.newer_trainer is not None else module.PI == "trainer"
         )
@@ -207,7 +207,7 @@ def _shards(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
 
 def _recognised(request: Import, files: list[Source], tally: Tally) -> tuple[str, list[Source]]:
     """The format, and the files that have it; other files of a folder are counted."""
-    names = registry.names(PACKAGE)
+    names = registry.names(IMPORTERS)
     if request.format is not None and request.format not in names:
         raise UsageError(registry.unknown("format", request.format, names))
     asked = "plain" if request.columns else request.format
@@ -236,7 +236,7 @@ def _recognised(request: Import, files: list[Source], tally: Tally) -> tuple[str
     name, sources = next(iter(by_format.items()), (str(asked), unknown))
     if by_format:
         tally.leave_out("files of another layout", len(unknown), unknown[0].name if unknown else "")
-    module = registry.load(PACKAGE, name, "format")
+    module = registry.load(IMPORTERS, name, "format")
     if hasattr(module, "choose") and any(path.is_dir() for path in request.paths):
         sources = module.choose(sources, tally)
     chosen = set(sources)
@@ -265,7 +265,7 @@ def _format_of(group: list[Source], names: Sequence[str]) -> str | None:
         seen = peek(source)
         if seen.keys:
             known = [
-                name for name in names if registry.load(PACKAGE, name, "format").recognises(seen)
+                name for name in names if registry.load(IMPORTERS, name, "format").recognises(seen)
             ]
             if len(known) > 1:
                 raise UsageError(

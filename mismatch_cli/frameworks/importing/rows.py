@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_cli.base.hashing import hash_keys
-from mismatch_cli.diagnosis.counts import UNCERTAIN
 from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing.tally import Tally
 from mismatch_cli.trace import foreign
+from mismatch_cli.trace.foreign import UNCERTAIN
 from mismatch_cli.trace.schema import (
     ID_COLUMNS,
     PROMPT_COLUMN,

@@ -18,6 +18,7 @@ import numpy as np
 
 from mismatch_cli.base.entry_points import fingerprint
 from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.places import PACKAGE
 from mismatch_cli.processes.workers.portions import Pass, Portion
 from mismatch_cli.rules import trust_regions
 from mismatch_cli.trace.files import replacing
@@ -91,9 +92,9 @@ class Entry(NamedTuple):
 @remembered
 def _program() -> str:
     """A hash of the package's code and of entry points: results of different code do not count."""
-    root, digest = Path(__file__).parent.parent, sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    digest = sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(path.relative_to(PACKAGE).as_posix().encode() + path.read_bytes())
     for part in fingerprint():
         digest.update(part)
     return digest.hexdigest()

@@ -7,6 +7,7 @@ from typing import Any
 
 from mismatch_cli.base import numbers, registry
 from mismatch_cli.base.errors import suggest
+from mismatch_cli.frameworks import IMPORTERS, RECORDERS
 from mismatch_cli.frameworks.dialects import UPDATE
 from mismatch_cli.limits.assess import HEALTHY
 from mismatch_cli.metrics.gap_table import METRICS
@@ -206,11 +207,9 @@ def _to_a_trace(frameworks: Sequence[str]) -> tuple[str, str]:
     """The command that makes a trace of the run: an import of what its framework saves, or the
     page that says how to record it from inside.
     """
-    importers = registry.names("mismatch_cli.frameworks.importing")
+    importers = registry.names(IMPORTERS)
     first = next(iter(frameworks), "")
-    if first in registry.names("mismatch_cli.frameworks.recording") and not _saves_ids(
-        first, importers
-    ):
+    if first in registry.names(RECORDERS) and not _saves_ids(first, importers):
         return suggest("guide", "record"), "record the run from inside, with its token ids"
     form = ("--format", first) if first in importers else ()
     return (
@@ -223,7 +222,7 @@ def _saves_ids(framework: str, importers: Collection[str]) -> bool:
     """Whether the framework itself writes a dump that can be imported."""
     if framework not in importers:
         return False
-    module = registry.load("mismatch_cli.frameworks.importing", framework, "format")
+    module = registry.load(IMPORTERS, framework, "format")
     return bool(getattr(module, "SAVES_IDS", True))
 
 

@@ -14,12 +14,11 @@ import numpy as np
 
 from mismatch_cli.base.errors import MismatchError, unreadable
 from mismatch_cli.base.places import shown, shown_apart
-from mismatch_cli.base.text import parsed_json, parsed_toml
+from mismatch_cli.base.text import parsed_json
 from mismatch_cli.metrics.update_table import FIRST, LAST
 from mismatch_cli.studies.watch_state import WatchState, watch_state
-from mismatch_cli.trace.manifest import training_runs
+from mismatch_cli.trace.training_folder import CONFIG, METRICS, read_config, training_runs
 
-METRICS, CONFIG = "metrics.jsonl", "config.toml"
 MOST_MISSING = 10_000  # steps that are listed
 # What the line of an evaluation before training has
 EVALUATION = {"step", "eval_accuracy", "eval"}
@@ -326,15 +325,3 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
                 "and continues."
             )
     return records
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The settings; a run without the file is still read, under the name of its folder."""
-    try:
-        return parsed_toml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise unreadable(
-            path, error, "Restore it from a copy of the run.", "cannot be read ({})"
-        ) from error

@@ -21,6 +21,7 @@ from mismatch_cli.base.errors import UsageError
 from mismatch_cli.base.memory import collect_often
 from mismatch_cli.base.options import flags, saying, setting
 from mismatch_cli.base.places import FAULTY, bundled_trace
+from mismatch_cli.frameworks import IMPORTERS
 
 if TYPE_CHECKING:
     from mismatch_cli.watch.watcher import Asked, Told, Watcher
@@ -52,7 +53,7 @@ def command(
     format: str | None = setting(
         None,
         "Format of the dump.",
-        choices=("format", partial(registry.names, "mismatch_cli.frameworks.importing")),
+        choices=("format", partial(registry.names, IMPORTERS)),
         show_default="detected",
     ),
     limits: list[str] | None = LIMITS(show_default="none: no alarms"),

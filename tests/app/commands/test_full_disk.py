@@ -7,7 +7,8 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from full_disk import CASES, Case, call, disk, try_share, used
+
+from lab.full_disk import CASES, Case, call, disk, try_share, used
 
 _TRAIN = Case(
     "train --engine hf --rollout-dtype float32 --steps 1 --prompts-per-step 2 "

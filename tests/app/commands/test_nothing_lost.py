@@ -9,9 +9,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from nothing_lost import CASES, Trial
-from operations import KILL, Fault, attempt
 
+from lab.nothing_lost import CASES, Trial
+from lab.operations import KILL, Fault, attempt
 from mismatch_cli.app.cli import run
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import bundled

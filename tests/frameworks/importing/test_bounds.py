@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from bounds import lists, responses
 
+from lab.bounds import lists, responses
 from mismatch_cli.app.cli import run
 from mismatch_cli.base import memory
 from mismatch_cli.base.errors import MismatchError

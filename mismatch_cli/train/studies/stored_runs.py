@@ -1,0 +1,63 @@
+"""Training runs in their folders as a study, perhaps with the claim that one algorithm learns faster
+than another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mismatch_cli.base import registry
+from mismatch_cli.base.errors import MismatchError, UsageError
+from mismatch_cli.studies.watch_state import WatchState
+from mismatch_cli.train.studies.runs import read_runs
+from mismatch_cli.train.studies.training import TrainingAnalysis
+
+
+def study_of(
+    folders: Sequence[Path],
+    claimed: tuple[str, str] | None = None,
+    watched: WatchState | None = None,
+) -> TrainingAnalysis:
+    """The runs in these folders; `claimed`: with whether the first algorithm learns faster than
+    the second; `watched`: what a watch of them answered.
+    """
+    study = TrainingAnalysis.of(read_runs(folders), watched)
+    return study if claimed is None else _with_claim(study, claimed)
+
+
+def _with_claim(study: TrainingAnalysis, named: tuple[str, str]) -> TrainingAnalysis:
+    """The study with the claim that the first algorithm learns faster than the second.
+
+    Raises a `UsageError` for an algorithm that no run used, a `MismatchError` where their runs
+    learned different tasks.
+    """
+    held = list(dict.fromkeys(run.algorithm for run in study.runs))
+    own, rival = (_of_runs(name, held) for name in named)
+    claimed = replace(study, claimed=(own, rival))
+    if not claimed.claims:
+        raise MismatchError(
+            f"{own} and {rival} learned different tasks (model, problems, reward or environment), "
+            "so their rewards are not comparable. Name runs of one task."
+        )
+    return claimed
+
+
+def _of_runs(name: str, held: Sequence[str]) -> str:
+    """The algorithm as the runs call it, by this name or an alias of it."""
+    from mismatch_cli.rules.algorithms.parse import find
+    from mismatch_cli.rules.algorithms.table import ALIASES
+
+    by_name = {ALIASES.get(each, each): each for each in held} | {each: each for each in held}
+    used = by_name.get(name) or by_name.get(ALIASES.get(name, name))
+    if used is not None:
+        return used
+    hold = f"The runs hold: {', '.join(held)}."
+    near = registry.meant(name, held)
+    if not near and not registry.names_file(name):
+        try:
+            find(name)
+        except UsageError as error:
+            raise UsageError(f"{error}. {hold}") from None
+    raise UsageError(f"No run used {name}. {near}{hold}")
