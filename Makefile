@@ -32,7 +32,7 @@ test: setup browser  ## Run the tests of every push, with real vLLM and a real b
 test-all: setup-all browser  ## Run all tests: also clusters, servers, every page of the guide, random kills
 	$(BIN)/python -m tests.tiers all --workers $(WORKERS)
 
-test-%: setup-all browser  # one part of both tiers: rules, read, import, sample, train, judge, show, commands or house
+test-%: setup-all browser  # one part of both tiers: rules, read, import, sample, train, bisect, watch, judge, show, commands or house
 	$(BIN)/python -m tests.tiers $* --workers $(WORKERS)
 
 test-trl: setup .trl/.installed  ## Record a training run of TRL's own trainer with real vLLM, which CI's tests replay

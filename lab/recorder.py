@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.frameworks.recording import Recorder
+from mismatch_cli import Recorder
 
 _TARGET = 5.0
 _PROMPT = 200

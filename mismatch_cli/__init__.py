@@ -4,22 +4,32 @@ reinforcement learning.
 
 from __future__ import annotations
 
+from mismatch_cli.base.lazy import lazy
+
 TYPE_CHECKING = False  # instead of importing typing for it
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from os import PathLike
 
     from mismatch_cli.base.errors import MismatchError, UsageError
+    from mismatch_cli.frameworks.recording.recorder import Recorder
     from mismatch_cli.library.opened_run import Run
+    from mismatch_cli.rules.trust_regions import Decision
 
-__all__ = ["MismatchError", "Run", "UsageError", "__version__", "open"]
+__all__ = ["Decision", "MismatchError", "Recorder", "Run", "UsageError", "__version__", "open"]
 __version__ = "0.1.0"
 
 # Version 3 of 12 June 2026, also that of ICML 2026 (PMLR 306). docs/formulas.md lists what other
 # versions number differently.
 DPPO = "DPPO, arXiv 2602.04879v3"
 
-_WHERE = {"MismatchError": "errors", "UsageError": "errors", "Run": "library.opened_run"}
+_WHERE = {
+    "Decision": "rules.trust_regions",
+    "MismatchError": "base.errors",
+    "Recorder": "frameworks.recording.recorder",
+    "Run": "library.opened_run",
+    "UsageError": "base.errors",
+}
 
 
 def open(
@@ -47,11 +57,5 @@ def open(
 
 
 if not TYPE_CHECKING:  # or type checkers would accept any name
-
-    def __getattr__(name: str) -> object:
-        """Import names lazily, so that a program pays only for what it uses."""
-        from importlib import import_module
-
-        if name not in _WHERE:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+    # A program pays only for what it uses
+    __getattr__ = lazy(__name__, _WHERE)

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import typer
 
+from mismatch_cli.app.cli import COMMANDS
 from mismatch_cli.base import registry
 from mismatch_cli.base.configuration import has_flag
 from tests.paths import PACKAGE
@@ -35,8 +36,7 @@ FRAMEWORKS = (
     "areal", "miles", "ms_swift", "nemo_rl", "oat", "open_instruct", "openrlhf", "prime_rl",
     "rlinf", "roll", "skyrl", "slime", "tinker", "trl", "unsloth", "verl",
 )  # fmt: skip
-_OF_FRAMEWORKS = ("dialects", "importers", "record")
-_RENDERS = ("report",)
+_RENDERS = ("report", "pages", "plots")  # rooms, and folders of programs
 _COUNTED = (tokenize.NAME, tokenize.OP, tokenize.NUMBER)
 _BRANCHES = (
     ast.If, ast.IfExp, ast.For, ast.While, ast.ExceptHandler, ast.comprehension, ast.BoolOp,
@@ -164,7 +164,7 @@ def is_arithmetic_on_a_condition(node: ast.BinOp) -> bool:
 def string_keys() -> Places:
     """`row["key"]` and `row.get("key")` in rooms that render results."""
     for file in files():
-        if file.room in _RENDERS:
+        if set(file.name.split("/")[:-1]) & set(_RENDERS):
             for node in file.nodes:
                 if is_string_key(node):
                     yield file.place(node)
@@ -206,10 +206,9 @@ def no_nouns() -> Places:
 def frameworks_elsewhere() -> Places:
     """A framework's name in code or strings of a file that is not the framework's own."""
     for file in files():
-        own = Path(file.name).stem.lstrip("_")
         words = set(re.findall(r"[a-z]+(?:_[a-z]+)*", code_without_docstrings(file).lower()))
         for name in FRAMEWORKS:
-            belongs = file.room in _OF_FRAMEWORKS and name in own
+            belongs = file.name.startswith(f"frameworks/{name}/")
             if not belongs and words & {name, name.replace("_", "-")}:
                 yield f"{file.name} {name}"
 
@@ -261,9 +260,9 @@ def reached(targets: dict[str, set[str]], start: str) -> set[str]:
 
 def flags() -> Places:
     """The flags of every command: a new one replaces another. A key of --config has none."""
-    for command in registry.names("mismatch_cli.app.commands"):
+    for command in registry.names(COMMANDS):
         app = typer.Typer(add_completion=False)
-        app.command(command)(registry.load("mismatch_cli.app.commands", command, "command").command)
+        app.command(command)(registry.load(COMMANDS, command, "command").command)
         for parameter in typer.main.get_command(app).params:
             if has_flag(parameter):
                 yield from (f"{command} {flag}" for flag in parameter.opts if flag.startswith("--"))

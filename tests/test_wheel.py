@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_cli import __version__
+from mismatch_cli.app.cli import COMMANDS
 from mismatch_cli.base import registry
 from mismatch_cli.base.extras import EXTRAS
 from mismatch_cli.base.places import bundled
@@ -194,7 +195,7 @@ def test_every_command_explains_itself(core):
         "import sys; from mismatch_cli.app.cli import run\n"
         "print(sum(run([name, '--help']) for name in sys.argv[1:]), 'torch' in sys.modules)"
     )
-    names = registry.names("mismatch_cli.app.commands")
+    names = registry.names(COMMANDS)
     done = subprocess.run(
         [core / "python", "-c", lines, *names],
         env=without_python_path(),

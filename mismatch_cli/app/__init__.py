@@ -1,0 +1,1 @@
+"""The command line: its commands, a file each, and what they share."""

@@ -1,5 +1,5 @@
-"""The entry point: a Typer app from the files in `commands/`; the only place that prints errors
-and sets exit codes.
+"""The entry point: a Typer app from the files in the rooms' `commands/`; the only place that
+prints errors and sets exit codes.
 """
 
 import atexit
@@ -12,6 +12,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, NoReturn
 
 import typer
@@ -33,14 +34,9 @@ _READER_HAS_LEFT = 0  # `| head` has read enough, which is not a failure
 _ClickError = typer.BadParameter.__mro__[2]
 
 
-_COMMANDS = "mismatch_cli.*.commands.NAME"
-_PANELS = {  # of `--help`, in the order in which users need them
-    "Measure": ("probe", "report", "compare", "verdict"),
-    "Explain": ("diagnose", "bisect", "clipstats", "algorithms", "guide"),
-    "Use elsewhere": ("import", "rescore", "gate", "watch", "upload"),
-    "Train": ("curate", "train"),
-}
-_OTHERS = "More"
+COMMANDS = "mismatch_cli.*.commands.NAME"
+# Of `--help`, in the order in which users need them; a command's file names its own with PANEL
+_PANELS = ("Measure", "Explain", "Use elsewhere", "Train")
 _GUIDE = (
     "The guide has a page per command: mismatch-cli guide NAME. To find a page: mismatch-cli "
     "guide README."
@@ -70,11 +66,13 @@ ENVIRONMENT = {
 
 
 class _Commands(typer.core.TyperGroup):
-    """Every file in `commands/` is a subcommand; only the requested one is built, to start fast."""
+    """Every file in a room's `commands/` is a subcommand; only the requested one is built, to
+    start fast.
+    """
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = dict.fromkeys(registry.names(_COMMANDS))  # type: ignore[assignment]
+        self.commands = dict.fromkeys(registry.names(COMMANDS))  # type: ignore[assignment]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         """The command with its flags."""
@@ -93,14 +91,20 @@ class _Commands(typer.core.TyperGroup):
         listed = {title: [_row(name) for name in names] for title, names in self._panels().items()}
         print_help(self, ctx, panels(self.get_params(ctx)) | listed)
 
-    def _panels(self) -> dict[str, tuple[str, ...]]:
-        known = {name for names in _PANELS.values() for name in names}
-        others = tuple(name for name in self.commands if name not in known)
-        return _PANELS | ({_OTHERS: others} if others else {})
+    def _panels(self) -> dict[str, list[str]]:
+        """The commands of each panel by their PLACE in it."""
+        panels: dict[str, list[str]] = {title: [] for title in _PANELS}
+        for name in sorted(self.commands, key=lambda name: _module(name).PLACE):
+            panels[_module(name).PANEL].append(name)
+        return panels
+
+
+def _module(name: str) -> ModuleType:
+    return registry.load(COMMANDS, name, "command")
 
 
 def _function(name: str) -> Any:
-    return registry.load(_COMMANDS, name, "command").command
+    return _module(name).command
 
 
 def _row(name: str) -> Row:

@@ -1,6 +1,6 @@
 """Masks, weights, engines, importers, checks and dialects that other packages add.
 
-A package names one of its modules in a group, such as `mismatch_cli.rules.trust_regions`; the module
+A package names one of its modules in a group, such as `mismatch_cli.trust_regions`; the module
 defines what a file of that folder defines. Names come from the metadata of installed packages,
 without importing them.
 """

@@ -1,5 +1,5 @@
-"""What is known of other frameworks, a folder each: `importer.py` reads what it saves, `recorder.py`
-records from inside its training loop, `metrics.py` is what its dashboard shows.
+"""What is known of other frameworks, a folder each: `importer.py` reads what it saves,
+`recorder.py` records from inside its training loop, `metrics.py` is what its dashboard shows.
 
 Shared by all: `importing/`, `recording/` and `dialects/`.
 """

@@ -1,0 +1,3 @@
+"""Other processes: workers that share a reading, ranks that share a model, jobs, and a child
+that cannot hang us.
+"""

@@ -1,8 +1,8 @@
 """The other end of `Child`: a process that answers lines until its parent is gone.
 
-`python -m mismatch_cli.processes.child_worker` compares answers with math-verify: one JSON pair per line in,
-true or false out. With FILE.py:FUNCTION it runs a user's reward: one JSON object per line in, its
-reward (or rewards) or error out.
+`python -m mismatch_cli.processes.child_worker` compares answers with math-verify: one JSON pair
+per line in, true or false out. With FILE.py:FUNCTION it runs a user's reward: one JSON object per
+line in, its reward (or rewards) or error out.
 
 A keeper process separates us from the code that it runs and ends everything that this code started,
 however we end ourselves. Processes that foreign code starts may leave their process group, outlive

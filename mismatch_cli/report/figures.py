@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_PLOTS = "mismatch_cli.*.plots.NAME"
+PLOTS = "mismatch_cli.*.plots.NAME"
 _STUDY = "mismatch"  # of a plot that names none
 
 
@@ -63,26 +63,26 @@ class FigureView:
 
 def plot_names() -> list[str]:
     """The plots of all studies; imports nothing."""
-    return registry.names(_PLOTS)
+    return registry.names(PLOTS)
 
 
 def first_lines() -> dict[str, str]:
     """What each plot draws, as its file begins; imports none of them."""
     lines = {}
-    for name, source in registry.files(_PLOTS).items():
+    for name, source in registry.files(PLOTS).items():
         lines[name] = ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
     return lines
 
 
 def studies_of(name: str) -> tuple[str, ...]:
     """The studies that a plot belongs to."""
-    return _listed(getattr(registry.load(_PLOTS, name, "plot"), "STUDY", _STUDY))
+    return _listed(getattr(registry.load(PLOTS, name, "plot"), "STUDY", _STUDY))
 
 
 def plots_of(study: str) -> dict[str, ModuleType]:
     """The plots of a study by name; those with a `PLACE` come first, in its order."""
     with _without_documentation():
-        plots = {name: registry.load(_PLOTS, name, "plot") for name in registry.names(_PLOTS)}
+        plots = {name: registry.load(PLOTS, name, "plot") for name in registry.names(PLOTS)}
     ordered = sorted(plots.items(), key=lambda item: (getattr(item[1], "PLACE", inf), item[0]))
     return {
         name: plot for name, plot in ordered if study in _listed(getattr(plot, "STUDY", _STUDY))

@@ -1,0 +1,1 @@
+"""Trust regions, weights and algorithms: mathematics on log-probabilities, without files."""

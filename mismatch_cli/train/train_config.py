@@ -39,7 +39,7 @@ from mismatch_cli.probe.tasks.answers import (
 from mismatch_cli.probe.tasks.prompts import A_FIELD, TEMPLATE_HELP, TEMPLATES
 from mismatch_cli.probe.tasks.rewards import is_own
 
-_PRESETS = Path(__file__).parent.parent / "presets"
+_PRESETS = Path(__file__).parent / "presets"
 FILE_NAME = "config.toml"
 EXPECTED = "expected"  # the only table of a preset: no setting
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_cli.app.cli import run
+from mismatch_cli.app.cli import COMMANDS, run
 from mismatch_cli.base import entry_points, registry
 from tests import pictures
 from tests.docs.pages import DOCS, additions, steps
@@ -122,7 +122,7 @@ def test_names_are_listed_and_nothing_of_the_package_is_imported(here):
         name, _ = OFFERED[group.removeprefix("mismatch_cli.")]
         assert name in registry.names(package) and name in registry.installed(package)
     assert not [name for name in sys.modules if name.startswith("mismatch_toy")]
-    assert "mismatch_toy" not in str(registry.names("mismatch_cli.app.commands"))
+    assert "mismatch_toy" not in str(registry.names(COMMANDS))
 
 
 def test_each_is_used_by_the_command_that_it_is_for(here, capfd):
@@ -165,7 +165,7 @@ def test_a_name_of_ours_stays_ours_and_the_clash_is_reported(here, capfd):
     code, out, err = typed(capfd, "clipstats -a binary-tv --json")
     assert code == 0 and json.loads(out)["algorithms"][0]["name"] == "binary-tv"
     assert (
-        "mismatch_cli.rules.trust_regions: 'binary-tv' of the package mismatch-toy 0.3 is ignored: "
+        "mismatch_cli.trust_regions: 'binary-tv' of the package mismatch-toy 0.3 is ignored: "
         "mismatch-cli itself has that name." in err
     )
     assert typed(capfd, "clipstats -a binary-tv --json --quiet")[2] == ""

@@ -11,6 +11,7 @@ from functools import cache
 
 import typer
 
+from mismatch_cli.app.cli import COMMANDS
 from mismatch_cli.base import registry
 from tests.paths import DOCS, PACKAGE, ROOT
 
@@ -22,7 +23,7 @@ GUIDE = [
 ]
 GUIDE += sorted((ROOT / ".github").rglob("*.*"))
 CODE = sorted((PACKAGE).rglob("*.py"))
-COMMANDS = registry.names("mismatch_cli.app.commands")
+NAMES = registry.names(COMMANDS)
 _FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
 _IN_BACKTICKS = re.compile(r"`([^`\n]+)`")
 _TYPED = re.compile(r"^\s*\$ (.*)$|(mismatch-cli .*)$", re.MULTILINE)
@@ -61,7 +62,7 @@ FOREIGN = {flag for flags in OTHERS.values() for flag in flags.split()}
 @cache
 def flags_of(command: str) -> frozenset[str]:
     app = typer.Typer(add_completion=False)
-    app.command(command)(registry.load("mismatch_cli.app.commands", command, "command").command)
+    app.command(command)(registry.load(COMMANDS, command, "command").command)
     parameters = typer.main.get_command(app).params
     return frozenset(flag for p in parameters for flag in (*p.opts, *p.secondary_opts)) | {"--help"}
 
@@ -86,7 +87,7 @@ def test_every_flag_that_is_named_exists() -> None:
     known = (
         {"--version", "--help", "--install-completion", "--show-completion"}
         | FOREIGN
-        | {flag for command in COMMANDS for flag in flags_of(command)}
+        | {flag for command in NAMES for flag in flags_of(command)}
     )
     unknown = {
         (where, flag)
@@ -108,7 +109,7 @@ def test_a_flag_beside_a_command_is_one_of_its_own() -> None:
             part for snippet in snippets for part in re.split(r"[|;&`]|\$\(|\. ", snippet)
         ):
             words = part.removeprefix("mismatch-cli ").split()
-            if words and words[0] in COMMANDS and "…" not in words[0]:
+            if words and words[0] in NAMES and "…" not in words[0]:
                 flags = set(_FLAG.findall(part)) - FOREIGN
                 wrong |= {(where, words[0], flag) for flag in flags - flags_of(words[0])}
     assert not wrong

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import typer
 
-from mismatch_cli.app.cli import build_app
+from mismatch_cli.app.cli import COMMANDS, build_app
 from mismatch_cli.app.help import Row, panels, summary
 from mismatch_cli.base import registry
 from tests.docs.pages import DOCS, is_renewed, renewed
 
-COMMANDS = registry.names("mismatch_cli.app.commands")
+NAMES = registry.names(COMMANDS)
 CONTENTS, OPTIONS = DOCS / "README.md", DOCS / "options"
 _NEW = """# Options of `{name}`
 
@@ -71,7 +71,7 @@ def contents() -> str:
     return "\n".join(["| command | |", "|---|---|", *rows]) + "\n"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_flags_of_the_page_are_those_of_the_help(name):
     assert is_renewed(OPTIONS / f"{name}.md", "options", options(name)), (
         "renew it: python -m tests.docs.test_help"
@@ -79,7 +79,7 @@ def test_the_flags_of_the_page_are_those_of_the_help(name):
     assert f"](options/{name}.md)" in (DOCS / f"{name}.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_flag_says_what_it_does(name):
     for parameter in the_command(name).params:
         assert parameter.help, f"{name} {parameter.name}"
@@ -98,7 +98,7 @@ def test_the_contents_list_every_command_and_every_page():
 
 
 def renew() -> None:
-    for name in COMMANDS:
+    for name in NAMES:
         page = OPTIONS / f"{name}.md"
         if not page.is_file():
             page.write_text(_NEW.format(name=name), encoding="utf-8")

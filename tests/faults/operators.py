@@ -13,10 +13,7 @@ from typing import Any
 
 from tests.paths import PACKAGE
 
-ROOMS = (
-    "algorithms", "diagnosis", "importers", "metrics", "recording", "rl", "scoring", "trace",
-    "trust_regions", "weights",
-)  # fmt: skip
+ROOMS = ("diagnosis", "frameworks", "metrics", "models/scoring", "probe", "rules", "trace", "train")
 
 _COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Lt: (ast.LtE, ast.Gt),

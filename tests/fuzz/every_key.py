@@ -19,9 +19,9 @@ from unittest import mock
 
 import pyarrow.parquet as pq
 
+from mismatch_cli import Recorder
 from mismatch_cli.base.places import bundled, bundled_names
 from mismatch_cli.base.text import parsed_toml
-from mismatch_cli.frameworks.recording import Recorder
 from mismatch_cli.trace.manifest import recorded
 from tests.frameworks.importing import layouts
 from tests.fuzz import world

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mismatch_cli.app.cli import COMMANDS
 from mismatch_cli.base import registry
 from mismatch_cli.base.places import bundled
 
@@ -104,7 +105,7 @@ def _of_nothing() -> Iterator[Line]:
 
 def _of_helps() -> Iterator[Line]:
     yield from _screens("help/mismatch-cli", "--help")
-    for command in registry.names("mismatch_cli.app.commands"):
+    for command in registry.names(COMMANDS):
         yield from _screens(f"help/{command}", command, "--help")
 
 

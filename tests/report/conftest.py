@@ -38,6 +38,7 @@ from mismatch_cli.trace.writer import rows_to_table
 from mismatch_cli.train.studies.runs import TrainingRun
 from tests.report.browser import CHROMIUM, Browser
 from tests.report.explored import Explored, hostile_page
+from tests.studies.compared import analysis, float32_rows, perturbed, plot_data, result, traces  # noqa: F401  # noqa: F401
 from tests.train.training_runs import EIGHT, make_run
 
 TOP_K = 8

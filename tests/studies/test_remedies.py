@@ -19,7 +19,7 @@ from mismatch_cli.base import registry
 from mismatch_cli.base.places import bundled
 from mismatch_cli.diagnosis.diagnose import module, names
 from mismatch_cli.diagnosis.evidence import Finding, untested
-from mismatch_cli.frameworks import dialects
+from mismatch_cli.frameworks import IMPORTERS, dialects
 from mismatch_cli.limits.suspects import MODEL
 from mismatch_cli.report.pages._diagnosis_screen import screen
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, analyse_diagnosis
@@ -183,7 +183,7 @@ def test_the_framework_of_a_trace():
     assert known["import-trl"] == known["recorded-TRL"] == "trl"
     assert known["recorded-SkyRL"] == "skyrl" and known["recorded-OpenRLHF"] == "openrlhf"
     assert known["probe"] == known["train"] == known["import-plain"] == ""
-    assert {*registry.names("mismatch_cli.frameworks.importing")} >= {*IMPORTED}
+    assert {*registry.names(IMPORTERS)} >= {*IMPORTED}
 
 
 def test_clauses_go_with_their_flag():

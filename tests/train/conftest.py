@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.report.conftest import browser, eight  # noqa: F401
 from tests.train.small_runs import EVALUATED, run
 
 

@@ -24,18 +24,18 @@ import pyarrow.parquet as pq
 import pytest
 from rich.cells import cell_len
 
+from mismatch_cli import Recorder
 from mismatch_cli.app.cli import run
 from mismatch_cli.app.trackers import flat
 from mismatch_cli.base.places import bundled
-from mismatch_cli.frameworks.recording import Recorder
 from mismatch_cli.limits.limit_sets import load_limits
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.writer import write_shard
 from mismatch_cli.watch import alarm_command
 from mismatch_cli.watch.folders import kind_of
 from mismatch_cli.watch.growing_trace import StepsOfShards
+from mismatch_cli.watch.live_view import WatchView
 from mismatch_cli.watch.training_run import Lines
-from mismatch_cli.watch.view import WatchView
 from mismatch_cli.watch.watcher import Asked, Told, Watcher
 from tests import warm
 from tests.frameworks.importing.layouts import (

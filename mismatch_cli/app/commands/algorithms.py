@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from mismatch_cli.rules.algorithms.algorithm import Algorithm
 
+PANEL, PLACE = "Explain", 4
+
 
 @flags()
 def command(*, common: Annotated[Common, "json", "debug"]) -> None:

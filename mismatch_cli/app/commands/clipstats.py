@@ -10,6 +10,8 @@ from mismatch_cli.app.completions import algorithms
 from mismatch_cli.base import registry
 from mismatch_cli.base.options import flags, saying, setting
 
+PANEL, PLACE = "Explain", 3
+
 
 @flags()
 def command(

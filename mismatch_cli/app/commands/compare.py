@@ -8,6 +8,8 @@ from mismatch_cli.app.completions import runs
 from mismatch_cli.base.errors import UsageError, suggest
 from mismatch_cli.base.options import flags, saying, setting
 
+PANEL, PLACE = "Measure", 3
+
 
 def _pairs() -> list[str]:
     from mismatch_cli.metrics.pairs import PAIRS

@@ -13,6 +13,8 @@ from mismatch_cli.base.places import bundled
 from mismatch_cli.probe.config import CurateConfig
 from mismatch_cli.probe.tasks.answers import VERL_RULE
 
+PANEL, PLACE = "Train", 1
+
 
 @flags(CurateConfig)
 def command(

@@ -17,6 +17,8 @@ from mismatch_cli.processes.ranks.joined import joined
 if TYPE_CHECKING:
     from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, Preparation
 
+PANEL, PLACE = "Explain", 1
+
 _KEPT = "There is no diagnosis."
 
 

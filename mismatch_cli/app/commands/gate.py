@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mismatch_cli.limits.limit_sets import LimitSet
     from mismatch_cli.studies.gate import GateResult
 
+PANEL, PLACE = "Use elsewhere", 3
+
 EXCEEDED = 3  # exit code
 of_limits, for_ci = partial(setting, panel="Limits"), partial(setting, panel="For CI")
 LIMITS = partial(

@@ -20,6 +20,8 @@ from mismatch_cli.base.text import visible
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+PANEL, PLACE = "Explain", 5
+
 CONTENTS = "README"
 _WIDEST = 110  # characters: tables need more than prose
 _LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")

@@ -23,6 +23,8 @@ from mismatch_cli.limits.both_sides import DTYPES, stated
 if TYPE_CHECKING:
     from mismatch_cli.frameworks.importing.driver import Import
 
+PANEL, PLACE = "Use elsewhere", 1
+
 of_sampling = partial(setting, panel="Sampling")
 # `auto`, which other commands know, states nothing
 of_side = partial(setting, None, flag=False, choices=("dtype", (*DTYPES, "auto")))

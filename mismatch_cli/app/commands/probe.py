@@ -19,6 +19,8 @@ from mismatch_cli.base.options import flags, saying, setting
 from mismatch_cli.probe.config import ProbeConfig
 from mismatch_cli.processes.ranks.joined import joined
 
+PANEL, PLACE = "Measure", 1
+
 
 @flags(ProbeConfig)
 def command(

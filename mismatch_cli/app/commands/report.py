@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mismatch_cli.studies.study import Study
     from mismatch_cli.trace.reader import Trace
 
+PANEL, PLACE = "Measure", 2
+
 _ALL = "all"  # frameworks
 _REPORT = Path("report")  # the folder if no run is named
 _NO_RUN = "No run in this folder: reporting on the bundled trace."

@@ -21,6 +21,8 @@ from mismatch_cli.base.options import flags, saying
 from mismatch_cli.probe.config import RescoreConfig
 from mismatch_cli.processes.ranks.joined import joined
 
+PANEL, PLACE = "Use elsewhere", 2
+
 
 @flags(RescoreConfig)
 def command(

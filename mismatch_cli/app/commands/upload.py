@@ -9,6 +9,8 @@ from mismatch_cli.app.common import Common
 from mismatch_cli.base.errors import UsageError, suggest
 from mismatch_cli.base.options import flags, setting
 
+PANEL, PLACE = "Use elsewhere", 5
+
 
 @flags()
 def command(

@@ -22,6 +22,8 @@ from mismatch_cli.models.torch_settings import KV_CACHE_DTYPES
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+PANEL, PLACE = "Measure", 4
+
 _OWN, _EXAMPLE = "mismatch", "trl sampling/sampling_logp_difference/mean=0.02"
 # The mean |Δlog p| of the trace fp8-kv, its dtype and its KV cache
 _BUNDLED = "abs_d_mean=0.0083", "bf16", "fp8"

@@ -18,6 +18,8 @@ from mismatch_cli.base.options import flags, saying
 from mismatch_cli.bisect.search_config import BisectConfig
 from mismatch_cli.processes.ranks.joined import joined
 
+PANEL, PLACE = "Explain", 2
+
 
 @flags(BisectConfig)
 def command(

@@ -1,0 +1,1 @@
+"""AReaL: what its dashboard shows."""

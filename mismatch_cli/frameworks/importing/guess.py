@@ -76,7 +76,7 @@ _FILLERS = {"per", "list", "array", "tensor", "the", "of"}
 _RECORDER = "mismatch_cli.frameworks.recording.Recorder in the training loop"
 _TEXT_LOGS = (
     ("TRL's table of completions", {"step", "prompt", "completion", "advantage"},
-     "mismatch_cli.frameworks.trl.recorder.record(trainer, folder) before trainer.train()"),
+     "mismatch_cli.frameworks.trl.record(trainer, folder) before trainer.train()"),
     ("verl's rollout data", {"input", "output", "score", "step"},
      "VERL_USE_EXTERNAL_MODULES=mismatch_cli.frameworks.verl.recorder and "
      "trainer.v1.trainer_mode=sync_recorded"),

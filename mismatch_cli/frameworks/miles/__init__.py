@@ -1,0 +1,1 @@
+"""miles: what it saves and what its dashboard shows."""

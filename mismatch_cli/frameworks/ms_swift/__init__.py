@@ -1,0 +1,1 @@
+"""ms-swift: what its dashboard shows."""

@@ -1,0 +1,1 @@
+"""NeMo-RL: what it saves and what its dashboard shows."""

@@ -1,0 +1,1 @@
+"""oat: what its dashboard shows."""

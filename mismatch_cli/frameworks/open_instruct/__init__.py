@@ -1,0 +1,1 @@
+"""open-instruct: what it saves and what its dashboard shows."""

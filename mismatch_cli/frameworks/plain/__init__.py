@@ -1,0 +1,1 @@
+"""Files of no framework: plain JSONL and Parquet."""

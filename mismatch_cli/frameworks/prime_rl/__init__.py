@@ -1,0 +1,1 @@
+"""prime-rl: what it saves and what its dashboard shows."""

@@ -1,0 +1,1 @@
+"""ROLL: what its dashboard shows."""

@@ -1,5 +1,5 @@
-"""slime: `--rollout-data-postprocess-path mismatch_cli.frameworks.slime.recorder.record`, into the folder
-`$MISMATCH_RECORD`.
+"""slime: `--rollout-data-postprocess-path mismatch_cli.frameworks.slime.record`, into the
+folder `$MISMATCH_RECORD`.
 """
 
 import os

@@ -1,0 +1,1 @@
+"""Tinker: what its dashboard shows."""

@@ -21,8 +21,8 @@ from mismatch_cli.frameworks.plain import importer as plain
 TITLE = "TRL's GRPO batches"
 FILES = "*.jsonl, *.parquet"
 ENABLE = (
-    "mismatch_cli.frameworks.trl.recorder writes a trace; TRL itself saves no token ids (mismatch-cli guide "
-    "record)"
+    "mismatch_cli.frameworks.trl.record writes a trace; TRL itself saves no token ids (mismatch-cli "
+    "guide record)"
 )
 SAVES_IDS = False
 PI = "recomputed"

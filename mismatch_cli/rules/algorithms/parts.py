@@ -77,9 +77,9 @@ class Rule(ABC):
         if batches is None or self not in batches.found:
             raise FirstPassError(
                 f"{self.name} looks at a whole {self.scope} before it decides, but no first pass "
-                "has collected these tokens. In mismatch_cli.rules.algorithms.gathering, `Gathering` "
-                "makes one over many parts, and `as_one_batch` over tokens that are a whole "
-                f"{self.scope}."
+                "has collected these tokens. In mismatch_cli.rules.algorithms.gathering, "
+                "`Gathering` makes one over many parts, and `as_one_batch` over tokens that are "
+                f"a whole {self.scope}."
             )
         key_S = batches.key_S(self.scope)
         values_TF = batches.found[self].of(key_S[as_numpy(policies.responses.response_T)])

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from mismatch_cli.train.live import TrainingView
     from mismatch_cli.train.resemblance import Resemblance
 
+PANEL, PLACE = "Train", 2
+
 # Settings whose flags here say more than in the dataclass.
 _OWN = {
     known.name: known.metadata["help"]

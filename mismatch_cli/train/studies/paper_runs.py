@@ -16,7 +16,7 @@ from mismatch_cli.train.studies.paper_values import ENDINGS, READ_TO, PaperEndin
 from mismatch_cli.train.studies.run_settings import BEFORE, NO_SETTING
 from mismatch_cli.train.studies.runs import TrainingRun
 
-_PRESET = Path(__file__).parent.parent / "presets" / "paper.toml"
+_PRESET = Path(__file__).parents[1] / "presets" / "paper.toml"
 # What the paper also states and the preset leaves at its default
 _DEFAULTS: Mapping[str, Any] = {
     "temperature": 1.0,

@@ -1,5 +1,5 @@
-"""Training runs in their folders as a study, perhaps with the claim that one algorithm learns faster
-than another.
+"""Training runs in their folders as a study, perhaps with the claim that one algorithm learns
+faster than another.
 """
 
 from __future__ import annotations

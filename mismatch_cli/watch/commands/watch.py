@@ -26,6 +26,8 @@ from mismatch_cli.frameworks import IMPORTERS
 if TYPE_CHECKING:
     from mismatch_cli.watch.watcher import Asked, Told, Watcher
 
+PANEL, PLACE = "Use elsewhere", 4
+
 _SLICE = 0.1  # seconds between checks on commands and pages
 _NAMED = 4  # alarms named in the last message
 at_alarm, at_end = partial(setting, panel="Alarms"), partial(setting, panel="When it ends")
@@ -163,7 +165,7 @@ class _Watching:
     """One session of `watch`, from before the run starts to the last message."""
 
     def __init__(self, run: Path, folder: Path, asked: Asked, how: _How, common: Common) -> None:
-        from mismatch_cli.watch.view import WatchView
+        from mismatch_cli.watch.live_view import WatchView
 
         self._run, self._folder, self._asked, self._how, self._common = (
             run,
@@ -275,7 +277,7 @@ class _Watching:
             self._pages.step_done()
 
     def _say(self, told: Told) -> None:
-        from mismatch_cli.watch.view import line_of
+        from mismatch_cli.watch.live_view import line_of
 
         if self._common.json:
             alarms = [{"step": alarm.step, **alarm.check} for alarm in told.alarms]

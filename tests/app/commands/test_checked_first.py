@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mismatch_cli.app.cli import COMMANDS
 from mismatch_cli.base import registry
 from mismatch_cli.base.places import bundled
 from tests.paths import ROOT
@@ -314,7 +315,7 @@ def refused(tmp_path: Path, *tables: dict[str, tuple[tuple[str, str], ...]]) -> 
 
 @pytest.mark.slow
 def test_mistakes_are_reported_before_anything_is_imported(tmp_path):
-    assert set(LIGHT) == set(registry.names("mismatch_cli.app.commands"))
+    assert set(LIGHT) == set(registry.names(COMMANDS))
     assert not refused(tmp_path, LIGHT) & {"numpy", "pyarrow"}
 
 

@@ -19,7 +19,8 @@ import pytest
 from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
 from mismatch_cli.base.registry import names
-from mismatch_cli.frameworks.importing.driver import PACKAGE, facts
+from mismatch_cli.frameworks import IMPORTERS
+from mismatch_cli.frameworks.importing.driver import facts
 from mismatch_cli.frameworks.importing.torch_file import pickles
 from mismatch_cli.frameworks.plain.importer import MEANING
 from mismatch_cli.studies.study import FINISH_UNKNOWN
@@ -233,7 +234,7 @@ def test_an_interrupt_leaves_nothing_half(tmp_path):
 
 def test_formats_and_schema_are_printed(capfd):
     code, out, _ = command(capfd, "import", "--formats")
-    assert code == 0 and all(f"{name}: {facts(name)['title']}" in out for name in names(PACKAGE))
+    assert code == 0 and all(f"{name}: {facts(name)['title']}" in out for name in names(IMPORTERS))
     code, out, _ = command(capfd, "import", "--schema")
     assert code == 0 and all(name in out for name in MEANING) and "import json" in out
     assert set(json.loads(command(capfd, "import", "--schema", "--json")[1])) == set(MEANING)
@@ -249,7 +250,7 @@ def test_no_line_is_wider_than_the_terminal(capfd, monkeypatch, width):
 
 def test_the_document_says_what_the_importers_say():
     text = (DOCS / "import.md").read_text(encoding="utf-8")
-    for name in names(PACKAGE):
+    for name in names(IMPORTERS):
         its = facts(name)
         assert f"`{name}`" in text
         assert all(str(its[fact]) in text for fact in ("holds", "shift", "padding", "averaging"))

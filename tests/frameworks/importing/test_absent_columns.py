@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from mismatch_cli.base import registry
-from mismatch_cli.frameworks.importing.driver import PACKAGE
+from mismatch_cli.frameworks import IMPORTERS
 from mismatch_cli.frameworks.importing.padded import PADDED
 from mismatch_cli.frameworks.importing.rows import NO_VERSION, Completer
 from mismatch_cli.frameworks.importing.sources import find
@@ -128,7 +128,7 @@ def read(path: Path, format: str) -> tuple[pa.Table, Tally]:
     tally = Tally()
     completer, module = (
         Completer(tally, newer_trainer=False),
-        registry.load(PACKAGE, format, "format"),
+        registry.load(IMPORTERS, format, "format"),
     )
     blocks = module.blocks(find([path]), tally, lambda _: None)
     tables = [completer.complete(table, where) for table, where in blocks]

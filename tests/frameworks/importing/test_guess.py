@@ -201,7 +201,7 @@ TEXTS = {
     "TRL's table of completions": (
         {"step": 3, "prompt": "1 + 1?", "completion": "2", "accuracy_reward": 1.0,
          "advantage": 0.5},
-        r"mismatch_cli.frameworks.trl.recorder.record\(trainer, folder\)",
+        r"mismatch_cli.frameworks.trl.record\(trainer, folder\)",
     ),
     "TRL's table of completions, in chat": (
         {"step": 3, "prompt": [{"role": "user", "content": "1 + 1?"}], "advantage": 0.5,

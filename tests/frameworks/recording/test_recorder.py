@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 import torch
 
+from mismatch_cli import Recorder
 from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
-from mismatch_cli.frameworks.recording import Recorder
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.recorder_notes import manifest_of
 
@@ -359,7 +359,7 @@ def test_a_removed_folder_is_created_again(tmp_path):
 
 def test_a_forked_child_neither_records_nor_keeps_the_folder(tmp_path):
     script = (
-        "import os, sys, time; from mismatch_cli.frameworks.recording import Recorder\n"
+        "import os, sys, time; from mismatch_cli import Recorder\n"
         "recorder = Recorder(sys.argv[1])\n"
         "if not os.fork():\n"
         "    recorder.add(step=1, prompt_ids=[1], response_ids=[2], logp_rollout=[-0.1])\n"
@@ -544,7 +544,7 @@ def test_ranks_share_a_folder(tmp_path):
 
 _STEPS, _RANKS = 60, 2
 _KILLED = f"""
-import sys, numpy as np; from mismatch_cli.frameworks.recording import Recorder
+import sys, numpy as np; from mismatch_cli import Recorder
 folder, rank = sys.argv[1], int(sys.argv[2])
 recorder = Recorder(folder, rank=rank, resume=True)
 for step in range({_STEPS}):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from mismatch_cli.frameworks.recording import Recorder
+from mismatch_cli import Recorder
 from mismatch_cli.frameworks.trl import metrics as dialect
 from mismatch_cli.frameworks.trl.recorder import columns, record
 from mismatch_cli.studies.translation import Translation
