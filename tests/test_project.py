@@ -165,7 +165,7 @@ def test_licences_are_named_for_what_the_core_needs():
     rows = re.findall(r"^\| ([\w-]+) \| \S", text_of("THIRD_PARTY.md"), re.M)
     needed = [re.match(r"[\w-]+", requirement).group() for requirement in PROJECT["dependencies"]]
     assert [row for row in rows if row not in ("what", "package")] == needed
-    for name in re.findall(r"`((?:record|importers)/\S+)`", text_of("THIRD_PARTY.md")):
+    for name in re.findall(r"`(frameworks/\S+\.\w+)`", text_of("THIRD_PARTY.md")):
         assert (ROOT / "tests" / name).is_file(), name
 
 

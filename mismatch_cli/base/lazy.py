@@ -1,13 +1,18 @@
 """Names of a package that are imported when somebody asks for them."""
 
-from collections.abc import Callable, Mapping
-from importlib import import_module
+from __future__ import annotations
+
+TYPE_CHECKING = False  # instead of importing typing for it
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 
 def lazy(package: str, where: Mapping[str, str]) -> Callable[[str], object]:
     """The `__getattr__` of a package: `where` maps a name to the module below it that has it."""
 
     def attribute(name: str) -> object:
+        from importlib import import_module
+
         if name not in where:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(f"{package}.{where[name]}"), name)

@@ -5,7 +5,7 @@ A registry is named by its package, `mismatch_cli.rules.trust_regions`, or by a 
 `NAME` is what the public name is read from: `mismatch_cli.frameworks.NAME.importer` has a folder
 for each name, and `mismatch_cli.*.commands.NAME` is spread over all rooms, so that a program
 brings its own. Some registries also include the entry points of installed packages
-(`entry_points.py`).
+(`base/entry_points.py`).
 """
 
 import difflib

@@ -22,12 +22,12 @@ from tests.docs.pages import DOCS, additions, steps
 
 PAGE = DOCS / "extending.md"
 OFFERED = {  # group: name, and its file on the page
-    "importers": ("toy", "importers/toy.py"),
-    "engines": ("coarse", "engines/coarse.py"),
-    "trust_regions": ("two-sided-tv", "trust_regions/two_sided_tv.py"),
-    "weights": ("bell", "weights/bell.py"),
+    "importers": ("toy", "frameworks/toy/importer.py"),
+    "engines": ("coarse", "models/engines/coarse.py"),
+    "trust_regions": ("two-sided-tv", "rules/trust_regions/two_sided_tv.py"),
+    "weights": ("bell", "rules/weights/bell.py"),
     "checks": ("few-decimals", "diagnosis/checks/few_decimals.py"),
-    "dialects": ("toy", "dialects/toy.py"),
+    "dialects": ("toy", "frameworks/toy/metrics.py"),
 }
 EQUAL = "two-sided-tv:max_fall=0.15,max_rise=0.15"
 PYPROJECT = """

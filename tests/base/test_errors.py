@@ -39,7 +39,7 @@ def test_no_message_puts_a_command_together_by_itself():
         for line in path.read_text(encoding="utf-8").splitlines()
         if "import shlex" in line or by_hand.search(line)
     ]
-    assert found == ["errors.py: import shlex"]
+    assert found == ["base/errors.py: import shlex"]
 
 
 @pytest.mark.parametrize("name", NAMES)

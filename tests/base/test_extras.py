@@ -23,7 +23,7 @@ COMES_WITH = {
     "PIL": "matplotlib",
 }  # dependencies of a declared library, which we import too
 OF_THE_USER = {"fsspec"}  # users who name one of its schemes have it
-# `record/` runs inside these frameworks
+# `frameworks/recording/` runs inside these frameworks
 OF_THE_RUN = {"verl", "transfer_queue", "skyrl", "megatron", "openrlhf"}
 
 

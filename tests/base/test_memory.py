@@ -55,7 +55,7 @@ def test_help_needs_less(tmp_path):
 def test_the_buffer_of_products_is_mapped_before_a_pass_fills_the_memory(tmp_path):
     """What remains would not hold it: OpenBLAS would retry forever."""
     script = (
-        "import resource; import numpy as np; from mismatch_cli import memory\n"
+        "import resource; import numpy as np; from mismatch_cli.base import memory\n"
         "if {early}: memory.map_buffer_of_products()\n"
         "used = memory._status('/proc/self/status', 'VmSize:')\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 2**24,) * 2)\n"

@@ -99,9 +99,9 @@ def test_the_tests_of_masks_algorithms_and_dialects_take_them_in(desk):
         "or shows_its_letters or published_gradient or every_algorithm_is_reinforce"
     )
     files = (
-        "trust_regions/test_contract.py",
-        "algorithms/test_gradients.py",
-        "dialects/test_owners.py",
+        "rules/trust_regions/test_contract.py",
+        "rules/algorithms/test_gradients.py",
+        "frameworks/dialects/test_owners.py",
     )
     files += ("metrics/clipping/test_algorithms.py",)
     run = subprocess.run(

@@ -20,8 +20,9 @@ import typer
 
 from tests import faults as faults_package
 from tests.faults import reach
-from tests.faults.operators import ROOT, Fault, all_faults, package_digest
+from tests.faults.operators import Fault, all_faults, package_digest
 from tests.faults.trials import Copy, Verdict, run_trials
+from tests.paths import ROOT
 
 RECORDED = ROOT / "build" / "faults"
 DIGEST = RECORDED / "package"  # whose lines were recorded

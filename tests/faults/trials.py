@@ -21,7 +21,8 @@ from pathlib import Path
 import pytest
 
 from tests import warm
-from tests.faults.operators import ROOT, Fault
+from tests.faults.operators import Fault
+from tests.paths import ROOT
 
 # A busy machine is several times slower than at the recording.
 _LEAST_SECONDS, _TIMES_EXPECTED = 300.0, 10.0

@@ -46,7 +46,15 @@ def public(thing) -> set[str]:
 
 
 def test_what_is_public():
-    assert mismatch_cli.__all__ == ["MismatchError", "Run", "UsageError", "__version__", "open"]
+    assert mismatch_cli.__all__ == [
+        "Decision",
+        "MismatchError",
+        "Recorder",
+        "Run",
+        "UsageError",
+        "__version__",
+        "open",
+    ]
     assert all(getattr(mismatch_cli, name) for name in mismatch_cli.__all__)
     assert public(mismatch_cli.Run) == {
         "clip",
@@ -79,7 +87,10 @@ def test_importing_the_package_loads_nothing():
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "['__future__', 'mismatch_cli']"
+    assert (
+        done.stdout.strip()
+        == "['__future__', 'mismatch_cli', 'mismatch_cli.base', 'mismatch_cli.base.lazy']"
+    )
 
 
 def test_an_unknown_name_is_not_an_attribute():

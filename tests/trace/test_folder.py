@@ -306,7 +306,7 @@ class held_by_another:
 
     def __enter__(self) -> None:
         script = (
-            "import sys, os, time; from pathlib import Path; from mismatch_cli.probe import folder\n"
+            "import sys, os, time; from pathlib import Path; from mismatch_cli.trace import run_folder as folder\n"
             "with folder.claimed(Path(sys.argv[1]), lambda: None):\n"
             "    os.fork() or time.sleep(60)\n"  # a child that outlives it does not hold the folder
             "    print('held', flush=True); time.sleep(60)\n"

@@ -73,7 +73,7 @@ _CONTAINERS = {"choice", "content", "data", "info", "meta", "token", "trajectory
 _FILLERS = {"per", "list", "array", "tensor", "the", "of"}
 
 # Logs that hold only text: their title, the keys that identify them, and what to record instead.
-_RECORDER = "mismatch_cli.frameworks.recording.Recorder in the training loop"
+_RECORDER = "mismatch_cli.Recorder in the training loop"
 _TEXT_LOGS = (
     ("TRL's table of completions", {"step", "prompt", "completion", "advantage"},
      "mismatch_cli.frameworks.trl.record(trainer, folder) before trainer.train()"),

@@ -2,7 +2,7 @@
 
     coefficient = keep · weight · A + term; the gradient of every algorithm's loss is −Σ scale · coefficient · ∇log π
 
-The scale belongs to the aggregation (`rl/learner.py`) alone: a coefficient never divides by a
+The scale belongs to the aggregation (`train/learner.py`) alone: a coefficient never divides by a
 length.
 
 r = trainer/rollout, r′ = trainer/recomputed, ρ = recomputed/rollout (the engine gap); A is the

@@ -206,7 +206,7 @@ TEXTS = {
     "TRL's table of completions, in chat": (
         {"step": 3, "prompt": [{"role": "user", "content": "1 + 1?"}], "advantage": 0.5,
          "completion": [{"role": "assistant", "content": "2"}]},
-        "record.trl",
+        "frameworks.trl.record",
     ),
     "verl's rollout data": (
         {"input": "1 + 1?", "output": "2", "gts": "2", "score": 1.0, "step": 3, "acc": True},
@@ -216,15 +216,15 @@ TEXTS = {
         {"task_id": 1, "sample_idx": 0, "seqlen": 9, "prompt_len": 4, "head_version": 1,
          "tail_version": 1,
          "reward": 1.0, "prompt": "1 + 1?", "completion": "2"},
-        "record.Recorder",
+        "mismatch_cli.Recorder",
     ),
     "ms-swift's log of completions": (
         {"step": [3, 3], "prompt": ["1 + 1?"] * 2, "completion": ["2", "3"],
          "advantages": [0.5, -0.5]},
-        "record.Recorder",
+        "mismatch_cli.Recorder",
     ),
     "a log of prompts and responses": ({"question": "1 + 1?", "answer": "2", "tokens": 5},
-                                       "record.Recorder"),
+                                       "mismatch_cli.Recorder"),
 }  # fmt: skip
 
 

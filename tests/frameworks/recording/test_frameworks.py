@@ -45,8 +45,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> Modu
 
 
 def adapter(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
-    monkeypatch.delitem(sys.modules, f"mismatch_cli.frameworks.recording.{name}", raising=False)
-    return importlib.import_module(f"mismatch_cli.frameworks.recording.{name}")
+    module = f"mismatch_cli.frameworks.{name}.recorder"
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    return importlib.import_module(module)
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
