@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-KEPT = ROOT / "benchmarks" / "evidence"
+KEPT = ROOT / "lab" / "evidence"
 SEEDS = (21, 22, 23)  # the pilot had 1, 2 and 3, and the earlier runs of collapse 11, 12 and 13
 FULL_SEEDS = (*SEEDS, 24, 25)
 REAL_SEEDS = SEEDS[:2]

@@ -21,10 +21,10 @@ pytestmark = pytest.mark.slow
 
 # A few seconds of what needs no engine; some of it reads the files around the package.
 QUICK = (
-    "test_divergences.py",
+    "rules/test_divergences.py",
     "test_project.py",
-    "test_extras.py",
-    "trust_regions/test_golden.py",
+    "base/test_extras.py",
+    "rules/trust_regions/test_golden.py",
     "trace/test_trace.py",
 )
 

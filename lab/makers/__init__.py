@@ -1,9 +1,12 @@
-"""The bundled tiny language model, problems with answers, and the scripts that made them.
+"""Makers of what sample_data/ holds: the bundled model, problems, traces and dumps.
 
-See README.md.
+See sample_data/README.md.
 """
 
 import sys
+from pathlib import Path
+
+SAMPLE_DATA = Path(__file__).resolve().parents[2] / "sample_data"
 
 # transformers imports these if they are installed, and builds for another torch then fail; nothing
 # here needs them.

@@ -11,15 +11,15 @@ from __future__ import annotations
 import json
 import shutil
 from math import exp, isfinite, log
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lab.makers import SAMPLE_DATA
 from mismatch_cli.base.places import FAULTY, bundled_trace
 from mismatch_cli.trace.reader import Trace
 
-FOLDER = Path(__file__).resolve().parents[2] / "sample_data" / "dumps" / "token_exports"
+FOLDER = SAMPLE_DATA / "dumps" / "token_exports"
 RANKS = 2
 VOCABULARY = 2048
 BAND = 0.2  # prime-rl's dppo_mask_low and dppo_mask_high

@@ -1,4 +1,4 @@
-"""Regenerates the bundled data: `python lab/makers/make_model.py` makes the tokenizer, the model
+"""Regenerates the bundled data: `python -m lab.makers.make_model` makes the tokenizer, the model
 and the problems.
 
 At the end it measures the stored model and prints the figures of README.md.
@@ -22,15 +22,11 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 from rich.table import Table
 
-SAMPLE_DATA = Path(__file__).resolve().parents[2] / "sample_data"
-sys.path.insert(
-    0, str(SAMPLE_DATA.parent)
-)  # lets the script run from any folder, without an installation
-
-from lab.makers.measure import load, respond, standard_error  # noqa: E402
-from lab.makers.tokenizer import train_tokenizer  # noqa: E402
-from lab.makers.train_model import Recipe, train  # noqa: E402
-from lab.makers.word_problems import problems  # noqa: E402
+from lab.makers import SAMPLE_DATA
+from lab.makers.measure import load, respond, standard_error
+from lab.makers.tokenizer import train_tokenizer
+from lab.makers.train_model import Recipe, train
+from lab.makers.word_problems import problems
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -114,7 +110,7 @@ def main() -> None:
         "--output",
         type=Path,
         default=SAMPLE_DATA,
-        help="for model/ and problems.jsonl (default: here)",
+        help="for model/ and problems.jsonl (default: sample_data)",
     )
     folder = parser.parse_args().output
     torch.set_num_threads(1)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from lab.makers import SAMPLE_DATA
 from lab.makers.make_model import train_with_progress
 from lab.makers.make_traces import flags_of
 from lab.makers.tokenizer import train_tokenizer
@@ -25,7 +26,6 @@ from mismatch_cli.probe.config import ProbeConfig, RescoreConfig
 from mismatch_cli.probe.record import record
 from mismatch_cli.probe.rescore import rescore
 
-SAMPLE_DATA = Path(__file__).resolve().parents[2] / "sample_data"
 RECIPE = Recipe(steps=800, experts=8)
 NAME = "tiny-moe"  # of the model in the manifests
 RESPONSES = 192

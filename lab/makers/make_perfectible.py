@@ -1,4 +1,4 @@
-"""Chooses the bundled training problems: `python lab/makers/make_perfectible.py` rewrites
+"""Chooses the bundled training problems: `python -m lab.makers.make_perfectible` rewrites
 perfectible.jsonl.
 
 It runs `mismatch-cli curate --confirm` on the bundled model and problems: 40 samples choose, 40
@@ -11,6 +11,7 @@ import json
 import tempfile
 from pathlib import Path
 
+from lab.makers import SAMPLE_DATA
 from mismatch_cli.app.progress import TerminalProgress
 from mismatch_cli.probe.config import CurateConfig
 from mismatch_cli.probe.curate import PROBLEMS_FILE, curate
@@ -31,7 +32,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         curation = curate(CONFIG, Path(folder), {}, progress, confirm=True)
         lines = (Path(folder) / PROBLEMS_FILE).read_text(encoding="utf-8").splitlines()[:PROBLEMS]
-    (Path(__file__).resolve().parents[2] / "sample_data" / PROBLEMS_FILE).write_text(
+    (SAMPLE_DATA / PROBLEMS_FILE).write_text(
         "".join(f"{line}\n" for line in lines), encoding="utf-8"
     )
     counts = len(curation.accuracy), len(curation.kept), len(curation.confirmed)

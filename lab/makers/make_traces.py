@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from lab.makers import SAMPLE_DATA
 from lab.makers.learner import Learner, minibatches
 from mismatch_cli.app.progress import TerminalProgress
 from mismatch_cli.models.engines import EngineSettings
@@ -39,7 +40,6 @@ from mismatch_cli.trace.schema import TOPK_COLUMNS
 from mismatch_cli.trace.vocabulary import write_vocabulary
 from mismatch_cli.trace.writer import rows_to_table, write_shard
 
-SAMPLE_DATA = Path(__file__).resolve().parents[2] / "sample_data"
 MODEL = "sample_data/model"
 
 STEPS = 6

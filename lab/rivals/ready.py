@@ -1,4 +1,4 @@
-"""Import this first: it makes mismatch_cli and benchmarks/ importable, and hides what a CPU
+"""Import this first: it makes mismatch_cli and lab/ importable, and hides what a CPU
 torch cannot load.
 """
 

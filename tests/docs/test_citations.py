@@ -17,7 +17,7 @@ from tests.paths import DOCS, ROOT
 
 TEXTS = sorted(
     path
-    for folder in ("mismatch_cli", "docs", "tests", "benchmarks", "README.md")
+    for folder in ("mismatch_cli", "docs", "tests", "lab", "README.md")
     for path in ([ROOT / folder] if folder.endswith(".md") else (ROOT / folder).rglob("*"))
     if path.suffix in (".py", ".md", ".toml") and path != Path(__file__)
 )

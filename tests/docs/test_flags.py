@@ -51,7 +51,7 @@ OTHERS = {
     "ms-swift": "--log_rollout_offpolicy_metrics",
     "OpenRLHF": "--enable_vllm_is_correction --algo.advantage.is_correction_enable --load_checkpoint",
     "oat": "--dump_replay_every",
-    "benchmarks/": "--folder",
+    "lab/": "--folder",
     "tests/": "--list --lower --only --renew",
     "trackers": "--project --logdir --backend-store-uri",
     "uv": "--torch-backend --generate-hashes --no-annotate --no-header --no-deps",

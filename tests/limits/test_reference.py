@@ -61,7 +61,7 @@ def test_every_row_has_a_source_and_one_of_our_metrics():
         assert bar.family in ("", "dense", "moe")
         assert not bar.absolute or METRICS[bar.metric].signed
     for row in reference().measured:
-        assert any(mark in row.source for mark in ("#", "docs/", "README", "benchmarks/"))
+        assert any(mark in row.source for mark in ("#", "docs/", "README", "lab/"))
         assert row.metric in METRICS
         assert row.low <= row.high
         assert row.family in ("", "dense", "moe")
