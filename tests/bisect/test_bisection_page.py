@@ -22,9 +22,9 @@ from mismatch_cli.report.html import render_html
 from mismatch_cli.report.pages import page_of
 from mismatch_cli.report.screen import print_view
 from mismatch_cli.report.view import ReportView
+from tests.bisect.searches import HOSTILE, LENGTH, analysis, modules
 from tests.report.browser import LAYOUT, Browser
 from tests.report.plots.drawing import PAPER, check_texts, drawn
-from tests.report.searches import HOSTILE, LENGTH, analysis, modules
 
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 CASES: dict[str, dict[str, Any]] = {"whole": {}, "no gap": {"gap": 1e-6}, "stopped": {"stages": 1}}

@@ -16,7 +16,7 @@ from mismatch_cli.bisect.decoding import (
 )
 from mismatch_cli.bisect.effects import Effects, GapSums
 from mismatch_cli.metrics.estimate import Estimate
-from tests.report.searches import analysis
+from tests.bisect.searches import analysis
 
 
 @pytest.fixture(scope="module")

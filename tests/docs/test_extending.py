@@ -100,7 +100,7 @@ def test_the_tests_of_masks_algorithms_and_dialects_take_them_in(desk):
     )
     files = (
         "rules/trust_regions/test_contract.py",
-        "rules/algorithms/test_gradients.py",
+        "train/test_gradients.py",
         "frameworks/dialects/test_owners.py",
     )
     files += ("metrics/clipping/test_algorithms.py",)

@@ -35,11 +35,9 @@ from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.studies.mismatch import PlotData
 from mismatch_cli.trace.routes import compare_routes, route_columns
 from mismatch_cli.trace.writer import rows_to_table
-from mismatch_cli.train.studies.runs import TrainingRun
 from tests.report.browser import CHROMIUM, Browser
 from tests.report.explored import Explored, hostile_page
 from tests.studies.compared import analysis, float32_rows, perturbed, plot_data, result, traces  # noqa: F401  # noqa: F401
-from tests.train.training_runs import EIGHT, make_run
 
 TOP_K = 8
 HOSTILE = (
@@ -310,12 +308,6 @@ def figures(measured: SimpleNamespace) -> list[FigureView]:
 @pytest.fixture(scope="session")
 def view(measured: SimpleNamespace, figures: list[FigureView]) -> ReportView:
     return make_view(measured, figures)
-
-
-@pytest.fixture(scope="session")
-def eight() -> list[TrainingRun]:
-    """Eight algorithms with three seeds each; some runs are shorter."""
-    return [make_run(name, seed, 45 if seed == 2 else 60) for name in EIGHT for seed in range(3)]
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.report.conftest import browser, eight  # noqa: F401
+from mismatch_cli.train.studies.runs import TrainingRun
+from tests.report.conftest import browser  # noqa: F401
 from tests.train.small_runs import EVALUATED, run
+from tests.train.training_runs import eight_algorithms
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +19,9 @@ def unbroken(tmp_path_factory) -> Path:
     torch.set_num_threads(1)
     run(folder, **EVALUATED)
     return folder
+
+
+@pytest.fixture(scope="session")
+def eight() -> list[TrainingRun]:
+    """Eight algorithms with three seeds each; some runs are shorter."""
+    return eight_algorithms()

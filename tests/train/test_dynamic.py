@@ -16,7 +16,7 @@ from mismatch_cli.models.loading import load_tokenizer
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.train.task import Task
 from mismatch_cli.train.train_config import load_config
-from tests.processes.ranks.on_ranks import run_on
+from tests.train.ranks.on_ranks import run_on
 from tests.train.small_runs import DYNAMIC, SMALL, numbers, run, trained_dynamically
 
 

@@ -18,7 +18,7 @@ from mismatch_cli.metrics.clipping.masked import Needs, gather
 from mismatch_cli.rules.algorithms.gathering import Gathering
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.trace.reader import Trace
-from tests.processes.ranks.on_ranks import run_on
+from tests.train.ranks.on_ranks import run_on
 from tests.train.small_runs import KINDS, ON_RANKS, SHORT, reward_file, run
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,6 @@ from mismatch_cli.app.cli import build_app, run
 from mismatch_cli.app.typed import words
 from mismatch_cli.base.configuration import CONFIG, key_of, without_variables
 from mismatch_cli.base.errors import UsageError
-from mismatch_cli.train.train_config import load_config
 
 GROUP: Any = typer.main.get_command(build_app())
 ROOT = GROUP.make_context("mismatch-cli", ["report"], resilient_parsing=True)
@@ -124,6 +123,7 @@ def test_what_starts_code_or_sends_keys_is_typed(tmp_path, monkeypatch, capfd):
 
 
 def test_the_file_of_a_preset_starts_nothing_either(tmp_path, capfd):
+    load_config = pytest.importorskip("mismatch_cli.train.train_config").load_config
     for name, value in (
         ("reward", "evil.py:f"),
         ("environment", "evil.py:E"),

@@ -19,7 +19,6 @@ from rich.cells import cell_len
 from mismatch_cli.app.cli import build_app, run
 from mismatch_cli.app.help import KEYS, Row, panels
 from mismatch_cli.base.places import guide_pages
-from mismatch_cli.train.train_config import load_config, presets
 from tests.paths import PACKAGE
 
 DOCS = PACKAGE.parent / "docs"
@@ -122,6 +121,7 @@ def test_choices_are_shown_as_such():
     ):
         assert tuple(flag.split()) in shown
     assert row_of("train", "--preset").value == "NAME|FILE.toml"
+    presets = pytest.importorskip("mismatch_cli.train.train_config").presets
     assert ", ".join(presets()) in row_of("train", "--preset").does
 
 
@@ -137,6 +137,7 @@ def test_an_invalid_choice_lists_all_of_them(command, row, capfd, tmp_path, monk
 
 
 def test_train_shows_the_values_of_its_default_preset_in_panels(helps):
+    load_config = pytest.importorskip("mismatch_cli.train.train_config").load_config
     settings = dict(vars(load_config("miniature", {})))
     names = [row.names for name, row in rows() if name == "train"]
     for key in ("grader", "staleness", "bounds_share"):  # without a flag, named as in a file

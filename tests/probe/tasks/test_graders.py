@@ -14,7 +14,6 @@ from mismatch_cli.base.errors import UsageError
 from mismatch_cli.probe.config import CurateConfig, ProbeConfig
 from mismatch_cli.probe.tasks.grading import MathVerify
 from mismatch_cli.trace.manifest import read_manifest
-from mismatch_cli.train.train_config import load_config
 
 # Fractions, intervals, sets, units, words, matrices, percent, degrees, bases, times, money, and
 # rewritten answers of the MATH problems (MIT), with the verdicts of oat at c1a074c (math-verify
@@ -77,6 +76,7 @@ def test_what_is_huge_or_hostile_earns_nothing():
 
 
 def test_the_paper_is_graded_as_its_code_does_and_everything_else_as_verl_does():
+    load_config = pytest.importorskip("mismatch_cli.train.train_config").load_config
     assert load_config("paper", {}).grader == "oat"
     assert load_config("miniature", {}).grader == ProbeConfig(engine="hf").grader == "verl"
     with pytest.raises(UsageError, match="grader: Unknown grader 'oats'"):

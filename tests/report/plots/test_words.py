@@ -25,9 +25,9 @@ from mismatch_cli.studies.diagnosis import analyse_diagnosis
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.train.studies.runs import TrainingRun
 from mismatch_cli.train.studies.training import TrainingAnalysis
-from tests.report.searches import analysis as search_of
+from tests.bisect.searches import analysis as search_of
 from tests.train.plots.test_training_plots import bounded, by_threshold, in_settings, relaxed
-from tests.train.training_runs import make_run
+from tests.train.training_runs import eight_algorithms, make_run
 
 CURVE = {0: 0.3, 1: 0.9, 2: 0.1, 3: 0.5}
 
@@ -37,7 +37,6 @@ def studies(
     measured: SimpleNamespace,
     analysis: ComparisonAnalysis,
     many: Any,
-    eight: list[TrainingRun],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> list[Drawable]:
     """Data that suffices for every plot."""
@@ -51,6 +50,7 @@ def studies(
     chosen, held_out = {0: 0.75, 1: 0.75, 2: 0.25}, {0: 0.0, 1: 0.25, 2: 1.0}
     config = {"model": "m", "prompts": {"location": "p"}}
     stale = [make_run(name, staleness=n) for name in ("dppo-binary-tv", "pg-is") for n in (0, 4)]
+    eight = eight_algorithms()
     runs = (eight, in_settings(), by_threshold(), relaxed(), bounded(eight), stale)
     return [
         measured.plot_data,

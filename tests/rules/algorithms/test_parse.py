@@ -20,7 +20,7 @@ from mismatch_cli.rules.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_
 from tests.looped import looped
 from tests.rules.algorithms.published_methods import vespo
 from tests.rules.algorithms.published_owners import PUBLISHED
-from tests.rules.algorithms.test_gradients import PROMPTS, sample
+from tests.rules.algorithms.samples import PROMPTS, sample
 from tests.rules.trust_regions.cases import (
     INF,
     REGIONS,

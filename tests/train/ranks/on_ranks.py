@@ -67,7 +67,7 @@ def run_on(ranks: int, what: str, folder: Path) -> None:
     """
     places = as_ranks(ranks) if ranks > 1 else [dict(os.environ)]
     processes = [
-        Forked("tests.processes.ranks.on_ranks", what, str(folder), env=environment)
+        Forked("tests.train.ranks.on_ranks", what, str(folder), env=environment)
         for environment in places
     ]
     for process in processes:

@@ -18,7 +18,7 @@ import pytest
 from mismatch_cli.base.places import bundled
 from mismatch_cli.models.engines import engine_failures
 from tests.processes.ranks.launcher import launched, ranks_of
-from tests.processes.ranks.on_ranks import as_ranks
+from tests.train.ranks.on_ranks import as_ranks
 from tests.warm import Forked, cli
 
 pytestmark = pytest.mark.slow
@@ -251,7 +251,7 @@ def test_an_existing_folder_is_reported_once_and_not_resumed(tmp_path):
 
 def test_a_rank_whose_peer_ended_says_so(tmp_path):
     ranks = [
-        Forked("tests.processes.ranks.on_ranks", "deserted", str(tmp_path), env=place)
+        Forked("tests.train.ranks.on_ranks", "deserted", str(tmp_path), env=place)
         for place in as_ranks(2)
     ]
     said, _ = [rank.ended(within=60) for rank in ranks]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.processes.ranks.on_ranks import MIXTURE, MODELS, VOCABULARY, kept, run_on
 from tests.tiny_models import saved_model
+from tests.train.ranks.on_ranks import MIXTURE, MODELS, VOCABULARY, kept, run_on
 
 TOLERANCE = 5e-6  # of each tensor's largest entry
 

@@ -37,6 +37,7 @@ from tests.rules.algorithms.published import (
 )
 from tests.rules.algorithms.published_methods import clip_cov, drpo, gbpo, kl_cov, nfpo, top_entropy
 from tests.rules.algorithms.published_owners import OF_OWNERS, OF_TABLE, PUBLISHED
+from tests.rules.algorithms.samples import PROMPTS, RESPONSES, sample
 from tests.rules.trust_regions.cases import (
     cast,
     coefficient_T,
@@ -50,9 +51,8 @@ from tests.rules.trust_regions.cases import (
     with_keys,
 )
 
-RESPONSES, LONGEST = 250, 64
+LONGEST = 64
 ROWS = TABLE | OWNERS
-PROMPTS = np.arange(RESPONSES) // 5
 # With an advantage for each token of a response
 PER_TOKEN: dict[str, Callable[[Sample], Tensor] | None] = {
     "gspo": lambda s: gspo_token(s, s.logp_old),
@@ -69,45 +69,6 @@ VARIANTS: dict[str, Callable[[Sample], Tensor]] = {
     "gbpo:temperature=1": lambda s: gbpo(s, 1.0),
     "top-entropy:share=0.7": lambda s: top_entropy(s, 0.7),
 }
-
-
-def partition(given: Policies, logp_TK: Tensor, logp_T: Tensor) -> Tensor:
-    """Probabilities of the top-K, of the sampled token if it is not among them, and of all
-    others.
-    """
-    assert given.topk is not None
-    alone_T = (given.topk.ids_TK != given.topk.response_ids_T[:, None]).all(-1)
-    named = torch.cat([logp_TK.exp(), torch.where(alone_T, logp_T.exp(), 0.0)[:, None]], -1)
-    return torch.cat([named, 1 - named.sum(-1, keepdim=True)], -1)
-
-
-def sample(given: Policies, advantage_T: Tensor) -> Sample:
-    topk = given.topk
-    assert topk is not None and topk.recomputed is not None and given.recomputed is not None
-    columns = (
-        (topk.rollout, given.rollout),
-        (topk.trainer, given.trainer),
-        (topk.recomputed, given.recomputed),
-    )
-    parts = [partition(given, *pair) for pair in columns]
-    logp = given.trainer.clone().requires_grad_()
-    lengths, prompts = (
-        given.responses.length_S.tolist(),
-        PROMPTS[: len(given.responses.length_S)].tolist(),
-    )
-    luck, grouped = given.compare(TRAINER_ROLLOUT).draw_T, (parts[0], parts[1], parts[2])
-    return Sample(
-        logp,
-        given.recomputed,
-        given.rollout,
-        advantage_T,
-        lengths,
-        grouped,
-        given.compare(TRAINER_ROLLOUT).entropy_T,
-        prompts,
-        luck,
-        given.average,
-    )
 
 
 def drawn(

@@ -16,7 +16,7 @@ from mismatch_cli.models.scoring.layout import keeps_apart, micro_batches, pack
 from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.train.learner import Learner
-from tests.processes.ranks.on_ranks import CONFIG, PLAIN, TOPK, VOCABULARY, samples
+from tests.train.ranks.on_ranks import CONFIG, PLAIN, TOPK, VOCABULARY, samples
 
 FAMILIES = {
     "Qwen3": {},
