@@ -19,7 +19,8 @@ from collections.abc import Callable
 from typing import Any
 
 from mismatch_cli.probe.tasks.prompts import is_message
-from mismatch_cli.processes.child_worker import answer_lines, in_words, load, most_memory, number
+from mismatch_cli.probe.tasks.reward_worker import number
+from mismatch_cli.processes.child_worker import answer_lines, in_words, load, most_memory
 
 ARGUMENTS = ("problem", "answer")  # arguments that NAME may take
 

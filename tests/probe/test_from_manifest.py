@@ -120,8 +120,8 @@ def starts(monkeypatch) -> list[str]:
         raise KeyboardInterrupt
 
     for name in (
-        "recording.record.load_tokenizer",
-        "recording.rescore.load_trainer",
+        "probe.record.load_tokenizer",
+        "probe.rescore.load_trainer",
         "bisect.runner.create_engine",
     ):
         monkeypatch.setattr(f"mismatch_cli.{name}", start)

@@ -4,7 +4,7 @@ which rewards in the scripts of the sanity test (arXiv 2510.26788, which arXiv 2
 They are equal after either of two normalisations, or by math-verify. What the rule does is oat's,
 its false ones included: it ignores single letters that could be units. How it is written is not.
 
-`python -m mismatch_cli.probe.tasks._oat_worker` answers lines like `_worker`.
+`python -m mismatch_cli.probe.tasks._oat_worker` answers lines like `reward_worker`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from os.path import commonprefix
 
-from mismatch_cli.processes.child_worker import MATH_VERIFY_MEMORY, answer_lines, quiet_math_verify
+from mismatch_cli.probe.tasks.reward_worker import MATH_VERIFY_MEMORY, quiet_math_verify
+from mismatch_cli.processes.child_worker import answer_lines
 
 # 1. As text, after Hendrycks' MATH: units, signs and the spelling of fractions do not count.
 _WORDS = (

@@ -137,7 +137,7 @@ def _unboxed(answer: str) -> str:
 
 # The worker of each rule, and the form of the answers that it compares
 _RULES: dict[str, tuple[str, Callable[[str], str]]] = {
-    VERL_RULE: ("_worker", _as_box),
+    VERL_RULE: ("reward_worker", _as_box),
     OAT_RULE: ("_oat_worker", _unboxed),
 }
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.probe.tasks import named_rewards
+from mismatch_cli.probe.tasks.reward_worker import ARGUMENTS, BATCH_ARGUMENTS, KEYWORDS
 from mismatch_cli.processes.child import Child, users_code
-from mismatch_cli.processes.child_worker import ARGUMENTS, BATCH_ARGUMENTS, KEYWORDS
 
 _FOR_ONE, _FOR_A_BATCH, _TO_LOAD = 30, 600, 60  # seconds
 
@@ -75,7 +75,7 @@ class OwnReward:
         self.timeouts = 0
         to_load = max(seconds, _TO_LOAD)
         self.child = Child(
-            "mismatch_cli.processes.child_worker",
+            "mismatch_cli.probe.tasks.reward_worker",
             code,
             seconds_to_start=to_load,
             cannot_start=f"{file} did not load within {to_load:g} s. Allow more with --reward-seconds.",
