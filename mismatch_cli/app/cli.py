@@ -233,6 +233,8 @@ def _fail(message: str, code: int) -> int:
 
 def main() -> None:
     """The program: it owns its process, so it may tune memory management and decide how to exit."""
+    # How often Python looks for cycles, and Arrow's memory pool, are up to the process's owner.
+    # So they are set here and not by the library, which runs in processes of other programs.
     gc.set_threshold(*_COLLECT_AFTER)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -281,4 +283,6 @@ def _end(code: int) -> NoReturn:
             "elsewhere.",
             1,
         )
+    # Python does not tear down its objects: a finaliser (`__del__`) may never run.
+    # Work for the end belongs in `atexit`, called above, or in a context manager.
     os._exit(code)

@@ -354,6 +354,8 @@ def console() -> Any:
 
     width = _PIPE_WIDTH if not sys.stdout.isatty() and "COLUMNS" not in os.environ else None
     file: Any = _Unpadded(sys.stdout)
+    # Token text may look like rich's markup, an emoji's name or a number: rich interprets nothing.
+    # Its terminal escapes are made visible by `base/text.py` before it gets here.
     return PipeableConsole(
         file=file,
         width=width,

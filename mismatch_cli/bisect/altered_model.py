@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 CONFIG = "config.json"
 _BUFFERED = 1 << 28  # bytes of tensors to collect before writing a file
-# transformers reads files in the order of their names; if two files hold the same tensor, the last
-# one counts.
+# transformers reads every tensor of every file that an index names; of two with one name, the file
+# whose name sorts last counts. So the engine's files begin with ~, which sorts after all letters.
 _KEPT, _TO_TRAINER = "~engine-{:05d}.safetensors", "trainer-{}"
 
 

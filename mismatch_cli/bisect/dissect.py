@@ -117,8 +117,12 @@ class _Dissection:
         own = _outermost(seen)
         for kind in [kind for kind in KINDS if kind in seen]:
             self._graft(grafts, found.grafted, kind, {kind})
+        # Rounding errors do not add up: where many kinds round, one graft may remove nothing.
+        # `alone`, all kinds but this one, says what the kind causes by itself.
         for kind in [kind for kind in KINDS if kind in own]:
             self._graft(grafts, found.alone, kind, own - {kind}, inner=False)
+        # The trainer then computes with the engine's modules alone, in any two precisions.
+        # A gap that is left, even of one bit, shows a part that `model_parts.py` does not see.
         self._graft(grafts, found.grafted, ALL, own, inner=False)
         found.missing = found.missing or _missing(self.heard.called, alone, grafts.refused, seen)
         if (

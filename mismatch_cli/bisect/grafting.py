@@ -146,6 +146,8 @@ class Grafts:
 
     def _answered(self, pair: Pair, args: Any, kwargs: Any, _output: Any, time: int) -> Any:
         tensors = list(flowing(args, kwargs).values())[: pair.trainer.inputs]
+        # vLLM's norms add the residual unrounded, while the trainer's norm gets a rounded sum.
+        # Given the sum, the engine's norm would not compute what it computes in its own pass.
         if self._engine.call_of(pair.engine, time).fuses and len(tensors) == 1:
             tensors = self._unfused(tensors[0])
         return [first(self._engine.call(pair.engine, *tensors, time=time))]

@@ -24,7 +24,8 @@ _BOOKKEEPING = {
     "router_z_loss_coef", "sep_token_id", "torch_dtype", "transformers_version", "use_cache",
     "vocab_size",
 }  # fmt: skip
-# By `rope_parameters`, which both sides read if it exists
+# Both sides read `rope_parameters` if it exists; vLLM then ignores `rope_theta` of `hf_overrides`.
+# So beside it these keys change nothing, and a difference in them is not reported.
 _OVERRULED = ("rope_theta", "rope_scaling")
 
 

@@ -238,6 +238,8 @@ class SampleCollector(Accumulator):
         """Add what another collector kept of later rows; for equal hashes, the earlier row comes
         first.
         """
+        # A side that reached its limit has dropped the rest for good: keep nothing that either side
+        # would have dropped, or which responses are in the sample depends on the sharding.
         earlier = [row for row in self._rows if row[0] <= other.limit]
         self._rows = earlier + [row for row in other._rows if row[0] < self.limit]
         self.limit = min(self.limit, other.limit)

@@ -90,6 +90,8 @@ def _without_links(table: Table) -> Table:
 def _rendered(template: str, **values: object) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+    # Token text may hold HTML and characters that are not seen: every value is made visible
+    # (`_finalize`), then escaped (`autoescape`); a filter that returns Markup does both itself.
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,

@@ -171,6 +171,8 @@ class Judged:
 
     def chosen(self, column_T: Tensor) -> Tensor:
         """The rows of a column that belong to sampled tokens."""
+        # An environment's tokens are dropped before the head, so columns from here on are `_N`.
+        # Reduce a rollout's own column through `rollout.of_sampled`, or their NaN spreads.
         return column_T if self._at_N is None else column_T[self._at_N]
 
     def by_response(self, column_N: Tensor) -> list[np.ndarray]:
@@ -189,6 +191,7 @@ def _sampled_at(rollout: Rollout) -> np.ndarray:
 def _spread(rollout: Rollout, values_N: np.ndarray) -> np.ndarray:
     if rollout.sampled_T is None:
         return values_N
+    # A trace has a value for every token: NaN, not measured, at those of an environment
     values_T = np.full(
         (len(rollout.response_ids), *values_N.shape[1:]), np.nan, dtype=values_N.dtype
     )

@@ -159,6 +159,7 @@ class WeightSync:
         answer = UNDECIDABLE
         if self._logp_before is not None and samples:
             answer = prove_newer(logp_rollout, logp_sent, self._logp_before)
+            # For the same reason a gap must also be several times what rounding alone causes
             is_far = gap - _SURE * error > max(_BROKEN * self._gap, _SAME)
             # Tensors that were read back are whole, whatever a changed policy makes of them
             if is_far and not self._equal:
@@ -341,6 +342,8 @@ def prove_newer(
     of the smaller one. "undecidable" if the steps between were too small to tell; a `MismatchError`
     if the old weights fit better.
     """
+    # A low-precision engine agrees with nearby weights by chance, and significantly: all responses
+    # share the rounding of its weights. So `paired_test` also requires a large difference.
     fit = paired_test(logp_rollout, logp_new, logp_old)
     if np.isnan(fit.first + fit.second):
         raise MismatchError(

@@ -43,6 +43,8 @@ class Turns:
         for number, (key, text) in enumerate(
             zip(unknown, self._texts(list(unknown.values())), strict=True)
         ):
+            # The model's text, tokenised again, may give tokens to which its log μ does not belong.
+            # So only what follows a turn is rendered and tokenised, never the whole conversation.
             self._known[key] = token_ids(self._tokenizer, text, number, special=False)
         return [
             self._without_end(turn, self._known[key]) for turn, key in zip(turns, keys, strict=True)

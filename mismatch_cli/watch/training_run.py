@@ -80,7 +80,8 @@ class TrainingRun:
         """When the run last wrote a line, in seconds since 1970; 0 before the first one."""
         return changed(self._folder / METRICS)
 
-    def look(self, *, final: bool) -> Iterator[Ready]:  # noqa: ARG002 - the file of a run that is over has whole lines
+    # `final` changes nothing: the file of a run that is over has whole lines
+    def look(self, *, final: bool) -> Iterator[Ready]:  # noqa: ARG002
         """The new steps since the last look."""
         while lines := self._lines.new():
             for record in map(self._parsed, lines):

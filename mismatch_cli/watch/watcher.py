@@ -174,6 +174,8 @@ class Watcher:
                 self.history.add(ready.step, ready.record)
                 continue
             record, checks = self._judged(ready)
+            # A kill may come between any two writes, and must leave nothing to repeat.
+            # So alarms are recorded first, then the line, then the step, and reported after that.
             alarms = self.state.raised(ready.step, checks)
             self.history.add(ready.step, record)
             self.state.put(ready.step, record, ready.shards)

@@ -1,7 +1,7 @@
 """The same tokens in other frameworks' metrics: their names, formulas and averages.
 
-Each file is a framework, and its name the public name (`nemo_rl.py` is `nemo-rl`): `LINES` is what
-its dashboard shows about the gap between rollout and trainer, and `WHEN` says when. Everything is
+Each framework's `metrics.py` is one (`frameworks/nemo_rl/` is `nemo-rl`): `LINES` is what its
+dashboard shows about the gap between rollout and trainer, and `WHEN` says when. Everything is
 measured over all tokens of the traces at once; a dashboard shows the mean of such numbers over
 micro-batches, ranks or steps.
 """

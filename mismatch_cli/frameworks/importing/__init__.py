@@ -1,4 +1,4 @@
-"""Turns dumps of other programs into traces: a file per format; `_driver.py` writes, other
+"""Turns dumps of other programs into traces: a file per format; `driver.py` writes, other
 helpers read and check.
 """
 
