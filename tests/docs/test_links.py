@@ -8,7 +8,7 @@ from tests.docs.pages import DOCS, PAGES, README, ROOT, anchors
 from tests.looped import looped
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-_OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md"]
+_OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "lab" / "README.md"]
 
 
 @looped("page", [*PAGES, *_OTHERS])
