@@ -1,4 +1,4 @@
-"""The map of the code is true: the tour's files and names exist, and it stays short."""
+"""The map of the code is true: the tour's files and names exist, and both pages stay short."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 
 from tests import house
-from tests.paths import DOCS, PACKAGE
+from tests.paths import DOCS, PACKAGE, ROOT
 
 TOUR = (DOCS / "tour.md").read_text(encoding="utf-8")
-MOST_TOKENS = 22_000
+MOST_TOKENS, MOST_BYTES = 22_000, 6_000
 MOST_STEPS = 4  # of the path that answers a question
 _STOP = re.compile(r"^\d+\. \[`([^`]+)`\]", re.M)
 _STEP = re.compile(r"^\d+\. `([^`]+)`", re.M)
@@ -77,3 +77,7 @@ def test_names_that_do_not_exist_are_found():
     page = "1. `rules/policies.py`: `Policies.compare`, `Policies.contrast`, `numpy`"
     known = defined_in(PACKAGE / "rules/policies.py")
     assert [name for _, name in named(page) if name not in known] == ["Policies.contrast", "numpy"]
+
+
+def test_contributing_is_short():
+    assert len((ROOT / "CONTRIBUTING.md").read_bytes()) <= MOST_BYTES
