@@ -82,7 +82,7 @@ def may_be_released(metadata: Metadata, tag: str) -> list[str]:
         != metadata.version,
         f"CITATION.cff names {cited['version']} of {cited['date-released']}, CHANGELOG.md "
         f"{version} of {day}": ((cited["version"], cited["date-released"]) != (version, day)),
-        "pyproject.toml still names OWNER: CONTRIBUTING.md, Releasing": any(
+        "pyproject.toml still names OWNER: docs/maintaining.md, Releasing": any(
             map(OWNER.search, PROJECT["urls"].values())
         ),
     }

@@ -25,7 +25,7 @@ from tests.train.small_runs import numbers
 # For the bundled model
 OF_THE_PROJECT = {"collapse", "miniature", "rare-solutions", "rare-tokens"}
 OF_THE_PAPER = sorted(set(presets()) - OF_THE_PROJECT)
-FOLDER = PACKAGE / "presets"
+FOLDER = PACKAGE / "train" / "presets"
 # Table 1 of the paper (appendix E), column by column.
 TABLE_1 = {
     "moe-base": ("Qwen/Qwen3-30B-A3B-Base", 256, 32, 16, 16384, 1e-6, 0.2, 5),
