@@ -107,6 +107,8 @@ class TokenGaps:
         return lacking_T
 
     def _take(self, column_T: np.ndarray) -> np.ndarray:
+        # Never `x * mask` before a minimum, a maximum or a standard deviation:
+        # tokens that do not count would enter as 0. They are left out instead.
         return column_T if self.kept is None else column_T.take(self.kept, axis=0)
 
     def kept_before(self, position: np.ndarray) -> np.ndarray:
