@@ -129,7 +129,7 @@ class TokenGaps:
 
     @cached_property
     def group_S(self) -> np.ndarray:
-        """The prompt group of each response, one of 32."""
+        """The prompt group of each response, one of `GROUPS`."""
         return prompt_groups(self.batch.prompt_id_S[self.first : self.last])
 
     @cached_property
