@@ -1,1 +1,1 @@
-"""What everything else stands on, and that knows nothing of it: errors, text, numbers, settings."""
+"""Known to every room, and knowing none: errors, text, numbers, arrays, registries, settings."""

@@ -23,7 +23,8 @@ def namespace(x: Array) -> Any:
     """
     if isinstance(x, np.ndarray | np.generic):
         return np
-    # Its numpy namespace would import all of numpy: 0.1 s
+    # `array_api_compat.numpy` imports all of numpy, 0.1 s for every command.
+    # So numpy answers for itself, above, and the package is imported for torch alone.
     from array_api_compat import array_namespace
 
     return array_namespace(x)
@@ -31,6 +32,8 @@ def namespace(x: Array) -> Any:
 
 def silent(function: _Function) -> _Function:
     """The function without numpy's warnings about infinity and NaN."""
+    # numpy warns where torch is silent, about results that are meant: r = ∞, log π = −∞.
+    # Each trace with such a token would print warnings between the lines of a report.
     return np.errstate(all="ignore")(function)
 
 

@@ -28,7 +28,8 @@ def loading() -> dict[str, bool]:
     """
     import transformers.dynamic_module_utils
 
-    # Also for what libraries load themselves
+    # Without the argument transformers asks, and a `y` on stdin would run the model's code.
+    # With no time for an answer it refuses, also where libraries load something themselves.
     transformers.dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
     return {"trust_remote_code": _allowed}
 

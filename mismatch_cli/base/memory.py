@@ -52,6 +52,8 @@ def bounded(what: object, file_bytes: int) -> Iterator[None]:
     """
     allowed = allowance(file_bytes)
     is_ours = room() > allowed
+    # A few bytes of a compressed file can represent any amount of data.
+    # Without a limit on the process, a stranger's file could take all memory of the machine.
     with limited(allowed):
         try:
             yield

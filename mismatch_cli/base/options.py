@@ -33,17 +33,22 @@ def setting(default: Any, help: str, flag: str | bool | None = None, **about: An
     """A field of a dataclass, or a parameter of a command, with a flag of its name, or with the
     given `flag`; without one if that is False: then only a file or a variable sets it.
 
-    A default that is a function is called if nothing is given, and `--help` shows no default. `about` is any of
+    A default that is a function is called if nothing is given, and `--help` shows no default.
+    `about` is any of
     `least` (and `why`), `valid` with `wanted`: what the value must be;
     `choices`: the word for what is chosen, and the names or a function that lists them;
-    `completes`: names that a shell completes, or a function that lists them; other values are possible too;
-    `changeable`: a resumed run may have a different value, since it only decides how the work is done;
-    `path`: it may be a local path, which is recorded in one spelling: that of a MODEL, of DATA or of an ADAPTER;
-    `typed`: only the command line may set it, or, if this is a function, the values for which it is true: what runs
-    code, or names a host that gets the environment's keys. Never a file, a variable or somebody's manifest;
+    `completes`: names that a shell completes, or a function that lists them; other values are
+    possible too;
+    `changeable`: a resumed run may have a different value, since it only decides how the work is
+    done;
+    `path`: it may be a local path, which is recorded in one spelling: that of a MODEL, of DATA or
+    of an ADAPTER;
+    `typed`: only the command line may set it, or, if this is a function, the values for which it is
+    true: what runs code, or names a host that gets the environment's keys. Never a file, a variable
+    or somebody's manifest;
     `argument`: it is positional, without a flag;
-    `short`: its one-letter flag; and what Typer takes: `min`, `max`, `metavar`, `show_default`, and `panel`, the title
-    in `--help`.
+    `short`: its one-letter flag; and what Typer takes: `min`, `max`, `metavar`, `show_default`, and
+    `panel`, the title in `--help`.
     """
     factory = default if callable(default) else lambda: default
     about |= {"default": factory, "unset": callable(default), "help": help, "flag": flag}
@@ -159,11 +164,12 @@ def flags(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a command whose parameters are settings.
 
-    A `setting` as the default of a parameter makes it a flag. A dataclass of settings as its type makes it an object,
-    built from a flag for each field, or for those that an `Annotated` names. `--config`, a file of settings, comes last
-    and is read before the command starts.
-    The fields of `kind` are flags too, before all others; they reach the command if it takes `**settings`. With
-    `defaults`, what `--help` shows for each, they have no default: something else decides.
+    A `setting` as the default of a parameter makes it a flag. A dataclass of settings as its type
+    makes it an object, built from a flag for each field, or for those that an `Annotated` names.
+    `--config`, a file of settings, comes last and is read before the command starts.
+    The fields of `kind` are flags too, before all others; they reach the command if it takes
+    `**settings`. With `defaults`, what `--help` shows for each, they have no default: something
+    else decides.
     """
 
     def with_flags(function: Callable[..., None]) -> Callable[..., None]:

@@ -72,6 +72,8 @@ def _shallow(value: Any) -> Any:
 
 def visible(text: str) -> str:
     """The text with every character spelled out that has no glyph or moves its neighbours."""
+    # A model may emit terminal escapes, and a trace may be a stranger's: token text is hostile.
+    # Shown without passing here, it could clear the screen, or reverse the line that it is in.
     if text.isprintable():
         return text
     return "".join(map(_visible_character, text))

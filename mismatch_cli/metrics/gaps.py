@@ -107,6 +107,8 @@ class TokenGaps:
         return lacking_T
 
     def _take(self, column_T: np.ndarray) -> np.ndarray:
+        # Never `x * mask` before a minimum, a maximum or a standard deviation:
+        # tokens that do not count would enter as 0. They are left out instead.
         return column_T if self.kept is None else column_T.take(self.kept, axis=0)
 
     def kept_before(self, position: np.ndarray) -> np.ndarray:
@@ -127,7 +129,7 @@ class TokenGaps:
 
     @cached_property
     def group_S(self) -> np.ndarray:
-        """The prompt group of each response, one of 128."""
+        """The prompt group of each response, one of `GROUPS`."""
         return prompt_groups(self.batch.prompt_id_S[self.first : self.last])
 
     @cached_property

@@ -326,6 +326,8 @@ def _merge_head(model: Any) -> None:
     from torch import nn
 
     base = head.get_base_layer() if hasattr(head, "lora_A") else head
+    # peft merges into the matrix, which a tied head shares with the embeddings.
+    # Without a matrix of its own, the head's adapter would change the embeddings too.
     base.weight = nn.Parameter(base.weight.detach().clone(), requires_grad=False)
     model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
     if base is not head:

@@ -13,7 +13,7 @@ USUAL = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attent
 SAFE = "eager"  # each model's own code, which defines the correct result
 _SOFTCAP, _SINKS = "attn_logit_softcapping", "sinks"
 # A configuration field or a parameter of attention layers, and name parts of the implementations
-# that honour it.
+# that honour it. sdpa drops both without an error, and log π would not be the model's.
 HONOURED_BY = {
     _SOFTCAP: (SAFE, "flex", "flash"),
     _SINKS: (

@@ -62,6 +62,8 @@ def load_causal_lm(
         else:
             loaded, info = _from_pretrained(model, options)
             loaded = loaded if device is None else loaded.to(device)
+        # sdpa, transformers' choice, silently drops an attention soft cap, and log π changes.
+        # A trainer's model that is not loaded here would keep it.
         if attn_implementation is None and attention_facts(loaded):
             loaded.set_attn_implementation(SAFE)
     except MismatchError:

@@ -22,6 +22,8 @@ def first_context(config: Any) -> int | None:
     for rope in (
         named.values() if all(isinstance(part, dict) for part in named.values()) else (named,)
     ):
+        # LongRoPE and dynamic NTK scale positions by the longest sequence of a batch.
+        # Beyond the context of the first training, log π of a token depends on its neighbours.
         if rope.get("rope_type") == "longrope":
             known = rope.get("original_max_position_embeddings")
             lengths.append(known or getattr(text, "original_max_position_embeddings", None))

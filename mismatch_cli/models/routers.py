@@ -129,6 +129,8 @@ class Routers:
                 f"sends it to {self.top_k}, so the routes cannot be replayed. Leave out "
                 "--replay-routes."
             )
+        # Checkpointed layers compute again during backward, after the pass.
+        # Routes stay until the next ones, or the second time the router would choose itself.
         self._prescribed_NMK = routes_NMK
 
     def choices(self) -> tuple[Tensor, Tensor]:
@@ -178,6 +180,8 @@ class Routers:
         possible = self._weighings[place]
         if len(possible) > 1:
             with torch.no_grad():
+                # A router is known only if recomputing its own weights gives the same bits.
+                # Any other way to weigh experts would be a mismatch of our own.
                 made = ((weigh, weigh(logits_NE, chosen_NK).to(weight_NK)) for weigh in possible)
                 possible = self._weighings[place] = tuple(
                     w for w, own_NK in made if torch.equal(own_NK, weight_NK)

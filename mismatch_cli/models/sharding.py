@@ -85,10 +85,9 @@ class Sharding:
 def _spread_tied(spread: Callable[..., Any], model: Any, mesh: Any) -> Any:
     """Tie weights before spreading them, and leave tied ones to the root, which stays gathered
     during a whole pass.
-
-    transformers ties them afterwards: FSDP then keeps a copy for the head, which is never trained
-    if the vocabulary is not divisible by the number of ranks.
     """
+    # transformers ties them after spreading, and FSDP2 then keeps a copy for the head.
+    # It never learns if the vocabulary is not divisible by the number of ranks.
     model.tie_weights()
     if model.all_tied_weights_keys:
         model._fsdp_plan = {name: kind for name, kind in model._fsdp_plan.items() if "*" in name}
@@ -152,6 +151,8 @@ def prepared(model: Any, sharding: Sharding, dtype: torch.dtype) -> Any:
     head.forward = partial(_head_forward, head, head.forward)
     model.computes = dtype
     model.pass_through = MethodType(_pass_through, model)
+    # The module that FSDP2 sees first becomes the root of all communication.
+    # A pass that enters elsewhere would make a part of the model the root.
     register_fsdp_forward_method(model, "pass_through")
     return model
 
@@ -199,9 +200,9 @@ def without_gradients(model: Any) -> Any:
 
 
 def give_back(model: Any) -> None:
-    """Free weights that a pass without gradients left gathered: the next pass would compute with
-    outdated values.
-    """
+    """Free weights that a pass without gradients left gathered."""
+    # FSDP2 frees the full weights in backward, which such a pass does not have.
+    # The next pass would compute with them, though the optimiser has changed its parts since.
     if not torch.is_grad_enabled():
         for module in _managed(model):
             module.reshard()
@@ -293,14 +294,15 @@ def saved_state(model: Any) -> Mapping[str, Tensor]:
     """The weights of a Hugging Face model, perhaps with an adapter merged, under the names in its
     folder.
 
-    transformers fuses experts and renames old weights when it loads, but engines expect the names
-    in the folder. A model that is spread over ranks is gathered layer by layer: all ranks must
-    request the same names in the same order, best the order of the mapping.
+    A model that is spread over ranks is gathered layer by layer: all ranks must request the same
+    names in the same order, best the order of the mapping.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
     learning, state = getattr(model, "learning", model), whole_state(model)
     if not is_spread(learning):
+        # transformers fuses experts and renames old weights when it loads.
+        # Engines look for the names in the folder, and would not find these.
         saved: Mapping[str, Tensor] = revert_weight_conversion(learning, dict(state))
         return saved
     if isinstance(state, WholeWeights) and learning._weight_conversions:
@@ -375,5 +377,6 @@ def padded(batches: Sequence[list[int]], world: World) -> list[list[int]]:
     """The batches, padded with empty ones to the most that any rank has: all must communicate
     equally often.
     """
+    # Every pass communicates: a rank with fewer of them would leave the others waiting.
     most = max(world.gather(len(batches)))
     return [*batches, *([] for _ in range(most - len(batches)))]

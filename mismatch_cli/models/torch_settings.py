@@ -49,6 +49,8 @@ def _is_broken(name: str) -> bool:
 
 
 def _hide_in_children(names: list[str]) -> None:
+    # vLLM inspects models in a child process, which imports transformers as this one does.
+    # Without the same shims, the import fails there (base/subprocess_site/).
     os.environ["MISMATCH_CLI_HIDDEN_MODULES"] = ",".join(names)
     paths = [str(_SUBPROCESS_SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
@@ -137,6 +139,8 @@ class TorchSettings:
         self.restore_attention()
         torch.set_float32_matmul_precision(self.float32_precision)
 
+        # vLLM on a CPU turns the function into a no-op for the whole process.
+        # The trainer would compute with the engine's threads, whatever it asks for.
         torch.set_num_threads = self.set_num_threads  # type: ignore[assignment]
         torch.set_num_threads(self.threads)
         torch._dynamo.config.disable = self.compile_disabled

@@ -139,10 +139,7 @@ class Child:
         self, child: subprocess.Popen[bytes], secret: str, seconds: float, unsent: bytes = b""
     ) -> str | None:
         """Send a question and wait for the answer with its secret: None after a timeout, empty if
-        the pipe ends.
-
-        Neither side blocks on a full pipe, and nobody waits for the pipe's end: processes that the
-        child started may hold it open forever.
+        the pipe ends. Neither side blocks on a full pipe.
         """
         assert child.stdin is not None and child.stdout is not None
         until = time.monotonic() + seconds
@@ -152,6 +149,8 @@ class Child:
                 os.set_blocking(child.stdin.fileno(), False)
                 ready.register(child.stdin, selectors.EVENT_WRITE)
             try:
+                # Children of foreign code keep the pipes that they inherit: a pipe may never end.
+                # Waiting for its end could take forever: the line or the time decides.
                 while (answer := self._answer(secret)) is None:
                     found = ready.select(max(0.0, until - time.monotonic()))
                     if not found:

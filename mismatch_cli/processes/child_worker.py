@@ -41,6 +41,8 @@ def stand_guard(memory: int | None) -> None:
     terminated: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: terminated.append(1))
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    # Processes of foreign code may leave their group and outlive their parent.
+    # As the parent of every orphan, the keeper finds them all; else they would outlive the run.
     _prctl(_SET_SUBREAPER, 1)
     worker = os.fork()
     if worker:

@@ -47,6 +47,8 @@ class Rollout:
 
     def of_sampled(self, values_T: np.ndarray) -> np.ndarray:
         """The values of the tokens that the engine sampled."""
+        # The environment's tokens were not sampled, and are NaN in the engine's columns.
+        # A sum or a maximum over all tokens of an episode would be NaN.
         return values_T if self.sampled_T is None else values_T[self.sampled_T]
 
 

@@ -50,9 +50,9 @@ def ranks(*, k: int) -> None:
 def signed(divergence_T: Array, log_ratio_T: Array) -> Array:
     """A divergence with the sign of p − q; 0 where both give the sampled token the same
     probability.
-
-    The sign is that of log p − log q, which is right even where both probabilities underflow.
     """
+    # p − q underflows to 0 for rare tokens, where log p − log q still has the right sign.
+    # With the sign of 0, the mask would block updates on the wrong side of the threshold.
     return filled(
         namespace(divergence_T).copysign(divergence_T, log_ratio_T), log_ratio_T == 0, 0.0
     )
@@ -66,6 +66,8 @@ def outward(
 
     The statistic has the sign of p − q. Thresholds are rounded to its dtype.
     """
+    # numpy, like torch, converts a Python number to the dtype of the array beside it.
+    # So thresholds decide in float32 in analysis and training; as float64 arrays they would not.
     return ((advantage_T > 0) & (statistic_T > high)) | ((advantage_T < 0) & (statistic_T < -low))
 
 

@@ -256,6 +256,8 @@ def phi(d: Array) -> Array:
     would cancel.
     """
     d = _wide(d)
+    # exp(d) − 1 − d cancels for small d: at d = 1e-4, float32 gives three times the value.
+    # The KL of nearly equal policies would be made of rounding errors, some of them negative.
     return mostly(namespace(d).abs(d) < _SERIES_BELOW, _phi_series(d), _plain_phi, d)
 
 
@@ -296,6 +298,8 @@ def _difference(logp_rollout: Array, logp_trainer: Array, d: Array) -> Array:
 def _complement(logp_T: Array) -> Array:
     """1 − p; half a unit in the last place where log p is exactly zero."""
     xp = namespace(logp_T)
+    # 1 − exp(log p) cancels where p is nearly 1: at 1 − p = 1e-6, float32 is 5 % off.
+    # Binary KL and TV would then be made of rounding errors for every confident token.
     rest_T = -xp.expm1(logp_T)
     return filled(rest_T, rest_T <= 0, xp.finfo(rest_T.dtype).eps / 2)
 

@@ -100,6 +100,8 @@ class Trace:
         """The rows of one step, all of which are in these shards; avoids opening all of a
         growing trace.
         """
+        # A step of a trace is a trace, in shards that hold rows of other steps too.
+        # Code that reads a portion passes `step` along, or it would read, and cache, whole shards.
         return Trace(self.folder, self.skip_broken, step=step, among=tuple(among))
 
     def leave_out(self, broken: Mapping[str, str]) -> None:
@@ -298,6 +300,8 @@ def _group(
     if step is None:
         return read_group(shard, group, columns, path)
     found = read_group(shard, group, list(dict.fromkeys((*columns, "step"))), path)
+    # `pyarrow.compute` imports pandas for a Python value among its arguments, here the step.
+    # numpy compares instead: the import takes half a second, and reading needs no pandas.
     of_step_S = np.from_dlpack(foreign.single(found.column("step"))) == step
     return found.filter(foreign.packed_flags(of_step_S)).select(columns)
 

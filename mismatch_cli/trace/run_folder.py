@@ -295,6 +295,8 @@ def _lock(folder: Path, kind: int) -> tuple[int | None, _Key]:
                 os.close(file)
                 return None, key
             fcntl.flock(file, kind | fcntl.LOCK_NB)
+            # A lock is a file that its holder may remove, also between our opening and locking it.
+            # A lock on a file that has lost the name excludes nobody: then a new one is opened.
             with suppress(FileNotFoundError):
                 if _key(os.lstat(path)) == key:
                     return file, key

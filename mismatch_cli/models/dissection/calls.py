@@ -16,7 +16,8 @@ from mismatch_cli.base.errors import MismatchError
 Key = int | str  # an argument's position or name
 # Argument names with these words are not hidden states
 _NOT_HIDDEN = ("mask", "position", "cos", "sin", "cache")
-# Of vLLM's CPU attention: it points into itself, and is never written
+# vLLM's CPU attention has metadata that points into itself, and is never written.
+# A copy of it points to freed memory, and ends the process.
 _ADDRESSES = ("scheduler_metadata",)
 
 
@@ -85,6 +86,8 @@ class Call:
     @property
     def fuses(self) -> bool:
         """Whether it was given a residual with its input, as vLLM's norms are."""
+        # vLLM's norms add the residual unrounded, the trainer's sum is rounded before its norm.
+        # Called with the sum alone, the engine's norm would not show this difference.
         return len(self.flows) == 2
 
     def again(self, *tensors: Tensor) -> Any:

@@ -17,6 +17,8 @@ from mismatch_cli.base.errors import MismatchError
 
 # In the order in which a token passes them. `mlp` and `experts` are whole blocks, `attention`
 # includes its projections; `residual` is not a module but the precision of the stream between them.
+# A graft of all kinds leaves no gap, to the last bit (tests/bisect/test_grafting.py).
+# Whatever is left comes from a part of the model that is not found here.
 KINDS = ("embedding", "residual", "norm", "rotary", "attention", "router", "mlp", "experts", "head")
 _NORM = re.compile("Norm")
 _ROTARY = re.compile(r"Rotary|RoPE|Rope")

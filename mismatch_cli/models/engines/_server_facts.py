@@ -114,6 +114,8 @@ async def measure_mode(completions: Completions) -> str:
     distribution over these two, and their difference shrinks by a factor of 4; raw ones depend
     neither on the two nor on the temperature.
     """
+    # By default a server reports log-probs from before temperature and truncation.
+    # Taken for log μ, they would show a mismatch of the sampler's settings.
     cold, hot = [await _top_two(completions, temperature) for temperature in (0.5, 2.0)]
     normalised = np.mean([np.abs(np.exp(logp).sum(1) - 1) < _NORMALISED for logp in (cold, hot)])
     shrinks = (cold[:, 0] - cold[:, 1]).sum() > 2 * (hot[:, 0] - hot[:, 1]).sum()

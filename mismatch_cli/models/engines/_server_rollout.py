@@ -113,10 +113,12 @@ def payload(
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,
         "min_p": sampling.min_p,
+        # What is not sent, the model's generation_config fills in: μ would be another distribution.
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "logprobs": top_logprobs,
+        # Without it there is only text, whose tokens may not be those that were sampled.
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
         "cache_salt": salt,

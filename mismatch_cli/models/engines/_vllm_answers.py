@@ -21,7 +21,8 @@ def sampling_params(sampling: SamplingSettings, top_logprobs: int, request: Requ
         max_tokens=request.longest(sampling),
         seed=request.seed,
         logprobs=top_logprobs,
-        detokenize=False,  # text for every top-K entry would cost more than sampling
+        # Else vLLM makes text of every top-K entry, and log-probs cost more than sampling.
+        detokenize=False,
         flat_logprobs=True,
     )
 

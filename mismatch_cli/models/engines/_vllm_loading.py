@@ -94,6 +94,8 @@ def loading_plan(vllm_config: Any, shapes: Shapes) -> tuple[list[Parameter], dic
             for name, shape in shapes.items()
         }
     sources |= {name: _numbered(shapes[name], start).double() for start, name in enumerate(single)}
+    # vLLM's loader fuses, renames, reorders and pads tensors, in different ways for each family.
+    # Only watching it shows where a tensor is: a table here would be wrong for the next family.
     watch = _Watch(empty, sources)
     watch.load(empty)
     pieces = watch.pieces

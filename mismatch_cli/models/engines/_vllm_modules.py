@@ -39,6 +39,7 @@ def pass_over(
         with listener.on(
             model,
             partial(_reads, list(token_ids)),
+            # The next pass overwrites the buffers of this context: modules called again get a copy.
             lambda: contexts.append(kept(get_forward_context())),
         ):
             read(list(token_ids))
@@ -55,6 +56,8 @@ def pass_over(
         within = partial(override_forward_context, context)
         yield EnginePass(listener, hidden_NH, sampling, model.compute_logits, positions_N, within)
     finally:
+        # Modules called again have written keys of other hidden states into the cache.
+        # The next prompt with the same beginning would read them.
         llm.reset_prefix_cache()
 
 
@@ -65,12 +68,12 @@ def _itself(model: Any) -> Any:
 def _reads(token_ids: list[int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a pass reads these tokens, and is not one with which vLLM measures memory or warms
     up.
-
-    Those also see the last prompt's tokens in its buffers, but have no attention metadata.
     """
     from vllm.forward_context import get_forward_context
 
     ids_N = kwargs.get("input_ids", args[0] if args else None)
+    # Dummy passes find the last prompt in the buffers, as if they read it.
+    # Only their lack of attention metadata shows that what they compute is not to be recorded.
     if ids_N is None or not get_forward_context().attn_metadata:
         return False
     return ids_N.numel() == len(token_ids) and ids_N.flatten().tolist() == token_ids

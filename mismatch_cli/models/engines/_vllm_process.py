@@ -100,6 +100,8 @@ def kept_apart() -> Iterator[None]:
     it closes.
     """
     freeze, unfreeze = gc.freeze, gc.unfreeze
+    # vLLM unfreezes everything in `shutdown`, to collect what remains of it.
+    # That would walk all imports, which are frozen before it loads.
     gc.freeze = gc.unfreeze = lambda: None
     try:
         yield
@@ -116,6 +118,8 @@ def group_kept(world: World) -> Iterator[None]:
 
     end = dist.destroy_process_group
     if world.size > 1:
+        # vLLM ends the process group when it closes, though the ranks made it.
+        # They could not exchange anything after the engine.
         dist.destroy_process_group = lambda *_: None
     try:
         yield
@@ -252,6 +256,8 @@ class ModelClasses:
 def _move(changed: dict[type, type], model: Any) -> None:
     for module in model.modules():
         if type(module) in changed:
+            # Its class is transformers' own again, without the decoration that vLLM runs with.
+            # The engine's object becomes one of a subclass that has it; new objects do not.
             module.__class__ = changed[type(module)]
 
 

@@ -186,6 +186,8 @@ def _process(sampling: SamplingSettings, worker: Any) -> None:
     def processed(logits_NV: Tensor) -> Tensor:
         return sampling.process(logits_NV).log_softmax(dim=-1)
 
+    # vLLM computes log-probs of a prompt from before the temperature.
+    # They would not be those of μ, with which a response was sampled.
     worker.model_runner.sampler.compute_logprobs = processed
 
 
@@ -195,6 +197,8 @@ def _restore(name: str, worker: Any) -> None:
 
 def _recorded(runner: Any, drawn_B: Tensor) -> Tensor:
     """The next recorded token of each row; vLLM ignores rows whose prompt is not fully read."""
+    # Rows move between steps, when others end.
+    # So a row's tokens are found by its request; by its place it would get a neighbour's.
     states = [runner.requests[name] for name in runner.input_batch.req_ids]
     ids = [
         state.sampling_params.extra_args[_RECORDED][len(state.output_token_ids)] for state in states

@@ -153,6 +153,8 @@ def _read(
             getattr(layer, "quant_method", None), "unquantized_backend"
         ):
             return _unpacked_experts(layer, attribute, like)
+        # On a CPU, kernels compute with packed copies, even of a tied head, not with parameters.
+        # `embed_tokens.weight` may be newer than the copy, and show a sync that did not happen.
         if attribute == "weight" and (head or _is_packed(layer)):
             return _of_identity(layer, like)
     except Exception as error:  # each packing can fail in its own way

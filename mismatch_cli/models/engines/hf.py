@@ -96,6 +96,7 @@ class HfEngine:
         )
         self._settings = settings
         self._batch_size = batch_size
+        # Responses end where positions would begin to depend on the length of a batch.
         context = first_context(model.config) or int(
             getattr(model.config, "max_position_embeddings", 2**31)
         )

@@ -69,6 +69,8 @@ def create(settings: EngineSettings) -> VllmEngine:
             llm = _load(settings, lora_arguments(adapter))
             lora = load_adapter(llm, adapter)
             custom_code.note(settings.model, llm.llm_engine.vllm_config.model_config.hf_config)
+            # vLLM's Transformers backend has decorated transformers' decoder class in this process.
+            # So decorated, the trainer could not make its model: every way into vLLM must do this.
             classes.give_back(llm)
             before.restore_attention()
         except Exception as error:
@@ -110,6 +112,8 @@ def _load(settings: EngineSettings, lora: dict[str, Any]) -> Any:
         "model": settings.model,
         "dtype": settings.dtype,
         "seed": settings.seed,
+        # vLLM's default is the log-probs before temperature and truncation.
+        # They are not those of μ, the distribution that was sampled.
         "logprobs_mode": "processed_logprobs",
         **custom_code.loading(),
         "max_logprobs": -1 if settings.full else max(20, settings.top_logprobs),
@@ -147,7 +151,8 @@ def _load(settings: EngineSettings, lora: dict[str, Any]) -> Any:
     if arguments.get("enforce_eager"):
         # Otherwise log-probs would compile one small function with inductor: seconds for nothing.
         torch._dynamo.config.disable = True
-    # Everything imported: vLLM collects three times while it loads, and once when it closes
+    # vLLM collects garbage three times while it loads, and once when it closes.
+    # Not frozen, all imports would be walked each time: a million objects.
     gc.freeze()
     with kept_apart():
         return start_replaying(LLM, arguments)
@@ -304,7 +309,8 @@ class VllmEngine:
                     lora_request=self._lora,
                 )
         except BaseException as error:
-            # Drop queued requests: the next `generate` would run them first, or hang
+            # A request that failed within a step stays queued.
+            # The next `generate` would run it first, or wait for it forever.
             engine = self.llm.llm_engine
             engine.abort_request(list(engine.output_processor.request_states), internal=True)
             if not (isinstance(error, Exception) and _is_unsupported(error)):

@@ -24,10 +24,9 @@ Messages = list[dict[str, str]]
 def rendered(tokenizer: Any, conversations: Mapping[int, Messages]) -> Iterator[str]:
     """Each conversation as the tokenizer's chat template renders it; a `MismatchError` where the
     template fails.
-
-    A fork of this process renders them, and a system timer can end it: nothing else interrupts a
-    loop in C.
     """
+    # A chat template is a program that comes with a model, and may loop in C for hours.
+    # Nothing interrupts that but a system timer, which ends the process: so a fork renders.
     answers, child_end = Pipe(duplex=False)
     child: int | None = os.fork()
     if not child:

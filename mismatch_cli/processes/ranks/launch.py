@@ -75,9 +75,9 @@ def _surroundings(nproc: int) -> Iterator[None]:
     """Set the environment of the ranks and silence the launcher; afterwards restore both."""
     before, level = dict(os.environ), logging.root.manager.disable
     logging.disable()  # it reports every fault in 20 lines
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = (
-        "1"  # otherwise a restarted rank finds the addresses of dead ones
-    )
+    # torch's launcher shares its store with the ranks, and keeps it when it starts them again.
+    # There a restarted rank would find the addresses of dead ones, and wait for them.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
     try:
         yield

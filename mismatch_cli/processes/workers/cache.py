@@ -50,6 +50,7 @@ class Cache:
             asked,
             portion.trace,
             portion.shards[:1],
+            # Without it, the cache would answer for one step with the whole shard.
             portion.step,
         )
         found = ((path, path.stat()) for path in portion.shards)

@@ -57,6 +57,7 @@ class InThisProcess(Executor):
         on_responses: Progress = lambda _: None,
         on_parts: Callable[[Iterator[Part]], None] | None = None,
     ) -> Part:
+        # The tree of many workers: merged one after the other, float sums would have other bits.
         tree: Reduction[Part] = Reduction(Parts)
         for portion in asked:
             leaf = read_portion(

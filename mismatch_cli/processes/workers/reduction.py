@@ -12,7 +12,9 @@ from typing import Generic, Protocol, TypeVar
 
 from mismatch_cli.processes.workers.portions import Part
 
-FAN_IN = 16  # changing it changes the last digits of traces with more portions
+# The shape of the tree depends only on the number of parts: so many workers give the bits of one.
+# Another fan-in changes the last digits of traces with more portions.
+FAN_IN = 16
 
 Node = TypeVar("Node")
 

@@ -144,6 +144,8 @@ class Mask(Rule):
             decision = self.module.trust_region(
                 policies.compare(self.ratio), advantage_T, *settled, **self.parameters
             )
+        # A token with A = 0, as outside the loss mask, has no update, whatever its statistic.
+        # Blocking it would change no gradient, but raise every share of blocked tokens.
         return Decision(decision.keep_T | (advantage_T == 0), decision.statistic_T)
 
     def collect(self, policies: Policies, advantage_T: Array) -> np.ndarray:

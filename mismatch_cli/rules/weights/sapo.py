@@ -30,6 +30,8 @@ def weight(
             raise UsageError(f"{name}={tau:g} is out of range: choose a temperature above 0.")
     xp, less_1_T = namespace(advantage_T), compared.level_ratio_less_1_T(level)
     size_T = xp.abs(less_1_T)
+    # `where(flags, 0.3, 0.1)` of Python numbers is float64 in numpy and float32 in torch.
+    # Products with a column keep its dtype, so analysis and training give the same weights.
     size_T = select(advantage_T > 0, size_T * tau_pos, size_T * tau_neg)
     weight_T = xp.exp(compared.level_log_ratio_T(level) - size_T) * 4 / (1 + xp.exp(-size_T)) ** 2
     return filled(weight_T, xp.isinf(size_T), 0.0)
