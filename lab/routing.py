@@ -27,7 +27,8 @@ import torch
 
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.engines import EngineSettings, Request, create_engine
-from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.models.torch_settings import prepare_imports
 
 RESPONSES, PROMPT, TOKENS = 16, 64, 64

@@ -22,7 +22,8 @@ from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.adapters import Merged, start_lora
 from mismatch_cli.models.engines import EngineSettings, Request, create_engine
 from mismatch_cli.models.loading import load_tokenizer
-from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.models.sharding import saved_state
 from mismatch_cli.train.as_sent import AsSent
 from mismatch_cli.train.judged import Sample

@@ -27,7 +27,8 @@ from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.diagnosis.model import ModelAtHand
 from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.models.loading import load_causal_lm
-from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.trace.reader import Trace
 
 _TOKEN_BUDGET = 16384

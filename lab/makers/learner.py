@@ -14,7 +14,8 @@ import torch
 
 from mismatch_cli.models.loading import load_causal_lm
 from mismatch_cli.models.scoring.layout import pad_right
-from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.probe.config import ProbeConfig
 from mismatch_cli.trace.reader import open_shard, table_to_batch
 from mismatch_cli.trace.schema import REQUIRED

@@ -6,7 +6,8 @@ from scored import Response, options, take_turns
 
 # isort: split
 from mismatch_cli.base.sampling import SamplingSettings
-from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import Trainer
 
 
 def main() -> None:

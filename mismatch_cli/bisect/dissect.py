@@ -21,7 +21,8 @@ from mismatch_cli.models.dissection.listener import Listener
 from mismatch_cli.models.dissection.model_parts import KINDS, Part, matched
 from mismatch_cli.models.engines import Engine, OpenEngine
 from mismatch_cli.models.scoring.head import Head
-from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.models.sharding import is_spread, without_gradients
 
 _ROWS = 64  # tokens whose logits of both sides are in memory at a time

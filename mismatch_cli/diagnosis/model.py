@@ -286,7 +286,7 @@ class ModelAtHand:
             return self._scores(hypothesis, rows)
 
     def _scores(self, hypothesis: Hypothesis, rows: Sequence[int]) -> np.ndarray:
-        from mismatch_cli.models.scoring.trainer import ScoreRequest
+        from mismatch_cli.models.scoring.requests import ScoreRequest
 
         own = rows if self._ranks.spreads else self._ranks.own(rows)
         requests = [ScoreRequest(self._context(hypothesis, s), self._response(s)) for s in own]

@@ -11,7 +11,8 @@ from mismatch_cli.metrics.estimate import paired_test
 from mismatch_cli.models.adapters import read_adapter, same_adapter
 from mismatch_cli.models.dealing import ALL_HERE, Ranks
 from mismatch_cli.models.loading import check_model_folder, load_tokenizer
-from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.models.torch_settings import prepare_imports, set_threads
 from mismatch_cli.probe.config import ProbeConfig
 from mismatch_cli.probe.full_divergence import Distributions, check_room, vocabulary_of

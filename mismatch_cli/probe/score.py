@@ -14,7 +14,8 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.attention import warning
 from mismatch_cli.models.dealing import ALL_HERE, Ranks
-from mismatch_cli.models.scoring.trainer import ResponseScores, ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import ResponseScores, Trainer
 from mismatch_cli.probe.full_divergence import Distributions
 from mismatch_cli.probe.rollouts import Progress
 from mismatch_cli.probe.settings import ScorerSettings

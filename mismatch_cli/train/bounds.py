@@ -21,7 +21,8 @@ from torch import Tensor
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.scoring.head import Head, RolloutRows, score_hidden
 from mismatch_cli.models.scoring.layout import micro_batches
-from mismatch_cli.models.scoring.trainer import NOTHING, ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import NOTHING, Trainer
 from mismatch_cli.models.sharding import padded, without_gradients
 from mismatch_cli.processes.ranks import World
 from mismatch_cli.rules.batch import Rollout

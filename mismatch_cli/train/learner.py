@@ -24,7 +24,8 @@ from mismatch_cli.models.scoring.policy_gradient import (
     logp_pass,
     policy_gradient_loss,
 )
-from mismatch_cli.models.scoring.trainer import NOTHING, ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import NOTHING, Trainer
 from mismatch_cli.models.sharding import is_spread, padded, sum_replicated, whole
 from mismatch_cli.processes.ranks import ALONE, World
 from mismatch_cli.rules.algorithms.algorithm import Algorithm, judges_single_tokens

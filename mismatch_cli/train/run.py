@@ -30,7 +30,8 @@ from mismatch_cli.models.engines import (
 )
 from mismatch_cli.models.loading import checkpoint_layers, load_causal_lm, load_tokenizer
 from mismatch_cli.models.positions import rescaled
-from mismatch_cli.models.scoring.trainer import ResponseScores, ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import ResponseScores, Trainer
 from mismatch_cli.models.sharding import Sharding, is_spread, on_first, whole_state
 from mismatch_cli.models.torch_settings import set_threads
 from mismatch_cli.probe.tasks.answers import no_answers, without_answer

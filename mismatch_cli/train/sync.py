@@ -13,7 +13,8 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.metrics.estimate import paired_test
 from mismatch_cli.models.adapters import Merged
 from mismatch_cli.models.engines import Engine, OpenEngine, Unread, engine_failures
-from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.models.sharding import saved_state
 from mismatch_cli.processes.ranks import ALONE, World
 from mismatch_cli.train.as_sent import AsSent

@@ -20,7 +20,8 @@ from typing import Any
 from mismatch_cli.base.places import bundled
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.diagnosis.hypotheses import padded_to
-from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.probe.score import requests_of, with_columns
 from mismatch_cli.trace.shards import open_shard
 from mismatch_cli.trace.writer import write_shard

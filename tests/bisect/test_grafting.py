@@ -20,7 +20,8 @@ from mismatch_cli.bisect.modules import ALL, ModuleFindings, choose_responses
 from mismatch_cli.models.dissection.model_parts import Parts
 from mismatch_cli.models.engines import EngineSettings, Request, create_engine
 from mismatch_cli.models.engines._vllm_modules import pass_over
-from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import Trainer
 from tests.families import FAMILIES, save_family
 from tests.tiny_models import saved_model
 

@@ -17,7 +17,8 @@ from lab.makers.learner import MINIBATCHES, Learner, policy_logp
 from lab.makers.make_traces import TRAINING
 from mismatch_cli.app.cli import run
 from mismatch_cli.base.sampling import SamplingSettings
-from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.rules.divergences import sampled_in_topk, topk_divergences
 from mismatch_cli.studies.mismatch import analyse

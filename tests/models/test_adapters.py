@@ -17,7 +17,8 @@ from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.adapters import Merged, put_on, read_adapter, same_adapter, start_lora
 from mismatch_cli.models.adapters import save_adapter as save_adapter_of_run
 from mismatch_cli.models.loading import load_causal_lm
-from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import Trainer
 from tests.lora import save_adapter
 
 IDS = torch.tensor([[5, 9, 300, 7, 41, 2]])

@@ -17,7 +17,8 @@ from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.models.engines import EngineSettings, Request, create_engine
 from mismatch_cli.models.loading import load_causal_lm
 from mismatch_cli.models.routers import Routers
-from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.probe.score import requests_of
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace

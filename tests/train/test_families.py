@@ -17,7 +17,8 @@ from mismatch_cli.models.engines import EngineSettings, Request, create_engine
 from mismatch_cli.models.engines.vllm import router_layers
 from mismatch_cli.models.loading import load_causal_lm
 from mismatch_cli.models.positions import first_context, positions_facts, rescaled
-from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import Trainer
 from tests.families import FAMILIES, config_of, save_family
 from tests.train.small_runs import reward_file, run
 

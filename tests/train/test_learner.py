@@ -16,7 +16,8 @@ from torch import Tensor
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.hashing import hash_keys, mix
 from mismatch_cli.base.sampling import SamplingSettings
-from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.rules.algorithms.algorithm import judges_single_tokens
 from mismatch_cli.rules.algorithms.owners import OWNERS
 from mismatch_cli.rules.algorithms.parse import find

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from mismatch_cli.base.hashing import hash_keys, mix
 from mismatch_cli.base.sampling import SamplingSettings
-from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.rules.batch import Episode
 from mismatch_cli.train.judged import Sample

@@ -13,7 +13,8 @@ import torch
 
 from mismatch_cli.models.scoring import trainer as trainer_module
 from mismatch_cli.models.scoring.layout import keeps_apart, micro_batches, pack
-from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.train.learner import Learner
 from tests.train.ranks.on_ranks import CONFIG, PLAIN, TOPK, VOCABULARY, samples

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from mismatch_cli.base.sampling import SamplingSettings
-from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.train import checkpoint
 from tests.train.checkpoints import model_after, responses_of
 from tests.train.small_runs import SHORT, assert_same_run, numbers, reward_file, run

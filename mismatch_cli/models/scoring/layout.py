@@ -6,14 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.sharding import pass_through, without_gradients
-
-if TYPE_CHECKING:
-    from mismatch_cli.models.scoring.trainer import ScoreRequest
 
 _LENGTHS = (7, 3, 12)  # of the test rows that show whether a model can be packed
 _SAME = 0.01  # of the hidden states' norm: rounding causes less, another sequence's tokens more

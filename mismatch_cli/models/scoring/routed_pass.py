@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +14,8 @@ import torch
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.models.routers import LIVE, Routers
 from mismatch_cli.models.scoring.layout import fed_rows
+from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.trace.routes import UNKNOWN, RouteComparison, compare_routes
-
-if TYPE_CHECKING:
-    from mismatch_cli.models.scoring.trainer import ScoreRequest
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,16 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache as remembered
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mismatch_cli.base.entry_points import fingerprint
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import PACKAGE
-from mismatch_cli.processes.workers.portions import Pass, Portion
+from mismatch_cli.processes.workers.portions import Leaf, Pass, Portion
 from mismatch_cli.rules import trust_regions
 from mismatch_cli.trace.files import replacing
-
-if TYPE_CHECKING:
-    from mismatch_cli.processes.workers.leaf import Leaf
 
 _DIGEST = 32  # bytes
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from mismatch_cli.processes.workers import Workers
 from mismatch_cli.processes.workers.cache import Cache
-from mismatch_cli.processes.workers.leaf import Leaf, Progress, read_portion
-from mismatch_cli.processes.workers.portions import Part, Pass, Portion, portions
+from mismatch_cli.processes.workers.leaf import Progress, read_portion
+from mismatch_cli.processes.workers.portions import Leaf, Part, Pass, Portion, portions
 from mismatch_cli.processes.workers.reduction import Parts, Reduction
 from mismatch_cli.trace.reader import Trace
 

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any
 
 from mismatch_cli.processes.workers.cache import Cache
-from mismatch_cli.processes.workers.portions import Part, Pass, Portion
+from mismatch_cli.processes.workers.portions import Leaf, Pass, Portion
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.trace.shards import DamagedShard
 
 Progress = Callable[[int], None]
-
-
-@dataclass
-class Leaf(Generic[Part]):
-    """The result of a portion."""
-
-    part: Part
-    responses: int = 0
-    broken: dict[str, str] = field(default_factory=dict)  # names of left-out shards, and why
 
 
 def read_portion(

@@ -21,8 +21,8 @@ from mismatch_cli.base.extras import require
 from mismatch_cli.processes.workers import RAY, Workers
 from mismatch_cli.processes.workers.cache import Cache
 from mismatch_cli.processes.workers.executor import Executor
-from mismatch_cli.processes.workers.leaf import Leaf, Progress, read_portion
-from mismatch_cli.processes.workers.portions import Part, Pass, Portion
+from mismatch_cli.processes.workers.leaf import Progress, read_portion
+from mismatch_cli.processes.workers.portions import Leaf, Part, Pass, Portion
 from mismatch_cli.processes.workers.reduction import Reduction
 from mismatch_cli.rules import trust_regions
 from mismatch_cli.trace.reader import Trace

@@ -5,10 +5,10 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.trace.recorder_notes import rank_of
@@ -86,3 +86,12 @@ class Pass(Protocol[Part]):
 
     def read(self, found: Part, portion: Portion, groups: Iterator[RowGroup]) -> None:
         """Add the row groups of a portion, or those that were added to it."""
+
+
+@dataclass
+class Leaf(Generic[Part]):
+    """The result of a portion."""
+
+    part: Part
+    responses: int = 0
+    broken: dict[str, str] = field(default_factory=dict)  # names of left-out shards, and why

@@ -22,8 +22,8 @@ from mismatch_cli.base.memory import map_buffer_of_products
 from mismatch_cli.processes.workers import Workers
 from mismatch_cli.processes.workers.cache import Cache
 from mismatch_cli.processes.workers.executor import Executor
-from mismatch_cli.processes.workers.leaf import Leaf, Progress, read_portion
-from mismatch_cli.processes.workers.portions import Part, Pass, Portion
+from mismatch_cli.processes.workers.leaf import Progress, read_portion
+from mismatch_cli.processes.workers.portions import Leaf, Part, Pass, Portion
 from mismatch_cli.processes.workers.reduction import Parts, Reduction
 from mismatch_cli.trace.reader import Trace
 

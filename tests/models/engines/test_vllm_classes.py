@@ -15,7 +15,8 @@ from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.engines import EngineSettings, Request, create_engine
 from mismatch_cli.models.engines._vllm_process import ModelClasses
 from mismatch_cli.models.loading import load_causal_lm, load_tokenizer
-from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.models.torch_settings import TorchSettings
 
 IDS = torch.tensor([[5, 9, 300, 7, 41, 2]])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.routed_pass import Routing
-from mismatch_cli.models.scoring.trainer import ScoreRequest
 from mismatch_cli.trace.routes import UNKNOWN
 
 

@@ -14,7 +14,8 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import bundled
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.scoring.head import Head, RolloutRows, score_hidden
-from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import Trainer
 from tests.models.scoring.test_head import PLAIN, random_case, some_ids
 
 TRUNCATED = SamplingSettings(temperature=0.7, top_p=0.9, top_k=40)

@@ -19,7 +19,8 @@ from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.scoring import trainer as trainer_module
 from mismatch_cli.models.scoring.layout import micro_batches, other_shape, pad_right
 from mismatch_cli.models.scoring.proven_head import _candidates
-from mismatch_cli.models.scoring.trainer import ResponseScores, ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import ResponseScores, Trainer
 
 PLAIN = SamplingSettings()
 SaveModel = Callable[..., str]

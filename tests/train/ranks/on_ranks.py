@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.diagnosis.hypotheses import scaled_positions
 from mismatch_cli.models.adapters import start_lora
-from mismatch_cli.models.scoring.trainer import ScoreRequest, Trainer
+from mismatch_cli.models.scoring.requests import ScoreRequest
+from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.models.sharding import Sharding, saved_state, whole
 from mismatch_cli.processes.ranks import World
 from mismatch_cli.processes.ranks.joined import joined
