@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import inf, isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -41,20 +41,14 @@ _LARGEST_HALF = float(np.finfo(np.float16).max)
 _TYPES = {"uint8": "u1", "uint16": "u2", "uint32": "u4", "float16": "f2", "float32": "f4"}
 
 
-class _Letters(NamedTuple):
-    pi: str  # what π is in a pair
-    gap: str
-    change: str  # of the probability
-
-
-_LETTERS = {
-    "mismatch": _Letters("the same weights in the trainer", "log π − log μ", "π − μ"),
-    "total": _Letters("the trainer as it is now", "log π − log μ", "π − μ"),
-    "staleness": _Letters(
-        "the trainer as it is now, against the weights that sampled", "log π − log π′", "π − π′"
-    ),
-    "floor": _Letters("the trainer again, and μ the trainer", "log π − log μ", "π − μ"),
+# What π is in each pair, and μ unless it is the engine
+_POLICIES = {
+    "mismatch": "the same weights in the trainer",
+    "total": "the trainer as it is now",
+    "staleness": "the trainer as it is now, and μ the trainer at the weights that sampled",
+    "floor": "the trainer again, and μ the trainer",
 }
+_GAP = "log π − log μ"
 
 
 @dataclass(frozen=True)
@@ -74,7 +68,7 @@ def _sentence(explored: Exploration) -> str:
     behind = explored.judged and not explored.judged_alike
     ahead = " A and B judge the trainer as it is now, some optimiser steps ahead." if behind else ""
     return (
-        f"{_which(explored)}{_settings(explored)} π is {_LETTERS[explored.pair.name].pi}.{ahead} "
+        f"{_which(explored)}{_settings(explored)} π is {_POLICIES[explored.pair.name]}.{ahead} "
         "Point at a token, or step through them with ← and →. Click a dot to find its token; "
         "drag a frame around dots to show only those."
     )
@@ -154,12 +148,11 @@ def _head(explored: Exploration, texts: _Texts) -> dict[str, Any]:
     longest = min(_LONGEST_PROMPT, _MOST_OF_PROMPTS // max(1, len(prompts.number)))
     return {
         "traces": [_shown(name, _LONGEST) for name in explored.traces],
-        "gap": _LETTERS[explored.pair.name].gap,
+        "gap": _GAP,
         "ranks": 0 if ranks is None else ranks.logq_UK.shape[1],
         "colour": _colour(explored),
         "compared": _compared(explored),
         "notJudged": NOT_JUDGED,
-        "totals": {"tokens": explored.total_tokens, "responses": explored.total_responses},
         "responses": _responses(explored, dict(zip(explored.prompts, words, strict=True))),
         "prompts": prompts.shown(longest),
         "texts": texts.shown(_LONGEST),
@@ -300,17 +293,17 @@ def _algorithm(judged: Judged) -> dict[str, Any]:
 
 def _list(tokens: TokenList, explored: Exploration) -> dict[str, str]:
     """A list's name, its title, and of what it was taken."""
-    letters, names = _LETTERS[explored.pair.name], explored.compared
+    names = explored.compared
     number = len(tokens.token_U)
     population = numbers.things(tokens.population, "token")
     titles = {
-        "gap": f"largest |{letters.gap}|",
-        "probability": f"largest |{letters.change}|",
-        "change": f"largest change of {letters.gap}",
+        "gap": f"largest |{_GAP}|",
+        "probability": "largest |π − μ|",
+        "change": f"largest change of {_GAP}",
     }
     if explored.paired:
         run_a, run_b = explored.runs
-        titles |= {"gap_b": f"{titles['gap']}, {run_b}", "gap": f"{titles['gap']}, {run_a}"}
+        titles |= {"gap_b": f"{titles['gap']} in {run_b}", "gap": f"{titles['gap']} in {run_a}"}
     if tokens.name in titles:
         title = titles[tokens.name]
         note = f"the {numbers.count(number)} largest of {population}"

@@ -1,16 +1,9 @@
-// Shared by the explorer's scripts: unpacking the payload, elements, and numbers as the report formats them.
+// Shared by the explorer's scripts: unpacking the payload, and numbers as the report formats them.
 "use strict";
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 const count = value => value.toLocaleString("en");
 const percent = share => `${number(100 * share)} %`;
 const distinct = values => [...new Set(values)].sort((a, b) => a - b);
-
-function make(tag, name = "", text = "") {
-  const element = document.createElement(tag);
-  if (name) element.className = name;
-  element.textContent = text;
-  return element;
-}
 
 function number(value, digits = 3) {
   if (value === null || Number.isNaN(value)) return "—";

@@ -23,6 +23,7 @@ function readTokens({ head, column }) {
   return {
     total, text, logq, d, mu, dp, responses, passages, passageOf, logqB, dB,
     ratio: d.map(Math.exp),
+    whose: head.paired ? ` in ${head.runs[0]}` : "", // numbers of two runs on the same tokens that are those of the first
     change: dB && dB.map((value, t) => value - d[t]),
     entropy: column("entropy"),
     advantage: column("advantage") ?? spread(column("response_advantage"), passages, total),
