@@ -2,8 +2,8 @@
 "use strict";
 const BESIDE = 6; // pixels between a token and its card
 
-// Digits that half precision leaves of a number whose logarithm is a sum of these values, at most three.
-const digitsOf = (...logs) => clamp(Math.floor(-Math.log10(HALF_ERROR * (logs.reduce((sum, log) => sum + Math.abs(log), 0) || 1))), 1, 3);
+// Digits that their precision leaves of a number whose logarithm is the sum of a log-probability and a gap, at most three.
+const digitsOf = (log, gap = 0) => clamp(Math.floor(-Math.log10(HALF_ERROR * Math.abs(log) + GAP_ERROR * Math.abs(gap))), 1, 3);
 
 // What a card and a picture say: rows of a name and words, the most telling first.
 function tokenFacts(t, head, tokens, masks) {
@@ -16,14 +16,14 @@ function tokenFacts(t, head, tokens, masks) {
     rows.push([head.gap, `${number(d[t])} → ${number(dB[t])}`], ["change", number(change[t])]);
   } else {
     rows.push(["μ → π", sides(logq[t], d[t])]);
-    rows.push(["π/μ", number(ratio[t], digitsOf(d[t]))], [head.gap, number(d[t])]);
+    rows.push(["π/μ", number(ratio[t], digitsOf(0, d[t]))], [head.gap, number(d[t])]);
   }
   for (const side of ["a", "b"]) {
     const mask = masks.masks[side];
     if (mask.level) rows.push([mask.name, masks.judgement(mask, t)]);
   }
   if (advantage) rows.push(["advantage", number(advantage[t])]);
-  if (entropy) rows.push([`entropy of π${whose}`, number(entropy[t])]);
+  if (entropy) rows.push([`entropy of π${whose}`, number(entropy[t], 2)]);
   rows.push(["position", `${count(tokens.position(t))} of ${count(response.length)}`], ["step", String(response.step)]);
   if (head.traces.length > 1) rows.push(["trace", head.traces[response.trace]]);
   if (response.reward !== null) rows.push(["reward", number(response.reward)]);
@@ -39,7 +39,7 @@ function explorerCard(ui, head, tokens, masks) {
     for (const [name, words] of tokenFacts(t, head, tokens, masks)) list.append(make("dt", {}, name), make("dd", {}, words));
     ui.card.replaceChildren(make("h4", {}, `“${tokens.word(t)}”`), list);
     if (tokens.ranksOf.has(t)) ui.card.append(rankTable(tokens.ranksOf.get(t)));
-    ui.card.append(make("p", { class: "small" }, `Log values are shown to ± ${percent(HALF_ERROR)}${head.algorithms.length ? "; masks judged the recorded ones" : ""}.`));
+    ui.card.append(make("p", { class: "small" }, `log μ is shown to ± ${percent(HALF_ERROR)}, its gap to ± ${percent(GAP_ERROR)}${head.algorithms.length ? "; masks judged the recorded ones" : ""}.`));
     anchor = span;
     ui.card.hidden = !span && !docked.matches;
     follow();
