@@ -99,8 +99,9 @@ def _settings(explored: Exploration) -> str:
         for row in explored.settings
     ]
     words = ", ".join(changes[:_MOST_SETTINGS]) or "no recorded setting differs"
-    end = ", …" if len(changes) > _MOST_SETTINGS else "."
-    return f" {first} → {other}: {words}{end}"
+    others = len(changes) - _MOST_SETTINGS
+    more = f", and {others} more" if others > 0 else ""
+    return f" {first} → {other}: {words}{more}."
 
 
 def _which(explored: Exploration) -> str:

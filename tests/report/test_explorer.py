@@ -147,6 +147,14 @@ def test_a_slider_says_its_threshold(browser: Browser, explored: Explored) -> No
         assert said == shown and said.startswith(("ε = ", "δ = ", "TV δ"))
 
 
+def test_an_algorithm_without_a_slider_says_why(browser: Browser, explored: Explored) -> None:
+    look(browser, explored)
+    choose(browser, "a", str([each.name for each in ALGORITHMS].index("pg-is")))
+    assert text_of(browser, "at-a") == "no threshold to move"
+    shown = "document.querySelector('[data-x={}]').checkVisibility()"
+    assert browser.run(shown.format("at-a")) and not browser.run(shown.format("slide-a"))
+
+
 def test_responses_are_filtered_and_sorted(browser: Browser, explored: Explored) -> None:
     look(browser, explored)
     payload = explored.payload

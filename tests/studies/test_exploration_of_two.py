@@ -189,7 +189,7 @@ def test_other_samples_are_pooled_as_two_traces_of_the_common_prompts() -> None:
     head = Payload(view.data).head
     assert head["runs"] == ["float32", "fp8-kv"] and not head["paired"] and head["colour"] == "d"
     assert " float32 → fp8-kv: rollout.kv_cache_dtype float32 → fp8, " in view.text
-    assert view.text.count("→ bfloat16") == 2 and ", … π" in view.text
+    assert view.text.count("→ bfloat16") == 2 and " more. π is" in view.text
 
 
 def test_prompts_with_other_ids_are_numbered_in_the_order_of_the_first_trace(
