@@ -243,7 +243,7 @@ class ClippingAnalysis(Study):
 
     @property
     def _moved(self) -> Sequence[Algorithm]:
-        """The algorithms whose thresholds move on a page: all, unless that needs too many levels."""
+        """The algorithms whose thresholds move: all, unless that needs too many levels."""
         masks = {algorithm.masks for algorithm in self.algorithms}
         levels = len(masks) * min(self.summary.counts["tokens"], MOST_TOKENS)
         return self.algorithms if levels <= _MOST_LEVELS else self.compared
