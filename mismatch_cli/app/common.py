@@ -284,11 +284,8 @@ class Common:
         if view is None:
             self.progress.say(f"Wrote {write_numbers(study, folder)}")
             return
-        files, drawing = (
-            None if self.no_plots else self.files,
-            partial(self.progress.working, "Drawing"),
-        )
-        drawn = write_report(study, view, folder, files, drawing)
+        files = None if self.no_plots else self.files
+        drawn = write_report(study, view, folder, files, self.progress.working)
         others = f", {SUMMARY_FILE} and {PLOTS_FOLDER}/" if drawn else f" and {SUMMARY_FILE}"
         self.progress.say(f"Wrote {folder / HTML_FILE}{others}")
         if self.open:

@@ -3,10 +3,10 @@ as text.
 
     4 bytes       how long the head is (little-endian)
     head          JSON: responses, texts, algorithms, lists, and where each column is
-    columns       each at a multiple of 4 bytes
+    columns       each at a multiple of 4 bytes; of 16 bits, all low bytes before all high ones
 
-Log-probabilities have half precision: a card shows three digits. Which tokens are blocked is in
-whole numbers, made from what was recorded.
+Log-probabilities have half precision, their gap 9 binary digits: a card shows three decimal ones.
+Which tokens are blocked is in whole numbers, made from what was recorded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import inf, isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,30 +26,27 @@ from mismatch_cli.base import numbers
 from mismatch_cli.base.text import for_html
 from mismatch_cli.studies.exploration.explored import NOT_JUDGED, Exploration, Judged, TokenList
 from mismatch_cli.studies.exploration.passages import WINDOW
+from mismatch_cli.studies.exploration.slider_levels import STAYS
 
 _LONGEST = 120  # characters of a token
 _LONGEST_PROMPT, _MOST_OF_PROMPTS = 2_000, 400_000  # characters of one, and of all together
 _MOST_SETTINGS = 3  # named
+_SUM_DIGITS, _GAP_DIGITS, _ENTROPY_DIGITS = 12, 9, 5  # binary, of which a card shows three decimal
 _COMPRESSED = 6  # of 9, which takes eight times as long for 2 % less
+_SAFE = bytes.maketrans(b"&<>", b".,/")  # base 85, which is 6 % shorter than 64
 _LARGEST_EXACT = 2**53  # integer of a JavaScript number
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 _TYPES = {"uint8": "u1", "uint16": "u2", "uint32": "u4", "float16": "f2", "float32": "f4"}
 
 
-class _Letters(NamedTuple):
-    pi: str  # what π is in a pair
-    gap: str
-    change: str  # of the probability
-
-
-_LETTERS = {
-    "mismatch": _Letters("the same weights in the trainer", "log π − log μ", "π − μ"),
-    "total": _Letters("the trainer as it is now", "log π − log μ", "π − μ"),
-    "staleness": _Letters(
-        "the trainer as it is now, against the weights that sampled", "log π − log π′", "π − π′"
-    ),
-    "floor": _Letters("the trainer again, and μ the trainer", "log π − log μ", "π − μ"),
+# What π is in each pair, and μ unless it is the engine
+_POLICIES = {
+    "mismatch": "the same weights in the trainer",
+    "total": "the trainer as it is now",
+    "staleness": "the trainer as it is now, and μ the trainer at the weights that sampled",
+    "floor": "the trainer again, and μ the trainer",
 }
+_GAP = "log π − log μ"
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class ExplorerView:
     """An exploration as a page has it: a sentence about it, and its packed tokens."""
 
     text: str
-    data: str  # base64
+    data: str
 
 
 def explorer_view(explored: Exploration) -> ExplorerView:
@@ -69,9 +66,21 @@ def _sentence(explored: Exploration) -> str:
     behind = explored.judged and not explored.judged_alike
     ahead = " A and B judge the trainer as it is now, some optimiser steps ahead." if behind else ""
     return (
-        f"{_which(explored)}{_settings(explored)} π is {_LETTERS[explored.pair.name].pi}.{ahead} "
+        f"{_which(explored)}{_settings(explored)} π is {_POLICIES[explored.pair.name]}.{ahead}"
+        f"{_still(explored)} "
         "Point at a token, or step through them with ← and →. Click a dot to find its token; "
         "drag a frame around dots to show only those."
+    )
+
+
+def _still(explored: Exploration) -> str:
+    """How many algorithms would need too many levels for thresholds that move."""
+    still = {judged.algorithm for judged in explored.judged if judged.unmoved == STAYS}
+    if not still:
+        return ""
+    return (
+        f" {numbers.things(len(still), 'algorithm')} without a slider, as the trace is long: "
+        "--compare names the two that have one."
     )
 
 
@@ -85,8 +94,9 @@ def _settings(explored: Exploration) -> str:
         for row in explored.settings
     ]
     words = ", ".join(changes[:_MOST_SETTINGS]) or "no recorded setting differs"
-    end = ", …" if len(changes) > _MOST_SETTINGS else "."
-    return f" {first} → {other}: {words}{end}"
+    others = len(changes) - _MOST_SETTINGS
+    more = f", and {others} more" if others > 0 else ""
+    return f" {first} → {other}: {words}{more}."
 
 
 def _which(explored: Exploration) -> str:
@@ -136,11 +146,12 @@ class _Texts:
 
 
 def packed(explored: Exploration) -> str:
-    """All data for the script, as base64 of gzip."""
+    """All data for the script: gzip as text, in letters that HTML needs no escape for."""
     texts = _Texts()
     columns = _of_responses(explored) | _of_tokens(explored, texts) | _of_lists(explored, texts)
     content = _laid_out(_head(explored, texts), columns)
-    return base64.b64encode(gzip.compress(content, _COMPRESSED, mtime=0)).decode()
+    letters = base64.b85encode(gzip.compress(content, _COMPRESSED, mtime=0))
+    return letters.translate(_SAFE).decode()
 
 
 def _head(explored: Exploration, texts: _Texts) -> dict[str, Any]:
@@ -149,16 +160,16 @@ def _head(explored: Exploration, texts: _Texts) -> dict[str, Any]:
     longest = min(_LONGEST_PROMPT, _MOST_OF_PROMPTS // max(1, len(prompts.number)))
     return {
         "traces": [_shown(name, _LONGEST) for name in explored.traces],
-        "gap": _LETTERS[explored.pair.name].gap,
+        "gap": _GAP,
         "ranks": 0 if ranks is None else ranks.logq_UK.shape[1],
         "colour": _colour(explored),
         "compared": _compared(explored),
         "notJudged": NOT_JUDGED,
-        "totals": {"tokens": explored.total_tokens, "responses": explored.total_responses},
         "responses": _responses(explored, dict(zip(explored.prompts, words, strict=True))),
         "prompts": prompts.shown(longest),
         "texts": texts.shown(_LONGEST),
         "algorithms": [_algorithm(judged) for judged in explored.judged],
+        "fixed": [place for place, judged in enumerate(explored.judged) if not judged.moves],
         "lists": [_list(tokens, explored) for tokens in explored.lists],
         **({"runs": [_shown(name, _LONGEST) for name in explored.runs]} if explored.runs else {}),
         "paired": explored.paired,
@@ -205,7 +216,9 @@ def _of_responses(explored: Exploration) -> dict[str, np.ndarray]:
 def _of_tokens(explored: Exploration, texts: _Texts) -> dict[str, np.ndarray]:
     """The columns of tokens."""
     tokens = explored.tokens
-    entropy_T = None if tokens.entropy_T is None else _half(tokens.entropy_T)
+    entropy_T = (
+        None if tokens.entropy_T is None else _half(_rounded(tokens.entropy_T, _ENTROPY_DIGITS))
+    )
     advantage_T = None if explored.one_advantage else tokens.advantage_T
     return {
         "text": _smallest(texts.numbers(tokens.text_T)),
@@ -213,8 +226,25 @@ def _of_tokens(explored: Exploration, texts: _Texts) -> dict[str, np.ndarray]:
         **_gap("_b", tokens.logq_b_T, tokens.logp_b_T),
         **_if_any("entropy", entropy_T),
         **_if_any("advantage", advantage_T),
-        **{f"level{place}": judged.level_T for place, judged in enumerate(explored.judged)},
+        **_levels(explored.judged),
     }
+
+
+def _levels(algorithms: Sequence[Judged]) -> dict[str, np.ndarray]:
+    """The levels of algorithms whose thresholds move; those of the others, which have few
+    combinations, as rows of a table.
+    """
+    moved = {
+        f"level{place}": judged.level_T for place, judged in enumerate(algorithms) if judged.moves
+    }
+    fixed = [judged.level_T for judged in algorithms if not judged.moves]
+    if not fixed:
+        return moved
+    row_T, first = np.zeros(len(fixed[0]), dtype=np.int64), np.zeros(0, dtype=np.int64)
+    for level_T in fixed:
+        _, first, row_T = np.unique(256 * row_T + level_T, return_index=True, return_inverse=True)
+    table = np.stack([level_T[first] for level_T in fixed], axis=1)
+    return moved | {"fixed_rows": table, "fixed": _smallest(row_T.astype(np.uint32))}
 
 
 def _gap(side: str, logq_T: np.ndarray | None, logp_T: np.ndarray | None) -> dict[str, np.ndarray]:
@@ -222,7 +252,7 @@ def _gap(side: str, logq_T: np.ndarray | None, logp_T: np.ndarray | None) -> dic
         return {}
     with np.errstate(invalid="ignore"):  # −∞ − (−∞)
         d_T = logp_T - logq_T
-    return {f"logq{side}": _half(logq_T), f"d{side}": _half(d_T)}
+    return {f"logq{side}": _half(logq_T), f"d{side}": _half(_rounded(d_T, _GAP_DIGITS))}
 
 
 def _of_lists(explored: Exploration, texts: _Texts) -> dict[str, np.ndarray]:
@@ -255,9 +285,15 @@ def _half(values: np.ndarray) -> np.ndarray:
 
 
 def _sums(values: np.ndarray) -> np.ndarray:
-    """Single precision, beyond the range of half, rounded to 12 bits: noise does not compress."""
-    bits = values.astype(np.float32).view(np.uint32) + np.uint32(2**11)
-    return (bits & np.uint32(2**32 - 2**12)).view(np.float32)
+    """Single precision, beyond the range of half."""
+    return _rounded(values, _SUM_DIGITS)
+
+
+def _rounded(values: np.ndarray, digits: int) -> np.ndarray:
+    """Rounded to so many binary digits: noise does not compress."""
+    dropped = 2 ** (24 - digits)
+    bits = values.astype(np.float32).view(np.uint32) + np.uint32(dropped // 2)
+    return (bits & np.uint32(2**32 - dropped)).view(np.float32)
 
 
 def _shown(text: str, longest: int) -> str:
@@ -295,17 +331,17 @@ def _algorithm(judged: Judged) -> dict[str, Any]:
 
 def _list(tokens: TokenList, explored: Exploration) -> dict[str, str]:
     """A list's name, its title, and of what it was taken."""
-    letters, names = _LETTERS[explored.pair.name], explored.compared
+    names = explored.compared
     number = len(tokens.token_U)
     population = numbers.things(tokens.population, "token")
     titles = {
-        "gap": f"largest |{letters.gap}|",
-        "probability": f"largest |{letters.change}|",
-        "change": f"largest change of {letters.gap}",
+        "gap": f"largest |{_GAP}|",
+        "probability": "largest |π − μ|",
+        "change": f"largest change of {_GAP}",
     }
     if explored.paired:
         run_a, run_b = explored.runs
-        titles |= {"gap_b": f"{titles['gap']}, {run_b}", "gap": f"{titles['gap']}, {run_a}"}
+        titles |= {"gap_b": f"{titles['gap']} in {run_b}", "gap": f"{titles['gap']} in {run_a}"}
     if tokens.name in titles:
         title = titles[tokens.name]
         note = f"the {numbers.count(number)} largest of {population}"
@@ -352,7 +388,7 @@ def _laid_out(head: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> byt
     places: dict[str, Sequence[Any]] = {}
     end = 0
     for name, column in columns.items():
-        content = _padded(np.ascontiguousarray(column, column.dtype.newbyteorder("<")).tobytes())
+        content = _padded(_bytes_of(column))
         start = starts.setdefault(content, end)
         places[name] = [_TYPES[column.dtype.name], start, column.size]
         end = max(end, start + len(content))
@@ -360,6 +396,12 @@ def _laid_out(head: Mapping[str, Any], columns: Mapping[str, np.ndarray]) -> byt
         json.dumps({**head, "columns": places}, ensure_ascii=True, allow_nan=False).encode(), b" "
     )
     return b"".join((len(text).to_bytes(4, "little"), text, *starts))
+
+
+def _bytes_of(column: np.ndarray) -> bytes:
+    """Little-endian; of 16 bits, all low bytes before all high ones, which compresses better."""
+    flat = np.ascontiguousarray(column.reshape(-1), column.dtype.newbyteorder("<"))
+    return flat.view(np.uint8).reshape(-1, 2).T.tobytes() if flat.itemsize == 2 else flat.tobytes()
 
 
 def _padded(content: bytes, by: bytes = b"\0") -> bytes:

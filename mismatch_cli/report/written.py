@@ -14,7 +14,7 @@ from mismatch_cli.studies.study import Study
 from mismatch_cli.trace.files import replacing_entries, write_atomically
 
 SUMMARY_FILE, HTML_FILE, PLOTS_FOLDER = "summary.json", "report.html", "plots"
-_Drawing = Callable[[int], AbstractContextManager[Callable[[int], None]]]
+_Working = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
 def write_numbers(study: Study, folder: Path) -> Path:
@@ -28,12 +28,12 @@ def write_report(
     view: ReportView,
     folder: Path,
     files: PictureFiles | None = PictureFiles(),
-    drawing: _Drawing = lambda _count: nullcontext(lambda _drawn: None),
+    working: _Working = lambda _phase, _total: nullcontext(lambda _done: None),
 ) -> bool:
     """Replace the report in a folder, all at once; return whether the new one has figures.
 
-    It is `summary.json`, `report.html` and `plots/`. Without `files` nothing is drawn. `drawing`
-    gets the number of figures; what it yields, each one done.
+    It is `summary.json`, `report.html` and `plots/`. Without `files` nothing is drawn. `working`
+    gets the name of each long phase and how much it has to do; what it yields, how much is done.
     """
     from mismatch_cli.report.explorer import explorer_view
     from mismatch_cli.report.figures import figure_views, plots_for
@@ -43,11 +43,14 @@ def write_report(
     with replacing_entries(folder / HTML_FILE, lambda: pictures_in(folder / PLOTS_FOLDER)) as new:
         write_numbers(study, new)
         if files is not None and (count := len(list(plots_for(study.plot_data)))):
-            with drawing(count) as on_drawn:
+            with working("Drawing", count) as on_drawn:
                 view = replace(
                     view, figures=figure_views(study.plot_data, new / PLOTS_FOLDER, files, on_drawn)
                 )
-        if (explored := study.exploration()) is not None:
-            view = replace(view, explorer=explorer_view(explored))
+        if responses := study.explored_responses:
+            with working("Exploring", 2 * responses) as on_responses:
+                explored = study.exploration(on_responses)
+            if explored is not None:
+                view = replace(view, explorer=explorer_view(explored))
         write_html(new / HTML_FILE, view)
     return bool(view.figures)

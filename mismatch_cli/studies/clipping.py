@@ -31,12 +31,15 @@ from mismatch_cli.rules.batches import Found
 from mismatch_cli.rules.policies import Policies
 from mismatch_cli.studies.exploration.explore import explore
 from mismatch_cli.studies.exploration.explored import Exploration
+from mismatch_cli.studies.exploration.passages import MOST_TOKENS
 from mismatch_cli.studies.study import Study, about, check_poolable, subject_of
 from mismatch_cli.studies.support import PAPER, Support
 from mismatch_cli.studies.unusable import refuse_unusable
 from mismatch_cli.trace.reader import RowGroup, Trace
 
 _BLOCKED_TOKENS = 50
+# Bytes on a page, a byte a token for each mask; they hardly compress
+_MOST_LEVELS = 1_000_000
 _COLUMNS = (
     "version_rollout", "version_trainer", "reward", "response_ids", "loss_mask", "logp_trainer",
     "entropy_trainer",
@@ -234,7 +237,20 @@ class ClippingAnalysis(Study):
         )
         return [row for row in found if row]
 
-    def exploration(self) -> Exploration | None:
+    @property
+    def explored_responses(self) -> int:
+        return sum(trace.num_responses for trace in self.traces)
+
+    @property
+    def _moved(self) -> Sequence[Algorithm]:
+        """The algorithms whose thresholds move: all, unless that needs too many levels."""
+        masks = {algorithm.masks for algorithm in self.algorithms}
+        levels = len(masks) * min(self.summary.counts["tokens"], MOST_TOKENS)
+        return self.algorithms if levels <= _MOST_LEVELS else self.compared
+
+    def exploration(
+        self, on_responses: Callable[[int], None] = lambda _: None
+    ) -> Exploration | None:
         """The tokens of a page, and which of all tokens every algorithm blocks."""
         return explore(
             self.traces,
@@ -243,6 +259,8 @@ class ClippingAnalysis(Study):
             self.support.needs,
             self.summary.question.found,
             self.compared,
+            moved=self._moved,
+            on_responses=on_responses,
         )
 
     @cached_property

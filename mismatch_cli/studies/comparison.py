@@ -150,7 +150,17 @@ class ComparisonAnalysis(Study):
         manifests = (side.trace.manifest for side in (self.first, comparison.side))
         return settings_diff(*manifests, at_equal_weights=self.pair.name == "mismatch")
 
-    def exploration(self) -> Exploration | None:
+    @property
+    def explored_responses(self) -> int:
+        paired = [comparison.pairing.by for comparison in self.others]
+        explored = self.sides[:1] if paired == ["tokens"] else self.sides
+        if paired not in (["tokens"], ["prompts"]):
+            return 0
+        return sum(int(np.count_nonzero(side.kept_S)) for side in explored)
+
+    def exploration(
+        self, on_responses: Callable[[int], None] = lambda _: None
+    ) -> Exploration | None:
         """The tokens of two traces that are paired; None for others."""
         if len(self.others) > 1:
             return None
@@ -161,6 +171,7 @@ class ComparisonAnalysis(Study):
             [side.responses for side in sides],
             [side.kept_S for side in sides],
             other.pairing,
+            on_responses,
         )
         settings = (row for row in self.settings_of(other) if not row.harmless)
         names = tuple(side.run for side in sides)

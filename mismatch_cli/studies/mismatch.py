@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import exp, inf
 from typing import Any, ClassVar
 
@@ -164,14 +164,20 @@ class MismatchAnalysis(Study):
         gap = self.pairs[self.main_pair.name].estimates()[LEADING].value
         return expected_gap(self.manifest, self.scale, self.lattice.result(), gap=gap)
 
-    def exploration(self) -> Exploration | None:
+    @property
+    def explored_responses(self) -> int:
+        return sum(trace.num_responses for trace in self.traces)
+
+    def exploration(
+        self, on_responses: Callable[[int], None] = lambda _: None
+    ) -> Exploration | None:
         """The tokens of a page, and which of all tokens two algorithms would block."""
         support = Support.of_paper(self.traces)
+        explored = partial(explore, self.traces, self.main_pair, on_responses=on_responses)
         if support is None:  # no algorithm can judge the trace, but it still has tokens
-            needs = Needs(False, False, 0)
-            return explore(self.traces, self.main_pair, (), needs, {})
-        judged, passed = support.judged, first_pass(self.traces, support)
-        return explore(self.traces, self.main_pair, judged, support.needs, passed, judged)
+            return explored((), Needs(False, False, 0), {})
+        passed = first_pass(self.traces, support)
+        return explored(support.judged, support.needs, passed, support.judged)
 
     @property
     def _routing(self) -> dict[str, Any] | None:

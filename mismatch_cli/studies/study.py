@@ -5,7 +5,7 @@ missing.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -44,8 +44,16 @@ class Study(ABC):
         """The JSON, made once."""
         return self.to_json()
 
-    def exploration(self) -> Exploration | None:
-        """The tokens to inspect one by one; None if the study is not about tokens."""
+    @property
+    def explored_responses(self) -> int:
+        """The responses that `exploration` reads; 0 if the study is not about tokens."""
+        return 0
+
+    def exploration(
+        self,
+        on_responses: Callable[[int], None] = lambda _: None,  # noqa: ARG002
+    ) -> Exploration | None:
+        """The tokens to inspect one by one; `on_responses` hears of each response twice."""
         return None
 
     @property

@@ -4,8 +4,6 @@ outlines of their words.
 
 from __future__ import annotations
 
-import base64
-import gzip
 import hashlib
 import json
 import re
@@ -15,6 +13,8 @@ from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+
+from tests.report.payload import unpacked
 
 DIGITS = 6
 # Of a list whose every number has a line
@@ -126,7 +126,7 @@ class _Outline(HTMLParser):
 def _data_digest(data: str) -> str:
     """Of packed data what is inside counts, not how it was compressed."""
     with suppress(ValueError, OSError):
-        data = gzip.decompress(base64.b64decode(data, validate=True)).hex()
+        data = unpacked(data).hex()
     return hashlib.sha256(data.encode()).hexdigest()[:12]
 
 

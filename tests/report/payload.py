@@ -15,11 +15,16 @@ from mismatch_cli.studies.exploration.explored import NOT_JUDGED
 _KINDS = {"u1": "<u1", "u2": "<u2", "u4": "<u4", "f2": "<f2", "f4": "<f4"}
 
 
+def unpacked(data: str) -> bytes:
+    """Head and columns."""
+    return gzip.decompress(base64.b85decode(data.translate(str.maketrans(".,/", "&<>"))))
+
+
 class Payload:
     """The head and the columns."""
 
     def __init__(self, data: str) -> None:
-        self._content = gzip.decompress(base64.b64decode(data))
+        self._content = unpacked(data)
         self._first = 4 + int.from_bytes(self._content[:4], "little")
         self.head: dict[str, Any] = json.loads(self._content[4 : self._first])
 
@@ -28,7 +33,12 @@ class Payload:
 
     def column(self, name: str) -> np.ndarray:
         kind, start, count = self.head["columns"][name]
-        return np.frombuffer(self._content, _KINDS[kind], count, self._first + start)
+        dtype = np.dtype(_KINDS[kind])
+        size = count * dtype.itemsize
+        content = np.frombuffer(self._content, np.uint8, size, self._first + start)
+        if dtype.itemsize == 2:
+            content = content.reshape(2, -1).T.reshape(-1)
+        return content.view(dtype)
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
@@ -55,12 +65,20 @@ class Payload:
         """A value of each token's response."""
         return np.array(self.head["responses"][name])[self.owner_T]
 
+    def level(self, place: int) -> np.ndarray:
+        """The level of each token under an algorithm."""
+        fixed: list[int] = self.head["fixed"]
+        if place not in fixed:
+            return self.column(f"level{place}")
+        table = self.column("fixed_rows").reshape(-1, len(fixed))
+        return table[self.column("fixed"), fixed.index(place)]
+
     def judged(self, place: int) -> np.ndarray:
-        return self.column(f"level{place}") != NOT_JUDGED
+        return self.level(place) != NOT_JUDGED
 
     def blocked(self, place: int) -> np.ndarray:
         """The tokens that an algorithm blocks with its published thresholds."""
-        level_T = self.column(f"level{place}")
+        level_T = self.level(place)
         return self.judged(place) & (level_T > self.head["algorithms"][place]["published"])
 
     @property

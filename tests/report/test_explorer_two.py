@@ -16,6 +16,8 @@ from tests.studies.compared import FLOAT32, Row, rows_of, write_rows
 
 FACTS = """Object.fromEntries([...document.querySelectorAll("[data-x=card] dt")]
   .map(name => [name.textContent, name.nextElementSibling.textContent]))"""
+TITLES = """Object.fromEntries(["colour", "y", "sort"].map(name =>
+  [name, [...document.querySelector(`[data-x=${name}]`).options].map(each => each.textContent)]))"""
 PAIRS = """[...document.querySelectorAll(".x-pair")].map(pair => [...pair.children].map(side => ({
   heading: side.querySelector("h3")?.textContent ?? "", gaps: side.querySelectorAll(".x-gap").length,
   tokens: [...side.querySelectorAll("[data-t]")].map(span => Number(span.dataset.t)),
@@ -60,6 +62,20 @@ def test_the_card_shows_the_gap_of_both_runs(browser: Browser, paired: Explored)
     mu, pi = (number_in(words) for words in facts["moe: μ → π"].split(" → "))
     assert (mu, pi) == pytest.approx((np.exp(logq), np.exp(logq + gap)), rel=0.06)
     assert "moe-replayed: μ → π" in facts and "trace" not in facts
+
+
+def test_numbers_of_the_first_run_are_named(browser: Browser, paired: Explored) -> None:
+    look(browser, paired)
+    assert "its mean |d| in moe. Lighter" in browser.run(
+        "document.querySelector('.x-run p').textContent"
+    )
+    heading = browser.run("document.querySelector('[data-x=texts] h3').textContent")
+    absolute = float(paired.payload.columns["response_absolute"][0])
+    assert number_in(heading.rpartition("Σ|d| in moe ")[2]) == pytest.approx(absolute, rel=0.01)
+    titles = browser.run(TITLES)
+    assert titles["y"] == ["ratio π/μ in moe", "π − μ in moe", "change of log π − log μ"]
+    assert {"log π − log μ in moe-replayed", "π − μ in moe"} <= set(titles["colour"])
+    assert titles["sort"][1:3] == ["Σ|d| in moe, largest first", "Σd in moe, lowest first"]
 
 
 def test_the_list_of_changes_comes_first_and_orders_the_responses(

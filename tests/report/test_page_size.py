@@ -1,14 +1,20 @@
-"""How many elements a page has outside its explorer: thousands more are felt when it is opened."""
+"""How large a page is: its elements outside the explorer, of which thousands more are felt when it
+is opened, and its bytes.
+"""
 
 from __future__ import annotations
 
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mismatch_cli.app.cli import run
+from mismatch_cli.rules.batch import TokenBatch
+from tests.metrics.clipping.world import VOCABULARY, simple
 from tests.pictures import leave_blank
+from tests.studies.written import write_trace
 
 MOST = 4500
 COMMANDS = (
@@ -30,6 +36,31 @@ class Elements(HTMLParser):
         if tag == "section":
             self._explorer = dict(attrs).get("id") == "explorer"
         self.count += not self._explorer
+
+
+def long_responses() -> TokenBatch:
+    """26 responses of 8,192 tokens whose values do not compress."""
+    rng, shape = np.random.default_rng(0), (26, 8192)
+    logq_ST = -(rng.exponential(1.0, shape) ** 3)
+    logp_ST = np.minimum(logq_ST + 0.1 * rng.standard_t(3, shape), 0)
+    return simple(
+        logq_ST,
+        logp_ST,
+        rng.choice([-1.0, 0.5], len(logq_ST)),
+        response_ids_T=rng.integers(0, VOCABULARY, logq_ST.size).astype(np.int32),
+        entropy_trainer_T=rng.exponential(1.0, logq_ST.size).astype(np.float32),
+    )
+
+
+@pytest.mark.slow
+def test_a_page_of_every_algorithm_on_a_long_trace_has_at_most_2_5_megabytes(
+    tmp_path: Path,
+) -> None:
+    write_trace(tmp_path / "trace", long_responses())
+    assert run(["clipstats", str(tmp_path), "--output", str(tmp_path / "made"), "--quiet"]) == 0
+    page = (tmp_path / "made" / "report.html").read_bytes()
+    assert " algorithms without a slider, as the trace is long" in page.decode()
+    assert 1_500_000 < len(page) <= 2_500_000
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -24,6 +24,7 @@ from mismatch_cli.studies.exploration import passages as passages_module
 from mismatch_cli.studies.exploration import token_survey as survey_module
 from mismatch_cli.studies.exploration.explore import explore
 from mismatch_cli.studies.exploration.explored import NOT_JUDGED, Exploration, Judged
+from mismatch_cli.studies.exploration.slider_levels import STAYS
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace import writer
 from mismatch_cli.trace.reader import Trace
@@ -187,6 +188,26 @@ def test_positions_go_from_strict_to_loose_through_the_published_one(explored: E
                 for name in low
             }
             assert all(looser.values()), judged.algorithm
+
+
+def test_in_a_long_trace_only_the_compared_thresholds_move(
+    trace: Trace, explored: Exploration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mismatch_cli.studies.clipping._MOST_LEVELS", 5 * explored.total_tokens)
+    analysis = analyse_clipping([trace], ALL)
+    found = existing(analysis.exploration())
+    moving = {algorithm.masks for algorithm in analysis.compared}
+    for judged, every, algorithm in zip(found.judged, explored.judged, ALL, strict=True):
+        assert share(judged) == share(every)
+        if algorithm.masks in moving:
+            assert judged.moves and judged.thresholds == every.thresholds
+            continue
+        assert judged.thresholds == every.thresholds[every.published :][:1]
+        assert judged.unmoved == (STAYS if every.moves else every.unmoved)
+        blocked_T = (every.level_T > every.published) & (every.level_T != NOT_JUDGED)
+        np.testing.assert_array_equal(judged.level_T == 1, blocked_T)
+    few = existing(analyse_clipping([trace], ALL[:5]).exploration())
+    assert not [judged for judged in few.judged if judged.unmoved == STAYS]
 
 
 def test_a_mask_whose_share_does_not_fall_is_shown_as_decided(tmp_path: Path, trace: Trace) -> None:
@@ -443,6 +464,17 @@ def test_responses_with_passages_are_listed_before_the_first_others(
 
 def traced(tmp_path: Path) -> Trace:
     return write_trace(tmp_path / "trace", world(0, 24), world(1, 24))
+
+
+@pytest.mark.parametrize("most", [100, 10**6])
+def test_every_response_is_heard_of_twice(
+    trace: Trace, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(passages_module, "MOST_TOKENS", most)
+    heard: list[int] = []
+    analysis = analyse([trace], worst=3)
+    assert analysis.exploration(heard.append)
+    assert sum(heard) == 2 * analysis.explored_responses == 96
 
 
 def test_an_unscored_trace_and_one_without_responses(tmp_path: Path) -> None:

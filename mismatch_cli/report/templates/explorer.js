@@ -8,7 +8,7 @@
   const CHOICES = ["colour", "list", "sort", "show", "sign", "reward", "step", "trace", "y"];
 
   function start({ head, column }) {
-    const tokens = readTokens({ head, column }), { responses, total } = tokens;
+    const tokens = readTokens({ head, column }), { responses, total, whose } = tokens;
     const masks = explorerMasks(ui, head, tokens, () => refresh());
     const modes = colourModes(head, tokens, masks);
     const theme = themeColours(section);
@@ -80,7 +80,7 @@
       words(response),
       ...(response.reward === null ? [] : [`reward ${number(response.reward)}`]),
       response.tokens === response.length ? `${count(response.length)} tokens` : `${count(response.tokens)} of ${count(response.length)} tokens`,
-      `Σ|d| ${number(response.absolute)}`,
+      `Σ|d|${whose} ${number(response.absolute)}`,
     ].join(" · ");
     const drawStrip = (canvas, response) => {
       const inside = here !== null && tokens.response(here) === response;
@@ -118,8 +118,8 @@
     };
     const SORTS = {
       "": ["as listed", null],
-      absolute: ["Σ|d|, largest first", (a, b) => b.absolute - a.absolute],
-      signed: ["Σd, lowest first", (a, b) => a.signed - b.signed],
+      absolute: [`Σ|d|${whose}, largest first`, (a, b) => b.absolute - a.absolute],
+      signed: [`Σd${whose}, lowest first`, (a, b) => a.signed - b.signed],
       length: ["length, longest first", (a, b) => b.length - a.length],
       reward: ["reward, highest first", (a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity)],
     };
@@ -208,7 +208,7 @@
     options("reward", each("any", distinct(responses.map(({ reward }) => reward).filter(reward => reward !== null)), "reward"));
     options("step", each("all", distinct(responses.map(({ step: when }) => when)), "step"));
     options("trace", pooled ? [["", "all"], ...head.traces.map((name, n) => [String(n), name])] : [["", ""]]);
-    options("y", axesOf(tokens).map(([value, { title }]) => [value, title]));
+    options("y", axesOf(tokens).map(([value, { title }]) => [value, value === "change" ? title : `${title}${whose}`]));
     ui.colour.value = head.colour in modes ? head.colour : "d";
 
     const select = name => ({ written: () => chosen(name), read(value) { ui[name].value = value; if (ui[name].selectedIndex < 0) ui[name].selectedIndex = 0; } });
@@ -240,6 +240,7 @@
     addEventListener("hashchange", arrive);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { Object.assign(theme, themeColours(section)); refresh(); text.drawStrips(); });
 
+    ui.whose.textContent = whose;
     section.hidden = false;
     for (const anchor of document.querySelectorAll('a[href="#explorer"]')) anchor.hidden = false;
     refresh();

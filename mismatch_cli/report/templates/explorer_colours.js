@@ -21,7 +21,7 @@ function scaled(values, title, low, high) {
 }
 
 function colourModes(head, tokens, masks) {
-  const { d, dB, dp, change, entropy, advantage } = tokens, [nameA, nameB] = head.runs ?? [];
+  const { d, dB, dp, change, entropy, advantage, whose } = tokens, [, nameB] = head.runs ?? [];
   const blocked = {
     title: "blocked by A, B",
     strength: t => (masks.blocks("a", t) || masks.blocks("b", t) ? 1 : 0),
@@ -31,11 +31,11 @@ function colourModes(head, tokens, masks) {
   return {
     ...(head.algorithms.length && { blocked }),
     ...(change && { change: scaled(change, `change of ${head.gap}`, `lower in ${nameB}`, `higher in ${nameB}`) }),
-    d: scaled(d, dB ? `${head.gap}, ${nameA}` : head.gap, "π below μ", "π above μ"),
-    ...(dB && { d_b: scaled(dB, `${head.gap}, ${nameB}`, "π below μ", "π above μ") }),
-    dp: scaled(dp, "π − μ", "π below μ", "π above μ"),
-    ratio: scaled(d, "ratio π/μ, log scale", "below 1", "above 1"),
-    ...(entropy && { entropy: scaled(entropy, "entropy of π", "", "high entropy") }),
+    d: scaled(d, `${head.gap}${whose}`, "π below μ", "π above μ"),
+    ...(dB && { d_b: scaled(dB, `${head.gap} in ${nameB}`, "π below μ", "π above μ") }),
+    dp: scaled(dp, `π − μ${whose}`, "π below μ", "π above μ"),
+    ratio: scaled(d, `ratio π/μ${whose}, log scale`, "below 1", "above 1"),
+    ...(entropy && { entropy: scaled(entropy, `entropy of π${whose}`, "", "high entropy") }),
     ...(advantage && { advantage: scaled(advantage, "advantage", "A < 0", "A > 0") }),
   };
 }

@@ -1,16 +1,9 @@
-// Shared by the explorer's scripts: unpacking the payload, elements, and numbers as the report formats them.
+// Shared by the explorer's scripts: unpacking the payload, and numbers as the report formats them.
 "use strict";
 const clamp = (value, low, high) => Math.min(high, Math.max(low, value));
 const count = value => value.toLocaleString("en");
 const percent = share => `${number(100 * share)} %`;
 const distinct = values => [...new Set(values)].sort((a, b) => a - b);
-
-function make(tag, name = "", text = "") {
-  const element = document.createElement(tag);
-  if (name) element.className = name;
-  element.textContent = text;
-  return element;
-}
 
 function number(value, digits = 3) {
   if (value === null || Number.isNaN(value)) return "—";
@@ -22,7 +15,7 @@ function number(value, digits = 3) {
 }
 
 // Half precision keeps 11 bits, so a value is off by at most this share of itself.
-const HALF_ERROR = 2 ** -11;
+const HALF_ERROR = 2 ** -11, GAP_ERROR = 2 ** -9; // a gap keeps 9
 // The float32 of every half-precision pattern.
 const HALVES = Float32Array.from({ length: 65536 }, (_, bits) => {
   const sign = bits & 0x8000 ? -1 : 1, exponent = (bits >> 10) & 31, fraction = bits & 1023;
@@ -30,19 +23,42 @@ const HALVES = Float32Array.from({ length: 65536 }, (_, bits) => {
   if (exponent === 0) return sign * fraction * 2 ** -24;
   return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
 });
-const ARRAYS = { u1: Uint8Array, u2: Uint16Array, u4: Uint32Array, f4: Float32Array, f2: Uint16Array };
+const ARRAYS = { u1: Uint8Array, u4: Uint32Array, f4: Float32Array };
+
+// Numbers of 16 bits, whose low bytes are all before the high ones.
+function halves(buffer, start, size) {
+  const low = new Uint8Array(buffer, start, size), high = new Uint8Array(buffer, start + size, size);
+  const values = new Uint16Array(size);
+  for (let n = 0; n < size; n++) values[n] = low[n] | high[n] << 8;
+  return values;
+}
+
+// Four bytes are five letters of base 85; the last bytes have fewer.
+const LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%.()*+-;,=/?@^_`{|}~";
+function bytesOf(text) {
+  const values = new Uint8Array(128), words = new DataView(new ArrayBuffer(4 * Math.ceil(text.length / 5)));
+  for (const [value, letter] of [...LETTERS].entries()) values[letter.charCodeAt(0)] = value;
+  const valueAt = n => (n < text.length ? values[text.charCodeAt(n)] : 84);
+  for (let n = 0; n < text.length; n += 5) {
+    let word = 0;
+    for (let k = 0; k < 5; k++) word = 85 * word + valueAt(n + k);
+    words.setUint32(4 * n / 5, word);
+  }
+  return words.buffer.slice(0, Math.floor(4 * text.length / 5));
+}
 
 // The payload is the length of a JSON head, the head, then columns.
 async function unpack(text) {
-  const bytes = Uint8Array.from(atob(text.trim()), letter => letter.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const stream = new Blob([bytesOf(text.trim())]).stream().pipeThrough(new DecompressionStream("gzip"));
   const buffer = await new Response(stream).arrayBuffer();
   const length = new DataView(buffer).getUint32(0, true);
   const head = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
   const column = name => {
     if (!(name in head.columns)) return null;
     const [type, start, size] = head.columns[name];
-    const stored = new ARRAYS[type](buffer, 4 + length + start, size);
+    const place = 4 + length + start;
+    if (type in ARRAYS) return new ARRAYS[type](buffer, place, size);
+    const stored = halves(buffer, place, size);
     return type === "f2" ? Float32Array.from(stored, bits => HALVES[bits]) : stored;
   };
   return { head, column };

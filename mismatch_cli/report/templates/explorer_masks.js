@@ -11,7 +11,7 @@ function explorerMasks(ui, head, tokens, onChange) {
   function choose(side, place, at) {
     const algorithm = head.algorithms[place];
     masks[side] = algorithm
-      ? { ...algorithm, place, level: tokens.levels[place], at: clamp(at ?? algorithm.published, 0, algorithm.thresholds.length - 1) }
+      ? { ...algorithm, place, level: tokens.level(place), at: clamp(at ?? algorithm.published, 0, algorithm.thresholds.length - 1) }
       : NO_MASK;
     const slide = ui[`slide-${side}`];
     slide.max = algorithm ? algorithm.thresholds.length - 1 : 0;

@@ -14,7 +14,7 @@ const AXES = {
     ticks: [-0.8, -0.4, -0.2, -0.1, -0.05, -0.02, 0, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8],
   },
   change: {
-    title: "change of log π − log μ, B − A", bend: value => Math.asinh(value / 0.1),
+    title: "change of log π − log μ", bend: value => Math.asinh(value / 0.1),
     ticks: [-5, -2, -1, -0.5, -0.2, -0.1, 0, 0.1, 0.2, 0.5, 1, 2, 5],
   },
 };
@@ -121,7 +121,7 @@ function explorerPlot(canvas, axis, tokens, paint, { onToken, onFrame }) {
       last = at + half;
       pen.fillText(words, at, height - MARGIN.bottom + 13);
     }
-    pen.fillText("rollout probability μ", MARGIN.left + view.width / 2, height - 5);
+    pen.fillText(`probability μ${tokens.whose}`, MARGIN.left + view.width / 2, height - 5);
     pen.textAlign = "right";
     const { bend, ticks } = AXES[axis.value];
     for (const value of ticks.filter(tick => Math.abs(bend(tick)) < view.y[1])) {

@@ -67,7 +67,7 @@ function explorerText(ui, tokens, { sideBySide, shown, paint, facts, drawStrip }
     rendered = key;
     spans.clear();
     const parts = sideBySide ? pairsOf(rows) : articlesOf(rows.map(([piece]) => piece));
-    ui.texts.replaceChildren(...(parts.length ? parts : [make("p", "none", "No token matches: relax the filters above.")]));
+    ui.texts.replaceChildren(...(parts.length ? parts : [make("p", { class: "none" }, "No token matches: relax the filters above.")]));
     drawStrips();
   }
   function drawStrips() {
@@ -82,7 +82,7 @@ function explorerText(ui, tokens, { sideBySide, shown, paint, facts, drawStrip }
       row.forEach((piece, n) => { if (piece) pairs.at(-1)[n].push(piece); });
     }
     return pairs.map(sides => {
-      const line = make("div", "x-pair");
+      const line = make("div", { class: "x-pair" });
       line.append(...sides.map(pieces => (pieces.length ? article(pieces) : make("article"))));
       return line;
     });
@@ -97,17 +97,17 @@ function explorerText(ui, tokens, { sideBySide, shown, paint, facts, drawStrip }
   }
   function article(pieces) {
     const element = make("article"), { response } = pieces[0];
-    element.append(make("h3", "", facts(response)));
+    element.append(make("h3", {}, facts(response)));
     if (response.tokens < response.length || response.length > PIECE) element.append(strip(response));
     if (response.words) {
       const prompt = element.appendChild(make("details"));
-      prompt.append(make("summary", "", "prompt"), make("p", "", response.words));
+      prompt.append(make("summary", {}, "prompt"), make("p", {}, response.words));
     }
     let paragraph = null, end = 0;
     for (const piece of pieces) {
       if (!paragraph || piece.start !== end) {
         if (piece.start > end) element.append(gap(piece.start - end));
-        paragraph = element.appendChild(make("p", "x-tokens"));
+        paragraph = element.appendChild(make("p", { class: "x-tokens" }));
       }
       fill(paragraph, piece);
       end = piece.start + piece.end - piece.first;
@@ -115,17 +115,17 @@ function explorerText(ui, tokens, { sideBySide, shown, paint, facts, drawStrip }
     if (end < response.length) element.append(gap(response.length - end));
     return element;
   }
-  const gap = size => make("p", "x-gap", `… ${count(size)} ${size === 1 ? "token" : "tokens"} …`);
+  const gap = size => make("p", { class: "x-gap" }, `… ${count(size)} ${size === 1 ? "token" : "tokens"} …`);
   function strip(response) {
-    const canvas = make("canvas", "x-strip");
+    const canvas = make("canvas", { class: "x-strip" });
     canvas.dataset.n = response.n;
     canvas.setAttribute("role", "img");
-    canvas.setAttribute("aria-label", `Where in the response |d| is large, up to ${number(response.largest)}`);
+    canvas.setAttribute("aria-label", `Where in the response |d|${tokens.whose} is large, up to ${number(response.largest)}`);
     return canvas;
   }
   function fill(paragraph, { first, end }) {
     for (let t = first; t < end; t++) {
-      const span = make("span", "", tokens.word(t));
+      const span = make("span", {}, tokens.word(t));
       span.dataset.t = t;
       spans.set(t, span);
       paint(t, span);

@@ -23,13 +23,14 @@ function readTokens({ head, column }) {
   return {
     total, text, logq, d, mu, dp, responses, passages, passageOf, logqB, dB,
     ratio: d.map(Math.exp),
+    whose: head.paired ? ` in ${head.runs[0]}` : "", // numbers of two runs on the same tokens that are those of the first
     change: dB && dB.map((value, t) => value - d[t]),
     entropy: column("entropy"),
     advantage: column("advantage") ?? spread(column("response_advantage"), passages, total),
     ranksOf: new Map([...(column("rank_token") ?? [])].map((t, row) => [t, row])),
     ranks: { text: ranks[0], logq: ranks[1], logp: ranks[2] },
     lists: head.lists.map(list => ({ ...list, tokens: column(`list_${list.name}`) })),
-    levels: head.algorithms.map((_, n) => column(`level${n}`)),
+    level: n => levelOf(n, head, column),
     word: t => head.texts[text[t]],
     passage: t => passages[passageOf[t]],
     response: t => passages[passageOf[t]].response,
@@ -57,6 +58,14 @@ function readResponses(head, column) {
     responses[n].profile = profiles.subarray(row * PROFILE_BINS, (row + 1) * PROFILE_BINS);
   }
   return responses;
+}
+
+// The level of each token under an algorithm; those whose thresholds stay have the rows of one table.
+function levelOf(n, head, column) {
+  const place = head.fixed.indexOf(n);
+  if (place < 0) return column(`level${n}`);
+  const table = column("fixed_rows"), wide = head.fixed.length;
+  return Uint8Array.from(column("fixed"), row => table[row * wide + place]);
 }
 
 // A value of each response as a column over tokens.

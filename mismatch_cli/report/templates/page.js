@@ -2,6 +2,13 @@
 // current section in the navigation.
 "use strict";
 
+function make(tag, attributes = {}, text = "") {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.textContent = text;
+  return element;
+}
+
 // Whether the text is on the clipboard now; the focus stays where it is.
 async function copyText(text) {
   try {
@@ -23,12 +30,6 @@ async function copyText(text) {
 
 (() => {
   const all = (selector, root = document) => [...root.querySelectorAll(selector)];
-  const make = (tag, attributes, text = "") => {
-    const element = document.createElement(tag);
-    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-    element.textContent = text;
-    return element;
-  };
 
   const BOXES = ".scroll, .tokens, pre"; // that may scroll
 
@@ -112,7 +113,7 @@ async function copyText(text) {
   for (const choice of all(".choice")) {
     const folds = all(":scope > details", choice), about = choice.dataset.about;
     const label = make("label", { class: "chooser" }, `${about[0].toUpperCase()}${about.slice(1)} `);
-    const select = label.appendChild(make("select", {}));
+    const select = label.appendChild(make("select"));
     select.append(make("option", { value: "" }, `choose one of ${folds.length}`));
     folds.forEach((each, n) => {
       const name = said(each.querySelector("summary"));

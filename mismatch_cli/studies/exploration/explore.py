@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
 import numpy as np
@@ -32,18 +32,24 @@ def explore(
     compared: Sequence[Algorithm] = (),
     rows: Sequence[ExploredRows] | None = None,
     pair_b: Pair | None = None,
+    moved: Sequence[Algorithm] | None = None,
+    on_responses: Callable[[int], None] = lambda _: None,
 ) -> Exploration | None:
     """All scored responses, and as many of their tokens as a page can have; None if there are no
     responses.
 
     `first_pass` is the result of `clipping.first_pass`, `compared` has at most two algorithms.
-    `rows` has the responses of each trace to explore, `pair_b` the columns of a second run on the
-    same tokens, which their batches also hold.
+    Thresholds move of the `moved` algorithms, by default of all. `rows` has the responses of each
+    trace to explore, `pair_b` the columns of a second run on the same tokens, which their batches
+    also hold. `on_responses` hears of each response twice.
     """
     every = rows or [ExploredRows() for _ in traces]
-    survey = TokenSurvey(pair, Judging(algorithms, needs, first_pass, compared), every, pair_b)
+    judging = Judging(
+        algorithms, needs, first_pass, compared, algorithms if moved is None else moved
+    )
+    survey = TokenSurvey(pair, judging, every, pair_b)
     for number, trace in enumerate(traces):
-        survey.read(trace, number)
+        survey.read(trace, number, on_responses)
     if not survey.responses:
         return None
     leaders, length_S = survey.leaders.lists(), survey.row_S["length"].tolist()
@@ -55,7 +61,8 @@ def explore(
     ]
     page = PageTokens(survey, passage_P, lists)
     for number, trace in enumerate(traces):
-        page.read(trace, [group for group in survey.groups if group.trace == number])
+        groups = [group for group in survey.groups if group.trace == number]
+        page.read(trace, groups, on_responses)
     return _explored(traces, survey, page, lists)
 
 

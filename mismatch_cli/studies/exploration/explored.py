@@ -49,6 +49,11 @@ class Judged:
     level_T: np.ndarray  # uint8; `NOT_JUDGED`
     unmoved: str = ""  # why no threshold can be moved
 
+    @property
+    def moves(self) -> bool:
+        """Whether a threshold can be moved."""
+        return len(self.thresholds) > 1
+
 
 @dataclass(frozen=True)
 class TokenList:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -107,9 +107,12 @@ class PageTokens:
             *(self._columns[name] for name in columns_b),
         )
 
-    def read(self, trace: Trace, groups: Sequence[ScoredGroup]) -> None:
+    def read(
+        self, trace: Trace, groups: Sequence[ScoredGroup], on_responses: Callable[[int], None]
+    ) -> None:
         """Add the passages in the scored row groups of a trace; reads only those that have one."""
         chosen = [group for group in groups if self._places_in(group).size]
+        on_responses(sum(group.responses for group in groups if group not in chosen))
         numbers: dict[Path, list[int]] = {}
         for group in chosen:
             numbers.setdefault(group.path, []).append(group.number)
@@ -120,6 +123,7 @@ class PageTokens:
             self._decode(part, trace.vocabulary)
             self._describe(part)
             self._rank(part, trace.vocabulary)
+            on_responses(group.responses)
 
     def _places_in(self, group: ScoredGroup) -> np.ndarray:
         """The indices in P of the passages in a row group."""

@@ -19,10 +19,13 @@ from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.rules.batches import Found
 from mismatch_cli.studies.exploration.explored import Judged
 
+STAYS = "moves with --compare"
+
 
 @dataclass(frozen=True)
 class Judging:
-    """The algorithms that judge traces, and what their masks need.
+    """The algorithms that judge traces, what their masks need, and which of them have thresholds
+    that move.
 
     `first_pass` is the result of the first pass of rules on whole batches.
     """
@@ -31,6 +34,7 @@ class Judging:
     needs: Needs
     first_pass: Mapping[Rule, Found]
     compared: Sequence[Algorithm]
+    moved: Sequence[Algorithm]
 
     @property
     def signs(self) -> tuple[str, ...]:
@@ -40,8 +44,9 @@ class Judging:
     def sliders(self) -> dict[SliderKey, Slider]:
         """A slider for each algorithm and sign; algorithms with equal masks share it."""
         every = product(self.algorithms, enumerate(self.signs))
+        moved = {algorithm.masks for algorithm in self.moved}
         return {
-            SliderKey(algorithm.masks, sign): Slider(algorithm, place)
+            SliderKey(algorithm.masks, sign): Slider(algorithm, place, algorithm.masks in moved)
             for algorithm, (place, sign) in every
         }
 
@@ -59,17 +64,19 @@ class SliderKey(NamedTuple):
 
 
 class Slider:
-    """An algorithm at every position of its slider; only at its own if its blocked share does not
-    fall.
+    """An algorithm at every position of its slider; only at its own unless it `moves`, or if its
+    blocked share does not fall.
     """
 
-    def __init__(self, algorithm: Algorithm, place: int) -> None:
+    def __init__(self, algorithm: Algorithm, place: int, moves: bool) -> None:
         self._algorithm = algorithm
         self._place = place  # of the sign among those of a slice
         self._positions: list[Position] = sliders(algorithm)
         self._judged = np.zeros(2, dtype=np.int64)  # A > 0, A < 0
         self._blocked = np.zeros((2, len(self._positions)), dtype=np.int64)
         self._unmoved = "" if len(self._positions) > 1 else "no threshold to move"
+        if not moves and not self._unmoved:
+            self._keep_published(STAYS)
 
     @property
     def _published(self) -> int:
@@ -84,17 +91,17 @@ class Slider:
         blocked_PN = self._blocked_PN(masked)
         own_N: np.ndarray = blocked_PN[self._published]
         if (blocked_PN[:-1] < blocked_PN[1:]).any():
-            self._keep_published()
+            self._keep_published("not ordered by its threshold")
             blocked_PN = own_N[None]
         for row, sign_N in enumerate((masked.positive_N, masked.negative_N)):
             self._judged[row] += np.count_nonzero(sign_N)
             self._blocked[row] += np.count_nonzero(blocked_PN & sign_N, axis=1)
         return own_N
 
-    def _keep_published(self) -> None:
+    def _keep_published(self, reason: str) -> None:
         own = slice(self._published, self._published + 1)
         self._positions, self._blocked = self._positions[own], self._blocked[:, own]
-        self._unmoved = "not ordered by its threshold"
+        self._unmoved = reason
 
     def fill(self, level_T: np.ndarray, cases: Sequence[Masked]) -> None:
         """Write the levels of a slice's judged tokens into those of its batch."""

@@ -4,7 +4,7 @@ threshold.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import or_, xor
 from pathlib import Path
@@ -74,7 +74,7 @@ class TokenSurvey:
         """`RESPONSE`s of the first responses, as many as a page can have."""
         return np.concatenate(self._rows)[:MOST_RESPONSES]
 
-    def read(self, trace: Trace, number: int) -> None:
+    def read(self, trace: Trace, number: int, on_responses: Callable[[int], None]) -> None:
         """Add the scored row groups of a trace."""
         first_row, explored = 0, self.rows[number]
         for group in trace.row_groups([*SURVEYED, *self.judging.needs.recorded]):
@@ -82,6 +82,7 @@ class TokenSurvey:
             rows = explored.within(first_row, group.table.num_rows)
             if len(rows):
                 self._read(explored.completed(rows_of(group, rows), first_row + rows), place)
+                on_responses(len(rows))
             first_row += group.table.num_rows
 
     def _read(self, batch: TokenBatch, place: ScoredGroup) -> None:

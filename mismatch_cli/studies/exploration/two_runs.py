@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -26,6 +27,7 @@ def explore_two(
     responses: Sequence[Responses],
     kept: Sequence[np.ndarray],
     pairing: Pairing,
+    on_responses: Callable[[int], None],
 ) -> Exploration | None:
     """The `kept` responses of two traces (bool, in file order); None if they are not paired.
 
@@ -37,15 +39,17 @@ def explore_two(
         pair_a, pair_b = (
             replace(pair, reference=side.reference, current=side.current) for side in (OURS, THEIRS)
         )
-        return explore(traces[:1], pair_a, (), _NO_NEEDS, {}, rows=rows, pair_b=pair_b)
-    if pairing.by == "prompts":
+        explored = partial(explore, traces[:1], pair_a, pair_b=pair_b)
+    elif pairing.by == "prompts":
         number_S = _prompt_numbers(traces, responses, kept)
         rows = [
             ExploredRows(kept_S, Renumbered(numbers))
             for kept_S, numbers in zip(kept, number_S, strict=True)
         ]
-        return explore(traces, pair, (), _NO_NEEDS, {}, rows=rows)
-    return None
+        explored = partial(explore, traces, pair)
+    else:
+        return None
+    return explored((), _NO_NEEDS, {}, rows=rows, on_responses=on_responses)
 
 
 @dataclass(frozen=True)

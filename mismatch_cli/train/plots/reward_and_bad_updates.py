@@ -36,7 +36,7 @@ CAPTION = (
 )
 
 _MOST = 9
-_RIGHT = 34  # pixels for the labels of the right axis
+_RIGHT = 44  # pixels for the labels of the right axis, such as `1.5e−8`
 _HEADROOM = 1.5  # times the largest share: bad updates stay below the end of the reward
 _MARGIN = 0.05  # of the range of rewards
 _LEAST = 0.05  # of a reward: the smallest range of the axis

@@ -62,7 +62,7 @@ def test_contract(plot: ModuleType) -> None:
 def test_text_is_legible_inside_the_figure_and_apart(
     plot: ModuleType, style: Style, eight: list[TrainingRun]
 ) -> None:
-    cases = (eight, in_settings(), by_threshold(), relaxed(), bounded(eight))
+    cases = (eight, in_settings(), by_threshold(), relaxed(), bounded(eight), stale())
     studies = (TrainingAnalysis.of(runs) for runs in cases)
     check_texts(drawn(plot, next(study for study in studies if plot.needs(study)), style), style)
 
@@ -108,6 +108,16 @@ def relaxed() -> list[TrainingRun]:
     """The clip, and its relaxation with two α."""
     names = ("relax-both:alpha=0.3", "grpo-clip-higher", "relax-both")
     return [make_run(name, steps=20) for name in names]
+
+
+def stale() -> list[TrainingRun]:
+    """Two algorithms with weights of three ages that sample."""
+    return [
+        make_run(name, seed, staleness=staleness)
+        for name in ("dppo-binary-tv", "pg-is")
+        for seed in (0, 1)
+        for staleness in (0, 4, 16)
+    ]
 
 
 def bounded(runs: Sequence[TrainingRun]) -> list[TrainingRun]:
@@ -553,12 +563,7 @@ def test_final_numbers_by_threshold_and_of_other_algorithms() -> None:
 
 
 def test_blocked_shares_by_staleness_where_runs_differ_in_it() -> None:
-    runs = [
-        make_run(name, seed, staleness=staleness)
-        for name in ("dppo-binary-tv", "pg-is")
-        for seed in (0, 1)
-        for staleness in (0, 4, 16)
-    ]
+    runs = stale()
     study, plot = TrainingAnalysis.of(runs), load("blocked-by-staleness")
     figure = drawn(plot, study, STYLES[0])
     assert titles(figure) == ["Blocked, % of A ≠ 0", "Blocked, % of A > 0", "Blocked, % of A < 0"]
