@@ -10,12 +10,13 @@ from pathlib import Path
 from tests.paths import DOCS, PACKAGE
 
 PAGE = DOCS / "constants.md"
-FOLDERS = ("diagnosis", "verdict", "watch")
+FOLDERS = ("diagnosis", "limits", "watch")
 FILES = (
-    *(f"studies/{name}.py" for name in ("gate", "limits", "good_runs", "watched", "dashboard")),
-    "studies/comparison.py",
+    *(f"studies/{name}.py" for name in ("gate", "good_runs", "dashboard", "comparison")),
+    "trace/foreign.py",
     *(f"metrics/{name}.py" for name in ("logit_steps", "own_scale", "lattice", "estimate")),
 )
+SHOWS = {"commands", "live_view.py"}  # of a program: what is typed and printed
 # In a comparison: none, one, and two of something; a probability or share of one half
 PLAIN = {0, 1, 2, 0.5}
 
@@ -23,7 +24,8 @@ PLAIN = {0, 1, 2, 0.5}
 def modules() -> list[Path]:
     package = PACKAGE
     in_folders = [path for folder in FOLDERS for path in sorted((package / folder).rglob("*.py"))]
-    return in_folders + [package / name for name in FILES]
+    deciding = [path for path in in_folders if not SHOWS & {*path.parts, path.name}]
+    return deciding + [package / name for name in FILES]
 
 
 def constants(tree: ast.Module) -> Iterator[tuple[str, str]]:

@@ -14,8 +14,7 @@ from mismatch_cli.app.cli import run
 from mismatch_cli.base import registry
 from mismatch_cli.base.places import bundled
 from mismatch_cli.diagnosis.diagnose import module
-from mismatch_cli.report import plots
-from mismatch_cli.report.figures import FigureView, Picture, plots_of
+from mismatch_cli.report.figures import PLOTS, FigureView, Picture, plots_of
 from mismatch_cli.report.view import Section, with_figures
 from tests.pictures import leave_blank
 
@@ -66,15 +65,15 @@ def test_a_new_plot_is_on_the_page(
     section: str, where: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leave_blank(monkeypatch)
-    known = registry.names
+    modules = registry.modules
     (tmp_path / "lengths.py").write_text(NEW.format(section=section), encoding="utf-8")
-    monkeypatch.setattr(plots, "__path__", [*plots.__path__, str(tmp_path)])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "lengths", raising=False)
     monkeypatch.setattr(
         registry,
-        "names",
-        lambda package: [*known(package), *["lengths"] * (package == plots.__name__)],
+        "modules",
+        lambda package: modules(package) | ({"lengths": "lengths"} if package == PLOTS else {}),
     )
-    monkeypatch.delitem(sys.modules, f"{plots.__name__}.lengths", raising=False)
     trace = bundled("traces") / "float32"
     assert run(["report", str(trace), "--output", str(tmp_path / "report"), "--quiet"]) == 0
     page = (tmp_path / "report/report.html").read_text(encoding="utf-8")

@@ -43,9 +43,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     shards: list[str] = []
     laid_flat = reader._laid_flat
 
-    def counted(path: Path, table: Any) -> Any:
+    def counted(path: Path, number: int, read: Any) -> Any:
         shards.append(path.name)
-        return laid_flat(path, table)
+        return laid_flat(path, number, read)
 
     monkeypatch.setattr(reader, "_laid_flat", counted)
     return shards
