@@ -276,8 +276,8 @@ import --json
 import --formats
 import --schema
 """
-# For its column types; it is not a dependency
-_ARROW_LOOKS_FOR_PANDAS = ("diagnose", "--export", "import")
+# Where Arrow converts Python values, it asks pandas whether they are its own
+_ARROW_LOOKS_FOR_PANDAS = ("--export", "import --json")
 _NOT_FOR_READING = ("torch", "transformers", "datasets", "peft", "math_verify", "vllm", "pandas")
 
 

@@ -14,7 +14,6 @@ EXTRAS = {
         *("datasets", "math_verify", "aiohttp"),
     ),
     "vllm": ("vllm",),
-    "pandas": ("pandas",),
     "ray": ("ray",),
     "trackio": ("trackio",),
     "wandb": ("wandb",),

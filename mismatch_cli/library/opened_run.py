@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mismatch_cli.base.errors import MismatchError, UsageError
-from mismatch_cli.base.extras import require
 from mismatch_cli.base.places import bundled_trace
 from mismatch_cli.library import asked
 from mismatch_cli.library.results import (
@@ -77,7 +76,6 @@ class Run:
         docs/json/tokens.md lists the columns. All tokens are in memory at once: for a large run use
         `token_frames()`.
         """
-        require("pandas", "`tokens`")
         from mismatch_cli.studies.tokens import number_of_tokens, token_tables
 
         if (count := number_of_tokens(self._traces)) > _LARGE:
@@ -92,7 +90,6 @@ class Run:
         """The rows of `tokens` in order, in frames of at most about a million rows: any length
         fits into memory.
         """
-        require("pandas", "`token_frames`")
         from mismatch_cli.studies.tokens import token_tables
 
         return (frame_of([table]) for table in token_tables(self._traces))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.base import numbers
-from mismatch_cli.base.extras import require
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -201,7 +200,6 @@ def frame_of(tables: Sequence[pa.Table]) -> pd.DataFrame:
     """Tables of one schema as a frame: missing numbers are NaN, flags may be missing, text is
     categorical.
     """
-    require("pandas", "A frame")
     import pandas as pd
     import pyarrow as pa
 
@@ -214,7 +212,6 @@ def frame_of(tables: Sequence[pa.Table]) -> pd.DataFrame:
 
 def _frame(rows: Mapping[Any, Mapping[str, Any]], index: Sequence[str]) -> pd.DataFrame:
     """A row per key; number columns become floats, with NaN for missing values."""
-    require("pandas", "A frame")
     import pandas as pd
 
     frame = pd.DataFrame(list(rows.values()))

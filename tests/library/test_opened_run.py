@@ -269,23 +269,6 @@ def test_mistakes_are_one_sentence(run, tmp_path):
             call()
 
 
-def test_a_frame_without_pandas_says_what_to_install(monkeypatch):
-    run = mismatch_cli.open(FLOAT32)
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    clipping = run.clip("grpo-clip-higher")
-    for frame in (
-        lambda: run.tokens,
-        lambda: run.metrics,
-        run.token_frames,
-        lambda: clipping.shares,
-    ):
-        with pytest.raises(
-            MismatchError, match=r"needs pandas.*pip install 'mismatch-cli\[pandas\]'"
-        ):
-            frame()
-    assert "BLOCKED" in repr(clipping) and run.report().to_json()["pairs"]
-
-
 def test_a_large_run_is_warned_about_before_it_is_read(run, monkeypatch):
     from mismatch_cli.library import opened_run
 
