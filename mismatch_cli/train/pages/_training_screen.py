@@ -379,7 +379,11 @@ def by_how_much(apart: Difference) -> str:
 
 def how_paired(apart: Difference) -> str:
     """How the seeds of a difference were used: `, paired over 3 seeds`."""
-    return f", paired over {apart.pairs} seeds" if apart.pairs else ", seeds not paired"
+    return (
+        f", paired over {numbers.things(apart.pairs, 'seed')}"
+        if apart.pairs
+        else ", seeds not paired"
+    )
 
 
 def _lines(study: TrainingAnalysis) -> str:

@@ -64,13 +64,17 @@ def difference(own: Seeded, rival: Seeded) -> Difference:
 
     Runs with the same seed get the same problems in the same order, so they are paired: mean d ±
     t(n − 1) · sd(d) / √n over the n seeds that both have. With fewer than two such seeds the runs
-    are independent: Welch's interval, its degrees of freedom rounded down.
+    are independent: Welch's interval, its degrees of freedom rounded down. Where one side has a
+    single seed there is no interval, and a partner with that seed is all it is compared with.
     """
     pairs = paired(own, rival)
     if len(pairs) > 1:
         own_N, rival_N = np.array(list(pairs.values())).T
         size = max(np.abs(own_N).max(), np.abs(rival_N).max())
         return Difference(_mean(own_N - rival_N, float(size)), len(pairs))
+    if pairs and min(len(own), len(rival)) == 1:
+        ((own_value, rival_value),) = pairs.values()
+        return Difference(Estimate(own_value - rival_value, note=ONE_SEED), 1)
     return Difference(
         _welch(*(np.array(list(map(itemgetter(1), runs))) for runs in (own, rival))), 0
     )

@@ -87,7 +87,14 @@ def test_an_algorithm_is_above_another_if_the_interval_of_their_difference_is() 
     near, bad, alone = first["higher_than"]
     assert (near["algorithm"], near["paired_seeds"]) == ("near", 3) and near["by"]["low"] < 0
     assert bad["by"]["low"] > 0.6
-    assert (alone["paired_seeds"], alone["by"]["note"]) == (0, ONE_SEED)
+    assert (alone["paired_seeds"], alone["by"]["note"]) == (1, ONE_SEED)
+
+
+def test_a_single_seed_is_compared_with_its_partner() -> None:
+    """The rival's other seeds would add their luck; without a partner the means are compared."""
+    rivals = [(21, 0.5), (22, 0.3)]
+    assert difference([(21, 0.75)], rivals) == (Estimate(0.25, note=ONE_SEED), 1)
+    assert difference([(9, 0.75)], rivals) == (Estimate(0.35, note=ONE_SEED), 0)
 
 
 def test_seeds_that_both_have_are_paired() -> None:
