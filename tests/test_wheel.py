@@ -35,7 +35,7 @@ TRACKERS = ("trackio", "wandb", "tensorboard", "mlflow")
 TINY = "array-api-compat"  # a core dependency that is quick to fetch
 MASK = """
 import torch
-from mismatch_cli.rules.trust_regions import Decision
+from mismatch_cli import Decision
 
 
 def trust_region(compared, advantage_T, *, limit: float = 1.5):

@@ -23,7 +23,7 @@ TRACE, OTHER = bundled("traces") / "fp8-kv", bundled("traces") / "float32"
 # directory too.
 MASK = """
 import subprocess, sys
-from mismatch_cli.rules.trust_regions import Decision
+from mismatch_cli import Decision
 subprocess.run([sys.executable, "-c", "import json, logging, select"], check=True)
 
 def trust_region(compared, advantage_T, *, limit: float = 1.01):

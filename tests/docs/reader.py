@@ -83,7 +83,7 @@ NEMO_RL = "logs/exp_001"
 FILES = {
     "my_reward.py": "def score(response, answer):\n    return float(answer in response)\n",
     "my_mask.py": (
-        "from mismatch_cli.rules.trust_regions import Decision\n\n\n"
+        "from mismatch_cli import Decision\n\n\n"
         "def trust_region(compared, advantage_T, *, limit: float = 1.5):\n"
         "    return Decision(compared.ratio_T <= limit, compared.ratio_less_1_T)\n"
     ),

@@ -79,7 +79,7 @@ def masks(draw: st.DrawFn) -> tuple[str, bool]:
     ] + [f"        {line}" for line in lines]
     source = (
         "import sys\n"
-        "from mismatch_cli.rules.trust_regions import Decision\n"
+        "from mismatch_cli import Decision\n"
         f"{draw(st.sampled_from((*[''] * 9, 'print(1)', 'sys.exit(0)')))}\n"
         "def trust_region(compared, advantage_T):\n" + "\n".join([*lines, "    return answer", ""])
     )

@@ -36,7 +36,7 @@ STOPPED = "Stopped before a model is loaded. Try another day."
 LIMITS = (
     '[limits.abs_d_mean]\nmax = 0.5\n[limits."verl:training/rollout_probs_diff_mean"]\nmax = 0.3\n'
 )
-MASK = """from mismatch_cli.rules.trust_regions import Decision
+MASK = """from mismatch_cli import Decision
 
 def trust_region(compared, advantage_T, *, limit: float = 1.5):
     return Decision(compared.ratio_T <= limit, compared.ratio_less_1_T)

@@ -204,7 +204,7 @@ def test_tokens_are_those_that_report_exports(run, tmp_path):
 
 def test_parameters_and_mask_files_are_those_of_the_command_line(run, tmp_path):
     (tmp_path / "mine.py").write_text(
-        "from mismatch_cli.rules.trust_regions import Decision\n\n\n"
+        "from mismatch_cli import Decision\n\n\n"
         "def trust_region(compared, advantage_T, *, limit: float = 1.5):\n"
         "    return Decision(compared.ratio_T <= limit, compared.ratio_less_1_T)\n"
     )

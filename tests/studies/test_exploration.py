@@ -214,7 +214,7 @@ def test_a_mask_whose_share_does_not_fall_is_shown_as_decided(tmp_path: Path, tr
     """A user's own mask, which blocks ratios near its threshold."""
     file = tmp_path / "near.py"
     file.write_text(
-        "from mismatch_cli.rules.trust_regions import Decision\n"
+        "from mismatch_cli import Decision\n"
         "def trust_region(compared, advantage_T, *, near: float = 1.0):\n"
         "    away_T = abs(compared.ratio_T - near)\n"
         "    return Decision(away_T > 0.1, away_T)\n",

@@ -118,7 +118,7 @@ def test_pooled_traces_with_one_without_top_k(tmp_path):
 def test_an_own_mask_with_a_threshold_k_needs_no_top_k(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(
-        "from mismatch_cli.rules.trust_regions import Decision\n"
+        "from mismatch_cli import Decision\n"
         "def trust_region(compared, advantage_T, *, k: int = 50):\n"
         "    return Decision(compared.ratio_T < k, compared.log_ratio_T)\n",
         encoding="utf-8",

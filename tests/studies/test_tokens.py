@@ -98,7 +98,7 @@ def test_blocked_tokens_are_those_that_clipstats_counts(trace):
 
 
 OWN = """
-from mismatch_cli.rules.trust_regions import Decision
+from mismatch_cli import Decision
 SCOPE = "SCOPE"
 def collect(compared, advantage_T, *, share: float = 1.0):
     return abs(compared.log_ratio_T)[:, None]

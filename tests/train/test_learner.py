@@ -173,7 +173,7 @@ def _rollout(sample: Sample) -> np.ndarray:
 
 
 OWN_MASK = """
-from mismatch_cli.rules.trust_regions import Decision
+from mismatch_cli import Decision
 
 def trust_region(compared, advantage_T):
     keep_T = compared.{ratio} < 1.3

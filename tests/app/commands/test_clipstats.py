@@ -20,7 +20,7 @@ from tests.paths import ROOT
 
 PAIR = ["-a", "grpo-clip-higher", "-a", "dppo-binary-tv"]
 MASK = """
-from mismatch_cli.rules.trust_regions import Decision
+from mismatch_cli import Decision
 
 FORMULA = "{r} > {limit}"
 
@@ -132,7 +132,7 @@ def test_a_mask_that_fails_on_real_data_is_named(here, capfd):
 
 
 TOUCHES = """
-from mismatch_cli.rules.trust_regions import Decision
+from mismatch_cli import Decision
 
 def trust_region(compared, advantage_T):
     print("a word")

@@ -173,7 +173,7 @@ def test_the_content_of_a_mask_file_identifies_it(whole, tmp_path, monkeypatch):
     blocked = []
     for limit in ("1.0", "1e10"):
         mask.write_text(
-            "from mismatch_cli.rules.trust_regions import Decision\n"
+            "from mismatch_cli import Decision\n"
             "def trust_region(compared, advantage_T, *, limit: float = 2.0):\n"
             f"    return Decision(compared.ratio_T <= {limit}, compared.ratio_less_1_T)\n"
         )

@@ -261,7 +261,7 @@ def test_a_mask_on_the_engine_gap_adds_no_region() -> None:
 
 
 def test_a_mask_of_the_users_own(tmp_path: Path) -> None:
-    start = "from mismatch_cli.rules.trust_regions import Decision\n"
+    start = "from mismatch_cli import Decision\n"
     bodies = {
         "near": "def trust_region(compared, advantage_T):\n"
         "    return Decision(compared.logp_anchor_T < -1, compared.ratio_T)",

@@ -22,7 +22,7 @@ from tests.rules.trust_regions.cases import columns, in_numpy, like, random_poli
 HEAD = (
     "import math\n"
     "from mismatch_cli.base.arrays import namespace\n"
-    "from mismatch_cli.rules.trust_regions import Decision\n"
+    "from mismatch_cli import Decision\n"
 )
 MINE = HEAD + (
     'FORMULA = "{p} < {lowest} or {r} > {highest}"\n'
@@ -314,7 +314,7 @@ def test_a_mask_s_changes_reach_nothing_else(
 
 def test_torch_called_on_numpy_gets_one_sentence(tmp_path: Path) -> None:
     """And numpy's methods called on tensors: each with code that works for both."""
-    own_file = "import torch\nfrom mismatch_cli.rules.trust_regions import Decision\n"
+    own_file = "import torch\nfrom mismatch_cli import Decision\n"
     own_file += (
         "def trust_region(compared, advantage_T):\n    return Decision({} <= 1, compared.ratio_T)\n"
     )
