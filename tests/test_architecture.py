@@ -277,7 +277,7 @@ import --formats
 import --schema
 """
 # Where Arrow converts Python values, it asks pandas whether they are its own
-_ARROW_LOOKS_FOR_PANDAS = ("--export", "import --json")
+_ARROW_LOOKS_FOR_PANDAS = ("--export", "import")
 _NOT_FOR_READING = ("torch", "transformers", "datasets", "peft", "math_verify", "vllm", "pandas")
 
 
