@@ -93,9 +93,10 @@ class _Commands(typer.core.TyperGroup):
 
     def _panels(self) -> dict[str, list[str]]:
         """The commands of each panel by their PLACE in it."""
+        modules = {name: _module(name) for name in self.commands}
         panels: dict[str, list[str]] = {title: [] for title in _PANELS}
-        for name in sorted(self.commands, key=lambda name: _module(name).PLACE):
-            panels[_module(name).PANEL].append(name)
+        for name in sorted(modules, key=lambda name: modules[name].PLACE):
+            panels[modules[name].PANEL].append(name)
         return panels
 
 

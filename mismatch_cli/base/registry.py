@@ -40,7 +40,8 @@ def names(package: str) -> list[str]:
     return sorted([*modules(package), *installed(package)])
 
 
-def modules(package: str) -> dict[str, str]:
+@cache
+def modules(package: str) -> Mapping[str, str]:
     """The modules of a registry by public name, without entry points."""
     return {
         name: ".".join(path.relative_to(_ROOMS.parent).with_suffix("").parts)

@@ -10,11 +10,11 @@ from typing import Any
 
 from mismatch_cli.base.errors import MismatchError, unreadable
 from mismatch_cli.base.text import parsed_json
+from mismatch_cli.bisect import SEARCH_FILE
 from mismatch_cli.trace.files import write_atomically
 from mismatch_cli.trace.manifest import FILE_NAME as MANIFEST
 from mismatch_cli.trace.manifest import shards_in
 
-FILE_NAME = "search.json"
 FORMAT = "mismatch-cli search"
 ROLLOUT, TRAINER = "rollout", "trainer"
 LEGS = "legs"  # their folder inside the run folder
@@ -96,7 +96,7 @@ class Search:
     @classmethod
     def of(cls, folder: Path) -> Search:
         """The search in a run folder, or a new one if it has none."""
-        if not (folder / FILE_NAME).is_file():
+        if not (folder / SEARCH_FILE).is_file():
             return cls(folder)
         held = read_search(folder)
         found = {known.name: held[known.name] for known in fields(cls) if known.name in held}
@@ -122,7 +122,7 @@ class Search:
         }
         held["experiments"] = [asdict(experiment) for experiment in self.experiments]
         write_atomically(
-            self.folder / FILE_NAME,
+            self.folder / SEARCH_FILE,
             json.dumps({"format": FORMAT, "version": 1, **held}, indent=1) + "\n",
         )
 
@@ -146,7 +146,7 @@ def leg_names(run_folder: Path) -> list[str]:
 
 def read_search(folder: Path) -> dict[str, Any]:
     """The content of `search.json`; a `MismatchError` if it is damaged."""
-    path = folder / FILE_NAME
+    path = folder / SEARCH_FILE
     try:
         held = parsed_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

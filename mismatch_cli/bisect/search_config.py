@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.base.options import ADAPTER, DATA, MODEL, setting
 from mismatch_cli.base.places import bundled, bundled_names
-from mismatch_cli.bisect.experiments import FILE_NAME as SEARCH
-from mismatch_cli.bisect.experiments import read_search
+from mismatch_cli.bisect import SEARCH_FILE
 from mismatch_cli.models.engines import engine_names
 from mismatch_cli.models.torch_settings import DTYPES
 from mismatch_cli.probe.config import ProbeConfig
@@ -39,8 +38,15 @@ of_search = partial(setting, panel="Search")
 class BisectConfig(ThreadSettings, Recorded):
     """What to search, with which models, and for how long."""
 
-    NOTE: ClassVar[str] = SEARCH  # a search has legs, and no trace of its own
-    read_note = staticmethod(read_search)
+    NOTE: ClassVar[str] = SEARCH_FILE  # a search has legs, and no trace of its own
+
+    @staticmethod
+    def read_note(folder: Path) -> dict[str, Any]:
+        """The content of `search.json`."""
+        # `--help` must not pay for it
+        from mismatch_cli.bisect.experiments import read_search
+
+        return read_search(folder)
 
     trace: str = setting(
         lambda: str(bundled("traces") / "bfloat16"),
