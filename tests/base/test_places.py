@@ -11,6 +11,7 @@ import pytest
 from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled, shown, shown_apart
 from tests import pictures
+from tests.paths import PACKAGE
 from tests.train.training_runs import make_run
 
 FLOAT32 = bundled("traces") / "float32"
@@ -81,10 +82,7 @@ def test_no_report_reveals_local_paths(tmp_path, monkeypatch, capfd):
     one, other = (str(secret / name / "run") for name in ("one", "other"))
     for name in ("one", "other"):
         write_training_run(secret / name / "trained", secret)
-    shutil.copy(
-        bundled("model").parents[1] / "mismatch_cli" / "trust_regions" / "ratio_clip.py",
-        secret / "mask.py",
-    )
+    shutil.copy(PACKAGE / "rules" / "trust_regions" / "ratio_clip.py", secret / "mask.py")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     commands = {

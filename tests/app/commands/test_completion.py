@@ -177,7 +177,7 @@ def test_it_knows_all_algorithms():
     [
         ("train --engine vlm --show-config", "Unknown engine 'vlm'. Did you mean vllm?"),
         ("bisect --engine serve", "--engine: Unknown engine 'serve'. Did you mean server?"),
-        ("report --as verll", "--as: Unknown framework 'verll'. Did you mean verl or roll?"),
+        ("report --as verll", "--as: Unknown framework 'verll'. Did you mean verl, roll or trl?"),
     ],
 )
 def test_an_unknown_choice_names_the_nearest(line, said, capfd):
