@@ -37,6 +37,7 @@ for line, code in {lines!r}.items():
     answered = run(line.split())
     assert answered == code, (line, answered)
 """
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-m", "not slow"]
 # Tests that look at everything at once, and so at programs too
 OF_ALL = (
     "app/commands/test_advice.py", "app/commands/test_checked_first.py",
@@ -80,6 +81,7 @@ def test_the_core_answers_without_it(program, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3000)
 def test_the_tests_of_the_core_pass_without_any(tmp_path):
     root = without(PROGRAMS, tmp_path / "copy")
     shutil.copytree(
@@ -91,7 +93,7 @@ def test_the_tests_of_the_core_pass_without_any(tmp_path):
     core = [f"tests/{room}" for room in ROOMS if (root / "tests" / room).is_dir()]
     ignored = [f"--ignore=tests/{name}" for name in OF_ALL]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", "not slow", *core, *ignored],
+        [*PYTEST, *core, *ignored],
         capture_output=True,
         text=True,
         cwd=root,

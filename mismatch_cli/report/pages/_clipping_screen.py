@@ -5,6 +5,7 @@ to try next.
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from textwrap import wrap
 from typing import TypeVar
 
 from mismatch_cli.base import numbers, registry
@@ -20,7 +21,7 @@ from mismatch_cli.rules import trust_regions
 from mismatch_cli.rules.algorithms.table import TABLE
 
 _T = TypeVar("_T")
-_ROWS, _NOTES = 9, 1
+_ROWS, _NOTES, _COLUMNS = 8, 1, 80
 _MARKS = ("  ", "▸ ")
 _TYPED = {  # a threshold of each family, as a flag has it
     "ratio_clip": "ratio-clip:epsilon",
@@ -40,8 +41,9 @@ def screen(
 ) -> Screen:
     """Masks from strict to loose, equally strict thresholds, overlap and a verdict."""
     result, notes = subject.result, _notes(subject, notes)
-    # Notes and theory take rows from the table
-    rows = _ROWS - max(0, len(notes) - _NOTES) - bool(result["theory"])
+    # Notes and theory take rows from the table: a screen has 40 lines at 80 columns
+    lines = sum(len(wrap(f"! {note}", _COLUMNS)) for note in notes)
+    rows = _ROWS - max(0, lines - _NOTES) - bool(result["theory"])
     tables = (
         ()
         if subject.nothing_to_block

@@ -70,7 +70,7 @@ def test_a_training_run_is_judged_by_the_whole_table(tmp_path, monkeypatch, capf
         "1.8 × AS STRICT",
         "gspo-rollout",
         "mask-0.8",
-        "28 more",
+        "29 more",
     ):
         assert words in out
     assert len(out.splitlines()) <= 40 and max(map(len, out.splitlines())) <= 80
