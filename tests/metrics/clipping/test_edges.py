@@ -321,3 +321,13 @@ def test_a_cap_beyond_float32_caps_nothing():
     algorithms = (find("pg-tis:cap=1e39"), find("pg-is"))
     found = result_of(batch, needs=PLAIN, algorithms=algorithms)
     assert [row["lost"]["all"]["value"] for row in found["algorithms"]] == [0.0, 0.0]
+
+
+def test_mean_probabilities_are_those_of_the_blocked_and_of_the_kept():
+    """Three tokens with A > 0: the clip blocks the one whose ratio is above 1.28."""
+    mu_T, ratio_T = np.array([0.1, 0.4, 0.8]), np.array([2.0, 1.1, 1.0])
+    logq_T = np.log(mu_T)
+    batch = simple([logq_T.tolist()], [(logq_T + np.log(ratio_T)).tolist()], [1.0])
+    row = row_of(result_of(batch, **PLAINLY), "grpo-clip-higher")
+    assert row["mu_blocked"]["value"] == pytest.approx(0.1, rel=1e-5)
+    assert row["mu_kept"]["value"] == pytest.approx(0.6, rel=1e-5)
