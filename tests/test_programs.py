@@ -47,6 +47,8 @@ OF_ALL = (
     "base/test_child_python.py", "base/test_custom_code.py", "base/test_entry_points.py",
     "base/test_places.py", "probe/test_from_manifest.py", "report/plots/test_words.py",
     "report/test_screens.py", "trace/test_completeness.py", "trace/test_folder.py",
+    "app/commands/test_configuration.py", "app/commands/test_curate.py",
+    "report/test_paper_figures.py", "studies/test_remedies.py",
 )  # fmt: skip
 
 
