@@ -134,8 +134,9 @@ def _draw(output: Path, folders: Sequence[Path], *, pictures: bool, final: bool)
     """Draw the report of the runs that have started."""
     from mismatch_cli.studies.programs import training_study
     from mismatch_cli.studies.watch_state import watch_state
+    from mismatch_cli.trace.training_folder import METRICS
 
-    begun = [folder for folder in folders if (folder / "metrics.jsonl").is_file()]
+    begun = [folder for folder in folders if (folder / METRICS).is_file()]
     common = Common(quiet=True, no_plots=not pictures)
     # Of `train`, there is no watch
     study = training_study(begun).study_of(begun, watched=watch_state(output))

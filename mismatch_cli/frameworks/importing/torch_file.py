@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.base.errors import MismatchError, first_line, unreadable
-from mismatch_cli.frameworks.importing import pickled_numpy as _pickled_numpy
+from mismatch_cli.frameworks.importing import pickled_numpy
 
 
 def load(path: Path) -> Any:
@@ -35,9 +35,9 @@ def load(path: Path) -> Any:
                 )
     try:
         with torch.serialization.safe_globals(
-            [(kind, name) for name, kind in _pickled_numpy.NAMES.items()]
+            [(kind, name) for name, kind in pickled_numpy.NAMES.items()]
         ):
-            return _pickled_numpy.with_arrays(
+            return pickled_numpy.with_arrays(
                 torch.load(path, weights_only=True, map_location="cpu", mmap=whole or None)
             )
     except pickle.UnpicklingError as error:

@@ -20,9 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.frameworks.importing import _samples
+from mismatch_cli.frameworks.importing import _samples, torch_file
 from mismatch_cli.frameworks.importing import lists as _lists
-from mismatch_cli.frameworks.importing import torch_file as _torch_file
 from mismatch_cli.frameworks.importing.sources import Peek, Source, parquet_tables
 from mismatch_cli.frameworks.importing.tally import Tally
 from mismatch_cli.frameworks.slime.importer import EVALUATION, SAME_SAMPLES, with_raw_rewards
@@ -91,7 +90,7 @@ def blocks(
     seen = _Losses(losses, tally) if losses else None
     for source in _with_policy_first([source for source in sources if not _is_loss(source)]):
         tables = _parquet_tables if source.kind == "parquet" else _torch_tables
-        with _torch_file.laid_out(source.path, TITLE):
+        with torch_file.laid_out(source.path, TITLE):
             for table in tables(source, tally, seen):
                 yield table, source.name
         advance(source.size)
@@ -107,7 +106,7 @@ def _with_policy_first(sources: list[Source]) -> list[Source]:
     ranked = [source for source in sources if re.fullmatch(r"\d+_\d+\.pt", source.path.name)]
     if len(ranked) < len(sources):
         return sources
-    keys = [_torch_file.keys_of(_torch_file.load(source.path)) for source in sources]
+    keys = [torch_file.keys_of(torch_file.load(source.path)) for source in sources]
     order = sorted(
         range(len(sources)),
         key=lambda i: (
@@ -120,7 +119,7 @@ def _with_policy_first(sources: list[Source]) -> list[Source]:
 
 
 def _torch_tables(source: Source, tally: Tally, seen: _Losses | None) -> Iterator[pa.Table]:
-    content = _torch_file.load(source.path)
+    content = torch_file.load(source.path)
     columns = content.get("rollout_data") if isinstance(content, dict) else None
     if columns is not None and int(content.get("cp_size") or 1) > 1:
         tally.leave_out(SPLIT, 1, source.name)
@@ -142,7 +141,7 @@ def _rollout_of(path: Path) -> dict[int, dict[str, Any]]:
     read.
     """
     try:
-        samples = _torch_file.load(path)["samples"]
+        samples = torch_file.load(path)["samples"]
         return {foreign.whole_number(sample["index"]): sample for sample in samples}
     except (MismatchError, KeyError, TypeError, ValueError):
         return {}
@@ -218,8 +217,8 @@ class _Losses:
         self._tally = tally
         self._found: dict[int, Found] = {}
         for source in sources:
-            with _torch_file.laid_out(source.path, TITLE):
-                content = _torch_file.load(source.path)
+            with torch_file.laid_out(source.path, TITLE):
+                content = torch_file.load(source.path)
                 for sample in _samples.samples_of(content, source):
                     if sample.get("rollout_log_probs") is not None:
                         by_mu = self._found.setdefault(int(content["rank"]), {})

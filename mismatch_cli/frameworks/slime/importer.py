@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mismatch_cli.frameworks.importing import _samples
-from mismatch_cli.frameworks.importing import torch_file as _torch_file
+from mismatch_cli.frameworks.importing import _samples, torch_file
 from mismatch_cli.frameworks.importing.sources import Peek, Source
 from mismatch_cli.frameworks.importing.tally import Tally
 from mismatch_cli.trace import foreign
@@ -53,8 +52,8 @@ def blocks(
     sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]
 ) -> Iterator[tuple[pa.Table, str]]:
     for source in sources:
-        with _torch_file.laid_out(source.path, TITLE):
-            content = _torch_file.load(source.path)
+        with torch_file.laid_out(source.path, TITLE):
+            content = torch_file.load(source.path)
             samples = with_raw_rewards(
                 _samples.samples_of(content, source), content.get("raw_reward")
             )

@@ -17,10 +17,8 @@ from mismatch_cli.frameworks.importing import (
     lists as _lists,
 )
 from mismatch_cli.frameworks.importing import (
-    proto_file as _proto_file,
-)
-from mismatch_cli.frameworks.importing import (
-    torch_file as _torch_file,
+    proto_file,
+    torch_file,
 )
 from mismatch_cli.frameworks.importing.sources import Peek, Source, jsonl_tables, parquet_tables
 from mismatch_cli.frameworks.importing.tally import Tally
@@ -89,10 +87,8 @@ def _tables(
     elif source.kind == "jsonl":
         yield from ((table, None) for table in jsonl_tables(source, _schema, tally, advance))
     else:
-        with _torch_file.laid_out(source.path, TITLE):
-            content = (_proto_file.load if source.kind == "proto" else _torch_file.load)(
-                source.path
-            )
+        with torch_file.laid_out(source.path, TITLE):
+            content = (proto_file.load if source.kind == "proto" else torch_file.load)(source.path)
             step = dict(content.get("meta_info") or {}).get("global_steps")
             found = {
                 name: _typed(name, _arrow(content[name]))

@@ -26,6 +26,7 @@ from mismatch_cli.base.options import flags, names_cluster, setting
 from mismatch_cli.base.places import bundled, shown
 from mismatch_cli.processes.ranks import World
 from mismatch_cli.processes.ranks.joined import joined, launched, number_of_ranks, restarted
+from mismatch_cli.trace.training_folder import METRICS
 from mismatch_cli.train.train_config import (
     FILE_NAME,
     TrainConfig,
@@ -49,7 +50,7 @@ _OWN = {
     for known in fields(TrainConfig)
     if known.name in ("algorithm", "seed")
 }
-_PRESET, _METRICS = "miniature", "metrics.jsonl"
+_PRESET = "miniature"
 _SHOWN = shown_defaults(_PRESET)
 _SayStart = Callable[[TrainConfig, Path], None]  # after the first step of a run
 
@@ -400,7 +401,7 @@ def _run(
             for earlier in _steps_before(folder, record["step"]):
                 view.add(earlier, earlier=True)
         view.add(record)
-        trackers.follow(folder / _METRICS)
+        trackers.follow(folder / METRICS)
         if not progress.on_terminal:
             progress.say(view.line())
         if record["step"] == 1:
@@ -460,14 +461,14 @@ def _say_start(
 
     if not expected.values:
         return
-    line = start_of(folder / _METRICS)
+    line = start_of(folder / METRICS)
     if sentence := expected.in_words(line, changed_from(preset, config)):
         progress.say(sentence)
 
 
 def _steps_before(folder: Path, step: int) -> list[dict[str, Any]]:
     """The recorded steps of the run that is resumed."""
-    lines = (folder / _METRICS).read_text(encoding="utf-8").splitlines()
+    lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()
     return [record for record in map(json.loads, lines) if 0 < record["step"] < step]
 
 
