@@ -19,7 +19,9 @@ from mismatch_cli.base.places import bundled
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.loading import load_causal_lm
 from mismatch_cli.probe import full_divergence
+from mismatch_cli.probe.config import RolloutConfig
 from mismatch_cli.probe.full_divergence import Distributions
+from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.rules.divergences import sampled_in_topk, topk_divergences
 from mismatch_cli.trace.reader import Trace
 from tests.rules.test_divergences import binary_kl, binary_tv
@@ -50,12 +52,12 @@ def record_only(*arguments: str) -> int:
 
 def probe(folder: Path, engine: str, *flags: str) -> dict[str, list]:
     assert record_only(*PROBE, "--engine", engine, *flags, "--output", str(folder)) == 0
-    return pq.read_table(folder / "trace" / "shard-00000.parquet").to_pydict()
+    return pq.read_table(sorted((folder / "trace").glob("shard-*.parquet"))).to_pydict()
 
 
 @pytest.fixture(scope="module", params=["hf", pytest.param("vllm", marks=pytest.mark.slow)])
 def recorded(request, tmp_path_factory) -> tuple[Path, dict[str, list]]:
-    """A run, with a copy of its distributions, which are removed once scored."""
+    """A run of four shards, with a copy of its distributions, which are removed once scored."""
     folder, remove = tmp_path_factory.mktemp(request.param), Distributions.remove
 
     def keep(self: Distributions) -> None:
@@ -64,6 +66,7 @@ def recorded(request, tmp_path_factory) -> tuple[Path, dict[str, list]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Distributions, "remove", keep)
+        patch.setattr(RolloutConfig, "prompts_per_shard", 1)
         columns = probe(folder / "run", request.param, *FULL)
     return folder, columns
 
@@ -106,7 +109,14 @@ def test_only_the_first_responses_have_one_and_no_files_remain(recorded):
 
 
 def test_binary_is_at_most_top_k_is_at_most_full(recorded):
-    (batch,) = Trace.open(recorded[0] / "run").batches()
+    batches = Trace.open(recorded[0] / "run").batches()
+    measured = [batch for batch in batches if batch.tv_full_T is not None]
+    assert [batch.num_responses for batch in measured] == [3, 3], "two shards of N = 5 responses"
+    for batch in measured:
+        _check_order(batch)
+
+
+def _check_order(batch: TokenBatch) -> None:
     known_T = ~np.isnan(batch.tv_full_T)
     mu_T, pi_T = batch.logp_rollout_T.astype(np.float64), batch.logp_trainer_T.astype(np.float64)
     rows = [(binary_tv(mu_T, pi_T), binary_kl(mu_T, pi_T))]

@@ -40,6 +40,13 @@ def test_every_step_is_a_line_with_a_proven_sync(unbroken):
     assert all("eval_accuracy" not in line for line in (lines[0], lines[2]))
 
 
+def test_checkpoints_are_as_far_apart_as_said(unbroken):
+    """A checkpoint's seconds are in the next step's line; four steps, one after every second."""
+    lines = (unbroken / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    spent = {line["step"]: line["seconds"] for line in map(json.loads, lines) if line["step"]}
+    assert [step for step in spent if "checkpoint" in spent[step]] == [3]
+
+
 def test_every_number_of_a_line_is_documented(unbroken):
     text = (DOCS / "json" / "metrics.md").read_text(encoding="utf-8")
     line = json.loads((unbroken / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])

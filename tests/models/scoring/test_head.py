@@ -262,6 +262,20 @@ def test_bias_scale_and_cap_are_rounded_step_by_step_as_the_models_do() -> None:
     assert_matches(got, reference(logits_TV, target_T, query_TK))
 
 
+@pytest.mark.parametrize("transform", [{"divisor": 2.0}, {"multiplier": 2.0}, {"softcap": 2.0}])
+def test_each_transform_of_the_logits_is_applied_alone(transform) -> None:
+    hidden_TH, weight_VH = random_case(40, 500)
+    logits_TV = hidden_TH @ weight_VH.T
+    expected = {
+        "divisor": logits_TV / 2,
+        "multiplier": logits_TV * 2,
+        "softcap": torch.tanh(logits_TV / 2) * 2,
+    }
+    (name,) = transform
+    logits_TV = Head(weight_VH, **transform).logits(hidden_TH)
+    torch.testing.assert_close(logits_TV, expected[name])
+
+
 def test_float32_head_of_a_bfloat16_model() -> None:
     hidden_TH, weight_VH = random_case(40, 500, dtype=torch.bfloat16)
     head = Head(weight_VH, torch.ones(500, dtype=torch.bfloat16)).float32()
