@@ -7,25 +7,35 @@ source.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import log
 from typing import Any
 
 from mismatch_cli.limits.both_sides import family, precision
 from mismatch_cli.limits.expected import Expected, place_of, sentence
-from mismatch_cli.limits.reference import Bar, Measured, reference
-from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, FEW_PROMPTS, ONE_HAS_ALL
+from mismatch_cli.limits.judge import (
+    BROKEN,
+    EXCEEDED,
+    HEALTHY,
+    HOLDS,
+    UNDECIDED,
+    UNJUDGED,
+    WITHOUT_INTERVAL,
+    Number,
+)
+from mismatch_cli.limits.published import Published, published
+from mismatch_cli.limits.reference import Measured, reference
+from mismatch_cli.metrics.estimate import BELOW_RESOLUTION
 from mismatch_cli.metrics.gap_table import METRICS
 
 LEADING = "abs_d_mean"  # compared with the floor, and with what is expected without a fault
 _NORMAL_P95 = 1.959964  # of |x| for a standard normal distribution
 _TAIL = 3.0  # a KL this many times what the bulk would give comes from the tail
 _FEWEST_TOKENS = 200  # ten of them beyond p95
-_NEAREST = 5
-# float32 log-probabilities 0.1 apart are at most 0.1 × this apart after rounding
-_ROUNDED = 1 + 1e-6
-# Factor either way without an interval: as if five groups of prompts decided, t(4) / √5 is log 3.5
-WITHOUT_INTERVAL = 3.5
+_NEAREST, _NEAREST_NOISE = 5, 2
+FLOOR = "floor"  # the pair of a trainer with itself
+_OF_LIMIT = ("who", "source", "date", "name", "metric", "direction", "says", "note")
+# A number among all published limits, beside `healthy` and `undecided`
+BETWEEN, ABOVE, MIXED = "between", "above", "mixed"
 
 
 def assess(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,7 +45,8 @@ def assess(summary: Mapping[str, Any]) -> dict[str, Any]:
     pairs, about = summary["pairs"], summary["about"]
     main = next(iter(pairs.values()))
     kind = {"family": family(about), "precision": precision(about)}
-    bars = [row for bar in reference().bars if (row := _compared(bar, pairs, kind["family"]))]
+    rows = [_compared(limit, pairs, kind) for limit in published()]
+    bars = [row for row in rows if row is not None]
     verdict = {
         "pair": main["pair"],
         **kind,
@@ -43,92 +54,50 @@ def assess(summary: Mapping[str, Any]) -> dict[str, Any]:
         "expected": _expected(main["metrics"], summary.get("expected")),
         "tail": _tail(main),
         "bars": bars,
-        "measured": _nearest(main["metrics"], kind),
+        "measured": _nearest(summary, kind),
     }
     return {"sentences": list(sentences(verdict)), "status": status(bars), **verdict}
 
 
 def status(bars: Sequence[Mapping[str, Any]]) -> str:
     """A number among all limits: `above` all, `mixed` (above some), else the least certain;
-    empty without limits.
+    empty if no limit could be judged.
     """
-    found = {row["standing"] for row in bars}
-    if ABOVE in found:
-        return ABOVE if found == {ABOVE} else MIXED
-    return next((word for word in (BETWEEN, UNDECIDED, HEALTHY) if word in found), "")
+    words = {(row["standing"], row["level"]) for row in bars if row["standing"] != UNJUDGED}
+    if (EXCEEDED, BROKEN) in words:
+        return ABOVE if len(words) == 1 else MIXED
+    if any(word == EXCEEDED for word, _ in words):
+        return BETWEEN
+    if any(word == UNDECIDED for word, _ in words):
+        return UNDECIDED
+    return HEALTHY if words else ""
 
 
-@dataclass(frozen=True)
-class _Number:
-    """A metric of the summary, with its interval where it has one."""
-
-    value: float
-    low: float | None
-    high: float | None
-    few_decide: bool = False  # too few for an interval, and a point alone would claim too much
-    agreement: float = 0.0
-
-    @classmethod
-    def of(cls, metrics: Mapping[str, Any], key: str, absolute: bool = False) -> _Number | None:
-        found = metrics.get(key)
-        if not found or found.get("value") is None:
-            return None
-        value, low, high = (found.get(part) for part in ("value", "low", "high"))
-        if absolute:
-            if low is not None and high is not None:
-                low, high = (
-                    (0.0 if low <= 0 <= high else min(abs(low), abs(high))),
-                    max(abs(low), abs(high)),
-                )
-            value = abs(value)
-        agreement = 0.0 if absolute else METRICS[key].agreement or 0.0
-        return cls(value, low, high, found.get("note") in (ONE_HAS_ALL, FEW_PROMPTS), agreement)
-
-    @property
-    def range(self) -> tuple[float, float]:
-        """Where the value may be; if few prompts decide it, its distance from agreement may be a
-        few times off.
-        """
-        if self.few_decide:
-            distance = self.value - self.agreement
-            low, high = sorted((distance / WITHOUT_INTERVAL, distance * WITHOUT_INTERVAL))
-            return self.agreement + low, self.agreement + high
-        return (
-            self.value if self.low is None else self.low,
-            self.value if self.high is None else self.high,
-        )
-
-
-def _compared(bar: Bar, pairs: Mapping[str, Any], model_family: str) -> dict[str, Any] | None:
-    """A limit and the number it applies to; None if it is for other models, or if the number is
-    missing.
+def _compared(
+    limit: Published, pairs: Mapping[str, Any], kind: Mapping[str, str]
+) -> dict[str, Any] | None:
+    """A limit and what the judge says of the number it applies to; None if it is for other models
+    or precisions, or if the summary has no such metric.
     """
-    if bar.family and bar.family != model_family:
+    in_summary = any(limit.metric in pair["metrics"] for pair in pairs.values())
+    if not in_summary or not _is_for(limit, kind):
         return None
-    pair = pairs[bar.pair] if bar.pair in pairs else next(iter(pairs.values()))
-    found = _Number.of(pair["metrics"], bar.metric, bar.absolute)
-    if found is None:
-        return None
-    healthy, broken = bar.bounds
-    row = {name: value for name, value in vars(bar).items() if name != "family"}
+    number = Number.of(pairs, limit.metric, limit.pair)
+    standing = limit.standing(number)
+    row = {name: getattr(limit, name) for name in _OF_LIMIT}
     return row | {
-        "pair": pair["pair"],
-        "healthy": healthy,
-        "broken": broken,
-        "value": found.value,
-        "low": found.low,
-        "high": found.high,
-        "standing": position(*found.range, healthy, broken),
+        "pair": number.pair,
+        "healthy": limit.bound(HEALTHY),
+        "broken": limit.bound(BROKEN),
+        "text": limit.text(HEALTHY),
+        "value": number.value,
+        "low": number.low,
+        "high": number.high,
+        "standing": standing.word,
+        "level": standing.level,
+        "reason": standing.reason,
+        "power": standing.power,
     }
-
-
-def position(low: float, high: float, healthy: float, broken: float) -> str:
-    """An interval's `standing` between two bounds; `undecided` if it spans one."""
-    if high <= healthy * _ROUNDED:
-        return HEALTHY
-    if low > broken * _ROUNDED:
-        return ABOVE
-    return BETWEEN if low > healthy and high <= broken * _ROUNDED else UNDECIDED
 
 
 def _above_floor(
@@ -137,25 +106,31 @@ def _above_floor(
     """The gap in multiples of the trainer's own noise, with a worst-case interval from those of
     both.
     """
-    gap = _Number.of(metrics, LEADING)
-    noise = _Number.of(floor["metrics"], LEADING) if floor else None
-    if gap is None or noise is None:
+    gap, noise = _value(metrics, LEADING), _value((floor or {}).get("metrics", {}), LEADING)
+    if floor is None or gap is None or noise is None:
         return None
-    times = METRICS[LEADING].times_floor(gap.value, noise.value)
+    times = METRICS[LEADING].times_floor(gap, noise)
     row = {
         "metric": LEADING,
-        "value": gap.value,
-        "floor": noise.value,
+        "value": gap,
+        "floor": noise,
         "times": times,
         "low": None,
         "high": None,
     }
-    if times == BELOW_RESOLUTION or None in (gap.low, gap.high, noise.low, noise.high):
+    ends = [of[LEADING].get(end) for of in (metrics, floor["metrics"]) for end in ("low", "high")]
+    if times == BELOW_RESOLUTION or None in ends:
         return row
-    (low, high), (floor_low, floor_high) = gap.range, noise.range
+    low, high, floor_low, floor_high = ends
     if low > 0 and floor_low > 0:
         row |= {"low": low / floor_high, "high": high / floor_low}
     return row
+
+
+def _value(metrics: Mapping[str, Any], key: str) -> float | None:
+    """None where it was not measured, or is not part of the summary."""
+    value: float | None = metrics.get(key, {}).get("value")
+    return value
 
 
 def _expected(
@@ -165,17 +140,17 @@ def _expected(
 
     None without a gap, or within the range of other models, which says nothing of this one.
     """
-    gap = _Number.of(metrics, LEADING)
+    gap = _value(metrics, LEADING)
     if expected is None or gap is None:
         return None
     range_ = Expected(**expected)
-    place = place_of(gap.value, range_)
+    place = place_of(gap, range_)
     if place != "above" and not range_.of_this_trace:
         return None
     return {
-        "value": gap.value,
+        "value": gap,
         "standing": place,
-        "sentence": sentence(gap.value, range_),
+        "sentence": sentence(gap, range_),
     }
 
 
@@ -185,34 +160,58 @@ def _tail(pair: Mapping[str, Any]) -> dict[str, Any] | None:
 
     The median would not do: half of a model's tokens are certain and have no gap at any precision.
     """
-    kl, p95 = _Number.of(pair["metrics"], "k3"), _Number.of(pair["metrics"], "abs_d_p95")
-    if kl is None or p95 is None or kl.value <= 0 or pair["counts"]["tokens"] < _FEWEST_TOKENS:
+    kl, p95 = _value(pair["metrics"], "k3"), _value(pair["metrics"], "abs_d_p95")
+    if kl is None or p95 is None or kl <= 0 or pair["counts"]["tokens"] < _FEWEST_TOKENS:
         return None
-    spread = p95.value / _NORMAL_P95
+    spread = p95 / _NORMAL_P95
     bulk = spread**2 / 2
-    if kl.value <= _TAIL * bulk:
+    if kl <= _TAIL * bulk:
         return None
     return {
-        "k3": kl.value,
+        "k3": kl,
         "robust_spread": spread,
         "bulk": bulk,
-        "times": kl.value / bulk if bulk > 0 else None,
+        "times": kl / bulk if bulk > 0 else None,
     }
 
 
-def _nearest(metrics: Mapping[str, Any], kind: Mapping[str, str]) -> list[dict[str, Any]]:
+def _is_for(row: Published, kind: Mapping[str, str]) -> bool:
+    """Whether a limit is about models and precisions like these."""
+    return row.family in ("", kind["family"]) and row.precision in ("", kind["precision"])
+
+
+def _nearest(summary: Mapping[str, Any], kind: Mapping[str, str]) -> list[dict[str, Any]]:
     """The measured rows of this family for metrics of this summary: same precision first, then
-    the nearest.
+    the nearest. After those of the gap come those of a trainer's own noise, if it was measured.
     """
-    found = []
-    for row in reference().measured:
-        number = _Number.of(metrics, row.metric)
-        if number and (not kind["family"] or row.family in ("", kind["family"])):
+    pairs, floor = summary["pairs"], summary.get("floor")
+    main = next(iter(pairs.values()))["metrics"]
+    rows = [row for row in reference().measured if not kind["family"] or _is_like(row, kind)]
+    of_gap = [
+        (row, pairs.get(row.pair, {"metrics": main})["metrics"])
+        for row in rows
+        if row.pair != FLOOR
+    ]
+    of_noise = [(row, floor["metrics"]) for row in rows if row.pair == FLOOR] if floor else []
+    return [*_closest(of_gap, kind, _NEAREST), *_closest(of_noise, kind, _NEAREST_NOISE)]
+
+
+def _is_like(row: Measured, kind: Mapping[str, str]) -> bool:
+    return row.family in ("", kind["family"])
+
+
+def _closest(
+    rows: Sequence[tuple[Measured, Mapping[str, Any]]], kind: Mapping[str, str], number: int
+) -> list[dict[str, Any]]:
+    """So many rows, each with the value of its metric here."""
+    candidates = []
+    for row, metrics in rows:
+        value = _value(metrics, row.metric)
+        if value is not None:
             unlike = not row.precision or row.precision != kind["precision"]
-            found.append(
-                (unlike, _distance(row, number.value), vars(row) | {"value": number.value})
-            )
-    return [row for *_, row in sorted(found, key=lambda candidate: candidate[:2])[:_NEAREST]]
+            candidates.append((unlike, _distance(row, value), vars(row) | {"value": value}))
+    ordered = sorted(candidates, key=lambda candidate: candidate[:2])
+    return [row for *_, row in ordered[:number]]
 
 
 def _distance(row: Measured, value: float) -> float:
@@ -229,13 +228,7 @@ def _distance(row: Measured, value: float) -> float:
     return min(abs(log(distance / end)) for end in distances if end > 0)
 
 
-HEALTHY, BETWEEN, ABOVE, UNDECIDED, MIXED = "healthy", "between", "above", "undecided", "mixed"
 _LARGEST_FACTOR = 1000
-_WORDS = {
-    ABOVE: "Exceeded",
-    BETWEEN: "Between healthy and broken",
-    UNDECIDED: "Undecided (the interval spans the limit)",
-}
 
 
 def sentences(verdict: Mapping[str, Any]) -> Iterator[str]:
@@ -243,7 +236,9 @@ def sentences(verdict: Mapping[str, Any]) -> Iterator[str]:
     yield _floor_sentence(verdict["floor"])
     if (expected := verdict["expected"]) is not None:
         yield expected["sentence"]
-    yield from _limit_sentences(verdict["bars"], verdict["pair"])
+    yield from limit_sentences(verdict["bars"])
+    if any(row["low"] is None for row in verdict["bars"] if row["standing"] != UNJUDGED):
+        yield "Numbers without an interval are compared by their value alone."
     if (tail := verdict["tail"]) is not None:
         yield _tail_sentence(tail["times"])
 
@@ -267,25 +262,57 @@ def _floor_sentence(floor: Mapping[str, Any] | None) -> str:
     )
 
 
-def _limit_sentences(bars: Sequence[Mapping[str, Any]], pair: str) -> Iterator[str]:
-    if not bars:
-        return
-    sources: dict[str, list[str]] = {}
-    for row in bars:
-        sources.setdefault(row["standing"], []).append(row["who"])
-    yield f"{len(sources.get(HEALTHY, []))} of {len(bars)} published limits hold."
-    for name, word in _WORDS.items():
-        if name in sources:
-            yield f"{word}: {'; '.join(sources[name])}."
-    if pair == "total":
-        yield (
-            "The trainer's weights differ from those that sampled, so every number here includes "
-            "staleness."
+_OF_PAIR = {"total": "With staleness, ", "staleness": "For staleness alone, "}
+
+
+def limit_sentences(bars: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How many limits hold for each pair, pairs with an exceeded one first, and how sure that is."""
+    pairs = dict.fromkeys(row["pair"] for row in bars)
+    exceeded = {row["pair"] for row in bars if row["standing"] == EXCEEDED}
+    texts = [
+        _OF_PAIR.get(pair, "") + counted([row for row in bars if row["pair"] == pair])
+        for pair in sorted(pairs, key=lambda pair: pair not in exceeded)
+    ]
+    if any(row["standing"] == UNDECIDED and row["power"] is None for row in bars):
+        texts.append(
+            f"Undecided values come from too few prompts: they may be {WITHOUT_INTERVAL:g} times "
+            "as large, or as small."
         )
-    elif stale := [row["who"] for row in bars if row["pair"] == "total"]:
-        yield f"Compared with the current trainer, staleness included: {'; '.join(stale)}."
-    if any(row["low"] is None for row in bars):
-        yield "Numbers without an interval are compared by their value alone."
+    return texts
+
+
+def counted(bars: Sequence[Mapping[str, Any]]) -> str:
+    """`7 of 9 published limits hold, 2 are undecided, exceeded: Tinker.`"""
+    words = [row["standing"] for row in bars]
+    parts = [f"{words.count(HOLDS)} of {len(bars)} published limits hold"]
+    undecided = words.count(UNDECIDED)
+    if undecided:
+        parts.append(f"{undecided} {'is' if undecided == 1 else 'are'} undecided")
+    for level, text in _BEYOND.items():
+        if names := [row["who"] for row in bars if row["level"] == level]:
+            parts.append(f"{text}: {'; '.join(names)}")
+    if UNJUDGED in words:
+        reason = bars[words.index(UNJUDGED)]["reason"]
+        parts.append(f"{words.count(UNJUDGED)} could not be judged: {reason}")
+    return ", ".join(parts) + "."
+
+
+def strictest_first(bars: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Limits on one metric, the one that it exceeds most first."""
+    return sorted(bars, key=lambda row: (_ORDER.index(row["standing"]), _strictness(row)))
+
+
+def _strictness(row: Mapping[str, Any]) -> float:
+    """Smaller for a stricter bound; of a range, by its width."""
+    bound = row["healthy"]
+    if not isinstance(bound, int | float):
+        low, high = bound
+        return float(high - low)
+    return float(-bound if row["direction"] == "min" else bound)
+
+
+_ORDER = (EXCEEDED, UNDECIDED, HOLDS, UNJUDGED)
+_BEYOND = {HEALTHY: "between healthy and broken", BROKEN: "exceeded"}
 
 
 def _tail_sentence(times: float | None) -> str:

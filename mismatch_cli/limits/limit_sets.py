@@ -1,12 +1,14 @@
-"""Limits as people write them: TOML files of bounds on metrics, and the published limits in this
-package.
+"""Limits as people choose them: TOML files of bounds on metrics, and sets of published limits.
+
+A set of published limits has up to two levels: `verl` is what its authors call a problem,
+`verl-healthy` what they call healthy.
 
 A metric is one of `metrics/gap_table.py`, a framework's own, such as
 `verl:training/rollout_probs_diff_mean`, or a result of `diagnose`: `diagnosis:faults` is their
 number, and `diagnosis:index-shift` and the like are 1 if that check found something.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -16,17 +18,16 @@ from mismatch_cli.base import registry
 from mismatch_cli.base.errors import MismatchError, UsageError, unreadable
 from mismatch_cli.base.registry import unknown
 from mismatch_cli.base.text import parsed_toml
+from mismatch_cli.limits.judge import BOUNDS, BROKEN, HEALTHY
+from mismatch_cli.limits.published import Published, about_sets, published
 from mismatch_cli.metrics.pairs import PAIRS
 
-PRESETS = Path(__file__).parent / "published"
 DEFAULT = "prime-rl"
 
 DIAGNOSIS, FAULTS = "diagnosis", "faults"
 _CHECKS = "mismatch_cli.diagnosis.checks"
 VALUE, WHOLE_INTERVAL = "value", "surely"
-_BOUNDS = {  # in words
-    "max": "≤ {}",
-    "min": "≥ {}",
+_BOUNDS = BOUNDS | {  # in words
     "max_times_floor": "≤ {} × floor",
     "max_times_expected": "≤ {} × expected",
     "max_times_baseline": "≤ {} × baseline",
@@ -53,6 +54,7 @@ class Limit:
     decide: str = VALUE  # WHOLE_INTERVAL: exceeded only if the whole interval is
     source: str = ""
     why: str = ""
+    family: str = ""  # of the models that it is for; empty for all
 
     @property
     def framework(self) -> str:
@@ -87,16 +89,24 @@ class LimitSet:
 
 
 def presets() -> list[str]:
-    """The published limits, by name."""
-    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+    """The sets of published limits, by name."""
+    return sorted([*about_sets(), *_healthy_sets()])
+
+
+def _healthy_sets() -> dict[str, str]:
+    """The stricter level of each set that has one: its name, and the set's."""
+    with_both = {row.gate for row in published() if row.gate and row.has_two_levels}
+    return {f"{name}-{HEALTHY}": name for name in sorted(with_both)}
 
 
 def load_limits(name: str) -> LimitSet:
-    """Load a preset or a TOML file; a `UsageError` names the file and key of anything invalid."""
-    path = Path(name).expanduser()
+    """Load a published set or a TOML file; a `UsageError` names the file and key of anything
+    invalid.
+    """
     if name in presets():
-        path = PRESETS / f"{name}.toml"
-    elif not path.is_file():
+        return _published_set(name)
+    path = Path(name).expanduser()
+    if not path.is_file():
         if path.suffix == ".toml":
             raise MismatchError(
                 f"There is no file {path}. Name a TOML file of limits, or one of: "
@@ -109,7 +119,30 @@ def load_limits(name: str) -> LimitSet:
         raise unreadable(
             path, error, "See mismatch-cli guide gate.", "is not a readable TOML file ({})"
         ) from error
-    return limits_in(content, name if name in presets() else str(path))
+    return limits_in(content, str(path))
+
+
+def _published_set(name: str) -> LimitSet:
+    """A set at one of its levels: what is broken, or what is not healthy."""
+    of_healthy = _healthy_sets().get(name)
+    level, own = (HEALTHY, of_healthy) if of_healthy else (BROKEN, name)
+    rows = [row for row in published() if row.gate == own]
+    if level == BROKEN:
+        rows = [row for row in rows if row.broken is not None]
+    about = about_sets()[own]
+    if of_healthy:
+        about = f"What the authors of {own} call healthy: stricter than what they call a problem."
+    return LimitSet(name, tuple(limit for row in rows for limit in _of_row(row, level)), about)
+
+
+def _of_row(row: Published, level: str) -> Iterator[Limit]:
+    """The bounds of a row, each as a limit: two for one that allows what is between them."""
+    pair = "" if ":" in row.metric else row.pair
+    source = f"{row.who}: {row.source}"
+    for name, threshold in row.bounds(level).items():
+        yield Limit(
+            row.metric, name, threshold, pair, source=source, why=row.says, family=row.family
+        )
 
 
 def limits_in(content: Mapping[str, Any], name: str) -> LimitSet:

@@ -1,4 +1,4 @@
-"""What others call healthy and what others measured, read from `reference.toml`."""
+"""What others measured and what is usual, read from `reference.toml`."""
 
 import tomllib
 from collections.abc import Mapping
@@ -8,29 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.limits.both_sides import Family, family, precision, sides_of_gap
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bar:
-    """A published limit: values up to `healthy` are healthy, values above `broken` are not."""
-
-    who: str
-    source: str
-    name: str  # of the metric, as the source has it
-    metric: str  # ours, a key of metrics/gap_table.py
-    absolute: bool = False
-    pair: str
-    healthy: float = float("nan")
-    broken: float = float("nan")
-    says: str  # what the source concludes above it
-    note: str = ""
-    family: Family = ""
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """`healthy` and `broken`; if only one was published, it is both."""
-        healthy = self.broken if self.healthy != self.healthy else self.healthy
-        return healthy, healthy if self.broken != self.broken else self.broken
 
 
 @dataclass(frozen=True)
@@ -45,9 +22,10 @@ class Measured:
     high: float
     family: Family = ""
     precision: str = ""
-    name: str = ""  # of the framework's own metric, where it averages differently
+    pair: str = "mismatch"  # or total, or floor: the trainer against itself
     state: str = ""
     derived: str = ""
+    date: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,7 +47,6 @@ class Usual:
 
 @dataclass(frozen=True)
 class Reference:
-    bars: tuple[Bar, ...]
     measured: tuple[Measured, ...]
     usual: tuple[Usual, ...]
 
@@ -79,7 +56,6 @@ def reference() -> Reference:
     """The packaged table."""
     content = tomllib.loads((Path(__file__).parent / "reference.toml").read_text(encoding="utf-8"))
     return Reference(
-        tuple(Bar(**row) for row in content["bar"]),
         tuple(_measured(row) for row in content["measured"]),
         tuple(Usual(**row) for row in content["usual"]),
     )

@@ -60,7 +60,9 @@ TOPK_MASSES = ("topk_mass_reference", "topk_mass_current")
 # Each with a count "…_n" of tokens with a value
 MEASURED_SUMS = ("topk_tv", "topk_kl", *TOPK_MASSES, "entropy")
 RESPONSE_SUMS = ("responses", "length", "truncated", "reward", "reward_n")
-SEQUENCE_SUMS = ("sequences", "sequence_d", "sequence_d_d", "sequence_d_n", "sequence_n_n")
+SEQUENCE_SUMS = (
+    "sequences", "sequence_d", "sequence_d_d", "sequence_d_n", "sequence_n_n", "sequence_abs_d",
+)  # fmt: skip
 COLUMNS = (
     "n",
     "supported",
@@ -111,6 +113,7 @@ def add_response_sums(sums_SM: np.ndarray, batch: TokenBatch) -> None:
     columns["sequence_d_d"][:] = d_S * d_S
     columns["sequence_d_n"][:] = d_S * n_S
     columns["sequence_n_n"][:] = n_S * n_S
+    columns["sequence_abs_d"][:] = columns["abs_d"] / np.maximum(n_S, 1)
 
 
 def _measured(gaps: TokenGaps) -> list[tuple[str, np.ndarray, np.ndarray | None]]:

@@ -90,32 +90,17 @@ class Quoted:
         }
 
     def _assessed(self, about: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-        """The limits and measured values for its metric; if it averages differently, only those
-        with its own name.
+        """The limits and measured values for its metric; for one that none of ours equals, the
+        framework's own limits.
         """
-        nothing: dict[str, list[dict[str, Any]]] = {"bars": [], "measured": []}
-        key = self.metric or self._own_bar
-        if not key:
-            return nothing
-        pair = {"pair": self.pair, "metrics": {key: {"value": self.value}}, "counts": {"tokens": 0}}
-        found = assess({"about": about, "pairs": {self.pair: pair}})
-        if self.metric:
-            return {name: found[name] for name in nothing}
-        return {
-            name: [row for row in found[name] if row["name"] and self._is_called(row["name"])]
-            for name in nothing
+        metric = self.metric or f"{self.framework}:{self.name}"
+        pair = {
+            "pair": self.pair,
+            "metrics": {metric: {"value": self.value}},
+            "counts": {"tokens": 0},
         }
-
-    @property
-    def _own_bar(self) -> str:
-        """Our metric to which the framework's own limit applies, though it averages differently;
-        empty without one.
-        """
-        own = (bar.metric for bar in reference().bars if self._is_called(bar.name))
-        return "" if self.is_of_the_update else next(own, "")
-
-    def _is_called(self, name: str) -> bool:
-        return self.name == name or self.name.endswith(f"/{name}")
+        verdict = assess({"about": about, "pairs": {self.pair: pair}})
+        return {name: verdict[name] for name in ("bars", "measured")}
 
     def _usual(self, about: Mapping[str, Any]) -> dict[str, Any] | None:
         """The usual range of the precisions, and where the number is relative to it; known for

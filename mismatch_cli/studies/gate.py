@@ -14,6 +14,16 @@ from mismatch_cli.base.places import shown
 from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
 from mismatch_cli.frameworks import dialects
 from mismatch_cli.limits.assess import LEADING
+from mismatch_cli.limits.both_sides import family
+from mismatch_cli.limits.judge import (
+    BOUNDS,
+    HOLDS,
+    UNDECIDED,
+    Number,
+    Range,
+    Standing,
+    judge,
+)
 from mismatch_cli.limits.limit_sets import (
     DIAGNOSIS,
     FACTORS,
@@ -25,7 +35,8 @@ from mismatch_cli.limits.limit_sets import (
     Limit,
     LimitSet,
 )
-from mismatch_cli.metrics.estimate import FEW_DECIDE, FLOOR_RESOLUTION, NOT_MEASURED
+from mismatch_cli.limits.published import for_other_models
+from mismatch_cli.metrics.estimate import FEW_DECIDE, FLOOR_RESOLUTION
 from mismatch_cli.processes.workers import ALONE, Workers
 from mismatch_cli.studies.diagnosis import gather
 from mismatch_cli.studies.mismatch import analyse
@@ -34,48 +45,64 @@ from mismatch_cli.trace.reader import Trace
 
 
 @dataclass(frozen=True)
-class Found:
-    """A metric's measurement: a value with its interval and noise, or why there is none."""
+class Found(Number):
+    """A metric's measurement with what relative limits refer to."""
 
-    value: float | None = None
-    low: float | None = None
-    high: float | None = None
     floor: float | None = None
     expected: float | None = None  # the largest value without a fault
-    pair: str = ""
-    why: str = ""
-    few_decide: bool = False
     # What the value consists of, for the sentence that says why a limit does not hold
     detail: str = ""
+    # Its interval claims too much, since a few prompts decide the value
+    few_decide: bool = False
 
 
 @dataclass(frozen=True)
 class Check:
-    """A limit with its measurement; `reason` says why it does not hold or cannot be judged."""
+    """A limit with its measurement, and what the judge says of it."""
 
     limits: str  # the name of its set
     limit: Limit
     found: Found
+    standing: Standing
     # The bound as a value of the metric; for a factor, as a distance from agreement
     allowed: float | None
     reference: float | None  # the floor's, the baseline's or the expected value
-    reason: str = ""
 
     @property
     def holds(self) -> bool:
-        return not self.reason
+        """Whether the gate lets it pass.
+
+        Where the interval contains the bound, the value decides, unless the limit asks for the
+        whole interval.
+        """
+        if self.standing.word != UNDECIDED:
+            return self.standing.word == HOLDS
+        if self.limit.decide == WHOLE_INTERVAL and self.found.has_interval:
+            return True
+        return not self.standing.is_beyond
 
     @property
     def known(self) -> bool:
         """Whether there was a value to compare with the limit."""
-        return self.allowed is not None and self.found.value is not None
+        return self.standing.is_judged
 
     @property
     def status(self) -> str:
-        """`holds`, `exceeded` or, without a value, `unjudged`."""
-        if self.holds:
-            return "holds"
-        return "exceeded" if self.known else "unjudged"
+        """`holds`, `exceeded`, `undecided` or, without a value, `unjudged`."""
+        return self.standing.word
+
+    @property
+    def reason(self) -> str:
+        """Why the limit does not hold, is undecided or cannot be judged; empty if it holds."""
+        if self.standing.word == HOLDS:
+            return ""
+        distances = (
+            f", both as distances from {self.limit.agreement:g}"
+            if self.known and self.limit.bound in FACTORS and self.limit.agreement
+            else ""
+        )
+        detail = f": {self.found.detail}" if self.known and self.found.detail else ""
+        return f"{self.standing.reason}{distances}{detail}"
 
 
 class Findable(Protocol):
@@ -112,20 +139,19 @@ class Measurement:
             reading = self._readings[limit.metric]
             return Found(reading.value, pair=reading.line.pair, why=reading.why)
         pairs: Mapping[str, Any] = self.summary["pairs"]
-        name = limit.pair or next(iter(pairs))
-        if name not in pairs:
-            return Found(
-                pair=name, why=f"the trace has no {name} pair (it has: {', '.join(pairs)})"
-            )
-        found = pairs[name]["metrics"][limit.metric]
-        parts = {part: found.get(part) for part in ("value", "low", "high", "floor")}
-        is_judged = limit.metric == LEADING and name == next(iter(pairs))
+        why = for_other_models(limit.family, family(self.summary["about"]))
+        if why:
+            return Found(pair=limit.pair, why=why)
+        number = Number.of(pairs, limit.metric, limit.pair)
+        if number.value is None:
+            return Found(pair=number.pair, why=number.why)
+        estimate = pairs[number.pair]["metrics"][limit.metric]
+        is_leading = limit.metric == LEADING and number.pair == next(iter(pairs))
         return Found(
-            **parts,
-            expected=self.summary["expected"]["high"] if is_judged else None,
-            pair=name,
-            why="" if found["value"] is not None else found["note"] or NOT_MEASURED,
-            few_decide=found["note"] == FEW_DECIDE,
+            **vars(number),
+            floor=estimate.get("floor"),
+            expected=self.summary["expected"]["high"] if is_leading else None,
+            few_decide=estimate["note"] == FEW_DECIDE,
         )
 
 
@@ -160,24 +186,20 @@ def check_limits(
 def _check(name: str, limit: Limit, measured: Findable, baseline: Findable | None) -> Check:
     found = measured.find(limit)
     if found.value is None:
-        return Check(name, limit, found, None, None, found.why)
+        return Check(name, limit, found, judge(found, Range()), None, None)
     reference, why = _reference(limit, found, baseline)
     if why:
-        return Check(name, limit, found, None, None, why)
+        return Check(name, limit, found, judge(Number(why=why), Range()), None, None)
     allowed = _allowed(limit, reference)
-    value, low, high = _comparable(limit, found)
-    below = limit.bound in ("min", "max_below_baseline")
-    end = high if below else low  # the end of the interval that crosses the limit last
-    decisive = end if limit.decide == WHOLE_INTERVAL and end is not None else value
-    beyond = decisive < allowed if below else decisive > allowed
-    return Check(
-        name,
-        limit,
-        found,
-        allowed,
-        reference,
-        _sentence(limit, found, value, allowed) if beyond else "",
-    )
+    standing = judge(_comparable(limit, found), Range.of({_side(limit.bound): allowed}))
+    return Check(name, limit, found, standing, allowed, reference)
+
+
+def _side(bound: str) -> str:
+    """The bound of a file of limits as one of a value."""
+    if bound in BOUNDS:
+        return bound
+    return "min" if bound == "max_below_baseline" else "max"
 
 
 def _reference(limit: Limit, found: Found, baseline: Findable | None) -> tuple[float | None, str]:
@@ -213,27 +235,17 @@ def _allowed(limit: Limit, reference: float | None) -> float:
     return limit.threshold * distance
 
 
-def _comparable(limit: Limit, found: Found) -> tuple[float, float | None, float | None]:
-    """The value and interval to compare with `allowed`: for a factor, distances from agreement."""
-    assert found.value is not None
-    if limit.bound not in FACTORS:
-        return found.value, found.low, found.high
+def _comparable(limit: Limit, found: Found) -> Number:
+    """The number to compare with `allowed`: for a factor, its distance from agreement."""
+    if limit.bound not in FACTORS or found.value is None:
+        return found
     ideal = limit.agreement
+    distance = Number(abs(found.value - ideal), few_prompts=found.few_prompts)
     if found.low is None or found.high is None:
-        return abs(found.value - ideal), None, None
-    ends = sorted((abs(found.low - ideal), abs(found.high - ideal)))
-    return abs(found.value - ideal), 0.0 if found.low <= ideal <= found.high else ends[0], ends[1]
-
-
-def _sentence(limit: Limit, found: Found, value: float, allowed: float) -> str:
-    side = "below" if value < allowed else "above"
-    distances = (
-        f", both as distances from {limit.agreement:g}"
-        if limit.bound in FACTORS and limit.agreement
-        else ""
-    )
-    detail = f": {found.detail}" if found.detail else ""
-    return f"{value:.6g} is {side} {allowed:.6g}{distances}{detail}"
+        return distance
+    low, high = sorted((abs(found.low - ideal), abs(found.high - ideal)))
+    spans = found.low <= ideal <= found.high
+    return replace(distance, low=0.0 if spans else low, high=high)
 
 
 @dataclass(frozen=True)
@@ -271,11 +283,12 @@ class GateResult(Study):
 
     @property
     def exceeded(self) -> list[Check]:
-        return [check for check in self.checks if check.status == "exceeded"]
+        """What does not hold: all of its interval is beyond the limit, or its value decides."""
+        return [check for check in self.checks if check.known and not check.holds]
 
     @property
     def unjudged(self) -> list[Check]:
-        return [check for check in self.checks if check.status == "unjudged"]
+        return [check for check in self.checks if not check.known]
 
     @cached_property
     def partial(self) -> list[dict[str, Any]]:
@@ -318,10 +331,10 @@ class GateResult(Study):
         """How many limits hold, which do not or have no value, and why the traces are refused."""
         total = len(self.checks)
         if self.passed:
-            return f"{total} of {total} limits hold." if total > 1 else "The limit holds."
+            return f"{self._all_hold}{self._undecided}."
         said = []
         if self.exceeded:
-            named = "; ".join(f"{subject(check)} {check.limit.text}" for check in self.exceeded)
+            named = "; ".join(map(_exceeded, self.exceeded))
             verb = "do" if len(self.exceeded) > 1 else "does"
             said.append(f"{_of(self.exceeded, total)} {verb} not hold: {named}.")
         if self.unjudged:
@@ -330,6 +343,21 @@ class GateResult(Study):
         if self.refused:
             said.append(f"{self.refused}.")
         return " ".join(said)
+
+    @property
+    def _all_hold(self) -> str:
+        total = len(self.checks)
+        return f"{total} of {total} limits hold" if total > 1 else "The limit holds"
+
+    @property
+    def _undecided(self) -> str:
+        """How many limits pass although their intervals contain them."""
+        undecided = [check for check in self.checks if check.status == UNDECIDED]
+        if not undecided:
+            return ""
+        if len(self.checks) == 1:
+            return ", but is undecided: the interval contains it"
+        return f", {len(undecided)} of them undecided: the interval contains the limit"
 
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints; documented in docs/json/gate.md."""
@@ -347,6 +375,12 @@ class GateResult(Study):
             "allow_partial": self.allow_partial,
             "checks": [row_of(check) for check in self.checks],
         }
+
+
+def _exceeded(check: Check) -> str:
+    """A limit that does not hold; an undecided one with what decided."""
+    by_value = " (by its value; undecided)" if check.status == UNDECIDED else ""
+    return f"{subject(check)} {check.limit.text}{by_value}"
 
 
 def _of(checks: Sequence[Check], total: int) -> str:
@@ -412,6 +446,7 @@ def row_of(check: Check) -> dict[str, Any]:
         **{key: getattr(limit, key) for key in ("bound", "threshold", "decide")},
         **{key: getattr(check, key) for key in ("reference", "allowed", "holds", "status")},
         "reason": check.reason or None,
+        "power": check.standing.power,
         "source": limit.source,
         "why": limit.why,
     }

@@ -18,11 +18,15 @@ LIMIT_KEYS = ("limits", "metric", "bound", "threshold")
 
 @dataclass(frozen=True)
 class WatchState:
-    """The answer of a watch: an alarm is a step at which a limit did not hold."""
+    """The answer of a watch: an alarm is a limit that does not hold, from its first step until it
+    holds again.
+    """
 
     # Metric, pair, bound, threshold and the set that they are from
     limits: Sequence[Mapping[str, Any]]
-    alarms: Sequence[Mapping[str, Any]]  # the same, with step, value and reason
+    # The same of each alarm's first step, with that `step`, the `last` at which it did not hold,
+    # and the step at which it was `over` (None: it still is)
+    alarms: Sequence[Mapping[str, Any]]
     unmeasured: Sequence[str]  # limits that no step could be compared with
 
     def to_json(self) -> dict[str, Any]:
@@ -47,7 +51,7 @@ def watch_state(folder: Path | None) -> WatchState | None:
         sets = content["asked"]["limits"]
         limits = [{**limit, "limits": of["name"]} for of in sets for limit in of["limits"]]
         asked = {tuple(limit[key] for key in LIMIT_KEYS) for limit in limits}
-        alarms = [{"step": row["step"], **row["check"]} for row in content["alarms"]]
+        alarms = [_alarm(**row) for row in content["alarms"]]
         known = set(content["known"])
         return WatchState(
             limits,
@@ -56,3 +60,8 @@ def watch_state(folder: Path | None) -> WatchState | None:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _alarm(*, since: int, check: Mapping[str, Any], last: int, told: int, over: int | None) -> Any:
+    """An alarm as the page shows it: the check of its first step, and how it went on."""
+    return {"step": since, "last": max(last, told), "over": over, **check}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mismatch_cli.base.child_python import users_environment
-from mismatch_cli.watch.state import Alarm
+from mismatch_cli.watch.alarms import Event
 
 SECONDS = 60.0  # time limit of a command
 _FOLDER = "alarms"
@@ -26,14 +27,14 @@ class AlarmCommand:
 
     def __init__(self, command: str, run: Path, folder: Path, say: Callable[[str], None]) -> None:
         self._command, self._run, self._folder, self._say = command, run, folder / _FOLDER, say
-        self._waiting: deque[Alarm] = deque()
-        self._at: tuple[subprocess.Popen[bytes], Alarm, float] | None = None
+        self._waiting: deque[Event] = deque()
+        self._at: tuple[subprocess.Popen[bytes], Event, float] | None = None
 
-    def add(self, alarm: Alarm) -> None:
+    def add(self, alarm: Event) -> None:
         """Queue an alarm; its call follows the calls before it."""
         self._waiting.append(alarm)
 
-    def look(self, called: Callable[[Alarm], None]) -> bool:
+    def look(self, called: Callable[[Event], None]) -> bool:
         """Check on the running call, and start the next; return whether there is anything left
         to do.
         """
@@ -46,12 +47,12 @@ class AlarmCommand:
         called(alarm)
         return True
 
-    def finish(self, called: Callable[[Alarm], None]) -> None:
+    def finish(self, called: Callable[[Event], None]) -> None:
         """Make the remaining calls, each within its time limit."""
         while self.look(called):
             time.sleep(0.02)
 
-    def _call(self, alarm: Alarm) -> None:
+    def _call(self, alarm: Event) -> None:
         check = alarm.check
         told = {
             "ALARM_RUN": self._run.absolute(),
@@ -62,6 +63,7 @@ class AlarmCommand:
             "ALARM_LIMIT": check["allowed"],
             "ALARM_BOUND": check["bound"],
             "ALARM_TEXT": alarm.text,
+            "ALARM_STANDING": json.dumps(alarm.to_json()),
         }
         try:
             self._folder.mkdir(exist_ok=True)

@@ -16,7 +16,7 @@ from mismatch_cli.trace.ours import LOCK
 from mismatch_cli.trace.run_folder import check_apart, claimed
 from mismatch_cli.trace.training_folder import CONFIG, METRICS, WATCH_FILE
 
-FORMAT = "mismatch-cli watch"
+FORMAT, VERSION = "mismatch-cli watch", 2
 _SETTING = "prompts_per_step"  # of `train`: other programs write a config.toml too
 _LOCKS = ".*lock"  # of a process that has started to write a run or a trace there
 
@@ -87,4 +87,11 @@ def state_in(folder: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         raise unreadable(path, error, "Remove the folder, or choose another --output.") from error
-    return found if isinstance(found, dict) and found.get("format") == FORMAT else {}
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        return {}
+    if found.get("version") != VERSION:
+        raise MismatchError(
+            f"{folder} is from another version of mismatch-cli. Remove the folder, or choose another "
+            "--output."
+        )
+    return found

@@ -25,6 +25,7 @@ from mismatch_cli.watch.history import gap
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from mismatch_cli.watch.alarms import Alarm
     from mismatch_cli.watch.history import History
     from mismatch_cli.watch.watcher import Watcher
 
@@ -58,7 +59,8 @@ class WatchView:
             return [
                 plain(line, "") for line in flow([self._name, "waiting for it to start"], width)
             ][:height]
-        alarms = watcher.alarms[: self._before]
+        before = watcher.alarms[: self._before]
+        alarms = [alarm for alarm in watcher.alarms if alarm.over is None or alarm in before]
         lines = [
             Line(0, plain(line, "bold")) for line in flow([self._name, *_progress(watcher)], width)
         ]
@@ -68,7 +70,7 @@ class WatchView:
                 *curves(_measures(watcher.history, watcher.algorithm), width),
                 blank(),
             ]
-        lines += [Line(1, plain(f"✘ {visible(alarm.text)}", "red")) for alarm in alarms[-_SHOWN:]]
+        lines += [Line(1, _alarm(alarm)) for alarm in alarms[-_SHOWN:]]
         if len(alarms) > _SHOWN:
             lines.append(
                 Line(6, plain(f"  and {things(len(alarms) - _SHOWN, 'earlier alarm')}", "dim"))
@@ -78,6 +80,13 @@ class WatchView:
                 Line(7, labelled("now", flow(visible(now).split(), width - LABEL, " ")[0]))
             )
         return [line.text for line in fitting(lines, height)]
+
+
+def _alarm(alarm: Alarm) -> Text:
+    """An alarm under way in red, one that is over in grey."""
+    what = f"{alarm.check['metric']} ({alarm.check['pair']})"
+    text = visible(f"{what}, {alarm.when}: {alarm.check['reason']} ({alarm.check['limits']})")
+    return plain(f"✘ {text}", "red") if alarm.over is None else plain(f"✔ {text}", "dim")
 
 
 def _progress(watcher: Watcher) -> list[str]:

@@ -10,52 +10,23 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from mismatch_cli.base.errors import MismatchError, first_line
 from mismatch_cli.base.text import parsed_json
 from mismatch_cli.limits.limit_sets import Limit
-from mismatch_cli.studies.gate import Check, row_of
-from mismatch_cli.studies.watch_state import LIMIT_KEYS, limit_name
+from mismatch_cli.studies.gate import Check
+from mismatch_cli.studies.watch_state import limit_name
 from mismatch_cli.trace.files import could_not_write, open_to_append, replacing, write_atomically
 from mismatch_cli.trace.training_folder import METRICS, WATCH_FILE
-from mismatch_cli.watch.folders import FORMAT, state_in
+from mismatch_cli.watch.alarms import Alarm, Alarms, Event
+from mismatch_cli.watch.folders import FORMAT, VERSION, state_in
 from mismatch_cli.watch.training_run import Lines
 
 Record = dict[str, Any]
 _PART = re.compile(r"part-\d{5,}")
-
-
-@dataclass(frozen=True)
-class Alarm:
-    """A limit that a step exceeded."""
-
-    step: int
-    check: Mapping[str, Any]  # as in `gate --json`
-
-    @property
-    def key(self) -> str:
-        """The same for the same limit at the same step; also a file name."""
-        named = (self.check[name] for name in ("limits", "metric", "pair", "bound", "threshold"))
-        return f"step-{self.step}-{abs(hash_of(tuple(map(str, named)))):016x}"
-
-    @property
-    def text(self) -> str:
-        """`k3 (mismatch) at step 12: 0.02 is above 0.015 (limits.toml)`."""
-        check = self.check
-        return (
-            f"{check['metric']} ({check['pair']}) at step {self.step}: {check['reason']} "
-            f"({check['limits']})"
-        )
-
-
-def hash_of(named: Sequence[str]) -> int:
-    """A hash of words that is the same in every process."""
-    from hashlib import sha256
-
-    return int.from_bytes(sha256("\0".join(named).encode()).digest()[:8])
 
 
 class State:
@@ -88,11 +59,8 @@ class State:
         """
         same = found.get("asked") == self._asked
         self.parts: list[dict[str, Any]] = [_part(**row) for row in found.get("parts", [])]
-        self.alarms = [Alarm(int(row["step"]), row["check"]) for row in found.get("alarms", [])]
-        self._raised = {alarm.key for alarm in self.alarms}
-        self._called: set[str] = {alarm.key for alarm in self.alarms if alarm.text} & {
-            *found.get("called", [])
-        }
+        self.alarms = Alarms(Alarm(**row) for row in found.get("alarms", []))
+        self._called: set[str] = set(map(str, found.get("called", [])))
         self._known: set[str] = set(map(str, found.get("known", []))) if same else set()
         told = found.get("told", {}).items() if same else ()
         self.told: dict[int, str] = {int(step): str(shards) for step, shards in told}
@@ -101,27 +69,26 @@ class State:
         """Save everything but the lines, with one rename."""
         content = {
             "format": FORMAT,
-            "version": 1,
+            "version": VERSION,
             "run": str(self._run.absolute()),
             "asked": self._asked,
             "parts": self.parts,
             "told": {str(step): shards for step, shards in self.told.items()},
-            "alarms": [asdict(alarm) for alarm in self.alarms],
+            "alarms": self.alarms.to_json(),
             "called": sorted(self._called),
             "known": sorted(self._known),
         }
         write_atomically(self.folder / WATCH_FILE, json.dumps(content, indent=1) + "\n")
 
-    def raised(self, step: int, checks: Sequence[Check]) -> list[Alarm]:
-        """Record the alarms of a step before anybody hears of them; return the new ones."""
+    def judged(self, step: int, checks: Sequence[Check]) -> list[Event]:
+        """Record what the limits say of a step before anybody hears of it; return what is to be
+        told.
+        """
         self._known |= {_name(check.limit) for check in checks if check.known}
-        found = [Alarm(step, row_of(check)) for check in checks if check.known and not check.holds]
-        new = [alarm for alarm in found if alarm.key not in self._raised]
-        if new:
-            self.alarms += new
-            self._raised |= {alarm.key for alarm in new}
+        events = self.alarms.judged(step, checks)
+        if events:
             self.save()
-        return new
+        return events
 
     def put(self, step: int, record: Record, shards: str) -> None:
         """Record a step; once saved, it is not read again unless it grows."""
@@ -133,25 +100,15 @@ class State:
         """The limits that could not be measured at any step."""
         return [limit for limit in limits if _name(limit) not in self._known]
 
-    def alarms_of(self, sets: Sequence[Any]) -> list[Alarm]:
-        """The alarms of the limits that are set now."""
-        asked = {
-            (of.name, limit.metric, limit.bound, limit.threshold)
-            for of in sets
-            for limit in of.limits
-        }
-        return [
-            alarm for alarm in self.alarms if tuple(alarm.check[key] for key in LIMIT_KEYS) in asked
-        ]
-
     @property
-    def uncalled(self) -> list[Alarm]:
-        """Alarms for which the user's command has not run."""
-        return [alarm for alarm in self.alarms if alarm.key not in self._called]
+    def uncalled(self) -> list[Event]:
+        """Alarms at whose beginning the user's command has not run."""
+        beginnings = [alarm.beginning for alarm in self.alarms.all]
+        return [event for event in beginnings if event.key not in self._called]
 
-    def called(self, alarm: Alarm) -> None:
+    def called(self, event: Event) -> None:
         """Record that the command has started."""
-        self._called.add(alarm.key)
+        self._called.add(event.key)
         self.save()
 
     def lines(self) -> Iterator[tuple[int, Record]]:

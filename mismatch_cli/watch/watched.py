@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.limits.judge import pair_for
 from mismatch_cli.limits.limit_sets import Limit, LimitSet
 from mismatch_cli.metrics.update_table import OF_STEP, of_step, updates_of_step
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
@@ -93,12 +94,12 @@ class RecordedStep:
     def find(self, limit: Limit) -> Found:
         """The value of a metric in the line, which has neither interval nor noise."""
         recorded = [pair for pair, name in _PAIRS.items() if self._record.get(name)]
-        pair = limit.pair or next(iter(recorded), "")
+        pair = pair_for(limit.pair, recorded)
         name = next((ours for ours, key in OF_STEP.items() if key == limit.metric), "")
         value = self._record.get(_PAIRS.get(pair, ""), {}).get(name)
         if value is None:
             return Found(
-                pair=pair,
+                pair=pair or limit.pair,
                 why="metrics.jsonl does not have it; train --trace-every N keeps traces that do",
             )
         return Found(value, pair=pair)

@@ -19,11 +19,12 @@ from mismatch_cli.frameworks import dialects
 from mismatch_cli.limits.limit_sets import LimitSet
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.trace.reader import Trace
+from mismatch_cli.watch.alarms import Alarm, Event
 from mismatch_cli.watch.dump import Dump, Parts
 from mismatch_cli.watch.folders import kind_of
 from mismatch_cli.watch.growing_trace import GrowingTrace
 from mismatch_cli.watch.history import History
-from mismatch_cli.watch.state import Alarm, Record, State
+from mismatch_cli.watch.state import Record, State
 from mismatch_cli.watch.training_run import Ready, TrainingRun
 from mismatch_cli.watch.watched import Judge
 
@@ -58,11 +59,13 @@ class Source(Protocol):
 
 
 class Told(NamedTuple):
-    """A step, and the alarms that it raised; `again`: it has grown since it was first reported."""
+    """A step, and what is to be told of alarms at it; `again`: it has grown since it was first
+    reported.
+    """
 
     step: int
     record: Record
-    alarms: list[Alarm]
+    alarms: list[Event]
     again: bool
 
 
@@ -141,7 +144,7 @@ class Watcher:
     @property
     def alarms(self) -> list[Alarm]:
         """All alarms of the limits that are set now, also from earlier sessions."""
-        return self.state.alarms_of(self._sets)
+        return self.state.alarms.of(self._sets)
 
     @property
     def since_growth(self) -> float:
@@ -176,7 +179,7 @@ class Watcher:
             record, checks = self._judged(ready)
             # A kill may come between any two writes, and must leave nothing to repeat.
             # So alarms are recorded first, then the line, then the step, and reported after that.
-            alarms = self.state.raised(ready.step, checks)
+            alarms = self.state.judged(ready.step, checks)
             self.history.add(ready.step, record)
             self.state.put(ready.step, record, ready.shards)
             found.append(Told(ready.step, record, alarms, known))

@@ -8,13 +8,15 @@ from itertools import product
 import numpy as np
 import pytest
 
-from mismatch_cli.limits.assess import assess, position, status
-from mismatch_cli.limits.reference import Bar, family, precision, reference
-from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, FEW_PROMPTS, ONE_HAS_ALL
+from mismatch_cli.limits.assess import assess, status
+from mismatch_cli.limits.both_sides import family, precision
+from mismatch_cli.limits.judge import BROKEN, EXCEEDED, HEALTHY, HOLDS, UNDECIDED, UNJUDGED
+from mismatch_cli.limits.published import Published, published
+from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, FEW_PROMPTS, NOT_MEASURED, ONE_HAS_ALL
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.pairs import PAIRS
 
-BARS = reference().bars
+ROWS = published()
 
 
 def estimate(value: float | None, half_width: float | None = None) -> dict:
@@ -37,88 +39,84 @@ def summary(
     return {"about": about, "pairs": made, "floor": None if floor is None else {"metrics": floor}}
 
 
-def row_of(verdict: dict, bar: Bar) -> dict:
-    (row,) = [row for row in verdict["bars"] if row["who"] == bar.who]
+def row_of(verdict: dict, limit: Published) -> dict:
+    (row,) = [row for row in verdict["bars"] if row["who"] == limit.who]
     return row
 
 
 def test_a_number_that_a_few_prompts_decide_is_not_certain():
-    (bar,) = [bar for bar in BARS if bar.metric == "k3"][:1]
+    limit = next(row for row in ROWS if row.metric == "k3" and not row.family)
     for note, (times, expected) in product(
-        (ONE_HAS_ALL, FEW_PROMPTS), ((0.2, "healthy"), (0.5, "undecided"))
+        (ONE_HAS_ALL, FEW_PROMPTS), ((0.2, HOLDS), (0.5, UNDECIDED))
     ):
-        found = estimate(times * bar.bounds[0]) | {"note": note}
-        row = row_of(
-            assess(
-                summary(
-                    {"k3": found}, architecture={"moe": "Qwen3MoeForCausalLM"}.get(bar.family, "")
-                )
-            ),
-            bar,
-        )
-        assert (row["standing"], row["low"]) == (expected, None)
+        found = estimate(times * limit.bound(BROKEN)) | {"note": note}
+        row = row_of(assess(summary({"k3": found})), limit)
+        assert (row["standing"], row["low"], row["power"]) == (expected, None, None)
+        assert ("too few prompts for an interval" in row["reason"]) == (expected == UNDECIDED)
 
 
 def test_the_status_is_above_only_if_every_limit_is_exceeded():
+    above, between = (EXCEEDED, BROKEN), (EXCEEDED, HEALTHY)
+    holds, undecided, unjudged = (HOLDS, ""), (UNDECIDED, ""), (UNJUDGED, "")
     expected = {
-        "above": ("above",), "mixed": ("above", "undecided"),
-        "between": ("between", "healthy", "undecided"),
-        "undecided": ("undecided", "healthy"), "healthy": ("healthy",), "": (),
+        "above": (above, unjudged), "mixed": (above, undecided),
+        "between": (between, holds, undecided),
+        "undecided": (undecided, holds), "healthy": (holds, unjudged), "": (unjudged,),
     }  # fmt: skip
     for word, rows in expected.items():
-        assert status([{"standing": row} for row in rows]) == word
+        bars = [{"standing": standing, "level": level} for standing, level in rows]
+        assert status(bars) == word
 
 
 def test_float32_rounding_does_not_exceed_a_limit():
     rounded = float(np.float32(0.1))
-    assert rounded > 0.1 and position(rounded, rounded, 0.1, 0.2) == "healthy"
-    assert position(0.10001, 0.10001, 0.1, 0.2) == "between"
+    assert rounded > 0.1
+    limit = next(row for row in ROWS if row.metric == "abs_d_response_mean")
+    verdict = assess(summary({limit.metric: estimate(rounded)}))
+    assert row_of(verdict, limit)["standing"] == HOLDS
 
 
-@pytest.mark.parametrize("bar", BARS, ids=lambda bar: bar.who)
-def test_values_around_every_limit(bar):
-    architecture = {"moe": "Qwen3MoeForCausalLM", "dense": "Qwen3ForCausalLM", "": ""}[bar.family]
-    healthy, broken = bar.bounds
-    agreement = METRICS[bar.metric].agreement
-    scale = healthy - agreement
+@pytest.mark.parametrize(
+    "limit", [row for row in ROWS if ":" not in row.metric], ids=lambda r: r.who
+)
+def test_intervals_around_every_limit(limit):
+    """The values themselves are those of test_one_judge.py."""
+    architecture = {"moe": "Qwen3MoeForCausalLM", "dense": "Qwen3ForCausalLM"}.get(limit.family, "")
+    healthy, broken = limit.range(HEALTHY).high, limit.range(BROKEN).high
+    scale = healthy - METRICS[limit.metric].agreement
     cases = [
-        (estimate(healthy - scale / 2), "healthy"),
-        (estimate(healthy), "healthy"),
-        (estimate(broken + scale / 2), "above"),
-        (estimate(healthy - scale / 2, scale / 4), "healthy"),
-        (estimate(healthy, scale / 4), "undecided"),
-        (estimate(broken, scale / 4), "undecided"),
-        (estimate(broken + scale / 2, scale / 4), "above"),
+        (estimate(healthy - scale / 2, scale / 4), (HOLDS, "")),
+        (estimate(healthy, scale / 4), (UNDECIDED, "")),
+        (estimate(broken, scale / 4), (UNDECIDED, "")),
+        (estimate(broken + scale / 2, scale / 4), (EXCEEDED, BROKEN)),
     ]
     if broken > healthy:
-        middle = (healthy + broken) / 2
-        cases += [
-            (estimate(middle), "between"),
-            (estimate(middle, (broken - healthy) / 4), "between"),
-        ]
+        middle = estimate((healthy + broken) / 2, (broken - healthy) / 4)
+        cases.append((middle, (EXCEEDED, HEALTHY)))
     for found, expected in cases:
-        row = row_of(assess(summary({bar.metric: found}, architecture=architecture)), bar)
-        assert row["standing"] == expected, found
-        assert (row["value"], row["source"]) == (found["value"], bar.source)
+        given = summary({limit.metric: found}, architecture=architecture)
+        if limit.precision:
+            given["about"] = {
+                "trainer": given["about"].get("trainer", {}) | _STORED[limit.precision]
+            }
+        row = row_of(assess(given), limit)
+        assert (row["standing"], row["level"]) == expected, found
+        assert (row["value"], row["source"]) == (found["value"], limit.source)
+        assert row["power"] == pytest.approx(found["high"] - found["value"])
+
+
+_STORED = {"bf16": {"dtype": "bfloat16"}, "fp8": {"dtype": "bfloat16", "quantization": "fp8"}}
 
 
 def test_a_signed_metric_is_compared_by_its_size():
-    bar = next(bar for bar in BARS if bar.absolute)
-    assert row_of(assess(summary({bar.metric: estimate(-0.3, 0.1)})), bar)["standing"] == "above"
-    row = row_of(assess(summary({bar.metric: estimate(-0.01, 0.05)})), bar)
-    assert (row["value"], row["low"], row["high"], row["standing"]) == (
-        0.01,
-        0.0,
-        pytest.approx(0.06),
-        "healthy",
-    )
-
-
-def test_positions_include_their_bounds():
-    assert position(0.5, 1.0, 1.0, 2.0) == "healthy"
-    assert position(1.5, 2.0, 1.0, 2.0) == "between"
-    assert position(0.9, 1.1, 1.0, 2.0) == "undecided"
-    assert position(2.1, 9.0, 1.0, 2.0) == "above"
+    limit = next(row for row in ROWS if row.direction == "size")
+    verdict = assess(summary({limit.metric: estimate(-0.3, 0.1)}))
+    assert row_of(verdict, limit)["standing"] == EXCEEDED
+    half = limit.bound(BROKEN) / 2
+    row = row_of(assess(summary({limit.metric: estimate(-half / 5, half)})), limit)
+    assert (row["value"], row["standing"]) == (-half / 5, HOLDS)
+    across = assess(summary({limit.metric: estimate(0.0, 3 * half)}))
+    assert row_of(across, limit)["standing"] == UNDECIDED
 
 
 def test_limits_are_never_merged():
@@ -126,14 +124,18 @@ def test_limits_are_never_merged():
     verdict = assess(summary({"k3": estimate(5e-3, 1e-4)}, architecture="Qwen3ForCausalLM"))
     found = {row["who"]: row["standing"] for row in verdict["bars"]}
     assert found == {
-        "NeMo-RL, GRPO guide": "above",
-        "prime-rl, new models": "healthy",
-        "prime-rl nightly": "above",
-        "Miles blog, dense": "above",
+        "Miles blog, dense": EXCEEDED,
+        "NeMo-RL, GRPO guide": EXCEEDED,
+        "NeMo-RL CI, KL": EXCEEDED,
+        "prime-rl, new models": HOLDS,
+        "prime-rl nightly": EXCEEDED,
+        "prime-rl CI, reverse-text": HOLDS,
     }
     text = " ".join(verdict["sentences"])
-    assert "1 of 4 published limits hold." in text
-    assert "Exceeded: NeMo-RL, GRPO guide; prime-rl nightly; Miles blog, dense." in text
+    assert (
+        "2 of 6 published limits hold, exceeded: Miles blog, dense; NeMo-RL, GRPO guide; NeMo-RL "
+        "CI, KL; prime-rl nightly." in text
+    )
 
 
 def test_each_limit_reads_the_pair_it_is_about():
@@ -143,18 +145,20 @@ def test_each_limit_reads_the_pair_it_is_about():
     assert found["NeMo-RL, GRPO guide"] == ("mismatch", 1e-4)
     assert found["prime-rl, new models"] == ("total", 0.1)
     assert any(
-        "staleness included: prime-rl, new models; prime-rl nightly." in sentence
+        sentence.startswith("With staleness, 0 of 3 published limits hold, exceeded: prime-rl")
         for sentence in verdict["sentences"]
     )
-    assert {bar.pair for bar in BARS} <= set(PAIRS)
+    assert {row.pair for row in ROWS} <= set(PAIRS)
 
 
-def test_with_only_the_current_trainer_every_number_includes_staleness():
+def test_with_only_the_current_trainer_limits_on_equal_weights_are_not_judged():
     verdict = assess(summary({"k3": estimate(0.1, 0.01)}, pair="total"))
-    assert {row["pair"] for row in verdict["bars"]} == {"total"}
-    assert any(
-        "every number here includes staleness" in sentence for sentence in verdict["sentences"]
-    )
+    words = {row["who"]: (row["pair"], row["standing"]) for row in verdict["bars"]}
+    assert words["prime-rl, new models"] == ("total", EXCEEDED)
+    assert words["NeMo-RL, GRPO guide"] == ("mismatch", UNJUDGED)
+    assert verdict["status"] == "above"
+    (sentence,) = [text for text in verdict["sentences"] if "could not be judged" in text]
+    assert "1 could not be judged: the number includes staleness" in sentence
 
 
 @pytest.mark.parametrize(
@@ -223,14 +227,13 @@ def test_the_tail():
 
 def test_without_measurements_nothing_is_judged():
     verdict = assess(summary({"k3": estimate(None)}, {}))
-    assert (verdict["bars"], verdict["measured"], verdict["tail"], verdict["floor"]) == (
-        [],
-        [],
-        None,
-        None,
-    )
-    assert len(verdict["sentences"]) == 1
+    assert {row["standing"] for row in verdict["bars"]} == {UNJUDGED}
+    assert {row["reason"] for row in verdict["bars"]} == {NOT_MEASURED}
+    assert (verdict["status"], verdict["measured"], verdict["tail"], verdict["floor"]) == (
+        "", [], None, None,
+    )  # fmt: skip
     json.dumps(verdict, allow_nan=False)
+    assert assess(summary({}))["bars"] == []
 
 
 def test_missing_intervals_are_mentioned():

@@ -9,38 +9,37 @@ import pytest
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.limits.limit_sets import VALUE, WHOLE_INTERVAL, Limit, load_limits, presets
 
+MISMATCH, TOTAL = "mismatch", "total"
+ESS = "verl:rollout_corr/rollout_is_eff_sample_size"
+OF_VERL = {
+    ("k1", "max_size", MISMATCH): 0.1,
+    ("chi2_token", "max", MISMATCH): 1.0,
+    ("ratio_mean", "min", MISMATCH): 0.5,
+    ("ratio_mean", "max", MISMATCH): 2.0,
+}
 PUBLISHED = {
-    "miles": {("k3", "max"): 1e-3},
-    "miles-moe": {("k3", "max"): 1e-1},
-    "nemo-rl": {("mult_prob_error", "max"): 1.05, ("k3", "max"): 1e-3},
-    "prime-rl": {("prime-rl:mismatch_kl/all/mean", "max"): 0.015},
-    "slime": {("slime:train/train_rollout_logprob_abs_diff", "max"): 0.1},
-    "tinker": {("k1", "max"): 0.01, ("k2", "max"): 0.01},
-    "verl": {
-        ("tv_binary_mean", "max"): 0.01,
-        ("verl:rollout_corr/rollout_is_eff_sample_size", "min"): 0.3,
-        ("k1", "min"): -0.1,
-        ("k1", "max"): 0.1,
-        ("verl:rollout_corr/chi2_token", "max"): 1.0,
-    },
-    "verl-healthy": {
-        ("tv_binary_mean", "max"): 0.005,
-        ("ratio_mean", "min"): 0.5,
-        ("ratio_mean", "max"): 2.0,
-        ("verl:rollout_corr/rollout_is_eff_sample_size", "min"): 0.5,
-    },
+    "miles": {("k3", "max", MISMATCH): 1e-3},
+    "miles-moe": {("k3", "max", MISMATCH): 1e-1},
+    "nemo-rl": {("mult_prob_error", "max", MISMATCH): 1.05, ("k3", "max", MISMATCH): 1e-3},
+    "prime-rl": {("k3", "max", TOTAL): 0.015},
+    "skyrl": {("abs_d_mean", "max", MISMATCH): 0.05},
+    "slime": {("abs_d_response_mean", "max", MISMATCH): 0.1},
+    "tinker": {("k1", "max_size", TOTAL): 0.01, ("k2", "max", TOTAL): 0.01},
+    "verl": OF_VERL | {("tv_binary_mean", "max", MISMATCH): 0.01, (ESS, "min", ""): 0.3},
+    "verl-healthy": OF_VERL | {("tv_binary_mean", "max", MISMATCH): 0.005, (ESS, "min", ""): 0.5},
 }
 
 
 def test_the_presets_are_the_published_numbers_with_their_sources():
     assert set(presets()) == PUBLISHED.keys()
     for name, expected in PUBLISHED.items():
-        found = load_limits(name)
-        assert {(limit.metric, limit.bound): limit.threshold for limit in found.limits} == expected
-        assert all(limit.source and limit.decide == VALUE for limit in found.limits)
-        # The engine's gap
-        assert all(limit.pair == ("" if limit.framework else "mismatch") for limit in found.limits)
-        assert found.about
+        limits = load_limits(name)
+        bounds = {
+            (limit.metric, limit.bound, limit.pair): limit.threshold for limit in limits.limits
+        }
+        assert bounds == expected
+        assert all(limit.source and limit.decide == VALUE for limit in limits.limits)
+        assert limits.about
 
 
 def test_every_field_of_a_file_is_read(tmp_path):

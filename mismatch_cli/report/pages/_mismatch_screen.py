@@ -7,10 +7,11 @@ from typing import Any
 
 from mismatch_cli.base import numbers
 from mismatch_cli.base.errors import suggest
-from mismatch_cli.limits.assess import ABOVE, BETWEEN, HEALTHY, UNDECIDED, WITHOUT_INTERVAL
+from mismatch_cli.limits.assess import limit_sentences, strictest_first
+from mismatch_cli.limits.judge import EXCEEDED, HEALTHY, UNJUDGED
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.report.about import DECIDING, LEADING, left_out, subject_lines
-from mismatch_cli.report.pages._status import SIGNS, STATUS_WORDS, counted
+from mismatch_cli.report.pages._status import STATUS_WORDS, colour, sign
 from mismatch_cli.report.pages.mismatch_routing import routing_remark
 from mismatch_cli.report.tables import Row, col, frameworks, in_words, metric_row, span, table, text
 from mismatch_cli.report.view import (
@@ -19,17 +20,15 @@ from mismatch_cli.report.view import (
     MetricRow,
     Profile,
     Screen,
-    Status,
     Table,
     Verdict,
 )
 from mismatch_cli.studies.mismatch import MismatchAnalysis
 from mismatch_cli.studies.study import typed
 
-_STATUS: dict[str, Status] = {HEALTHY: "good", BETWEEN: "mixed", ABOVE: "bad", UNDECIDED: "mixed"}
 _SHORT = re.compile(r",| (?:FAQ|CI|blog|nightly|rollout_corr|Ascend)")
 _NOISE = "× noise: multiples of the trainer's gap to itself in another batch shape"
-_OF_PAIR = {"total": "With staleness, ", "staleness": "For staleness alone, "}
+_OF_PAIR = {"total": "with staleness", "staleness": "staleness alone", "mismatch": "equal weights"}
 
 
 def screen(study: MismatchAnalysis, worst: Sequence[Excerpt]) -> Screen:
@@ -40,7 +39,7 @@ def screen(study: MismatchAnalysis, worst: Sequence[Excerpt]) -> Screen:
     return Screen(
         subject=subject_lines(summary["about"], main["counts"]),
         notes=left_out(summary),
-        tables=(_deciding(main, verdict["bars"]),),
+        tables=(_deciding(summary["pairs"], verdict["bars"]),),
         remarks=(*_remarks(summary), *_suspect(suspects)),
         profiles=_profiles(main),
         excerpts=tuple(replace(token, title=f"Worst token {token.title}") for token in worst),
@@ -61,26 +60,36 @@ def leading(pair: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> tup
             return found
         return replace(
             found,
-            limit=f"limit {limit['healthy']:g}, {_by(limit)}",
-            status=_STATUS[limit["standing"]],
+            limit=f"limit {limit['text'].removeprefix('≤ ')}, {_by(limit)}",
+            status=colour(limit),
         )
 
     return tuple(map(row, LEADING))
 
 
-def _deciding(pair: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> Table:
-    """The metrics that people act on, each with the strictest published limit."""
+def _deciding(pairs: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> Table:
+    """The metrics that people act on, each with its strictest published limit, and after them
+    every other number that exceeds one.
+    """
+    main = next(iter(pairs))
+    judged = [(key, main) for key in DECIDING]
+    judged += [(row["metric"], row["pair"]) for row in limits if row["standing"] == EXCEEDED]
     rows = [
-        {"metric": METRICS[key], "found": found, "limit": _strictest(limits, key, pair["pair"])}
-        for key in DECIDING
-        if (found := pair["metrics"][key])["value"] is not None
+        {
+            "label": METRICS[key].label + _beside(pair, main),
+            "metric": METRICS[key],
+            "found": found,
+            "limit": _strictest(limits, key, pair),
+        }
+        for key, pair in dict.fromkeys(judged)
+        if (found := pairs[pair]["metrics"][key])["value"] is not None
     ]
     noise = any(row["found"].get("times_floor") is not None for row in rows)
     return table(
         "",
         rows,
         [
-            text("", lambda row: row["metric"].label),
+            text("", lambda row: row["label"]),
             col("value", lambda row: in_words(row["metric"], row["found"])[0]),
             col(
                 "95 % interval", lambda row: in_words(row["metric"], row["found"])[1], optional=True
@@ -93,6 +102,11 @@ def _deciding(pair: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> T
     )
 
 
+def _beside(pair: str, main: str) -> str:
+    """Which pair a number is of, unless it is the one that the screen is about."""
+    return "" if pair == main else f", {_OF_PAIR[pair]}"
+
+
 def _times_noise(found: Mapping[str, Any]) -> str:
     return numbers.times(found.get("times_floor"), found.get("times_floor_range"))
 
@@ -100,14 +114,18 @@ def _times_noise(found: Mapping[str, Any]) -> str:
 def _strictest(
     limits: Sequence[Mapping[str, Any]], key: str, pair: str
 ) -> Mapping[str, Any] | None:
+    """The limit on a metric that decides: an exceeded one before others, else the smallest."""
     of_metric = [row for row in limits if row["metric"] == key and row["pair"] == pair]
-    return min(of_metric, key=lambda row: float(row["healthy"]), default=None)
+    judged = [row for row in of_metric if row["standing"] != UNJUDGED]
+    return next(iter(strictest_first(judged)), None)
 
 
 def _limit(row: Row) -> str:
     """`✔ 0.005 verl`: the publisher by the first part of its name."""
     limit = row["limit"]
-    return "" if limit is None else f"{SIGNS[limit['standing']]} {limit['healthy']:g} {_by(limit)}"
+    if limit is None:
+        return ""
+    return f"{sign(limit)} {limit['text'].removeprefix('≤ ')} {_by(limit)}"
 
 
 def _by(limit: Mapping[str, Any]) -> str:
@@ -169,19 +187,9 @@ def _verdict(verdict: Mapping[str, Any]) -> Verdict:
     do not.
     """
     words, status = STATUS_WORDS[verdict["status"]]
-    bars = verdict["bars"]
-    exceeded = {row["pair"] for row in bars if row["standing"] == ABOVE}
-    pairs = sorted(
-        dict.fromkeys(row["pair"] for row in bars), key=lambda pair: pair not in exceeded
-    )
-    found = [counted([row for row in bars if row["pair"] == pair]) for pair in pairs]
-    sentences = [f"{_OF_PAIR.get(pair, '')}{text}" for pair, text in zip(pairs, found, strict=True)]
-    if any(row["low"] is None and row["standing"] == UNDECIDED for row in bars):
-        sentences.append(
-            f"Undecided values come from too few prompts: they may be {WITHOUT_INTERVAL:g} times "
-            "as large, or as small."
-        )
-    sentences = sentences or ["There is no published limit for what was measured here."]
+    sentences = limit_sentences(verdict["bars"])
+    if not verdict["status"]:
+        sentences = sentences or ["There is no published limit for what was measured here."]
     of_limits = Verdict(words, " ".join(sentences), status)
     return _beside_expected(of_limits, verdict["expected"] or {})
 

@@ -1,12 +1,12 @@
 """The status of limits in signs and words, for the screens of a trace and of a quoted number."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from mismatch_cli.limits.assess import ABOVE, BETWEEN, HEALTHY, MIXED, UNDECIDED
+from mismatch_cli.limits.assess import ABOVE, BETWEEN, MIXED
+from mismatch_cli.limits.judge import EXCEEDED, HEALTHY, HOLDS, UNDECIDED, UNJUDGED
 from mismatch_cli.report.view import Status
 
-SIGNS = {HEALTHY: "✔", BETWEEN: "!", ABOVE: "✘", UNDECIDED: "?"}
 STATUS_WORDS: dict[str, tuple[str, Status]] = {
     HEALTHY: ("HEALTHY", "good"),
     UNDECIDED: ("UNDECIDED", "mixed"),
@@ -15,16 +15,32 @@ STATUS_WORDS: dict[str, tuple[str, Status]] = {
     BETWEEN: ("BETWEEN HEALTHY AND BROKEN", "mixed"),
     "": ("NO LIMIT APPLIES", ""),
 }
+_SIGNS: dict[str, tuple[str, Status]] = {
+    HOLDS: ("✔", "good"),
+    EXCEEDED: ("✘", "bad"),
+    UNDECIDED: ("?", "mixed"),
+    UNJUDGED: ("–", ""),
+}
+_NOT_BROKEN: tuple[str, Status] = ("!", "mixed")
 
 
-def counted(rows: Sequence[Mapping[str, Any]]) -> str:
-    """`7 of 9 published limits hold, 2 are undecided.`"""
-    by_status = {status: [row for row in rows if row["standing"] == status] for status in SIGNS}
-    undecided = len(by_status[UNDECIDED])
-    parts = [f"{len(by_status[HEALTHY])} of {len(rows)} published limits hold"]
-    if undecided:
-        parts.append(f"{undecided} {'is' if undecided == 1 else 'are'} undecided")
-    for status, words in ((BETWEEN, "between healthy and broken"), (ABOVE, "exceeded")):
-        if by_status[status]:
-            parts.append(f"{words}: {'; '.join(row['who'] for row in by_status[status])}")
-    return ", ".join(parts) + "."
+def sign(limit: Mapping[str, Any]) -> str:
+    """`✔`, `✘`, `?`, or `!` for what is not healthy but not broken either."""
+    return _of(limit)[0]
+
+
+def colour(limit: Mapping[str, Any]) -> Status:
+    return _of(limit)[1]
+
+
+def word(limit: Mapping[str, Any]) -> str:
+    """The judge's word; of two levels, also which one is exceeded."""
+    if limit["level"] == HEALTHY:
+        return "not healthy, not broken"
+    if limit["standing"] == UNJUDGED:
+        return "not judged"
+    return str(limit["standing"])
+
+
+def _of(limit: Mapping[str, Any]) -> tuple[str, Status]:
+    return _NOT_BROKEN if limit["level"] == HEALTHY else _SIGNS[limit["standing"]]

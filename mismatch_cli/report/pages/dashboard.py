@@ -9,9 +9,10 @@ from mismatch_cli.base import numbers, registry
 from mismatch_cli.base.errors import suggest
 from mismatch_cli.frameworks import IMPORTERS, RECORDERS
 from mismatch_cli.frameworks.dialects import UPDATE
-from mismatch_cli.limits.assess import HEALTHY
+from mismatch_cli.limits.assess import counted, strictest_first
+from mismatch_cli.limits.judge import HEALTHY
 from mismatch_cli.metrics.gap_table import METRICS
-from mismatch_cli.report.pages._status import SIGNS, STATUS_WORDS, counted
+from mismatch_cli.report.pages._status import STATUS_WORDS, sign, word
 from mismatch_cli.report.tables import Col, Row, col, filled, table, text
 from mismatch_cli.report.view import Facts, ReportView, Screen, Status, Table, Verdict
 from mismatch_cli.studies.dashboard import OWN, DashboardNumbers, on_the_dtype
@@ -70,23 +71,15 @@ def _definition(row: Row) -> str:
 
 def _limits(found: Sequence[Row]) -> Table:
     """Every published limit with its status, the strictest first."""
-    rows = [
-        (row, limit)
-        for row in found
-        for limit in sorted(row["bars"], key=lambda limit: float(limit["healthy"]))
-    ]
+    rows = [(row, limit) for row in found for limit in strictest_first(row["bars"])]
     columns: list[Col[tuple[Row, Row]]] = [
         text("published by", lambda pair: pair[1]["who"]),
         text("metric", lambda pair: pair[0]["name"].rpartition("/")[2]),
-        col("limit", lambda pair: f"{pair[1]['healthy']:g}"),
-        text("status", lambda pair: f"{SIGNS[pair[1]['standing']]} {_status(pair[1])}"),
+        text("limit", lambda pair: pair[1]["text"]),
+        text("status", lambda pair: f"{sign(pair[1])} {word(pair[1])}"),
         text("source", lambda pair: pair[1]["source"]),
     ]
     return table("", rows[:_MOST_LIMITS], [columns[0], *columns[1 + (len(found) == 1) :]])
-
-
-def _status(limit: Row) -> str:
-    return "holds" if limit["standing"] == HEALTHY else str(limit["standing"])
 
 
 def _measured(found: Sequence[Row]) -> Table:

@@ -10,6 +10,7 @@ from mismatch_cli.base import numbers
 from mismatch_cli.base.errors import suggest
 from mismatch_cli.base.places import shown
 from mismatch_cli.base.text import visible
+from mismatch_cli.limits.judge import EXCEEDED, HOLDS, UNDECIDED, UNJUDGED
 from mismatch_cli.limits.limit_sets import DIAGNOSIS, OF_BASELINE, LimitSet
 from mismatch_cli.report.about import (
     about_facts,
@@ -34,8 +35,8 @@ from mismatch_cli.studies.study import typed
 _SUITES, _WHOLE = "mismatch-cli gate", "the traces are whole"
 _MOST = 12  # limits on a screen
 _ANNOTATIONS = 10
-_SIGNS = {"holds": "✔", "exceeded": "✘", "unjudged": "?"}
-_STATUS = {"holds": "holds", "exceeded": "EXCEEDED", "unjudged": "not judged"}
+_SIGNS = {HOLDS: "✔", EXCEEDED: "✘", UNJUDGED: "?"}
+_STATUS = {HOLDS: "holds", EXCEEDED: "EXCEEDED", UNJUDGED: "not judged"}
 _VERDICTS: dict[str, tuple[str, Status]] = {
     "passed": ("PASSED", "good"),
     "failed": ("FAILED", "bad"),
@@ -56,9 +57,11 @@ def page(result: GateResult) -> ReportView:
         _columns(result, _status),
     )
     reasons = (
-        (f"{check.limit.metric} {check.limit.text}", check.reason) for check in result.failed
+        (f"{check.limit.metric} {check.limit.text}", check.reason)
+        for check in result.checks
+        if check.reason
     )
-    failed = pairs_table("Limits that do not hold, or have no value", reasons, "limit", "why")
+    failed = pairs_table("Limits that do not hold, or are not decided", reasons, "limit", "why")
     listed = pairs_table("Sources", sources, "metric", "source")
     return ReportView(
         title="Does the gap stay within its limits?",
@@ -97,7 +100,14 @@ def _named(result: GateResult, check: Check) -> str:
 
 
 def _status(check: Check) -> str:
+    """The judge's word; of one that is undecided, also what the gate makes of it."""
+    if check.status == UNDECIDED:
+        return "undecided, passes" if check.holds else "undecided, FAILS"
     return _STATUS[check.status]
+
+
+def _signed(check: Check) -> str:
+    return f"{_SIGNS.get(check.status, '?')} {_status(check)}"
 
 
 def _screen(result: GateResult) -> Screen:
@@ -107,7 +117,7 @@ def _screen(result: GateResult) -> Screen:
     limits = table(
         "",
         checks[:_MOST],
-        _columns(result, lambda check: f"{_SIGNS[check.status]} {_status(check)}"),
+        _columns(result, _signed),
         note=f"{len(checks) - _MOST} more with --full." if len(checks) > _MOST else "",
     )
     words, status = _VERDICTS[result.status]
@@ -219,8 +229,8 @@ def _attributes(name: str, checks: Sequence[Check], refused: bool = False) -> di
     return {
         "name": visible(name),
         "tests": str(len(checks) + refused),
-        "failures": str(statuses.count("exceeded") + refused),
-        "errors": str(statuses.count("unjudged")),
+        "failures": str(sum(check.known and not check.holds for check in checks) + refused),
+        "errors": str(statuses.count(UNJUDGED)),
         "time": "0",
     }
 
@@ -234,7 +244,7 @@ def _add_properties(suite: Element, result: GateResult, limits: LimitSet) -> Non
 
 
 # JUnit tells a test that fails from one that could not be made
-_JUNIT = {"exceeded": ("failure", "LimitExceeded"), "unjudged": ("error", "NotMeasured")}
+_FAILURE, _ERROR = ("failure", "LimitExceeded"), ("error", "NotMeasured")
 
 
 def _add_case(suite: Element, check: Check) -> None:
@@ -246,7 +256,7 @@ def _add_case(suite: Element, check: Check) -> None:
     if check.holds:
         answer = SubElement(case, "system-out")
     else:
-        tag, kind = _JUNIT[check.status]
+        tag, kind = _FAILURE if check.known else _ERROR
         answer = SubElement(case, tag, type=kind, message=visible(check.reason))
     lines = (
         f"measured {subject(check)}: {measured_text(check)}",
@@ -274,7 +284,7 @@ def markdown(result: GateResult) -> str:
             measured += f": {check.found.detail}"  # which fault: a count alone does not say
         cells = (subject(check), measured, limit_text(check), check.limits, source_text(check))
         lines.append(
-            " | ".join([f"| {_TICKS[check.status]} {_status(check)}", *map(_escaped, cells)]) + " |"
+            " | ".join([f"| {_tick(check)} {_status(check)}", *map(_escaped, cells)]) + " |"
         )
     lines += ["", *(f"- {_escaped(why)} {_escaped(line)}" for line, why in _next(result))]
     lines += [*(f"- {_escaped(note)}" for note in partial_notes(result.measured.summary["about"]))]
@@ -300,7 +310,13 @@ def annotations(result: GateResult) -> str:
     )
 
 
-_TICKS = {"passed": "✅", "holds": "✅", "failed": "❌", "exceeded": "❌", "unjudged": "❔"}
+_TICKS = {"passed": "✅", "failed": "❌", "unjudged": "❔"}  # of a result
+
+
+def _tick(check: Check) -> str:
+    if not check.known:
+        return _TICKS["unjudged"]
+    return _TICKS["passed" if check.holds else "failed"]
 
 
 def _escaped(words: str) -> str:

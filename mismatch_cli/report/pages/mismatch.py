@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mismatch_cli.base import numbers
+from mismatch_cli.limits.assess import FLOOR
 from mismatch_cli.metrics.gap_table import (
     GAP_GROUPS,
     METRICS,
@@ -15,6 +16,7 @@ from mismatch_cli.metrics.gap_table import (
 from mismatch_cli.report.about import GAPS, about_facts, command_line, left_out, settings_tables
 from mismatch_cli.report.excerpts import worst_excerpts
 from mismatch_cli.report.pages._mismatch_screen import leading, screen
+from mismatch_cli.report.pages._status import word
 from mismatch_cli.report.pages.mismatch_routing import routing_section
 from mismatch_cli.report.tables import (
     Col,
@@ -24,7 +26,6 @@ from mismatch_cli.report.tables import (
     keyed,
     metric_row,
     mu_bin,
-    named,
     number,
     plain,
     span,
@@ -297,7 +298,7 @@ def _bars(verdict: Mapping[str, Any], pair: str) -> Table:
         [row for row in verdict["bars"] if row["pair"] == pair],
         [
             text("published by", lambda row: f"{row['who']} ({row['source']})"),
-            named("status", "standing"),  # the second column: a phone shows no more
+            text("status", word),  # the second column: a phone shows no more
             text("healthy if", _limits),
             col("this trace", plain),
         ],
@@ -305,9 +306,11 @@ def _bars(verdict: Mapping[str, Any], pair: str) -> Table:
 
 
 def _limits(row: Mapping[str, Any]) -> str:
-    name = METRICS[row["metric"]].label
-    healthy = f"{f'size of {name}' if row['absolute'] else name} ≤ {row['healthy']:g}"
-    return healthy if row["broken"] == row["healthy"] else f"{healthy}; broken > {row['broken']:g}"
+    """`mean |π − μ| ≤ 0.005; broken beyond 0.01`."""
+    healthy = f"{METRICS[row['metric']].label} {row['text']}"
+    if row["broken"] == row["healthy"]:
+        return healthy
+    return f"{healthy}; broken beyond {row['broken']:g}"
 
 
 def _measured(verdict: Mapping[str, Any]) -> Table:
@@ -326,6 +329,8 @@ def _measured(verdict: Mapping[str, Any]) -> Table:
 
 def _setting(row: Mapping[str, Any]) -> str:
     broken = ", broken" if row["state"] else ""
+    if row["pair"] == FLOOR:
+        broken = ", the trainer's own noise"
     source = "; ".join(filter(None, (row["source"], row["derived"])))
     return f"{row['model']}: {row['setup']}{broken} ({source})"
 

@@ -253,10 +253,11 @@ class _Watching:
         for told in watcher.look(final=final):
             self._say(told)
             self._trackers.log(told.step, flat(told.record))
+            raised = [event for event in told.alarms if event.is_alarm]
             if self._calls is not None:
-                for alarm in told.alarms:
-                    self._calls.add(alarm)
-            if told.alarms and self._how.stop_on_alarm:
+                for event in raised:
+                    self._calls.add(event)
+            if raised and self._how.stop_on_alarm:
                 return True
             self._look_after(watcher)
             if self._how.until_step is not None and told.step >= self._how.until_step:
@@ -280,13 +281,13 @@ class _Watching:
         from mismatch_cli.watch.live_view import line_of
 
         if self._common.json:
-            alarms = [{"step": alarm.step, **alarm.check} for alarm in told.alarms]
+            alarms = [event.to_json() for event in told.alarms]
             print(json.dumps({**told.record, "alarms": alarms, "again": told.again}), flush=True)
         elif not self._progress.on_terminal:
             self._progress.say(line_of(told.record) + "  (again: it has grown)" * told.again)
-        for alarm in told.alarms:
-            self._progress.say(f"✘ {alarm.text}")
-        if told.alarms and self._progress.on_terminal:
+        for event in told.alarms:
+            self._progress.say(f"{'✘' if event.is_alarm else '✔'} {event.text}")
+        if any(event.is_alarm for event in told.alarms) and self._progress.on_terminal:
             print("\a", end="", file=sys.stderr, flush=True)
 
     def _concluded(self, watcher: Watcher) -> bool:
@@ -300,9 +301,7 @@ class _Watching:
         if waiting := watcher.source.waiting:
             sentences.append(f"Left out: {waiting}.")
         if alarms:
-            named = ", ".join(
-                f"{alarm.check['metric']} at step {alarm.step}" for alarm in alarms[:_NAMED]
-            )
+            named = ", ".join(f"{alarm.check['metric']} {alarm.when}" for alarm in alarms[:_NAMED])
             sentences.append(
                 f"{things(len(alarms), 'alarm')}: {named}{', …' * (len(alarms) > _NAMED)}."
             )

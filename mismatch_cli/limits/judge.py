@@ -1,0 +1,196 @@
+"""The one judge: a measured number beside what is allowed, in one of four words.
+
+Every command asks it: `report` and `verdict` for the published limits, `gate` and `watch` for the
+limits that somebody chose. So the same number gets the same word everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+from mismatch_cli.metrics.estimate import FEW_PROMPTS, NOT_MEASURED, ONE_HAS_ALL
+
+HOLDS, EXCEEDED, UNDECIDED, UNJUDGED = "holds", "exceeded", "undecided", "unjudged"
+HEALTHY, BROKEN = "healthy", "broken"  # the levels of a limit
+BOUNDS = {"max": "≤ {}", "min": "≥ {}", "max_size": "within ±{}"}  # in words
+# Two float32 log-probabilities 0.1 apart are at most 0.1 × (1 + this) apart after rounding
+_ROUNDED = 1e-6
+# Factor either way without an interval: as if five groups of prompts decided, t(4) / √5 is log 3.5
+WITHOUT_INTERVAL = 3.5
+
+
+@dataclass(frozen=True)
+class Range:
+    """Values from `low` to `high`, both ends included: what a limit allows, or where a number may
+    be.
+    """
+
+    low: float = -inf
+    high: float = inf
+
+    @classmethod
+    def of(cls, bounds: Mapping[str, float]) -> Range:
+        """From bounds by their names: `min`, `max`, or `max_size` of a signed number."""
+        size = bounds.get("max_size", inf)
+        return cls(bounds.get("min", -size), bounds.get("max", size))
+
+    def contains(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    def lies_within(self, other: Range) -> bool:
+        return other.contains(self.low) and other.contains(self.high)
+
+    def lies_outside(self, other: Range) -> bool:
+        return self.high < other.low or self.low > other.high
+
+    def widened(self, agreement: float) -> Range:
+        """With what float32 rounds away, relative to each bound's distance from agreement."""
+        low, high = (_ROUNDED * abs(bound - agreement) for bound in (self.low, self.high))
+        return Range(
+            self.low - (low if self.low > -inf else 0), self.high + (high if self.high < inf else 0)
+        )
+
+    def nearest_bound(self, value: float) -> float:
+        """The end that a value crosses, or comes closest to."""
+        return min((self.low, self.high), key=lambda bound: abs(bound - value))
+
+
+@dataclass(frozen=True)
+class Number:
+    """A measured number with its 95 % interval where it has one; or, without a value, `why`."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    pair: str = ""
+    why: str = ""
+    few_prompts: bool = False  # too few for an interval, and the value alone claims too much
+    agreement: float = 0.0  # the value at equal policies, from which the error is a factor
+
+    @classmethod
+    def of(cls, pairs: Mapping[str, Any], metric: str, pair: str) -> Number:
+        """A metric of a summary's pairs; the first pair if none is named."""
+        from mismatch_cli.metrics.gap_table import METRICS
+
+        name = pair_for(pair, pairs)
+        if not name:
+            return cls(pair=pair, why=no_pair(pair, pairs))
+        row = pairs[name]["metrics"].get(metric)
+        if row is None or row.get("value") is None:
+            note = (row or {}).get("note") or NOT_MEASURED
+            return cls(pair=name, why=note)
+        agreement = METRICS[metric].agreement or 0.0 if metric in METRICS else 0.0
+        return cls(
+            row["value"],
+            row.get("low"),
+            row.get("high"),
+            pair=name,
+            few_prompts=row.get("note") in (ONE_HAS_ALL, FEW_PROMPTS),
+            agreement=agreement,
+        )
+
+    @property
+    def has_interval(self) -> bool:
+        return self.low is not None and self.high is not None
+
+    @property
+    def range(self) -> Range:
+        """Where the value may be; with too few prompts, its distance from agreement may be a few
+        times off.
+        """
+        assert self.value is not None
+        if self.low is not None and self.high is not None:
+            return Range(self.low, self.high)
+        if not self.few_prompts:
+            return Range(self.value, self.value)
+        distance = self.value - self.agreement
+        low, high = sorted((distance / WITHOUT_INTERVAL, distance * WITHOUT_INTERVAL))
+        return Range(self.agreement + low, self.agreement + high)
+
+
+def pair_for(pair: str, measured: Collection[str]) -> str:
+    """The measured pair that a limit on `pair` applies to; empty if there is none.
+
+    Where the trainer has the weights that sampled, there is one gap: with staleness or without.
+    A number that includes staleness says nothing of a limit on equal weights.
+    """
+    names = list(measured)
+    if not pair:
+        return next(iter(names), "")
+    if pair in names:
+        return pair
+    return "mismatch" if pair == "total" and names == ["mismatch"] else ""
+
+
+def no_pair(pair: str, measured: Collection[str]) -> str:
+    """Why a limit on a pair says nothing."""
+    if pair == "mismatch" and "total" in measured:
+        return "the number includes staleness, but the limit is for equal weights"
+    return f"no {pair} pair was measured (measured: {', '.join(measured)})"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the judge says of a number.
+
+    `word`: `holds` or `exceeded`, if all of the interval agrees; `undecided`, if it contains the
+    bound; `unjudged` without a number. `level`: of a published limit that is exceeded, the last one
+    that is: `healthy` alone, or `broken` too. `is_beyond`: whether the value itself is. `power`: how
+    far from the bound a number with this interval has to be for a word; None without an interval.
+    """
+
+    word: str
+    number: Number
+    level: str = ""
+    reason: str = ""
+    power: float | None = None
+    is_beyond: bool = False
+
+    @property
+    def is_judged(self) -> bool:
+        return self.word != UNJUDGED
+
+
+def judge(number: Number, healthy: Range, broken: Range | None = None) -> Standing:
+    """Whether a number holds a limit: `healthy` is what is allowed; values outside `broken`, which
+    is at least as wide, are broken. Without a second level they are the same.
+    """
+    if number.value is None:
+        return Standing(UNJUDGED, number, reason=number.why)
+    broken = (healthy if broken is None else broken).widened(number.agreement)
+    healthy, where = healthy.widened(number.agreement), number.range
+    standing = Standing(
+        HOLDS, number, power=_power(number), is_beyond=not healthy.contains(number.value)
+    )
+    if where.lies_within(healthy):
+        return standing
+    if where.lies_outside(broken):
+        return replace(standing, word=EXCEEDED, level=BROKEN, reason=_beyond(number.value, broken))
+    if where.lies_outside(healthy) and where.lies_within(broken):
+        reason = _beyond(number.value, healthy)
+        return replace(standing, word=EXCEEDED, level=HEALTHY, reason=reason)
+    crossed = broken if where.lies_outside(healthy) else healthy
+    return replace(standing, word=UNDECIDED, reason=_spans(standing, where, crossed))
+
+
+def _power(number: Number) -> float | None:
+    if number.value is None or number.low is None or number.high is None:
+        return None
+    return max(number.high - number.value, number.value - number.low)
+
+
+def _beyond(value: float, allowed: Range) -> str:
+    bound = allowed.nearest_bound(value)
+    return f"{value:.6g} is {'below' if value < bound else 'above'} {bound:.6g}"
+
+
+def _spans(standing: Standing, where: Range, allowed: Range) -> str:
+    value = standing.number.value
+    assert value is not None
+    text = f"{_beyond(value, allowed)}, but may be from {where.low:.3g} to {where.high:.3g}"
+    if standing.power is None:
+        return f"{text}: too few prompts for an interval"
+    return f"{text}: a value {standing.power:.2g} away would be decided"

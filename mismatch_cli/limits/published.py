@@ -1,0 +1,113 @@
+"""The limits that others publish: one table, whose rows are in each framework's `limits.toml`."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from mismatch_cli.base.places import PACKAGE
+from mismatch_cli.limits.both_sides import Family
+from mismatch_cli.limits.judge import BOUNDS, BROKEN, HEALTHY, Number, Range, Standing, judge
+
+Direction = Literal["max", "min", "size", "between"]
+Bound = float | Sequence[float]
+_FILES = "frameworks/*/limits.toml"
+_NAMES = {"max": "max", "min": "min", "size": "max_size"}  # of a direction's bound
+# In words
+_IN_WORDS = {"dense": "dense models", "moe": "mixtures of experts"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """A row: values on the right side of `healthy` are healthy, those beyond `broken` are broken.
+
+    `direction` says which side: `max`, `min`, `size` of a signed number, or `between` two values.
+    """
+
+    who: str
+    source: str
+    date: str = ""  # of the newest version that was read
+    name: str  # of the metric, as the source has it
+    metric: str  # ours with the same definition, or FRAMEWORK:NAME where there is none
+    pair: str
+    direction: Direction = "max"
+    healthy: Bound | None = None
+    broken: Bound | None = None
+    family: Family = ""
+    precision: str = ""
+    says: str  # what the source concludes beyond it
+    note: str = ""
+    gate: str = ""  # the set of `gate --limits` that it is part of; empty if it may not gate
+
+    def bound(self, level: str) -> Bound:
+        """The bound of a level; if only one level was published, it is both."""
+        own, other = self.healthy, self.broken
+        if level == BROKEN:
+            own, other = other, own
+        bound = other if own is None else own
+        assert bound is not None, f"{self.who} publishes no bound"
+        return bound
+
+    def bounds(self, level: str) -> Mapping[str, float]:
+        """The bounds of a level by the names that files of limits give them."""
+        bound = self.bound(level)
+        if isinstance(bound, int | float):
+            return {_NAMES[self.direction]: bound}
+        low, high = bound
+        return {"min": low, "max": high}
+
+    def range(self, level: str) -> Range:
+        """What a level allows."""
+        return Range.of(self.bounds(level))
+
+    def text(self, level: str) -> str:
+        """What a level allows in words: `≤ 0.01`, `within ±0.1`."""
+        bounds = self.bounds(level)
+        if len(bounds) > 1:
+            return f"{bounds['min']:g} to {bounds['max']:g}"
+        ((name, bound),) = bounds.items()
+        return BOUNDS[name].format(f"{bound:g}")
+
+    @property
+    def has_two_levels(self) -> bool:
+        return self.healthy is not None and self.broken is not None
+
+    def standing(self, number: Number) -> Standing:
+        """What the judge says of a number of this metric and pair."""
+        return judge(number, self.range(HEALTHY), self.range(BROKEN))
+
+
+@cache
+def published() -> tuple[Published, ...]:
+    """Every row, a framework after the other."""
+    return tuple(Published(**row) for content in _files() for row in content["limit"])
+
+
+@cache
+def about_sets() -> Mapping[str, str]:
+    """The sets of limits that `gate` offers, by name, with what each is."""
+    rows = [row for row in published() if row.gate]
+    about = {name: text for content in _files() for name, text in content["about"].items()}
+    return {name: about[name] for name in sorted({row.gate for row in rows})}
+
+
+@cache
+def _files() -> tuple[Mapping[str, Any], ...]:
+    return tuple(_contents())
+
+
+def _contents() -> Iterator[Mapping[str, Any]]:
+    for path in sorted(PACKAGE.glob(_FILES)):
+        yield tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def for_other_models(intended: str, family: str) -> str:
+    """Why a limit for models of one family says nothing of a model; empty if it may, as where the
+    model's family is not known.
+    """
+    if not intended or family in ("", intended):
+        return ""
+    return f"the limit is for {_IN_WORDS[intended]}, and this model is not one of them"

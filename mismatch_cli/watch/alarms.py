@@ -1,0 +1,142 @@
+"""Alarms as states: a limit is exceeded since a step, still is, or no longer.
+
+An alarm begins at the first step that does not hold a limit, and is over at the first later step
+that holds it; a step that is undecided, or was not measured, changes nothing. It is told when it
+begins, every `EVERY` steps, and when it is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from typing import Any
+
+from mismatch_cli.limits.judge import HOLDS
+from mismatch_cli.limits.limit_sets import LimitSet
+from mismatch_cli.studies.gate import Check, row_of
+from mismatch_cli.studies.watch_state import LIMIT_KEYS
+
+EVERY = 25  # steps between two reminders: a few in a run of hundreds of steps
+BEGINS, STILL, OVER = "begins", "still", "over"
+
+
+@dataclass(frozen=True)
+class Event:
+    """What is told of an alarm at a step."""
+
+    state: str  # begins, still or over
+    step: int
+    since: int  # the step at which the alarm began
+    check: Mapping[str, Any]  # as in `gate --json`, of this step
+
+    @property
+    def key(self) -> str:
+        """The same for the same limit at the same step; also a file name."""
+        return f"step-{self.step}-{limit_of(self.check)}"
+
+    @property
+    def text(self) -> str:
+        """`k3 (mismatch) at step 12: 0.02 is above 0.015 (limits.toml)`."""
+        check = self.check
+        what = {
+            BEGINS: check["reason"],
+            STILL: f"{check['reason']}, since step {self.since}",
+            OVER: f"holds again, after an alarm since step {self.since}",
+        }
+        where = f"{check['metric']} ({check['pair']}) at step {self.step}"
+        return f"{where}: {what[self.state]} ({check['limits']})"
+
+    @property
+    def is_alarm(self) -> bool:
+        """Whether the limit does not hold, which the bell and the user's command are for."""
+        return self.state != OVER
+
+    def to_json(self) -> dict[str, Any]:
+        """The check with its step, and the state of the alarm."""
+        return {"step": self.step, "state": self.state, "since": self.since, **self.check}
+
+
+@dataclass
+class Alarm:
+    """A limit that was exceeded, from its first step on."""
+
+    since: int
+    check: Mapping[str, Any]  # of that step
+    last: int  # the newest step that did not hold it
+    told: int  # the newest step at which that was told
+    over: int | None = None  # the step that held it again
+
+    @property
+    def when(self) -> str:
+        """`at step 12`, `since step 12` or `from step 12 to 37`."""
+        if self.over is None:
+            return f"since step {self.since}"
+        return (
+            f"at step {self.since}"
+            if self.last == self.since
+            else f"from step {self.since} to {self.last}"
+        )
+
+    @property
+    def beginning(self) -> Event:
+        return Event(BEGINS, self.since, self.since, self.check)
+
+
+class Alarms:
+    """The alarms of a run, in the order in which they began."""
+
+    def __init__(self, alarms: Iterable[Alarm] = ()) -> None:
+        self.all = list(alarms)
+        self._newest = {limit_of(alarm.check): alarm for alarm in self.all}
+
+    def judged(self, step: int, checks: Sequence[Check]) -> list[Event]:
+        """Take in the checks of a step; return what is to be told. The same step again, as after a
+        kill, tells nothing twice.
+        """
+        events = [self._change(step, check) for check in checks if check.known]
+        return [event for event in events if event is not None]
+
+    def _change(self, step: int, check: Check) -> Event | None:
+        row = row_of(check)
+        alarm = self._newest.get(limit_of(row))
+        if alarm is None or (alarm.over is not None and step > alarm.over):
+            return None if check.holds else self._begin(step, row)
+        if alarm.over is not None or step < alarm.last:
+            return None
+        if check.status == HOLDS:
+            alarm.over = step
+            return Event(OVER, step, alarm.since, row)
+        if check.holds:
+            return None
+        alarm.last = step
+        if step - alarm.told < EVERY:
+            return None
+        alarm.told = step
+        return Event(STILL, step, alarm.since, row)
+
+    def _begin(self, step: int, row: Mapping[str, Any]) -> Event:
+        alarm = Alarm(step, row, last=step, told=step)
+        self.all.append(alarm)
+        self._newest[limit_of(row)] = alarm
+        return alarm.beginning
+
+    def of(self, sets: Sequence[LimitSet]) -> list[Alarm]:
+        """Those of the limits that are set now."""
+        limits = {
+            (of.name, limit.metric, limit.bound, limit.threshold)
+            for of in sets
+            for limit in of.limits
+        }
+        return [
+            alarm for alarm in self.all if tuple(alarm.check[key] for key in LIMIT_KEYS) in limits
+        ]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [asdict(alarm) for alarm in self.all]
+
+
+def limit_of(check: Mapping[str, Any]) -> str:
+    """A short name of a limit on a pair, the same in every process."""
+    names = [str(check[key]) for key in ("limits", "metric", "pair", "bound", "threshold")]
+    return sha256("\0".join(names).encode()).hexdigest()[:16]

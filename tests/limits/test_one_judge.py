@@ -1,0 +1,193 @@
+"""Every published limit at, below and above its bounds: all commands say the same word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+
+import pytest
+
+from mismatch_cli.base.places import bundled
+from mismatch_cli.limits.assess import assess
+from mismatch_cli.limits.expected import Expected
+from mismatch_cli.limits.judge import (
+    BROKEN,
+    EXCEEDED,
+    HEALTHY,
+    HOLDS,
+    UNDECIDED,
+    UNJUDGED,
+    Number,
+    Range,
+    judge,
+)
+from mismatch_cli.limits.limit_sets import LimitSet, load_limits
+from mismatch_cli.limits.published import Published, published
+from mismatch_cli.metrics.gap_table import METRICS
+from mismatch_cli.metrics.update_table import OF_STEP
+from mismatch_cli.studies.dashboard import Quoted
+from mismatch_cli.studies.gate import Measurement, check_limits
+from mismatch_cli.trace.reader import Trace
+from mismatch_cli.watch.watched import Judge
+
+ARCHITECTURES = {"dense": "LlamaForCausalLM", "moe": "Qwen3MoeForCausalLM", "": ""}
+OF_PAIRS = {"mismatch": "mismatch", "total": "current"}  # keys of metrics.jsonl
+
+
+def cases(row: Published) -> Iterator[tuple[float, str, str]]:
+    """A value, and the judge's word and level."""
+    healthy, broken = (upper(row, level) for level in (HEALTHY, BROKEN))
+    agreement = 1.0 if row.direction == "min" else of_ours(row)
+    yield agreement + (healthy - agreement) / 2, HOLDS, ""
+    yield healthy, HOLDS, ""
+    if healthy != broken:
+        yield (healthy + broken) / 2, EXCEEDED, HEALTHY
+        yield broken, EXCEEDED, HEALTHY
+    beyond = broken / 2 if row.direction == "min" else agreement + (broken - agreement) * 2
+    yield beyond, EXCEEDED, BROKEN
+
+
+def upper(row: Published, level: str) -> float:
+    """The bound; of a range, the upper one."""
+    return next(reversed(row.bounds(level).values()))
+
+
+def of_ours(row: Published) -> float:
+    return METRICS[row.metric].agreement or 0.0 if row.metric in METRICS else 0.0
+
+
+def about(row: Published) -> dict:
+    """A manifest of a run for which the limit is."""
+    quantised = {"quantization": "fp8"} if row.precision == "fp8" else {}
+    side = {"architecture": ARCHITECTURES[row.family], "dtype": "bfloat16"} | quantised
+    return {"rollout": side, "trainer": side, "config": {"sampling": {}}}
+
+
+def summary(row: Published, value: float, pair: str) -> dict:
+    estimate = {"value": value, "low": None, "high": None, "note": None, "floor": None}
+    of_pair = {"pair": pair, "metrics": {row.metric: estimate}, "counts": {"tokens": 10}}
+    expected = asdict(Expected(0.0, 1.0, "", "", of_this_trace=True))
+    return {"about": about(row), "pairs": {pair: of_pair}, "expected": expected}
+
+
+@pytest.fixture(scope="module")
+def measurement() -> Measurement:
+    return Measurement([Trace.open(bundled("traces") / "float32")], [])
+
+
+def measured(measurement: Measurement, row: Published, value: float, pair: str) -> Measurement:
+    """What `report` and `gate` find in a trace, with one number in place of its own."""
+    other = copy(measurement)
+    other.summary = summary(row, value, pair)
+    line = SimpleNamespace(pair=pair)
+    why = "" if pair == row.pair else "not measured"
+    reading = SimpleNamespace(value=None if why else value, line=line, why=why)
+    other._readings = {row.metric: reading}
+    return other
+
+
+def set_of(name: str, row: Published) -> LimitSet:
+    """The bounds of a row, in a set of limits that people name."""
+    limits = load_limits(name)
+    own = [limit for limit in limits.limits if limit.source.startswith(f"{row.who}: ")]
+    return replace(limits, limits=tuple(own))
+
+
+def word_at(word: str, level: str, asked: str) -> str:
+    """What a limit at one level is called, if the row has this word and level."""
+    if (word, level) == (EXCEEDED, HEALTHY):
+        return EXCEEDED if asked == HEALTHY else HOLDS
+    return word
+
+
+@pytest.mark.parametrize("row", published(), ids=lambda row: row.who)
+def test_every_command_says_the_same(row, measurement):
+    judged = [(value, row.pair, word, level) for value, word, level in cases(row)]
+    other = "staleness"
+    judged.append((upper(row, HEALTHY), other, UNJUDGED, ""))
+    for value, pair, word, level in judged:
+        at = f"{row.who}: {row.metric} = {value} ({pair})"
+        if ":" not in row.metric:
+            (of_report,) = [
+                each for each in assess(summary(row, value, pair))["bars"] if each["who"] == row.who
+            ]
+            assert (of_report["standing"], of_report["level"]) == (word, level), at
+            if pair != other:
+                of_number = Quoted.of("mismatch", row.metric, value).to_json(about(row))
+                (typed,) = [each for each in of_number["bars"] if each["who"] == row.who]
+                assert (typed["standing"], typed["level"]) == (word, level), at
+        elif pair != other:
+            framework, _, name = row.metric.partition(":")
+            of_number = Quoted.of(framework, name, value).to_json(about(row))
+            assert [each["standing"] for each in of_number["bars"]] == [word], at
+        for name, asked in ((row.gate, BROKEN), (f"{row.gate}-{HEALTHY}", HEALTHY)):
+            if not row.gate or (asked == HEALTHY and not row.has_two_levels):
+                continue
+            sets = [set_of(name, row)]
+            number = measured(measurement, row, value, pair)
+            expected = word_at(word, level, asked)
+            # Of a range, the last is the bound that the value is beyond
+            assert check_limits(sets, number, None)[-1].status == expected, f"{name}: {at}"
+            if row.metric in OF_STEP.values() and row.family == "":
+                field = next(name for name, key in OF_STEP.items() if key == row.metric)
+                record = {"step": 1, OF_PAIRS.get(pair, "none"): {field: value}}
+                (check,) = Judge(sets).of_record(record, None)
+                assert check.status == expected, f"watch --limits {name}: {at}"
+
+
+def test_a_limit_for_models_of_another_kind_says_nothing(measurement):
+    """`gate` fails on it, `report` and `verdict` leave it out."""
+    moe = next(row for row in published() if row.gate == "miles-moe")
+    dense = next(row for row in published() if row.gate == "miles")
+    sets = [load_limits("miles-moe")]
+    (check,) = check_limits(sets, measured(measurement, dense, 1e-5, "mismatch"), None)
+    assert (check.status, check.holds) == (UNJUDGED, False)
+    assert check.reason == "the limit is for mixtures of experts, and this model is not one of them"
+    of_report = assess(summary(dense, 1e-5, "mismatch"))["bars"]
+    assert moe.who not in [row["who"] for row in of_report]
+
+
+def test_equal_weights_have_one_gap_and_staleness_says_nothing_of_it():
+    limit = next(row for row in published() if row.gate == "nemo-rl" and row.metric == "k3")
+    stale = next(row for row in published() if row.gate == "prime-rl")
+    words = {}
+    for pair in ("mismatch", "total"):
+        rows = assess(summary(stale, 0.02, pair))["bars"]
+        words[pair] = {row["who"]: (row["standing"], row["reason"]) for row in rows}
+    assert words["mismatch"][stale.who] == words["total"][stale.who]
+    assert words["total"][limit.who] == (
+        UNJUDGED,
+        "the number includes staleness, but the limit is for equal weights",
+    )
+
+
+def test_the_interval_decides_and_its_half_is_the_power():
+    allowed, broken = Range(high=0.01), Range(high=0.02)
+    for (value, half), word, level in (
+        ((0.005, 0.004), HOLDS, ""),
+        ((0.009, 0.004), UNDECIDED, ""),
+        ((0.011, 0.004), UNDECIDED, ""),
+        ((0.015, 0.004), EXCEEDED, HEALTHY),
+        ((0.019, 0.004), UNDECIDED, ""),
+        ((0.025, 0.004), EXCEEDED, BROKEN),
+    ):
+        standing = judge(Number(value, value - half, value + half), allowed, broken)
+        assert (standing.word, standing.level) == (word, level), value
+        assert standing.power == pytest.approx(half)
+        assert standing.is_beyond == (value > 0.01)
+    standing = judge(Number(0.019, 0.015, 0.023), allowed, broken)
+    assert standing.reason == (
+        "0.019 is below 0.02, but may be from 0.015 to 0.023: a value 0.004 away would be decided"
+    )
+
+
+def test_what_float32_rounds_away_is_relative_to_the_distance_from_agreement():
+    """A correlation of 0.999 is 0.001 from agreement, and a millionth of that is rounding."""
+    for bound, agreement, direction in ((0.1, 0.0, 1), (0.999, 1.0, -1), (1.05, 1.0, 1)):
+        allowed = Range(high=bound) if direction > 0 else Range(low=bound)
+        distance = abs(bound - agreement)
+        for times, word in ((0.5e-6, HOLDS), (2e-6, EXCEEDED)):
+            value = bound + direction * times * distance
+            assert judge(Number(value, agreement=agreement), allowed).word == word
