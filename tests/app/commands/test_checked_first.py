@@ -247,7 +247,7 @@ WITH_NUMPY = {
         ("verll k3=1", "neither a framework nor a metric. Did you mean the framework verl"),
         ("kl3 trl", "Did you mean the metric k3?"),
         ("oat-zero", "'oat-zero' is neither a framework nor a metric. List all"),
-        ("trl_kl", "Did you mean the framework trl, or the metric"),
+        ("trl_kl", "Did you mean the framework trl or roll, or the metric vllm_kl?"),
         ("k3=0.1 kl", "kl needs a number: mismatch-cli verdict kl 0.02"),
         ("trl k3", "It is a mismatch-cli metric: leave out trl"),
         ("k3=0.1 trl mean=1", "trl is a framework: name it first"),
