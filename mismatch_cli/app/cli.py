@@ -79,7 +79,8 @@ class _Commands(typer.core.TyperGroup):
         if cmd_name not in self.commands:
             return None
         app = typer.Typer(add_completion=False)
-        app.command(cmd_name, cls=Command)(_function(cmd_name))
+        kind = getattr(_module(cmd_name), "COMMAND", Command)
+        app.command(cmd_name, cls=kind)(_function(cmd_name))
         return typer.main.get_command(app)
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002

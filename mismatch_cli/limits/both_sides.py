@@ -3,14 +3,10 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-Family = Literal["dense", "moe", ""]
+from mismatch_cli.limits.model_names import EXPERTS, Family
 
-_EXPERTS = re.compile(
-    "moe|mixtral|gptoss|deepseekv[2-9]|qwen3next|llama4|dbrx|minimax|longcat|grok|arctic|kimi|step3",
-    re.IGNORECASE,
-)
 _EITHER = re.compile("nemotronh|jamba", re.IGNORECASE)  # architectures with and without experts
 _PRECISIONS = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
 _COARSEST_FIRST = ("fp4", "fp8", "int8", "bf16", "fp16", "fp32")
@@ -101,7 +97,7 @@ def family(about: Mapping[str, Any]) -> Family:
     if experts:
         return "moe" if max(experts) > 1 else "dense"
     names = [str(side["architecture"]) for side in sides if side.get("architecture")]
-    if any(_EXPERTS.search(name) for name in names):
+    if any(EXPERTS.search(name) for name in names):
         return "moe"
     return "dense" if names and not any(_EITHER.search(name) for name in names) else ""
 

@@ -302,13 +302,24 @@ def check_attention(implementation: str | None) -> None:
 
 def known_vocabulary(model: str) -> int | None:
     """The number of token ids, if a local model's config.json states it."""
-    try:
-        tokens = parsed_json(
-            (Path(model).expanduser() / "config.json").read_text(encoding="utf-8")
-        ).get("vocab_size")
-    except (OSError, ValueError, AttributeError):
-        return None
+    tokens = _local_config(model).get("vocab_size")
     return tokens if isinstance(tokens, int) else None
+
+
+def local_architecture(model: str) -> str:
+    """The name of a local model's class, if its config.json states it, else empty."""
+    names = _local_config(model).get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
+
+
+def _local_config(model: str) -> dict[str, Any]:
+    """A local model's config.json; empty if it cannot be read."""
+    try:
+        path = Path(model).expanduser() / "config.json"
+        config = parsed_json(path.read_text(encoding="utf-8"))
+    except (OSError, RuntimeError, ValueError):  # RuntimeError: a home that does not exist
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def not_only_data(model: str) -> str:

@@ -6,15 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from math import inf
 from typing import Any
 
 from mismatch_cli.base.errors import UsageError, suggest
-from mismatch_cli.base.registry import alternatives
 from mismatch_cli.frameworks import dialects
-from mismatch_cli.frameworks.dialects import Line
 from mismatch_cli.limits.assess import LEADING, assess, status
 from mismatch_cli.limits.both_sides import family, precision
 from mismatch_cli.limits.expected import expected_gap, place_of
@@ -30,9 +27,9 @@ from mismatch_cli.metrics.estimate import (
     Scale,
 )
 from mismatch_cli.metrics.gap_table import METRICS, Metric
+from mismatch_cli.studies.metric_names import OWN, framework_metric, is_own, own_metric
 from mismatch_cli.studies.study import Study
 
-OWN = "mismatch"  # the framework name for the metrics of `report`
 _RARE = ("int8", "fp4")  # precisions of a side that only the JSON lists
 _FACTOR = 2.0  # how close a value has to be to a known fault's for the fault to be named
 _BOUNDS: dict[Scale, tuple[float, float]] = {
@@ -61,14 +58,15 @@ class Quoted:
         """Find the metric by its name on the dashboard, or by our key or label; a `UsageError` if
         that is ambiguous, unknown, or if the value is out of range.
         """
-        if framework == OWN or (not framework and _is_own(name)):
-            metric = _own(name)
+        if framework == OWN or (not framework and is_own(name)):
+            metric = own_metric(name)
             _check(name, value, *bounds(metric))
             return cls(OWN, metric.key, value, metric.formula, "mismatch", metric.key)
-        framework, line = _line(framework, name)
-        key = dialects.metric_of(line)
+        logged = framework_metric(framework, name)
+        line, key = logged.line, dialects.metric_of(logged.line)
         _check(line.name, value, *(bounds(METRICS[key]) if key else _bounds_by_words(line.formula)))
-        return cls(framework, line.name, value, line.formula, line.pair, key, line.note)
+        owner, note = logged.framework, logged.note
+        return cls(owner, line.name, value, line.formula, line.pair, key, note)
 
     @property
     def is_of_the_update(self) -> bool:
@@ -227,9 +225,9 @@ def on_the_dtype(row: Mapping[str, Any]) -> str:
 
 def _stated(about: Mapping[str, Any]) -> list[str]:
     """What was typed about the run, apart from its precisions."""
-    sampling = about["config"]["sampling"]
+    sampling, rollout = about["config"]["sampling"], about["rollout"]
     facts = {
-        "--model": about["rollout"]["architecture"],
+        "--model": rollout.get("model") or rollout.get("architecture"),
         "--temperature": sampling["temperature"],
         "--top-p": sampling["top_p"],
     }
@@ -297,62 +295,3 @@ def _check(name: str, value: float, low: float, high: float) -> None:
     span = f"between {low:g} and {high:g}" if high < inf else f"at least {low:g}"
     hint = " Give a share, not a percentage." if (low, high) == (0, 1) and value > 1 else ""
     raise UsageError(f"{name}={value:g} is out of range: it is always {span}.{hint}")
-
-
-def _is_own(name: str) -> bool:
-    return name in METRICS or any(name == metric.label for metric in METRICS.values())
-
-
-def _own(name: str) -> Metric:
-    """One of ours by its key, or by its label as reports print it."""
-    metric = METRICS.get(name) or next(
-        (metric for metric in METRICS.values() if metric.label == name), None
-    )
-    if metric is None:
-        raise UsageError(
-            _unknown(name, OWN, [key for key, row in METRICS.items() if row.agreement is not None])
-        )
-    if metric.agreement is None:
-        raise UsageError(f"{name} describes responses, not a gap, so no limit applies to it.")
-    return metric
-
-
-def _line(framework: str, name: str) -> tuple[str, Line]:
-    """A framework's metric by its name, with or without the part before a slash."""
-    among = [framework] if framework else dialects.names()
-    found = [
-        (known, line)
-        for known in among
-        for line in dialects.lines(known)
-        if _same_name(line.name, name)
-    ]
-    exact = [(known, line) for known, line in found if line.name == name] or found
-    if len(exact) == 1:
-        return exact[0]
-    if exact:
-        who = " and ".join(dict.fromkeys(f"{known} ({line.name})" for known, line in exact))
-        raise UsageError(
-            f"{name} is ambiguous: {who}. Name the framework first: "
-            f"{suggest('verdict', exact[0][0], f'{name}=VALUE')}"
-        )
-    every = [line.name for known in among for line in dialects.lines(known)] + (
-        [] if framework else [*METRICS]
-    )
-    raise UsageError(_unknown(name, framework, every))
-
-
-def _same_name(known: str, given: str) -> bool:
-    return known == given or known.endswith(f"/{given}") or given.endswith(f"/{known}")
-
-
-def _unknown(name: str, framework: str, known: Sequence[str]) -> str:
-    names = list(dict.fromkeys(known))
-    near = [other for other in names if name.lower() in other.lower()] or get_close_matches(
-        name, names, 3, 0.5
-    )
-    hint = f"Did you mean {alternatives(near[:3])}? " if near else ""
-    owner = f" of {framework}" if framework else ""
-    if framework not in ("", OWN) and name in METRICS:
-        hint = f"It is a mismatch-cli metric: leave out {framework}. "
-    every = suggest("verdict", "--list", *filter(None, [framework]))
-    return f"Unknown metric '{name}'{owner}. {hint}List all: {every}"

@@ -5,18 +5,20 @@ without a trace.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
 
+from mismatch_cli.app.command import Command
 from mismatch_cli.app.common import Common, print_json, print_parts
 from mismatch_cli.app.completions import frameworks
 from mismatch_cli.base import registry
 from mismatch_cli.base.errors import UsageError, suggest
 from mismatch_cli.base.options import flags, setting
 from mismatch_cli.frameworks import DASHBOARDS
-from mismatch_cli.limits.both_sides import DTYPES, stated
+from mismatch_cli.limits.both_sides import DTYPES, family, stated
+from mismatch_cli.limits.model_names import is_kind, named_model
 from mismatch_cli.models.torch_settings import KV_CACHE_DTYPES
 
 if TYPE_CHECKING:
@@ -27,7 +29,26 @@ PANEL, PLACE = "Measure", 4
 _OWN, _EXAMPLE = "mismatch", "trl sampling/sampling_logp_difference/mean=0.02"
 # The mean |Δlog p| of the trace fp8-kv, its dtype and its KV cache
 _BUNDLED = "abs_d_mean=0.0083", "bf16", "fp8"
+_VALUE = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?%?|[-+]?(nan|inf|infinity)", re.IGNORECASE)
+_NEGATIVE = re.compile(r"-\.?\d")
 of_run = partial(setting, panel="The run behind the number")
+
+
+class TakesNegatives(Command):
+    """A command that takes a negative number after a name."""
+
+    def parse_args(self, ctx: Any, args: Sequence[str]) -> list[str]:
+        """Parse `k1 -0.001` as `k1=-0.001`: Typer reads what begins with a dash as a flag."""
+        words: list[str] = []
+        for word in args:
+            if words and _NEGATIVE.match(word) and not words[-1].startswith("-"):
+                words[-1] += f"={word}"
+            else:
+                words.append(word)
+        return super().parse_args(ctx, words)
+
+
+COMMAND = TakesNegatives
 
 
 @flags()
@@ -35,8 +56,8 @@ def command(
     *,
     numbers: list[str] | None = setting(
         None,
-        "A framework and its metrics; without a framework, metrics of mismatch-cli or of only "
-        "one framework.",
+        "Metrics, each with its number: NAME=VALUE or NAME VALUE. A framework is needed only "
+        "where several use a name for different numbers.",
         argument=True,
         metavar="[FRAMEWORK] [NAME=VALUE]...",
         completes=frameworks,
@@ -45,8 +66,8 @@ def command(
     list_names: bool = setting(False, "List the metrics of one framework or of all.", "--list"),
     model: str | None = of_run(
         None,
-        "dense or moe, or one of these with a size, such as dense-7b.",
-        metavar="KIND",
+        "dense or moe, one of these with a size (dense-7b), or a hub's name.",
+        metavar="MODEL",
         completes=("dense", "moe"),
     ),
     dtype: str | None = of_run(
@@ -70,7 +91,7 @@ def command(
     Examples:
       mismatch-cli verdict trl sampling/sampling_logp_difference/mean=0.02 --model dense-7b --dtype bf16
       mismatch-cli verdict verl training/rollout_probs_diff_mean=0.007 rollout_corr/kl=0.002
-      mismatch-cli verdict k3=0.0015 --model moe
+      mismatch-cli verdict k3 0.0015 k1 -0.001 --model Qwen/Qwen3-30B-A3B
       mismatch-cli verdict --list trl
     """
     framework, values = _parsed(numbers or [], list_names)
@@ -98,20 +119,47 @@ def command(
 
 def _parsed(words: Sequence[str], without_numbers: bool) -> tuple[str, list[tuple[str, float]]]:
     """The framework (empty if none was named), and each metric with its value."""
-    framework = words[0] if words and "=" not in words[0] else ""
-    if framework and framework != _OWN:
-        if len(words) == 1 and not without_numbers and framework not in registry.names(DASHBOARDS):
-            _number(framework)  # not a framework but a metric without a value
-        registry.check(DASHBOARDS, framework, "framework")
+    frameworks_known = (_OWN, *frameworks())
+    framework = next((word for word in words[:1] if word in frameworks_known), "")
     rest = words[bool(framework) :]
-    if framework and not rest and not without_numbers:
+    if without_numbers:
+        _check_without_numbers(framework, rest)
+        return framework, []
+    if framework and not rest:
         raise UsageError(
             f"Which metric of {framework}? Give NAME=VALUE. For names: "
             f"{suggest('verdict', '--list', framework)}"
         )
-    if rest and without_numbers:
-        raise UsageError(f"--list only lists names: leave out {rest[0]}.")
-    return framework, [_number(word) for word in rest]
+    return framework, [_number(pair) for pair in _pairs(rest, framework)]
+
+
+def _check_without_numbers(framework: str, rest: Sequence[str]) -> None:
+    if not rest:
+        return
+    if not framework and "=" not in rest[0]:
+        registry.check(DASHBOARDS, rest[0], "framework")
+    raise UsageError(f"--list only lists names: leave out {rest[0]}.")
+
+
+def _pairs(words: Sequence[str], framework: str) -> Iterator[str]:
+    """Each metric as NAME=VALUE, whether typed as one word or as two."""
+    rest, owner = iter(words), list(filter(None, [framework]))
+    for word in rest:
+        if _VALUE.fullmatch(word):
+            raise UsageError(
+                f"{word} of which metric? Type its name too: "
+                f"{suggest('verdict', *owner, f'NAME={word}')}. For names: "
+                f"{suggest('verdict', '--list', *owner)}"
+            )
+        if "=" in word:
+            yield word
+            continue
+        value = next(rest, "")
+        if not _VALUE.fullmatch(value):
+            from mismatch_cli.studies.metric_names import without_value
+
+            raise UsageError(without_value(word, framework))
+        yield f"{word}={value}"
 
 
 def _number(word: str) -> tuple[str, float]:
@@ -135,11 +183,6 @@ def _about(
     sampling: dict[str, Any],
 ) -> dict[str, Any]:
     """The facts about the run, as a manifest has them; a `UsageError` for an invalid one."""
-    if model is not None and not re.match(r"(dense|moe)\b", model):
-        raise UsageError(
-            f"--model {model} is not a kind of model. Use dense, moe, or a size too, such as "
-            "dense-7b."
-        )
     for name, value, valid in (
         ("temperature", sampling["temperature"], (0, 100)),
         ("top-p", sampling["top_p"], (0, 1)),
@@ -148,11 +191,30 @@ def _about(
             raise UsageError(
                 f"--{name} {value:g} is out of range. Use a number above 0 and at most {valid[1]}."
             )
-    rollout = {"architecture": model, **stated(dtype), "kv_cache_dtype": cache}
+    of_model = _model(model)
+    rollout = {**of_model, **stated(dtype), "kv_cache_dtype": cache}
     # Weights below 16 bits are the engine's alone
     of_both = stated(dtype).get("dtype")
-    trainer = {"architecture": model, **stated(trainer_dtype or of_both)}
+    trainer = {**of_model, **stated(trainer_dtype or of_both)}
     return {"rollout": rollout, "trainer": trainer, "config": {"sampling": sampling}}
+
+
+def _model(name: str | None) -> dict[str, Any]:
+    """The facts about a model of this name; a `UsageError` if they do not say whether it has
+    experts.
+    """
+    if name is None or is_kind(name):
+        return {"architecture": name}
+    from mismatch_cli.models.loading import local_architecture
+
+    by_name = named_model(name)
+    facts = {"model": name, "architecture": local_architecture(name) or by_name.kind}
+    if not family({"rollout": facts}):
+        raise UsageError(
+            f"--model {name} does not say whether it has experts. Use dense-{by_name.size or '7b'} "
+            f"or moe-{by_name.size or '30b'}."
+        )
+    return facts
 
 
 def _show_names(rows: Sequence[dict[str, str | None]], as_json: bool) -> None:

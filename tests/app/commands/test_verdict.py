@@ -21,6 +21,7 @@ from mismatch_cli.trace.reader import Trace
 from tests.paths import DOCS
 
 PAGE = DOCS / "json" / "verdict.md"
+TRL = "sampling/sampling_logp_difference/mean"
 
 
 @pytest.fixture
@@ -84,9 +85,90 @@ def test_between_healthy_and_broken_is_not_above(typed):
     assert "exceeded" not in text
 
 
-def test_a_name_without_a_number_is_not_a_framework(capfd):
-    assert run(["verdict", "kl3"]) == 2
-    assert "'kl3' is not NAME=VALUE" in capfd.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "numbers"),
+    [
+        ("k3 0.02", [("mismatch", "k3", 0.02)]),
+        ("mismatch k3 2e-3", [("mismatch", "k3", 0.002)]),
+        ("trl sampling_logp_difference/mean .02", [("trl", TRL, 0.02)]),
+        (f"{TRL} 0.02", [("trl", TRL, 0.02)]),
+        (f"{TRL}=0.02", [("trl", TRL, 0.02)]),
+        ("k3 0.002 k1 -0.001", [("mismatch", "k3", 0.002), ("mismatch", "k1", -0.001)]),
+        ("k1 -.001 k3=0.002", [("mismatch", "k1", -0.001), ("mismatch", "k3", 0.002)]),
+        ("k1 -1e-3 --top-p 1", [("mismatch", "k1", -0.001)]),
+        ("--quiet k1=-0.001", [("mismatch", "k1", -0.001)]),
+        (f"k3=0.002 {TRL} 0.02", [("mismatch", "k3", 0.002), ("trl", TRL, 0.02)]),
+    ],
+)
+def test_a_number_follows_its_name_as_its_own_word_too(judged, words, numbers):
+    rows = judged(*words.split())["numbers"]
+    assert [(row["framework"], row["name"], row["value"]) for row in rows] == numbers
+
+
+def test_two_dashes_before_a_negative_number_are_allowed(typed):
+    assert "k1 = -0.001" in typed("k1", "--", "-0.001")[0]
+
+
+def test_a_label_may_be_followed_by_its_number(judged):
+    assert judged("mean |π − μ|", "0.02")["numbers"][0]["name"] == "tv_binary_mean"
+
+
+def test_a_name_of_several_frameworks_is_answered_if_it_is_one_number(judged, typed):
+    (number,) = judged("train_rollout_logprob_abs_diff=0.02")["numbers"]
+    assert number["framework"] == "miles" and "the same number as in slime;" in number["note"]
+    assert "the same number as in slime" in typed("train_rollout_logprob_abs_diff=0.02")[0]
+    (of_slime,) = judged("slime", "train_rollout_logprob_abs_diff=0.02")["numbers"]
+    assert "same number" not in of_slime["note"]
+    assert (number["bars"], number["status"]) == (of_slime["bars"], of_slime["status"])
+    (number,) = judged("k3_kl=0.02")["numbers"]
+    assert number["note"].startswith("the same number as in verl (rollout_corr/k3_kl)")
+
+
+def test_a_name_of_several_frameworks_is_ambiguous_if_the_numbers_differ(capfd):
+    """verl counts clipped tokens over a batch, Miles over responses first."""
+    lines = {
+        framework: next(line for line in dialects.lines(framework) if "pg_clipfrac" in line.name)
+        for framework in ("miles", "verl")
+    }
+    assert lines["miles"].formula != lines["verl"].formula
+    assert run(["verdict", "pg_clipfrac=0.02"]) == 2
+    err = capfd.readouterr().err
+    assert "miles (train/pg_clipfrac) and verl (actor/pg_clipfrac). Name the framework first" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "kind"),
+    [
+        ("Qwen/Qwen3-4B", "dense", "dense"),
+        ("Qwen/Qwen3-30B-A3B", "moe", "moe"),
+        ("moe-30b", "moe", "moe-30b"),
+        ("MoE", "moe", "MoE"),
+    ],
+)
+def test_a_model_is_called_by_its_name_on_a_hub(judged, typed, name, family, kind):
+    words = "abs_d_mean=0.09", "--model", name
+    found = judged(*words)
+    assert found["family"] == family
+    assert found["numbers"] == judged("abs_d_mean=0.09", "--model", kind)["numbers"]
+    assert f"verdict abs_d_mean=0.09 --model {name} --dtype bf16" in typed(*words)[0]
+
+
+def test_commands_that_test_a_suspect_name_the_model(judged):
+    suspects = judged("k3=0.1", "--model", "Qwen/Qwen3-4B", "--kv-cache-dtype", "fp8")["suspects"]
+    assert suspects[0]["test"][0].startswith("mismatch-cli probe Qwen/Qwen3-4B ")
+
+
+def test_a_model_folder_is_known_by_its_configuration(judged, tmp_path, capfd):
+    folder = tmp_path / "checkpoint-500"
+    folder.mkdir()
+    assert run(["verdict", "k3=0.1", "--model", str(folder)]) == 2
+    assert "does not say whether it has experts" in capfd.readouterr().err
+    config = folder / "config.json"
+    config.write_text('{"architectures": ["Qwen3MoeForCausalLM"]}', encoding="utf-8")
+    assert judged("k3=0.1", "--model", str(folder))["family"] == "moe"
+    for text in ('{"architectures": ["NemotronHForCausalLM"]}', "[]", "{", '{"architectures": 1}'):
+        config.write_text(text, encoding="utf-8")
+        assert run(["verdict", "k3=0.1", "--model", str(folder)]) == 2, text
 
 
 @pytest.mark.parametrize(
@@ -244,7 +326,8 @@ def test_every_name_that_is_listed_can_be_judged(typed, judged):
 
 def test_it_loads_neither_torch_nor_what_reads_traces():
     script = (
-        "import sys; from mismatch_cli.app.cli import run; run(['verdict', 'k3=0.01']); print([m for "
+        "import sys; from mismatch_cli.app.cli import run; "
+        "run(['verdict', 'k3', '0.01', '--model', 'Qwen/Qwen3-4B']); print([m for "
         "m in ('torch', 'pandas', 'matplotlib', 'pyarrow', 'transformers') if m in sys.modules], "
         "file=sys.stderr)"
     )
