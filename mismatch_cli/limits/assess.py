@@ -6,6 +6,8 @@ source.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import log
 from typing import Any
@@ -282,19 +284,26 @@ def limit_sentences(bars: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def counted(bars: Sequence[Mapping[str, Any]]) -> str:
-    """`7 of 9 published limits hold, 2 are undecided, exceeded: Tinker.`"""
+    """`7 of 9 published limits hold, 2 are undecided, exceeded: Tinker (2), verl.`"""
     words = [row["standing"] for row in bars]
     parts = [f"{words.count(HOLDS)} of {len(bars)} published limits hold"]
     undecided = words.count(UNDECIDED)
     if undecided:
         parts.append(f"{undecided} {'is' if undecided == 1 else 'are'} undecided")
     for level, text in _BEYOND.items():
-        if names := [row["who"] for row in bars if row["level"] == level]:
-            parts.append(f"{text}: {'; '.join(names)}")
+        names = Counter(publisher(row) for row in bars if row["level"] == level)
+        if names:
+            listed = (f"{name} ({n})" if n > 1 else name for name, n in names.items())
+            parts.append(f"{text}: {', '.join(listed)}")
     if UNJUDGED in words:
         reason = bars[words.index(UNJUDGED)]["reason"]
         parts.append(f"{words.count(UNJUDGED)} could not be judged: {reason}")
     return ", ".join(parts) + "."
+
+
+def publisher(limit: Mapping[str, Any]) -> str:
+    """`verl` of `verl FAQ`: the first part of who published it."""
+    return _PART.split(limit["who"])[0]
 
 
 def strictest_first(bars: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -311,6 +320,7 @@ def _strictness(row: Mapping[str, Any]) -> float:
     return float(-bound if row["direction"] == "min" else bound)
 
 
+_PART = re.compile(r",| (?:FAQ|CI|blog|nightly|rollout_corr|Ascend)")
 _ORDER = (EXCEEDED, UNDECIDED, HOLDS, UNJUDGED)
 _BEYOND = {HEALTHY: "between healthy and broken", BROKEN: "exceeded"}
 

@@ -190,7 +190,5 @@ def _beyond(value: float, allowed: Range) -> str:
 def _spans(standing: Standing, where: Range, allowed: Range) -> str:
     value = standing.number.value
     assert value is not None
-    text = f"{_beyond(value, allowed)}, but may be from {where.low:.3g} to {where.high:.3g}"
-    if standing.power is None:
-        return f"{text}: too few prompts for an interval"
-    return f"{text}: a value {standing.power:.2g} away would be decided"
+    why = "" if standing.power is not None else " with so few prompts"
+    return f"{_beyond(value, allowed)}, undecided{why}: {where.low:.3g} to {where.high:.3g}"

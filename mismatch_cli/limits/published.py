@@ -67,9 +67,9 @@ class Published:
         """What a level allows in words: `≤ 0.01`, `within ±0.1`."""
         bounds = self.bounds(level)
         if len(bounds) > 1:
-            return f"{bounds['min']:g} to {bounds['max']:g}"
+            return f"{_short(bounds['min'])} to {_short(bounds['max'])}"
         ((name, bound),) = bounds.items()
-        return BOUNDS[name].format(f"{bound:g}")
+        return BOUNDS[name].format(_short(bound))
 
     @property
     def has_two_levels(self) -> bool:
@@ -78,6 +78,12 @@ class Published:
     def standing(self, number: Number) -> Standing:
         """What the judge says of a number of this metric and pair."""
         return judge(number, self.range(HEALTHY), self.range(BROKEN))
+
+
+def _short(bound: float) -> str:
+    """`0.015`, but `5e-4`: with an exponent where that is clearly shorter."""
+    exponent = f"{bound:.2e}".replace(".00e", "e").replace("e-0", "e-").replace("e+0", "e")
+    return exponent if len(exponent) + 1 < len(f"{bound:g}") else f"{bound:g}"
 
 
 @cache

@@ -63,5 +63,13 @@ def watch_state(folder: Path | None) -> WatchState | None:
 
 
 def _alarm(*, since: int, check: Mapping[str, Any], last: int, told: int, over: int | None) -> Any:
-    """An alarm as the page shows it: the check of its first step, and how it went on."""
+    """An alarm as the page shows it: the check of its first step, and its further steps."""
     return {"step": since, "last": max(last, told), "over": over, **check}
+
+
+def when(alarm: Mapping[str, Any]) -> str:
+    """`since step 12` for an alarm under way, else `at step 12` or `from step 12 to 37`."""
+    first, last = alarm["step"], alarm["last"]
+    if alarm["over"] is None:
+        return f"since step {first}"
+    return f"at step {first}" if first == last else f"from step {first} to {last}"

@@ -15,7 +15,7 @@ from typing import Any
 from mismatch_cli.limits.judge import HOLDS
 from mismatch_cli.limits.limit_sets import LimitSet
 from mismatch_cli.studies.gate import Check, row_of
-from mismatch_cli.studies.watch_state import LIMIT_KEYS
+from mismatch_cli.studies.watch_state import LIMIT_KEYS, when
 
 EVERY = 25  # steps between two reminders: a few in a run of hundreds of steps
 BEGINS, STILL, OVER = "begins", "still", "over"
@@ -69,14 +69,7 @@ class Alarm:
 
     @property
     def when(self) -> str:
-        """`at step 12`, `since step 12` or `from step 12 to 37`."""
-        if self.over is None:
-            return f"since step {self.since}"
-        return (
-            f"at step {self.since}"
-            if self.last == self.since
-            else f"from step {self.since} to {self.last}"
-        )
+        return when({"step": self.since, "last": self.last, "over": self.over})
 
     @property
     def beginning(self) -> Event:
@@ -91,8 +84,8 @@ class Alarms:
         self._newest = {limit_of(alarm.check): alarm for alarm in self.all}
 
     def judged(self, step: int, checks: Sequence[Check]) -> list[Event]:
-        """Take in the checks of a step; return what is to be told. The same step again, as after a
-        kill, tells nothing twice.
+        """Take in the checks of a step; return what is to be told. Of the same step again, as after
+        a kill, that is nothing.
         """
         events = [self._change(step, check) for check in checks if check.known]
         return [event for event in events if event is not None]

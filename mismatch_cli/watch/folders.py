@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.base.errors import MismatchError, unreadable
+from mismatch_cli.base.registry import meant
 from mismatch_cli.base.text import parsed_json
 from mismatch_cli.frameworks.importing import KINDS, PICKLES
 from mismatch_cli.trace.drafts import UNFINISHED
@@ -50,6 +51,14 @@ def check_there(run: Path) -> None:
             f"{run} does not exist, nor does the folder around it. Check the path of the run to "
             "watch."
         )
+
+
+def awaited(run: Path) -> str:
+    """What a run that has nothing to watch lacks, and the folders whose names are nearest to it."""
+    if run.exists():
+        return f"{run} has no step, no trace and no dump yet: waiting for the first."
+    siblings = [path.name for path in run.absolute().parent.iterdir() if path.is_dir()]
+    return f"{run} does not exist yet: waiting for it. {meant(run.name, siblings)}".rstrip()
 
 
 def watch_folder(folder: Path, run: Path) -> AbstractContextManager[None]:

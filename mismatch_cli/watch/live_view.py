@@ -47,6 +47,7 @@ class WatchView:
         self._watcher: Watcher | None = None
         self._before = 0  # alarms of earlier sessions
         self.note = ""  # what it is doing
+        self.waits_for = ""  # what it waits for, before there is anything to watch
 
     def show(self, watcher: Watcher) -> None:
         """Start to show a watcher. Alarms from now on are said above the screen, not in it."""
@@ -56,9 +57,8 @@ class WatchView:
         """The screen."""
         watcher = self._watcher
         if watcher is None:
-            return [
-                plain(line, "") for line in flow([self._name, "waiting for it to start"], width)
-            ][:height]
+            words = visible(self.waits_for) or f"{self._name}: waiting for it to start"
+            return [plain(line, "") for line in flow(words.split(), width, " ")][:height]
         before = watcher.alarms[: self._before]
         alarms = [alarm for alarm in watcher.alarms if alarm.over is None or alarm in before]
         lines = [

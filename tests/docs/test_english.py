@@ -31,7 +31,8 @@ WORST = {
     r"\b(?:held|holds?|holding)(?: [\w’']+){0,4}? (?:against|beside)\b": "compared with",
     r"\bmakes? no sense\b": "is invalid, is out of range",
     r"\bto the proof\b": "verify",
-    r"(?<![\w\"'`-])(?:stands?|stood|standing)\b(?!-| (?:for|alone|out|in for)\b)": "is in …, is on …; is",
+    r"(?<![\w\"'`-])(?:stands?|stood)\b(?!-| (?:for|alone|out|in for)\b)": "is in …, is on …; is",
+    r"\bstanding (?:in|on|at|beside|there)\b": "in …, on …",  # the noun is a judge's word
     r"\b(?:that|what) (?:is|are|was|were) there\b(?! (?:for|to)\b)": "existing, what exists",
     r"\b(?:by turns|in turns)\b": "alternately",
     r"(?<!\")(?<!value or )\bsurely\b(?!\")": "clearly; with 95 % confidence",

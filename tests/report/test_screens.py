@@ -41,7 +41,7 @@ def screens() -> dict[str, Screen]:
         "compare": comparison.analyse_comparison([trace, control]),
         "diagnose": diagnosis.analyse_diagnosis([trace]),
         "gate": gate.GateResult.of(
-            [limits.load_limits("verl"), limits.load_limits("prime-rl")], [trace], []
+            [limits.load_limits("verl"), limits.load_limits("tinker")], [trace], []
         ),
         "train": training.TrainingAnalysis(runs),
     }

@@ -32,7 +32,7 @@ from mismatch_cli.limits.limit_sets import load_limits
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.writer import write_shard
 from mismatch_cli.watch import alarm_command
-from mismatch_cli.watch.folders import kind_of
+from mismatch_cli.watch.folders import awaited, kind_of
 from mismatch_cli.watch.growing_trace import StepsOfShards
 from mismatch_cli.watch.live_view import WatchView
 from mismatch_cli.watch.training_run import Lines
@@ -150,9 +150,12 @@ def test_beside_a_training_run_that_it_was_started_before(tmp_path: Path) -> Non
     assert [
         {key: line[key] for key in line if key not in ("alarms", "again")} for line in told
     ] == recorded
-    assert [line["alarms"][0]["step"] for line in told] == [1, 2, 3] and "3 steps of" in err
+    # An alarm is a state: it begins once, and still is
+    begun = [(event["step"], event["state"]) for line in told for event in line["alarms"]]
+    assert begun == [(1, "begins")] and "3 steps of" in err
+    assert "1 alarm: k3 since step 1." in err
     # Pearson at step 2, measured
-    assert calls.read_text().splitlines() == [f"{step} k3 max" for step in (1, 2, 3)]
+    assert calls.read_text().splitlines() == ["1 k3 max"]
     assert json.loads((seen / "watch.json").read_text())["known"] and "Never measured" not in err
 
 
@@ -488,7 +491,7 @@ def test_a_long_recording_takes_half_a_kilobyte_a_step(tmp_path: Path, trace: st
 def test_on_a_narrow_terminal(tmp_path: Path, trace: str, limit: str) -> None:
     watcher = watcher_of(Path(trace), tmp_path / "seen", sets=[load_limits(limit)])
     view = WatchView("[red]" + "x" * 40)
-    assert [line.plain for line in view.lines(30, 5)][-1] == "waiting for it to start"
+    assert view.lines(30, 5)[-1].plain == "waiting for it to start"
     view.show(watcher)
     steps(watcher.look())
     text = "\n".join(line.plain for line in view.lines(77, 24))
@@ -497,10 +500,8 @@ def test_on_a_narrow_terminal(tmp_path: Path, trace: str, limit: str) -> None:
     heads, first = next(pairwise(text.splitlines()[3:]))
     assert heads.split() == ["now", "lowest", "steps", "highest"]
     assert heads.index("steps") == re.search(r"[▁-█]+", first).start()
-    # The new alarm is said above the screen; an earlier session's is in it
-    assert "step 5 · grew" in text and "✘ k3 (mismatch) at step 5" not in text
-    view.show(watcher)
-    assert "✘ k3 (mismatch) at step 5" in "\n".join(line.plain for line in view.lines(77, 24))
+    # An alarm under way is on the screen
+    assert "step 5 · grew" in text and "✘ k3 (mismatch), since step 5: 0.00254157 is" in text
     for width in (20, 34, 50):
         curves = [
             line.plain
@@ -516,6 +517,26 @@ def test_on_a_narrow_terminal(tmp_path: Path, trace: str, limit: str) -> None:
     )
     assert terminal.finish() == 3, terminal.text
     assert "\a" in terminal.text and "k3 (mismatch) at step 5" in terminal.text
+
+
+def test_a_folder_that_does_not_exist_is_waited_for_and_the_nearest_is_named(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "recorded").mkdir()
+    (tmp_path / "other").mkdir()
+    process = started(str(tmp_path / "recorded2"), "-o", str(tmp_path / "seen"), *NOW)
+    assert process.stderr is not None
+    first, second = (process.stderr.readline() for _ in range(2))
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    assert first.startswith("Watching ")
+    assert second == (
+        f"{tmp_path}/recorded2 does not exist yet: waiting for it. Did you mean recorded?\n"
+    )
+    empty = tmp_path / "recorded"
+    assert (
+        awaited(empty) == f"{empty} has no step, no trace and no dump yet: waiting for the first."
+    )
 
 
 def test_ctrl_c_says_that_the_state_is_kept(tmp_path: Path) -> None:
@@ -626,7 +647,7 @@ def test_the_page_answers_with_the_alarms(
             further = [logp - 0.004 * 2**step for logp in row["logp_rollout"]]
             recorder.add(**response(step, row) | {"logp_trainer": further})
     recorder.close()
-    for threshold, words in ((0.01, "3 ALARMS"), (0.5, "LIMITS HOLD")):
+    for threshold, words in ((0.01, "1 ALARM"), (0.5, "LIMITS HOLD")):
         (tmp_path / "limits.toml").write_text(
             f"[limits.abs_d_mean]\nmax = {threshold}\n", encoding="utf-8"
         )
@@ -640,7 +661,7 @@ def test_the_page_answers_with_the_alarms(
             "-o",
             str(seen),
         ]
-        assert run([*line, "--no-plots"]) == (3 if "ALARMS" in words else 0)
+        assert run([*line, "--no-plots"]) == (3 if "ALARM" in words else 0)
         said, html = capfd.readouterr().err, (seen / "report.html").read_text(encoding="utf-8")
         summary = json.loads((seen / "summary.json").read_text())
         (measured,) = summary["runs"]
@@ -649,10 +670,9 @@ def test_the_page_answers_with_the_alarms(
         # Steps 2 to 4, and 0 and 1
         assert 3 < measured["abs_dp_mean_last"] / measured["abs_dp_mean_first"] < 12
         alarms = summary["watch"]["alarms"]
-        assert [alarm["step"] for alarm in alarms] == ([2, 3, 4] if "ALARMS" in words else [])
-        assert all(
-            f"at step {alarm['step']}" in html and f"at step {alarm['step']}" in said
-            for alarm in alarms
-        )
+        spans = [(alarm["step"], alarm["last"], alarm["over"]) for alarm in alarms]
+        assert spans == ([(2, 4, None)] if "ALARM" in words else [])
+        for alarm in alarms:
+            assert f"since step {alarm['step']}" in html and f"since step {alarm['step']}" in said
         study = TrainingAnalysis.of(read_runs([seen]))
         assert page(study).screen.verdict.words == words, "`report` of the folder answers the same"

@@ -1,13 +1,12 @@
 """The screen of a trace: its gap, the verdict and what to type next."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from mismatch_cli.base import numbers
 from mismatch_cli.base.errors import suggest
-from mismatch_cli.limits.assess import limit_sentences, strictest_first
+from mismatch_cli.limits.assess import limit_sentences, publisher, strictest_first
 from mismatch_cli.limits.judge import EXCEEDED, HEALTHY, UNJUDGED
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.report.about import DECIDING, LEADING, left_out, subject_lines
@@ -26,9 +25,9 @@ from mismatch_cli.report.view import (
 from mismatch_cli.studies.mismatch import MismatchAnalysis
 from mismatch_cli.studies.study import typed
 
-_SHORT = re.compile(r",| (?:FAQ|CI|blog|nightly|rollout_corr|Ascend)")
 _NOISE = "× noise: multiples of the trainer's gap to itself in another batch shape"
-_OF_PAIR = {"total": "with staleness", "staleness": "staleness alone", "mismatch": "equal weights"}
+_OF_PAIR = {"total": "stale", "staleness": "staleness alone", "mismatch": "equal weights"}
+_MOST_ROWS = 7  # of a screen: beyond, numbers without a limit that are not leading give way
 
 
 def screen(study: MismatchAnalysis, worst: Sequence[Excerpt]) -> Screen:
@@ -60,7 +59,7 @@ def leading(pair: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> tup
             return found
         return replace(
             found,
-            limit=f"limit {limit['text'].removeprefix('≤ ')}, {_by(limit)}",
+            limit=f"limit {_bound(limit)}, {publisher(limit)}",
             status=colour(limit),
         )
 
@@ -74,7 +73,7 @@ def _deciding(pairs: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> 
     main = next(iter(pairs))
     judged = [(key, main) for key in DECIDING]
     judged += [(row["metric"], row["pair"]) for row in limits if row["standing"] == EXCEEDED]
-    rows = [
+    candidates = [
         {
             "label": METRICS[key].label + _beside(pair, main),
             "metric": METRICS[key],
@@ -84,6 +83,7 @@ def _deciding(pairs: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> 
         for key, pair in dict.fromkeys(judged)
         if (found := pairs[pair]["metrics"][key])["value"] is not None
     ]
+    rows = _fitting(candidates)
     noise = any(row["found"].get("times_floor") is not None for row in rows)
     return table(
         "",
@@ -100,6 +100,15 @@ def _deciding(pairs: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> 
         ],
         note=_NOISE if noise else "",
     )
+
+
+def _fitting(rows: Sequence[Row]) -> list[Row]:
+    """As many rows as a screen has room for: the last ones without a limit give way, but for the
+    leading metrics.
+    """
+    spare = [row for row in rows if row["limit"] is None and row["metric"].key not in LEADING]
+    kept = max(0, len(spare) - max(0, len(rows) - _MOST_ROWS))
+    return [row for row in rows if row not in spare[kept:]]
 
 
 def _beside(pair: str, main: str) -> str:
@@ -125,11 +134,12 @@ def _limit(row: Row) -> str:
     limit = row["limit"]
     if limit is None:
         return ""
-    return f"{sign(limit)} {limit['text'].removeprefix('≤ ')} {_by(limit)}"
+    return f"{sign(limit)} {_bound(limit)} {publisher(limit)}"
 
 
-def _by(limit: Mapping[str, Any]) -> str:
-    return _SHORT.split(limit["who"])[0]
+def _bound(limit: Mapping[str, Any]) -> str:
+    """`0.005`, `±0.1`, `0.5 to 2`: shorter than in a sentence."""
+    return str(limit["text"]).removeprefix("≤ ").removeprefix("within ")
 
 
 def _remarks(summary: Mapping[str, Any]) -> Facts:
@@ -227,6 +237,6 @@ def _next(study: MismatchAnalysis) -> Facts:
     return (
         (suggest("diagnose", *runs), "a mistake, or which setting?"),
         (suggest("clipstats", *runs), "what PPO and DPPO would block"),
-        (suggest("report", *runs, "--as", "all"), "the numbers on your framework's dashboard"),
+        (suggest("report", *runs, "--as", "all"), "as your framework logs them"),
         (suggest("report", *runs, "--full"), "every metric, bin and position"),
     )

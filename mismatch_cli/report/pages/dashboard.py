@@ -17,7 +17,7 @@ from mismatch_cli.report.tables import Col, Row, col, filled, table, text
 from mismatch_cli.report.view import Facts, ReportView, Screen, Status, Table, Verdict
 from mismatch_cli.studies.dashboard import OWN, DashboardNumbers, on_the_dtype
 
-_MOST_LIMITS, _MOST_MEASURED, _MOST_SUSPECTS = 8, 4, 4
+_MOST_LIMITS, _MOST_MEASURED, _MOST_SUSPECTS = 8, 3, 4
 _SHARPER = "with the dtype of the engine; --model dense or moe says more"
 _FEW = 3  # limits needed to call a number healthy; numbers up to which each gets a note
 _COMPARES = {
@@ -70,8 +70,9 @@ def _definition(row: Row) -> str:
 
 
 def _limits(found: Sequence[Row]) -> Table:
-    """Every published limit with its status, the strictest first."""
-    rows = [(row, limit) for row in found for limit in strictest_first(row["bars"])]
+    """The published limits on each number with their status, the strictest first."""
+    most = max(1, _MOST_LIMITS // len(found))
+    rows = [(row, limit) for row in found for limit in strictest_first(row["bars"])[:most]]
     columns: list[Col[tuple[Row, Row]]] = [
         text("published by", lambda pair: pair[1]["who"]),
         text("metric", lambda pair: pair[0]["name"].rpartition("/")[2]),
@@ -79,7 +80,7 @@ def _limits(found: Sequence[Row]) -> Table:
         text("status", lambda pair: f"{sign(pair[1])} {word(pair[1])}"),
         text("source", lambda pair: pair[1]["source"]),
     ]
-    return table("", rows[:_MOST_LIMITS], [columns[0], *columns[1 + (len(found) == 1) :]])
+    return table("", rows, [columns[0], *columns[1 + (len(found) == 1) :]])
 
 
 def _measured(found: Sequence[Row]) -> Table:
@@ -91,14 +92,17 @@ def _measured(found: Sequence[Row]) -> Table:
         rows[: _MOST_MEASURED - (len(found) > 2)],
         [
             text("measured by others", lambda case: case["model"]),
-            text(
-                "setup",
-                lambda case: f"{case['setup']}{f' ({state})' if (state := case['state']) else ''}",
-            ),
+            text("setup", _setup),
             col("value", lambda case: _span(case["low"], case["high"])),
             text("source", lambda case: case["source"]),
         ],
     )
+
+
+def _setup(case: Row) -> str:
+    """The first words of a setup: who ran it, and how; JSON has the rest."""
+    words = ", ".join(case["setup"].split(", ")[:2])
+    return f"{words} ({case['state']})" if case["state"] else words
 
 
 def _span(low: float, high: float) -> str:

@@ -24,7 +24,7 @@ from mismatch_cli.report.tables import (
     text,
 )
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
-from mismatch_cli.studies.watch_state import WatchState
+from mismatch_cli.studies.watch_state import WatchState, when
 from mismatch_cli.train.pages._staleness_table import staleness_table
 from mismatch_cli.train.pages._training_claims import claims_screen, claims_table
 from mismatch_cli.train.pages._training_screen import (
@@ -120,12 +120,12 @@ def _sections(study: TrainingAnalysis) -> tuple[Section, ...]:
 
 
 def _alarms(watched: WatchState) -> tuple[Section, ...]:
-    """Every step at which a limit did not hold."""
+    """Every alarm: since which step, whether it is over, and what was measured at first."""
     rows = table(
         "Alarms",
         list(watched.alarms),
         [
-            text("step", lambda alarm: str(alarm["step"])),
+            text("when", when),
             text("metric", lambda alarm: f"{alarm['metric']} ({alarm['pair']})"),
             text("what happened", lambda alarm: str(alarm["reason"])),
             text("limits", lambda alarm: str(shown(alarm["limits"]))),

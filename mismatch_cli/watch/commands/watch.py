@@ -212,11 +212,15 @@ class _Watching:
     def _begun(self) -> Watcher:
         """The watcher, once there is something to watch."""
         from mismatch_cli.base.errors import MismatchError
-        from mismatch_cli.watch.folders import kind_of
+        from mismatch_cli.watch.folders import awaited, kind_of
         from mismatch_cli.watch.watcher import Watcher
 
         began = time.monotonic()
         while not kind_of(self._run):
+            if not self._view.waits_for:
+                self._view.waits_for = awaited(self._run)
+                if not self._progress.on_terminal:
+                    self._progress.say(self._view.waits_for)
             if self._how.once or (
                 self._how.idle is not None and time.monotonic() - began > self._how.idle
             ):

@@ -59,12 +59,21 @@ def test_a_gate_shows_the_measured_value_its_interval_and_the_limit(summary):
 
 def test_the_strictest_of_the_published_limits_is_shown(summary):
     limits = [
-        {"metric": "k3", "pair": "mismatch", "healthy": healthy, "who": who, "standing": "healthy"}
+        {
+            "metric": "k3",
+            "pair": "mismatch",
+            "direction": "max",
+            "healthy": healthy,
+            "who": who,
+            "standing": "holds",
+        }
         for healthy, who in ((0.3, "loose"), (0.001, "strict"), (0.02, "middle"))
     ]
     limits.append(limits[1] | {"pair": "total", "healthy": 1e-9})
     assert _mismatch_screen._strictest(limits, "k3", "mismatch")["who"] == "strict"
     assert _mismatch_screen._strictest(limits, "k1", "mismatch") is None
+    limits[0] |= {"standing": "exceeded"}
+    assert _mismatch_screen._strictest(limits, "k3", "mismatch")["who"] == "loose"
 
 
 def test_the_remark_on_staleness_is_of_the_pair_with_staleness(summary):
