@@ -160,19 +160,19 @@ def judge(number: Number, healthy: Range, broken: Range | None = None) -> Standi
     """
     if number.value is None:
         return Standing(UNJUDGED, number, reason=number.why)
-    broken = (healthy if broken is None else broken).widened(number.agreement)
-    healthy, where = healthy.widened(number.agreement), number.range
-    standing = Standing(
-        HOLDS, number, power=_power(number), is_beyond=not healthy.contains(number.value)
-    )
-    if where.lies_within(healthy):
+    tolerated = healthy if broken is None else broken
+    allowed, not_broken = healthy.widened(number.agreement), tolerated.widened(number.agreement)
+    where, is_beyond = number.range, not allowed.contains(number.value)
+    standing = Standing(HOLDS, number, power=_power(number), is_beyond=is_beyond)
+    if where.lies_within(allowed):
         return standing
-    if where.lies_outside(broken):
-        return replace(standing, word=EXCEEDED, level=BROKEN, reason=_beyond(number.value, broken))
-    if where.lies_outside(healthy) and where.lies_within(broken):
+    if where.lies_outside(not_broken):
+        reason = _beyond(number.value, tolerated)
+        return replace(standing, word=EXCEEDED, level=BROKEN, reason=reason)
+    if where.lies_outside(allowed) and where.lies_within(not_broken):
         reason = _beyond(number.value, healthy)
         return replace(standing, word=EXCEEDED, level=HEALTHY, reason=reason)
-    crossed = broken if where.lies_outside(healthy) else healthy
+    crossed = tolerated if where.lies_outside(allowed) else healthy
     return replace(standing, word=UNDECIDED, reason=_spans(standing, where, crossed))
 
 

@@ -73,3 +73,7 @@ def when(alarm: Mapping[str, Any]) -> str:
     if alarm["over"] is None:
         return f"since step {first}"
     return f"at step {first}" if first == last else f"from step {first} to {last}"
+
+
+def under_way_first(alarms: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return sorted(alarms, key=lambda alarm: alarm["over"] is not None)

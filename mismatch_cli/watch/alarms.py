@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
-from mismatch_cli.limits.judge import HOLDS
+from mismatch_cli.limits.judge import UNDECIDED
 from mismatch_cli.limits.limit_sets import LimitSet
 from mismatch_cli.studies.gate import Check, row_of
 from mismatch_cli.studies.watch_state import LIMIT_KEYS, when
@@ -97,16 +97,18 @@ class Alarms:
             return None if check.holds else self._begin(step, row)
         if alarm.over is not None or step < alarm.last:
             return None
-        if check.status == HOLDS:
-            alarm.over = step
-            return Event(OVER, step, alarm.since, row)
         if check.holds:
-            return None
+            return None if _is_undecided(check) else self._end(alarm, step, row)
         alarm.last = step
         if step - alarm.told < EVERY:
             return None
         alarm.told = step
         return Event(STILL, step, alarm.since, row)
+
+    @staticmethod
+    def _end(alarm: Alarm, step: int, row: Mapping[str, Any]) -> Event:
+        alarm.over = step
+        return Event(OVER, step, alarm.since, row)
 
     def _begin(self, step: int, row: Mapping[str, Any]) -> Event:
         alarm = Alarm(step, row, last=step, told=step)
@@ -127,6 +129,13 @@ class Alarms:
 
     def to_json(self) -> list[dict[str, Any]]:
         return [asdict(alarm) for alarm in self.all]
+
+
+def _is_undecided(check: Check) -> bool:
+    """Whether the limit is within an interval; the few prompts of a step may give none, and then
+    its value decides.
+    """
+    return check.status == UNDECIDED and check.found.has_interval
 
 
 def limit_of(check: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from mismatch_cli.base.errors import suggest
 from mismatch_cli.metrics.update_table import TRAINING
 from mismatch_cli.report.tables import Col, col, number, percent, plain, table, text
 from mismatch_cli.report.view import Facts, Profile, Screen, Status, Table, Verdict
-from mismatch_cli.studies.watch_state import WatchState, when
+from mismatch_cli.studies.watch_state import WatchState, under_way_first, when
 from mismatch_cli.train.studies.learning_speed import (
     AREA,
     BAD_OF_ALL,
@@ -280,7 +280,8 @@ def verdict(study: TrainingAnalysis) -> Verdict:
 
 def watch_verdict(study: TrainingAnalysis, watched: WatchState) -> Verdict:
     """The state of the limits: what the terminal says and the exit code counts."""
-    (run,), alarms = study.runs, watched.alarms
+    (run,) = study.runs
+    alarms = under_way_first(watched.alarms)
     steps, limits = (
         numbers.things(run.num_steps, "step"),
         numbers.things(len(watched.limits), "limit"),

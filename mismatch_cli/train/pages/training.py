@@ -97,7 +97,7 @@ def page(study: TrainingAnalysis, reload_seconds: int = 0) -> ReportView:
 def _sections(study: TrainingAnalysis) -> tuple[Section, ...]:
     runs = study.runs
     never_bad = study.has("bad_over_negative") and not study.occurs("bad_over_negative")
-    alarms = () if study.watched is None else _alarms(study.watched)
+    limits = () if study.watched is None else _limits(study.watched)
     rewards = (
         _algorithms_table(study),
         _runs_table(study),
@@ -105,7 +105,7 @@ def _sections(study: TrainingAnalysis) -> tuple[Section, ...]:
         _trainer_table(runs),
     )
     return (
-        *alarms,
+        *limits,
         Section("Which learns faster", tables=filled(claims_table(study))),
         Section("Reward and mismatch", tables=filled(*rewards)),
         Section(
@@ -119,8 +119,10 @@ def _sections(study: TrainingAnalysis) -> tuple[Section, ...]:
     )
 
 
-def _alarms(watched: WatchState) -> tuple[Section, ...]:
-    """Every alarm: since which step, whether it is over, and what was measured at first."""
+def _limits(watched: WatchState) -> tuple[Section, ...]:
+    """The limits over the steps, and every alarm: since which step, whether it is over, and what was
+    measured at first.
+    """
     rows = table(
         "Alarms",
         list(watched.alarms),
@@ -131,7 +133,7 @@ def _alarms(watched: WatchState) -> tuple[Section, ...]:
             text("limits", lambda alarm: str(shown(alarm["limits"]))),
         ],
     )
-    return (Section("Alarms", tables=filled(rows)),) if watched.alarms else ()
+    return (Section("Limits", tables=filled(rows)),) if watched.limits else ()
 
 
 def _time_text(runs: Sequence[TrainingRun]) -> str:

@@ -44,6 +44,7 @@ _MOST_IN_FULL = 1e5  # larger tick labels have an exponent
 _FEW = 4  # lines up to which bands are strong
 _FLAT = 0.3  # of a shared axis: the least that each panel has to fill
 _RELAXED = "relax-"
+_REACH = 1.0  # of the range of values: how far outside it a limit is drawn
 _ASIDE = 0.018  # of the steps: offset between the marks of two algorithms
 _TWIN = (0, (5, 1.5, 1.2, 1.5))  # dashes of no other line
 
@@ -63,6 +64,8 @@ class Chart(NamedTuple):
     setting: str = ""  # below the title
     parts: Sequence[str] = ()  # what each of several curves of a name is, for its description
     of_paper: Sequence[PaperValue] = ()  # grey, for runs that repeat the paper's
+    limits: Sequence[float] = ()  # lines, as far as they are near the values
+    alarms: Sequence[tuple[float, float]] = ()  # first and last steps of each, marked
 
 
 def draw_charts(figure: Sheet, charts: Iterable[Chart], names: Iterable[str]) -> None:
@@ -156,6 +159,7 @@ def draw_chart(axes: Panel, chart: Chart, look_of: Mapping[str, Look]) -> None:
         _draw_points(axes, curve, look_of[name].colour, aside, f"{name}, evaluated")
     draw_paper_values(axes, chart.of_paper)
     _scale(axes, chart)
+    _draw_limits(axes, chart)
     axes.whole_steps(axes.style.pick(6, 5))
     axes.headline(chart.title, note=chart.note)
 
@@ -193,6 +197,40 @@ def draw_paper_values(axes: Panel, values: Sequence[PaperValue]) -> None:
             color=axes.theme.muted,
             fontsize=axes.style.small,
             zorder=1,
+        )
+
+
+def _draw_limits(axes: Panel, chart: Chart) -> None:
+    """A dashed line for each limit near the values, and a band over the steps of each alarm with a
+    cross where it begins.
+    """
+    low, high = axes.get_ylim()
+    reach = _REACH * (high - low)
+    near = [limit for limit in chart.limits if low - reach <= limit <= high + reach]
+    for limit in near:
+        axes.axhline(limit, color=axes.theme.orange, linewidth=1.2, linestyle=DASHES[1], zorder=1)
+    margin = _MARGIN * (high - low)
+    axes.set_ylim(
+        min([low, *(limit - margin for limit in near)]),
+        max([high, *(limit + margin for limit in near)]),
+    )
+    for first, last in chart.alarms:
+        axes.axvspan(
+            first - 0.5, last + 0.5, color=axes.theme.orange, alpha=0.15, linewidth=0, zorder=0.5
+        )
+    if chart.alarms:
+        begins = [first for first, _ in chart.alarms]
+        top = np.full(len(begins), axes.get_ylim()[1])
+        axes.plot(
+            begins,
+            top,
+            linestyle="none",
+            marker="X",
+            markersize=6,
+            color=axes.theme.orange,
+            clip_on=False,
+            zorder=3,
+            gid="an alarm begins",
         )
 
 

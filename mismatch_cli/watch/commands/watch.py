@@ -298,7 +298,8 @@ class _Watching:
         """Print the last message; return whether the exit code is that of exceeded limits."""
         from mismatch_cli.base.numbers import things
 
-        alarms, unmeasured = watcher.alarms, watcher.unmeasured()
+        alarms = sorted(watcher.alarms, key=lambda alarm: alarm.over is not None)
+        unmeasured = watcher.unmeasured()
         told = watcher.state.told
         last = f", the last {max(told)}" if told else ""
         sentences = [f"{things(len(told), 'step')} of {self._run}{last}."]
