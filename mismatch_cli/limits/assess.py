@@ -268,7 +268,7 @@ _OF_PAIR = {"total": "With staleness, ", "staleness": "For staleness alone, "}
 
 
 def limit_sentences(bars: Sequence[Mapping[str, Any]]) -> list[str]:
-    """How many limits hold for each pair, pairs with an exceeded one first, and how sure that is."""
+    """How many limits hold for each pair, an exceeded one's first, and how sure that is."""
     pairs = dict.fromkeys(row["pair"] for row in bars)
     exceeded = {row["pair"] for row in bars if row["standing"] == EXCEEDED}
     texts = [

@@ -138,8 +138,8 @@ class Standing:
 
     `word`: `holds` or `exceeded`, if all of the interval agrees; `undecided`, if it contains the
     bound; `unjudged` without a number. `level`: of a published limit that is exceeded, the last one
-    that is: `healthy` alone, or `broken` too. `is_beyond`: whether the value itself is. `power`: how
-    far from the bound a number with this interval has to be for a word; None without an interval.
+    that is: `healthy` alone, or `broken` too. `is_beyond`: whether the value itself is. `power`:
+    how far from the bound a number with this interval has to be for a word; None without one.
     """
 
     word: str

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Any, Literal
 
 from mismatch_cli.base.places import PACKAGE
@@ -89,25 +90,23 @@ def _short(bound: float) -> str:
 @cache
 def published() -> tuple[Published, ...]:
     """Every row, a framework after the other."""
-    return tuple(Published(**row) for content in _files() for row in content["limit"])
+    rows = chain.from_iterable(content["limit"] for content in _files())
+    return tuple(Published(**row) for row in rows)
 
 
 @cache
 def about_sets() -> Mapping[str, str]:
     """The sets of limits that `gate` offers, by name, with what each is."""
-    rows = [row for row in published() if row.gate]
-    about = {name: text for content in _files() for name, text in content["about"].items()}
-    return {name: about[name] for name in sorted({row.gate for row in rows})}
+    about: dict[str, str] = {}
+    for content in _files():
+        about |= content["about"]
+    return dict(sorted(about.items()))
 
 
 @cache
 def _files() -> tuple[Mapping[str, Any], ...]:
-    return tuple(_contents())
-
-
-def _contents() -> Iterator[Mapping[str, Any]]:
-    for path in sorted(PACKAGE.glob(_FILES)):
-        yield tomllib.loads(path.read_text(encoding="utf-8"))
+    paths = sorted(PACKAGE.glob(_FILES))
+    return tuple(tomllib.loads(path.read_text(encoding="utf-8")) for path in paths)
 
 
 def for_other_models(intended: str, family: str) -> str:

@@ -217,7 +217,7 @@ METRICS = table(
            "share",
            "Kong (1992)", SEQUENCE, agreement=1.0, rank=2),
     Metric("abs_d_response_mean", "mean |Δlog p| by response", "E_y mean |d|", "nats",
-           "slime and miles train_rollout_logprob_abs_diff", SEQUENCE,
+           _COMMON, SEQUENCE,
            _mean("sequence_abs_d", "sequences"), POSITIVE),
     Metric("sequence_kl", "KL(μ‖π) of a response", "E_y (−Σd)", "nats/response", f"{_FP16}, Fig. 5",
            SEQUENCE,

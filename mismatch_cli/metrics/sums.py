@@ -60,9 +60,8 @@ TOPK_MASSES = ("topk_mass_reference", "topk_mass_current")
 # Each with a count "…_n" of tokens with a value
 MEASURED_SUMS = ("topk_tv", "topk_kl", *TOPK_MASSES, "entropy")
 RESPONSE_SUMS = ("responses", "length", "truncated", "reward", "reward_n")
-SEQUENCE_SUMS = (
-    "sequences", "sequence_d", "sequence_d_d", "sequence_d_n", "sequence_n_n", "sequence_abs_d",
-)  # fmt: skip
+_OF_SEQUENCE = ("d", "d_d", "d_n", "n_n", "abs_d")
+SEQUENCE_SUMS = ("sequences", *(f"sequence_{name}" for name in _OF_SEQUENCE))
 COLUMNS = (
     "n",
     "supported",

@@ -4,12 +4,15 @@ was never measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from mismatch_cli.base.text import parsed_json
+from mismatch_cli.limits.judge import Range, pair_for
+from mismatch_cli.limits.limit_sets import Limit
 from mismatch_cli.trace.training_folder import WATCH_FILE
 
 # Of a limit; an alarm's pair may be one that the trace chose
@@ -35,6 +38,43 @@ class WatchState:
             "alarms": list(self.alarms),
             "unmeasured": list(self.unmeasured),
         }
+
+
+@dataclass(frozen=True)
+class LimitedMetric:
+    """A metric of a pair that has limits: in words, their bounds, and the first and last steps of
+    each alarm.
+    """
+
+    metric: str
+    pair: str
+    text: str
+    bounds: Sequence[float]
+    alarms: Sequence[tuple[int, int]]
+
+
+def limited_metrics(watched: WatchState, recorded: Collection[str]) -> list[LimitedMetric]:
+    """The metrics that have absolute limits, for the pairs that steps have recorded."""
+    rows: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for limit in watched.limits:
+        if pair := pair_for(limit["pair"], recorded):
+            rows.setdefault((limit["metric"], pair), []).append(limit)
+    return [_limited(watched, *key, limits) for key, limits in rows.items()]
+
+
+def _limited(
+    watched: WatchState, metric: str, pair: str, limits: Sequence[Mapping[str, Any]]
+) -> LimitedMetric:
+    texts = (Limit(metric, limit["bound"], limit["threshold"]).text for limit in limits)
+    ranges = [Range.of({limit["bound"]: limit["threshold"]}) for limit in limits]
+    bounds = dict.fromkeys(bound for allowed in ranges for bound in (allowed.low, allowed.high))
+    alarms = [
+        (alarm["step"], alarm["last"])
+        for alarm in watched.alarms
+        if (alarm["metric"], alarm["pair"]) == (metric, pair)
+    ]
+    text = ", ".join(dict.fromkeys(texts))
+    return LimitedMetric(metric, pair, text, [b for b in bounds if isfinite(b)], alarms)
 
 
 def limit_name(limit: Mapping[str, Any]) -> str:

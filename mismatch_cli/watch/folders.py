@@ -100,7 +100,7 @@ def state_in(folder: Path) -> dict[str, Any]:
         return {}
     if found.get("version") != VERSION:
         raise MismatchError(
-            f"{folder} is from another version of mismatch-cli. Remove the folder, or choose another "
-            "--output."
+            f"{folder} is from another version of mismatch-cli. Remove the folder, or choose "
+            "another --output."
         )
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.app.curves import (
@@ -59,8 +59,6 @@ class WatchView:
         if watcher is None:
             words = visible(self.waits_for) or f"{self._name}: waiting for it to start"
             return [plain(line, "") for line in flow(words.split(), width, " ")][:height]
-        before = watcher.alarms[: self._before]
-        alarms = [alarm for alarm in watcher.alarms if alarm.over is None or alarm in before]
         lines = [
             Line(0, plain(line, "bold")) for line in flow([self._name, *_progress(watcher)], width)
         ]
@@ -70,16 +68,22 @@ class WatchView:
                 *curves(_measures(watcher.history, watcher.algorithm), width),
                 blank(),
             ]
-        lines += [Line(1, _alarm(alarm)) for alarm in alarms[-_SHOWN:]]
-        if len(alarms) > _SHOWN:
-            lines.append(
-                Line(6, plain(f"  and {things(len(alarms) - _SHOWN, 'earlier alarm')}", "dim"))
-            )
+        lines += self._alarms(watcher)
         if now := self.note or watcher.source.waiting:
             lines.append(
                 Line(7, labelled("now", flow(visible(now).split(), width - LABEL, " ")[0]))
             )
         return [line.text for line in fitting(lines, height)]
+
+    def _alarms(self, watcher: Watcher) -> Iterator[Line]:
+        """The newest alarms: those under way, and those of earlier sessions."""
+        earlier = watcher.alarms[: self._before]
+        alarms = [alarm for alarm in watcher.alarms if alarm.over is None or alarm in earlier]
+        for alarm in alarms[-_SHOWN:]:
+            yield Line(1, _alarm(alarm))
+        if len(alarms) > _SHOWN:
+            more = things(len(alarms) - _SHOWN, "earlier alarm")
+            yield Line(6, plain(f"  and {more}", "dim"))
 
 
 def _alarm(alarm: Alarm) -> Text:

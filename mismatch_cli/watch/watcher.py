@@ -68,6 +68,11 @@ class Told(NamedTuple):
     alarms: list[Event]
     again: bool
 
+    @property
+    def raises(self) -> bool:
+        """Whether a limit does not hold at it that had held, or a reminder of one is due."""
+        return any(event.is_alarm for event in self.alarms)
+
 
 @dataclass(frozen=True)
 class Asked:

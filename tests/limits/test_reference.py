@@ -8,7 +8,7 @@ import re
 
 from mismatch_cli.frameworks import dialects
 from mismatch_cli.limits.judge import BROKEN, HEALTHY
-from mismatch_cli.limits.published import Published, published
+from mismatch_cli.limits.published import Published, about_sets, published
 from mismatch_cli.limits.reference import Measured, reference
 from mismatch_cli.metrics.gap_table import METRICS
 from tests.paths import DOCS
@@ -76,6 +76,11 @@ def test_every_row_has_a_source_and_a_metric():
         assert healthy.contains(agreement), row.who
         assert healthy.lies_within(broken), row.who
     assert len({row.who for row in published()}) == len(published())
+
+
+def test_every_set_has_rows_and_says_what_it_is():
+    assert set(about_sets()) == {row.gate for row in published() if row.gate}
+    assert all(about_sets().values())
 
 
 def test_one_number_of_a_publisher_is_one_row():

@@ -70,20 +70,7 @@ def _deciding(pairs: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> 
     """The metrics that people act on, each with its strictest published limit, and after them
     every other number that exceeds one.
     """
-    main = next(iter(pairs))
-    judged = [(key, main) for key in DECIDING]
-    judged += [(row["metric"], row["pair"]) for row in limits if row["standing"] == EXCEEDED]
-    candidates = [
-        {
-            "label": METRICS[key].label + _beside(pair, main),
-            "metric": METRICS[key],
-            "found": found,
-            "limit": _strictest(limits, key, pair),
-        }
-        for key, pair in dict.fromkeys(judged)
-        if (found := pairs[pair]["metrics"][key])["value"] is not None
-    ]
-    rows = _fitting(candidates)
+    rows = _fitting(_judged(pairs, limits))
     noise = any(row["found"].get("times_floor") is not None for row in rows)
     return table(
         "",
@@ -100,6 +87,22 @@ def _deciding(pairs: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> 
         ],
         note=_NOISE if noise else "",
     )
+
+
+def _judged(pairs: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Those numbers, as far as they were measured."""
+    main = next(iter(pairs))
+    exceeded = [(row["metric"], row["pair"]) for row in limits if row["standing"] == EXCEEDED]
+    rows = [
+        {
+            "label": METRICS[key].label + _beside(pair, main),
+            "metric": METRICS[key],
+            "found": pairs[pair]["metrics"][key],
+            "limit": _strictest(limits, key, pair),
+        }
+        for key, pair in dict.fromkeys([*((key, main) for key in DECIDING), *exceeded])
+    ]
+    return [row for row in rows if row["found"]["value"] is not None]
 
 
 def _fitting(rows: Sequence[Row]) -> list[Row]:

@@ -120,9 +120,7 @@ def _sections(study: TrainingAnalysis) -> tuple[Section, ...]:
 
 
 def _limits(watched: WatchState) -> tuple[Section, ...]:
-    """The limits over the steps, and every alarm: since which step, whether it is over, and what was
-    measured at first.
-    """
+    """Every alarm: since which step, whether it is over, and what was measured at first."""
     rows = table(
         "Alarms",
         list(watched.alarms),

@@ -159,7 +159,9 @@ def draw_chart(axes: Panel, chart: Chart, look_of: Mapping[str, Look]) -> None:
         _draw_points(axes, curve, look_of[name].colour, aside, f"{name}, evaluated")
     draw_paper_values(axes, chart.of_paper)
     _scale(axes, chart)
-    _draw_limits(axes, chart)
+    if chart.limits:
+        _draw_limits(axes, chart.limits)
+    _mark_alarms(axes, chart.alarms)
     axes.whole_steps(axes.style.pick(6, 5))
     axes.headline(chart.title, note=chart.note)
 
@@ -200,38 +202,26 @@ def draw_paper_values(axes: Panel, values: Sequence[PaperValue]) -> None:
         )
 
 
-def _draw_limits(axes: Panel, chart: Chart) -> None:
-    """A dashed line for each limit near the values, and a band over the steps of each alarm with a
-    cross where it begins.
-    """
+def _draw_limits(axes: Panel, limits: Sequence[float]) -> None:
+    """A dashed line for each limit near the values, for which the axis makes room."""
     low, high = axes.get_ylim()
-    reach = _REACH * (high - low)
-    near = [limit for limit in chart.limits if low - reach <= limit <= high + reach]
+    reach, margin = _REACH * (high - low), _MARGIN * (high - low)
+    near = [limit for limit in limits if low - reach <= limit <= high + reach]
     for limit in near:
         axes.axhline(limit, color=axes.theme.orange, linewidth=1.2, linestyle=DASHES[1], zorder=1)
-    margin = _MARGIN * (high - low)
-    axes.set_ylim(
-        min([low, *(limit - margin for limit in near)]),
-        max([high, *(limit + margin for limit in near)]),
-    )
-    for first, last in chart.alarms:
-        axes.axvspan(
-            first - 0.5, last + 0.5, color=axes.theme.orange, alpha=0.15, linewidth=0, zorder=0.5
-        )
-    if chart.alarms:
-        begins = [first for first, _ in chart.alarms]
-        top = np.full(len(begins), axes.get_ylim()[1])
-        axes.plot(
-            begins,
-            top,
-            linestyle="none",
-            marker="X",
-            markersize=6,
-            color=axes.theme.orange,
-            clip_on=False,
-            zorder=3,
-            gid="an alarm begins",
-        )
+    lowest, highest = min(near, default=low), max(near, default=high)
+    axes.set_ylim(min(low, lowest - margin), max(high, highest + margin))
+
+
+def _mark_alarms(axes: Panel, alarms: Sequence[tuple[float, float]]) -> None:
+    """A band over the steps of each alarm, with a cross above the step at which it begins."""
+    colour, top = axes.theme.orange, axes.get_ylim()[1]
+    for first, last in alarms:
+        axes.axvspan(first - 0.5, last + 0.5, color=colour, alpha=0.15, linewidth=0, zorder=0.5)
+    if alarms:
+        begins = [first for first, _ in alarms]
+        (crosses,) = axes.plot(begins, [top] * len(begins), "X", color=colour, markersize=6)
+        crosses.set(clip_on=False, zorder=3, gid="an alarm begins")
 
 
 def _name_setting(axes: Panel, setting: str) -> None:

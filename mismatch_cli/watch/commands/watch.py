@@ -257,11 +257,10 @@ class _Watching:
         for told in watcher.look(final=final):
             self._say(told)
             self._trackers.log(told.step, flat(told.record))
-            raised = [event for event in told.alarms if event.is_alarm]
             if self._calls is not None:
-                for event in raised:
+                for event in filter(lambda event: event.is_alarm, told.alarms):
                     self._calls.add(event)
-            if raised and self._how.stop_on_alarm:
+            if told.raises and self._how.stop_on_alarm:
                 return True
             self._look_after(watcher)
             if self._how.until_step is not None and told.step >= self._how.until_step:
@@ -291,7 +290,7 @@ class _Watching:
             self._progress.say(line_of(told.record) + "  (again: it has grown)" * told.again)
         for event in told.alarms:
             self._progress.say(f"{'✘' if event.is_alarm else '✔'} {event.text}")
-        if any(event.is_alarm for event in told.alarms) and self._progress.on_terminal:
+        if told.raises and self._progress.on_terminal:
             print("\a", end="", file=sys.stderr, flush=True)
 
     def _concluded(self, watcher: Watcher) -> bool:
