@@ -30,7 +30,9 @@ def test_an_exchange_within_a_prompt_stays_where_others_are_between_prompts(rng)
     partners = [1, 0, 3, 2, 5, 4]
     step_R, prompt_R, sample_R = np.zeros(6, dtype=int), np.array(prompts), np.arange(6)
     heads = Heads(step_R, prompt_R, sample_R, logq_RH, logq_RH[partners])
-    assert find_exchanges(heads).partner_R.tolist() == partners
+    exchanges = find_exchanges(heads)
+    assert exchanges.partner_R.tolist() == partners
+    assert exchanges.exchanged_R.all(), "the first response is a partner like any other"
 
 
 def test_the_first_128_tokens_of_a_response_are_compared(rng):

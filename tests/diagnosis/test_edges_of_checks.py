@@ -34,6 +34,14 @@ def test_a_token_without_the_constant_keeps_its_gap_unless_it_was_clipped_at_0()
     assert left_T == pytest.approx([0.0, 0.3, 0.0, 0.0, -0.4])
 
 
+def test_a_contrast_without_an_error_proves_no_penalty(monkeypatch):
+    """All prompts agree to the bit: nothing is divided by 0, and nothing is called found."""
+    fit = repetition_penalty._Fit(0.5, 0.0, np.zeros(4), "the top K")
+    monkeypatch.setattr(repetition_penalty, "_from_topk", lambda _: fit)
+    evidence = SimpleNamespace(sample=SimpleNamespace(d_N=np.full(4, 0.5)))
+    assert repetition_penalty.check(evidence).status == "clear"
+
+
 def offset_beside(d_N: np.ndarray, second: float = -0.1) -> bool:
     """Whether two responses of −0.1 and another constant are put down to truncation, beside tokens
     of 40 others.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from mismatch_cli.diagnosis import hypotheses, other_weights
+from mismatch_cli.diagnosis.readings import Readings
 from tests.tiny_models import saved_model
 
 
@@ -25,6 +28,19 @@ def test_runs_of_placeholders_are_collapsed_and_placeholders_expanded():
     assert prompts["without its runs of one token"](run) == [1, 2, 2]
     assert prompts["each placeholder 9 16 times"]([1, 9, 2, 2]) == run
     assert prompts["without its runs of one token"]([9] * 5) == [9] * 5
+
+
+def test_a_factor_is_searched_beside_the_one_that_leaves_least():
+    """The gap left is smallest at 3, between the neighbours of 2.5."""
+
+    def factors_tried(least: float) -> list[float]:
+        readings = SimpleNamespace(_few_left=lambda f: (abs(np.log(f / 3.0)) + least, None))
+        return list(Readings._between(readings, float, [0.5, 1.0, 2.5, 6.0, 20.0]))
+
+    tried = factors_tried(0.1)
+    assert all(1.0 <= factor <= 6.0 for factor in tried)
+    assert tried[-1] == pytest.approx(3.0, rel=0.05)
+    assert factors_tried(1.1) == [], "none helps"
 
 
 def test_tensors_that_a_side_may_lack_are_put_back(tmp_path):

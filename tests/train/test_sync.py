@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.models.engines import Unread, hf
 from mismatch_cli.models.engines.hf import HfEngine
+from mismatch_cli.processes.ranks import ALONE
 from mismatch_cli.train import sync
 from mismatch_cli.train.run_engine import dtype_of_weights
 from mismatch_cli.train.sync import WeightSync, odds_gap, prove_newer, steps_between_checks
@@ -271,6 +273,26 @@ def test_equal_tensors_say_how_far_two_float32_implementations_are_apart():
     assert [weight_sync._prove_equal(mu, off_by(gap)) for gap in (3e-5, 1e-4)] == ["proven"] * 2
     with pytest.raises(MismatchError, match="weight sync failed"):
         weight_sync._prove_equal(mu, off_by(2e-4))
+
+
+def test_a_gap_that_its_error_explains_accuses_nobody(monkeypatch):
+    """Ten times the gap of before, but from few tokens: three standard errors reach it."""
+    logp_T = np.array([-1.0, -2.0])
+    rollout = SimpleNamespace(logp_rollout_T=logp_T, of_sampled=lambda logp_T: logp_T)
+    samples = [SimpleNamespace(rollout=rollout)]
+    monkeypatch.setattr(sync, "prove_newer", lambda *_: "newer")
+    for error, is_accused in ((0.01, True), (0.02, False)):
+        weight_sync = WeightSync.__new__(WeightSync)
+        vars(weight_sync).update(
+            _exact=False, _as_sent=object(), _equal=False, _every=1, _before=[], _sent=None,
+            _logp_sent=[logp_T], _logp_before=[logp_T], _gap=0.01, _changed=None, _world=ALONE,
+        )  # fmt: skip
+        monkeypatch.setattr(sync, "odds_gap", lambda *_, error=error: (0.1, error))
+        if is_accused:
+            with pytest.raises(MismatchError, match="broken or incomplete weights"):
+                weight_sync.prove(1, samples, [logp_T])
+        else:
+            assert weight_sync.prove(1, samples, [logp_T])["sync"] == "newer"
 
 
 def test_the_share_that_changed_is_that_of_the_step_before_a_check(tmp_path, monkeypatch):

@@ -99,6 +99,8 @@ GOLDEN_DROPS = [
     ("veto", {}, [0] * 7),
     ("veto", {"band_high": 4.0}, [1, 1, 1, 1, 0, 0, 0]),  # r = 4.48 at the fourth
     ("veto", {"band_low": 0.75}, [0, 0, 0, 0, 1, 1, 1]),  # and 0.741 at the sixth
+    # No lower bound: the highest alone decides
+    ("veto", {"band_low": 0.0, "band_high": 4.0}, [1, 1, 1, 1, 0, 0, 0]),
     ("binary-kl-band", {}, [0] * 7),
     # 0.0216 one way, 0.0204 the other
     ("binary-kl-band", {"max_kl": 0.021}, [0, 0, 0, 0, 0, 1, 0]),
