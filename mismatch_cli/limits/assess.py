@@ -6,7 +6,6 @@ source.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import log
@@ -35,7 +34,7 @@ _TAIL = 3.0  # a KL this many times what the bulk would give comes from the tail
 _FEWEST_TOKENS = 200  # ten of them beyond p95
 _NEAREST, _NEAREST_NOISE = 5, 2
 FLOOR = "floor"  # the pair of a trainer with itself
-_OF_LIMIT = ("who", "source", "date", "name", "metric", "direction", "says", "note")
+_OF_LIMIT = ("publisher", "who", "source", "date", "name", "metric", "direction", "says", "note")
 # A number among all published limits, beside `healthy` and `undecided`
 BETWEEN, ABOVE, MIXED = "between", "above", "mixed"
 
@@ -291,7 +290,7 @@ def counted(bars: Sequence[Mapping[str, Any]]) -> str:
     if undecided:
         parts.append(f"{undecided} {'is' if undecided == 1 else 'are'} undecided")
     for level, text in _BEYOND.items():
-        names = Counter(publisher(row) for row in bars if row["level"] == level)
+        names = Counter(row["publisher"] for row in bars if row["level"] == level)
         if names:
             listed = (f"{name} ({n})" if n > 1 else name for name, n in names.items())
             parts.append(f"{text}: {', '.join(listed)}")
@@ -299,11 +298,6 @@ def counted(bars: Sequence[Mapping[str, Any]]) -> str:
         reason = bars[words.index(UNJUDGED)]["reason"]
         parts.append(f"{words.count(UNJUDGED)} could not be judged: {reason}")
     return ", ".join(parts) + "."
-
-
-def publisher(limit: Mapping[str, Any]) -> str:
-    """`verl` of `verl FAQ`: the first part of who published it."""
-    return _PART.split(limit["who"])[0]
 
 
 def strictest_first(bars: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -320,7 +314,6 @@ def _strictness(row: Mapping[str, Any]) -> float:
     return float(-bound if row["direction"] == "min" else bound)
 
 
-_PART = re.compile(r",| (?:FAQ|CI|blog|nightly|rollout_corr|Ascend)")
 _ORDER = (EXCEEDED, UNDECIDED, HOLDS, UNJUDGED)
 _BEYOND = {HEALTHY: "between healthy and broken", BROKEN: "exceeded"}
 

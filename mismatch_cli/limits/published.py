@@ -6,7 +6,6 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 from typing import Any, Literal
 
 from mismatch_cli.base.places import PACKAGE
@@ -28,6 +27,7 @@ class Published:
     `direction` says which side: `max`, `min`, `size` of a signed number, or `between` two values.
     """
 
+    publisher: str  # in short; who says it, and where, in full:
     who: str
     source: str
     date: str = ""  # of the newest version that was read
@@ -90,8 +90,10 @@ def _short(bound: float) -> str:
 @cache
 def published() -> tuple[Published, ...]:
     """Every row, a framework after the other."""
-    rows = chain.from_iterable(content["limit"] for content in _files())
-    return tuple(Published(**row) for row in rows)
+    rows: list[Published] = []
+    for content in _files():
+        rows += [Published(publisher=content["publisher"], **row) for row in content["limit"]]
+    return tuple(rows)
 
 
 @cache

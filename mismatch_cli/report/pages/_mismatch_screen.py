@@ -6,7 +6,7 @@ from typing import Any
 
 from mismatch_cli.base import numbers
 from mismatch_cli.base.errors import suggest
-from mismatch_cli.limits.assess import limit_sentences, publisher, strictest_first
+from mismatch_cli.limits.assess import limit_sentences, strictest_first
 from mismatch_cli.limits.judge import EXCEEDED, HEALTHY, UNJUDGED
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.report.about import DECIDING, LEADING, left_out, subject_lines
@@ -59,7 +59,7 @@ def leading(pair: Mapping[str, Any], limits: Sequence[Mapping[str, Any]]) -> tup
             return found
         return replace(
             found,
-            limit=f"limit {_bound(limit)}, {publisher(limit)}",
+            limit=f"limit {_bound(limit)}, {limit['publisher']}",
             status=colour(limit),
         )
 
@@ -137,7 +137,7 @@ def _limit(row: Row) -> str:
     limit = row["limit"]
     if limit is None:
         return ""
-    return f"{sign(limit)} {_bound(limit)} {publisher(limit)}"
+    return f"{sign(limit)} {_bound(limit)} {limit['publisher']}"
 
 
 def _bound(limit: Mapping[str, Any]) -> str:
