@@ -16,7 +16,7 @@ from mismatch_cli.limits.limit_sets import Limit
 from mismatch_cli.trace.training_folder import WATCH_FILE
 
 # Of a limit; an alarm's pair may be one that the trace chose
-LIMIT_KEYS = ("limits", "metric", "bound", "threshold")
+LIMIT_KEYS = ("limits", "metric", "bound", "threshold", "decide")
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,15 @@ def _limited(
 
 
 def limit_name(limit: Mapping[str, Any]) -> str:
-    """`k3 mismatch max 0.015`: how the state names a limit that has been measured."""
+    """`k3 mismatch max 0.015`: a limit in words of its file."""
     return f"{limit['metric']} {limit['pair']} {limit['bound']} {limit['threshold']:g}"
+
+
+def limit_key(limit: Mapping[str, Any]) -> str:
+    """How the state names a limit that has been measured: two sets may have the same one, of which
+    only one is for these models.
+    """
+    return f"{limit['limits']}: {limit_name(limit)}"
 
 
 def watch_state(folder: Path | None) -> WatchState | None:
@@ -96,7 +103,7 @@ def watch_state(folder: Path | None) -> WatchState | None:
         return WatchState(
             limits,
             [alarm for alarm in alarms if tuple(alarm[key] for key in LIMIT_KEYS) in asked],
-            [limit_name(limit) for limit in limits if limit_name(limit) not in known],
+            [limit_name(limit) for limit in limits if limit_key(limit) not in known],
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -220,9 +220,8 @@ class Watcher:
 
     def unmeasured(self) -> list[str]:
         """The limits that could not be measured at any step; empty if there was no step."""
-        limits = [limit for of in self._sets for limit in of.limits]
         return (
-            [f"{limit.metric} {limit.text}" for limit in self.state.unmeasured(limits)]
+            [f"{limit.metric} {limit.text}" for limit in self.state.unmeasured(self._sets)]
             if self.state.told
             else []
         )
