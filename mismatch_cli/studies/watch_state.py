@@ -65,7 +65,6 @@ def limited_metrics(watched: WatchState, recorded: Collection[str]) -> list[Limi
 def _limited(
     watched: WatchState, metric: str, pair: str, limits: Sequence[Mapping[str, Any]]
 ) -> LimitedMetric:
-    texts = (Limit(metric, limit["bound"], limit["threshold"]).text for limit in limits)
     ranges = [Range.of({limit["bound"]: limit["threshold"]}) for limit in limits]
     bounds = dict.fromkeys(bound for allowed in ranges for bound in (allowed.low, allowed.high))
     alarms = [
@@ -73,13 +72,18 @@ def _limited(
         for alarm in watched.alarms
         if (alarm["metric"], alarm["pair"]) == (metric, pair)
     ]
-    text = ", ".join(dict.fromkeys(texts))
+    text = ", ".join(dict.fromkeys(map(_text, limits)))
     return LimitedMetric(metric, pair, text, [b for b in bounds if isfinite(b)], alarms)
 
 
 def limit_name(limit: Mapping[str, Any]) -> str:
-    """`k3 mismatch max 0.015`: a limit in words of its file."""
-    return f"{limit['metric']} {limit['pair']} {limit['bound']} {limit['threshold']:g}"
+    """`k3 (mismatch) ≤ 0.015`: a limit in words; without a pair if it names none."""
+    pair = f" ({limit['pair']})" if limit["pair"] else ""
+    return f"{limit['metric']}{pair} {_text(limit)}"
+
+
+def _text(limit: Mapping[str, Any]) -> str:
+    return Limit(limit["metric"], limit["bound"], limit["threshold"]).text
 
 
 def limit_key(limit: Mapping[str, Any]) -> str:
