@@ -57,11 +57,11 @@ class State:
         """Take over what an earlier process has saved; raises anything if it is not of these
         types.
         """
-        asked = found.get("asked", {})
-        same = asked == self._asked
+        before = found.get("asked", {})
+        same = before == self._asked
         self.parts: list[dict[str, Any]] = [_part(**row) for row in found.get("parts", [])]
         # An alarm is about its limit, and a relative limit about the baseline too
-        same_baseline = asked.get("baseline") == self._asked.get("baseline")
+        same_baseline = before.get("baseline") == self._asked.get("baseline")
         alarms = found.get("alarms", []) if same_baseline else []
         self.alarms = Alarms(Alarm(**row) for row in alarms)
         self._called: set[str] = set(map(str, found.get("called", [])))
