@@ -54,6 +54,11 @@ def bundled_names() -> tuple[str, ...]:
     return tuple(sorted(path.name for path in bundled("traces").iterdir()))
 
 
+def or_bundled(path: Path) -> Path:
+    """The bundled trace of this name, unless a file or folder has it; else the path itself."""
+    return bundled("traces") / path if not path.exists() and str(path) in bundled_names() else path
+
+
 def is_bundled(folder: Path) -> bool:
     """Whether a folder is a bundled trace rather than a user's run."""
     return folder.parent == bundled("traces")

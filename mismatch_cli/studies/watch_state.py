@@ -16,7 +16,7 @@ from mismatch_cli.limits.limit_sets import Limit
 from mismatch_cli.trace.training_folder import WATCH_FILE
 
 # Of a limit; an alarm's pair may be one that the trace chose
-LIMIT_KEYS = ("limits", "metric", "bound", "threshold")
+LIMIT_KEYS = ("limits", "metric", "bound", "threshold", "decide")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,6 @@ def limited_metrics(watched: WatchState, recorded: Collection[str]) -> list[Limi
 def _limited(
     watched: WatchState, metric: str, pair: str, limits: Sequence[Mapping[str, Any]]
 ) -> LimitedMetric:
-    texts = (Limit(metric, limit["bound"], limit["threshold"]).text for limit in limits)
     ranges = [Range.of({limit["bound"]: limit["threshold"]}) for limit in limits]
     bounds = dict.fromkeys(bound for allowed in ranges for bound in (allowed.low, allowed.high))
     alarms = [
@@ -73,13 +72,25 @@ def _limited(
         for alarm in watched.alarms
         if (alarm["metric"], alarm["pair"]) == (metric, pair)
     ]
-    text = ", ".join(dict.fromkeys(texts))
+    text = ", ".join(dict.fromkeys(map(_text, limits)))
     return LimitedMetric(metric, pair, text, [b for b in bounds if isfinite(b)], alarms)
 
 
 def limit_name(limit: Mapping[str, Any]) -> str:
-    """`k3 mismatch max 0.015`: how the state names a limit that has been measured."""
-    return f"{limit['metric']} {limit['pair']} {limit['bound']} {limit['threshold']:g}"
+    """`k3 (mismatch) ≤ 0.015`: a limit in words; without a pair if it names none."""
+    pair = f" ({limit['pair']})" if limit["pair"] else ""
+    return f"{limit['metric']}{pair} {_text(limit)}"
+
+
+def _text(limit: Mapping[str, Any]) -> str:
+    return Limit(limit["metric"], limit["bound"], limit["threshold"]).text
+
+
+def limit_key(limit: Mapping[str, Any]) -> str:
+    """How the state names a limit that has been measured: two sets may have the same one, of which
+    only one is for these models.
+    """
+    return f"{limit['limits']}: {limit_name(limit)}"
 
 
 def watch_state(folder: Path | None) -> WatchState | None:
@@ -96,7 +107,7 @@ def watch_state(folder: Path | None) -> WatchState | None:
         return WatchState(
             limits,
             [alarm for alarm in alarms if tuple(alarm[key] for key in LIMIT_KEYS) in asked],
-            [limit_name(limit) for limit in limits if limit_name(limit) not in known],
+            [limit_name(limit) for limit in limits if limit_key(limit) not in known],
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -16,7 +16,7 @@ from typing import Any
 
 from mismatch_cli.base import custom_code
 from mismatch_cli.base.errors import MismatchError, denied, suggest, unreadable
-from mismatch_cli.base.places import bundled, bundled_names
+from mismatch_cli.base.places import bundled_names, or_bundled
 from mismatch_cli.base.registry import meant
 from mismatch_cli.base.text import parsed_json
 from mismatch_cli.trace.contents import check_contents, damaged
@@ -62,9 +62,7 @@ def trace_folder(path: Path) -> Path:
 
     The names of bundled traces work too, unless a file or folder has the name.
     """
-    path = located(path)
-    if not path.exists() and str(path) in bundled_names():
-        return bundled("traces") / path
+    path = or_bundled(located(path))
     inner = path / "trace"
     if not is_store(path) and not any((folder / FILE_NAME).is_file() for folder in (inner, path)):
         for folder in (path, path.parent):  # a kill while a trace was replaced

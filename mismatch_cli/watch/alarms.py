@@ -1,8 +1,9 @@
 """Alarms as states: a limit is exceeded since a step, still is, or no longer.
 
-An alarm begins at the first step that does not hold a limit, and is over at the first later step
-that holds it; a step that is undecided, or was not measured, changes nothing. It is told when it
-begins, every `EVERY` steps, and when it is over.
+An alarm begins at the first step at which `gate` would fail, and is over at the first later step
+that holds the limit: a step that is undecided may begin one by its value, but ends none. A step
+that was not measured changes nothing. It is told when it begins, every `EVERY` steps, and when it
+is over.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class Alarms:
     def of(self, sets: Sequence[LimitSet]) -> list[Alarm]:
         """Those of the limits that are set now."""
         limits = {
-            (of.name, limit.metric, limit.bound, limit.threshold)
+            (of.name, limit.metric, limit.bound, limit.threshold, limit.decide)
             for of in sets
             for limit in of.limits
         }
@@ -140,5 +141,5 @@ def _is_undecided(check: Check) -> bool:
 
 def limit_of(check: Mapping[str, Any]) -> str:
     """A short name of a limit on a pair, the same in every process."""
-    names = [str(check[key]) for key in ("limits", "metric", "pair", "bound", "threshold")]
+    names = [str(check[key]) for key in (*LIMIT_KEYS, "pair")]
     return sha256("\0".join(names).encode()).hexdigest()[:16]

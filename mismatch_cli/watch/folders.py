@@ -57,7 +57,10 @@ def awaited(run: Path) -> str:
     """What a run that has nothing to watch lacks, and the folders whose names are nearest to it."""
     if run.exists():
         return f"{run} has no step, no trace and no dump yet: waiting for the first."
-    siblings = [path.name for path in run.absolute().parent.iterdir() if path.is_dir()]
+    try:
+        siblings = [path.name for path in run.absolute().parent.iterdir() if path.is_dir()]
+    except OSError:  # a folder that may be entered but not listed
+        siblings = []
     return f"{run} does not exist yet: waiting for it. {meant(run.name, siblings)}".rstrip()
 
 

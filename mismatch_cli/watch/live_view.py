@@ -76,9 +76,11 @@ class WatchView:
         return [line.text for line in fitting(lines, height)]
 
     def _alarms(self, watcher: Watcher) -> Iterator[Line]:
-        """The newest alarms: those under way, and those of earlier sessions."""
-        earlier = watcher.alarms[: self._before]
-        alarms = [alarm for alarm in watcher.alarms if alarm.over is None or alarm in earlier]
+        """The newest alarms under way, and where there is room for them those of earlier sessions
+        that are over.
+        """
+        over = [alarm for alarm in watcher.alarms[: self._before] if alarm.over is not None]
+        alarms = over + [alarm for alarm in watcher.alarms if alarm.over is None]
         for alarm in alarms[-_SHOWN:]:
             yield Line(1, _alarm(alarm))
         if len(alarms) > _SHOWN:

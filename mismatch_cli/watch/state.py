@@ -16,9 +16,9 @@ from typing import Any
 
 from mismatch_cli.base.errors import MismatchError, first_line
 from mismatch_cli.base.text import parsed_json
-from mismatch_cli.limits.limit_sets import Limit
+from mismatch_cli.limits.limit_sets import Limit, LimitSet
 from mismatch_cli.studies.gate import Check
-from mismatch_cli.studies.watch_state import limit_name
+from mismatch_cli.studies.watch_state import limit_key
 from mismatch_cli.trace.files import could_not_write, open_to_append, replacing, write_atomically
 from mismatch_cli.trace.training_folder import METRICS, WATCH_FILE
 from mismatch_cli.watch.alarms import Alarm, Alarms, Event
@@ -57,9 +57,13 @@ class State:
         """Take over what an earlier process has saved; raises anything if it is not of these
         types.
         """
-        same = found.get("asked") == self._asked
+        before = found.get("asked", {})
+        same = before == self._asked
         self.parts: list[dict[str, Any]] = [_part(**row) for row in found.get("parts", [])]
-        self.alarms = Alarms(Alarm(**row) for row in found.get("alarms", []))
+        # An alarm is about its limit, and a relative limit about the baseline too
+        same_baseline = before.get("baseline") == self._asked.get("baseline")
+        alarms = found.get("alarms", []) if same_baseline else []
+        self.alarms = Alarms(Alarm(**row) for row in alarms)
         self._called: set[str] = set(map(str, found.get("called", [])))
         self._known: set[str] = set(map(str, found.get("known", []))) if same else set()
         told = found.get("told", {}).items() if same else ()
@@ -84,7 +88,7 @@ class State:
         """Record what the limits say of a step before anybody hears of it; return what is to be
         told.
         """
-        self._known |= {_name(check.limit) for check in checks if check.known}
+        self._known |= {_key(check.limits, check.limit) for check in checks if check.known}
         events = self.alarms.judged(step, checks)
         if events:
             self.save()
@@ -96,9 +100,11 @@ class State:
             self._rewrite_lines({step: record}) if step in self.told else self._append(record)
         self.told[step] = shards
 
-    def unmeasured(self, limits: Sequence[Limit]) -> list[Limit]:
+    def unmeasured(self, sets: Sequence[LimitSet]) -> list[Limit]:
         """The limits that could not be measured at any step."""
-        return [limit for limit in limits if _name(limit) not in self._known]
+        return [
+            limit for of in sets for limit in of.limits if _key(of.name, limit) not in self._known
+        ]
 
     @property
     def uncalled(self) -> list[Event]:
@@ -162,5 +168,5 @@ def _part(name: str, files: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _name(limit: Limit) -> str:
-    return limit_name(asdict(limit))
+def _key(of: str, limit: Limit) -> str:
+    return limit_key({**asdict(limit), "limits": of})

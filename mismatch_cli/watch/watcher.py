@@ -18,6 +18,7 @@ from mismatch_cli.base.registry import names_file
 from mismatch_cli.frameworks import dialects
 from mismatch_cli.limits.limit_sets import LimitSet
 from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.studies.watch_state import limit_name
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.watch.alarms import Alarm, Event
 from mismatch_cli.watch.dump import Dump, Parts
@@ -220,9 +221,8 @@ class Watcher:
 
     def unmeasured(self) -> list[str]:
         """The limits that could not be measured at any step; empty if there was no step."""
-        limits = [limit for of in self._sets for limit in of.limits]
         return (
-            [f"{limit.metric} {limit.text}" for limit in self.state.unmeasured(limits)]
+            [limit_name(asdict(limit)) for limit in self.state.unmeasured(self._sets)]
             if self.state.told
             else []
         )

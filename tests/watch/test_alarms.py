@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,30 @@ def test_a_state_of_another_version_is_refused(tmp_path: Path):
     (folder / WATCH_FILE).write_text(json.dumps(content))
     with pytest.raises(MismatchError, match="is from another version of mismatch-cli"):
         check_watch_folder(folder, run)
+
+
+def test_a_limit_that_decides_differently_is_another_one():
+    alarms = Alarms()
+    alarms.judged(1, checks(0.011, 0.005))
+    sure = [LimitSet("mine", (Limit("k3", "max", 0.01, "mismatch", WHOLE_INTERVAL),))]
+    assert alarms.judged(1, check_limits(sure, Value(0.011, 0.005), None)) == []
+    assert len(alarms.of(SETS)) == 1 and alarms.of(sure) == []
+
+
+def asked(baseline: list[str]) -> dict[str, object]:
+    return {"limits": [asdict(of) for of in SETS], "baseline": baseline, "algorithm": "grpo"}
+
+
+def test_with_another_baseline_the_alarms_are_those_of_its_own_judgement(tmp_path: Path):
+    State(tmp_path, tmp_path / "run", asked(["a"]), lines=False).judged(1, checks(0.02))
+    same = State(tmp_path, tmp_path / "run", asked(["a"]), lines=False)
+    assert len(same.alarms.all) == 1
+    assert State(tmp_path, tmp_path / "run", asked(["b"]), lines=False).alarms.all == []
+
+
+def test_a_limit_is_measured_in_its_own_set(tmp_path: Path):
+    """The same limit of a second set may be for other models, and not be judged."""
+    sets = [*SETS, LimitSet("theirs", SETS[0].limits)]
+    state = State(tmp_path, tmp_path / "run", asked([]), lines=False)
+    state.judged(1, checks(0.001))
+    assert state.unmeasured(SETS) == [] and state.unmeasured(sets) == list(SETS[0].limits)

@@ -244,6 +244,13 @@ def test_killed_and_restarted(tmp_path: Path, trace: str, limit: str) -> None:
     assert [float(word) for word in call.split()] == pytest.approx([5, 0.00254157, 0.001], rel=1e-5)
 
 
+def test_a_bundled_trace_has_its_name(watch: Watch) -> None:
+    code, lines, err = watch("moe", "--limits", "miles", "--limits", "nemo-rl", *NOW)
+    # That of miles is for dense models: as in `gate`, it is not judged, although nemo-rl's is
+    assert code == 3 and "Never measured, which counts as exceeded: k3 (mismatch) ≤ 0.001." in err
+    assert [line["step"] for line in lines] == [0]
+
+
 def test_alarms_are_those_of_gate_and_end_it_with_3(
     watch: Watch, trace: str, limit: str, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ _OWN, _EXAMPLE = "mismatch", "trl sampling/sampling_logp_difference/mean=0.02"
 _BUNDLED = "abs_d_mean=0.0083", "bf16", "fp8"
 _VALUE = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?%?|[-+]?(nan|inf|infinity)", re.IGNORECASE)
 _NEGATIVE = re.compile(r"-\.?\d")
+_SIGN = re.compile(r"−(?=\.?\d)")  # as our own screens print a negative number
 of_run = partial(setting, panel="The run behind the number")
 
 
@@ -40,7 +41,7 @@ class TakesNegatives(Command):
     def parse_args(self, ctx: Any, args: Sequence[str]) -> list[str]:
         """Parse `k1 -0.001` as `k1=-0.001`: Typer reads what begins with a dash as a flag."""
         words: list[str] = []
-        for word in args:
+        for word in (_SIGN.sub("-", word) for word in args):
             if words and _NEGATIVE.match(word) and not words[-1].startswith("-"):
                 words[-1] += f"={word}"
             else:

@@ -20,7 +20,7 @@ from mismatch_cli.base import registry
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.base.memory import collect_often
 from mismatch_cli.base.options import flags, saying, setting
-from mismatch_cli.base.places import FAULTY, bundled_trace
+from mismatch_cli.base.places import FAULTY, bundled_trace, or_bundled
 from mismatch_cli.frameworks import IMPORTERS
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def command(
     from mismatch_cli.trace.stores import is_store
     from mismatch_cli.watch.folders import check_there, check_watch_folder, watch_folder
 
-    run = run or bundled_trace(FAULTY)
+    run = or_bundled(run) if run else bundled_trace(FAULTY)
     tracking = Tracking.asked(
         track, track_project, track_name or run.resolve().name, framework, several=False
     )

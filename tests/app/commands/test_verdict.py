@@ -94,6 +94,7 @@ def test_between_healthy_and_broken_is_not_above(typed):
         (f"{TRL}=0.02", [("trl", TRL, 0.02)]),
         ("k3 0.002 k1 -0.001", [("mismatch", "k3", 0.002), ("mismatch", "k1", -0.001)]),
         ("k1 -.001 k3=0.002", [("mismatch", "k1", -0.001), ("mismatch", "k3", 0.002)]),
+        ("k1 −0.001 k3=2e−3", [("mismatch", "k1", -0.001), ("mismatch", "k3", 0.002)]),
         ("k1 -1e-3 --top-p 1", [("mismatch", "k1", -0.001)]),
         ("--quiet k1=-0.001", [("mismatch", "k1", -0.001)]),
         (f"k3=0.002 {TRL} 0.02", [("mismatch", "k3", 0.002), ("trl", TRL, 0.02)]),
