@@ -98,6 +98,7 @@ def _compared(
         "level": standing.level,
         "reason": standing.reason,
         "power": standing.power,
+        "few_prompts": number.few_prompts,
     }
 
 
@@ -238,7 +239,8 @@ def sentences(verdict: Mapping[str, Any]) -> Iterator[str]:
     if (expected := verdict["expected"]) is not None:
         yield expected["sentence"]
     yield from limit_sentences(verdict["bars"])
-    if any(row["low"] is None for row in verdict["bars"] if row["standing"] != UNJUDGED):
+    judged = [row for row in verdict["bars"] if row["standing"] != UNJUDGED]
+    if any(row["low"] is None and not row["few_prompts"] for row in judged):
         yield "Numbers without an interval are compared by their value alone."
     if (tail := verdict["tail"]) is not None:
         yield _tail_sentence(tail["times"])
@@ -294,9 +296,8 @@ def counted(bars: Sequence[Mapping[str, Any]]) -> str:
         if names:
             listed = (f"{name} ({n})" if n > 1 else name for name, n in names.items())
             parts.append(f"{text}: {', '.join(listed)}")
-    if UNJUDGED in words:
-        reason = bars[words.index(UNJUDGED)]["reason"]
-        parts.append(f"{words.count(UNJUDGED)} could not be judged: {reason}")
+    reasons = Counter(row["reason"] for row in bars if row["standing"] == UNJUDGED)
+    parts += [f"{n} could not be judged: {reason}" for reason, n in reasons.items()]
     return ", ".join(parts) + "."
 
 
@@ -315,7 +316,7 @@ def _strictness(row: Mapping[str, Any]) -> float:
 
 
 _ORDER = (EXCEEDED, UNDECIDED, HOLDS, UNJUDGED)
-_BEYOND = {HEALTHY: "between healthy and broken", BROKEN: "exceeded"}
+_BEYOND = {HEALTHY: "not healthy", BROKEN: "exceeded"}
 
 
 def _tail_sentence(times: float | None) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, isnan
 from typing import Any
 
 from mismatch_cli.metrics.estimate import FEW_PROMPTS, NOT_MEASURED, ONE_HAS_ALL
@@ -137,8 +137,8 @@ class Standing:
     """What the judge says of a number.
 
     `word`: `holds` or `exceeded`, if all of the interval agrees; `undecided`, if it contains the
-    bound; `unjudged` without a number. `level`: of a published limit that is exceeded, the last one
-    that is: `healthy` alone, or `broken` too. `is_beyond`: whether the value itself is. `power`:
+    bound; `unjudged` without a number. `level`: of a published limit, the last one that all of the
+    interval exceeds: `healthy`, or `broken` too. `is_beyond`: whether the value itself is. `power`:
     how far from the bound a number with this interval has to be for a word; None without one.
     """
 
@@ -160,6 +160,8 @@ def judge(number: Number, healthy: Range, broken: Range | None = None) -> Standi
     """
     if number.value is None:
         return Standing(UNJUDGED, number, reason=number.why)
+    if isnan(number.value):
+        return Standing(EXCEEDED, number, BROKEN, "not a number", is_beyond=True)
     tolerated = healthy if broken is None else broken
     allowed, not_broken = healthy.widened(number.agreement), tolerated.widened(number.agreement)
     where, is_beyond = number.range, not allowed.contains(number.value)
@@ -169,11 +171,12 @@ def judge(number: Number, healthy: Range, broken: Range | None = None) -> Standi
     if where.lies_outside(not_broken):
         reason = _beyond(number.value, tolerated)
         return replace(standing, word=EXCEEDED, level=BROKEN, reason=reason)
-    if where.lies_outside(allowed) and where.lies_within(not_broken):
+    if where.lies_outside(allowed):
         reason = _beyond(number.value, healthy)
+        if not where.lies_within(not_broken):
+            reason = f"{reason}; {_spans(standing, where, tolerated)}"
         return replace(standing, word=EXCEEDED, level=HEALTHY, reason=reason)
-    crossed = tolerated if where.lies_outside(allowed) else healthy
-    return replace(standing, word=UNDECIDED, reason=_spans(standing, where, crossed))
+    return replace(standing, word=UNDECIDED, reason=_spans(standing, where, healthy))
 
 
 def _power(number: Number) -> float | None:

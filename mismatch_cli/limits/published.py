@@ -16,7 +16,6 @@ Direction = Literal["max", "min", "size", "between"]
 Bound = float | Sequence[float]
 _FILES = "frameworks/*/limits.toml"
 _NAMES = {"max": "max", "min": "min", "size": "max_size"}  # of a direction's bound
-# In words
 _IN_WORDS = {"dense": "dense models", "moe": "mixtures of experts"}
 
 

@@ -15,6 +15,7 @@ from mismatch_cli.frameworks import dialects
 from mismatch_cli.limits.assess import LEADING, assess, status
 from mismatch_cli.limits.both_sides import family, precision
 from mismatch_cli.limits.expected import expected_gap, place_of
+from mismatch_cli.limits.published import published
 from mismatch_cli.limits.reference import reference, usual_gap
 from mismatch_cli.limits.suspects import suspects, unrecorded
 from mismatch_cli.metrics.estimate import (
@@ -85,6 +86,7 @@ class Quoted:
             "usual": self._usual(about),
             "by_precision": self.by_precision(about),
             "made_by": list(self._made_by(about)),
+            "limit_on": None if found["bars"] else self._limit_on,
         }
 
     def _assessed(self, about: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -99,6 +101,12 @@ class Quoted:
         }
         verdict = assess({"about": about, "pairs": {self.pair: pair}})
         return {name: verdict[name] for name in ("bars", "measured")}
+
+    @property
+    def _limit_on(self) -> str | None:
+        """Our metric that a limit published by this name is about, though it is another number."""
+        rows = (row for row in published() if row.name == self.name and row.metric in METRICS)
+        return next((row.metric for row in rows), None)
 
     def _usual(self, about: Mapping[str, Any]) -> dict[str, Any] | None:
         """The usual range of the precisions, and where the number is relative to it; known for

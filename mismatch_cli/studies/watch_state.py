@@ -4,12 +4,13 @@ was never measured.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from mismatch_cli.base.numbers import things
 from mismatch_cli.base.text import parsed_json
 from mismatch_cli.limits.judge import Range, pair_for
 from mismatch_cli.limits.limit_sets import Limit
@@ -19,23 +20,65 @@ from mismatch_cli.trace.training_folder import WATCH_FILE
 LIMIT_KEYS = ("limits", "metric", "bound", "threshold", "decide")
 
 
+@dataclass
+class Alarm:
+    """A limit that was exceeded, from its first step on."""
+
+    since: int
+    check: Mapping[str, Any]  # of that step, as in `gate --json`
+    last: int  # the newest step that did not hold it
+    told: int  # the newest step at which that was told
+    over: int | None = None  # the step that held it again
+
+    @property
+    def when(self) -> str:
+        """`since step 12` if it is under way, else `at step 12` or `from step 12 to 37`."""
+        if self.over is None:
+            return f"since step {self.since}"
+        if self.last == self.since:
+            return f"at step {self.since}"
+        return f"from step {self.since} to {self.last}"
+
+    @property
+    def quantity(self) -> str:
+        """The metric and its pair."""
+        return f"{self.check['metric']} ({self.check['pair']})"
+
+    @property
+    def limit(self) -> tuple[Any, ...]:
+        """What makes a limit the same one, whatever pair a trace chose for it."""
+        return tuple(self.check[key] for key in LIMIT_KEYS)
+
+    def to_json(self) -> dict[str, Any]:
+        """Its first step's check, with the last step that did not hold the limit."""
+        return {"step": self.since, "last": self.last, "over": self.over, **self.check}
+
+
+def under_way_first(alarms: Iterable[Alarm]) -> list[Alarm]:
+    return sorted(alarms, key=lambda alarm: alarm.over is not None)
+
+
+def counted(alarms: Sequence[Alarm]) -> str:
+    """`3 alarms, 1 under way`."""
+    under_way = sum(alarm.over is None for alarm in alarms)
+    if not alarms or under_way == len(alarms):
+        return things(len(alarms), "alarm")
+    return f"{things(len(alarms), 'alarm')}, {under_way or 'none'} under way"
+
+
 @dataclass(frozen=True)
 class WatchState:
-    """The answer of a watch: an alarm is a limit that does not hold, from its first step until it
-    holds again.
-    """
+    """The answer of a watch."""
 
     # Metric, pair, bound, threshold and the set that they are from
     limits: Sequence[Mapping[str, Any]]
-    # The same of each alarm's first step, with that `step`, the `last` at which it did not hold,
-    # and the step at which it was `over` (None: it still is)
-    alarms: Sequence[Mapping[str, Any]]
+    alarms: Sequence[Alarm]  # of these limits
     unmeasured: Sequence[str]  # limits that no step could be compared with
 
     def to_json(self) -> dict[str, Any]:
         return {
             "limits": len(self.limits),
-            "alarms": list(self.alarms),
+            "alarms": [alarm.to_json() for alarm in self.alarms],
             "unmeasured": list(self.unmeasured),
         }
 
@@ -68,9 +111,9 @@ def _limited(
     ranges = [Range.of({limit["bound"]: limit["threshold"]}) for limit in limits]
     bounds = dict.fromkeys(bound for allowed in ranges for bound in (allowed.low, allowed.high))
     alarms = [
-        (alarm["step"], alarm["last"])
+        (alarm.since, alarm.last)
         for alarm in watched.alarms
-        if (alarm["metric"], alarm["pair"]) == (metric, pair)
+        if (alarm.check["metric"], alarm.check["pair"]) == (metric, pair)
     ]
     text = ", ".join(dict.fromkeys(map(_text, limits)))
     return LimitedMetric(metric, pair, text, [b for b in bounds if isfinite(b)], alarms)
@@ -102,29 +145,12 @@ def watch_state(folder: Path | None) -> WatchState | None:
         sets = content["asked"]["limits"]
         limits = [{**limit, "limits": of["name"]} for of in sets for limit in of["limits"]]
         asked = {tuple(limit[key] for key in LIMIT_KEYS) for limit in limits}
-        alarms = [_alarm(**row) for row in content["alarms"]]
+        alarms = [Alarm(**row) for row in content["alarms"]]
         known = set(content["known"])
         return WatchState(
             limits,
-            [alarm for alarm in alarms if tuple(alarm[key] for key in LIMIT_KEYS) in asked],
+            [alarm for alarm in alarms if alarm.limit in asked],
             [limit_name(limit) for limit in limits if limit_key(limit) not in known],
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _alarm(*, since: int, check: Mapping[str, Any], last: int, told: int, over: int | None) -> Any:
-    """An alarm as the page shows it: the check of its first step, and its further steps."""
-    return {"step": since, "last": max(last, told), "over": over, **check}
-
-
-def when(alarm: Mapping[str, Any]) -> str:
-    """`since step 12` for an alarm under way, else `at step 12` or `from step 12 to 37`."""
-    first, last = alarm["step"], alarm["last"]
-    if alarm["over"] is None:
-        return f"since step {first}"
-    return f"at step {first}" if first == last else f"from step {first} to {last}"
-
-
-def under_way_first(alarms: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return sorted(alarms, key=lambda alarm: alarm["over"] is not None)

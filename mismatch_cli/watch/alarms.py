@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
-from mismatch_cli.limits.judge import UNDECIDED
+from mismatch_cli.limits.judge import HOLDS, UNDECIDED
 from mismatch_cli.limits.limit_sets import LimitSet
 from mismatch_cli.studies.gate import Check, row_of
-from mismatch_cli.studies.watch_state import LIMIT_KEYS, when
+from mismatch_cli.studies.watch_state import LIMIT_KEYS, Alarm
 
 EVERY = 25  # steps between two reminders: a few in a run of hundreds of steps
 BEGINS, STILL, OVER = "begins", "still", "over"
@@ -43,10 +43,17 @@ class Event:
         what = {
             BEGINS: check["reason"],
             STILL: f"{check['reason']}, since step {self.since}",
-            OVER: f"holds again, after an alarm since step {self.since}",
+            OVER: f"{self._within} again, after an alarm since step {self.since}",
         }
         where = f"{check['metric']} ({check['pair']}) at step {self.step}"
         return f"{where}: {what[self.state]} ({check['limits']})"
+
+    @property
+    def _within(self) -> str:
+        """How the step that ends an alarm is within the limit: by all of its interval, or by its
+        value, where few prompts give none.
+        """
+        return "holds" if self.check["status"] == HOLDS else "is within the limit by its value"
 
     @property
     def is_alarm(self) -> bool:
@@ -56,25 +63,6 @@ class Event:
     def to_json(self) -> dict[str, Any]:
         """The check with its step, and the state of the alarm."""
         return {"step": self.step, "state": self.state, "since": self.since, **self.check}
-
-
-@dataclass
-class Alarm:
-    """A limit that was exceeded, from its first step on."""
-
-    since: int
-    check: Mapping[str, Any]  # of that step
-    last: int  # the newest step that did not hold it
-    told: int  # the newest step at which that was told
-    over: int | None = None  # the step that held it again
-
-    @property
-    def when(self) -> str:
-        return when({"step": self.since, "last": self.last, "over": self.over})
-
-    @property
-    def beginning(self) -> Event:
-        return Event(BEGINS, self.since, self.since, self.check)
 
 
 class Alarms:
@@ -94,7 +82,7 @@ class Alarms:
     def _change(self, step: int, check: Check) -> Event | None:
         row = row_of(check)
         alarm = self._newest.get(limit_of(row))
-        if alarm is None or (alarm.over is not None and step > alarm.over):
+        if alarm is None or (alarm.over is not None and step >= alarm.over):
             return None if check.holds else self._begin(step, row)
         if alarm.over is not None or step < alarm.last:
             return None
@@ -115,7 +103,7 @@ class Alarms:
         alarm = Alarm(step, row, last=step, told=step)
         self.all.append(alarm)
         self._newest[limit_of(row)] = alarm
-        return alarm.beginning
+        return beginning(alarm)
 
     def of(self, sets: Sequence[LimitSet]) -> list[Alarm]:
         """Those of the limits that are set now."""
@@ -124,12 +112,14 @@ class Alarms:
             for of in sets
             for limit in of.limits
         }
-        return [
-            alarm for alarm in self.all if tuple(alarm.check[key] for key in LIMIT_KEYS) in limits
-        ]
+        return [alarm for alarm in self.all if alarm.limit in limits]
 
     def to_json(self) -> list[dict[str, Any]]:
         return [asdict(alarm) for alarm in self.all]
+
+
+def beginning(alarm: Alarm) -> Event:
+    return Event(BEGINS, alarm.since, alarm.since, alarm.check)
 
 
 def _is_undecided(check: Check) -> bool:

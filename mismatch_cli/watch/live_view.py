@@ -20,12 +20,13 @@ from mismatch_cli.app.curves import (
 from mismatch_cli.app.curves import most_important as fitting
 from mismatch_cli.base.numbers import number, things
 from mismatch_cli.base.text import visible
+from mismatch_cli.studies.watch_state import counted
 from mismatch_cli.watch.history import gap
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from mismatch_cli.watch.alarms import Alarm
+    from mismatch_cli.studies.watch_state import Alarm
     from mismatch_cli.watch.history import History
     from mismatch_cli.watch.watcher import Watcher
 
@@ -90,8 +91,9 @@ class WatchView:
 
 def _alarm(alarm: Alarm) -> Text:
     """An alarm under way in red, one that is over in grey."""
-    what = f"{alarm.check['metric']} ({alarm.check['pair']})"
-    text = visible(f"{what}, {alarm.when}: {alarm.check['reason']} ({alarm.check['limits']})")
+    text = visible(
+        f"{alarm.quantity}, {alarm.when}: {alarm.check['reason']} ({alarm.check['limits']})"
+    )
     return plain(f"✘ {text}", "red") if alarm.over is None else plain(f"✔ {text}", "dim")
 
 
@@ -102,7 +104,7 @@ def _progress(watcher: Watcher) -> list[str]:
     if newest is not None and newest != complete:
         found.append(f"step {newest} has begun")
     grew = duration(watcher.since_growth)
-    return [*found, f"grew {grew} ago", f"alarms: {len(watcher.alarms)}"]
+    return [*found, f"grew {grew} ago", counted(watcher.alarms)]
 
 
 def _measures(history: History, algorithm: str) -> list[tuple[int, Curve]]:

@@ -18,10 +18,10 @@ from mismatch_cli.base.errors import MismatchError, first_line
 from mismatch_cli.base.text import parsed_json
 from mismatch_cli.limits.limit_sets import Limit, LimitSet
 from mismatch_cli.studies.gate import Check
-from mismatch_cli.studies.watch_state import limit_key
+from mismatch_cli.studies.watch_state import Alarm, limit_key
 from mismatch_cli.trace.files import could_not_write, open_to_append, replacing, write_atomically
 from mismatch_cli.trace.training_folder import METRICS, WATCH_FILE
-from mismatch_cli.watch.alarms import Alarm, Alarms, Event
+from mismatch_cli.watch.alarms import Alarms, Event, beginning
 from mismatch_cli.watch.folders import FORMAT, VERSION, state_in
 from mismatch_cli.watch.training_run import Lines
 
@@ -109,7 +109,7 @@ class State:
     @property
     def uncalled(self) -> list[Event]:
         """Alarms at whose beginning the user's command has not run."""
-        beginnings = [alarm.beginning for alarm in self.alarms.all]
+        beginnings = map(beginning, self.alarms.all)
         return [event for event in beginnings if event.key not in self._called]
 
     def called(self, event: Event) -> None:

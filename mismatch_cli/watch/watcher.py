@@ -18,9 +18,9 @@ from mismatch_cli.base.registry import names_file
 from mismatch_cli.frameworks import dialects
 from mismatch_cli.limits.limit_sets import LimitSet
 from mismatch_cli.rules.algorithms.parse import find
-from mismatch_cli.studies.watch_state import limit_name
+from mismatch_cli.studies.watch_state import Alarm, limit_name
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.watch.alarms import Alarm, Event
+from mismatch_cli.watch.alarms import Event
 from mismatch_cli.watch.dump import Dump, Parts
 from mismatch_cli.watch.folders import kind_of
 from mismatch_cli.watch.growing_trace import GrowingTrace

@@ -87,7 +87,10 @@ def test_intervals_around_every_limit(limit):
     cases = [
         (estimate(healthy - scale / 2, scale / 4), (HOLDS, "")),
         (estimate(healthy, scale / 4), (UNDECIDED, "")),
-        (estimate(broken, scale / 4), (UNDECIDED, "")),
+        (
+            estimate(broken, scale / 4),
+            (EXCEEDED, HEALTHY) if limit.has_two_levels else (UNDECIDED, ""),
+        ),
         (estimate(broken + scale / 2, scale / 4), (EXCEEDED, BROKEN)),
     ]
     if broken > healthy:
@@ -234,10 +237,10 @@ def test_without_measurements_nothing_is_judged():
 
 
 def test_missing_intervals_are_mentioned():
-    assert any(
-        "compared by their value alone" in text
-        for text in assess(summary({"k3": estimate(1e-4)}))["sentences"]
-    )
+    few = estimate(1e-4) | {"note": FEW_PROMPTS}
+    for number, is_said in ((estimate(1e-4), True), (few, False)):
+        sentences = assess(summary({"k3": number}))["sentences"]
+        assert any("compared by their value alone" in text for text in sentences) == is_said
     with_intervals = assess(summary({"k3": estimate(1e-4, 1e-5)}))["sentences"]
     assert not any("compared by their value alone" in text for text in with_intervals)
 

@@ -170,7 +170,7 @@ def test_the_interval_decides_and_its_half_is_the_power():
         ((0.009, 0.004), UNDECIDED, ""),
         ((0.011, 0.004), UNDECIDED, ""),
         ((0.015, 0.004), EXCEEDED, HEALTHY),
-        ((0.019, 0.004), UNDECIDED, ""),
+        ((0.019, 0.004), EXCEEDED, HEALTHY),
         ((0.025, 0.004), EXCEEDED, BROKEN),
     ):
         standing = judge(Number(value, value - half, value + half), allowed, broken)
@@ -178,7 +178,9 @@ def test_the_interval_decides_and_its_half_is_the_power():
         assert standing.power == pytest.approx(half)
         assert standing.is_beyond == (value > 0.01)
     standing = judge(Number(0.019, 0.015, 0.023), allowed, broken)
-    assert standing.reason == "0.019 is below 0.02, undecided: 0.015 to 0.023"
+    assert standing.reason == "0.019 is above 0.01; 0.019 is below 0.02, undecided: 0.015 to 0.023"
+    assert judge(Number(float("nan")), allowed).reason == "not a number"
+    assert judge(Number(float("nan")), allowed).word == EXCEEDED
 
 
 def test_what_float32_rounds_away_is_relative_to_the_distance_from_agreement():

@@ -65,8 +65,10 @@ def test_the_same_step_again_tells_nothing_and_an_earlier_one_changes_nothing():
     assert said(alarms, {2: 0.02}) == [(2, "begins", 2)]
     assert said(Alarms(alarms.all), {2: 0.02}) == []
     assert said(alarms, {1: 0.001}) == [] and alarms.all[0].over is None
-    # The step has grown, and holds the limit now
+    # The step has grown, and holds the limit now; it grows once more, and does not
     assert said(alarms, {2: 0.001}) == [(2, "over", 2)]
+    assert said(alarms, {2: 0.001}) == []
+    assert said(alarms, {2: 0.02}) == [(2, "begins", 2)]
 
 
 def test_an_undecided_step_does_not_end_it():
@@ -112,10 +114,11 @@ def test_a_restart_continues_and_the_page_reads_the_same(tmp_path: Path):
     assert again.uncalled == [] and again.judged(2, checks(0.03)) == []
     watched = watch_state(tmp_path)
     (alarm,) = watched.alarms
-    assert (alarm["step"], alarm["last"], alarm["over"]) == (1, 2, None)
+    assert (alarm.since, alarm.last, alarm.over) == (1, 2, None)
     again.judged(3, checks(0.001))
     (alarm,) = watch_state(tmp_path).alarms
-    assert (alarm["over"], alarm["reason"]) == (3, "0.02 is above 0.01")
+    assert (alarm.over, alarm.check["reason"]) == (3, "0.02 is above 0.01")
+    assert alarm.to_json()["step"] == 1
 
 
 def test_a_state_of_another_version_is_refused(tmp_path: Path):

@@ -503,7 +503,7 @@ def test_on_a_narrow_terminal(tmp_path: Path, trace: str, limit: str) -> None:
     steps(watcher.look())
     text = "\n".join(line.plain for line in view.lines(77, 24))
     assert re.search(r"\|π − μ\| +0\.0039 +0\.0022 [▁-█]+ +0\.0039 +equal weights", text)
-    assert re.search(r"blocked +0\.019 .*by grpo-clip-higher", text) and "alarms: 1" in text
+    assert re.search(r"blocked +0\.019 .*by grpo-clip-higher", text) and "1 alarm" in text
     heads, first = next(pairwise(text.splitlines()[3:]))
     assert heads.split() == ["now", "lowest", "steps", "highest"]
     assert heads.index("steps") == re.search(r"[▁-█]+", first).start()

@@ -25,7 +25,7 @@ _NOT_BROKEN: tuple[str, Status] = ("!", "mixed")
 
 
 def sign(limit: Mapping[str, Any]) -> str:
-    """`✔`, `✘`, `?`, or `!` for what is not healthy but not broken either."""
+    """`✔`, `✘`, `?`, or `!` for what is not healthy, without being broken for certain."""
     return _of(limit)[0]
 
 
@@ -34,12 +34,11 @@ def colour(limit: Mapping[str, Any]) -> Status:
 
 
 def word(limit: Mapping[str, Any]) -> str:
-    """The judge's word; of two levels, also which one is exceeded."""
+    """The judge's word; of two levels, which one is exceeded."""
     if limit["level"] == HEALTHY:
-        return "not healthy, not broken"
-    if limit["standing"] == UNJUDGED:
-        return "not judged"
-    return str(limit["standing"])
+        return "not healthy"
+    standing = str(limit["standing"])
+    return "not judged" if standing == UNJUDGED else standing
 
 
 def _of(limit: Mapping[str, Any]) -> tuple[str, Status]:

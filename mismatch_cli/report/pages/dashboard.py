@@ -181,9 +181,7 @@ def _of_number(row: Row) -> Iterator[str]:
     if limits:
         yield counted(limits)
     elif row["metric"] is None:
-        yield (
-            f"It is {row['formula']}: it has no published limit and none of our metrics matches it."
-        )
+        yield f"It is {row['formula']}: none of our metrics matches it, and {_elsewhere(row)}."
     else:
         yield f"There is no published limit for {METRICS[row['metric']].label} alone."
     if row["metric"] is None and limits:
@@ -198,6 +196,14 @@ def _of_number(row: Row) -> Iterator[str]:
         )
     if any(case["fault"] for case in row["made_by"]):
         yield "Faults have caused values of this size: look for one first."
+
+
+def _elsewhere(row: Row) -> str:
+    """That no limit is about it; or about which metric the one is that is published by its name."""
+    metric = row["limit_on"]
+    if metric is None:
+        return "it has no published limit"
+    return f"the limit that is published by its name is about {METRICS[metric].label} ({metric})"
 
 
 def _to_a_trace(frameworks: Sequence[str]) -> tuple[str, str]:

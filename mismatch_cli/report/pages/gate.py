@@ -262,6 +262,7 @@ def _add_case(suite: Element, check: Check) -> None:
         f"measured {subject(check)}: {measured_text(check)}",
         f"limit: {limit_text(check)}",
         f"source: {source_text(check) or 'none given'}",
+        f"{check.status}: {check.reason}" if check.reason else check.status,
     )
     answer.text = "\n".join(map(visible, lines))
 

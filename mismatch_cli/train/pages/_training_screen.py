@@ -9,7 +9,7 @@ from mismatch_cli.base.errors import suggest
 from mismatch_cli.metrics.update_table import TRAINING
 from mismatch_cli.report.tables import Col, col, number, percent, plain, table, text
 from mismatch_cli.report.view import Facts, Profile, Screen, Status, Table, Verdict
-from mismatch_cli.studies.watch_state import WatchState, under_way_first, when
+from mismatch_cli.studies.watch_state import WatchState, counted, under_way_first
 from mismatch_cli.train.studies.learning_speed import (
     AREA,
     BAD_OF_ALL,
@@ -290,11 +290,12 @@ def watch_verdict(study: TrainingAnalysis, watched: WatchState) -> Verdict:
     gap = f"mean |π − μ| {before} at first, {now} now"
     if alarms:
         named = "; ".join(
-            f"{alarm['metric']} {when(alarm)}: {alarm['reason']}" for alarm in alarms[:_NAMED]
+            f"{alarm.check['metric']} {alarm.when}: {alarm.check['reason']}"
+            for alarm in alarms[:_NAMED]
         )
         more = f"; {len(alarms) - _NAMED:,} more" if len(alarms) > _NAMED else ""
         return Verdict(
-            f"{len(alarms):,} ALARM{'S' * (len(alarms) > 1)}",
+            counted(alarms).upper(),
             f"{named}{more}. {steps}, {gap}.",
             "bad",
         )

@@ -24,7 +24,7 @@ from mismatch_cli.report.tables import (
     text,
 )
 from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
-from mismatch_cli.studies.watch_state import WatchState, when
+from mismatch_cli.studies.watch_state import WatchState
 from mismatch_cli.train.pages._staleness_table import staleness_table
 from mismatch_cli.train.pages._training_claims import claims_screen, claims_table
 from mismatch_cli.train.pages._training_screen import (
@@ -125,10 +125,10 @@ def _limits(watched: WatchState) -> tuple[Section, ...]:
         "Alarms",
         list(watched.alarms),
         [
-            text("when", when),
-            text("metric", lambda alarm: f"{alarm['metric']} ({alarm['pair']})"),
-            text("what happened", lambda alarm: str(alarm["reason"])),
-            text("limits", lambda alarm: str(shown(alarm["limits"]))),
+            text("when", lambda alarm: alarm.when),
+            text("metric", lambda alarm: alarm.quantity),
+            text("what happened", lambda alarm: str(alarm.check["reason"])),
+            text("limits", lambda alarm: str(shown(alarm.check["limits"]))),
         ],
     )
     return (Section("Limits", tables=filled(rows)),) if watched.limits else ()

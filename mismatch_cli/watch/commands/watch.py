@@ -296,8 +296,9 @@ class _Watching:
     def _concluded(self, watcher: Watcher) -> bool:
         """Print the last message; return whether the exit code is that of exceeded limits."""
         from mismatch_cli.base.numbers import things
+        from mismatch_cli.studies.watch_state import counted, under_way_first
 
-        alarms = sorted(watcher.alarms, key=lambda alarm: alarm.over is not None)
+        alarms = under_way_first(watcher.alarms)
         unmeasured = watcher.unmeasured()
         told = watcher.state.told
         last = f", the last {max(told)}" if told else ""
@@ -306,9 +307,7 @@ class _Watching:
             sentences.append(f"Left out: {waiting}.")
         if alarms:
             named = ", ".join(f"{alarm.check['metric']} {alarm.when}" for alarm in alarms[:_NAMED])
-            sentences.append(
-                f"{things(len(alarms), 'alarm')}: {named}{', …' * (len(alarms) > _NAMED)}."
-            )
+            sentences.append(f"{counted(alarms)}: {named}{', …' * (len(alarms) > _NAMED)}.")
         if unmeasured:
             sentences.append(f"Never measured, which counts as exceeded: {', '.join(unmeasured)}.")
         self._progress.say(" ".join(sentences))

@@ -77,10 +77,7 @@ def test_a_metric_is_known_by_the_label_that_reports_print(judged):
 
 def test_between_healthy_and_broken_is_not_above(typed):
     text = " ".join(typed("verl", "training/rollout_probs_diff_mean=0.007")[0].split())
-    assert (
-        "BETWEEN HEALTHY AND BROKEN 1 of 2 published limits hold, between healthy and broken: verl."
-        in text
-    )
+    assert "BETWEEN HEALTHY AND BROKEN 1 of 2 published limits hold, not healthy: verl." in text
     assert "exceeded" not in text
 
 
@@ -270,6 +267,14 @@ def test_an_average_over_responses_first_has_its_own_limit_and_its_own_values(ju
     assert {row["metric"] for row in number["measured"]} == {"abs_d_response_mean"}
     (number,) = judged("slime", "train/mis_kl=0.2")["numbers"]
     assert number["bars"] == [] and number["measured"] == []
+
+
+def test_a_limit_by_the_same_name_on_another_number_is_not_denied(judged, typed):
+    """verl warns of its mean weight before it is capped, and logs it capped."""
+    (number,) = judged("verl", "rollout_corr/rollout_is_mean=0.4")["numbers"]
+    assert (number["bars"], number["limit_on"]) == ([], "ratio_mean")
+    text = " ".join(typed("verl", "rollout_corr/rollout_is_mean=0.4")[0].split())
+    assert "the limit that is published by its name is about mean ratio (ratio_mean)." in text
 
 
 def test_a_limit_on_a_quantity_that_none_of_ours_equals_is_judged_by_its_own_name(judged):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mismatch_cli.report.figures import figure_of
-from mismatch_cli.studies.watch_state import WatchState
+from mismatch_cli.studies.watch_state import Alarm, WatchState
 from mismatch_cli.train.plots import limits_over_steps
 from mismatch_cli.train.studies.training import TrainingAnalysis
 from tests.train.training_runs import make_run
@@ -21,10 +21,8 @@ def limit(metric: str, bound: str, threshold: float, pair: str = "") -> dict[str
 
 
 def watched(*limits: dict[str, Any], alarms: tuple[tuple[int, int], ...] = ()) -> TrainingAnalysis:
-    rows = [
-        limits[0] | {"pair": "mismatch", "step": first, "last": last, "over": None, "reason": ""}
-        for first, last in alarms
-    ]
+    check = limits[0] | {"pair": "mismatch", "reason": ""}
+    rows = [Alarm(first, check, last=last, told=first) for first, last in alarms]
     return TrainingAnalysis.of([make_run(steps=20)], WatchState(limits, rows, ()))
 
 
