@@ -21,11 +21,12 @@ def algorithms() -> list[str]:
     """
     from mismatch_cli.rules import trust_regions, weights
     from mismatch_cli.rules.algorithms.owners import OWNERS
-    from mismatch_cli.rules.algorithms.table import ALIASES, TABLE
+    from mismatch_cli.rules.algorithms.table import ALIASES, TABLE, TAKEN
 
     return [
         *TABLE,
         *ALIASES,
+        *TAKEN,
         *OWNERS,
         *registry.names(trust_regions.PACKAGE),
         *registry.installed(weights.PACKAGE),

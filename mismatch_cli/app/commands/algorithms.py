@@ -54,10 +54,11 @@ def _table() -> dict[str, list[dict[str, Any]]]:
 
 
 def _row(row: Algorithm) -> dict[str, Any]:
-    from mismatch_cli.rules.algorithms.table import ALIASES
+    from mismatch_cli.rules.algorithms.table import ALIASES, MEANINGS, TAKEN
 
     blocked_when, weight = row.formulas
-    aliases = [alias for alias, name in ALIASES.items() if name == row.name]
+    names = ALIASES | {word: MEANINGS[word][0] for word in TAKEN}
+    aliases = [alias for alias, name in names.items() if name == row.name]
     head = {"name": row.name, "aliases": aliases, "anchor": row.anchor}
     return head | {"blocked_when": blocked_when, "weight": weight, "source": row.source}
 

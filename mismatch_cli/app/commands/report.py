@@ -81,7 +81,7 @@ def command(
     """
     from mismatch_cli.library import asked
 
-    claimed = asked.two_algorithms(algorithm or ())
+    claimed = asked.two_algorithms(common.meant(algorithm))
     if figure is not None:
         _check_alone(figure, export, dialect, common)
     if dialect is not None:

@@ -19,7 +19,7 @@ from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.gathering import as_one_batch
 from mismatch_cli.rules.algorithms.owners import OWNERS
 from mismatch_cli.rules.algorithms.parts import Factor, Mask, Rule
-from mismatch_cli.rules.algorithms.table import ALIASES, MEANINGS, TABLE
+from mismatch_cli.rules.algorithms.table import ALIASES, MEANINGS, TABLE, TAKEN
 from mismatch_cli.rules.decisions import MOST_RANKS
 from mismatch_cli.rules.policies import ENGINE_GAP, TRAINER_ROLLOUT, Policies, Ratio, TopKLogProbs
 from mismatch_cli.rules.trust_regions import Threshold
@@ -35,12 +35,20 @@ def find(spec: str, *, training: bool = False) -> Algorithm:
     arrays, and for `training` also on torch tensors. A `UsageError` says what is wrong and what the
     choices are.
     """
+    spec = meant(spec)
     name, colon, given = spec.partition(":")
     algorithm = _by_name(name)
     if colon:
         algorithm = replace(_with_parameters(algorithm, _parse(spec, given)), name=_short(spec))
     _try_out(algorithm, training)
     return algorithm
+
+
+def meant(spec: str) -> str:
+    """`dppo-binary-tv` for `dppo`, with its parameters: what a word that everybody uses means."""
+    name, colon, given = spec.partition(":")
+    word = name.lower()
+    return MEANINGS[word][0] + colon + given if word in TAKEN else spec
 
 
 def _by_name(name: str) -> Algorithm:

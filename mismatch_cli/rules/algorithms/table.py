@@ -322,6 +322,8 @@ _ROWS = (
 
 TABLE = {row.name: row for row in _ROWS}
 ALIASES = {"cispo": "pg-tis", "clip-higher": "grpo-clip-higher"}
+# Words of the field that everybody uses for one of their meanings: the first
+TAKEN = ("dppo", "grpo")
 # What the field's words can mean, the usual meaning first
 MEANINGS = {
     "dapo": ("grpo-clip-higher", "minirl", "top-entropy"),

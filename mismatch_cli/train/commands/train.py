@@ -137,7 +137,7 @@ def command(
     first = load_config(preset, changes | ({} if seed is None else {"seed": seed}))
     configs = [
         load_config(preset, changes | {"algorithm": name, "seed": first.seed + number})
-        for name in algorithm or [first.algorithm]
+        for name in common.meant(algorithm) or [first.algorithm]
         for number in range(seeds)
     ]
     tracking = Tracking.asked(track, track_project, track_name, framework, several=len(configs) > 1)

@@ -132,6 +132,7 @@ def command(
     if algorithm is not None:
         from mismatch_cli.rules.algorithms.parse import find
 
+        (algorithm,) = common.meant([algorithm])
         find(algorithm)
     from mismatch_cli.watch.watcher import Asked
 

@@ -93,6 +93,22 @@ def test_a_training_run_is_judged_by_the_whole_table(tmp_path, monkeypatch, capf
     assert clipstats(capfd, *PAIR, "--quiet")[0] == 1  # not ours
 
 
+def test_what_everybody_calls_dppo_and_grpo_is_said_once(here, capfd):
+    code, out, err = clipstats(
+        capfd, "run", "-a", "dppo:delta=0.1", "-a", "grpo", "--compare", "dppo:delta=0.1", "grpo",
+        "--json",
+    )  # fmt: skip
+    assert code == 0
+    assert {row["name"] for row in json.loads(out)["algorithms"]} == {
+        "dppo-binary-tv:delta=0.1", "grpo-clip-higher",
+    }  # fmt: skip
+    lines = [line for line in err.splitlines() if " is " in line]
+    assert lines == [
+        "dppo:delta=0.1 is dppo-binary-tv:delta=0.1; others are dppo-binary-kl and dppo-topk-tv.",
+        "grpo is grpo-clip-higher; others are ppo and ppo-dual-clip.",
+    ]
+
+
 def test_a_run_gets_its_own_clipstats_which_are_overwritten(here, capfd):
     for _ in range(2):
         assert clipstats(capfd, "run", *PAIR, "--quiet")[0] == 0

@@ -13,9 +13,9 @@ import torch
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.owners import OWNERS
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import find, meant
 from mismatch_cli.rules.algorithms.parts import capped
-from mismatch_cli.rules.algorithms.table import ALIASES, MEANINGS, TABLE
+from mismatch_cli.rules.algorithms.table import ALIASES, MEANINGS, TABLE, TAKEN
 from mismatch_cli.rules.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT
 from tests.looped import looped
 from tests.rules.algorithms.published_methods import vespo
@@ -287,9 +287,7 @@ MISTAKES = [
     ),
     ("", r"Unknown algorithm ''\. Try "),
     ("zzz", r"Unknown algorithm 'zzz'\. Try .*, .* or .*mismatch-cli algorithms"),
-    ("grpo", "called grpo: grpo-clip-higher, ppo or ppo-dual-clip. All of them"),
-    ("DPPO", "called DPPO: dppo-binary-tv, dppo-binary-kl or dppo-topk-tv. All of them"),
-    ("tis", "called tis: ppo-tis, pg-tis or ppo-seq-tis"),
+    ("TIS", "called TIS: ppo-tis, pg-tis or ppo-seq-tis. All of them"),
     ("ppo:", "'ppo:' is not an algorithm with parameters.*NAME:PARAMETER=VALUE"),
     ("ppo:ratio_low", "'ppo:ratio_low' is not an algorithm with parameters"),
     ("ppo:ratio_low=", "is not an algorithm with parameters"),
@@ -374,7 +372,7 @@ MISTAKES = [
 
 def test_no_wall_of_names() -> None:
     """Three suggestions, all of which are algorithms."""
-    for name in ("grpo", "dppo", "zzz", "", "binary", *MEANINGS):
+    for name in ("zzz", "", "binary", *(word for word in MEANINGS if word not in TAKEN)):
         with pytest.raises(UsageError) as caught:
             find(name)
         named = [word.strip(".,?:") for word in str(caught.value).split()]
@@ -383,6 +381,13 @@ def test_no_wall_of_names() -> None:
         )
     assert all(meaning in ROWS for meanings in MEANINGS.values() for meaning in meanings)
     assert not set(MEANINGS) & {*ROWS, *REGIONS, *ALIASES}
+
+
+def test_words_that_everybody_uses_are_taken_for_their_usual_meaning() -> None:
+    assert find("dppo") == find("dppo-binary-tv") and find("GRPO") == find("grpo-clip-higher")
+    tuned = find("dppo:delta=0.1")
+    assert tuned == find("dppo-binary-tv:delta=0.1") and tuned.name == "dppo-binary-tv:delta=0.1"
+    assert set(TAKEN) <= set(MEANINGS) and meant("pg-is") == "pg-is"
 
 
 @looped(("spec", "message"), MISTAKES)
