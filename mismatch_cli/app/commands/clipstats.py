@@ -55,14 +55,14 @@ def command(
     folder = common.report_folder(traces, "clipstats")
     common.check(traces, folder)
     meant = common.meant([*(algorithm or ()), *(compare or ())])
-    named, beside = meant[: len(algorithm or ())], meant[len(algorithm or ()) :]
-    judged, compared = asked.algorithms(named, beside)
+    chosen, beside = meant[: len(algorithm or ())], meant[len(algorithm or ()) :]
+    judged, compared = asked.algorithms(chosen, beside)
     from mismatch_cli.studies.clipping import ClippingAnalysis, analyse_clipping
 
     opened = common.opened(
         traces, "No trace named: analysing the bundled one, a few steps of training SmolLM2."
     )
-    arguments = asked.clipping_arguments(named, beside, theory=theory)
+    arguments = asked.clipping_arguments(chosen, beside, theory=theory)
     analyse = partial(
         analyse_clipping, algorithms=judged, asked=compared, arguments=arguments, theory=theory
     )
