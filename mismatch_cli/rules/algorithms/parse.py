@@ -46,9 +46,9 @@ def find(spec: str, *, training: bool = False) -> Algorithm:
 
 def meant(spec: str) -> str:
     """`dppo-binary-tv` for `dppo`, with its parameters: what a word that everybody uses means."""
-    name, colon, given = spec.partition(":")
+    name, colon, parameters = spec.partition(":")
     word = name.lower()
-    return MEANINGS[word][0] + colon + given if word in TAKEN else spec
+    return MEANINGS[word][0] + colon + parameters if word in TAKEN else spec
 
 
 def _by_name(name: str) -> Algorithm:
