@@ -9,6 +9,7 @@ import pytest
 
 from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.diagnosis.checks import (
+    attention,
     constant_offset,
     growth_over_steps,
     heavy_tail,
@@ -32,6 +33,23 @@ def test_a_token_without_the_constant_keeps_its_gap_unless_it_was_clipped_at_0()
     logp_T = np.array([-1.5, -1.2, -0.4, 0.0, -0.9])
     left_T = constant_offset._without(logq_T, logp_T, -0.5)
     assert left_T == pytest.approx([0.0, 0.3, 0.0, 0.0, -0.4])
+
+
+def test_what_attention_leaves_out_is_read_of_the_trainer_that_the_pair_is_about():
+    """The recomputing pass has its own attention; with staleness, the trainer's counts."""
+    about = {
+        "rollout": {"model": "m", "attention_backend": "FLASH_ATTN"},
+        "trainer": {"model": "m", "attn_implementation": "eager"},
+        "recomputed": {
+            "model": "m", "attn_implementation": "sdpa", "attention_leaves_out": "the softcap"
+        },
+    }  # fmt: skip
+    sample = SimpleNamespace(kept=np.arange(3))
+    for pair, status in (("mismatch", "found"), ("total", "clear")):
+        evidence = SimpleNamespace(
+            about=about, pair=SimpleNamespace(name=pair), sample=sample, model=None
+        )
+        assert attention.check(evidence).status == status, pair
 
 
 def test_a_contrast_without_an_error_proves_no_penalty(monkeypatch):

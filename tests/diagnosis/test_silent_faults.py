@@ -223,6 +223,7 @@ def test_one_constant_is_named(bf16_pool, value, name):
     found = finding_of(judged(broken, about=bf16_pool.about), stored_values.NAME)
     assert found.status == "found"
     assert found.sentence == f"1 token of the sample: logp_trainer is {name}, a constant."
+    assert found.effect == 1 / len(broken.tokens["logp_trainer"]), "a share of the tokens"
 
 
 @pytest.mark.parametrize("decimals", [1, 2, 3, 4])

@@ -140,6 +140,15 @@ def evidence_of_ranks(pool: Pool, rank_S: np.ndarray, traces: Traces = Traces())
     return parts[0].evidence({}, pool.about, traces)
 
 
+def test_every_response_knows_its_file_rank_and_place_in_training(pools):
+    table = pools["fp8-kv"].take(np.arange(3)).table().combine_chunks()
+    batch = table_to_batch(table)
+    columns = Origin(1, "shard-00002-000000.parquet").columns(table, batch)
+    assert columns["rank"].tolist() == [2, 2, 2] and columns["trace"].tolist() == [1, 1, 1]
+    for name in ("epoch", "minibatch"):
+        assert columns[name].tolist() == getattr(batch, f"{name}_S").tolist()
+
+
 def test_the_responses_of_a_stale_engine_are_named_with_what_they_share(pools):
     """One of four engines, whose responses a rank wrote, or that had one of the samples."""
     pool = pools["fp8-kv"]
