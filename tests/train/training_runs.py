@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_cli.studies.watch_state import Alarm, WatchState
 from mismatch_cli.train.studies.runs import TrainingRun
+from mismatch_cli.train.studies.training import TrainingAnalysis
 from mismatch_cli.train.train_config import load_config
 
 CONFIG = {
@@ -131,3 +133,15 @@ def evaluated(run: TrainingRun, sets: Sequence[str]) -> TrainingRun:
 def eight_algorithms() -> list[TrainingRun]:
     """Eight algorithms with three seeds each; some runs are shorter."""
     return [make_run(name, seed, 45 if seed == 2 else 60) for name in EIGHT for seed in range(3)]
+
+
+def limit(metric: str, bound: str, threshold: float, pair: str = "") -> dict[str, Any]:
+    return {
+        "limits": "mine", "metric": metric, "pair": pair, "bound": bound, "threshold": threshold
+    }  # fmt: skip
+
+
+def watched(*limits: dict[str, Any], alarms: tuple[tuple[int, int], ...] = ()) -> TrainingAnalysis:
+    check = limits[0] | {"pair": "mismatch", "reason": ""}
+    rows = [Alarm(first, check, last=last, told=first) for first, last in alarms]
+    return TrainingAnalysis.of([make_run(steps=20)], WatchState(limits, rows, ()))

@@ -138,7 +138,7 @@ def test_an_unexplained_gap_is_reported_with_suspects_and_what_to_type(trace, ca
     text = " ".join(out.split())
     assert code == 0 and "--earlier-model MODEL" in text
     assert re.search(r"NOT EXPLAINED 0\.\d+ nats per token are left on average", text)
-    assert "where 1e-07 to 0.0004 are expected of float32 against float32" in text
+    assert "where 1e-07 to 0.0008 are expected of float32 against float32" in text
     assert "NO FAULT FOUND" not in text
     found = json.loads((trace.parent / "diagnosis" / "summary.json").read_text())
     assert found["first_cause"] is None and found["faults"] == ["unexplained-gap"]

@@ -27,7 +27,7 @@ from mismatch_cli.train.studies.runs import TrainingRun
 from mismatch_cli.train.studies.training import TrainingAnalysis
 from tests.bisect.searches import analysis as search_of
 from tests.train.plots.test_training_plots import bounded, by_threshold, in_settings, relaxed
-from tests.train.training_runs import eight_algorithms, make_run
+from tests.train.training_runs import eight_algorithms, limit, make_run, watched
 
 CURVE = {0: 0.3, 1: 0.9, 2: 0.1, 3: 0.5}
 
@@ -60,6 +60,7 @@ def studies(
         search_of(tmp_path_factory.mktemp("search")),
         CurationAnalysis(Curation((0.2, 0.8), 4, 4, chosen, held_out), config=config),
         *map(TrainingAnalysis.of, runs),
+        watched(limit("tv_binary_mean", "max", 0.01), alarms=((3, 5),)),
     ]
 
 

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from mismatch_cli.report.figures import figure_of
-from mismatch_cli.studies.watch_state import Alarm, WatchState
 from mismatch_cli.train.plots import limits_over_steps
 from mismatch_cli.train.studies.training import TrainingAnalysis
-from tests.train.training_runs import make_run
-
-
-def limit(metric: str, bound: str, threshold: float, pair: str = "") -> dict[str, Any]:
-    return {
-        "limits": "mine", "metric": metric, "pair": pair, "bound": bound, "threshold": threshold
-    }  # fmt: skip
-
-
-def watched(*limits: dict[str, Any], alarms: tuple[tuple[int, int], ...] = ()) -> TrainingAnalysis:
-    check = limits[0] | {"pair": "mismatch", "reason": ""}
-    rows = [Alarm(first, check, last=last, told=first) for first, last in alarms]
-    return TrainingAnalysis.of([make_run(steps=20)], WatchState(limits, rows, ()))
+from tests.train.training_runs import limit, make_run, watched
 
 
 def test_each_limited_metric_that_steps_record_has_a_chart():
