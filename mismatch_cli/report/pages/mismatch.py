@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mismatch_cli.base import numbers
-from mismatch_cli.limits.assess import FLOOR
+from mismatch_cli.limits.assess import FLOOR, strictest_first
 from mismatch_cli.metrics.gap_table import (
     GAP_GROUPS,
     METRICS,
@@ -23,6 +23,7 @@ from mismatch_cli.report.tables import (
     Row,
     col,
     filled,
+    in_words,
     keyed,
     metric_row,
     mu_bin,
@@ -292,17 +293,24 @@ def _verdict_section(summary: Mapping[str, Any]) -> Section:
 
 
 def _bars(verdict: Mapping[str, Any], pair: str) -> Table:
+    """The limits on a pair, those that are exceeded first."""
     with_staleness = ", with staleness (the trainer as it is now)" if pair == "total" else ""
     return table(
         f"Published limits{with_staleness}",
-        [row for row in verdict["bars"] if row["pair"] == pair],
+        strictest_first([row for row in verdict["bars"] if row["pair"] == pair]),
         [
             text("published by", lambda row: f"{row['who']} ({row['source']})"),
             text("status", word),  # the second column: a phone shows no more
             text("healthy if", _limits),
-            col("this trace", plain),
+            col("this trace", _measured_here),
         ],
     )
+
+
+def _measured_here(row: Mapping[str, Any]) -> str:
+    """A number with its interval; one that was not measured is a dash."""
+    parts = in_words(METRICS[row["metric"]], row)
+    return " ".join(part for part in parts if part != numbers.MISSING) or numbers.MISSING
 
 
 def _limits(row: Mapping[str, Any]) -> str:
