@@ -11,6 +11,7 @@ from mismatch_cli.metrics.gap_table import (
     RESPONSES,
     SEQUENCE,
     VOLATILITY,
+    Metric,
     in_group,
 )
 from mismatch_cli.report.about import GAPS, about_facts, command_line, left_out, settings_tables
@@ -307,15 +308,19 @@ def _bars(verdict: Mapping[str, Any], pair: str) -> Table:
     )
 
 
+def _metric_of(row: Mapping[str, Any]) -> Metric:
+    return METRICS[row["metric"]]
+
+
 def _measured_here(row: Mapping[str, Any]) -> str:
     """A number with its interval; one that was not measured is a dash."""
-    parts = in_words(METRICS[row["metric"]], row)
+    parts = in_words(_metric_of(row), row)
     return " ".join(part for part in parts if part != numbers.MISSING) or numbers.MISSING
 
 
 def _limits(row: Mapping[str, Any]) -> str:
     """`mean |π − μ| ≤ 0.005; broken beyond 0.01`."""
-    healthy = f"{METRICS[row['metric']].label} {row['text']}"
+    healthy = f"{_metric_of(row).label} {row['text']}"
     if row["broken"] == row["healthy"]:
         return healthy
     return f"{healthy}; broken beyond {row['broken']:g}"
@@ -327,7 +332,7 @@ def _measured(verdict: Mapping[str, Any]) -> Table:
         verdict["measured"],
         [
             text("setup", _setting),
-            text("metric", lambda row: METRICS[row["metric"]].label),
+            text("metric", lambda row: _metric_of(row).label),
             col("reported", _range),
             col("this trace", lambda row: _in_words(row["metric"], row["value"])),
         ],
