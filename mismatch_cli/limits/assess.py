@@ -188,7 +188,8 @@ def _nearest(summary: Mapping[str, Any], kind: Mapping[str, str]) -> list[dict[s
     """
     pairs, floor = summary["pairs"], summary.get("floor")
     main = next(iter(pairs.values()))["metrics"]
-    rows = [row for row in reference().measured if not kind["family"] or _is_like(row, kind)]
+    families = ("", kind["family"])
+    rows = [row for row in reference().measured if not kind["family"] or row.family in families]
     of_gap = [
         (row, pairs.get(row.pair, {"metrics": main})["metrics"])
         for row in rows
@@ -196,10 +197,6 @@ def _nearest(summary: Mapping[str, Any], kind: Mapping[str, str]) -> list[dict[s
     ]
     of_noise = [(row, floor["metrics"]) for row in rows if row.pair == FLOOR] if floor else []
     return [*_closest(of_gap, kind, _NEAREST), *_closest(of_noise, kind, _NEAREST_NOISE)]
-
-
-def _is_like(row: Measured, kind: Mapping[str, str]) -> bool:
-    return row.family in ("", kind["family"])
 
 
 def _closest(

@@ -200,9 +200,7 @@ def _verdict(verdict: Mapping[str, Any]) -> Verdict:
     do not.
     """
     words, status = STATUS_WORDS[verdict["status"]]
-    sentences = limit_sentences(verdict["bars"])
-    if not verdict["status"]:
-        sentences = sentences or ["There is no published limit for what was measured here."]
+    sentences = limit_sentences(verdict["bars"]) or ["No published limit is about this trace."]
     of_limits = Verdict(words, " ".join(sentences), status)
     return _beside_expected(of_limits, verdict["expected"] or {})
 
