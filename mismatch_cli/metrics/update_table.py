@@ -227,6 +227,8 @@ TRAINING = table(
 # fmt: on
 
 # Keys in a line of metrics.jsonl → metrics of the gap.
+# Keys of the gap in a line of metrics.jsonl, by pair
+PAIRS_OF_STEP = {"mismatch": "mismatch", "total": "current"}
 OF_STEP = {
     "abs_dp_mean": "tv_binary_mean", "dp_max": "tv_signed_max", "dp_min": "tv_signed_min",
     "k1": "k1", "k3": "k3",

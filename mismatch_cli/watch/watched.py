@@ -13,7 +13,7 @@ import numpy as np
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.limits.judge import pair_for
 from mismatch_cli.limits.limit_sets import Limit, LimitSet
-from mismatch_cli.metrics.update_table import OF_STEP, of_step, updates_of_step
+from mismatch_cli.metrics.update_table import OF_STEP, PAIRS_OF_STEP, of_step, updates_of_step
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.gate import (
@@ -26,7 +26,6 @@ from mismatch_cli.studies.gate import (
 )
 from mismatch_cli.trace.reader import Trace
 
-_PAIRS = {"mismatch": "mismatch", "total": "current"}  # names in limits → keys in metrics.jsonl
 _RESPONSES = {
     "reward": "reward_mean", "length": "length_mean", "truncated": "truncated_share",
     "entropy": "entropy_mean",
@@ -93,10 +92,10 @@ class RecordedStep:
 
     def find(self, limit: Limit) -> Found:
         """The value of a metric in the line, which has neither interval nor noise."""
-        recorded = [pair for pair, name in _PAIRS.items() if self._record.get(name)]
+        recorded = [pair for pair, name in PAIRS_OF_STEP.items() if self._record.get(name)]
         pair = pair_for(limit.pair, recorded)
         name = next((ours for ours, key in OF_STEP.items() if key == limit.metric), "")
-        value = self._record.get(_PAIRS.get(pair, ""), {}).get(name)
+        value = self._record.get(PAIRS_OF_STEP.get(pair, ""), {}).get(name)
         if value is None:
             return Found(
                 pair=pair or limit.pair,
@@ -124,7 +123,10 @@ def record_of(step: int, summary: Mapping[str, Any]) -> dict[str, Any]:
         "responses": first["counts"]["responses"] + summary["about"]["unscored_responses"],
         "tokens": first["counts"]["tokens"],
         **{name: about[key] for name, key in _RESPONSES.items()},
-        **{name: of_step(values[pair]) if pair in values else {} for pair, name in _PAIRS.items()},
+        **{
+            name: of_step(values[pair]) if pair in values else {}
+            for pair, name in PAIRS_OF_STEP.items()
+        },
     }
 
 

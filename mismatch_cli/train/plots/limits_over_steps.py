@@ -1,7 +1,7 @@
 """What the limits of a watched run are about, over the steps."""
 
 from mismatch_cli.metrics.gap_table import METRICS
-from mismatch_cli.metrics.update_table import OF_STEP
+from mismatch_cli.metrics.update_table import OF_STEP, PAIRS_OF_STEP
 from mismatch_cli.report.drawing.panels import Sheet
 from mismatch_cli.studies.watch_state import limited_metrics
 from mismatch_cli.train.plots._charts import Chart, draw_charts
@@ -18,7 +18,6 @@ CAPTION = (
     "the last."
 )
 _FIELDS = {key: field for field, key in OF_STEP.items()}  # of a step, by metric
-_RECORDED = {"mismatch": "mismatch", "total": "current"}  # pairs, by their keys in metrics.jsonl
 _OF_PAIR = {"mismatch": "", "total": ", with staleness"}
 
 
@@ -33,11 +32,11 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
 def _charts(data: TrainingAnalysis) -> list[Chart]:
     """A chart for each metric and pair that has a limit and that steps have a number for."""
     assert data.watched is not None
-    recorded = [pair for pair, key in _RECORDED.items() if data.has(key, "abs_dp_mean")]
+    recorded = [pair for pair, key in PAIRS_OF_STEP.items() if data.has(key, "abs_dp_mean")]
     return [
         Chart(
             METRICS[limited.metric].label + _OF_PAIR[limited.pair],
-            [data.curves(_RECORDED[limited.pair], _FIELDS[limited.metric])],
+            [data.curves(PAIRS_OF_STEP[limited.pair], _FIELDS[limited.metric])],
             note=limited.text,
             limits=limited.bounds,
             alarms=limited.alarms,
