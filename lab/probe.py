@@ -88,11 +88,13 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
     watch.wrap(rollouts, "write_shard", "writing sampled shards")
     watch.wrap(_show, "_write", "plots, HTML, JSON")
 
-    config = ProbeConfig(
-        engine=arguments.engine,
-        num_prompts=arguments.num_prompts,
-        samples_per_prompt=arguments.samples_per_prompt,
-        threads=1,
+    config = ProbeConfig.of(
+        {
+            "engine": arguments.engine,
+            "num_prompts": arguments.num_prompts,
+            "samples_per_prompt": arguments.samples_per_prompt,
+            "threads": 1,
+        }
     )
     with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
         quiet = TerminalProgress(quiet=True)

@@ -31,10 +31,10 @@ class Learner:
 
     def __init__(self, config: ProbeConfig) -> None:
         self.trainer = Trainer.load(
-            config.scorer, sampling=config.sampling, dtype=config.trainer_dtype
+            config.scoring_model, sampling=config.sampling, dtype=config.scorer.dtype
         )
         self.version = 0  # optimiser steps so far
-        self._master = load_causal_lm(config.scorer, "float32")
+        self._master = load_causal_lm(config.scoring_model, "float32")
         self._optimizer = torch.optim.AdamW(
             self._master.parameters(), lr=LEARNING_RATE, weight_decay=0.0
         )

@@ -17,12 +17,14 @@ from mismatch_cli.probe.config import CurateConfig
 from mismatch_cli.probe.curate import PROBLEMS_FILE, curate
 
 PROBLEMS = 200
-CONFIG = CurateConfig(
-    max_tokens=128,
-    samples_per_prompt=40,
-    held_out_samples=40,
-    rollout_dtype="bfloat16",
-    threads=1,
+CONFIG = CurateConfig.of(
+    {
+        "max_tokens": 128,
+        "samples_per_prompt": 40,
+        "held_out_samples": 40,
+        "rollout_dtype": "bfloat16",
+        "threads": 1,
+    }
 )
 
 

@@ -15,7 +15,6 @@ import argparse
 import os
 import shutil
 import tempfile
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import numpy as np
 from lab.makers import SAMPLE_DATA
 from lab.makers.learner import Learner, minibatches
 from mismatch_cli.app.progress import TerminalProgress
+from mismatch_cli.base.options import flat, replaced
 from mismatch_cli.models.engines import EngineSettings
 from mismatch_cli.models.engines import vllm as vllm_engine
 from mismatch_cli.models.loading import load_tokenizer
@@ -46,17 +46,19 @@ STEPS = 6
 PROMPTS_PER_STEP = 4
 TOP_K = 20
 
-CONTROL = ProbeConfig(
-    model=MODEL,
-    prompts="sample_data/problems.jsonl",
-    num_prompts=STEPS * PROMPTS_PER_STEP,
-    max_tokens=128,
-    trainer_dtype="float32",
-    samples_per_prompt=4,
-    top_logprobs=TOP_K,
-    rollout_dtype="float32",
+CONTROL = ProbeConfig.of(
+    {
+        "model": MODEL,
+        "prompts": "sample_data/problems.jsonl",
+        "num_prompts": STEPS * PROMPTS_PER_STEP,
+        "max_tokens": 128,
+        "trainer_dtype": "float32",
+        "samples_per_prompt": 4,
+        "top_logprobs": TOP_K,
+        "rollout_dtype": "float32",
+    }
 )
-PRECISION = replace(
+PRECISION = replaced(
     CONTROL,
     num_prompts=128,
     trainer_dtype="bfloat16",
@@ -65,7 +67,7 @@ PRECISION = replace(
     rollout_dtype="bfloat16",
 )
 SAMPLES = 8
-TRAINING = replace(
+TRAINING = replaced(
     CONTROL,
     trainer_dtype="bfloat16",
     noise_responses=STEPS * PROMPTS_PER_STEP * SAMPLES,
@@ -79,12 +81,11 @@ def flags_of(config: ProbeConfig) -> dict[str, Any]:
     """The flags that `probe --like` takes over: all non-default ones, without the bundled paths,
     which it finds.
     """
-    usual = ProbeConfig()
+    usual, bundled = flat(ProbeConfig()), ("model", "prompts")
     return {
-        known.name: getattr(config, known.name)
-        for known in fields(config)
-        if known.name not in ("model", "prompts")
-        and getattr(config, known.name) != getattr(usual, known.name)
+        key: value
+        for key, value in flat(config).items()
+        if key not in bundled and value != usual[key]
     }
 
 
@@ -98,8 +99,8 @@ def record_step(
         engine,
         grader,
         folder=folder,
-        samples_per_prompt=TRAINING.samples_per_prompt,
-        seed=TRAINING.seed,
+        samples_per_prompt=TRAINING.sampler.samples_per_prompt,
+        seed=TRAINING.sampler.seed,
         on_finished=lambda _: None,
     )
     shard = plan.path(folder)
@@ -115,7 +116,7 @@ def score(shard: Path, learner: Learner, this: Pass) -> None:
         shard,
         learner.trainer,
         this,
-        token_budget=TRAINING.token_budget,
+        token_budget=TRAINING.scorer.token_budget,
         repeat=[True] * open_shard(shard).metadata.num_rows,
         on_scored=lambda _: None,
     )
@@ -157,8 +158,8 @@ def record_training(
         sampling=TRAINING.sampling,
         # The whole distribution; `finish_shard` keeps its divergences and the top K
         top_logprobs=len(tokenizer),
-        dtype=TRAINING.rollout_dtype,
-        seed=TRAINING.seed,
+        dtype=TRAINING.engine.dtype,
+        seed=TRAINING.sampler.seed,
         log_file=log,
         extra=TRAINING.engine_args,
     )
@@ -167,7 +168,7 @@ def record_training(
     encoded = encode_prompts(
         load_problems(TRAINING.prompt_source),
         tokenizer,
-        template=TRAINING.prompt_template,
+        template=TRAINING.task.template,
         max_model_len=engine.max_model_len,
     )
     manifest = manifest | {

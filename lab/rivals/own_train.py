@@ -13,12 +13,11 @@ import ready  # noqa: F401
 # isort: split
 import argparse
 import tempfile
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from lab.turns import Turn
-from mismatch_cli.base.options import default_of
+from mismatch_cli.base.options import by_key
 from mismatch_cli.train.loop import train
 from mismatch_cli.train.train_config import TrainConfig, load_config
 
@@ -40,7 +39,7 @@ def main() -> None:
 
     def on_step(record: dict[str, Any]) -> None:
         nonlocal over
-        samples = config.prompts_per_step * config.samples_per_prompt
+        samples = config.prompts_per_step * config.sampler.samples_per_prompt
         phases = {name: seconds for name, seconds in record["seconds"].items() if seconds > 0.0005}
         turn.done(
             samples=samples,
@@ -50,9 +49,9 @@ def main() -> None:
         )
         over = not turn.wait()
 
-    kinds = {known.name: type(default_of(known)) for known in fields(TrainConfig)}
+    known = by_key(TrainConfig)
     pairs = (item.split("=", 1) for item in options.set)
-    changes = {name: kinds[name](value) for name, value in pairs}
+    changes = {name: known[name].type(value) for name, value in pairs}
     never = {"steps": 100_000, "checkpoint_every": 100_000, "trace_every": 0, "eval_every": 0}
     config = load_config("miniature", never | {"algorithm": "grpo-clip-higher"} | changes)
     if over:

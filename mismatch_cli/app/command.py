@@ -9,8 +9,15 @@ from typing import Any
 import typer
 import typer.core
 
-from mismatch_cli.app.help import is_argument, panels, print_help, row_of
-from mismatch_cli.base.configuration import check_typed, misspelt, place_of, told, variables
+from mismatch_cli.app.help import is_argument, keys, panels, print_help, row_of
+from mismatch_cli.base.configuration import (
+    SETTING,
+    check_typed,
+    misspelt,
+    place_of,
+    told,
+    variables,
+)
 from mismatch_cli.base.memory import check_room
 from mismatch_cli.processes.ranks.joined import launched
 
@@ -23,8 +30,10 @@ class Command(typer.core.TyperCommand):
 
     def __init__(self, name: str | None, **attributes: Any) -> None:
         super().__init__(name, **attributes)
+        settings = getattr(self.callback, "settings", {})
         for known in self.params:
             known.envvar = variables(str(name), known)
+            setattr(known, SETTING, settings.get(known.name))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """What follows the name of the command in its usage line."""
@@ -32,7 +41,8 @@ class Command(typer.core.TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         """Print it directly, as Typer does; the formatter gets nothing."""
-        print_help(self, ctx, panels(self.get_params(ctx)))
+        parameters = self.get_params(ctx)
+        print_help(self, ctx, panels(parameters), keys(parameters))
 
     def parse_args(self, ctx: Any, args: Sequence[str]) -> list[str]:
         """Parse as Typer does; an error in a value that was not typed names the file or variable

@@ -14,13 +14,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from mismatch_cli.app.completions import runs
 from mismatch_cli.app.progress import TerminalProgress, colour_system
 from mismatch_cli.base import custom_code, places
 from mismatch_cli.base.errors import UsageError, suggest
-from mismatch_cli.base.options import names_cluster, saying, setting
+from mismatch_cli.base.options import names_cluster, of_running, own, part, setting
 from mismatch_cli.base.text import with_signs_of
 from mismatch_cli.processes.ranks import World
 from mismatch_cli.processes.workers import Workers
@@ -37,13 +36,6 @@ if TYPE_CHECKING:
 _PIPE_WIDTH = 10_000  # characters: wider than any table
 
 of_output = partial(setting, panel="Output")
-TRACES = setting(
-    None,
-    "Run folders or trace folders; several are pooled.",
-    argument=True,
-    show_default="the bundled trace",
-    completes=runs,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,25 +44,25 @@ class Common:
     accordingly.
     """
 
-    trust_remote_code: bool = setting(
+    trust_remote_code: bool = of_running(
         False, "Allow Python code that comes with a model to run.", typed=True
     )
-    resume: bool = setting(False, "Resume the run in --output where it stopped.")
-    workers: str = setting(
+    resume: bool = of_running(False, "Resume the run in --output where it stopped.")
+    workers: str = of_running(
         "1",
         "Processes that read the trace, or a Ray cluster; the results are identical.",
-        metavar="N|ray|ray://HOST:PORT",
+        metavar="N|ray",
         completes=("ray",),
         typed=names_cluster,
     )
-    cache: Path | None = setting(  # noqa: RUF009
+    cache: Path | None = of_running(
         None,
         "Folder that caches partial results, so that no shard is read twice.",
         metavar="DIR",
         typed=True,
     )
-    skip_broken: bool = setting(False, "Skip shards that cannot be read, and report how many.")
-    output: Path | None = of_output(  # noqa: RUF009
+    skip_broken: bool = of_running(False, "Skip shards that cannot be read, and report how many.")
+    output: Path | None = of_output(
         None,
         "Folder for summary.json, report.html and plots/.",
         short="-o",
@@ -79,13 +71,13 @@ class Common:
     worst: int | None = of_output(
         None,
         "Show the N worst tokens and responses in context.",
-        min=0,
+        least=0,
         show_default="1 on the screen, 10 on the page",
     )
     open: bool = of_output(False, "Open the page in the browser once it is written.")
     plots: str | None = of_output(
         None,
-        "Formats of the files in plots/: png, svg, pdf; separate several with commas.",
+        "Formats of plots/: png, svg, pdf; separate several with commas.",
         metavar="FORMATS",
         completes=("png", "svg", "pdf"),
         show_default="png",
@@ -96,13 +88,12 @@ class Common:
         metavar="WIDTH",
         show_default="as on the page",
     )
-    no_plots: bool = of_output(False, "Draw no figures: no plots/, and a page without pictures.")
+    no_plots: bool = of_output(False, "Draw no figures.")
     force: bool = of_output(
         False,
-        "Replace an earlier run, or write a report beside other files. An earlier report of the "
-        "same command is replaced without it.",
+        "Replace an earlier run, or write beside other files.",
     )
-    full: bool = of_output(False, "Print all measurements, not just the one-screen summary.")
+    full: bool = of_output(False, "Print all measurements, not only a screen of them.")
     json: bool = of_output(False, "Print JSON instead of tables.")
     quiet: bool = of_output(False, "Print only errors on stderr.", short="-q")
     debug: bool = of_output(
@@ -187,8 +178,13 @@ class Common:
 
     def report_folder(self, named: Sequence[Path] | None, name: str) -> Path | None:
         """Where a report goes: --output, else the only run named, else here; None if only
-        numbers are wanted.
+        numbers are wanted. Refuses invalid traces and folders, as `check` does.
         """
+        folder = self._report_folder(named, name)
+        self.check(named, folder)
+        return folder
+
+    def _report_folder(self, named: Sequence[Path] | None, name: str) -> Path | None:
         from mismatch_cli.trace.manifest import run_folder_of, trace_folder
 
         if self.output is not None or self.only_numbers:
@@ -324,19 +320,24 @@ class Common:
 
 
 DRAWING = ("plots", "plot_width", "no_plots")
-_SHOWING = (*DRAWING, "force", "full")
-_TALKING = ("json", "quiet", "debug")
-_LOOKING = (*_SHOWING, *_TALKING)
 READ_BY = ("workers", "cache", "skip_broken")
-Reading = Annotated[Common, *READ_BY, "output", *_LOOKING]
-Judging = Annotated[Common, *READ_BY, "output", "open", *_LOOKING]
-Reporting = Annotated[Common, *READ_BY, "output", "worst", "open", *_LOOKING]
-Diagnosing = Annotated[Common, "trust_remote_code", *READ_BY, "output", *_LOOKING]
-_RUN = saying("output", help="Run folder: trace/, summary.json, report.html, plots/ and log/.")
-Recording = Annotated[Common, "trust_remote_code", "resume", _RUN, *_SHOWING, *_TALKING]
-Probing = Annotated[
-    Common, "trust_remote_code", "resume", _RUN, "worst", "open", *_SHOWING, *_TALKING
-]
+_LOOKING = (*DRAWING, "force", "full", "json", "quiet", "debug")
+READING = (*READ_BY, "output", *_LOOKING)
+JUDGING = (*READ_BY, "output", "open", *_LOOKING)
+REPORTING = (*READ_BY, "output", "worst", "open", *_LOOKING)
+KEY = own(flag=False)  # what the commands with many settings leave to `--config`
+
+
+def recording(show_default: str, *more: str, **changes: dict[str, Any]) -> Any:
+    """The part of `Common` that a command has which writes a run folder."""
+    names = ("trust_remote_code", "resume", "output", *more, *_LOOKING)
+    folder = own(
+        help="Run folder.",
+        show_default=show_default,
+    )
+    keys = dict.fromkeys(("plots", "plot_width", "debug", *more), KEY)
+    every: dict[str, Any] = {"output": folder, **keys, **changes}
+    return part(Common, *names, **every)
 
 
 def print_json(content: Any) -> None:

@@ -4,7 +4,6 @@ settings.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 from mismatch_cli.base import registry
@@ -53,11 +52,8 @@ def limits() -> list[str]:
 
 def settings() -> list[str]:
     """The settings that `--vary` takes in `probe` and `rescore`, up to the `=`."""
+    from mismatch_cli.base.options import by_key
     from mismatch_cli.probe.config import ProbeConfig, RescoreConfig
 
-    names = {
-        known.name.replace("_", "-")
-        for kind in (ProbeConfig, RescoreConfig)
-        for known in fields(kind)
-    }
-    return [f"{name}=" for name in sorted(names)]
+    keys = by_key(ProbeConfig) | by_key(RescoreConfig)
+    return [f"{key.replace('_', '-')}=" for key in sorted(keys)]

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mismatch_cli.app.progress import colour_system
-from mismatch_cli.base.configuration import has_flag, key_of
+from mismatch_cli.base.configuration import has_flag, key_of, setting_of
+from mismatch_cli.base.options import RUNNING
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 _WIDEST = 100  # characters: longer lines of prose read worse
 _COLUMN = 28  # for flags and values; longer ones get a line of their own
-_FRAME = 4  # characters of each line that the panel's frame takes
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
@@ -34,26 +34,31 @@ class Row(NamedTuple):
     default: str = ""
 
 
-KEYS = "Keys of --config, without a flag"
+_LAST = (RUNNING, "Output")  # panels, after those of what a command does
 
 
 def panels(parameters: Iterable[Any]) -> dict[str, list[Row]]:
-    """Arguments and options by panel title: untitled ones first, Output with `--help` last, and
-    then what has no flag.
+    """Arguments and options by panel title, in the order in which they are declared: untitled ones
+    first, those that many commands have last.
     """
-    found: dict[str, list[Row]] = {"Arguments": [], "Options": []}
-    *others, help_option = sorted(parameters, key=lambda known: known.name == "help")
-    for known in others:
-        title = getattr(known, "rich_help_panel", None) or (
-            "Arguments" if is_argument(known) else "Options"
-        )
-        if not has_flag(known):
-            title = KEYS
-        found.setdefault(title, []).append(row_of(known))
-    found["Output"], keys = found.pop("Output", []), found.pop(KEYS, [])
-    found = {title: rows for title, rows in found.items() if rows}
-    found.setdefault(next(reversed(found), "Options"), []).append(row_of(help_option))
-    return found | ({KEYS: keys} if keys else {})
+    found: dict[str, list[Row]] = {"": []}
+    helps: list[Row] = []
+    for known in sorted(parameters, key=lambda known: not is_argument(known)):
+        if known.name == "help":
+            helps.append(row_of(known))
+        elif has_flag(known):
+            title = "" if is_argument(known) else _about(known).get("panel") or ""
+            found.setdefault(title, []).append(row_of(known))
+    for title in _LAST:
+        found[title] = found.pop(title, [])
+    filled = {title: rows for title, rows in found.items() if rows}
+    last = next(reversed(filled), "")
+    return filled | {last: [*filled.get(last, []), *helps]}
+
+
+def keys(parameters: Iterable[Any]) -> list[Row]:
+    """What has no flag: lines of a file for `--config`."""
+    return [row_of(known) for known in parameters if not has_flag(known)]
 
 
 def row_of(parameter: Any) -> Row:
@@ -65,7 +70,8 @@ def row_of(parameter: Any) -> Row:
         name = value or f"[{parameter.name.upper()}]" + "..." * (parameter.nargs == -1)
         return Row(name, "", does, _default(parameter))
     if not has_flag(parameter):
-        return Row(f"{key_of(parameter)} = {value}", "", does, _default(parameter))
+        key = key_of(parameter).replace("-", "_")
+        return Row(f"{key} = {value or 'true|false'}", "", does, _default(parameter))
     names = (
         ", ".join(sorted(names, key=len, reverse=True))
         for names in (parameter.opts, parameter.secondary_opts)
@@ -73,15 +79,21 @@ def row_of(parameter: Any) -> Row:
     return Row(" / ".join(filter(None, names)), value, does, _default(parameter))
 
 
+def _about(parameter: Any) -> Mapping[str, Any]:
+    """What is declared of the setting behind a parameter."""
+    known = setting_of(parameter)
+    return {} if known is None else known.about
+
+
 def _default(parameter: Any) -> str:
-    shown, value = parameter.show_default, parameter.default
-    if isinstance(shown, str) or shown is False:
-        return shown or ""
-    if isinstance(value, bool):
-        return "".join((parameter.opts if value else parameter.secondary_opts)[:1])
-    if value is None or value in ("", ()):
+    """The default in words, or its value; nothing for what is off or unset."""
+    about = _about(parameter)
+    default = about.get("show_default", about.get("default"))
+    if default is None or default is False or callable(default):
         return ""
-    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    if default is True:
+        return str(parameter.opts[0])
+    return " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
 def summary(described: Any) -> str:
@@ -89,8 +101,10 @@ def summary(described: Any) -> str:
     return " ".join((inspect.getdoc(described) or "").split("\n\n")[0].split())
 
 
-def print_help(command: Any, ctx: Any, rows: Mapping[str, Sequence[Row]]) -> None:
-    """Print a command's usage, its description and its panels."""
+def print_help(
+    command: Any, ctx: Any, rows: Mapping[str, Sequence[Row]], without_flag: Sequence[Row] = ()
+) -> None:
+    """Print a command's usage, its description, its panels, and the names of its keys."""
     from rich.console import Console
     from rich.text import Text
 
@@ -106,8 +120,21 @@ def print_help(command: Any, ctx: Any, rows: Mapping[str, Sequence[Row]]) -> Non
         console.print(line, soft_wrap=True)  # never break a line that users copy
     for title, members in rows.items():
         console.print(_panel(title, members, column, console))
+    for line in _prose(_of_keys(str(command.name), without_flag), console.width):
+        console.print(line)
     for line in _prose(command.epilog, console.width):
         console.print(line, soft_wrap=True)
+
+
+def _of_keys(command: str, rows: Sequence[Row]) -> str:
+    """The paragraph about what has no flag."""
+    if not rows:
+        return ""
+    named = ", ".join(row.names.partition(" = ")[0] for row in rows)
+    return (
+        f"Without a flag, as keys of the file of --config (`mismatch-cli guide options/{command}` "
+        f"describes them): {named}."
+    )
 
 
 def is_argument(parameter: Any) -> bool:
@@ -143,11 +170,12 @@ def _prose(text: str | None, width: int) -> Iterator[Text]:
 
 
 def _panel(title: str, rows: Iterable[Row], column: int, console: Console) -> RenderableType:
-    from rich.panel import Panel
+    from rich.console import Group
+    from rich.rule import Rule
     from rich.text import Text
 
     lines = Text("\n").join(line for row in rows for line in _lines(row, column, console))
-    return Panel(lines, title=title, title_align="left", border_style="dim")
+    return Group(Rule(title, align="left", style="dim"), lines) if title else lines
 
 
 def _lines(row: Row, column: int, console: Console) -> Iterator[Text]:
@@ -156,7 +184,7 @@ def _lines(row: Row, column: int, console: Console) -> Iterator[Text]:
     """
     from rich.text import Text
 
-    typed, room = _typed(row), console.width - _FRAME - column
+    typed, room = _typed(row), console.width - column
     does = list(Text(row.does).wrap(console, room))
     if row.default:
         default = Text(f"[default: {row.default}]", style="dim")

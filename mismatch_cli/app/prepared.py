@@ -1,20 +1,18 @@
-"""Turns the flags of `probe`, `curate`, `rescore` and `bisect` into a configuration and a run
+"""Turns what was given to `probe`, `curate`, `rescore` and `bisect` into a configuration and a run
 folder to write to.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
-
-import typer
 
 from mismatch_cli.app.common import Common
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.base.extras import require
-from mismatch_cli.base.options import resumed
+from mismatch_cli.base.options import by_key, flat, settings_of
+from mismatch_cli.base.values import Values, resumed
 from mismatch_cli.models.adapters import check_adapter, read_adapter
 from mismatch_cli.models.engines import check_settings
 from mismatch_cli.models.loading import (
@@ -25,7 +23,7 @@ from mismatch_cli.models.loading import (
 )
 from mismatch_cli.models.torch_settings import check_threads
 from mismatch_cli.probe.config import CurateConfig, RolloutConfig
-from mismatch_cli.probe.from_manifest import settings_of
+from mismatch_cli.probe.from_manifest import taken_from
 from mismatch_cli.probe.settings import Recorded
 from mismatch_cli.probe.tasks.grading import gradable
 from mismatch_cli.probe.tasks.prompts import check_prompts, load_problems
@@ -36,16 +34,15 @@ from mismatch_cli.trace.ours import results_in
 from mismatch_cli.trace.run_folder import run_folder
 from mismatch_cli.trace.work import begun_beside, drop_begun, replacing_when_complete
 
-_ADAPTERS = ("engine_adapter", "scorer_adapter")
-_LOOKED_AT = (*_ADAPTERS, "model", "scorer", "attn", "threads", "device_map")
 _Config = TypeVar("_Config", bound=Recorded)
 
 
 @contextmanager
 def prepared_run(
-    context: typer.Context,
+    values: Values,
     common: Common,
     kind: type[_Config],
+    command: str,
     check: Callable[[_Config, Path], None] = lambda _config, _folder: None,
     like: Path | None = None,
 ) -> Iterator[tuple[_Config, Path, dict[str, Any]]]:
@@ -56,7 +53,6 @@ def prepared_run(
     recorded beside it until `put_in_place`. `check` may refuse configuration and folder before
     anything is created. `like` is a run whose settings apply where none was typed.
     """
-    flags, command = context.params, str(context.info_name)
     if common.resume and common.force:
         raise UsageError("--resume continues a run, --force replaces it: use one of them.")
     if like is not None:
@@ -65,10 +61,10 @@ def prepared_run(
                 "--resume continues a run, --like starts a new one with its settings: use one of "
                 "them."
             )
-        flags = flags | settings_of(kind, _flags_of(like, command), _typed(context), like)
-    recorded = _recorded(kind, flags)
+        values = _like(kind, values, like, command)
+    values = _resolved(kind, values)
     # Invalid settings are reported before anything about folders
-    config = kind.from_flags(recorded)
+    config = kind.of(values)
     folder = common.output or Path(f"{command}-{config.name}")
     check(config, folder)
     if not common.resume:
@@ -79,12 +75,20 @@ def prepared_run(
         _work_folder(folder, kind, force=common.force) as work,
     ):
         if not common.resume:
-            yield config, work, {"command": command, "flags": recorded}
+            yield config, work, {"command": command, "flags": _recorded(kind, values)}
             return
         manifest = _manifest_to_resume(work, kind, command)
-        typed, before = _typed(context), manifest["flags"]
-        recorded = resumed(kind, recorded, typed, before) | settings_of(kind, before, typed, folder)
-        yield kind.from_flags(recorded), work, manifest | {"flags": recorded}
+        before = manifest["flags"]
+        after = resumed(kind, values, before)
+        safe = taken_from(kind, before, values.typed, folder)
+        after = after.only(after.typed).over(safe, str(folder)).over(after)
+        yield kind.of(after), work, manifest | {"flags": _recorded(kind, after)}
+
+
+def _like(kind: type[_Config], values: Values, run: Path, command: str) -> Values:
+    """These values, with those of a run below what was typed."""
+    taken = taken_from(kind, _flags_of(run, command), values.typed, run)
+    return values.only(values.typed).over(taken, f"--like {run}").over(values)
 
 
 @contextmanager
@@ -103,23 +107,35 @@ def _work_folder(folder: Path, kind: type[Recorded], *, force: bool) -> Iterator
         yield work
 
 
-def checked(kind: type[_Config], flags: Mapping[str, Any], command: str) -> None:
-    """Refuse flags that cannot make a run."""
-    _check_inputs(kind.from_flags(_recorded(kind, flags)), command)
+def checked(kind: type[_Config], values: Values, command: str) -> None:
+    """Refuse settings that cannot make a run."""
+    _check_inputs(kind.of(_resolved(kind, values)), command)
 
 
-def _recorded(kind: type[_Config], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags as a manifest records them, with pairs as lists."""
-    paths = {known.name: known.metadata.get("path", False) for known in fields(kind)}
-    recorded = {
-        name: _resolved(value) if paths[name] else value
-        for name, value in flags.items()
-        if name in paths
-    }
-    reward = str(recorded.get("reward") or "")
-    if is_own(reward):
-        file, colon, function = reward.rpartition(":")
-        recorded["reward"] = f"{_resolved(file) or ''}{colon}{function}"
+def _resolved(kind: type[_Config], values: Values) -> Values:
+    """The values of a configuration, with one spelling per local path, so that equal weights are
+    recognised.
+    """
+    values = values.only(by_key(kind))
+    spelled: dict[str, Any] = {}
+    for known in settings_of(kind):
+        value = values.get(known.key)
+        if value and known.about.get("path"):
+            spelled[known.key] = _absolute(value)
+        elif value and known.key == "reward" and is_own(value):
+            file, colon, function = value.rpartition(":")
+            spelled[known.key] = f"{_absolute(file)}{colon}{function}"
+    return values.with_values(spelled)
+
+
+def _recorded(kind: type[_Config], values: Values) -> dict[str, Any]:
+    """The settings as a manifest records them: those that nobody gave have their defaults, or none
+    where a default depends on the machine.
+    """
+    recorded = {}
+    for known in settings_of(kind):
+        default = known.about["default"]
+        recorded[known.key] = values.get(known.key, None if callable(default) else default)
     return dict(json.loads(json.dumps(recorded)))
 
 
@@ -142,54 +158,40 @@ def _check_inputs(config: Recorded, command: str) -> None:
     The order is by cost: first what needs no library, then which libraries are installed, then
     device names (torch), then the weights of adapters (peft).
     """
-    given = {name: getattr(config, name, None) for name in _LOOKED_AT}  # where the command has them
-    models, adapters = (
-        [given[name] for name in ("model", "scorer")],
-        [given[name] for name in _ADAPTERS],
-    )
+    values = flat(config)  # each configuration has some of them
+    adapters = [getattr(config, side, None) for side in ("engine_adapter", "scorer_adapter")]
+    models = [values.get("model"), getattr(config, "scoring_model", None)]
     for model in filter(None, models):
         check_model_folder(model)
     for adapter in filter(None, adapters):
         check_adapter(adapter)
-    check_attention(given["attn"])
-    check_threads(given["threads"])
+    check_attention(values.get("attn"))
+    check_threads(values["threads"])
     if isinstance(config, RolloutConfig):
         _check_sampled(config)
-        require(config.engine, f"--engine {config.engine}")
+        require(config.engine.name, f"--engine {config.engine.name}")
     require("hf", f"`{command}`")
-    check_device(given["device_map"])
+    check_device(values.get("device_map"))
     for adapter in filter(None, adapters):
         read_adapter(adapter)
 
 
 def _check_sampled(config: RolloutConfig) -> None:
-    check_settings(config.engine, config.engine_settings())
-    if tokens := known_vocabulary(config.model):
+    check_settings(config.engine.name, config.engine_settings())
+    if tokens := known_vocabulary(config.engine.model):
         config.check_vocabulary(tokens)
-    if is_local(config.prompts):
+    if is_local(config.problems.source):
         problems = load_problems(config.prompt_source)
-        check_prompts(problems, config.prompt_template)
+        check_prompts(problems, config.task.template)
         if isinstance(config, CurateConfig):
-            gradable(problems, config.reward, config.prompts)
-    check_reward(config.reward, config.reward_seconds)
+            gradable(problems, config.task.reward, config.problems.source)
+    check_reward(config.task.reward, config.task.seconds)
 
 
-def _resolved(name: str | None) -> str | None:
-    """One spelling per local path, so that equal weights are recognised; hub names stay as they
-    are.
-    """
-    path = Path(name or "").expanduser()
-    return str(path.resolve()) if name and path.exists() else name
-
-
-def _typed(context: typer.Context) -> set[str]:
-    """The parameters that were typed; with --resume the others come from the run."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {
-        name
-        for name, source in sources.items()
-        if source is not None and source.name == "COMMANDLINE"
-    }
+def _absolute(name: str) -> str:
+    """The one spelling of a local path; hub names stay as they are."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.exists() else name
 
 
 def _is_resumable(folder: Path, kind: type[Recorded], command: str) -> bool:

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import TypeVar
 
 import typer
 
-from mismatch_cli.app.typed import words
+from mismatch_cli.app.typed import words as typed_words
 from mismatch_cli.base.errors import UsageError
-from mismatch_cli.base.options import setting
+from mismatch_cli.base.options import of_running
 from mismatch_cli.processes.ranks import World
 from mismatch_cli.processes.ranks.joined import launched
 
@@ -21,37 +22,41 @@ KEPT = (
     "What was recorded is kept: the same command with --resume, and without --force, continues it."
 )
 
-NPROC = setting(
-    1, "Processes that share the work, one per local GPU.", min=1, panel="Ranks", metavar="N"
-)
-SHARDED = setting(
-    False,
-    "Shard the trainer's weights over these processes (FSDP), if one GPU cannot hold them; else "
-    "each loads a copy.",
-    panel="Ranks",
-)
 
+@dataclass(frozen=True, kw_only=True)
+class RankSettings:
+    """The processes that share the work."""
 
-def launch_ranks(context: typer.Context, nproc: int, kept: str, max_restarts: int = 0) -> None:
-    """Run this command as ranks and exit with their exit code, unless this process already is
-    one of them.
-    """
-    if launched() or (nproc == 1 and not max_restarts):
-        return
-    from mismatch_cli.processes.ranks.launch import launch
-
-    typed = words(context, without=("nproc", "max_restarts"))
-    raise typer.Exit(
-        launch(nproc, [str(context.info_name), *typed], max_restarts=max_restarts, kept=kept)
+    nproc: int = of_running(1, "Processes, one per local GPU.", least=1)
+    sharded: bool = of_running(
+        False,
+        "Shard the trainer's weights over these processes (FSDP), if one GPU cannot hold them; "
+        "else each loads a copy.",
+    )
+    max_restarts: int = of_running(
+        0,
+        "Restarts of all processes from the last checkpoint after one has died.",
+        flag=False,
+        least=0,
     )
 
+    def check_sharded(self) -> None:
+        """A `UsageError` if there is only one process to shard a model over."""
+        if self.sharded and self.nproc == 1 and not launched():
+            raise UsageError(
+                "--sharded spreads a model over several processes. Set how many with --nproc."
+            )
 
-def check_sharded(sharded: bool, nproc: int) -> None:
-    """A `UsageError` if there is only one process to shard a model over."""
-    if sharded and nproc == 1 and not launched():
-        raise UsageError(
-            "--sharded spreads a model over several processes. Set how many with --nproc."
-        )
+    def launch(self, context: typer.Context, kept: str) -> None:
+        """Run this command as ranks and exit with their exit code, unless this process already is
+        one of them.
+        """
+        if launched() or (self.nproc == 1 and not self.max_restarts):
+            return
+        from mismatch_cli.processes.ranks.launch import launch
+
+        words = [str(context.info_name), *typed_words(context, without=("nproc", "max_restarts"))]
+        raise typer.Exit(launch(self.nproc, words, max_restarts=self.max_restarts, kept=kept))
 
 
 @contextmanager

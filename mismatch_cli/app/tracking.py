@@ -14,30 +14,40 @@ from mismatch_cli.app.trackers import PROJECT, Trackers, asked, names, open_trac
 from mismatch_cli.base.options import setting
 
 _of_trackers = partial(setting, panel="Trackers")
-TRACK: list[str] | None = _of_trackers(
-    None,
-    f"Also log each step to {', '.join(names())}; separate several with commas.",
-    metavar="NAME,NAME",
-    completes=names,
-    show_default="none",
-)
-TRACK_PROJECT: str = _of_trackers(PROJECT, "Project of the run in the trackers.", metavar="NAME")
-TRACK_NAME: str | None = _of_trackers(
-    None, "Name of the run in the trackers.", metavar="NAME", show_default="its folder"
-)
-AS_FRAMEWORK: str | None = _of_trackers(
-    None,
-    "Also log this framework's metrics under its own names, such as verl or trl.",
-    flag="--as",
-    metavar="FRAMEWORK",
-    choices=("framework", frameworks),
-    show_default="none",
-)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackSettings:
+    """Where the metrics of a run also go, and under which names."""
+
+    track: list[str] | None = _of_trackers(
+        None,
+        f"Also log each step to {', '.join(names())}; separate several with commas.",
+        metavar="NAME,NAME",
+        completes=names,
+    )
+    project: str = _of_trackers(
+        PROJECT, "Project of the run in the trackers.", key="track_project", metavar="NAME"
+    )
+    name: str | None = _of_trackers(
+        None,
+        "Name of the run in the trackers.",
+        key="track_name",
+        metavar="NAME",
+        show_default="its folder",
+    )
+    framework: str | None = _of_trackers(
+        None,
+        "Also log this framework's metrics under its own names, such as verl or trl.",
+        key="as",
+        metavar="FRAMEWORK",
+        choices=("framework", frameworks),
+    )
 
 
 @dataclass(frozen=True)
 class Tracking:
-    """The tracking flags, checked."""
+    """These settings, checked."""
 
     names: Sequence[str]
     project: str
@@ -47,16 +57,13 @@ class Tracking:
 
     @classmethod
     def asked(
-        cls,
-        track: Sequence[str] | None,
-        project: str,
-        name: str | None,
-        framework: str | None,
-        *,
-        several: bool,
+        cls, settings: TrackSettings, *, several: bool, name: str | None = None
     ) -> "Tracking":
-        """From the flags; a `MismatchError` for a tracker that is unknown or not installed."""
-        return cls(asked(track), project, name, framework or "", several)
+        """From the settings; `name` where they have none. A `MismatchError` for a tracker that is
+        unknown or not installed.
+        """
+        name, framework = settings.name or name, settings.framework or ""
+        return cls(asked(settings.track), settings.project, name, framework, several)
 
     def of(
         self, folder: Path, config: Mapping[str, Any], say: Callable[[str], None]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,12 +18,13 @@ from mismatch_cli.app.common import Common
 from mismatch_cli.app.completions import settings
 from mismatch_cli.app.typed import truth, words
 from mismatch_cli.base import registry
-from mismatch_cli.base.configuration import WRITTEN
+from mismatch_cli.base.configuration import WRITTEN, values_of
 from mismatch_cli.base.errors import MismatchError, UsageError, suggest
 from mismatch_cli.base.numbers import number, things
-from mismatch_cli.base.options import is_typed_only, names_cluster, setting
+from mismatch_cli.base.options import by_key, is_typed_only, names_cluster, of_running
 
 if TYPE_CHECKING:
+    from mismatch_cli.probe.settings import Recorded
     from mismatch_cli.processes.members import Member, Outcome
 
 
@@ -31,43 +32,46 @@ def _varies_reserved(texts: Sequence[str]) -> bool:
     """Whether one of these settings has a value that only the command line may give it."""
     from mismatch_cli.probe.config import ProbeConfig, RescoreConfig
 
-    known = {each.name: each for kind in (ProbeConfig, RescoreConfig) for each in fields(kind)}
+    known = by_key(RescoreConfig) | by_key(ProbeConfig)
     for text in texts:
         typed, _, values = text.partition("=")
-        name = _setting_named(typed)
-        if name in known and any(
-            is_typed_only(known[name], [value]) for value in values.split(",")
-        ):
+        varied = known.get(_key_of(typed))
+        if varied and any(is_typed_only(varied, [value]) for value in values.split(",")):
             return True
     return False
 
 
-def _setting_named(typed: str) -> str:
+def _key_of(typed: str) -> str:
     return typed.strip().lstrip("-").replace("-", "_")
 
 
-VARY = setting(
-    None,
-    "Run once per value of a setting (with several --vary: per combination), and compare. "
-    "Repeatable.",
-    metavar="SETTING=VALUE,VALUE",
-    completes=settings,
-    typed=_varies_reserved,
-)
-DEVICES = setting(
-    None,
-    "GPUs for the runs of --vary, one run per GPU at a time, or a Ray cluster.",
-    metavar="0,1|ray|ray://HOST:PORT",
-    show_default="all GPUs",
-    typed=names_cluster,
-)
+@dataclass(frozen=True, kw_only=True)
+class VarySettings:
+    """Several runs of one command."""
+
+    vary: list[str] | None = of_running(
+        None,
+        "Run once per value, and compare; per combination if repeated.",
+        metavar="SETTING=VALUE,VALUE",
+        completes=settings,
+        typed=_varies_reserved,
+    )
+    devices: str | None = of_running(
+        None,
+        "GPUs for several runs at once, or a Ray cluster: ray, or ray://HOST:PORT.",
+        metavar="0,1|ray",
+        show_default="all GPUs",
+        typed=names_cluster,
+    )
+
+
 # Of all runs together
 _OWN = ("vary", "devices", "output", "resume", "force", "open", "json", "quiet", "full", "debug")
 _WORST_FIRST = "abs_d_mean"
 
 
 def run_varied(
-    context: typer.Context, common: Common, kind: type, vary: Sequence[str], devices: str | None
+    context: typer.Context, common: Common, kind: type[Recorded], varied: VarySettings
 ) -> None:
     """Run each combination and compare the runs; a `MismatchError` at the end if one failed.
 
@@ -78,6 +82,7 @@ def run_varied(
 
     if common.resume and common.force:
         raise UsageError("--resume continues a run, --force replaces it: use one of them.")
+    vary = varied.vary or []
     command, values = str(context.info_name), _values(context, kind, vary)
     folder = common.output or Path(
         f"{command}-by-{'-'.join(name.replace('_', '-') for name in values)}"
@@ -92,7 +97,7 @@ def run_varied(
             f"{things(len(members), 'run')} into {folder}, {len(members) - len(todo)} of them "
             "finished"
         )
-        outcomes = _run(todo, devices, common)
+        outcomes = _run(todo, varied.devices, common)
         failed = [outcome for outcome in outcomes if outcome.fault]
         lost = {outcome.member.name for outcome in failed}
         _compare([member for member in members if member.name not in lost], folder, common)
@@ -113,11 +118,11 @@ def run_varied(
 
 
 def _values(context: typer.Context, kind: type, vary: Sequence[str]) -> dict[str, list[str]]:
-    names = [known.name for known in fields(kind)]
+    names = by_key(kind)
     found: dict[str, list[str]] = {}
     for text in vary:
         typed, equals, values = text.partition("=")
-        name = _setting_named(typed)
+        name = _key_of(typed)
         if not equals or not all(value.strip() for value in values.split(",")):
             raise UsageError(
                 f"--vary {text} is invalid. Use SETTING=VALUE,VALUE, such as "
@@ -137,7 +142,12 @@ def _values(context: typer.Context, kind: type, vary: Sequence[str]) -> dict[str
 
 
 def _members(
-    context: typer.Context, kind: type, values: dict[str, list[str]], folder: Path, *, force: bool
+    context: typer.Context,
+    kind: type[Recorded],
+    values: dict[str, list[str]],
+    folder: Path,
+    *,
+    force: bool,
 ) -> list[Member]:
     """One member per combination; what would be refused in a single run is refused here."""
     from mismatch_cli.app.prepared import checked
@@ -154,7 +164,7 @@ def _members(
         inner = context.command.make_context(
             str(context.info_name), list(typed), parent=context.parent
         )
-        checked(kind, inner.params, str(context.info_name))
+        checked(kind, values_of(inner), str(context.info_name))
         if name in members:
             raise UsageError(
                 f"--vary gives two runs the name {name}. Choose values whose last path parts "

@@ -8,22 +8,29 @@ read only if you name it: a measurement must not depend on the contents of the w
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mismatch_cli.base.errors import MismatchError, UsageError, unreadable
+from mismatch_cli.base.options import Setting, is_typed_only
 from mismatch_cli.base.registry import meant, unknown
 from mismatch_cli.base.text import parsed_toml
+from mismatch_cli.base.values import PREFIX, TYPED, Given, Values, fitted, line_of
 
 CONFIG = "config"  # the parameter that names the file
-PREFIX = "MISMATCH_"
+SETTING = "setting"  # the attribute of a parameter that is its declaration
 _OURS = f"{PREFIX}CLI_"  # variables between our own processes
 # Set where we wrote the command line: it spells keys without a flag like flags
 WRITTEN = f"{_OURS}WRITTEN"
 # Elsewhere this variable says what to train or analyse, and not which two runs to compare
 _OWN_ONLY = {("report", "ALGORITHM")}
 _NO_FLAGS = (f"{PREFIX}RECORD",)  # read by the recorder inside a run
+
+
+def setting_of(parameter: Any) -> Setting | None:
+    """The setting behind a parameter of a command; None for `--help`."""
+    return getattr(parameter, SETTING, None)
 
 
 def key_of(parameter: Any) -> str:
@@ -99,34 +106,45 @@ def place_of(context: Any, parameter: Any) -> str:
     return next(name for name in parameter.envvar if os.environ.get(name))
 
 
-def is_reserved(typed: bool | Callable[[Any], bool], value: Any) -> bool:
-    """Whether only the command line may give a setting this value, from its `typed`; an empty
-    value starts nothing.
-    """
-    return bool(value) and (typed(value) if callable(typed) else typed)
+def values_of(context: Any) -> Values:
+    """What was typed, and what variables and the `--config` file set."""
+    given: dict[str, Given] = {}
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name)
+        known, value = setting_of(parameter), context.params.get(parameter.name)
+        if known is not None and value is not None and source is not None:
+            place = TYPED if source.name == "COMMANDLINE" else place_of(context, parameter)
+            given[known.key] = Given(value, place)
+    return Values(given)
 
 
 def check_typed(context: Any) -> None:
     """A `UsageError` for what only the command line may set, if a file or a variable sets it, and
     for a key without a flag that is typed.
     """
-    reserved = getattr(context.command.callback, "reserved", {})
     written = WRITTEN in os.environ or WRITTEN in context.meta
-    for known in context.command.params:
-        source = context.get_parameter_source(known.name)
-        typed = source is not None and source.name == "COMMANDLINE"
-        if typed and not has_flag(known) and not written:
+    for parameter in context.command.params:
+        known, value = setting_of(parameter), context.params.get(parameter.name)
+        if known is None or value is None:
+            continue
+        place = place_of(context, parameter)
+        if not (place or known.is_typed or written):
+            raise _without_flag(known, value)
+        if place and is_typed_only(known, value):
             raise UsageError(
-                f"{key_of(known)} has no flag. Write {key_of(known)} = … into a file, and name it "
-                "with --config."
+                f"{place}: {key_of(parameter)} can start code or send keys to a host, so neither a "
+                f"file nor a variable may set it. If you trust it, type {known.words} yourself."
             )
-        value, place = context.params.get(known.name), place_of(context, known)
-        if place and is_reserved(reserved.get(known.name, False), value):
-            flag = max(known.opts, key=len)
-            raise UsageError(
-                f"{place}: {key_of(known)} can start code or send keys to a host, so neither a "
-                f"file nor a variable may set it. If you trust it, type {flag} yourself."
-            )
+
+
+def _without_flag(known: Setting, value: Any) -> UsageError:
+    """The error for a key that is typed like a flag: it shows the line to write."""
+    return UsageError(
+        f"{known.words} is a key of --config and no flag. Write the line\n"
+        f"    {line_of(known, value)}\n"
+        "into a file, and add --config FILE.toml; or set the variable "
+        f"{PREFIX}{known.key.upper()}."
+    )
 
 
 def read_into(context: Any, path: Path) -> None:
@@ -150,10 +168,11 @@ def read_into(context: Any, path: Path) -> None:
     for name in commands_own:
         if name not in own:
             raise _stranger(name, own, f"{path}: [{command}]", command)
-    found = {name: value for name, value in (everyones | commands_own).items() if name in own}
+    settings = {known.name: getattr(known, SETTING) for known in own.values()}
     context.default_map = {
-        own[name].name: _fitted(own[name], value, f"{path}: {name}")
-        for name, value in found.items()
+        own[name].name: fitted(settings[own[name].name], value, f"{path}: {name}")
+        for name, value in (everyones | commands_own).items()
+        if name in own
     }
     context.meta[CONFIG] = path
 
@@ -203,30 +222,3 @@ def _stranger(name: str, known: Iterable[str], where: str, command: str) -> Usag
     return UsageError(
         f"{where}: Unknown setting '{name}'. {meant(name, known)}See: mismatch-cli {command} --help"
     )
-
-
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-
-
-def _fitted(parameter: Any, value: Any, said: str) -> Any:
-    """The value as if it had been typed; a `UsageError` if its type is wrong."""
-    described = parameter.type_descriptor
-    if described.is_list or described.is_tuple:
-        values = value if isinstance(value, list) else [value]
-        return [_single(str, item, said) for item in values]
-    return _single(described.annotation, value, said)
-
-
-def _single(kind: Any, value: Any, said: str) -> Any:
-    kind = kind if kind in _KINDS else str  # paths and the like
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    fits = {
-        bool: isinstance(value, bool),
-        int: is_number and isinstance(value, int),
-        float: is_number,
-        str: is_number or isinstance(value, str),
-    }[kind]
-    if not fits:
-        shown = str(value).lower() if isinstance(value, bool) else repr(value)
-        raise UsageError(f"{said} = {shown} must be {_KINDS[kind]}.")
-    return value if kind is bool else str(value)

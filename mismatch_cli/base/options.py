@@ -1,18 +1,18 @@
-"""A field of a dataclass is a setting: its flag, help, default and limits, and whether a resumed
-run may change it.
+"""A field of a dataclass is a setting: its key, help, default and limits, whether it has a flag, and
+whether a resumed run may change it.
+
+A configuration is composed of such dataclasses: `config.engine.dtype` is the setting
+`rollout_dtype`, which is declared once, whichever commands have it. Its key is what files, manifests
+and, as `--rollout-dtype`, the command line call it.
 """
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import Field, field, fields, is_dataclass
-from functools import wraps
-from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from __future__ import annotations
 
-from mismatch_cli.base import registry
-from mismatch_cli.base.configuration import CONFIG, is_reserved, read_into
-from mismatch_cli.base.errors import UsageError
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from functools import cache, partial
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 _Settings = TypeVar("_Settings")
 ABOVE_0: dict[str, Any] = {"valid": lambda value: value > 0, "wanted": "a number above 0"}
@@ -22,49 +22,249 @@ UP_TO_1: dict[str, Any] = {
     "valid": lambda value: 0 < value <= 1,
     "wanted": "a number above 0, up to 1",
 }
-MODEL, DATA, ADAPTER = "model", "data", "adapter"  # kinds of `path`
 BELOW_1: dict[str, Any] = {
     "valid": lambda value: 0 <= value < 1,
     "wanted": "a number from 0 to below 1",
 }
+MODEL, DATA, ADAPTER = "model", "data", "adapter"  # kinds of `path`
+_OF_PART = "part"
+# Words for a value in `--help`, by the type of the setting
+_METAVARS = {bool: "", int: "N", float: "X", str: "TEXT"}
 
 
-def setting(default: Any, help: str, flag: str | bool | None = None, **about: Any) -> Any:
-    """A field of a dataclass, or a parameter of a command, with a flag of its name, or with the
-    given `flag`; without one if that is False: then only a file or a variable sets it.
+def setting(
+    default: Any, help: str, *, key: str = "", flag: str | bool = True, **about: Any
+) -> Any:
+    """A field of a dataclass that is a setting.
 
-    A default that is a function is called if nothing is given, and `--help` shows no default.
+    `key` is its name in files and manifests: that of the field unless given. Its flag is the key
+    with dashes; another one if `flag` is a text; none if that is False: then only a file or a
+    variable sets it.
+    A default that is a function is called where nothing is given, and `--help` shows none.
     `about` is any of
-    `least` (and `why`), `valid` with `wanted`: what the value must be;
+    `least` and `most` (and `why`), `valid` with `wanted`: what the value must be;
     `choices`: the word for what is chosen, and the names or a function that lists them;
     `completes`: names that a shell completes, or a function that lists them; other values are
     possible too;
     `changeable`: a resumed run may have a different value, since it only decides how the work is
     done;
+    `nothing`: how a file, which has no None, spells that the setting is unset: 0, or a word;
+    an empty text is always one way;
     `path`: it may be a local path, which is recorded in one spelling: that of a MODEL, of DATA or
     of an ADAPTER;
     `typed`: only the command line may set it, or, if this is a function, the values for which it is
     true: what runs code, or names a host that gets the environment's keys. Never a file, a variable
     or somebody's manifest;
     `argument`: it is positional, without a flag;
-    `short`: its one-letter flag; and what Typer takes: `min`, `max`, `metavar`, `show_default`, and
-    `panel`, the title in `--help`.
+    `off`: the flag that makes a switch false;
+    `repeatable`: it is typed once for each of several values;
+    `short`: its one-letter flag; `metavar`, `show_default`: words for its value and its default;
+    `panel`: the title above it in `--help`.
     """
     factory = default if callable(default) else lambda: default
-    about |= {"default": factory, "unset": callable(default), "help": help, "flag": flag}
+    about |= {"default": default, "help": help, "key": key, "flag": flag}
     return field(default_factory=factory, metadata=about)
 
 
-def default_of(setting: Field[Any]) -> Any:
-    """The value if nothing is given."""
-    return setting.metadata["default"]()
+RUNNING = "Running"  # the title above what decides only how the work is done
+of_running = partial(setting, panel=RUNNING)
 
 
-def flag_of(setting: Field[Any]) -> str:
-    """The flag of a setting, or its key if it has none, as messages name it."""
-    if setting.metadata.get("argument"):
-        return setting.name.upper()
-    return _said(setting.name, setting.metadata)
+def own(default: Any = ..., **about: Any) -> dict[str, Any]:
+    """What differs for one command in a setting that others have too: its default, a limit, a word
+    of its help.
+    """
+    return about if default is ... else {"default": default, **about}
+
+
+def part(
+    kind: type, *names: str, without: Sequence[str] = (), panel: str = "", **changes: dict[str, Any]
+) -> Any:
+    """A field, or a command's parameter, that is a dataclass of settings; see `choose`."""
+    chosen = choose(kind, *names, without=without, panel=panel, **changes)
+    return field(default_factory=lambda: build(chosen, {}), metadata={_OF_PART: chosen})
+
+
+def choose(
+    kind: type, *names: str, without: Sequence[str] = (), panel: str = "", **changes: dict[str, Any]
+) -> Chosen:
+    """All settings of a dataclass, or those of these `names` (of fields) and of `changes`, which
+    say with `own` what differs here; `panel` is the title above all of them.
+    """
+    every = [declared.name for declared in fields(kind) if declared.name not in without]
+    chosen = list(dict.fromkeys([*names, *changes])) if names else every
+    titled = own(panel=panel) if panel else {}
+    return Chosen(kind, {name: titled | changes.get(name, {}) for name in chosen})
+
+
+@dataclass(frozen=True, eq=False)  # hashed by identity: what it contains cannot be
+class Chosen:
+    """The settings of a dataclass that a configuration or a command has, with what differs there."""
+
+    kind: type
+    names: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting as one configuration or command has it."""
+
+    name: str  # of the field
+    hint: Any
+    about: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """What files and manifests call it."""
+        return str(self.about["key"] or self.name)
+
+    @property
+    def flag(self) -> str:
+        """What messages call it: its flag, a positional argument in capitals, else its key."""
+        if self.about.get("argument"):
+            return self.name.upper()
+        return self.words if self.has_flag else self.key
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether it is typed: as a flag or as an argument; else it is a key of files."""
+        return self.has_flag or bool(self.about.get("argument"))
+
+    @property
+    def words(self) -> str:
+        """The flag that it has, or would have."""
+        flag = self.about["flag"]
+        return flag if isinstance(flag, str) else f"--{self.key.replace('_', '-')}"
+
+    @property
+    def has_flag(self) -> bool:
+        """Whether it has a flag."""
+        return bool(self.about["flag"]) and not self.about.get("argument")
+
+    @property
+    def default(self) -> Any:
+        """The value where nothing is given."""
+        default = self.about["default"]
+        return default() if callable(default) else default
+
+    @property
+    def type(self) -> Any:
+        """The type of a value that is set."""
+        types = [each for each in get_args(self.hint) if each is not NoneType]
+        return types[0] if NoneType in get_args(self.hint) and len(types) == 1 else self.hint
+
+    @property
+    def item(self) -> Any:
+        """The type of each of several values; None for a setting with one."""
+        if self.about.get("repeatable") and get_origin(self.type) is not list:
+            return self.type
+        return get_args(self.type)[0] if get_origin(self.type) in (list, tuple) else None
+
+    @property
+    def nothing(self) -> Any:
+        """How a file spells that it is unset; None if it is never unset, or has no such word."""
+        if NoneType not in get_args(self.hint):
+            return None
+        return self.about.get("nothing", "" if self.type is str else None)
+
+    def given(self, value: Any) -> Any:
+        """The value of a setting for one that was typed or read; None and what stands for it
+        included.
+        """
+        if value is None:
+            return self.default
+        if get_origin(self.type) is tuple:
+            return tuple(value)
+        is_nothing = self.nothing is not None and type(value) is type(self.nothing)
+        return None if is_nothing and value == self.nothing else value
+
+    @property
+    def metavar(self) -> str:
+        """The word for its value in `--help`: the choices if they are few, else a letter for its
+        type.
+        """
+        if "metavar" in self.about:
+            return str(self.about["metavar"])
+        if "choices" in self.about:
+            kind, names = self.about["choices"]
+            choices = "|".join(names() if callable(names) else names)
+            return choices if len(choices) <= _MOST_NAMED else kind.rpartition(" ")[2].upper()
+        return _METAVARS.get(self.type, "PATH")
+
+
+_MOST_NAMED = 24  # characters: longer lists of choices are not shown beside a flag
+
+
+def settings_of(what: type | Chosen) -> Iterator[Setting]:
+    """Every setting of a configuration, those of its parts included, in the order of declaration."""
+    for known in _members(_chosen(what)).values():
+        if isinstance(known, Chosen):
+            yield from settings_of(known)
+        else:
+            yield known
+
+
+def by_key(what: type | Chosen) -> dict[str, Setting]:
+    """The settings of a configuration by key."""
+    return {known.key: known for known in settings_of(what)}
+
+
+def _chosen(what: type | Chosen) -> Chosen:
+    if isinstance(what, Chosen):
+        return what
+    return Chosen(what, {declared.name: {} for declared in fields(what)})
+
+
+@cache
+def _members(chosen: Chosen) -> dict[str, Setting | Chosen]:
+    """The settings and parts of one dataclass, by the names of their fields; other fields are none."""
+    hints, declared = get_type_hints(chosen.kind), {f.name: f for f in fields(chosen.kind)}
+    members: dict[str, Setting | Chosen] = {}
+    for name, changes in chosen.names.items():
+        about = declared[name].metadata
+        if _OF_PART in about:
+            members[name] = about[_OF_PART]
+        elif "help" in about:
+            members[name] = Setting(name, hints[name], {**about, **changes})
+    return members
+
+
+def build(what: type[_Settings] | Chosen, given: Mapping[str, Any]) -> _Settings:
+    """A configuration from values by key, perhaps read from JSON; what is missing or None gets its
+    default.
+    """
+    chosen = _chosen(what)
+    arguments: dict[str, Any] = {}
+    for name, known in _members(chosen).items():
+        if isinstance(known, Chosen):
+            arguments[name] = build(known, given)
+        else:
+            arguments[name] = known.given(given.get(known.key))
+    built: _Settings = chosen.kind(**arguments)
+    return built
+
+
+def flat(configuration: Any) -> dict[str, Any]:
+    """The values of a configuration by key."""
+    return _flat(_chosen(type(configuration)), configuration)
+
+
+def _flat(chosen: Chosen, configuration: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, known in _members(chosen).items():
+        value = getattr(configuration, name)
+        values |= _flat(known, value) if isinstance(known, Chosen) else {known.key: value}
+    return values
+
+
+def replaced(configuration: _Settings, **values: Any) -> _Settings:
+    """The configuration with other values, by key."""
+    return build(type(configuration), {**flat(configuration), **values})
+
+
+def chosen_of(declared: Field[Any]) -> Chosen | None:
+    """What a parameter or field that is a `part` has."""
+    return declared.metadata.get(_OF_PART)
 
 
 def names_cluster(place: str) -> bool:
@@ -72,246 +272,13 @@ def names_cluster(place: str) -> bool:
     return place.startswith("ray://")
 
 
-def is_typed_only(setting: Field[Any], value: Any) -> bool:
+def is_reserved(typed: bool | Callable[[Any], bool], value: Any) -> bool:
+    """Whether only the command line may give a setting this value, from its `typed`; an empty
+    value starts nothing.
+    """
+    return bool(value) and (typed(value) if callable(typed) else typed)
+
+
+def is_typed_only(known: Setting, value: Any) -> bool:
     """Whether only the command line may give a setting this value."""
-    return is_reserved(setting.metadata.get("typed", False), value)
-
-
-def _said(name: str, about: Mapping[str, Any]) -> str:
-    """The flag of a setting as it is typed, or the key in a file that it has instead."""
-    if about["flag"] is False:
-        return name.replace("_", "-")
-    return str(about["flag"] or _flag(name))
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def check(settings: Any, *, typed: bool) -> None:
-    """A `UsageError` for the first invalid value; it names the flag if `typed`, else the key of
-    a file.
-    """
-    for known in fields(settings):
-        value, limits = getattr(settings, known.name), known.metadata
-        if value is None:
-            continue
-        name = flag_of(known) if typed else known.name
-        said = f"{name} {value}" if typed else f"{name} = {value}"
-        if "least" in limits and value < limits["least"]:
-            raise UsageError(
-                f"{said} is too small. Use at least {limits['least']}{limits.get('why', '')}."
-            )
-        if "valid" in limits and not limits["valid"](value):
-            raise UsageError(f"{said} is out of range. Use {limits['wanted']}.")
-        _check_choice(name, value, limits)
-
-
-def _check_choice(name: str, value: Any, limits: Mapping[str, Any]) -> None:
-    if "choices" in limits and value is not None:
-        kind, names = limits["choices"]
-        names = names() if callable(names) else names
-        if value not in names:
-            raise UsageError(f"{name}: {registry.unknown(kind, value, names)}")
-
-
-def build(kind: type[_Settings], given: Mapping[str, Any]) -> _Settings:
-    """Build settings of this kind from a mapping, perhaps read from JSON; missing and None
-    values get defaults.
-    """
-    named = {known.name: given.get(known.name) for known in fields(kind)}  # type: ignore[arg-type]
-    known = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in named.items()
-    }
-    return kind(**{name: value for name, value in known.items() if value is not None})
-
-
-def resumed(
-    kind: type, asked: Mapping[str, Any], typed: set[str], recorded: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The settings of a resumed run: the recorded ones, and those typed now that a resumed run may
-    change.
-
-    Raises a `UsageError` for any other typed setting that differs.
-    """
-    changeable = {known.name for known in fields(kind) if known.metadata.get("changeable")}
-    for known in sorted(fields(kind), key=lambda known: known.name):
-        name = known.name
-        if name in typed - changeable and asked[name] != recorded.get(name):
-            raise UsageError(
-                f"{flag_of(known)} differs from the run to resume. Leave it out, or start in "
-                "another --output."
-            )
-    return {**asked, **recorded, **{name: asked[name] for name in changeable & typed}}
-
-
-class Saying(NamedTuple):
-    """A setting by name, with changes for one command."""
-
-    name: str
-    changes: Mapping[str, Any]
-
-
-def saying(name: str, **changes: Any) -> Saying:
-    """In the `Annotated` of a command: include this setting, with `changes` to what `setting`
-    was given.
-    """
-    return Saying(name, changes)
-
-
-def flags(
-    kind: type | None = None, without: Sequence[str] = (), defaults: Mapping[str, str] | None = None
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a command whose parameters are settings.
-
-    A `setting` as the default of a parameter makes it a flag. A dataclass of settings as its type
-    makes it an object, built from a flag for each field, or for those that an `Annotated` names.
-    `--config`, a file of settings, comes last and is read before the command starts.
-    The fields of `kind` are flags too, before all others; they reach the command if it takes
-    `**settings`. With `defaults`, what `--help` shows for each, they have no default: something
-    else decides.
-    """
-
-    def with_flags(function: Callable[..., None]) -> Callable[..., None]:
-        signature = inspect.signature(function, eval_str=True)
-        parameters: list[inspect.Parameter] = []
-        built: dict[str, tuple[type, list[str]]] = {}
-        own: dict[str, Field[Any]] = {}
-        if kind is not None:
-            names = [known.name for known in fields(kind) if known.name not in without]
-            parameters += _parameters(kind, {name: _elsewhere(name, defaults) for name in names})
-        for name, declared in signature.parameters.items():
-            is_part = get_origin(declared.annotation) is Annotated
-            group, *named = get_args(declared.annotation) if is_part else [declared.annotation]
-            if is_dataclass(group):
-                named = named or [known.name for known in fields(group)]
-                parts: dict[str, dict[str, Any]] = {}
-                for part in named:
-                    part_name, changes = part if isinstance(part, Saying) else (part, {})
-                    parts[part_name] = {**parts.get(part_name, {}), **changes}
-                built[name] = group, list(parts)  # type: ignore[assignment]
-                parameters += _parameters(group, parts)  # type: ignore[arg-type]
-            elif isinstance(declared.default, Field):
-                own[name] = declared.default
-                parameters.append(_parameter(name, declared.annotation, declared.default.metadata))
-            elif declared.kind is not declared.VAR_KEYWORD:
-                parameters.append(declared.replace(kind=declared.KEYWORD_ONLY))
-        parameters.append(_parameter(CONFIG, Path, _CONFIG.metadata))
-        takes_all = any(
-            declared.kind is declared.VAR_KEYWORD for declared in signature.parameters.values()
-        )
-
-        @wraps(function)
-        def command(**given: Any) -> None:
-            del given[CONFIG]
-            for name, known in own.items():
-                _check_choice(_said(name, known.metadata), given[name], known.metadata)
-            objects: dict[str, Any] = {
-                name: build(group, {part: given.pop(part) for part in names})
-                for name, (group, names) in built.items()
-            }
-            function(
-                **objects,
-                **{
-                    n: value for n, value in given.items() if takes_all or n in signature.parameters
-                },
-            )
-
-        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        groups = [*filter(None, [kind]), *(group for group, _ in built.values())]
-        about = {known.name: known.metadata for group in groups for known in fields(group)}
-        about |= {name: known.metadata for name, known in own.items()}
-        command.reserved = {  # type: ignore[attr-defined]
-            name: limits["typed"] for name, limits in about.items() if "typed" in limits
-        }
-        command.__annotations__ = {p.name: p.annotation for p in parameters}
-        return command
-
-    return with_flags
-
-
-def _read(context: Any, path: Path | None) -> Path | None:
-    """Read the file; Typer calls this before any other parameter has its value."""
-    if path is not None and not context.resilient_parsing:
-        read_into(context, path)
-    return path
-
-
-_CONFIG: Field[Any] = setting(
-    None,
-    "Read settings that you do not type from this file.",
-    metavar="FILE.toml",
-    callback=_read,
-    is_eager=True,
-)
-
-
-def _elsewhere(name: str, defaults: Mapping[str, str] | None) -> dict[str, Any]:
-    """The changes to a setting whose default is decided elsewhere, as `--help` shows it."""
-    return (
-        {} if defaults is None else {"unset": True, "show_default": defaults.get(name, "") or False}
-    )
-
-
-def _parameters(kind: type, named: Mapping[str, Mapping[str, Any]]) -> list[inspect.Parameter]:
-    hints, known = get_type_hints(kind), {field.name: field.metadata for field in fields(kind)}
-    return [
-        _parameter(name, hints[name], {**known[name], **changes}) for name, changes in named.items()
-    ]
-
-
-def _completing(about: Mapping[str, Any]) -> Callable[[str], list[str]] | None:
-    """The function that completes a value for a shell; if nothing fits, the shell completes
-    files.
-    """
-    names = about.get("completes") or about.get("choices", (None, None))[1]
-    if names is None:
-        return None
-
-    def complete(incomplete: str) -> list[str]:
-        return [
-            name for name in (names() if callable(names) else names) if name.startswith(incomplete)
-        ]
-
-    return complete
-
-
-_FOR_TYPER = ("min", "max", "metavar", "show_default", "callback", "is_eager")
-_METAVARS = {bool: "", int: "N", float: "X", str: "TEXT", Path: "PATH"}
-_MOST_NAMED = 60  # characters: longer lists of choices are not shown beside a flag
-
-
-def _metavar(hint: Any, about: Mapping[str, Any]) -> str | None:
-    """The placeholder of a value in `--help`: the choices if they are few, else a letter for its
-    type.
-    """
-    if "choices" in about:
-        _, names = about["choices"]
-        choices = "|".join(names() if callable(names) else names)
-        if len(choices) <= _MOST_NAMED:
-            return choices
-    kinds = {kind for part in get_args(hint) or (hint,) for kind in get_args(part) or (part,)} - {
-        NoneType
-    }
-    return _METAVARS.get(kinds.pop()) if len(kinds) == 1 else None
-
-
-def _parameter(name: str, hint: Any, about: Mapping[str, Any]) -> inspect.Parameter:
-    import typer
-
-    taken = {known: about[known] for known in _FOR_TYPER if known in about}
-    taken["autocompletion"] = _completing(about)
-    typed = {"help": about["help"], "rich_help_panel": about.get("panel"), **taken}
-    if about.get("argument"):
-        option = typer.Argument(**{"show_default": False, **typed})
-    else:
-        typed.setdefault("metavar", _metavar(hint, about))
-        names = about["flag"] or _flag(name), *filter(None, [about.get("short")])
-        option = typer.Option(*names, hidden=about["flag"] is False, **typed)
-    unset = about["unset"]
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None if unset else about["default"](),
-        annotation=Annotated[hint | None if unset else hint, option],
-    )
+    return is_reserved(known.about.get("typed", False), value)

@@ -51,7 +51,7 @@ def bookkeeping(run: Searching, diagnose: Diagnose) -> None:
     legs, trainer = run.runner.legs, run.runner.trainer
     if run.search.findings is None:
         trace = Trace.open(legs.folder(AS_RECORDED))
-        found = diagnose(trace, trainer.config.trainer_model) if run.ranks.world.first else None
+        found = diagnose(trace, trainer.config.scoring_model) if run.ranks.world.first else None
         run.search.findings = run.ranks.world.told(found)
         run.save()
     read_sides(run)
@@ -165,13 +165,13 @@ def compared(run: Searching, engine: Engine) -> dict[str, Any]:
     rollout, trainer = run.runner.rollout, run.runner.trainer.config
     found = compare_weights(
         cast(OpenEngine, engine),
-        trainer.trainer_model,
-        trainer_dtype=trainer.trainer_dtype,
+        trainer.scoring_model,
+        trainer_dtype=trainer.scorer.dtype,
         keep_in=run.runner.weights_folder,
     )
-    config = config_differences(rollout.model, trainer.trainer_model, rollout.overrides)
+    config = config_differences(rollout.model, trainer.scoring_model, rollout.overrides)
     groups = [asdict(group) for group in found.groups()]
-    structure = structure_difference(rollout.model, trainer.trainer_model)
+    structure = structure_difference(rollout.model, trainer.scoring_model)
     return found.to_json() | {
         "groups": groups,
         "config": [difference.to_json() for difference in config],
@@ -189,13 +189,13 @@ def _of_models(run: Searching) -> Iterator[tuple[dict[str, Any], Change]]:
         run.runner.trainer.config,
     )
     about: dict[str, Any]
-    if rollout.adapter != trainer.trainer_adapter and compare_adapters(
-        {"adapter": rollout.adapter}, {"adapter": trainer.trainer_adapter}
+    if rollout.adapter != trainer.scorer_adapter and compare_adapters(
+        {"adapter": rollout.adapter}, {"adapter": trainer.scorer_adapter}
     ):
         words = "use the adapter on both sides, or on neither"
         about = {
             "setting": "adapter",
-            "value": trainer.trainer_adapter,
+            "value": trainer.scorer_adapter,
             "better": rollout.adapter,
             "change": words,
         }

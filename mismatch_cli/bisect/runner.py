@@ -84,7 +84,9 @@ class Runner:
         with self.loaded_trainer(missing[0].change) as trainer:
             for leg in missing:
                 read = trainer_reads(
-                    trainer, self.trainer.config.token_budget, bool(leg.change.get("other_shape"))
+                    trainer,
+                    self.trainer.config.scorer.token_budget,
+                    bool(leg.change.get("other_shape")),
                 )
                 self.legs.read(leg, read, trainer.describe(), lambda leg=leg: enough(leg))  # type: ignore[misc]
 
@@ -111,10 +113,10 @@ class Runner:
         """The trainer under a change of its settings, its tensors or its configuration."""
         side, legs = self.trainer.changed(change), self.legs
         with TemporaryDirectory(prefix="mismatch-cli-") as scratch:
-            model = self.model_folder(side.config.trainer_model, change, Path(scratch))
-            adapter = side.config.trainer_adapter
+            model = self.model_folder(side.config.scoring_model, change, Path(scratch))
+            adapter = side.config.scorer.adapter
             trainer = load_trainer(
-                model, adapter, side.config, side.sampling, legs.progress, legs.ranks
+                model, adapter, side.config.scorer, side.sampling, legs.progress, legs.ranks
             )
             if change.get("rounded_to") in DTYPES[1:]:
                 round_weights(trainer.model, change["rounded_to"])

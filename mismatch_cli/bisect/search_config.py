@@ -10,32 +10,36 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mismatch_cli.base.errors import UsageError
-from mismatch_cli.base.options import ADAPTER, DATA, MODEL, setting
+from mismatch_cli.base.options import DATA, flat, own, part, setting
 from mismatch_cli.base.places import bundled, bundled_names
 from mismatch_cli.bisect import SEARCH_FILE
-from mismatch_cli.models.engines import engine_names
-from mismatch_cli.models.torch_settings import DTYPES
 from mismatch_cli.probe.config import ProbeConfig
-from mismatch_cli.probe.engine_arguments import unlisted_arguments
 from mismatch_cli.probe.settings import (
+    CpuSettings,
+    PromptSettings,
     Recorded,
-    ThreadSettings,
-    of_engine,
-    of_prompts,
-    of_sampling,
-    of_trainer,
+    RolloutSettings,
+    SamplerSettings,
+    ScorerSettings,
 )
 from mismatch_cli.trace.manifest import FILE_NAME
 
 STAGES = {0: "bookkeeping and weights", 1: "legs", 2: "settings", 3: "modules"}
-_OF_TRACE: dict[str, Any] = {"show_default": "from the trace"}
-
-
+_OF_TRACE = own(None, show_default="from the trace")
+_NOT_SEARCHED = (
+    "served_model",
+    "kv_cache_dtype",
+    "tensor_parallel",
+    "eager",
+    "prefix_caching",
+    "max_model_len",
+)
+_OF_A_MODEL = "For a model, which is probed first"
 of_search = partial(setting, panel="Search")
 
 
 @dataclass(frozen=True, kw_only=True)
-class BisectConfig(ThreadSettings, Recorded):
+class BisectConfig(Recorded):
     """What to search, with which models, and for how long."""
 
     NOTE: ClassVar[str] = SEARCH_FILE  # a search has legs, and no trace of its own
@@ -66,71 +70,59 @@ class BisectConfig(ThreadSettings, Recorded):
         None,
         "Start no new experiment after this many minutes.",
         metavar="MINUTES",
-        min=0,
+        least=0,
         changeable=True,
     )
     version: int | None = of_search(
         None,
         "Version of the sampling weights, if the trace has several.",
-        min=0,
+        flag=False,
+        least=0,
         show_default="the first",
     )
-    responses: int = of_search(256, "Maximum number of responses to read again.", least=1)
+    responses: int = of_search(
+        256, "Maximum number of responses to read again.", flag=False, least=1
+    )
     module_responses: int = of_search(
-        32, "Responses on which to compare modules: half the worst, half typical.", least=1
+        32,
+        "Responses on which to compare modules: half the worst, half typical.",
+        flag=False,
+        least=1,
     )
-    model: str | None = of_engine(
-        None, "The engine’s model: folder or hub name.", path=MODEL, metavar="MODEL", **_OF_TRACE
+    engine: Any = part(  # None: as the trace says
+        RolloutSettings,
+        model=_OF_TRACE,
+        name=_OF_TRACE,
+        url=own(),
+        dtype=_OF_TRACE,
+        adapter=_OF_TRACE,
+        arguments=own(argument=True, metavar="[KEY=VALUE]..."),
+        without=_NOT_SEARCHED,
     )
-    engine: str | None = of_engine(
-        None, "Engine that sampled.", choices=("engine", engine_names), **_OF_TRACE
+    scorer: Any = part(  # None: as the trace says
+        ScorerSettings,
+        model=_OF_TRACE,
+        dtype=_OF_TRACE,
+        adapter=_OF_TRACE,
+        attn=_OF_TRACE,
+        without=("merge_adapter", "float32_head", "replay_routes", "noise_responses"),
     )
-    engine_url: str | None = of_engine(
-        None, "Server that sampled.", changeable=True, metavar="URL", typed=True
+    problems: PromptSettings = part(
+        PromptSettings, "source", "number", source=own(None), panel=_OF_A_MODEL
     )
-    rollout_dtype: str | None = of_engine(
-        None, "The engine’s dtype.", choices=("dtype", DTYPES), **_OF_TRACE
+    sampler: SamplerSettings = part(
+        SamplerSettings,
+        "samples_per_prompt",
+        "max_tokens",
+        "temperature",
+        samples_per_prompt=own(2),
+        panel=_OF_A_MODEL,
     )
-    rollout_adapter: str | None = of_engine(
-        None, "The engine’s LoRA adapter.", path=ADAPTER, metavar="ADAPTER", **_OF_TRACE
-    )
-    engine_arg: list[str] | None = of_engine(  # noqa: RUF009
-        None,
-        "Engine setting to use instead of the trace’s. Repeatable.",
-        metavar="KEY=VALUE",
-        typed=unlisted_arguments,
-    )
-    trainer_model: str | None = of_trainer(
-        None, "The trainer’s model: folder or hub name.", path=MODEL, metavar="MODEL", **_OF_TRACE
-    )
-    trainer_adapter: str | None = of_trainer(
-        None, "The trainer’s LoRA adapter.", path=ADAPTER, metavar="ADAPTER", **_OF_TRACE
-    )
-    trainer_dtype: str | None = of_trainer(
-        None, "The trainer’s dtype.", choices=("dtype", DTYPES), **_OF_TRACE
-    )
-    attn: str | None = of_trainer(
-        None, "The trainer’s attention, such as sdpa.", metavar="NAME", **_OF_TRACE
-    )
-    device_map: str | None = of_trainer(
-        None,
-        "Where the trainer runs, such as auto, cuda:1 or cpu.",
-        changeable=True,
-        metavar="DEVICE",
-    )
-    token_budget: int = of_trainer(8192, "Maximum tokens to score at a time.", least=1)
-    prompts: str | None = of_prompts(
-        None, "For a model: file or data set of prompts.", path=DATA, metavar="FILE|NAME"
-    )
-    num_prompts: int = of_prompts(64, "For a model: number of prompts.", min=1)
-    samples_per_prompt: int = of_sampling(2, "For a model: responses per prompt.", least=1)
-    max_tokens: int = of_sampling(256, "For a model: maximum response length in tokens.", least=1)
-    temperature: float = of_sampling(1.0, "For a model: sampling temperature, above 0.")
+    cpu: CpuSettings = part(CpuSettings)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         self.wanted  # noqa: B018 - refuse invalid stages before anything is read
-        if self.prompts and not self.is_model:
+        if self.problems.source and not self.is_model:
             raise UsageError(
                 "--prompts is only for a model; a trace has its own prompts. Leave it out."
             )
@@ -157,16 +149,16 @@ class BisectConfig(ThreadSettings, Recorded):
     # Names that the checks of all recording commands use, before a folder is made.
 
     @property
-    def scorer(self) -> str | None:
-        return self.trainer_model
+    def scoring_model(self) -> str | None:
+        return self.scorer.model
 
     @property
     def scorer_adapter(self) -> str | None:
-        return self.trainer_adapter
+        return self.scorer.adapter
 
     @property
     def engine_adapter(self) -> str | None:
-        return self.rollout_adapter
+        return self.engine.adapter
 
     @property
     def name(self) -> str:
@@ -175,21 +167,7 @@ class BisectConfig(ThreadSettings, Recorded):
         return path.parent.name if path.name == "trace" else path.name
 
     def probe(self) -> ProbeConfig:
-        """Settings for probing a model, whose trace is then searched."""
-        flags = self.named(
-            "prompts", "num_prompts", "samples_per_prompt", "max_tokens", "temperature", "threads"
-        )
-        flags |= self.named(
-            "engine",
-            "engine_url",
-            "rollout_dtype",
-            "rollout_adapter",
-            "engine_arg",
-            "trainer_model",
-        )
-        flags |= self.named(
-            "trainer_adapter", "trainer_dtype", "attn", "device_map", "token_budget"
-        )
-        return ProbeConfig.from_flags(
-            flags | {"model": self.trace, "noise_responses": 0, "top_logprobs": 0}
-        )
+        """The configuration for probing a model, whose trace is then searched."""
+        own_settings = {key: value for key, value in flat(self).items() if key != "trace"}
+        fixed = {"model": self.trace, "noise_responses": 0, "top_logprobs": 0}
+        return ProbeConfig.of(own_settings | fixed)

@@ -77,7 +77,7 @@ class Searching:
         rollout = RolloutSide.of(manifest, config)
         trainer = TrainerSide.of(manifest, config, rollout)
         if not begun:
-            check_model_folder(trainer.config.trainer_model)
+            check_model_folder(trainer.config.scoring_model)
             if not engine_module(rollout.engine).REMOTE:
                 check_model_folder(rollout.model)
         with ranks.first_before_others() as first:
@@ -92,7 +92,7 @@ class Searching:
                     chosen, tables, source.manifest, source.folder / VOCABULARY, equal=not of_both
                 )
         legs = Legs(folder, FixedTokens.read(chosen), progress, ranks)
-        set_threads(config.threads, trainer.config.trainer_model)
+        set_threads(config.cpu.threads, trainer.config.scoring_model)
         deadline = None if config.budget is None else time.monotonic() + 60 * config.budget
         return cls(
             config, Runner(legs, rollout, trainer), Search.of(folder), progress, ranks, deadline
@@ -218,7 +218,7 @@ def _names_both_models(source: Trace, config: BisectConfig) -> bool:
     """Whether both sides' weights are known, so that log π may be at weights other than those
     that sampled.
     """
-    return config.trainer_model is not None or source.manifest.get("command") in (
+    return config.scorer.model is not None or source.manifest.get("command") in (
         "probe",
         "rescore",
         "curate",
@@ -230,7 +230,7 @@ def _version(source: Trace, config: BisectConfig) -> int | None:
     none was named.
     """
     known = versions(source)
-    if config.version is None and len(known) > 1 and (config.model or 0 not in known):
+    if config.version is None and len(known) > 1 and (config.engine.model or 0 not in known):
         span = f"{known[0]} to {known[-1]}"
         raise UsageError(
             f"{source.folder} was sampled at {len(known)} versions of the weights ({span}), but "

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.base.errors import UsageError, suggest
+from mismatch_cli.base.options import replaced
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.bisect.experiments import Change
 from mismatch_cli.bisect.search_config import BisectConfig
@@ -32,6 +33,7 @@ from mismatch_cli.probe.from_manifest import (
     must_be_typed,
     sampler_of,
 )
+from mismatch_cli.probe.settings import ScorerSettings
 
 _SAMPLER = ("temperature", "top_p", "top_k", "min_p")
 # Of the trainer, by the rules of `toggles`
@@ -86,9 +88,9 @@ class RolloutSide:
             manifest.get("config", {}),
             Path(config.trace),
         )
-        model = config.model or recorded.get("model") or told.get("model")
+        model = config.engine.model or recorded.get("model") or told.get("model")
         sampled = recorded.get("engine") or told.get("engine")
-        engine = config.engine or sampled
+        engine = config.engine.name or sampled
         if not model or not engine:
             missing = (
                 "--model and --engine"
@@ -101,13 +103,13 @@ class RolloutSide:
                 f"{config.trace} does not say what sampled it. Name it with {missing}, or check "
                 f"only its columns: {suggest('diagnose', config.trace)}"
             )
-        if not config.engine:
+        if not config.engine.name:
             engine = engine_of(sampled, source)
         if engine != sampled:  # settings of another engine do not apply
             told, recorded = {}, {**recorded, "engine_args": {}}
-        if not config.model:
+        if not config.engine.model:
             model = model_of(model, source, "--model")
-        typed = parsed_arguments(config.engine_arg or ())
+        typed = parsed_arguments(config.engine.arguments or ())
         resolved = {
             name: told[name]
             for name in _TOLD_ARGUMENTS
@@ -117,16 +119,16 @@ class RolloutSide:
             engine_arguments(resolved | dict(recorded.get("engine_args") or {}), typed, source)
             | typed
         )
-        if config.engine_url:
-            arguments["url"] = config.engine_url
+        if config.engine.url:
+            arguments["url"] = config.engine.url
         adapter = adapter_of(
-            config.rollout_adapter, recorded.get("adapter"), source, "--rollout-adapter"
+            config.engine.adapter, recorded.get("adapter"), source, "rollout_adapter"
         )
-        if engine_module(engine).REMOTE and not config.engine_url:
+        if engine_module(engine).REMOTE and not config.engine.url:
             url = (recorded.get("engine_args") or {}).get("url", "URL")
             raise must_be_typed(source, ["--engine-url", str(url)])
         sampling = SamplingSettings(**sampler_of(recorded.get("sampling")))
-        dtype = config.rollout_dtype or dtype_of(manifest.get("rollout", {}), source)
+        dtype = config.engine.dtype or dtype_of(manifest.get("rollout", {}), source)
         seed = int(recorded.get("seed") or 0)
         return cls(engine, model, dtype, arguments, adapter, sampling, seed, told)
 
@@ -173,29 +175,28 @@ class TrainerSide:
             manifest.get("trainer") or manifest.get("recomputed") or {},
             Path(config.trace),
         )
-        model = config.trainer_model or rollout.model
-        if not config.trainer_model and told.get("model"):
+        model = config.scorer.model or rollout.model
+        if not config.scorer.model and told.get("model"):
             model = model_of(told["model"], source, "--trainer-model")
-        typed = adapter_of(config.trainer_adapter, told.get("adapter"), source, "--trainer-adapter")
+        typed = adapter_of(config.scorer.adapter, told.get("adapter"), source, "trainer_adapter")
         # A known trainer has the adapter recorded for it
-        named = config.trainer_model or told.get("model")
+        named = config.scorer.model or told.get("model")
         adapter = typed or (None if named else rollout.adapter)
-        dtype = config.trainer_dtype or dtype_of(told, source)
+        dtype = config.scorer.dtype or dtype_of(told, source)
         sampler = sampler_of(told)
-        scoring = RescoreConfig(
-            trace=config.trace,
-            trainer_model=model,
-            trainer_adapter=adapter,
+        scorer = ScorerSettings(
+            model=model,
+            adapter=adapter,
             merge_adapter=bool(adapter and told.get("adapter_merged")),
-            trainer_dtype=dtype,
-            attn=config.attn or attention_of(told, source),
+            dtype=dtype,
+            attn=config.scorer.attn or attention_of(told, source),
             float32_head=told.get("head_dtype") == "float32" and dtype != "float32",
             replay_routes=told.get("routes") == "replayed",
-            device_map=config.device_map,
-            token_budget=config.token_budget,
-            threads=config.threads,
+            device_map=config.scorer.device_map,
+            token_budget=config.scorer.token_budget,
             noise_responses=0,
         )
+        scoring = RescoreConfig(trace=config.trace, scorer=scorer, cpu=config.cpu)
         return cls(scoring, replace(rollout.sampling, **sampler), told)
 
     def changed(self, change: Change) -> TrainerSide:
@@ -206,7 +207,7 @@ class TrainerSide:
         sampler = {name: value for name, value in change.items() if name in _SAMPLER}
         known = {name: value for name, value in change.items() if name in _TURNED}
         return replace(
-            self, config=replace(self.config, **known), sampling=replace(self.sampling, **sampler)
+            self, config=replaced(self.config, **known), sampling=replace(self.sampling, **sampler)
         )
 
 

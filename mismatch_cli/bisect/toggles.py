@@ -60,7 +60,7 @@ def _dtypes(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
     """
     rolled, trained = (
         _dtype(rollout.told, rollout.dtype),
-        _dtype(trainer.told, trainer.config.trainer_dtype),
+        _dtype(trainer.told, trainer.config.scorer.dtype),
     )
     both = ("--rollout-dtype", "float32", "--trainer-dtype", "float32")
     if rolled != trained:
@@ -114,7 +114,7 @@ def _heads(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
     lower precision.
     """
     own = rollout.overrides.get("head_dtype")
-    in_engine, in_trainer = own == "float32", trainer.config.float32_head
+    in_engine, in_trainer = own == "float32", trainer.config.scorer.float32_head
     can_engine = rollout.engine == "vllm" and _dtype(rollout.told, rollout.dtype) in SIXTEEN_BITS
     if own in SIXTEEN_BITS and not can_engine:
         off = {"engine_args": {"hf_overrides": {"head_dtype": None}}}
@@ -126,7 +126,7 @@ def _heads(rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
             "an LM head of the weights’ dtype in the engine",
             off,
         )
-    can_trainer = _dtype(trainer.told, trainer.config.trainer_dtype) in SIXTEEN_BITS
+    can_trainer = _dtype(trainer.told, trainer.config.scorer.dtype) in SIXTEEN_BITS
     on = {"engine_args": {"hf_overrides": {"head_dtype": "float32"}}}
     override = ("--engine-arg", 'hf_overrides={"head_dtype": "float32"}')
     value, trained = ("float32" if has else "as the weights" for has in (in_engine, in_trainer))
@@ -300,7 +300,7 @@ def _on_gpu(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[Toggle]:
 
 
 def _trainer_attention(_rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
-    used = trainer.config.attn
+    used = trainer.config.scorer.attn
     if used in ("sdpa", "eager", None):
         better = "sdpa" if used == "eager" else "eager"
         yield Toggle(
@@ -315,7 +315,7 @@ def _trainer_attention(_rollout: RolloutSide, trainer: TrainerSide) -> Iterator[
 
 
 def _trainer_rest(_rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggle]:
-    if trainer.config.merge_adapter:
+    if trainer.config.scorer.merge_adapter:
         yield Toggle(
             "adapter_merged",
             "trainer",
@@ -328,7 +328,7 @@ def _trainer_rest(_rollout: RolloutSide, trainer: TrainerSide) -> Iterator[Toggl
     yield Toggle(
         "token_budget",
         "trainer",
-        trainer.config.token_budget,
+        trainer.config.scorer.token_budget,
         "another shape",
         "the micro-batches of the training step",
         trainer={"other_shape": True},

@@ -1,62 +1,62 @@
-"""The configuration of a recording: every field is a flag, and the manifest keeps it for
-`--resume`.
+"""The configurations of what records, composed of the settings in `settings.py`; the manifest keeps
+their values for `--resume`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from mismatch_cli.base.errors import UsageError
-from mismatch_cli.base.options import flag_of
-from mismatch_cli.base.places import BUNDLED_MODEL, is_bundled
+from mismatch_cli.base.options import ADAPTER, DATA, own, part, setting
+from mismatch_cli.base.places import BUNDLED_MODEL, bundled, is_bundled
 from mismatch_cli.base.sampling import SamplingSettings
+from mismatch_cli.base.values import Values
 from mismatch_cli.probe.engine_arguments import parsed_arguments
 from mismatch_cli.probe.settings import (
-    EQUAL,
-    NEWER,
-    ChoiceSettings,
-    ProbeSettings,
+    CpuSettings,
     PromptSettings,
+    Recorded,
     RolloutSettings,
-    SampleCount,
     SamplerSettings,
-    ScoredSettings,
     ScorerSettings,
-    ThreadSettings,
-    of_prompts,
-    of_sampling,
+    TaskSettings,
+    of_engine,
+    of_trainer,
 )
 
 if TYPE_CHECKING:
     from mismatch_cli.models.engines import EngineSettings
     from mismatch_cli.probe.tasks.prompts import PromptSource
 
+EQUAL, NEWER = "equal", "newer"
 _RESPONSES_PER_SHARD = 256
 _TOKENS_PER_SHARD = 2**20
-_OF_TRACE: dict[str, Any] = {"show_default": "as the trace says"}
+_OF_TRACE = own(None, show_default="as the trace says")
+_MODEL_ARGUMENT = own(argument=True, metavar=None)
 
 
-class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig(Recorded):
     """Everything that decides what the engine samples."""
 
-    samples_per_prompt: int
-    top_logprobs: int = 0
-    threads: int | None
+    problems: PromptSettings = part(PromptSettings)
+    task: TaskSettings = part(TaskSettings)
+    sampler: SamplerSettings = part(SamplerSettings)
+    engine: RolloutSettings = part(RolloutSettings, without=["adapter"], model=_MODEL_ARGUMENT)
+    cpu: CpuSettings = part(CpuSettings)
 
     def __post_init__(self) -> None:
         from mismatch_cli.models.engines import engine_module
 
-        super().__post_init__()
-        for url in (
-            known for known in fields(self) if known.name in ("engine_url", "served_model")
+        for flag, value in (
+            ("--engine-url", self.engine.url),
+            ("served_model", self.engine.served_model),
         ):
-            if getattr(self, url.name) and not engine_module(self.engine).REMOTE:
-                raise UsageError(
-                    f"{flag_of(url)} needs --engine server. Add that, or leave {flag_of(url)} out."
-                )
+            if value and not engine_module(self.engine.name).REMOTE:
+                raise UsageError(f"{flag} needs --engine server. Add that, or leave {flag} out.")
         self.to_json()  # raises for settings that contradict each other
 
     @property
@@ -64,53 +64,66 @@ class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
         """Where the problems come from."""
         from mismatch_cli.probe.tasks.prompts import PromptSource
 
+        problems = self.problems
         return PromptSource(
-            location=self.prompts,
-            prompt_field=self.prompt_field,
-            answer_field=self.answer_field,
-            split=self.split,
-            config=self.subset,
-            limit=self.num_prompts,
-            columns=bool(self.reward),
-            shuffle_seed=self.seed if self.shuffle else None,
+            location=problems.source,
+            prompt_field=problems.prompt_field,
+            answer_field=problems.answer_field,
+            split=problems.split,
+            config=problems.subset,
+            limit=problems.number,
+            columns=bool(self.task.reward),
+            shuffle_seed=self.sampler.seed if problems.shuffle else None,
         )
 
     @property
     def sampling(self) -> SamplingSettings:
         """What the sampler does."""
-        return SamplingSettings(
-            self.temperature, self.top_p, self.top_k, self.min_p, self.max_tokens
-        )
+        return self.sampler.sampling
+
+    @property
+    def top_logprobs(self) -> int:
+        """The ranks of μ that the engine reports per token."""
+        return 0
 
     @property
     def engine_args(self) -> dict[str, Any]:
         """The engine's keyword arguments."""
-        given = {argument: getattr(self, name) for name, argument in _ENGINE_ARGUMENTS.items()}
-        from_flags = {name: value for name, value in given.items() if value is not None}
-        return from_flags | parsed_arguments(self.engine_arg or ())
+        engine = self.engine
+        named = {
+            "kv_cache_dtype": engine.kv_cache_dtype,
+            "tensor_parallel_size": engine.tensor_parallel if engine.tensor_parallel > 1 else None,
+            "enforce_eager": engine.eager,
+            "enable_prefix_caching": engine.prefix_caching,
+            "max_model_len": engine.max_model_len,
+            "url": engine.url,
+            "served_model": engine.served_model,
+        }
+        given = {argument: value for argument, value in named.items() if value is not None}
+        return given | parsed_arguments(engine.arguments or ())
 
     def check_vocabulary(self, tokens: int) -> None:
         """A `UsageError` for more ranks than the vocabulary has tokens."""
         if self.top_logprobs > tokens:
             raise UsageError(
-                f"--top-logprobs {self.top_logprobs} exceeds the vocabulary of {tokens} tokens. "
-                "Use --top-logprobs 20."
+                f"top_logprobs = {self.top_logprobs} exceeds the vocabulary of {tokens} tokens. "
+                "Use top_logprobs = 20."
             )
 
-    def engine_settings(self, **unflagged: Any) -> EngineSettings:
-        """The settings of the engine; `unflagged` are the fields that no flag sets."""
+    def engine_settings(self, **more: Any) -> EngineSettings:
+        """The settings of the engine; `more` are those that are no setting of a command."""
         from mismatch_cli.models.engines import EngineSettings
 
         return EngineSettings(
-            model=self.model,
+            model=self.engine.model,
             sampling=self.sampling,
             top_logprobs=self.top_logprobs,
-            dtype=self.rollout_dtype,
-            seed=self.seed,
+            dtype=self.engine.dtype,
+            seed=self.sampler.seed,
             extra=self.engine_args,
             adapter=self.engine_adapter,
             routes=self.wanted_routes,
-            **unflagged,
+            **more,
         )
 
     @property
@@ -126,153 +139,259 @@ class RolloutConfig(RolloutSettings, SamplerSettings, PromptSettings):
     @property
     def name(self) -> str:
         """The name for its run folder: the model's."""
-        return Path(self.model).name
+        return Path(self.engine.model).name
 
     @property
     def prompts_per_shard(self) -> int:
         """Enough responses to fill an engine's batch, few enough to fit in memory and to afford
         losing.
         """
-        responses = min(_RESPONSES_PER_SHARD, _TOKENS_PER_SHARD // self.max_tokens)
-        return max(1, responses // self.samples_per_prompt)
+        responses = min(_RESPONSES_PER_SHARD, _TOKENS_PER_SHARD // self.sampler.max_tokens)
+        return max(1, responses // self.sampler.samples_per_prompt)
 
     def to_json(self) -> dict[str, Any]:
         """As the manifest records it."""
         return {
-            "model": self.model,
-            "engine": self.engine,
+            "model": self.engine.model,
+            "engine": self.engine.name,
             "prompts": asdict(self.prompt_source),
             "sampling": asdict(self.sampling),
-            **self.named(
-                "samples_per_prompt", "top_logprobs", "seed", "prompt_template", "rollout_dtype"
-            ),
+            "samples_per_prompt": self.sampler.samples_per_prompt,
+            "top_logprobs": self.top_logprobs,
+            "seed": self.sampler.seed,
+            "prompt_template": self.task.template,
+            "rollout_dtype": self.engine.dtype,
             "adapter": self.engine_adapter,
-            "threads": self.threads,
+            "threads": self.cpu.threads,
             "engine_args": self.engine_args,
-            **self.named("reward", "answer_format", "grader"),
+            "reward": self.task.reward or "",
+            "answer_format": self.task.answer_format,
+            "grader": self.task.grader,
         }
 
 
-_ENGINE_ARGUMENTS = {
-    "kv_cache_dtype": "kv_cache_dtype",
-    "tensor_parallel": "tensor_parallel_size",
-    "eager": "enforce_eager",
-    "prefix_caching": "enable_prefix_caching",
-    "max_model_len": "max_model_len",
-    "engine_url": "url",
-    "served_model": "served_model",
-}
+@dataclass(frozen=True, kw_only=True)
+class KeptSettings:
+    """What `probe` records beside the samples."""
+
+    full_divergence: int = of_engine(
+        0,
+        "Record exact TV and KL of the first N responses; `guide full-divergence` says what "
+        "memory that needs.",
+        least=0,
+        show_default="",
+    )
+    full_divergence_memory: float | None = of_engine(
+        None,
+        "Memory limit for that, in GiB.",
+        flag=False,
+        least=0,
+        changeable=True,
+        show_default="half of what is free",
+    )
+    top_logprobs: int = of_engine(
+        20,
+        "Ranks of μ to record per token, for the top-K divergences.",
+        flag=False,
+        least=0,
+    )
+    routes: bool | None = of_engine(
+        None,
+        "Mixture of experts: record which experts the engine chose. vLLM needs a GPU and a "
+        "prefix cache for that.",
+        flag=False,
+        off="--no-routes",
+        show_default="where it is free: --engine hf",
+    )
+    keep_routes: int = of_engine(
+        128,
+        "Responses whose full routes stay in the trace; `rescore --replay-routes` needs all.",
+        flag=False,
+        least=0,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeConfig(
-    RolloutConfig,
-    ThreadSettings,
-    ScorerSettings,
-    ProbeSettings,
-    RolloutSettings,
-    SamplerSettings,
-    SampleCount,
-    PromptSettings,
-):
+class ProbeConfig(RolloutConfig):
     """Everything that decides what is in the trace of a probe."""
 
+    engine: RolloutSettings = part(RolloutSettings, model=_MODEL_ARGUMENT)
+    scorer: ScorerSettings = part(ScorerSettings)
+    adapter: str | None = of_trainer(
+        None, "LoRA adapter for both sides: folder or hub name.", path=ADAPTER, metavar="ADAPTER"
+    )
+    kept: KeptSettings = part(KeptSettings)
+
     def __post_init__(self) -> None:
-        if self.adapter and (self.rollout_adapter or self.trainer_adapter):
+        if self.adapter and (self.engine.adapter or self.scorer.adapter):
             raise UsageError(
-                "--adapter applies to both sides. Leave it out, or leave out --rollout-adapter "
-                "and --trainer-adapter."
+                "--adapter applies to both sides. Leave it out, or leave out rollout_adapter "
+                "and trainer_adapter."
             )
-        if self.replay_routes and self.routes is False:
-            raise UsageError("--replay-routes needs the engine's routes. Leave out --no-routes.")
+        if self.scorer.replay_routes and self.kept.routes is False:
+            raise UsageError("--replay-routes needs the engine's routes. Leave out routes = false.")
+        check_merged(self.scorer, self.scorer_adapter)
         super().__post_init__()
 
     @property
-    def scorer(self) -> str:
-        return self.trainer_model or self.model
+    def scoring_model(self) -> str:
+        """The model that scores; if it differs from the one that sampled, both score."""
+        return self.scorer.model or self.engine.model
 
     @property
     def scorer_adapter(self) -> str | None:
-        return self.adapter or self.trainer_adapter
+        """Its LoRA adapter."""
+        return self.adapter or self.scorer.adapter
 
     @property
     def engine_adapter(self) -> str | None:
-        return self.adapter or self.rollout_adapter
+        return self.adapter or self.engine.adapter
+
+    @property
+    def top_logprobs(self) -> int:
+        return self.kept.top_logprobs
 
     @property
     def wanted_routes(self) -> bool | None:
-        return True if self.replay_routes else self.routes
+        return True if self.scorer.replay_routes else self.kept.routes
 
     def to_json(self) -> dict[str, Any]:
-        added = self.named("full_divergence", "full_divergence_memory", "routes", "keep_routes")
-        return super().to_json() | {"trainer": self.trainer_json()} | added
+        kept = self.kept
+        return super().to_json() | {
+            "trainer": trainer_json(self),
+            "full_divergence": kept.full_divergence,
+            "full_divergence_memory": kept.full_divergence_memory,
+            "routes": kept.routes,
+            "keep_routes": kept.keep_routes,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurateConfig(
-    RolloutConfig, ThreadSettings, RolloutSettings, SamplerSettings, ChoiceSettings, PromptSettings
-):
+class ChoiceSettings:
+    """Which problems `curate` keeps."""
+
+    keep: tuple[float, float] = setting(
+        (0.2, 0.8),
+        "Keep problems with an accuracy in this range.",
+        changeable=True,
+        metavar="LOW HIGH",
+    )
+    held_out_samples: int = setting(
+        40,
+        "More responses per kept problem, to measure its accuracy again.",
+        flag=False,
+        least=1,
+    )
+    confirm: bool = setting(
+        False,
+        "Drop problems whose held-out accuracy is outside the range.",
+        flag=False,
+        changeable=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurateConfig(RolloutConfig):
     """Everything that decides which problems `curate` keeps."""
 
-    num_prompts: int | None = of_prompts(
-        None, "Number of problems to sample.", min=1, show_default="all"
-    )
+    problems: PromptSettings = part(PromptSettings, number=own(None, show_default="all"))
+    sampler: SamplerSettings = part(SamplerSettings, samples_per_prompt=own(40))
+    choice: ChoiceSettings = part(ChoiceSettings)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        low, high = self.keep
+        low, high = self.choice.keep
         if not 0 <= low <= high <= 1:
             raise UsageError(
                 f"--keep {low:g} {high:g} is not a range of accuracies. Example: --keep 0.2 0.8"
             )
 
     def to_json(self) -> dict[str, Any]:
-        return super().to_json() | self.named("held_out_samples", "keep")
+        chosen = {"held_out_samples": self.choice.held_out_samples, "keep": self.choice.keep}
+        return super().to_json() | chosen
 
 
 @dataclass(frozen=True, kw_only=True)
-class RescoreConfig(ThreadSettings, ScorerSettings, ScoredSettings):
+class RescoreConfig(Recorded):
     """Everything that decides what is in a rescored trace."""
 
-    temperature: float | None = of_sampling(
-        None, "Sampling temperature of the responses.", **_OF_TRACE
+    trace: str = setting(
+        lambda: str(bundled("traces") / "float32"),
+        "Run or trace folder; it is only read.",
+        argument=True,
+        path=DATA,
+        show_default="the bundled float32 trace",
     )
-    top_p: float | None = of_sampling(None, "Top-p of the sampler; 1 if none.", **_OF_TRACE)
-    top_k: int | None = of_sampling(None, "Top-k of the sampler; 0 if none.", **_OF_TRACE)
-    min_p: float | None = of_sampling(None, "Min-p of the sampler; 0 if none.", **_OF_TRACE)
+    scorer: ScorerSettings = part(
+        ScorerSettings,
+        model=own(lambda: str(bundled("model")), show_default="the trace's own"),
+        adapter=own(flag=True),
+        merge_adapter=own(flag=True),
+        attn=own(flag=True),
+    )
+    weights: str = setting(
+        EQUAL,
+        "Weights of --trainer-model: equal, those that sampled; newer, a later checkpoint; or "
+        "their version in the trace, such as 40.",
+        metavar="equal|newer|VERSION",
+        completes=(EQUAL, NEWER),
+    )
+    keep_trainer: bool = setting(
+        False,
+        "Keep the trace's trainer, which has later weights, and add log π at the weights that "
+        "sampled.",
+    )
+    sampler: Any = part(  # what the responses were sampled with
+        SamplerSettings,
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        temperature=_OF_TRACE,
+        top_p=_OF_TRACE,
+        top_k=_OF_TRACE,
+        min_p=_OF_TRACE,
+    )
+    cpu: CpuSettings = part(CpuSettings)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        SamplingSettings(
-            **{name: value for name, value in self.sampling.items() if value is not None}
-        )
+        if self.weights not in (EQUAL, NEWER) and not self.weights.isdecimal():
+            raise UsageError(
+                f"--weights {self.weights} is invalid. Use {EQUAL}, {NEWER}, or a version such "
+                "as 40."
+            )
+        check_merged(self.scorer, self.scorer_adapter)
+        known = {name: value for name, value in self.sampling.items() if value is not None}
+        SamplingSettings(**known)
 
     @classmethod
-    def from_flags(cls, flags: Mapping[str, Any]) -> Self:
+    def of(cls, given: Mapping[str, Any]) -> Self:
         """Also finds the model that scores, from the trace; the bundled model scores the bundled
         traces only.
         """
-        weights = flags["weights"]
-        if weights not in (EQUAL, NEWER) and not weights.isdecimal():
-            raise UsageError(
-                f"--weights {weights} is invalid. Use {EQUAL}, {NEWER}, or a version such as 40."
-            )
-        return super().from_flags(
-            flags if flags["trace"] is None else {**flags, **_scorer_of(flags)}
-        )
+        values = Values.of(given)
+        return super().of(values.over(_scorer_of(values)) if "trace" in values else values)
 
     @property
-    def scorer(self) -> str:
-        return self.trainer_model
+    def scoring_model(self) -> str:
+        """The model that scores."""
+        return str(self.scorer.model)
 
     @property
     def scorer_adapter(self) -> str | None:
-        return self.trainer_adapter
+        """Its LoRA adapter."""
+        return self.scorer.adapter
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The sampler settings that were typed; None: as the trace says."""
-        return self.named("temperature", "top_p", "top_k", "min_p")
+        """The settings of the sampler that were given; None: as the trace says."""
+        sampler = self.sampler
+        return {
+            "temperature": sampler.temperature,
+            "top_p": sampler.top_p,
+            "top_k": sampler.top_k,
+            "min_p": sampler.min_p,
+        }
 
     @property
     def name(self) -> str:
@@ -281,8 +400,32 @@ class RescoreConfig(ThreadSettings, ScorerSettings, ScoredSettings):
         return path.parent.name if path.name == "trace" else path.name
 
 
-def _scorer_of(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The flag for the model that the trace names for these weights; none if --trainer-model is
+def check_merged(scorer: ScorerSettings, adapter: str | None) -> None:
+    """A `UsageError` if there is no adapter to merge."""
+    if scorer.merge_adapter and not adapter:
+        raise UsageError(
+            "merge_adapter needs an adapter to merge. Name one, with --adapter or trainer_adapter."
+        )
+
+
+def trainer_json(config: ProbeConfig | RescoreConfig) -> dict[str, Any]:
+    """How the trainer scores, as the manifest records it."""
+    scorer = config.scorer
+    return {
+        "model": config.scoring_model,
+        "dtype": scorer.dtype,
+        "adapter": config.scorer_adapter,
+        "merge_adapter": scorer.merge_adapter,
+        "attn_implementation": scorer.attn,
+        "float32_head": scorer.float32_head,
+        "device_map": scorer.device_map,
+        "token_budget": scorer.token_budget,
+        "noise_responses": scorer.noise_responses,
+    }
+
+
+def _scorer_of(given: Values) -> dict[str, Any]:
+    """The setting for the model that the trace names for these weights; none if --trainer-model is
     given.
 
     Raises a `UsageError` if the trace names none either, or an adapter, which has to be typed.
@@ -290,19 +433,19 @@ def _scorer_of(flags: Mapping[str, Any]) -> dict[str, Any]:
     from mismatch_cli.probe.from_manifest import model_of, must_be_typed
     from mismatch_cli.trace.manifest import read_manifest, trace_folder
 
-    if flags["trainer_model"] is not None:
+    if "trainer_model" in given:
         return {}
-    folder = trace_folder(Path(flags["trace"]))
+    folder = trace_folder(Path(given["trace"]))
     manifest = read_manifest(folder)
     if is_bundled(folder) and manifest.get("config", {}).get("model") == BUNDLED_MODEL:
         return {}
-    scorer = _named_scorer(manifest, flags["weights"])
+    scorer = _named_scorer(manifest, given.get("weights", EQUAL))
     if scorer is None or scorer["model"] is None:
         raise UsageError(
             "The trace does not name the model to score with. Add --trainer-model, a folder or a "
             "hub name."
         )
-    if scorer.get("adapter") and not flags.get("trainer_adapter"):
+    if scorer.get("adapter") and not given.get("trainer_adapter"):
         merged = ["--merge-adapter"] * bool(scorer.get("adapter_merged"))
         raise must_be_typed(folder, ["--trainer-adapter", str(scorer["adapter"]), *merged])
     return {"trainer_model": model_of(scorer["model"], folder, "--trainer-model")}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.options import replaced
 from mismatch_cli.metrics.population import Curation, accuracy_by_prompt
 from mismatch_cli.models.loading import load_tokenizer
 from mismatch_cli.models.torch_settings import prepare_imports, set_threads
@@ -47,18 +48,20 @@ def curate(
     the band. The caller holds the folder. Raises a `MismatchError` if nothing is kept.
     """
     prepare_imports()
-    threads = set_threads(config.threads, config.model)
+    threads = set_threads(config.cpu.threads, config.engine.model)
     manifest = manifest | {
         "config": config.to_json(),
         "threads": threads,
         "libraries": library_versions(),
     }
-    tokenizer = load_tokenizer(config.model)
-    problems = gradable(load_problems(config.prompt_source), config.reward, config.prompts)
+    tokenizer = load_tokenizer(config.engine.model)
+    problems = gradable(
+        load_problems(config.prompt_source), config.task.reward, config.problems.source
+    )
     if _is_sampled(config, run_folder, manifest):
         context = manifest["rollout"]["max_model_len"]
         encoded = encode_prompts(
-            problems, tokenizer, template=config.prompt_template, max_model_len=context
+            problems, tokenizer, template=config.task.template, max_model_len=context
         )
         describe_prompts(config, encoded, manifest)  # raises if they have changed
         write_manifest(run_folder / _CHOOSING, manifest)
@@ -104,14 +107,14 @@ def _sample(
         before = read_manifest(folder) if (folder / FILE_NAME).is_file() else {}
         if before.get("prompts", {}).get("digest") != digest_of(kept):
             remove_trace(folder)
-        held_out = replace(config, samples_per_prompt=config.held_out_samples)
+        held_out = replaced(config, samples_per_prompt=config.choice.held_out_samples)
         base = {
             name: value
             for name, value in manifest.items()
             if name not in ("prompts", "shards", "shard_rows")
         }
         replace(sampler, encoded=kept).sample(
-            held_out, folder, base, phase="Held out", first_sample=config.samples_per_prompt
+            held_out, folder, base, phase="Held out", first_sample=config.sampler.samples_per_prompt
         )
 
 
@@ -120,10 +123,15 @@ def _chosen(config: CurateConfig, run_folder: Path) -> Curation:
     trace = Trace.open(run_folder / _CHOOSING)
     accuracy, unstated = accuracy_by_prompt(trace), trace.count("unstated")
     curation = Curation(
-        config.keep, config.samples_per_prompt, config.held_out_samples, accuracy, {}, unstated
+        config.choice.keep,
+        config.sampler.samples_per_prompt,
+        config.choice.held_out_samples,
+        accuracy,
+        {},
+        unstated,
     )
     if not curation.kept:
-        low, high = config.keep
+        low, high = config.choice.keep
         if 2 * unstated > trace.num_responses:
             raise MismatchError(without_answer(unstated, trace.num_responses))
         raise MismatchError(

@@ -141,10 +141,9 @@ def parsed_arguments(items: Iterable[str]) -> dict[str, Any]:
     return arguments
 
 
-def typed_again(arguments: Mapping[str, Any]) -> list[str]:
-    """The words that type these arguments."""
-    items = (
+def spelled(arguments: Mapping[str, Any]) -> list[str]:
+    """The words KEY=VALUE of these arguments, as a command takes them."""
+    return [
         f"{name}={value if isinstance(value, str) else json.dumps(value)}"
         for name, value in arguments.items()
-    )
-    return [word for item in items for word in ("--engine-arg", item)]
+    ]

@@ -11,17 +11,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import Field, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from textwrap import shorten
-from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 from mismatch_cli.base.errors import MismatchError, UsageError, quoted
-from mismatch_cli.base.options import ADAPTER, DATA, MODEL, flag_of, is_typed_only
+from mismatch_cli.base.options import (
+    ADAPTER,
+    DATA,
+    MODEL,
+    Setting,
+    is_typed_only,
+    settings_of,
+)
 from mismatch_cli.base.places import BUNDLED_MODEL, bundled
 from mismatch_cli.base.sampling import SamplingSettings
+from mismatch_cli.base.values import line_of, toml
 from mismatch_cli.models.engines import engine_names
 from mismatch_cli.models.loading import not_only_data
 from mismatch_cli.models.torch_settings import DTYPES
@@ -31,14 +38,14 @@ from mismatch_cli.probe.engine_arguments import (
     is_name_on_server,
     is_number,
     is_word,
-    typed_again,
+    spelled,
 )
 
 _NAME = re.compile(r"[\w.:, -]{0,200}")  # of a field, a split, a device: no path and no URL
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
-def settings_of(
+def taken_from(
     kind: type, recorded: Mapping[str, Any], given: Collection[str], source: Path
 ) -> dict[str, Any]:
     """The settings of this kind in the manifest of `source`, except those `given` on the command
@@ -47,38 +54,43 @@ def settings_of(
     Raises a `MismatchError` for a value of another type or range, and a `UsageError` that shows
     what has to be typed.
     """
-    hints = get_type_hints(kind)
     taken: dict[str, Any] = {}
-    again: list[str] = []
-    for each in fields(kind):
-        value = recorded.get(each.name)
-        if value is None or each.name in given:
+    words: list[str] = []
+    lines: list[str] = []
+    for known in settings_of(kind):
+        value = recorded.get(known.key)
+        if value is None or value == known.nothing or known.key in given:
             continue
-        taken[each.name] = value
-        if not (_fits(value, hints[each.name]) and _in_range(value, each.metadata)):
-            raise _damaged(source, each.name, value)
-        if is_typed_only(each, value) or (each.metadata.get("path") == ADAPTER and value):
-            again += _typed(each, value)
-        elif each.metadata.get("path") == MODEL:
-            taken[each.name] = model_of(value, source, flag_of(each))
-        elif each.metadata.get("path") == DATA:
-            _check_file(value, source, each)
-        elif (
-            isinstance(value, str)
-            and "choices" not in each.metadata
-            and not _is_name(each.name, value)
-        ):
-            raise _damaged(source, each.name, value)
-    if again:
-        raise must_be_typed(source, again)
+        taken[known.key] = value
+        if not (_fits(value, known.type) and _in_range(value, known.about)):
+            raise _damaged(source, known.key, value)
+        kind_of_path = known.about.get("path")
+        if is_typed_only(known, value) or (kind_of_path == ADAPTER and value):
+            if known.is_typed:
+                words += _typed(known, value)
+            else:
+                lines.append(line_of(known, value))
+        elif kind_of_path == MODEL:
+            taken[known.key] = model_of(value, source, known.flag)
+        elif kind_of_path == DATA:
+            _check_file(value, source, known)
+        elif isinstance(value, str) and "choices" not in known.about and not _is_name(known, value):
+            raise _damaged(source, known.key, value)
+    if words or lines:
+        raise must_be_typed(source, words, lines)
     return taken
 
 
-def must_be_typed(source: Path, words: list[str]) -> UsageError:
-    """The error for settings that a manifest has but must not set."""
+def must_be_typed(source: Path, words: Sequence[str], lines: Sequence[str] = ()) -> UsageError:
+    """The error for settings that a manifest has but must not set: words to type, and lines of a
+    file for what has no flag.
+    """
+    shown = [quoted(*words)] * bool(words) + list(lines)
+    ways = ["add these words to your command"] * bool(words)
+    ways += ["write this into a file that --config names"] * bool(lines)
     return UsageError(
-        f"{source} was recorded with {quoted(*words)}. A manifest starts no code, asks no host "
-        "and loads no adapter: if you trust what it names, add these words to your command."
+        f"{source} was recorded with {'; '.join(shown)}. A manifest starts no code, asks no host "
+        f"and loads no adapter: if you trust what it names, {' and '.join(ways)}."
     )
 
 
@@ -104,11 +116,11 @@ def model_of(name: Any, source: Path, flag: str) -> str:
     )
 
 
-def adapter_of(typed: str | None, recorded: Any, source: Path, flag: str) -> str | None:
-    """The adapter that was typed; a `UsageError` if only the manifest names one."""
-    if not typed and recorded:
-        raise must_be_typed(source, [flag, str(recorded)])
-    return typed
+def adapter_of(given: str | None, recorded: Any, source: Path, key: str) -> str | None:
+    """The adapter that was given; a `UsageError` if only the manifest names one."""
+    if not given and recorded:
+        raise must_be_typed(source, (), [f"{key} = {toml(str(recorded))}"])
+    return given
 
 
 def engine_arguments(arguments: Any, given: Collection[str], source: Path) -> dict[str, Any]:
@@ -122,7 +134,7 @@ def engine_arguments(arguments: Any, given: Collection[str], source: Path) -> di
     taken = {name: value for name, value in recorded.items() if name not in given}
     unlisted = {name: value for name, value in taken.items() if not is_listed(name, value)}
     if unlisted:
-        raise must_be_typed(source, typed_again(unlisted))
+        raise must_be_typed(source, spelled(unlisted))
     return taken
 
 
@@ -165,16 +177,10 @@ def attention_of(section: Mapping[str, Any], source: Path) -> str | None:
     return name
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def _fits(value: Any, kind: Any) -> bool:
     """Whether a value read from JSON has the type of a setting; numbers and lists may stand for
     others.
     """
-    kinds = (
-        [part for part in get_args(hint) if part is not NoneType]
-        if NoneType in get_args(hint)
-        else [hint]
-    )
-    (kind,) = kinds
     if get_origin(kind) in (list, tuple):
         item = get_args(kind)[0]
         return isinstance(value, list | tuple) and all(_fits(each, item) for each in value)
@@ -189,26 +195,26 @@ def _in_range(value: Any, limits: Mapping[str, Any]) -> bool:
     """
     if not isinstance(value, int | float):
         return True
-    return bool(limits.get("min", value) <= value <= limits.get("max", value))
+    return bool(limits.get("least", value) <= value <= limits.get("most", value))
 
 
-def _is_name(name: str, value: str) -> bool:
-    if name == "served_model":
+def _is_name(known: Setting, value: str) -> bool:
+    if known.key == "served_model":
         return not value or is_name_on_server(value)
     return _NAME.fullmatch(value) is not None and "://" not in value
 
 
-def _check_file(value: str, source: Path, setting: Field[Any]) -> None:
+def _check_file(value: str, source: Path, known: Setting) -> None:
     """A file or folder of this machine, or the name of a data set, which is read from the hub's
     cache.
     """
     if "://" in value:
-        raise must_be_typed(source, _typed(setting, value))
+        raise must_be_typed(source, _typed(known, value))
     if (Path(value) / "config.json").is_file():  # `bisect MODEL`: what it searches is probed first
-        model_of(value, source, flag_of(setting))
+        model_of(value, source, known.flag)
     elif not os.path.isabs(value) and not Path(value).exists():
         if not _HUB_NAME.fullmatch(value):
-            raise _damaged(source, setting.name, value)
+            raise _damaged(source, known.key, value)
         keep_off_the_hub()
 
 
@@ -222,9 +228,9 @@ def keep_off_the_hub() -> None:
     huggingface_hub.constants.HF_HUB_OFFLINE = True
 
 
-def _typed(setting: Field[Any], value: Any) -> list[str]:
+def _typed(known: Setting, value: Any) -> list[str]:
     """The words that type this value; a flag that can be repeated once for each item."""
-    flag = [] if setting.metadata.get("argument") else [flag_of(setting)]
+    flag = [] if known.about.get("argument") else [known.words]
     values = value if isinstance(value, list | tuple) else [value]
     return [word for each in values for word in (*flag, str(each))]
 

@@ -104,20 +104,22 @@ def check_room(config: ProbeConfig, vocabulary: int, run_folder: Path) -> None:
     Raises a `MismatchError` that says what to type, or a `UsageError` for an engine without full
     distributions.
     """
-    tokens, count = config.sampling.max_tokens, config.full_divergence
-    needed = full_bytes(config.engine, vocabulary, tokens)
-    limit = (config.full_divergence_memory or 0) * _GIB or _SHARE_OF_FREE_MEMORY * _free_memory()
+    tokens, count = config.sampling.max_tokens, config.kept.full_divergence
+    needed = full_bytes(config.engine.name, vocabulary, tokens)
+    limit = (
+        config.kept.full_divergence_memory or 0
+    ) * _GIB or _SHARE_OF_FREE_MEMORY * _free_memory()
     if needed > limit:
         given = (
             "--full-divergence-memory is"
-            if config.full_divergence_memory
+            if config.kept.full_divergence_memory
             else "half of the free memory is"
         )
         fitting = int(tokens * limit / needed)
         shorter = f"--max-tokens {fitting} would fit; " if fitting else ""
         raise MismatchError(
             f"--full-divergence: {tokens} tokens × a vocabulary of {vocabulary} would take "
-            f"{needed / _GIB:.1f} GiB of memory in {config.engine}, and {given} "
+            f"{needed / _GIB:.1f} GiB of memory in {config.engine.name}, and {given} "
             f"{limit / _GIB:.1f} GiB. {shorter}--engine hf keeps one token at a time; "
             f"--full-divergence-memory {needed / _GIB + 0.1:.1f} allows it."
         )

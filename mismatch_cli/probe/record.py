@@ -48,14 +48,14 @@ def record(
     """
     prepare_imports()
     folder = run_folder / "trace"
-    threads = set_threads(config.threads, config.model)
+    threads = set_threads(config.cpu.threads, config.engine.model)
     manifest = manifest | {
         "config": config.to_json(),
         "top_logprobs": config.top_logprobs,
         "threads": threads,
     }
     manifest["libraries"] = library_versions()
-    distributions = Distributions(run_folder / "distributions", config.full_divergence)
+    distributions = Distributions(run_folder / "distributions", config.kept.full_divergence)
     check_unchanged(config, manifest)  # reports a missing adapter before an hour of sampling
     if not ranks.world.told(is_sampled(folder, manifest)):
         manifest = _sample(config, run_folder, manifest, distributions, progress, ranks)
@@ -72,12 +72,12 @@ def _sample(
     progress: Progress,
     ranks: Ranks,
 ) -> dict[str, Any]:
-    tokenizer = load_tokenizer(config.model)
+    tokenizer = load_tokenizer(config.engine.model)
     problems = load_problems(config.prompt_source)
     if full := distributions.count > 0:
-        check_room(config, vocabulary_of(config.model, tokenizer), run_folder)
-    if config.scorer != config.model:
-        check_model_folder(config.scorer)  # before an hour of sampling, not after it
+        check_room(config, vocabulary_of(config.engine.model, tokenizer), run_folder)
+    if config.scoring_model != config.engine.model:
+        check_model_folder(config.scoring_model)  # before an hour of sampling, not after it
     fresh = "shards" not in manifest
     with loaded_sampler(
         config, run_folder, problems, tokenizer, progress, fresh=fresh, full=full, ranks=ranks
@@ -106,10 +106,10 @@ def _score(
             if config.engine_adapter and at_rollout
             else None
         )
-        model, adapter = config.model, config.engine_adapter
+        model, adapter = config.engine.model, config.engine_adapter
         if not recomputed:
-            model, adapter = config.scorer, config.scorer_adapter
-        trainer = load_trainer(model, adapter, config, config.sampling, progress, ranks)
+            model, adapter = config.scoring_model, config.scorer_adapter
+        trainer = load_trainer(model, adapter, config.scorer, config.sampling, progress, ranks)
         if check is not None:
             manifest["adapter_check"] = check.done(trainer)
         manifest["recomputed" if recomputed else "trainer"] = trainer.describe()
@@ -120,12 +120,12 @@ def _score(
             score_shard,
             trainer=trainer,
             scoring=scoring,
-            token_budget=config.token_budget,
+            token_budget=config.scorer.token_budget,
             distributions=distributions,
-            keep_routes=config.keep_routes,
+            keep_routes=config.kept.keep_routes,
             ranks=ranks,
         )
-        score_shards(score, shards, done, config.noise_responses, progress, ranks)
+        score_shards(score, shards, done, config.scorer.noise_responses, progress, ranks)
 
 
 _RESPONSES = 32  # of the first shard
@@ -135,7 +135,7 @@ def equal_weights(config: ProbeConfig) -> bool:
     """Whether trainer and engine have the same weights: the same model, and equivalent adapters
     or none.
     """
-    return config.scorer == config.model and same_adapter(
+    return config.scoring_model == config.engine.model and same_adapter(
         config.engine_adapter, config.scorer_adapter
     )
 
@@ -171,7 +171,7 @@ class AdapterCheck:
             ScoreRequest(requests[r].prompt_ids, requests[r].response_ids) for r in rows
         ]
         self._without = self._logp(
-            load_trainer(config.model, None, config, config.sampling, progress, ranks)
+            load_trainer(config.engine.model, None, config.scorer, config.sampling, progress, ranks)
         )
 
     def done(self, trainer: Trainer) -> dict[str, Any]:
@@ -201,5 +201,5 @@ class AdapterCheck:
         }
 
     def _logp(self, trainer: Trainer) -> list[np.ndarray]:
-        scores = trainer.score(self._requests, token_budget=self._config.token_budget)
+        scores = trainer.score(self._requests, token_budget=self._config.scorer.token_budget)
         return [score.logp_T for score in scores]

@@ -19,7 +19,7 @@ from mismatch_cli.models.dealing import ALL_HERE, Ranks
 from mismatch_cli.models.loading import check_model_folder, load_tokenizer
 from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.models.torch_settings import prepare_imports, set_threads
-from mismatch_cli.probe.config import EQUAL, RescoreConfig
+from mismatch_cli.probe.config import EQUAL, RescoreConfig, trainer_json
 from mismatch_cli.probe.from_manifest import sampler_of
 from mismatch_cli.probe.rescore_plan import RescorePlan, plan_rescoring
 from mismatch_cli.probe.rollouts import Progress, is_whole
@@ -66,18 +66,20 @@ def rescore(
         progress.say(f"{source.folder} is partial, so the new trace is too: {lacks}.")
     for note in plan.notes:
         progress.say(note)
-    check_model_folder(config.scorer)
+    check_model_folder(config.scoring_model)
     _warn_of_adapters(config, source.manifest, progress)
     sampling = _sampling(config, source.manifest, progress)
     work = _Rescoring(config, source, run_folder / "trace", plan, sampling, progress)
-    threads = set_threads(config.threads, config.scorer)
+    threads = set_threads(config.cpu.threads, config.scoring_model)
     begun = "rescored" in manifest
     if begun:
         _check_unchanged(plan, manifest, source)
     done = ranks.world.told(work.done())
     if begun and all(done):
         return
-    trainer = load_trainer(config.scorer, config.scorer_adapter, config, sampling, progress, ranks)
+    trainer = load_trainer(
+        config.scoring_model, config.scorer_adapter, config.scorer, sampling, progress, ranks
+    )
     kept = {name: manifest[name] for name in ("command", "flags")}
     described = kept | work.description(trainer) | {"threads": threads}
     with ranks.first_before_others() as first:
@@ -94,7 +96,7 @@ def rescore(
         else:
             deque(tables, maxlen=0)
 
-    score_shards(score, source.shards, done, config.noise_responses, progress, ranks)
+    score_shards(score, source.shards, done, config.scorer.noise_responses, progress, ranks)
 
 
 def _warn_of_adapters(config: RescoreConfig, manifest: dict[str, Any], progress: Progress) -> None:
@@ -153,7 +155,7 @@ class _Rescoring:
             for name, count in promised.items()
         }
         return taken_over | {
-            "config": old.get("config", {}) | {"trainer": self.config.trainer_json()},
+            "config": old.get("config", {}) | {"trainer": trainer_json(self.config)},
             **{name: side for name, side in sides.items() if side},
             "equal_weights": plan.equal_weights,
             **recorded(dict(sorted(rows.items()))),
@@ -179,7 +181,7 @@ class _Rescoring:
                 temporary.write_bytes(known.read_bytes())
             return
         try:
-            tokenizer = load_tokenizer(self.config.scorer)
+            tokenizer = load_tokenizer(self.config.scoring_model)
         except MismatchError as error:
             self.progress.say(f"Tokens will be shown as numbers: {error}")
             return
@@ -199,7 +201,7 @@ class _Rescoring:
                 table,
                 trainer,
                 self.plan.score,
-                token_budget=self.config.token_budget,
+                token_budget=self.config.scorer.token_budget,
                 repeat=repeat[start : start + len(table)],
                 on_scored=on_scored,
             )

@@ -121,7 +121,7 @@ def plan_rescoring(trace: Trace, config: RescoreConfig) -> RescorePlan:
             "responses, and log π of a response depends on it. Record the prompts' token ids "
             "(prompt_ids) too."
         )
-    if config.replay_routes and source.without_routes:
+    if config.scorer.replay_routes and source.without_routes:
         raise MismatchError(
             f"{trace.folder} lacks the routes of {source.without_routes} of its {source.rows} "
             "responses, so they cannot be replayed. Record them: mismatch-cli probe --engine hf "
@@ -179,7 +179,7 @@ def _plan_trainer(
             "these."
         )
     written = ["logp_trainer", *["topk_logp_trainer"] * topk, *carried]
-    written += ["logp_trainer_repeat"] * (config.noise_responses != 0)
+    written += ["logp_trainer_repeat"] * (config.scorer.noise_responses != 0)
     strangers = sorted(source.columns - {*column_order()})
     notes += _note_of_strangers(strangers)
     replaced = (*OF_TRAINER, *OF_RECOMPUTED, *(() if carries else OF_ROUTERS), *strangers)

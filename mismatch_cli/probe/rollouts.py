@@ -97,7 +97,10 @@ class Sampler:
             else read_adapter(config.engine_adapter).facts(merged=False)
         )
         rollout = _describe(self.engine, config, manifest) | adapter
-        rows = {plan.path(folder): len(plan.problems) * config.samples_per_prompt for plan in plans}
+        rows = {
+            plan.path(folder): len(plan.problems) * config.sampler.samples_per_prompt
+            for plan in plans
+        }
         promised = recorded({path.name: count for path, count in rows.items()})
         manifest = manifest | {"rollout": rollout, "prompts": prompts} | promised
         todo = [plan for plan in plans if not is_whole(plan.path(folder), rows[plan.path(folder)])]
@@ -107,21 +110,21 @@ class Sampler:
                 write_manifest(folder, manifest)
         total = sum(rows.values())
         done = total - sum(rows[plan.path(folder)] for plan in todo)
-        with self.progress.sampling(phase, total, done, config.max_tokens) as on_finished:
+        with self.progress.sampling(phase, total, done, config.sampler.max_tokens) as on_finished:
             for plan in self.ranks.own(todo):
                 sample_shard(
                     plan,
                     self.engine,
                     self.grader,
                     folder=folder,
-                    samples_per_prompt=config.samples_per_prompt,
+                    samples_per_prompt=config.sampler.samples_per_prompt,
                     first_sample=first_sample,
-                    seed=config.seed,
+                    seed=config.sampler.seed,
                     on_finished=on_finished,
                     distributions=distributions,
                     first_response=plan.index
                     * config.prompts_per_shard
-                    * config.samples_per_prompt,
+                    * config.sampler.samples_per_prompt,
                 )
         self.ranks.world.barrier()
         return manifest
@@ -148,15 +151,15 @@ def loaded_sampler(
         grader = stack.enter_context(
             Grader(
                 tokenizer.decode,
-                reward=config.reward,
-                seconds=config.reward_seconds,
-                template=config.prompt_template,
-                answer_format=config.answer_format,
-                rule=config.grader,
+                reward=config.task.reward,
+                seconds=config.task.seconds,
+                template=config.task.template,
+                answer_format=config.task.answer_format,
+                rule=config.task.grader,
                 chat=getattr(tokenizer, "chat_template", None) is not None,
             )
         )
-        if config.reward:
+        if config.task.reward:
             # Before the engine loads: a reward function that cannot be loaded fails at once
             grader.start()
         engine = stack.enter_context(
@@ -164,7 +167,7 @@ def loaded_sampler(
         )
         context = engine.max_model_len
         encoded = encode_prompts(
-            problems, tokenizer, template=config.prompt_template, max_model_len=context
+            problems, tokenizer, template=config.task.template, max_model_len=context
         )
         with ranks.first_before_others() as first:
             if first and fresh:
@@ -181,15 +184,17 @@ def _load_engine(
     ranks: Ranks,
 ) -> Engine:
     config.check_vocabulary(vocabulary)
-    if engine_module(config.engine).REMOTE:
-        progress.say(f"Asking the server for {config.model}")
+    if engine_module(config.engine.name).REMOTE:
+        progress.say(f"Asking the server for {config.engine.model}")
     else:
-        progress.say(f"Loading {config.model} into the rollout engine ({config.engine})")
-    log_file = home_of(run_folder) / "log" / f"{config.engine}{ranks.world.suffix}.log"
+        progress.say(
+            f"Loading {config.engine.model} into the rollout engine ({config.engine.name})"
+        )
+    log_file = home_of(run_folder) / "log" / f"{config.engine.name}{ranks.world.suffix}.log"
     settings = config.engine_settings(
         log_file=log_file, full=full, say=progress.say, world=ranks.world
     )
-    return create_engine(config.engine, settings)
+    return create_engine(config.engine.name, settings)
 
 
 def _describe(engine: Engine, config: RolloutConfig, manifest: dict[str, Any]) -> dict[str, Any]:
@@ -197,7 +202,7 @@ def _describe(engine: Engine, config: RolloutConfig, manifest: dict[str, Any]) -
     began with.
     """
     described = engine.describe()
-    if engine_module(config.engine).REMOTE:
+    if engine_module(config.engine.name).REMOTE:
         for name, before in manifest.get("rollout", {}).items():
             now = described.get(name)
             # The server does not report these
@@ -245,11 +250,11 @@ def describe_prompts(
     before = manifest.get("prompts", {}).get("digest", digest)
     if before != digest:
         raise MismatchError(
-            f"{config.prompts} has changed since this run began, so it cannot be resumed. "
+            f"{config.problems.source} has changed since this run began, so it cannot be resumed. "
             "Start again in another --output, or with --force."
         )
     return {
-        "source": config.prompts,
+        "source": config.problems.source,
         "count": len(encoded.problems),
         "template": encoded.template,
         "skipped": encoded.skipped,

@@ -60,15 +60,18 @@ def load_trainer(
 ) -> Trainer:
     """The trainer of these settings: a model, with an adapter or without."""
     with_adapter = "" if adapter is None else f" with the adapter {adapter}"
-    progress.say(f"Loading {model}{with_adapter} into the trainer ({settings.trainer_dtype})")
+    progress.say(f"Loading {model}{with_adapter} into the trainer ({settings.dtype})")
     trainer = Trainer.load(
         model,
-        dtype=settings.trainer_dtype,
+        dtype=settings.dtype,
         attn_implementation=settings.attn,
         sampling=sampling,
         adapter=adapter,
         sharding=ranks.sharding,
-        **settings.named("float32_head", "device_map", "merge_adapter", "replay_routes"),
+        float32_head=settings.float32_head,
+        device_map=settings.device_map,
+        merge_adapter=settings.merge_adapter,
+        replay_routes=settings.replay_routes,
     )
     if warned := warning(trainer.describe()):
         progress.say(warned)

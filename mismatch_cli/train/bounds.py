@@ -70,7 +70,7 @@ def references(
     rows = list(at)
     requests = [ScoreRequest.of(rollouts[row]) for row in rows]
     by_row: dict[int, FullReference] = {}
-    for batch in padded(micro_batches(requests, config.token_budget, trainer.packed), world):
+    for batch in padded(micro_batches(requests, config.scorer.token_budget, trainer.packed), world):
         members = [requests[i] for i in batch] or [NOTHING]
         places = [at[rows[i]] for i in batch]
         for i, reference in zip(batch, _read(trainer, sampling, members, places), strict=True):

@@ -59,7 +59,7 @@ def with_other_problems(run: Run, step: Step) -> Step:
 
 
 def _sampled_step(run: Run, problems: list[Posed], step: int) -> Step:
-    samples = run.config.samples_per_prompt
+    samples = run.config.sampler.samples_per_prompt
     posed = [p for p in run.share(problems) for _ in range(samples)]
     return run.graded(step, posed, run.sample(posed, step, samples))
 
@@ -70,7 +70,7 @@ def _of_all_ranks(run: Run, step: Step) -> list[Group]:
     """
     return [
         group
-        for part in run.world.gather(list(_groups(step, run.config.samples_per_prompt)))
+        for part in run.world.gather(list(_groups(step, run.config.sampler.samples_per_prompt)))
         for group in part
     ]
 

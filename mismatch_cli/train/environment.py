@@ -54,7 +54,7 @@ class Playing:
         ]
 
 
-def check_environment(where: str) -> None:
+def check_environment(where: str | None) -> None:
     """Load an environment once, so that its errors show before the run starts; does nothing
     without one.
     """

@@ -57,7 +57,7 @@ class Episodes:
     ) -> None:
         self._engine, self._environments, self._tokenizer = engine, environments, tokenizer
         self._config, self._world = config, world
-        self._turns = Turns(tokenizer, config.prompt_template)
+        self._turns = Turns(tokenizer, config.task.template)
 
     def play(
         self,
@@ -71,7 +71,7 @@ class Episodes:
         Playing a step again gives the same episodes.
         """
         episodes = self._begun(problems, step, samples)
-        for turn in range(self._config.max_turns):
+        for turn in range(self._config.turns.max_turns):
             running = [episode for episode in episodes if not episode.ended]
             # Ranks may share an engine, and all of them must call it
             if not any(self._world.gather(bool(running))):
@@ -85,7 +85,7 @@ class Episodes:
         config = self._config
         names = [(step, p.prompt_id, place % samples, place) for place, p in enumerate(problems)]
         # One seed for all episodes of a problem: their rewards are compared.
-        seeds = [sample_seed(config.seed, problem.prompt_id, 0) for problem in problems]
+        seeds = [sample_seed(config.sampler.seed, problem.prompt_id, 0) for problem in problems]
         playing = [starting(*start) for start in zip(names, seeds, problems, strict=True)]
         said = self._environments.begin(playing)
         first = [
@@ -94,7 +94,7 @@ class Episodes:
         for place, observation in enumerate(said):
             if (known := first[place // samples]).prompt != observation:
                 raise MismatchError(
-                    f"--environment {config.environment} is not deterministic: reset with the "
+                    f"--environment {config.turns.environment} is not deterministic: reset with the "
                     f"same seed and problem returned {str(known.prompt)[:_SHOWN]!r} and "
                     f"{str(observation)[:_SHOWN]!r}, so rewards cannot be compared. Draw "
                     "everything in reset from its seed."
@@ -112,15 +112,15 @@ class Episodes:
         encoded = encode_prompts(
             problems,
             self._tokenizer,
-            template=config.prompt_template,
+            template=config.task.template,
             max_model_len=self._engine.max_model_len,
-            max_prompt=config.max_prompt_tokens,
+            max_prompt=config.problems.max_prompt_tokens,
         )
         if encoded.skipped:
             skipped = encoded.skipped[0]
             which = prompt_ids[skipped["prompt_id"]]
             raise MismatchError(
-                f"--environment {self._config.environment}: the first observation of problem "
+                f"--environment {self._config.turns.environment}: the first observation of problem "
                 f"{which} cannot be a prompt: {skipped['reason']}. Make it shorter."
             )
         return encoded.prompt_ids
@@ -128,13 +128,13 @@ class Episodes:
     def _room(self, episode: _Running) -> int:
         """How many more tokens its response may have."""
         context = self._engine.max_model_len - len(episode.prompt_ids)
-        return min(self._config.max_tokens, context) - len(episode.said)
+        return min(self._config.sampler.max_tokens, context) - len(episode.said)
 
     def _speak(
         self, running: Sequence[_Running], turn: int, sampling: SamplingSettings | None
     ) -> None:
         """Sample a turn of each; one that ran out of room ends its episode."""
-        if not running and self._config.tensor_parallel == 1:
+        if not running and self._config.engine.tensor_parallel == 1:
             return
         requests = [self._request(episode, turn, sampling) for episode in running]
         prompts = [episode.playing.name[1] for episode in running]
@@ -147,8 +147,10 @@ class Episodes:
 
     def _request(self, episode: _Running, turn: int, sampling: SamplingSettings | None) -> Request:
         step, prompt_id, sample, _ = episode.playing.name
-        seed = sample_seed(self._config.seed, prompt_id, sample, step, turn)
-        longest = min(self._room(episode), self._config.turn_tokens or self._config.max_tokens)
+        seed = sample_seed(self._config.sampler.seed, prompt_id, sample, step, turn)
+        longest = min(
+            self._room(episode), self._config.turns.turn_tokens or self._config.sampler.max_tokens
+        )
         return Request(episode.prompt_ids + episode.said, seed, sampling, longest)
 
     def _answer(self, running: Sequence[_Running]) -> None:
@@ -160,7 +162,7 @@ class Episodes:
         going = []
         for episode, outcome in zip(running, outcomes, strict=True):
             # The step timed out, or was the last
-            last = outcome is None or episode.turns == self._config.max_turns
+            last = outcome is None or episode.turns == self._config.turns.max_turns
             episode.reward += 0.0 if outcome is None else outcome.reward
             episode.ended = "stop" if outcome and outcome.done else "length" if last else ""
             if outcome and not episode.ended:

@@ -17,9 +17,13 @@ if TYPE_CHECKING:
 
 def evaluation_sampling(config: TrainConfig) -> SamplingSettings:
     """The sampling settings of training, except those that evaluations set themselves."""
-    training = SamplingSettings(temperature=config.temperature, max_tokens=config.max_tokens)
+    training = SamplingSettings(
+        temperature=config.sampler.temperature, max_tokens=config.sampler.max_tokens
+    )
     return replace(
-        training, temperature=config.eval_temperature or config.temperature, top_p=config.eval_top_p
+        training,
+        temperature=config.evaluation.temperature or config.sampler.temperature,
+        top_p=config.evaluation.top_p,
     )
 
 
@@ -33,13 +37,13 @@ def evaluate(run: Run, step: int) -> Record:
     posed = [
         p
         for p in run.share([p for ps in sets.values() for p in ps])
-        for _ in range(config.eval_samples)
+        for _ in range(config.evaluation.samples)
     ]
     # Numbers below 1 have seeds that no training step uses.
     with run.newest_weights():
-        rollouts = run.sample(posed, -step, config.eval_samples, evaluation_sampling(config))
+        rollouts = run.sample(posed, -step, config.evaluation.samples, evaluation_sampling(config))
     reward_S = np.concatenate(run.world.gather(run.grade(posed, rollouts)))
-    ends = np.cumsum([config.eval_samples * len(problems) for problems in sets.values()])[:-1]
+    ends = np.cumsum([config.evaluation.samples * len(problems) for problems in sets.values()])[:-1]
     found = {
         name: mean_reward(part_S.astype(np.float64))
         for name, part_S in zip(sets, np.split(reward_S, ends), strict=True)

@@ -153,7 +153,7 @@ class Learner:
         """The factor for the tokens of each response, given the whole minibatch."""
         lengths = self._world.gather(length_S)
         scale_S = response_scale(
-            self._config.aggregation, np.concatenate(lengths), self._config.max_tokens
+            self._config.aggregation, np.concatenate(lengths), self._config.sampler.max_tokens
         )
         first = sum(map(len, lengths[: self._world.rank]))
         return scale_S[first : first + len(length_S)]
@@ -164,7 +164,7 @@ class Learner:
             return samples
         with self.average.in_place():
             scores = self.trainer.score(
-                list(map(_request, samples)), token_budget=self._config.token_budget
+                list(map(_request, samples)), token_budget=self._config.scorer.token_budget
             )
         return [
             replace(s, logp_average_T=score.logp_T)
@@ -183,7 +183,7 @@ class Learner:
                 i for i, sample in enumerate(samples) if (acts or sample.advantage != 0) == learns
             ]
             requests = [_request(samples[i]) for i in chosen]
-            batches = micro_batches(requests, self._config.token_budget, self.trainer.packed)
+            batches = micro_batches(requests, self._config.scorer.token_budget, self.trainer.packed)
             for batch in padded(batches, self._world):
                 places = [chosen[i] for i in batch]
                 yield _MicroBatch(learns, places, [samples[i] for i in places], scale_S[places])
@@ -310,7 +310,9 @@ class Learner:
             if self.loss_scale.enabled:
                 master.grad.div_(self.loss_scale.value)
         return float(
-            whole(torch.nn.utils.clip_grad_norm_(self._masters, self._config.max_grad_norm))
+            whole(
+                torch.nn.utils.clip_grad_norm_(self._masters, self._config.optimiser.max_grad_norm)
+            )
         )
 
     def _step(self) -> None:
@@ -368,10 +370,10 @@ class Learner:
 def _adam(weights: Sequence[Tensor], config: TrainConfig, fused: bool | None) -> torch.optim.AdamW:
     return torch.optim.AdamW(
         weights,
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        eps=config.adam_eps,
-        weight_decay=config.weight_decay,
+        lr=config.optimiser.learning_rate,
+        betas=(config.optimiser.beta1, config.optimiser.beta2),
+        eps=config.optimiser.epsilon,
+        weight_decay=config.optimiser.weight_decay,
         fused=fused,
     )
 

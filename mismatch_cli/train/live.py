@@ -63,7 +63,8 @@ class Pace:
 
     def __init__(self, config: TrainConfig) -> None:
         self._steps = config.steps
-        self._every = {"evaluate": config.eval_every, "checkpoint": config.checkpoint_every}
+        every = {"evaluate": config.evaluation.every, "checkpoint": config.checkpoint_every}
+        self._every = {name: steps for name, steps in every.items() if steps}
         self._done: list[Mapping[str, float]] = []
         self._before = 0  # steps before the first one seen
 
@@ -151,7 +152,7 @@ class TrainingView:
         step, steps = self.records[-1]["step"], self._config.steps
         rewards = [record["reward"] for record in self.records[-LAST:]]
         accuracy = self._evaluated()[-1:]
-        pieces = [f"{visible(self._config.algorithm)} seed {self._config.seed}: "]
+        pieces = [f"{visible(self._config.algorithm)} seed {self._config.sampler.seed}: "]
         pieces[0] += (
             f"reward {number(_mean(rewards))}"
             if step == steps
@@ -180,7 +181,8 @@ class TrainingView:
 
         run_of_runs = f" · run {self._number} of {self._runs}" if self._runs > 1 else ""
         return Text.assemble(
-            (visible(self._config.algorithm), "bold"), f" · seed {self._config.seed}{run_of_runs}"
+            (visible(self._config.algorithm), "bold"),
+            f" · seed {self._config.sampler.seed}{run_of_runs}",
         )
 
     def _start_up(self, width: int) -> list[Text]:
@@ -199,8 +201,8 @@ class TrainingView:
     def _doing(self, phase: str) -> str:
         config = self._config
         return _DOING[phase].format(
-            engine=visible(config.engine),
-            responses=config.prompts_per_step * config.samples_per_prompt,
+            engine=visible(config.engine.name),
+            responses=config.prompts_per_step * config.sampler.samples_per_prompt,
         )
 
     def _bar(self, width: int) -> list[Text]:
@@ -232,7 +234,9 @@ class TrainingView:
     def _measures(self) -> list[tuple[int, Curve]]:
         """The metrics that are drawn over the steps, each with its rank."""
         config, rewards = self._config, [record["reward"] for record in self.records]
-        over = -(-_SMOOTHED_OVER // max(1, config.prompts_per_step * config.samples_per_prompt))
+        over = -(
+            -_SMOOTHED_OVER // max(1, config.prompts_per_step * config.sampler.samples_per_prompt)
+        )
         smooth = [_mean(rewards[max(0, end - over) : end]) for end in range(1, len(rewards) + 1)]
         over = min(over, len(rewards))
         note = f"mean of {over} steps" if over > 1 else ""

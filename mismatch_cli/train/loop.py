@@ -43,7 +43,7 @@ def train(
         done, seconds = run.restore() if resume else None, _Seconds(on_phase)
         # at the start too: the engine may have read the model in a different precision
         run.load_weights((done or 0) + 1, at_start=True)
-        if done is None and config.eval_every:
+        if done is None and config.evaluation.every:
             with seconds("evaluate"):
                 evaluate_before(run)
         for step in range((done or 0) + 1, config.steps + 1):
@@ -64,7 +64,7 @@ def train(
             with seconds("record"):
                 record = run.record(current) | proof
             last = step == config.steps
-            if last or (config.eval_every and step % config.eval_every == 0):
+            if last or (config.evaluation.every and step % config.evaluation.every == 0):
                 with seconds("evaluate"):
                     record |= evaluate(run, step)
             run.write(record | {"seconds": seconds.spent})
@@ -87,9 +87,13 @@ def _sampled(run: Run, step: int, seconds: Callable[[str], AbstractContextManage
     sampling.
     """
     config = run.config
-    posed = [p for p in run.share(run.task.of_step(step)) for _ in range(config.samples_per_prompt)]
+    posed = [
+        p
+        for p in run.share(run.task.of_step(step))
+        for _ in range(config.sampler.samples_per_prompt)
+    ]
     with seconds("sample"):
-        rollouts = run.sample(posed, step, config.samples_per_prompt)
+        rollouts = run.sample(posed, step, config.sampler.samples_per_prompt)
     with seconds("grade"):
         current = run.graded(step, posed, rollouts)
     if config.dynamic_sampling:

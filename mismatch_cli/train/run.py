@@ -101,18 +101,18 @@ class Run:
         self._has_model = False
         # Responses so far that state an answer, and that end without one
         self._answers, self._warned_of_answers = (0, 0), False
-        self._threads = set_threads(config.threads or None, config.model)
+        self._threads = set_threads(config.cpu.threads or None, config.engine.model)
         algorithm = find(config.algorithm, training=True)
         # An unknown name fails first
-        response_scale(config.aggregation, np.ones(1), config.max_tokens)
+        response_scale(config.aggregation, np.ones(1), config.sampler.max_tokens)
         sentence = unpublished(algorithm, config.aggregation)
         if sentence:
             say(sentence)
         self._sampling = SamplingSettings(
-            temperature=config.temperature, max_tokens=config.max_tokens
+            temperature=config.sampler.temperature, max_tokens=config.sampler.max_tokens
         )
         check_ranks(config, world.size)
-        self._tokenizer = load_tokenizer(config.model)
+        self._tokenizer = load_tokenizer(config.engine.model)
         # First: errors in the data are reported before a model loads
         self.task = Task(config, self._tokenizer)
         self._check_same()
@@ -120,7 +120,7 @@ class Run:
         settings = engine_settings(
             config, self._sampling, algorithm.needs_top_k, run_folder, say, world
         )
-        self.engine: Engine = create_engine(config.engine, settings)
+        self.engine: Engine = create_engine(config.engine.name, settings)
         try:
             self._on_phase("trainer")
             self._load(algorithm)
@@ -145,28 +145,28 @@ class Run:
         for sentence in self.task.left_out:
             self.say(sentence)
         trainer = Trainer.load(
-            config.model,
+            config.engine.model,
             sampling=self._sampling,
-            dtype=config.trainer_dtype,
-            attn_implementation=config.attn or None,
-            sharding=Sharding(self.world, True, config.cpu_offload)
+            dtype=config.scorer.dtype,
+            attn_implementation=config.scorer.attn or None,
+            sharding=Sharding(self.world, True, config.scorer.cpu_offload)
             if self.world.size > 1
             else None,
-            replay_routes=config.replay_routes,
+            replay_routes=config.scorer.replay_routes,
         )
-        if config.gradient_checkpointing:
+        if config.scorer.gradient_checkpointing:
             checkpoint_layers(trainer.model)
         scored = trainer.describe()
         for sentence in filter(None, (warning(scored), rescaled(self.engine.describe(), scored))):
             self.say(sentence)
         self.lora = weights = None
-        if config.lora:
+        if config.lora.wanted:
             self.lora = start_lora(
                 trainer.model,
-                rank=config.lora_rank,
-                alpha=config.lora_alpha,
-                targets=config.lora_targets,
-                seed=config.seed,
+                rank=config.lora.rank,
+                alpha=config.lora.alpha,
+                targets=config.lora.targets,
+                seed=config.sampler.seed,
             )
             weights = Merged(trainer.model)
         self.learner = Learner(trainer, algorithm, self._sampling, config, self.world)
@@ -174,19 +174,21 @@ class Run:
 
     def _weight_sync(self, trainer: Trainer, weights: Merged | None) -> WeightSync:
         config = self.config
-        remote = engine_module(config.engine).REMOTE  # a server decides on its own dtype
-        dtypes = config.trainer_dtype, config.rollout_dtype, config.kv_cache_dtype
+        remote = engine_module(config.engine.name).REMOTE  # a server decides on its own dtype
+        dtypes = config.scorer.dtype, config.engine.dtype, config.engine.kv_cache_dtype
         dtype, why = dtype_of_weights(self.engine)
         if why:
             self.say(why)
-        responses = len(self.world.share(config.prompts_per_step)) * config.samples_per_prompt
+        responses = (
+            len(self.world.share(config.prompts_per_step)) * config.sampler.samples_per_prompt
+        )
         return WeightSync(
             self.engine,
             trainer,
             exact=dtypes == ("float32", "float32", "auto") and not remote,
-            token_budget=config.token_budget,
+            token_budget=config.scorer.token_budget,
             dtype=dtype,
-            reads=can(config.engine, "OPEN") and dtype is not None,
+            reads=can(config.engine.name, "OPEN") and dtype is not None,
             every=steps_between_checks(responses, config.epochs),
             weights=weights,
             world=self.world,
@@ -268,7 +270,7 @@ class Run:
             episodes = Episodes(self.engine, environments, self._tokenizer, self.config, self.world)
             return episodes.play([p.problem for p in posed], step, samples, sampling)
         seeds = [
-            sample_seed(self.config.seed, p.problem.prompt_id, i % samples, step)
+            sample_seed(self.config.sampler.seed, p.problem.prompt_id, i % samples, step)
             for i, p in enumerate(posed)
         ]
         requests = [
@@ -291,7 +293,7 @@ class Run:
         advantage_S = np.nan_to_num(
             group_mean_advantages(reward_S, np.array([p.problem.prompt_id for p in posed]))
         )
-        index = [i % self.config.samples_per_prompt for i in range(len(posed))]
+        index = [i % self.config.sampler.samples_per_prompt for i in range(len(posed))]
         version = self.learner.past.version(self.learner.version)
         return Step(step, version, posed, index, rollouts, reward_S, advantage_S)
 
@@ -304,7 +306,7 @@ class Run:
             return None
         requests = list(map(ScoreRequest.of, step.rollouts))
         with self.learner.past.in_place():
-            return self.learner.trainer.score(requests, token_budget=config.token_budget)
+            return self.learner.trainer.score(requests, token_budget=config.scorer.token_budget)
 
     def references(self, step: Step) -> dict[int, FullReference]:
         """What a few tokens of the step are compared with; nothing if all updates are made at the
@@ -341,15 +343,18 @@ class Run:
         A rule that looks at all samples of a prompt needs them in the same minibatch.
         """
         config, problems = self.config, self.world.share(self.config.prompts_per_step)
-        responses = config.prompts_per_step * config.samples_per_prompt
+        responses = config.prompts_per_step * config.sampler.samples_per_prompt
         local = range(
-            problems.start * config.samples_per_prompt, problems.stop * config.samples_per_prompt
+            problems.start * config.sampler.samples_per_prompt,
+            problems.stop * config.sampler.samples_per_prompt,
         )
         batches = []
         for epoch in range(self.config.epochs):
-            together = config.samples_per_prompt if self.learner.algorithm.looks_at_groups else 1
+            together = (
+                config.sampler.samples_per_prompt if self.learner.algorithm.looks_at_groups else 1
+            )
             order = list(range(responses // together))
-            random.Random(f"{self.config.seed}/{step}/{epoch}").shuffle(order)
+            random.Random(f"{self.config.sampler.seed}/{step}/{epoch}").shuffle(order)
             parts = (
                 np.ravel(part[:, None] * together + np.arange(together))
                 for part in np.array_split(order, config.minibatches)
@@ -442,7 +447,7 @@ class Run:
         """Warn once if most responses graded since the last step state no answer: their reward
         is 0 for that, not for a wrong one.
         """
-        counts_answers = needs_answer(self.config.reward) and not self.config.environment
+        counts_answers = needs_answer(self.config.task.reward) and not self.config.turns.environment
         if self._warned_of_answers or not counts_answers:
             return
         stated, unstated = (
@@ -451,7 +456,7 @@ class Run:
         self._answers = answers
         if stated == 0:
             truncated = int(responses.truncated_S.sum())
-            self.say(no_answers(len(responses.reward_S), truncated, self.config.max_tokens))
+            self.say(no_answers(len(responses.reward_S), truncated, self.config.sampler.max_tokens))
         elif unstated > stated:
             self.say(without_answer(unstated, stated + unstated))
         self._warned_of_answers = stated == 0 or unstated > stated
@@ -495,7 +500,9 @@ class Run:
             )
             if not self.world.first:
                 return
-            trained = load_causal_lm(self.config.model, self.config.trainer_dtype, device_map="cpu")
+            trained = load_causal_lm(
+                self.config.engine.model, self.config.scorer.dtype, device_map="cpu"
+            )
             trained.load_state_dict(state)
         with replacing_folder(self.folder / "model") as temporary:
             trained.save_pretrained(temporary)
@@ -519,9 +526,13 @@ class Run:
             "command": "train",
             "rollout": self.engine.describe(),
             "trainer": self.learner.trainer.describe() | self._adapter_facts(),
-            "config": {"sampling": dict(sampling), "seed": self.config.seed},
+            "config": {"sampling": dict(sampling), "seed": self.config.sampler.seed},
             "algorithm": self.config.algorithm,
-            **({"environment": self.config.environment} if self.config.environment else {}),
+            **(
+                {"environment": self.config.turns.environment}
+                if self.config.turns.environment
+                else {}
+            ),
             "libraries": library_versions(),
             "threads": self._threads,
         }
@@ -535,8 +546,8 @@ class Run:
             return {}
         return {
             "adapter": "in training",
-            "adapter_rank": config.lora_rank,
-            "adapter_alpha": config.lora_alpha,
+            "adapter_rank": config.lora.rank,
+            "adapter_alpha": config.lora.alpha,
             "adapter_targets": ", ".join(target_names(vars(self.lora.peft_config["default"]))),
             "adapter_merged": False,
         }

@@ -60,7 +60,7 @@ def train_apart(
                 "--algorithm",
                 config.algorithm,
                 "--seed",
-                str(config.seed),
+                str(config.sampler.seed),
                 *_name(context, folder),
             ),
             Path.cwd(),

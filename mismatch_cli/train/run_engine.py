@@ -22,34 +22,42 @@ def engine_settings(
     world: World,
 ) -> EngineSettings:
     """The settings for this rank's engine; `folder` is that of the run."""
-    module, context = engine_module(config.engine), _context_length(config)
+    module, context = engine_module(config.engine.name), _context_length(config)
     if module.REMOTE:  # dtypes and the like are decided when the servers start
-        named = {"url": config.engine_url, "served_model": config.served_model, **context}
+        named = {"url": config.engine.url, "served_model": config.engine.served_model, **context}
         return EngineSettings(
-            config.model,
+            config.engine.model,
             sampling,
             top_k,
-            seed=config.seed,
+            seed=config.sampler.seed,
             extra={k: v for k, v in named.items() if v},
             say=say,
             world=world,
-            weights_folder=Path(config.weights_folder or folder / "weights"),
-            weight_transfer=config.weight_transfer,
+            weights_folder=Path(config.engine.weights_folder or folder / "weights"),
+            weight_transfer=config.engine.weight_transfer,
         )
     extra = context
-    if config.kv_cache_dtype != "auto":
-        extra["kv_cache_dtype"] = config.kv_cache_dtype
+    if config.engine.kv_cache_dtype is not None:
+        extra["kv_cache_dtype"] = config.engine.kv_cache_dtype
     # The trainer is on the same device
     if module.MEMORY_SHARE is not None and torch.cuda.is_available():
-        extra[module.MEMORY_SHARE] = config.engine_memory
-    log = folder / "log" / f"{config.engine}{world.suffix}.log"
-    settings = (config.model, sampling, top_k, config.rollout_dtype, config.seed, log, extra)
+        extra[module.MEMORY_SHARE] = config.engine.memory
+    log = folder / "log" / f"{config.engine.name}{world.suffix}.log"
+    settings = (
+        config.engine.model,
+        sampling,
+        top_k,
+        config.engine.dtype,
+        config.sampler.seed,
+        log,
+        extra,
+    )
     return EngineSettings(
         *settings,
         world=world,
-        tensor_parallel=config.tensor_parallel,
+        tensor_parallel=config.engine.tensor_parallel,
         sleeps=torch.cuda.is_available(),
-        routes=config.replay_routes,
+        routes=config.scorer.replay_routes,
     )
 
 

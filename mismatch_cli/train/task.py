@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.base.numbers import things
-from mismatch_cli.base.options import default_of, flag_of
+from mismatch_cli.base.options import flat, settings_of
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.engines import check_returns_routes, engine_module
 from mismatch_cli.models.loading import check_attention, check_model_folder, known_vocabulary
@@ -32,7 +32,7 @@ from mismatch_cli.probe.tasks.prompts import (
 from mismatch_cli.probe.tasks.rewards import check_reward
 from mismatch_cli.probe.tasks.source_rows import is_local
 from mismatch_cli.train.environment import Environments, check_environment
-from mismatch_cli.train.train_config import TrainConfig
+from mismatch_cli.train.train_config import EnvironmentSettings, TrainConfig
 
 _EPISODES = "episodes"  # the name of the evaluation set that an environment generates
 
@@ -52,10 +52,10 @@ def evaluation_sets(config: TrainConfig) -> dict[str, tuple[str, str]]:
     A set is named after its file, or the last part of its name on the hub; a second one of that
     name gets a number.
     """
-    listed = config.eval_dataset
+    listed = config.evaluation.dataset or ""
     is_one = Path(listed).expanduser().is_file()  # a file may have commas in its name
     locations = [listed] if is_one else [part.strip() for part in listed.split(",") if part.strip()]
-    splits = [part.strip() for part in config.eval_split.split(",")]
+    splits = [part.strip() for part in config.evaluation.split.split(",")]
     if len(splits) == 1:
         splits *= len(locations)
     if len(splits) != len(locations):
@@ -76,20 +76,22 @@ def _name_of(location: str) -> str:
     return path.stem if is_local(location) else path.name
 
 
-def _load(config: TrainConfig, location: str, split: str, limit: int) -> tuple[list[Problem], int]:
+def _load(
+    config: TrainConfig, location: str, split: str, limit: int | None
+) -> tuple[list[Problem], int]:
     """The problems that can be graded, and the number of all."""
     source = PromptSource(
         location,
-        config.prompt_field or None,
-        config.answer_field or None,
+        config.problems.prompt_field,
+        config.problems.answer_field,
         split,
-        limit=limit or None,
-        columns=bool(config.reward),
-        unique=config.unique_problems,
+        limit=limit,
+        columns=bool(config.task.reward),
+        unique=config.problems.unique,
     )
     found = load_problems(source)
-    check_prompts(found, config.prompt_template)
-    return gradable(found, config.reward or config.environment, location), len(found)
+    check_prompts(found, config.task.template)
+    return gradable(found, config.task.reward or config.turns.environment, location), len(found)
 
 
 def _by_seed(first: int, stop: int) -> list[Problem]:
@@ -113,17 +115,15 @@ def _check_number(config: TrainConfig, problems: int) -> None:
 
 def _grader(config: TrainConfig, tokenizer: Any) -> Grader | Environments:
     """What assigns the reward of a response."""
-    if config.environment:
-        return Environments(
-            config.environment, config.environment_seconds, config.environment_processes
-        )
+    if config.turns.environment:
+        return Environments(config.turns.environment, config.turns.seconds, config.turns.processes)
     return Grader(
         tokenizer.decode,
-        reward=config.reward,
-        seconds=config.reward_seconds,
-        template=config.prompt_template,
-        answer_format=config.answer_format,
-        rule=config.grader,
+        reward=config.task.reward,
+        seconds=config.task.seconds,
+        template=config.task.template,
+        answer_format=config.task.answer_format,
+        rule=config.task.grader,
         chat=getattr(tokenizer, "chat_template", None) is not None,
     )
 
@@ -141,30 +141,32 @@ class Task:
         self.posed: list[Posed] = []
         self.evaluation: dict[str, list[Posed]] = {}  # by the name of the set
         self.grader = _grader(config, tokenizer)
-        trained, total = config.episodes, config.episodes + config.eval_episodes
+        trained, total = config.turns.episodes, config.turns.episodes + config.evaluation.episodes
         self.problems = (
             _by_seed(0, trained)
             if trained
-            else self._loaded(config.dataset, config.split, config.num_problems)
+            else self._loaded(
+                config.problems.dataset, config.problems.split, config.problems.number
+            )
         )
         _check_number(config, len(self.problems))
         sets = evaluation_sets(config)
         self._evaluated = {
-            name: (place, self._loaded(place, split, 0)) for name, (place, split) in sets.items()
+            name: (place, self._loaded(place, split, None)) for name, (place, split) in sets.items()
         }
-        if config.eval_episodes:
+        if config.evaluation.episodes:
             self._evaluated = {_EPISODES: ("", _by_seed(trained, total))}
-        if config.reward or config.environment:
+        if config.task.reward or config.turns.environment:
             self.grader.start()
 
-    def _loaded(self, location: str, split: str, limit: int) -> list[Problem]:
+    def _loaded(self, location: str, split: str, limit: int | None) -> list[Problem]:
         problems, total = _load(self._config, location, split, limit)
         if len(problems) < total:
             without = total - len(problems)
             self.left_out.append(
                 f"{location}: skipping {without} of {total} problems that have no answer."
             )
-        if self._config.unique_problems and (unclear := answered_differently(problems)):
+        if self._config.problems.unique and (unclear := answered_differently(problems)):
             self.left_out.append(
                 f"{location}: {unclear} of {len(problems)} problems appear with more than one "
                 "answer. They are kept, though at most one of the answers can be right."
@@ -173,25 +175,25 @@ class Task:
 
     def pose(self, max_model_len: int) -> None:
         """Encode the problems as token ids; one whose prompt fills the context is left out."""
-        self.posed = self._encode(self.problems, self._config.dataset, max_model_len)
+        self.posed = self._encode(self.problems, self._config.problems.dataset, max_model_len)
         _check_number(self._config, len(self.posed))
         posed = {
             name: self._encode(found, place, max_model_len)
             for name, (place, found) in self._evaluated.items()
         }
-        name = _EPISODES if self._config.episodes else _name_of(self._config.dataset)
+        name = _EPISODES if self._config.turns.episodes else _name_of(self._config.problems.dataset)
         self.evaluation = posed or {name: self.posed}
 
     def _encode(self, problems: list[Problem], location: str, max_model_len: int) -> list[Posed]:
         config = self._config
-        if config.environment:  # it makes their prompts itself, when an episode begins
+        if config.turns.environment:  # it makes their prompts itself, when an episode begins
             return [Posed(problem, []) for problem in problems]
         encoded = encode_prompts(
             problems,
             self._tokenizer,
-            template=config.prompt_template,
+            template=config.task.template,
             max_model_len=max_model_len,
-            max_prompt=config.max_prompt_tokens,
+            max_prompt=config.problems.max_prompt_tokens,
         )
         if encoded.skipped:
             number, first = len(encoded.skipped), encoded.skipped[0]
@@ -206,7 +208,7 @@ class Task:
         number = self._config.prompts_per_step
         taken = {posed.problem.prompt_id for posed in self.of_step(step)}
         others = [posed for posed in self.posed if posed.problem.prompt_id not in taken]
-        random.Random(f"{self._config.seed}/{step}/others").shuffle(others)
+        random.Random(f"{self._config.sampler.seed}/{step}/others").shuffle(others)
         for batch in range(min(self._config.dynamic_sampling, len(others) // number)):
             yield others[batch * number : (batch + 1) * number]
 
@@ -217,7 +219,7 @@ class Task:
         per_epoch = len(self.posed) // self._config.prompts_per_step
         epoch, place = divmod(step - 1, per_epoch)
         order = list(range(len(self.posed)))
-        random.Random(f"{self._config.seed}/{epoch}").shuffle(order)
+        random.Random(f"{self._config.sampler.seed}/{epoch}").shuffle(order)
         first = place * self._config.prompts_per_step
         return [self.posed[i] for i in order[first : first + self._config.prompts_per_step]]
 
@@ -230,35 +232,40 @@ def check_runs(configs: Sequence[TrainConfig]) -> None:
     loads it.
     """
     first = configs[0]  # runs of one command differ in algorithm and seed
-    if not engine_module(first.engine).TAKES_WEIGHTS:
+    if not engine_module(first.engine.name).TAKES_WEIGHTS:
         raise UsageError(
-            f"Training sends new weights to the engine after every step, and {first.engine} "
+            f"Training sends new weights to the engine after every step, and {first.engine.name} "
             "cannot load any. Use --engine vllm, hf or server."
         )
-    if bool(first.engine_url) != engine_module(first.engine).REMOTE:
+    if bool(first.engine.url) != engine_module(first.engine.name).REMOTE:
         raise UsageError(
             "--engine server and --engine-url belong together. Give the URLs of vLLM servers "
             "that were started with VLLM_SERVER_DEV_MODE=1, which makes them accept new weights."
         )
-    if first.replay_routes:
-        check_returns_routes(first.engine)
-    SamplingSettings(temperature=first.temperature, max_tokens=first.max_tokens)
-    check_model_folder(first.model)
-    check_attention(first.attn or None)
-    check_threads(first.threads)
+    if first.scorer.replay_routes:
+        check_returns_routes(first.engine.name)
+    SamplingSettings(temperature=first.sampler.temperature, max_tokens=first.sampler.max_tokens)
+    check_model_folder(first.engine.model)
+    check_attention(first.scorer.attn)
+    check_threads(first.cpu.threads)
     _check_turns(first)
-    if first.episodes:
-        _check_number(first, first.episodes)
-    elif is_local(first.dataset):
-        _check_number(first, len(_load(first, first.dataset, first.split, first.num_problems)[0]))
+    if first.turns.episodes:
+        _check_number(first, first.turns.episodes)
+    elif is_local(first.problems.dataset):
+        _check_number(
+            first,
+            len(
+                _load(first, first.problems.dataset, first.problems.split, first.problems.number)[0]
+            ),
+        )
     for location, split in evaluation_sets(first).values():
         if is_local(location):
-            _load(first, location, split, 0)
+            _load(first, location, split, None)
     # Imports numpy, and for a user's mask torch
     for spec in dict.fromkeys(config.algorithm for config in configs):
         _check_algorithm(spec, first)
-    check_reward(first.reward, first.reward_seconds)
-    check_environment(first.environment)
+    check_reward(first.task.reward, first.task.seconds)
+    check_environment(first.turns.environment)
 
 
 _OF_TURNS = ("max_turns", "turn_tokens", "environment_seconds", "environment_processes")
@@ -266,31 +273,29 @@ _OF_TURNS = ("max_turns", "turn_tokens", "environment_seconds", "environment_pro
 
 def _check_turns(config: TrainConfig) -> None:
     """Check what an environment needs, and what needs an environment."""
-    unused = (
-        known for known in fields(config) if known.name in _OF_TURNS and not config.environment
-    )
-    for known in unused:
-        if getattr(config, known.name) != default_of(known):
+    values = {} if config.turns.environment else flat(config.turns)
+    for known in settings_of(EnvironmentSettings):
+        if known.key in _OF_TURNS and values.get(known.key, known.default) != known.default:
             raise UsageError(
-                f"{flag_of(known)} needs --environment FILE.py:NAME. Add that, or leave "
-                f"{flag_of(known)} out."
+                f"{known.flag} needs --environment FILE.py:NAME. Add that, or leave {known.flag} "
+                "out."
             )
-    if config.environment and config.reward:
+    if config.turns.environment and config.task.reward:
         raise UsageError(
             "--environment assigns the rewards itself. Leave out --reward or --environment."
         )
-    if config.environment and config.prompt_template not in ("chat", "raw"):
+    if config.turns.environment and config.task.template not in ("chat", "raw"):
         raise UsageError(
-            f"--prompt-template {config.prompt_template} asks for one answer. With --environment "
+            f"--prompt-template {config.task.template} asks for one answer. With --environment "
             "use chat or raw."
         )
-    if (config.episodes or config.eval_episodes) and not config.environment:
+    if (config.turns.episodes or config.evaluation.episodes) and not config.turns.environment:
         raise UsageError(
             "--episodes and --eval-episodes need an environment. Add --environment FILE.py:NAME."
         )
-    if config.eval_episodes and not config.episodes:
+    if config.evaluation.episodes and not config.turns.episodes:
         raise UsageError("--eval-episodes needs --episodes. Give both, or an --eval-dataset.")
-    if config.eval_episodes and config.eval_dataset:
+    if config.evaluation.episodes and config.evaluation.dataset:
         raise UsageError(
             "--eval-episodes and --eval-dataset both set what to evaluate on. Leave one out."
         )
@@ -300,7 +305,7 @@ def check_ranks(config: TrainConfig, ranks: int) -> None:
     """A `UsageError` for a number of ranks that cannot share a step, an engine or a model; it
     names the nearest that can.
     """
-    engine, problems = config.tensor_parallel, things(config.prompts_per_step, "problem")
+    engine, problems = config.engine.tensor_parallel, things(config.prompts_per_step, "problem")
     most = config.prompts_per_step // engine * engine
     right = min(most, -(-ranks // engine) * engine)  # whole engines, rounded up
     who = things(ranks, "rank")
@@ -319,7 +324,7 @@ def check_ranks(config: TrainConfig, ranks: int) -> None:
             f"{who} cannot form engines of {engine} (--tensor-parallel): add --nproc {right}, or "
             f"start any multiple of {engine} with torchrun."
         )
-    if config.cpu_offload and ranks == 1:
+    if config.scorer.cpu_offload and ranks == 1:
         raise UsageError(
             "--cpu-offload needs a model that is spread over ranks. Add --nproc 2 or more."
         )
@@ -331,11 +336,11 @@ def _check_algorithm(spec: str, config: TrainConfig) -> None:
     """
     from mismatch_cli.rules.algorithms.parse import find
 
-    algorithm, tokens = find(spec, training=True), known_vocabulary(config.model)
+    algorithm, tokens = find(spec, training=True), known_vocabulary(config.engine.model)
     k = algorithm.needs_top_k
     if tokens is not None and k > tokens:
         raise UsageError(
-            f"{spec} needs the top {k:,} log-probs, but {config.model} has only {tokens:,} "
+            f"{spec} needs the top {k:,} log-probs, but {config.engine.model} has only {tokens:,} "
             "tokens. Choose a lower k."
         )
     if algorithm.needs_average and not config.average_decay:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.app.common import Common, print_parts
-from mismatch_cli.base.options import flags
+from mismatch_cli.app.flags import flags
+from mismatch_cli.base.options import part
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -17,7 +18,7 @@ PANEL, PLACE = "Explain", 4
 
 
 @flags()
-def command(*, common: Annotated[Common, "json", "debug"]) -> None:
+def command(*, common: Common = part(Common, "json", "debug")) -> None:
     """List the algorithms that clipstats knows: when each blocks a token, and how it weights the
     rest.
 

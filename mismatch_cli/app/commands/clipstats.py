@@ -2,31 +2,22 @@
 that loses.
 """
 
-from pathlib import Path
-from typing import Annotated
+from dataclasses import dataclass
 
-from mismatch_cli.app.common import TRACES, Judging
+from mismatch_cli.app.common import JUDGING, Common
 from mismatch_cli.app.completions import algorithms
+from mismatch_cli.app.flags import flags
+from mismatch_cli.app.shared_settings import AlgorithmSettings, TraceSettings
 from mismatch_cli.base import registry
-from mismatch_cli.base.options import flags, saying, setting
+from mismatch_cli.base.options import own, part, setting
 
 PANEL, PLACE = "Explain", 3
 
 
-@flags()
-def command(
-    *,
-    traces: list[Path] | None = TRACES,
-    algorithm: list[str] | None = setting(
-        None,
-        "Analyse only this one: NAME, NAME:PARAMETER=VALUE,… or a file such as my_mask.py. "
-        "Repeatable.",
-        short="-a",
-        metavar="ALGORITHM",
-        completes=algorithms,
-        typed=registry.names_file,
-        show_default="all in `mismatch-cli algorithms`",
-    ),
+@dataclass(frozen=True, kw_only=True)
+class ClippingSettings:
+    """What is analysed beside the algorithms."""
+
     compare: tuple[str, str] | None = setting(
         None,
         "Two algorithms whose regions are drawn and whose blocked tokens are shown side by side.",
@@ -34,11 +25,23 @@ def command(
         completes=algorithms,
         typed=registry.names_file,
         show_default="grpo-clip-higher dppo-binary-tv",
-    ),
+    )
     theory: bool = setting(
         False, "Add the paper's bounds on the policy improvement; needs rewards."
+    )
+
+
+@flags()
+def command(
+    *,
+    read: TraceSettings = part(TraceSettings),
+    asked_for: AlgorithmSettings = part(
+        AlgorithmSettings, algorithms=own(show_default="all of them")
     ),
-    common: Annotated[Judging, saying("output", show_default="clipstats, in the run or here")],
+    clipping: ClippingSettings = part(ClippingSettings),
+    common: Common = part(
+        Common, *JUDGING, output=own(show_default="clipstats, in the run or here")
+    ),
 ) -> None:
     """Show which tokens each trust region blocks, how much update mass that drops, and how many
     updates are bad.
@@ -52,15 +55,15 @@ def command(
 
     from mismatch_cli.library import asked
 
-    folder = common.report_folder(traces, "clipstats")
-    common.check(traces, folder)
-    meant = common.meant([*(algorithm or ()), *(compare or ())])
-    chosen, beside = meant[: len(algorithm or ())], meant[len(algorithm or ()) :]
+    folder = common.report_folder(read.traces, "clipstats")
+    typed, theory = asked_for.algorithms or [], clipping.theory
+    meant = common.meant([*typed, *(clipping.compare or ())])
+    chosen, beside = meant[: len(typed)], meant[len(typed) :]
     judged, compared = asked.algorithms(chosen, beside)
     from mismatch_cli.studies.clipping import ClippingAnalysis, analyse_clipping
 
     opened = common.opened(
-        traces, "No trace named: analysing the bundled one, a few steps of training SmolLM2."
+        read.traces, "No trace named: analysing the bundled one, a few steps of training SmolLM2."
     )
     arguments = asked.clipping_arguments(chosen, beside, theory=theory)
     analyse = partial(

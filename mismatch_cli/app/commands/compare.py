@@ -1,12 +1,12 @@
 """`mismatch-cli compare`: two or more traces side by side, paired on what they share."""
 
-from pathlib import Path
-from typing import Annotated
+from dataclasses import dataclass
 
-from mismatch_cli.app.common import Reading
-from mismatch_cli.app.completions import runs
+from mismatch_cli.app.common import READING, Common
+from mismatch_cli.app.flags import flags
+from mismatch_cli.app.shared_settings import TraceSettings
 from mismatch_cli.base.errors import UsageError, suggest
-from mismatch_cli.base.options import flags, saying, setting
+from mismatch_cli.base.options import own, part, setting
 
 PANEL, PLACE = "Measure", 3
 
@@ -17,24 +17,31 @@ def _pairs() -> list[str]:
     return list(PAIRS)
 
 
-@flags()
-def command(
-    *,
-    traces: list[Path] | None = setting(
-        None,
-        "Run folders or trace folders; the first is compared with each of up to five others.",
-        argument=True,
-        show_default="the two bundled traces",
-        completes=runs,
-    ),
+@dataclass(frozen=True, kw_only=True)
+class ComparisonSettings:
+    """What is compared."""
+
     pair: str | None = setting(
         None,
         "Gap to compare: at equal weights, with staleness, only staleness, or the trainer's own "
         "noise.",
         choices=("pair", _pairs),
         show_default="mismatch, or total if a trace lacks it",
-    ),
-    common: Annotated[Reading, saying("output", show_default="compare")],
+    )
+
+
+_TRACES = own(
+    help="Run folders or trace folders; the first is compared with each of up to five others.",
+    show_default="the two bundled traces",
+)
+
+
+@flags()
+def command(
+    *,
+    read: TraceSettings = part(TraceSettings, traces=_TRACES),
+    comparison: ComparisonSettings = part(ComparisonSettings),
+    common: Common = part(Common, *READING, output=own(show_default="compare")),
 ) -> None:
     """Show how traces differ: in every metric with intervals, token by token, and in their
     settings.
@@ -51,14 +58,14 @@ def command(
 
     from mismatch_cli.studies.settings_compared import check_number
 
-    if traces and len(traces) == 1:
+    traces, pair = read.traces or [], comparison.pair
+    if len(traces) == 1:
         raise UsageError(
             "compare needs two traces, and one is named. Name a second: "
             f"{suggest('compare', traces[0], 'OTHER')}"
         )
-    check_number(len(traces or ()))
-    folder = common.report_folder(None, "compare")
-    common.check(traces, folder)
+    check_number(len(traces))
+    folder = common.report_folder(traces, "compare")
     from mismatch_cli.studies.comparison import ComparisonAnalysis, analyse_comparison
 
     notice = "No traces named: comparing the two bundled ones, an fp8 KV cache and float32."

@@ -2,38 +2,28 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from mismatch_cli.app.common import Recording
+from mismatch_cli.app.common import Common, recording
+from mismatch_cli.app.flags import flags
 from mismatch_cli.base.errors import suggest
-from mismatch_cli.base.options import flags, saying, setting
+from mismatch_cli.base.options import own
 from mismatch_cli.base.places import bundled
+from mismatch_cli.base.values import PREFIX, Values
 from mismatch_cli.probe.config import CurateConfig
-from mismatch_cli.probe.tasks.answers import VERL_RULE
+from mismatch_cli.probe.settings import TaskSettings
 
 PANEL, PLACE = "Train", 1
+_FOLDER = own(
+    help="Run folder, with perfectible.jsonl.",
+    show_default="curate-MODEL",
+)
 
 
 @flags(CurateConfig)
 def command(
-    context: typer.Context,
+    values: Values,
     *,
-    confirm: bool = setting(
-        False, "Drop problems whose held-out accuracy is outside the range.", panel="Choice"
-    ),
-    common: Annotated[
-        Recording,
-        saying(
-            "output",
-            help=(
-                "Run folder: perfectible.jsonl, trace/, held-out/, summary.json, report.html, "
-                "plots/ and log/."
-            ),
-            show_default="curate-MODEL",
-        ),
-    ],
+    common: Common = recording("", output=_FOLDER),
 ) -> None:
     """Find the problems that a model solves only sometimes: on these, a sound algorithm must reach
     full accuracy.
@@ -49,12 +39,14 @@ def command(
     """
     from mismatch_cli.app.prepared import prepared_run
 
-    with prepared_run(context, common, CurateConfig) as (config, work, manifest):
+    prepared = prepared_run(values, common, CurateConfig, "curate")
+    with prepared as (config, work, manifest):
         from mismatch_cli.base.places import shown
         from mismatch_cli.probe.curate import PROBLEMS_FILE, curate
         from mismatch_cli.studies.curation import CurationAnalysis
         from mismatch_cli.trace.work import put_in_place
 
+        confirm = config.choice.confirm
         curation = curate(config, work, manifest, common.progress, confirm=confirm)
         folder = put_in_place(work)
         chosen = folder / PROBLEMS_FILE
@@ -67,27 +59,31 @@ def command(
 
 
 def _variables(config: CurateConfig) -> str:
-    """The variables before that command: the grader has no flag."""
-    return "" if config.grader == VERL_RULE else f"MISMATCH_TRAIN_GRADER={config.grader} "
+    """The variables before that command, for settings that have no flag."""
+    grading, usual = config.task, TaskSettings()
+    unusual = {
+        "grader": grading.grader != usual.grader and grading.grader,
+        "answer_format": grading.answer_format != usual.answer_format and grading.answer_format,
+        "reward_seconds": grading.seconds,
+    }
+    return "".join(
+        f"{PREFIX}TRAIN_{key.upper()}={value} " for key, value in unusual.items() if value
+    )
 
 
 def _training(config: CurateConfig, problems: Path) -> list[str | Path]:
     """The command that trains on them as they were measured; the default preset suits only the
     bundled model.
     """
-    command: list[str | Path] = [
-        "train",
-        "--dataset",
-        problems,
-        "--max-tokens",
-        str(config.max_tokens),
-    ]
-    if Path(config.model).resolve() != bundled("model").resolve():
-        command += ["--model", config.model, "--learning-rate", "1e-6"]
-    if config.temperature != 1:
-        command += ["--temperature", str(config.temperature)]
-    usual = {"prompt_template": "chat", "answer_format": "auto", "reward": "", "reward_seconds": 0}
-    for name, value in usual.items():
-        if (own := getattr(config, name)) != value:
-            command += [f"--{name.replace('_', '-')}", str(own)]
+    sampler, template, reward = config.sampler, config.task.template, config.task.reward
+    command: list[str | Path] = ["train", "--dataset", problems]
+    command += ["--max-tokens", str(sampler.max_tokens)]
+    if Path(config.engine.model).resolve() != bundled("model").resolve():
+        command += ["--model", config.engine.model, "--learning-rate", "1e-6"]
+    if sampler.temperature != 1:
+        command += ["--temperature", str(sampler.temperature)]
+    if template != TaskSettings().template:
+        command += ["--prompt-template", template]
+    if reward:
+        command += ["--reward", reward]
     return command

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from mismatch_cli.app.common import TRACES, Common, Diagnosing
-from mismatch_cli.app.rank_flags import NPROC, SHARDED, check_sharded, launch_ranks
+from mismatch_cli.app.common import READING, Common
+from mismatch_cli.app.flags import flags
+from mismatch_cli.app.rank_flags import RankSettings
+from mismatch_cli.app.shared_settings import TraceSettings
 from mismatch_cli.base.errors import UsageError
-from mismatch_cli.base.options import flags, saying, setting
+from mismatch_cli.base.options import own, part, setting
 from mismatch_cli.base.places import FAULTY
+from mismatch_cli.probe.settings import ScorerSettings
 from mismatch_cli.processes.ranks.joined import joined
 
 if TYPE_CHECKING:
@@ -20,34 +24,45 @@ if TYPE_CHECKING:
 PANEL, PLACE = "Explain", 1
 
 _KEPT = "There is no diagnosis."
+_TRAINER = own(
+    help="The trainer's model at the weights that sampled: scores some responses again to tell "
+    "which side is at fault.",
+    panel=None,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Models that score some responses again."""
+
+    earlier_model: str | None = setting(
+        None,
+        "Earlier checkpoint, or the base model: tests whether the engine agrees better with it.",
+        metavar="MODEL",
+    )
+    reading_tokens: int | None = setting(
+        None,
+        "Tokens that --trainer-model may read again in search of a misreading.",
+        flag=False,
+        least=1,
+        show_default="8 times those of the responses",
+    )
 
 
 @flags()
 def command(
     context: typer.Context,
     *,
-    traces: list[Path] | None = TRACES,
-    earlier_model: str | None = setting(
-        None,
-        "Earlier checkpoint, or the base model: tests whether the engine agrees better with it.",
-        metavar="MODEL",
+    read: TraceSettings = part(TraceSettings),
+    models: ModelSettings = part(ModelSettings),
+    scorer: ScorerSettings = part(ScorerSettings, "model", model=_TRAINER),
+    shared: RankSettings = part(RankSettings, "nproc", "sharded"),
+    common: Common = part(
+        Common,
+        "trust_remote_code",
+        *READING,
+        output=own(show_default="diagnosis, in the run or here"),
     ),
-    trainer_model: str | None = setting(
-        None,
-        "The trainer's model at the weights that sampled: scores some responses again to tell "
-        "which side is at fault.",
-        metavar="MODEL",
-    ),
-    reading_tokens: int | None = setting(
-        None,
-        "Tokens that --trainer-model may read again in search of a misreading; by default 8 times "
-        "those of the responses.",
-        flag=False,
-        min=1,
-    ),
-    nproc: int = NPROC,
-    sharded: bool = SHARDED,
-    common: Annotated[Diagnosing, saying("output", show_default="diagnosis, in the run or here")],
 ) -> None:
     """Look for faults that precision cannot explain: shifts, temperature, placeholders, stale
     weights, and more.
@@ -64,34 +79,34 @@ def command(
     from mismatch_cli.models.adapters import base_of
     from mismatch_cli.models.loading import check_models
 
-    if nproc > 1 and not (earlier_model or trainer_model):
+    named = [name for name in (models.earlier_model, scorer.model) if name]
+    if shared.nproc > 1 and not named:
         raise UsageError(
             "--nproc spreads the scoring of a model. Name one with --trainer-model or "
             "--earlier-model."
         )
-    check_sharded(sharded, nproc)
-    named = filter(None, (earlier_model, trainer_model))
+    shared.check_sharded()
     check_models([base_of(name) or name for name in named], "`diagnose` with a model")
-    folder = common.report_folder(traces, "diagnosis")
-    common.check(traces, folder)
-    launch_ranks(context, nproc, _KEPT)
+    folder = common.report_folder(read.traces, "diagnosis")
+    shared.launch(context, _KEPT)
     from mismatch_cli.models.dealing import Ranks
     from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, Preparation
 
     with joined(_KEPT) as world:
-        own, models = common, (earlier_model, trainer_model, reading_tokens)
+        here = common
         if not world.first:
-            own, folder = replace(common, quiet=True), None
+            here, folder = replace(common, quiet=True), None
         notice = "No trace named: diagnosing a bundled one, a short run with an fp8 KV cache."
-        opened = own.opened(traces, notice, FAULTY)
-        ranks = Ranks(world, sharded)
-        with own.held(folder, DiagnosisAnalysis.FORMAT):
+        opened = here.opened(read.traces, notice, FAULTY)
+        ranks = Ranks(world, shared.sharded)
+        with here.held(folder, DiagnosisAnalysis.FORMAT):
             total = sum(trace.num_responses for trace in opened)
-            with own.progress.counting("Reading", total) as advance:
-                prepared = Preparation.of(opened, own.read_by, advance, ranks)
-            analysis = _diagnosed(prepared.with_models(*models), own)
+            with here.progress.counting("Reading", total) as advance:
+                prepared = Preparation.of(opened, here.read_by, advance, ranks)
+            asked = prepared.with_models(models.earlier_model, scorer.model, models.reading_tokens)
+            analysis = _diagnosed(asked, here)
             if world.first:
-                _show(analysis, own, folder)
+                _show(analysis, here, folder)
 
 
 def _show(analysis: DiagnosisAnalysis, common: Common, folder: Path | None) -> None:

@@ -5,16 +5,23 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mismatch_cli.app import completions as completed
-from mismatch_cli.app.common import READ_BY, TRACES, Common, console, print_json, print_parts
+from mismatch_cli.app.common import READ_BY, Common, console, print_json, print_parts
+from mismatch_cli.app.flags import flags
+from mismatch_cli.app.shared_settings import (
+    LimitSettings,
+    ListSettings,
+    TraceSettings,
+    of_limits,
+)
 from mismatch_cli.base.errors import MismatchError, UsageError, suggest
-from mismatch_cli.base.options import flags, setting
+from mismatch_cli.base.options import flat, own, part, setting
 from mismatch_cli.base.places import FAULTY
 
 if TYPE_CHECKING:
@@ -26,44 +33,45 @@ if TYPE_CHECKING:
 PANEL, PLACE = "Use elsewhere", 3
 
 EXCEEDED = 3  # exit code
-of_limits, for_ci = partial(setting, panel="Limits"), partial(setting, panel="For CI")
-LIMITS = partial(
-    of_limits,
-    None,
-    "Published limits by name (`gate --list` shows them), or your own TOML file. Repeatable.",
-    metavar="NAME|FILE.toml",
-    completes=completed.limits,
-)
-BASELINE = of_limits(
-    None, "Trace that relative limits refer to.", metavar="TRACE", completes=completed.runs
-)
+for_ci = partial(setting, panel="For CI", metavar="FILE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateSettings:
+    """How strictly traces are judged, or what is written instead."""
+
+    allow_partial: bool = of_limits(
+        False,
+        "Judge a trace that lacks shards, responses or scores by what it has, instead of failing "
+        "it.",
+    )
+    init: Path | None = of_limits(
+        None,
+        "Derive limits from good runs and write them to this file; each trace is one run.",
+        metavar="FILE.toml",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SummarySettings:
+    """The summaries that a CI shows."""
+
+    junit: Path | None = for_ci(None, "Write JUnit XML, one test case per limit.")
+    markdown: Path | None = for_ci(None, "Write a Markdown table for a job summary or a comment.")
+    annotations: Path | None = for_ci(
+        None, "Write one GitHub Actions annotation per limit that does not hold."
+    )
 
 
 @flags()
 def command(
     *,
-    traces: list[Path] | None = TRACES,
-    limits: list[str] | None = LIMITS(show_default="prime-rl"),
-    baseline: list[Path] | None = BASELINE,
-    list_presets: bool = of_limits(False, "List published limits with their sources.", "--list"),
-    allow_partial: bool = of_limits(
-        False,
-        "Judge a trace that lacks shards, responses or scores by what it has, instead of failing "
-        "it.",
-    ),
-    init: Path | None = of_limits(
-        None,
-        "Derive limits from good runs and write them to this file; each trace is one run.",
-        metavar="FILE.toml",
-    ),
-    junit: Path | None = for_ci(None, "Write JUnit XML, one test case per limit.", metavar="FILE"),
-    markdown: Path | None = for_ci(
-        None, "Write a Markdown table for a job summary or a comment.", metavar="FILE"
-    ),
-    annotations: Path | None = for_ci(
-        None, "Write one GitHub Actions annotation per limit that does not hold.", metavar="FILE"
-    ),
-    common: Annotated[Common, *READ_BY, "force", "full", "json", "quiet", "debug"],
+    read: TraceSettings = part(TraceSettings),
+    by: LimitSettings = part(LimitSettings, limits=own(show_default="prime-rl")),
+    listing: ListSettings = part(ListSettings, panel="Limits"),
+    gate: GateSettings = part(GateSettings),
+    summaries: SummarySettings = part(SummarySettings),
+    common: Common = part(Common, *READ_BY, "force", "full", "json", "quiet", "debug"),
 ) -> None:
     """Check a trace against limits: exit code 0 if all hold, 3 if one is exceeded or cannot be
     measured.
@@ -82,30 +90,30 @@ def command(
     from mismatch_cli.trace.files import write_named
     from mismatch_cli.trace.run_folder import check_file
 
-    if list_presets:
+    if listing.list:
         _show_presets([load_limits(name) for name in presets()], common.json)
         return
-    written = {"junit": junit, "markdown": markdown, "annotations": annotations}
-    common.check([*(traces or ()), *(baseline or ())])
-    for file in filter(None, (init, *written.values())):
+    written, baseline = flat(summaries), by.baseline or []
+    common.check([*(read.traces or ()), *baseline])
+    for file in filter(None, (gate.init, *written.values())):
         check_file(file, common.force)
-    if init is not None:
-        _refuse_beside_init({"limits": limits, "baseline": baseline, **written})
-        _init(init, traces, common, allow_partial)
+    if gate.init is not None:
+        _refuse_beside_init({"limits": by.limits, "baseline": baseline, **written})
+        _init(gate.init, read.traces, common, gate.allow_partial)
         return
-    sets = limit_sets(limits or (), has_baseline=bool(baseline))
+    sets = limit_sets(by.limits or (), has_baseline=bool(baseline))
     from mismatch_cli.report.pages import gate as forms
     from mismatch_cli.studies.gate import GateResult
     from mismatch_cli.trace.reader import Trace
 
     progress = common.progress
-    opened = common.opened(traces, "No trace named: judging fp8-kv, a bundled one.", FAULTY)
-    if not limits:
+    opened = common.opened(read.traces, "No trace named: judging fp8-kv, a bundled one.", FAULTY)
+    if not by.limits:
         progress.say(f"No --limits: using those of {DEFAULT}.")
     progress.say("Measuring")
-    before = [Trace.open(path, skip_broken=common.skip_broken) for path in baseline or []]
+    before = [Trace.open(path, skip_broken=common.skip_broken) for path in baseline]
     result = GateResult.of(
-        sets, opened, before, allow_partial=allow_partial, workers=common.read_by
+        sets, opened, before, allow_partial=gate.allow_partial, workers=common.read_by
     )
     for name, path in written.items():
         if path is not None:

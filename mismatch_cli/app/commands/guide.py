@@ -7,13 +7,15 @@ import posixpath
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.app.common import Common, console, print_parts
+from mismatch_cli.app.flags import flags
 from mismatch_cli.base.errors import UsageError, suggest
-from mismatch_cli.base.options import flags, setting
+from mismatch_cli.base.options import part, setting
 from mismatch_cli.base.places import guide_pages, page_name
 from mismatch_cli.base.text import visible
 
@@ -28,18 +30,25 @@ _LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")
 _COMMENT = re.compile(r"^<!-- .* -->\n", re.MULTILINE)
 
 
-@flags()
-def command(
-    *,
+@dataclass(frozen=True, kw_only=True)
+class GuideSettings:
+    """The page, or where it is."""
+
     page: list[str] | None = setting(
         None,
         "Page to show: a command, or another name from the list; other words search the pages.",
         argument=True,
         show_default="the list of pages",
         completes=guide_pages,
-    ),
-    path: bool = setting(False, "Print the path of the page, for an editor or a browser."),
-    common: Annotated[Common, "debug"],
+    )
+    path: bool = setting(False, "Print the path of the page, for an editor or a browser.")
+
+
+@flags()
+def command(
+    *,
+    guide: GuideSettings = part(GuideSettings),
+    common: Common = part(Common, "debug"),
 ) -> None:
     """Show a page of the guide: what a command measures, its examples, its options, what can go
     wrong.
@@ -54,7 +63,7 @@ def command(
       mismatch-cli guide top_p on one side
       mismatch-cli guide gate > gate.md
     """
-    pages = guide_pages()
+    pages, page, path = guide_pages(), guide.page, guide.path
     if not pages:
         raise UsageError(
             "This installation lacks the guide. Reinstall mismatch-cli from a wheel or a checkout."

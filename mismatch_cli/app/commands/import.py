@@ -6,82 +6,97 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.app.common import Common, print_json, print_parts
+from mismatch_cli.app.flags import flags
 from mismatch_cli.app.progress import TerminalProgress
+from mismatch_cli.app.shared_settings import FormatSettings
 from mismatch_cli.base import registry
 from mismatch_cli.base.errors import UsageError, suggest
-from mismatch_cli.base.options import flags, saying, setting
+from mismatch_cli.base.options import own, part, setting
 from mismatch_cli.base.places import FAULTY, bundled, bundled_trace
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.frameworks import IMPORTERS
 from mismatch_cli.limits.both_sides import DTYPES, stated
+from mismatch_cli.probe.settings import RolloutSettings, SamplerSettings, ScorerSettings
 
 if TYPE_CHECKING:
     from mismatch_cli.frameworks.importing.driver import Import
 
 PANEL, PLACE = "Use elsewhere", 1
 
-of_sampling = partial(setting, panel="Sampling")
-# `auto`, which other commands know, states nothing
-of_side = partial(setting, None, flag=False, choices=("dtype", (*DTYPES, "auto")))
+_SIDE = own(None, flag=False, choices=("dtype", (*DTYPES, "auto")))  # `auto` states nothing
 
 
-@flags()
-def command(
-    *,
+@dataclass(frozen=True, kw_only=True)
+class DumpSettings:
+    """What is imported, and how its columns are read."""
+
     paths: list[Path] | None = setting(
         None,
         "Files of a dump, or a run folder of the framework.",
         argument=True,
         show_default="a small bundled dump",
-    ),
-    format: str | None = setting(
-        None,
-        "Format of the dump.",
-        choices=("format", partial(registry.names, IMPORTERS)),
-        show_default="detected",
-    ),
-    formats: bool = setting(False, "List the formats and what each contains."),
-    schema: bool = setting(False, "Print the plain schema and code that writes it."),
+    )
     columns: list[str] | None = setting(
         None,
         "For any other layout: its names for the columns of the plain schema.",
         metavar="OURS=THEIRS,…",
-    ),
+    )
     weights: str | None = setting(
         None,
         "Whether the dump's log π is at the weights that sampled, or at newer ones.",
         choices=("kind of weights", ("equal", "newer")),
         show_default="as the format defines it",
-    ),
+    )
     tokenizer: str | None = setting(
         None,
         "Model (or a trace of it) whose tokenizer turns ids into text in reports.",
         metavar="MODEL",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchemaSettings:
+    """What to print instead of importing."""
+
+    formats: bool = setting(False, "List the formats and what each contains.")
+    schema: bool = setting(False, "Print the plain schema and code that writes it.")
+
+
+@flags()
+def command(
+    *,
+    dump: DumpSettings = part(DumpSettings),
+    of_format: FormatSettings = part(FormatSettings),
+    printed: SchemaSettings = part(SchemaSettings),
+    sampler: Any = part(
+        SamplerSettings,
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        temperature=own(None),
+        top_p=own(None, flag=True),
+        top_k=own(None, flag=True),
+        min_p=own(None, flag=True),
     ),
-    temperature: float | None = of_sampling(None, "Sampling temperature; `rescore` needs it."),
-    top_p: float | None = of_sampling(None, "Sampling top-p; 1 if none."),
-    top_k: int | None = of_sampling(None, "Sampling top-k; 0 if none."),
-    min_p: float | None = of_sampling(None, "Sampling min-p; 0 if none."),
-    rollout_dtype: str | None = of_side(
-        "Precision of the rollout engine, which dumps do not state: the gap is judged by it."
-    ),
-    trainer_dtype: str | None = of_side("The same of the trainer."),
-    common: Annotated[
+    engine: RolloutSettings = part(RolloutSettings, "dtype", dtype=_SIDE),
+    trainer: ScorerSettings = part(ScorerSettings, "dtype", dtype=_SIDE),
+    common: Common = part(
         Common,
         "trust_remote_code",
-        saying(
-            "output", help="Run folder; the trace goes into its trace/.", show_default="import-NAME"
-        ),
+        "output",
         "force",
         "json",
         "quiet",
         "debug",
-    ],
+        output=own(help="Run folder; the trace goes into its trace/.", show_default="import-NAME"),
+    ),
 ) -> None:
     """Turn a dump of TRL, verl, prime-rl, NeMo-RL, slime, miles or open-instruct, or plain JSONL,
     into a trace.
@@ -95,21 +110,23 @@ def command(
       mismatch-cli import mine.jsonl --columns response_ids=output_tokens,logp_rollout=logprobs
       mismatch-cli import --schema
     """
-    if formats or schema:
-        (_print_formats if formats else _print_schema)(common.json)
+    if printed.formats:
+        _print_formats(common.json)
         return
-    given = {"temperature": temperature, "top_p": top_p, "top_k": top_k, "min_p": min_p}
-    sampling: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    SamplingSettings(**sampling)  # checked as `probe` checks them
-    names = _named(columns, format)
+    if printed.schema:
+        _print_schema(common.json)
+        return
+    sampling = _sampling(sampler)
+    paths, tokenizer, format = dump.paths, dump.tokenizer, of_format.format
+    names = _named(dump.columns, format)
     _check_places(paths, tokenizer, common, as_plain=bool(names) or format == "plain")
     if not paths:
         common.progress.say("No dump named: importing the bundled one.")
         paths, tokenizer = [bundled("dumps")], tokenizer or str(bundled_trace(FAULTY))
     from mismatch_cli.frameworks.importing.driver import Import
 
-    newer = None if weights is None else weights == "newer"
-    sides = _sides(rollout_dtype, trainer_dtype)
+    newer = None if dump.weights is None else dump.weights == "newer"
+    sides = _sides(engine.dtype, trainer.dtype)
     what = Import(paths, format, newer, sampling, sides, columns=names)
     folder, imported = _import(what, tokenizer, common)
     if tokenizer is None:
@@ -118,6 +135,15 @@ def command(
             "model's name or folder, shows text."
         )
     _tell(imported, folder, common)
+
+
+def _sampling(sampler: Any) -> dict[str, Any]:
+    """What the responses were sampled with, as far as it was given; checked as `probe` checks it."""
+    known = ("temperature", "top_p", "top_k", "min_p")
+    given = {name: getattr(sampler, name) for name in known}
+    sampling = {name: value for name, value in given.items() if value is not None}
+    SamplingSettings(**sampling)
+    return sampling
 
 
 def _sides(rollout_dtype: str | None, trainer_dtype: str | None) -> dict[str, dict[str, Any]]:

@@ -1,39 +1,40 @@
 """`mismatch-cli probe`: sample with the rollout engine, score with the trainer, report the gap."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from mismatch_cli.app.common import Probing
-from mismatch_cli.app.rank_flags import (
-    KEPT,
-    NPROC,
-    SHARDED,
-    check_sharded,
-    launch_ranks,
-    told_to_all,
-)
-from mismatch_cli.app.vary import DEVICES, VARY, run_varied
-from mismatch_cli.base.options import flags, saying, setting
+from mismatch_cli.app.common import Common, recording
+from mismatch_cli.app.flags import flags
+from mismatch_cli.app.rank_flags import KEPT, RankSettings, told_to_all
+from mismatch_cli.app.vary import VarySettings, run_varied
+from mismatch_cli.base.options import of_running, own, part
+from mismatch_cli.base.values import Values
 from mismatch_cli.probe.config import ProbeConfig
 from mismatch_cli.processes.ranks.joined import joined
 
 PANEL, PLACE = "Measure", 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class LikeSettings:
+    """The run that a probe repeats."""
+
+    like: Path | None = of_running(
+        None, "Take what you do not type from this probe.", metavar="RUN"
+    )
+
+
 @flags(ProbeConfig)
 def command(
     context: typer.Context,
+    values: Values,
     *,
-    vary: list[str] | None = VARY,
-    devices: str | None = DEVICES,
-    like: Path | None = setting(
-        None, "Take all settings from this `probe` run, except those you type.", metavar="RUN"
-    ),
-    nproc: int = NPROC,
-    sharded: bool = SHARDED,
-    common: Annotated[Probing, saying("output", show_default="probe-MODEL")],
+    varied: VarySettings = part(VarySettings),
+    repeated: LikeSettings = part(LikeSettings),
+    shared: RankSettings = part(RankSettings, "nproc", sharded=own(flag=False)),
+    common: Common = recording("probe-MODEL", "worst", "open"),
 ) -> None:
     """Sample with the rollout engine, recompute with the trainer, and report how far they disagree.
 
@@ -41,31 +42,27 @@ def command(
 
     Examples:
       mismatch-cli probe
-      mismatch-cli probe Qwen/Qwen2.5-0.5B-Instruct --prompts problems.jsonl --num-prompts 128
-      mismatch-cli probe ./checkpoint --trainer-dtype float32 --kv-cache-dtype fp8 --json
-      mismatch-cli probe Qwen/Qwen2.5-0.5B-Instruct --adapter ./lora --merge-adapter
-      mismatch-cli probe --like probe-model --eager --output eager
-      mismatch-cli probe --vary kv-cache-dtype=auto,fp8 --vary rollout-dtype=bfloat16,float32
-      mismatch-cli probe ./large-model --nproc 8 --sharded
+      mismatch-cli probe Qwen/Qwen2.5-0.5B-Instruct --prompts problems.jsonl
+      mismatch-cli probe ./checkpoint --trainer-dtype float32 --json
+      mismatch-cli probe ./checkpoint --adapter ./lora
+      mismatch-cli probe --like probe-model --engine-arg enforce_eager=true
+      mismatch-cli probe --vary kv-cache-dtype=auto,fp8
     """
-    if vary:
-        run_varied(context, common, ProbeConfig, vary, devices)
+    if varied.vary:
+        run_varied(context, common, ProbeConfig, varied)
         return
     from mismatch_cli.app.prepared import prepared_run
 
-    check_sharded(sharded, nproc)
-    launch_ranks(context, nproc, KEPT)
-    with (
-        joined(KEPT) as world,
-        told_to_all(world, prepared_run(context, common, ProbeConfig, like=like)) as prepared,
-    ):
+    shared.check_sharded()
+    shared.launch(context, KEPT)
+    prepared = prepared_run(values, common, ProbeConfig, "probe", like=repeated.like)
+    with joined(KEPT) as world, told_to_all(world, prepared) as (config, work, manifest):
         from mismatch_cli.models.dealing import Ranks
         from mismatch_cli.probe.record import record
         from mismatch_cli.trace.reader import Trace
         from mismatch_cli.trace.work import put_in_place
 
-        config, work, manifest = prepared
-        record(config, work, manifest, common.progress_of(world), Ranks(world, sharded))
+        record(config, work, manifest, common.progress_of(world), Ranks(world, shared.sharded))
         if world.first:
             folder = put_in_place(work)
             common.study_mismatch([Trace.open(folder)], folder)

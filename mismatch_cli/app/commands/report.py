@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from mismatch_cli.app.common import Common, Reporting
-from mismatch_cli.app.completions import algorithms, frameworks, runs
+from mismatch_cli.app.common import REPORTING, Common
+from mismatch_cli.app.completions import frameworks
+from mismatch_cli.app.flags import flags
 from mismatch_cli.app.one_figure import (
     Place,
     check_figure,
@@ -16,8 +18,9 @@ from mismatch_cli.app.one_figure import (
     draw_training,
     figure_names,
 )
+from mismatch_cli.app.shared_settings import AlgorithmSettings, TraceSettings
 from mismatch_cli.base.errors import UsageError, suggest
-from mismatch_cli.base.options import flags, saying, setting
+from mismatch_cli.base.options import own, part, setting
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.study import Study
@@ -28,46 +31,48 @@ PANEL, PLACE = "Measure", 2
 _ALL = "all"  # frameworks
 _REPORT = Path("report")  # the folder if no run is named
 _NO_RUN = "No run in this folder: reporting on the bundled trace."
+_TRACES = own(
+    help="Run folders or trace folders (several are pooled), or folders of training runs.",
+    show_default="the latest run here, or the bundled trace",
+)
+_TWO = own(
+    help="Compare two algorithms of training runs: does the first learn faster? Type it twice."
+)
 
 
-@flags()
-def command(
-    *,
-    traces: list[Path] | None = setting(
-        None,
-        "Run folders or trace folders (several are pooled), or folders of training runs.",
-        argument=True,
-        show_default="the latest run here, or the bundled trace",
-        completes=runs,
-    ),
+@dataclass(frozen=True, kw_only=True)
+class ReportSettings:
+    """What is made of the traces beside the report, or instead of it."""
+
     export: str | None = setting(
         None,
         "Also write one row per token (csv, parquet) or per response (jsonl, readable by "
         "`import`).",
         choices=("format", ("csv", "parquet", "jsonl")),
-    ),
+    )
     dialect: str | None = setting(
         None,
         "Only print what this framework's dashboard would show: verl, nemo-rl, trl, … or all.",
-        "--as",
+        key="as",
         metavar="FRAMEWORK",
         choices=("framework", lambda: [*frameworks(), _ALL]),
-    ),
-    algorithm: list[str] | None = setting(
-        None,
-        "Compare two algorithms of training runs: does the first learn faster? Type it twice.",
-        short="-a",
-        metavar="ALGORITHM",
-        completes=algorithms,
-    ),
+    )
     figure: str | None = setting(
         None,
         "Only draw this figure, into plots/, and print where it is: a name from `mismatch-cli "
         "guide report`, or paper-5 for what the paper's figure 5 shows.",
         metavar="NAME",
         completes=figure_names,
-    ),
-    common: Annotated[Reporting, saying("output", show_default="the run itself, or report")],
+    )
+
+
+@flags()
+def command(
+    *,
+    read: TraceSettings = part(TraceSettings, traces=_TRACES),
+    report: ReportSettings = part(ReportSettings),
+    rivals: AlgorithmSettings = part(AlgorithmSettings, algorithms=_TWO),
+    common: Common = part(Common, *REPORTING, output=own(show_default="the run itself, or report")),
 ) -> None:
     """Print and draw the report of traces or training runs again; no model is needed.
 
@@ -81,7 +86,8 @@ def command(
     """
     from mismatch_cli.library import asked
 
-    claimed = asked.two_algorithms(common.meant(algorithm))
+    traces, export, dialect, figure = read.traces, report.export, report.dialect, report.figure
+    claimed = asked.two_algorithms(common.meant(rivals.algorithms))
     if figure is not None:
         _check_alone(figure, export, dialect, common)
     if dialect is not None:

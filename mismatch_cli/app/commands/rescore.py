@@ -3,21 +3,15 @@ folder.
 """
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from mismatch_cli.app.common import Probing
-from mismatch_cli.app.rank_flags import (
-    KEPT,
-    NPROC,
-    SHARDED,
-    check_sharded,
-    launch_ranks,
-    told_to_all,
-)
-from mismatch_cli.app.vary import DEVICES, VARY, run_varied
-from mismatch_cli.base.options import flags, saying
+from mismatch_cli.app.common import Common, recording
+from mismatch_cli.app.flags import flags
+from mismatch_cli.app.rank_flags import KEPT, RankSettings, told_to_all
+from mismatch_cli.app.vary import VarySettings, run_varied
+from mismatch_cli.base.options import part
+from mismatch_cli.base.values import Values
 from mismatch_cli.probe.config import RescoreConfig
 from mismatch_cli.processes.ranks.joined import joined
 
@@ -27,12 +21,11 @@ PANEL, PLACE = "Use elsewhere", 2
 @flags(RescoreConfig)
 def command(
     context: typer.Context,
+    values: Values,
     *,
-    vary: list[str] | None = VARY,
-    devices: str | None = DEVICES,
-    nproc: int = NPROC,
-    sharded: bool = SHARDED,
-    common: Annotated[Probing, saying("output", show_default="rescore-RUN")],
+    varied: VarySettings = part(VarySettings),
+    shared: RankSettings = part(RankSettings, "nproc", "sharded"),
+    common: Common = recording("rescore-RUN", "worst", "open"),
 ) -> None:
     """Score the responses of a trace with another model, dtype or checkpoint, and report the gap.
 
@@ -45,24 +38,21 @@ def command(
       mismatch-cli rescore run --trainer-model ./checkpoint-40 --weights newer
       mismatch-cli rescore run --vary trainer-model=./step-20,./step-40 --devices 0,1
     """
-    if vary:
-        run_varied(context, common, RescoreConfig, vary, devices)
+    if varied.vary:
+        run_varied(context, common, RescoreConfig, varied)
         return
     from mismatch_cli.app.prepared import prepared_run
 
-    check_sharded(sharded, nproc)
-    launch_ranks(context, nproc, KEPT)
-    with (
-        joined(KEPT) as world,
-        told_to_all(world, prepared_run(context, common, RescoreConfig, _check)) as prepared,
-    ):
+    shared.check_sharded()
+    shared.launch(context, KEPT)
+    prepared = prepared_run(values, common, RescoreConfig, "rescore", _check)
+    with joined(KEPT) as world, told_to_all(world, prepared) as (config, work, manifest):
         from mismatch_cli.models.dealing import Ranks
         from mismatch_cli.probe.rescore import rescore
         from mismatch_cli.trace.reader import Trace
         from mismatch_cli.trace.work import put_in_place
 
-        config, work, manifest = prepared
-        rescore(config, work, manifest, common.progress_of(world), Ranks(world, sharded))
+        rescore(config, work, manifest, common.progress_of(world), Ranks(world, shared.sharded))
         if world.first:
             folder = put_in_place(work)
             common.study_mismatch([Trace.open(folder)], folder)

@@ -2,27 +2,35 @@
 finds it.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from mismatch_cli.app.common import Common
+from mismatch_cli.app.flags import flags
 from mismatch_cli.base.errors import UsageError, suggest
-from mismatch_cli.base.options import flags, setting
+from mismatch_cli.base.options import part, setting
 
 PANEL, PLACE = "Use elsewhere", 5
 
 
-@flags()
-def command(
-    *,
-    run: Path | None = setting(None, "Run folder or trace folder.", argument=True, metavar="RUN"),
+@dataclass(frozen=True, kw_only=True)
+class UploadSettings:
+    """What is copied, and where to."""
+
+    run: Path | None = setting(None, "Run folder or trace folder.", argument=True, metavar="RUN")
     url: str | None = setting(
         None,
         "Destination: s3://, gs://, abfs:// or any other scheme of fsspec.",
         argument=True,
         metavar="URL",
-    ),
-    common: Annotated[Common, "force", "quiet", "debug"],
+    )
+
+
+@flags()
+def command(
+    *,
+    copied: UploadSettings = part(UploadSettings),
+    common: Common = part(Common, "force", "quiet", "debug"),
 ) -> None:
     """Upload a run to an object store: shards first, manifests last.
 
@@ -32,6 +40,7 @@ def command(
     """
     from mismatch_cli.trace.stores import StorePath, located
 
+    run, url = copied.run, copied.url
     if run is None or url is None:
         raise UsageError(
             f"Name a run and a destination, such as: {suggest('upload', 'RUN', 's3://BUCKET/RUN')}"

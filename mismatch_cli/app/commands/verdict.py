@@ -6,20 +6,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import isfinite
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.app.command import Command
 from mismatch_cli.app.common import Common, print_json, print_parts
 from mismatch_cli.app.completions import frameworks
+from mismatch_cli.app.flags import flags
+from mismatch_cli.app.shared_settings import ListSettings
 from mismatch_cli.base import registry
 from mismatch_cli.base.errors import UsageError, suggest
-from mismatch_cli.base.options import flags, setting
+from mismatch_cli.base.options import own, part, setting
 from mismatch_cli.frameworks import DASHBOARDS
 from mismatch_cli.limits.both_sides import DTYPES, family, stated
 from mismatch_cli.limits.model_names import is_kind, named_model
-from mismatch_cli.models.torch_settings import KV_CACHE_DTYPES
+from mismatch_cli.probe.settings import RolloutSettings, SamplerSettings, ScorerSettings
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,7 +35,8 @@ _BUNDLED = "abs_d_mean=0.0083", "bf16", "fp8"
 _VALUE = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?%?|[-+]?(nan|inf|infinity)", re.IGNORECASE)
 _NEGATIVE = re.compile(r"-\.?\d")
 _SIGN = re.compile(r"−(?=\.?\d)")  # as our own screens print a negative number
-of_run = partial(setting, panel="The run behind the number")
+_RUN = "The run behind the number"
+of_run = partial(setting, panel=_RUN)
 
 
 class TakesNegatives(Command):
@@ -52,9 +56,10 @@ class TakesNegatives(Command):
 COMMAND = TakesNegatives
 
 
-@flags()
-def command(
-    *,
+@dataclass(frozen=True, kw_only=True)
+class NumberSettings:
+    """The numbers, as they are typed."""
+
     numbers: list[str] | None = setting(
         None,
         "Metrics, each with its number: NAME=VALUE or NAME VALUE. A framework is needed only "
@@ -63,26 +68,45 @@ def command(
         metavar="[FRAMEWORK] [NAME=VALUE]...",
         completes=frameworks,
         show_default="the mean |Δlog p| of a bundled trace",
-    ),
-    list_names: bool = setting(False, "List the metrics of one framework or of all.", "--list"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilySettings:
+    """The model behind a number, and its precision."""
+
     model: str | None = of_run(
         None,
         "dense or moe, one of these with a size (dense-7b), or a hub's name.",
         metavar="MODEL",
         completes=("dense", "moe"),
-    ),
+    )
     dtype: str | None = of_run(
         None, "Dtype of the rollout engine's weights.", choices=("dtype", DTYPES)
+    )
+
+
+@flags()
+def command(
+    *,
+    named: NumberSettings = part(NumberSettings),
+    listing: ListSettings = part(ListSettings),
+    of_family: FamilySettings = part(FamilySettings),
+    trainer: Any = part(
+        ScorerSettings, "dtype", dtype=own(None, choices=("dtype", DTYPES)), panel=_RUN
     ),
-    trainer_dtype: str | None = of_run(
-        None, "Dtype of the trainer, if different.", choices=("dtype", DTYPES)
+    engine: Any = part(
+        RolloutSettings, "kv_cache_dtype", kv_cache_dtype=own(show_default=""), panel=_RUN
     ),
-    kv_cache_dtype: str | None = of_run(
-        None, "Dtype of the KV cache, such as fp8.", metavar="DTYPE", completes=KV_CACHE_DTYPES
+    sampler: Any = part(
+        SamplerSettings,
+        "temperature",
+        "top_p",
+        temperature=own(None),
+        top_p=own(None, flag=True),
+        panel=_RUN,
     ),
-    temperature: float | None = of_run(None, "Sampling temperature."),
-    top_p: float | None = of_run(None, "Sampling top-p."),
-    common: Annotated[Common, "json", "quiet", "debug"],
+    common: Common = part(Common, "json", "quiet", "debug"),
 ) -> None:
     """Say whether a number is normal: which limits it meets, what others measured, what to check
     first.
@@ -95,23 +119,19 @@ def command(
       mismatch-cli verdict k3 0.0015 k1 -0.001 --model Qwen/Qwen3-30B-A3B
       mismatch-cli verdict --list trl
     """
-    framework, values = _parsed(numbers or [], list_names)
-    if not numbers and not list_names:
-        words, dtype, kv_cache_dtype = (
-            [_BUNDLED[0]],
-            dtype or _BUNDLED[1],
-            kv_cache_dtype or _BUNDLED[2],
-        )
-        framework, values = _parsed(words, list_names)
+    words, dtype, cache = named.numbers or [], of_family.dtype, engine.kv_cache_dtype
+    if not words and not listing.list:
+        number, bundled_dtype, bundled_cache = _BUNDLED
+        words, dtype, cache = [number], dtype or bundled_dtype, cache or bundled_cache
         common.progress.say(
             "No metric named: judging the mean |Δlog p| of fp8-kv, a bundled trace."
         )
-    about = _about(
-        model, dtype, trainer_dtype, kv_cache_dtype, {"temperature": temperature, "top_p": top_p}
-    )
+    framework, values = _parsed(words, listing.list)
+    sampling = {"temperature": sampler.temperature, "top_p": sampler.top_p}
+    about = _about(of_family.model, dtype, trainer.dtype, cache, sampling)
     from mismatch_cli.studies.dashboard import DashboardNumbers, Quoted, listed
 
-    if list_names:
+    if listing.list:
         _show_names(listed(framework), common.json)
         return
     quoted = [Quoted.of(framework, name, value) for name, value in values]

@@ -1,20 +1,14 @@
 """`mismatch-cli bisect`: which setting, which layer, which side causes the gap of a trace."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from mismatch_cli.app.common import Recording
-from mismatch_cli.app.rank_flags import (
-    KEPT,
-    NPROC,
-    SHARDED,
-    check_sharded,
-    launch_ranks,
-    told_to_all,
-)
-from mismatch_cli.base.options import flags, saying
+from mismatch_cli.app.common import Common, recording
+from mismatch_cli.app.flags import flags
+from mismatch_cli.app.rank_flags import KEPT, RankSettings, told_to_all
+from mismatch_cli.base.options import own, part
+from mismatch_cli.base.values import Values
 from mismatch_cli.bisect.search_config import BisectConfig
 from mismatch_cli.processes.ranks.joined import joined
 
@@ -24,10 +18,10 @@ PANEL, PLACE = "Explain", 2
 @flags(BisectConfig)
 def command(
     context: typer.Context,
+    values: Values,
     *,
-    nproc: int = NPROC,
-    sharded: bool = SHARDED,
-    common: Annotated[Recording, saying("output", show_default="bisect-RUN")],
+    shared: RankSettings = part(RankSettings, "nproc", sharded=own(flag=False)),
+    common: Common = recording("bisect-RUN"),
 ) -> None:
     """Find what causes the gap: change one setting at a time on the same tokens, and rank how much
     of it each removes.
@@ -44,24 +38,18 @@ def command(
     from mismatch_cli.app.prepared import prepared_run
 
     check = _no_check if common.resume else _check
-    check_sharded(sharded, nproc)
-    launch_ranks(context, nproc, KEPT)
-    with (
-        joined(KEPT) as world,
-        told_to_all(world, prepared_run(context, common, BisectConfig, check)) as prepared,
-    ):
+    shared.check_sharded()
+    shared.launch(context, KEPT)
+    prepared = prepared_run(values, common, BisectConfig, "bisect", check)
+    with joined(KEPT) as world, told_to_all(world, prepared) as (config, work, manifest):
         from mismatch_cli.bisect.search import search, traced
         from mismatch_cli.bisect.studies.bisection import BisectionAnalysis
         from mismatch_cli.models.dealing import Ranks
         from mismatch_cli.studies.diagnosis import faults
         from mismatch_cli.trace.work import put_in_place
 
-        config, work, manifest = prepared
-        progress, ranks, is_new = (
-            common.progress_of(world),
-            Ranks(world, sharded),
-            not common.resume,
-        )
+        progress, ranks = common.progress_of(world), Ranks(world, shared.sharded)
+        is_new = not common.resume
         source = traced(config, work, progress, ranks, fresh=is_new)
         search(config, source, work, progress, faults, ranks, manifest["flags"], fresh=is_new)
         if world.first:

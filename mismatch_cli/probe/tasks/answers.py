@@ -8,8 +8,8 @@ from mismatch_cli.base.numbers import count
 
 FORMATS = ("auto", "boxed", "line")
 FORMAT_HELP = (
-    "Where responses state their answer: boxed (the last box), line (a last line Answer: …); "
-    "auto: as the prompt asks."
+    "Where responses state their answer: boxed (the last box), line (a last line Answer: …), or "
+    "auto, as the prompt asks."
 )
 VERL_RULE, OAT_RULE = GRADERS = ("verl", "oat")
 GRADER_HELP = (

@@ -142,7 +142,7 @@ _RULES: dict[str, tuple[str, Callable[[str], str]]] = {
 }
 
 
-def gradable(problems: Sequence[Problem], reward: str, location: str) -> list[Problem]:
+def gradable(problems: Sequence[Problem], reward: str | None, location: str) -> list[Problem]:
     """The problems that can be graded: those with an answer, or all with a `reward` that needs
     none; a `MismatchError` if none can.
     """
@@ -151,7 +151,7 @@ def gradable(problems: Sequence[Problem], reward: str, location: str) -> list[Pr
     if not found:
         raise MismatchError(
             f"{location} has no problem with an answer. Name the field that holds it with "
-            "--answer-field."
+            "answer_field = … in a file for --config."
         )
     return found
 
@@ -159,8 +159,8 @@ def gradable(problems: Sequence[Problem], reward: str, location: str) -> list[Pr
 class Grader:
     """Grades responses as text, in a child process; a context manager.
 
-    `reward` is FILE.py:FUNCTION, with a limit of `seconds`, the name of a reward, or empty; names
-    that need it, and the empty one, grade by a `rule`: verl's or oat's. After a prompt that ends
+    `reward` is FILE.py:FUNCTION, with a limit of `seconds`, the name of a reward, or None; names
+    that need it, and None, grade by a `rule`: verl's or oat's. After a prompt that ends
     in an open thought, only text after the thought counts. `answer_format` is where responses
     state their answer; "auto" lets each prompt decide. `chat`: the tokenizer has a chat template,
     which turns problems into conversations.
@@ -170,8 +170,8 @@ class Grader:
         self,
         decode: Callable[[list[int]], str],
         *,
-        reward: str = "",
-        seconds: float = 0,
+        reward: str | None = None,
+        seconds: float | None = None,
         template: str = "chat",
         answer_format: str = "auto",
         rule: str = VERL_RULE,
@@ -179,15 +179,14 @@ class Grader:
     ) -> None:
         self._decode = decode
         self._format, self._words_ask_for_line = answer_format, template == LINE_TEMPLATE
-        self._needs_answer, own = needs_answer(reward), is_own(reward)
+        self._needs_answer = needs_answer(reward)
         self._named: named_rewards.NamedReward | None = None
-        if reward and not own:
+        self._scorer: MathVerify | OwnReward = MathVerify(rule=rule)
+        if reward and is_own(reward):
+            conversational = chat and template in CONVERSATIONS
+            self._scorer = OwnReward(reward, seconds or 0, conversational=conversational)
+        elif reward:
             self._named = named_rewards.find(reward)
-        self._scorer: MathVerify | OwnReward = (
-            OwnReward(reward, seconds, conversational=chat and template in CONVERSATIONS)
-            if own
-            else MathVerify(rule=rule)
-        )
 
     def can_grade(self, problem: Problem) -> bool:
         """Without an answer, only a reward that needs none can grade."""

@@ -27,8 +27,8 @@ LINE_TEMPLATE = "answer-line"
 CONVERSATIONS = ("chat", "boxed", LINE_TEMPLATE)
 TEMPLATES = ("chat", "raw", "r1-distill", "boxed", LINE_TEMPLATE)
 TEMPLATE_HELP = (
-    "Prompt format: chat (the model's template), raw, r1-distill, or chat with added words that "
-    "ask for a box (boxed) or a line Answer: … (answer-line) unless the problem does."
+    "chat (the model's own), raw, r1-distill, or chat that asks for a box (boxed) or a last line "
+    "(answer-line)."
 )
 # The prompt for DeepSeek-R1-Distill models in the sanity test's code (sail-sg/Precision-RL, by
 # oat): the response begins inside the thought. The sanity data on the hub end with these words.
@@ -230,7 +230,7 @@ def encode_prompts(
     *,
     template: str = "chat",
     max_model_len: int,
-    max_prompt: int = 0,
+    max_prompt: int | None = None,
 ) -> EncodedPrompts:
     """Encode problems with one of `TEMPLATES`; skip prompts that leave no room for a token or
     exceed `max_prompt`.
@@ -276,12 +276,12 @@ def _asked(problem: Problem, words: str) -> Problem:
     )
 
 
-def _unusable(prompt_ids: list[int], max_model_len: int, max_prompt: int) -> str | None:
+def _unusable(prompt_ids: list[int], max_model_len: int, max_prompt: int | None) -> str | None:
     if not prompt_ids:
         return "the prompt is empty"
     if len(prompt_ids) >= max_model_len:
         return f"the prompt has {len(prompt_ids)} tokens, the context {max_model_len}"
-    if 0 < max_prompt < len(prompt_ids):
+    if max_prompt is not None and max_prompt < len(prompt_ids):
         return f"the prompt has {len(prompt_ids)} tokens, more than the limit of {max_prompt}"
     return None
 

@@ -25,7 +25,7 @@ def is_own(rewards: str | Iterable[str]) -> bool:
     return any(":" in reward or reward.endswith(".py") for reward in each)
 
 
-def needs_answer(reward: str) -> bool:
+def needs_answer(reward: str | None) -> bool:
     """Whether a problem without an answer cannot be graded: by the default rule, or by a named
     reward that uses it.
     """
@@ -34,15 +34,16 @@ def needs_answer(reward: str) -> bool:
     return not is_own(reward) and named_rewards.find(reward).NEEDS_ANSWER
 
 
-def check_reward(where: str, seconds: int = 0) -> None:
+def check_reward(where: str | None, seconds: int | None = None) -> None:
     """Load a reward function once, so that its errors show before the run starts; does nothing
     without one. A `UsageError` for an unknown name.
     """
-    if not is_own(where):
-        if where:
-            named_rewards.check(where)
+    if not where:
         return
-    reward = OwnReward(where, seconds)
+    if not is_own(where):
+        named_rewards.check(where)
+        return
+    reward = OwnReward(where, seconds or 0)
     try:
         reward.child.start()
     finally:
@@ -78,7 +79,8 @@ class OwnReward:
             "mismatch_cli.probe.tasks.reward_worker",
             code,
             seconds_to_start=to_load,
-            cannot_start=f"{file} did not load within {to_load:g} s. Allow more with --reward-seconds.",
+            cannot_start=f"{file} did not load within {to_load:g} s. Allow more, with a line "
+            "reward_seconds = N in the file of --config.",
         )
 
     def grade(self, response: str, answer: str | None, finish_reason: str, problem: Any) -> float:

@@ -8,22 +8,25 @@ import json
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mismatch_cli.app.common import DRAWING, Common
+from mismatch_cli.app.common import DRAWING, KEY, Common
 from mismatch_cli.app.completions import algorithms
+from mismatch_cli.app.flags import flags
 from mismatch_cli.app.progress import TerminalProgress
-from mismatch_cli.app.rank_flags import NPROC, launch_ranks
-from mismatch_cli.app.tracking import AS_FRAMEWORK, TRACK, TRACK_NAME, TRACK_PROJECT, Tracking
-from mismatch_cli.base import registry
+from mismatch_cli.app.rank_flags import RankSettings
+from mismatch_cli.app.shared_settings import PageSettings
+from mismatch_cli.app.tracking import Tracking, TrackSettings
+from mismatch_cli.app.vary import VarySettings
 from mismatch_cli.base.errors import MismatchError, UsageError, quoted
-from mismatch_cli.base.options import flags, names_cluster, setting
+from mismatch_cli.base.options import flat, own, part, replaced, setting
 from mismatch_cli.base.places import bundled, shown
+from mismatch_cli.base.values import Values
 from mismatch_cli.processes.ranks import World
 from mismatch_cli.processes.ranks.joined import joined, launched, number_of_ranks, restarted
 from mismatch_cli.trace.training_folder import METRICS
@@ -31,8 +34,8 @@ from mismatch_cli.train.train_config import (
     FILE_NAME,
     TrainConfig,
     changed_from,
-    load_config,
     parsed,
+    preset_values,
     presets,
     shown_defaults,
 )
@@ -44,142 +47,149 @@ if TYPE_CHECKING:
 
 PANEL, PLACE = "Train", 2
 
-# Settings whose flags here say more than in the dataclass.
-_OWN = {
-    known.name: known.metadata["help"]
-    for known in fields(TrainConfig)
-    if known.name in ("algorithm", "seed")
-}
 _PRESET = "miniature"
-_SHOWN = shown_defaults(_PRESET)
 _SayStart = Callable[[TrainConfig, Path], None]  # after the first step of a run
+_FOLDER = own(
+    help="Run folder.",
+    show_default="train-PRESET",
+)
 
 
-@flags(TrainConfig, without=tuple(_OWN), defaults=_SHOWN)
-def command(
-    context: typer.Context,
-    *,
-    algorithm: list[str] | None = setting(
-        None,
-        f"{_OWN['algorithm']} Repeatable.",
-        short="-a",
-        metavar="ALGORITHM",
-        show_default=_SHOWN["algorithm"],
-        completes=algorithms,
-        typed=registry.names_file,
-    ),
+@dataclass(frozen=True, kw_only=True)
+class RunsSettings:
+    """How many runs there are, and what they have in common."""
+
     preset: str = setting(
         _PRESET,
-        f"Defaults of all settings: {', '.join(presets())}, or a file.",
+        "Defaults of all settings: miniature, paper, dense-base and others, which `guide train` "
+        "lists, or a file.",
         metavar="NAME|FILE.toml",
         completes=presets,
+    )
+    seeds: int = setting(1, "Runs per algorithm, a seed each.", least=1)
+    show_config: bool = setting(
+        False, "Check the settings, print them all as TOML with their sources, and stop."
+    )
+
+
+@flags(
+    TrainConfig,
+    shown=shown_defaults(_PRESET),
+    algorithm=own(repeatable=True, short="-a", completes=algorithms),
+)
+def command(
+    context: typer.Context,
+    values: Values,
+    *,
+    runs: RunsSettings = part(RunsSettings),
+    shared: RankSettings = part(RankSettings, "nproc", "max_restarts"),
+    apart: VarySettings = part(
+        VarySettings, "devices", devices=own(show_default="one after another")
     ),
-    seed: int | None = setting(None, _OWN["seed"], show_default=_SHOWN["seed"]),
-    seeds: int = setting(1, "Runs per algorithm, with consecutive seeds.", min=1),
-    output: Path | None = setting(
-        None,
-        "Run folder: traces/, checkpoints/, model/, report.html and more.",
-        short="-o",
-        show_default="train-PRESET",
-        panel="Output",
+    tracked: TrackSettings = part(TrackSettings, project=own(flag=False), name=own(flag=False)),
+    page: PageSettings = part(PageSettings, report_every=own(flag=False)),
+    common: Common = part(
+        Common,
+        "trust_remote_code",
+        "output",
+        "resume",
+        *DRAWING,
+        "full",
+        "quiet",
+        "debug",
+        output=_FOLDER,
+        plots=KEY,
+        plot_width=KEY,
+        debug=KEY,
     ),
-    resume: bool = setting(False, "Resume the runs in --output from their checkpoints."),
-    devices: str | None = setting(
-        None,
-        "Run several trainings at once, one per GPU of this list, or on a Ray cluster.",
-        metavar="0,1|ray|ray://HOST:PORT",
-        typed=names_cluster,
-        show_default="one after another",
-        panel="Ranks",
-    ),
-    nproc: int = NPROC,
-    max_restarts: int = setting(
-        0,
-        "Restarts of all processes from the last checkpoint after one has died.",
-        min=0,
-        panel="Ranks",
-        metavar="N",
-    ),
-    show_config: bool = setting(False, "Check the settings, print them all as TOML, and stop."),
-    report_every: float = setting(
-        60,
-        "Minimum time between refreshes of report.html; 0 to draw it only at the end.",
-        min=0,
-        metavar="SECONDS",
-        panel="Output",
-    ),
-    track: list[str] | None = TRACK,
-    track_project: str = TRACK_PROJECT,
-    track_name: str | None = TRACK_NAME,
-    framework: str | None = AS_FRAMEWORK,
-    common: Annotated[Common, "trust_remote_code", *DRAWING, "full", "quiet", "debug"],
-    **chosen: Any,
 ) -> None:
     """Train on a small set of problems to full accuracy, with any algorithm, and record what its
     trust region does.
 
-    Every setting of a preset is also a flag. The defaults below are those of the preset miniature;
-    type --preset paper --show-config to print those of paper.
+    The defaults below are those of the preset miniature; --preset paper --show-config prints those
+    of paper.
 
     Examples:
       mismatch-cli train
       mismatch-cli train -a dppo-binary-tv -a pg-is -a grpo-clip-higher --seeds 3
       mismatch-cli train --model ./checkpoint --dataset problems.jsonl --steps 200
-      mismatch-cli train --preset paper --nproc 8 --max-restarts 3
+      mismatch-cli train --preset paper --nproc 8
       mismatch-cli train --track trackio --as verl
     """
     from mismatch_cli.base.extras import require
     from mismatch_cli.train.resemblance import Resemblance
     from mismatch_cli.train.task import check_ranks, check_runs
 
-    expected = Resemblance.of(preset)
-    changes = {name: value for name, value in chosen.items() if value is not None}
-    first = load_config(preset, changes | ({} if seed is None else {"seed": seed}))
+    expected = Resemblance.of(runs.preset)
+    given, specs = values.without("algorithm"), common.meant(values.get("algorithm"))
+    resolved = preset_values(runs.preset, given)
+    first = resolved.build(TrainConfig)
     configs = [
-        load_config(preset, changes | {"algorithm": name, "seed": first.seed + number})
-        for name in common.meant(algorithm) or [first.algorithm]
-        for number in range(seeds)
+        replaced(first, algorithm=spec, seed=first.sampler.seed + number)
+        for spec in specs or [first.algorithm]
+        for number in range(runs.seeds)
     ]
-    tracking = Tracking.asked(track, track_project, track_name, framework, several=len(configs) > 1)
-    output = output or Path(f"train-{Path(preset).stem}")
-    if not show_config:
-        check_ranks(first, number_of_ranks(nproc))
-        _say_whose_rate(first, preset, changes, common)
+    tracking = Tracking.asked(tracked, several=len(configs) > 1)
+    output, resume = common.output or Path(f"train-{Path(runs.preset).stem}"), common.resume
+    if not runs.show_config:
+        check_ranks(first, number_of_ranks(shared.nproc))
+        _say_whose_rate(first, runs.preset, values, common)
     folders = _run_folders(configs, output)  # report equal names before problems in the files
     check_runs(configs)
-    if show_config:
-        print(configs[0].to_toml(), end="")
-        _say_right_ranks(first, number_of_ranks(nproc), common)
+    if runs.show_config:
+        print(_with_sources(configs[0], values.over(resolved)), end="")
+        _say_right_ranks(first, number_of_ranks(shared.nproc), common)
         return
-    require(first.engine, f"--engine {first.engine}")
+    require(first.engine.name, f"--engine {first.engine.name}")
     require("hf", "`train`")
-    if devices is not None and (len(configs) == 1 or nproc > 1 or launched()):
-        raise UsageError(
-            "--devices runs several trainings, a process each: add -a or --seeds, without --nproc."
-        )
-    if devices is not None and first.engine_url:
-        raise UsageError(
-            "--devices trains several models, but servers hold the weights of one. Leave out "
-            "--devices."
-        )
+    _check_apart(apart, configs, shared)
     # Check here too: restarted ranks continue with existing files
-    if not launched() and (nproc > 1 or max_restarts):
+    if not launched() and (shared.nproc > 1 or shared.max_restarts):
         with _held(configs, folders, output, resume):
             pass
-    launch_ranks(context, nproc, _KEPT, max_restarts)
+    shared.launch(context, _KEPT)
     resume = resume or restarted()
     with joined(_KEPT) as world, ExitStack() as held:  # until after the last run
         if not world.first:
             for config, folder in zip(configs, folders, strict=True):
                 _follow(config, folder, resume, world)
             return
-        if devices is not None:
+        if apart.devices is not None:
             held.enter_context(_held(configs, [], output, resume))  # each run holds its own folder
-            _train_apart(context, configs, folders, output, devices, resume, common)
+            _train_apart(context, configs, folders, output, apart.devices, resume, common)
             return
         held.enter_context(_held(configs, folders, output, resume))
-        say_start = partial(_say_start, expected, preset, common.progress)
-        _train(folders, configs, output, resume, report_every, common, world, tracking, say_start)
+        say_start = partial(_say_start, expected, runs.preset, common.progress)
+        every = page.report_every
+        _train(folders, configs, output, resume, every, common, world, tracking, say_start)
+
+
+def _with_sources(config: TrainConfig, values: Values) -> str:
+    """The settings of a run as its file has them, each with what set it, unless that is the default
+    of all presets.
+    """
+    lines = []
+    for line in config.to_toml().splitlines():
+        place = values.place(line.partition(" = ")[0])
+        if place is not None:
+            line += f"  # {place or 'typed'}"
+        lines.append(line)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _check_apart(apart: VarySettings, configs: Sequence[TrainConfig], shared: RankSettings) -> None:
+    """A `UsageError` for --devices where there is one run, or one set of servers."""
+    if apart.devices is None:
+        return
+    if len(configs) == 1 or shared.nproc > 1 or launched():
+        raise UsageError(
+            "--devices runs several trainings, a process each: add -a or --seeds, without --nproc."
+        )
+    if configs[0].engine.url:
+        raise UsageError(
+            "--devices trains several models, but servers hold the weights of one. Leave out "
+            "--devices."
+        )
 
 
 _KEPT = (
@@ -251,16 +261,14 @@ def _run_folders(configs: Sequence[TrainConfig], output: Path) -> list[Path]:
 
 
 def _run_name(config: TrainConfig) -> str:
-    return f"{Path(config.algorithm).name.replace(':', '-').replace(',', '-')}-seed-{config.seed}"
+    return f"{Path(config.algorithm).name.replace(':', '-').replace(',', '-')}-seed-{config.sampler.seed}"
 
 
-def _say_whose_rate(
-    config: TrainConfig, preset: str, changes: dict[str, Any], common: Common
-) -> None:
-    chosen = preset != _PRESET or "learning_rate" in changes
-    if not chosen and Path(config.model).resolve() != bundled("model").resolve():
+def _say_whose_rate(config: TrainConfig, preset: str, values: Values, common: Common) -> None:
+    chosen = preset != _PRESET or "learning_rate" in values
+    if not chosen and Path(config.engine.model).resolve() != bundled("model").resolve():
         common.progress.say(
-            f"The learning rate of the preset miniature, {config.learning_rate:g}, was chosen "
+            f"The learning rate of the preset miniature, {config.optimiser.learning_rate:g}, was chosen "
             "for the bundled model. For another model, set --learning-rate or use --preset paper."
         )
 
@@ -414,13 +422,15 @@ def _run(
             progress.say(words)
 
     if not progress.on_terminal:  # on one, the view says so
-        model, where = shown(config.model), shown(str(folder))
-        progress.say(f"Training {model} with {config.algorithm}, seed {config.seed}, into {where}")
+        model, where = shown(config.engine.model), shown(str(folder))
+        progress.say(
+            f"Training {model} with {config.algorithm}, seed {config.sampler.seed}, into {where}"
+        )
     try:
         with (
             _interruptible(progress, view),
             progress.view(view.lines),
-            tracking.of(folder, asdict(config), progress.say) as trackers,
+            tracking.of(folder, flat(config), progress.say) as trackers,
         ):
             done = train(
                 config,

@@ -5,23 +5,29 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
-from mismatch_cli.app.commands.gate import BASELINE, EXCEEDED, LIMITS
+from mismatch_cli.app.commands.gate import EXCEEDED
 from mismatch_cli.app.common import Common
-from mismatch_cli.app.completions import algorithms, runs
+from mismatch_cli.app.completions import runs
+from mismatch_cli.app.flags import flags
+from mismatch_cli.app.shared_settings import (
+    AlgorithmSettings,
+    FormatSettings,
+    LimitSettings,
+    PageSettings,
+)
 from mismatch_cli.app.trackers import flat
-from mismatch_cli.app.tracking import AS_FRAMEWORK, TRACK, TRACK_NAME, TRACK_PROJECT, Tracking
-from mismatch_cli.base import registry
+from mismatch_cli.app.tracking import Tracking, TrackSettings
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.base.memory import collect_often
-from mismatch_cli.base.options import flags, saying, setting
+from mismatch_cli.base.options import own, part, setting
 from mismatch_cli.base.places import FAULTY, bundled_trace, or_bundled
-from mismatch_cli.frameworks import IMPORTERS
 
 if TYPE_CHECKING:
     from mismatch_cli.watch.watcher import Asked, Told, Watcher
@@ -30,12 +36,18 @@ PANEL, PLACE = "Use elsewhere", 4
 
 _SLICE = 0.1  # seconds between checks on commands and pages
 _NAMED = 4  # alarms named in the last message
+_FOLDER = own(
+    help="Folder for the page and the state; watching again into it continues.",
+    show_default="watch-NAME",
+)
+_LINES = own(help="Print one JSON line per step.")
 at_alarm, at_end = partial(setting, panel="Alarms"), partial(setting, panel="When it ends")
 
 
-@flags()
-def command(
-    *,
+@dataclass(frozen=True, kw_only=True)
+class WatchSettings:
+    """What is followed, and how often."""
+
     run: Path | None = setting(
         None,
         "A training run, a trace that a Recorder writes, or a framework's dump folder; it need "
@@ -43,54 +55,63 @@ def command(
         argument=True,
         show_default="the bundled trace",
         completes=runs,
-    ),
-    every: float = setting(5.0, "Seconds between checks for new data.", min=0.01),
-    algorithm: str | None = setting(
-        None,
-        "Show the share of tokens that this algorithm blocks, for traces and dumps.",
-        completes=algorithms,
-        typed=registry.names_file,
-        show_default="the one that trains, or grpo-clip-higher",
-    ),
-    format: str | None = setting(
-        None,
-        "Format of the dump.",
-        choices=("format", partial(registry.names, IMPORTERS)),
-        show_default="detected",
-    ),
-    limits: list[str] | None = LIMITS(show_default="none: no alarms"),
-    baseline: list[Path] | None = BASELINE,
+    )
+    every: float = setting(5.0, "Seconds between checks for new data.", least=0.01)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlarmSettings:
+    """What an alarm does."""
+
     on_alarm: str | None = at_alarm(
         None,
         "Shell command to run at each alarm; $ALARM_TEXT and others say what happened.",
         metavar="COMMAND",
         typed=True,
+    )
+    stop_on_alarm: bool = at_alarm(False, "Exit with code 3 at the first alarm.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndSettings:
+    """How long to watch."""
+
+    once: bool = at_end(False, "Read the existing data and exit, without waiting for more.")
+    until_step: int | None = at_end(None, "Exit once this step is complete.", least=0)
+    minutes: float | None = at_end(
+        None,
+        "Exit after so many minutes without new data.",
+        key="idle",
+        metavar="MINUTES",
+        least=0.0,
+    )
+
+    @property
+    def idle(self) -> float | None:
+        """The longest time without new data, in seconds."""
+        return None if self.minutes is None else 60 * self.minutes
+
+
+_BLOCKED = own(
+    help="Show the share of tokens that this algorithm blocks, for traces and dumps.",
+    show_default="the one that trains, or grpo-clip-higher",
+)
+
+
+@flags()
+def command(
+    *,
+    watched: WatchSettings = part(WatchSettings),
+    blocking: AlgorithmSettings = part(AlgorithmSettings, algorithms=_BLOCKED),
+    of_format: FormatSettings = part(FormatSettings),
+    by: LimitSettings = part(LimitSettings, limits=own(show_default="none: no alarms")),
+    at_alarms: AlarmSettings = part(AlarmSettings),
+    end: EndSettings = part(EndSettings),
+    page: PageSettings = part(PageSettings),
+    tracked: TrackSettings = part(TrackSettings),
+    common: Common = part(
+        Common, "output", "no_plots", "json", "quiet", "debug", output=_FOLDER, json=_LINES
     ),
-    stop_on_alarm: bool = at_alarm(False, "Exit with code 3 at the first alarm."),
-    once: bool = at_end(False, "Read the existing data and exit, without waiting for more."),
-    until_step: int | None = at_end(None, "Exit once this step is complete.", min=0),
-    idle: float | None = at_end(
-        None, "Exit after so many minutes without new data.", metavar="MINUTES", min=0.0
-    ),
-    report_every: float = setting(
-        60.0, "Seconds between refreshes of the page; 0 for no page.", panel="Output", min=0
-    ),
-    track: list[str] | None = TRACK,
-    track_project: str = TRACK_PROJECT,
-    track_name: str | None = TRACK_NAME,
-    framework: str | None = AS_FRAMEWORK,
-    common: Annotated[
-        Common,
-        saying(
-            "output",
-            help="Folder for the page and the state; watching again into it continues.",
-            show_default="watch-NAME",
-        ),
-        "no_plots",
-        saying("json", help="Print one JSON line per step."),
-        "quiet",
-        "debug",
-    ],
 ) -> None:
     """Follow a run while it trains: its gap step by step, limits as alarms, and a page that stays
     current.
@@ -110,39 +131,31 @@ def command(
     from mismatch_cli.trace.stores import is_store
     from mismatch_cli.watch.folders import check_there, check_watch_folder, watch_folder
 
-    run = or_bundled(run) if run else bundled_trace(FAULTY)
-    tracking = Tracking.asked(
-        track, track_project, track_name or run.resolve().name, framework, several=False
-    )
+    run = or_bundled(watched.run) if watched.run else bundled_trace(FAULTY)
+    tracking = Tracking.asked(tracked, several=False, name=run.resolve().name)
     if is_store(run):
         raise UsageError(
             f"{run} is not on this machine, but watch follows local files. Start it where the "
             "run writes."
         )
-    common.check(baseline)
+    common.check(by.baseline)
     check_there(run)
     folder = common.output or Path(f"watch-{run.resolve().name}")
     check_watch_folder(folder, run)
-    if not limits and (on_alarm is not None or stop_on_alarm or baseline):
+    if not by.limits and (at_alarms.on_alarm or at_alarms.stop_on_alarm or by.baseline):
         raise UsageError(
             "Without limits there are no alarms. Add --limits with a name of gate --list or a "
             "TOML file."
         )
-    sets = limit_sets(limits, has_baseline=bool(baseline)) if limits else []
-    if algorithm is not None:
-        from mismatch_cli.rules.algorithms.parse import find
-
-        (algorithm,) = common.meant([algorithm])
-        find(algorithm)
+    sets = limit_sets(by.limits, has_baseline=bool(by.baseline)) if by.limits else []
+    algorithm = _algorithm(common.meant(blocking.algorithms))
     from mismatch_cli.watch.watcher import Asked
 
-    asked = Asked(sets, baseline or [], algorithm, format, tracking.framework)
-    how = _How(every, once, until_step, None if idle is None else 60 * idle, stop_on_alarm)
+    asked = Asked(sets, by.baseline or [], algorithm, of_format.format, tracking.framework)
+    how = _How(watched.every, end, at_alarms, page)
     try:
         with watch_folder(folder, run):
-            exceeded = _Watching(run, folder, asked, how, common).whole(
-                on_alarm, report_every, tracking
-            )
+            exceeded = _Watching(run, folder, asked, how, common).whole(tracking)
     except KeyboardInterrupt:
         common.progress.say(
             f"Stopped watching {run}. The state is kept in {folder}: the same command continues."
@@ -152,14 +165,27 @@ def command(
         raise typer.Exit(EXCEEDED)
 
 
-class _How(NamedTuple):
-    """How long to watch, and how often to look."""
+def _algorithm(specs: list[str]) -> str | None:
+    """The algorithm whose blocked tokens are shown; a `UsageError` for an unknown one, or for
+    several.
+    """
+    if not specs:
+        return None
+    if len(specs) > 1:
+        raise UsageError(f"watch shows one algorithm, and {len(specs)} are named. Name one.")
+    from mismatch_cli.rules.algorithms.parse import find
 
-    every: float
-    once: bool
-    until_step: int | None
-    idle: float | None  # seconds
-    stop_on_alarm: bool
+    find(specs[0])
+    return specs[0]
+
+
+class _How(NamedTuple):
+    """How often to look, how long, and what to do then."""
+
+    every: float  # seconds
+    end: EndSettings
+    alarms: AlarmSettings
+    page: PageSettings
 
 
 class _Watching:
@@ -177,7 +203,7 @@ class _Watching:
         )
         self._progress, self._view = common.progress, WatchView(run.name or str(run))
 
-    def whole(self, on_alarm: str | None, report_every: float, tracking: Tracking) -> bool:
+    def whole(self, tracking: Tracking) -> bool:
         """Watch until the end; return whether a limit was exceeded, or never measured."""
         from mismatch_cli.app.refresher import Refresher
         from mismatch_cli.watch.alarm_command import AlarmCommand
@@ -191,11 +217,10 @@ class _Watching:
         ):
             watcher = self._begun()
             self._view.show(watcher)
-            self._calls = AlarmCommand(on_alarm, self._run, self._folder, say) if on_alarm else None
-            every, draws = (
-                0 if self._common.only_numbers else report_every,
-                not self._common.no_plots,
-            )
+            command = self._how.alarms.on_alarm
+            self._calls = AlarmCommand(command, self._run, self._folder, say) if command else None
+            every = 0 if self._common.only_numbers else self._how.page.report_every
+            draws = not self._common.no_plots
             self._pages = Refresher(
                 [watcher.folder_of_lines], self._folder, every, say, draws=draws
             )
@@ -222,8 +247,8 @@ class _Watching:
                 self._view.waits_for = awaited(self._run)
                 if not self._progress.on_terminal:
                     self._progress.say(self._view.waits_for)
-            if self._how.once or (
-                self._how.idle is not None and time.monotonic() - began > self._how.idle
+            if self._how.end.once or (
+                self._how.end.idle is not None and time.monotonic() - began > self._how.end.idle
             ):
                 raise MismatchError(
                     f"{self._run} has nothing to watch yet: no step, no trace, no dump."
@@ -238,19 +263,19 @@ class _Watching:
                 self._calls.add(alarm)
         for step, record in watcher.state.lines():  # of earlier sessions: a tracker may lack them
             self._trackers.log(step, flat(record))
-        if watcher.has_reached(self._how.until_step):
+        if watcher.has_reached(self._how.end.until_step):
             return
         while True:
             if self._tell(watcher, final=False) or watcher.is_done(
-                self._how.until_step, self._how.idle
+                self._how.end.until_step, self._how.end.idle
             ):
                 break
-            if self._how.once and (
+            if self._how.end.once and (
                 not watcher.source.waiting or watcher.idle > 2 * self._how.every
             ):
                 break
             self._sleep(watcher)
-        if self._how.once or watcher.is_done(None, self._how.idle):
+        if self._how.end.once or watcher.is_done(None, self._how.end.idle):
             self._tell(watcher, final=True)
 
     def _tell(self, watcher: Watcher, *, final: bool) -> bool:
@@ -261,10 +286,10 @@ class _Watching:
             if self._calls is not None:
                 for event in filter(lambda event: event.is_alarm, told.alarms):
                     self._calls.add(event)
-            if told.raises and self._how.stop_on_alarm:
+            if told.raises and self._how.alarms.stop_on_alarm:
                 return True
             self._look_after(watcher)
-            if self._how.until_step is not None and told.step >= self._how.until_step:
+            if self._how.end.until_step is not None and told.step >= self._how.end.until_step:
                 return True
         return False
 

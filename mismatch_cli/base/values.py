@@ -1,0 +1,208 @@
+"""What each setting of a command is, and where it came from.
+
+Presets, `--config` files, `MISMATCH_…` variables, `--like`, a manifest and the command line fill the
+same object; what is checked here is named as it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from mismatch_cli.base import registry
+from mismatch_cli.base.errors import UsageError, quoted
+from mismatch_cli.base.options import Chosen, Setting, build, by_key, is_typed_only, settings_of
+
+_Settings = TypeVar("_Settings")
+TYPED = ""  # the place of what was typed
+PREFIX = "MISMATCH_"  # of variables
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+class Given(NamedTuple):
+    """A value, and where it came from: TYPED, a variable, or the name of what was read."""
+
+    value: Any
+    place: str
+
+
+class Values(Mapping[str, Any]):
+    """Settings by key that were given somewhere; what is missing has its default."""
+
+    def __init__(self, given: Mapping[str, Given]) -> None:
+        self._given = dict(given)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], place: str = TYPED) -> Values:
+        """Values that all come from one place; those that are None are not given."""
+        if isinstance(values, Values):
+            return values
+        return cls({key: Given(value, place) for key, value in values.items() if value is not None})
+
+    def __getitem__(self, key: str) -> Any:
+        return self._given[key].value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._given)
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def place(self, key: str) -> str | None:
+        """Where a value came from; None for a default."""
+        return self._given[key].place if key in self._given else None
+
+    @property
+    def typed(self) -> set[str]:
+        """The keys of what was typed."""
+        return {key for key, given in self._given.items() if given.place == TYPED}
+
+    def over(self, below: Mapping[str, Any], place: str = TYPED) -> Values:
+        """These values, and where one is missing, that from `below`."""
+        return Values(Values.of(below, place)._given | self._given)
+
+    def only(self, keys: Iterable[str]) -> Values:
+        """The values of these keys."""
+        kept = set(keys)
+        return Values({key: given for key, given in self._given.items() if key in kept})
+
+    def without(self, *keys: str) -> Values:
+        """The values of all other keys."""
+        return self.only(self._given.keys() - set(keys))
+
+    def with_values(self, values: Mapping[str, Any]) -> Values:
+        """The same with other values, which keep their places."""
+        changed = {key: Given(values[key], self._given[key].place) for key in values}
+        return Values(self._given | changed)
+
+    def build(self, what: type[_Settings] | Chosen) -> _Settings:
+        """The configuration; a `UsageError` that names the first invalid value as it was given."""
+        for known in settings_of(what):
+            if known.key in self:
+                self._check(known)
+        return build(what, self)
+
+    def _check(self, known: Setting) -> None:
+        value = known.given(self[known.key])
+        if value is None:
+            return
+        limits, place = known.about, self.place(known.key) or TYPED
+        if "choices" in limits:
+            kind, names = limits["choices"]
+            names = names() if callable(names) else names
+            if value not in names:
+                named = _place_of(known, place)
+                raise UsageError(f"{named}: {registry.unknown(kind, value, names)}")
+        said = said_as(known, value, place)
+        if "least" in limits and value < limits["least"]:
+            why = limits.get("why", "")
+            raise UsageError(f"{said} is too small. Use at least {limits['least']}{why}.")
+        if "most" in limits and value > limits["most"]:
+            raise UsageError(f"{said} is too large. Use at most {limits['most']}.")
+        if "valid" in limits and not limits["valid"](value):
+            raise UsageError(f"{said} is out of range. Use {limits['wanted']}.")
+
+
+def said_as(known: Setting, value: Any, place: str) -> str:
+    """A setting and its value as they were given: typed, in a variable, or as a line of a file."""
+    if place == TYPED and known.is_typed:
+        return f"{known.flag} {value}"
+    if place == TYPED or place.startswith(PREFIX):
+        return f"{place or known.key} = {value}"
+    return f"{place}: {known.key} = {value}"
+
+
+def _place_of(known: Setting, place: str) -> str:
+    if place == TYPED:
+        return known.flag
+    return place if place.startswith(PREFIX) else f"{place}: {known.key}"
+
+
+def read(what: type | Chosen, content: Mapping[str, Any], place: str) -> Values:
+    """The values that a TOML file gives to these settings.
+
+    Raises a `UsageError` for an unknown name, for a value of another type, and for what only the
+    command line may set.
+    """
+    known = by_key(what)
+    for name in content:
+        if name not in known:
+            raise UsageError(f"{place}: {registry.unknown('setting', name, known)}")
+    return Values.of(
+        {name: fitted(known[name], value, f"{place}: {name}") for name, value in content.items()},
+        place,
+    )
+
+
+def resumed(what: type | Chosen, values: Values, recorded: Mapping[str, Any]) -> Values:
+    """The settings of a resumed run: the recorded ones, and those typed now that a resumed run may
+    change.
+
+    Raises a `UsageError` for any other typed setting that differs.
+    """
+    changed = {}
+    for known in sorted(settings_of(what), key=lambda known: known.key):
+        if known.key not in values.typed:
+            continue
+        value, before = known.given(values[known.key]), known.given(recorded.get(known.key))
+        if known.about.get("changeable"):
+            changed[known.key] = values[known.key]
+        elif value != before:
+            raise UsageError(
+                f"{known.flag} differs from the run to resume. Leave it out, or start in another "
+                "--output."
+            )
+    return Values.of(changed).over(recorded, "the run to resume")
+
+
+def fitted(known: Setting, value: Any, said: str) -> Any:
+    """A value of a TOML file in the type of its setting; a `UsageError` if it has another."""
+    item = known.item
+    if item is None:
+        return _single(known.type, value, said)
+    return [_single(item, each, said) for each in (value if isinstance(value, list) else [value])]
+
+
+def _single(kind: Any, value: Any, said: str) -> Any:
+    kind = kind if kind in _KINDS else str  # paths and the like
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = {
+        bool: isinstance(value, bool),
+        int: is_number and isinstance(value, int),
+        float: is_number,
+        str: is_number or isinstance(value, str),
+    }[kind]
+    if not fits:
+        raise UsageError(f"{said} = {toml(value)} must be {_KINDS[kind]}.")
+    return value if kind is bool else kind(value)
+
+
+def check_typed(what: type | Chosen, content: Values, chosen: Values) -> None:
+    """A `UsageError` for what a file sets although only the command line may; `chosen` values hide
+    it.
+    """
+    for known in settings_of(what):
+        value = content.get(known.key)
+        if known.key not in chosen and is_typed_only(known, value):
+            typed = quoted(known.flag, str(value))
+            raise UsageError(
+                f"{content.place(known.key)}: {known.key} can start code or send keys to a host, "
+                f"so a file may not set it. If you trust it, add: {typed}"
+            )
+
+
+def toml(value: Any) -> str:
+    """A value as a line of a TOML file has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(toml, value))}]"
+    return repr(value)
+
+
+def line_of(known: Setting, value: Any) -> str:
+    """The line of a TOML file that gives a setting this value; unset, where it is None."""
+    nothing = known.nothing
+    return f"{known.key} = {toml(nothing if value is None else value)}"
