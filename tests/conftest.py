@@ -25,6 +25,9 @@ if not Path(getattr(_MAIN, "__file__", None) or __file__).exists():
     del _MAIN.__file__
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests type keys that have no flag like flags, as our own processes do for each other;
+# `tests/app/commands/test_settings.py` removes it to see what a user sees
+os.environ["MISMATCH_CLI_WRITTEN"] = "1"
 
 from mismatch_cli.models.torch_settings import prepare_imports  # noqa: E402
 

@@ -72,7 +72,7 @@ def main() -> None:
         os.chdir(temporary)  # the manifests name model and problems by their paths from here
         Path(NAME).symlink_to(model)
         shutil.copy(SAMPLE_DATA / "problems.jsonl", ".")
-        probe = ProbeConfig(**PROBE)  # type: ignore[arg-type]
+        probe = ProbeConfig.of(PROBE)
         record(probe, Path("moe"), {"flags": flags_of(probe) | {"model": NAME}}, progress)
         flags = {
             "trace": "moe",
@@ -81,7 +81,7 @@ def main() -> None:
             "replay_routes": True,
         }
         named = {"command": "rescore", "flags": flags}
-        rescore(RescoreConfig(**flags), Path("moe-replayed"), named, progress)  # type: ignore[arg-type]
+        rescore(RescoreConfig.of(flags), Path("moe-replayed"), named, progress)
         for name in ("moe", "moe-replayed"):
             shutil.rmtree(output / name, ignore_errors=True)
             shutil.copytree(Path(name) / "trace", output / name)

@@ -221,9 +221,9 @@ def _unexpected(error: BaseException) -> str:
     if package := entry_points.at_fault(error):
         return (
             f"Unexpected error ({what}) in the package {package}. Report it to its author with "
-            "the output of --debug."
+            "what MISMATCH_DEBUG=1 adds."
         )
-    return f"Unexpected error ({what}). This is a bug: please report it with the output of --debug."
+    return f"Unexpected error ({what}). This is a bug: please report it with what MISMATCH_DEBUG=1 adds."
 
 
 def _fail(message: str, code: int) -> int:

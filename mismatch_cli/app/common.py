@@ -119,7 +119,7 @@ class Common:
                 )
         if self.open and self.only_numbers:
             raise UsageError(
-                "--json without --output writes no page: leave out --open, or name --output."
+                "--json without --output writes no page: leave out open, or name --output."
             )
         _ = self.files, self.read_by  # report invalid --plots and --workers before anything is read
 

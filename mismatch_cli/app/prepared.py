@@ -86,9 +86,9 @@ def prepared_run(
 
 
 def _like(kind: type[_Config], values: Values, run: Path, command: str) -> Values:
-    """These values, with those of a run below what was typed."""
-    taken = taken_from(kind, _flags_of(run, command), values.typed, run)
-    return values.only(values.typed).over(taken, f"--like {run}").over(values)
+    """These values, and below them those of a run."""
+    taken = taken_from(kind, _flags_of(run, command), values, run)
+    return values.over(taken, f"--like {run}")
 
 
 @contextmanager

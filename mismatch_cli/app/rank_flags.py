@@ -44,7 +44,7 @@ class RankSettings:
         """A `UsageError` if there is only one process to shard a model over."""
         if self.sharded and self.nproc == 1 and not launched():
             raise UsageError(
-                "--sharded spreads a model over several processes. Set how many with --nproc."
+                "sharded spreads a model over several processes. Set how many with --nproc."
             )
 
     def launch(self, context: typer.Context, kept: str) -> None:

@@ -140,10 +140,8 @@ def check_typed(context: Any) -> None:
 def _without_flag(known: Setting, value: Any) -> UsageError:
     """The error for a key that is typed like a flag: it shows the line to write."""
     return UsageError(
-        f"{known.words} is a key of --config and no flag. Write the line\n"
-        f"    {line_of(known, value)}\n"
-        "into a file, and add --config FILE.toml; or set the variable "
-        f"{PREFIX}{known.key.upper()}."
+        f"{known.words} is no flag but a key of --config. Write this line into a file, and add "
+        f"--config FILE.toml: {line_of(known, value)} (Or set {PREFIX}{known.key.upper()}.)"
     )
 
 

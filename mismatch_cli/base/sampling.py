@@ -34,14 +34,14 @@ class SamplingSettings:
             )
         if not 0 < self.top_p <= 1:
             raise UsageError(
-                f"--top-p {self.top_p:g} is not in (0, 1]. Use --top-p 1 for no truncation."
+                f"top_p = {self.top_p:g} is not in (0, 1]. Use top_p = 1 for no truncation."
             )
         if not 0 <= self.min_p < 1:
             raise UsageError(
-                f"--min-p {self.min_p:g} is not in [0, 1). Use --min-p 0 for no truncation."
+                f"min_p = {self.min_p:g} is not in [0, 1). Use min_p = 0 for no truncation."
             )
         if self.top_k < 0:
-            raise UsageError(f"--top-k {self.top_k} is negative. Use --top-k 0 for no truncation.")
+            raise UsageError(f"top_k = {self.top_k} is negative. Use top_k = 0 for no truncation.")
         if self.max_tokens < 1:
             raise UsageError(
                 f"--max-tokens {self.max_tokens} leaves nothing to sample. Use at least 1."

@@ -6,7 +6,8 @@ same object; what is checked here is named as it was given.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from mismatch_cli.base import registry
@@ -189,6 +190,26 @@ def check_typed(what: type | Chosen, content: Values, chosen: Values) -> None:
                 f"{content.place(known.key)}: {known.key} can start code or send keys to a host, "
                 f"so a file may not set it. If you trust it, add: {typed}"
             )
+
+
+def as_typed(what: type, words: Sequence[str | Path]) -> tuple[list[str], list[str | Path]]:
+    """Words of a command line that spell every setting as a flag, as a user can type them: variables
+    to put before the command, for settings that have none, and the rest.
+    """
+    known = {each.words: each for each in settings_of(what) if not each.is_typed}
+    offs = {each.about["off"]: each for each in known.values() if "off" in each.about}
+    variables: list[str] = []
+    typed: list[str | Path] = []
+    rest = iter(words)
+    for word in rest:
+        if isinstance(word, str) and word in offs:
+            variables.append(f"{PREFIX}{offs[word].key.upper()}=false")
+        elif isinstance(word, str) and word in known:
+            value = "true" if known[word].type is bool else next(rest)
+            variables.append(f"{PREFIX}{known[word].key.upper()}={quoted(value)}")
+        else:
+            typed.append(word)
+    return variables, typed
 
 
 def toml(value: Any) -> str:

@@ -44,7 +44,7 @@ def compare_modules(run: Searching) -> None:
     """
     if run.ranks.spreads:
         raise MismatchError(
-            "modules can only be compared with a trainer in one process: leave out --sharded"
+            "modules can only be compared with a trainer in one process: leave out sharded"
         )
     run.search.base = base_of(run)
     rollout, trainer = _undone(run)

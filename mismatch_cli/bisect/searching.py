@@ -234,6 +234,6 @@ def _version(source: Trace, config: BisectConfig) -> int | None:
         span = f"{known[0]} to {known[-1]}"
         raise UsageError(
             f"{source.folder} was sampled at {len(known)} versions of the weights ({span}), but "
-            f"a model has only one of them. Say which: --version {known[0]}"
+            f"a model has only one of them. Say which: version = {known[0]}"
         )
     return config.version if config.version is not None else known[0] if len(known) > 1 else None

@@ -271,7 +271,7 @@ def _without_restart(rollout: RolloutSide, _trainer: TrainerSide) -> Iterator[To
             False,
             "no prefix cache",
             {"cached": False},
-            flags=("--no-prefix-caching",),
+            flags=("--engine-arg", "enable_prefix_caching=false"),
         )
 
 

@@ -19,6 +19,7 @@ from mismatch_cli.base.places import BUNDLED_MODEL, bundled, shown
 from mismatch_cli.limits.both_sides import family
 from mismatch_cli.limits.causes import CAUSES, leaves, place
 from mismatch_cli.models.torch_settings import SIXTEEN_BITS, sends_rounded
+from mismatch_cli.probe.config import suggest_probe
 
 MODEL = "MODEL"  # placeholder in a command for a model that the manifest does not name
 # Whose traces are of a run that somebody trained elsewhere
@@ -235,12 +236,12 @@ def _sampled_again(
     folder = _folder(flags)
     flags = () if settings.is_served else flags
     if settings.can_be_repeated:
-        probe = suggest("probe", "--like", Path(settings.trace), *flags, "--output", folder)
+        probe = suggest_probe("--like", Path(settings.trace), *flags, "--output", folder)
         return probe, suggest("compare", Path(settings.trace), folder)
     model = settings.model
     return (
-        suggest("probe", *model, *_with_dtypes(settings, as_it_is), "--output", "as-it-is"),
-        suggest("probe", *model, *_with_dtypes(settings, flags), "--output", folder),
+        suggest_probe(*model, *_with_dtypes(settings, as_it_is), "--output", "as-it-is"),
+        suggest_probe(*model, *_with_dtypes(settings, flags), "--output", folder),
         suggest("compare", "as-it-is", folder),
     )
 
@@ -376,7 +377,7 @@ _RULES = (
           lambda _: _argument("enable_chunked_prefill", "true")),
     _Rule("rollout.enforce_eager", lambda s: s["rollout.enforce_eager"] is False,
           "no graphs, no compilation",
-          ("--eager",), lambda _: ("--compiled",)),
+          _argument("enforce_eager", "true"), lambda _: _argument("enforce_eager", "false")),
     _Rule("trainer.adapter_merged",
           lambda s: bool(s["trainer.adapter_merged"]) and s["trainer.dtype"] in SIXTEEN_BITS,
           "an unmerged adapter", rescore=lambda _: ("--no-merge-adapter",)),

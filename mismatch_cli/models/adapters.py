@@ -200,14 +200,14 @@ def start_lora(model: Any, *, rank: int, alpha: float, targets: str, seed: int) 
     except ValueError as error:
         raise MismatchError(
             f"The model has no modules {targets} for an adapter ({first_line(error)}) Use "
-            "--lora-targets all-linear."
+            "lora_targets = all-linear."
         ) from error
     modules = [name for name, _ in model.named_modules()]
     if nowhere := [
         name for name in sorted(config.target_modules or ()) if not _ends_one(name, modules)
     ]:
         raise MismatchError(
-            f"The model has no modules {', '.join(nowhere)} for an adapter. Use --lora-targets "
+            f"The model has no modules {', '.join(nowhere)} for an adapter. Use lora_targets = "
             "all-linear."
         )
     if any(
@@ -215,7 +215,7 @@ def start_lora(model: Any, *, rank: int, alpha: float, targets: str, seed: int) 
         for layer in (model.get_output_embeddings(), model.get_input_embeddings())
     ):
         raise MismatchError(
-            f"--lora-targets {targets} includes the LM head or the embeddings, which an adapter "
+            f"lora_targets = {targets} includes the LM head or the embeddings, which an adapter "
             "cannot train here: the head runs in tiles. Leave them out, or use all-linear."
         )
     model.eval()

@@ -57,7 +57,7 @@ def warning(side: Mapping[str, Any]) -> str:
     who, flag = (
         ("rollout engine", "--engine-arg attn_implementation=")
         if engine
-        else ("trainer", "--attn ")
+        else ("trainer", "attn = ")
     )
     return (
         f"The {who}'s {side['attention_backend' if engine else 'attn_implementation']} attention "

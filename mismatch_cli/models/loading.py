@@ -95,8 +95,8 @@ def _device(device_map: str | None) -> torch.device | None:
     device = torch.device(device_map or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise MismatchError(
-            f"--device-map {device_map} is not available: torch sees {torch.cuda.device_count()} "
-            "CUDA devices. Use --device-map cpu, or leave it out."
+            f"device_map = {device_map} is not available: torch sees {torch.cuda.device_count()} "
+            "CUDA devices. Use device_map = cpu, or leave it out."
         )
     return device
 
@@ -107,7 +107,7 @@ def check_device(device_map: str | None) -> None:
     """
     if device_map in _PLACED_BY_ACCELERATE and importlib.util.find_spec("accelerate") is None:
         raise MismatchError(
-            f"--device-map {device_map} needs accelerate. Install it with: pip install accelerate"
+            f"device_map = {device_map} needs accelerate. Install it with: pip install accelerate"
         )
     if device_map is None or device_map in ("cpu", "cuda", *_PLACED_BY_ACCELERATE):
         return
@@ -117,7 +117,7 @@ def check_device(device_map: str | None) -> None:
         torch.device(device_map)
     except RuntimeError as error:
         raise UsageError(
-            f"--device-map {device_map} is not a device. Use auto, cpu, cuda, cuda:0 or another "
+            f"device_map = {device_map} is not a device. Use auto, cpu, cuda, cuda:0 or another "
             "name that torch knows."
         ) from error
 
@@ -185,7 +185,7 @@ def _why(model: str, error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return (
             f"{model} does not fit into the device's memory. Use --trainer-dtype bfloat16 or "
-            "--device-map auto."
+            "device_map = auto."
         )
     if "couldn't connect" in reason or "is not a local folder" in reason:
         return (
@@ -220,7 +220,7 @@ def checkpoint_layers(model: Any) -> None:
     except ValueError as error:
         raise MismatchError(
             f"{type(model).__name__} does not support gradient checkpointing ({first_line(error)}) "
-            "Leave out --gradient-checkpointing."
+            "Leave out gradient_checkpointing."
         ) from error
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
@@ -295,7 +295,7 @@ def check_attention(implementation: str | None) -> None:
     """
     if implementation is not None and "/" in implementation and not custom_code.allowed():
         raise UsageError(
-            f"--attn {implementation} is code on the hub, which would run here. If you have read "
+            f"attn = {implementation} is code on the hub, which would run here. If you have read "
             f"it and trust it, add {custom_code.FLAG}; otherwise use sdpa or eager."
         )
 

@@ -47,12 +47,7 @@ def rescaled(rollout: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
     length, context = trainer.get(_FACT), rollout.get("max_model_len")
     if not (length and context and context > length):
         return ""
-    flag = (
-        f"--engine-arg max_model_len={length}"
-        if rollout.get("engine") == "hf"
-        else f"--max-model-len {length}"
-    )
-    flag += f" (train: --max-context-tokens {length})"
+    flag = f"--engine-arg max_model_len={length} (train: max_context_tokens = {length})"
     return (
         f"{trainer['model']} scales its positions differently in sequences above {length} "
         f"tokens, and the engine's context is {context}: the trainer's log-probabilities then "

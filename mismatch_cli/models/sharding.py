@@ -116,7 +116,7 @@ def add_plan(config: Any, name: str) -> None:
     if not plan:
         raise MismatchError(
             f"{name} ({type(model).__name__}) does not say which of its modules are layers, so "
-            "it cannot be spread over ranks. Use one process, or leave out --sharded if the "
+            "it cannot be spread over ranks. Use one process, or leave out sharded if the "
             "model fits on one device."
         )
     config.base_model_fsdp_plan = plan

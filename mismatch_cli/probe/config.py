@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from mismatch_cli.base.errors import UsageError
+from mismatch_cli.base.errors import UsageError, suggest
 from mismatch_cli.base.options import ADAPTER, DATA, own, part, setting
 from mismatch_cli.base.places import BUNDLED_MODEL, bundled, is_bundled
 from mismatch_cli.base.sampling import SamplingSettings
-from mismatch_cli.base.values import Values
+from mismatch_cli.base.values import Values, as_typed
 from mismatch_cli.probe.engine_arguments import parsed_arguments
 from mismatch_cli.probe.settings import (
     CpuSettings,
@@ -398,6 +398,12 @@ class RescoreConfig(Recorded):
         """The name for its run folder: the trace's."""
         path = Path(self.trace).resolve()
         return path.parent.name if path.name == "trace" else path.name
+
+
+def suggest_probe(*words: str | Path) -> str:
+    """A `mismatch-cli probe` of these words; settings that have no flag are variables before it."""
+    variables, typed = as_typed(ProbeConfig, words)
+    return " ".join([*variables, suggest("probe", *typed)])
 
 
 def check_merged(scorer: ScorerSettings, adapter: str | None) -> None:

@@ -111,7 +111,7 @@ def check_room(config: ProbeConfig, vocabulary: int, run_folder: Path) -> None:
     ) * _GIB or _SHARE_OF_FREE_MEMORY * _free_memory()
     if needed > limit:
         given = (
-            "--full-divergence-memory is"
+            "full_divergence_memory is"
             if config.kept.full_divergence_memory
             else "half of the free memory is"
         )
@@ -121,7 +121,7 @@ def check_room(config: ProbeConfig, vocabulary: int, run_folder: Path) -> None:
             f"--full-divergence: {tokens} tokens × a vocabulary of {vocabulary} would take "
             f"{needed / _GIB:.1f} GiB of memory in {config.engine.name}, and {given} "
             f"{limit / _GIB:.1f} GiB. {shorter}--engine hf keeps one token at a time; "
-            f"--full-divergence-memory {needed / _GIB + 0.1:.1f} allows it."
+            f"full_divergence_memory = {needed / _GIB + 0.1:.1f} allows it."
         )
     on_disk, free = count * tokens * vocabulary * _FLOAT32, _free_disk(run_folder)
     if on_disk > free:

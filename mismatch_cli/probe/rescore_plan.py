@@ -124,8 +124,8 @@ def plan_rescoring(trace: Trace, config: RescoreConfig) -> RescorePlan:
     if config.scorer.replay_routes and source.without_routes:
         raise MismatchError(
             f"{trace.folder} lacks the routes of {source.without_routes} of its {source.rows} "
-            "responses, so they cannot be replayed. Record them: mismatch-cli probe --engine hf "
-            f"--keep-routes {source.rows}"
+            "responses, so they cannot be replayed. Record them: "
+            f"MISMATCH_KEEP_ROUTES={source.rows} mismatch-cli probe --engine hf"
         )
     version = _version(trace, source, config)
     return (

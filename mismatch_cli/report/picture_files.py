@@ -36,7 +36,7 @@ class PictureFiles:
         names = tuple(dict.fromkeys(name.strip().lower() for name in (formats or "png").split(",")))
         for name in names:
             if name not in _WRITERS:
-                raise UsageError(f"--plots: {registry.unknown('format', name, _WRITERS)}")
+                raise UsageError(f"plots: {registry.unknown('format', name, _WRITERS)}")
         return cls(names, None if width is None else _inches(width))
 
     @property
@@ -81,13 +81,13 @@ def _inches(width: str) -> float:
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*(in|cm|mm|pt)\s*", width.lower())
     if match is None:
         raise UsageError(
-            f"--plot-width {width} is not a width. Type a number with in, cm, mm or pt, such as "
+            f"plot_width = {width} is not a width. Type a number with in, cm, mm or pt, such as "
             "3.25in."
         )
     inches = float(match[1]) * _UNITS[match[2]]
     if not _NARROWEST <= inches <= _WIDEST:
         raise UsageError(
-            f"--plot-width {width} cannot be drawn. Choose {_NARROWEST:g}in to {_WIDEST:g}in."
+            f"plot_width = {width} cannot be drawn. Choose {_NARROWEST:g}in to {_WIDEST:g}in."
         )
     return inches
 

@@ -212,7 +212,7 @@ def _reference(limit: Limit, found: Found, baseline: Findable | None) -> tuple[f
     if limit.bound == OF_FLOOR:
         return (
             found.floor,
-            "the trace has no noise floor (--noise-responses)" if found.floor is None else "",
+            "the trace has no noise floor (noise_responses)" if found.floor is None else "",
         )
     if limit.bound == OF_EXPECTED:
         why = f"what is expected of the {found.pair} pair is not known"

@@ -25,8 +25,8 @@ _NO_RECOMPUTED = (
     "--trainer-model SAMPLER"
 )
 _RECOMPUTED_IN_PART = (
-    "π′ is recorded for {rows} of {responses} responses only: record it for all with mismatch-cli "
-    "train --recompute, or judge those that have it by naming only algorithms that need it"
+    "π′ is recorded for {rows} of {responses} responses only: record it for all with recompute = "
+    "true in the file of `train --config`, or judge those that have it by naming only algorithms that need it"
 )
 _NO_BATCHES = (
     "it needs whole batches, but some imported rows do not name their optimiser step. Record it "
@@ -136,7 +136,7 @@ def _way_to_top_k(manifest: Mapping[str, Any], run: str, k: int) -> str:
         )
     repeats = manifest.get("command") == "probe" and "flags" in manifest
     source = f"--like {run}" if repeats else "MODEL"
-    return f"Record with: mismatch-cli probe {source} --top-logprobs {k}"
+    return f"Record with: MISMATCH_TOP_LOGPROBS={k} mismatch-cli probe {source}"
 
 
 def _way_to_entropy(manifest: Mapping[str, Any], run: str) -> str:
@@ -165,7 +165,7 @@ def _reason(
         lacks = f"needs the top {k} log-probs, but the trace has {recorded}. "
         return f"{lacks}{_way_to_top_k(manifest, run, k)}{smaller}"
     if algorithm.needs_average and not has["average"]:
-        return "the trace has no logp_average, which `train --average-decay` records"
+        return "the trace has no logp_average, which `train` records with average_decay"
     if algorithm.needs_entropy and not has["entropy"]:
         return f"the trace has no entropy of the trainer. {_way_to_entropy(manifest, run)}"
     if algorithm.batch_masks and not has["advantages"]:

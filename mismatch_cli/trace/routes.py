@@ -94,7 +94,7 @@ def check_routes(routes_FMK: np.ndarray, fed: int, prompt_id: int) -> None:
     if len(routes_FMK) != fed:
         raise MismatchError(
             f"The engine returned routes of {len(routes_FMK)} tokens for a response to prompt "
-            f"{prompt_id}, but the model read {fed}. Leave out --routes, or report it to the "
+            f"{prompt_id}, but the model read {fed}. Leave out routes, or report it to the "
             "engine's authors."
         )
     sorted_FMK = np.sort(routes_FMK, -1)
@@ -104,5 +104,5 @@ def check_routes(routes_FMK: np.ndarray, fed: int, prompt_id: int) -> None:
         raise MismatchError(
             f"The engine sent token {token} of prompt {prompt_id} twice to expert "
             f"{sorted_FMK[token, layer, at]} in layer {layer}: a stale or damaged capture. Leave "
-            "out --routes, or report it to the engine's authors."
+            "out routes, or report it to the engine's authors."
         )

@@ -146,7 +146,7 @@ class Environments:
         reply = self._ask(child, playing, playing.start)
         if reply is None:
             raise self._failed(
-                f"its reset takes over {self._seconds:g} s", "Allow more with --environment-seconds"
+                f"its reset takes over {self._seconds:g} s", "Allow more with environment_seconds"
             )
         return self._observation(reply, "on its seed")
 

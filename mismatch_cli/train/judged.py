@@ -130,7 +130,7 @@ class Judged:
         if k and any(ids_TK is None or ids_TK.shape[1] < k for ids_TK in ids):
             raise MismatchError(
                 f"{self._algorithm.name} needs the engine's top {k} log-probs. Sample with "
-                f"--top-logprobs {k}."
+                f"top_logprobs = {k}."
             )
         given = [ids_TK[:, :k] for ids_TK in ids if ids_TK is not None] if k else []
         none = torch.zeros((len(self._rollout_T), 0), dtype=torch.int64, device=self._device)

@@ -430,9 +430,9 @@ def unpublished(algorithm: Algorithm, aggregation: str) -> str:
     if aggregation == "sequence-mean" or not algorithm.is_of_means:
         return ""
     return (
-        f"{algorithm.name} is published as a mean over responses. With --aggregation {aggregation} "
+        f"{algorithm.name} is published as a mean over responses. With aggregation = {aggregation} "
         "each response counts by its number of tokens, which is not the published gradient: for "
-        "that, train with --aggregation sequence-mean."
+        "that, train with aggregation = sequence-mean."
     )
 
 

@@ -126,14 +126,14 @@ def _running(
                 "Every finished step is on record: continue from the newest checkpoint with "
                 "--resume, or let"
             )
-            raise lost_rank(world, f"{kept} --max-restarts N do it automatically.") from error
+            raise lost_rank(world, f"{kept} max_restarts = N do it automatically.") from error
         kind = type(error).__name__
         memory = (
             " A new run with a lower --token-budget needs less memory." if "Memory" in kind else ""
         )
         raise MismatchError(
             f"Training failed ({kind}: {first_line(error)}). Every finished step is on record: "
-            f"continue from the newest checkpoint with --resume.{memory} --debug shows where it "
+            f"continue from the newest checkpoint with --resume.{memory} MISMATCH_DEBUG=1 shows where it "
             "failed."
         ) from error
     finally:

@@ -291,13 +291,13 @@ def _check_turns(config: TrainConfig) -> None:
         )
     if (config.turns.episodes or config.evaluation.episodes) and not config.turns.environment:
         raise UsageError(
-            "--episodes and --eval-episodes need an environment. Add --environment FILE.py:NAME."
+            "episodes and eval_episodes need an environment. Add --environment FILE.py:NAME."
         )
     if config.evaluation.episodes and not config.turns.episodes:
-        raise UsageError("--eval-episodes needs --episodes. Give both, or an --eval-dataset.")
+        raise UsageError("eval_episodes needs episodes. Give both, or an --eval-dataset.")
     if config.evaluation.episodes and config.evaluation.dataset:
         raise UsageError(
-            "--eval-episodes and --eval-dataset both set what to evaluate on. Leave one out."
+            "eval_episodes and --eval-dataset both set what to evaluate on. Leave one out."
         )
 
 
@@ -326,7 +326,7 @@ def check_ranks(config: TrainConfig, ranks: int) -> None:
         )
     if config.scorer.cpu_offload and ranks == 1:
         raise UsageError(
-            "--cpu-offload needs a model that is spread over ranks. Add --nproc 2 or more."
+            "cpu_offload needs a model that is spread over ranks. Add --nproc 2 or more."
         )
 
 
@@ -346,7 +346,7 @@ def _check_algorithm(spec: str, config: TrainConfig) -> None:
     if algorithm.needs_average and not config.average_decay:
         raise UsageError(
             f"{spec} needs a moving average of the weights. Set its decay, such as "
-            "--average-decay 0.9"
+            "average_decay = 0.9"
         )
     if algorithm.looks_at_groups and config.minibatches > config.prompts_per_step:
         raise UsageError(

@@ -11,12 +11,13 @@ import pytest
 import typer
 
 from mismatch_cli.app.cli import COMMANDS, build_app
-from mismatch_cli.app.help import Row, panels, summary
+from mismatch_cli.app.help import Row, keys, panels, summary
 from mismatch_cli.base import registry
 from tests.docs.pages import DOCS, is_renewed, renewed
 
 NAMES = registry.names(COMMANDS)
 CONTENTS, OPTIONS = DOCS / "README.md", DOCS / "options"
+KEYS = "Without a flag: keys of the file of --config"
 _NEW = """# Options of `{name}`
 
 As `mismatch-cli {name} --help` prints them; what the command does: [{name}](../{name}.md).
@@ -33,9 +34,10 @@ def the_command(name: str) -> Any:
 
 
 def rows_of(name: str) -> dict[str, list[Row]]:
-    """The panels of the help of a command."""
+    """The panels of the help of a command, and its keys, of which the help gives only the names."""
     command = the_command(name)
-    return panels(command.get_params(command.make_context(name, [], resilient_parsing=True)))
+    parameters = command.get_params(command.make_context(name, [], resilient_parsing=True))
+    return panels(parameters) | {KEYS: keys(parameters)}
 
 
 def options(name: str) -> str:
@@ -43,9 +45,8 @@ def options(name: str) -> str:
     help.
     """
     shown = rows_of(name)
-    tables = {"": [*shown.pop("Arguments", []), *shown.pop("Options", [])]} | shown
     parts = []
-    for title, rows in tables.items():
+    for title, rows in shown.items():
         cells = [_cells(row) for row in rows if "--help" not in row.names]
         if cells:
             parts += [f"\n**{title}**\n"] * bool(title) + [

@@ -22,7 +22,7 @@ class LikeSettings:
     """The run that a probe repeats."""
 
     like: Path | None = of_running(
-        None, "Take what you do not type from this probe.", metavar="RUN"
+        None, "Take what you do not give from this probe.", metavar="RUN"
     )
 
 

@@ -48,6 +48,7 @@ from mismatch_cli.bisect.search_config import STAGES
 from mismatch_cli.bisect.studies.model_differences import ModelDifferences
 from mismatch_cli.limits.causes import CAUSES, place
 from mismatch_cli.metrics.estimate import NO_SPREAD, Estimate
+from mismatch_cli.probe.config import suggest_probe
 from mismatch_cli.studies.study import Study, about, from_here, who_is_compared
 from mismatch_cli.trace.manifest import read_manifest
 from mismatch_cli.trace.reader import Trace
@@ -354,9 +355,8 @@ class BisectionAnalysis(Study):
             suggest("compare", legs / AS_RECORDED, legs / experiment.after[experiment.position])
         ]
         if experiment.flags and self.search.like:
-            lines.append(
-                suggest("probe", "--like", from_here(Path(self.search.like)), *experiment.flags)
-            )
+            like = from_here(Path(self.search.like))
+            lines.append(suggest_probe("--like", like, *experiment.flags))
         return lines
 
     def cost(self, row: Row) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ EXACT = True  # the manifest says so
 TITLE = "Attention without what the model asks for"
 CAUSE = "An attention implementation silently ignores the model's logit soft cap or its sinks."
 CHANGE = (
-    f"Score and train with --attn {SAFE}, or flex_attention on a GPU; mismatch-cli rescore fixes "
+    f"Score and train with attn = {SAFE}, or flex_attention on a GPU; mismatch-cli rescore fixes "
     "a recorded trace."
 )
 SOURCE = "transformers: sdpa_attention.py knows no softcap and no s_aux; miles PR 1500"

@@ -273,7 +273,7 @@ def check_returns_routes(name: str) -> None:
     if not getattr(engine_module(name), "RETURNS_ROUTES", False):
         raise UsageError(
             f"--engine {name} does not report which experts it chose. Use --engine hf, or vllm "
-            "on a GPU, or leave out --routes and --replay-routes."
+            "on a GPU, or leave out routes and --replay-routes."
         )
 
 
@@ -312,7 +312,7 @@ def engine_failures(doing: str, kept: str) -> Iterator[None]:
             raise
         raise MismatchError(
             f"The rollout engine failed while {doing} ({type(error).__name__}: "
-            f"{first_line(error)}). {kept}: continue with --resume. --debug shows where it "
+            f"{first_line(error)}). {kept}: continue with --resume. MISMATCH_DEBUG=1 shows where it "
             "failed."
         ) from error
 

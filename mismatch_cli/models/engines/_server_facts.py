@@ -72,12 +72,10 @@ async def find_served(
     if name is None or name not in roots:
         names = ", ".join(roots)[:200]
         if served_model:
-            raise UsageError(
-                f"{url} does not serve {served_model}. --served-model can be: {names}."
-            )
+            raise UsageError(f"{url} does not serve {served_model}. served_model can be: {names}.")
         raise MismatchError(
             f"{url} does not serve {model}, but: {names}. If one has the same weights, name it "
-            "with --served-model NAME; otherwise use the served model."
+            "with served_model = NAME; otherwise use the served model."
         )
     card = next(card for card in cards if card["id"] == name)
     # Of an adapter
@@ -89,7 +87,7 @@ async def find_served(
     ]
     if not lengths or not all(type(n) is int and n > 0 for n in lengths):
         raise MismatchError(
-            f"{url} does not report its context length. Give it with --max-model-len."
+            f"{url} does not report its context length. Give it with max_model_len."
         )
     told = await server.get("/version")
     version = told.get("version") if isinstance(told, dict) else None
@@ -152,7 +150,7 @@ async def check_top_logprobs(completions: Completions, top_logprobs: int) -> Non
         raise MismatchError(
             f"The server does not return {top_logprobs} log-probs per token "
             f"({refused.told.rstrip('.')}). Start it with --max-logprobs {top_logprobs}, or use "
-            "a lower --top-logprobs."
+            "a lower top_logprobs."
         ) from refused
 
 
@@ -163,7 +161,7 @@ def check_mode(mode: str, sampling: SamplingSettings) -> None:
     raise MismatchError(
         "The server reports raw log-probs, from before temperature and truncation, not those of "
         "the distribution that it samples from. Start it with --logprobs-mode "
-        "processed_logprobs, or sample with --temperature 1 and no --top-p, --top-k, --min-p."
+        "processed_logprobs, or sample with --temperature 1 and no top_p, top_k, min_p."
     )
 
 

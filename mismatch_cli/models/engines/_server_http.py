@@ -214,7 +214,7 @@ class Server:
                         raise MismatchError(
                             f"{self._address.url}{path} answered with more than "
                             f"{most / 2**20:.3g} MiB, more than was requested. Check "
-                            "--engine-url; very long responses need a lower --top-logprobs."
+                            "--engine-url; very long responses need a lower top_logprobs."
                         )
         except TimeoutError as error:
             raise _DrippingError(

@@ -37,7 +37,7 @@ def check_possible() -> None:
 
     if not torch.cuda.is_available():
         raise UsageError(
-            "--weight-transfer nccl sends weights from GPU to GPU, and torch sees no GPU here. "
+            "weight_transfer = nccl sends weights from GPU to GPU, and torch sees no GPU here. "
             "Leave it out."
         )
 
@@ -75,7 +75,7 @@ class TransferredWeights:
             raise MismatchError(
                 f"The servers did not get the weights ({first_line(error)}). {MODE} and with "
                 '--weight-transfer-config \'{"backend": "nccl"}\', on GPUs that no rank uses; or leave out '
-                "--weight-transfer to send weights through a folder."
+                "weight_transfer to send weights through a folder."
             ) from error
         self._world.barrier()
 
@@ -101,7 +101,7 @@ class TransferredWeights:
         if await told_version(server) != self.version:
             raise MismatchError(
                 f"{url} has lost its weights, and only a broadcast to all servers can restore "
-                "them. Continue with --resume; with --weight-transfer folder a restarted server "
+                "them. Continue with --resume; with weight_transfer = folder a restarted server "
                 "gets its weights back at once."
             )
         await check_taken(server, url, self.version)

@@ -41,7 +41,7 @@ def to_rollout(
     if len(flat.token_ids) != shape[0] * shape[1]:
         raise MismatchError(
             f"vLLM returned {len(flat.token_ids)} log-probs for {shape[0]} tokens instead of "
-            f"{width} each. Its vocabulary may be smaller than --top-logprobs {top_k}: use a "
+            f"{width} each. Its vocabulary may be smaller than top_logprobs = {top_k}: use a "
             "lower one."
         )
     ids_TK = np.asarray(flat.token_ids, dtype=np.int32).reshape(shape)

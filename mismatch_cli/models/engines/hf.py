@@ -449,7 +449,7 @@ def _routers(model: Any, settings: EngineSettings) -> Routers | None:
     routers = Routers.proven(model)
     if routers is None and settings.routes:
         raise MismatchError(
-            f"{settings.model} has no routers whose choices can be read. Leave out --routes and "
+            f"{settings.model} has no routers whose choices can be read. Leave out routes and "
             "--replay-routes."
         )
     return routers

@@ -74,7 +74,7 @@ def check(settings: EngineSettings) -> None:
     if settings.adapter is not None and not settings.extra.get("served_model"):
         raise UsageError(
             "A server loads its adapters itself (vllm serve --enable-lora --lora-modules "
-            "NAME=PATH). Give the adapter's name on the server: --served-model NAME."
+            "NAME=PATH). Give the adapter's name on the server: served_model = NAME."
         )
 
 

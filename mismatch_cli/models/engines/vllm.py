@@ -136,7 +136,7 @@ def _load(settings: EngineSettings, lora: dict[str, Any]) -> Any:
         if current_platform.is_cpu():
             raise MismatchError(
                 "vLLM on a CPU does not report which experts it chose: that needs a GPU (its "
-                "Model Runner V2). Use --engine hf, or leave out --routes and --replay-routes."
+                "Model Runner V2). Use --engine hf, or leave out routes and --replay-routes."
             )
         arguments |= {"enable_return_routed_experts": True, "enable_prefix_caching": True}
     if settings.replays and not current_platform.is_cpu():
@@ -340,7 +340,7 @@ class VllmEngine:
         if not self.llm.reset_prefix_cache():
             raise MismatchError(
                 "vLLM did not drop its prefix cache, which has keys of the old weights. Switch "
-                "it off with --no-prefix-caching."
+                "it off with --engine-arg enable_prefix_caching=false."
             )
 
     def weights(self, plain: Shapes | None = None) -> Iterator[tuple[str, Any]]:

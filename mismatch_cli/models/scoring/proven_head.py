@@ -95,7 +95,7 @@ def _check_head(model: Any) -> None:
     ):
         raise MismatchError(
             f"The LM head of {type(model).__name__} is not one plain weight matrix in memory "
-            "(quantised, offloaded?). Load the model unquantised, with --device-map cuda or cpu."
+            "(quantised, offloaded?). Load the model unquantised, with device_map = cuda or cpu."
         )
 
 

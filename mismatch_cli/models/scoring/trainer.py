@@ -276,7 +276,7 @@ class Trainer:
                 raise MismatchError(
                     f"The trainer's log-prob of token {int(bad_T.argmax())} of response {i} is "
                     "NaN: the model overflows in this dtype. Try --trainer-dtype float32 (or "
-                    "bfloat16), or another --attn."
+                    "bfloat16), or another attn."
                 )
             scores[i] = part
 

@@ -94,7 +94,7 @@ def last_boxed(text: str) -> str | None:
 
 HOW_TO_ASK = (
     "An answer is the last \\boxed{…} of a response, or its last line Answer: … if the prompt asks "
-    "for one. --prompt-template boxed or answer-line asks for one of them; --answer-format line "
+    "for one. --prompt-template boxed or answer-line asks for one of them; answer_format = line "
     "always reads such a line, and a --reward of your own any other form."
 )
 

@@ -90,15 +90,15 @@ def load_problems(source: PromptSource) -> list[Problem]:
             f"{source.location} holds no prompts. Give a file with one problem per line."
         )
     prompt_field = _choose_field(
-        rows, source.prompt_field, _PROMPT_FIELDS, "--prompt-field", source.location
+        rows, source.prompt_field, _PROMPT_FIELDS, "prompt_field", source.location
     )
     answer_field = _choose_field(
-        rows, source.answer_field, _ANSWER_FIELDS, "--answer-field", source.location
+        rows, source.answer_field, _ANSWER_FIELDS, "answer_field", source.location
     )
     if prompt_field is None:
         raise UsageError(
-            f"{source.location} has the fields {', '.join(rows[0])}. Choose the one with the "
-            "prompt: --prompt-field."
+            f"{source.location} has the fields {', '.join(rows[0])}. Name the one with the "
+            "prompt in the file of --config: prompt_field = FIELD."
         )
     numbered = zip(numbers, rows, strict=True)
     problems = [
@@ -169,12 +169,12 @@ def _to_problem(
             raise MismatchError(
                 f"{where}, row {index}: the messages in field '{prompt_field}' end with one by "
                 "the assistant, which the model should write. Remove it, or name another field "
-                "with --prompt-field."
+                "with prompt_field in the file of --config."
             )
     elif not isinstance(prompt, str):
         raise MismatchError(
             f"{where}, row {index}: field '{prompt_field}' is neither text nor a list of chat "
-            "messages. Name another field with --prompt-field."
+            "messages. Name another field with prompt_field in the file of --config."
         )
     answer = _get(row, answer_field) if answer_field else None
     # NaN: a missing value in a table
@@ -335,5 +335,5 @@ def plain_text(problem: Problem, template: str) -> str:
     raise MismatchError(
         f"Prompt {problem.prompt_id} is a conversation ({shown}), which needs a chat template, "
         f"but the prompt template is {template}. Use --prompt-template chat with a model that "
-        "has a template, or name a text field with --prompt-field."
+        "has a template, or name a text field with prompt_field in the file of --config."
     )

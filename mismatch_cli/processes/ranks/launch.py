@@ -136,5 +136,5 @@ def _said(logs: Path, rank: int) -> str:
     return (
         spoken[-1].removeprefix(_FAULT)
         if spoken
-        else "it ended without a message. Try again with --debug."
+        else "it ended without a message. Try again with MISMATCH_DEBUG=1."
     )

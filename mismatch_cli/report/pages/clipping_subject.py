@@ -89,7 +89,7 @@ def way_to(column: str, about: Mapping[str, Any]) -> str:
     from.
     """
     if "imported" not in about:
-        return "probe --answer-field FIELD"
+        return "MISMATCH_ANSWER_FIELD=FIELD mismatch-cli probe"
     if is_recorded(about):
         return f"pass {column}= to the recorder"
     if about["imported"].get("format") == "plain":

@@ -243,7 +243,7 @@ _ROWS = (
         (mask("log-ratio-clip", TRAINER_RECOMPUTED),),
         (factor("gmpo", TRAINER_RECOMPUTED),),
         "GMPO, arXiv 2507.20673, ε = 0.4 of its code and of TRL; verl geo_mean has 0.2. A mean "
-        "over responses: only --aggregation sequence-mean is the published gradient",
+        "over responses: only aggregation = sequence-mean is the published gradient",
     ),
     # A budget per response, or per batch.
     Algorithm(

@@ -194,7 +194,7 @@ def _check_apart(apart: VarySettings, configs: Sequence[TrainConfig], shared: Ra
 
 _KEPT = (
     "Every finished step is recorded: the same command with --resume continues from the newest "
-    "checkpoint, and --max-restarts N does so automatically."
+    "checkpoint, and max_restarts = N does so automatically."
 )
 
 
