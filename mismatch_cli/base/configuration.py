@@ -110,11 +110,12 @@ def values_of(context: Any) -> Values:
     """What was typed, and what variables and the `--config` file set."""
     given: dict[str, Given] = {}
     for parameter in context.command.params:
+        known = setting_of(parameter)
         source = context.get_parameter_source(parameter.name)
-        known, value = setting_of(parameter), context.params.get(parameter.name)
-        if known is not None and value is not None and source is not None:
-            place = TYPED if source.name == "COMMANDLINE" else place_of(context, parameter)
-            given[known.key] = Given(value, place)
+        if known is None or source is None or source.name == "DEFAULT":
+            continue
+        place = TYPED if source.name == "COMMANDLINE" else place_of(context, parameter)
+        given[known.key] = Given(context.params[parameter.name], place)
     return Values(given)
 
 
@@ -124,10 +125,10 @@ def check_typed(context: Any) -> None:
     """
     written = WRITTEN in os.environ or WRITTEN in context.meta
     for parameter in context.command.params:
-        known, value = setting_of(parameter), context.params.get(parameter.name)
-        if known is None or value is None:
+        known, source = setting_of(parameter), context.get_parameter_source(parameter.name)
+        if known is None or source is None or source.name == "DEFAULT":
             continue
-        place = place_of(context, parameter)
+        value, place = context.params[parameter.name], place_of(context, parameter)
         if not (place or known.is_typed or written):
             raise _without_flag(known, value)
         if place and is_typed_only(known, value):
