@@ -90,7 +90,7 @@ class TaskSettings:
         SECONDS_HELP,
         key="reward_seconds",
         flag=False,
-        least=1,
+        least=0,
         nothing=0,
         changeable=True,
     )
@@ -254,7 +254,7 @@ class CpuSettings:
     threads: int | None = of_running(
         None,
         "CPU threads.",
-        least=1,
+        least=0,
         nothing=0,
         changeable=True,
         show_default="all; a small model: 1",

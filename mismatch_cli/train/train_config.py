@@ -67,7 +67,7 @@ class DatasetSettings(ProblemSettings):
         "Use only the first N problems; 0 for all.",
         key="num_problems",
         nothing=0,
-        least=1,
+        least=0,
     )
     unique: bool = of_problems(
         False,
@@ -81,7 +81,7 @@ class DatasetSettings(ProblemSettings):
         "context.",
         flag=False,
         nothing=0,
-        least=1,
+        least=0,
     )
 
 
@@ -94,7 +94,7 @@ class EvaluationSettings:
         "Steps between evaluations, the first before training; 0: only at the end.",
         key="eval_every",
         nothing=0,
-        least=1,
+        least=0,
     )
     dataset: str | None = of_evaluation(
         None,
@@ -166,7 +166,7 @@ class EnvironmentSettings:
         "Maximum tokens per turn; 0 for whatever --max-tokens leaves.",
         flag=False,
         nothing=0,
-        least=1,
+        least=0,
     )
     seconds: float = of_problems(
         30.0,
@@ -316,7 +316,7 @@ class TrainConfig:
         "Maximum length of prompt plus response, in tokens; 0 for the model's limit.",
         flag=False,
         nothing=0,
-        least=1,
+        least=0,
     )
     optimiser: OptimiserSettings = part(OptimiserSettings)
     problems: DatasetSettings = part(DatasetSettings, panel="Problems")
@@ -349,7 +349,7 @@ class TrainConfig:
     cpu: CpuSettings = part(CpuSettings)
     evaluation: EvaluationSettings = part(EvaluationSettings)
     trace_every: int | None = of_records(
-        None, "Steps between traces for `clipstats`; 0 for none.", nothing=0, least=1
+        None, "Steps between traces for `clipstats`; 0 for none.", nothing=0, least=0
     )
     bounds_share: float = of_records(
         0.01,
@@ -409,7 +409,8 @@ def preset_values(preset: str, given: Mapping[str, Any] | None = None) -> Values
 
 def load_config(preset: str, given: Mapping[str, Any]) -> TrainConfig:
     """The configuration of a preset (by name or path), with what was given on top."""
-    return preset_values(preset, given).build(TrainConfig)
+    values = given if isinstance(given, Values) else read(TrainConfig, given, "the settings")
+    return preset_values(preset, values).build(TrainConfig)
 
 
 def expected_of(preset: str) -> tuple[Path, Any]:

@@ -46,7 +46,7 @@ def manifest(**changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def turned(**changes: dict[str, Any]) -> list[Toggle]:
-    config = BisectConfig(trainer_adapter=changes.get("trainer", {}).get("adapter"))
+    config = BisectConfig.of({"trainer_adapter": changes.get("trainer", {}).get("adapter")})
     rollout = RolloutSide.of(manifest(**changes), config)
     return toggles(rollout, TrainerSide.of(manifest(**changes), config, rollout))
 
@@ -88,36 +88,41 @@ def test_an_engine_is_asked_for_what_the_trace_says_and_for_a_change():
 
 
 def test_flags_win_over_the_manifest():
-    config = BisectConfig(
-        engine="hf", rollout_dtype="float32", trainer_dtype="float32", trainer_model="./other"
+    config = BisectConfig.of(
+        {
+            "engine": "hf",
+            "rollout_dtype": "float32",
+            "trainer_dtype": "float32",
+            "trainer_model": "./other",
+        }
     )
     rollout = RolloutSide.of(MANIFEST, config)
     trainer = TrainerSide.of(MANIFEST, config, rollout)
-    assert (rollout.engine, rollout.dtype, trainer.config.trainer_dtype) == (
+    assert (rollout.engine, rollout.dtype, trainer.config.scorer.dtype) == (
         "hf",
         "float32",
         "float32",
     )
-    assert trainer.config.trainer_model == "./other"
+    assert trainer.config.scorer.model == "./other"
 
 
 def test_an_adapter_of_the_rollout_is_not_given_to_a_known_trainer():
-    asked, typed = manifest(config={"adapter": "a"}), BisectConfig(rollout_adapter="a")
-    with pytest.raises(UsageError, match="was recorded with --rollout-adapter a"):
+    asked, typed = manifest(config={"adapter": "a"}), BisectConfig.of({"rollout_adapter": "a"})
+    with pytest.raises(UsageError, match="was recorded with rollout_adapter = "a""):
         RolloutSide.of(asked, BisectConfig())
     rollout = RolloutSide.of(asked, typed)
     assert rollout.adapter == "a"
-    assert TrainerSide.of(asked, typed, rollout).config.trainer_adapter is None
+    assert TrainerSide.of(asked, typed, rollout).config.scorer.adapter is None
     unknown = {name: section for name, section in asked.items() if name != "trainer"}
-    assert TrainerSide.of(unknown, BisectConfig(), rollout).config.trainer_adapter == "a"
+    assert TrainerSide.of(unknown, BisectConfig(), rollout).config.scorer.adapter == "a"
 
 
 def test_a_mistyped_trace_is_not_a_hub_model(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    assert not BisectConfig(trace="runs/nothing").is_model
-    assert not BisectConfig(trace="./nothing").is_model
-    assert BisectConfig(trace="some/model").is_model
+    assert not BisectConfig.of({"trace": "runs/nothing"}).is_model
+    assert not BisectConfig.of({"trace": "./nothing"}).is_model
+    assert BisectConfig.of({"trace": "some/model"}).is_model
 
 
 def test_a_dump_without_engine_or_model_says_what_to_name():
@@ -227,13 +232,13 @@ def test_only_responses_at_the_named_version_are_chosen():
 @pytest.mark.parametrize("stages", ["4", "", "0;1", "first"])
 def test_stages_that_do_not_exist_are_refused(stages):
     with pytest.raises(UsageError, match="--stages"):
-        BisectConfig(stages=stages)
+        BisectConfig.of({"stages": stages})
 
 
 def test_prompts_are_only_for_a_model():
     with pytest.raises(UsageError, match="--prompts"):
-        BisectConfig(prompts="prompts.jsonl")
-    assert BisectConfig(trace=MODEL, prompts="prompts.jsonl").is_model
+        BisectConfig.of({"prompts": "prompts.jsonl"})
+    assert BisectConfig.of({"trace": MODEL, "prompts": "prompts.jsonl"}).is_model
 
 
 def test_a_head_less_precise_than_the_weights_is_undone():
@@ -260,7 +265,7 @@ def test_another_engine_does_not_get_the_settings_of_the_one_that_sampled():
     asked = manifest(
         config={"engine_args": {"kv_cache_dtype": "fp8"}}, rollout={"kv_cache_dtype": "fp8"}
     )
-    side = RolloutSide.of(asked, BisectConfig(engine="hf"))
+    side = RolloutSide.of(asked, BisectConfig.of({"engine": "hf"}))
     assert (side.engine, side.dtype, side.settings({}).extra, side.told) == (
         "hf",
         "bfloat16",

@@ -26,7 +26,9 @@ def test_one_response_is_enough_for_full_distributions(tmp_path, monkeypatch, re
     monkeypatch.setattr(record, "vocabulary_of", lambda *_: 512)
     monkeypatch.setattr(record, "check_room", lambda *_: events.append("checked"))
     monkeypatch.setattr(record, "loaded_sampler", loaded_sampler)
-    config = SimpleNamespace(model="m", scorer="m", prompt_source=None)
+    config = SimpleNamespace(
+        engine=SimpleNamespace(model="m"), scoring_model="m", prompt_source=None
+    )
     distributions = Distributions(tmp_path / "distributions", responses)
     found = record._sample(config, tmp_path, {}, distributions, None, None)
     assert found == {"shards": 1}

@@ -8,6 +8,7 @@ import pytest
 
 from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.probe import score
+from mismatch_cli.probe.settings import ScorerSettings
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,7 @@ def test_an_adapter_is_named_while_the_trainer_loads_if_there_is_one(monkeypatch
 
     monkeypatch.setattr(Trainer, "load", load)
     monkeypatch.setattr(score, "warning", lambda _: "")
-    settings = SimpleNamespace(trainer_dtype="float32", attn="eager", named=lambda *_: {})
+    settings = ScorerSettings(dtype="float32", attn="eager")
     score.load_trainer(
         "a/model",
         adapter,

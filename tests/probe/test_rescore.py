@@ -60,14 +60,14 @@ class Talk:
 def config(
     trace: Path, model: str = MODEL, dtype: str = "float32", noise: int = 128, **more
 ) -> RescoreConfig:
-    return RescoreConfig(
-        trace=str(trace),
-        trainer_model=model,
-        trainer_dtype=dtype,
-        noise_responses=noise,
-        threads=1,
-        **more,
-    )
+    settings = {
+        "trace": str(trace),
+        "trainer_model": model,
+        "trainer_dtype": dtype,
+        "noise_responses": noise,
+        "threads": 1,
+    }
+    return RescoreConfig.of(settings | more)
 
 
 def rescored(folder: Path, trace: Path, **settings) -> Trace:

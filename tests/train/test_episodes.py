@@ -231,7 +231,7 @@ class Played:
         config = load_config(
             "miniature", SMALL | {"environment": where, "turn_tokens": 6} | changes
         )
-        sampling = SamplingSettings(max_tokens=config.max_tokens)
+        sampling = SamplingSettings(max_tokens=config.sampler.max_tokens)
         extra = {} if context is None else {"max_model_len": context}
         settings = EngineSettings(MODEL, sampling, top_logprobs=2, dtype="float32", extra=extra)
         self.environments, self.tokenizer = Environments(where), load_tokenizer(MODEL)

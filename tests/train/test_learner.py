@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.hashing import hash_keys, mix
+from mismatch_cli.base.options import build, replaced
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import Trainer
@@ -32,7 +33,10 @@ from tests.rules.algorithms import published
 from tests.rules.algorithms.published_owners import OF_TABLE
 
 PLAIN = SamplingSettings()
-CONFIG = TrainConfig(learning_rate=1e-30, max_tokens=40, max_grad_norm=1e9, token_budget=120)
+CONFIG = build(
+    TrainConfig,
+    {"learning_rate": 1e-30, "max_tokens": 40, "max_grad_norm": 1e9, "token_budget": 120},
+)
 LENGTHS, ADVANTAGES = (21, 9, 30, 14, 1), (1.0, -0.5, -1.5, 0.7, 0.0)
 
 
@@ -42,7 +46,7 @@ def make_learner(save_model) -> Callable[..., Learner]:
 
     def make(algorithm: str = "dppo-binary-tv", dtype: str = "float32", **changes: Any) -> Learner:
         trainer = Trainer.load(folder, sampling=PLAIN, dtype=dtype)
-        return Learner(trainer, find(algorithm), PLAIN, replace(CONFIG, **changes))
+        return Learner(trainer, find(algorithm), PLAIN, replaced(CONFIG, **changes))
 
     return make
 
@@ -158,7 +162,9 @@ def test_the_gradient_is_that_of_the_published_objective(make_learner, name, agg
     )
     terms_T = OF_TABLE[name](published.Sample(logp_T, *flat, advantage_T, list(LENGTHS), *context))
     learner.model.zero_grad(set_to_none=True)
-    (-published.aggregated(terms_T, list(LENGTHS), aggregation, CONFIG.max_tokens)).backward()
+    (
+        -published.aggregated(terms_T, list(LENGTHS), aggregation, CONFIG.sampler.max_tokens)
+    ).backward()
     assert_same_gradients(found, gradients(learner))
     np.testing.assert_allclose(np.concatenate(update.logp), logp_T.detach().numpy(), atol=2e-5)
 

@@ -133,7 +133,8 @@ def test_an_evaluation_is_the_mean_over_problems_of_the_mean_over_samples(tmp_pa
     found = evaluate(made, 2)
     posed = made.task.evaluation["evaluation"]
     seeds = [
-        [sample_seed(config.seed, place, sample, -2) for sample in range(3)] for place in range(6)
+        [sample_seed(config.sampler.seed, place, sample, -2) for sample in range(3)]
+        for place in range(6)
     ]
     requests = [
         Request(p.prompt_ids, seed)
@@ -157,7 +158,7 @@ def test_an_evaluation_is_the_mean_over_problems_of_the_mean_over_samples(tmp_pa
     (line,) = numbers(tmp_path / "run")
     assert said == [f"Accuracy before the first step: {line['eval_accuracy']:.3f}"]
     training = {
-        sample_seed(config.seed, p, s, step)
+        sample_seed(config.sampler.seed, p, s, step)
         for p in range(8)
         for s in range(4)
         for step in range(1, 5)

@@ -5,7 +5,6 @@ gets merged weights.
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.options import by_key
 from mismatch_cli.base.places import bundled
 from mismatch_cli.models.adapters import Merged, put_on, read_adapter, start_lora
 from mismatch_cli.models.loading import load_causal_lm, load_tokenizer
@@ -188,6 +188,6 @@ def test_an_adapter_that_is_not_merged_stops_the_run(rollout_dtype, tmp_path, mo
 
 def test_the_settings_of_an_adapter_are_documented():
     text = (DOCS / "train.md").read_text(encoding="utf-8")
-    for name in (known.name for known in fields(TrainConfig)):
+    for name in by_key(TrainConfig):
         if name.startswith("lora"):
             assert f"`{name}`" in text, name

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from mismatch_cli.base.hashing import hash_keys, mix
+from mismatch_cli.base.options import build, replaced
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import Trainer
@@ -31,7 +32,10 @@ from tests.rules.algorithms.published_owners import OF_TABLE
 from tests.tiny_models import saved_model
 
 PLAIN = SamplingSettings()
-CONFIG = TrainConfig(learning_rate=1e-30, max_tokens=40, max_grad_norm=1e9, token_budget=70)
+CONFIG = build(
+    TrainConfig,
+    {"learning_rate": 1e-30, "max_tokens": 40, "max_grad_norm": 1e9, "token_budget": 70},
+)
 # Alternating turns of model and environment, one list per response; the last is a single turn.
 TURNS, ADVANTAGES = ((5, 9, 7), (3, 12, 2, 1, 6), (11,), (4, 3, 8)), (1.0, -0.5, -1.5, 0.7)
 # One of each kind: tokens, caps, whole responses (product, mean, prefix), neighbours, draws,
@@ -55,7 +59,7 @@ def folder(tmp_path_factory) -> str:
 
 def made(folder: str, algorithm: str, **changes: Any) -> Learner:
     return Learner(
-        Trainer.load(folder, sampling=PLAIN), find(algorithm), PLAIN, replace(CONFIG, **changes)
+        Trainer.load(folder, sampling=PLAIN), find(algorithm), PLAIN, replaced(CONFIG, **changes)
     )
 
 
@@ -139,7 +143,7 @@ def by_hand(
     terms_N = OF_TABLE[name](
         published.Sample(torch.cat(rows), *flat, advantage_N, lengths, *context)
     )
-    (-published.aggregated(terms_N, lengths, aggregation, CONFIG.max_tokens)).backward()
+    (-published.aggregated(terms_N, lengths, aggregation, CONFIG.sampler.max_tokens)).backward()
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 

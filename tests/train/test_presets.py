@@ -48,18 +48,23 @@ SMALL: dict[str, Any] = {
 def test_the_columns_of_table_1(preset):
     config = load_config(preset, {})
     model, batch, mini, samples, response, rate, threshold, every = TABLE_1[preset]
-    assert (config.model, config.prompts_per_step, config.samples_per_prompt) == (
+    assert (config.engine.model, config.prompts_per_step, config.sampler.samples_per_prompt) == (
         model,
         batch,
         samples,
     )
     assert config.prompts_per_step / config.minibatches == mini
-    assert (config.max_prompt_tokens, config.max_tokens) == (1024, response)
+    assert (config.problems.max_prompt_tokens, config.sampler.max_tokens) == (1024, response)
     assert (
         config.algorithm == f"dppo-binary-tv:max_tv={threshold:g},cap=5"
-        and config.learning_rate == rate
+        and config.optimiser.learning_rate == rate
     )
-    assert (config.eval_samples, config.eval_every, config.eval_temperature, config.eval_top_p) == (
+    assert (
+        config.evaluation.samples,
+        config.evaluation.every,
+        config.evaluation.temperature,
+        config.evaluation.top_p,
+    ) == (
         32,
         every,
         0.7,
@@ -69,14 +74,18 @@ def test_the_columns_of_table_1(preset):
         "aime_2024": ("HuggingFaceH4/aime_2024", "train"),
         "aime25": ("math-ai/aime25", "test"),
     }
-    assert config.replay_routes == (preset == "moe-base-replay")
-    assert (config.lora, config.lora_rank, config.lora_alpha) == (preset == "moe-base-lora", 32, 64)
+    assert config.scorer.replay_routes == (preset == "moe-base-replay")
+    assert (config.lora.wanted, config.lora.rank, config.lora.alpha) == (
+        preset == "moe-base-lora",
+        32,
+        64,
+    )
 
 
 @pytest.mark.parametrize("preset", ["rare-solutions", "rare-tokens"])
 def test_a_preset_names_its_reward_and_no_file(preset, tmp_path):
     config = load_config(preset, {})
-    assert config.minibatches * config.epochs == 16 and not is_own(config.reward)
+    assert config.minibatches * config.epochs == 16 and not is_own(config.task.reward)
     (tmp_path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
     assert load_config(str(tmp_path / "config.toml"), {}) == config
 

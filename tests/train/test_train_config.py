@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pytest
 
 from mismatch_cli.base.errors import MismatchError, UsageError
+from mismatch_cli.base.options import settings_of
 from mismatch_cli.train.train_config import TrainConfig, load_config, presets, shown_defaults
 
 
@@ -28,7 +27,7 @@ def test_flags_win_over_the_preset():
 
 
 def test_every_setting_has_a_help_text():
-    assert all(known.metadata["help"].endswith(".") for known in fields(TrainConfig))
+    assert all(known.about["help"].endswith(".") for known in settings_of(TrainConfig))
 
 
 @pytest.mark.parametrize(
@@ -42,8 +41,8 @@ def test_every_setting_has_a_help_text():
         ({"eval_every": -1}, "eval_every = -1"),
         ({"minibatches": 1000}, "more than the responses"),
         ({"lerning_rate": 1.0}, "learning_rate"),
-        ({"steps": "many"}, "'many' must be a whole number"),
-        ({"steps": True}, "True must be a whole number"),
+        ({"steps": "many"}, '"many" must be a whole number'),
+        ({"steps": True}, "true must be a whole number"),
     ],
 )
 def test_invalid_settings_are_refused(changes, said):
@@ -64,7 +63,7 @@ def test_a_file_that_is_not_toml_is_named(tmp_path):
 
 def test_a_default_is_shown_in_words_where_it_has_some():
     shown, preset = shown_defaults("miniature"), load_config("miniature", {})
-    assert shown["model"] == "the bundled model"
+    assert shown["model"] == "the bundled one"
     assert shown["steps"] == str(preset.steps)
     assert shown["algorithm"] == preset.algorithm
-    assert "replay_routes" not in shown, "a switch that is off has no default to show"
+    assert not shown["replay_routes"], "a switch that is off has no default to show"

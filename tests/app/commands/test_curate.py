@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from mismatch_cli.app.cli import run
 from mismatch_cli.app.commands.curate import _training
 from mismatch_cli.base.errors import suggest
+from mismatch_cli.base.options import replaced
 from mismatch_cli.base.places import bundled
 from mismatch_cli.metrics.population import accuracy_by_prompt
 from mismatch_cli.probe.config import CurateConfig
@@ -116,20 +116,21 @@ def test_confirmed_problems_are_in_the_range_twice(curated, tmp_path):
 
 
 def test_the_next_command_trains_as_it_was_measured():
-    config = CurateConfig(
-        model="some/model",
-        engine="hf",
-        prompts="p.jsonl",
-        temperature=0.7,
-        max_tokens=3000,
-        prompt_template="raw",
-        reward="mine.py:f",
-    )
+    settings = {
+        "model": "some/model",
+        "engine": "hf",
+        "prompts": "p.jsonl",
+        "temperature": 0.7,
+        "max_tokens": 3000,
+        "prompt_template": "raw",
+        "reward": "mine.py:f",
+    }
+    config = CurateConfig.of(settings)
     assert suggest(*_training(config, Path("a b.jsonl"))) == (
         "mismatch-cli train --dataset 'a b.jsonl' --max-tokens 3000 --model some/model "
         "--learning-rate 1e-6 --temperature 0.7 --prompt-template raw --reward mine.py:f"
     )
-    ours = replace(config, model=str(bundled("model")), prompt_template="chat", reward="")
+    ours = replaced(config, model=str(bundled("model")), prompt_template="chat", reward="")
     assert not {"--model", "--learning-rate", "--prompt-template"} & set(_training(ours, Path("p")))
 
 
@@ -160,7 +161,7 @@ def test_what_it_writes_can_be_trained_on(curated, tmp_path):
     ("flags", "said"),
     [
         ("--keep 0.8 0.2", "--keep 0.8 0.2 is not a range of accuracies"),
-        ("--held-out-samples 0", "--held-out-samples 0 is too small"),
+        ("--held-out-samples 0", "held_out_samples = 0 is too small"),
         ("--engine foo", "Unknown engine 'foo'"),
         ("--keep 0.01 0.02", "None of the 6 problems has an accuracy between 0.01 and 0.02"),
     ],
@@ -231,4 +232,4 @@ def test_a_reward_has_one_name_from_wherever_it_is_given(monkeypatch, tmp_path):
     for where in ("mine.py:f", f"{tmp_path}/mine.py:f"):
         with pytest.raises(SystemExit):
             run([*CURATE.split(), "-o", str(tmp_path / "run"), "--reward", where])
-    assert [config.reward for config in seen] == [f"{tmp_path}/mine.py:f"] * 2
+    assert [config.task.reward for config in seen] == [f"{tmp_path}/mine.py:f"] * 2

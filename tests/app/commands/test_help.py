@@ -17,8 +17,10 @@ import typer
 from rich.cells import cell_len
 
 from mismatch_cli.app.cli import build_app, run
-from mismatch_cli.app.help import KEYS, Row, panels
+from mismatch_cli.app.help import Row, keys, panels
+from mismatch_cli.base.options import flat, settings_of
 from mismatch_cli.base.places import guide_pages
+from mismatch_cli.train.train_config import TrainConfig
 from tests.paths import PACKAGE
 
 DOCS = PACKAGE.parent / "docs"
@@ -41,7 +43,7 @@ def printed(name: str, width: int) -> str:
 
 
 def in_words(text: str) -> str:
-    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", text).split())
+    return " ".join(text.replace("─", " ").split())
 
 
 @cache
@@ -93,7 +95,7 @@ def test_no_type_of_python_and_no_folder_of_a_checkout(helps):
 def test_examples_can_be_pasted(helps):
     for (name, width), text in helps.items():
         lines = (
-            text.split("Examples:\n")[-1].split("╭")[0].replace("\\\n", "").splitlines()
+            text.split("Examples:\n")[-1].split("\n\n")[0].replace("\\\n", "").splitlines()
             if name
             else []
         )
@@ -108,21 +110,14 @@ CHOICES = [
 ]
 
 
-def test_choices_are_shown_as_such():
+def test_few_choices_are_shown_as_such_and_others_are_named():
     shown = {(name, row.names.split(",")[0]) for name, row in CHOICES}
-    for name in ("probe", "curate", "train"):
-        assert {(name, "--engine"), (name, "--prompt-template"), (name, "--rollout-dtype")} <= shown
-    for flag in (
-        "compare --pair",
-        "train --aggregation",
-        "report --export",
-        "import --weights",
-        "import --format",
-    ):
+    assert {("probe", "--engine"), ("curate", "--engine"), ("train", "--engine")} <= shown
+    for flag in ("report --export", "import --weights"):
         assert tuple(flag.split()) in shown
+    assert row_of("probe", "--rollout-dtype").value == "DTYPE"
+    assert row_of("train", "--prompt-template").value == "TEMPLATE"
     assert row_of("train", "--preset").value == "NAME|FILE.toml"
-    presets = pytest.importorskip("mismatch_cli.train.train_config").presets
-    assert ", ".join(presets()) in row_of("train", "--preset").does
 
 
 @pytest.mark.parametrize(
@@ -138,41 +133,24 @@ def test_an_invalid_choice_lists_all_of_them(command, row, capfd, tmp_path, monk
 
 def test_train_shows_the_values_of_its_default_preset_in_panels(helps):
     load_config = pytest.importorskip("mismatch_cli.train.train_config").load_config
-    settings = dict(vars(load_config("miniature", {})))
-    names = [row.names for name, row in rows() if name == "train"]
-    for key in ("grader", "staleness", "bounds_share"):  # without a flag, named as in a file
-        assert sum(key.replace("_", "-") in name for name in names) == 1
-        del settings[key]
-    words = {
-        name for name in settings if row_of("train", flag_of(name)).default != str(settings[name])
+    values = flat(load_config("miniature", {}))
+    command = GROUP.get_command(None, "train")  # type: ignore[attr-defined,arg-type]
+    shown = {
+        row.names.partition(" = ")[0] if key else row.names.partition(",")[0]: row.default
+        for key, rows_ in ((False, panels(command.params).values()), (True, [keys(command.params)]))
+        for group in rows_
+        for row in group
     }
-    in_words_of_their_own = {
-        "model",
-        "dataset",
-        "eval_dataset",
-        "prompt_field",
-        "answer_field",
-        "reward",
-        "attn",
-        "environment",
-    }
-    off = {
-        "recompute",
-        "lora",
-        "gradient_checkpointing",
-        "cpu_offload",
-        "unique_problems",
-        "replay_routes",
-    }
-    assert words == in_words_of_their_own | {"served_model", "weights_folder"} | off
+    for known in settings_of(TrainConfig):
+        default = shown[known.words if known.has_flag else known.key]
+        value = values[known.key]
+        in_words_of_its_own = known.about.get("show_default")
+        unset = value is None or value is False
+        assert default == (in_words_of_its_own or ("" if unset else str(value))), known.key
     text = in_words(helps["train", 80])
     assert "The defaults below are those of the preset miniature" in text
-    titles = re.findall(r"╭─ (.*?) ─", helps["train", 80])
-    assert titles[0] == "Options" and titles[-2:] == ["Output", KEYS] and len(titles) > 7
-
-
-def flag_of(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    titles = re.findall(r"^([A-Z][\w ]+) ─", helps["train", 80], re.M)
+    assert titles[0] == "Training" and titles[-2:] == ["Running", "Output"] and len(titles) > 7
 
 
 @pytest.mark.parametrize("command", ["report", "clipstats", "compare", "diagnose", "import"])
@@ -186,7 +164,7 @@ def test_output_holds_what_its_help_names(command, tmp_path, capfd):
 
 
 def test_commands_are_in_the_order_in_which_users_need_them(helps):
-    listed = re.findall(r"^│ ([a-z]+) ", helps["", 80], re.M)
+    listed = re.findall(r"^([a-z]+)  ", helps["", 80], re.M)
     assert listed == COMMANDS
     assert listed[:4] == ["probe", "report", "compare", "verdict"]
     files = PACKAGE.glob("*/commands/[a-z]*.py")

@@ -287,7 +287,7 @@ def test_the_precisions_of_both_sides_can_be_stated(capfd):
     assert "engine fp8 against trainer dtype not recorded" in out
     Path("wrong.toml").write_text('[import]\nrollout-dtype = "fp9"\n')
     code, _, err = command(capfd, "import", "dump.jsonl", "--force", "--config", "wrong.toml")
-    assert code == 2 and "rollout-dtype: Unknown dtype 'fp9'" in err and "--rollout" not in err
+    assert code == 2 and "rollout_dtype: Unknown dtype 'fp9'" in err and "--rollout" not in err
 
 
 def test_a_dump_without_a_policy_has_no_precision_of_one(capfd):

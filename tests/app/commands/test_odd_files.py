@@ -49,7 +49,7 @@ def _zip(path: Path) -> None:
             b"steps = nan\n",
             "train --preset x.toml",
             2,
-            "steps = nan must be a whole number. See:",
+            "steps = nan must be a whole number.",
         ),
         (
             "run/config.toml",

@@ -10,6 +10,7 @@ import pytest
 
 from mismatch_cli.app.cli import run
 from mismatch_cli.app.commands.curate import _variables
+from mismatch_cli.base.configuration import WRITTEN
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.probe.config import CurateConfig, ProbeConfig
 from mismatch_cli.probe.tasks.grading import MathVerify
@@ -77,15 +78,17 @@ def test_what_is_huge_or_hostile_earns_nothing():
 
 def test_the_paper_is_graded_as_its_code_does_and_everything_else_as_verl_does():
     load_config = pytest.importorskip("mismatch_cli.train.train_config").load_config
-    assert load_config("paper", {}).grader == "oat"
-    assert load_config("miniature", {}).grader == ProbeConfig(engine="hf").grader == "verl"
+    assert load_config("paper", {}).task.grader == "oat"
+    assert load_config("miniature", {}).task.grader == ProbeConfig.of({}).task.grader == "verl"
     with pytest.raises(UsageError, match="grader: Unknown grader 'oats'"):
-        ProbeConfig(engine="hf", grader="oats")
+        ProbeConfig.of({"grader": "oats"})
 
 
 def test_the_next_command_of_curate_keeps_the_grader():
-    assert _variables(CurateConfig(engine="hf")) == ""
-    assert _variables(CurateConfig(engine="hf", grader="oat")) == "MISMATCH_TRAIN_GRADER=oat "
+    assert _variables(CurateConfig.of({})) == ""
+    own = CurateConfig.of({"grader": "oat", "answer_format": "line", "reward_seconds": 9})
+    said = "MISMATCH_TRAIN_GRADER=oat MISMATCH_TRAIN_ANSWER_FORMAT=line "
+    assert _variables(own) == f"{said}MISMATCH_TRAIN_REWARD_SECONDS=9 "
 
 
 def test_a_recording_names_its_grader_and_resumes_with_it(tmp_path, monkeypatch):
@@ -104,13 +107,14 @@ def test_a_recording_names_its_grader_and_resumes_with_it(tmp_path, monkeypatch)
 
 
 @pytest.mark.slow  # starts two processes
-def test_runs_that_we_start_get_the_key(tmp_path, capsys):
+def test_runs_that_we_start_get_the_key(tmp_path, capsys, monkeypatch):
     """`--vary` spells it like a flag for its runs, which nobody else may."""
     folder = tmp_path / "runs"
     recorded = ["probe", "--engine", "hf", "--num-prompts", "1", "--samples-per-prompt", "2"]
     recorded += ["--max-tokens", "8", "--quiet", "-o", str(folder)]
+    monkeypatch.delenv(WRITTEN)
     assert run([*recorded, "--grader", "oat"]) == 2
-    assert "grader has no flag" in capsys.readouterr().err
+    assert "--grader is no flag" in capsys.readouterr().err
     assert run([*recorded, "--vary", "grader=verl,oat"]) == 0
     for rule in ("verl", "oat"):
         assert read_manifest(folder / rule / "trace")["config"]["grader"] == rule

@@ -171,7 +171,7 @@ def test_an_unknown_field_names_the_nearest(tmp_path):
     source = write(tmp_path / "p.jsonl")
     with pytest.raises(
         UsageError,
-        match=r"--prompt-field, .*p\.jsonl: Unknown field 'problm'. Did you mean problem\?",
+        match=r"prompt_field, .*p\.jsonl: Unknown field 'problm'. Did you mean problem\?",
     ):
         load_problems(PromptSource(source, prompt_field="problm"))
     with pytest.raises(UsageError, match="--answer-field"):

@@ -9,7 +9,6 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from mismatch_cli.base.options import build, replaced
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.diagnosis.hypotheses import scaled_positions
 from mismatch_cli.models.adapters import start_lora
@@ -44,7 +44,7 @@ from tests.train.small_runs import (
 from tests.warm import Forked
 
 PLAIN = SamplingSettings()
-CONFIG = TrainConfig(max_tokens=60, token_budget=150, learning_rate=1e-3)
+CONFIG = build(TrainConfig, {"max_tokens": 60, "token_budget": 150, "learning_rate": 1e-3})
 TOPK, VOCABULARY = 20, 211
 ADAPTED = ("untied", "experts")
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -155,7 +155,7 @@ def gradients(folder: Path, world: World) -> None:
         cases.append((f"{kind} adapted", "dppo-binary-tv"))
     for kind, case in cases:
         name, _, aggregation = case.partition("/")
-        config = replace(CONFIG, aggregation=aggregation or CONFIG.aggregation)
+        config = replaced(CONFIG, aggregation=aggregation or CONFIG.aggregation)
         learner = Learner(trainers[kind], find(name, training=True), PLAIN, config, world)
         before = [master.detach().clone() for master in learner._masters]
         learner.optimizer = torch.optim.SGD(learner._masters, lr=0.1)
