@@ -223,7 +223,10 @@ def _unexpected(error: BaseException) -> str:
             f"Unexpected error ({what}) in the package {package}. Report it to its author with "
             "what MISMATCH_DEBUG=1 adds."
         )
-    return f"Unexpected error ({what}). This is a bug: please report it with what MISMATCH_DEBUG=1 adds."
+    return (
+        f"Unexpected error ({what}). This is a bug: please report it with what MISMATCH_DEBUG=1 "
+        "adds."
+    )
 
 
 def _fail(message: str, code: int) -> int:

@@ -31,13 +31,16 @@ class Command(typer.core.TyperCommand):
     def __init__(self, name: str | None, **attributes: Any) -> None:
         super().__init__(name, **attributes)
         settings = getattr(self.callback, "settings", {})
-        for known in self.params:
-            known.envvar = variables(str(name), known)
-            setattr(known, SETTING, settings.get(known.name))
+        for parameter in self.params:
+            parameter.envvar = variables(str(name), parameter)
+            setattr(parameter, SETTING, settings.get(parameter.name))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ARG002
         """What follows the name of the command in its usage line."""
-        return ["[OPTIONS]", *(row_of(known).names for known in self.params if is_argument(known))]
+        return [
+            "[OPTIONS]",
+            *(row_of(parameter).names for parameter in self.params if is_argument(parameter)),
+        ]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         """Print it directly, as Typer does; the formatter gets nothing."""

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import inspect
 import keyword
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field
-from functools import wraps
+from functools import partial, wraps
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,44 +43,35 @@ def flags(
     values, come first; `changes` say what differs in them here, and `shown` which defaults `--help`
     shows for them.
     """
+    own_settings = [] if kind is None else _with_defaults(choose(kind, changes=changes), shown)
+    return partial(_command, own_settings)
 
-    def with_flags(function: Callable[..., None]) -> Callable[..., None]:
-        signature = inspect.signature(function)
-        parts = {
-            name: chosen
-            for name, parameter in signature.parameters.items()
-            if (chosen := _part(parameter.default)) is not None
-        }
-        settings = (
-            []
-            if kind is None
-            else _with_defaults(choose(kind, without=(), panel="", **changes), shown)
-        )
-        for chosen in parts.values():
-            settings += settings_of(chosen)
-        settings.append(_CONFIG)
-        by_parameter = {_name(known): known for known in settings}
 
-        @wraps(function)
-        def command(**given: Any) -> None:
-            context = given[_CONTEXT]
-            values = values_of(context)
-            arguments: dict[str, Any] = {n: values.build(part) for n, part in parts.items()}
-            if _CONTEXT in signature.parameters:
-                arguments[_CONTEXT] = context
-            if "values" in signature.parameters:
-                arguments["values"] = values
-            function(**arguments)
+def _command(own_settings: Sequence[Setting], function: Callable[..., None]) -> Callable[..., None]:
+    parameters = inspect.signature(function).parameters
+    parts = {name: _part(parameter.default) for name, parameter in parameters.items()}
+    built = {name: chosen for name, chosen in parts.items() if chosen is not None}
+    settings = [*own_settings, *chain(*map(settings_of, built.values())), _CONFIG]
 
-        parameters = [_parameter(name, known) for name, known in by_parameter.items()]
-        of_typer: Any = inspect.Parameter
-        context = of_typer(_CONTEXT, of_typer.KEYWORD_ONLY, annotation=typer.Context)
-        command.__signature__ = inspect.Signature([context, *parameters])  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in (context, *parameters)}
-        command.settings = by_parameter  # type: ignore[attr-defined]
-        return command
+    @wraps(function)
+    def command(**of_typer: Any) -> None:
+        context = of_typer[_CONTEXT]
+        values = values_of(context)
+        others = {_CONTEXT: context, "values": values}
+        taken = {name: value for name, value in others.items() if name in parameters}
+        function(**taken, **{name: values.build(chosen) for name, chosen in built.items()})
 
-    return with_flags
+    _describe(command, {_name(each): each for each in settings})
+    return command
+
+
+def _describe(command: Any, settings: Mapping[str, Setting]) -> None:
+    """Give a command the signature that Typer reads, and its settings by parameter."""
+    context = inspect.Parameter(_CONTEXT, inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    parameters = [context, *(_parameter(name, each) for name, each in settings.items())]
+    command.__signature__ = inspect.Signature(parameters)
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
+    command.settings = settings
 
 
 def _part(default: Any) -> Chosen | None:
@@ -91,14 +83,14 @@ def _with_defaults(chosen: Chosen, shown: Mapping[str, str] | None) -> list[Sett
     if shown is None:
         return list(settings_of(chosen))
     return [
-        Setting(known.name, known.hint, {**known.about, "show_default": shown.get(known.key, "")})
-        for known in settings_of(chosen)
+        Setting(each.name, each.hint, {**each.about, "show_default": shown.get(each.key, "")})
+        for each in settings_of(chosen)
     ]
 
 
-def _name(known: Setting) -> str:
+def _name(each: Setting) -> str:
     """The name of the parameter for a setting: its key, unless Python reserves that."""
-    return f"{known.key}_" if keyword.iskeyword(known.key) else known.key
+    return f"{each.key}_" if keyword.iskeyword(each.key) else each.key
 
 
 def _read(context: Any, path: Path | None) -> Path | None:
@@ -137,20 +129,20 @@ def _completing(about: Mapping[str, Any]) -> Callable[[str], list[str]] | None:
     return complete
 
 
-def _parameter(name: str, known: Setting) -> inspect.Parameter:
+def _parameter(name: str, each: Setting) -> inspect.Parameter:
     """The parameter that Typer turns into an option or an argument; it has no default, so that what
-    is given is known.
+    is given is each.
     """
-    about = known.about
-    hint = list[known.type] if about.get("repeatable") else known.hint  # type: ignore[name-defined]
+    about = each.about
+    hint = list[each.type] if about.get("repeatable") else each.hint  # type: ignore[name-defined]
     of_typer: dict[str, Any] = {"help": about["help"], "autocompletion": _completing(about)}
     of_typer |= {key: about[key] for key in ("callback", "is_eager") if key in about}
     if about.get("argument"):
         option = typer.Argument(metavar=about.get("metavar"), show_default=False, **of_typer)
     else:
-        words = f"{known.words}/{about['off']}" if "off" in about else known.words
+        words = f"{each.words}/{about['off']}" if "off" in about else each.words
         names = [words, *filter(None, [about.get("short")])]
-        option = typer.Option(*names, metavar=known.metavar, hidden=not known.has_flag, **of_typer)
+        option = typer.Option(*names, metavar=each.metavar, hidden=not each.has_flag, **of_typer)
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,

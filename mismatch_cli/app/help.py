@@ -41,24 +41,24 @@ def panels(parameters: Iterable[Any]) -> dict[str, list[Row]]:
     """Arguments and options by panel title, in the order in which they are declared: untitled ones
     first, those that many commands have last.
     """
-    found: dict[str, list[Row]] = {"": []}
+    by_title: dict[str, list[Row]] = {"": []}
     helps: list[Row] = []
-    for known in sorted(parameters, key=lambda known: not is_argument(known)):
-        if known.name == "help":
-            helps.append(row_of(known))
-        elif has_flag(known):
-            title = "" if is_argument(known) else _about(known).get("panel") or ""
-            found.setdefault(title, []).append(row_of(known))
+    for parameter in sorted(parameters, key=lambda each: not is_argument(each)):
+        if parameter.name == "help":
+            helps.append(row_of(parameter))
+        elif has_flag(parameter):
+            title = "" if is_argument(parameter) else _about(parameter).get("panel") or ""
+            by_title.setdefault(title, []).append(row_of(parameter))
     for title in _LAST:
-        found[title] = found.pop(title, [])
-    filled = {title: rows for title, rows in found.items() if rows}
+        by_title[title] = by_title.pop(title, [])
+    filled = {title: rows for title, rows in by_title.items() if rows}
     last = next(reversed(filled), "")
     return filled | {last: [*filled.get(last, []), *helps]}
 
 
 def keys(parameters: Iterable[Any]) -> list[Row]:
     """What has no flag: lines of a file for `--config`."""
-    return [row_of(known) for known in parameters if not has_flag(known)]
+    return [row_of(parameter) for parameter in parameters if not has_flag(parameter)]
 
 
 def row_of(parameter: Any) -> Row:
@@ -67,7 +67,8 @@ def row_of(parameter: Any) -> Row:
     """
     value, does = parameter.metavar or "", parameter.help or ""
     if is_argument(parameter):
-        name = value or f"[{parameter.name.upper()}]" + "..." * (parameter.nargs == -1)
+        several = "..." if parameter.nargs == -1 else ""
+        name = value or f"[{parameter.name.upper()}]{several}"
         return Row(name, "", does, _default(parameter))
     if not has_flag(parameter):
         key = key_of(parameter).replace("-", "_")
@@ -81,8 +82,8 @@ def row_of(parameter: Any) -> Row:
 
 def _about(parameter: Any) -> Mapping[str, Any]:
     """What is declared of the setting behind a parameter."""
-    known = setting_of(parameter)
-    return {} if known is None else known.about
+    setting = setting_of(parameter)
+    return {} if setting is None else setting.about
 
 
 def _default(parameter: Any) -> str:
@@ -110,11 +111,7 @@ def print_help(
 
     console = Console(color_system=colour_system(), highlight=False, emoji=False, markup=False)
     console.width = min(console.width, _WIDEST)
-    lengths = [len(_typed(row)) for members in rows.values() for row in members]
-    column = min(
-        console.width // 2,
-        2 + max((length for length in lengths if length + 2 <= _COLUMN), default=0),
-    )
+    column = _column([row for members in rows.values() for row in members], console.width)
     console.print(Text(command.get_usage(ctx), style="bold"))
     for line in (*_prose(command.help, console.width), Text()):
         console.print(line, soft_wrap=True)  # never break a line that users copy
@@ -124,6 +121,13 @@ def print_help(
         console.print(line)
     for line in _prose(command.epilog, console.width):
         console.print(line, soft_wrap=True)
+
+
+def _column(rows: Sequence[Row], width: int) -> int:
+    """Where descriptions begin: right of all but the longest flags."""
+    lengths = [len(_typed(row)) for row in rows]
+    longest = max((length for length in lengths if length + 2 <= _COLUMN), default=0)
+    return min(width // 2, 2 + longest)
 
 
 def _of_keys(command: str, rows: Sequence[Row]) -> str:

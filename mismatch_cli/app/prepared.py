@@ -118,13 +118,13 @@ def _resolved(kind: type[_Config], values: Values) -> Values:
     """
     values = values.only(by_key(kind))
     spelled: dict[str, Any] = {}
-    for known in settings_of(kind):
-        value = values.get(known.key)
-        if value and known.about.get("path"):
-            spelled[known.key] = _absolute(value)
-        elif value and known.key == "reward" and is_own(value):
+    for setting in settings_of(kind):
+        value = values.get(setting.key)
+        if value and setting.about.get("path"):
+            spelled[setting.key] = _absolute(value)
+        elif value and setting.key == "reward" and is_own(value):
             file, colon, function = value.rpartition(":")
-            spelled[known.key] = f"{_absolute(file)}{colon}{function}"
+            spelled[setting.key] = f"{_absolute(file)}{colon}{function}"
     return values.with_values(spelled)
 
 
@@ -133,9 +133,9 @@ def _recorded(kind: type[_Config], values: Values) -> dict[str, Any]:
     where a default depends on the machine.
     """
     recorded = {}
-    for known in settings_of(kind):
-        default = known.about["default"]
-        recorded[known.key] = values.get(known.key, None if callable(default) else default)
+    for setting in settings_of(kind):
+        default = setting.about["default"]
+        recorded[setting.key] = values.get(setting.key, None if callable(default) else default)
     return dict(json.loads(json.dumps(recorded)))
 
 

@@ -32,10 +32,10 @@ def _varies_reserved(texts: Sequence[str]) -> bool:
     """Whether one of these settings has a value that only the command line may give it."""
     from mismatch_cli.probe.config import ProbeConfig, RescoreConfig
 
-    known = by_key(RescoreConfig) | by_key(ProbeConfig)
+    settings_by_key = by_key(RescoreConfig) | by_key(ProbeConfig)
     for text in texts:
         typed, _, values = text.partition("=")
-        varied = known.get(_key_of(typed))
+        varied = settings_by_key.get(_key_of(typed))
         if varied and any(is_typed_only(varied, [value]) for value in values.split(",")):
             return True
     return False

@@ -110,12 +110,12 @@ def values_of(context: Any) -> Values:
     """What was typed, and what variables and the `--config` file set."""
     given: dict[str, Given] = {}
     for parameter in context.command.params:
-        known = setting_of(parameter)
+        setting = setting_of(parameter)
         source = context.get_parameter_source(parameter.name)
-        if known is None or source is None or source.name == "DEFAULT":
+        if setting is None or source is None or source.name == "DEFAULT":
             continue
         place = TYPED if source.name == "COMMANDLINE" else place_of(context, parameter)
-        given[known.key] = Given(context.params[parameter.name], place)
+        given[setting.key] = Given(context.params[parameter.name], place)
     return Values(given)
 
 
@@ -125,24 +125,24 @@ def check_typed(context: Any) -> None:
     """
     written = WRITTEN in os.environ or WRITTEN in context.meta
     for parameter in context.command.params:
-        known, source = setting_of(parameter), context.get_parameter_source(parameter.name)
-        if known is None or source is None or source.name == "DEFAULT":
+        setting, source = setting_of(parameter), context.get_parameter_source(parameter.name)
+        if setting is None or source is None or source.name == "DEFAULT":
             continue
         value, place = context.params[parameter.name], place_of(context, parameter)
-        if not (place or known.is_typed or written):
-            raise _without_flag(known, value)
-        if place and is_typed_only(known, value):
+        if not (place or setting.is_typed or written):
+            raise _without_flag(setting, value)
+        if place and is_typed_only(setting, value):
             raise UsageError(
                 f"{place}: {key_of(parameter)} can start code or send keys to a host, so neither a "
-                f"file nor a variable may set it. If you trust it, type {known.words} yourself."
+                f"file nor a variable may set it. If you trust it, type {setting.words} yourself."
             )
 
 
-def _without_flag(known: Setting, value: Any) -> UsageError:
+def _without_flag(setting: Setting, value: Any) -> UsageError:
     """The error for a key that is typed like a flag: it shows the line to write."""
     return UsageError(
-        f"{known.words} is no flag but a key of --config. Write this line into a file, and add "
-        f"--config FILE.toml: {line_of(known, value)} (Or set {PREFIX}{known.key.upper()}.)"
+        f"{setting.words} is no flag but a key of --config. Write this line into a file, and add "
+        f"--config FILE.toml: {line_of(setting, value)} (Or set {PREFIX}{setting.key.upper()}.)"
     )
 
 

@@ -1,9 +1,9 @@
-"""A field of a dataclass is a setting: its key, help, default and limits, whether it has a flag, and
-whether a resumed run may change it.
+"""A field of a dataclass is a setting: its key, help, default and limits, whether it has a flag,
+and whether a resumed run may change it.
 
 A configuration is composed of such dataclasses: `config.engine.dtype` is the setting
-`rollout_dtype`, which is declared once, whichever commands have it. Its key is what files, manifests
-and, as `--rollout-dtype`, the command line call it.
+`rollout_dtype`, which is declared once, whichever commands have it. Its key is what files,
+manifests and, as `--rollout-dtype`, the command line call it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from functools import cache, partial
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 _Settings = TypeVar("_Settings")
@@ -81,12 +81,16 @@ def part(
     kind: type, *names: str, without: Sequence[str] = (), panel: str = "", **changes: dict[str, Any]
 ) -> Any:
     """A field, or a command's parameter, that is a dataclass of settings; see `choose`."""
-    chosen = choose(kind, *names, without=without, panel=panel, **changes)
+    chosen = choose(kind, names, without, panel, changes)
     return field(default_factory=lambda: build(chosen, {}), metadata={_OF_PART: chosen})
 
 
 def choose(
-    kind: type, *names: str, without: Sequence[str] = (), panel: str = "", **changes: dict[str, Any]
+    kind: type,
+    names: Sequence[str] = (),
+    without: Sequence[str] = (),
+    panel: str = "",
+    changes: Mapping[str, dict[str, Any]] = MappingProxyType({}),
 ) -> Chosen:
     """All settings of a dataclass, or those of these `names` (of fields) and of `changes`, which
     say with `own` what differs here; `panel` is the title above all of them.
@@ -99,7 +103,7 @@ def choose(
 
 @dataclass(frozen=True, eq=False)  # hashed by identity: what it contains cannot be
 class Chosen:
-    """The settings of a dataclass that a configuration or a command has, with what differs there."""
+    """The settings of a dataclass that a configuration or a command has, and what differs there."""
 
     kind: type
     names: Mapping[str, Mapping[str, Any]]
@@ -196,17 +200,17 @@ _MOST_NAMED = 24  # characters: longer lists of choices are not shown beside a f
 
 
 def settings_of(what: type | Chosen) -> Iterator[Setting]:
-    """Every setting of a configuration, those of its parts included, in the order of declaration."""
-    for known in _members(_chosen(what)).values():
-        if isinstance(known, Chosen):
-            yield from settings_of(known)
+    """Every setting of a configuration and of its parts, in the order of declaration."""
+    for each in _members(_chosen(what)).values():
+        if isinstance(each, Chosen):
+            yield from settings_of(each)
         else:
-            yield known
+            yield each
 
 
 def by_key(what: type | Chosen) -> dict[str, Setting]:
     """The settings of a configuration by key."""
-    return {known.key: known for known in settings_of(what)}
+    return {each.key: each for each in settings_of(what)}
 
 
 def _chosen(what: type | Chosen) -> Chosen:
@@ -217,7 +221,7 @@ def _chosen(what: type | Chosen) -> Chosen:
 
 @cache
 def _members(chosen: Chosen) -> dict[str, Setting | Chosen]:
-    """The settings and parts of one dataclass, by the names of their fields; other fields are none."""
+    """The settings and parts of one dataclass, by the names of their fields."""
     hints, declared = get_type_hints(chosen.kind), {f.name: f for f in fields(chosen.kind)}
     members: dict[str, Setting | Chosen] = {}
     for name, changes in chosen.names.items():
@@ -235,11 +239,11 @@ def build(what: type[_Settings] | Chosen, given: Mapping[str, Any]) -> _Settings
     """
     chosen = _chosen(what)
     arguments: dict[str, Any] = {}
-    for name, known in _members(chosen).items():
-        if isinstance(known, Chosen):
-            arguments[name] = build(known, given)
+    for name, each in _members(chosen).items():
+        if isinstance(each, Chosen):
+            arguments[name] = build(each, given)
         else:
-            arguments[name] = known.given(given.get(known.key))
+            arguments[name] = each.given(given.get(each.key))
     built: _Settings = chosen.kind(**arguments)
     return built
 
@@ -251,9 +255,9 @@ def flat(configuration: Any) -> dict[str, Any]:
 
 def _flat(chosen: Chosen, configuration: Any) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for name, known in _members(chosen).items():
+    for name, each in _members(chosen).items():
         value = getattr(configuration, name)
-        values |= _flat(known, value) if isinstance(known, Chosen) else {known.key: value}
+        values |= _flat(each, value) if isinstance(each, Chosen) else {each.key: value}
     return values
 
 
@@ -279,6 +283,6 @@ def is_reserved(typed: bool | Callable[[Any], bool], value: Any) -> bool:
     return bool(value) and (typed(value) if callable(typed) else typed)
 
 
-def is_typed_only(known: Setting, value: Any) -> bool:
+def is_typed_only(each: Setting, value: Any) -> bool:
     """Whether only the command line may give a setting this value."""
-    return is_reserved(known.about.get("typed", False), value)
+    return is_reserved(each.about.get("typed", False), value)

@@ -1,7 +1,7 @@
 """What each setting of a command is, and where it came from.
 
-Presets, `--config` files, `MISMATCH_…` variables, `--like`, a manifest and the command line fill the
-same object; what is checked here is named as it was given.
+Presets, `--config` files, `MISMATCH_…` variables, `--like`, a manifest and the command line fill
+the same object; what is checked here is named as it was given.
 """
 
 from __future__ import annotations
@@ -78,23 +78,23 @@ class Values(Mapping[str, Any]):
 
     def build(self, what: type[_Settings] | Chosen) -> _Settings:
         """The configuration; a `UsageError` that names the first invalid value as it was given."""
-        for known in settings_of(what):
-            if known.key in self:
-                self._check(known)
+        for setting in settings_of(what):
+            if setting.key in self:
+                self._check(setting)
         return build(what, self)
 
-    def _check(self, known: Setting) -> None:
-        value = known.given(self[known.key])
+    def _check(self, setting: Setting) -> None:
+        value = setting.given(self[setting.key])
         if value is None:
             return
-        limits, place = known.about, self.place(known.key) or TYPED
+        limits, place = setting.about, self.place(setting.key) or TYPED
         if "choices" in limits:
             kind, names = limits["choices"]
             names = names() if callable(names) else names
             if value not in names:
-                named = _place_of(known, place)
+                named = _place_of(setting, place)
                 raise UsageError(f"{named}: {registry.unknown(kind, value, names)}")
-        said = said_as(known, value, place)
+        said = said_as(setting, value, place)
         if "least" in limits and value < limits["least"]:
             why = limits.get("why", "")
             raise UsageError(f"{said} is too small. Use at least {limits['least']}{why}.")
@@ -104,19 +104,19 @@ class Values(Mapping[str, Any]):
             raise UsageError(f"{said} is out of range. Use {limits['wanted']}.")
 
 
-def said_as(known: Setting, value: Any, place: str) -> str:
+def said_as(setting: Setting, value: Any, place: str) -> str:
     """A setting and its value as they were given: typed, in a variable, or as a line of a file."""
-    if place == TYPED and known.is_typed:
-        return f"{known.flag} {value}"
+    if place == TYPED and setting.is_typed:
+        return f"{setting.flag} {value}"
     if place == TYPED or place.startswith(PREFIX):
-        return f"{place or known.key} = {value}"
-    return f"{place}: {known.key} = {value}"
+        return f"{place or setting.key} = {value}"
+    return f"{place}: {setting.key} = {value}"
 
 
-def _place_of(known: Setting, place: str) -> str:
+def _place_of(setting: Setting, place: str) -> str:
     if place == TYPED:
-        return known.flag
-    return place if place.startswith(PREFIX) else f"{place}: {known.key}"
+        return setting.flag
+    return place if place.startswith(PREFIX) else f"{place}: {setting.key}"
 
 
 def read(what: type | Chosen, content: Mapping[str, Any], place: str) -> Values:
@@ -125,12 +125,12 @@ def read(what: type | Chosen, content: Mapping[str, Any], place: str) -> Values:
     Raises a `UsageError` for an unknown name, for a value of another type, and for what only the
     command line may set.
     """
-    known = by_key(what)
+    setting = by_key(what)
     for name in content:
-        if name not in known:
-            raise UsageError(f"{place}: {registry.unknown('setting', name, known)}")
+        if name not in setting:
+            raise UsageError(f"{place}: {registry.unknown('setting', name, setting)}")
     return Values.of(
-        {name: fitted(known[name], value, f"{place}: {name}") for name, value in content.items()},
+        {name: fitted(setting[name], value, f"{place}: {name}") for name, value in content.items()},
         place,
     )
 
@@ -142,25 +142,25 @@ def resumed(what: type | Chosen, values: Values, recorded: Mapping[str, Any]) ->
     Raises a `UsageError` for any other typed setting that differs.
     """
     changed = {}
-    for known in sorted(settings_of(what), key=lambda known: known.key):
-        if known.key not in values.typed:
+    for setting in sorted(settings_of(what), key=lambda setting: setting.key):
+        if setting.key not in values.typed:
             continue
-        value, before = known.given(values[known.key]), known.given(recorded.get(known.key))
-        if known.about.get("changeable"):
-            changed[known.key] = values[known.key]
+        value, before = setting.given(values[setting.key]), setting.given(recorded.get(setting.key))
+        if setting.about.get("changeable"):
+            changed[setting.key] = values[setting.key]
         elif value != before:
             raise UsageError(
-                f"{known.flag} differs from the run to resume. Leave it out, or start in another "
+                f"{setting.flag} differs from the run to resume. Leave it out, or start in another "
                 "--output."
             )
     return Values.of(changed).over(recorded, "the run to resume")
 
 
-def fitted(known: Setting, value: Any, said: str) -> Any:
+def fitted(setting: Setting, value: Any, said: str) -> Any:
     """A value of a TOML file in the type of its setting; a `UsageError` if it has another."""
-    item = known.item
+    item = setting.item
     if item is None:
-        return _single(known.type, value, said)
+        return _single(setting.type, value, said)
     return [_single(item, each, said) for each in (value if isinstance(value, list) else [value])]
 
 
@@ -182,31 +182,31 @@ def check_typed(what: type | Chosen, content: Values, chosen: Values) -> None:
     """A `UsageError` for what a file sets although only the command line may; `chosen` values hide
     it.
     """
-    for known in settings_of(what):
-        value = content.get(known.key)
-        if known.key not in chosen and is_typed_only(known, value):
-            typed = quoted(known.flag, str(value))
+    for setting in settings_of(what):
+        value = content.get(setting.key)
+        if setting.key not in chosen and is_typed_only(setting, value):
+            typed = quoted(setting.flag, str(value))
             raise UsageError(
-                f"{content.place(known.key)}: {known.key} can start code or send keys to a host, "
-                f"so a file may not set it. If you trust it, add: {typed}"
+                f"{content.place(setting.key)}: {setting.key} can start code or send keys to a "
+                f"host, so a file may not set it. If you trust it, add: {typed}"
             )
 
 
 def as_typed(what: type, words: Sequence[str | Path]) -> tuple[list[str], list[str | Path]]:
-    """Words of a command line that spell every setting as a flag, as a user can type them: variables
-    to put before the command, for settings that have none, and the rest.
+    """Words of a command line that spell every setting as a flag, as a user can type them:
+    variables to put before the command, for settings that have no flag, and the rest.
     """
-    known = {each.words: each for each in settings_of(what) if not each.is_typed}
-    offs = {each.about["off"]: each for each in known.values() if "off" in each.about}
+    setting = {each.words: each for each in settings_of(what) if not each.is_typed}
+    offs = {each.about["off"]: each for each in setting.values() if "off" in each.about}
     variables: list[str] = []
     typed: list[str | Path] = []
     rest = iter(words)
     for word in rest:
         if isinstance(word, str) and word in offs:
             variables.append(f"{PREFIX}{offs[word].key.upper()}=false")
-        elif isinstance(word, str) and word in known:
-            value = "true" if known[word].type is bool else next(rest)
-            variables.append(f"{PREFIX}{known[word].key.upper()}={quoted(value)}")
+        elif isinstance(word, str) and word in setting:
+            value = "true" if setting[word].type is bool else next(rest)
+            variables.append(f"{PREFIX}{setting[word].key.upper()}={quoted(value)}")
         else:
             typed.append(word)
     return variables, typed
@@ -223,7 +223,7 @@ def toml(value: Any) -> str:
     return repr(value)
 
 
-def line_of(known: Setting, value: Any) -> str:
+def line_of(setting: Setting, value: Any) -> str:
     """The line of a TOML file that gives a setting this value; unset, where it is None."""
-    nothing = known.nothing
-    return f"{known.key} = {toml(nothing if value is None else value)}"
+    nothing = setting.nothing
+    return f"{setting.key} = {toml(nothing if value is None else value)}"

@@ -168,7 +168,8 @@ class Routers:
             return output
         raise MismatchError(
             f"The routers of {self._name} do not return logits, weights and experts, so their "
-            "choices cannot be measured. Record without them: MISMATCH_ROUTES=false mismatch-cli probe."
+            "choices cannot be measured. Record without them: MISMATCH_ROUTES=false mismatch-cli "
+            "probe."
         )
 
     def _weighing(

@@ -99,8 +99,8 @@ class RolloutConfig(Recorded):
             "url": engine.url,
             "served_model": engine.served_model,
         }
-        given = {argument: value for argument, value in named.items() if value is not None}
-        return given | parsed_arguments(engine.arguments or ())
+        arguments = {name: value for name, value in named.items() if value is not None}
+        return arguments | parsed_arguments(engine.arguments or ())
 
     def check_vocabulary(self, tokens: int) -> None:
         """A `UsageError` for more ranks than the vocabulary has tokens."""
@@ -361,15 +361,15 @@ class RescoreConfig(Recorded):
                 "as 40."
             )
         check_merged(self.scorer, self.scorer_adapter)
-        known = {name: value for name, value in self.sampling.items() if value is not None}
-        SamplingSettings(**known)
+        sampling = {name: value for name, value in self.sampling.items() if value is not None}
+        SamplingSettings(**sampling)
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Self:
+    def of(cls, values: Mapping[str, Any]) -> Self:
         """Also finds the model that scores, from the trace; the bundled model scores the bundled
         traces only.
         """
-        values = Values.of(given)
+        values = Values.of(values)
         return super().of(values.over(_scorer_of(values)) if "trace" in values else values)
 
     @property
@@ -430,7 +430,7 @@ def trainer_json(config: ProbeConfig | RescoreConfig) -> dict[str, Any]:
     }
 
 
-def _scorer_of(given: Values) -> dict[str, Any]:
+def _scorer_of(values: Values) -> dict[str, Any]:
     """The setting for the model that the trace names for these weights; none if --trainer-model is
     given.
 
@@ -439,19 +439,19 @@ def _scorer_of(given: Values) -> dict[str, Any]:
     from mismatch_cli.probe.from_manifest import model_of, must_be_typed
     from mismatch_cli.trace.manifest import read_manifest, trace_folder
 
-    if "trainer_model" in given:
+    if "trainer_model" in values:
         return {}
-    folder = trace_folder(Path(given["trace"]))
+    folder = trace_folder(Path(values["trace"]))
     manifest = read_manifest(folder)
     if is_bundled(folder) and manifest.get("config", {}).get("model") == BUNDLED_MODEL:
         return {}
-    scorer = _named_scorer(manifest, given.get("weights", EQUAL))
+    scorer = _named_scorer(manifest, values.get("weights", EQUAL))
     if scorer is None or scorer["model"] is None:
         raise UsageError(
             "The trace does not name the model to score with. Add --trainer-model, a folder or a "
             "hub name."
         )
-    if scorer.get("adapter") and not given.get("trainer_adapter"):
+    if scorer.get("adapter") and not values.get("trainer_adapter"):
         merged = ["--merge-adapter"] * bool(scorer.get("adapter_merged"))
         raise must_be_typed(folder, ["--trainer-adapter", str(scorer["adapter"]), *merged])
     return {"trainer_model": model_of(scorer["model"], folder, "--trainer-model")}

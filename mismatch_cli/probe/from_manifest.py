@@ -57,37 +57,52 @@ def taken_from(
     taken: dict[str, Any] = {}
     words: list[str] = []
     lines: list[str] = []
-    for known in settings_of(kind):
-        value = recorded.get(known.key)
-        if value is None or value == known.nothing or known.key in given:
+    for setting in settings_of(kind):
+        value = recorded.get(setting.key)
+        if value is None or value == setting.nothing or setting.key in given:
             continue
-        taken[known.key] = value
-        if not (_fits(value, known.type) and _in_range(value, known.about)):
-            raise _damaged(source, known.key, value)
-        kind_of_path = known.about.get("path")
-        if is_typed_only(known, value) or (kind_of_path == ADAPTER and value):
-            if known.is_typed:
-                words += _typed(known, value)
-            else:
-                lines.append(line_of(known, value))
-        elif kind_of_path == MODEL:
-            taken[known.key] = model_of(value, source, known.flag)
-        elif kind_of_path == DATA:
-            _check_file(value, source, known)
-        elif isinstance(value, str) and "choices" not in known.about and not _is_name(known, value):
-            raise _damaged(source, known.key, value)
+        if not (_fits(value, setting.type) and _in_range(value, setting.about)):
+            raise _damaged(source, setting.key, value)
+        if not _must_be_given(setting, value):
+            taken[setting.key] = _as_data(setting, value, source)
+        elif setting.is_typed:
+            words += _typed(setting, value)
+        else:
+            lines.append(line_of(setting, value))
     if words or lines:
         raise must_be_typed(source, words, lines)
     return taken
+
+
+def _must_be_given(setting: Setting, value: Any) -> bool:
+    """Whether only the user may give this value, which starts code, names a host or is an adapter."""
+    is_adapter = setting.about.get("path") == ADAPTER and bool(value)
+    return is_adapter or is_typed_only(setting, value)
+
+
+def _as_data(setting: Setting, value: Any, source: Path) -> Any:
+    """The value of a manifest as data: a model, a file, a plain name, a number."""
+    kind_of_path = setting.about.get("path")
+    if kind_of_path == MODEL:
+        return model_of(value, source, setting.flag)
+    if kind_of_path == DATA:
+        _check_file(value, source, setting)
+    is_free_text = isinstance(value, str) and not kind_of_path and "choices" not in setting.about
+    if is_free_text and not _is_name(setting, value):
+        raise _damaged(source, setting.key, value)
+    return value
 
 
 def must_be_typed(source: Path, words: Sequence[str], lines: Sequence[str] = ()) -> UsageError:
     """The error for settings that a manifest has but must not set: words to type, and lines of a
     file for what has no flag.
     """
-    shown = [quoted(*words)] * bool(words) + list(lines)
-    ways = ["add these words to your command"] * bool(words)
-    ways += ["write this into a file that --config names"] * bool(lines)
+    shown, ways = list(lines), []
+    if words:
+        shown.insert(0, quoted(*words))
+        ways.append("add these words to your command")
+    if lines:
+        ways.append("write this into a file that --config names")
     return UsageError(
         f"{source} was recorded with {'; '.join(shown)}. A manifest starts no code, asks no host "
         f"and loads no adapter: if you trust what it names, {' and '.join(ways)}."
@@ -198,23 +213,23 @@ def _in_range(value: Any, limits: Mapping[str, Any]) -> bool:
     return bool(limits.get("least", value) <= value <= limits.get("most", value))
 
 
-def _is_name(known: Setting, value: str) -> bool:
-    if known.key == "served_model":
+def _is_name(setting: Setting, value: str) -> bool:
+    if setting.key == "served_model":
         return not value or is_name_on_server(value)
     return _NAME.fullmatch(value) is not None and "://" not in value
 
 
-def _check_file(value: str, source: Path, known: Setting) -> None:
+def _check_file(value: str, source: Path, setting: Setting) -> None:
     """A file or folder of this machine, or the name of a data set, which is read from the hub's
     cache.
     """
     if "://" in value:
-        raise must_be_typed(source, _typed(known, value))
+        raise must_be_typed(source, _typed(setting, value))
     if (Path(value) / "config.json").is_file():  # `bisect MODEL`: what it searches is probed first
-        model_of(value, source, known.flag)
+        model_of(value, source, setting.flag)
     elif not os.path.isabs(value) and not Path(value).exists():
         if not _HUB_NAME.fullmatch(value):
-            raise _damaged(source, known.key, value)
+            raise _damaged(source, setting.key, value)
         keep_off_the_hub()
 
 
@@ -228,9 +243,9 @@ def keep_off_the_hub() -> None:
     huggingface_hub.constants.HF_HUB_OFFLINE = True
 
 
-def _typed(known: Setting, value: Any) -> list[str]:
+def _typed(setting: Setting, value: Any) -> list[str]:
     """The words that type this value; a flag that can be repeated once for each item."""
-    flag = [] if known.about.get("argument") else [known.words]
+    flag = [] if setting.about.get("argument") else [setting.words]
     values = value if isinstance(value, list | tuple) else [value]
     return [word for each in values for word in (*flag, str(each))]
 

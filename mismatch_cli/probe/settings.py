@@ -280,8 +280,8 @@ class Recorded(ABC):
         """What the run folder is named after."""
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Self:
+    def of(cls, values: Mapping[str, Any]) -> Self:
         """The configuration for these values, as typed or as recorded; a `UsageError` for invalid
         ones.
         """
-        return Values.of(given).build(cls)
+        return Values.of(values).build(cls)

@@ -26,7 +26,8 @@ _NO_RECOMPUTED = (
 )
 _RECOMPUTED_IN_PART = (
     "π′ is recorded for {rows} of {responses} responses only: record it for all with recompute = "
-    "true in the file of `train --config`, or judge those that have it by naming only algorithms that need it"
+    "true in the file of `train --config`, or judge those that have it by naming only algorithms "
+    "that need it"
 )
 _NO_BATCHES = (
     "it needs whole batches, but some imported rows do not name their optimiser step. Record it "

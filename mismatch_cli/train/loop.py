@@ -133,8 +133,8 @@ def _running(
         )
         raise MismatchError(
             f"Training failed ({kind}: {first_line(error)}). Every finished step is on record: "
-            f"continue from the newest checkpoint with --resume.{memory} MISMATCH_DEBUG=1 shows where it "
-            "failed."
+            f"continue from the newest checkpoint with --resume.{memory} MISMATCH_DEBUG=1 "
+            "shows where it failed."
         ) from error
     finally:
         if run is not None:

@@ -140,21 +140,21 @@ class Run:
 
     def _load(self, algorithm: Algorithm) -> None:
         """Encode the problems for the engine's context, and load the trainer beside the engine."""
-        config = self.config
+        config, scorer = self.config, self.config.scorer
         self.task.pose(self.engine.max_model_len)
         for sentence in self.task.left_out:
             self.say(sentence)
         trainer = Trainer.load(
             config.engine.model,
             sampling=self._sampling,
-            dtype=config.scorer.dtype,
-            attn_implementation=config.scorer.attn or None,
-            sharding=Sharding(self.world, True, config.scorer.cpu_offload)
+            dtype=scorer.dtype,
+            attn_implementation=scorer.attn,
+            sharding=Sharding(self.world, True, scorer.cpu_offload)
             if self.world.size > 1
             else None,
-            replay_routes=config.scorer.replay_routes,
+            replay_routes=scorer.replay_routes,
         )
-        if config.scorer.gradient_checkpointing:
+        if scorer.gradient_checkpointing:
             checkpoint_layers(trainer.model)
         scored = trainer.describe()
         for sentence in filter(None, (warning(scored), rescaled(self.engine.describe(), scored))):
@@ -185,7 +185,7 @@ class Run:
         return WeightSync(
             self.engine,
             trainer,
-            exact=dtypes == ("float32", "float32", "auto") and not remote,
+            exact=dtypes == ("float32", "float32", None) and not remote,
             token_budget=config.scorer.token_budget,
             dtype=dtype,
             reads=can(config.engine.name, "OPEN") and dtype is not None,

@@ -22,40 +22,33 @@ def engine_settings(
     world: World,
 ) -> EngineSettings:
     """The settings for this rank's engine; `folder` is that of the run."""
-    module, context = engine_module(config.engine.name), _context_length(config)
+    engine, seed = config.engine, config.sampler.seed
+    module, context = engine_module(engine.name), _context_length(config)
     if module.REMOTE:  # dtypes and the like are decided when the servers start
-        named = {"url": config.engine.url, "served_model": config.engine.served_model, **context}
+        named = {"url": engine.url, "served_model": engine.served_model, **context}
         return EngineSettings(
-            config.engine.model,
+            engine.model,
             sampling,
             top_k,
-            seed=config.sampler.seed,
+            seed=seed,
             extra={k: v for k, v in named.items() if v},
             say=say,
             world=world,
-            weights_folder=Path(config.engine.weights_folder or folder / "weights"),
-            weight_transfer=config.engine.weight_transfer,
+            weights_folder=Path(engine.weights_folder or folder / "weights"),
+            weight_transfer=engine.weight_transfer,
         )
     extra = context
-    if config.engine.kv_cache_dtype is not None:
-        extra["kv_cache_dtype"] = config.engine.kv_cache_dtype
+    if engine.kv_cache_dtype is not None:
+        extra["kv_cache_dtype"] = engine.kv_cache_dtype
     # The trainer is on the same device
     if module.MEMORY_SHARE is not None and torch.cuda.is_available():
-        extra[module.MEMORY_SHARE] = config.engine.memory
-    log = folder / "log" / f"{config.engine.name}{world.suffix}.log"
-    settings = (
-        config.engine.model,
-        sampling,
-        top_k,
-        config.engine.dtype,
-        config.sampler.seed,
-        log,
-        extra,
-    )
+        extra[module.MEMORY_SHARE] = engine.memory
+    log = folder / "log" / f"{engine.name}{world.suffix}.log"
+    settings = (engine.model, sampling, top_k, engine.dtype, seed, log, extra)
     return EngineSettings(
         *settings,
         world=world,
-        tensor_parallel=config.engine.tensor_parallel,
+        tensor_parallel=engine.tensor_parallel,
         sleeps=torch.cuda.is_available(),
         routes=config.scorer.replay_routes,
     )

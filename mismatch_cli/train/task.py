@@ -232,32 +232,18 @@ def check_runs(configs: Sequence[TrainConfig]) -> None:
     loads it.
     """
     first = configs[0]  # runs of one command differ in algorithm and seed
-    if not engine_module(first.engine.name).TAKES_WEIGHTS:
-        raise UsageError(
-            f"Training sends new weights to the engine after every step, and {first.engine.name} "
-            "cannot load any. Use --engine vllm, hf or server."
-        )
-    if bool(first.engine.url) != engine_module(first.engine.name).REMOTE:
-        raise UsageError(
-            "--engine server and --engine-url belong together. Give the URLs of vLLM servers "
-            "that were started with VLLM_SERVER_DEV_MODE=1, which makes them accept new weights."
-        )
-    if first.scorer.replay_routes:
-        check_returns_routes(first.engine.name)
+    _check_engine(first)
     SamplingSettings(temperature=first.sampler.temperature, max_tokens=first.sampler.max_tokens)
     check_model_folder(first.engine.model)
     check_attention(first.scorer.attn)
     check_threads(first.cpu.threads)
     _check_turns(first)
+    problems = first.problems
     if first.turns.episodes:
         _check_number(first, first.turns.episodes)
-    elif is_local(first.problems.dataset):
-        _check_number(
-            first,
-            len(
-                _load(first, first.problems.dataset, first.problems.split, first.problems.number)[0]
-            ),
-        )
+    elif is_local(problems.dataset):
+        usable, _ = _load(first, problems.dataset, problems.split, problems.number)
+        _check_number(first, len(usable))
     for location, split in evaluation_sets(first).values():
         if is_local(location):
             _load(first, location, split, None)
@@ -268,17 +254,32 @@ def check_runs(configs: Sequence[TrainConfig]) -> None:
     check_environment(first.turns.environment)
 
 
+def _check_engine(config: TrainConfig) -> None:
+    name, module = config.engine.name, engine_module(config.engine.name)
+    if not module.TAKES_WEIGHTS:
+        raise UsageError(
+            f"Training sends new weights to the engine after every step, and {name} cannot load "
+            "any. Use --engine vllm, hf or server."
+        )
+    if bool(config.engine.url) != module.REMOTE:
+        raise UsageError(
+            "--engine server and --engine-url belong together. Give the URLs of vLLM servers "
+            "that were started with VLLM_SERVER_DEV_MODE=1, which makes them accept new weights."
+        )
+    if config.scorer.replay_routes:
+        check_returns_routes(name)
+
+
 _OF_TURNS = ("max_turns", "turn_tokens", "environment_seconds", "environment_processes")
 
 
 def _check_turns(config: TrainConfig) -> None:
     """Check what an environment needs, and what needs an environment."""
     values = {} if config.turns.environment else flat(config.turns)
-    for known in settings_of(EnvironmentSettings):
-        if known.key in _OF_TURNS and values.get(known.key, known.default) != known.default:
+    for each in settings_of(EnvironmentSettings):
+        if each.key in _OF_TURNS and values.get(each.key, each.default) != each.default:
             raise UsageError(
-                f"{known.flag} needs --environment FILE.py:NAME. Add that, or leave {known.flag} "
-                "out."
+                f"{each.flag} needs --environment FILE.py:NAME. Add that, or leave {each.flag} out."
             )
     if config.turns.environment and config.task.reward:
         raise UsageError(

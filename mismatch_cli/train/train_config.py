@@ -370,7 +370,7 @@ class TrainConfig:
     def to_toml(self) -> str:
         """The file that is saved with a run, and that `--preset` reads."""
         values = flat(self)
-        lines = [line_of(known, values[known.key]) for known in settings_of(TrainConfig)]
+        lines = [line_of(each, values[each.key]) for each in settings_of(TrainConfig)]
         return "".join(f"{line}\n" for line in lines)
 
 
@@ -385,11 +385,11 @@ def shown_defaults(preset: str) -> dict[str, str]:
     """
     values = flat(preset_values(preset).build(TrainConfig))
     shown = {}
-    for known in settings_of(TrainConfig):
-        value = values[known.key]
+    for each in settings_of(TrainConfig):
+        value = values[each.key]
         if value is None or value is False:
             value = ""
-        shown[known.key] = str(known.about.get("show_default", value))
+        shown[each.key] = str(each.about.get("show_default", value))
     return shown
 
 
@@ -427,9 +427,9 @@ def changed_from(preset: str, config: TrainConfig) -> list[str]:
     """
     values, plain = flat(config), flat(preset_values(preset).build(TrainConfig))
     return [
-        known.flag
-        for known in settings_of(TrainConfig)
-        if known.key not in ("algorithm", "seed") and values[known.key] != plain[known.key]
+        each.flag
+        for each in settings_of(TrainConfig)
+        if each.key not in ("algorithm", "seed") and values[each.key] != plain[each.key]
     ]
 
 

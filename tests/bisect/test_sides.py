@@ -108,7 +108,7 @@ def test_flags_win_over_the_manifest():
 
 def test_an_adapter_of_the_rollout_is_not_given_to_a_known_trainer():
     asked, typed = manifest(config={"adapter": "a"}), BisectConfig.of({"rollout_adapter": "a"})
-    with pytest.raises(UsageError, match="was recorded with rollout_adapter = "a""):
+    with pytest.raises(UsageError, match='was recorded with rollout_adapter = "a"'):
         RolloutSide.of(asked, BisectConfig())
     rollout = RolloutSide.of(asked, typed)
     assert rollout.adapter == "a"

@@ -275,7 +275,9 @@ def test_full_routes_are_kept_only_for_the_first_responses(model, probed, tmp_pa
         == 1
     )
     told = " ".join(capsys.readouterr().err.split())
-    assert "lacks the routes of 27 of its 32 responses" in told and "MISMATCH_KEEP_ROUTES=32" in told
+    assert (
+        "lacks the routes of 27 of its 32 responses" in told and "MISMATCH_KEEP_ROUTES=32" in told
+    )
 
 
 def test_a_dense_model_has_none(tmp_path, capsys):

@@ -69,8 +69,8 @@ def command(
     from mismatch_cli.studies.comparison import ComparisonAnalysis, analyse_comparison
 
     notice = "No traces named: comparing the two bundled ones, an fp8 KV cache and float32."
-    found = common.opened(traces, notice, "fp8-kv", "float32")
+    opened = common.opened(traces, notice, "fp8-kv", "float32")
     analyse = partial(
         analyse_comparison, pair_name=pair, arguments=["--pair", pair] if pair else []
     )
-    common.report(analyse, ComparisonAnalysis.FORMAT, found, folder, "Comparing", passes=2)
+    common.report(analyse, ComparisonAnalysis.FORMAT, opened, folder, "Comparing", passes=2)

@@ -138,10 +138,11 @@ def command(
 
 
 def _sampling(sampler: Any) -> dict[str, Any]:
-    """What the responses were sampled with, as far as it was given; checked as `probe` checks it."""
-    known = ("temperature", "top_p", "top_k", "min_p")
-    given = {name: getattr(sampler, name) for name in known}
-    sampling = {name: value for name, value in given.items() if value is not None}
+    """What the responses were sampled with, as far as it was given; a `UsageError` for what
+    cannot be measured.
+    """
+    values = {name: getattr(sampler, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+    sampling = {name: value for name, value in values.items() if value is not None}
     SamplingSettings(**sampling)
     return sampling
 

@@ -207,9 +207,9 @@ def _report_traces(named: list[Path], export: str | None, common: Common) -> Non
     common.check(named, None if printed else folder, own=in_own)
     from mismatch_cli.studies.mismatch import MismatchAnalysis
 
-    found = common.opened(named, _NO_RUN)
+    traces = common.opened(named, _NO_RUN)
     if printed:
-        common.study_mismatch(found, None)
+        common.study_mismatch(traces, None)
         return
     files: tuple[str, ...] = ()
     if export is not None:
@@ -219,9 +219,9 @@ def _report_traces(named: list[Path], export: str | None, common: Common) -> Non
     with report_folder(
         folder, MismatchAnalysis.FORMAT, force=common.force, own=in_own, files=files
     ):
-        common.study_mismatch(found, None if common.only_numbers else folder)
+        common.study_mismatch(traces, None if common.only_numbers else folder)
         if export is not None:
-            wrote = _exported(found, folder, export)
+            wrote = _exported(traces, folder, export)
             common.progress.say(f"Wrote {wrote}")
 
 

@@ -312,8 +312,8 @@ def engine_failures(doing: str, kept: str) -> Iterator[None]:
             raise
         raise MismatchError(
             f"The rollout engine failed while {doing} ({type(error).__name__}: "
-            f"{first_line(error)}). {kept}: continue with --resume. MISMATCH_DEBUG=1 shows where it "
-            "failed."
+            f"{first_line(error)}). {kept}: continue with --resume. MISMATCH_DEBUG=1 shows "
+            "where it failed."
         ) from error
 
 

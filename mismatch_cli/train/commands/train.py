@@ -261,15 +261,17 @@ def _run_folders(configs: Sequence[TrainConfig], output: Path) -> list[Path]:
 
 
 def _run_name(config: TrainConfig) -> str:
-    return f"{Path(config.algorithm).name.replace(':', '-').replace(',', '-')}-seed-{config.sampler.seed}"
+    algorithm = Path(config.algorithm).name.replace(":", "-").replace(",", "-")
+    return f"{algorithm}-seed-{config.sampler.seed}"
 
 
 def _say_whose_rate(config: TrainConfig, preset: str, values: Values, common: Common) -> None:
     chosen = preset != _PRESET or "learning_rate" in values
     if not chosen and Path(config.engine.model).resolve() != bundled("model").resolve():
         common.progress.say(
-            f"The learning rate of the preset miniature, {config.optimiser.learning_rate:g}, was chosen "
-            "for the bundled model. For another model, set --learning-rate or use --preset paper."
+            "The learning rate of the preset miniature, "
+            f"{config.optimiser.learning_rate:g}, was chosen for the bundled model. For another "
+            "model, set --learning-rate or use --preset paper."
         )
 
 
