@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from mismatch_cli.base.options import build
 from mismatch_cli.train.dynamic import with_other_problems
 from mismatch_cli.train.step import Step
+from mismatch_cli.train.train_config import TrainConfig
 
 
 def step_of(problems: list[str]) -> Step:
@@ -22,7 +24,7 @@ def step_of(problems: list[str]) -> Step:
 def learned_from(own: list[str], *others: list[str]) -> tuple[list[str], int]:
     """The problems of the step, and how many were sampled for it."""
     run = SimpleNamespace(
-        config=SimpleNamespace(prompts_per_step=2, samples_per_prompt=2),
+        config=build(TrainConfig, {"prompts_per_step": 2, "samples_per_prompt": 2}),
         world=SimpleNamespace(gather=lambda part: [part], share=range),
         task=SimpleNamespace(others_of_step=lambda number: iter(others)),
         share=lambda problems: problems,

@@ -199,7 +199,7 @@ def test_invalid_results_stop_the_run_with_their_reason(environments, answer, sa
 
 def test_a_reset_that_hangs_stops_the_run(environments):
     with pytest.raises(
-        MismatchError, match=r"its reset takes over 1 s\. Allow more with --environment-seconds"
+        MismatchError, match=r"its reset takes over 1 s\. Allow more with environment_seconds"
     ):
         environments("NoSeedTwice", seconds=1.0).begin([playing(0)])
 

@@ -216,7 +216,7 @@ def test_a_custom_mask_changes_nothing_outside_it(make_learner, tmp_path, ratio)
 
 def test_top_k_rows_need_the_engines_top_k(make_learner):
     learner = make_learner("dppo-topk-tv")
-    with pytest.raises(MismatchError, match="--top-logprobs 20"):
+    with pytest.raises(MismatchError, match="top_logprobs = 20"):
         learner.update(make_samples(make_learner()))
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.base.options import flat
 from mismatch_cli.studies.watch_state import Alarm, WatchState
 from mismatch_cli.train.studies.runs import TrainingRun
 from mismatch_cli.train.studies.training import TrainingAnalysis
@@ -113,7 +112,7 @@ def with_bounds(run: TrainingRun, binary: float = 0.5, top_k: float = 0.9) -> Tr
 
 def of_paper(algorithm: str, steps: int = 60, **config: Any) -> TrainingRun:
     """A run with the settings that `train --preset paper` records."""
-    settings = flat(load_config("paper", {"algorithm": algorithm}))
+    settings = tomllib.loads(load_config("paper", {"algorithm": algorithm}).to_toml())
     run = make_run(algorithm, steps=steps)
     return replace(run, config={**settings, "steps": steps, **config})
 
