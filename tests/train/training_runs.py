@@ -4,6 +4,7 @@ never block.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
