@@ -32,14 +32,11 @@ _OF_PART = "part"
 _METAVARS = {bool: "", int: "N", float: "X", str: "TEXT"}
 
 
-def setting(
-    default: Any, help: str, *, key: str = "", flag: str | bool = True, **about: Any
-) -> Any:
+def setting(default: Any, help: str, *, key: str = "", flag: bool = True, **about: Any) -> Any:
     """A field of a dataclass that is a setting.
 
     `key` is its name in files and manifests: that of the field unless given. Its flag is the key
-    with dashes; another one if `flag` is a text; none if that is False: then only a file or a
-    variable sets it.
+    with dashes; without a `flag`, only a file or a variable sets it.
     A default that is a function is called where nothing is given, and `--help` shows none.
     `about` is any of
     `least` and `most` (and `why`), `valid` with `wanted`: what the value must be;
@@ -97,6 +94,8 @@ def choose(
     """
     every = [declared.name for declared in fields(kind) if declared.name not in without]
     chosen = list(dict.fromkeys([*names, *changes])) if names else every
+    if misspelt := {*chosen, *changes} - set(every):
+        raise ValueError(f"{kind.__name__} has no setting {', '.join(misspelt)}")
     titled = own(panel=panel) if panel else {}
     return Chosen(kind, {name: titled | changes.get(name, {}) for name in chosen})
 
@@ -137,8 +136,7 @@ class Setting:
     @property
     def words(self) -> str:
         """The flag that it has, or would have."""
-        flag = self.about["flag"]
-        return flag if isinstance(flag, str) else f"--{self.key.replace('_', '-')}"
+        return f"--{self.key.replace('_', '-')}"
 
     @property
     def has_flag(self) -> bool:

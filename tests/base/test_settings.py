@@ -1,0 +1,164 @@
+"""Settings: parts that compose a configuration, values by key from several places, and back."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mismatch_cli.base.errors import UsageError
+from mismatch_cli.base.options import by_key, flat, own, part, replaced, setting, settings_of
+from mismatch_cli.base.values import (
+    Values,
+    as_typed,
+    check_typed,
+    line_of,
+    read,
+    resumed,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    name: str = setting("vllm", "Engine.", key="engine", choices=("engine", ("vllm", "hf")))
+    dtype: str = setting("auto", "Dtype.", key="rollout_dtype", flag=False)
+    cache: str | None = setting(None, "Cache.", key="kv_cache_dtype", nothing="auto")
+    threads: int | None = setting(None, "Threads.", least=0, most=64, nothing=0, changeable=True)
+    eager: bool | None = setting(None, "Eager.", flag=False, off="--compiled")
+    url: str | None = setting(None, "URL.", typed=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own:
+    steps: int = setting(3, "Steps.", least=1, why=": none is no run")
+    keep: tuple[float, float] = setting((0.2, 0.8), "Keep.")
+    folder: Path | None = setting(None, "Folder.")
+    engine: Engine = part(Engine, dtype=own("bfloat16"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Few:
+    engine: Engine = part(Engine, "name", "url", name=own(None))
+
+
+def test_a_configuration_is_built_from_keys_and_flattened_again() -> None:
+    config = Values.of({"rollout_dtype": "float32", "steps": 7, "keep": [0.1, 0.9]}).build(Own)
+    assert (config.engine.dtype, config.engine.name, config.keep) == ("float32", "vllm", (0.1, 0.9))
+    values = flat(config)
+    assert list(values)[:4] == ["steps", "keep", "folder", "engine"]
+    assert Values.of(values).build(Own) == config
+    assert (
+        replaced(config, steps=9).steps == 9 and replaced(config, steps=9).engine == config.engine
+    )
+
+
+def test_a_part_has_its_own_defaults_and_only_the_settings_that_it_names() -> None:
+    assert Own().engine.dtype == "bfloat16" and Engine().dtype == "auto"
+    assert [each.key for each in settings_of(Few)] == ["engine", "url"]
+    few = Values.of({}).build(Few)
+    assert few.engine.name is None, "a command may leave unset what others have a default for"
+    assert flat(few).keys() == {"engine", "url"}
+    with pytest.raises(ValueError, match="Engine has no setting naem"):
+        part(Engine, naem=own("hf"))
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "value"),
+    [
+        ({"threads": 0}, "threads", None),
+        ({"threads": 5}, "threads", 5),
+        ({"kv_cache_dtype": "auto"}, "kv_cache_dtype", None),
+        ({"kv_cache_dtype": ""}, "kv_cache_dtype", ""),
+        ({"url": ""}, "url", None),
+        ({"eager": False}, "eager", False),
+    ],
+)
+def test_what_stands_for_nothing_is_none(given, key, value) -> None:
+    assert flat(Values.of(given).build(Own))[key] == value
+
+
+def test_a_file_has_the_words_for_nothing_and_is_read_back_the_same() -> None:
+    config = Values.of({"steps": 2, "engine": "hf"}).build(Own)
+    known, values = by_key(Own), flat(config)
+    assert line_of(known["threads"], None) == "threads = 0"
+    assert line_of(known["kv_cache_dtype"], None) == 'kv_cache_dtype = "auto"'
+    assert line_of(known["keep"], (0.2, 0.8)) == "keep = [0.2, 0.8]"
+    spelled = [key for key in values if known[key].nothing is not None or values[key] is not None]
+    text = "\n".join(line_of(known[key], values[key]) for key in spelled)
+    assert read(Own, tomllib.loads(text), "a.toml").build(Own) == config
+
+
+def test_the_first_place_that_gives_a_value_wins_and_is_remembered() -> None:
+    typed, file = Values.of({"steps": 1}), Values.of({"steps": 2, "engine": "hf"}, "a.toml")
+    values = typed.over(file).over({"threads": 4, "engine": "vllm"}, "preset b")
+    assert dict(values) == {"steps": 1, "engine": "hf", "threads": 4}
+    places = {key: values.place(key) for key in ("steps", "engine", "threads", "url")}
+    assert places == {"steps": "", "engine": "a.toml", "threads": "preset b", "url": None}
+    assert values.typed == {"steps"} and dict(values.without("steps")) == {
+        "engine": "hf",
+        "threads": 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "place", "said"),
+    [
+        ("steps", 0, "", "--steps 0 is too small. Use at least 1: none is no run."),
+        ("steps", 0, "a.toml", "a.toml: steps = 0 is too small. Use at least 1: none is no run."),
+        ("threads", 99, "MISMATCH_THREADS", "MISMATCH_THREADS = 99 is too large. Use at most 64."),
+        ("engine", "hff", "a.toml", "a.toml: engine: Unknown engine 'hff'. Did you mean hf?"),
+        ("engine", "hff", "", "--engine: Unknown engine 'hff'."),
+        ("engine", "hff", "MISMATCH_ENGINE", "MISMATCH_ENGINE: Unknown engine 'hff'."),
+    ],
+)
+def test_a_wrong_value_is_named_as_it_was_given(key, value, place, said) -> None:
+    with pytest.raises(UsageError) as error:
+        Values.of({key: value}, place).build(Own)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"stepps": 1}, "a.toml: Unknown setting 'stepps'. Did you mean steps?"),
+        ({"steps": "many"}, 'a.toml: steps = "many" must be a whole number.'),
+        ({"steps": True}, "a.toml: steps = true must be a whole number."),
+        ({"steps": 1.0}, "a.toml: steps = 1.0 must be a whole number."),
+        ({"eager": 1}, "a.toml: eager = 1 must be true or false."),
+        ({"keep": ["a", 1]}, 'a.toml: keep = "a" must be a number.'),
+        ({"engine": {"name": "hf"}}, "must be text."),
+    ],
+)
+def test_a_file_is_checked_for_names_and_types(content, said) -> None:
+    with pytest.raises(UsageError) as error:
+        read(Own, content, "a.toml")
+    assert said in str(error.value)
+
+
+def test_only_the_command_line_names_a_host() -> None:
+    content = read(Own, {"url": "http://x"}, "a.toml")
+    with pytest.raises(UsageError, match=r"may not set it\. If you trust it, add: --url"):
+        check_typed(Own, content, Values.of({}))
+    check_typed(Own, content, Values.of({"url": "http://x"}))
+    check_typed(Own, read(Own, {"url": ""}, "a.toml"), Values.of({}))
+
+
+def test_a_resumed_run_changes_only_how_its_work_is_done() -> None:
+    recorded = {"steps": 5, "threads": 2, "keep": [0.2, 0.8], "engine": "hf"}
+    after = resumed(Own, Values.of({"threads": 8, "steps": 5, "keep": (0.2, 0.8)}), recorded)
+    assert dict(after) == recorded | {"threads": 8}
+    with pytest.raises(UsageError, match="--steps differs from the run to resume"):
+        resumed(Own, Values.of({"steps": 6}), recorded)
+    from_file = Values.of({"steps": 6}, "a.toml")
+    assert resumed(Own, from_file, recorded)["steps"] == 5, "a file does not change a recorded run"
+
+
+def test_words_without_a_flag_are_variables_before_the_command() -> None:
+    variables, typed = as_typed(
+        Own, ["run", "--rollout-dtype", "a b", "--steps", "3", "--compiled", Path("x")]
+    )
+    assert variables == ["MISMATCH_ROLLOUT_DTYPE='a b'", "MISMATCH_EAGER=false"]
+    assert typed == ["run", "--steps", "3", Path("x")]
+    assert as_typed(Own, ["--eager"])[0] == ["MISMATCH_EAGER=true"]
