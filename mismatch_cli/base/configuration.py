@@ -141,7 +141,7 @@ def check_typed(context: Any) -> None:
 def _without_flag(setting: Setting, value: Any) -> UsageError:
     """The error for a key that is typed like a flag: it shows the line to write."""
     return UsageError(
-        f"{setting.words} is no flag but a key of --config. Write this line into a file, and add "
+        f"{setting.words} is a key of --config, not a flag. Write this line into a file, and add "
         f"--config FILE.toml: {line_of(setting, value)} (Or set {PREFIX}{setting.key.upper()}.)"
     )
 

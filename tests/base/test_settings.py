@@ -32,7 +32,7 @@ class Engine:
 
 @dataclass(frozen=True, kw_only=True)
 class Own:
-    steps: int = setting(3, "Steps.", least=1, why=": none is no run")
+    steps: int = setting(3, "Steps.", least=1, why=": a run has a step")
     keep: tuple[float, float] = setting((0.2, 0.8), "Keep.")
     folder: Path | None = setting(None, "Folder.")
     engine: Engine = part(Engine, dtype=own("bfloat16"))
@@ -105,8 +105,8 @@ def test_the_first_place_that_gives_a_value_wins_and_is_remembered() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "place", "said"),
     [
-        ("steps", 0, "", "--steps 0 is too small. Use at least 1: none is no run."),
-        ("steps", 0, "a.toml", "a.toml: steps = 0 is too small. Use at least 1: none is no run."),
+        ("steps", 0, "", "--steps 0 is too small. Use at least 1: a run has a step."),
+        ("steps", 0, "a.toml", "a.toml: steps = 0 is too small. Use at least 1: a run has a step."),
         ("threads", 99, "MISMATCH_THREADS", "MISMATCH_THREADS = 99 is too large. Use at most 64."),
         ("engine", "hff", "a.toml", "a.toml: engine: Unknown engine 'hff'. Did you mean hf?"),
         ("engine", "hff", "", "--engine: Unknown engine 'hff'."),

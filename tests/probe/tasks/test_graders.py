@@ -114,7 +114,7 @@ def test_runs_that_we_start_get_the_key(tmp_path, capsys, monkeypatch):
     recorded += ["--max-tokens", "8", "--quiet", "-o", str(folder)]
     monkeypatch.delenv(WRITTEN)
     assert run([*recorded, "--grader", "oat"]) == 2
-    assert "--grader is no flag" in capsys.readouterr().err
+    assert "--grader is a key of" in capsys.readouterr().err
     assert run([*recorded, "--vary", "grader=verl,oat"]) == 0
     for rule in ("verl", "oat"):
         assert read_manifest(folder / rule / "trace")["config"]["grader"] == rule
