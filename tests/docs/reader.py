@@ -17,11 +17,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.app.cli import run
+import typer
+
+from mismatch_cli.app.cli import build_app, run
+from mismatch_cli.base.configuration import WRITTEN
 from mismatch_cli.base.places import bundled
 from mismatch_cli.trace.reader import Trace
 from tests.docs.pages import ROOT, Change, File, additions
 
+_GROUP = typer.main.get_command(build_app())
 # A line that would take long is run with these flags appended: the last one counts.
 SMALLER = (
     (r"^probe", "--num-prompts 12 --samples-per-prompt 2 --max-tokens 24 --noise-responses 4"),
@@ -244,6 +248,15 @@ def smaller(arguments: str) -> str:
     )
 
 
+def types_a_key(arguments: str) -> bool:
+    """Whether a setting that has no flag is typed like one."""
+    name, *words = arguments.split() or [""]
+    if name not in _GROUP.list_commands(None):  # type: ignore[attr-defined,arg-type]
+        return False
+    settings = _GROUP.get_command(None, name).callback.settings  # type: ignore[attr-defined,arg-type]
+    return bool({each.words for each in settings.values() if not each.is_typed} & {*words})
+
+
 def type_line(line: str, *, quick: bool = True, checkout: Path | None = None) -> Ran:
     """Run a line in the present folder; `| jq …` and its like get what it prints on stdout.
 
@@ -252,6 +265,8 @@ def type_line(line: str, *, quick: bool = True, checkout: Path | None = None) ->
     """
     command, *pipes = line.split(" | ")
     arguments = without_comment(command.removeprefix("mismatch-cli"))
+    if types_a_key(arguments):  # the answer is that it has no flag
+        return _shell(f"env -u {WRITTEN} {line}", None)
     more = smaller(arguments) if quick else ""
     if not command.startswith("mismatch-cli") or " > " in command or checkout is not None:
         return _shell(" | ".join([f"{command} {more}".strip(), *pipes]), None, checkout)

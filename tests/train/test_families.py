@@ -154,9 +154,9 @@ def test_a_context_whose_position_scaling_depends_on_the_length_is_refused(model
     long = create_engine(
         "hf", EngineSettings(models["phi3"], SMALL, 0, dtype="float32", extra=extra)
     )
-    flags = "Use --engine-arg max_model_len=64 (train: --max-context-tokens 64)."
+    flags = "Use --engine-arg max_model_len=64 (train: max_context_tokens = 64)."
     assert flags in rescaled(long.describe(), trainer.describe())
-    assert "--max-model-len 64" in rescaled(
+    assert flags in rescaled(
         long.describe() | {"engine": "vllm"}, positions_facts(config) | {"model": "m"}
     )
     beyond = [Request(request.prompt_ids + request.prompt_ids[:12], seed=0) for request in LONG]

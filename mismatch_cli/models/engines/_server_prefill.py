@@ -50,7 +50,7 @@ async def prefilled(
             raise MismatchError(
                 f"A prompt and its response have {len(sequence)} tokens, and the server must fit "
                 f"one more into its context of {completions.context}. Start it with "
-                f"--max-model-len {len(sequence) + 1}."
+                f"vllm serve --max-model-len {len(sequence) + 1}."
             )
         most = 2**20 + _BYTES_PER_TOKEN * len(sequence)
         answer, _ = await completions.server.post(

@@ -385,7 +385,7 @@ def test_an_alias_of_the_same_weights_may_answer_and_another_model_may_not(fake)
 def test_an_invalid_context_length_must_be_given(fake):
     for length in (-1, 0, 1.5, "512", True, None, [512], 10**30):
         fake.card = {"max_model_len": length}
-        with pytest.raises(MismatchError, match="--max-model-len"):
+        with pytest.raises(MismatchError, match="max_model_len"):
             engine_at(fake)
 
 

@@ -157,7 +157,7 @@ def test_recorded_tokens_are_read_in_one_pass(both, model):
             np.testing.assert_allclose(logp_T, expected_T, atol=1e-5, rtol=1e-6)
         with pytest.raises(
             MismatchError,
-            match=r"must fit one more into its context of 512\. Start it with --max-model-len 513",
+            match=r"must fit one more into its context of 512\. Start it with vllm serve --max-model-len 513",
         ):
             prefill_checked(engine_at(url), [whole], [0], lambda count: None)
     with pytest.raises(
