@@ -19,7 +19,6 @@ from mismatch_cli.base.places import BUNDLED_MODEL, bundled, shown
 from mismatch_cli.limits.both_sides import family
 from mismatch_cli.limits.causes import CAUSES, leaves, place
 from mismatch_cli.models.torch_settings import SIXTEEN_BITS, sends_rounded
-from mismatch_cli.probe.config import suggest_probe
 
 MODEL = "MODEL"  # placeholder in a command for a model that the manifest does not name
 # Whose traces are of a run that somebody trained elsewhere
@@ -233,6 +232,9 @@ def _sampled_again(
     settings: _Settings, flags: tuple[str, ...], as_it_is: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Both runs if the first cannot be repeated; a server's settings are changed on the server."""
+    # Reading a trace must not pay for the settings of a probe
+    from mismatch_cli.probe.config import suggest_probe
+
     folder = _folder(flags)
     flags = () if settings.is_served else flags
     if settings.can_be_repeated:

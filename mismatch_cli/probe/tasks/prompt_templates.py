@@ -6,12 +6,14 @@ import json
 import os
 import signal
 from collections.abc import Iterable, Iterator, Mapping
-from multiprocessing.connection import Connection, Pipe
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.base import memory
 from mismatch_cli.base.errors import MismatchError, first_line
 from mismatch_cli.processes.child_worker import die_with_parent
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 _SECONDS = 10.0  # for one prompt; an ordinary one takes a millisecond
 _MEMORY = 2**29
@@ -27,6 +29,8 @@ def rendered(tokenizer: Any, conversations: Mapping[int, Messages]) -> Iterator[
     """
     # A chat template is a program that comes with a model, and may loop in C for hours.
     # Nothing interrupts that but a system timer, which ends the process: so a fork renders.
+    from multiprocessing.connection import Pipe  # which `--help` need not pay for
+
     answers, child_end = Pipe(duplex=False)
     child: int | None = os.fork()
     if not child:

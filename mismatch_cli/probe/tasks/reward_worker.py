@@ -5,7 +5,6 @@ With FILE.py:FUNCTION it runs a user's reward: one JSON object per line in, its 
 or error out.
 """
 
-import asyncio
 import inspect
 import json
 import logging
@@ -90,7 +89,11 @@ def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     result = function(
         **{name: value for name, value in arguments.items() if takes_all or name in parameters}
     )
-    return asyncio.run(result) if inspect.iscoroutine(result) else result
+    if not inspect.iscoroutine(result):
+        return result
+    import asyncio  # which `--help` need not pay for
+
+    return asyncio.run(result)
 
 
 def _numbers(result: Any, or_none: bool) -> list[float | None]:
