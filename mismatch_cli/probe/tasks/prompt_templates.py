@@ -2,6 +2,8 @@
 text of similar size.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import signal
