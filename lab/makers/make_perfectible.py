@@ -1,7 +1,7 @@
 """Chooses the bundled training problems: `python -m lab.makers.make_perfectible` rewrites
 perfectible.jsonl.
 
-It runs `mismatch-cli curate --confirm` on the bundled model and problems: 40 samples choose, 40
+It runs `mismatch-cli curate`, with `confirm`, on the bundled model and problems: 40 samples choose, 40
 others confirm. The first of the remaining problems are bundled.
 """
 

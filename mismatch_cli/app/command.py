@@ -12,7 +12,9 @@ import typer.core
 from mismatch_cli.app.help import is_argument, keys, panels, print_help, row_of
 from mismatch_cli.base.configuration import (
     SETTING,
+    check_flags,
     check_typed,
+    has_flag,
     misspelt,
     place_of,
     told,
@@ -20,6 +22,9 @@ from mismatch_cli.base.configuration import (
 )
 from mismatch_cli.base.memory import check_room
 from mismatch_cli.processes.ranks.joined import launched
+
+# click's own: newer versions of Typer vendor their click
+_UsageError = typer.BadParameter.__mro__[1]
 
 
 class Command(typer.core.TyperCommand):
@@ -51,6 +56,8 @@ class Command(typer.core.TyperCommand):
         """Parse as Typer does; an error in a value that was not typed names the file or variable
         it came from.
         """
+        if not ctx.resilient_parsing:
+            check_flags(ctx, args)
         try:
             left = list(super().parse_args(ctx, list(args)))
             if not ctx.resilient_parsing:
@@ -61,6 +68,12 @@ class Command(typer.core.TyperCommand):
                 typed = " / ".join(f"'{name}'" for name in error.param.opts)
                 place = place_of(ctx, error.param)
                 error.param_hint = f"{typed} in {place}" if place else typed
+            raise
+        except _UsageError as error:  # type: ignore[misc]
+            near = getattr(error, "possibilities", None)
+            if near:  # of an unknown flag
+                hidden = {name for each in self.params if not has_flag(each) for name in each.opts}
+                error.possibilities = [name for name in near if name not in hidden]
             raise
 
     def invoke(self, ctx: Any) -> Any:

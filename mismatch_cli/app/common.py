@@ -52,6 +52,7 @@ class Common:
         "1",
         "Processes that read the trace, or a Ray cluster; the results are identical.",
         metavar="N|ray",
+        numeric=True,
         completes=("ray",),
         typed=names_cluster,
     )
@@ -109,13 +110,13 @@ class Common:
             )
         for flag, asked in (
             ("plots", self.plots),
-            ("plot-width", self.plot_width),
+            ("plot_width", self.plot_width),
         ):
             if self.no_plots and asked:
-                raise UsageError(f"--no-plots draws nothing: leave out --{flag}.")
+                raise UsageError(f"--no-plots draws nothing: leave out {flag}.")
             if self.only_numbers and asked:
                 raise UsageError(
-                    f"--json without --output draws nothing: leave out --{flag}, or name --output."
+                    f"--json without --output draws nothing: leave out {flag}, or name --output."
                 )
         if self.open and self.only_numbers:
             raise UsageError(

@@ -12,7 +12,7 @@ from mismatch_cli.app.common import Common
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.base.extras import require
 from mismatch_cli.base.options import by_key, flat, settings_of
-from mismatch_cli.base.values import Values, resumed
+from mismatch_cli.base.values import Values, confirmed, resumed
 from mismatch_cli.models.adapters import check_adapter, read_adapter
 from mismatch_cli.models.engines import check_settings
 from mismatch_cli.models.loading import (
@@ -80,7 +80,8 @@ def prepared_run(
         manifest = _manifest_to_resume(work, kind, command)
         before = manifest["flags"]
         after = resumed(kind, values, before)
-        safe = taken_from(kind, before, values.typed, folder)
+        given = confirmed(kind, values, before) | after.typed
+        safe = taken_from(kind, before, given, folder)
         after = after.only(after.typed).over(safe, str(folder)).over(after)
         yield kind.of(after), work, manifest | {"flags": _recorded(kind, after)}
 
@@ -191,7 +192,7 @@ def _check_sampled(config: RolloutConfig) -> None:
 def _absolute(name: str) -> str:
     """The one spelling of a local path; hub names stay as they are."""
     path = Path(name).expanduser()
-    return str(path.resolve()) if path.exists() else name
+    return str(path.resolve()) if name and path.exists() else name
 
 
 def _is_resumable(folder: Path, kind: type[Recorded], command: str) -> bool:

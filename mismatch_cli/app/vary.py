@@ -60,6 +60,7 @@ class VarySettings:
         None,
         "GPUs for several runs at once, or a Ray cluster: ray, or ray://HOST:PORT.",
         metavar="0,1|ray",
+        numeric=True,
         show_default="all GPUs",
         typed=names_cluster,
     )

@@ -8,7 +8,7 @@ read only if you name it: a measurement must not depend on the contents of the w
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from mismatch_cli.base.errors import MismatchError, UsageError, unreadable
 from mismatch_cli.base.options import Setting, is_typed_only
 from mismatch_cli.base.registry import meant, unknown
 from mismatch_cli.base.text import parsed_toml
-from mismatch_cli.base.values import PREFIX, TYPED, Given, Values, fitted, line_of
+from mismatch_cli.base.values import PREFIX, TYPED, Given, Values, fitted, toml
 
 CONFIG = "config"  # the parameter that names the file
 SETTING = "setting"  # the attribute of a parameter that is its declaration
@@ -120,29 +120,46 @@ def values_of(context: Any) -> Values:
 
 
 def check_typed(context: Any) -> None:
-    """A `UsageError` for what only the command line may set, if a file or a variable sets it, and
-    for a key without a flag that is typed.
-    """
-    written = WRITTEN in os.environ or WRITTEN in context.meta
+    """A `UsageError` for what only the command line may set, if a file or a variable sets it."""
     for parameter in context.command.params:
-        setting, source = setting_of(parameter), context.get_parameter_source(parameter.name)
-        if setting is None or source is None or source.name == "DEFAULT":
-            continue
-        value, place = context.params[parameter.name], place_of(context, parameter)
-        if not (place or setting.is_typed or written):
-            raise _without_flag(setting, value)
-        if place and is_typed_only(setting, value):
-            raise UsageError(
-                f"{place}: {key_of(parameter)} can start code or send keys to a host, so neither a "
-                f"file nor a variable may set it. If you trust it, type {setting.words} yourself."
-            )
+        setting, place = setting_of(parameter), place_of(context, parameter)
+        if place and setting is not None:
+            value = context.params[parameter.name]
+            if is_typed_only(setting, value):
+                raise UsageError(
+                    f"{place}: {setting.key} can start code or send keys to a host, so neither a "
+                    f"file nor a variable may set it. If you trust it, type {setting.flag} "
+                    "yourself."
+                )
 
 
-def _without_flag(setting: Setting, value: Any) -> UsageError:
-    """The error for a key that is typed like a flag: it shows the line to write."""
+def check_flags(context: Any, words: Sequence[str]) -> None:
+    """A `UsageError` for a key without a flag that is typed like one: it shows the line to write."""
+    if WRITTEN in os.environ or WRITTEN in context.meta:
+        return
+    settings = [setting_of(parameter) for parameter in context.command.params]
+    keys = {each.words: each for each in settings if each is not None and not each.has_flag}
+    offs = {each.about["off"]: each for each in keys.values() if "off" in each.about}
+    for number, word in enumerate(words):
+        typed, _, value = word.partition("=")
+        flag = typed.replace("_", "-")
+        if flag in offs:
+            raise _without_flag(flag, offs[flag], "false")
+        if flag in keys:
+            following = words[number + 1] if number + 1 < len(words) else "VALUE"
+            raise _without_flag(flag, keys[flag], value or following)
+
+
+def _without_flag(typed: str, setting: Setting, value: str) -> UsageError:
+    if setting.about.get("argument"):
+        return UsageError(f"{typed} is not a flag: type {setting.flag} by itself.")
+    if setting.type is bool:
+        value = "false" if value == "false" else "true"
+    elif setting.type not in (int, float):
+        value = toml(value)
     return UsageError(
-        f"{setting.words} is a key of --config, not a flag. Write this line into a file, and add "
-        f"--config FILE.toml: {line_of(setting, value)} (Or set {PREFIX}{setting.key.upper()}.)"
+        f"{typed} is a key of --config, not a flag. Write this line into a file, and add "
+        f"--config FILE.toml: {setting.key} = {value} (Or set {PREFIX}{setting.key.upper()}.)"
     )
 
 
@@ -169,7 +186,7 @@ def read_into(context: Any, path: Path) -> None:
             raise _stranger(name, own, f"{path}: [{command}]", command)
     settings = {known.name: getattr(known, SETTING) for known in own.values()}
     context.default_map = {
-        own[name].name: fitted(settings[own[name].name], value, f"{path}: {name}")
+        own[name].name: fitted(settings[own[name].name], value, str(path))
         for name, value in (everyones | commands_own).items()
         if name in own
     }

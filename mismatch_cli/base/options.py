@@ -46,7 +46,7 @@ def setting(default: Any, help: str, *, key: str = "", flag: bool = True, **abou
     `changeable`: a resumed run may have a different value, since it only decides how the work is
     done;
     `nothing`: how a file, which has no None, spells that the setting is unset: 0, or a word;
-    an empty text is always one way;
+    an empty text is one way wherever the setting is a text;
     `path`: it may be a local path, which is recorded in one spelling: that of a MODEL, of DATA or
     of an ADAPTER;
     `typed`: only the command line may set it, or, if this is a function, the values for which it is
@@ -54,6 +54,7 @@ def setting(default: Any, help: str, *, key: str = "", flag: bool = True, **abou
     or somebody's manifest;
     `argument`: it is positional, without a flag;
     `off`: the flag that makes a switch false;
+    `numeric`: a file may have a number for its text;
     `repeatable`: it is typed once for each of several values;
     `short`: its one-letter flag; `metavar`, `show_default`: words for its value and its default;
     `panel`: the title above it in `--help`.
@@ -125,7 +126,7 @@ class Setting:
     def flag(self) -> str:
         """What messages call it: its flag, a positional argument in capitals, else its key."""
         if self.about.get("argument"):
-            return self.name.upper()
+            return (self.about.get("metavar") or self.name.upper()).strip("[].")
         return self.words if self.has_flag else self.key
 
     @property
@@ -177,8 +178,9 @@ class Setting:
             return self.default
         if get_origin(self.type) is tuple:
             return tuple(value)
-        is_nothing = self.nothing is not None and type(value) is type(self.nothing)
-        return None if is_nothing and value == self.nothing else value
+        if self.nothing is None or type(value) is not type(self.nothing):
+            return value
+        return None if value in ("", self.nothing) else value
 
     @property
     def metavar(self) -> str:

@@ -95,10 +95,10 @@ class Values(Mapping[str, Any]):
                 named = _place_of(setting, place)
                 raise UsageError(f"{named}: {registry.unknown(kind, value, names)}")
         said = said_as(setting, value, place)
-        if "least" in limits and value < limits["least"]:
+        if limits.get("least") is not None and value < limits["least"]:
             why = limits.get("why", "")
             raise UsageError(f"{said} is too small. Use at least {limits['least']}{why}.")
-        if "most" in limits and value > limits["most"]:
+        if limits.get("most") is not None and value > limits["most"]:
             raise UsageError(f"{said} is too large. Use at most {limits['most']}.")
         if "valid" in limits and not limits["valid"](value):
             raise UsageError(f"{said} is out of range. Use {limits['wanted']}.")
@@ -130,25 +130,27 @@ def read(what: type | Chosen, content: Mapping[str, Any], place: str) -> Values:
         if name not in setting:
             raise UsageError(f"{place}: {registry.unknown('setting', name, setting)}")
     return Values.of(
-        {name: fitted(setting[name], value, f"{place}: {name}") for name, value in content.items()},
+        {name: fitted(setting[name], value, place) for name, value in content.items()},
         place,
     )
 
 
 def resumed(what: type | Chosen, values: Values, recorded: Mapping[str, Any]) -> Values:
-    """The settings of a resumed run: the recorded ones, and those typed now that a resumed run may
+    """The settings of a resumed run: the recorded ones, and those given now that a resumed run may
     change.
 
-    Raises a `UsageError` for any other typed setting that differs.
+    Raises a `UsageError` for any other typed setting that differs. A file or a variable changes
+    only what has no flag: it may be meant for another run.
     """
     changed = {}
     for setting in sorted(settings_of(what), key=lambda setting: setting.key):
-        if setting.key not in values.typed:
+        is_typed = setting.key in values.typed
+        if setting.key not in values or (setting.is_typed and not is_typed):
             continue
         value, before = setting.given(values[setting.key]), setting.given(recorded.get(setting.key))
         if setting.about.get("changeable"):
             changed[setting.key] = values[setting.key]
-        elif value != before:
+        elif is_typed and value != before:
             raise UsageError(
                 f"{setting.flag} differs from the run to resume. Leave it out, or start in another "
                 "--output."
@@ -156,22 +158,37 @@ def resumed(what: type | Chosen, values: Values, recorded: Mapping[str, Any]) ->
     return Values.of(changed).over(recorded, "the run to resume")
 
 
-def fitted(setting: Setting, value: Any, said: str) -> Any:
+def confirmed(what: type | Chosen, values: Values, recorded: Mapping[str, Any]) -> set[str]:
+    """The keys of what the user gives as a run has recorded it: typed, or in a file or variable
+    where there is no flag.
+    """
+    return {
+        setting.key
+        for setting in settings_of(what)
+        if setting.key in values
+        and (setting.key in values.typed or not setting.is_typed)
+        and setting.given(values[setting.key]) == setting.given(recorded.get(setting.key))
+    }
+
+
+def fitted(setting: Setting, value: Any, place: str) -> Any:
     """A value of a TOML file in the type of its setting; a `UsageError` if it has another."""
-    item = setting.item
-    if item is None:
-        return _single(setting.type, value, said)
-    return [_single(item, each, said) for each in (value if isinstance(value, list) else [value])]
+    said = f"{place}: {setting.key}"
+    if setting.item is None:
+        return _single(setting.type, value, said, numeric=bool(setting.about.get("numeric")))
+    values = value if isinstance(value, list) else [value]
+    return [_single(setting.item, each, said, numeric=True) for each in values]
 
 
-def _single(kind: Any, value: Any, said: str) -> Any:
+def _single(kind: Any, value: Any, said: str, *, numeric: bool) -> Any:
+    """`numeric`: a number stands for the text that it would be on the command line."""
     kind = kind if kind in _KINDS else str  # paths and the like
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = {
         bool: isinstance(value, bool),
         int: is_number and isinstance(value, int),
         float: is_number,
-        str: is_number or isinstance(value, str),
+        str: isinstance(value, str) or (numeric and is_number),
     }[kind]
     if not fits:
         raise UsageError(f"{said} = {toml(value)} must be {_KINDS[kind]}.")

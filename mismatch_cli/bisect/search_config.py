@@ -64,6 +64,7 @@ class BisectConfig(Recorded):
         "Stages of the search: 0 bookkeeping and weights, 1 legs, 2 settings, 3 modules. The "
         "search ends once the gap is explained.",
         metavar="N,N",
+        numeric=True,
         changeable=True,
     )
     budget: float | None = of_search(
@@ -91,12 +92,16 @@ class BisectConfig(Recorded):
     )
     engine: Any = part(  # None: as the trace says
         RolloutSettings,
-        model=_OF_TRACE,
+        model=own(None, help="The engine's model.", show_default="from the trace"),
         name=_OF_TRACE,
         url=own(),
         dtype=_OF_TRACE,
         adapter=_OF_TRACE,
-        arguments=own(argument=True, metavar="[KEY=VALUE]..."),
+        arguments=own(
+            help="Engine settings to use instead of the trace's.",
+            argument=True,
+            metavar="[KEY=VALUE]...",
+        ),
         without=_NOT_SEARCHED,
     )
     scorer: Any = part(  # None: as the trace says
@@ -121,6 +126,11 @@ class BisectConfig(Recorded):
     cpu: CpuSettings = part(CpuSettings)
 
     def __post_init__(self) -> None:
+        if "=" in self.trace and not Path(self.trace).exists():
+            raise UsageError(
+                f"{self.trace} is an engine setting, and those follow the trace: mismatch-cli "
+                f"bisect TRACE {self.trace}"
+            )
         self.wanted  # noqa: B018 - refuse invalid stages before anything is read
         if self.problems.source and not self.is_model:
             raise UsageError(

@@ -216,7 +216,10 @@ class ProbeConfig(RolloutConfig):
     """Everything that decides what is in the trace of a probe."""
 
     engine: RolloutSettings = part(RolloutSettings, model=_MODEL_ARGUMENT)
-    scorer: ScorerSettings = part(ScorerSettings)
+    scorer: ScorerSettings = part(
+        ScorerSettings,
+        model=own(help="Also score with these weights, to separate mismatch from staleness."),
+    )
     adapter: str | None = of_trainer(
         None, "LoRA adapter for both sides: folder or hub name.", path=ADAPTER, metavar="ADAPTER"
     )
@@ -334,6 +337,7 @@ class RescoreConfig(Recorded):
         "Weights of --trainer-model: equal, those that sampled; newer, a later checkpoint; or "
         "their version in the trace, such as 40.",
         metavar="equal|newer|VERSION",
+        numeric=True,
         completes=(EQUAL, NEWER),
     )
     keep_trainer: bool = setting(
@@ -410,7 +414,7 @@ def check_merged(scorer: ScorerSettings, adapter: str | None) -> None:
     """A `UsageError` if there is no adapter to merge."""
     if scorer.merge_adapter and not adapter:
         raise UsageError(
-            "merge_adapter needs an adapter to merge. Name one, with --adapter or trainer_adapter."
+            "merge_adapter needs an adapter of the trainer to merge. Name one, or leave it out."
         )
 
 

@@ -128,11 +128,11 @@ def parsed_arguments(items: Iterable[str]) -> dict[str, Any]:
         key, separator, value = item.partition("=")
         if not separator or not key:
             raise UsageError(
-                f"--engine-arg {item!r} is not key=value. Example: --engine-arg max_num_seqs=64"
+                f"The engine setting {item!r} is not KEY=VALUE, such as max_num_seqs=64."
             )
         if key.replace("-", "_") == "trust_remote_code":
             raise UsageError(
-                f"--engine-arg {item} would apply to one side only. Use {custom_code.FLAG}."
+                f"The engine setting {item} would apply to one side only. Use {custom_code.FLAG}."
             )
         try:
             arguments[key.replace("-", "_")] = parsed_json(value)

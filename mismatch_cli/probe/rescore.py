@@ -235,7 +235,7 @@ def _sampling(
     if "temperature" not in known | asked:
         progress.say(
             "The trace does not say how its responses were sampled: assuming temperature 1 and "
-            "no truncation. If that is wrong, set --temperature, --top-p, --top-k or --min-p."
+            "no truncation. If that is wrong, set temperature, top_p, top_k or min_p."
         )
     known = {name: known[name] for name in config.sampling if known.get(name) is not None}
     differing = [name for name in known if name in asked and asked[name] != known[name]]

@@ -9,10 +9,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from mismatch_cli.base.options import ADAPTER, DATA, MODEL, of_running, setting
+from mismatch_cli.base.options import (
+    ADAPTER,
+    BELOW_1,
+    DATA,
+    MODEL,
+    UP_TO_1,
+    of_running,
+    setting,
+)
 from mismatch_cli.base.places import bundled
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.base.values import Values
@@ -34,6 +43,11 @@ from mismatch_cli.probe.tasks.rewards import is_own
 from mismatch_cli.trace.manifest import FILE_NAME, read_manifest
 
 _DTYPE: dict[str, Any] = {"choices": ("dtype", DTYPES)}
+# Greedy decoding has no sampling distribution to compare
+_TEMPERATURE: dict[str, Any] = {
+    "valid": lambda value: 0 < value < inf,
+    "wanted": "a number above 0, such as 1: at 0 there is no distribution to compare",
+}
 _ADAPTER: dict[str, Any] = {"path": ADAPTER, "metavar": "ADAPTER"}
 of_prompts, of_sampling, of_engine, of_trainer = (
     partial(setting, panel=title) for title in ("Prompts", "Sampling", "Rollout engine", "Trainer")
@@ -106,11 +120,11 @@ class SamplerSettings:
 
     samples_per_prompt: int = of_sampling(8, "Responses per prompt.", least=1)
     max_tokens: int = of_sampling(256, "Maximum response length, in tokens.", least=1)
-    temperature: float = of_sampling(1.0, "Sampling temperature.")
+    temperature: float = of_sampling(1.0, "Sampling temperature.", **_TEMPERATURE)
     seed: int = of_sampling(0, "Seed for sampling and shuffling.", least=0, most=2**32 - 1)
-    top_p: float = of_sampling(1.0, "Nucleus sampling (top-p); 1 turns it off.", flag=False)
-    top_k: int = of_sampling(0, "Top-k sampling; 0 turns it off.", flag=False)
-    min_p: float = of_sampling(0.0, "Min-p sampling; 0 turns it off.", flag=False)
+    top_p: float = of_sampling(1.0, "Top-p of the sampler; 1: off.", flag=False, **UP_TO_1)
+    top_k: int = of_sampling(0, "Top-k of the sampler; 0: off.", flag=False, least=0)
+    min_p: float = of_sampling(0.0, "Min-p of the sampler; 0: off.", flag=False, **BELOW_1)
 
     @property
     def sampling(self) -> SamplingSettings:
@@ -191,7 +205,7 @@ class ScorerSettings:
 
     model: str | None = of_trainer(
         None,
-        "Also score with these weights, to separate mismatch from staleness.",
+        "The trainer's model: folder or hub name.",
         key="trainer_model",
         path=MODEL,
         metavar="MODEL",

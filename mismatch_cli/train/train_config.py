@@ -330,6 +330,7 @@ class TrainConfig:
         "seed",
         samples_per_prompt=own(least=2, why=": a group of one response has no advantage"),
         max_tokens=own(1024),
+        seed=own(least=None, most=None),
     )
     engine: SyncedEngineSettings = part(
         SyncedEngineSettings,

@@ -37,6 +37,7 @@ _NEGATIVE = re.compile(r"-\.?\d")
 _SIGN = re.compile(r"−(?=\.?\d)")  # as our own screens print a negative number
 _RUN = "The run behind the number"
 of_run = partial(setting, panel=_RUN)
+_TRAINER_DTYPE = own(None, help="Dtype of the trainer, if different.", choices=("dtype", DTYPES))
 
 
 class TakesNegatives(Command):
@@ -92,9 +93,7 @@ def command(
     named: NumberSettings = part(NumberSettings),
     listing: ListSettings = part(ListSettings),
     of_family: FamilySettings = part(FamilySettings),
-    trainer: Any = part(
-        ScorerSettings, "dtype", dtype=own(None, choices=("dtype", DTYPES)), panel=_RUN
-    ),
+    trainer: Any = part(ScorerSettings, "dtype", dtype=_TRAINER_DTYPE, panel=_RUN),
     engine: Any = part(
         RolloutSettings, "kv_cache_dtype", kv_cache_dtype=own(show_default=""), panel=_RUN
     ),

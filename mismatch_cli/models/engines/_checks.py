@@ -83,7 +83,7 @@ def check_fits(prompt_id: int, length: int, max_model_len: int) -> None:
     if length > max_model_len:
         raise MismatchError(
             f"Prompt {prompt_id} and a response to it have {length} tokens; the engine's context "
-            f"is {max_model_len}. Use --engine-arg max_model_len={length}, if the model allows it."
+            f"is {max_model_len}. Set max_model_len={length}, if the model allows it."
         )
 
 

@@ -46,7 +46,7 @@ def pass_over(
         if not contexts:
             raise MismatchError(
                 f"vLLM did not read the {len(token_ids)} tokens of a response in one pass, so "
-                "its modules cannot be compared. Use --engine-arg "
+                "its modules cannot be compared. Set the engine's "
                 f"max_num_batched_tokens={len(token_ids)} or more."
             )
         # Then a mixture of experts called alone is found by its name, not by its turn.
@@ -88,7 +88,7 @@ def check_in_reach(llm: Any) -> None:
     if parallel.world_size > 1:
         raise MismatchError(
             f"vLLM is spread over {parallel.world_size} processes, each with part of every "
-            "module, so they cannot be compared with the trainer's. Use --engine-arg "
+            "module, so they cannot be compared with the trainer's. Set the engine's "
             "tensor_parallel_size=1, without other parallelism."
         )
     if type(llm.llm_engine.engine_core).__name__ != "InprocClient":

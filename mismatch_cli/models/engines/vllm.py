@@ -340,7 +340,7 @@ class VllmEngine:
         if not self.llm.reset_prefix_cache():
             raise MismatchError(
                 "vLLM did not drop its prefix cache, which has keys of the old weights. Switch "
-                "it off with --engine-arg enable_prefix_caching=false."
+                "it off: enable_prefix_caching=false."
             )
 
     def weights(self, plain: Shapes | None = None) -> Iterator[tuple[str, Any]]:

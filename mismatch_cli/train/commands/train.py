@@ -121,8 +121,9 @@ def command(
     from mismatch_cli.train.task import check_ranks, check_runs
 
     expected = Resemblance.of(runs.preset)
-    given, specs = values.without("algorithm"), common.meant(values.get("algorithm"))
-    resolved = preset_values(runs.preset, given)
+    specs = common.meant(values.get("algorithm"))
+    of_first = Values.of({"algorithm": specs[0]} if specs else {})
+    resolved = preset_values(runs.preset, of_first.over(values.without("algorithm")))
     first = resolved.build(TrainConfig)
     configs = [
         replaced(first, algorithm=spec, seed=first.sampler.seed + number)
@@ -137,7 +138,7 @@ def command(
     folders = _run_folders(configs, output)  # report equal names before problems in the files
     check_runs(configs)
     if runs.show_config:
-        print(_with_sources(configs[0], values.over(resolved)), end="")
+        print(_with_sources(configs[0], resolved), end="")
         _say_right_ranks(first, number_of_ranks(shared.nproc), common)
         return
     require(first.engine.name, f"--engine {first.engine.name}")

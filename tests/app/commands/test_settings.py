@@ -51,6 +51,8 @@ OWN_WORDS = {
     "traces",
     "algorithm",
     "trainer_model",
+    "trainer_dtype",
+    "engine_arg",
     "as",
     "model",
     "run",
