@@ -43,6 +43,7 @@ OF_ALL = (
     "app/commands/test_advice.py", "app/commands/test_checked_first.py",
     "app/commands/test_completion.py", "app/commands/test_denied.py",
     "app/commands/test_full_disk.py", "app/commands/test_guide.py", "app/commands/test_help.py",
+    "app/commands/test_settings.py",
     "app/commands/test_nothing_lost.py", "app/commands/test_odd_files.py", "app/test_cli.py",
     "base/test_child_python.py", "base/test_custom_code.py", "base/test_entry_points.py",
     "base/test_places.py", "probe/test_from_manifest.py", "report/plots/test_words.py",
@@ -76,7 +77,7 @@ def test_the_core_answers_without_it(program, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     panels = done.stdout.partition("GRPO")[0]
-    listed = {name for name in PROGRAMS if f"│ {name} " in panels}
+    listed = {name for name in PROGRAMS if f"\n{name}  " in panels}
     assert listed == set(PROGRAMS) - {program}
     if program == "train":
         assert "trained is a training run. The program `train` shows those" in done.stderr

@@ -14,6 +14,7 @@ from mismatch_cli.base.values import (
     Values,
     as_typed,
     check_typed,
+    confirmed,
     line_of,
     read,
     resumed,
@@ -26,7 +27,7 @@ class Engine:
     dtype: str = setting("auto", "Dtype.", key="rollout_dtype", flag=False)
     cache: str | None = setting(None, "Cache.", key="kv_cache_dtype", nothing="auto")
     threads: int | None = setting(None, "Threads.", least=0, most=64, nothing=0, changeable=True)
-    eager: bool | None = setting(None, "Eager.", flag=False, off="--compiled")
+    eager: bool | None = setting(None, "Eager.", flag=False, off="--compiled", changeable=True)
     url: str | None = setting(None, "URL.", typed=True)
 
 
@@ -70,7 +71,7 @@ def test_a_part_has_its_own_defaults_and_only_the_settings_that_it_names() -> No
         ({"threads": 0}, "threads", None),
         ({"threads": 5}, "threads", 5),
         ({"kv_cache_dtype": "auto"}, "kv_cache_dtype", None),
-        ({"kv_cache_dtype": ""}, "kv_cache_dtype", ""),
+        ({"kv_cache_dtype": ""}, "kv_cache_dtype", None),
         ({"url": ""}, "url", None),
         ({"eager": False}, "eager", False),
     ],
@@ -129,6 +130,7 @@ def test_a_wrong_value_is_named_as_it_was_given(key, value, place, said) -> None
         ({"eager": 1}, "a.toml: eager = 1 must be true or false."),
         ({"keep": ["a", 1]}, 'a.toml: keep = "a" must be a number.'),
         ({"engine": {"name": "hf"}}, "must be text."),
+        ({"engine": 5}, "a.toml: engine = 5 must be text."),
     ],
 )
 def test_a_file_is_checked_for_names_and_types(content, said) -> None:
@@ -153,6 +155,15 @@ def test_a_resumed_run_changes_only_how_its_work_is_done() -> None:
         resumed(Own, Values.of({"steps": 6}), recorded)
     from_file = Values.of({"steps": 6}, "a.toml")
     assert resumed(Own, from_file, recorded)["steps"] == 5, "a file does not change a recorded run"
+
+
+def test_a_file_changes_what_has_no_flag_and_confirms_what_was_recorded() -> None:
+    values = Values.of({"eager": True, "threads": 9, "rollout_dtype": "float32"}, "a.toml")
+    recorded = {"eager": False, "threads": 2, "rollout_dtype": "float32", "steps": 5}
+    after = resumed(Own, values, recorded)
+    assert dict(after) == recorded | {"eager": True}, "a flag is typed to change a run"
+    assert confirmed(Own, values, recorded) == {"rollout_dtype"}
+    assert confirmed(Own, Values.of({"steps": 5, "threads": 3}), recorded) == {"steps"}
 
 
 def test_words_without_a_flag_are_variables_before_the_command() -> None:

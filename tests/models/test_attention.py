@@ -55,7 +55,7 @@ def test_a_wrong_implementation_on_request_is_reported_and_recorded(capped):
     ).describe()
     assert described["attention_leaves_out"] == "attn_logit_softcapping"
     assert "sdpa attention leaves out attn_logit_softcapping" in warning(described)
-    assert warning(described).endswith("Use --attn eager.")
+    assert warning(described).endswith("Use attn = eager.")
     assert warning(described) in left_out_of(
         {"trainer": described, "grading_timeouts": 0, "unstated": 0}, {}, {}
     )

@@ -202,6 +202,6 @@ def test_what_an_algorithm_lacks_is_asked_of_whoever_can_record_it(analyses):
         name: Support.of(analysis.traces, asked).skipped["dppo-topk-tv:k=512"]
         for name, analysis in analyses[:: len(TYPED)]
     }
-    assert "mismatch-cli probe --like probe --top-logprobs 512" in reasons["probe"]
+    assert "MISMATCH_TOP_LOGPROBS=512 mismatch-cli probe --like probe" in reasons["probe"]
     for name in reasons.keys() - {"probe", "rescore", "train"}:
         assert "probe" not in reasons[name] and "import --schema" in reasons[name], name

@@ -80,7 +80,7 @@ def test_without_top_k(tmp_path):
     assert set(support.skipped) == TOP_K_NAMES
     for reason in support.skipped.values():
         assert "needs the top 20 log-probs" in reason and "the trace has none" in reason
-        assert "--top-logprobs 20" in reason
+        assert "MISMATCH_TOP_LOGPROBS=20 mismatch-cli probe" in reason
         assert "or ask for" not in reason
 
 
@@ -200,7 +200,7 @@ def test_algorithms_that_need_entropy_or_averages(tmp_path):
     asked = find("top-entropy"), find("ppo-ewma"), find("pg-is")
     support = support_of(tmp_path, algorithms=asked)
     assert [a.name for a in support.judged] == ["top-entropy", "pg-is"] and support.needs.entropy
-    assert "train --average-decay" in support.skipped["ppo-ewma"]
+    assert "with average_decay" in support.skipped["ppo-ewma"]
     without_it = support_of(tmp_path / "again", algorithms=asked, without=("entropy_trainer",))
     assert "rescore" in without_it.skipped["top-entropy"] and not without_it.needs.entropy
 

@@ -252,7 +252,7 @@ def test_without_advantages_both_signs_are_analysed(tmp_path, monkeypatch, capfd
             row["blocked"]["all"]["value"] is None
             and row["blocked"]["positive"]["value"] is not None
         )
-    assert "if A > 0" in out and "--answer-field" in " ".join(out.split())
+    assert "if A > 0" in out and "MISMATCH_ANSWER_FIELD" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(

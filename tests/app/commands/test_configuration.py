@@ -15,10 +15,14 @@ import pytest
 import typer
 
 from mismatch_cli.app.cli import build_app, run
+from mismatch_cli.app.common import Common
+from mismatch_cli.app.prepared import prepared_run
 from mismatch_cli.app.typed import words
 from mismatch_cli.base.configuration import CONFIG, key_of, without_variables
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.base.options import flat
+from mismatch_cli.base.values import Values
+from mismatch_cli.probe.config import ProbeConfig
 
 GROUP: Any = typer.main.get_command(build_app())
 ROOT = GROUP.make_context("mismatch-cli", ["report"], resilient_parsing=True)
@@ -265,3 +269,35 @@ def test_a_process_with_resolved_flags_reads_neither_again(tmp_path, monkeypatch
         {"MISMATCH_VARY": "x", "MISMATCH_CLI_STOPPED": "1", "MISMATCH_RECORD": "r", "PATH": "p"}
     )
     assert left == {"MISMATCH_CLI_STOPPED": "1", "MISMATCH_RECORD": "r", "PATH": "p"}
+
+
+def test_a_resumed_run_takes_what_has_no_flag_from_a_file(tmp_path):
+    """How the work is done, and the adapter that a manifest alone must not load."""
+    folder = tmp_path / "run"
+    recorded = ["probe", "--engine", "hf", "--num-prompts", "1", "--samples-per-prompt", "2"]
+    assert run([*recorded, "--max-tokens", "4", "--quiet", "--no-plots", "-o", str(folder)]) == 0
+    common = Common(output=folder, resume=True, quiet=True)
+    given = {
+        "device_map": "cpu",
+        "noise_responses": 1,
+        "token_budget": 100,
+        "answer_format": "line",
+    }
+    with prepared_run(Values.of(given, "k.toml"), common, ProbeConfig, "probe") as (config, _, _):
+        assert (config.scorer.device_map, config.scorer.noise_responses) == ("cpu", 1)
+        assert config.scorer.token_budget == 8192, "which has a flag"
+        assert config.task.answer_format == "auto", "which decides what is recorded"
+    manifest = folder / "trace" / "manifest.json"
+    content = json.loads(manifest.read_text(encoding="utf-8"))
+    content["flags"]["rollout_adapter"] = "some/adapter"
+    manifest.write_text(json.dumps(content), encoding="utf-8")
+    for values in ({}, {"rollout_adapter": "another/adapter"}):
+        named = Values.of(values, "k.toml")
+        with (
+            pytest.raises(UsageError, match=r"rollout_adapter = .some/adapter\."),
+            prepared_run(named, common, ProbeConfig, "probe"),
+        ):
+            pass
+    named = Values.of({"rollout_adapter": "some/adapter"}, "k.toml")
+    with prepared_run(named, common, ProbeConfig, "probe") as (config, _, _):
+        assert config.engine.adapter == "some/adapter"

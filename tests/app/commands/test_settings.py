@@ -153,15 +153,34 @@ def test_a_key_that_is_typed_is_answered_with_the_line_to_write(
         capsys.readouterr()
 
 
-def test_a_switch_that_is_typed_off_is_answered_too(monkeypatch, capsys) -> None:
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("probe --no-prefix-caching", "--no-prefix-caching is a key of --config"),
+        ("probe --no-prefix-caching", "prefix_caching = false"),
+        ("probe --compiled", "eager = false"),
+        ("probe --top_p=0.9", "top_p = 0.9"),
+        ("probe --top-p", "top_p = VALUE"),
+        ("train --lora-rank x", "lora_rank = x"),
+        ("bisect run --engine-arg a=1", "type KEY=VALUE by itself"),
+        ("bisect a=1", "follow the trace: mismatch-cli bisect TRACE a=1"),
+        ("probe --top_lgprobs 3", "No such option: --top_lgprobs"),
+    ],
+)
+def test_whatever_is_typed_like_a_key_is_answered(line, said, monkeypatch, capsys) -> None:
     monkeypatch.delenv(WRITTEN)
-    for word, line in (
-        ("--no-prefix-caching", "prefix_caching = false"),
-        ("--compiled", "eager = false"),
-        ("--no-routes", "routes = false"),
-    ):
-        assert run(["probe", word]) == 2
-        assert line in " ".join(capsys.readouterr().err.split())
+    monkeypatch.setenv("COLUMNS", "200")
+    assert run(line.split()) == 2
+    printed = " ".join(capsys.readouterr().err.split())
+    assert said in printed and "(Possible options: --top" not in printed
+
+
+def test_a_typed_algorithm_stands_in_for_the_file_of_a_preset(tmp_path, monkeypatch) -> None:
+    preset = tmp_path / "own.toml"
+    preset.write_text('algorithm = "mask.py"\n', encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    shown = ["train", "--preset", str(preset), "--show-config"]
+    assert run(shown) == 2 and run([*shown, "-a", "pg-is"]) == 0
 
 
 def texts() -> Iterator[tuple[str, str]]:

@@ -262,7 +262,7 @@ def test_what_the_server_cannot_do_fails_with_one_sentence(url):
     cases: list[tuple[str, Callable[[], Any]]] = [
         ("does not return 60 log-probs.*--max-logprobs 60",
          lambda: engine_at(url, top_logprobs=60)),
-        ("--served-model can be: tiny", lambda: engine_at(url, served_model="other")),
+        ("served_model can be: tiny", lambda: engine_at(url, served_model="other")),
         ("lists no models", lambda: engine_at(f"{url}/docs")),
         ("cannot set enforce_eager", lambda: engine_at(url, enforce_eager=True)),
         ("not contain a user name, password or query",
@@ -290,7 +290,7 @@ def test_what_the_server_cannot_do_fails_with_one_sentence(url):
 def test_weights_under_another_name_need_the_served_name(url, tmp_path):
     shutil.copy(f"{MODEL}/config.json", tmp_path)  # a copy of the served model
     settings = EngineSettings(str(tmp_path), PLAIN, K, extra={"url": url})
-    with pytest.raises(MismatchError, match=r"does not serve .*, but: tiny.*--served-model NAME"):
+    with pytest.raises(MismatchError, match=r"does not serve .*, but: tiny.*served_model = NAME"):
         create_engine("server", settings)
     engine = create_engine("server", replace(settings, extra={"url": url, "served_model": "tiny"}))
     assert engine.describe()["model"] == MODEL

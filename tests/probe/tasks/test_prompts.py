@@ -174,7 +174,7 @@ def test_an_unknown_field_names_the_nearest(tmp_path):
         match=r"prompt_field, .*p\.jsonl: Unknown field 'problm'. Did you mean problem\?",
     ):
         load_problems(PromptSource(source, prompt_field="problm"))
-    with pytest.raises(UsageError, match="--answer-field"):
+    with pytest.raises(UsageError, match="answer_field"):
         load_problems(PromptSource(source, answer_field="anwser"))
 
 

@@ -366,7 +366,7 @@ def test_without_advantages_everything_is_hypothetical():
     view = view_of(sample_result(advantages=False, steps=1))
     text = all_text(view)
     assert "would block" in view.headline
-    assert "--answer-field" in text
+    assert "MISMATCH_ANSWER_FIELD" in text
     heads = {column.title for table in tables(view).values() for column in table.columns}
     assert {"if A > 0, %", "if A < 0, %", "lost if A > 0, %"} <= heads
     assert not {"blocked, %", "A > 0, %", "A < 0, %"} & {

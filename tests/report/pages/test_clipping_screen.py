@@ -161,7 +161,7 @@ def test_a_token_that_only_one_of_the_pair_blocks_each_way() -> None:
 @pytest.mark.parametrize(
     ("origin", "way"),
     [
-        ({}, "probe --answer-field FIELD"),
+        ({}, "MISMATCH_ANSWER_FIELD=FIELD mismatch-cli probe"),
         ({"format": "plain"}, "import DUMP --columns {}=COLUMN"),
         ({"format": "record"}, "pass {}= to the recorder"),
         ({"format": "verl"}, "import a dump with {}s"),
