@@ -70,11 +70,14 @@ class Command(typer.core.TyperCommand):
                 error.param_hint = f"{typed} in {place}" if place else typed
             raise
         except _UsageError as error:  # type: ignore[misc]
-            near = getattr(error, "possibilities", None)
-            if near:  # of an unknown flag
-                hidden = {name for each in self.params if not has_flag(each) for name in each.opts}
-                error.possibilities = [name for name in near if name not in hidden]
+            if near := getattr(error, "possibilities", None):  # of an unknown flag
+                error.possibilities = [name for name in near if name in self._typed]
             raise
+
+    @property
+    def _typed(self) -> set[str]:
+        """The flags that can be typed."""
+        return {name for each in self.params if has_flag(each) for name in each.opts}
 
     def invoke(self, ctx: Any) -> Any:
         """Run it, but first name the settings that were not typed: numbers depend on them."""

@@ -134,20 +134,24 @@ def check_typed(context: Any) -> None:
 
 
 def check_flags(context: Any, words: Sequence[str]) -> None:
-    """A `UsageError` for a key without a flag that is typed like one: it shows the line to write."""
+    """A `UsageError` for a key that is typed like a flag: it shows the line to write."""
     if WRITTEN in os.environ or WRITTEN in context.meta:
         return
-    settings = [setting_of(parameter) for parameter in context.command.params]
-    keys = {each.words: each for each in settings if each is not None and not each.has_flag}
-    offs = {each.about["off"]: each for each in keys.values() if "off" in each.about}
-    for number, word in enumerate(words):
+    keys = _keys(context)
+    for word, following in zip(words, [*words[1:], "VALUE"], strict=True):
         typed, _, value = word.partition("=")
         flag = typed.replace("_", "-")
-        if flag in offs:
-            raise _without_flag(flag, offs[flag], "false")
         if flag in keys:
-            following = words[number + 1] if number + 1 < len(words) else "VALUE"
-            raise _without_flag(flag, keys[flag], value or following)
+            is_off = flag == keys[flag].about.get("off")
+            raise _without_flag(flag, keys[flag], "false" if is_off else value or following)
+
+
+def _keys(context: Any) -> dict[str, Setting]:
+    """The settings without a flag, by the flags that they would have."""
+    settings = [setting_of(parameter) for parameter in context.command.params]
+    keys = [each for each in settings if each is not None and not each.has_flag]
+    offs = {each.about["off"]: each for each in keys if "off" in each.about}
+    return {each.words: each for each in keys} | offs
 
 
 def _without_flag(typed: str, setting: Setting, value: str) -> UsageError:

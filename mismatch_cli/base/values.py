@@ -84,24 +84,28 @@ class Values(Mapping[str, Any]):
         return build(what, self)
 
     def _check(self, setting: Setting) -> None:
-        value = setting.given(self[setting.key])
+        value, place = setting.given(self[setting.key]), self.place(setting.key) or TYPED
         if value is None:
             return
-        limits, place = setting.about, self.place(setting.key) or TYPED
-        if "choices" in limits:
-            kind, names = limits["choices"]
-            names = names() if callable(names) else names
-            if value not in names:
-                named = _place_of(setting, place)
-                raise UsageError(f"{named}: {registry.unknown(kind, value, names)}")
-        said = said_as(setting, value, place)
-        if limits.get("least") is not None and value < limits["least"]:
-            why = limits.get("why", "")
-            raise UsageError(f"{said} is too small. Use at least {limits['least']}{why}.")
-        if limits.get("most") is not None and value > limits["most"]:
-            raise UsageError(f"{said} is too large. Use at most {limits['most']}.")
+        _check_choice(setting, value, place)
+        limits, said = setting.about, said_as(setting, value, place)
+        least, most = limits.get("least"), limits.get("most")
+        if least is not None and value < least:
+            raise UsageError(f"{said} is too small. Use at least {least}{limits.get('why', '')}.")
+        if most is not None and value > most:
+            raise UsageError(f"{said} is too large. Use at most {most}.")
         if "valid" in limits and not limits["valid"](value):
             raise UsageError(f"{said} is out of range. Use {limits['wanted']}.")
+
+
+def _check_choice(setting: Setting, value: Any, place: str) -> None:
+    if "choices" not in setting.about:
+        return
+    kind, names = setting.about["choices"]
+    names = names() if callable(names) else names
+    if value not in names:
+        named = _place_of(setting, place)
+        raise UsageError(f"{named}: {registry.unknown(kind, value, names)}")
 
 
 def said_as(setting: Setting, value: Any, place: str) -> str:

@@ -166,7 +166,7 @@ def test_an_adapter_that_changed_is_not_resumed(tmp_path, capsys):
     ("flags", "said"),
     [
         (["--adapter", "a", "--trainer-adapter", "b"], "--adapter applies to both sides"),
-        (["--merge-adapter"], "needs an adapter to merge"),
+        (["--merge-adapter"], "needs an adapter of the trainer to merge"),
         (["--adapter", "./nowhere"], "is not an adapter"),
     ],
 )

@@ -314,7 +314,7 @@ def test_keep_trainer_without_versions_trusts_the_user(tmp_path):
         (FLOAT32, {"keep_trainer": True}, "scored 96 responses at the weights that sampled"),
         (FLOAT32, {"keep_trainer": True, "weights": "newer"}, "needs --weights equal"),
         (FLOAT32, {"model": "/no/such/model"}, "There is no model folder"),
-        (FLOAT32, {"temperature": 0.0}, "Temperature 0 cannot be measured"),
+        (FLOAT32, {"temperature": 0.0}, "--temperature 0.0 is out of range"),
     ],
 )
 def test_impossible_requests_are_refused_before_anything_is_written(

@@ -115,7 +115,7 @@ def test_what_starts_code_or_sends_keys_is_typed(tmp_path, monkeypatch, capfd):
         path = tmp_path / "mismatch.toml"
         path.write_text(f"[{name}]\n{key_of(known)} = {toml(value)}\n")
         with pytest.raises(
-            UsageError, match=r"mismatch.toml: .*neither a file nor a variable.*type --"
+            UsageError, match=r"mismatch.toml: .*neither a file nor a variable.*type "
         ):
             context_of(name, command, "--config", str(path))
         with monkeypatch.context() as patch:
@@ -294,7 +294,7 @@ def test_a_resumed_run_takes_what_has_no_flag_from_a_file(tmp_path):
     for values in ({}, {"rollout_adapter": "another/adapter"}):
         named = Values.of(values, "k.toml")
         with (
-            pytest.raises(UsageError, match=r"rollout_adapter = .some/adapter\."),
+            pytest.raises(UsageError, match=r"rollout_adapter = .some/adapter"),
             prepared_run(named, common, ProbeConfig, "probe"),
         ):
             pass

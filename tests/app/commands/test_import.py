@@ -156,7 +156,7 @@ def test_weights_and_sampling_of_the_user(capfd):
     [
         (["--format", "slimy", "dump.jsonl"], 2, "Did you mean slime"),
         (["--weights", "older", "dump.jsonl"], 2, "equal, newer"),
-        (["--temperature", "0", "dump.jsonl"], 2, "Temperature 0"),
+        (["--temperature", "0", "dump.jsonl"], 2, "--temperature 0.0 is out of range"),
         (["nothing.jsonl"], 1, "nothing.jsonl does not exist"),
         (["empty"], 1, "holds no files to import"),
         (["--format", "prime-rl", "dump.jsonl"], 1, "No rows imported from dump.jsonl"),

@@ -87,8 +87,8 @@ def test_files_for_a_paper(tmp_path):
         (["--plot-width", "wide"], "is not a width"),
         (["--plot-width", "3.25"], "such as 3.25in"),
         (["--plot-width", "1in"], "Choose 2.5in to 12in"),
-        (["--no-plots", "--plots", "pdf"], "leave out --plots"),
-        (["--no-plots", "--plot-width", "3in"], "leave out --plot-width"),
+        (["--no-plots", "--plots", "pdf"], "leave out plots"),
+        (["--no-plots", "--plot-width", "3in"], "leave out plot_width"),
     ],
 )
 def test_what_cannot_be_drawn_is_reported_at_once(tmp_path, capfd, flags, said):

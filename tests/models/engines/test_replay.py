@@ -258,7 +258,7 @@ def test_tokens_that_an_engine_cannot_read_are_refused_beforehand(engine):
     long = Forced(SHARED, random_ids(1, CONTEXT - 299))
     with pytest.raises(
         MismatchError,
-        match=r"Prompt 0 .* 321 tokens; the engine's context is 320. Use --engine-arg max_model_len=321",
+        match=r"Prompt 0 .* 321 tokens; the engine's context is 320. Set max_model_len=321",
     ):
         replay(engine, [long])
     for read in (replay, prefill):

@@ -281,7 +281,7 @@ def test_what_the_server_cannot_do_fails_with_one_sentence(url):
     with pytest.raises(UsageError, match="--rollout-dtype bfloat16"):
         create_engine("server", other)
     # It would sample without the adapter
-    with pytest.raises(UsageError, match="--served-model NAME"):
+    with pytest.raises(UsageError, match="served_model = NAME"):
         create_engine(
             "server", EngineSettings(MODEL, PLAIN, K, adapter="some/adapter", extra={"url": url})
         )
