@@ -34,6 +34,6 @@ def test_a_plan_of_transformers_is_kept():
 def test_a_model_that_names_no_layers_is_refused_with_one_sentence(monkeypatch):
     monkeypatch.setattr(GPT2PreTrainedModel, "_no_split_modules", None)
     with pytest.raises(
-        MismatchError, match=r"does not say which of its modules are layers.*leave out --sharded"
+        MismatchError, match=r"does not say which of its modules are layers.*leave out sharded"
     ):
         add_plan(GPT2Config(**SMALL), "gpt2")
