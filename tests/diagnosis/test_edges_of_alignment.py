@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-import numpy as np
+from types import SimpleNamespace
 
-from mismatch_cli.diagnosis.alignment import HeadCollector, Heads, _align, find_exchanges
+import numpy as np
+import pytest
+
+from mismatch_cli.diagnosis.alignment import (
+    HeadCollector,
+    Heads,
+    _align,
+    _far_lag,
+    find_exchanges,
+    real_gap,
+)
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import table_to_batch
 from mismatch_cli.trace.writer import rows_to_table
@@ -51,3 +61,23 @@ def test_the_first_128_tokens_of_a_response_are_compared(rng):
     heads = collector.result()
     assert heads.logq_RH.tolist() == [logp_T[:128].tolist()]
     assert heads.logp_RH.tolist() == [(logp_T[:128] - 1).tolist()]
+
+
+def response_of(logq_T: np.ndarray, counts_T: np.ndarray) -> SimpleNamespace:
+    return SimpleNamespace(logq_T=logq_T, counts_T=counts_T, response_T=np.zeros(len(logq_T)))
+
+
+def test_steps_to_and_from_tokens_that_do_not_count_are_no_steps():
+    """A peaked policy, −0.01 and −0.03 in turn, around a tool's tokens of −9."""
+    logq_T = np.tile([-0.01, -0.03], 8)
+    logq_T[5:9] = -9.0
+    counts_T = logq_T > -1.0
+    assert real_gap(response_of(logq_T, counts_T)) == pytest.approx(0.01)
+    assert real_gap(response_of(logq_T[::-1], counts_T[::-1])) == pytest.approx(0.01)
+
+
+def test_of_lags_that_fit_alike_the_nearest_is_named(rng):
+    """A response that repeats itself every 13 tokens, shifted by 5: 18 and 31 fit as well."""
+    logq_T = -np.tile(rng.exponential(1.0, 13), 5)
+    logp_T = np.roll(logq_T, 5)
+    assert _far_lag(logq_T, logp_T, np.ones(65, dtype=bool), 1.0) == 5

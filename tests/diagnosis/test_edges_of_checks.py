@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +13,7 @@ from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.diagnosis.checks import (
     attention,
     constant_offset,
+    context_parallel,
     growth_over_steps,
     heavy_tail,
     lm_head,
@@ -19,12 +22,16 @@ from mismatch_cli.diagnosis.checks import (
     placeholders,
     repetition_penalty,
     sharp_onset,
+    stale_weights,
     temperature,
     values,
 )
 from mismatch_cli.diagnosis.checks.truncated_support import OneSided
 from mismatch_cli.diagnosis.counts import SideCounts
+from mismatch_cli.diagnosis.diagnose import Diagnosis
 from mismatch_cli.diagnosis.grouped import Mean
+from mismatch_cli.diagnosis.sample import Sample
+from mismatch_cli.limits.expected import Expected
 
 
 def test_a_token_without_the_constant_keeps_its_gap_unless_it_was_clipped_at_0():
@@ -313,3 +320,84 @@ def test_logits_on_a_grid_on_one_side_are_the_finding_of_the_head(
     found = lm_head.check(SimpleNamespace(sample=sample, scale=scale))
     assert (found.check, found.status, found.effect) == ("lm-head", "found", 0.9)
     assert found.sentence.startswith(f"The {side}'s logits are rounded to bfloat16 steps")
+
+
+@pytest.mark.parametrize(
+    ("off_N", "left_N", "side"),
+    [
+        ([0.0, 3.0, 0.0, -3.0], [0.1, 0.0, 0.1, 0.0], ": the trainer's numbers there are not its"),
+        ([0.0, 0.0, 0.0, 0.0], [0.1, np.nan, 0.1, np.nan], ""),
+        ([0.0, np.nan, 0.0, np.nan], [0.1, np.nan, 0.1, np.nan], ""),
+        (None, [0.1, np.nan, 0.1, np.nan], ""),
+    ],
+    ids=["the trainer is off its model", "it is not", "not scored there", "no model"],
+)
+def test_tokens_at_cuts_get_their_models_numbers_or_are_left_out(off_N, left_N, side):
+    """Of six tokens four count, and of these the second and fourth are wrong by 3 nats."""
+    kept = np.array([0, 2, 3, 5])
+    sample = SimpleNamespace(kept=kept, logq_T=np.zeros(6), d_N=np.array([0.1, 3.0, 0.1, -3.0]))
+    sample.left_without = partial(Sample.left_without, sample)
+    readings = None
+    if off_N is not None:
+        readings = SimpleNamespace(off_T=np.zeros(6))
+        readings.off_T[kept] = off_N
+    evidence = SimpleNamespace(sample=sample, readings=readings)
+    found_N, named = context_parallel._left(evidence, np.array([False, True, False, True]))
+    np.testing.assert_allclose(found_N, left_N, atol=1e-12)
+    assert named.startswith(side) and bool(named) == bool(side)
+
+
+@pytest.mark.parametrize(("tokens", "shows"), [(7, False), (8, True)])
+def test_a_response_of_eight_tokens_shows_which_checkpoint_sampled_it(tokens, shows, rng):
+    """Its gap is all of the step from the earlier checkpoint, with a little noise."""
+    step_N = rng.normal(size=tokens)
+    sample = SimpleNamespace(
+        response_T=np.zeros(tokens, dtype=int),
+        kept=np.arange(tokens),
+        num_responses=1,
+        d_N=step_N,
+        typical_N=np.ones(tokens),
+        group_N=np.zeros(tokens, dtype=int),
+    )
+    earlier_d_N = 0.01 * rng.normal(size=tokens)
+    kinds = stale_weights._kinds(SimpleNamespace(sample=sample), earlier_d_N)
+    assert kinds.way_S == pytest.approx(1, abs=0.05)
+    assert kinds.decided_S.tolist() == kinds.stale_S.tolist() == [shows]
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_certain_tokens_have_no_odds_and_print_no_warning():
+    """A log-probability of exactly 0, or above it by rounding, on either side."""
+    logq_T, logp_T = np.array([0.0, -1.0, -1.0, -1.0]), np.array([-1.0, 0.0, 1e-7, -1.0])
+    sample = SimpleNamespace(logq_T=logq_T, logp_T=logp_T, kept=np.arange(4))
+    x_N, y_N, usable_N = temperature.log_odds(sample)
+    assert usable_N.tolist() == [False, False, False, True]
+    assert x_N[3] == y_N[3] == pytest.approx(-np.log(np.e - 1))
+
+
+@pytest.mark.parametrize(
+    ("times", "z", "status"),
+    [(1.69, 9, "clear"), (1.71, 9, "found"), (2, 4.9, "clear"), (2, 5.1, "found")],
+)
+def test_a_jump_is_named_from_its_factor_and_its_standard_errors_on(times, z, status, monkeypatch):
+    groups = 10**6  # so many that Student's t is normal
+    before, after = Mean(1.0, 0.0, 800, groups), Mean(times, times * np.log(times) / z, 800, groups)
+    jump = sharp_onset.Jump(20, "response", before, after, 0.9, 0.9, z)
+    monkeypatch.setattr(sharp_onset, "sharpest_jump", lambda _: jump)
+    sample = SimpleNamespace(axis_N=lambda _: np.arange(40), d_N=np.ones(40))
+    found = sharp_onset.check(SimpleNamespace(sample=sample))
+    assert (found.status, found.effect) == (status, times)
+
+
+@pytest.mark.parametrize(
+    ("gap", "low", "at_own_scale"),
+    [(1.99e-5, 0.0, True), (2.01e-5, 0.0, False), (0.99e-3, 1e-3, True), (1.01e-3, 1e-3, False)],
+)
+def test_a_gap_below_those_of_all_models_needs_no_scale_of_its_own(gap, low, at_own_scale):
+    expected = Expected(low, 0.1, "fp32", "the models measured so far", of_this_trace=False)
+    for own in (False, True):
+        evidence = SimpleNamespace(
+            gap=SimpleNamespace(value=gap), expected=replace(expected, of_this_trace=own)
+        )
+        diagnosis = SimpleNamespace(evidence=evidence)
+        assert Diagnosis.is_at_own_scale.fget(diagnosis) == (own or at_own_scale)

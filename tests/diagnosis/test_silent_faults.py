@@ -111,6 +111,8 @@ def test_equal_rewards_and_varying_advantages_are_not_compared(rng):
     assert judged_credit(advantages_PS, np.ones((24, 8))).status == "untested"
     credit = graded(advantages_PS.ravel(), np.ones(192), 8)
     assert (credit.varying, int(credit.pairs().count_G.sum())) == (0, 0)
+    without_spread = graded(np.zeros(192), advantages_PS.ravel(), 8).pairs()
+    assert not without_spread.count_G.any() and not without_spread.permuted_G.any()
     batch = SimpleNamespace(
         reward_S=np.zeros(1), advantage_T=np.array([1.0, -1.0]), loss_mask_T=np.ones(2, dtype=bool),
         offset_S1=np.array([0, 2]), num_responses=1, prompt_id_S=np.zeros(1, dtype=int),

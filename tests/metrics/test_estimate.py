@@ -49,6 +49,11 @@ def test_student_t_against_the_tables(degrees: int, quantile: float) -> None:
     assert student_t(degrees) == pytest.approx(quantile, rel=3e-3)
 
 
+def test_student_t_has_three_terms_of_its_expansion() -> None:
+    """At 100 degrees the fourth is below 2e-8."""
+    assert student_t(100) == pytest.approx(1.9839715185, abs=3e-8)
+
+
 def test_without_groups_leaves_out_one_at_a_time() -> None:
     part, whole = np.array([[1.0, 2.0], [3.0, 6.0]]), np.array([[2.0, 2.0], [2.0, 0.0]])
     value, without = without_groups(np.true_divide, part, whole)

@@ -5,6 +5,7 @@ by row.
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from mismatch_cli.base.places import bundled
@@ -32,6 +33,17 @@ def a_trace(folder, newer, recomputed=False):
         {name: value for name, value in read_manifest(source.folder).items() if name != "shards"},
     )
     return Trace.open(folder)
+
+
+def test_a_row_group_at_other_weights_is_noticed_from_the_footer(tmp_path):
+    """One shard of two row groups: the first at equal weights throughout, the second nowhere."""
+    trace = a_trace(tmp_path / "trace", lambda row: row >= 32)
+    (shard,) = trace.shards
+    table = pq.read_table(shard)
+    pq.write_table(table, shard, row_group_size=32)
+    cut = Trace.open(trace.folder)
+    assert len(cut.footers[shard].ranges) > 1
+    assert not weights_are_equal([cut]) and pairs_in([cut]) == ["mismatch", "total"]
 
 
 @pytest.mark.parametrize(

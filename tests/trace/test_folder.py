@@ -20,6 +20,7 @@ from mismatch_cli.trace.drafts import NEW, RUN
 from mismatch_cli.trace.files import replacing_folder
 from mismatch_cli.trace.ours import foreign_in, remove_results, results_in
 from mismatch_cli.trace.run_folder import claimed, report_folder, run_folder, training_folder
+from mismatch_cli.trace.work import begun_beside, drop_begun, replacing_when_complete
 from tests.leftovers import leave_draft
 from tests.paths import ROOT
 
@@ -383,3 +384,15 @@ def test_drafts_of_processes_that_are_gone_are_removed_in_the_run_and_in_its_own
     left = [leave_draft(place, "shard-0.parquet") for place in places]
     with claimed(folder, lambda: None):
         assert not any(draft.exists() for draft in left)
+
+
+def test_a_run_that_has_begun_beside_another_is_there_to_be_resumed_until_it_is_dropped(tmp_path):
+    (tmp_path / "summary.json").write_text("{}", encoding="utf-8")
+    with replacing_when_complete(tmp_path):
+        assert begun_beside(tmp_path) is None, "nothing is recorded yet"
+    with replacing_when_complete(tmp_path) as work:
+        (work / "trace").mkdir()
+    assert begun_beside(tmp_path) == work == tmp_path / RUN / NEW
+    drop_begun(tmp_path)
+    assert begun_beside(tmp_path) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]

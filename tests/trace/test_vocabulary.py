@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_cli.trace.vocabulary import CONTINUED, Vocabulary, _is_byte_level
+from mismatch_cli.trace.vocabulary import CONTINUED, Vocabulary, _is_byte_level, _piece_bytes
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,16 @@ def test_bytes_are_recognised_by_either_end_of_a_tokenizer(settings: Any, expect
     backend = SimpleNamespace(to_str=lambda: json.dumps(settings))
     assert _is_byte_level(SimpleNamespace(backend_tokenizer=backend)) == expected
     assert not _is_byte_level(SimpleNamespace())
+
+
+def test_characters_that_stand_for_bytes_are_those_of_byte_level_tokenizers():
+    """Spaces, control characters and parts of characters among them."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    text = "".join(map(chr, range(0x800))) + "東京🎂"
+    ((piece, _),) = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
+    assert _piece_bytes(piece, byte_level=True) == text.encode()
+    assert _piece_bytes("ĠaĊ", byte_level=True) == b" a\n"
 
 
 def vocabulary_of(*pieces: bytes) -> Vocabulary:

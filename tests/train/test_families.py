@@ -19,6 +19,8 @@ from mismatch_cli.models.loading import load_causal_lm
 from mismatch_cli.models.positions import first_context, positions_facts, rescaled
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import Trainer
+from mismatch_cli.train.run import Run
+from mismatch_cli.train.train_config import load_config
 from tests.families import FAMILIES, config_of, save_family
 from tests.train.small_runs import reward_file, run
 
@@ -164,3 +166,18 @@ def test_a_context_whose_position_scaling_depends_on_the_length_is_refused(model
     assert gaps_of(long, trainer, beyond).mean() > OTHER, (
         "transformers scales by the length no longer: drop the sentence"
     )
+
+
+@pytest.mark.parametrize(("context", "warns"), [(64, False), (128, True)])
+def test_a_run_whose_context_is_so_long_says_so_at_its_start(models, tmp_path, context, warns):
+    changes = {"engine": "hf", "model": models["phi3"], "max_context_tokens": context}
+    changes |= {
+        "rollout_dtype": "float32",
+        "prompts_per_step": 2,
+        "num_problems": 2,
+        "max_tokens": 12,
+    }
+    said: list[str] = []
+    Run(load_config("miniature", changes), tmp_path, said.append).close()
+    sentences = [s for s in said if "scales its positions differently in sequences above 64" in s]
+    assert len(sentences) == warns

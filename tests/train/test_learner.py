@@ -25,7 +25,7 @@ from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.rules.batch import Rollout
 from mismatch_cli.train.checkpoint import latest_checkpoint, save_checkpoint
-from mismatch_cli.train.judged import Sample
+from mismatch_cli.train.judged import Judged, Sample
 from mismatch_cli.train.learner import Learner, LossScale, unpublished
 from mismatch_cli.train.train_config import AGGREGATIONS, TrainConfig
 from tests.looped import looped
@@ -377,3 +377,15 @@ def test_a_gradient_in_float16_is_measured_without_its_loss_scale(make_learner):
     samples = make_samples(plain)
     expected, update = plain.update(samples), scaled.update(samples)
     assert update.stepped and update.grad_norm == pytest.approx(expected.grad_norm, rel=0.02)
+
+
+def test_coefficients_are_scaled_in_float32() -> None:
+    """By 1 over a number of tokens, which 16 bits would round or lose."""
+    zeros_T = np.zeros(2, dtype=np.float32)
+    rollout = Rollout([0], [1, 2], zeros_T, zeros_T.astype(np.int32), None, None, "stop")
+    for scale in (1 / 3, 1e-8):
+        judged = Judged(
+            find("reinforce"), [Sample(rollout, -1.5)], np.array([scale]), torch.device("cpu")
+        )
+        found_T = judged.coefficient(slice(None), torch.zeros(2))
+        assert found_T.tolist() == [np.float32(-1.5) * np.float32(scale)] * 2

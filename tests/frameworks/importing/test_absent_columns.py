@@ -229,3 +229,12 @@ def test_a_sample_without_a_version_beside_others(tmp_path):
     table, about = imported(path, into=tmp_path / "out")
     assert table.column("version_rollout").to_pylist() == [3, 0, 3]
     assert about["noted"] == {NO_VERSION: 1}
+
+
+def test_without_a_usable_sample_that_has_a_version_its_lack_is_not_noted(tmp_path):
+    records = [layouts.slime_sample(row, i) for i, row in enumerate(ROWS)]
+    del records[0]["weight_versions"], records[1]["weight_versions"]
+    records[2] |= {"rollout_log_probs": None}
+    table, about = imported(written(tmp_path / "3.pt", "slime", records), into=tmp_path / "out")
+    assert table.column("version_rollout").to_pylist() == [0, 0]
+    assert about["noted"] == {}

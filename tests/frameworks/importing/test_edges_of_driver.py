@@ -1,9 +1,11 @@
-"""Which thread writes the shards of an import."""
+"""Which thread writes the shards of an import, and how large they are."""
 
 from __future__ import annotations
 
 from threading import get_ident
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from mismatch_cli.frameworks.importing import driver as _driver
@@ -26,3 +28,11 @@ def test_only_a_large_dump_is_written_in_other_threads(tmp_path, monkeypatch, la
     dump = write_lines(tmp_path / "d.jsonl", map(plain_record, real_rows(2)))
     imported(dump, into=tmp_path / "trace")
     assert [writer != get_ident() for writer in writers] == [in_threads]
+
+
+def test_tables_are_joined_until_they_have_two_million_tokens():
+    """Three responses of 2^20 tokens: two of them fill a shard."""
+    tokens = pa.array(np.zeros(2**20, dtype=np.int8))
+    response = pa.ListArray.from_arrays(pa.array([0, 2**20], pa.int32()), tokens)
+    table = pa.table({"response_ids": response})
+    assert [shard.num_rows for shard in _driver._shards(iter([table] * 3))] == [2, 1]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import nullcontext
+
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
+from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing import sources as _sources
-from mismatch_cli.frameworks.importing.sources import Source, first_rows, jsonl_tables
+from mismatch_cli.frameworks.importing.sources import Source, first_rows, jsonl_tables, lines_of
 from mismatch_cli.frameworks.importing.tally import Tally
 
 
@@ -29,3 +34,13 @@ def test_a_first_look_at_wide_rows_takes_fewer_of_them(tmp_path, monkeypatch):
     for values, rows in ((2**20, 64), (35, 3), (9, 1)):
         monkeypatch.setattr(_sources, "_FIRST_VALUES", values)
         assert first_rows(Source(path, path.name)) == [{"a": list(range(10))}] * rows
+
+
+def test_a_line_of_48_mib_is_too_long_and_one_byte_less_is_not(tmp_path):
+    """A file of zeros, which takes no space on the disk."""
+    path, longest = tmp_path / "a.jsonl", 48 * 2**20
+    for size in (longest - 1, longest):
+        path.touch()
+        os.truncate(path, size)
+        with nullcontext() if size < longest else pytest.raises(MismatchError, match="48 MiB, too"):
+            assert [len(line) for line in lines_of(path)] == [size]

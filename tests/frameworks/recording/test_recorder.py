@@ -606,6 +606,16 @@ def test_samples_without_an_index_are_numbered(tmp_path):
     assert keys[:5] == [(0, 5, 0), (0, 5, 1), (1, 5, 0), (0, 6, 0), (0, 5, 2)]
 
 
+def test_samples_without_an_index_are_numbered_within_their_prompt_if_it_has_no_id(tmp_path):
+    recorder = Recorder(tmp_path / "run")
+    for prompt in (5, 5, 6, 5, 6):
+        row = response(np.random.default_rng(0), prompt=prompt)
+        recorder.add(**row | {"prompt_id": None, "sample_index": None})
+    recorder.close()
+    rows = recorded(tmp_path / "run")
+    assert [row["sample_index"] for row in rows] == [0, 1, 0, 2, 1]
+
+
 def test_a_restarted_run_counts_nothing_twice(tmp_path):
     rng = np.random.default_rng(0)
     for steps in (range(4), range(2, 6)):  # from the checkpoint of step 2

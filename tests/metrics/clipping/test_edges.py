@@ -331,3 +331,18 @@ def test_mean_probabilities_are_those_of_the_blocked_and_of_the_kept():
     row = row_of(result_of(batch, **PLAINLY), "grpo-clip-higher")
     assert row["mu_blocked"]["value"] == pytest.approx(0.1, rel=1e-5)
     assert row["mu_kept"]["value"] == pytest.approx(0.6, rel=1e-5)
+
+
+def test_both_signs_within_a_response_lose_their_own_weight():
+    """Ratios 2 and 1/2 with A = ±1: of each sign, PPO blocks one token and keeps another at 1."""
+    ratios = np.array([2.0, 1.0, 0.5, 1.0])
+    signs = np.array([1.0, 1.0, -1.0, -1.0])
+    logq = np.full(4, -1.0)
+    batch = simple(
+        [logq.tolist()] * 12, [(logq + np.log(ratios)).tolist()] * 12, [0.0] * 12,
+        advantage_T=np.tile(signs, 12),
+    )  # fmt: skip
+    lost = row_of(checked(batch, **PLAINLY), "ppo-rollout")["lost"]
+    assert lost["positive"]["value"] == pytest.approx(2 / 3)
+    assert lost["negative"]["value"] == pytest.approx(0.5 / 1.5)
+    assert lost["all"]["value"] == lost["masked"]["value"] == pytest.approx(2.5 / 4.5)

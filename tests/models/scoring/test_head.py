@@ -352,9 +352,19 @@ def test_a_row_that_is_computed_again_replaces_itself(monkeypatch):
     def differing(logits: torch.Tensor, *more: object, **named: object) -> torch.Tensor:
         """The logits of the targets alone are one row; one of them is made to differ."""
         z = real(logits, *more, **named)
-        return z + 1e-3 * (torch.arange(len(z)) == 7) if z.dim() == 1 else z
+        return z + 10.0 * (torch.arange(len(z)) == 7) if z.dim() == 1 else z
 
     monkeypatch.setattr(head_module, "_sampler_logits", differing)
     found = score_hidden(hidden_TH, Head(weight_VH), ids_T, query_TK, PLAIN, (64, 100))
     for name in ("logp_T", "entropy_T", "rank_T", "logp_at_ids_TK"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name))
+
+
+@pytest.mark.parametrize(("width", "columns"), [(32, 32), (500, 400)])
+def test_a_tile_takes_the_memory_of_its_width_and_not_of_the_vocabulary(
+    width: int, columns: int
+) -> None:
+    hidden_TH, weight_VH = random_case(20, 400)
+    for _, z_TN, scratch_TN in head_module._tiles(hidden_TH, Head(weight_VH), PLAIN, width):
+        assert z_TN.untyped_storage().nbytes() == 20 * columns * 4
+        assert scratch_TN.untyped_storage().nbytes() == 20 * columns * 4

@@ -13,6 +13,7 @@ from mismatch_cli.app.commands.curate import _variables
 from mismatch_cli.base.configuration import WRITTEN
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.probe.config import CurateConfig, ProbeConfig
+from mismatch_cli.probe.tasks._oat_worker import equal
 from mismatch_cli.probe.tasks.grading import MathVerify
 from mismatch_cli.trace.manifest import read_manifest
 
@@ -46,6 +47,13 @@ def test_each_rule_equals_its_owner(oat):
         assert differing(verl, "verl") == []
     assert len({(pair["oat"], pair["verl"]) for pair in PAIRS}) == 4
     assert oat.timeouts == 0
+
+
+def test_elements_of_a_tuple_are_compared_by_sympy_within_equal_brackets():
+    """Answers that math-verify does not read."""
+    assert equal("(1/2x, 3)", "(0.5x, 3)") and equal("[1/2x, 3)", "[0.5x, 3)")
+    assert not equal("(1/2x, 3]", "(0.5x, 3)") and not equal("[1/2x, 3)", "(0.5x, 3)")
+    assert not equal("(1/2x, 4)", "(0.5x, 3)")
 
 
 HOSTILE = [

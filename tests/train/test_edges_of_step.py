@@ -1,0 +1,34 @@
+"""The metrics of one step, under a framework's names too."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+
+from mismatch_cli.base.places import bundled
+from mismatch_cli.frameworks import dialects
+from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.trace.reader import Trace
+from mismatch_cli.train.bounds import no_bounds
+from mismatch_cli.train.step import Responses, step_record
+
+
+def test_a_step_has_the_numbers_that_its_trace_would_show_as_another_framework():
+    trace = Trace.open(bundled("traces/float32"))
+    table = pa.concat_tables(trace.tables()).combine_chunks()
+    count = table.num_rows
+    ones_S = np.ones(count)
+    responses = Responses(table, ones_S, ones_S, ones_S, ones_S > 1, no_bounds())
+    update = SimpleNamespace(stepped=True, grad_norm=0.5)
+    step = SimpleNamespace(
+        number=3,
+        sample_index=[0, 1],
+        sampled=None,
+        uses=[SimpleNamespace(version=2, update=update)],
+    )
+    record = step_record(step, responses, find("pg-is"), framework="trl")
+    of_trace = dialects.readings([trace], ["trl"]).by_framework["trl"]
+    assert record["as"] == {"trl": dialects.named(of_trace)} and record["as"]["trl"]
+    assert "as" not in step_record(step, responses, find("pg-is"))
