@@ -52,7 +52,8 @@ def test_forms_request_what_an_answer_needs():
     said = {path.stem: path.read_text(encoding="utf-8") for path in FORMS}
     assert said.keys() == {"bug", "feature", "question"}
     assert all(
-        word in said["bug"] for word in ("mismatch-cli --version", "manifest.json", "MISMATCH_DEBUG=1")
+        word in said["bug"]
+        for word in ("mismatch-cli --version", "manifest.json", "MISMATCH_DEBUG=1")
     )
     assert all(
         word in said["question"] for word in ("mismatch-cli verdict", "mismatch-cli diagnose")
