@@ -138,7 +138,7 @@ def check_flags(context: Any, words: Sequence[str]) -> None:
     if WRITTEN in os.environ or WRITTEN in context.meta:
         return
     keys = _keys(context)
-    for word, following in zip(words, [*words[1:], "VALUE"], strict=True):
+    for word, following in zip(words, [*words[1:], "VALUE"], strict=False):
         typed, _, value = word.partition("=")
         flag = typed.replace("_", "-")
         if flag in keys:

@@ -175,6 +175,14 @@ def test_whatever_is_typed_like_a_key_is_answered(line, said, monkeypatch, capsy
     assert said in printed and "(Possible options: --top" not in printed
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_without_any_word_is_parsed_for_a_user_too(name, monkeypatch) -> None:
+    monkeypatch.delenv(WRITTEN)
+    command = GROUP.get_command(None, name)  # type: ignore[attr-defined,arg-type]
+    assert command.make_context(name, []).params
+    assert command.make_context(name, ["--config", "/dev/null"]).params
+
+
 def test_a_typed_algorithm_stands_in_for_the_file_of_a_preset(tmp_path, monkeypatch) -> None:
     preset = tmp_path / "own.toml"
     preset.write_text('algorithm = "mask.py"\n', encoding="utf-8")
