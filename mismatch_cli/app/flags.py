@@ -130,8 +130,8 @@ def _completing(about: Mapping[str, Any]) -> Callable[[str], list[str]] | None:
 
 
 def _parameter(name: str, each: Setting) -> inspect.Parameter:
-    """The parameter that Typer turns into an option or an argument; it has no default, so that what
-    is given is each.
+    """The parameter that Typer turns into an option or an argument; without a default, so that one
+    can tell what was given.
     """
     about = each.about
     hint = list[each.type] if about.get("repeatable") else each.hint  # type: ignore[name-defined]

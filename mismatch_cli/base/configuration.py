@@ -16,7 +16,16 @@ from mismatch_cli.base.errors import MismatchError, UsageError, unreadable
 from mismatch_cli.base.options import Setting, is_typed_only
 from mismatch_cli.base.registry import meant, unknown
 from mismatch_cli.base.text import parsed_toml
-from mismatch_cli.base.values import PREFIX, TYPED, Given, Values, fitted, toml
+from mismatch_cli.base.values import (
+    PREFIX,
+    TYPED,
+    Given,
+    Values,
+    by_flag,
+    fitted,
+    toml,
+    variable_of,
+)
 
 CONFIG = "config"  # the parameter that names the file
 SETTING = "setting"  # the attribute of a parameter that is its declaration
@@ -137,21 +146,14 @@ def check_flags(context: Any, words: Sequence[str]) -> None:
     """A `UsageError` for a key that is typed like a flag: it shows the line to write."""
     if WRITTEN in os.environ or WRITTEN in context.meta:
         return
-    keys = _keys(context)
+    settings = [setting_of(parameter) for parameter in context.command.params]
+    keys = by_flag(each for each in settings if each is not None and not each.has_flag)
     for word, following in zip(words, [*words[1:], "VALUE"], strict=False):
         typed, _, value = word.partition("=")
         flag = typed.replace("_", "-")
         if flag in keys:
             is_off = flag == keys[flag].about.get("off")
             raise _without_flag(flag, keys[flag], "false" if is_off else value or following)
-
-
-def _keys(context: Any) -> dict[str, Setting]:
-    """The settings without a flag, by the flags that they would have."""
-    settings = [setting_of(parameter) for parameter in context.command.params]
-    keys = [each for each in settings if each is not None and not each.has_flag]
-    offs = {each.about["off"]: each for each in keys if "off" in each.about}
-    return {each.words: each for each in keys} | offs
 
 
 def _without_flag(typed: str, setting: Setting, value: str) -> UsageError:
@@ -163,7 +165,7 @@ def _without_flag(typed: str, setting: Setting, value: str) -> UsageError:
         value = toml(value)
     return UsageError(
         f"{typed} is a key of --config, not a flag. Write this line into a file, and add "
-        f"--config FILE.toml: {setting.key} = {value} (Or set {PREFIX}{setting.key.upper()}.)"
+        f"--config FILE.toml: {setting.key} = {value} (Or set {variable_of(setting)}.)"
     )
 
 

@@ -8,7 +8,7 @@ manifests and, as `--rollout-dtype`, the command line call it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from functools import cache, partial
 from types import MappingProxyType, NoneType
@@ -213,6 +213,7 @@ def by_key(what: type | Chosen) -> dict[str, Setting]:
     return {each.key: each for each in settings_of(what)}
 
 
+@cache  # one object for each dataclass, which `_members` remembers
 def _chosen(what: type | Chosen) -> Chosen:
     if isinstance(what, Chosen):
         return what
@@ -237,7 +238,7 @@ def build(what: type[_Settings] | Chosen, given: Mapping[str, Any]) -> _Settings
     """A configuration from values by key, perhaps read from JSON; what is missing or None gets its
     default.
     """
-    chosen = _chosen(what)
+    chosen = _chosen(what)  # type: ignore[arg-type]  # a class has a hash
     arguments: dict[str, Any] = {}
     for name, each in _members(chosen).items():
         if isinstance(each, Chosen):
@@ -250,7 +251,8 @@ def build(what: type[_Settings] | Chosen, given: Mapping[str, Any]) -> _Settings
 
 def flat(configuration: Any) -> dict[str, Any]:
     """The values of a configuration by key."""
-    return _flat(_chosen(type(configuration)), configuration)
+    kind: Any = type(configuration)
+    return _flat(_chosen(kind), configuration)
 
 
 def _flat(chosen: Chosen, configuration: Any) -> dict[str, Any]:
@@ -276,13 +278,7 @@ def names_cluster(place: str) -> bool:
     return place.startswith("ray://")
 
 
-def is_reserved(typed: bool | Callable[[Any], bool], value: Any) -> bool:
-    """Whether only the command line may give a setting this value, from its `typed`; an empty
-    value starts nothing.
-    """
-    return bool(value) and (typed(value) if callable(typed) else typed)
-
-
 def is_typed_only(each: Setting, value: Any) -> bool:
-    """Whether only the command line may give a setting this value."""
-    return is_reserved(each.about.get("typed", False), value)
+    """Whether only the command line may give a setting this value; an empty one starts nothing."""
+    typed = each.about.get("typed", False)
+    return bool(value) and bool(typed(value) if callable(typed) else typed)

@@ -129,12 +129,12 @@ def read(what: type | Chosen, content: Mapping[str, Any], place: str) -> Values:
     Raises a `UsageError` for an unknown name, for a value of another type, and for what only the
     command line may set.
     """
-    setting = by_key(what)
+    settings = by_key(what)
     for name in content:
-        if name not in setting:
-            raise UsageError(f"{place}: {registry.unknown('setting', name, setting)}")
+        if name not in settings:
+            raise UsageError(f"{place}: {registry.unknown('setting', name, settings)}")
     return Values.of(
-        {name: fitted(setting[name], value, place) for name, value in content.items()},
+        {name: fitted(settings[name], value, place) for name, value in content.items()},
         place,
     )
 
@@ -213,24 +213,37 @@ def check_typed(what: type | Chosen, content: Values, chosen: Values) -> None:
             )
 
 
+def variable_of(setting: Setting) -> str:
+    """The environment variable that gives a setting its value in every command."""
+    return f"{PREFIX}{setting.key.upper()}"
+
+
 def as_typed(what: type, words: Sequence[str | Path]) -> tuple[list[str], list[str | Path]]:
     """Words of a command line that spell every setting as a flag, as a user can type them:
     variables to put before the command, for settings that have no flag, and the rest.
     """
-    setting = {each.words: each for each in settings_of(what) if not each.is_typed}
-    offs = {each.about["off"]: each for each in setting.values() if "off" in each.about}
+    keys = by_flag(each for each in settings_of(what) if not each.is_typed)
     variables: list[str] = []
     typed: list[str | Path] = []
     rest = iter(words)
     for word in rest:
-        if isinstance(word, str) and word in offs:
-            variables.append(f"{PREFIX}{offs[word].key.upper()}=false")
-        elif isinstance(word, str) and word in setting:
-            value = "true" if setting[word].type is bool else next(rest)
-            variables.append(f"{PREFIX}{setting[word].key.upper()}={quoted(value)}")
-        else:
+        if not isinstance(word, str) or word not in keys:
             typed.append(word)
+            continue
+        setting = keys[word]
+        if setting.type is bool:
+            value = "false" if word == setting.about.get("off") else "true"
+        else:
+            value = quoted(next(rest))
+        variables.append(f"{variable_of(setting)}={value}")
     return variables, typed
+
+
+def by_flag(settings: Iterable[Setting]) -> dict[str, Setting]:
+    """Settings by the flags that they have or would have, those that switch one off included."""
+    every = list(settings)
+    offs = {each.about["off"]: each for each in every if "off" in each.about}
+    return {each.words: each for each in every} | offs
 
 
 def toml(value: Any) -> str:

@@ -94,7 +94,6 @@ class BisectConfig(Recorded):
         RolloutSettings,
         model=own(None, help="The engine's model.", show_default="from the trace"),
         name=_OF_TRACE,
-        url=own(),
         dtype=_OF_TRACE,
         adapter=_OF_TRACE,
         arguments=own(

@@ -365,8 +365,7 @@ class RescoreConfig(Recorded):
                 "as 40."
             )
         check_merged(self.scorer, self.scorer_adapter)
-        sampling = {name: value for name, value in self.sampling.items() if value is not None}
-        SamplingSettings(**sampling)
+        SamplingSettings(**self.sampler.stated)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
@@ -387,17 +386,6 @@ class RescoreConfig(Recorded):
         return self.scorer.adapter
 
     @property
-    def sampling(self) -> dict[str, Any]:
-        """The settings of the sampler that were given; None: as the trace says."""
-        sampler = self.sampler
-        return {
-            "temperature": sampler.temperature,
-            "top_p": sampler.top_p,
-            "top_k": sampler.top_k,
-            "min_p": sampler.min_p,
-        }
-
-    @property
     def name(self) -> str:
         """The name for its run folder: the trace's."""
         path = Path(self.trace).resolve()
@@ -411,7 +399,7 @@ def suggest_probe(*words: str | Path) -> str:
 
 
 def check_merged(scorer: ScorerSettings, adapter: str | None) -> None:
-    """A `UsageError` if there is no adapter to merge."""
+    """A `UsageError` for merge_adapter without an adapter."""
     if scorer.merge_adapter and not adapter:
         raise UsageError(
             "merge_adapter needs an adapter of the trainer to merge. Name one, or leave it out."

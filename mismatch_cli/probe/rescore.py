@@ -231,13 +231,13 @@ def _sampling(
     sampled.
     """
     known = sampler_of(manifest.get("config", {}).get("sampling"))
-    asked = {name: value for name, value in config.sampling.items() if value is not None}
+    asked = config.sampler.stated
     if "temperature" not in known | asked:
         progress.say(
             "The trace does not say how its responses were sampled: assuming temperature 1 and "
             "no truncation. If that is wrong, set temperature, top_p, top_k or min_p."
         )
-    known = {name: known[name] for name in config.sampling if known.get(name) is not None}
+    known.pop("max_tokens", None)  # which does nothing to the logits
     differing = [name for name in known if name in asked and asked[name] != known[name]]
     for name in differing:
         progress.say(

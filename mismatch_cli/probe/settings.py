@@ -43,10 +43,9 @@ from mismatch_cli.probe.tasks.rewards import is_own
 from mismatch_cli.trace.manifest import FILE_NAME, read_manifest
 
 _DTYPE: dict[str, Any] = {"choices": ("dtype", DTYPES)}
-# Greedy decoding has no sampling distribution to compare
 _TEMPERATURE: dict[str, Any] = {
     "valid": lambda value: 0 < value < inf,
-    "wanted": "a number above 0, such as 1: at 0 there is no distribution to compare",
+    "wanted": "a number above 0: greedy decoding has no sampling distribution to compare",
 }
 _ADAPTER: dict[str, Any] = {"path": ADAPTER, "metavar": "ADAPTER"}
 of_prompts, of_sampling, of_engine, of_trainer = (
@@ -125,6 +124,17 @@ class SamplerSettings:
     top_p: float = of_sampling(1.0, "Top-p of the sampler; 1: off.", flag=False, **UP_TO_1)
     top_k: int = of_sampling(0, "Top-k of the sampler; 0: off.", flag=False, least=0)
     min_p: float = of_sampling(0.0, "Min-p of the sampler; 0: off.", flag=False, **BELOW_1)
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """What it does to the logits, as far as it is set; a trace may say the rest."""
+        values = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "min_p": self.min_p,
+        }
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def sampling(self) -> SamplingSettings:

@@ -384,7 +384,7 @@ def shown_defaults(preset: str) -> dict[str, str]:
     """The value of each setting in a preset as `--help` shows it: in words where the setting has
     some.
     """
-    values = flat(preset_values(preset).build(TrainConfig))
+    values = flat(load_config(preset, {}))
     shown = {}
     for each in settings_of(TrainConfig):
         value = values[each.key]
@@ -394,7 +394,7 @@ def shown_defaults(preset: str) -> dict[str, str]:
     return shown
 
 
-def preset_values(preset: str, given: Mapping[str, Any] | None = None) -> Values:
+def preset_values(preset: str, given: Values) -> Values:
     """What was given for a run, and below it the values of a preset (by name or path).
 
     Raises a `UsageError` for an unknown name or another type, and if the file of the preset sets
@@ -403,9 +403,9 @@ def preset_values(preset: str, given: Mapping[str, Any] | None = None) -> Values
     path, content = _preset(preset)
     content.pop(EXPECTED, None)
     place = str(path) if preset.endswith(".toml") else f"preset {preset}"
-    values, of_preset = Values.of(given or {}), read(TrainConfig, content, place)
-    check_typed(TrainConfig, of_preset, values)
-    return values.over(of_preset)
+    of_preset = read(TrainConfig, content, place)
+    check_typed(TrainConfig, of_preset, given)
+    return given.over(of_preset)
 
 
 def load_config(preset: str, given: Mapping[str, Any]) -> TrainConfig:
@@ -426,7 +426,7 @@ def changed_from(preset: str, config: TrainConfig) -> list[str]:
     """The settings in which a run departs from its preset, as they are typed; each run has an
     algorithm and a seed of its own.
     """
-    values, plain = flat(config), flat(preset_values(preset).build(TrainConfig))
+    values, plain = flat(config), flat(load_config(preset, {}))
     return [
         each.flag
         for each in settings_of(TrainConfig)

@@ -55,6 +55,11 @@ def test_a_configuration_is_built_from_keys_and_flattened_again() -> None:
     )
 
 
+def test_what_is_remembered_of_a_dataclass_is_remembered_once() -> None:
+    settings = [list(settings_of(Own)) for _ in range(2)]
+    assert all(first is again for first, again in zip(*settings, strict=True))
+
+
 def test_a_part_has_its_own_defaults_and_only_the_settings_that_it_names() -> None:
     assert Own().engine.dtype == "bfloat16" and Engine().dtype == "auto"
     assert [each.key for each in settings_of(Few)] == ["engine", "url"]

@@ -116,7 +116,8 @@ def command(
     if printed.schema:
         _print_schema(common.json)
         return
-    sampling = _sampling(sampler)
+    sampling = sampler.stated
+    SamplingSettings(**sampling)  # a `UsageError` for what cannot be measured
     paths, tokenizer, format = dump.paths, dump.tokenizer, of_format.format
     names = _named(dump.columns, format)
     _check_places(paths, tokenizer, common, as_plain=bool(names) or format == "plain")
@@ -135,16 +136,6 @@ def command(
             "model's name or folder, shows text."
         )
     _tell(imported, folder, common)
-
-
-def _sampling(sampler: Any) -> dict[str, Any]:
-    """What the responses were sampled with, as far as it was given; a `UsageError` for what
-    cannot be measured.
-    """
-    values = {name: getattr(sampler, name) for name in ("temperature", "top_p", "top_k", "min_p")}
-    sampling = {name: value for name, value in values.items() if value is not None}
-    SamplingSettings(**sampling)
-    return sampling
 
 
 def _sides(rollout_dtype: str | None, trainer_dtype: str | None) -> dict[str, dict[str, Any]]:
