@@ -15,9 +15,8 @@ import torch
 from mismatch_cli.base import registry
 from mismatch_cli.base.arrays import Array, between, namespace, response_sums, select, sorted_within
 from mismatch_cli.rules import divergences, weights
-from mismatch_cli.rules.algorithms.owners import OWNERS
 from mismatch_cli.rules.algorithms.parts import Mask, factor
-from mismatch_cli.rules.algorithms.table import TABLE
+from mismatch_cli.rules.algorithms.table import TABLE, VARIANTS
 from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies, Ratio
 from tests.rules.trust_regions.cases import (
     INF,
@@ -84,7 +83,7 @@ def near(statistic_T: np.ndarray, thresholds: list[float], dtype: str) -> np.nda
     return near_T
 
 
-ROWS = TABLE | OWNERS
+ROWS = TABLE | VARIANTS
 ASKED = dict.fromkeys((*map(Mask, REGIONS), *(mask for row in ROWS.values() for mask in row.masks)))
 WEIGHTS = dict.fromkeys(
     (

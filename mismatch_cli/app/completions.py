@@ -19,14 +19,13 @@ def algorithms() -> list[str]:
     installed packages.
     """
     from mismatch_cli.rules import trust_regions, weights
-    from mismatch_cli.rules.algorithms.owners import OWNERS
-    from mismatch_cli.rules.algorithms.table import ALIASES, TABLE, TAKEN
+    from mismatch_cli.rules.algorithms.table import ALIASES, TABLE, TAKEN, VARIANTS
 
     return [
         *TABLE,
         *ALIASES,
         *TAKEN,
-        *OWNERS,
+        *VARIANTS,
         *registry.names(trust_regions.PACKAGE),
         *registry.installed(weights.PACKAGE),
     ]

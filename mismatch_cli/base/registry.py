@@ -11,6 +11,7 @@ brings its own. Some registries also include the entry points of installed packa
 import difflib
 import importlib
 import inspect
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -49,7 +50,16 @@ def modules(package: str) -> Mapping[str, str]:
     }
 
 
-def files(package: str) -> dict[str, Path]:
+@cache
+def tables(package: str) -> Mapping[str, Mapping[str, Any]]:
+    """The tables of data of a registry by public name, in its order:
+    `mismatch_cli.frameworks.NAME.limits` has a `limits.toml` in some frameworks' folders.
+    """
+    paths = sorted(files(package, ".toml").items())
+    return {name: tomllib.loads(path.read_text(encoding="utf-8")) for name, path in paths}
+
+
+def files(package: str, suffix: str = ".py") -> dict[str, Path]:
     """The files of a registry by public name: `binary_tv.py` is `binary-tv`, and a leading
     underscore marks a helper.
     """
@@ -59,7 +69,7 @@ def files(package: str) -> dict[str, Path]:
     place = parts.index(_NAME)
     anywhere = ["*" if part == _NAME else part for part in parts]
     by_name = {}
-    for path in _ROOMS.glob("/".join(anywhere) + ".py"):
+    for path in _ROOMS.glob("/".join(anywhere) + suffix):
         name = path.relative_to(_ROOMS).with_suffix("").parts[place]
         if not name.startswith("_"):
             by_name[name.replace("_", "-")] = path

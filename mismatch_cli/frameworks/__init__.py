@@ -1,5 +1,6 @@
 """What is known of other frameworks, a folder each: `importer.py` reads what it saves,
-`recorder.py` records from inside its training loop, `metrics.py` is what its dashboard shows.
+`recorder.py` records from inside its training loop, `metrics.py` is what its dashboard shows;
+`limits.toml`, `algorithms.toml` and `causes.toml` are rows for the tables of other rooms.
 
 Shared by all: `importing/`, `recording/` and `dialects/`.
 """

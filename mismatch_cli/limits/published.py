@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
-from mismatch_cli.base.places import PACKAGE
+from mismatch_cli.base import registry
 from mismatch_cli.limits.both_sides import Family
 from mismatch_cli.limits.judge import BOUNDS, BROKEN, HEALTHY, Number, Range, Standing, judge
 
 Direction = Literal["max", "min", "size", "between"]
 Bound = float | Sequence[float]
-_FILES = "frameworks/*/limits.toml"
+_FRAMEWORKS = "mismatch_cli.frameworks.NAME.limits"
 _NAMES = {"max": "max", "min": "min", "size": "max_size"}  # of a direction's bound
 _IN_WORDS = {"dense": "dense models", "moe": "mixtures of experts"}
 
@@ -90,7 +89,7 @@ def _short(bound: float) -> str:
 def published() -> tuple[Published, ...]:
     """Every row, a framework after the other."""
     rows: list[Published] = []
-    for content in _files():
+    for content in registry.tables(_FRAMEWORKS).values():
         rows += [Published(publisher=content["publisher"], **row) for row in content["limit"]]
     return tuple(rows)
 
@@ -99,15 +98,9 @@ def published() -> tuple[Published, ...]:
 def about_sets() -> Mapping[str, str]:
     """The sets of limits that `gate` offers, by name, with what each is."""
     about: dict[str, str] = {}
-    for content in _files():
+    for content in registry.tables(_FRAMEWORKS).values():
         about |= content["about"]
     return dict(sorted(about.items()))
-
-
-@cache
-def _files() -> tuple[Mapping[str, Any], ...]:
-    paths = sorted(PACKAGE.glob(_FILES))
-    return tuple(tomllib.loads(path.read_text(encoding="utf-8")) for path in paths)
 
 
 def for_other_models(intended: str, family: str) -> str:

@@ -70,9 +70,7 @@ class Ratio:
 
 
 TRAINER_ROLLOUT = Ratio("trainer", "rollout")  # r
-TRAINER_RECOMPUTED = Ratio("trainer", "recomputed")  # r′
 ENGINE_GAP = Ratio("recomputed", "rollout")  # ρ
-TRAINER_AVERAGE = Ratio("trainer", "average")  # r̄
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,8 @@ from mismatch_cli.metrics.route_flips import ROUTING
 from mismatch_cli.metrics.update_table import CLIPPING, TRAINING
 from mismatch_cli.rules import trust_regions, weights
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
-from mismatch_cli.rules.algorithms.owners import OWNERS
 from mismatch_cli.rules.algorithms.parts import Factor, Mask
-from mismatch_cli.rules.algorithms.table import ALIASES, TABLE
+from mismatch_cli.rules.algorithms.table import ALIASES, TABLE, VARIANTS
 from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies
 from tests.docs.pages import DOCS, is_renewed, renewed
 from tests.docs.test_help import the_command
@@ -167,7 +166,7 @@ PARTS = {
     (PAGE, "masks"): masks,
     (PAGE, "weights"): weight_functions,
     (PAGE, "algorithms"): algorithms,
-    (PAGE, "owners"): lambda: algorithms(OWNERS),
+    (PAGE, "owners"): lambda: algorithms(VARIANTS),
     (PAGE, "clipping"): lambda: metrics(CLIPPING),
     (PAGE, "training"): lambda: metrics(TRAINING),
     (ROUTES, "routing"): lambda: metrics(ROUTING),

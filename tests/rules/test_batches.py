@@ -14,10 +14,9 @@ from torch import Tensor
 
 from mismatch_cli.base.arrays import Array, as_numpy
 from mismatch_cli.rules.algorithms.gathering import Gathering
-from mismatch_cli.rules.algorithms.owners import OWNERS
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.rules.algorithms.parts import Factor, Mask, Rule, mask
-from mismatch_cli.rules.algorithms.table import TABLE
+from mismatch_cli.rules.algorithms.table import TABLE, VARIANTS
 from mismatch_cli.rules.batches import Batches, FirstPassError, Found, RowKey
 from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies
 from tests.rules.trust_regions.cases import (
@@ -34,7 +33,7 @@ from tests.rules.trust_regions.cases import (
     with_keys,
 )
 
-ROWS = {name: row for name, row in (TABLE | OWNERS).items() if row.batch_rules}
+ROWS = {name: row for name, row in (TABLE | VARIANTS).items() if row.batch_rules}
 MORE = [
     find(spec)
     for spec in ("clip-cov:share=0.1", "kl-cov:share=0.1", "m2po:max_moment=0.5", "gbpo:lambda=1")

@@ -10,12 +10,12 @@ import torch
 from mismatch_cli.rules.divergences import sampled_in_topk
 from mismatch_cli.rules.policies import (
     ENGINE_GAP,
-    TRAINER_RECOMPUTED,
     TRAINER_ROLLOUT,
     Policies,
     Ratio,
     TopKLogProbs,
 )
+from tests.rules.ratios import TRAINER_RECOMPUTED
 
 F64 = torch.float64
 INF = float("inf")

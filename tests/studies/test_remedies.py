@@ -19,7 +19,8 @@ from mismatch_cli.base import registry
 from mismatch_cli.base.places import bundled
 from mismatch_cli.diagnosis.diagnose import module, names
 from mismatch_cli.diagnosis.evidence import Finding, untested
-from mismatch_cli.frameworks import IMPORTERS, dialects
+from mismatch_cli.frameworks import IMPORTERS
+from mismatch_cli.limits.causes import in_framework
 from mismatch_cli.limits.suspects import MODEL
 from mismatch_cli.report.pages._diagnosis_screen import screen
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, analyse_diagnosis
@@ -171,11 +172,12 @@ def test_the_framework_that_made_the_trace_is_named_by_its_own_settings(analyses
 
 
 def test_settings_are_of_checks_that_exist():
-    for framework in dialects.names():
-        for check, words in dialects.settings(framework).items():
+    for framework, settings in registry.tables("mismatch_cli.frameworks.NAME.causes").items():
+        for check, words in settings.items():
             assert check in names() and not words.endswith("."), (framework, check)
             assert words.startswith("In ") and ": " in words
-    assert dialects.settings("nobody") == {}
+            assert in_framework(framework, check) == words
+    assert in_framework("nobody", "temperature") == in_framework("verl", "nothing") == ""
 
 
 def test_the_framework_of_a_trace():

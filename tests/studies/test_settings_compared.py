@@ -147,7 +147,7 @@ def test_the_importing_machine_is_not_a_cause():
 
 def test_every_cause_compiles_and_names_its_source():
     for cause in CAUSES:
-        assert re.compile(cause.pattern) and cause.why and cause.source
+        assert re.compile(cause.settings) and cause.why and cause.source
 
 
 def test_kept_columns_and_grading_do_not_move_log_probs(manifest):

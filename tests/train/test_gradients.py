@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
-from mismatch_cli.rules.algorithms.owners import OWNERS
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.rules.algorithms.parts import capped
-from mismatch_cli.rules.algorithms.table import TABLE
+from mismatch_cli.rules.algorithms.table import TABLE, VARIANTS
 from mismatch_cli.rules.policies import (
     ENGINE_GAP,
-    TRAINER_RECOMPUTED,
     TRAINER_ROLLOUT,
     Policies,
     Ratio,
@@ -38,6 +36,7 @@ from tests.rules.algorithms.published import (
 from tests.rules.algorithms.published_methods import clip_cov, drpo, gbpo, kl_cov, nfpo, top_entropy
 from tests.rules.algorithms.published_owners import OF_OWNERS, OF_TABLE, PUBLISHED
 from tests.rules.algorithms.samples import PROMPTS, RESPONSES, sample
+from tests.rules.ratios import TRAINER_RECOMPUTED
 from tests.rules.trust_regions.cases import (
     cast,
     coefficient_T,
@@ -52,7 +51,7 @@ from tests.rules.trust_regions.cases import (
 )
 
 LONGEST = 64
-ROWS = TABLE | OWNERS
+ROWS = TABLE | VARIANTS
 # With an advantage for each token of a response
 PER_TOKEN: dict[str, Callable[[Sample], Tensor] | None] = {
     "gspo": lambda s: gspo_token(s, s.logp_old),
@@ -61,7 +60,7 @@ PER_TOKEN: dict[str, Callable[[Sample], Tensor] | None] = {
     "gbpo": None,  # one of the prompt's answers has the median advantage
 }
 # Settings with which a rule does more than by default
-VARIANTS: dict[str, Callable[[Sample], Tensor]] = {
+WITH_PARAMETERS: dict[str, Callable[[Sample], Tensor]] = {
     "clip-cov:share=0.1": lambda s: clip_cov(s, 0.1),
     "kl-cov:share=0.1,beta=1": lambda s: kl_cov(s, 0.1, 1.0),
     "nfpo:steps=5": lambda s: nfpo(s, 5),
@@ -90,7 +89,7 @@ def advantages(given: Policies, kind: str, seed: int) -> Tensor:
 
 
 def test_every_row_has_its_published_objective() -> None:
-    assert set(OF_TABLE) == set(TABLE) and set(OF_OWNERS) == set(OWNERS)
+    assert set(OF_TABLE) == set(TABLE) and set(OF_OWNERS) == set(VARIANTS)
     assert len(OF_TABLE) > len(OBJECTIVES) and not set(OF_TABLE) & set(OF_OWNERS)
 
 
@@ -104,7 +103,7 @@ def scale_T(given: Policies, aggregation: str) -> Tensor:
 OF_KINDS = [
     (spec, kind)
     for kind in ("per response", "per token")
-    for spec in (*ROWS, *VARIANTS)
+    for spec in (*ROWS, *WITH_PARAMETERS)
     if kind == "per response" or PER_TOKEN.get(spec.partition(":")[0], True)
 ]
 
@@ -112,7 +111,7 @@ OF_KINDS = [
 @looped(("spec", "kind"), OF_KINDS)
 def test_scale_times_coefficient_is_the_published_gradient(spec: str, kind: str) -> None:
     """Under every aggregation: division by a response's length happens exactly once."""
-    algorithm, objective = find(spec), (PUBLISHED | VARIANTS)[spec]
+    algorithm, objective = find(spec), (PUBLISHED | WITH_PARAMETERS)[spec]
     if kind == "per token":
         objective = PER_TOKEN.get(spec) or objective
     for seed in (0, 1):

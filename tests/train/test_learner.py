@@ -20,9 +20,8 @@ from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.rules.algorithms.algorithm import judges_single_tokens
-from mismatch_cli.rules.algorithms.owners import OWNERS
 from mismatch_cli.rules.algorithms.parse import find
-from mismatch_cli.rules.algorithms.table import TABLE
+from mismatch_cli.rules.algorithms.table import TABLE, VARIANTS
 from mismatch_cli.rules.batch import Rollout
 from mismatch_cli.train.checkpoint import latest_checkpoint, save_checkpoint
 from mismatch_cli.train.judged import Judged, Sample
@@ -130,7 +129,7 @@ LOSSES += [
 
 
 def test_an_algorithm_of_means_says_that_an_aggregation_is_not_the_published_one() -> None:
-    rows = TABLE | OWNERS
+    rows = TABLE | VARIANTS
     for name in ("gmpo", "gspo", "gspo-rollout"):
         for aggregation in AGGREGATIONS:
             sentence = unpublished(rows[name], aggregation)

@@ -36,10 +36,9 @@ def command(*, common: Common = part(Common, "json", "debug")) -> None:
 def _table() -> dict[str, list[dict[str, Any]]]:
     from mismatch_cli.base import registry
     from mismatch_cli.rules import trust_regions, weights
-    from mismatch_cli.rules.algorithms.owners import OWNERS
     from mismatch_cli.rules.algorithms.parse import find
     from mismatch_cli.rules.algorithms.parts import Mask
-    from mismatch_cli.rules.algorithms.table import TABLE
+    from mismatch_cli.rules.algorithms.table import TABLE, VARIANTS
 
     masks = [
         {"name": name, "thresholds": mask.parameters, "blocked_when": mask.formula}
@@ -48,7 +47,7 @@ def _table() -> dict[str, list[dict[str, Any]]]:
     ]
     return {
         "algorithms": [_row(row) for row in TABLE.values()],
-        "owners": [_row(row) for row in OWNERS.values()],
+        "owners": [_row(row) for row in VARIANTS.values()],
         "masks": masks,
         "weights": [_row(find(name)) for name in registry.installed(weights.PACKAGE)],
     }

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "UPDATE", "Line", "Reading", "Readings", "dashboard", "lines", "logged_as", "metric_of",
     "named", "names",
-    "readings", "settings", "when",
+    "readings", "when",
 ]  # fmt: skip
 
 
@@ -63,17 +63,6 @@ def lines(framework: str) -> tuple[Line, ...]:
 def when(framework: str) -> str:
     """When a framework logs its metrics, and on which tokens."""
     found: str = registry.load(DASHBOARDS, framework, "framework").WHEN
-    return found
-
-
-def settings(framework: str) -> Mapping[str, str]:
-    """What to set in a framework, by the check of `diagnose` that finds a fault; nothing for an
-    unknown framework.
-    """
-    if framework not in names():
-        return {}
-    module = registry.load(DASHBOARDS, framework, "framework")
-    found: Mapping[str, str] = getattr(module, "SETTINGS", {})
     return found
 
 

@@ -22,6 +22,8 @@ from mismatch_cli.frameworks.importing.torch_file import check_memory
 from mismatch_cli.trace import foreign
 
 TOKENS_PER_BLOCK = 2**19
+EVALUATION = "evaluation files (eval_N.pt)"
+SAME_SAMPLES = "files with the same samples but less about each (rollout data next to train data)"
 NO_LENGTH = "samples without a response length"
 WRONG_TOTAL = "samples whose number of tokens differs from their stated length"
 NO_NUMBER = "responses have a reward that is not a number: it is left empty"
@@ -56,6 +58,22 @@ def samples_of(content: Any, source: Source) -> list[Sample]:
             f"{source.path} holds no samples. Formats: mismatch-cli import --formats"
         )
     return samples
+
+
+def with_raw_rewards(samples: list[dict[str, Any]], raw: Any) -> list[dict[str, Any]]:
+    """Add the raw rewards: one list for the whole rollout, indexed by each sample's
+    `rollout_position`.
+    """
+    if raw is None:
+        return samples
+    positions = [sample.get("rollout_position") for sample in samples]
+    if any(position is None or not 0 <= int(position) < len(raw) for position in positions):
+        return samples
+    return [
+        sample | {"raw_reward": raw[int(at)]}
+        for sample, at in zip(samples, positions, strict=True)
+        if at is not None
+    ]
 
 
 def tables(samples: Sequence[Sample], step: int, tally: Tally, where: str) -> Iterator[pa.Table]:

@@ -24,7 +24,6 @@ from mismatch_cli.frameworks.importing import _samples, torch_file
 from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing.sources import Peek, Source, parquet_tables
 from mismatch_cli.frameworks.importing.tally import Tally
-from mismatch_cli.frameworks.slime.importer import EVALUATION, SAME_SAMPLES, with_raw_rewards
 from mismatch_cli.trace import foreign
 
 TITLE = "miles --dump-details"
@@ -70,11 +69,11 @@ def recognises(peek: Peek) -> bool:
 def choose(sources: Sequence[Source], tally: Tally) -> list[Source]:
     """Of a folder, choose the files that say most about each sample, and those of the loss."""
     trained = [source for source in sources if "eval_" not in source.path.name]
-    tally.leave_out(EVALUATION, len(sources) - len(trained))
+    tally.leave_out(_samples.EVALUATION, len(sources) - len(trained))
     losses = [source for source in trained if _is_loss(source)]
     for folder in ("train_data", "rollout_data", "dashboard_columns"):
         if best := [source for source in trained if source.path.parent.name == folder]:
-            tally.leave_out(SAME_SAMPLES, len(trained) - len(losses) - len(best))
+            tally.leave_out(_samples.SAME_SAMPLES, len(trained) - len(losses) - len(best))
             return [*best, *losses]
     return trained
 
@@ -177,7 +176,7 @@ def _of_columns(
                 None if index is None else position.get(foreign.whole_number(index))
             )
         raw = raw or [sample.get("reward") for sample in rollout.values()]
-    return with_raw_rewards(samples, raw)
+    return _samples.with_raw_rewards(samples, raw)
 
 
 def _is_per_sample(name: str, values: Any, count: int) -> bool:

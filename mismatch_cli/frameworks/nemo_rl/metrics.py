@@ -225,16 +225,3 @@ LINES = (
         note=_CLIP,
     ),
 )
-
-# What a finding means here: names of its configuration
-_GENERATION = "policy.generation"
-SETTINGS = {
-    "temperature": f"In NeMo-RL: {_GENERATION}.temperature",
-    "truncated-support": f"In NeMo-RL: {_GENERATION}.top_p=1.0, top_k=null",
-    "not-as-sampled": f"In NeMo-RL: {_GENERATION}.temperature=1.0, top_p=1.0, top_k=null",
-    "rounded-weights": f"In NeMo-RL: policy.precision as {_GENERATION}.vllm_cfg.precision, or "
-    "loss_fn.use_importance_sampling_correction=true",
-    "heavy-tail": f"In NeMo-RL: {_GENERATION}.vllm_cfg.enforce_eager=true once",
-    "sharp-onset": f"In NeMo-RL: {_GENERATION}.vllm_cfg.enforce_eager=true once",
-    "unexplained-gap": f"In NeMo-RL: {_GENERATION}.vllm_cfg.enforce_eager=true once",
-}

@@ -10,8 +10,3 @@ LINES = (
     Line("ppo_kl", UPDATE, "E (−d)", _LOSS, metric="k1", word="KL",
          note="change by the update, not the engine gap"),
 )  # fmt: skip
-
-# What a finding means here: its flags
-SETTINGS = {
-    "rounded-weights": "In OpenRLHF: --enable_vllm_is_correction weighs each token by the ratio",
-}

@@ -22,7 +22,7 @@ from mismatch_cli.frameworks.dialects._line import (
     sample_sd,
 )
 from mismatch_cli.metrics.gaps import TokenGaps
-from mismatch_cli.rules.algorithms.owners import OWNERS
+from mismatch_cli.rules.algorithms.table import VARIANTS
 
 WHEN = (
     "Always logged, at the trainer's current weights, by prime-rl since 18 September 2026 (its "
@@ -33,7 +33,7 @@ WHEN = (
 _LOSS = "src/prime_rl/trainer/rl/loss.py"
 _TRAIN = "src/prime_rl/trainer/rl/train.py"
 _K3, _ENTROPY = replace(K3, trained=True), replace(ENTROPY, trained=True)
-_EPS = OWNERS["prime-rl-ipo"].masks[0].parameters["max_tv"]  # one place for its default
+_EPS = VARIANTS["prime-rl-ipo"].masks[0].parameters["max_tv"]  # one place for its default
 _NOTE = f"ipo, eps {_EPS}: whatever the advantage"
 
 
@@ -107,13 +107,3 @@ LINES = (
         note=_NOTE,
     ),
 )
-
-# What a finding means here: names of its configuration
-_PROCESSED = 'In prime-rl: logprobs_mode = "processed_logprobs" in inference.vllm_extra'
-SETTINGS = {
-    "temperature": f"{_PROCESSED}; the trainer divides by the orchestrator's temperature",
-    "truncated-support": "In prime-rl: no top-p or top-k in the orchestrator's sampling section",
-    "not-as-sampled": _PROCESSED,
-    "columns-at-odds": _PROCESSED,
-    "heavy-tail": "In prime-rl, with experts: trainer.enable_router_replay = true",
-}

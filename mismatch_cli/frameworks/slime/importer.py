@@ -8,7 +8,6 @@ come from the training pass of the first update.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +25,6 @@ HOLDS = "log_probs, recomputed before the update (train data); no π in rollout 
 SHIFT = "none: R values for the last R of tokens"
 PADDING = "none"
 AVERAGING = "mean of the means over each response; masked tokens have log-probability 0"
-EVALUATION = "evaluation files (eval_N.pt)"
-SAME_SAMPLES = "files with the same samples but less about each (rollout data next to train data)"
 
 
 def recognises(peek: Peek) -> bool:
@@ -41,10 +38,10 @@ def recognises(peek: Peek) -> bool:
 def choose(sources: Sequence[Source], tally: Tally) -> list[Source]:
     """Of a folder, leave out evaluations, and rollout data where train data exists."""
     trained = [source for source in sources if not source.path.name.startswith("eval_")]
-    tally.leave_out(EVALUATION, len(sources) - len(trained))
+    tally.leave_out(_samples.EVALUATION, len(sources) - len(trained))
     better = [source for source in trained if source.path.parent.name == "train_data"]
     if better:
-        tally.leave_out(SAME_SAMPLES, len(trained) - len(better))
+        tally.leave_out(_samples.SAME_SAMPLES, len(trained) - len(better))
     return better or trained
 
 
@@ -54,26 +51,10 @@ def blocks(
     for source in sources:
         with torch_file.laid_out(source.path, TITLE):
             content = torch_file.load(source.path)
-            samples = with_raw_rewards(
+            samples = _samples.with_raw_rewards(
                 _samples.samples_of(content, source), content.get("raw_reward")
             )
             step = foreign.whole_number(content.get("rollout_id") or 0, np.int32)
             for table in _samples.tables(samples, step, tally, source.name):
                 yield table, source.name
         advance(source.size)
-
-
-def with_raw_rewards(samples: list[dict[str, Any]], raw: Any) -> list[dict[str, Any]]:
-    """Add the raw rewards: one list for the whole rollout, indexed by each sample's
-    `rollout_position`.
-    """
-    if raw is None:
-        return samples
-    positions = [sample.get("rollout_position") for sample in samples]
-    if any(position is None or not 0 <= int(position) < len(raw) for position in positions):
-        return samples
-    return [
-        sample | {"raw_reward": raw[int(at)]}
-        for sample, at in zip(samples, positions, strict=True)
-        if at is not None
-    ]

@@ -60,13 +60,3 @@ LINES = (
     ),
     *mis_lines(_MIS),
 )
-
-# What a finding means here: its flags
-SETTINGS = {
-    "temperature": "In slime: --rollout-temperature 1",
-    "truncated-support": "In slime: --rollout-top-p 1 --rollout-top-k -1",
-    "not-as-sampled": "In slime: --rollout-temperature 1 --rollout-top-p 1 --rollout-top-k -1",
-    "lm-head": "In slime: SGLang's --enable-fp32-lm-head, and the trainer's head in float32",
-    "logit-lattice": "In slime: SGLang's --enable-fp32-lm-head, and the trainer's head in float32",
-    "rounded-weights": "In slime: --use-tis weighs each token by the ratio",
-}

@@ -58,18 +58,3 @@ LINES = (
         largest,
     ),
 )
-
-# What a finding means here: names of GRPOConfig, read at 1.16.0
-_SYNC = "In TRL: vllm_enable_sleep_mode=False; check that a sync follows every update"
-SETTINGS = {
-    "temperature": "In TRL: temperature; generation_kwargs overrides it for vLLM alone",
-    "truncated-support": "In TRL: top_p=1.0, top_k=0, min_p=None: TRL scores over all tokens",
-    "not-as-sampled": "In TRL: temperature=1.0, top_p=1.0, top_k=0, and no generation_kwargs",
-    "stale-weights": _SYNC,
-    "growth-over-steps": _SYNC,
-    "lm-head": "In TRL: cast_lm_head_to_fp32=True, and vLLM's head in float32 too",
-    "logit-lattice": "In TRL: cast_lm_head_to_fp32=True, and vLLM's head in float32 too",
-    "masked-tokens": "In TRL: tool_mask is 0 at tokens that vLLM did not sample",
-    "rounded-weights": "In TRL: keep vllm_importance_sampling_correction=True",
-    "unexplained-gap": 'In TRL: vllm_model_impl="transformers" once: one model code on both sides',
-}

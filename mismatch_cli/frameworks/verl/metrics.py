@@ -297,17 +297,3 @@ LINES = (
         needs=("advantage_T",),
     ),
 )
-
-# What a finding means here: names of its configuration, read at 0.9.1
-_ROLLOUT = "actor_rollout_ref.rollout"
-SETTINGS = {
-    "temperature": f"In verl: {_ROLLOUT}.temperature, and logprobs_mode=processed_logprobs there",
-    "truncated-support": f"In verl: {_ROLLOUT}.top_p=1.0, top_k=-1: the actor knows neither",
-    "not-as-sampled": f"In verl: {_ROLLOUT}.logprobs_mode=processed_logprobs",
-    "columns-at-odds": f"In verl: {_ROLLOUT}.logprobs_mode=processed_logprobs",
-    "masked-tokens": "In verl: response_mask is 0 at tokens that the engine did not sample",
-    "forced-tokens": "In verl: set response_mask to 0 there",
-    "rounded-weights": f"In verl: {_ROLLOUT}.dtype, or algorithm.rollout_correction.rollout_is",
-    "sharp-onset": f"In verl: {_ROLLOUT}.enforce_eager=True once",
-    "unexplained-gap": f"In verl: {_ROLLOUT}.enforce_eager=True once: no graphs, no compilation",
-}

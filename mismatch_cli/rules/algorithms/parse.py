@@ -17,9 +17,8 @@ from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.rules import trust_regions, weights
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.gathering import as_one_batch
-from mismatch_cli.rules.algorithms.owners import OWNERS
 from mismatch_cli.rules.algorithms.parts import Factor, Mask, Rule
-from mismatch_cli.rules.algorithms.table import ALIASES, MEANINGS, TABLE, TAKEN
+from mismatch_cli.rules.algorithms.table import ALIASES, MEANINGS, TABLE, TAKEN, VARIANTS
 from mismatch_cli.rules.decisions import MOST_RANKS
 from mismatch_cli.rules.policies import ENGINE_GAP, TRAINER_ROLLOUT, Policies, Ratio, TopKLogProbs
 from mismatch_cli.rules.trust_regions import Threshold
@@ -53,7 +52,7 @@ def meant(spec: str) -> str:
 
 def _by_name(name: str) -> Algorithm:
     canonical = ALIASES.get(name, name)
-    rows = TABLE | OWNERS
+    rows = TABLE | VARIANTS
     if canonical in rows:
         return rows[canonical]
     regions = registry.names(trust_regions.PACKAGE)

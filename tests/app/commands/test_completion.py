@@ -19,8 +19,7 @@ import pytest
 
 from mismatch_cli.app.cli import run
 from mismatch_cli.app.completions import algorithms
-from mismatch_cli.rules.algorithms.owners import OWNERS
-from mismatch_cli.rules.algorithms.table import TABLE
+from mismatch_cli.rules.algorithms.table import TABLE, VARIANTS
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.slow
@@ -169,7 +168,7 @@ def test_it_answers_soon_and_imports_nothing_heavy(tmp_path):
 
 
 def test_it_knows_all_algorithms():
-    assert {*TABLE, *OWNERS} <= set(algorithms())
+    assert {*TABLE, *VARIANTS} <= set(algorithms())
 
 
 @pytest.mark.parametrize(

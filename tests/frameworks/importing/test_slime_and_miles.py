@@ -13,16 +13,18 @@ import torch
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing._samples import (
+    EVALUATION,
     NO_IDS,
     NO_LENGTH,
     NO_NUMBER,
     NORMALISED,
     OTHER_TYPES,
+    SAME_SAMPLES,
     WRONG_TOTAL,
+    with_raw_rewards,
 )
 from mismatch_cli.frameworks.importing.rows import WRONG_LENGTH
 from mismatch_cli.frameworks.miles.importer import NO_SAMPLE, SPLIT, _bits, _of_columns
-from mismatch_cli.frameworks.slime.importer import EVALUATION, SAME_SAMPLES, with_raw_rewards
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from tests.frameworks.importing.layouts import (

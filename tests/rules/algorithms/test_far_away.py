@@ -14,11 +14,10 @@ from math import exp
 import pytest
 import torch
 
-from mismatch_cli.rules.algorithms.owners import OWNERS
-from mismatch_cli.rules.algorithms.table import TABLE
+from mismatch_cli.rules.algorithms.table import TABLE, VARIANTS
 from tests.rules.trust_regions.cases import F64, INF, coefficient_T, policies
 
-ROWS = TABLE | OWNERS
+ROWS = TABLE | VARIANTS
 R = exp(25)
 # p = 0.0067, so that a limit on a difference of probabilities never applies
 LOW, HIGH = -30.0, -5.0

@@ -16,7 +16,8 @@ from mismatch_cli.rules.algorithms.algorithm import coefficient_T, keep_T
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.rules.algorithms.parts import capped
 from mismatch_cli.rules.algorithms.table import TABLE
-from mismatch_cli.rules.policies import TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies
+from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies
+from tests.rules.ratios import TRAINER_RECOMPUTED
 from tests.rules.trust_regions.cases import columns, in_numpy, like, random_policies, same, signs
 
 HEAD = (

@@ -12,15 +12,15 @@ import torch
 
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
-from mismatch_cli.rules.algorithms.owners import OWNERS
 from mismatch_cli.rules.algorithms.parse import find, meant
 from mismatch_cli.rules.algorithms.parts import capped
-from mismatch_cli.rules.algorithms.table import ALIASES, MEANINGS, TABLE, TAKEN
-from mismatch_cli.rules.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT
+from mismatch_cli.rules.algorithms.table import ALIASES, MEANINGS, TABLE, TAKEN, VARIANTS
+from mismatch_cli.rules.policies import ENGINE_GAP, TRAINER_ROLLOUT
 from tests.looped import looped
 from tests.rules.algorithms.published_methods import vespo
 from tests.rules.algorithms.published_owners import PUBLISHED
 from tests.rules.algorithms.samples import PROMPTS, sample
+from tests.rules.ratios import TRAINER_RECOMPUTED
 from tests.rules.trust_regions.cases import (
     INF,
     REGIONS,
@@ -34,7 +34,7 @@ from tests.rules.trust_regions.cases import (
     with_keys,
 )
 
-ROWS = TABLE | OWNERS
+ROWS = TABLE | VARIANTS
 KL_OF_2 = {"kl_low": 0.2, "kl_high": 0.2}
 
 

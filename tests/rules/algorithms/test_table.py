@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import torch
 
-from mismatch_cli.rules.algorithms import owners, table
-from mismatch_cli.rules.algorithms.owners import OWNERS
+from mismatch_cli.rules.algorithms import table
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.rules.algorithms.parts import Mask, capped, factor, mask
-from mismatch_cli.rules.algorithms.table import ALIASES, TABLE
-from mismatch_cli.rules.policies import ENGINE_GAP, TRAINER_RECOMPUTED, TRAINER_ROLLOUT, Policies
+from mismatch_cli.rules.algorithms.table import ALIASES, TABLE, VARIANTS
+from mismatch_cli.rules.policies import ENGINE_GAP, TRAINER_ROLLOUT, Policies
 from tests.looped import looped
+from tests.rules.ratios import TRAINER_RECOMPUTED
 from tests.rules.trust_regions.cases import (
     F64,
     INF,
@@ -26,11 +26,11 @@ from tests.rules.trust_regions.cases import (
     weight_T,
 )
 
-ROWS = TABLE | OWNERS
+ROWS = TABLE | VARIANTS
 OVER_BATCHES = {"gbpo", "m2po", "m2po-areal", "clip-cov", "kl-cov", "top-entropy"}
 NO_POLICIES = {"mismatch_cli.rules.trust_regions.entropy_quantile"}  # it looks only at the entropy
 
-VARIANTS = [
+WITH_PARAMETERS = [
     "dppo-binary-tv:max_tv=0.2",
     "dppo-binary-tv:tv_low=0.1,tv_high=0.3",
     "kl-cov:share=0.01",
@@ -48,17 +48,14 @@ VARIANTS = [
 
 
 def test_names_are_unique() -> None:
-    assert len(table._ROWS) == len(TABLE)
-    assert len(OWNERS) == sum(
-        map(len, (owners._VERL, owners._CISPO, owners._OTHERS, owners._SCALING))
-    )
-    rows = set(TABLE) | set(OWNERS)
-    assert not set(TABLE) & set(OWNERS) and not rows & set(ALIASES)
+    assert len(table.ROWS) == len(TABLE) + len(VARIANTS)
+    rows = set(TABLE) | set(VARIANTS)
+    assert not set(TABLE) & set(VARIANTS) and not rows & set(ALIASES)
     assert (rows | set(ALIASES)) & set(REGIONS) == set()
     assert set(ALIASES.values()) <= set(TABLE)
 
 
-@looped("spec", [*ROWS, *REGIONS, *VARIANTS])
+@looped("spec", [*ROWS, *REGIONS, *WITH_PARAMETERS])
 def test_formulas_are_filled_in(spec: str) -> None:
     algorithm = find(spec)
     for formula in algorithm.formulas:

@@ -15,12 +15,12 @@ from mismatch_cli.rules import trust_regions
 from mismatch_cli.rules.algorithms.parts import Mask
 from mismatch_cli.rules.policies import (
     ENGINE_GAP,
-    TRAINER_RECOMPUTED,
     TRAINER_ROLLOUT,
     Policies,
     TopKLogProbs,
 )
 from tests.looped import looped
+from tests.rules.ratios import TRAINER_RECOMPUTED
 from tests.rules.trust_regions.cases import (
     F64,
     INF,

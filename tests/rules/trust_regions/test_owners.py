@@ -14,11 +14,11 @@ from torch import Tensor
 from mismatch_cli.rules.algorithms.parts import Mask
 from mismatch_cli.rules.policies import (
     ENGINE_GAP,
-    TRAINER_RECOMPUTED,
     TRAINER_ROLLOUT,
     Policies,
     Ratio,
 )
+from tests.rules.ratios import TRAINER_RECOMPUTED
 from tests.rules.trust_regions.cases import random_policies, signs
 
 LOW, HIGH = 0.9, 1.3  # not its own mirror image: 1/1.3 = 0.77, 1/0.9 = 1.11
@@ -55,7 +55,7 @@ def within_dual_clip(given: Policies, advantage_T: Tensor) -> Tensor:
     return ~((advantage_T < 0) & (-advantage_T * 3 < loss_T))
 
 
-OWNERS: dict[str, tuple[str, Ratio, dict[str, float], Callable[[Policies, Tensor], Tensor]]] = {
+VARIANTS: dict[str, tuple[str, Ratio, dict[str, float], Callable[[Policies, Tensor], Tensor]]] = {
     "verl token_k1": (
         "icepop", ENGINE_GAP, {"band_low": 1 / HIGH, "band_high": 1 / LOW},
         lambda given, _: rejected_by_verl(given, None),
@@ -89,9 +89,9 @@ OWNERS: dict[str, tuple[str, Ratio, dict[str, float], Callable[[Policies, Tensor
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("owner", OWNERS)
+@pytest.mark.parametrize("owner", VARIANTS)
 def test_a_mask_keeps_what_its_owner_keeps(owner: str) -> None:
-    region, ratio, thresholds, rule = OWNERS[owner]
+    region, ratio, thresholds, rule = VARIANTS[owner]
     given = random_policies(0, responses=400, longest=12)
     advantage_T = signs(len(given.responses.length_S))[given.responses.response_T]
     kept_T = Mask(region, ratio, tuple(thresholds.items())).decide(given, advantage_T).keep_T
@@ -99,9 +99,9 @@ def test_a_mask_keeps_what_its_owner_keeps(owner: str) -> None:
     assert min(kept_T.sum(), (~kept_T).sum()) >= 10
 
 
-@pytest.mark.parametrize("owner", [owner for owner in OWNERS if owner.endswith("_k1")])
+@pytest.mark.parametrize("owner", [owner for owner in VARIANTS if owner.endswith("_k1")])
 def test_verl_s_band_without_mirroring_is_a_different_mask(owner: str) -> None:
-    region, ratio, _, rule = OWNERS[owner]
+    region, ratio, _, rule = VARIANTS[owner]
     given = random_policies(0, responses=400, longest=12)
     advantage_T = signs(len(given.trainer))
     as_it_stands = Mask(region, ratio, (("band_low", LOW), ("band_high", HIGH)))
