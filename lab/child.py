@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 
 from lab.traces import generate
 from mismatch_cli.app.cli import ENVIRONMENT
+from mismatch_cli.trace.columns import REQUIRED
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.trace.schema import REQUIRED
 
 Job = Callable[[Trace, tuple[str, ...]], str | None]  # what it found, if that is to be compared
 # The job, its label, its columns, its target ratio

@@ -114,10 +114,10 @@ def write_plain_jsonl(path: Path, tokens: int) -> None:
 
 
 def write_plain_parquet(path: Path, tokens: int) -> None:
-    from mismatch_cli.trace.schema import arrow_type
+    from mismatch_cli.trace.columns import COLUMNS
 
     kinds = pa.schema(
-        {name: pa.float32() if name == "advantage" else arrow_type(name) for name in PLAIN}
+        {name: pa.float32() if name == "advantage" else COLUMNS[name].type for name in PLAIN}
     )
     rows, writer = plain_rows(tokens), pq.ParquetWriter(path, kinds, compression="zstd")
     with writer:

@@ -29,8 +29,8 @@ from lab.clipstats import ALL, COLUMNS, SIX, TOPK
 from lab.traces import SHARD_TOKENS, generate
 from mismatch_cli.processes.workers import Workers
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
+from mismatch_cli.trace import columns as trace_columns
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.trace.schema import column_order
 
 BILLION = 1000.0  # million tokens
 
@@ -76,9 +76,9 @@ JOBS: dict[str, Job] = {
     f"{name}-{n}": partial(study, n) for name, study in STUDIES.items() for n in (1, 2)
 }
 PLAN = (
-    ("report", ("report-1", "report-2"), column_order()),
-    ("diagnose", ("diagnose-1", "diagnose-2"), column_order()),
-    ("compare, with itself", ("compare-1", "compare-2"), column_order()),
+    ("report", ("report-1", "report-2"), [*trace_columns.COLUMNS]),
+    ("diagnose", ("diagnose-1", "diagnose-2"), [*trace_columns.COLUMNS]),
+    ("compare, with itself", ("compare-1", "compare-2"), [*trace_columns.COLUMNS]),
     ("clipstats, six masks", ("six-1", "six-2"), COLUMNS),
     ("clipstats, whole table", ("table-1", "table-2"), COLUMNS),
 )

@@ -12,8 +12,8 @@ import pyarrow as pa
 from mismatch_cli.diagnosis.evidence import Evidence, Gathering
 from mismatch_cli.limits.both_sides import temperatures_of
 from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.trace.columns import ROW_KEY
 from mismatch_cli.trace.reader import table_to_batch
-from mismatch_cli.trace.schema import ROW_KEY
 
 _TOKEN_COLUMNS = ("response_ids", "logp_rollout", "logp_trainer", "entropy_trainer")
 _TOPK_COLUMNS = ("topk_ids", "topk_logp_rollout", "topk_logp_trainer")

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mismatch_cli.trace.columns import COLUMNS
 from mismatch_cli.trace.manifest import write_manifest
-from mismatch_cli.trace.schema import column_order
 from mismatch_cli.trace.writer import rows_to_table, shard_path, write_shard
 
 SHARD_TOKENS, SAMPLES, VOCABULARY = 2**20, 16, 151_936
@@ -91,7 +91,7 @@ def _shard(
     }
     rows = rows_to_table(keys)
     table = {name: rows.column(name) for name in rows.column_names} | arrays
-    return pa.table({name: table[name] for name in column_order() if name in table})
+    return pa.table({name: table[name] for name in COLUMNS if name in table})
 
 
 def _token_columns(

@@ -17,8 +17,8 @@ from mismatch_cli.models.scoring.layout import pad_right
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.probe.config import ProbeConfig
+from mismatch_cli.trace.columns import REQUIRED
 from mismatch_cli.trace.reader import open_shard, table_to_batch
-from mismatch_cli.trace.schema import REQUIRED
 
 MINIBATCHES = 8  # updates per step, each on other responses
 LEARNING_RATE = 2e-4

@@ -17,9 +17,9 @@ import tempfile
 from pathlib import Path
 
 from lab.makers import SAMPLE_DATA
+from mismatch_cli.trace.columns import TOPK_COLUMNS
 from mismatch_cli.trace.manifest import read_manifest, recorded, shards_in, write_manifest
 from mismatch_cli.trace.reader import open_shard
-from mismatch_cli.trace.schema import TOPK_COLUMNS
 from mismatch_cli.trace.writer import shard_path, write_shard
 
 HERE = Path(__file__).resolve().parent

@@ -34,9 +34,9 @@ from mismatch_cli.probe.score import Pass, score_shard
 from mismatch_cli.probe.tasks.grading import Grader
 from mismatch_cli.probe.tasks.prompts import encode_prompts, load_problems
 from mismatch_cli.rules.divergences import full_kl, full_tv
+from mismatch_cli.trace.columns import TOPK_COLUMNS
 from mismatch_cli.trace.manifest import read_manifest, write_manifest
 from mismatch_cli.trace.reader import open_shard, table_to_batch
-from mismatch_cli.trace.schema import TOPK_COLUMNS
 from mismatch_cli.trace.vocabulary import write_vocabulary
 from mismatch_cli.trace.writer import rows_to_table, write_shard
 

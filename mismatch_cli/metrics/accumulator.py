@@ -3,6 +3,7 @@ read.
 """
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -14,9 +15,11 @@ class Accumulator:
 
     Counts and extremes are exact in any order; float sums give the same bits if shards are merged
     in the same order. `SETTINGS` are attributes that both sides of a merge share, `LARGEST` those
-    that keep the larger value.
+    that keep the larger value. `READS` are the columns of a trace that it looks at, besides those
+    that every trace has; a batch without one of them is "not measured".
     """
 
+    READS: ClassVar[tuple[str, ...]] = ()
     SETTINGS: ClassVar[tuple[str, ...]] = ()
     LARGEST: ClassVar[tuple[str, ...]] = ()
 
@@ -35,6 +38,11 @@ class Accumulator:
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value.whole() if isinstance(value, _Occupied) else value)
+
+
+def columns_read(*accumulators: type[Accumulator]) -> tuple[str, ...]:
+    """The columns that these look at, each once."""
+    return tuple(dict.fromkeys(chain.from_iterable(each.READS for each in accumulators)))
 
 
 def _sum(total: Any, part: Any) -> Any:

@@ -69,6 +69,11 @@ PAIRS = {
 }
 
 
+VERSIONS = ("version_rollout", "version_trainer")  # if equal, log π also serves as recomputed
+# The columns of a trace from which pairs are made, besides those that every trace has
+PAIR_COLUMNS = (*VERSIONS, "loss_mask", "logp_trainer", "logp_recomputed", "logp_trainer_repeat")
+
+
 def pairs_in(traces: Sequence[Trace]) -> list[str]:
     """The pairs that traces have together, the most informative first: mismatch if any response has
     it.
@@ -82,9 +87,6 @@ def pairs_in(traces: Sequence[Trace]) -> list[str]:
         return ["mismatch"]
     anywhere = recomputed or any(anywhere for _, anywhere in equal)
     return [*["mismatch"] * anywhere, *["staleness"] * recomputed, "total"]
-
-
-_VERSIONS = ("version_rollout", "version_trainer")
 
 
 def weights_are_equal(traces: Sequence[Trace]) -> bool:
@@ -101,15 +103,15 @@ def _equal_weights(trace: Trace) -> tuple[bool, bool]:
     everywhere, anywhere, undecided = True, False, []
     for path in trace.shards:
         footer = trace.footers[path]
-        if not footer.columns.issuperset(_VERSIONS):  # an unscored shard has no trainer version
+        if not footer.columns.issuperset(VERSIONS):  # an unscored shard has no trainer version
             continue
         equal = [_equal_by(ranges) for ranges in footer.ranges]
         if None in equal:
             undecided.append(path)
         else:
             everywhere, anywhere = everywhere and all(equal), anywhere or any(equal)
-    for table in trace.tables(_VERSIONS, undecided):
-        equal_S = pc.equal(*(table.column(name) for name in _VERSIONS))
+    for table in trace.tables(VERSIONS, undecided):
+        equal_S = pc.equal(*(table.column(name) for name in VERSIONS))
         everywhere, anywhere = (
             everywhere and pc.all(equal_S).as_py(),
             anywhere or pc.any(equal_S).as_py(),
@@ -121,7 +123,7 @@ def _equal_by(ranges: Mapping[str, tuple[int, int]]) -> bool | None:
     """Whether both versions are equal in all rows of these ranges, or in none; None if only the
     rows can tell.
     """
-    rollout, trainer = (ranges.get(name) for name in _VERSIONS)
+    rollout, trainer = (ranges.get(name) for name in VERSIONS)
     if rollout is None or trainer is None:
         return None
     if rollout[1] < trainer[0] or trainer[1] < rollout[0]:

@@ -25,7 +25,6 @@ from mismatch_cli.metrics.sums import GroupSums
 from mismatch_cli.metrics.volatility import MU_BINS, MU_EDGES, Cells
 from mismatch_cli.trace.routes import LAYER_COUNTS, MARGIN_BINS, MARGIN_EDGES, NOT_MEASURED
 
-COLUMNS = ("route_flips", "route_first", "route_layers", "route_margins")
 FLIP_EDGES = (1, 2, 3, 5, 9)  # layers that flip a token: 0, 1, 2, 3–4, 5–8, 9 and more
 _FLIP_BINS = len(FLIP_EDGES) + 1
 _MOST_FIRST = NOT_MEASURED + 1
@@ -52,6 +51,8 @@ ROUTING = table(
 
 class Routing(Accumulator):
     """Flips by token, by layer and by margin; empty for a trace without routes."""
+
+    READS = ("route_flips", "route_first", "route_layers", "route_margins")
 
     def __init__(self) -> None:
         self.tokens = GroupSums(2 * (_FLIP_BINS + MU_BINS))

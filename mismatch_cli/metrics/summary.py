@@ -13,7 +13,7 @@ from mismatch_cli.metrics.correlation import SampledSpearman
 from mismatch_cli.metrics.estimate import Estimate, Jackknife, clamped, grouped_share
 from mismatch_cli.metrics.gap_table import METRICS, SCALES
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
-from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.metrics.pairs import PAIR_COLUMNS, Pair
 from mismatch_cli.metrics.population import DistinctPrompts, RewardGroups, TokenCounts
 from mismatch_cli.metrics.profiles import Extremes, LengthProfile, ResponseProfile
 from mismatch_cli.metrics.step_sums import StepSums
@@ -35,6 +35,7 @@ from mismatch_cli.metrics.volatility import (
     volatility_rows,
 )
 from mismatch_cli.rules.batch import TokenBatch
+from mismatch_cli.trace.columns import TOPK_COLUMNS
 
 
 class TokenAccumulator(Protocol):
@@ -53,6 +54,7 @@ class MismatchSummary(Accumulator):
     the bits of one if both summarise each part of a trace and merge the parts in order.
     """
 
+    READS = (*PAIR_COLUMNS, "reward", "entropy_trainer", *TOPK_COLUMNS)
     SETTINGS = ("pair",)
 
     def __init__(self, pair: Pair) -> None:

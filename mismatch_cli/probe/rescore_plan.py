@@ -21,8 +21,8 @@ from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.base.text import visible
 from mismatch_cli.probe.config import EQUAL, NEWER, RescoreConfig
 from mismatch_cli.probe.score import Pass
+from mismatch_cli.trace.columns import COLUMNS, Maker, made_by
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.trace.schema import Maker, column_order, made_by
 
 # Measured with the old trainer: none of it may be mixed with a new logp_trainer.
 OF_TRAINER = made_by(Maker.TRAINER)
@@ -180,7 +180,7 @@ def _plan_trainer(
         )
     written = ["logp_trainer", *["topk_logp_trainer"] * topk, *carried]
     written += ["logp_trainer_repeat"] * (config.scorer.noise_responses != 0)
-    strangers = sorted(source.columns - {*column_order()})
+    strangers = sorted(source.columns - COLUMNS.keys())
     notes += _note_of_strangers(strangers)
     replaced = (*OF_TRAINER, *OF_RECOMPUTED, *(() if carries else OF_ROUTERS), *strangers)
     return RescorePlan(

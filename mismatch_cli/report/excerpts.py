@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.base import numbers
-from mismatch_cli.metrics.pairs import PAIRS, Pair
+from mismatch_cli.metrics.pairs import PAIR_COLUMNS, PAIRS, Pair
 from mismatch_cli.report.view import Excerpt, Facts, Piece
+from mismatch_cli.trace.columns import PROMPT_COLUMN, REQUIRED
 from mismatch_cli.trace.reader import Trace, table_to_batch
-from mismatch_cli.trace.schema import PROMPT_COLUMN, REQUIRED
 from mismatch_cli.trace.shards import Footer
 from mismatch_cli.trace.vocabulary import Vocabulary
 
@@ -24,14 +24,7 @@ _LONGEST = 400  # tokens shown of a worst response
 _LONGEST_PROMPT = 120
 _LARGEST_EXPONENT = 700.0  # whose exponential fits a float
 _WEIGHTS = (0.05, 0.2, 0.5, 1.0)  # |d| in nats from which each stronger highlight begins
-_COLUMNS = (
-    *REQUIRED,
-    "version_rollout",
-    "version_trainer",
-    "logp_trainer",
-    "logp_recomputed",
-    "reward",
-)
+_COLUMNS = (*REQUIRED, *PAIR_COLUMNS, "reward")
 _KEY = ("step", "prompt_id", "sample_index")
 
 Key = tuple[int, int, int, int]  # trace, step, prompt_id, sample_index

@@ -23,7 +23,7 @@ class FirstPassError(MismatchError):
 
 
 class RowKey(NamedTuple):
-    """The unique key of a row in a trace (`trace.schema.ROW_KEY`), in integers."""
+    """The unique key of a row in a trace (`trace.columns.ROW_KEY`), in integers."""
 
     step_S: np.ndarray
     epoch_S: np.ndarray

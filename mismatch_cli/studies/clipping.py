@@ -40,10 +40,6 @@ from mismatch_cli.trace.reader import RowGroup, Trace
 _BLOCKED_TOKENS = 50
 # Bytes on a page, a byte a token for each mask; they hardly compress
 _MOST_LEVELS = 1_000_000
-_COLUMNS = (
-    "version_rollout", "version_trainer", "reward", "response_ids", "loss_mask", "logp_trainer",
-    "entropy_trainer",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -322,7 +318,7 @@ def first_pass(
 
 def columns_for(needs: Needs) -> list[str]:
     """The columns to read, besides the required ones, to judge the tokens of a trace."""
-    return [*_COLUMNS, *needs.recorded] + ["tv_full", "kl_full"] * needs.full
+    return [*ClippingSummary.READS, *needs.recorded] + ["tv_full", "kl_full"] * needs.full
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,13 @@ from mismatch_cli.limits.assess import LEADING, assess
 from mismatch_cli.limits.both_sides import temperatures_of
 from mismatch_cli.limits.expected import Expected, expected_gap
 from mismatch_cli.limits.suspects import Suspect, suspects
-from mismatch_cli.metrics.accumulator import Accumulator
+from mismatch_cli.metrics.accumulator import Accumulator, columns_read
 from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.kept_rows import ScatterSample, WorstTokens
 from mismatch_cli.metrics.lattice import Lattice
 from mismatch_cli.metrics.own_scale import OwnScale
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
-from mismatch_cli.metrics.route_flips import COLUMNS as ROUTE_COLUMNS
 from mismatch_cli.metrics.route_flips import Routing
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.processes.workers import ALONE, Workers
@@ -45,12 +44,8 @@ from mismatch_cli.studies.study import (
 from mismatch_cli.studies.support import Support
 from mismatch_cli.studies.unusable import refuse_unmeasured
 from mismatch_cli.trace.reader import RowGroup, Trace
-from mismatch_cli.trace.schema import TOPK_COLUMNS
 
-COLUMNS = (
-    "version_rollout", "version_trainer", "reward", "loss_mask", "logp_trainer", "logp_recomputed",
-    "logp_trainer_repeat", "entropy_trainer", *TOPK_COLUMNS, *ROUTE_COLUMNS,
-)  # fmt: skip
+COLUMNS = columns_read(MismatchSummary, Routing)
 WORST = 10  # tokens and responses that a page shows
 _NONE = np.zeros(0, dtype=np.float32)
 

@@ -23,21 +23,19 @@ from mismatch_cli.base.hashing import hash_keys, mix
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import SHARE, Estimate
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
-from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.metrics.pairs import PAIR_COLUMNS, Pair
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.sums import WIDE_BAND, GroupSums
 from mismatch_cli.processes.workers.portions import Portion
 from mismatch_cli.rules.batch import TokenBatch
+from mismatch_cli.trace.columns import PROMPT_COLUMN, REQUIRED, ROW_KEY
 from mismatch_cli.trace.foreign import single
 from mismatch_cli.trace.reader import RowGroup, Trace, table_to_batch
-from mismatch_cli.trace.schema import PROMPT_COLUMN, REQUIRED, ROW_KEY
 from mismatch_cli.trace.shards import open_shard, read_group
 
 MOST = 0.5  # if more than this share of both traces is common, only the common part is compared
 PairedBy = Literal["tokens", "prompts", "none"]
-SCORED = (*REQUIRED, "version_rollout", "version_trainer", "loss_mask", "logp_trainer",
-          "logp_recomputed",
-          "logp_trainer_repeat")  # fmt: skip
+SCORED = (*REQUIRED, *PAIR_COLUMNS)
 
 
 @dataclass(frozen=True)

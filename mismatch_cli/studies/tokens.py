@@ -19,9 +19,9 @@ from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.studies.clipping import columns_for, first_pass
 from mismatch_cli.studies.support import Support
+from mismatch_cli.trace.columns import COLUMNS, ROW_KEY, TOKEN_COLUMNS
 from mismatch_cli.trace.foreign import single
 from mismatch_cli.trace.reader import RowGroup, Trace
-from mismatch_cli.trace.schema import ROW_KEY, TOKEN_COLUMNS
 
 _BLOCKED = "blocked_"  # before the name of an algorithm
 _TOPK = ("tv_topk", "kl_topk")
@@ -133,7 +133,7 @@ def _turn(batch: TokenBatch) -> pa.Array:
 
 def _recorded(batch: TokenBatch, name: str) -> pa.Array:
     column_T = getattr(batch, f"{name}_T")
-    return pa.nulls(batch.num_tokens, TOKEN_COLUMNS[name]) if column_T is None else _array(column_T)
+    return pa.nulls(batch.num_tokens, COLUMNS[name].value) if column_T is None else _array(column_T)
 
 
 def _gap(batch: TokenBatch, pair: Pair, names: Mapping[str, str]) -> _Columns:

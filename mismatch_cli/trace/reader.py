@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -23,6 +23,14 @@ import pyarrow.parquet as pq
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.trace import foreign
+from mismatch_cli.trace.columns import (
+    COLUMNS,
+    ID_COLUMNS,
+    REQUIRED,
+    ROW_KEY,
+    TOKEN_COLUMNS,
+    TOPK_COLUMNS,
+)
 from mismatch_cli.trace.manifest import (
     Completeness,
     completeness,
@@ -33,14 +41,6 @@ from mismatch_cli.trace.manifest import (
 )
 from mismatch_cli.trace.recorder_notes import manifest_of
 from mismatch_cli.trace.routes import LAYER_COUNTS, MARGIN_BINS, MOST_LAYERS, NOT_MEASURED
-from mismatch_cli.trace.schema import (
-    ID_COLUMNS,
-    REQUIRED,
-    ROW_KEY,
-    TOKEN_COLUMNS,
-    TOPK_COLUMNS,
-    column_order,
-)
 from mismatch_cli.trace.shards import DamagedShard, Footer, footer_of, open_shard, read_group
 from mismatch_cli.trace.stores import is_store
 from mismatch_cli.trace.vocabulary import Vocabulary
@@ -57,6 +57,10 @@ _ROUTE_COUNTS = {
     "route_layers": (len(LAYER_COUNTS), MOST_LAYERS),
     "route_margins": (2 * MARGIN_BINS, 1),
 }
+_FIELDS = {each.name for each in fields(TokenBatch)}
+# The columns that a batch holds: code that computes with another one adds its field
+_OF_TOKENS = tuple(name for name in TOKEN_COLUMNS if f"{name}_T" in _FIELDS)
+_OF_TOP_K = tuple(name for name in TOPK_COLUMNS if f"{name}_TK" in _FIELDS)
 _AT_ONCE, _ASKED = 32, 1024  # footers requested from a store
 
 
@@ -262,7 +266,7 @@ class Trace:
         self, columns: Sequence[str] | None, shards: Sequence[Path]
     ) -> Iterator[tuple[Path, int, Callable[[], pa.Table]]]:
         """A function that reads each row group, with its shard and its number there."""
-        wanted = set(columns if columns is not None else column_order())
+        wanted = set(columns if columns is not None else COLUMNS)
         for path in shards:
             shard = open_shard(path)
             present = [name for name in shard.schema_arrow.names if name in wanted]
@@ -328,10 +332,12 @@ def table_to_batch(table: pa.Table) -> TokenBatch:
     offset_S1 = _offsets(columns["response_ids"])
     lengths_S = np.diff(offset_S1)
     flat = {
-        f"{n}_T": _token_column(n, columns[n], lengths_S, 1) for n in TOKEN_COLUMNS if n in columns
+        f"{name}_T": _token_column(name, columns[name], lengths_S, 1)
+        for name in _OF_TOKENS
+        if name in columns
     }
     if top_k := _top_k(columns, lengths_S):
-        for name in TOPK_COLUMNS.keys() & columns.keys():
+        for name in filter(columns.__contains__, _OF_TOP_K):
             flat[f"{name}_TK"] = _token_column(name, columns[name], lengths_S, top_k).reshape(
                 -1, top_k
             )
@@ -343,9 +349,8 @@ def table_to_batch(table: pa.Table) -> TokenBatch:
 def _assemble(
     columns: dict[str, pa.Array], offset_S1: np.ndarray, flat: dict[str, np.ndarray]
 ) -> TokenBatch:
-    absent = {f"{name}_T": None for name in TOKEN_COLUMNS} | {
-        f"{name}_TK": None for name in TOPK_COLUMNS
-    }
+    absent = dict.fromkeys([f"{name}_T" for name in _OF_TOKENS])
+    absent |= dict.fromkeys([f"{name}_TK" for name in _OF_TOP_K])
     graded = "reward" in columns and columns["reward"].null_count < len(columns["reward"])
     return TokenBatch(
         offset_S1=offset_S1,

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from mismatch_cli.base.errors import MismatchError, denied, first_line
 from mismatch_cli.base.memory import allowance, decoded_bytes, too_large
+from mismatch_cli.trace.columns import COLUMNS, REQUIRED
 from mismatch_cli.trace.manifest import read_manifest, remedy
-from mismatch_cli.trace.schema import REQUIRED, arrow_type, column_order
 from mismatch_cli.trace.stores import StoreError, decoding, is_store, source_of
 
 _RANGED = ("step", "version_rollout", "version_trainer")
@@ -77,9 +77,9 @@ def open_shard(path: Path) -> pq.ParquetFile:
         raise DamagedShard(
             f"{path} is not a shard of a trace: it holds a column twice. {_again(path)}", path
         )
-    for name in set(schema.names) & set(column_order()):
-        if not schema.field(name).type.equals(arrow_type(name)):
-            found, expected = schema.field(name).type, arrow_type(name)
+    for name in set(schema.names) & set(COLUMNS):
+        if not schema.field(name).type.equals(COLUMNS[name].type):
+            found, expected = schema.field(name).type, COLUMNS[name].type
             raise DamagedShard(
                 f"{path}: column {name} is {found}, expected {expected}. {_again(path)}", path
             )

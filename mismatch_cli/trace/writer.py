@@ -9,15 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from mismatch_cli.trace.columns import COLUMNS, ROUTE_COLUMNS, TOKEN_COLUMNS, TOPK_COLUMNS
 from mismatch_cli.trace.files import replacing
 from mismatch_cli.trace.manifest import SHARD
-from mismatch_cli.trace.schema import (
-    ROUTE_COLUMNS,
-    TOKEN_COLUMNS,
-    TOPK_COLUMNS,
-    arrow_type,
-    column_order,
-)
 
 MAX_TOKENS_PER_ROW_GROUP = 2**20
 # Three such columns are 48 MB, which a reader holds at a time
@@ -32,7 +26,7 @@ def rows_to_table(columns: dict[str, Sequence[Any]]) -> pa.Table:
     """A table with the schema's types and order from Python sequences or numpy arrays, one item
     per response.
     """
-    arrays = {name: _column(name, columns[name]) for name in column_order() if name in columns}
+    arrays = {name: _column(name, columns[name]) for name in COLUMNS if name in columns}
     return pa.table(arrays)
 
 
@@ -45,11 +39,11 @@ def with_counts(table: pa.Table, **counts: int) -> pa.Table:
 
 
 def _column(name: str, values: Sequence[Any]) -> pa.Array:
-    if name in TOKEN_COLUMNS or name in TOPK_COLUMNS or name in ROUTE_COLUMNS:
+    if name in (*TOKEN_COLUMNS, *TOPK_COLUMNS, *ROUTE_COLUMNS):
         values = [
             None if v is None else v.reshape(-1) if hasattr(v, "reshape") else v for v in values
         ]
-    return pa.array(values, type=arrow_type(name), from_pandas=False)
+    return pa.array(values, type=COLUMNS[name].type, from_pandas=False)
 
 
 def write_shard(path: Path, table: pa.Table) -> None:
@@ -85,11 +79,11 @@ def _encoding(table: pa.Table) -> dict[str, Any]:
         f.name: f"{f.name}.list.element" if pa.types.is_list(f.type) else f.name
         for f in table.schema
     }
-    floats = {name for name in TOKEN_COLUMNS if pa.types.is_floating(arrow_type(name).value_type)}
+    floats = {name for name in TOKEN_COLUMNS if pa.types.is_floating(COLUMNS[name].value)}
     plain = floats - {"advantage"}
     return {
         "use_dictionary": [
-            leaf for name, leaf in leaves.items() if name not in TOKEN_COLUMNS | TOPK_COLUMNS
+            leaf for name, leaf in leaves.items() if name not in (*TOKEN_COLUMNS, *TOPK_COLUMNS)
         ],
         "compression": {leaf: "none" if name in plain else "zstd" for name, leaf in leaves.items()},
     }

@@ -16,6 +16,8 @@ import pytest
 import torch
 
 from mismatch_cli.base import registry
+from mismatch_cli.frameworks.importing.padded import kind_of
+from mismatch_cli.frameworks.plain.importer import meanings
 from mismatch_cli.metrics.gap_table import METRICS, VOLATILITY, Metric
 from mismatch_cli.metrics.route_flips import ROUTING
 from mismatch_cli.metrics.update_table import CLIPPING, TRAINING
@@ -159,7 +161,17 @@ def findings() -> str:
     return table("| finding | likely cause | what to change | seen in |", rows)
 
 
-NORMAL, KNOBS, ROUTES = DOCS / "normal.md", DOCS / "which-knob.md", DOCS / "json" / "routing.md"
+def columns() -> str:
+    """What `import --schema` prints, for the page of the schema."""
+    rows = [
+        [f"`{name}`", f"`{kind_of(name)}`".replace("item: ", ""), words]
+        for name, words in meanings().items()
+    ]
+    return table("| column | type | meaning |", rows)
+
+
+NORMAL, KNOBS = DOCS / "normal.md", DOCS / "which-knob.md"
+ROUTES, SCHEMA = DOCS / "json" / "routing.md", DOCS / "json" / "schema.md"
 PARTS = {
     (PAGE, "volatility"): lambda: metrics(VOLATILITY),
     (PAGE, "vectors"): vectors,
@@ -169,6 +181,7 @@ PARTS = {
     (PAGE, "owners"): lambda: algorithms(VARIANTS),
     (PAGE, "clipping"): lambda: metrics(CLIPPING),
     (PAGE, "training"): lambda: metrics(TRAINING),
+    (SCHEMA, "columns"): columns,
     (ROUTES, "routing"): lambda: metrics(ROUTING),
     (NORMAL, "rosetta"): rosetta,
     (KNOBS, "findings"): findings,

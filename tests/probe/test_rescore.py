@@ -34,8 +34,8 @@ from mismatch_cli.probe.rescore_plan import (
 from mismatch_cli.probe.score import _noise_responses
 from mismatch_cli.report.about import about_facts
 from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.trace.columns import COLUMNS, Maker, made_by
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.trace.schema import Maker, column_order, made_by
 from tests.warm import Forked, cli
 
 MODEL = str(bundled("model"))
@@ -132,11 +132,11 @@ def moved(tmp_path_factory) -> str:
 
 def test_the_schema_says_who_made_every_column():
     made = {maker: made_by(maker) for maker in Maker}
-    assert sorted(sum(made.values(), ())) == sorted({*column_order()} - {"prompt_ids"})
+    assert sorted(sum(made.values(), ())) == sorted(COLUMNS.keys() - {"prompt_ids"})
     others = {"tv_full", "kl_full", "logp_average"}  # of its distributions, and of its weights
-    assert {*OF_TRAINER} == {name for name in column_order() if "trainer" in name} | others
-    assert {*OF_RECOMPUTED} == {name for name in column_order() if "recomputed" in name}
-    assert {*OF_ROUTERS} == {name for name in column_order() if name.startswith("route_")}
+    assert {*OF_TRAINER} == {name for name in COLUMNS if "trainer" in name} | others
+    assert {*OF_RECOMPUTED} == {name for name in COLUMNS if "recomputed" in name}
+    assert {*OF_ROUTERS} == {name for name in COLUMNS if name.startswith("route_")}
 
 
 def test_a_column_that_nobody_is_known_to_have_made_is_not_carried(tmp_path):

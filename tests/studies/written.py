@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatch_cli.rules.batch import TokenBatch
+from mismatch_cli.trace.columns import ROW_KEY, TOKEN_COLUMNS, TOPK_COLUMNS
 from mismatch_cli.trace.manifest import write_manifest
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.trace.schema import ROW_KEY, TOKEN_COLUMNS, TOPK_COLUMNS
 from mismatch_cli.trace.writer import rows_to_table, shard_path, write_shard
 
 TEXTS = [" the", "Wait", "7", " +", "\\(", "\n", "<b>bold</b>", "+1"]

@@ -296,12 +296,13 @@ def _print_formats(as_json: bool) -> None:
 
 def _print_schema(as_json: bool) -> None:
     from mismatch_cli.frameworks.importing.padded import kind_of
-    from mismatch_cli.frameworks.plain.importer import MEANING, WRITER
+    from mismatch_cli.frameworks.plain.importer import WRITER, meanings
 
-    kinds = {name: str(kind_of(name)).replace("item: ", "") for name in MEANING}
+    words = meanings()
+    kinds = {name: str(kind_of(name)).replace("item: ", "") for name in words}
     if as_json:
         print_json(
-            {name: {"type": kinds[name], "meaning": meaning} for name, meaning in MEANING.items()}
+            {name: {"type": kinds[name], "meaning": meaning} for name, meaning in words.items()}
         )
         return
     from rich.table import Table
@@ -309,7 +310,7 @@ def _print_schema(as_json: bool) -> None:
     table = Table(box=None, pad_edge=False, header_style="")
     for column in ("column", "type", "meaning"):
         table.add_column(column, overflow="fold")
-    for name, meaning in MEANING.items():
+    for name, meaning in words.items():
         table.add_row(name, kinds[name], meaning)
     print_parts(
         "One response per line (JSONL) or row (Parquet); lists are as long as response_ids.",

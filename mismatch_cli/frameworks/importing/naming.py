@@ -13,11 +13,11 @@ from mismatch_cli.base.text import visible
 from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing.padded import MASKS, kind_of
 from mismatch_cli.frameworks.importing.paths import paths_in, with_paths
-from mismatch_cli.trace.schema import TOKEN_COLUMNS, column_order
+from mismatch_cli.trace.columns import COLUMNS, TOKEN_COLUMNS
 
 Row = Mapping[str, Any]
 OPEN = "?"  # placeholder for a name that the user has to fill in
-REQUIRED = ("prompt_ids", "response_ids", "logp_rollout")
+REQUIRED = tuple(name for name, column in COLUMNS.items() if column.must_be_given)
 RETOKENISED = "Retokenized text is not what was sampled"
 _EXAMPLE = "--columns response_ids=output_tokens,logp_rollout=logprobs"
 
@@ -49,7 +49,7 @@ def named(text: str) -> dict[str, str]:
 
 def known() -> list[str]:
     """The columns of the plain schema."""
-    return [*column_order(), *MASKS, "group_id"]
+    return [*COLUMNS, *MASKS, "group_id"]
 
 
 def check(columns: Mapping[str, str], rows: Sequence[Row], where: str) -> None:

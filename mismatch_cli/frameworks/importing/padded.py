@@ -10,7 +10,7 @@ from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing.rows import HOLES, NO_IDS, WRONG_LENGTH, all_true_where_null
 from mismatch_cli.frameworks.importing.tally import Tally
 from mismatch_cli.trace import foreign
-from mismatch_cli.trace.schema import PROMPT_COLUMN, TOKEN_COLUMNS, TOPK_COLUMNS, arrow_type
+from mismatch_cli.trace.columns import COLUMNS, PROMPT_COLUMN, TOKEN_COLUMNS, TOPK_COLUMNS
 
 # True where there is a token
 MASKS = {"prompt_mask": PROMPT_COLUMN, "response_mask": "response_ids"}
@@ -25,7 +25,7 @@ PADDED = "prompts begin with a repeated token; without prompt_mask, padding coun
 
 def kind_of(name: str) -> pa.DataType:
     """The type of a column: that of the trace, or booleans for the masks of padding."""
-    return pa.list_(pa.bool_()) if name in MASKS else arrow_type(name)
+    return pa.list_(pa.bool_()) if name in MASKS else COLUMNS[name].type
 
 
 def is_batch(ids: pa.DataType) -> bool:

@@ -13,17 +13,15 @@ from mismatch_cli.base.hashing import hash_keys
 from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing.tally import Tally
 from mismatch_cli.trace import foreign
-from mismatch_cli.trace.foreign import UNCERTAIN
-from mismatch_cli.trace.schema import (
+from mismatch_cli.trace.columns import (
+    COLUMNS,
     ID_COLUMNS,
     PROMPT_COLUMN,
-    ROW_COLUMNS,
     ROW_KEY,
     TOKEN_COLUMNS,
     TOPK_COLUMNS,
-    arrow_type,
-    column_order,
 )
+from mismatch_cli.trace.foreign import UNCERTAIN
 
 NO_ROLLOUT = "responses without log-probabilities of the rollout engine"
 NO_IDS = "responses without token ids"
@@ -95,9 +93,7 @@ class Completer:
         self._fill_keys(columns, table.num_rows)
         self._empty_strange_rewards(columns)
         names = [name for name in columns if name.startswith(NOTE)]
-        table = pa.table(
-            {name: columns[name] for name in (*column_order(), *names) if name in columns}
-        )
+        table = pa.table({name: columns[name] for name in (*COLUMNS, *names) if name in columns})
         table = _only(table, self._first_of_its_key(table, where))
         for name in _notes(table):
             self._tally.note(name.removeprefix(NOTE), pc.sum(table.column(name)).as_py() or 0)
@@ -184,7 +180,7 @@ class Completer:
         mask = columns.get("loss_mask")
         if mask is None or mask.null_count:
             columns["loss_mask"] = mask = all_true_where_null(mask, lengths_S)
-        for name in (TOKEN_COLUMNS | TOPK_COLUMNS).keys() & columns.keys():
+        for name in {*TOKEN_COLUMNS, *TOPK_COLUMNS} & columns.keys():
             column = columns[name]
             if pa.types.is_floating(column.type.value_type) and column.flatten().null_count:
                 side = name.removeprefix("logp_")
@@ -251,7 +247,7 @@ class Completer:
             "finish_reason": UNKNOWN,
         }
         for name, value in defaults.items():
-            columns[name] = _filled(columns.get(name), pa.scalar(value, ROW_COLUMNS[name]), rows)
+            columns[name] = _filled(columns.get(name), pa.scalar(value, COLUMNS[name].type), rows)
         newer_S = np.full(rows, self._newer_trainer)
         if "logp_recomputed" in columns:
             newer_S |= ~_lists.is_null(columns["logp_recomputed"])
@@ -314,13 +310,11 @@ def _known_columns(table: pa.Table) -> pa.Table:
     """The trace's columns among the given ones, in its types, and the notes; all-null columns
     are dropped.
     """
-    names = [
-        n for n in column_order() if n in table.column_names and table.column(n).type != pa.null()
-    ]
+    names = [n for n in COLUMNS if n in table.column_names and table.column(n).type != pa.null()]
     given = {name: foreign.single(table.column(name)) for name in names}
     if "advantage" in given and "response_ids" in given:
         given["advantage"] = _advantages(given["advantage"], given["response_ids"])
-    columns = {name: foreign.exact(column, arrow_type(name)) for name, column in given.items()}
+    columns = {name: foreign.exact(column, COLUMNS[name].type) for name, column in given.items()}
     return pa.table(columns | {name: table.column(name) for name in _notes(table)})
 
 

@@ -37,6 +37,7 @@ from mismatch_cli.frameworks.importing.sources import (
 )
 from mismatch_cli.frameworks.importing.tally import Tally
 from mismatch_cli.trace import foreign
+from mismatch_cli.trace.columns import COLUMNS, Shape, of_shape
 
 TITLE = "plain JSONL or Parquet"
 FILES = "*.jsonl, *.parquet"
@@ -51,53 +52,22 @@ OTHER_VALUES = "rows with values that do not fit a trace's columns"
 _FOREIGN = "unknown columns ({})"
 _NAMED = 10
 
-# The meaning of each column, for `import --schema`; the types are those of the trace.
-MEANING = {
-    "prompt_ids": "token ids of the prompt (required)",
-    "response_ids": "token ids of the response, tool output included (required)",
-    "logp_rollout": "log μ of each response token, nats, by the engine that sampled (required)",
-    "logp_trainer": "log π of the same tokens by the trainer, at the sampling temperature",
-    "logp_recomputed": "log π at the sampling weights, if logp_trainer uses newer ones",
-    "logp_average": "log π at an average of the trainer's weights",
-    "loss_mask": "false (or 0) for tokens outside the loss, such as tool output; default: all true",
-    "advantage": "one number (or a list of one) for the whole response, or one per token",
-    "reward": "one number",
-    "prompt_id": "a number or a text; also read from group_id; default: a hash of prompt_ids",
-    "sample_index": "number of the response to this prompt; default: the row number",
-    "step": "training step; default 0",
-    "epoch": "pass over the batch; default 0",
-    "minibatch": "update within the step; default 0",
-    "finish_reason": "stop or length; default unknown",
-    "version_rollout": "updates made to the sampling weights; default 0",
-    "version_trainer": (
-        "updates made to the weights of logp_trainer; default: the same, or 1 more with "
-        "logp_recomputed"
-    ),
-    "entropy_trainer": "entropy of π, nats",
-    "rank_rollout": "1 = the engine's most probable token",
-    "rank_trainer": "1 = the trainer's most probable token",
-    "logp_trainer_repeat": "log π again, in different micro-batches: the noise floor",
-    "topk_ids": "the engine's K most probable ids, K per token, flat",
-    "topk_logp_rollout": "log μ of these ids",
-    "topk_logp_trainer": "log π of these ids",
-    "topk_logp_recomputed": "log π of these ids, at the sampling weights",
-    "tv_full": "TV over the vocabulary",
-    "kl_full": "KL(μ‖π) over the vocabulary, nats",
-    "route_flips": "layers where the trainer's routers chose different experts; 255: unknown",
-    "route_first": "the first of these among the layers with a router; 255: none",
-    "route_layers": "layers × 4: tokens, flips, experts in common, same first expert",
-    "route_margins": "2 × bins of router margins: where both sides agree, and where they differ",
-    "routes": "(prompt + response − 1) × layers × experts per token: the engine's experts, flat",
+_OF_MASKS = {
     "prompt_mask": "of padded prompts: 1 for tokens, 0 for padding",
     "response_mask": "of padded lists: 1 for tokens; a 0 before the last 1 is a token outside the loss",
 }
-
 WRITER = """import json
 with open("dump.jsonl", "w") as file:
     for prompt_ids, response_ids, logp_rollout, logp_trainer in batch:
         row = dict(prompt_ids=prompt_ids, response_ids=response_ids, logp_rollout=logp_rollout)
         file.write(json.dumps(row | dict(logp_trainer=logp_trainer)) + "\\n")
 """
+
+
+def meanings() -> dict[str, str]:
+    """What each column holds, in words; what a row must have comes first."""
+    names = of_shape(Shape.TOKENS, Shape.RESPONSE, Shape.TOP_K, Shape.LIST)
+    return {name: COLUMNS[name].words for name in dict.fromkeys([*REQUIRED, *names])} | _OF_MASKS
 
 
 def recognises(peek: Peek) -> bool:

@@ -13,7 +13,7 @@ from mismatch_cli.frameworks.importing.rows import text_key
 from mismatch_cli.frameworks.importing.tally import Tally
 from mismatch_cli.frameworks.recording._responses import Padded, Row, rows_in
 from mismatch_cli.trace import foreign
-from mismatch_cli.trace.schema import arrow_type, column_order
+from mismatch_cli.trace.columns import COLUMNS
 from mismatch_cli.trace.writer import rows_to_table
 
 REFUSED = "responses whose {} has an invalid value"
@@ -43,12 +43,12 @@ def as_table(given: Iterable[Row | Padded], number: Callable[[Row], Row], tally:
             tally.leave_out(
                 "responses that could not be extracted from their batch", 1, first_line(error)
             )
-    names = [name for name in column_order() if any(name in row for row in kept)]
+    names = [name for name in COLUMNS if any(name in row for row in kept)]
     return rows_to_table({name: [row.get(name) for row in kept] for name in names})
 
 
 def _in_types(row: Row) -> Row:
-    if strange := sorted(row.keys() - {*column_order()}):
+    if strange := sorted(row.keys() - COLUMNS.keys()):
         raise _Refusal(STRANGE.format(strange[0][:_LONGEST]), "")
     found: Row = {}
     for name, value in row.items():
@@ -60,7 +60,7 @@ def _in_types(row: Row) -> Row:
 
 
 def _value(name: str, value: Any) -> Any:
-    kind = arrow_type(name)
+    kind = COLUMNS[name].type
     if pa.types.is_list(kind):
         return foreign.flat_array(
             np.atleast_1d(value) if np.ndim(value) == 0 else value, kind.value_type

@@ -22,6 +22,7 @@ from mismatch_cli.frameworks.importing.tally import Tally
 from mismatch_cli.frameworks.recording._columns import as_table
 from mismatch_cli.frameworks.recording._place import RANK_LOCK
 from mismatch_cli.frameworks.recording._responses import Padded, Row, responses_in
+from mismatch_cli.trace.columns import ROW_KEY
 from mismatch_cli.trace.drafts import remove_unfinished
 from mismatch_cli.trace.files import write_atomically
 from mismatch_cli.trace.manifest import (
@@ -33,7 +34,6 @@ from mismatch_cli.trace.manifest import (
     write_manifest,
 )
 from mismatch_cli.trace.recorder_notes import NOTE, RECORD, SECTIONS, read_note, sections
-from mismatch_cli.trace.schema import ROW_KEY
 from mismatch_cli.trace.vocabulary import write_vocabulary
 from mismatch_cli.trace.writer import write_shard
 

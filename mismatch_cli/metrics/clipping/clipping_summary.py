@@ -30,6 +30,7 @@ from mismatch_cli.metrics.estimate import (
     grouped_ratio,
     grouped_share,
 )
+from mismatch_cli.metrics.pairs import VERSIONS
 from mismatch_cli.metrics.population import DistinctPrompts
 from mismatch_cli.metrics.profiles import POSITION_BINS, bin_bounds
 from mismatch_cli.metrics.step_sums import StepSums
@@ -79,6 +80,8 @@ class ClippingSummary(Accumulator):
     in shard order, give the same bits for any number of workers.
     """
 
+    # Besides those that the algorithms need
+    READS = (*VERSIONS, "reward", "loss_mask", "logp_trainer", "entropy_trainer")
     SETTINGS = ("question", "columns")
 
     def __init__(self, question: Question) -> None:

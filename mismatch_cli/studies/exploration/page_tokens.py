@@ -22,9 +22,9 @@ from mismatch_cli.studies.exploration.explored import (
 from mismatch_cli.studies.exploration.response_rows import add_gap, identified_rows, profiles
 from mismatch_cli.studies.exploration.slider_levels import SliderKey
 from mismatch_cli.studies.exploration.token_survey import SURVEYED, ScoredGroup, TokenSurvey
+from mismatch_cli.trace.columns import PROMPT_COLUMN, TOPK_COLUMNS
 from mismatch_cli.trace.foreign import packed_flags
 from mismatch_cli.trace.reader import Trace, table_to_batch
-from mismatch_cli.trace.schema import PROMPT_COLUMN, TOPK_COLUMNS
 from mismatch_cli.trace.vocabulary import Vocabulary
 
 RANKS = 5  # of the top K

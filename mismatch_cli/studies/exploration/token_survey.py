@@ -14,7 +14,7 @@ import numpy as np
 
 from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
-from mismatch_cli.metrics.pairs import Pair
+from mismatch_cli.metrics.pairs import PAIR_COLUMNS, Pair
 from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.studies.exploration.explored_rows import ExploredRows
 from mismatch_cli.studies.exploration.leaders import Leaders
@@ -28,12 +28,8 @@ from mismatch_cli.studies.exploration.slider_levels import Judging, Slider, Slid
 from mismatch_cli.studies.pairing import rows_of
 from mismatch_cli.trace.reader import Trace
 
-_VERSIONS = ("version_rollout", "version_trainer")
 # The columns that a first pass reads, besides those that masks need
-SURVEYED = (
-    *_VERSIONS, "reward", "loss_mask", "logp_trainer", "logp_recomputed", "logp_trainer_repeat",
-    "advantage",
-)  # fmt: skip
+SURVEYED = (*PAIR_COLUMNS, "reward", "advantage")
 
 
 class ScoredGroup(NamedTuple):

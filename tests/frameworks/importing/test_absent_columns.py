@@ -17,7 +17,7 @@ from mismatch_cli.frameworks.importing.padded import PADDED
 from mismatch_cli.frameworks.importing.rows import NO_VERSION, Completer
 from mismatch_cli.frameworks.importing.sources import find
 from mismatch_cli.frameworks.importing.tally import Tally
-from mismatch_cli.trace.schema import TOKEN_COLUMNS, TOPK_COLUMNS
+from mismatch_cli.trace.columns import TOKEN_COLUMNS, TOPK_COLUMNS
 from tests.frameworks.importing import layouts
 from tests.frameworks.importing.layouts import (
     Row,

@@ -22,11 +22,11 @@ from mismatch_cli.frameworks.importing import sources as _sources
 from mismatch_cli.frameworks.importing.padded import MASKS
 from mismatch_cli.frameworks.importing.rows import WRONG_ADVANTAGE, WRONG_LENGTH, WRONG_TOP_K
 from mismatch_cli.frameworks.plain import importer as plain
-from mismatch_cli.frameworks.plain.importer import MEANING, WRITER
+from mismatch_cli.frameworks.plain.importer import WRITER, meanings
+from mismatch_cli.trace.columns import COLUMNS
 from mismatch_cli.trace.export import export_responses
 from mismatch_cli.trace.manifest import write_manifest
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.trace.schema import column_order
 from mismatch_cli.trace.writer import rows_to_table, shard_path, write_shard
 from tests.frameworks.importing.layouts import (
     imported,
@@ -243,7 +243,7 @@ def test_a_file_that_two_importers_accept_is_refused(tmp_path, monkeypatch):
 
 
 def test_the_schema_names_every_column_and_its_lines_run(tmp_path, monkeypatch):
-    assert set(MEANING) == {*column_order(), *MASKS}
+    assert set(meanings()) == {*COLUMNS, *MASKS}
     monkeypatch.chdir(tmp_path)
     rows = real_rows(2)
     exec(WRITER, {"batch": [tuple(plain_record(row).values()) for row in rows]})

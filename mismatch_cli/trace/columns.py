@@ -1,0 +1,163 @@
+"""The columns of a trace, one row each: what it holds, in which shape and unit, and who makes it.
+
+A trace has one row per response and use, with lists as token columns. Row key: step, epoch,
+minibatch, prompt_id, sample_index. A column that was not measured is absent; in a column that was
+measured for only some responses, the others are null.
+
+Types, readers, importers, the recorder, `rescore` and the page of the schema follow from these
+rows: a new column is a row and its writer. Code that computes with it adds a field to `TokenBatch`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import pyarrow as pa
+
+
+class Shape(Enum):
+    """How many values a response has."""
+
+    RESPONSE = "one"
+    PROMPT = "one per token of the prompt"
+    TOKENS = "T, one per token"
+    TOP_K = "T · K, the engine's ranks 1…K per token"  # K follows from the lengths
+    LIST = "a list of its own length"
+
+
+class Maker(Enum):
+    """Who makes a column: what a new trainer invalidates is what the old one made."""
+
+    RUN = "run"  # which response it is, what was sampled, and what the loop made of it
+    ENGINE = "engine"
+    TRAINER = "trainer"  # as it is now, whatever the column is called
+    RECOMPUTED = "recomputed"  # the trainer at the weights that sampled
+    ROUTERS = "routers"  # those of the trainer at the weights that sampled, beside the engine's
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: the type of one value, its unit, and its meaning for those who write a dump.
+
+    Every row of a trace has the `required` columns; a dump may lack those with a `default`, which
+    says what is assumed instead. `aliases` are other names that an import reads.
+    """
+
+    name: str
+    shape: Shape
+    value: pa.DataType
+    maker: Maker
+    meaning: str
+    unit: str = ""
+    default: str = ""
+    required: bool = False
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def type(self) -> pa.DataType:
+        """The Parquet type."""
+        return self.value if self.shape is Shape.RESPONSE else pa.list_(self.value)
+
+    @property
+    def must_be_given(self) -> bool:
+        """Whether a dump without it is not a trace."""
+        return self.required and not self.default
+
+    @property
+    def words(self) -> str:
+        """Its meaning, unit and default in one line."""
+        words = f"{self.meaning}, {self.unit}" if self.unit else self.meaning
+        if self.aliases:
+            words += f"; also read from {', '.join(self.aliases)}"
+        if self.default:
+            words += f"; default: {self.default}"
+        return f"{words} (required)" if self.must_be_given else words
+
+
+_ONE, _TOKENS, _TOP_K, _LIST = Shape.RESPONSE, Shape.TOKENS, Shape.TOP_K, Shape.LIST
+_INT, _LONG, _FLOAT = pa.int32(), pa.int64(), pa.float32()
+_RUN, _ENGINE, _TRAINER = Maker.RUN, Maker.ENGINE, Maker.TRAINER
+_RECOMPUTED, _ROUTERS = Maker.RECOMPUTED, Maker.ROUTERS
+
+# In the order of a shard
+# fmt: off
+COLUMNS = {column.name: column for column in (
+    Column("step", _ONE, _INT, _RUN, "training step", default="0", required=True),
+    Column("epoch", _ONE, _INT, _RUN, "pass over the batch", default="0", required=True),
+    Column("minibatch", _ONE, _INT, _RUN, "update within the step", default="0", required=True),
+    Column("prompt_id", _ONE, _LONG, _RUN, "which prompt: a number or a text", required=True,
+           default="a hash of prompt_ids", aliases=("group_id",)),
+    Column("sample_index", _ONE, _INT, _RUN, "number of the response to this prompt",
+           default="the row number", required=True),
+    Column("version_rollout", _ONE, _INT, _ENGINE, "updates made to the sampling weights",
+           default="0"),
+    Column("version_trainer", _ONE, _INT, _TRAINER,
+           "updates made to the weights of logp_trainer",
+           default="the same, or 1 more with logp_recomputed"),
+    Column("reward", _ONE, _FLOAT, _RUN, "one number"),
+    Column("finish_reason", _ONE, pa.string(), _ENGINE, "stop or length", default="unknown",
+           required=True),
+    Column("prompt_ids", Shape.PROMPT, _INT, _RUN, "token ids of the prompt", required=True),
+    Column("response_ids", _TOKENS, _INT, _ENGINE,
+           "token ids of the response, tool output included", required=True),
+    Column("loss_mask", _TOKENS, pa.bool_(), _RUN,
+           "false (or 0) for tokens outside the loss, such as tool output", default="all true"),
+    Column("logp_rollout", _TOKENS, _FLOAT, _ENGINE,
+           "log μ of each response token, by the engine that sampled", "nats", required=True),
+    Column("rank_rollout", _TOKENS, _INT, _ENGINE, "1 = the engine's most probable token"),
+    Column("logp_trainer", _TOKENS, _FLOAT, _TRAINER,
+           "log π of the same tokens by the trainer, at the sampling temperature", "nats"),
+    # Absent at equal weights, where it is logp_trainer
+    Column("logp_recomputed", _TOKENS, _FLOAT, _RECOMPUTED,
+           "log π at the sampling weights, if logp_trainer uses newer ones", "nats"),
+    Column("logp_average", _TOKENS, _FLOAT, _TRAINER,
+           "log π at an average of the trainer's weights", "nats"),
+    Column("logp_trainer_repeat", _TOKENS, _FLOAT, _TRAINER,
+           "log π again, in different micro-batches: the noise floor", "nats"),
+    Column("entropy_trainer", _TOKENS, _FLOAT, _TRAINER, "entropy of π", "nats"),
+    Column("rank_trainer", _TOKENS, _INT, _TRAINER, "1 = the trainer's most probable token"),
+    Column("advantage", _TOKENS, _FLOAT, _RUN,
+           "one number (or a list of one) for the whole response, or one per token"),
+    Column("tv_full", _TOKENS, _FLOAT, _TRAINER, "TV over the vocabulary"),
+    Column("kl_full", _TOKENS, _FLOAT, _TRAINER, "KL(μ‖π) over the vocabulary", "nats"),
+    Column("route_flips", _TOKENS, pa.uint8(), _ROUTERS,
+           "layers where the trainer's routers chose different experts; 255: unknown"),
+    Column("route_first", _TOKENS, pa.uint8(), _ROUTERS,
+           "the first of these among the layers with a router; 255: none"),
+    # The sampled token is not inserted
+    Column("topk_ids", _TOP_K, _INT, _ENGINE, "the engine's K most probable ids, flat"),
+    Column("topk_logp_rollout", _TOP_K, _FLOAT, _ENGINE, "log μ of these ids", "nats"),
+    Column("topk_logp_trainer", _TOP_K, _FLOAT, _TRAINER, "log π of these ids", "nats"),
+    Column("topk_logp_recomputed", _TOP_K, _FLOAT, _RECOMPUTED,
+           "log π of these ids, at the sampling weights", "nats"),
+    Column("route_layers", _LIST, _INT, _ROUTERS,
+           "layers × 4: tokens, flips, experts in common, same first expert"),
+    Column("route_margins", _LIST, _INT, _ROUTERS,
+           "2 × bins of router margins: where both sides agree, and where they differ"),
+    Column("routes", _LIST, pa.uint16(), _ENGINE,
+           "(prompt + response − 1) × layers × experts per token: the engine's experts, flat"),
+)}
+# fmt: on
+
+ROW_KEY = ("step", "epoch", "minibatch", "prompt_id", "sample_index")
+PROMPT_COLUMN = "prompt_ids"
+ID_COLUMNS = (PROMPT_COLUMN, "response_ids", "topk_ids")
+REQUIRED = tuple(name for name, column in COLUMNS.items() if column.required)
+
+
+def of_shape(*shapes: Shape) -> tuple[str, ...]:
+    """The columns of these shapes, one shape after the other, each in the order of a shard."""
+    return tuple(
+        name for shape in shapes for name, column in COLUMNS.items() if column.shape is shape
+    )
+
+
+def made_by(maker: Maker) -> tuple[str, ...]:
+    """The columns that it makes, in the order of a shard."""
+    return tuple(name for name, column in COLUMNS.items() if column.maker is maker)
+
+
+TOKEN_COLUMNS, TOPK_COLUMNS = of_shape(Shape.TOKENS), of_shape(Shape.TOP_K)
+# Of one response of a mixture of experts, as a whole
+ROUTE_COLUMNS = of_shape(Shape.LIST)
