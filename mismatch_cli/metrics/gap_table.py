@@ -116,7 +116,7 @@ def _ess_token(t: Sums) -> np.ndarray:
 
 _FP16 = "FP16 mismatch paper (Precision-RL)"
 _SCHULMAN = "Schulman, Approximating KL divergence (2020)"
-_VERL = "verl rollout_corr"
+_ROLLOUT_CORR = "verl rollout_corr"
 _REWEIGHTED = "importance weighting by r"
 _COMMON = "elementary"
 
@@ -164,7 +164,7 @@ METRICS = table(
     Metric("ratio_outside_0.8_1.28", "ratio outside 0.8–1.28", "share with r < 0.8 or r > 1.28",
            "share",
            f"{DPPO}, Clip-Higher", _RATIO, _mean("outside_wide", "n"), SHARE),
-    Metric("k1", "KL(μ‖π), k1", "E (−d)", "nats/token", f"{_SCHULMAN}; {_VERL} kl", _KL,
+    Metric("k1", "KL(μ‖π), k1", "E (−d)", "nats/token", f"{_SCHULMAN}; {_ROLLOUT_CORR} kl", _KL,
            lambda t: -t.mean("d"), signed=True),
     Metric("k2", "KL(μ‖π), k2", "E d²/2", "nats/token", _SCHULMAN, _KL, lambda t: t.mean("d_d") / 2,
            POSITIVE),
@@ -205,13 +205,13 @@ METRICS = table(
     Metric("spearman", "rank correlation",
            "Spearman of (μ, π), mid-ranks, on at most 32,768 tokens", "1", _COMMON,
            _WEIGHTS, agreement=1.0),
-    Metric("chi2_token", "χ², token", "E r² − 1", "1", f"{_VERL} chi2_token", _WEIGHTS,
+    Metric("chi2_token", "χ², token", "E r² − 1", "1", f"{_ROLLOUT_CORR} chi2_token", _WEIGHTS,
            lambda t: (2 * t["less_1"] + t["less_1_less_1"]) / t["n"], ABOVE_MINUS_1, signed=True),
     Metric("chi2_sequence", "χ², sequence", "E_y exp(2 Σd) − 1", "1",
-           f"{_VERL} chi2_seq (without its clamp)",
+           f"{_ROLLOUT_CORR} chi2_seq (without its clamp)",
            SEQUENCE, signed=True, rank=2),
     Metric("ess_token", "effective sample size, token", "1 / E[(r / E r)²]", "share",
-           f"{_VERL} eff_sample_size (not truncated)", _WEIGHTS, _ess_token, SAMPLE_SIZE,
+           f"{_ROLLOUT_CORR} eff_sample_size (not truncated)", _WEIGHTS, _ess_token, SAMPLE_SIZE,
            agreement=1.0),
     Metric("ess_sequence", "effective sample size, sequence", "1 / E_y[(w / E w)²], w = exp(Σd)",
            "share",

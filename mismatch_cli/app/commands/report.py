@@ -52,7 +52,7 @@ class ReportSettings:
     )
     dialect: str | None = setting(
         None,
-        "Only print what this framework's dashboard would show: verl, nemo-rl, trl, … or all.",
+        "Only print what this framework's dashboard would show, or all.",
         key="as",
         metavar="FRAMEWORK",
         choices=("framework", lambda: [*frameworks(), _ALL]),

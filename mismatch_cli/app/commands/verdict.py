@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PANEL, PLACE = "Measure", 4
 
-_OWN, _EXAMPLE = "mismatch", "trl sampling/sampling_logp_difference/mean=0.02"
+_OWN, _EXAMPLE = "mismatch", "k1=0.01"
 # The mean |Δlog p| of the trace fp8-kv, its dtype and its KV cache
 _BUNDLED = "abs_d_mean=0.0083", "bf16", "fp8"
 _VALUE = re.compile(r"[-+]?[\d.,]+(e[-+]?\d+)?%?|[-+]?(nan|inf|infinity)", re.IGNORECASE)
