@@ -16,7 +16,7 @@ PAGES = [README, *sorted(DOCS.rglob("*.md"))]
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 _INDENTED = re.compile(r"^ {4}(?:\S*/bin/)?(mismatch-cli .*)$", re.M)
-_FILE = re.compile(r"^# (\S+\.(?:py|toml))\n")
+_FILE = re.compile(r"^# (\S+\.(?:py|toml|sh))\n")
 _ELSEWHERE = "# elsewhere: "
 EXIT_CODE = "echo $?"
 
