@@ -39,8 +39,7 @@ OTHERS = {
     "torchrun": "--nnodes --nproc-per-node",
     "vLLM": (
         "--logprobs-mode --max-logprobs --generation-config --enable-lora --lora-modules "
-        "--hf-overrides --no-enable-prefix-caching --no-enable-chunked-prefill --enforce-eager "
-        "--weight-transfer-config"
+        "--hf-overrides --no-enable-prefix-caching --no-enable-chunked-prefill --enforce-eager"
     ),
     "SGLang": "--enable-fp32-lm-head",
     "slime": "--rollout-temperature --rollout-top-p --rollout-top-k --use-tis "

@@ -205,7 +205,7 @@ def texts() -> Iterator[tuple[str, str]]:
 
 # Flags of other programs, and our own words for switching something off
 OF_OTHERS = re.compile(
-    r"--version|torchrun[^`\n]*--max-restarts|--weight-transfer-config|--max-model-len \{len|"
+    r"--version|torchrun[^`\n]*--max-restarts|--max-model-len \{len|"
     r"vllm serve[^\n]*|--aggregation mean|^--(compiled|no-prefix-caching|no-routes)$"
 )
 
