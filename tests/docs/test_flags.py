@@ -52,6 +52,7 @@ OTHERS = {
     "oat": "--dump_replay_every",
     "lab/": "--folder",
     "tests/": "--list --lower --only --renew",
+    "stores": "--exclude --exclude-pattern --recursive --repo-type",
     "trackers": "--project --logdir --backend-store-uri",
     "uv": "--torch-backend --generate-hashes --no-annotate --no-header --no-deps",
 }

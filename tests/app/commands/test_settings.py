@@ -40,7 +40,6 @@ SEVERAL_MEANINGS = {
     "as": "also logged, or only printed",
     "model": "a model, or in `verdict` the family of one",
     "trace": "what `rescore` reads, and what `bisect` searches or probes",
-    "run": "what `watch` follows, and what `upload` copies",
     "weights": "whose they are in `rescore`, and which kind a dump has",
 }
 # Helps that a command words itself: what its own output is, or what it does with the setting
