@@ -36,7 +36,7 @@ ROOMS = (
     "rules",  # trust regions, weights, algorithms
     "trace",  # the one file format, and run folders
     "metrics",  # accumulators and intervals
-    "processes",  # workers, ranks, jobs, a child that cannot hang us
+    "processes",  # workers, ranks, a child that cannot hang us
     "models",  # engines and scoring
     "probe",  # prompts → trace
     "frameworks",  # what others save, log, and how to record them

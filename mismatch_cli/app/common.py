@@ -105,8 +105,8 @@ class Common:
         custom_code.allow(self.trust_remote_code)  # never because a resumed folder says so
         if self.output is not None and is_store(self.output):
             raise UsageError(
-                "--output is a local folder. Upload it afterwards: "
-                f"{suggest('upload', 'RUN', 'URL')}"
+                "--output is a local folder. How to copy it to a store afterwards: "
+                f"{suggest('guide', 'scale')}"
             )
         for flag, asked in (
             ("plots", self.plots),

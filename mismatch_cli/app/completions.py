@@ -1,5 +1,5 @@
-"""Shell completion of the names that flags and arguments take: algorithms, runs, frameworks,
-settings.
+"""Shell completion of the names that flags and arguments take: algorithms, runs and
+frameworks.
 """
 
 from __future__ import annotations
@@ -47,12 +47,3 @@ def limits() -> list[str]:
     from mismatch_cli.limits.limit_sets import presets
 
     return presets()
-
-
-def settings() -> list[str]:
-    """The settings that `--vary` takes in `probe` and `rescore`, up to the `=`."""
-    from mismatch_cli.base.options import by_key
-    from mismatch_cli.probe.config import ProbeConfig, RescoreConfig
-
-    keys = by_key(ProbeConfig) | by_key(RescoreConfig)
-    return [f"{key.replace('_', '-')}=" for key in sorted(keys)]

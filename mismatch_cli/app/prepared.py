@@ -108,11 +108,6 @@ def _work_folder(folder: Path, kind: type[Recorded], *, force: bool) -> Iterator
         yield work
 
 
-def checked(kind: type[_Config], values: Values, command: str) -> None:
-    """Refuse settings that cannot make a run."""
-    _check_inputs(kind.of(_resolved(kind, values)), command)
-
-
 def _resolved(kind: type[_Config], values: Values) -> Values:
     """The values of a configuration, with one spelling per local path, so that equal weights are
     recognised.

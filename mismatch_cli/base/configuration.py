@@ -8,7 +8,7 @@ read only if you name it: a measurement must not depend on the contents of the w
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from mismatch_cli.base.values import (
 CONFIG = "config"  # the parameter that names the file
 SETTING = "setting"  # the attribute of a parameter that is its declaration
 _OURS = f"{PREFIX}CLI_"  # variables between our own processes
-# Set where we wrote the command line: it spells keys without a flag like flags
+# Set for our own tests and lab: their command lines spell keys without a flag like flags
 WRITTEN = f"{_OURS}WRITTEN"
 # Elsewhere this variable says what to train or analyse, and not which two runs to compare
 _OWN_ONLY = {("report", "ALGORITHM")}
@@ -61,11 +61,6 @@ def variables(command: str, parameter: Any) -> list[str]:
     key = key_of(parameter).upper().replace("-", "_")
     own = f"{PREFIX}{command.upper().replace('-', '_')}_{key}"
     return [own] if (command, key) in _OWN_ONLY else [own, f"{PREFIX}{key}"]
-
-
-def without_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without our variables, for a command that gets all settings as flags."""
-    return {name: value for name, value in environment.items() if not _is_variable(name)}
 
 
 def misspelt(context: Any) -> list[str]:
@@ -144,7 +139,7 @@ def check_typed(context: Any) -> None:
 
 def check_flags(context: Any, words: Sequence[str]) -> None:
     """A `UsageError` for a key that is typed like a flag: it shows the line to write."""
-    if WRITTEN in os.environ or WRITTEN in context.meta:
+    if WRITTEN in os.environ:
         return
     settings = [setting_of(parameter) for parameter in context.command.params]
     keys = by_flag(each for each in settings if each is not None and not each.has_flag)

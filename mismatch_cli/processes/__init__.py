@@ -1,3 +1,3 @@
-"""Other processes: workers that share a reading, ranks that share a model, jobs, and a child
-that cannot hang us.
+"""Other processes: workers that share a reading, ranks that share a model, and a child that
+cannot hang us.
 """

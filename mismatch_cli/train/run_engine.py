@@ -35,7 +35,6 @@ def engine_settings(
             say=say,
             world=world,
             weights_folder=Path(engine.weights_folder or folder / "weights"),
-            weight_transfer=engine.weight_transfer,
         )
     extra = context
     if engine.kv_cache_dtype is not None:

@@ -27,7 +27,6 @@ from mismatch_cli.base.options import (
 from mismatch_cli.base.places import bundled
 from mismatch_cli.base.text import parsed_toml
 from mismatch_cli.base.values import Values, check_typed, line_of, read
-from mismatch_cli.models.engines import TRANSFERS
 from mismatch_cli.probe.settings import (
     CpuSettings,
     ProblemSettings,
@@ -43,6 +42,8 @@ from mismatch_cli.probe.settings import (
 _PRESETS = Path(__file__).parent / "presets"
 FILE_NAME = "config.toml"
 EXPECTED = "expected"  # the only table of a preset: no setting
+# Settings of earlier versions in files that they wrote, with the value that every run has now
+_RETIRED = {"weight_transfer": "folder"}
 
 AGGREGATIONS = ("sequence-sum", "sequence-mean", "token-mean")
 _BFLOAT16 = own("bfloat16")
@@ -233,12 +234,6 @@ class SyncedEngineSettings(RolloutSettings):
         flag=False,
         **SHARE,
     )
-    weight_transfer: str = of_engine(
-        "folder",
-        "How new weights reach the servers: as files, or from GPU to GPU over NCCL.",
-        flag=False,
-        choices=("weight transfer", TRANSFERS),
-    )
     weights_folder: str | None = of_engine(
         None,
         "Folder for new weights that the servers can read.",
@@ -403,7 +398,7 @@ def preset_values(preset: str, given: Values) -> Values:
     path, content = _preset(preset)
     content.pop(EXPECTED, None)
     place = str(path) if preset.endswith(".toml") else f"preset {preset}"
-    of_preset = read(TrainConfig, content, place)
+    of_preset = read(TrainConfig, _without_retired(content), place)
     check_typed(TrainConfig, of_preset, given)
     return given.over(of_preset)
 
@@ -440,7 +435,11 @@ def parsed(text: str) -> TrainConfig:
         content = parsed_toml(text)
     except ValueError as error:
         raise UsageError(f"{FILE_NAME} is not valid TOML ({error}).") from error
-    return read(TrainConfig, content, FILE_NAME).build(TrainConfig)
+    return read(TrainConfig, _without_retired(content), FILE_NAME).build(TrainConfig)
+
+
+def _without_retired(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in content.items() if _RETIRED.get(key) != value}
 
 
 def _preset(preset: str) -> tuple[Path, dict[str, Any]]:

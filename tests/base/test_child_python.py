@@ -12,8 +12,6 @@ import pytest
 from mismatch_cli.base.child_python import safe_path, users_environment
 from mismatch_cli.base.places import bundled
 from mismatch_cli.probe.tasks.rewards import OwnReward
-from mismatch_cli.processes.members import Member, run_members
-from tests.paths import ROOT
 from tests.poisoned import PoisonedFolder
 
 pytestmark = pytest.mark.slow
@@ -105,13 +103,6 @@ def test_training_its_reward_its_tracker_and_its_report(folder, tmp_path, reward
         done := folder.run("watch", run, "--once", "--no-plots", "--output", tmp_path / "w")
     ).returncode == 0
     assert (tmp_path / "w/report.html").is_file(), done.stderr
-    assert folder.imported() == []
-
-
-def test_the_runs_of_vary(folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    member = Member(tmp_path / "run", ("report", str(TRACE), "--no-plots"), folder.path)
-    assert [outcome.fault for outcome in run_members([member], (), lambda _: None)] == [""]
     assert folder.imported() == []
 
 

@@ -9,14 +9,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mismatch_cli.app.guide_pages import all_pages
 from tests.paths import DOCS, ROOT
 
 README = ROOT / "README.md"
 PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+# Pages of the guide without a file: their text, by the place that links give them
+MADE = {DOCS / page.file: page.text for page in all_pages().values() if page.path is None}
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 _INDENTED = re.compile(r"^ {4}(?:\S*/bin/)?(mismatch-cli .*)$", re.M)
-_FILE = re.compile(r"^# (\S+\.(?:py|toml))\n")
+_FILE = re.compile(r"^# (\S+\.(?:py|toml|sh))\n")
 _ELSEWHERE = "# elsewhere: "
 EXIT_CODE = "echo $?"
 
@@ -141,9 +144,14 @@ def is_renewed(page: Path, mark: str, inside: str) -> bool:
     return marked(page.read_text(encoding="utf-8"), mark)[1].strip() == inside.strip()
 
 
+def text_of(page: Path) -> str:
+    """The Markdown of a page."""
+    return MADE[page] if page in MADE else page.read_text(encoding="utf-8")
+
+
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub gives to the headings of a page."""
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    text = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.M | re.S)
     found: dict[str, int] = {}
     for heading in re.findall(r"^#+ (.*)$", text, re.M):
         slug = re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading).lower()).replace(

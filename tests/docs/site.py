@@ -1,6 +1,7 @@
 """The guide as a site, in site/: python -m tests.docs.site [serve]
 
-Its pages are those of docs/ and what they link to beside it; README.md is the front page.
+Its pages are those of docs/, the options of each command, which are made here, and what they link
+to beside it; README.md is the front page.
 zensical.toml gives their order. A page that it does not name, a broken link or a warning ends the
 build.
 """
@@ -19,7 +20,7 @@ import time
 import tomllib
 from pathlib import Path
 
-from tests.docs.pages import DOCS, ROOT
+from tests.docs.pages import DOCS, MADE, ROOT, text_of
 
 SITE, CONFIG = ROOT / "site", ROOT / "zensical.toml"
 _ZENSICAL = (sys.executable, "-m", "zensical")
@@ -31,6 +32,7 @@ _BESIDE = {
     "lab/README.md": "project/benchmarks.md",
     "sample_data/README.md": "project/sample-data.md",
 }
+_MAKER = "mismatch_cli/app/guide_pages.py"  # of pages without a file
 _FENCE = re.compile(r"(^```.*?^```$)", re.M | re.S)
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 _NESTED = re.compile(r"^( +)(?=[*-] )", re.M)
@@ -49,7 +51,7 @@ _IN_TERMINAL = """
 
 def pages() -> dict[str, str]:
     """Where each page of the repository is on the site."""
-    guide = [path.relative_to(ROOT).as_posix() for path in sorted(DOCS.rglob("*.md"))]
+    guide = [path.relative_to(ROOT).as_posix() for path in sorted([*DOCS.rglob("*.md"), *MADE])]
     return {
         page: page.removeprefix("docs/").replace("README.md", "index.md") for page in guide
     } | _BESIDE
@@ -59,7 +61,7 @@ def staged(page: str, places: dict[str, str]) -> str:
     """The text of a page as the site has it: links lead to pages of the site, else to the file
     in the repository.
     """
-    text = (ROOT / page).read_text(encoding="utf-8")
+    text = text_of(ROOT / page)
     repository = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["project"]["repo_url"]
 
     def led(link: re.Match[str]) -> str:
@@ -81,7 +83,8 @@ def staged(page: str, places: dict[str, str]) -> str:
     parts = _FENCE.split(text)
     prose = [part if n % 2 else _for_markdown(_LINK.sub(led, part)) for n, part in enumerate(parts)]
     end = _IN_TERMINAL if page == "README.md" else ""
-    return f"---\nsource: {page}\n---\n{''.join(prose)}{end}"
+    source = _MAKER if ROOT / page in MADE else page
+    return f"---\nsource: {source}\n---\n{''.join(prose)}{end}"
 
 
 def _for_markdown(text: str) -> str:

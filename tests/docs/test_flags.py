@@ -39,8 +39,7 @@ OTHERS = {
     "torchrun": "--nnodes --nproc-per-node",
     "vLLM": (
         "--logprobs-mode --max-logprobs --generation-config --enable-lora --lora-modules "
-        "--hf-overrides --no-enable-prefix-caching --no-enable-chunked-prefill --enforce-eager "
-        "--weight-transfer-config"
+        "--hf-overrides --no-enable-prefix-caching --no-enable-chunked-prefill --enforce-eager"
     ),
     "SGLang": "--enable-fp32-lm-head",
     "slime": "--rollout-temperature --rollout-top-p --rollout-top-k --use-tis "
@@ -53,6 +52,7 @@ OTHERS = {
     "oat": "--dump_replay_every",
     "lab/": "--folder",
     "tests/": "--list --lower --only --renew",
+    "stores": "--exclude --exclude-pattern --recursive --repo-type",
     "trackers": "--project --logdir --backend-store-uri",
     "uv": "--torch-backend --generate-hashes --no-annotate --no-header --no-deps",
 }

@@ -13,7 +13,7 @@ from threading import Thread
 
 import pytest
 
-from mismatch_cli.base.places import guide_pages
+from mismatch_cli.app.guide_pages import all_pages
 from tests.docs import site
 from tests.docs.pages import DOCS
 from tests.report.browser import CHROMIUM, Browser
@@ -61,9 +61,9 @@ def served(built: Path) -> Iterator[str]:
 
 def test_every_page_of_the_guide_is_in_the_site(built: Path) -> None:
     names = {path.relative_to(built).with_suffix("").as_posix() for path in built.rglob("*.html")}
-    folders = {name for name in guide_pages() if (DOCS / name).is_dir()}
+    folders = {name for name in all_pages() if (DOCS / name).is_dir()}
     assert {
-        "contents" if n == "README" else f"{n}/index" if n in folders else n for n in guide_pages()
+        "contents" if n == "README" else f"{n}/index" if n in folders else n for n in all_pages()
     } <= names
     front = (built / "index.html").read_text(encoding="utf-8")
     assert "mismatch-cli guide json/gate" in front and 'href="json/gate.html"' in front

@@ -66,7 +66,6 @@ LINES = (
     "compare run loop", "gate run --limits loop", "gate run --junit loop",
     "report run --cache loop",
     "report run --config loop", "probe --prompts loop -o new", "probe ./loop -o new",
-    "upload loop s3://bucket/run",
 )  # fmt: skip
 
 

@@ -109,61 +109,6 @@ def test_a_server_that_cannot_load_weights_gives_one_sentence(servers, tmp_path)
         run(tmp_path / "run", engine_url=url, **SERVED)
 
 
-@pytest.fixture(scope="module")
-def wired(servers) -> list[int]:
-    """The ports of two servers that get weights by vLLM's transfer."""
-    ports = [free_port(), free_port()]
-    for url in [servers.start(port, "processed_logprobs", wired=True) for port in ports]:
-        servers.wait(url)
-    return ports
-
-
-@pytest.fixture
-def wire(monkeypatch):
-    """A mock of NCCL on the trainer's side, and of a GPU."""
-    from tests.models.engines import slow_wire
-
-    monkeypatch.setattr(server, "check_possible", lambda: None)
-    monkeypatch.setattr(
-        slow_wire.nccl_engine, "open_trainer_endpoint", slow_wire.nccl_engine.open_trainer_endpoint
-    )
-    monkeypatch.setattr(slow_wire.WeightTransferTrainerFactory, "_registry", {})
-    slow_wire.replace_nccl()
-
-
-def url_of(ports: list[int]) -> str:
-    return ",".join(f"http://127.0.0.1:{port}" for port in ports)
-
-
-def test_weights_reach_all_servers_by_vllms_transfer(wired, wire, tmp_path):
-    records = run(tmp_path / "run", engine_url=url_of(wired), weight_transfer="nccl", **SERVED)
-    assert len(records) == 3 and max(gaps(records)) < SAME_WEIGHTS
-    assert "newer" in {record["sync"] for record in records}
-    assert not (tmp_path / "run" / "weights").exists()
-
-
-def test_a_server_that_loses_its_weights_ends_the_run_which_can_be_resumed(
-    servers, wired, wire, tmp_path
-):
-    """A broadcast reaches all servers or none: a resumed run connects again."""
-    records: list[dict[str, Any]] = []
-
-    def on_step(record: dict[str, Any]) -> None:
-        records.append(record)
-        if record["step"] == 1:
-            servers.kill(wired[1])
-            servers.wait(servers.start(wired[1], "processed_logprobs", wired=True))
-
-    changes = {"engine_url": url_of(wired), "weight_transfer": "nccl", "checkpoint_every": 1}
-    config = load_config("miniature", SMALL | SERVED | changes)
-    with pytest.raises(
-        MismatchError, match=rf"{wired[1]} has lost its weights.*Continue with --resume"
-    ):
-        train(config, tmp_path / "run", on_step)
-    train(config, tmp_path / "run", records.append, resume=True)
-    assert [record["step"] for record in records] == [1, 2, 3] and max(gaps(records)) < SAME_WEIGHTS
-
-
 def test_a_server_with_other_weights_is_noticed_by_its_checksums():
     before = {"model.norm": "a", "model.embed": "b"}
     check_same_weights("one", "two", before, {"model.norm": "a"})
@@ -182,11 +127,6 @@ def test_a_servers_checksums_change_with_its_weights(urls, tmp_path, monkeypatch
     pairs = list(zip(told[::2], told[1::2], strict=True))
     assert len(pairs) >= 3 and all(one == two and one for one, two in pairs)
     assert pairs[0][0] != pairs[-1][0]
-
-
-def test_nccl_without_a_gpu_gives_one_sentence(urls, tmp_path):
-    with pytest.raises(UsageError, match="torch sees no GPU"):
-        run(tmp_path / "run", engine_url=urls[0], weight_transfer="nccl", **SERVED)
 
 
 def test_an_engine_and_a_url_belong_together():

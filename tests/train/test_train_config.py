@@ -6,7 +6,14 @@ import pytest
 
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.base.options import settings_of
-from mismatch_cli.train.train_config import TrainConfig, load_config, presets, shown_defaults
+from mismatch_cli.train.train_config import (
+    TrainConfig,
+    load_config,
+    parsed,
+    presets,
+    shown_defaults,
+)
+from tests.paths import ROOT
 
 
 @pytest.mark.parametrize("preset", presets())
@@ -20,6 +27,23 @@ def test_text_with_quotes_and_backslashes_survives(tmp_path):
     config = load_config("miniature", {"model": 'a "b" \\ c'})
     (tmp_path / "saved.toml").write_text(config.to_toml(), encoding="utf-8")
     assert load_config(str(tmp_path / "saved.toml"), {}) == config
+
+
+def test_the_file_of_an_earlier_run_may_have_settings_that_are_gone(tmp_path):
+    """With the value that all runs have now: another one is a setting that does not exist."""
+    config = load_config("miniature", {"steps": 7})
+    earlier = tmp_path / "config.toml"
+    earlier.write_text(f'{config.to_toml()}weight_transfer = "folder"\n', encoding="utf-8")
+    assert parsed(earlier.read_text(encoding="utf-8")) == config
+    assert load_config(str(earlier), {}) == config
+    with pytest.raises(UsageError, match="Unknown setting 'weight_transfer'"):
+        parsed(f'{config.to_toml()}weight_transfer = "nccl"\n')
+
+
+@pytest.mark.parametrize("saved", sorted((ROOT / "lab" / "evidence").glob("*/config.toml"))[::10])
+def test_the_settings_of_runs_on_record_are_read(saved):
+    """They are those of several earlier versions."""
+    assert parsed(saved.read_text(encoding="utf-8")).algorithm
 
 
 def test_flags_win_over_the_preset():

@@ -1,4 +1,6 @@
-"""`mismatch-cli guide`: shows the pages of docs/, which the wheel includes."""
+"""`mismatch-cli guide`: shows the pages of docs/, which the wheel includes, and the options of each
+command.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import os
 import posixpath
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,11 +18,13 @@ from mismatch_cli.app.common import Common, console, print_parts
 from mismatch_cli.app.flags import flags
 from mismatch_cli.base.errors import UsageError, suggest
 from mismatch_cli.base.options import part, setting
-from mismatch_cli.base.places import guide_pages, page_name
+from mismatch_cli.base.places import page_name
 from mismatch_cli.base.text import visible
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from mismatch_cli.app.guide_pages import Page
 
 PANEL, PLACE = "Explain", 5
 
@@ -28,6 +32,13 @@ CONTENTS = "README"
 _WIDEST = 110  # characters: tables need more than prose
 _LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")
 _COMMENT = re.compile(r"^<!-- .* -->\n", re.MULTILINE)
+
+
+def _names() -> list[str]:
+    """The names of all pages."""
+    from mismatch_cli.app.guide_pages import all_pages
+
+    return list(all_pages())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +50,7 @@ class GuideSettings:
         "Page to show: a command, or another name from the list; other words search the pages.",
         argument=True,
         show_default="the list of pages",
-        completes=guide_pages,
+        completes=_names,
     )
     path: bool = setting(False, "Print the path of the page, for an editor or a browser.")
 
@@ -63,13 +74,15 @@ def command(
       mismatch-cli guide top_p on one side
       mismatch-cli guide gate > gate.md
     """
-    pages, page, path = guide_pages(), guide.page, guide.path
+    from mismatch_cli.app.guide_pages import all_pages
+
+    pages, page, path = all_pages(), guide.page, guide.path
     if not pages:
         raise UsageError(
             "This installation lacks the guide. Reinstall mismatch-cli from a wheel or a checkout."
         )
     if not page:
-        print(pages[CONTENTS].parent) if path else print_parts(*_contents(pages))
+        print(_place(pages[CONTENTS]).parent) if path else print_parts(*_contents(pages))
         return
     words = " ".join(page)
     if not path and not _named(words, pages) and (hits := _hits(words, pages)):
@@ -77,14 +90,22 @@ def command(
         return
     found = _found(words, pages)
     if path:
-        print(found)
+        print(_place(found))
     else:
-        _show(
-            found.read_text(encoding="utf-8"), found.relative_to(pages[CONTENTS].parent).as_posix()
+        _show(found.text, found.file)
+
+
+def _place(page: Page) -> Path:
+    """The file of a page; a `UsageError` for one that is made."""
+    if page.path is None:
+        raise UsageError(
+            f"{page.file} has no path: it is made from the settings of the command. Leave out "
+            "--path."
         )
+    return page.path
 
 
-def _named(name: str, pages: dict[str, Path]) -> list[str]:
+def _named(name: str, pages: Mapping[str, Page]) -> list[str]:
     """The pages behind a name, as links and messages write it: `gate`, `gate.md`, `docs/gate.md`,
     `json/gate`.
 
@@ -97,7 +118,7 @@ def _named(name: str, pages: dict[str, Path]) -> list[str]:
     return [page for page in pages if page.rpartition("/")[2] == asked]
 
 
-def _found(name: str, pages: dict[str, Path]) -> Path:
+def _found(name: str, pages: Mapping[str, Page]) -> Page:
     """The only page behind a name."""
     from mismatch_cli.base.registry import unknown
 
@@ -107,15 +128,13 @@ def _found(name: str, pages: dict[str, Path]) -> Path:
     return pages[same[0]]
 
 
-def _hits(words: str, pages: dict[str, Path]) -> list[RenderableType]:
+def _hits(words: str, pages: Mapping[str, Page]) -> list[RenderableType]:
     """The pages that say most about some words, each with its line; empty if none says anything."""
     from rich.text import Text
 
     from mismatch_cli.app.guide_search import search
 
-    hits, absent = search(
-        words, {name: path.read_text(encoding="utf-8") for name, path in pages.items()}
-    )
+    hits, absent = search(words, {name: page.text for name, page in pages.items()})
     if not hits:
         return []
     rows = _rows([(hit.page, visible(hit.line)) for hit in hits])
@@ -139,10 +158,10 @@ def _use() -> list[RenderableType]:
     return [Text(""), Text(f"Use: {suggest('guide')} NAME")]
 
 
-def _contents(pages: dict[str, Path]) -> list[RenderableType]:
+def _contents(pages: Mapping[str, Page]) -> list[RenderableType]:
     """Every page with its title, the overview first."""
     names = dict.fromkeys(name for name in (CONTENTS, *pages) if name in pages)
-    titles = [(name, _title(pages[name].read_text(encoding="utf-8"))) for name in names]
+    titles = [(name, _title(pages[name].text)) for name in names]
     return [*_rows(titles), *_use()]
 
 

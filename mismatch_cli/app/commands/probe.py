@@ -8,7 +8,6 @@ import typer
 from mismatch_cli.app.common import Common, recording
 from mismatch_cli.app.flags import flags
 from mismatch_cli.app.rank_flags import KEPT, RankSettings, told_to_all
-from mismatch_cli.app.vary import VarySettings, run_varied
 from mismatch_cli.base.options import of_running, own, part
 from mismatch_cli.base.values import Values
 from mismatch_cli.probe.config import ProbeConfig
@@ -31,7 +30,6 @@ def command(
     context: typer.Context,
     values: Values,
     *,
-    varied: VarySettings = part(VarySettings),
     repeated: LikeSettings = part(LikeSettings),
     shared: RankSettings = part(RankSettings, "nproc", sharded=own(flag=False)),
     common: Common = recording("probe-MODEL", "worst", "open"),
@@ -46,11 +44,7 @@ def command(
       mismatch-cli probe ./checkpoint --trainer-dtype float32 --json
       mismatch-cli probe ./checkpoint --adapter ./lora
       mismatch-cli probe --like probe-model --engine-arg enforce_eager=true
-      mismatch-cli probe --vary kv-cache-dtype=auto,fp8
     """
-    if varied.vary:
-        run_varied(context, common, ProbeConfig, varied)
-        return
     from mismatch_cli.app.prepared import prepared_run
 
     shared.check_sharded()

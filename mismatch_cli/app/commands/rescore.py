@@ -9,7 +9,6 @@ import typer
 from mismatch_cli.app.common import Common, recording
 from mismatch_cli.app.flags import flags
 from mismatch_cli.app.rank_flags import KEPT, RankSettings, told_to_all
-from mismatch_cli.app.vary import VarySettings, run_varied
 from mismatch_cli.base.options import part
 from mismatch_cli.base.values import Values
 from mismatch_cli.probe.config import RescoreConfig
@@ -23,7 +22,6 @@ def command(
     context: typer.Context,
     values: Values,
     *,
-    varied: VarySettings = part(VarySettings),
     shared: RankSettings = part(RankSettings, "nproc", "sharded"),
     common: Common = recording("rescore-RUN", "worst", "open"),
 ) -> None:
@@ -36,11 +34,7 @@ def command(
       mismatch-cli rescore
       mismatch-cli rescore run --trainer-model ./model --trainer-dtype float32
       mismatch-cli rescore run --trainer-model ./checkpoint-40 --weights newer
-      mismatch-cli rescore run --vary trainer-model=./step-20,./step-40 --devices 0,1
     """
-    if varied.vary:
-        run_varied(context, common, RescoreConfig, varied)
-        return
     from mismatch_cli.app.prepared import prepared_run
 
     shared.check_sharded()

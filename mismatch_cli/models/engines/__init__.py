@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from mismatch_cli.models.dissection.engine_pass import EnginePass
     from mismatch_cli.rules.batch import Rollout
 
-TRANSFERS = ("folder", "nccl")  # how servers get new weights during training
 Told = Callable[[int], None]  # called with the number of newly finished responses
 Shapes = Mapping[str, tuple[int, ...]]  # tensor shapes by their names in a model folder
 Sink = Callable[["np.ndarray"], None]  # takes log μ of a response's next token, float32 [V]
@@ -87,7 +86,6 @@ class EngineSettings:
     # Whether rollouts report the experts of each token; None: where that is free
     routes: bool | None = None
     weights_folder: Path | None = None  # visible to servers, for new weights
-    weight_transfer: str = TRANSFERS[0]
     # Whether `replay` will be called: vLLM on a GPU must know before it starts
     replays: bool = False
 

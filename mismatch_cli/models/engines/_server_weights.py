@@ -1,7 +1,7 @@
 """New weights for servers: a safetensors file in a folder that they can read, and the version that
 they report.
 
-This transport works everywhere. vLLM offers the routes for it in its development mode only.
+vLLM offers the routes for it in its development mode only.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.models.engines._server_http import Refused, Server
@@ -27,32 +27,14 @@ _NOTHING = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 _FILE = "model.safetensors"
 # Prefix of what we remove again: the user's folder may have other files
 _NAME = "mismatch-cli-weights-"
-MODE = "Start it with VLLM_SERVER_DEV_MODE=1 in its environment"
-
-
-class Weights(Protocol):
-    """The newest weights, on their way to the servers."""
-
-    @property
-    def version(self) -> str:
-        """The version that a server with these weights reports; empty before any are published."""
-
-    def publish(self, model: Any) -> None:
-        """Publish the weights of a model, spread over ranks or not; every rank calls it."""
-
-    async def give(self, server: Server, url: str) -> None:
-        """Have a server load the published weights; a `MismatchError` if it cannot."""
-
-    def forget_older(self) -> None:
-        """Remove older weights, once all servers have the newest; every rank calls it."""
-
-    def remove(self) -> None:
-        """Leave nothing behind."""
+_MODE = "Start it with VLLM_SERVER_DEV_MODE=1 in its environment"
 
 
 class SharedWeights:
-    """A folder with the newest weights, written by the first rank; every rank sees it once
-    `publish` returns.
+    """A folder with the newest weights of a model, spread over ranks or not: the first rank writes
+    it, and every rank sees it once `publish` returns.
+
+    Every rank calls `publish`, and `forget_older` once all servers have the newest.
     """
 
     def __init__(self, folder: Path, world: World) -> None:
@@ -61,6 +43,7 @@ class SharedWeights:
 
     @property
     def version(self) -> str:
+        """What a server with these weights reports; empty before any are published."""
         return f"{self._folder}#{self._count}" if self._count else ""
 
     @property
@@ -73,7 +56,7 @@ class SharedWeights:
         from mismatch_cli.models.sharding import on_first, saved_state
 
         state = saved_state(model)
-        names = names_in_vllm(model, state)
+        names = _names_in_vllm(model, state)
         kept = on_first(state, self._world)
         self._count += 1
         if self._world.first:
@@ -84,6 +67,7 @@ class SharedWeights:
         self._world.barrier()
 
     async def give(self, server: Server, url: str) -> None:
+        """Have a server load the published weights; a `MismatchError` if it cannot."""
         load = {"method": "reload_weights", "kwargs": {"weights_path": str(self.path)}}
         try:
             await server.post("/collective_rpc", load, _ANSWER)
@@ -91,10 +75,10 @@ class SharedWeights:
         except Refused as refused:
             told = f"status {refused.status}: {refused.told}"
             raise MismatchError(
-                f"{url} cannot load weights ({told}). {MODE}, on a machine that can read the "
+                f"{url} cannot load weights ({told}). {_MODE}, on a machine that can read the "
                 "folder."
             ) from refused
-        await check_taken(server, url, self.version)
+        await _check_taken(server, url, self.version)
 
     def forget_older(self) -> None:
         self._world.barrier()
@@ -119,7 +103,7 @@ class SharedWeights:
                         path.rmdir()
 
 
-def names_in_vllm(model: Any, state: Mapping[str, Tensor]) -> list[str]:
+def _names_in_vllm(model: Any, state: Mapping[str, Tensor]) -> list[str]:
     """The names of the weights to send to a server.
 
     They include a tied head, though folders leave it out: without it vLLM on CPU keeps its old
@@ -133,7 +117,7 @@ def names_in_vllm(model: Any, state: Mapping[str, Tensor]) -> list[str]:
     ]
 
 
-async def check_taken(server: Server, url: str, version: str) -> None:
+async def _check_taken(server: Server, url: str, version: str) -> None:
     """A `MismatchError` unless a server has this version of the weights and has dropped its
     older cache.
     """
@@ -145,7 +129,7 @@ async def check_taken(server: Server, url: str, version: str) -> None:
     if await told_version(server) != version:
         raise MismatchError(
             f"{url} does not report which weights it has, or another client sends it weights "
-            f"too. {MODE}."
+            f"too. {_MODE}."
         )
 
 

@@ -25,10 +25,8 @@ from mismatch_cli.models.engines._server_facts import (
 from mismatch_cli.models.engines._server_http import Address, Server, base_url
 from mismatch_cli.models.engines._server_prefill import check_as_it_comes, prefilled
 from mismatch_cli.models.engines._server_rollout import Completions
-from mismatch_cli.models.engines._server_transfer import TransferredWeights, check_possible
 from mismatch_cli.models.engines._server_weights import (
     SharedWeights,
-    Weights,
     check_same_weights,
     told_checksums,
     told_version,
@@ -92,12 +90,7 @@ def create(settings: EngineSettings) -> Engine:
         dict.fromkeys(base_url(url.strip()) for url in str(settings.extra["url"]).split(","))
     )
     world, folder = settings.world, settings.weights_folder
-    weights: Weights | None = None
-    if settings.weight_transfer == "nccl":
-        check_possible()
-        weights = TransferredWeights([Address(url, **given) for url in urls], world, settings.say)
-    elif folder is not None:
-        weights = SharedWeights(folder, world)
+    weights = None if folder is None else SharedWeights(folder, world)
     dealt = urls[world.rank :: world.size] or [urls[world.rank % len(urls)]]
     engines = [
         ServerEngine(settings, Address(url, **given), weights, speaks=world.rank < len(urls))
@@ -115,7 +108,7 @@ class ServerEngine:
         self,
         settings: EngineSettings,
         address: Address,
-        weights: Weights | None = None,
+        weights: SharedWeights | None = None,
         speaks: bool = True,
     ) -> None:
         """`speaks`: whether this rank, among those that share the server, gives it its weights."""
@@ -245,7 +238,7 @@ class Servers:
     """
 
     def __init__(
-        self, engines: Sequence[ServerEngine], weights: Weights | None, world: World
+        self, engines: Sequence[ServerEngine], weights: SharedWeights | None, world: World
     ) -> None:
         self._engines, self._weights, self._world = engines, weights, world
         first, *others = (engine.describe() for engine in engines)

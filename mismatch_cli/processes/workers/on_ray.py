@@ -139,12 +139,12 @@ def _combined(first: bytes, *others: bytes) -> bytes:
 def cluster(workers: Workers, traces: Sequence[Trace]) -> Iterator[Executor]:
     """An executor on a cluster, until the end of the block."""
     require("ray", f"--workers {workers.who}")
-    with connected(str(workers.who)):
+    with _connected(str(workers.who)):
         yield _OnRay(workers, traces)
 
 
 @contextmanager
-def connected(address: str) -> Iterator[Any]:
+def _connected(address: str) -> Iterator[Any]:
     """An existing cluster, at `ray://HOST:PORT`, RAY_ADDRESS or on this machine; else a new one
     on this machine.
     """

@@ -22,7 +22,6 @@ from mismatch_cli.app.progress import TerminalProgress
 from mismatch_cli.app.rank_flags import RankSettings
 from mismatch_cli.app.shared_settings import PageSettings
 from mismatch_cli.app.tracking import Tracking, TrackSettings
-from mismatch_cli.app.vary import VarySettings
 from mismatch_cli.base.errors import MismatchError, UsageError, quoted
 from mismatch_cli.base.options import flat, own, part, replaced, setting
 from mismatch_cli.base.places import bundled, shown
@@ -83,9 +82,6 @@ def command(
     *,
     runs: RunsSettings = part(RunsSettings),
     shared: RankSettings = part(RankSettings, "nproc", "max_restarts"),
-    apart: VarySettings = part(
-        VarySettings, "devices", devices=own(show_default="one after another")
-    ),
     tracked: TrackSettings = part(TrackSettings, project=own(flag=False), name=own(flag=False)),
     page: PageSettings = part(PageSettings, report_every=own(flag=False)),
     common: Common = part(
@@ -143,7 +139,6 @@ def command(
         return
     require(first.engine.name, f"--engine {first.engine.name}")
     require("hf", "`train`")
-    _check_apart(apart, configs, shared)
     # Check here too: restarted ranks continue with existing files
     if not launched() and (shared.nproc > 1 or shared.max_restarts):
         with _held(configs, folders, output, resume):
@@ -154,10 +149,6 @@ def command(
         if not world.first:
             for config, folder in zip(configs, folders, strict=True):
                 _follow(config, folder, resume, world)
-            return
-        if apart.devices is not None:
-            held.enter_context(_held(configs, [], output, resume))  # each run holds its own folder
-            _train_apart(context, configs, folders, output, apart.devices, resume, common)
             return
         held.enter_context(_held(configs, folders, output, resume))
         say_start = partial(_say_start, expected, runs.preset, common.progress)
@@ -176,21 +167,6 @@ def _with_sources(config: TrainConfig, values: Values) -> str:
             line += f"  # {place or 'typed'}"
         lines.append(line)
     return "".join(f"{line}\n" for line in lines)
-
-
-def _check_apart(apart: VarySettings, configs: Sequence[TrainConfig], shared: RankSettings) -> None:
-    """A `UsageError` for --devices where there is one run, or one set of servers."""
-    if apart.devices is None:
-        return
-    if len(configs) == 1 or shared.nproc > 1 or launched():
-        raise UsageError(
-            "--devices runs several trainings, a process each: add -a or --seeds, without --nproc."
-        )
-    if configs[0].engine.url:
-        raise UsageError(
-            "--devices trains several models, but servers hold the weights of one. Leave out "
-            "--devices."
-        )
 
 
 _KEPT = (
@@ -213,7 +189,7 @@ def _held(
             from mismatch_cli.train.studies.training import TrainingAnalysis
 
             held.enter_context(folder_of_runs(output, TrainingAnalysis.FORMAT))
-        for config, folder in zip(configs, folders, strict=False):
+        for config, folder in zip(configs, folders, strict=True):
             held.enter_context(
                 training_folder(folder, FILE_NAME, partial(_is_saved, config), resume=resume)
             )
@@ -343,31 +319,6 @@ def _train(
             f"{', '.join(failed)}. Type the same command with --resume to retry them from their "
             "last checkpoints."
         )
-
-
-def _train_apart(
-    context: typer.Context,
-    configs: Sequence[TrainConfig],
-    folders: Sequence[Path],
-    output: Path,
-    devices: str,
-    resume: bool,
-    common: Common,
-) -> None:
-    """Train as many runs at once as there are devices, and report on the results, even if a run
-    failed.
-    """
-    from mismatch_cli.train.run_apart import train_apart
-
-    for folder in folders:
-        if folder.exists() and not resume:
-            raise MismatchError(
-                f"{folder} already exists. Continue it with --resume, or choose another --output."
-            )
-    try:
-        train_apart(context, configs, folders, devices, common)
-    finally:
-        _report(folders, output, common)
 
 
 def _report(folders: Sequence[Path], output: Path, common: Common) -> None:

@@ -11,7 +11,7 @@ from mismatch_cli.train.studies.runs import TrainingRun
 # Lines of a figure, length, how the work is done, watched and kept: nothing here changes an update.
 NO_SETTING = {
     "algorithm", "seed", "steps", "recompute", "average_decay", "engine_url", "served_model",
-    "weight_transfer",
+    "weight_transfer",  # of earlier versions
     "weights_folder", "engine_memory", "tensor_parallel", "token_budget", "gradient_checkpointing",
     "cpu_offload",
     "threads", "eval_every", "eval_samples", "reward_seconds", "environment_seconds",

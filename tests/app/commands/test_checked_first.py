@@ -81,11 +81,6 @@ LIGHT = {
         ("--trainer-model /no/such/model", NO_MODEL[1]),
     ),
     "guide": (("trainn", "trainn"),),
-    "upload": (
-        ("", "Name a run and a destination"),
-        ("gone s3://bucket/run", "gone does not exist"),
-        (f"{FLOAT32} folder", "is not on an object store"),
-    ),
     "probe": (
         *SAMPLED,
         ("--trainer-model /no/such/model", NO_MODEL[1]),

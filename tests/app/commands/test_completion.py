@@ -156,7 +156,6 @@ def test_it_answers_soon_and_imports_nothing_heavy(tmp_path):
     lines = {
         "mismatch-cli clipstats --compare pg-is pg-t": ["pg-tis"],
         "mismatch-cli report m": ["mine", "moe", "moe-replayed"],
-        "mismatch-cli probe --vary kv-cache-d": ["kv-cache-dtype="],
         "mismatch-cli gate --limits prime": ["prime-rl"],
         "mismatch-cli bisect --engine v": ["vllm"],
     }

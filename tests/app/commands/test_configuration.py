@@ -17,8 +17,7 @@ import typer
 from mismatch_cli.app.cli import build_app, run
 from mismatch_cli.app.common import Common
 from mismatch_cli.app.prepared import prepared_run
-from mismatch_cli.app.typed import words
-from mismatch_cli.base.configuration import CONFIG, key_of, without_variables
+from mismatch_cli.base.configuration import CONFIG, key_of
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.base.options import flat
 from mismatch_cli.base.values import Values
@@ -99,8 +98,7 @@ def test_what_starts_code_or_sends_keys_is_typed(tmp_path, monkeypatch, capfd):
     """Neither a file nor a variable may set it: they may be somebody else's."""
     values = {
         "algorithm": ["evil.py:limit=2"], "compare": ["ppo", "evil.py"], "workers": "ray://evil:1",
-        "devices": "ray://evil:1", "engine_arg": ["logits_processors=evil"],
-        "vary": ["reward=evil.py:f,g.py:f"], "reward": "evil.py:f",
+        "engine_arg": ["logits_processors=evil"], "reward": "evil.py:f",
     }  # fmt: skip
     seen = set()
     for name, command, known in parameters():
@@ -234,41 +232,6 @@ def test_a_run_records_resolved_settings_and_resumes_with_them(tmp_path, monkeyp
         True,
         6,
     )
-
-
-def test_a_process_with_resolved_flags_reads_neither_again(tmp_path, monkeypatch):
-    """The runs of `--vary` and `--devices`, which would otherwise vary again."""
-    (tmp_path / "m.toml").write_text(
-        "[probe]\nengine-arg = ['block_size=1', 'max_num_seqs=2']\neager = false\n"
-    )
-    monkeypatch.setenv("MISMATCH_VARY", "seed=1,2")
-    monkeypatch.setenv("MISMATCH_TOP_K", "5")
-    context = context_of(
-        "probe",
-        GROUP.get_command(None, "probe"),
-        "--config",
-        f"{tmp_path}/m.toml",
-        "--top-p",
-        "0.5",
-    )
-    told = words(context, ("vary",), resolved=True)
-    expected = [
-        "--top-k",
-        "5",
-        "--top-p",
-        "0.5",
-        "--compiled",
-        "--engine-arg",
-        "block_size=1",
-        "--engine-arg",
-        "max_num_seqs=2",
-    ]
-    assert sorted(told) == sorted(expected)
-    assert words(context) == ["--top-p", "0.5", "--config", f"{tmp_path}/m.toml"]
-    left = without_variables(
-        {"MISMATCH_VARY": "x", "MISMATCH_CLI_STOPPED": "1", "MISMATCH_RECORD": "r", "PATH": "p"}
-    )
-    assert left == {"MISMATCH_CLI_STOPPED": "1", "MISMATCH_RECORD": "r", "PATH": "p"}
 
 
 def test_a_resumed_run_takes_what_has_no_flag_from_a_file(tmp_path):

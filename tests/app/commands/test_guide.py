@@ -11,8 +11,8 @@ import pytest
 
 from mismatch_cli.app.cli import run
 from mismatch_cli.app.commands.guide import for_reading
+from mismatch_cli.app.guide_pages import all_pages, options_page
 from mismatch_cli.app.guide_search import search
-from mismatch_cli.base.places import guide_pages
 from tests.docs.pages import DOCS, ROOT
 from tests.terminal import Terminal
 
@@ -21,7 +21,7 @@ def test_without_a_name_it_lists_every_page_with_its_title(capsys):
     assert run(["guide"]) == 0
     lines = capsys.readouterr().out.splitlines()
     listed = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in lines if "  " in line)
-    assert listed.keys() == guide_pages().keys() and lines[0].startswith("README ")
+    assert listed.keys() == all_pages().keys() and lines[0].startswith("README ")
     assert listed["normal"] == "Is my number normal?" and all(listed.values())
 
 
@@ -34,7 +34,6 @@ NAMES = {
 NAMES |= {
     "summary": "json/summary.md",
     "json": "json/README.md",
-    "docs/options/gate.md": "options/gate.md",
 }
 
 
@@ -42,6 +41,19 @@ NAMES |= {
 def test_a_pipe_gets_the_page_unchanged(capsys, name):
     assert run(["guide", name]) == 0
     assert capsys.readouterr().out == (DOCS / NAMES[name]).read_text(encoding="utf-8")
+
+
+def test_the_options_of_a_command_are_made_from_its_settings(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in ("options/gate", "docs/options/gate.md"):
+        assert run(["guide", name]) == 0
+        assert capsys.readouterr().out == options_page("gate")
+    assert "| `--limits " in options_page("gate")
+    assert run(["guide", "options/gate", "--path"]) == 2
+    assert "options/gate.md has no path" in capsys.readouterr().err
+    assert run(["guide", "adam_eps"]) == 0
+    assert "options/train " in capsys.readouterr().out
+    assert not (DOCS / "options").exists()
 
 
 def test_the_path_of_a_page_and_a_missing_page(capsys):
@@ -99,11 +111,11 @@ def test_rare_words_and_headings_count_more_and_no_page_needs_every_word():
 
 
 def test_what_is_read_on_a_terminal_names_only_what_can_be_typed_or_found():
-    for name, path in guide_pages().items():
-        text = for_reading(path.read_text(encoding="utf-8"), path.relative_to(DOCS).as_posix())
+    for name, page in all_pages().items():
+        text = for_reading(page.text, page.file)
         prose = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
         assert not re.search(r"\]\([^)]*\)|^<!--", prose, re.M), name
-        assert set(re.findall(r"\(guide ([\w/-]+)\)", prose)) <= guide_pages().keys(), name
+        assert set(re.findall(r"\(guide ([\w/-]+)\)", prose)) <= all_pages().keys(), name
         sources = re.findall(r"\(([^()]+) in the source code\)", prose)
         assert all((ROOT / source.partition("#")[0]).exists() for source in sources), (
             name,

@@ -17,9 +17,9 @@ import typer
 from rich.cells import cell_len
 
 from mismatch_cli.app.cli import build_app, run
+from mismatch_cli.app.guide_pages import all_pages
 from mismatch_cli.app.help import Row, keys, panels
 from mismatch_cli.base.options import flat, settings_of
-from mismatch_cli.base.places import guide_pages
 from mismatch_cli.train.train_config import TrainConfig
 from tests.paths import PACKAGE
 
@@ -184,7 +184,7 @@ def test_messages_name_pages_that_the_command_guide_opens_and_the_help_says_so(h
     pages = {
         page for text in said for page in re.findall(r"mismatch-cli guide ([\w/-]*\w)", text)
     } - {"NAME"}
-    assert len(pages) >= 5 and pages <= guide_pages().keys()
+    assert len(pages) >= 5 and pages <= all_pages().keys()
     assert in_words(str(GROUP.epilog)) in in_words(helps["", 80])
 
 

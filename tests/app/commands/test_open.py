@@ -6,12 +6,8 @@ import webbrowser
 from pathlib import Path
 
 import pytest
-from click import Context
 
 from mismatch_cli.app.cli import run
-from mismatch_cli.app.typed import words
-from mismatch_cli.app.vary import _OWN
-from tests.docs.test_help import the_command
 
 SHORT = ("report", "fp8-kv", "--no-plots", "--open")
 
@@ -46,10 +42,3 @@ def test_a_machine_without_a_browser_says_where_the_page_is(
     assert run([*SHORT, "-o", str(tmp_path / "here")]) == 0
     *_, last = capfd.readouterr().err.splitlines()
     assert last == f"No browser can be opened here. The page: {tmp_path / 'here' / 'report.html'}"
-
-
-def test_runs_of_vary_open_no_pages_of_their_own() -> None:
-    command = the_command("probe")
-    context: Context = command.make_context("probe", ["--open", "--seed", "3"])
-    assert "--open" not in words(context, _OWN)
-    assert "--open" in words(context, ())

@@ -40,7 +40,6 @@ SEVERAL_MEANINGS = {
     "as": "also logged, or only printed",
     "model": "a model, or in `verdict` the family of one",
     "trace": "what `rescore` reads, and what `bisect` searches or probes",
-    "run": "what `watch` follows, and what `upload` copies",
     "weights": "whose they are in `rescore`, and which kind a dump has",
 }
 # Helps that a command words itself: what its own output is, or what it does with the setting
@@ -205,7 +204,7 @@ def texts() -> Iterator[tuple[str, str]]:
 
 # Flags of other programs, and our own words for switching something off
 OF_OTHERS = re.compile(
-    r"--version|torchrun[^`\n]*--max-restarts|--weight-transfer-config|--max-model-len \{len|"
+    r"--version|torchrun[^`\n]*--max-restarts|--max-model-len \{len|"
     r"vllm serve[^\n]*|--aggregation mean|^--(compiled|no-prefix-caching|no-routes)$"
 )
 

@@ -34,18 +34,10 @@ class VllmServers:
         self._folder = folder
         self._running: dict[int, Forked] = {}
 
-    def start(
-        self, port: int, mode: str, *more: str, tells_all: bool = False, wired: bool = False
-    ) -> str:
-        """Start a server without waiting for it; returns its URL.
-
-        `wired`: it gets weights by vLLM's transfer.
-        """
-        more = (*more, "--weight-transfer-config", '{"backend": "nccl"}') if wired else more
+    def start(self, port: int, mode: str, *more: str, tells_all: bool = False) -> str:
+        """Start a server without waiting for it; returns its URL."""
         arguments = [*_ARGUMENTS.split(), "--port", str(port), "--logprobs-mode", mode, *more]
-        environment = (
-            os.environ | _ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": str(int(tells_all or wired))}
-        )
+        environment = os.environ | _ENVIRONMENT | {"VLLM_SERVER_DEV_MODE": str(int(tells_all))}
         log = self._folder / f"{port}.log"
         self._running[port] = Forked(
             "tests.models.engines.vllm_servers", *arguments, env=environment, log=log
@@ -103,10 +95,6 @@ def _serve() -> None:
             module.get_mp_context = lambda: multiprocessing.get_context("fork")
     from vllm.entrypoints.launchers.api_server import entry
 
-    if "--weight-transfer-config" in sys.argv:
-        from tests.models.engines.slow_wire import replace_nccl
-
-        replace_nccl()
     sys.argv[0] = "api_server"
     entry.main()
 

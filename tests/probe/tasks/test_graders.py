@@ -10,7 +10,6 @@ import pytest
 
 from mismatch_cli.app.cli import run
 from mismatch_cli.app.commands.curate import _variables
-from mismatch_cli.base.configuration import WRITTEN
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.probe.config import CurateConfig, ProbeConfig
 from mismatch_cli.probe.tasks._oat_worker import equal
@@ -112,17 +111,3 @@ def test_a_recording_names_its_grader_and_resumes_with_it(tmp_path, monkeypatch)
     assert run(["probe", "--resume", "--quiet", "-o", str(folder)]) == 0
     manifest = read_manifest(folder / "trace")
     assert manifest["config"]["grader"] == manifest["flags"]["grader"] == "oat"
-
-
-@pytest.mark.slow  # starts two processes
-def test_runs_that_we_start_get_the_key(tmp_path, capsys, monkeypatch):
-    """`--vary` spells it like a flag for its runs, which nobody else may."""
-    folder = tmp_path / "runs"
-    recorded = ["probe", "--engine", "hf", "--num-prompts", "1", "--samples-per-prompt", "2"]
-    recorded += ["--max-tokens", "8", "--quiet", "-o", str(folder)]
-    monkeypatch.delenv(WRITTEN)
-    assert run([*recorded, "--grader", "oat"]) == 2
-    assert "--grader is a key of" in capsys.readouterr().err
-    assert run([*recorded, "--vary", "grader=verl,oat"]) == 0
-    for rule in ("verl", "oat"):
-        assert read_manifest(folder / rule / "trace")["config"]["grader"] == rule

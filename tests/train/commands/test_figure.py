@@ -79,6 +79,19 @@ def test_formats_and_width_are_those_of_a_report(trained, tmp_path, capfd, monke
     assert 'width="3.25in"' in (tmp_path / "f" / "plots" / "time.svg").read_text()
 
 
+def test_runs_that_are_named_give_the_end_of_training_by_threshold(tmp_path, capfd):
+    """Figure 19 of the paper needs no folder around its runs: a loop of a shell makes them."""
+    names = [f"dppo-binary-tv:max_tv={threshold}" for threshold in (0.1, 0.2)]
+    runs = [
+        str(kept(tmp_path / f"run-{number}", make_run(name, steps=5)))
+        for number, name in enumerate([*names, "pg-is"])
+    ]
+    where = tmp_path / "f"
+    code, out, _ = figure(capfd, *runs, "--figure", "paper-19", "--output", str(where))
+    assert (code, out) == (0, f"{where}/plots/sensitivity.png\n")
+    assert figure(capfd, *runs[1:], "--figure", "paper-19", "--output", str(where))[0] == 1
+
+
 def test_training_runs_get_it_in_their_own_folder(trained, capfd):
     code, out, _ = figure(capfd, str(trained), "--figure", "paper-5")
     assert code == 0 and out == f"{trained}/plots/reward-and-bad-updates.png\n"

@@ -218,9 +218,6 @@ WRONG: list[tuple[Sequence[str], str]] = [
     (("diagnose", "--nproc", "2"), "--nproc spreads the scoring of a model"),
     (("probe", "--sharded"), "Set how many with --nproc"),
     (("train", "--cpu-offload"), "--cpu-offload needs a model"),
-    (("train", "--engine", "server", "--engine-url", "http://localhost:1", "--seeds", "2",
-      "--devices", "0,1"),
-     "servers hold the weights of one"),
 ]  # fmt: skip
 
 
