@@ -132,7 +132,7 @@ def moved(tmp_path_factory) -> str:
 
 def test_the_schema_says_who_made_every_column():
     made = {maker: made_by(maker) for maker in Maker}
-    assert sorted(sum(made.values(), ())) == sorted(COLUMNS.keys() - {"prompt_ids"})
+    assert sorted(sum(made.values(), ())) == sorted(COLUMNS)
     others = {"tv_full", "kl_full", "logp_average"}  # of its distributions, and of its weights
     assert {*OF_TRAINER} == {name for name in COLUMNS if "trainer" in name} | others
     assert {*OF_RECOMPUTED} == {name for name in COLUMNS if "recomputed" in name}

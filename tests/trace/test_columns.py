@@ -15,7 +15,7 @@ from mismatch_cli.trace.columns import COLUMNS, REQUIRED, ROW_KEY, Maker, Shape,
 from tests.test_programs import without
 
 ROW = """
-    Column("surprise", _TOKENS, _FLOAT, _TRAINER, "an example", "bits", aliases=("shock",)),
+    TraceColumn("surprise", _TOKENS, _FLOAT, _TRAINER, "an example", "bits", aliases=("shock",)),
 """
 ANSWERS = """
 import json
