@@ -244,13 +244,29 @@ def blocked(algorithm: str) -> Tokens:
     """
 
     def column(gaps: TokenGaps) -> np.ndarray:
-        advantage_N = gaps.column("advantage_T")
-        assert advantage_N is not None  # the line needs it
         policies = Policies(gaps.logq_N, gaps.logp_N, gaps.logq_N, gaps.offset_S1)
-        blocked_N: np.ndarray = ~keep_T(TABLE[algorithm], policies, advantage_N)
+        blocked_N: np.ndarray = ~keep_T(TABLE[algorithm], policies, advantages(gaps))
         return blocked_N
 
     return Tokens(column, logs=False)
+
+
+@cache
+def where_advantage(flags: Tokens, sign: int) -> Tokens:
+    """Whether a flag holds at a token whose advantage has this sign, 1 or −1."""
+
+    def column(gaps: TokenGaps) -> np.ndarray:
+        flagged_N: np.ndarray = flags.column(gaps) & (np.sign(advantages(gaps)) == sign)
+        return flagged_N
+
+    return replace(flags, column=column)
+
+
+def advantages(gaps: TokenGaps) -> np.ndarray:
+    """The advantage of each counted token, in a line that needs them."""
+    advantage_N = gaps.column("advantage_T")
+    assert advantage_N is not None
+    return advantage_N
 
 
 def _known_entropy(gaps: TokenGaps) -> np.ndarray:

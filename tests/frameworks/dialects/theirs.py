@@ -191,8 +191,23 @@ _TIS = {
         lambda p, q, m: ((p - q).exp().clamp(0, 2) != (p - q).exp()).double()
     ),
 }
+
+
+def _opsm(g: Padded) -> Tensor:
+    """`compute_opsm_mask` adds up the responses; the dashboard divides by their number."""
+    shares = []
+    for p, q, mask, advantage in zip(g.p, g.q, g.mask, g.advantage, strict=True):
+        count = mask.sum().clamp(min=1)
+        seq_kl = torch.where(mask, q - p, 0).sum() / count
+        shares.append(((advantage < 0) & (seq_kl > 1e-4)).sum() / count)
+    return torch.stack(shares).double().mean()
+
+
 _SLIME: dict[str, Formula] = {
     "train/train_rollout_logprob_abs_diff": _of_rows(lambda p, q, m: (p - q).abs()),
+    "train/ppo_kl": _of_rows(lambda p, q, m: q - p),
+    "train/pg_clipfrac": lambda g: _row_means(_clipped(g, g.r).double(), g.mask).mean(),
+    "train/opsm_clipfrac": _opsm,
     "train/ois": _of_rows(lambda p, q, m: (p - q).exp()),
     **_TIS,
     **_MIS,
@@ -226,6 +241,7 @@ _MILES: dict[str, Formula] = {
     "train/ppo_kl": _of_rows(lambda p, q, m: _finite(q - p)),
     "train/pg_clipfrac": _miles_clipfrac,
     "train/ess_ratio": _of_rows(_ess_ratio),
+    "train/opsm_clipfrac": _opsm,
     "train/ois": _of_rows(lambda p, q, m: _finite(p - q).exp()),
     **_TIS,
     **_MIS,
@@ -291,6 +307,55 @@ _ROLL: dict[str, Formula] = {
 def _masked_product(g: Padded) -> Tensor:
     ratio = torch.where(g.mask, g.d, 0).sum(-1).exp()
     return ratio.masked_fill(ratio > 3, 0.0)
+
+
+def _three(
+    name: str, x: Callable[[Padded], Tensor], prefix: str = "ppo_actor/update/"
+) -> dict[str, Formula]:
+    """`stats_tracker.stat` of AReaL."""
+    return {
+        f"{prefix}{name}/avg": lambda g: x(g)[g.mask].mean(),
+        f"{prefix}{name}/min": lambda g: x(g)[g.mask].min(),
+        f"{prefix}{name}/max": lambda g: x(g)[g.mask].max(),
+    }
+
+
+def _rejected_by_areal(g: Padded) -> Tensor:
+    log_ratio = torch.where(torch.isfinite(g.d), g.d, 0.0)
+    return _mean((log_ratio.exp() > 5).double(), g.mask)
+
+
+def _sapo_gate(g: Padded, tau: float) -> Tensor:
+    return torch.sigmoid(tau * (g.r - 1)) * (4 / tau)
+
+
+def _soft_gate(g: Padded) -> Tensor:
+    gate = torch.where(g.advantage > 0, _sapo_gate(g, 1.0), _sapo_gate(g, 1.05))
+    return _mean(gate, g.mask)
+
+
+def _dual_clipped(g: Padded) -> Tensor:
+    """Where −A c is below the clipped loss, and A < 0; c = 3."""
+    loss = torch.maximum(-g.advantage * g.r, -g.advantage * g.r.clamp(0.8, 1.2))
+    return _mean(((-3 * g.advantage < loss) & (g.advantage < 0)).double(), g.mask)
+
+
+def _far(threshold: float) -> Formula:
+    return lambda g: _mean((g.d.abs() > math.log(threshold)).double(), g.mask)
+
+
+_GAP = "ppo_actor/train_infer/"
+_AREAL_GAP: dict[str, Formula] = {
+    **_three("logp_diff", lambda g: g.d, _GAP),
+    **_three("logp_abs_diff", lambda g: g.d.abs(), _GAP),
+    f"{_GAP}logp_diff_squared": lambda g: _mean(g.d.square(), g.mask),
+    f"{_GAP}trainer_nll": lambda g: _mean(-g.p, g.mask),
+    f"{_GAP}rollout_nll": lambda g: _mean(-g.q, g.mask),
+    f"{_GAP}kl_k1": lambda g: _mean(-g.d, g.mask),
+    f"{_GAP}kl_k2": lambda g: _mean(g.d.square() / 2, g.mask),
+    f"{_GAP}kl_k3": lambda g: _mean(g.d.expm1() - g.d, g.mask),
+    **{f"{_GAP}ratio_outside_{x:g}": _far(x) for x in (1.5, 2, 3, 5, 10)},
+}
 
 
 def _kept_by_areal(g: Padded) -> Tensor:
@@ -361,9 +426,17 @@ THEIRS: dict[str, dict[str, Formula]] = {
     },
     "openrlhf": {"vllm_kl": lambda g: _mean(-g.d, g.mask), "ppo_kl": lambda g: _mean(-g.d, g.mask)},
     "areal": {
-        f"{_AREAL}behave_approx_kl/avg": lambda g: g.d[g.mask].mean(),
-        f"{_AREAL}behave_approx_kl/min": lambda g: g.d[g.mask].min(),
-        f"{_AREAL}behave_approx_kl/max": lambda g: g.d[g.mask].max(),
+        **_three("logp_diff", lambda g: g.q - g.p),
+        **_three("logp_abs_diff", lambda g: (g.q - g.p).abs()),
+        **_three("behave_approx_kl", lambda g: g.d),
+        **_AREAL_GAP,
+        f"{_AREAL}behave_filtered_ratio/avg": _rejected_by_areal,
+        f"{_AREAL}rs_filtered_fraction": _rejected_by_areal,
+        f"{_AREAL}clip_ratio/avg": lambda g: _mean(_clipped(g, g.r).double(), g.mask),
+        f"{_AREAL}dual_clip_ratio/avg": _dual_clipped,
+        f"{_AREAL}sapo_soft_gate/avg": _soft_gate,
+        f"{_AREAL}sapo_scaled_gate_pos/avg": lambda g: _mean(_sapo_gate(g, 1.0), g.mask),
+        f"{_AREAL}sapo_scaled_gate_neg/avg": lambda g: _mean(_sapo_gate(g, 1.05), g.mask),
         f"{_AREAL}behave_imp_weight/avg": lambda g: _kept_by_areal(g).mean(),
         f"{_AREAL}behave_imp_weight/min": lambda g: _kept_by_areal(g).min(),
         f"{_AREAL}behave_imp_weight/max": lambda g: _kept_by_areal(g).max(),
