@@ -283,6 +283,11 @@ def _levels(
     return {f"actor/train_infer_{kind}_{level}_mean": formula for level, formula in found.items()}
 
 
+def _tis_clipped(g: Padded) -> Tensor:
+    """In float32, where the ratio of a nearly certain token is 1 and not above it."""
+    return ((g.p.float() - g.q.float()).exp() > 1).double().sum() / g.mask.sum()
+
+
 _ROLL: dict[str, Formula] = {
     **_levels("ratio", lambda g: g.d, torch.exp),
     **_levels("diff", lambda g: g.dp, lambda x: x),
@@ -296,9 +301,102 @@ _ROLL: dict[str, Formula] = {
     "actor/ratio_min": lambda g: (g.r * g.mask + ~g.mask * 1e10).min(),
     "actor/ppo_ratio_high_clipfrac": lambda g: (g.r > 1.2).double().sum() / g.mask.sum(),
     "actor/ppo_ratio_low_clipfrac": lambda g: (g.r < 0.8).double().sum() / g.mask.sum(),
+    # `clipped_low + clipped_high`
+    "actor/ppo_ratio_clipfrac": lambda g: (
+        ((g.r < 0.8).double() + (g.r > 1.2).double()).sum() / g.mask.sum()
+    ),
+    "actor/tis_upper_clipfrac": _tis_clipped,
+    "actor/tis_lower_clipfrac": lambda g: (g.r < 0).double().sum() / g.mask.sum(),
+    "actor/tis_total_clipfrac": _tis_clipped,
+    "actor/tis_clipped_ratio_mean": lambda g: _valid_mean(_row_means(g.r.clamp(0, 1), g.mask), g),
+    "actor/cispo_clipped_ratio_mean": lambda g: _valid_mean(
+        _row_means(g.r.clamp(0.9, 1.1), g.mask), g
+    ),
     "actor/clipfrac": lambda g: _valid_mean(_row_means(_clipped(g, g.r).double(), g.mask), g),
     "actor/approxkl": lambda g: _valid_mean(_row_means(0.5 * g.d.square(), g.mask), g),
     "actor/policykl": lambda g: _valid_mean(_row_means(g.d, g.mask), g),
+}
+
+# TRL and ms-swift: grpo_trainer.py
+
+
+def _is_low(g: Padded) -> Tensor:
+    return ((g.r < 1 - 0.2) & (g.advantage < 0)).double()
+
+
+def _is_high(g: Padded) -> Tensor:
+    return ((g.r > 1 + 0.2) & (g.advantage > 0)).double()
+
+
+_CLIPPED: dict[str, Formula] = {
+    "clip_ratio/low_mean": lambda g: _mean(_is_low(g), g.mask),
+    "clip_ratio/high_mean": lambda g: _mean(_is_high(g), g.mask),
+    "clip_ratio/region_mean": lambda g: _mean(_is_low(g) + _is_high(g), g.mask),
+    "cispo_clip_ratio": lambda g: _mean(((g.r > 5) & (g.advantage > 0)).double(), g.mask),
+}
+
+
+def _with_tokens(g: Padded, x: Tensor) -> Tensor:
+    """`masked_seq_mean` is NaN without tokens, which `nanmin` and `nanmax` leave out."""
+    return _row_means(x, g.mask)[g.mask.any(-1)]
+
+
+def _phi_seq(g: Padded) -> Tensor:
+    """`get_gamma_weights` with token_truncate; g compares the trainer with the rollout."""
+    least = math.log(1e-8)
+    log_ratio = torch.nan_to_num(g.p - g.recomputed, nan=0.0).clamp(-20, 20)
+    gap = torch.nan_to_num((g.recomputed - g.q) * g.mask, nan=0.0).exp().clamp(max=3)
+    log_w = (log_ratio * g.mask).sum(-1) + (gap.log().clamp(least, 20) * g.mask).sum(-1)
+    log_w = log_w.clamp(least, 20)
+    rises = _row_means(g.advantage, g.mask) >= 0
+    k, lam = torch.where(rises, 2.0, 3.0), torch.where(rises, 3.0, 2.0)
+    return (lam + k * log_w - lam * log_w.exp()).exp().mean()
+
+
+# SkyRL: off_policy_correction_utils.py and ppo_utils.py
+
+
+def _safe_exp(d: Tensor) -> Tensor:
+    return d.clamp(-20, 20).exp()
+
+
+def _any_share(outside: Callable[[Tensor], Tensor]) -> Formula:
+    """Responses with a trained token outside."""
+    return lambda g: (outside(_safe_exp(g.d)) & g.mask).any(-1).double().mean()
+
+
+def _row_shares(
+    name: str, ratio: Callable[[Padded], Tensor], low: float, high: float
+) -> dict[str, Formula]:
+    return {
+        f"policy/{name}_masked_ratio": lambda g: (
+            ((ratio(g) > high) | (ratio(g) < low)).double().mean()
+        ),
+        f"policy/{name}_over_high_ratio": lambda g: (ratio(g) > high).double().mean(),
+        f"policy/{name}_under_low_ratio": lambda g: (ratio(g) < low).double().mean(),
+    }
+
+
+def _product(g: Padded) -> Tensor:
+    return _safe_exp(torch.where(g.mask, g.d, 0).sum(-1))
+
+
+_SKYRL_CORRECTION: dict[str, Formula] = {
+    "policy/tis_token_clip_high_ratio": lambda g: _mean((_safe_exp(g.d) > 2).double(), g.mask),
+    "policy/tis_seq_clip_high_ratio": lambda g: (_product(g) > 5).double().mean(),
+    "policy/outlier_seq_masked_ratio": _any_share(lambda r: (r > 100) | (r < 1e-4)),
+    "policy/outlier_seq_over_high_ratio": _any_share(lambda r: r > 100),
+    "policy/outlier_seq_under_low_ratio": _any_share(lambda r: r < 1e-4),
+    "policy/token_mask_ratio": lambda g: _mean(
+        (~((_safe_exp(g.d) >= 0.5) & (_safe_exp(g.d) <= 2))).double(), g.mask
+    ),
+    **_row_shares("geo_sequence_mask", lambda g: _safe_exp(_row_means(g.d, g.mask)), 0.99, 1.01),
+    **_row_shares("product_sequence_mask", _product, 0.5, 2.0),
+    "policy/clip_ratio": lambda g: _mean(_clipped(g, _safe_exp(g.d)).double(), g.mask),
+    "policy/cispo/ratio_mean": lambda g: _mean(_safe_exp(g.d), g.mask),
+    "policy/cispo/ratio_clamped_mean": lambda g: _mean(_safe_exp(g.d).clamp(0, 5), g.mask),
+    "policy/cispo/ratio_max": lambda g: _safe_exp(g.d)[g.mask].max(),
+    "policy/cispo/ratio_min": lambda g: _safe_exp(g.d)[g.mask].min(),
 }
 
 # the others
@@ -341,7 +439,11 @@ def _dual_clipped(g: Padded) -> Tensor:
 
 
 def _far(threshold: float) -> Formula:
-    return lambda g: _mean((g.d.abs() > math.log(threshold)).double(), g.mask)
+    """NaN if a log-prob is not finite."""
+    return lambda g: _mean(
+        torch.where(torch.isfinite(g.d), (g.d.abs() > math.log(threshold)).double(), math.nan),
+        g.mask,
+    )
 
 
 _GAP = "ppo_actor/train_infer/"
@@ -398,6 +500,10 @@ THEIRS: dict[str, dict[str, Formula]] = {
         "sampling/importance_sampling_ratio/min": lambda g: _masked_product(g).min(),
         "sampling/importance_sampling_ratio/mean": lambda g: _masked_product(g).mean(),
         "sampling/importance_sampling_ratio/max": lambda g: _masked_product(g).max(),
+        **_CLIPPED,
+        "clip_ratio/low_min": lambda g: _with_tokens(g, _is_low(g)).min(),
+        "clip_ratio/high_max": lambda g: _with_tokens(g, _is_high(g)).max(),
+        "vespo/phi_seq_mean": _phi_seq,
     },
     "skyrl": {
         f"{_BEFORE}_mean": lambda g: g.d.abs()[g.mask].mean(),
@@ -411,6 +517,7 @@ THEIRS: dict[str, dict[str, Formula]] = {
         f"{_WITHIN}_max": lambda g: (g.d.abs() * g.mask).max(),
         "policy/is_ratio_mean": lambda g: _mean(g.d.clamp(-20, 20).exp(), g.mask),
         "policy/is_ratio_max": lambda g: (g.d.clamp(-20, 20).exp() * g.mask).max(),
+        **_SKYRL_CORRECTION,
     },
     "ms-swift": {
         f"{_SWIFT}kl": lambda g: _mean(-g.d, g.mask),
@@ -423,8 +530,14 @@ THEIRS: dict[str, dict[str, Formula]] = {
         f"{_SWIFT}is_weight_mean": lambda g: _mean(_swift_weight(g), g.mask),
         f"{_SWIFT}ess": _swift_ess,
         f"{_SWIFT}clipped_frac": lambda g: _mean((g.d.clamp(-20, 20).exp() > 2).double(), g.mask),
+        **_CLIPPED,
     },
-    "openrlhf": {"vllm_kl": lambda g: _mean(-g.d, g.mask), "ppo_kl": lambda g: _mean(-g.d, g.mask)},
+    "openrlhf": {
+        "vllm_kl": lambda g: _mean(-g.d, g.mask),
+        "is_filter_ratio": lambda g: _mean((~((g.r >= 0.5) & (g.r <= 5))).double(), g.mask),
+        "ppo_kl": lambda g: _mean(-g.d, g.mask),
+        "ppo_clip_ratio": lambda g: _mean(_clipped(g, g.d.clamp(-20, 20).exp()).double(), g.mask),
+    },
     "areal": {
         **_three("logp_diff", lambda g: g.q - g.p),
         **_three("logp_abs_diff", lambda g: (g.q - g.p).abs()),
@@ -458,6 +571,10 @@ THEIRS: dict[str, dict[str, Formula]] = {
         "debug/vllm_local_reverse_kl": lambda g: _mean(g.q.exp() * -g.d, g.mask),
         "val/rho_weight": lambda g: _mean(_rho(g).clamp(max=2), g.mask),
         "val/rho_clipfrac": lambda g: _mean((_rho(g).clamp(max=2) != _rho(g)).double(), g.mask),
+        "val/ratio": lambda g: _mean(g.r, g.mask),
+        "policy/clipfrac_avg": lambda g: _mean(
+            (-g.advantage * g.r.clamp(0.8, 1.272) > -g.advantage * g.r).double(), g.mask
+        ),
     },
     "tinker": {
         "optim/kl_sample_train_v1": lambda g: -g.d[g.mask].mean(),
