@@ -18,7 +18,7 @@ from packaging.metadata import Metadata
 from packaging.version import Version
 from trove_classifiers import classifiers
 
-from tests.paths import ROOT
+from tests.paths import PACKAGE, ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OWNER = re.compile(r"\bOWNER\b")  # until the repository has one
@@ -61,7 +61,10 @@ def check(folder: Path) -> Metadata:
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     metadata = metadata_of(sdist, wheel)
     with zipfile.ZipFile(wheel) as archive:
-        names = {*archive.namelist(), *sdist_files(sdist)}
+        packed = {*archive.namelist()}
+    names = packed | sdist_files(sdist)
+    readmes = {path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("README.md")}
+    assert readmes <= packed, "READMEs of rooms and frameworks that the wheel lacks"
     assert not [name for name in names if CACHES.search(name)]
     info = f"{wheel.name.split('-')[0]}-{metadata.version}.dist-info"
     assert {f"{info}/licenses/{name}" for name in PROJECT["license-files"]} <= names

@@ -62,7 +62,7 @@ def framework_metric(framework: str, name: str) -> LoggedMetric:
     (owner, line), *others = exact
     if all(_is_same_number(line, other) for _, other in others):
         return LoggedMetric(owner, line, tuple(others))
-    who = " and ".join(dict.fromkeys(f"{known} ({line.name})" for known, line in exact))
+    who = ", ".join(dict.fromkeys(f"{known} ({line.name})" for known, line in exact))
     if framework:
         raise UsageError(f"{name} is ambiguous: {who}. Type more of the name.")
     raise UsageError(

@@ -44,11 +44,12 @@ OTHERS = {
     "SGLang": "--enable-fp32-lm-head",
     "slime": "--rollout-temperature --rollout-top-p --rollout-top-k --use-tis "
     "--get-mismatch-metrics --calculate-per-token-loss --save-debug-train-data "
-    "--save-debug-rollout-data --rollout-data-postprocess-path",
+    "--save-debug-rollout-data --rollout-data-postprocess-path --use-opsm",
     "miles": "--dump-details --use-rollout-logprobs",
     "open-instruct": "--save_traces --rollouts_save_path --loss_denominator",
     "ms-swift": "--log_rollout_offpolicy_metrics",
-    "OpenRLHF": "--enable_vllm_is_correction --algo.advantage.is_correction_enable --load_checkpoint",
+    "OpenRLHF": "--enable_vllm_is_correction --algo.advantage.is_correction_level "
+    "--ckpt.load_enable --load_checkpoint",
     "oat": "--dump_replay_every",
     "lab/": "--folder",
     "tests/": "--list --lower --only --renew",

@@ -26,7 +26,7 @@ from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.sums import TOKEN_SUMS
 from mismatch_cli.rules import divergences
 from mismatch_cli.rules.algorithms.algorithm import keep_T
-from mismatch_cli.rules.algorithms.table import TABLE
+from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.rules.policies import Policies
 
 Quantity = Callable[[TokenGaps], np.ndarray]
@@ -238,19 +238,37 @@ def masked_product(cap: float) -> Quantity:
 
 @cache
 def blocked(algorithm: str) -> Tokens:
-    """Whether the masks of an algorithm block a token.
+    """Whether the masks of an algorithm, `name` or `name:parameter=value,…`, block a token.
 
     The reference of the line's pair stands in for the policy that the masks are anchored to.
     """
 
+    rule = find(algorithm)
+
     def column(gaps: TokenGaps) -> np.ndarray:
-        advantage_N = gaps.column("advantage_T")
-        assert advantage_N is not None  # the line needs it
         policies = Policies(gaps.logq_N, gaps.logp_N, gaps.logq_N, gaps.offset_S1)
-        blocked_N: np.ndarray = ~keep_T(TABLE[algorithm], policies, advantage_N)
+        blocked_N: np.ndarray = ~keep_T(rule, policies, advantages(gaps))
         return blocked_N
 
     return Tokens(column, logs=False)
+
+
+@cache
+def where_advantage(flags: Tokens, sign: int) -> Tokens:
+    """Whether a flag holds at a token whose advantage has this sign, 1 or −1."""
+
+    def column(gaps: TokenGaps) -> np.ndarray:
+        flagged_N: np.ndarray = flags.column(gaps) & (np.sign(advantages(gaps)) == sign)
+        return flagged_N
+
+    return replace(flags, column=column)
+
+
+def advantages(gaps: TokenGaps) -> np.ndarray:
+    """The advantage of each counted token, in a line that needs them."""
+    advantage_N = gaps.column("advantage_T")
+    assert advantage_N is not None
+    return advantage_N
 
 
 def _known_entropy(gaps: TokenGaps) -> np.ndarray:

@@ -1,5 +1,5 @@
-"""The metrics of `mis.py`, which slime and miles ship as an example TIS function, each under its
-own path.
+"""What slime and miles share: the metrics of `mis.py`, which both ship as an example TIS function,
+and of off-policy sequence masking.
 """
 
 from __future__ import annotations
@@ -9,15 +9,19 @@ from dataclasses import replace
 
 import numpy as np
 
+from mismatch_cli.base.arrays import Segments
 from mismatch_cli.frameworks.dialects._line import (
     ENGINE_GAP,
     K3,
+    LOG_RATIO,
     MINUS_D,
     PRODUCT_LESS_1,
     SQUARED_RATIO_LESS_1,
+    UPDATE,
     Line,
     OfResponses,
     ResponseMeans,
+    included,
     mean,
     perplexity_lines,
     ratio_above,
@@ -26,6 +30,7 @@ from mismatch_cli.frameworks.dialects._line import (
 )
 from mismatch_cli.metrics.gaps import TokenGaps
 
+_MAX_KL = 1e-4  # opsm_delta
 _PREFIX = "train/mis_"
 _BOUND = "log r, and Σ log r of a response, clamped to ±20"
 _HELD = "log r clamped to ±20"
@@ -47,6 +52,32 @@ def _perplexity_lines(source: str) -> Iterator[Line]:
 def _with_catastrophe(gaps: TokenGaps) -> np.ndarray:
     """Whether a response has a token with a ratio below the veto threshold."""
     return ResponseMeans(ratio_below(_VETO))(gaps) > 0
+
+
+def _opsm_share(gaps: TokenGaps) -> np.ndarray:
+    """How many tokens of a response that OPSM drops have A < 0, over its trained tokens.
+
+    Untrained tokens of the response count above the line and not below it.
+    """
+    assert gaps.batch.advantage_T is not None  # the line needs it
+    first, last = gaps.batch.offset_S1[[gaps.first, gaps.last]].tolist()
+    negative_S = Segments(gaps.response_offset_S1).sum(gaps.batch.advantage_T[first:last] < 0)
+    share_S = negative_S / np.maximum(gaps.responses.length_S, 1)
+    drops_S = LOG_RATIO.response_means(gaps) < -_MAX_KL
+    return np.where(drops_S, share_S, 0.0)[included(gaps)]
+
+
+def opsm_line(source: str) -> Line:
+    """What both log with --use-opsm, in a framework with this function at this path."""
+    return Line(
+        "train/opsm_clipfrac",
+        UPDATE,
+        "E_y n/|y| if mean (−d) > 1e-4, with n the tokens of y with A < 0; 0 otherwise",
+        source,
+        _opsm_share,
+        note="opsm_delta 1e-4; n counts untrained tokens too, |y| does not: it can exceed 1",
+        needs=("advantage_T",),
+    )
 
 
 def mis_lines(source: str) -> tuple[Line, ...]:

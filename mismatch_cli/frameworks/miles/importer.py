@@ -2,10 +2,10 @@
 of each policy loss.
 
 Written by `miles/utils/train_dump_utils.py`, `miles/ray/rollout/debug_data.py` and
-`miles/backends/training_utils/debug_dump.py` with `--dump-details DIR`; read at 31f1ca961 (2026-08). A folder holds
-the same samples several times: train data comes first, then rollout data, then the Parquet columns. Tensor-parallel
-ranks write the same samples; each counts once. The loss's own dump has no token ids: its current log π joins the
-sample of the same rank with the same log μ, bit for bit.
+`miles/backends/training_utils/debug_dump.py` with `--dump-details DIR`. A folder holds the same
+samples several times: train data comes first, then rollout data, then the Parquet columns.
+Tensor-parallel ranks write the same samples; each counts once. The loss's own dump has no token
+ids: its current log π joins the sample of the same rank with the same log μ, bit for bit.
 """
 
 from __future__ import annotations

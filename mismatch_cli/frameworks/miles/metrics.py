@@ -25,15 +25,16 @@ from mismatch_cli.frameworks.dialects._line import (
     ratio_above,
     zeroed,
 )
-from mismatch_cli.frameworks.dialects._mis import mis_lines
+from mismatch_cli.frameworks.dialects._mis import mis_lines, opsm_line
 from mismatch_cli.metrics.gaps import TokenGaps
 
 WHEN = (
-    "The first five are always logged; ois and tis* need --use-tis or --get-mismatch-metrics, "
-    "mis_* also need examples/infra_features/train_infer_mismatch_helper/mis.py as the TIS "
-    "function: here with the settings of its mis.yaml. With --use-rollout-logprobs the first two "
-    "compare the rollout with itself and are 0. Every number is a mean over responses of means "
-    "over their tokens; with --calculate-per-token-loss miles averages over tokens instead."
+    "The first five are always logged; opsm_clipfrac needs --use-opsm, ois and tis* need --use-tis "
+    "or --get-mismatch-metrics, mis_* also need "
+    "examples/infra_features/train_infer_mismatch_helper/mis.py as the TIS function: here with "
+    "the settings of its mis.yaml. With --use-rollout-logprobs the first two compare the rollout "
+    "with itself and are 0. Every number is a mean over responses of means over their tokens; "
+    "with --calculate-per-token-loss miles averages over tokens instead."
 )
 _LOSS = "miles/backends/training_utils/loss_hub/losses.py"
 _MATH = "miles/backends/training_utils/loss_hub/math_utils.py"
@@ -111,6 +112,7 @@ LINES = (
         word="ESS",
         note=f"w = r with log r clamped to ±20, over the tokens of one response; {_OF_UPDATE}",
     ),
+    opsm_line(_MATH),
     Line(
         "train/ois",
         UPDATE,

@@ -1,26 +1,44 @@
-"""ms-swift: `rollout_correction/*`, verl's metrics with a geometric ratio per response."""
+"""ms-swift: `rollout_correction/*`, verl's metrics with a geometric ratio per response, and TRL's
+`clip_ratio/*`.
+"""
+
+from __future__ import annotations
 
 from mismatch_cli.frameworks.dialects._line import (
     CAPPED_K3,
     ENGINE_GAP,
     GEOMETRIC_LESS_1,
     SQUARED_RATIO_LESS_1,
+    UPDATE,
     Line,
+    Tokens,
+    blocked,
     effective_share,
     perplexity_lines,
     ratio_above,
+    ratio_below,
     weight,
+    where_advantage,
 )
 
 WHEN = (
-    "Logged with --log_rollout_offpolicy_metrics true. The last three need "
-    "rollout_importance_sampling_mode: here token_truncate with the default "
-    "rollout_importance_sampling_threshold, 2.0."
+    "rollout_correction/* is logged with --log_rollout_offpolicy_metrics true; is_weight_mean, ess "
+    "and clipped_frac need rollout_importance_sampling_mode: here token_truncate with the default "
+    "rollout_importance_sampling_threshold, 2.0. clip_ratio/* is logged with the losses that "
+    "clip, grpo (the default), bnpo, dr_grpo, dapo and fipo; cispo_clip_ratio with cispo."
 )
 _FILE = "swift/rlhf_trainers/grpo_trainer.py"
 _CAP = 2.0
 _PREFIX = "rollout_correction/"
+_LOW, _HIGH = "A < 0 and r < 0.8", "A > 0 and r > 1.2"
+_RANKS = "which responses were in each rank's micro-batch"
 _BOUND = "log r, or its mean over a response, clamped to ±20"
+
+
+def _clip_line(name: str, formula: str, measured: Tokens) -> Line:
+    note = "epsilon and epsilon_high 0.2"
+    return Line(name, UPDATE, formula, _FILE, measured, note=note, needs=("advantage_T",))
+
 
 LINES = (
     Line(f"{_PREFIX}kl", ENGINE_GAP, "E (−d)", _FILE, metric="k1", word="KL"),
@@ -71,4 +89,18 @@ LINES = (
         note="w = r clamped to [1/2, 2]",
     ),
     Line(f"{_PREFIX}clipped_frac", ENGINE_GAP, "share with r > 2", _FILE, ratio_above(_CAP)),
+    _clip_line("clip_ratio/low_mean", f"share with {_LOW}", where_advantage(ratio_below(0.8), -1)),
+    _clip_line("clip_ratio/high_mean", f"share with {_HIGH}", where_advantage(ratio_above(1.2), 1)),
+    _clip_line("clip_ratio/region_mean", f"share blocked: {_HIGH}, or {_LOW}", blocked("ppo")),
+    Line("clip_ratio/low_min", UPDATE, "min of low_mean over ranks", _FILE, lacks=_RANKS),
+    Line("clip_ratio/high_max", UPDATE, "max of high_mean over ranks", _FILE, lacks=_RANKS),
+    Line(
+        "cispo_clip_ratio",
+        UPDATE,
+        "share with A > 0 and r > 5",
+        _FILE,
+        where_advantage(ratio_above(5.0), 1),
+        note="epsilon_high 5; it is the cap itself, not 1 + epsilon",
+        needs=("advantage_T",),
+    ),
 )

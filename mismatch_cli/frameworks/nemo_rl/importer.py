@@ -2,10 +2,10 @@
 longest of the step.
 
 Written by `log_batched_dict_as_jsonl` in `nemo_rl/utils/logger.py`, called at the end of each step
-in `algorithms/grpo.py`, `grpo_sync.py` and `ppo.py`; read at 7ea279abf (2026-08). Each line is a
-slice of length 1, so every value is wrapped in a list of one; unwrapped values are accepted too.
-With dynamic sampling `filtered_rewards` belongs to the line's sample, and `rewards` to others.
-Where the forward pass for prev_logprobs is skipped (force_on_policy_ratio), it is all 0.
+in `algorithms/grpo.py`, `grpo_sync.py` and `ppo.py`. Each line is a slice of length 1, so every
+value is wrapped in a list of one; unwrapped values are accepted too. With dynamic sampling
+`filtered_rewards` belongs to the line's sample, and `rewards` to others. Where the forward pass for
+prev_logprobs is skipped (force_on_policy_ratio), it is all 0.
 """
 
 import re

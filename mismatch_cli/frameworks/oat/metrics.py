@@ -5,8 +5,8 @@ positions count as 0.
 from mismatch_cli.frameworks.dialects._line import ENGINE_GAP, MINUS_DP, UPDATE, D, Line, Moments
 
 WHEN = (
-    "Always logged. Prompts and padding enter the extremes as 0, so no maximum is below 0 and no "
-    "minimum above."
+    "Logged unless reinforce_update is on. Prompts and padding enter the extremes as 0, so no "
+    "maximum is below 0 and no minimum above."
 )
 _PPO = "oat/algorithms/ppo.py"
 _OF_UPDATE = "change by the update, not the engine gap"

@@ -1,5 +1,5 @@
 """open-instruct: `debug/vllm_vs_local_logprob_diff_*`, `debug/vllm_local_reverse_kl` and
-`val/rho_*`.
+`val/rho_*`; `val/ratio` and `policy/clipfrac_avg` of the update.
 """
 
 from mismatch_cli.frameworks.dialects._line import (
@@ -7,7 +7,9 @@ from mismatch_cli.frameworks.dialects._line import (
     CURRENT,
     ENGINE_GAP,
     TWICE_WEIGHTED,
+    UPDATE,
     Line,
+    blocked,
     largest,
     ratio_above,
     sample_sd_or_0,
@@ -15,9 +17,9 @@ from mismatch_cli.frameworks.dialects._line import (
 )
 
 WHEN = (
-    "debug/* is always logged, against the policy being trained in that minibatch; val/rho_* "
-    "with use_rho_correction, the default, against the trainer before the update: here with "
-    "rho_clamp_upper_bound 2."
+    "debug/*, val/ratio and policy/clipfrac_avg are always logged: debug/* compares the rollout "
+    "with the policy being trained in that minibatch; val/rho_*, with use_rho_correction, the "
+    "default, with the trainer before the update: here with rho_clamp_upper_bound 2."
 )
 _FILE = "open_instruct/grpo_utils.py"
 _DROPS = "rho_mask_lower_bound or rho_mask_upper_bound, off by default: the dashboard then shows 0"
@@ -65,5 +67,23 @@ LINES = (
             lacks=_DROPS,
         )
         for part in ("drop", "drop_low", "drop_high")
+    ),
+    Line(
+        "val/ratio",
+        UPDATE,
+        "E r",
+        _FILE,
+        metric="ratio_mean",
+        word="importance ratio",
+        note="change by the update, not the engine gap",
+    ),
+    Line(
+        "policy/clipfrac_avg",
+        UPDATE,
+        "share blocked: A > 0 and r > 1.272, or A < 0 and r < 0.8",
+        _FILE,
+        blocked("ppo:ratio_low=0.2,ratio_high=0.272"),
+        note="loss_fn dapo, clip_lower 0.2, clip_higher 0.272",
+        needs=("advantage_T",),
     ),
 )

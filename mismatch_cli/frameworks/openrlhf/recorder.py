@@ -40,10 +40,14 @@ def record() -> None:
 
 
 def is_resumed(args: Any) -> bool:
-    """Whether it loads a checkpoint: `--load_checkpoint`, and there is one of the actor, as
-    OpenRLHF itself asks.
+    """Whether it loads a checkpoint: `--ckpt.load_enable`, and there is one of the actor, as
+    OpenRLHF itself asks; before its flags had sections, `--load_checkpoint`.
     """
-    loads, folder = getattr(args, "load_checkpoint", False), getattr(args, "ckpt_path", None)
+    checkpoint = getattr(args, "ckpt", None)
+    if checkpoint is None:
+        loads, folder = getattr(args, "load_checkpoint", False), getattr(args, "ckpt_path", None)
+    else:
+        loads, folder = checkpoint.load_enable, checkpoint.path
     return bool(loads and folder and os.path.exists(os.path.join(folder, "_actor")))
 
 

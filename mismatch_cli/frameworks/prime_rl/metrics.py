@@ -1,7 +1,5 @@
-"""prime-rl: `mismatch_kl/all/*`, against the current trainer, and the mask of its default loss.
-
-That is `ipo` since pull request 3418 of 27 August 2026, with eps 0.3 since 3586 of 18 September.
-Before, it was DPPO's at 0.2 by sign, with `is_masked_low` and `is_masked_high`, which are gone.
+"""prime-rl: `mismatch_kl/all/*`, against the current trainer, and the mask of its default loss,
+ipo.
 """
 
 from dataclasses import replace

@@ -4,6 +4,9 @@ ratio.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from math import inf
+
 import numpy as np
 
 from mismatch_cli.base.arrays import Segments
@@ -27,6 +30,7 @@ from mismatch_cli.frameworks.dialects._line import (
     ratio_above,
     ratio_below,
     ratio_outside,
+    weight,
 )
 from mismatch_cli.metrics.gaps import TokenGaps
 
@@ -34,13 +38,16 @@ WHEN = (
     "Always logged, against the trainer before the update, or in each pass if ROLL does not "
     "recompute it; a response without a trained token is not averaged. is_weight_clipfrac needs "
     "is_weight.enabled of train_infer_correction, here with its defaults: level token, "
-    "upper_bound 1.2. The two masks need a filter: here one, with its defaults."
+    "upper_bound 1.2. *_mask_mean need a filter: here one, with its defaults. tis_*, topr_*, "
+    "cispo_* and kimi15_* need that pg_variant of the agentic pipeline."
 )
 _CORRECTION = "roll/utils/train_infer_corrections.py"
 _WORKER = "roll/pipeline/rlvr/actor_worker.py"
+_AGENTIC = "roll/pipeline/agentic/agentic_actor_pg_worker.py"
 _PREFIX = "actor/train_infer_"
 _OF_UPDATE = "change by the update, not the engine gap"
 _SAME = "the mean of means is the mean over tokens, so it equals that of level token"
+_PLACES = "the amount of padding: prompts and padding count as places with r = 1"
 _PADDING = "the amount of padding: a padded position counts as one that passes"
 
 
@@ -73,6 +80,53 @@ def _level(
         note=note,
         word=word,
     )
+
+
+# exp of a d up to 2⁻²⁴ is 1 in float32; numpy's own exp errs by one step there
+_ABOVE_1 = Tokens(lambda gaps: gaps.d_N > 2**-24, logs=False)
+
+
+def _tis_lines() -> Iterator[Line]:
+    """What pg_variant tis logs: r is its ratio to the trainer before the update, not to the
+    rollout.
+    """
+    note = "pg_variant tis, tis_upper_bound 1"
+    for part in ("upper", "total"):
+        name = f"actor/tis_{part}_clipfrac"
+        yield Line(name, UPDATE, "share with r > 1", _AGENTIC, _ABOVE_1, note=note)
+    yield Line(
+        "actor/tis_lower_clipfrac",
+        UPDATE,
+        "share with r < 0",
+        _AGENTIC,
+        ratio_below(0.0),
+        note="0 with tis_lower_bound 0, its default",
+    )
+    yield Line(
+        "actor/tis_clipped_ratio_mean",
+        UPDATE,
+        "E_y mean min(r, 1)",
+        _AGENTIC,
+        _means(weight(1.0, bound=inf)),
+        word="importance ratio",
+        note=note,
+    )
+
+
+def _over_all_places() -> Iterator[Line]:
+    """What the agentic variants average over every place of the padded batch."""
+    for name, formula in (
+        ("topr_negative_upper_clipfrac", "share of places with r > 1 and score ≤ 0"),
+        ("topr_negative_total_clipfrac", "share of places with r > 1 and score ≤ 0"),
+        ("cispo_cispo_lower_clipfrac", "share of places with r < 0.9"),
+        ("cispo_cispo_upper_clipfrac", "share of places with r > 1.1"),
+        ("cispo_cispo_total_clipfrac", "share of places with r outside [0.9, 1.1]"),
+        ("kimi15_kimi15_log_ratio_mean", "Σd over places"),
+        ("kimi15_kimi15_log_ratio_std", "standard deviation of d over places"),
+        ("kimi15_kimi15_log_ratio_abs_mean", "Σ|d| over places"),
+        ("kimi15_kimi15_kl_reg_magnitude", "0.05 Σd² over places"),
+    ):
+        yield Line(f"actor/{name}", UPDATE, formula, _AGENTIC, lacks=_PLACES)
 
 
 _SUM, _MEAN = ResponseSums(LOG_RATIO, include_empty=False), _means(LOG_RATIO)
@@ -127,12 +181,16 @@ LINES = (
         _remaining,
         note="the share that passes; 1 − this is masked",
     ),
-    Line(
-        f"{_PREFIX}token_ratio_mask_mean",
-        ENGINE_GAP,
-        "places with r in [0.8, 1.2] over tokens",
-        _CORRECTION,
-        lacks=_PADDING,
+    *(
+        Line(
+            f"{_PREFIX}{level}_{kind}_mask_mean",
+            ENGINE_GAP,
+            f"places with {passes} over tokens, at level {level}",
+            _CORRECTION,
+            lacks=_PADDING,
+        )
+        for level in ("token", "geometric", "sequence", "segment")
+        for kind, passes in (("ratio", "r in [0.8, 1.2]"), ("diff", "|π − μ| ≤ 0.2"))
     ),
     Line(
         "actor/ratio_mean",
@@ -162,6 +220,14 @@ LINES = (
         note="for either sign of A; pg_clip 0.2",
     ),
     Line(
+        "actor/ppo_ratio_clipfrac",
+        UPDATE,
+        "share with r outside [0.8, 1.2]",
+        _WORKER,
+        ratio_outside(0.8, 1.2),
+        note="the sum of the two above",
+    ),
+    Line(
         "actor/clipfrac",
         UPDATE,
         "E_y share blocked: A > 0 and r > 1.2, or A < 0 and r < 0.8",
@@ -188,4 +254,15 @@ LINES = (
         word="KL",
         note=f"with a plus sign, the opposite of verl's ppo_kl; {_OF_UPDATE}",
     ),
+    *_tis_lines(),
+    Line(
+        "actor/cispo_clipped_ratio_mean",
+        UPDATE,
+        "E_y mean of r clamped to [0.9, 1.1]",
+        _AGENTIC,
+        _means(weight(1.1, 0.9, inf)),
+        word="importance ratio",
+        note="pg_variant cispo, cispo_epsilon_low and cispo_epsilon_high 0.1",
+    ),
+    *_over_all_places(),
 )

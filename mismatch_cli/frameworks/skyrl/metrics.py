@@ -1,32 +1,100 @@
 """SkyRL: `policy/rollout_train_logprobs_abs_diff_*`, before the update and in each of its
-minibatches.
+minibatches, what its off-policy correction drops, and the clip of the update.
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
 
 from mismatch_cli.frameworks.dialects._line import (
     ABS_D,
     CURRENT,
     ENGINE_GAP,
+    LOG_PRODUCT,
+    LOG_RATIO,
+    UPDATE,
     Line,
+    OfResponses,
+    Quantity,
+    ResponseMeans,
+    blocked,
     largest,
     least,
+    mean,
     population_sd,
+    ratio_above,
+    ratio_below,
+    ratio_outside,
     sample_sd,
     weight,
 )
 
 WHEN = (
     "The first four are logged if log-probs are recomputed before the update; minibatch_* "
-    "compare with the trainer in that minibatch; is_ratio_* need off_policy_correction."
+    "compare with the trainer in that minibatch; clip_ratio is logged with every loss, here "
+    "regular, the default, and cispo/* with policy_loss_type cispo. is_ratio_* need any "
+    "off_policy_correction, and each other line its own, alone: tis_ratio_type token or sequence, "
+    "outlier_token_is_threshold_*, token_mask_is_threshold_*, sequence_mask_metric geometric or "
+    "product, with their defaults or the values that SkyRL's page suggests. async/* is of the "
+    "fully asynchronous trainer."
 )
 _TRAINER = "skyrl/train/trainer.py"
 _WORKER = "skyrl/backends/skyrl_train/workers/worker_utils.py"
 _CORRECTION = "skyrl/backends/skyrl_train/utils/off_policy_correction_utils.py"
+_LOSS = "skyrl/backends/skyrl_train/utils/ppo_utils.py"
+_ASYNC = "skyrl/train/fully_async_trainer.py"
+_STEPS = "the trainer's step when a prompt was sent to the engine"
 _HELD = "log r clamped to ±20"
 _PADDING = "the amount of padding, which it counts as zeros"
 _BEFORE, _WITHIN = (
     "policy/rollout_train_logprobs_abs_diff",
     "policy/minibatch_rollout_logprobs_abs_diff",
 )
+_CLAMPED = f"change by the update, not the engine gap; {_HELD}"
+_PRODUCT, _GEOMETRIC = (
+    OfResponses(np.exp, LOG_PRODUCT),
+    OfResponses(np.exp, ResponseMeans(LOG_RATIO)),
+)
+_OF_CISPO = "cispo_anchor old, the default"
+
+
+def _band_lines(
+    name: str, symbol: str, values: Quantity, low: float, high: float
+) -> Iterator[Line]:
+    """The responses that a correction drops, above a threshold, below one, or either."""
+    masked = OfResponses(lambda x_S: (x_S < low) | (x_S > high), values)
+    above, below = (
+        OfResponses(lambda x_S: x_S > high, values),
+        OfResponses(lambda x_S: x_S < low, values),
+    )
+    share = f"share of y with {symbol}"
+    for part, formula, measured in (
+        ("masked", f"{share} outside [{low:g}, {high:g}]", masked),
+        ("over_high", f"{share} > {high:g}", above),
+        ("under_low", f"{share} < {low:g}", below),
+    ):
+        key = f"policy/{name}_{part}_ratio"
+        yield Line(key, ENGINE_GAP, formula, _CORRECTION, measured)
+
+
+def _outlier_lines() -> Iterator[Line]:
+    """The responses with at least one token beyond a threshold."""
+    for part, formula, tokens in (
+        ("masked", "r outside [1e-4, 100]", ratio_outside(1e-4, 100.0)),
+        ("over_high", "r > 100", ratio_above(100.0)),
+        ("under_low", "r < 1e-4", ratio_below(1e-4)),
+    ):
+        yield Line(
+            f"policy/outlier_seq_{part}_ratio",
+            ENGINE_GAP,
+            f"share of y with a token {formula}",
+            _CORRECTION,
+            OfResponses(lambda share_S: share_S > 0, ResponseMeans(tokens)),
+            note="outlier_token_is_threshold_low 1e-4 and _high 100, as suggested",
+        )
+
 
 LINES = (
     Line(f"{_BEFORE}_mean", ENGINE_GAP, "E |d|", _TRAINER, metric="abs_d_mean", word="gap"),
@@ -67,5 +135,68 @@ LINES = (
         "min r, or 0 if anything is masked",
         _CORRECTION,
         lacks=_PADDING,
+    ),
+    Line(
+        "policy/tis_token_clip_high_ratio",
+        ENGINE_GAP,
+        "share with r > 2",
+        _CORRECTION,
+        ratio_above(2.0),
+        note="tis_ratio_type token, token_tis_ratio_clip_high 2",
+    ),
+    Line(
+        "policy/tis_seq_clip_high_ratio",
+        ENGINE_GAP,
+        "share of y with exp(Σd) > 5",
+        _CORRECTION,
+        OfResponses(lambda product_S: product_S > 5, _PRODUCT),
+        note="tis_ratio_type sequence, sequence_tis_ratio_clip_high 5",
+    ),
+    *_outlier_lines(),
+    Line(
+        "policy/token_mask_ratio",
+        ENGINE_GAP,
+        "share with r outside [0.5, 2]",
+        _CORRECTION,
+        ratio_outside(0.5, 2.0),
+        note="token_mask_is_threshold_low 0.5 and _high 2, as suggested",
+    ),
+    *_band_lines("geo_sequence_mask", "exp(mean d)", _GEOMETRIC, 0.99, 1.01),
+    *_band_lines("product_sequence_mask", "exp(Σd)", _PRODUCT, 0.5, 2.0),
+    Line(
+        "policy/clip_ratio",
+        UPDATE,
+        "share blocked: A > 0 and r > 1.2, or A < 0 and r < 0.8",
+        _LOSS,
+        blocked("ppo"),
+        note="eps_clip_low and eps_clip_high 0.2",
+        needs=("advantage_T",),
+    ),
+    *(
+        Line(
+            f"policy/cispo/ratio_{part}",
+            UPDATE,
+            formula,
+            _LOSS,
+            measured,
+            reduce,
+            word="importance ratio" if part == "mean" else "",
+            note=f"{_OF_CISPO}; {_CLAMPED}",
+        )
+        for part, formula, measured, reduce in (
+            ("mean", "E r", weight(), mean),
+            ("clamped_mean", "E min(r, 5)", weight(5.0), mean),
+            ("max", "max r", weight(), largest),
+            ("min", "min r", weight(), least),
+        )
+    ),
+    *(
+        Line(f"async/staleness_{part}", CURRENT, formula, _ASYNC, lacks=_STEPS)
+        for part, formula in (
+            ("mean", "E steps since a prompt was sent"),
+            ("max", "max steps since a prompt was sent"),
+            ("min", "min steps since a prompt was sent"),
+            ("ratio", "share of prompts sent in an earlier step"),
+        )
     ),
 )

@@ -1,10 +1,9 @@
 """slime's debug dumps: one `.pt` per rollout, with only μ (rollout data) or also π and advantages
 (train data).
 
-Written by `slime/observability/rollout_data_utils.py` and `train_data_utils.py`; read at 624b824a8
-(2026-08). Older versions wrote the columns of each rank (`rollout_data`), as miles still does: its
-importer reads them. `log_probs` are recomputed before the update or, where that pass is skipped,
-come from the training pass of the first update.
+Written by `slime/observability/rollout_data_utils.py` and `train_data_utils.py`. `log_probs` are
+recomputed before the update or, where that pass is skipped, come from the training pass of the
+first update.
 """
 
 from collections.abc import Callable, Iterator, Sequence

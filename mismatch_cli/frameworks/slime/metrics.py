@@ -1,25 +1,34 @@
-"""slime: `train/train_rollout_logprob_abs_diff`, the TIS metrics, and the metrics of mis.py."""
+"""slime: `train/train_rollout_logprob_abs_diff`, PPO's clip, the TIS metrics, and the metrics of
+mis.py.
+"""
 
 from mismatch_cli.frameworks.dialects._line import (
     ABS_D,
     ABS_RATIO_LESS_1,
     ENGINE_GAP,
+    MINUS_D,
     RATIO,
     UPDATE,
     Line,
     ResponseMeans,
+    blocked,
     ratio_above,
 )
-from mismatch_cli.frameworks.dialects._mis import mis_lines
+from mismatch_cli.frameworks.dialects._mis import mis_lines, opsm_line
 
 WHEN = (
-    "The first is always logged; the others need --use-tis or --get-mismatch-metrics, mis_* also "
-    "need examples/train_infer_mismatch_helper/mis.py as the TIS function: here with the "
-    "settings of its mis.yaml. Every number is a mean over responses of means over their tokens; "
-    "with --calculate-per-token-loss slime averages over tokens instead."
+    "The first three are always logged; opsm_clipfrac needs --use-opsm, ois and tis* need "
+    "--use-tis or --get-mismatch-metrics, mis_* also need "
+    "examples/train_infer_mismatch_helper/mis.py as the TIS function: here with the settings of "
+    "its mis.yaml. With --use-rollout-logprobs the first compares the rollout with the CURRENT "
+    "trainer, and ppo_kl, pg_clipfrac, opsm_clipfrac and ois do so too. Every number is a mean "
+    "over responses of means over their tokens; with --calculate-per-token-loss slime averages "
+    "over tokens instead."
 )
 _LOSS = "slime/backends/megatron_utils/loss.py"
+_PPO = "slime/utils/ppo_utils.py"
 _MIS = "examples/train_infer_mismatch_helper/mis.py"
+_OF_UPDATE = "change by the update, not the engine gap"
 
 LINES = (
     Line(
@@ -31,6 +40,25 @@ LINES = (
         word="gap",
         note="a short response weighs as much as a long one",
     ),
+    Line(
+        "train/ppo_kl",
+        UPDATE,
+        "E_y mean (−d)",
+        _LOSS,
+        ResponseMeans(MINUS_D),
+        word="KL",
+        note=_OF_UPDATE,
+    ),
+    Line(
+        "train/pg_clipfrac",
+        UPDATE,
+        "E_y share blocked: A > 0 and r > 1.2, or A < 0 and r < 0.8",
+        _PPO,
+        ResponseMeans(blocked("ppo")),
+        note="eps_clip and eps_clip_high 0.2",
+        needs=("advantage_T",),
+    ),
+    opsm_line(_PPO),
     Line(
         "train/tis",
         ENGINE_GAP,
@@ -56,7 +84,7 @@ LINES = (
         _LOSS,
         ResponseMeans(RATIO),
         word="importance ratio",
-        note="change by the update, not the engine gap",
+        note=_OF_UPDATE,
     ),
     *mis_lines(_MIS),
 )

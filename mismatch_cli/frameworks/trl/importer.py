@@ -1,9 +1,9 @@
 """What TRL's GRPOTrainer passes to its loss, as JSONL or Parquet: a response or a whole batch per
 line or row.
 
-The names are those of `_generate_and_score_completions` in `trl/trainer/grpo_trainer.py`; read at
-1.16.0. Prompts are padded on the left and completions on the right, each with a mask; `tool_mask`
-is 0 at tool output. Where vLLM samples, there is log μ, and log π from a pass before the update.
+The names are those of `_generate_and_score_completions` in `trl/trainer/grpo_trainer.py`. Prompts
+are padded on the left and completions on the right, each with a mask; `tool_mask` is 0 at tool
+output. Where vLLM samples, there is log μ, and log π from a pass before the update.
 """
 
 from collections.abc import Callable, Iterator, Sequence

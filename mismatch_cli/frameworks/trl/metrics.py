@@ -1,25 +1,88 @@
 """TRL: `sampling/sampling_logp_difference/*` and `sampling/importance_sampling_ratio/*` of
-GRPOTrainer.
+GRPOTrainer, and what its losses clip.
 """
+
+from __future__ import annotations
+
+from math import log
+
+import numpy as np
 
 from mismatch_cli.frameworks.dialects._line import (
     ABS_D,
+    BOUND,
+    CURRENT,
     ENGINE_GAP,
+    UPDATE,
     Line,
+    Quantity,
+    Reduce,
+    ResponseMeans,
+    Tokens,
+    advantages,
+    blocked,
+    included,
     largest,
     least,
     masked_product,
     mean,
+    ratio_above,
+    ratio_below,
+    where_advantage,
 )
+from mismatch_cli.metrics.gaps import TokenGaps
+from mismatch_cli.rules.algorithms.table import TABLE
 
 WHEN = (
-    "Logged if vllm_importance_sampling_correction is on, the default. The ratio is the factor "
-    "that multiplies the loss: in the default mode, sequence_mask with cap 3.0, the ratio of a "
-    "complete response, and 0 above the cap."
+    "sampling/* is logged if vllm_importance_sampling_correction is on, the default. The ratio is "
+    "the factor that multiplies the loss: in the default mode, sequence_mask with cap 3.0, the "
+    "ratio of a complete response, and 0 above the cap. clip_ratio/* is logged with the losses "
+    "that clip, dapo (the default), grpo, bnpo, dr_grpo and luspo; cispo_clip_ratio with cispo and "
+    "vespo/phi_seq_mean with vespo."
 )
 _FILE = "trl/trainer/grpo_trainer.py"
-_RATIO = masked_product(3.0)
+_CAP, _LEAST = 3.0, log(1e-8)
+_RATIO = masked_product(_CAP)
 _MASKED = "w; w = exp(Σd), 0 above 3"
+_VESPO = TABLE["vespo"].weight[0].parameters
+_EPSILON = "epsilon and epsilon_high 0.2"
+_LOW_RULE, _HIGH_RULE = "A < 0 and r < 0.8", "A > 0 and r > 1.2"
+_LOW, _HIGH = where_advantage(ratio_below(0.8), -1), where_advantage(ratio_above(1.2), 1)
+
+
+def _vespo_log_ratio(gaps: TokenGaps) -> np.ndarray:
+    """Σ log r′ + Σ log min(ρ, 3) of each response, with TRL's clamps of tokens and of sums."""
+    recomputed_N = gaps.column("logp_recomputed_T")
+    assert recomputed_N is not None  # the line needs it
+    with np.errstate(invalid="ignore"):
+        update_N = np.clip(gaps.logp_N - recomputed_N, -BOUND, BOUND)
+        gap_N = np.clip(recomputed_N - gaps.logq_N, _LEAST, log(_CAP))
+    log_S = gaps.responses.sum(np.nan_to_num(update_N) + np.nan_to_num(gap_N))
+    return np.clip(log_S, _LEAST, BOUND)
+
+
+def _vespo_weight(gaps: TokenGaps) -> np.ndarray:
+    """φ of each response; 1 without a trained token."""
+    log_S = _vespo_log_ratio(gaps)
+    rises_S = Tokens(advantages, logs=False).response_means(gaps) >= 0
+    k_S = np.where(rises_S, _VESPO["k_pos"], _VESPO["k_neg"])
+    lambda_S = np.where(rises_S, _VESPO["lambda_pos"], _VESPO["lambda_neg"])
+    weight_S: np.ndarray = np.exp(k_S * log_S - lambda_S * np.expm1(log_S))
+    return weight_S[included(gaps)]
+
+
+def _clip_line(name: str, formula: str, measured: Quantity, reduce: Reduce = mean) -> Line:
+    return Line(
+        f"clip_ratio/{name}",
+        UPDATE,
+        formula,
+        _FILE,
+        measured,
+        reduce,
+        note=_EPSILON,
+        needs=("advantage_T",),
+    )
+
 
 LINES = (
     Line(
@@ -56,5 +119,38 @@ LINES = (
         _FILE,
         _RATIO,
         largest,
+    ),
+    _clip_line("low_mean", f"share with {_LOW_RULE}", _LOW),
+    _clip_line(
+        "low_min", f"min_y share with {_LOW_RULE}", ResponseMeans(_LOW, include_empty=False), least
+    ),
+    _clip_line("high_mean", f"share with {_HIGH_RULE}", _HIGH),
+    _clip_line(
+        "high_max",
+        f"max_y share with {_HIGH_RULE}",
+        ResponseMeans(_HIGH, include_empty=False),
+        largest,
+    ),
+    _clip_line("region_mean", f"share blocked: {_HIGH_RULE}, or {_LOW_RULE}", blocked("ppo")),
+    Line(
+        "cispo_clip_ratio",
+        UPDATE,
+        "share with A > 0 and r > 5",
+        _FILE,
+        where_advantage(ratio_above(5.0), 1),
+        note="epsilon_high 5, as TRL recommends for cispo: it is the cap itself, not 1 + epsilon",
+        needs=("advantage_T",),
+    ),
+    Line(
+        "vespo/phi_seq_mean",
+        CURRENT,
+        "E_y φ(w), φ(w) = e^λ w^k e^(−λw), w = Π r′ · Π min(ρ, 3)",
+        _FILE,
+        _vespo_weight,
+        note=(
+            "r′ is trainer / recomputed and ρ recomputed / rollout; k = 2 and λ = 3 for A ≥ 0, "
+            "k = 3 and λ = 2 otherwise; vllm_importance_sampling_mode token_truncate, cap 3"
+        ),
+        needs=("logp_recomputed_T", "advantage_T"),
     ),
 )

@@ -1,9 +1,9 @@
 """verl's batches: a saved `DataProto` (`DataProto.save_to_disk`), or its columns in a `.pt`, JSONL
 or Parquet file.
 
-The names are those of `verl/trainer/ppo/ray_trainer.py`; read at 0.9.1. Prompts are padded on the
-left and responses on the right; `attention_mask` covers both, and `response_mask` is 0 at tool
-output too. In bypass mode `old_log_probs` is a copy of `rollout_log_probs`, not π.
+The names are those of `verl/trainer/ppo/ray_trainer.py`. Prompts are padded on the left and
+responses on the right; `attention_mask` covers both, and `response_mask` is 0 at tool output too.
+In bypass mode `old_log_probs` is a copy of `rollout_log_probs`, not π.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

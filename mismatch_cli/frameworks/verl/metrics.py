@@ -1,4 +1,4 @@
-"""verl: `training/rollout_probs_diff_*`, `rollout_corr/*`, and two metrics of the PPO update
+"""verl: `training/rollout_probs_diff_*`, `rollout_corr/*`, and three metrics of the PPO update
 itself.
 """
 
@@ -38,6 +38,7 @@ from mismatch_cli.frameworks.dialects._line import (
     sample_sd,
     sample_sd_or_0,
     weight,
+    where_advantage,
 )
 
 WHEN = (
@@ -294,6 +295,15 @@ LINES = (
         _LOSS,
         blocked("ppo"),
         note="clip_ratio 0.2",
+        needs=("advantage_T",),
+    ),
+    Line(
+        "actor/pg_clipfrac_lower",
+        UPDATE,
+        "share with A < 0 and r > 3",
+        _LOSS,
+        where_advantage(ratio_above(3.0), -1),
+        note="clip_ratio_c 3",
         needs=("advantage_T",),
     ),
 )

@@ -130,7 +130,8 @@ def test_a_name_of_several_frameworks_is_ambiguous_if_the_numbers_differ(capfd):
     assert lines["miles"].formula != lines["verl"].formula
     assert run(["verdict", "pg_clipfrac=0.02"]) == 2
     err = capfd.readouterr().err
-    assert "miles (train/pg_clipfrac) and verl (actor/pg_clipfrac). Name the framework first" in err
+    who = "miles (train/pg_clipfrac), slime (train/pg_clipfrac), verl (actor/pg_clipfrac)"
+    assert f"{who}. Name the framework first" in err
 
 
 @pytest.mark.parametrize(

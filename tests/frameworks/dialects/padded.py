@@ -23,8 +23,8 @@ PAIRS = {
 
 @dataclass
 class Padded:
-    """Log π and log μ, both 0 where nothing is trained; [response, position] except for the
-    rewards.
+    """Log π and log μ, both 0 where nothing is trained, as are those of the trainer at the weights
+    that sampled; [response, position] except for the rewards.
     """
 
     p: Tensor
@@ -33,6 +33,7 @@ class Padded:
     advantage: Tensor | None
     entropy: Tensor | None
     reward: Tensor | None  # [response]
+    recomputed: Tensor | None
 
     @property
     def d(self) -> Tensor:
@@ -89,11 +90,13 @@ def _rows(
             None if c is None else np.nan_to_num(c[tokens])
             for c in (batch.advantage_T, batch.entropy_trainer_T)
         ]
+        third_T = batch.logp_recomputed_T
         yield (
             *taken,
             counts_T[tokens],
             *others,
             None if batch.reward_S is None else batch.reward_S[s],
+            None if third_T is None else np.where(counts_T[tokens], third_T[tokens], 0),
         )
 
 

@@ -142,7 +142,12 @@ def theirs_of(line: Line, framework: str, gap: Padded) -> float:
 
 def has(gap: Padded | None, line: Line) -> bool:
     """Whether the inputs of a line exist."""
-    columns = {"advantage_T": "advantage", "entropy_trainer_T": "entropy", "reward_S": "reward"}
+    columns = {
+        "advantage_T": "advantage",
+        "entropy_trainer_T": "entropy",
+        "reward_S": "reward",
+        "logp_recomputed_T": "recomputed",
+    }
     return gap is not None and all(getattr(gap, columns[name]) is not None for name in line.needs)
 
 

@@ -270,6 +270,7 @@ def test_inputs_that_no_trace_has_are_named(write):
     }
     assert {name for name, lines in missing.items() if lines} == {
         "miles",
+        "ms-swift",
         "open-instruct",
         "roll",
         "skyrl",

@@ -191,8 +191,23 @@ _TIS = {
         lambda p, q, m: ((p - q).exp().clamp(0, 2) != (p - q).exp()).double()
     ),
 }
+
+
+def _opsm(g: Padded) -> Tensor:
+    """`compute_opsm_mask` adds up the responses; the dashboard divides by their number."""
+    shares = []
+    for p, q, mask, advantage in zip(g.p, g.q, g.mask, g.advantage, strict=True):
+        count = mask.sum().clamp(min=1)
+        seq_kl = torch.where(mask, q - p, 0).sum() / count
+        shares.append(((advantage < 0) & (seq_kl > 1e-4)).sum() / count)
+    return torch.stack(shares).double().mean()
+
+
 _SLIME: dict[str, Formula] = {
     "train/train_rollout_logprob_abs_diff": _of_rows(lambda p, q, m: (p - q).abs()),
+    "train/ppo_kl": _of_rows(lambda p, q, m: q - p),
+    "train/pg_clipfrac": lambda g: _row_means(_clipped(g, g.r).double(), g.mask).mean(),
+    "train/opsm_clipfrac": _opsm,
     "train/ois": _of_rows(lambda p, q, m: (p - q).exp()),
     **_TIS,
     **_MIS,
@@ -226,6 +241,7 @@ _MILES: dict[str, Formula] = {
     "train/ppo_kl": _of_rows(lambda p, q, m: _finite(q - p)),
     "train/pg_clipfrac": _miles_clipfrac,
     "train/ess_ratio": _of_rows(_ess_ratio),
+    "train/opsm_clipfrac": _opsm,
     "train/ois": _of_rows(lambda p, q, m: _finite(p - q).exp()),
     **_TIS,
     **_MIS,
@@ -267,6 +283,11 @@ def _levels(
     return {f"actor/train_infer_{kind}_{level}_mean": formula for level, formula in found.items()}
 
 
+def _tis_clipped(g: Padded) -> Tensor:
+    """In float32, where the ratio of a nearly certain token is 1 and not above it."""
+    return ((g.p.float() - g.q.float()).exp() > 1).double().sum() / g.mask.sum()
+
+
 _ROLL: dict[str, Formula] = {
     **_levels("ratio", lambda g: g.d, torch.exp),
     **_levels("diff", lambda g: g.dp, lambda x: x),
@@ -280,9 +301,102 @@ _ROLL: dict[str, Formula] = {
     "actor/ratio_min": lambda g: (g.r * g.mask + ~g.mask * 1e10).min(),
     "actor/ppo_ratio_high_clipfrac": lambda g: (g.r > 1.2).double().sum() / g.mask.sum(),
     "actor/ppo_ratio_low_clipfrac": lambda g: (g.r < 0.8).double().sum() / g.mask.sum(),
+    # `clipped_low + clipped_high`
+    "actor/ppo_ratio_clipfrac": lambda g: (
+        ((g.r < 0.8).double() + (g.r > 1.2).double()).sum() / g.mask.sum()
+    ),
+    "actor/tis_upper_clipfrac": _tis_clipped,
+    "actor/tis_lower_clipfrac": lambda g: (g.r < 0).double().sum() / g.mask.sum(),
+    "actor/tis_total_clipfrac": _tis_clipped,
+    "actor/tis_clipped_ratio_mean": lambda g: _valid_mean(_row_means(g.r.clamp(0, 1), g.mask), g),
+    "actor/cispo_clipped_ratio_mean": lambda g: _valid_mean(
+        _row_means(g.r.clamp(0.9, 1.1), g.mask), g
+    ),
     "actor/clipfrac": lambda g: _valid_mean(_row_means(_clipped(g, g.r).double(), g.mask), g),
     "actor/approxkl": lambda g: _valid_mean(_row_means(0.5 * g.d.square(), g.mask), g),
     "actor/policykl": lambda g: _valid_mean(_row_means(g.d, g.mask), g),
+}
+
+# TRL and ms-swift: grpo_trainer.py
+
+
+def _is_low(g: Padded) -> Tensor:
+    return ((g.r < 1 - 0.2) & (g.advantage < 0)).double()
+
+
+def _is_high(g: Padded) -> Tensor:
+    return ((g.r > 1 + 0.2) & (g.advantage > 0)).double()
+
+
+_CLIPPED: dict[str, Formula] = {
+    "clip_ratio/low_mean": lambda g: _mean(_is_low(g), g.mask),
+    "clip_ratio/high_mean": lambda g: _mean(_is_high(g), g.mask),
+    "clip_ratio/region_mean": lambda g: _mean(_is_low(g) + _is_high(g), g.mask),
+    "cispo_clip_ratio": lambda g: _mean(((g.r > 5) & (g.advantage > 0)).double(), g.mask),
+}
+
+
+def _with_tokens(g: Padded, x: Tensor) -> Tensor:
+    """`masked_seq_mean` is NaN without tokens, which `nanmin` and `nanmax` leave out."""
+    return _row_means(x, g.mask)[g.mask.any(-1)]
+
+
+def _phi_seq(g: Padded) -> Tensor:
+    """`get_gamma_weights` with token_truncate; g compares the trainer with the rollout."""
+    least = math.log(1e-8)
+    log_ratio = torch.nan_to_num(g.p - g.recomputed, nan=0.0).clamp(-20, 20)
+    gap = torch.nan_to_num((g.recomputed - g.q) * g.mask, nan=0.0).exp().clamp(max=3)
+    log_w = (log_ratio * g.mask).sum(-1) + (gap.log().clamp(least, 20) * g.mask).sum(-1)
+    log_w = log_w.clamp(least, 20)
+    rises = _row_means(g.advantage, g.mask) >= 0
+    k, lam = torch.where(rises, 2.0, 3.0), torch.where(rises, 3.0, 2.0)
+    return (lam + k * log_w - lam * log_w.exp()).exp().mean()
+
+
+# SkyRL: off_policy_correction_utils.py and ppo_utils.py
+
+
+def _safe_exp(d: Tensor) -> Tensor:
+    return d.clamp(-20, 20).exp()
+
+
+def _any_share(outside: Callable[[Tensor], Tensor]) -> Formula:
+    """Responses with a trained token outside."""
+    return lambda g: (outside(_safe_exp(g.d)) & g.mask).any(-1).double().mean()
+
+
+def _row_shares(
+    name: str, ratio: Callable[[Padded], Tensor], low: float, high: float
+) -> dict[str, Formula]:
+    return {
+        f"policy/{name}_masked_ratio": lambda g: (
+            ((ratio(g) > high) | (ratio(g) < low)).double().mean()
+        ),
+        f"policy/{name}_over_high_ratio": lambda g: (ratio(g) > high).double().mean(),
+        f"policy/{name}_under_low_ratio": lambda g: (ratio(g) < low).double().mean(),
+    }
+
+
+def _product(g: Padded) -> Tensor:
+    return _safe_exp(torch.where(g.mask, g.d, 0).sum(-1))
+
+
+_SKYRL_CORRECTION: dict[str, Formula] = {
+    "policy/tis_token_clip_high_ratio": lambda g: _mean((_safe_exp(g.d) > 2).double(), g.mask),
+    "policy/tis_seq_clip_high_ratio": lambda g: (_product(g) > 5).double().mean(),
+    "policy/outlier_seq_masked_ratio": _any_share(lambda r: (r > 100) | (r < 1e-4)),
+    "policy/outlier_seq_over_high_ratio": _any_share(lambda r: r > 100),
+    "policy/outlier_seq_under_low_ratio": _any_share(lambda r: r < 1e-4),
+    "policy/token_mask_ratio": lambda g: _mean(
+        (~((_safe_exp(g.d) >= 0.5) & (_safe_exp(g.d) <= 2))).double(), g.mask
+    ),
+    **_row_shares("geo_sequence_mask", lambda g: _safe_exp(_row_means(g.d, g.mask)), 0.99, 1.01),
+    **_row_shares("product_sequence_mask", _product, 0.5, 2.0),
+    "policy/clip_ratio": lambda g: _mean(_clipped(g, _safe_exp(g.d)).double(), g.mask),
+    "policy/cispo/ratio_mean": lambda g: _mean(_safe_exp(g.d), g.mask),
+    "policy/cispo/ratio_clamped_mean": lambda g: _mean(_safe_exp(g.d).clamp(0, 5), g.mask),
+    "policy/cispo/ratio_max": lambda g: _safe_exp(g.d)[g.mask].max(),
+    "policy/cispo/ratio_min": lambda g: _safe_exp(g.d)[g.mask].min(),
 }
 
 # the others
@@ -291,6 +405,59 @@ _ROLL: dict[str, Formula] = {
 def _masked_product(g: Padded) -> Tensor:
     ratio = torch.where(g.mask, g.d, 0).sum(-1).exp()
     return ratio.masked_fill(ratio > 3, 0.0)
+
+
+def _three(
+    name: str, x: Callable[[Padded], Tensor], prefix: str = "ppo_actor/update/"
+) -> dict[str, Formula]:
+    """`stats_tracker.stat` of AReaL."""
+    return {
+        f"{prefix}{name}/avg": lambda g: x(g)[g.mask].mean(),
+        f"{prefix}{name}/min": lambda g: x(g)[g.mask].min(),
+        f"{prefix}{name}/max": lambda g: x(g)[g.mask].max(),
+    }
+
+
+def _rejected_by_areal(g: Padded) -> Tensor:
+    log_ratio = torch.where(torch.isfinite(g.d), g.d, 0.0)
+    return _mean((log_ratio.exp() > 5).double(), g.mask)
+
+
+def _sapo_gate(g: Padded, tau: float) -> Tensor:
+    return torch.sigmoid(tau * (g.r - 1)) * (4 / tau)
+
+
+def _soft_gate(g: Padded) -> Tensor:
+    gate = torch.where(g.advantage > 0, _sapo_gate(g, 1.0), _sapo_gate(g, 1.05))
+    return _mean(gate, g.mask)
+
+
+def _dual_clipped(g: Padded) -> Tensor:
+    """Where −A c is below the clipped loss, and A < 0; c = 3."""
+    loss = torch.maximum(-g.advantage * g.r, -g.advantage * g.r.clamp(0.8, 1.2))
+    return _mean(((-3 * g.advantage < loss) & (g.advantage < 0)).double(), g.mask)
+
+
+def _far(threshold: float) -> Formula:
+    """NaN if a log-prob is not finite."""
+    return lambda g: _mean(
+        torch.where(torch.isfinite(g.d), (g.d.abs() > math.log(threshold)).double(), math.nan),
+        g.mask,
+    )
+
+
+_GAP = "ppo_actor/train_infer/"
+_AREAL_GAP: dict[str, Formula] = {
+    **_three("logp_diff", lambda g: g.d, _GAP),
+    **_three("logp_abs_diff", lambda g: g.d.abs(), _GAP),
+    f"{_GAP}logp_diff_squared": lambda g: _mean(g.d.square(), g.mask),
+    f"{_GAP}trainer_nll": lambda g: _mean(-g.p, g.mask),
+    f"{_GAP}rollout_nll": lambda g: _mean(-g.q, g.mask),
+    f"{_GAP}kl_k1": lambda g: _mean(-g.d, g.mask),
+    f"{_GAP}kl_k2": lambda g: _mean(g.d.square() / 2, g.mask),
+    f"{_GAP}kl_k3": lambda g: _mean(g.d.expm1() - g.d, g.mask),
+    **{f"{_GAP}ratio_outside_{x:g}": _far(x) for x in (1.5, 2, 3, 5, 10)},
+}
 
 
 def _kept_by_areal(g: Padded) -> Tensor:
@@ -333,6 +500,10 @@ THEIRS: dict[str, dict[str, Formula]] = {
         "sampling/importance_sampling_ratio/min": lambda g: _masked_product(g).min(),
         "sampling/importance_sampling_ratio/mean": lambda g: _masked_product(g).mean(),
         "sampling/importance_sampling_ratio/max": lambda g: _masked_product(g).max(),
+        **_CLIPPED,
+        "clip_ratio/low_min": lambda g: _with_tokens(g, _is_low(g)).min(),
+        "clip_ratio/high_max": lambda g: _with_tokens(g, _is_high(g)).max(),
+        "vespo/phi_seq_mean": _phi_seq,
     },
     "skyrl": {
         f"{_BEFORE}_mean": lambda g: g.d.abs()[g.mask].mean(),
@@ -346,6 +517,7 @@ THEIRS: dict[str, dict[str, Formula]] = {
         f"{_WITHIN}_max": lambda g: (g.d.abs() * g.mask).max(),
         "policy/is_ratio_mean": lambda g: _mean(g.d.clamp(-20, 20).exp(), g.mask),
         "policy/is_ratio_max": lambda g: (g.d.clamp(-20, 20).exp() * g.mask).max(),
+        **_SKYRL_CORRECTION,
     },
     "ms-swift": {
         f"{_SWIFT}kl": lambda g: _mean(-g.d, g.mask),
@@ -358,12 +530,26 @@ THEIRS: dict[str, dict[str, Formula]] = {
         f"{_SWIFT}is_weight_mean": lambda g: _mean(_swift_weight(g), g.mask),
         f"{_SWIFT}ess": _swift_ess,
         f"{_SWIFT}clipped_frac": lambda g: _mean((g.d.clamp(-20, 20).exp() > 2).double(), g.mask),
+        **_CLIPPED,
     },
-    "openrlhf": {"vllm_kl": lambda g: _mean(-g.d, g.mask), "ppo_kl": lambda g: _mean(-g.d, g.mask)},
+    "openrlhf": {
+        "vllm_kl": lambda g: _mean(-g.d, g.mask),
+        "is_filter_ratio": lambda g: _mean((~((g.r >= 0.5) & (g.r <= 5))).double(), g.mask),
+        "ppo_kl": lambda g: _mean(-g.d, g.mask),
+        "ppo_clip_ratio": lambda g: _mean(_clipped(g, g.d.clamp(-20, 20).exp()).double(), g.mask),
+    },
     "areal": {
-        f"{_AREAL}behave_approx_kl/avg": lambda g: g.d[g.mask].mean(),
-        f"{_AREAL}behave_approx_kl/min": lambda g: g.d[g.mask].min(),
-        f"{_AREAL}behave_approx_kl/max": lambda g: g.d[g.mask].max(),
+        **_three("logp_diff", lambda g: g.q - g.p),
+        **_three("logp_abs_diff", lambda g: (g.q - g.p).abs()),
+        **_three("behave_approx_kl", lambda g: g.d),
+        **_AREAL_GAP,
+        f"{_AREAL}behave_filtered_ratio/avg": _rejected_by_areal,
+        f"{_AREAL}rs_filtered_fraction": _rejected_by_areal,
+        f"{_AREAL}clip_ratio/avg": lambda g: _mean(_clipped(g, g.r).double(), g.mask),
+        f"{_AREAL}dual_clip_ratio/avg": _dual_clipped,
+        f"{_AREAL}sapo_soft_gate/avg": _soft_gate,
+        f"{_AREAL}sapo_scaled_gate_pos/avg": lambda g: _mean(_sapo_gate(g, 1.0), g.mask),
+        f"{_AREAL}sapo_scaled_gate_neg/avg": lambda g: _mean(_sapo_gate(g, 1.05), g.mask),
         f"{_AREAL}behave_imp_weight/avg": lambda g: _kept_by_areal(g).mean(),
         f"{_AREAL}behave_imp_weight/min": lambda g: _kept_by_areal(g).min(),
         f"{_AREAL}behave_imp_weight/max": lambda g: _kept_by_areal(g).max(),
@@ -385,6 +571,10 @@ THEIRS: dict[str, dict[str, Formula]] = {
         "debug/vllm_local_reverse_kl": lambda g: _mean(g.q.exp() * -g.d, g.mask),
         "val/rho_weight": lambda g: _mean(_rho(g).clamp(max=2), g.mask),
         "val/rho_clipfrac": lambda g: _mean((_rho(g).clamp(max=2) != _rho(g)).double(), g.mask),
+        "val/ratio": lambda g: _mean(g.r, g.mask),
+        "policy/clipfrac_avg": lambda g: _mean(
+            (-g.advantage * g.r.clamp(0.8, 1.272) > -g.advantage * g.r).double(), g.mask
+        ),
     },
     "tinker": {
         "optim/kl_sample_train_v1": lambda g: -g.d[g.mask].mean(),

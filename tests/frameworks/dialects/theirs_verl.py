@@ -134,6 +134,13 @@ def _seq_rejected(g: Padded) -> Tensor:
     return _GEO["seq_masked_fraction"](g) * g.mask.any(-1).double().mean()
 
 
+def _clipfrac_lower(g: Padded) -> Tensor:
+    """Dual clip, c = 3."""
+    ratio = g.d.clamp(-20, 20).exp()
+    losses = torch.maximum(-g.advantage * ratio, -g.advantage * ratio.clamp(0.8, 1.2))
+    return _mean(((losses > -3 * g.advantage) & (g.advantage < 0)).to(g.p.dtype), g.mask)
+
+
 def _clipfrac(g: Padded) -> Tensor:
     ratio = g.d.clamp(-20, 20).exp()
     return _mean((-g.advantage * ratio.clamp(0.8, 1.2) > -g.advantage * ratio).double(), g.mask)
@@ -161,4 +168,5 @@ VERL: dict[str, Formula] = {
     f"{_RS}seq_masked_fraction": _seq_rejected,
     "actor/ppo_kl": lambda g: _mean(-g.d.clamp(-20, 20), g.mask),
     "actor/pg_clipfrac": _clipfrac,
+    "actor/pg_clipfrac_lower": _clipfrac_lower,
 }

@@ -276,6 +276,27 @@ def test_the_hook_of_miles_passes_no_data(monkeypatch, tmp_path, caplog):
     assert caplog.text.count("Training continues") == 1 and "--dump-details" in caplog.text
 
 
+def test_openrlhf_resumes_as_its_flags_say(monkeypatch, tmp_path):
+    """`--ckpt.load_enable`, and `--load_checkpoint` before flags had sections; only with a
+    checkpoint of the actor.
+    """
+    is_resumed = adapter(monkeypatch, "openrlhf").is_resumed
+    folder = str(tmp_path)
+    loads = [
+        SimpleNamespace(ckpt=SimpleNamespace(load_enable=True, path=folder)),
+        SimpleNamespace(load_checkpoint=True, ckpt_path=folder),
+    ]
+    starts = [
+        SimpleNamespace(ckpt=SimpleNamespace(load_enable=False, path=folder)),
+        SimpleNamespace(load_checkpoint=False, ckpt_path=folder),
+        SimpleNamespace(),
+        None,
+    ]
+    assert not any(map(is_resumed, loads))
+    (tmp_path / "_actor").mkdir()
+    assert all(map(is_resumed, loads)) and not any(map(is_resumed, starts))
+
+
 def test_openrlhf(monkeypatch, tmp_path):
     experience = SimpleNamespace(
         sequences=torch.tensor([[5, 6, 11, 12, 90, 91, 13], [7, 8, 9, 14, 15, 0, 0]]),
@@ -292,7 +313,9 @@ def test_openrlhf(monkeypatch, tmp_path):
         """The part of OpenRLHF's RemoteExperienceMaker that is wrapped."""
 
         tokenizer = None
-        args = SimpleNamespace(load_checkpoint=True, ckpt_path=str(tmp_path / "checkpoints"))
+        args = SimpleNamespace(
+            ckpt=SimpleNamespace(load_enable=True, path=str(tmp_path / "checkpoints"))
+        )
 
         def compute_advantages_and_returns(self, experiences: list[Any]) -> list[Any]:
             return experiences
