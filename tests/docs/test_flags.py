@@ -48,7 +48,7 @@ OTHERS = {
     "miles": "--dump-details --use-rollout-logprobs",
     "open-instruct": "--save_traces --rollouts_save_path --loss_denominator",
     "ms-swift": "--log_rollout_offpolicy_metrics",
-    "OpenRLHF": "--enable_vllm_is_correction --algo.advantage.is_correction_level "
+    "OpenRLHF": "--algo.advantage.is_correction_level "
     "--ckpt.load_enable --load_checkpoint",
     "oat": "--dump_replay_every",
     "lab/": "--folder",
