@@ -204,13 +204,27 @@ def no_nouns() -> Places:
 
 
 def frameworks_elsewhere() -> Places:
-    """A framework's name in code or strings of a file that is not the framework's own."""
+    """A framework's name in an identifier or a key of a file that is not the framework's own.
+
+    A string of several words cites it: a source, a note, an example.
+    """
     for file in files():
-        words = set(re.findall(r"[a-z]+(?:_[a-z]+)*", code_without_docstrings(file).lower()))
+        names = {word.replace("-", "_") for node in file.nodes for word in names_in(node)}
         for name in FRAMEWORKS:
             belongs = file.name.startswith(f"frameworks/{name}/")
-            if not belongs and words & {name, name.replace("_", "-")}:
+            pattern = re.compile(rf"(?<![a-z]){name}(?![a-z])")
+            if not belongs and any(map(pattern.search, names)):
                 yield f"{file.name} {name}"
+
+
+def names_in(node: ast.AST) -> Iterator[str]:
+    """The names that code uses in a node, and its string or bytes if that is one word."""
+    fields = (value for _, value in ast.iter_fields(node))
+    texts = [value for value in fields if isinstance(value, str | bytes)]
+    for text in texts:
+        word = text.decode(errors="replace") if isinstance(text, bytes) else text
+        if len(word.split()) == 1:
+            yield word.lower()
 
 
 def is_source(node: ast.AST) -> bool:

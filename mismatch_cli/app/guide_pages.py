@@ -56,7 +56,8 @@ def options_page(name: str) -> str:
     """What the options of a command are: the tables of its help, and its keys, of which the help
     gives only the names.
     """
-    command: Any = typer.main.get_command(build_app()).get_command(None, name)  # type: ignore[attr-defined]
+    group: Any = typer.main.get_command(build_app())
+    command = group.get_command(None, name)
     parameters = command.get_params(command.make_context(name, [], resilient_parsing=True))
     tables = panels(parameters) | {_KEYS: keys(parameters)}
     parts = [part for title, rows in tables.items() for part in _table(title, rows)]

@@ -83,9 +83,10 @@ def limit_sets(named: Sequence[str | Mapping[str, Any]], *, has_baseline: bool) 
 
     Raises a `UsageError` for a relative limit without a baseline.
     """
-    from mismatch_cli.limits.limit_sets import DEFAULT, OF_BASELINE, limits_in, load_limits
+    from mismatch_cli.limits.limit_sets import OF_BASELINE, limits_in, load_limits
+    from mismatch_cli.limits.published_sets import default_set
 
-    names = dict.fromkeys(name for name in named or [DEFAULT] if isinstance(name, str))
+    names = dict.fromkeys(name for name in named or [default_set()] if isinstance(name, str))
     sets = [load_limits(name) for name in names]
     sets += [
         limits_in({"limits": table}, "limits") for table in named if not isinstance(table, str)

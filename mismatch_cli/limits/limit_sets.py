@@ -19,10 +19,9 @@ from mismatch_cli.base.errors import MismatchError, UsageError, unreadable
 from mismatch_cli.base.registry import unknown
 from mismatch_cli.base.text import parsed_toml
 from mismatch_cli.limits.judge import BOUNDS, BROKEN, HEALTHY
-from mismatch_cli.limits.published import Published, about_sets, published
+from mismatch_cli.limits.published import Published, published
+from mismatch_cli.limits.published_sets import about_sets
 from mismatch_cli.metrics.pairs import PAIRS
-
-DEFAULT = "prime-rl"
 
 DIAGNOSIS, FAULTS = "diagnosis", "faults"
 _CHECKS = "mismatch_cli.diagnosis.checks"

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from mismatch_cli.base import registry
 from mismatch_cli.limits.both_sides import Family
 from mismatch_cli.limits.judge import BOUNDS, BROKEN, HEALTHY, Number, Range, Standing, judge
+from mismatch_cli.limits.published_sets import tables
 
 Direction = Literal["max", "min", "size", "between"]
 Bound = float | Sequence[float]
-_FRAMEWORKS = "mismatch_cli.frameworks.NAME.limits"
 _NAMES = {"max": "max", "min": "min", "size": "max_size"}  # of a direction's bound
 _IN_WORDS = {"dense": "dense models", "moe": "mixtures of experts"}
 
@@ -89,18 +88,9 @@ def _short(bound: float) -> str:
 def published() -> tuple[Published, ...]:
     """Every row, a framework after the other."""
     rows: list[Published] = []
-    for content in registry.tables(_FRAMEWORKS).values():
+    for content in tables():
         rows += [Published(publisher=content["publisher"], **row) for row in content["limit"]]
     return tuple(rows)
-
-
-@cache
-def about_sets() -> Mapping[str, str]:
-    """The sets of limits that `gate` offers, by name, with what each is."""
-    about: dict[str, str] = {}
-    for content in registry.tables(_FRAMEWORKS).values():
-        about |= content["about"]
-    return dict(sorted(about.items()))
 
 
 def for_other_models(intended: str, family: str) -> str:

@@ -48,8 +48,7 @@ OTHERS = {
     "miles": "--dump-details --use-rollout-logprobs",
     "open-instruct": "--save_traces --rollouts_save_path --loss_denominator",
     "ms-swift": "--log_rollout_offpolicy_metrics",
-    "OpenRLHF": "--algo.advantage.is_correction_level "
-    "--ckpt.load_enable --load_checkpoint",
+    "OpenRLHF": "--algo.advantage.is_correction_level --ckpt.load_enable --load_checkpoint",
     "oat": "--dump_replay_every",
     "lab/": "--folder",
     "tests/": "--list --lower --only --renew",
@@ -82,6 +81,9 @@ def texts() -> Iterator[tuple[str, str]]:
                 yield f"{name}:{node.lineno}", node.value
         for number, line in enumerate(source.splitlines(), 1):
             yield f"{name}:{number}", line.partition("# ")[2]
+    for path in sorted(PACKAGE.rglob("*.toml")):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            yield f"{path.relative_to(ROOT)}:{number}", line
 
 
 def test_every_flag_that_is_named_exists() -> None:

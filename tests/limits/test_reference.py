@@ -8,7 +8,8 @@ import re
 
 from mismatch_cli.frameworks import dialects
 from mismatch_cli.limits.judge import BROKEN, HEALTHY
-from mismatch_cli.limits.published import Published, about_sets, published
+from mismatch_cli.limits.published import Published, published
+from mismatch_cli.limits.published_sets import about_sets
 from mismatch_cli.limits.reference import Measured, reference
 from mismatch_cli.metrics.gap_table import METRICS
 from tests.paths import DOCS

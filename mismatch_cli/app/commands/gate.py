@@ -23,6 +23,7 @@ from mismatch_cli.app.shared_settings import (
 from mismatch_cli.base.errors import MismatchError, UsageError, suggest
 from mismatch_cli.base.options import flat, own, part, setting
 from mismatch_cli.base.places import FAULTY
+from mismatch_cli.limits.published_sets import default_set
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -67,7 +68,7 @@ class SummarySettings:
 def command(
     *,
     read: TraceSettings = part(TraceSettings),
-    by: LimitSettings = part(LimitSettings, limits=own(show_default="prime-rl")),
+    by: LimitSettings = part(LimitSettings, limits=own(show_default=default_set())),
     listing: ListSettings = part(ListSettings, panel="Limits"),
     gate: GateSettings = part(GateSettings),
     summaries: SummarySettings = part(SummarySettings),
@@ -86,7 +87,7 @@ def command(
       mismatch-cli gate good-run another-good-run --init limits.toml
     """
     from mismatch_cli.library.asked import limit_sets
-    from mismatch_cli.limits.limit_sets import DEFAULT, load_limits, presets
+    from mismatch_cli.limits.limit_sets import load_limits, presets
     from mismatch_cli.trace.files import write_named
     from mismatch_cli.trace.run_folder import check_file
 
@@ -109,7 +110,7 @@ def command(
     progress = common.progress
     opened = common.opened(read.traces, "No trace named: judging fp8-kv, a bundled one.", FAULTY)
     if not by.limits:
-        progress.say(f"No --limits: using those of {DEFAULT}.")
+        progress.say(f"No --limits: using those of {default_set()}.")
     progress.say("Measuring")
     before = [Trace.open(path, skip_broken=common.skip_broken) for path in baseline]
     result = GateResult.of(

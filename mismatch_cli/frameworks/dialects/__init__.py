@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from math import isfinite
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import OVERFLOW
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.gaps import token_gaps
-from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.metrics.pairs import PAIR_COLUMNS, PAIRS
 from mismatch_cli.metrics.sums import COLUMNS, evaluate, token_sums
 from mismatch_cli.processes.workers import ALONE, Workers
 from mismatch_cli.rules.batch import TokenBatch
@@ -91,16 +91,6 @@ def logged_as() -> Mapping[str, tuple[tuple[str, str], ...]]:
     return found
 
 
-_VERSIONS = ("version_rollout", "version_trainer")  # if equal, log π also serves as recomputed
-_READ = (
-    "loss_mask",
-    "logp_trainer",
-    "logp_recomputed",
-    "advantage",
-    "entropy_trainer",
-    "reward",
-    *_VERSIONS,
-)
 _NOT_DEFINED = "not defined for these tokens: too few, or none that it applies to"
 _NO_ADVANTAGE = (
     "it leaves out responses whose advantages are all 0, and here all are: every group of a "
@@ -192,7 +182,13 @@ class _Translating:
     """The pass, which identifies lines by their frameworks."""
 
     frameworks: tuple[str, ...]
-    columns: ClassVar[Sequence[str]] = _READ
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Those that lines need; and advantages, by which some leave out responses."""
+        needs = {need for group in _groups(self.frameworks) for need in group.needs}
+        named = sorted(need.rpartition("_")[0] for need in needs)
+        return [*dict.fromkeys([*PAIR_COLUMNS, "advantage", *named])]
 
     def begin(self, _portion: Portion) -> _Everything:
         return _Everything(self.frameworks)

@@ -54,7 +54,9 @@ _NAMED = 10
 
 _OF_MASKS = {
     "prompt_mask": "of padded prompts: 1 for tokens, 0 for padding",
-    "response_mask": "of padded lists: 1 for tokens; a 0 before the last 1 is a token outside the loss",
+    "response_mask": (
+        "of padded lists: 1 for tokens; a 0 before the last 1 is a token outside the loss"
+    ),
 }
 WRITER = """import json
 with open("dump.jsonl", "w") as file:
