@@ -121,7 +121,10 @@ class OwnReward:
         responses.
         """
         if self._known_kind is None:
-            self._known_kind = str(self.child.ask(None, _FOR_ONE).value)
+            reply = self.child.ask(None, _FOR_ONE)
+            if reply.error:
+                raise self._failed(reply.error, "")
+            self._known_kind = str(reply.value)
         return self._known_kind
 
     def _as_trl_asks(self, rows: Sequence[Answered]) -> dict[str, Any]:
