@@ -185,8 +185,9 @@ def _reply(answer: Answer, question: Any) -> str:
 
 def _say(answers: int, secret: bytes, reply: str) -> None:
     left = memoryview(secret + b" " + reply.encode() + b"\n")
-    while left:
-        left = left[os.write(answers, left) :]
+    with contextlib.suppress(BrokenPipeError):  # the parent is gone: the questions will end too
+        while left:
+            left = left[os.write(answers, left) :]
 
 
 def _main(grace: str, function: str, *arguments: str) -> NoReturn:

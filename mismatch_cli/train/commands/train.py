@@ -21,7 +21,6 @@ from mismatch_cli.app.flags import flags
 from mismatch_cli.app.progress import TerminalProgress
 from mismatch_cli.app.rank_flags import RankSettings
 from mismatch_cli.app.shared_settings import PageSettings
-from mismatch_cli.app.tracking import Tracking, TrackSettings
 from mismatch_cli.app.vary import VarySettings
 from mismatch_cli.base.errors import MismatchError, UsageError, quoted
 from mismatch_cli.base.options import flat, own, part, replaced, setting
@@ -30,6 +29,7 @@ from mismatch_cli.base.values import Values
 from mismatch_cli.processes.ranks import World
 from mismatch_cli.processes.ranks.joined import joined, launched, number_of_ranks, restarted
 from mismatch_cli.trace.training_folder import METRICS
+from mismatch_cli.train.tracking import Tracking, TrackSettings
 from mismatch_cli.train.train_config import (
     FILE_NAME,
     TrainConfig,

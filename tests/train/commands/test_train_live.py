@@ -24,6 +24,7 @@ from mismatch_cli.train.commands.train import _steps_before
 from mismatch_cli.train.live import Pace, TrainingView, duration
 from mismatch_cli.train.train_config import load_config
 from tests.paths import ROOT
+from tests.processes.kept import kept
 from tests.terminal import Terminal
 from tests.train.commands.test_train import TRAIN
 
@@ -230,11 +231,6 @@ def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
         time.sleep(0.05)
 
 
-def kept(keeper: int) -> list[int]:
-    """The process that a keeper keeps, once it has started it."""
-    return [int(pid) for pid in Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()]
-
-
 def test_the_report_is_drawn_by_a_process_that_gives_way(tmp_path: Path) -> None:
     done, empty, absent = tmp_path / "done", tmp_path / "empty", tmp_path / "absent"
     for folder, lines in ((done, f"{json.dumps(record(1))}\n" + '{"step": 2, "rew'), (empty, "")):
@@ -246,7 +242,9 @@ def test_the_report_is_drawn_by_a_process_that_gives_way(tmp_path: Path) -> None
     refresher.step_done()
     keeper = refresher._child._process
     assert keeper is not None
-    wait_for(lambda: [os.getpriority(os.PRIO_PROCESS, pid) for pid in kept(keeper.pid)] == [19])
+    wait_for(
+        lambda: [os.getpriority(os.PRIO_PROCESS, pid) for pid in kept(refresher._child)] == [19]
+    )
     assert os.getsid(keeper.pid) == keeper.pid
     refresher.step_done()
     assert refresher._child._process is keeper  # one at a time
@@ -272,8 +270,8 @@ def test_a_failed_drawing_is_reported_once_and_a_killed_one_leaves_nothing_behin
     refresher.step_done()
     keeper = refresher._child._process
     assert keeper is not None
-    wait_for(lambda: kept(keeper.pid))
-    pids = [keeper.pid, *kept(keeper.pid)]
+    wait_for(lambda: kept(refresher._child))
+    pids = [keeper.pid, *kept(refresher._child)]
     refresher.stop()
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     refresher.stop()
