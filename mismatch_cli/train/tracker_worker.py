@@ -18,7 +18,10 @@ from typing import Any
 from mismatch_cli.trace.files import write_atomically
 
 # By which accelerate would join the ranks of the run that it tracks
-_OF_RANKS = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # fmt: skip
+_OF_RANKS = (
+    *("LOCAL_RANK", "RANK", "WORLD_SIZE"),
+    *("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"),
+)
 _NOT_IN_MLFLOW = re.compile(r"[^\w\-. :/]")
 
 
@@ -163,8 +166,8 @@ def _tensorboard(run: TrackedRun) -> dict[str, Any]:
 
 
 def _trackio(run: TrackedRun) -> dict[str, Any]:
-    """It identifies a run only by its name, so the name ends with the id; it keeps the settings that
-    it is opened with.
+    """It identifies a run only by its name, so that ends with the id; it keeps the settings that it
+    is opened with.
     """
     return {
         "run_name": run.project,

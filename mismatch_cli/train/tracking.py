@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.app.completions import frameworks
 from mismatch_cli.base import registry
 from mismatch_cli.base.errors import MismatchError, UsageError, first_line, quoted
 from mismatch_cli.base.extras import require
@@ -68,13 +67,6 @@ class TrackSettings:
         metavar="NAME",
         show_default="its folder",
     )
-    framework: str | None = _of_trackers(
-        None,
-        "Also log this framework's metrics under its own names, such as verl or trl.",
-        key="as",
-        metavar="FRAMEWORK",
-        choices=("framework", frameworks),
-    )
 
 
 def asked(typed: Sequence[str] | None) -> list[str]:
@@ -105,10 +97,9 @@ class Tracking:
     several: bool
 
     @classmethod
-    def asked(cls, settings: TrackSettings, *, several: bool) -> Tracking:
+    def asked(cls, settings: TrackSettings, framework: str, *, several: bool) -> Tracking:
         """From the settings; a `MismatchError` for a tracker that is unknown or not installed."""
-        names, framework = asked(settings.track), settings.framework or ""
-        return cls(names, settings.project, settings.name, framework, several)
+        return cls(asked(settings.track), settings.project, settings.name, framework, several)
 
     def of(
         self, folder: Path, config: Mapping[str, Any], say: Callable[[str], None]
@@ -175,7 +166,8 @@ class Trackers:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a step to all of them."""
         for name, child in list(self._open.items()):
-            if error := _failure(child):
+            error = _failure(child)
+            if error:
                 self._give_up(name, error)
             else:
                 child.tell({"step": step, "metrics": dict(metrics)})
@@ -197,9 +189,10 @@ class Trackers:
         try:
             for name, child in list(self._open.items()):
                 reply = child.finish(END_SECONDS)
-                late = f"it did not finish within {END_SECONDS:g} s"
-                if error := late if reply is LATE else reply.error:
-                    self._give_up(name, error)
+                if reply is LATE:
+                    self._give_up(name, f"it did not finish within {END_SECONDS:g} s")
+                elif reply.error:
+                    self._give_up(name, reply.error)
                 elif child.dropped:
                     self._report(name, f"it was too slow for {things(child.dropped, 'step')}")
         finally:

@@ -20,7 +20,7 @@ from mismatch_cli.app.completions import algorithms
 from mismatch_cli.app.flags import flags
 from mismatch_cli.app.progress import TerminalProgress
 from mismatch_cli.app.rank_flags import RankSettings
-from mismatch_cli.app.shared_settings import PageSettings
+from mismatch_cli.app.shared_settings import FrameworkSettings, PageSettings
 from mismatch_cli.app.vary import VarySettings
 from mismatch_cli.base.errors import MismatchError, UsageError, quoted
 from mismatch_cli.base.options import flat, own, part, replaced, setting
@@ -86,6 +86,7 @@ def command(
     apart: VarySettings = part(
         VarySettings, "devices", devices=own(show_default="one after another")
     ),
+    named: FrameworkSettings = part(FrameworkSettings),
     tracked: TrackSettings = part(TrackSettings, project=own(flag=False), name=own(flag=False)),
     page: PageSettings = part(PageSettings, report_every=own(flag=False)),
     common: Common = part(
@@ -130,7 +131,7 @@ def command(
         for spec in specs or [first.algorithm]
         for number in range(runs.seeds)
     ]
-    tracking = Tracking.asked(tracked, several=len(configs) > 1)
+    tracking = Tracking.asked(tracked, named.name, several=len(configs) > 1)
     output, resume = common.output or Path(f"train-{Path(runs.preset).stem}"), common.resume
     if not runs.show_config:
         check_ranks(first, number_of_ranks(shared.nproc))

@@ -14,11 +14,12 @@ import typer
 
 from mismatch_cli.app.commands.gate import EXCEEDED
 from mismatch_cli.app.common import Common
-from mismatch_cli.app.completions import frameworks, runs
+from mismatch_cli.app.completions import runs
 from mismatch_cli.app.flags import flags
 from mismatch_cli.app.shared_settings import (
     AlgorithmSettings,
     FormatSettings,
+    FrameworkSettings,
     LimitSettings,
     PageSettings,
 )
@@ -55,13 +56,6 @@ class WatchSettings:
         completes=runs,
     )
     every: float = setting(5.0, "Seconds between checks for new data.", least=0.01)
-    framework: str | None = setting(
-        None,
-        "Also record this framework's metrics under its own names, such as verl or trl.",
-        key="as",
-        metavar="FRAMEWORK",
-        choices=("framework", frameworks),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +103,7 @@ def command(
     watched: WatchSettings = part(WatchSettings),
     blocking: AlgorithmSettings = part(AlgorithmSettings, algorithms=_BLOCKED),
     of_format: FormatSettings = part(FormatSettings),
+    named: FrameworkSettings = part(FrameworkSettings),
     by: LimitSettings = part(LimitSettings, limits=own(show_default="none: no alarms")),
     at_alarms: AlarmSettings = part(AlarmSettings),
     end: EndSettings = part(EndSettings),
@@ -154,8 +149,7 @@ def command(
     algorithm = _algorithm(common.meant(blocking.algorithms))
     from mismatch_cli.watch.watcher import Asked
 
-    baseline, framework = by.baseline or [], watched.framework or ""
-    asked = Asked(sets, baseline, algorithm, of_format.format, framework)
+    asked = Asked(sets, by.baseline or [], algorithm, of_format.format, named.name)
     how = _How(watched.every, end, at_alarms, page)
     try:
         with watch_folder(folder, run):
