@@ -151,11 +151,14 @@ class Child:
         return self._lines.silence
 
     def finish(self, seconds: float) -> Reply:
-        """Let a child that was told things do them all and close; the first error, or `LATE`."""
+        """Let a child that was told things do them all and close, then end it; the first error, or
+        `LATE`.
+        """
         self._lines.end()
         until, reply = time.monotonic() + seconds, Reply()
         while self._lines.expected and not reply.error:
             reply = self.receive(max(0.0, until - time.monotonic())) or LATE
+        self.stop()
         return reply
 
     def stop(self) -> None:
