@@ -165,8 +165,8 @@ def serve(prepare: Callable[[], Answer], grace: float = 0.0) -> NoReturn:
     for line in questions:
         secret, _, question = line.partition(b" ")
         _say(answers, secret, _reply(answer[0], json.loads(question)))
-    if close := getattr(answer[0], "close", None):
-        _say(answers, first, _reply(lambda _: close(), None))
+    close = getattr(answer[0], "close", lambda: None)
+    _say(answers, first, _reply(lambda _: close(), None))
     os._exit(0)
 
 
