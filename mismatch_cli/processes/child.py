@@ -104,7 +104,10 @@ class Child:
         self.stop()
         if reply is OUT_OF_TURN:
             raise MismatchError(f"{self._arguments[-1]} failed: {reply.error}. Run it by itself.")
-        raise MismatchError(self._cannot_start if reply in (LATE, DIED) else reply.error)
+        said_nothing = reply is LATE or reply is DIED
+        raise MismatchError(
+            self._cannot_start if said_nothing and self._cannot_start else reply.error
+        )
 
     def ask(self, question: Any, seconds: float) -> Reply:
         """The answer; `LATE` if the question was given up, `DIED` if the child died of it (out of

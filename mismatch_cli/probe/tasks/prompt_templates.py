@@ -27,7 +27,13 @@ def rendered(tokenizer: Any, conversations: Mapping[int, Messages]) -> Iterator[
     """
     # A chat template is a program that comes with a model, and may loop in C for hours, where
     # nothing but the end of its process interrupts it. A fork has the tokenizer already.
-    child = Child(partial(_renderer, tokenizer), longest_answer=_LONGEST, forks=True)
+    child = Child(
+        partial(_renderer, tokenizer),
+        cannot_start="Chat templates are rendered in a fork of this process, which did not start. "
+        "Free some memory.",
+        longest_answer=_LONGEST,
+        forks=True,
+    )
     try:
         for prompt_id, messages in conversations.items():
             reply = child.ask(messages, _SECONDS)
