@@ -71,6 +71,24 @@ class FormatSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FrameworkSettings:
+    """Whose names a run's metrics have too."""
+
+    framework: str | None = setting(
+        None,
+        "Also record this framework's metrics under its own names, such as verl or trl.",
+        key="as",
+        metavar="FRAMEWORK",
+        choices=("framework", completed.frameworks),
+    )
+
+    @property
+    def name(self) -> str:
+        """The framework; empty for none."""
+        return self.framework or ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PageSettings:
     """The page of a run that grows."""
 

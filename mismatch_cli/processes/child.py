@@ -1,67 +1,81 @@
-"""A child process that answers each line with a line and cannot hang its caller."""
+"""A child process that runs a function of ours and cannot hang, flood or outlive its caller."""
+
+from __future__ import annotations
 
 import hashlib
 import json
 import os
 import secrets
 import selectors
+import signal
 import subprocess
 import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from math import inf
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from mismatch_cli.base.child_python import command, users_environment
-from mismatch_cli.base.errors import MismatchError, UsageError
-from mismatch_cli.processes.child_worker import READY
+from mismatch_cli.base.child_python import command
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.processes import keeper
 
 _SECONDS_TO_START = 60.0  # importing sympy on a slow disk
 # Characters of a question that timed out; of a longer one only the hash is remembered
 _LONGEST_KEPT = 2**16
 _SECONDS_TO_END = 10.0  # for its keeper, which needs at most half of it
 _LONGEST_ANSWER = 2**20  # bytes
+_LONGEST_QUEUE = 2**26  # bytes that a child has not read; what is told beyond them is dropped
 _READ_BYTES = 2**16
-_WROTE = "it wrote into a file descriptor that it had not opened"
-_OUT_OF_TURN = json.dumps({"error": _WROTE})  # instead of an answer
+_MOST_DESCRIPTORS = 2**16
 
 
-def users_code(where: str, flag: str, kind: str, example: str) -> tuple[str, str]:
-    """The file of FILE.py:NAME, and FILE.py:NAME with its full path; a `UsageError` where the
-    file does not exist.
-    """
-    file, colon, name = where.rpartition(":")
-    if not colon or not name.isidentifier() or not Path(file).is_file():
-        raise UsageError(f"{flag} {where}: no such {kind}. Write it as path/to/file.py:{example}.")
-    return file, f"{Path(file).resolve()}:{name}"
+class Reply(NamedTuple):
+    """A child's answer, or why there is none."""
+
+    value: Any = None
+    error: str = ""
+
+
+# These three are compared with `is`: a function's own error may have the same words
+LATE, DIED = Reply(error="it takes too long"), Reply(error="its process died")
+OUT_OF_TURN = Reply(error="it wrote into a file descriptor that it had not opened")
 
 
 class Child:
-    """Runs `python -m module arguments…`, which answers each line that it reads with one, the first
-    with "ready".
+    """Runs `function` in a process of its own: it takes the arguments, and returns what is called
+    with each question, JSON in and JSON out. `ask` waits for the answer; `tell` does not.
 
     A question that takes too long is given up: the child is killed, the next question starts a new
-    one, and the same question is not tried again. `cannot_start` is the error message if "ready"
-    never comes; what the child printed after that word is in `said_at_start` once it has started.
-    When the child ends, so does every process it started.
+    one, and the same question is not tried again. `cannot_start` is the error message if it does
+    not get ready. What it prints goes to `log`. It ends with us, at once or, if it was told things,
+    within `grace` seconds, and so does every process it started. `forks`: the function is a closure
+    over what this process has, and runs in a fork of it; else it is found by its name.
 
     A question begins with a secret that its answer repeats. So what foreign code writes into
-    descriptors that it finds is never an answer: `ask` returns an object with an "error" instead,
-    and ends the child. Code that searches the child's memory for the secret, or reads its questions
-    before it does, can still forge one.
+    descriptors that it finds is never an answer: `ask` returns `OUT_OF_TURN` instead, and ends the
+    child. Code that searches the child's memory for the secret, or reads its questions before it
+    does, can still forge one.
     """
 
     def __init__(
         self,
-        module: str,
+        function: Callable[..., keeper.Answer],
         *arguments: str,
-        cannot_start: str,
+        cannot_start: str = "",
         seconds_to_start: float = _SECONDS_TO_START,
+        longest_answer: int = _LONGEST_ANSWER,
+        log: Path | None = None,
+        grace: float = 0.0,
+        forks: bool = False,
     ) -> None:
-        self._command = command(module, *arguments)
+        self._function, self._arguments, self._forks = function, arguments, forks
         self._seconds_to_start, self._cannot_start = seconds_to_start, cannot_start
-        self.said_at_start: str | None = None
+        self._longest_answer, self._log, self._grace = longest_answer, log, grace
         self._given_up: set[str] = set()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._heard = bytearray()
+        self._process: subprocess.Popen[bytes] | _Fork | None = None
+        self.dropped = 0  # messages
 
     @property
     def given_up(self) -> list[str]:
@@ -74,21 +88,81 @@ class Child:
         """Do not try these again."""
         self._given_up |= set(map(_remembered, questions))
 
-    def ask(self, question: str, seconds: float) -> str | None:
-        """The answer; None if the question was given up, empty if the child died of it (out of
+    @property
+    def runs(self) -> bool:
+        """Whether it was started, and not stopped since."""
+        return self._process is not None
+
+    def start(self) -> None:
+        """Start the process, as the first question does; a `MismatchError` if it does not get
+        ready.
+        """
+        self._begin()
+        reply = self.receive(self._seconds_to_start) or LATE
+        if not reply.error:
+            return
+        self.stop()
+        if reply is OUT_OF_TURN:
+            raise MismatchError(f"{self._arguments[-1]} failed: {reply.error}. Run it by itself.")
+        said_nothing = reply is LATE or reply is DIED
+        raise MismatchError(
+            self._cannot_start if said_nothing and self._cannot_start else reply.error
+        )
+
+    def ask(self, question: Any, seconds: float) -> Reply:
+        """The answer; `LATE` if the question was given up, `DIED` if the child died of it (out of
         memory, a crash).
         """
-        if _remembered(question) in self._given_up:
-            return None
-        unasked = None if self._process is None else self._hear(self._process, "", 0.0)
-        if unasked == "":
-            self.stop()  # it died between two questions (out of memory): not this one's fault
-        answer = unasked or self._answer_to(question, self._process or self.start(), seconds)
-        if answer is None:
-            self.give_up([question])
-        if answer in (None, "", _OUT_OF_TURN):
+        text = json.dumps(question, default=str)  # dates and the like as text
+        if _remembered(text) in self._given_up:
+            return LATE
+        reply = self.receive(0.0) if self.runs else None
+        if reply is DIED:
+            self.stop()  # between two questions (out of memory): not this one's fault
+            reply = None
+        if not self.runs:
+            self.start()
+        if reply is None:
+            self._lines.send(text)
+            reply = self.receive(seconds) or LATE
+        if reply is LATE:
+            self.give_up([text])
+        if reply is LATE or reply is DIED or reply is OUT_OF_TURN:
             self.stop()
-        return answer
+        return reply
+
+    def tell(self, message: Any) -> None:
+        """Send a message without waiting, to a child that this may start; dropped, and counted, if
+        it has yet to read 64 MiB.
+        """
+        if not self.runs:
+            self._begin()
+        if len(self._lines.unsent) > _LONGEST_QUEUE:
+            self.dropped += 1
+        else:
+            self._lines.send(json.dumps(message))
+
+    def receive(self, seconds: float) -> Reply | None:
+        """The next answer, if it arrives within so long; the first one says that the child is
+        ready.
+        """
+        return self._lines.receive(seconds)
+
+    @property
+    def silence(self) -> float:
+        """Seconds for which an answer has been due."""
+        return self._lines.silence
+
+    def finish(self, seconds: float) -> Reply:
+        """Let a child that was told things do them all and close, then end it; the first error, or
+        `LATE`.
+        """
+        self._lines.end()
+        until, reply = time.monotonic() + seconds, Reply()
+        while self._lines.expected and not reply.error:
+            reply = self.receive(max(0.0, until - time.monotonic())) or LATE
+        self.stop()
+        return reply
 
     def stop(self) -> None:
         """End the child and every process it started; unread output is lost."""
@@ -99,85 +173,169 @@ class Child:
         try:
             process.wait(_SECONDS_TO_END)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            pipe.close()
+            end_group(process)
+        self._lines.close()
 
-    def start(self) -> subprocess.Popen[bytes]:
-        """Start the process, as the first question does; a `MismatchError` if it does not get
-        ready.
-        """
-        self._process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            start_new_session=True,
-            env=users_environment(),
-        )
-        self._heard.clear()
-        reply = self._answer_to("", self._process, self._seconds_to_start)
-        ready, _, word = (reply or "").partition(" ")
-        if ready != READY:
-            self.stop()
-            if reply == _OUT_OF_TURN:
-                raise MismatchError(f"{self._command[-1]} failed: {_WROTE}. Run it by itself.")
-            raise MismatchError(json.loads(reply) if reply else self._cannot_start)
-        self.said_at_start = word
-        return self._process
+    def _begin(self) -> None:
+        (input_end, to_child), (from_child, output_end) = os.pipe(), os.pipe()
+        self._lines = _Lines(to_child, from_child, self._longest_answer)
+        try:
+            begin = self._forked if self._forks else self._started
+            self._process = begin(input_end, output_end)
+        except OSError:
+            self._lines.close()
+            raise
+        finally:
+            os.close(input_end)
+            os.close(output_end)
+        self._lines.send("")
 
-    def _answer_to(
-        self, question: str, child: subprocess.Popen[bytes], seconds: float
-    ) -> str | None:
+    def _started(self, input_end: int, output_end: int) -> subprocess.Popen[bytes]:
+        name = f"{self._function.__module__}:{self._function.__qualname__}"
+        program = command(keeper.__name__, str(self._grace), name, *self._arguments)
+        if self._log is None:
+            return in_own_group(program, stdin=input_end, stdout=output_end)
+        with self._log.open("ab") as log:
+            return in_own_group(program, stdin=input_end, stdout=output_end, stderr=log)
+
+    def _forked(self, input_end: int, output_end: int) -> _Fork:
+        pid = os.fork()
+        if pid:
+            return _Fork(pid)
+        try:
+            os.setsid()
+            for number, end in enumerate((input_end, output_end, os.open(os.devnull, os.O_RDWR))):
+                os.dup2(end, number)
+            os.closerange(3, _MOST_DESCRIPTORS)  # locks, for example
+            keeper.serve(lambda: self._function(*self._arguments), self._grace)
+        finally:
+            os._exit(1)
+
+
+class _Lines:
+    """The lines to a process and back; neither side blocks on a full pipe."""
+
+    def __init__(self, to_child: int, from_child: int, longest: int) -> None:
+        self._to_child, self._from_child, self._longest = to_child, from_child, longest
+        os.set_blocking(to_child, False)
+        self.unsent, self._unread = bytearray(), bytearray()
+        self.expected: deque[str] = deque()  # secrets of questions without an answer
+        self._first, self._ends, self._heard = "", False, time.monotonic()
+
+    def send(self, question: str) -> None:
+        """Queue a question, and write what the pipe takes."""
         secret = secrets.token_hex(16)
-        return self._hear(child, secret, seconds, f"{secret} {question}\n".encode())
+        self._first = self._first or secret
+        self._expect(secret)
+        self.unsent += f"{secret} {question}\n".encode()
+        self._write()
 
-    def _hear(
-        self, child: subprocess.Popen[bytes], secret: str, seconds: float, unsent: bytes = b""
-    ) -> str | None:
-        """Send a question and wait for the answer with its secret: None after a timeout, empty if
-        the pipe ends. Neither side blocks on a full pipe.
-        """
-        assert child.stdin is not None and child.stdout is not None
+    def end(self) -> None:
+        """Close the pipe once all is sent: the child closes too, and repeats the first secret."""
+        self._ends = True
+        self._expect(self._first)
+        self._write()
+
+    def _expect(self, secret: str) -> None:
+        if not self.expected:
+            self._heard = time.monotonic()
+        self.expected.append(secret)
+
+    @property
+    def silence(self) -> float:
+        return time.monotonic() - self._heard if self.expected else 0.0
+
+    def receive(self, seconds: float) -> Reply | None:
+        """The next reply, if it arrives within so long; `DIED` if the pipe ends."""
         until = time.monotonic() + seconds
         with selectors.DefaultSelector() as ready:
-            ready.register(child.stdout, selectors.EVENT_READ)
-            if unsent:
-                os.set_blocking(child.stdin.fileno(), False)
-                ready.register(child.stdin, selectors.EVENT_WRITE)
-            try:
-                # Children of foreign code keep the pipes that they inherit: a pipe may never end.
-                # Waiting for its end could take forever: the line or the time decides.
-                while (answer := self._answer(secret)) is None:
-                    found = ready.select(max(0.0, until - time.monotonic()))
-                    if not found:
-                        return None
-                    for key, _ in found:
-                        if key.fileobj is child.stdin:
-                            unsent = unsent[os.write(child.stdin.fileno(), unsent) :]
-                            if not unsent:
-                                ready.unregister(child.stdin)
-                        elif not (received := os.read(child.stdout.fileno(), _READ_BYTES)):
-                            return ""
-                        else:
-                            self._heard += received
-            except OSError:
-                return ""
-            return answer
+            ready.register(self._from_child, selectors.EVENT_READ)
+            if self.unsent:
+                ready.register(self._to_child, selectors.EVENT_WRITE)
+            # Children of foreign code keep the pipes that they inherit: a pipe may never end.
+            # Waiting for its end could take forever: the line or the time decides.
+            while (reply := self._next()) is None:
+                events = ready.select(max(0.0, until - time.monotonic()))
+                if not events:
+                    return None
+                for key, _ in events:
+                    if key.fd == self._to_child:
+                        self._write()
+                        if not self.unsent:
+                            ready.unregister(key.fd)
+                    elif not (received := os.read(self._from_child, _READ_BYTES)):
+                        return DIED
+                    else:
+                        self._unread += received
+        return reply
 
-    def _answer(self, secret: str) -> str | None:
-        """The line that has arrived, if it answers this question; empty if the child writes an
+    def _write(self) -> None:
+        try:
+            while self.unsent:
+                del self.unsent[: os.write(self._to_child, self.unsent)]
+        except BlockingIOError:
+            return
+        except OSError:  # it has ended: what it said before can still be read
+            self.unsent.clear()
+        if self._ends:
+            self._ends = False
+            os.close(self._to_child)
+            self._to_child = -1
+
+    def _next(self) -> Reply | None:
+        """The line that has arrived, if it answers this question; `DIED` if the child writes an
         endless one.
         """
-        line, ended, rest = self._heard.partition(b"\n")
-        if not ended:
-            return "" if len(self._heard) > _LONGEST_ANSWER else None
-        self._heard = rest
-        repeated, _, text = line.decode(errors="replace").partition(" ")
-        return text if secret and repeated == secret else _OUT_OF_TURN
+        end = self._unread.find(b"\n")
+        if end < 0:
+            return DIED if len(self._unread) > self._longest else None
+        secret, _, text = self._unread[:end].decode(errors="replace").partition(" ")
+        del self._unread[: end + 1]
+        self._heard = time.monotonic()
+        if not self.expected or secret != self.expected.popleft():
+            return OUT_OF_TURN
+        try:
+            return Reply(**json.loads(text))
+        except (ValueError, TypeError, RecursionError):  # the code has changed what answers
+            return DIED
+
+    def close(self) -> None:
+        """Close both pipes."""
+        for end in filter(lambda end: end >= 0, (self._to_child, self._from_child)):
+            os.close(end)
+
+
+class _Fork:
+    """A fork of this process: as much of `Popen` as an end needs."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Reap it; a `TimeoutExpired` if it lives longer."""
+        until = time.monotonic() + (inf if seconds is None else seconds)
+        while os.waitpid(self.pid, os.WNOHANG) == (0, 0):
+            if time.monotonic() > until:
+                raise subprocess.TimeoutExpired("fork", seconds or 0.0)
+            time.sleep(0.002)
+
+
+def in_own_group(program: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start a program in a process group of its own, which Ctrl-C does not reach; by default it
+    reads and prints nothing. `options` are those of `Popen`.
+    """
+    nothing = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    return subprocess.Popen(program, start_new_session=True, **{**nothing, **options})
+
+
+def end_group(process: subprocess.Popen[bytes] | _Fork) -> None:
+    """Kill a process that is the first of its group, with the group."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _remembered(question: str) -> str:

@@ -10,6 +10,7 @@ from mismatch_cli.base.text import parsed_toml
 
 METRICS, CONFIG = "metrics.jsonl", "config.toml"
 WATCH_FILE = "watch.json"
+AS = "as"  # the group of a record whose names are a framework's own
 
 
 def training_runs(folder: Path) -> list[Path]:

@@ -8,18 +8,22 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from math import isfinite, nan
+from math import isfinite
 from typing import Any, TypeVar
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.text import is_whole
 from mismatch_cli.probe.tasks.prompts import Problem
-from mismatch_cli.processes.child import Child, users_code
+from mismatch_cli.processes import users_code
+from mismatch_cli.processes.child import DIED, LATE, Child, Reply
 from mismatch_cli.rules.batch import Episode, Rollout
+from mismatch_cli.train.environment_worker import play
 
 Observation = str | list[dict[str, str]]  # a text, or chat messages
 _Answer = TypeVar("_Answer")
 _SHOWN = 200  # characters of an action
+_ON_SEED = "on its seed"
+_LOST = (DIED, Reply())  # null is the answer for an episode that the process does not know
 
 
 @dataclass(frozen=True)
@@ -36,17 +40,17 @@ class Playing:
     """An episode in progress: what is needed to replay it after its process is lost."""
 
     name: tuple[int, ...]  # unique in the run; the last number selects the process that plays it
-    start: str
+    start: dict[str, Any]
     actions: list[str] = field(default_factory=list)
 
-    def question(self, action: str, turn: int) -> str:
+    def question(self, action: str, turn: int) -> dict[str, Any]:
         """A question that is different in each turn, so that no turn is mistaken for one that
         was given up.
         """
-        return json.dumps({"episode": self.name, "turn": turn, "action": action})
+        return {"episode": self.name, "turn": turn, "action": action}
 
     @property
-    def said(self) -> list[str]:
+    def said(self) -> list[dict[str, Any]]:
         """All questions about this episode so far."""
         return [
             self.start,
@@ -76,12 +80,12 @@ class Environments:
     """
 
     def __init__(self, where: str, seconds: float = 30.0, processes: int = 1) -> None:
-        file, code = users_code(where, "--environment", "class", "name")
+        file, code = users_code.check(where, "--environment", "class", "name")
         self._where, self._seconds = where, seconds
         self.timeouts = self.stated = self.unstated = self._forgotten = 0
         self._children = [
             Child(
-                "mismatch_cli.train.environment_worker",
+                play,
                 code,
                 cannot_start=f"{file} did not load within a minute.",
             )
@@ -115,7 +119,7 @@ class Environments:
         """Close the environments of all episodes; a process that hangs is ended."""
         self._forgotten += 1
         for child in self._children:
-            child.ask(json.dumps({"forget": self._forgotten}), self._seconds)
+            child.ask({"forget": self._forgotten}, self._seconds)
 
     def state_dict(self) -> dict[str, Any]:
         """As for graders; no episode is played twice, so those given up need not be remembered."""
@@ -143,50 +147,47 @@ class Environments:
         return [found[i] for i in range(len(playing))]
 
     def _begin(self, child: Child, playing: Playing) -> Observation:
-        reply = self._ask(child, playing, playing.start)
+        reply = self._ask(child, playing, playing.start, _ON_SEED)
         if reply is None:
             raise self._failed(
                 f"its reset takes over {self._seconds:g} s", "Allow more with environment_seconds"
             )
-        return self._observation(reply, "on its seed")
+        return self._observation(reply, _ON_SEED)
 
     def _step(self, child: Child, playing: Playing, action: str) -> Outcome | None:
-        reply = self._ask(child, playing, playing.question(action, len(playing.actions)))
+        where = f"on the action {action[:_SHOWN]!r}"
+        question = playing.question(action, len(playing.actions))
+        reply = self._ask(child, playing, question, where)
         playing.actions.append(action)
         if reply is None:
             return None
-        where = f"on the action {action[:_SHOWN]!r}"
-        if "error" in reply:
-            raise self._failed(reply["error"], f"Run it by itself {where}")
-        reward = float(reply.get("reward", nan))
+        reward = reply["reward"]
         if not isfinite(reward):
             raise self._failed(f"its reward is {reward}", f"Run it by itself {where}")
         return Outcome(
             "" if reply["done"] else self._observation(reply, where), reward, reply["done"]
         )
 
-    def _ask(self, child: Child, playing: Playing, question: str) -> dict[str, Any] | None:
-        """The reply, or None if it takes too long; retried once if the process died or does not
+    def _ask(
+        self, child: Child, playing: Playing, question: dict[str, Any], where: str
+    ) -> dict[str, Any] | None:
+        """The answer, or None if it takes too long; retried once if the process died or does not
         know the episode.
         """
-        said = self._said(child, question)
-        if said == _LOST:
+        reply = child.ask(question, self._seconds)
+        if reply in _LOST:
             for earlier in playing.said if question != playing.start else ():
                 child.ask(earlier, self._seconds)
-            said = self._said(child, question)
-        if said == _LOST:
-            raise self._failed("its process died", "Run it by itself and watch its memory")
-        return said
-
-    def _said(self, child: Child, question: str) -> dict[str, Any] | None:
-        reply = child.ask(question, self._seconds)
-        if reply is None:
+            reply = child.ask(question, self._seconds)
+        if reply is LATE:
             return None
-        return dict(json.loads(reply)) if reply else _LOST
+        if reply in _LOST:
+            raise self._failed(DIED.error, "Run it by itself and watch its memory")
+        if reply.error:
+            raise self._failed(reply.error, f"Run it by itself {where}")
+        return dict(reply.value)
 
     def _observation(self, reply: dict[str, Any], where: str) -> Observation:
-        if "error" in reply:
-            raise self._failed(reply["error"], f"Run it by itself {where}")
         observation: Observation = reply["observation"]
         if not is_whole(json.dumps(observation, ensure_ascii=False)):
             raise self._failed(
@@ -202,7 +203,4 @@ class Environments:
 def starting(name: tuple[int, ...], seed: int, problem: Problem) -> Playing:
     """An episode to begin; `name` must be unique."""
     asked = {"episode": name, "seed": seed, "problem": problem.prompt, "answer": problem.answer}
-    return Playing(name, json.dumps(asked))
-
-
-_LOST = {"lost": True}
+    return Playing(name, asked)

@@ -1,11 +1,9 @@
-"""The process that runs a user's environment: many concurrent episodes, one JSON object per line in
-and out.
+"""A user's environment as a child plays it: many concurrent episodes.
 
-`python -m mismatch_cli.train.environment_worker FILE.py:NAME`. NAME makes one environment, with
-`reset` and `step` as in Gymnasium and GEM. Requests:
+NAME of FILE.py makes one environment, with `reset` and `step` as in Gymnasium and GEM. Questions:
 
     {"episode": …, "seed": …, "problem": …, "answer": …}    make an environment, and reset it
-    {"episode": …, "action": …}                             take its next step; {"lost": true} if it is unknown here
+    {"episode": …, "action": …}                             take its next step; null if it is unknown here
     {"forget": number}                                      close all environments
 """
 
@@ -13,61 +11,43 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
+from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.probe.tasks.prompts import is_message
 from mismatch_cli.probe.tasks.reward_worker import number
-from mismatch_cli.processes.child_worker import answer_lines, in_words, load, most_memory
+from mismatch_cli.processes.keeper import bound_memory, most_memory
+from mismatch_cli.processes.users_code import load
 
 ARGUMENTS = ("problem", "answer")  # arguments that NAME may take
 
 
-def _loaded() -> tuple[Callable[..., Any], list[str]]:
-    file, name = sys.argv[1].rsplit(":", 1)
+def play(code: str) -> Callable[[dict[str, Any]], dict[str, Any] | None]:
+    """Plays the environments that FILE.py:NAME makes."""
+    bound_memory(most_memory())
     make, named, needed = load(
-        file, name, "the environment as FILE.py:NAME, a class or a function that makes one"
+        code, "the environment as FILE.py:NAME, a class or a function that makes one"
     )
     if unknown := [known for known in needed if known not in ARGUMENTS]:
-        raise ValueError(
-            f"{file}: {name} has the parameter '{unknown[0]}'. It can have: {', '.join(ARGUMENTS)}."
+        raise MismatchError(
+            f"{code} has the parameter '{unknown[0]}'. It can have: {', '.join(ARGUMENTS)}."
         )
-    return make, [known for known in ARGUMENTS if known in named]
+    wanted = [known for known in ARGUMENTS if known in named]
+    episodes: dict[str, Any] = {}
 
+    def answer(asked: dict[str, Any]) -> dict[str, Any] | None:
+        if "forget" in asked:
+            while episodes:
+                _close(episodes.popitem()[1])
+            return {}
+        name = json.dumps(asked["episode"])
+        if "action" in asked:
+            return _step(episodes[name], asked["action"]) if name in episodes else None
+        episodes[name] = environment = make(**{argument: asked[argument] for argument in wanted})
+        return {"observation": _reset(environment, asked["seed"])}
 
-def _play() -> tuple[Callable[[str], str], str]:
-    make, wanted = _loaded()
-    episodes: dict[Any, Any] = {}
-    worker = os.getpid()
-
-    def answer(line: str) -> str:
-        asked = json.loads(line)
-        try:
-            return json.dumps(_answer(asked, episodes, make, wanted))
-        except (
-            BaseException
-        ) as error:  # SystemExit and KeyboardInterrupt are reported like any other error
-            if os.getpid() != worker:
-                raise
-            return json.dumps({"error": in_words(error)})
-
-    return answer, ""
-
-
-def _answer(
-    asked: dict[str, Any], episodes: dict[Any, Any], make: Callable[..., Any], wanted: list[str]
-) -> dict[str, Any]:
-    if "forget" in asked:
-        while episodes:
-            _close(episodes.popitem()[1])
-        return {}
-    name = json.dumps(asked["episode"])
-    if "action" in asked:
-        return _step(episodes[name], asked["action"]) if name in episodes else {"lost": True}
-    episodes[name] = environment = make(**{argument: asked[argument] for argument in wanted})
-    return {"observation": _reset(environment, asked["seed"])}
+    return answer
 
 
 def _reset(environment: Any, seed: int) -> Any:
@@ -108,10 +88,3 @@ def _observation(observation: Any, where: str) -> Any:
 def _close(environment: Any) -> None:
     if callable(close := getattr(environment, "close", None)):
         close()
-
-
-# A process of a pool that the environment started: it looks up names by their module
-if __name__ == "__mp_main__":
-    _loaded()
-if __name__ == "__main__":
-    answer_lines(_play, limit=most_memory())

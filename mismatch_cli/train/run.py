@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.app.trackers import renew_table
 from mismatch_cli.base.errors import MismatchError, suggest
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.adapters import Merged, save_adapter, start_lora, target_names
@@ -61,6 +60,7 @@ from mismatch_cli.train.environment import Environments
 from mismatch_cli.train.episodes import Episodes
 from mismatch_cli.train.judged import Sample
 from mismatch_cli.train.learner import Learner, NotFiniteError, response_scale, unpublished
+from mismatch_cli.train.metrics_table import renew_table
 from mismatch_cli.train.run_engine import dtype_of_weights, engine_settings
 from mismatch_cli.train.step import (
     Minibatch,

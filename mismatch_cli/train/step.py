@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mismatch_cli.app.trackers import AS
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.hashing import hash_keys
 from mismatch_cli.frameworks.dialects import dashboard
@@ -29,6 +28,7 @@ from mismatch_cli.rules.algorithms.gathering import Gathering
 from mismatch_cli.rules.batch import Rollout
 from mismatch_cli.trace.reader import table_to_batch
 from mismatch_cli.trace.routes import route_columns
+from mismatch_cli.trace.training_folder import AS
 from mismatch_cli.trace.writer import rows_to_table
 from mismatch_cli.train.bounds import Bounds, FullReference, in_line, no_bounds
 from mismatch_cli.train.learner import Update

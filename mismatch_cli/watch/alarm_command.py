@@ -1,18 +1,20 @@
-"""Runs the user's command at an alarm; it may fail or hang without stopping `watch`."""
+"""Runs the user's command at an alarm; it may fail or hang without stopping `watch`.
+
+It has no keeper, which would end it with `watch`: an alarm is called once, so a call that has begun
+must end by itself, and what it leaves running is the user's.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from mismatch_cli.base.child_python import users_environment
+from mismatch_cli.processes.child import end_group, in_own_group
 from mismatch_cli.watch.alarms import Event
 
 SECONDS = 60.0  # time limit of a command
@@ -67,13 +69,9 @@ class AlarmCommand:
         }
         try:
             self._folder.mkdir(exist_ok=True)
-            process = subprocess.Popen(
+            process = in_own_group(
                 ["/bin/sh", "-c", _ONCE, str(self._folder.absolute() / alarm.key), self._command],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
                 env=users_environment() | {name: str(value) for name, value in told.items()},
-                start_new_session=True,
             )
         except OSError as error:
             self._say(
@@ -90,9 +88,7 @@ class AlarmCommand:
         if code is None and time.monotonic() - began < SECONDS:
             return False
         if code is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            end_group(process)
         if code != 0:
             how = (
                 f"took over {SECONDS:g} seconds and was stopped"

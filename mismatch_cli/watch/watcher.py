@@ -12,7 +12,6 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from mismatch_cli.app.trackers import AS
 from mismatch_cli.base.errors import UsageError, quoted
 from mismatch_cli.base.registry import names_file
 from mismatch_cli.frameworks import dialects
@@ -20,6 +19,7 @@ from mismatch_cli.limits.limit_sets import LimitSet
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.studies.watch_state import Alarm, limit_name
 from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trace.training_folder import AS
 from mismatch_cli.watch.alarms import Event
 from mismatch_cli.watch.dump import Dump, Parts
 from mismatch_cli.watch.folders import kind_of

@@ -16,13 +16,14 @@ from tests.paths import PACKAGE, ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 COMES_WITH = {
+    "accelerate": "peft",
     "markupsafe": "jinja2",
     "sympy": "math-verify",
     "tqdm": "vllm",
     "contourpy": "matplotlib",
     "PIL": "matplotlib",
 }  # dependencies of a declared library, which we import too
-OF_THE_USER = {"fsspec"}  # users who name one of its schemes have it
+OF_THE_USER = {"fsspec", "comet_ml"}  # users who name a scheme or the tracker have it
 # `frameworks/recording/` runs inside these frameworks
 OF_THE_RUN = {"verl", "transfer_queue", "skyrl", "megatron", "openrlhf"}
 

@@ -53,7 +53,7 @@ OTHERS = {
     "lab/": "--folder",
     "tests/": "--list --lower --only --renew",
     "stores": "--exclude --exclude-pattern --recursive --repo-type",
-    "trackers": "--project --logdir --backend-store-uri",
+    "trackers": "--project --logdir --backend-store-uri --repo",
     "uv": "--torch-backend --generate-hashes --no-annotate --no-header --no-deps",
 }
 FOREIGN = {flag for flags in OTHERS.values() for flag in flags.split()}

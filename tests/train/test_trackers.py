@@ -1,5 +1,5 @@
-"""Each tracker's own files, read with its own library; and how a tracker may fail without ending
-the run.
+"""Each tracker's own files, read with its own library, or how that would be called; and how a
+tracker may fail without ending the run.
 """
 
 from __future__ import annotations
@@ -8,19 +8,26 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mismatch_cli.app.trackers import _outlet, asked, flat, names, open_trackers
 from mismatch_cli.base.errors import MismatchError, UsageError
+from mismatch_cli.processes import child
 from mismatch_cli.studies.translation import Translation
 from mismatch_cli.trace.reader import Trace
+from mismatch_cli.train import tracking
 from mismatch_cli.train.loop import train
+from mismatch_cli.train.metrics_table import flat
+from mismatch_cli.train.tracking import TRACKERS, asked, open_trackers
 from mismatch_cli.train.train_config import load_config
+from tests.paths import ROOT
+from tests.processes.kept import kept
 from tests.train.small_runs import SMALL
 
 pytestmark = pytest.mark.slow
@@ -43,7 +50,7 @@ def tracked(tmp_path_factory) -> Iterator[tuple[Path, list[str]]]:
         environment.setenv("TRACKIO_DIR", str(folder.parent / "trackio"))
         environment.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # for the readers below
         for steps in (range(4), range(2, 6)):
-            with open_trackers(names(), folder, "proj", config=CONFIG, say=said.append) as trackers:
+            with open_trackers(NAMES, folder, "proj", config=CONFIG, say=said.append) as trackers:
                 for step in steps:
                     trackers.log(step, STEPS[step])
         yield folder, said
@@ -51,7 +58,6 @@ def tracked(tmp_path_factory) -> Iterator[tuple[Path, list[str]]]:
 
 def test_all_exist_and_none_complains(tracked):
     folder, said = tracked
-    assert names() == NAMES
     assert len(said) == 8 and all(sentence.startswith("Tracking with") for sentence in said)
     memories = [json.loads((folder / f"trackers/{name}.json").read_text()) for name in NAMES]
     assert [known["step"] for known in memories] == [5] * 4
@@ -70,8 +76,8 @@ def test_tensorboard_reads_each_step_once(tracked):
         expected = [(step, metrics[tag]) for step, metrics in STEPS.items() if tag in metrics]
         assert [step for step, _ in values] == [step for step, _ in expected]
         assert [value for _, value in values] == pytest.approx([value for _, value in expected])
-    (text,) = read.Tensors("config")
-    assert 'algorithm = "dppo-binary-tv"' in text.tensor_proto.string_val[0].decode()
+    (settings,) = (tracked[0] / "trackers/tensorboard/run").glob("*/hparams.yml")
+    assert "algorithm: dppo-binary-tv" in settings.read_text()
 
 
 def test_mlflow_reads_each_step_once(tracked):
@@ -142,8 +148,8 @@ def test_wandb_reads_each_step_once(tracked):
 
 def test_a_network_that_hangs_does_not_stop_the_run(tmp_path, monkeypatch):
     """wandb in online mode, with a server that accepts connections and never answers."""
-    monkeypatch.setattr(_outlet, "STEP_SECONDS", 0.3)
-    monkeypatch.setattr(_outlet, "END_SECONDS", 0.5)
+    monkeypatch.setattr(tracking, "STEP_SECONDS", 0.3)
+    monkeypatch.setattr(tracking, "END_SECONDS", 0.5)
     said: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("WANDB_MODE", "online")
@@ -156,6 +162,7 @@ def test_a_network_that_hangs_does_not_stop_the_run(tmp_path, monkeypatch):
             time.sleep(0.5)
             for step in range(2, 5):
                 trackers.log(step, {"train/reward": 1.0})
+                time.sleep(0.4)
     assert len(said) == 2
     assert said[1].startswith(
         "--track wandb ended: it has not responded for 0.3 s. The run continues, and metrics"
@@ -163,10 +170,12 @@ def test_a_network_that_hangs_does_not_stop_the_run(tmp_path, monkeypatch):
 
 
 def test_a_tracker_that_hangs_never_blocks_the_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(_outlet, "END_SECONDS", 0.5)
+    monkeypatch.setattr(tracking, "END_SECONDS", 0.5)
     said: list[str] = []
     with open_trackers(["tensorboard"], tmp_path, say=said.append) as trackers:
-        os.kill(trackers._open["tensorboard"]._child.pid, signal.SIGSTOP)
+        trackers._open["tensorboard"].receive(60)
+        (worker,) = kept(trackers._open["tensorboard"])
+        os.kill(worker, signal.SIGSTOP)
         began = time.monotonic()
         for step in range(200):
             trackers.log(step, {f"train/{i}": 0.1 for i in range(1000)})  # 3 MB: a pipe holds 64 KB
@@ -187,7 +196,7 @@ def test_a_tracker_that_dies_or_cannot_start_is_reported_once(tmp_path):
         open_trackers(["tensorboard", "mlflow"], tmp_path, say=said.append) as trackers,
         open_trackers(["tensorboard"], tmp_path / "other", say=said.append) as none,
     ):
-        killed = trackers._open["mlflow"]._child
+        killed = trackers._open["mlflow"]._process
         killed.kill()
         killed.wait()
         for step in range(3):
@@ -195,11 +204,142 @@ def test_a_tracker_that_dies_or_cannot_start_is_reported_once(tmp_path):
             none.log(step, STEPS[step])
     ends = sorted(sentence for sentence in said if not sentence.startswith("Tracking"))
     assert [end.partition(". The run")[0] for end in ends] == [
-        "--track mlflow ended: its process ended with code -9",
+        "--track mlflow ended: its process died",
         "--track tensorboard ended: FileExistsError: [Errno 17] File exists: "
         f"'{tmp_path}/trackers/tensorboard'",
         f"--track tensorboard ended: [Errno 17] File exists: '{tmp_path}/other/trackers'",
     ]
+
+
+def test_a_run_that_is_killed_leaves_the_tracker_time_to_log_the_rest(tmp_path):
+    code = (
+        "import os, signal; from pathlib import Path; from mismatch_cli.train.tracking import *\n"
+        f"with open_trackers(['mlflow'], Path({str(tmp_path)!r}), 'proj') as trackers:\n"
+        "    for step in range(6): trackers.log(step, {'train/reward': 0.5})\n"
+        "    trackers._open['mlflow'].receive(60)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=False)
+    store = tmp_path / "trackers/mlflow"
+    ended = _when(lambda: "status: 3" in _text(store, "meta.yaml"))
+    assert ended and len(_text(store, "metrics/train/reward").splitlines()) == 6
+
+
+def _text(store: Path, file: str) -> str:
+    """A file of the only run."""
+    return "".join(path.read_text() for path in store.glob(f"[0-9]*/*[0-9a-f]/{file}"))
+
+
+def test_messages_that_nobody_reads_are_dropped_and_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(child, "_LONGEST_QUEUE", 10_000)
+    said: list[str] = []
+    with open_trackers(["tensorboard"], tmp_path, say=said.append) as trackers:
+        (worker,) = _when(lambda: kept(trackers._open["tensorboard"]))
+        os.kill(worker, signal.SIGSTOP)
+        for step in range(20):
+            trackers.log(step, {f"train/{i}": 0.1 for i in range(1000)})
+        dropped = trackers._open["tensorboard"].dropped
+        os.kill(worker, signal.SIGCONT)
+    assert 10 < dropped < 20
+    assert said[1].startswith(f"--track tensorboard ended: it was too slow for {dropped} steps. ")
+
+
+def _when(condition: Callable[[], Any]) -> Any:
+    until = time.monotonic() + 60
+    while not (value := condition()) and time.monotonic() < until:
+        time.sleep(0.01)
+    return value
+
+
+# In the place of a package: it writes down how it is called
+RECORDS = """
+import os
+
+__version__ = "4.0.0"
+
+class Anything:
+    def __init__(self, name):
+        self.__dict__["_name"] = name
+
+    def __getattr__(self, name):
+        return Anything(f"{self._name}.{name}")
+
+    def __setattr__(self, name, value):
+        note(f"{self._name}.{name} = {value!r}")
+
+    def __setitem__(self, name, value):
+        note(f"{self._name}[{name!r}] = {value!r}")
+
+    def __call__(self, *args, **kwargs):
+        words = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())]
+        note(f"{self._name}({', '.join(words)})")
+        return None if self._name == "Task.current_task" else self
+
+    def __repr__(self):
+        return self._name
+
+def note(line):
+    with open(os.environ["CALLS"], "a") as file:
+        file.write(line + "\\n")
+
+def __getattr__(name):
+    return Anything(name)
+"""
+CALLS = {
+    "aim": (
+        "Run(repo='{folder}', experiment='proj')", "Run.name = 'mine'",
+        "Run['hparams'] = {settings}", "Run.track(0.25, name='train/reward', step=1)",
+        "Run.close()",
+    ),
+    "clearml": (
+        "Task.init(project_name='proj', task_name='mine')",
+        "Task.init.connect_configuration({settings})", "Task.init.close()",
+    ),
+    "comet_ml": (
+        "ExperimentConfig(name='mine')",
+        "start(project_name='proj', experiment_config=ExperimentConfig)",
+        "start.log_parameters({settings})", "start.log_metric('train/reward', 0.25, step=1)",
+        "start.end()",
+    ),
+    "dvclive": (
+        "Live(dir='{folder}/mine', resume=False, save_dvc_exp=False)",
+        "Live.log_params({settings})", "Live.step = 1", "Live.log_metric('train/reward', 0.25)",
+        "Live.end()",
+    ),
+    "swanlab": (
+        "init(project='proj', experiment_name='mine', logdir='{folder}', mode='offline')",
+        "config.update({settings}, allow_val_change=True)",
+        "init.log({{'train/reward': 0.25, 'mismatch/k3': 1e-05}}, step=1)", "init.finish()",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_a_package_that_is_not_installed_here_would_be_called_with(
+    name, tmp_path, monkeypatch
+):
+    packages, calls = tmp_path / "packages", tmp_path / "calls"
+    (packages / name).mkdir(parents=True)
+    for module in ("__init__", "plots"):
+        (packages / name / f"{module}.py").write_text(RECORDS)
+    monkeypatch.setenv("PYTHONPATH", f"{packages}{os.pathsep}{ROOT}")
+    monkeypatch.setenv("CALLS", str(calls))
+    monkeypatch.setenv("LOCAL_RANK", "0")  # as in the first of several ranks
+    said: list[str] = []
+    with open_trackers([name], tmp_path, "proj", "mine", CONFIG, said.append) as trackers:
+        trackers.log(1, STEPS[1])
+    assert len(said) == 1, said
+    words = {"folder": f"{tmp_path}/trackers/{name}", "settings": CONFIG}
+    expected = [line.format(**words) for line in CALLS[name]]
+    called = calls.read_text().splitlines()
+    assert [line for line in called if line in expected] == expected, called
+
+
+def test_these_are_the_trackers_of_accelerate():
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    assert set(TRACKERS) == set(LOGGER_TYPE_TO_CLASS) == {*NAMES, *CALLS}
 
 
 def test_trackers_are_checked_first(monkeypatch):
@@ -216,6 +356,8 @@ def test_trackers_are_checked_first(monkeypatch):
         MismatchError, match=r"--track wandb needs wandb, which is not .*'mismatch-cli\[wandb\]'"
     ):
         asked(["wandb"])
+    with pytest.raises(MismatchError, match=r"--track aim needs aim, .* with: pip install aim"):
+        asked(["aim"])
 
 
 def test_a_training_run_that_is_killed_and_resumed_repeats_nothing(tmp_path):

@@ -26,7 +26,6 @@ from rich.cells import cell_len
 
 from mismatch_cli import Recorder
 from mismatch_cli.app.cli import run
-from mismatch_cli.app.trackers import flat
 from mismatch_cli.base.places import bundled
 from mismatch_cli.limits.limit_sets import load_limits
 from mismatch_cli.trace.reader import Trace
@@ -575,31 +574,6 @@ def test_the_page_is_that_of_a_training(
     ]
     assert run(["report", str(seen), "--json", "--quiet"]) == 0
     assert json.loads(capfd.readouterr().out)["runs"][0]["steps"] == 3
-
-
-@pytest.mark.slow
-def test_trackers_get_each_step_once_even_after_a_restart(
-    trace: str, tmp_path: Path, watch: Watch
-) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    code, lines, _ = watch(trace, "--once", "--until-step", "4")  # reported before tracking starts
-    assert code == 0 and [line["step"] for line in lines] == [3, 4]
-    for _ in range(2):
-        code, lines, said = watch(
-            trace, "--once", "--track", "tensorboard", "--as", "trl", "--track-name", "mine"
-        )
-        assert code == 0 and "--track tensorboard ended" not in said
-    read = EventAccumulator(str(tmp_path / "seen/trackers/tensorboard/mine")).Reload()
-    records = [
-        json.loads(line) for line in (tmp_path / "seen/metrics.jsonl").read_text().splitlines()
-    ]
-    for name in ("mismatch/abs_dp_mean", "sampling/sampling_logp_difference/mean"):
-        events = read.Scalars(name)
-        assert [event.step for event in events] == [3, 4, 5]
-        assert [event.value for event in events] == pytest.approx(
-            [flat(record)[name] for record in records]
-        )
 
 
 def test_mistakes_are_reported_in_a_sentence(

@@ -4,21 +4,19 @@ which rewards in the scripts of the sanity test (arXiv 2510.26788, which arXiv 2
 They are equal after either of two normalisations, or by math-verify. What the rule does is oat's,
 its false ones included: it ignores single letters that could be units. How it is written is not.
 
-`python -m mismatch_cli.probe.tasks._oat_worker` answers lines like `reward_worker`.
+`comparison` is what a child runs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import unicodedata
 from collections.abc import Callable
 from itertools import pairwise
 from os.path import commonprefix
 
-from mismatch_cli.probe.tasks.reward_worker import MATH_VERIFY_MEMORY, quiet_math_verify
-from mismatch_cli.processes.child_worker import answer_lines
+from mismatch_cli.probe.tasks.reward_worker import start_math_verify
 
 # 1. As text, after Hendrycks' MATH: units, signs and the spelling of fractions do not count.
 _WORDS = (
@@ -339,10 +337,7 @@ def equal(stated: str, gold: str) -> bool:
     )
 
 
-def _comparison() -> tuple[Callable[[str], str], str]:
-    quiet_math_verify()
-    return lambda line: json.dumps(equal(*json.loads(line))), ""
-
-
-if __name__ == "__main__":
-    answer_lines(_comparison, limit=MATH_VERIFY_MEMORY)
+def comparison() -> Callable[[list[str]], bool]:
+    """`equal` with math-verify loaded: compares a stated answer and the right one."""
+    start_math_verify()
+    return lambda answers: equal(*answers)

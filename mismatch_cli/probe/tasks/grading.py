@@ -7,12 +7,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
 from math import nan
 from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.probe.tasks import named_rewards
+from mismatch_cli.probe.tasks._oat_worker import comparison
 from mismatch_cli.probe.tasks.answers import (
     OAT_RULE,
     THOUGHT,
@@ -23,6 +23,7 @@ from mismatch_cli.probe.tasks.answers import (
     stated_answer,
 )
 from mismatch_cli.probe.tasks.prompts import CONVERSATIONS, LINE_TEMPLATE, Problem
+from mismatch_cli.probe.tasks.reward_worker import math_verify
 from mismatch_cli.probe.tasks.rewards import Answered, OwnReward, is_own, needs_answer
 from mismatch_cli.processes.child import Child
 from mismatch_cli.rules.batch import Rollout
@@ -62,12 +63,12 @@ class MathVerify:
     """
 
     def __init__(self, seconds: float = 5.0, rule: str = VERL_RULE) -> None:
-        module, self._form = _RULES[rule]
+        function, self._form = _RULES[rule]
         self._known: dict[tuple[str, str], float] = {}
         self._seconds = seconds
         self.timeouts = self.stated = self.unstated = 0
         self.child = Child(
-            f"mismatch_cli.probe.tasks.{module}",
+            function,
             cannot_start=(
                 "The grading worker (math-verify) did not start. Try: python -c 'import "
                 "math_verify'"
@@ -115,12 +116,14 @@ class MathVerify:
         """None if it took too long, or two children died of it (one death may be the machine's
         fault).
         """
-        question = json.dumps([self._form(stated), self._form(answer)])
-        ask = partial(self.child.ask, question, self._seconds)
-        reply = ask() or ask()  # after a timeout it is not tried again
-        if not reply:
-            self.child.give_up([question])
-        return float(reply == "true") if reply else None
+        answers = [self._form(stated), self._form(answer)]
+        for _ in range(2):
+            reply = self.child.ask(answers, self._seconds)
+            if not reply.error:
+                return float(reply.value)
+            self.child.stop()  # whatever it has become, the next one is new
+        self.child.give_up([json.dumps(answers)])
+        return None
 
 
 def _as_box(answer: str) -> str:
@@ -135,10 +138,10 @@ def _unboxed(answer: str) -> str:
     return answer if inner is None else inner
 
 
-# The worker of each rule, and the form of the answers that it compares
-_RULES: dict[str, tuple[str, Callable[[str], str]]] = {
-    VERL_RULE: ("reward_worker", _as_box),
-    OAT_RULE: ("_oat_worker", _unboxed),
+# What compares answers by each rule, and in which form
+_RULES: dict[str, tuple[Callable[[], Callable[[list[str]], bool]], Callable[[str], str]]] = {
+    VERL_RULE: (math_verify, _as_box),
+    OAT_RULE: (comparison, _unboxed),
 }
 
 

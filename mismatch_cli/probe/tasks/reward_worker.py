@@ -1,72 +1,61 @@
-"""The process that grades: `python -m mismatch_cli.probe.tasks.reward_worker` compares answers with
-math-verify, one JSON pair per line in, true or false out.
-
-With FILE.py:FUNCTION it runs a user's reward: one JSON object per line in, its reward (or rewards)
-or error out.
-"""
+"""What grades in a child: math-verify, or a user's reward."""
 
 import inspect
-import json
 import logging
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from mismatch_cli.processes.child_worker import SHOWN, answer_lines, in_words, load, most_memory
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.processes.keeper import bound_memory, most_memory
+from mismatch_cli.processes.users_code import SHOWN, load
 
 ARGUMENTS = ("response", "answer", "problem", "finish_reason")  # parameters that a reward may have
 # Of a reward for a batch: lists
 BATCH_ARGUMENTS = ("responses", "answers", "problems", "finish_reasons")
-BATCH = "batch"  # follows "ready" for such a reward
+BATCH = "batch"  # the kind of such a reward
 # Of a TRL reward function: lists, besides columns
 TRL_ARGUMENTS = ("completions", "prompts", "completion_ids")
-KEYWORDS = "keywords"  # follows "ready" for such a reward
+KEYWORDS = "keywords"  # the kind of such a reward
 
-MATH_VERIFY_MEMORY = 2**32  # bytes; a response can require any amount
+_MATH_VERIFY_MEMORY = 2**32  # bytes; a response can require any amount
 
 
-def quiet_math_verify() -> None:
+def start_math_verify() -> None:
     """Import math-verify, which warns that its own timeouts are off: the parent keeps time."""
+    bound_memory(_MATH_VERIFY_MEMORY)
     logging.disable()
     import math_verify  # noqa: F401
 
 
-def _math_verify() -> tuple[Callable[[str], str], str]:
-    quiet_math_verify()
+def math_verify() -> Callable[[list[str]], bool]:
+    """Compares a stated answer and the right one, each in a box, with math-verify."""
+    start_math_verify()
     from math_verify import parse, verify
 
-    def compare(line: str) -> str:
-        found, gold = (parse(box, parsing_timeout=None) for box in json.loads(line))
-        return json.dumps(bool(verify(gold, found, timeout_seconds=None)))
+    def compare(boxes: list[str]) -> bool:
+        stated, gold = (parse(box, parsing_timeout=None) for box in boxes)
+        return bool(verify(gold, stated, timeout_seconds=None))
 
-    return compare, ""
+    return compare
 
 
-def _own_reward() -> tuple[Callable[[str], str], str]:
-    function, wanted = _load_reward(*sys.argv[1].rsplit(":", 1))
-    worker, kind = os.getpid(), _kind(wanted)
+def own_reward(code: str) -> Callable[[dict[str, Any] | None], Any]:
+    """Calls FILE.py:FUNCTION with the arguments that it names: a number, or one per response.
+    Asked None, it answers the function's kind.
+    """
+    bound_memory(most_memory())
+    function, wanted = _load_reward(code)
+    kind = _kind(wanted)
 
-    def reward(line: str) -> str:
-        arguments = json.loads(line)
-        try:
-            result = _called(
-                function,
-                arguments if kind == KEYWORDS else {name: arguments[name] for name in wanted},
-            )
-            return json.dumps(
-                {"rewards": _numbers(result, kind == KEYWORDS)}
-                if kind
-                else {"reward": number(result)}
-            )
-        except (
-            BaseException
-        ) as error:  # SystemExit and KeyboardInterrupt are reported like any other error
-            if os.getpid() != worker:
-                raise
-            return json.dumps({"error": in_words(error)})
+    def reward(arguments: dict[str, Any] | None) -> Any:
+        if arguments is None:
+            return kind
+        if kind == KEYWORDS:
+            return _numbers(_called(function, arguments), or_none=True)
+        result = _called(function, {name: arguments[name] for name in wanted})
+        return _numbers(result, or_none=False) if kind else number(result)
 
-    return reward, kind
+    return reward
 
 
 def _kind(wanted: list[str]) -> str:
@@ -114,9 +103,9 @@ def number(value: Any) -> float:
     return float(value)
 
 
-def _load_reward(file: str, name: str) -> tuple[Callable[..., Any], list[str]]:
+def _load_reward(code: str) -> tuple[Callable[..., Any], list[str]]:
     """The function, and the arguments that it takes: those of one response, or lists of them."""
-    function, named, needed = load(file, name, "the reward as FILE.py:FUNCTION")
+    function, named, needed = load(code, "the reward as FILE.py:FUNCTION")
     if set(named) & set(TRL_ARGUMENTS):
         return function, named
     single, lists = (
@@ -124,22 +113,13 @@ def _load_reward(file: str, name: str) -> tuple[Callable[..., Any], list[str]]:
         for arguments in (ARGUMENTS, BATCH_ARGUMENTS)
     )
     if unknown := [known for known in needed if known not in (*ARGUMENTS, *BATCH_ARGUMENTS)]:
-        raise ValueError(
-            f"{file}: {name} has the parameter '{unknown[0]}'. It can have: "
+        raise MismatchError(
+            f"{code} has the parameter '{unknown[0]}'. It can have: "
             f"{', '.join(ARGUMENTS)}; or, for lists of them, {', '.join(BATCH_ARGUMENTS)}."
         )
     if single and lists:
-        raise ValueError(
-            f"{file}: {name} has the parameters '{single[0]}' and '{lists[0]}'. A reward grades "
+        raise MismatchError(
+            f"{code} has the parameters '{single[0]}' and '{lists[0]}'. A reward grades "
             "either one response or a list of them."
         )
     return function, lists or single
-
-
-# A process of a pool that the function started: it looks up the function by its module
-if __name__ == "__mp_main__":
-    _load_reward(*sys.argv[1].rsplit(":", 1))
-if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        answer_lines(_own_reward, limit=most_memory())
-    answer_lines(_math_verify, limit=MATH_VERIFY_MEMORY)

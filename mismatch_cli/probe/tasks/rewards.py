@@ -4,15 +4,20 @@ or a batch in a process that cannot hang the run.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.probe.tasks import named_rewards
-from mismatch_cli.probe.tasks.reward_worker import ARGUMENTS, BATCH_ARGUMENTS, KEYWORDS
-from mismatch_cli.processes.child import Child, users_code
+from mismatch_cli.probe.tasks.reward_worker import (
+    ARGUMENTS,
+    BATCH_ARGUMENTS,
+    KEYWORDS,
+    own_reward,
+)
+from mismatch_cli.processes import users_code
+from mismatch_cli.processes.child import LATE, Child, Reply
 
 _FOR_ONE, _FOR_A_BATCH, _TO_LOAD = 30, 600, 60  # seconds
 
@@ -71,12 +76,13 @@ class OwnReward:
     """
 
     def __init__(self, where: str, seconds: float = 0, *, conversational: bool = False) -> None:
-        file, code = users_code(where, "--reward", "function", "function")
+        file, code = users_code.check(where, "--reward", "function", "function")
         self._where, self._seconds, self._conversational = where, seconds, conversational
         self.timeouts = 0
+        self._known_kind: str | None = None
         to_load = max(seconds, _TO_LOAD)
         self.child = Child(
-            "mismatch_cli.probe.tasks.reward_worker",
+            own_reward,
             code,
             seconds_to_start=to_load,
             cannot_start=f"{file} did not load within {to_load:g} s. Allow more, with a line "
@@ -94,31 +100,32 @@ class OwnReward:
         if not rows:
             return []
         if not self._kind:
-            return [self._said(row) for row in rows]
+            return [self._of_one(row) for row in rows]
         asked = self._as_trl_asks(rows) if self._kind == KEYWORDS else _in_lists(rows)
-        reply = self._told(asked, len(rows))
-        if reply is None:
+        reply = self._reply(asked, rows)
+        if reply is LATE:
             return [0.0] * len(rows)
-        rewards = reply.get("rewards")
-        if not isinstance(rewards, list):
-            raise self._failed(reply.get("error", "it did not return a list"), rows[0].response)
-        if len(rewards) != len(rows):
+        if len(reply.value) != len(rows):
             raise self._failed(
-                f"it returned {len(rewards)} numbers for {len(rows)} responses", rows[0].response
+                f"it returned {len(reply.value)} numbers for {len(rows)} responses",
+                rows[0].response,
             )
         return [
-            nan if reward is None else self._finite(reward, reply, row.response)
-            for reward, row in zip(rewards, rows, strict=True)
+            nan if reward is None else self._finite(reward, row.response)
+            for reward, row in zip(reply.value, rows, strict=True)
         ]
 
     @property
     def _kind(self) -> str:
-        """The function's kind, which its process reports once; empty for one that grades single
+        """The function's kind, which its process is asked once; empty for one that grades single
         responses.
         """
-        if self.child.said_at_start is None:
-            self.child.start()
-        return str(self.child.said_at_start)
+        if self._known_kind is None:
+            reply = self.child.ask(None, _FOR_ONE)
+            if reply.error:
+                raise self._failed(reply.error, "")
+            self._known_kind = str(reply.value)
+        return self._known_kind
 
     def _as_trl_asks(self, rows: Sequence[Answered]) -> dict[str, Any]:
         """What GRPOTrainer passes to a reward function; None where a row lacks a column."""
@@ -141,25 +148,24 @@ class OwnReward:
             }
         )
 
-    def _said(self, row: Answered) -> float:
-        reply = self._told(dict(zip(ARGUMENTS, row[: len(ARGUMENTS)], strict=True)), 1)
-        return 0.0 if reply is None else self._finite(reply.get("reward", nan), reply, row.response)
+    def _of_one(self, row: Answered) -> float:
+        asked = dict(zip(ARGUMENTS, row[: len(ARGUMENTS)], strict=True))
+        reply = self._reply(asked, [row])
+        return 0.0 if reply is LATE else self._finite(reply.value, row.response)
 
-    def _told(self, question: Mapping[str, Any], responses: int) -> dict[str, Any] | None:
-        """The reply; None if it took too long, which counts the responses."""
+    def _reply(self, question: Mapping[str, Any], rows: Sequence[Answered]) -> Reply:
+        """A value, or `LATE`, which counts the responses."""
         limit = self._seconds or (_FOR_A_BATCH if self._kind else _FOR_ONE)
-        # Dates and the like as text
-        reply = self.child.ask(json.dumps(question, default=str), limit)
-        if reply is None:
-            self.timeouts += responses
-            return None
-        told: dict[str, Any] = json.loads(reply) if reply else {"error": "its process died"}
-        return told
+        reply = self.child.ask(question, limit)
+        if reply is LATE:
+            self.timeouts += len(rows)
+        elif reply.error:
+            raise self._failed(reply.error, rows[0].response)
+        return reply
 
-    def _finite(self, value: Any, reply: Mapping[str, Any], response: str) -> float:
-        reward = float(value)
+    def _finite(self, reward: float, response: str) -> float:
         if not isfinite(reward):
-            raise self._failed(reply.get("error", f"it returned {reward}"), response)
+            raise self._failed(f"it returned {reward}", response)
         return reward
 
     def _failed(self, why: str, response: str) -> MismatchError:

@@ -20,8 +20,7 @@ from mismatch_cli.app.completions import algorithms
 from mismatch_cli.app.flags import flags
 from mismatch_cli.app.progress import TerminalProgress
 from mismatch_cli.app.rank_flags import RankSettings
-from mismatch_cli.app.shared_settings import PageSettings
-from mismatch_cli.app.tracking import Tracking, TrackSettings
+from mismatch_cli.app.shared_settings import FrameworkSettings, PageSettings
 from mismatch_cli.base.errors import MismatchError, UsageError, quoted
 from mismatch_cli.base.options import flat, own, part, replaced, setting
 from mismatch_cli.base.places import bundled, shown
@@ -29,6 +28,7 @@ from mismatch_cli.base.values import Values
 from mismatch_cli.processes.ranks import World
 from mismatch_cli.processes.ranks.joined import joined, launched, number_of_ranks, restarted
 from mismatch_cli.trace.training_folder import METRICS
+from mismatch_cli.train.tracking import Tracking, TrackSettings
 from mismatch_cli.train.train_config import (
     FILE_NAME,
     TrainConfig,
@@ -82,6 +82,7 @@ def command(
     *,
     runs: RunsSettings = part(RunsSettings),
     shared: RankSettings = part(RankSettings, "nproc", "max_restarts"),
+    named: FrameworkSettings = part(FrameworkSettings),
     tracked: TrackSettings = part(TrackSettings, project=own(flag=False), name=own(flag=False)),
     page: PageSettings = part(PageSettings, report_every=own(flag=False)),
     common: Common = part(
@@ -126,7 +127,7 @@ def command(
         for spec in specs or [first.algorithm]
         for number in range(runs.seeds)
     ]
-    tracking = Tracking.asked(tracked, several=len(configs) > 1)
+    tracking = Tracking.asked(tracked, named.name, several=len(configs) > 1)
     output, resume = common.output or Path(f"train-{Path(runs.preset).stem}"), common.resume
     if not runs.show_config:
         check_ranks(first, number_of_ranks(shared.nproc))

@@ -19,11 +19,10 @@ from mismatch_cli.app.flags import flags
 from mismatch_cli.app.shared_settings import (
     AlgorithmSettings,
     FormatSettings,
+    FrameworkSettings,
     LimitSettings,
     PageSettings,
 )
-from mismatch_cli.app.trackers import flat
-from mismatch_cli.app.tracking import Tracking, TrackSettings
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.base.memory import collect_often
 from mismatch_cli.base.options import own, part, setting
@@ -104,11 +103,11 @@ def command(
     watched: WatchSettings = part(WatchSettings),
     blocking: AlgorithmSettings = part(AlgorithmSettings, algorithms=_BLOCKED),
     of_format: FormatSettings = part(FormatSettings),
+    named: FrameworkSettings = part(FrameworkSettings),
     by: LimitSettings = part(LimitSettings, limits=own(show_default="none: no alarms")),
     at_alarms: AlarmSettings = part(AlarmSettings),
     end: EndSettings = part(EndSettings),
     page: PageSettings = part(PageSettings),
-    tracked: TrackSettings = part(TrackSettings),
     common: Common = part(
         Common, "output", "no_plots", "json", "quiet", "debug", output=_FOLDER, json=_LINES
     ),
@@ -125,14 +124,13 @@ def command(
       mismatch-cli watch recorded --limits limits.toml --on-alarm 'notify-send "$ALARM_TEXT"'
       mismatch-cli watch runs/math/token_exports --json --idle 30
       mismatch-cli watch recorded --limits verl --once
-      mismatch-cli watch recorded --track trackio --as verl
+      mismatch-cli watch recorded --as verl
     """
     from mismatch_cli.library.asked import limit_sets
     from mismatch_cli.trace.stores import is_store
     from mismatch_cli.watch.folders import check_there, check_watch_folder, watch_folder
 
     run = or_bundled(watched.run) if watched.run else bundled_trace(FAULTY)
-    tracking = Tracking.asked(tracked, several=False, name=run.resolve().name)
     if is_store(run):
         raise UsageError(
             f"{run} is not on this machine, but watch follows local files. Start it where the "
@@ -151,11 +149,11 @@ def command(
     algorithm = _algorithm(common.meant(blocking.algorithms))
     from mismatch_cli.watch.watcher import Asked
 
-    asked = Asked(sets, by.baseline or [], algorithm, of_format.format, tracking.framework)
+    asked = Asked(sets, by.baseline or [], algorithm, of_format.format, named.name)
     how = _How(watched.every, end, at_alarms, page)
     try:
         with watch_folder(folder, run):
-            exceeded = _Watching(run, folder, asked, how, common).whole(tracking)
+            exceeded = _Watching(run, folder, asked, how, common).whole()
     except KeyboardInterrupt:
         common.progress.say(
             f"Stopped watching {run}. The state is kept in {folder}: the same command continues."
@@ -203,7 +201,7 @@ class _Watching:
         )
         self._progress, self._view = common.progress, WatchView(run.name or str(run))
 
-    def whole(self, tracking: Tracking) -> bool:
+    def whole(self) -> bool:
         """Watch until the end; return whether a limit was exceeded, or never measured."""
         from mismatch_cli.app.refresher import Refresher
         from mismatch_cli.watch.alarm_command import AlarmCommand
@@ -211,10 +209,7 @@ class _Watching:
         say = self._progress.say
         if not self._progress.on_terminal:
             say(f"Watching {self._run} into {self._folder}")
-        with (
-            self._progress.view(self._view.lines),
-            tracking.of(self._folder, {"run": str(self._run)}, say) as self._trackers,
-        ):
+        with self._progress.view(self._view.lines):
             watcher = self._begun()
             self._view.show(watcher)
             command = self._how.alarms.on_alarm
@@ -261,8 +256,6 @@ class _Watching:
         if self._calls is not None:
             for alarm in watcher.state.uncalled:
                 self._calls.add(alarm)
-        for step, record in watcher.state.lines():  # of earlier sessions: a tracker may lack them
-            self._trackers.log(step, flat(record))
         if watcher.has_reached(self._how.end.until_step):
             return
         while True:
@@ -282,7 +275,6 @@ class _Watching:
         """Look once and report what is new; return whether that ends the session."""
         for told in watcher.look(final=final):
             self._say(told)
-            self._trackers.log(told.step, flat(told.record))
             if self._calls is not None:
                 for event in filter(lambda event: event.is_alarm, told.alarms):
                     self._calls.add(event)

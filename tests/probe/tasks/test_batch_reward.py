@@ -148,7 +148,8 @@ def test_a_reward_may_take_longer_to_load(tmp_path):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("mismatch_cli.probe.tasks.rewards._TO_LOAD", 0.2)
         with pytest.raises(
-            MismatchError, match=r"did not load within 0\.2 s\. Allow more with --reward-seconds"
+            MismatchError,
+            match=r"did not load within 0\.2 s\. Allow more, with a line reward_seconds",
         ):
             check_reward(f"{tmp_path}/slow.py:f")
         check_reward(f"{tmp_path}/slow.py:f", 30)

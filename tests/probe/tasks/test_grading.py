@@ -9,6 +9,7 @@ import pytest
 
 from mismatch_cli.probe.tasks.answers import last_boxed
 from mismatch_cli.probe.tasks.grading import MathVerify, group_mean_advantages
+from mismatch_cli.processes.child import DIED, Reply
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +120,7 @@ def test_a_comparison_that_kills_the_worker_is_retried_once_then_counted(
     monkeypatch, deaths, reward, timeouts
 ):
     with MathVerify() as grader:
-        replies = iter([""] * deaths + ["true"])
+        replies = iter([DIED] * deaths + [Reply(value=True)])
         monkeypatch.setattr(grader.child, "ask", lambda *_: next(replies))
         assert grader.grade("\\boxed{1.0}", "1", "stop") == reward
         assert grader.timeouts == timeouts == len(grader.child.given_up)

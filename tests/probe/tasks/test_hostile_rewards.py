@@ -324,8 +324,9 @@ def test_however_the_run_ends_no_process_is_left(folder, number):
 def test_memory_is_bounded_and_the_worker_is_killed_before_the_run():
     code = """
 from pathlib import Path
-from mismatch_cli.processes.child_worker import stand_guard
-stand_guard(2**28)
+from mismatch_cli.processes.keeper import bound_memory, stand_guard
+stand_guard()
+bound_memory(2**28)
 held = []
 try:
     while len(held) < 64:

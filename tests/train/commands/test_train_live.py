@@ -19,9 +19,12 @@ from rich.cells import cell_len
 
 from mismatch_cli.app.cli import run
 from mismatch_cli.app.refresher import Refresher
+from mismatch_cli.processes.child import Child
 from mismatch_cli.train.commands.train import _steps_before
 from mismatch_cli.train.live import Pace, TrainingView, duration
 from mismatch_cli.train.train_config import load_config
+from tests.paths import ROOT
+from tests.processes.kept import kept
 from tests.terminal import Terminal
 from tests.train.commands.test_train import TRAIN
 
@@ -237,12 +240,15 @@ def test_the_report_is_drawn_by_a_process_that_gives_way(tmp_path: Path) -> None
     refresher = Refresher([done, empty, absent], tmp_path, 0.01, said.append)
     time.sleep(0.02)
     refresher.step_done()
-    child = refresher._child
-    assert child is not None
-    assert os.getpriority(os.PRIO_PROCESS, child.pid) == 19 and os.getsid(child.pid) == child.pid
+    keeper = refresher._child._process
+    assert keeper is not None
+    wait_for(
+        lambda: [os.getpriority(os.PRIO_PROCESS, pid) for pid in kept(refresher._child)] == [19]
+    )
+    assert os.getsid(keeper.pid) == keeper.pid
     refresher.step_done()
-    assert refresher._child is child  # one at a time
-    wait_for(lambda: refresher.step_done() or refresher._child is None)
+    assert refresher._child._process is keeper  # one at a time
+    wait_for(lambda: refresher.step_done() or not refresher._child.runs)
     assert said == []
     assert 'http-equiv="refresh"' in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert refresher._next - time.monotonic() > 20  # at least half a second of work is 2 % of that
@@ -257,31 +263,56 @@ def test_a_failed_drawing_is_reported_once_and_a_killed_one_leaves_nothing_behin
         (tmp_path / "metrics.jsonl").write_text("{\n{\n", encoding="utf-8")
         refresher._next = 0
         refresher.step_done()
-        wait_for(lambda: refresher.step_done() or refresher._child is None)
+        wait_for(lambda: refresher.step_done() or not refresher._child.runs)
     assert len(said) == 1 and "could not be refreshed, training continues" in said[0]
     assert "line 1 is not a JSON object" in said[0]
     refresher._next = 0
     refresher.step_done()
-    pid = refresher._child.pid
+    keeper = refresher._child._process
+    assert keeper is not None
+    wait_for(lambda: kept(refresher._child))
+    pids = [keeper.pid, *kept(refresher._child)]
     refresher.stop()
-    assert not Path(f"/proc/{pid}").exists()
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     refresher.stop()
     off = Refresher([tmp_path], tmp_path, 0, said.append)
     off.step_done()
-    assert off._child is None
+    assert not off._child.runs
 
 
-def test_a_drawing_with_much_output_ends(tmp_path: Path) -> None:
+def drawing_of(reason: str) -> Callable[[Any], bool]:
+    """In the place of the function that draws: much output, then an error."""
+
+    def draw(page: Any) -> bool:
+        sys.stderr.write("a warning\n" * 50_000)
+        print("a number\n" * 50_000)
+        sys.exit(reason)
+
+    return draw
+
+
+def drawing_without_end() -> Callable[[Any], bool]:
+    return lambda page: time.sleep(600) is None
+
+
+def test_a_drawing_with_much_output_or_without_end_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     said: list[str] = []
     refresher = Refresher([tmp_path], tmp_path, 0.01, said.append)
-    for reason in ("first", "second"):
-        script = f"import sys; sys.stderr.write('a warning\\n' * 50_000); sys.exit('{reason}')"
-        refresher._command = [sys.executable, "-c", script]
-        refresher._next = 0
+    for child, longest in (
+        (Child(drawing_of, "first"), 60),
+        (Child(drawing_of, "2nd"), 60),
+        (Child(drawing_without_end), 0.1),
+    ):
+        monkeypatch.setattr("mismatch_cli.app.refresher._LONGEST", longest)
+        refresher._child, refresher._next = child, 0
         refresher.step_done()
-        wait_for(lambda: refresher.step_done() or refresher._child is None)
+        wait_for(lambda: refresher.step_done() or not refresher._child.runs)
     refresher.stop()
-    assert [each.rpartition(": ")[2] for each in said] == ["first", "second"]
+    reasons = [sentence.rpartition("continues: ")[2] for sentence in said]
+    assert reasons == ["SystemExit: first", "SystemExit: 2nd", "it takes too long"]
 
 
 def test_a_stop_in_the_last_step_of_a_run_starts_no_other(

@@ -8,10 +8,15 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from mismatch_cli.app.trackers import METRICS_TABLE, flat, renew_table, write_table
-from mismatch_cli.app.trackers._flat import records_from
 from mismatch_cli.frameworks import dialects
 from mismatch_cli.trace.ours import is_ours
+from mismatch_cli.train.metrics_table import (
+    METRICS_TABLE,
+    flat,
+    records_from,
+    renew_table,
+    write_table,
+)
 
 RECORD = {
     "step": 3, "reward": 0.5, "grad_norm": None, "mismatch": {"k3": 1e-5, "k1": float("inf")},

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.trace.files import replacing
+from mismatch_cli.trace.training_folder import AS
 
 METRICS_TABLE = "metrics.parquet"
-AS = "as"  # the group of a record whose names are a framework's own: they get no prefix
 _OWN = "train"  # the group of metrics without one
 _STEP = "step"
 
