@@ -15,7 +15,7 @@ from mismatch_cli.base import numbers
 from mismatch_cli.metrics.pairs import PAIRS, Pair
 from mismatch_cli.report.view import Excerpt, Facts, Piece
 from mismatch_cli.trace.reader import Trace, table_to_batch
-from mismatch_cli.trace.schema import PROMPT_COLUMN, REQUIRED
+from mismatch_cli.trace.schema import ALWAYS_READ, PROMPT_COLUMN
 from mismatch_cli.trace.shards import Footer
 from mismatch_cli.trace.vocabulary import Vocabulary
 
@@ -25,7 +25,7 @@ _LONGEST_PROMPT = 120
 _LARGEST_EXPONENT = 700.0  # whose exponential fits a float
 _WEIGHTS = (0.05, 0.2, 0.5, 1.0)  # |d| in nats from which each stronger highlight begins
 _COLUMNS = (
-    *REQUIRED,
+    *ALWAYS_READ,
     "version_rollout",
     "version_trainer",
     "logp_trainer",
@@ -119,7 +119,7 @@ def _look_up(traces: Sequence[Trace], pair: Pair, wanted: set[Key]) -> dict[Key,
                 continue
             batch = table_to_batch(table)
             reference, current = (getattr(batch, name) for name in (pair.reference, pair.current))
-            if current is None:
+            if current is None or batch.response_ids_T is None or batch.prompt_length_S is None:
                 continue
             rewards = [None] * len(table) if batch.reward_S is None else batch.reward_S.tolist()
             for row, key in rows:

@@ -30,12 +30,12 @@ from mismatch_cli.processes.workers.portions import Portion
 from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.trace.foreign import single
 from mismatch_cli.trace.reader import RowGroup, Trace, table_to_batch
-from mismatch_cli.trace.schema import PROMPT_COLUMN, REQUIRED, ROW_KEY
+from mismatch_cli.trace.schema import ALWAYS_READ, PROMPT_COLUMN, ROW_KEY
 from mismatch_cli.trace.shards import open_shard, read_group
 
 MOST = 0.5  # if more than this share of both traces is common, only the common part is compared
 PairedBy = Literal["tokens", "prompts", "none"]
-SCORED = (*REQUIRED, "version_rollout", "version_trainer", "loss_mask", "logp_trainer",
+SCORED = (*ALWAYS_READ, "version_rollout", "version_trainer", "loss_mask", "logp_trainer",
           "logp_recomputed",
           "logp_trainer_repeat")  # fmt: skip
 

@@ -2,9 +2,11 @@
 
 `T` values per response for token columns, `T · K` for top-K columns (K follows from the lengths).
 Row key: step, epoch, minibatch, prompt_id, sample_index. A column that was not measured is absent;
-in a column that was measured for only some responses, the others are null.
+in a column that was measured for only some responses, the others are null. So a trace of pairs of
+log-probabilities has no column of token ids, and log μ says how long a response is.
 """
 
+from collections.abc import Container
 from enum import Enum
 
 import pyarrow as pa
@@ -88,7 +90,13 @@ TOPK_COLUMNS, ROUTE_COLUMNS = _types(_OF_TOP_K), _types(_OF_ROUTES)
 PROMPT_COLUMN = "prompt_ids"
 ID_COLUMNS = (PROMPT_COLUMN, "response_ids", "topk_ids")
 
-REQUIRED = (*ROW_KEY, PROMPT_COLUMN, "response_ids", "logp_rollout", "finish_reason")
+REQUIRED = (*ROW_KEY, "logp_rollout", "finish_reason")
+ALWAYS_READ = (*REQUIRED, PROMPT_COLUMN, "response_ids")  # as far as a shard has them
+
+
+def length_column(names: Container[str]) -> str:
+    """The column whose lists say how long each response is: its ids, or, without any, log μ."""
+    return "response_ids" if "response_ids" in names else "logp_rollout"
 
 
 def arrow_type(column: str) -> pa.DataType:

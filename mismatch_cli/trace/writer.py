@@ -17,6 +17,7 @@ from mismatch_cli.trace.schema import (
     TOPK_COLUMNS,
     arrow_type,
     column_order,
+    length_column,
 )
 
 MAX_TOKENS_PER_ROW_GROUP = 2**20
@@ -96,7 +97,8 @@ def _encoding(table: pa.Table) -> dict[str, Any]:
 
 
 def _row_groups(table: pa.Table) -> list[tuple[int, int]]:
-    lengths = pc.list_value_length(table.column("response_ids")).to_pylist()
+    lists = table.column(length_column(table.column_names))
+    lengths = pc.list_value_length(lists).to_pylist()
     most = _most_tokens(table, sum(lengths))
     groups, start, tokens = [], 0, 0
     for row, length in enumerate(lengths):
