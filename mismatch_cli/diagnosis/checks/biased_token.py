@@ -75,9 +75,7 @@ def check(evidence: Evidence) -> Finding:
     )
 
 
-def _log_odds_gaps(
-    sample: Sample, id_N: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _log_odds_gaps(sample: Sample, id_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The log-odds gap of the tokens that are neither certain nor impossible, their ids and groups
     of prompts.
     """

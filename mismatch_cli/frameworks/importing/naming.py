@@ -2,7 +2,7 @@
 and checks it.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -11,11 +11,12 @@ from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.base.registry import lacks, unknown
 from mismatch_cli.base.text import visible
 from mismatch_cli.frameworks.importing import lists as _lists
-from mismatch_cli.frameworks.importing.padded import MASKS, kind_of
+from mismatch_cli.frameworks.importing.padded import MASKS, SEQUENCES, kind_of, measure_of
 from mismatch_cli.frameworks.importing.paths import paths_in, with_paths
 from mismatch_cli.trace.schema import TOKEN_COLUMNS, column_order
 
 Row = Mapping[str, Any]
+IGNORED = -100  # the label of a token outside the loss, where a mask holds labels
 OPEN = "?"  # placeholder for a name that the user has to fill in
 REQUIRED = ("prompt_ids", "response_ids", "logp_rollout")
 RETOKENISED = "Retokenized text is not what was sampled"
@@ -49,7 +50,7 @@ def named(text: str) -> dict[str, str]:
 
 def known() -> list[str]:
     """The columns of the plain schema."""
-    return [*column_order(), *MASKS, "group_id"]
+    return [*column_order(), *MASKS, *SEQUENCES, "group_id"]
 
 
 def check(columns: Mapping[str, str], rows: Sequence[Row], where: str) -> None:
@@ -70,7 +71,8 @@ def check(columns: Mapping[str, str], rows: Sequence[Row], where: str) -> None:
             raise UsageError(
                 f"--columns: {lacks(where, 'column', its, [*present, *inside], present)}"
             )
-    for row in responses(rows, columns.get("response_ids", "response_ids")):
+    measure = measure_of({*columns, *present})
+    for row in responses(rows, columns.get(measure, measure)):
         for ours, its in columns.items():
             if not fits(ours, row.get(its)):
                 retokenised = (
@@ -121,28 +123,6 @@ def fits(ours: str, value: Any, tokens: Any = None) -> bool:
     return _kind(ours)[1](value)
 
 
-def unfillable(columns: Mapping[str, str], rows: Sequence[Row]) -> str:
-    """The first required column that is open and that no other column of the file could be; empty
-    if every `?` can be replaced.
-    """
-    taken = {*columns.values(), *REQUIRED} - {ours for ours, its in columns.items() if its == OPEN}
-    rows = [{**row, **paths_in(row)} for row in rows]
-    for ours in REQUIRED:
-        if columns.get(ours) == OPEN and not any(_could_hold(ours, row, taken) for row in rows):
-            return ours
-    return ""
-
-
-def _could_hold(ours: str, row: Row, taken: Collection[str]) -> bool:
-    """Whether a column that is not taken has a value, or a list of values, of this kind."""
-    for name, value in row.items():
-        while _lists.depth_of(value) > 1:
-            value = value[0]
-        if name not in taken and value not in (None, []) and fits(ours, value):
-            return True
-    return False
-
-
 def described(ours: str) -> str:
     """What a column holds, in words."""
     return _kind(ours)[0]
@@ -163,12 +143,21 @@ def _kind(ours: str) -> tuple[str, Callable[[Any], bool]]:
             value, lambda v: _is_whole(v) and v >= 0
         )
     if pa.types.is_boolean(leaf):
-        return "a list of 0 and 1", lambda value: _all_are(value, lambda v: v in (0, 1))
+        return "a list of 0 and 1", lambda value: _all_are(value, _is_flag) or _are_labels(value)
     return "a list of numbers", lambda value: _all_are(value, _is_number)
 
 
 def _all_are(value: Any, is_right: Callable[[Any], bool]) -> bool:
     return isinstance(value, list) and all(v is None or is_right(v) for v in value)
+
+
+def _is_flag(value: Any) -> bool:
+    return value in (0, 1)
+
+
+def _are_labels(value: Any) -> bool:
+    """Whether these are token ids, with −100 for those outside the loss."""
+    return _all_are(value, lambda v: _is_whole(v) and (v >= 0 or v == IGNORED)) and IGNORED in value
 
 
 def _is_number(value: Any) -> bool:
@@ -177,6 +166,23 @@ def _is_number(value: Any) -> bool:
 
 def _is_whole(value: Any) -> bool:
     return _is_number(value) and value == value and abs(value) < 2**63 and int(value) == value
+
+
+def said(value: Any) -> str:
+    """A value's kind and length, in words: `20 whole numbers`, `4 lists of 12 to 20 numbers`."""
+    depth = _lists.depth_of(value)
+    if not depth:
+        return _said(value)
+    if depth > 1:
+        sizes = [len(row) for row in value if isinstance(row, list)]
+        inside = next(said(row) for row in value if row is not None).partition(" ")[2]
+        most = f" to {max(sizes)}" if max(sizes) > min(sizes) else ""
+        return f"{len(value)} lists of {min(sizes)}{most} {inside}"
+    first = [entry for entry in value if entry is not None]
+    if first and all(map(_is_whole, first)):
+        return f"{len(value)} whole numbers"
+    kinds = {"a number": "numbers", "text": "texts", "an object": "objects", "nothing": "values"}
+    return f"{len(value)} {kinds.get(_said(first[0]) if first else 'nothing', 'values')}"
 
 
 def _said(value: Any) -> str:

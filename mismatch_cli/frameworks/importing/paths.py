@@ -1,7 +1,8 @@
 """Values inside the objects of a dump, by their path: `meta_info.output_ids`,
-`choices.0.token_ids`, `content.*.logprob`.
+`choices.0.token_ids`, `choices.token_ids`, `token_logprobs.*.0`.
 
-A part is a name of an object, a number of a list, or `*` for each entry of a list.
+A part is a name in an object, the number of an entry of a list, or `*` for each entry. A name is
+also looked up in each object of a list, so `choices.token_ids` has a list for each choice.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -10,23 +11,40 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mismatch_cli.frameworks.importing.lists import depth_of
+
 EACH = "*"
+_BATCH = 2  # lists within lists, of a batch of responses
 _DEEPEST = 8  # parts of a path that is proposed
 _TUPLE = 3  # the longest entry of a list that is proposed by number: log-prob, id, text
 
 
 def at(value: Any, path: str) -> Any:
-    """The value at a path; None where there is none."""
+    """The value at a path; None where there is none. Lists within lists are joined until they are
+    as deep as a batch: the lists of some responses.
+    """
+    return _at_most_a_batch(_at(value, path))
+
+
+def _at(value: Any, path: str) -> Any:
     part, _, rest = path.partition(".")
-    if part == EACH and isinstance(value, list):
-        return [at(each, rest) for each in value] if rest else value
+    if isinstance(value, list) and not part.isdigit():
+        inner = rest if part == EACH else path
+        each = [_at(entry, inner) for entry in value] if inner else value
+        return None if each and all(entry is None for entry in each) else each
     if isinstance(value, Mapping):
-        inner = value.get(part)
-    elif isinstance(value, list) and part.isdigit():
-        inner = value[int(part)] if int(part) < len(value) else None
+        found = value.get(part)
+    elif isinstance(value, list):
+        found = value[int(part)] if int(part) < len(value) else None
     else:
         return None
-    return at(inner, rest) if rest else inner
+    return _at(found, rest) if rest else found
+
+
+def _at_most_a_batch(value: Any) -> Any:
+    while depth_of(value) > _BATCH:
+        value = [entry for part in value if part is not None for entry in part]
+    return value
 
 
 def with_paths(record: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

@@ -16,13 +16,16 @@ import pyarrow.compute as pc
 
 from mismatch_cli.base.errors import MismatchError, first_line
 from mismatch_cli.frameworks.importing import lists as _lists
-from mismatch_cli.frameworks.importing.guess import guessed
-from mismatch_cli.frameworks.importing.naming import REQUIRED, known
+from mismatch_cli.frameworks.importing import sequences
+from mismatch_cli.frameworks.importing.guess import columns_in, guessed
+from mismatch_cli.frameworks.importing.naming import known
 from mismatch_cli.frameworks.importing.padded import (
     LISTS,
     apart,
     is_batch,
+    is_shared,
     kind_of,
+    measure_of,
     without_padding,
 )
 from mismatch_cli.frameworks.importing.rows import text_key
@@ -43,18 +46,20 @@ FILES = "*.jsonl, *.parquet"
 ENABLE = "five lines of Python: mismatch-cli import --schema"
 PI = "recomputed"
 HOLDS = "logp_trainer, at the weights that version_trainer states"
-SHIFT = "none: index i describes response_ids[i]"
-PADDING = "none, or cut by prompt_mask and response_mask"
+SHIFT = "none: index i describes response_ids[i]; with target_ids, index i describes target_ids[i]"
+PADDING = "none, or cut by prompt_mask and response_mask; token_ids are cut where their mask begins"
 AVERAGING = "none assumed: tokens outside the loss have loss_mask false"
 
 OTHER_VALUES = "rows with values that do not fit a trace's columns"
+NEEDS_IDS = False  # pairs of log-probabilities are a trace
 _FOREIGN = "unknown columns ({})"
 _NAMED = 10
+_MASKS = ("loss_mask", "response_mask")
 
 # The meaning of each column, for `import --schema`; the types are those of the trace.
 MEANING = {
-    "prompt_ids": "token ids of the prompt (required)",
-    "response_ids": "token ids of the response, tool output included (required)",
+    "prompt_ids": "token ids of the prompt; default: unknown",
+    "response_ids": "token ids of the response, tool output included; without: pairs of log-probabilities",
     "logp_rollout": "log μ of each response token, nats, by the engine that sampled (required)",
     "logp_trainer": "log π of the same tokens by the trainer, at the sampling temperature",
     "logp_recomputed": "log π at the sampling weights, if logp_trainer uses newer ones",
@@ -90,6 +95,11 @@ MEANING = {
     "routes": "(prompt + response − 1) × layers × experts per token: the engine's experts, flat",
     "prompt_mask": "of padded prompts: 1 for tokens, 0 for padding",
     "response_mask": "of padded lists: 1 for tokens; a 0 before the last 1 is a token outside the loss",
+    "token_ids": (
+        "prompt and response in one list; response_mask or loss_mask (1, or a token's own id, where "
+        "there is one, else 0 or −100) says where the response begins"
+    ),
+    "target_ids": "token_ids moved by one; index i of all other columns describes target_ids[i]",
 }
 
 WRITER = """import json
@@ -101,7 +111,8 @@ with open("dump.jsonl", "w") as file:
 
 
 def recognises(peek: Peek) -> bool:
-    return peek.has(*REQUIRED)
+    others = {"response_ids", "token_ids", "logp_trainer", "logp_recomputed"}
+    return peek.has("logp_rollout") and not others.isdisjoint(peek.keys)
 
 
 def blocks(
@@ -115,7 +126,7 @@ def blocks(
             unknown |= foreign_keys
             guesses = guesses or _guesses(source, foreign_keys)
         if source.kind == "parquet":
-            tables = parquet_tables(source, names, "response_ids", advance)
+            tables = parquet_tables(source, names, measure_of(peek(source).keys), advance)
         else:
             tables = jsonl_tables(source, partial(_schema, also=source.also), tally, advance)
         for table in tables:
@@ -134,7 +145,7 @@ def _guesses(source: Source, unknown: Set[str]) -> dict[str, str]:
     """The columns of ours that these unknown ones seem to be."""
     return {
         ours: its
-        for ours, its in guessed(first_rows(source), source.columns).items()
+        for ours, its in guessed(columns_in(first_rows(source)), source.columns).items()
         if its in unknown
     }
 
@@ -144,14 +155,14 @@ def responses(table: pa.Table, source: Source, tally: Tally) -> Iterator[tuple[p
     file.
     """
     for rows in _in_types(_rows(table, source, tally), source, tally):
-        yield without_padding(rows, tally, source.name), source.name
+        whole = sequences.cut(rows, tally, source.name)
+        yield without_padding(whole, tally, source.name), source.name
 
 
 def _rows(table: pa.Table, source: Source, tally: Tally) -> pa.Table:
     """Split rows that hold a batch into one row per response."""
-    if "response_ids" not in table.column_names or not is_batch(
-        table.schema.field("response_ids").type
-    ):
+    measure = measure_of(table.column_names)
+    if measure not in table.column_names or not is_batch(table.schema.field(measure).type):
         return table
     with readable(source):
         return apart(table, tally, source.name)
@@ -180,13 +191,16 @@ def _schema(record: dict[str, Any], also: Mapping[str, str]) -> pa.Schema:
     """The types in which to read JSON: the trace's, unless a record shows another form of the
     same value.
     """
-    in_batches = _lists.depth_of(record.get("response_ids")) > 1
+    present = {name for name, value in record.items() if value is not None}
+    measure = measure_of({also.get(name, name) for name in present})
+    in_batches = _lists.depth_of(record.get(measure)) > 1
     kinds: dict[str, pa.DataType] = {}
     for name, ours in {**{name: name for name in known()}, **also}.items():
         value = record.get(name)
-        matrix = in_batches and (ours in LISTS or isinstance(value, list))
+        shared = _lists.depth_of(value) == 1 and is_shared(ours, kind_of(ours))
+        matrix = in_batches and not shared and (ours in LISTS or isinstance(value, list))
         kind = _kind_shown(
-            ours, value[0] if in_batches and isinstance(value, list) and value else value
+            ours, value[0] if matrix and isinstance(value, list) and value else value
         )
         kinds[name] = pa.list_(kind) if matrix else kind
     return pa.schema(kinds)
@@ -197,12 +211,14 @@ def _kind_shown(ours: str, value: Any) -> pa.DataType:
         return pa.string() if isinstance(value, str) else pa.int64()
     if ours == "advantage" and value is not None and not isinstance(value, list):
         return pa.float32()
+    if ours in _MASKS and isinstance(value, list) and not {None, 0, 1}.issuperset(value):
+        return pa.list_(pa.int32())  # labels
     return pa.bool_() if ours == "reward" and isinstance(value, bool) else kind_of(ours)
 
 
 def _in_the_trace_s_types(table: pa.Table, source: Source) -> pa.Table:
     columns = {name: foreign.single(table.column(name)) for name in table.column_names}
-    columns = {name: c for name, c in columns.items() if c.null_count < len(c) or name in REQUIRED}
+    columns = {name: column for name, column in columns.items() if column.null_count < len(column)}
     if "group_id" in columns:
         group = columns.pop("group_id")
         columns.setdefault("prompt_id", group)
@@ -210,7 +226,11 @@ def _in_the_trace_s_types(table: pa.Table, source: Source) -> pa.Table:
         columns["prompt_id"] = _hashed(columns["prompt_id"])
     return pa.table(
         _merged(
-            {name: _cast(name, column, source) for name, column in columns.items()}, source.also
+            {
+                name: _cast(name, column, source, has_sequences="token_ids" in columns)
+                for name, column in columns.items()
+            },
+            source.also,
         )
     )
 
@@ -224,9 +244,19 @@ def _merged(columns: dict[str, pa.Array], also: Mapping[str, str]) -> dict[str, 
     return columns
 
 
-def _cast(name: str, column: pa.Array, source: Source) -> pa.Array:
+def _are_flags(column: pa.Array) -> bool:
+    values = column.flatten()
+    kind = values.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return True  # or refused
+    return bool(pc.all(pc.is_in(values, pa.array([0, 1, None]).cast(kind)), min_count=0).as_py())
+
+
+def _cast(name: str, column: pa.Array, source: Source, *, has_sequences: bool) -> pa.Array:
     ours = source.also.get(name, name)
     kind = kind_of(ours)
+    if ours in _MASKS and has_sequences and not _are_flags(column):
+        kind = pa.list_(pa.int32())  # labels
     if ours == "advantage" and not foreign.is_list(column.type):
         kind = kind.value_type  # one number for the response
     if column.type.equals(kind):
