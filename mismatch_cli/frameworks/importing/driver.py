@@ -218,6 +218,17 @@ def _shards(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(gathered, promote_options="default")
 
 
+def carriers(sources: Sequence[Source]) -> list[Source]:
+    """The files of a growing run whose new lines are new responses, as its framework's importer
+    knows: other files are only looked up.
+    """
+    kept = list(sources)
+    for name in registry.names(IMPORTERS):
+        module = registry.load(IMPORTERS, name, "format")
+        kept = module.carriers(kept) if hasattr(module, "carriers") else kept
+    return kept
+
+
 def _recognised(request: Import, files: list[Source], tally: Tally) -> tuple[str, list[Source]]:
     """The format, and the files that have it; other files of a folder are counted."""
     names = registry.names(IMPORTERS)

@@ -10,7 +10,7 @@ from typing import Any
 
 from mismatch_cli.base.text import visible
 from mismatch_cli.frameworks.importing import lists as _lists
-from mismatch_cli.frameworks.importing.naming import OPEN, Row, described, fits, known, said
+from mismatch_cli.frameworks.importing.naming import OPEN, Row, fits, known, said
 from mismatch_cli.frameworks.importing.paths import EACH, paths_in
 
 _LOGP = r"log_?p(rob|s?(_|$))|log_?likelihood|(^|_)lps?(_|$)"
@@ -23,7 +23,6 @@ _RESPONSE = r"response|completion|output|(^|_)out|generat|answer|action"
 _NAMES = {
     "prompt_ids": _PROMPT,
     "response_mask": f"({_RESPONSE})\\w*_mask",
-    "prompt_mask": f"({_PROMPT})\\w*_mask",
     "loss_mask": "mask",
     "advantage": "(^|_)adv",
     "reward": "reward|score",
@@ -34,7 +33,7 @@ _NAMES = {
 }
 _LISTS = ("_ids", "_mask", "logp", "entropy")  # in names of ours with a value per token
 _WANTED = ("prompt_ids", "response_ids", "token_ids", "logp_rollout", "logp_trainer", "loss_mask")
-_MOST_ROWS, _WIDTH = 40, 56  # of the two lists; characters of the first
+_MOST_ROWS = 40  # of the two lists
 _Columns = dict[str, list[Any]]  # the values of each row, by name or path
 
 
@@ -43,7 +42,9 @@ def columns_in(rows: Sequence[Row]) -> _Columns:
     rows = [{**row, **paths_in(row)} for row in rows]
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: [row.get(name) for row in rows] for name in names if _can_be_typed(name)}
-    return {name: values for name, values in columns.items() if any(map(_is_evidence, values))}
+    columns = {name: values for name, values in columns.items() if any(map(_is_evidence, values))}
+    held = {name for name in columns for other in columns if other.startswith(f"{name}.")}
+    return {name: values for name, values in columns.items() if name not in held}
 
 
 def guessed(columns: _Columns, given: Mapping[str, str]) -> dict[str, str]:
@@ -62,7 +63,8 @@ def guessed(columns: _Columns, given: Mapping[str, str]) -> dict[str, str]:
     for ours, pattern in _NAMES.items():
         if ours != "prompt_ids" or "token_ids" not in guess:
             _take(guess, ours, _fitting(columns, guess, ours, pattern))
-    return {ours: guess[ours] for ours in known() if guess.get(ours, ours) != ours}
+    order = dict.fromkeys((*_WANTED, *known()))
+    return {ours: guess[ours] for ours in order if guess.get(ours, ours) != ours}
 
 
 def log_probabilities(
@@ -70,7 +72,8 @@ def log_probabilities(
 ) -> list[str]:
     """The columns that may hold log-probabilities of sampled tokens."""
     every = _fitting(columns, guess, "logp_rollout", _LOGP)
-    return [name for name in every if not re.search(_NOT_SAMPLED, _last_names(name))]
+    own = [name for name in every if not re.search(_NOT_SAMPLED, _last_names(name))]
+    return [name for name in own if not _has_ids(columns[name])]
 
 
 def may_be_sampled(name: str) -> bool:
@@ -83,11 +86,12 @@ def may_be_sampled(name: str) -> bool:
 def side_by_side(columns: _Columns, guess: Mapping[str, str], file: str) -> str:
     """What is wanted, and what is in the file with its kind and length, the longest first."""
     names = dict.fromkeys((*_WANTED, *guess))
-    wanted = [f"{ours}: {described(ours)} = {guess.get(ours, '')}" for ours in names]
+    wanted = ["wanted", *(f"{ours} = {guess.get(ours, '')}" for ours in names)]
     held = sorted(columns, key=lambda name: -_size(columns[name]))[:_MOST_ROWS]
-    right = [f"{visible(name)}: {said(columns[name][0])}" for name in held]
-    rows = zip_longest(["wanted", *wanted], [f"in {file}", *right], fillvalue="")
-    return "\n".join(f"{left:{_WIDTH}}  {its}".rstrip() for left, its in rows)
+    right = [f"in {file}", *(f"{visible(name)}: {said(columns[name][0])}" for name in held)]
+    width = max(map(len, wanted))
+    rows = zip_longest(wanted, right, fillvalue="")
+    return "\n".join(f"{left:{width}}  {its}".rstrip() for left, its in rows)
 
 
 def _take(guess: dict[str, str], ours: str, candidates: Sequence[str]) -> None:
@@ -98,14 +102,17 @@ def _take(guess: dict[str, str], ours: str, candidates: Sequence[str]) -> None:
 
 def _fitting(columns: _Columns, guess: Mapping[str, str], ours: str, pattern: str) -> list[str]:
     """The free columns of our name, or that this pattern finds, whose values fit."""
-    return [
+    free = {name: values for name, values in columns.items() if name not in guess.values()}
+    fitting = [
         name
-        for name, values in columns.items()
+        for name, values in free.items()
         if (name == ours or re.search(pattern, _last_names(name)))
-        and name not in guess.values()
         and all(fits(ours, row) for value in values for row in _by_response(ours, value))
         and (not _is_per_token(ours, values) or _is_as_long(columns, guess, name))
+        and (not ours.endswith("_ids") or _has_ids(values))
     ]
+    # Of columns with the same values the first
+    return [n for i, n in enumerate(fitting) if columns[n] not in [columns[m] for m in fitting[:i]]]
 
 
 def _is_per_token(ours: str, values: Sequence[Any]) -> bool:
@@ -132,7 +139,7 @@ def _take_log_probabilities(columns: _Columns, guess: dict[str, str]) -> None:
 
 def _take_ids(columns: _Columns, guess: dict[str, str]) -> None:
     """Ids as long as log μ are the response's, or the sequence's if its mask begins outside."""
-    ids = [name for name in _fitting(columns, guess, "response_ids", "") if _has_ids(columns[name])]
+    ids = _fitting(columns, guess, "response_ids", "")
     long = [name for name in ids if _is_as_long(columns, guess, name)]
     pairs = [(a, b) for a in long for b in long if a != b]
     moved = [(a, b) for a, b in pairs if all(map(_is_moved, columns[a], columns[b]))]
@@ -165,9 +172,9 @@ def _is_moved(tokens: Any, targets: Any) -> bool:
 
 
 def _has_ids(values: Sequence[Any]) -> bool:
-    """Whether whole numbers are more than a mask."""
-    rows = [row for value in values for row in _by_response("response_ids", value)]
-    return any(isinstance(row, list) and not set(row) <= {0, 1} for row in rows)
+    """Whether these are whole numbers, and more than a mask."""
+    rows = [row for value in values for row in _by_response("response_ids", value) if row]
+    return all(fits("response_ids", row) for row in rows) and any(max(row) > 1 for row in rows)
 
 
 def _are_as_long(one: Any, other: Any) -> bool:

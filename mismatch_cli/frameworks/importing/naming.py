@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from mismatch_cli.base.errors import MismatchError, UsageError
+from mismatch_cli.base.numbers import things
 from mismatch_cli.base.registry import lacks, unknown
 from mismatch_cli.base.text import visible
 from mismatch_cli.frameworks.importing import lists as _lists
@@ -123,11 +124,6 @@ def fits(ours: str, value: Any, tokens: Any = None) -> bool:
     return _kind(ours)[1](value)
 
 
-def described(ours: str) -> str:
-    """What a column holds, in words."""
-    return _kind(ours)[0]
-
-
 def _kind(ours: str) -> tuple[str, Callable[[Any], bool]]:
     """What a column holds, in words, and a test for a value from JSON or Parquet."""
     kind = kind_of("prompt_id" if ours == "group_id" else ours)
@@ -177,12 +173,12 @@ def said(value: Any) -> str:
         sizes = [len(row) for row in value if isinstance(row, list)]
         inside = next(said(row) for row in value if row is not None).partition(" ")[2]
         most = f" to {max(sizes)}" if max(sizes) > min(sizes) else ""
-        return f"{len(value)} lists of {min(sizes)}{most} {inside}"
+        return f"{things(len(value), 'list')} of {min(sizes)}{most} {inside}"
     first = [entry for entry in value if entry is not None]
     if first and all(map(_is_whole, first)):
-        return f"{len(value)} whole numbers"
-    kinds = {"a number": "numbers", "text": "texts", "an object": "objects", "nothing": "values"}
-    return f"{len(value)} {kinds.get(_said(first[0]) if first else 'nothing', 'values')}"
+        return things(len(value), "whole number")
+    kinds = {"a number": "number", "text": "text", "an object": "object"}
+    return things(len(value), kinds.get(_said(first[0]) if first else "", "value"))
 
 
 def _said(value: Any) -> str:

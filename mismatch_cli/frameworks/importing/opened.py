@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -69,6 +70,31 @@ def lines(path: Path, start: int = 0) -> Iterator[bytes]:
                     "long for a response. Write one response per line, or leave the file out."
                 )
             yield line
+
+
+def line_at(path: Path, start: int) -> bytes:
+    """The line that begins at an offset; of a seekable file, frames near it are kept."""
+    frames = _frames(path, path.stat().st_mtime) if is_sealed(path) else ()
+    if not frames:
+        with _opened(path, start) as file:
+            return file.readline(LONGEST_LINE)
+    number = bisect_right(frames, start, key=lambda frame: frame.start) - 1
+    line, at = b"", start - frames[number].start
+    while b"\n" not in line and number < len(frames) and len(line) < LONGEST_LINE:
+        line += _unpacked(path, frames[number])[at:]
+        number, at = number + 1, 0
+    return line.partition(b"\n")[0] + b"\n"
+
+
+@lru_cache(maxsize=8)
+def _unpacked(path: Path, frame: _Frame) -> bytes:
+    """The content of a frame, at most some megabytes."""
+    if frame.size > LONGEST_LINE:
+        raise too_large(path, path.stat().st_size)
+    with path.open("rb") as file:
+        file.seek(frame.packed_start)
+        packed = file.read(frame.packed)
+    return bytes(pa.Codec("zstd").decompress(packed, frame.size))
 
 
 def _opened(path: Path, start: int) -> IO[bytes]:

@@ -22,7 +22,7 @@ LISTS = {PROMPT_COLUMN, *TOKEN_COLUMNS, *TOPK_COLUMNS, *MASKS, *SEQUENCES}
 _SHARED = {PROMPT_COLUMN, "prompt_mask"}  # one may be of all responses of a batch
 NO_BATCH = "batches without token ids"
 OTHER_SIZE = "batches whose {name} and token ids differ in their number of rows"
-HIDDEN = "responses whose response_mask is all 0, so that their length is unknown"
+HIDDEN = "responses whose {name} is all 0, so that their length is unknown"
 WRONG_PROMPT = "responses whose prompt_mask does not have one value per prompt token"
 PADDED = "prompts begin with a repeated token; without prompt_mask, padding counts as prompt"
 
@@ -130,12 +130,11 @@ def _misfits(columns: dict[str, pa.Array]) -> dict[str, np.ndarray]:
             wrong = WRONG_PROMPT if ids == PROMPT_COLUMN else WRONG_LENGTH.format(name=name)
             bad_S[wrong] = known_S & (_lists.lengths_of(mask) != _lists.lengths_of(columns[ids]))
             bad_S[HOLES.format(name=name)] = known_S & _lists.holds_null(mask)
-    if "response_mask" in columns:
-        lengths_S = _lists.lengths_of(columns["response_mask"])
-        flags_T = pc.fill_null(columns["response_mask"].flatten(), False).to_numpy(
-            zero_copy_only=False
-        )
-        bad_S[HIDDEN] = (lengths_S > 0) & (_lists.ends_of(flags_T, lengths_S)[1] < 0)
+    for name in (name for name in MASKS if name in columns):
+        lengths_S = _lists.lengths_of(columns[name])
+        flags_T = pc.fill_null(columns[name].flatten(), False).to_numpy(zero_copy_only=False)
+        no_token_S = (lengths_S > 0) & (_lists.ends_of(flags_T, lengths_S)[1] < 0)
+        bad_S[HIDDEN.format(name=name)] = no_token_S
     return bad_S
 
 

@@ -97,11 +97,9 @@ def _is_part(name: str) -> bool:
 
 def _is_tuple(value: Any) -> bool:
     """Whether a list is `[log-prob, id, text]` rather than a list of values of one kind."""
-    return (
-        isinstance(value, list)
-        and 1 < len(value) <= _TUPLE
-        and len({type(entry) for entry in value}) > 1
-    )
+    if not isinstance(value, list) or not 1 < len(value) <= _TUPLE:
+        return False
+    return len({isinstance(entry, int | float) for entry in value}) > 1
 
 
 def roots(schema: pa.Schema, names: Collection[str]) -> dict[str, str]:

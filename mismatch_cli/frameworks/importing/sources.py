@@ -169,8 +169,13 @@ def peek(source: Source) -> Peek:
         return Peek(source, frozenset(proto_file.load(source.path)))
     if source.kind == "pt":
         return Peek(source, torch_file.keys_of(torch_file.load(source.path)))
+    return Peek(source, keys_of(source))
+
+
+def keys_of(source: Source) -> frozenset[str]:
+    """The keys of the first record of a file of lines, under our names."""
     first = with_paths(next(records_of(source.path), {}), source.columns.values())
-    return Peek(source, frozenset(source.renamed(first)))
+    return frozenset(source.renamed(first))
 
 
 def first_rows(source: Source) -> list[dict[str, Any]]:

@@ -46,8 +46,8 @@ FILES = "*.jsonl, *.parquet"
 ENABLE = "five lines of Python: mismatch-cli import --schema"
 PI = "recomputed"
 HOLDS = "logp_trainer, at the weights that version_trainer states"
-SHIFT = "none: index i describes response_ids[i]; with target_ids, index i describes target_ids[i]"
-PADDING = "none, or cut by prompt_mask and response_mask; token_ids are cut where their mask begins"
+SHIFT = "none: index i describes response_ids[i], or target_ids[i]"
+PADDING = "none, or cut by prompt_mask and response_mask; token_ids are cut by their mask"
 AVERAGING = "none assumed: tokens outside the loss have loss_mask false"
 
 OTHER_VALUES = "rows with values that do not fit a trace's columns"
@@ -161,11 +161,12 @@ def responses(table: pa.Table, source: Source, tally: Tally) -> Iterator[tuple[p
 
 def _rows(table: pa.Table, source: Source, tally: Tally) -> pa.Table:
     """Split rows that hold a batch into one row per response."""
-    measure = measure_of(table.column_names)
-    if measure not in table.column_names or not is_batch(table.schema.field(measure).type):
+    held = [n for n in table.column_names if table.column(n).null_count < table.num_rows]
+    measure = measure_of(held)
+    if measure not in held or not is_batch(table.schema.field(measure).type):
         return table
     with readable(source):
-        return apart(table, tally, source.name)
+        return apart(table.select(held), tally, source.name)
 
 
 def _in_types(table: pa.Table, source: Source, tally: Tally) -> Iterator[pa.Table]:

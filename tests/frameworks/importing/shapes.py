@@ -61,7 +61,9 @@ def vllm_chat(rows: list[Row]) -> Record:
                 "logprobs": {
                     "content": [
                         {"token": f"token_id:{token}", "logprob": logp, "top_logprobs": []}
-                        for token, logp in zip(row["response_ids"], row["logp_rollout"], strict=True)
+                        for token, logp in zip(
+                            row["response_ids"], row["logp_rollout"], strict=True
+                        )
                     ]
                 },
             }
