@@ -62,7 +62,8 @@ def guessed(columns: _Columns, given: Mapping[str, str]) -> dict[str, str]:
         return {}
     for ours, pattern in _NAMES.items():
         if ours != "prompt_ids" or "token_ids" not in guess:
-            _take(guess, ours, _fitting(columns, guess, ours, pattern))
+            fitting = _fitting(columns, guess, ours, pattern)
+            _take(guess, ours, [name for name in fitting if not _is_whole(columns, guess, name)])
     order = dict.fromkeys((*_WANTED, *known()))
     return {ours: guess[ours] for ours in order if guess.get(ours, ours) != ours}
 
@@ -103,7 +104,7 @@ def _take(guess: dict[str, str], ours: str, candidates: Sequence[str]) -> None:
 def _fitting(columns: _Columns, guess: Mapping[str, str], ours: str, pattern: str) -> list[str]:
     """The free columns of our name, or that this pattern finds, whose values fit."""
     free = {name: values for name, values in columns.items() if name not in guess.values()}
-    fitting = [
+    return [
         name
         for name, values in free.items()
         if (name == ours or re.search(pattern, _last_names(name)))
@@ -111,8 +112,6 @@ def _fitting(columns: _Columns, guess: Mapping[str, str], ours: str, pattern: st
         and (not _is_per_token(ours, values) or _is_as_long(columns, guess, name))
         and (not ours.endswith("_ids") or _has_ids(values))
     ]
-    # Of columns with the same values the first
-    return [n for i, n in enumerate(fitting) if columns[n] not in [columns[m] for m in fitting[:i]]]
 
 
 def _is_per_token(ours: str, values: Sequence[Any]) -> bool:
@@ -148,7 +147,9 @@ def _take_ids(columns: _Columns, guess: dict[str, str]) -> None:
     elif _begins_outside(columns, guess):
         _take(guess, "token_ids", long)
     else:
-        _take(guess, "response_ids", _named(long, _RESPONSE) or long)
+        own = _named(long, _RESPONSE) or long
+        are_equal = all(columns[name] == columns[own[0]] for name in own)
+        _take(guess, "response_ids", own[:1] if are_equal else own)
 
 
 def _named(names: Sequence[str], pattern: str) -> list[str]:
@@ -171,15 +172,31 @@ def _is_moved(tokens: Any, targets: Any) -> bool:
     return isinstance(tokens, list) and isinstance(targets, list) and tokens[1:] == targets[:-1]
 
 
+def _is_whole(columns: _Columns, guess: Mapping[str, str], name: str) -> bool:
+    """Whether a column has prompt and response in one."""
+    response = columns.get(guess.get("response_ids", ""), [])
+    return any(map(_ends_with, columns[name], response))
+
+
+def _ends_with(ids: Any, response: Any) -> bool:
+    lists = isinstance(ids, list) and isinstance(response, list)
+    return lists and 0 < len(response) < len(ids) and ids[-len(response) :] == response
+
+
 def _has_ids(values: Sequence[Any]) -> bool:
     """Whether these are whole numbers, and more than a mask."""
     rows = [row for value in values for row in _by_response("response_ids", value) if row]
-    return all(fits("response_ids", row) for row in rows) and any(max(row) > 1 for row in rows)
+    whole = all(fits("response_ids", row) for row in rows)
+    return whole and any(token not in (None, 0, 1) for row in rows for token in row)
 
 
 def _are_as_long(one: Any, other: Any) -> bool:
-    sizes = [[len(row or ()) for row in _by_response("response_ids", v)] for v in (one, other)]
-    return sizes[0] == sizes[1]
+    return _lengths(one) == _lengths(other)
+
+
+def _lengths(value: Any) -> list[int]:
+    rows = _by_response("response_ids", value)
+    return [len(row) if isinstance(row, list) else 0 for row in rows]
 
 
 def _by_response(ours: str, value: Any) -> list[Any]:
@@ -189,8 +206,7 @@ def _by_response(ours: str, value: Any) -> list[Any]:
 
 
 def _size(values: Sequence[Any]) -> int:
-    rows = [row for value in values for row in _by_response("response_ids", value)]
-    return max(len(row) if isinstance(row, list) else 0 for row in rows)
+    return max(max(_lengths(value), default=0) for value in values)
 
 
 def _is_evidence(value: Any) -> bool:

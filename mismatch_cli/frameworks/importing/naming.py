@@ -18,6 +18,7 @@ from mismatch_cli.trace.schema import TOKEN_COLUMNS, column_order
 
 Row = Mapping[str, Any]
 IGNORED = -100  # the label of a token outside the loss, where a mask holds labels
+_BATCH = 2  # lists within lists
 OPEN = "?"  # placeholder for a name that the user has to fill in
 REQUIRED = ("prompt_ids", "response_ids", "logp_rollout")
 RETOKENISED = "Retokenized text is not what was sampled"
@@ -169,6 +170,8 @@ def said(value: Any) -> str:
     depth = _lists.depth_of(value)
     if not depth:
         return _said(value)
+    if depth > _BATCH:
+        return f"{things(len(value), 'list')} of lists of lists"
     if depth > 1:
         sizes = [len(row) for row in value if isinstance(row, list)]
         inside = next(said(row) for row in value if row is not None).partition(" ")[2]

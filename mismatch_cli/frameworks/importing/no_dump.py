@@ -61,6 +61,8 @@ def lacking(columns: Mapping[str, Sequence[Any]], logp: Sequence[str]) -> str:
     """What a file lacks in which only these columns can be log-probabilities of a response."""
     ids = [n for n, values in columns.items() if any(map(_are_ids, values)) and n not in logp]
     held = ", ".join(map(visible, ids[:_EXAMPLES]))
+    if logp and ids:
+        return f"has lists of whole numbers ({held}), but none as long as its log-probabilities"
     if logp:
         shown = ", ".join(map(visible, logp[:_EXAMPLES]))
         return f"has log-probabilities ({shown}), but neither token ids nor those of a second side"
@@ -73,7 +75,8 @@ def lacking(columns: Mapping[str, Sequence[Any]], logp: Sequence[str]) -> str:
 
 def text_only(rows: Sequence[Row]) -> str:
     """Why a log of texts cannot be imported; empty for anything with token ids."""
-    names = [name for row in rows for name, value in row.items() if _are_ids(value)]
+    ids = {name.lower() for row in rows for name, value in row.items() if _are_ids(value)}
+    names = [name for name in ids if re.search(f"{_PROMPTS}|{_RESPONSES}|id|tok", name)]
     words = " ".join(n.lower() for row in rows for n, value in row.items() if _is_text(value))
     if names or not (re.search(_PROMPTS, words) and re.search(_RESPONSES, words)):
         return ""

@@ -18,7 +18,7 @@ from mismatch_cli.base.errors import MismatchError, first_line
 from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing import sequences
 from mismatch_cli.frameworks.importing.guess import columns_in, guessed
-from mismatch_cli.frameworks.importing.naming import known
+from mismatch_cli.frameworks.importing.naming import IGNORED, known
 from mismatch_cli.frameworks.importing.padded import (
     LISTS,
     apart,
@@ -212,7 +212,7 @@ def _kind_shown(ours: str, value: Any) -> pa.DataType:
         return pa.string() if isinstance(value, str) else pa.int64()
     if ours == "advantage" and value is not None and not isinstance(value, list):
         return pa.float32()
-    if ours in _MASKS and isinstance(value, list) and not {None, 0, 1}.issuperset(value):
+    if ours in _MASKS and isinstance(value, list) and any(v == IGNORED for v in value):
         return pa.list_(pa.int32())  # labels
     return pa.bool_() if ours == "reward" and isinstance(value, bool) else kind_of(ours)
 
@@ -246,11 +246,11 @@ def _merged(columns: dict[str, pa.Array], also: Mapping[str, str]) -> dict[str, 
 
 
 def _are_flags(column: pa.Array) -> bool:
+    """Whether no entry of a mask is the label of a token outside the loss."""
     values = column.flatten()
-    kind = values.type
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+    if not pa.types.is_integer(values.type) or pa.types.is_unsigned_integer(values.type):
         return True  # or refused
-    return bool(pc.all(pc.is_in(values, pa.array([0, 1, None]).cast(kind)), min_count=0).as_py())
+    return not pc.any(pc.equal(values, IGNORED), min_count=0).as_py()
 
 
 def _cast(name: str, column: pa.Array, source: Source, *, has_sequences: bool) -> pa.Array:

@@ -60,7 +60,7 @@ _SCHEMA = pa.schema(
 )
 _VERSION = 1
 STABLE = "STABLE"
-TRACES = "traces"
+_MONITORED = {"monitors", "traces"}  # folders of the file monitor, and of its traces
 BESIDE_EXPORTS = "files of traces, beside token_exports of the same run"
 UNWEIGHED = "tokens without RL weight (cross-entropy only) are masked"
 
@@ -88,17 +88,16 @@ def choose(sources: Sequence[Source], tally: Tally) -> list[Source]:
 
 def carriers(sources: Sequence[Source]) -> list[Source]:
     """The files of a growing run whose new lines are new responses."""
-    of_traces = [source for source in sources if TRACES in source.path.parts]
-    trained = _traces.carriers(of_traces)
-    has_trained = any(_traces.ANNOTATIONS in source.path.parts for source in trained)
-    return [s for s in sources if s not in of_traces or (has_trained and s in trained)]
+    of_traces = [source for source in sources if _MONITORED.intersection(source.path.parts)]
+    trained = [s for s in _traces.carriers(of_traces) if _traces.ANNOTATIONS in s.path.parts]
+    return [source for source in sources if source not in of_traces or source in trained]
 
 
 def blocks(
     sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]
 ) -> Iterator[tuple[pa.Table, str]]:
     for source in sources:
-        if not _is_export(Peek(source, keys_of(source))):
+        if _traces.is_of_traces(keys_of(source)):
             yield from _traces.blocks(source, tally, advance)
             continue
         for table in jsonl_tables(source, _SCHEMA, tally, advance):

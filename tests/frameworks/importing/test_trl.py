@@ -229,7 +229,8 @@ def test_unmeasurable_dumps_are_refused_with_one_sentence(tmp_path):
     # Added by hand: not a name of TRL's
     found["vllm_logps"] = batch(real_rows(2))["sampling_per_token_logps"]
     with pytest.raises(
-        MismatchError, match=r"names, try: .*response_ids=completion_ids,logp_rollout=vllm_logps,.*"
+        MismatchError,
+        match=r"lengths, try: .*response_ids=completion_ids,logp_rollout=vllm_logps,.*",
     ):
         imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
     table = pa.table({"prompt_ids": [["a"]], "completion_ids": [[1]], "logprobs": [[-1.0]]})
