@@ -297,8 +297,7 @@ class SampleCollector(Accumulator):
         rows = [row for _, row in self._rows]
         rows.sort(key=lambda r: (int(r["step_S"]), int(r["prompt_id_S"]), int(r["sample_index_S"])))
         for row in rows:  # only for rows that are kept: this is the slowest step
-            if "prompt_ids" in row and "response_ids_T" in row:
-                row |= seen_before(row["prompt_ids"], row["response_ids_T"], row.get("topk_ids_TK"))
+            row |= _seen(row)
         flat = {name: _joined([row.get(name) for row in rows], rows) for name in _ALL_TOKEN_COLUMNS}
         per_row = {n: np.array([row[n] for row in rows]) for n in _ROW_COLUMNS}
         logq_T, logp_T = (
@@ -356,6 +355,13 @@ def _joined(parts: list[np.ndarray | None], rows: list[dict[str, np.ndarray]]) -
         for part, row in zip(parts, rows, strict=True)
     ]
     return np.concatenate(filled)
+
+
+def _seen(row: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Which of a row's tokens were seen before, if it has ids."""
+    if not {"prompt_ids", "response_ids_T"} <= row.keys():
+        return {}
+    return seen_before(row["prompt_ids"], row["response_ids_T"], row.get("topk_ids_TK"))
 
 
 def seen_before(

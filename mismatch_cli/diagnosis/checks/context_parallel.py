@@ -76,8 +76,8 @@ def _score(cuts: Cuts, outlying_N: np.ndarray) -> tuple[bool, float]:
 
 
 def _cuts(sample: Sample, own_S: np.ndarray) -> Iterator[Cuts]:
-    """The cuts of the sequences' own lengths in tokens and of the longest, padded to multiples of the
-    number of parts.
+    """The cuts of the sequences' own lengths and of the longest, in tokens, padded to multiples of
+    the number of parts.
     """
     position_N = sample.axis_N("context")
     own_N = own_S[sample.response_T[sample.kept]]

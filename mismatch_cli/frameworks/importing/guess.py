@@ -4,7 +4,7 @@ that fit.
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from types import MappingProxyType
 from typing import Any
 
@@ -40,11 +40,15 @@ _Columns = dict[str, list[Any]]  # the values of each row, by name or path
 def columns_in(rows: Sequence[Row]) -> _Columns:
     """The values under each name and path that can be typed, if at least one is not empty."""
     rows = [{**row, **paths_in(row)} for row in rows]
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = {name: [row.get(name) for row in rows] for name in names if _can_be_typed(name)}
-    columns = {name: values for name, values in columns.items() if any(map(_is_evidence, values))}
-    held = {name for name in columns for other in columns if other.startswith(f"{name}.")}
-    return {name: values for name, values in columns.items() if name not in held}
+    columns: _Columns = {}
+    for name in filter(_can_be_typed, dict.fromkeys(chain.from_iterable(rows))):
+        values = [row.get(name) for row in rows]
+        if any(map(_is_evidence, values)):
+            columns[name] = values
+    for name in [*columns]:
+        if any(other.startswith(f"{name}.") for other in columns):
+            del columns[name]  # an object, or a list of some
+    return columns
 
 
 def guessed(columns: _Columns, given: Mapping[str, str]) -> dict[str, str]:
@@ -108,10 +112,14 @@ def _fitting(columns: _Columns, guess: Mapping[str, str], ours: str, pattern: st
         name
         for name, values in free.items()
         if (name == ours or re.search(pattern, _last_names(name)))
-        and all(fits(ours, row) for value in values for row in _by_response(ours, value))
+        and _all_fit(ours, values)
         and (not _is_per_token(ours, values) or _is_as_long(columns, guess, name))
         and (not ours.endswith("_ids") or _has_ids(values))
     ]
+
+
+def _all_fit(ours: str, values: Sequence[Any]) -> bool:
+    return all(fits(ours, row) for value in values for row in _by_response(ours, value))
 
 
 def _is_per_token(ours: str, values: Sequence[Any]) -> bool:

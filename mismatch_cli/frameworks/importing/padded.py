@@ -130,12 +130,15 @@ def _misfits(columns: dict[str, pa.Array]) -> dict[str, np.ndarray]:
             wrong = WRONG_PROMPT if ids == PROMPT_COLUMN else WRONG_LENGTH.format(name=name)
             bad_S[wrong] = known_S & (_lists.lengths_of(mask) != _lists.lengths_of(columns[ids]))
             bad_S[HOLES.format(name=name)] = known_S & _lists.holds_null(mask)
-    for name in (name for name in MASKS if name in columns):
-        lengths_S = _lists.lengths_of(columns[name])
-        flags_T = pc.fill_null(columns[name].flatten(), False).to_numpy(zero_copy_only=False)
-        no_token_S = (lengths_S > 0) & (_lists.ends_of(flags_T, lengths_S)[1] < 0)
-        bad_S[HIDDEN.format(name=name)] = no_token_S
+            if name in MASKS:
+                bad_S[HIDDEN.format(name=name)] = _hides_all(mask)
     return bad_S
+
+
+def _hides_all(mask: pa.Array) -> np.ndarray:
+    lengths_S = _lists.lengths_of(mask)
+    flags_T = pc.fill_null(mask.flatten(), False).to_numpy(zero_copy_only=False)
+    return (lengths_S > 0) & (_lists.ends_of(flags_T, lengths_S)[1] < 0)
 
 
 def _masked(lists: pa.Array, mask: pa.Array) -> pa.Array:

@@ -29,16 +29,20 @@ def at(value: Any, path: str) -> Any:
 def _at(value: Any, path: str) -> Any:
     part, _, rest = path.partition(".")
     if isinstance(value, list) and not part.isdigit():
-        inner = rest if part == EACH else path
-        each = [_at(entry, inner) for entry in value] if inner else value
-        return None if each and all(entry is None for entry in each) else each
+        return _at_each(value, rest if part == EACH else path)
     if isinstance(value, Mapping):
-        found = value.get(part)
+        inside = value.get(part)
     elif isinstance(value, list):
-        found = value[int(part)] if int(part) < len(value) else None
+        inside = value[int(part)] if int(part) < len(value) else None
     else:
         return None
-    return _at(found, rest) if rest else found
+    return _at(inside, rest) if rest else inside
+
+
+def _at_each(values: list[Any], path: str) -> list[Any] | None:
+    """What is at a path in each value; None where that is nowhere."""
+    inside = [_at(value, path) for value in values] if path else values
+    return None if inside and all(each is None for each in inside) else inside
 
 
 def _at_most_a_batch(value: Any) -> Any:

@@ -301,18 +301,22 @@ class Completer:
             newer_S |= ~_lists.is_null(columns["logp_recomputed"])
         later = pa.array(columns["version_rollout"].to_numpy() + newer_S, pa.int32())
         columns["version_trainer"] = _filled(columns.get("version_trainer"), later, rows)
-        prompt_id = columns.get("prompt_id")
-        if prompt_id is None or prompt_id.null_count:
-            if PROMPT_COLUMN in columns:
-                hash_S = prompt_hash(columns[PROMPT_COLUMN])
-            else:
-                alone_S = np.ones(rows, bool) if prompt_id is None else _lists.is_null(prompt_id)
-                columns[NOTE + NO_PROMPT] = pa.array(alone_S.astype(np.int64))
-                number_S = hash_keys(np.arange(self._numbers, self._numbers + rows))
-                hash_S = (number_S >> np.uint64(1)).astype(np.int64)
-            columns["prompt_id"] = _filled(prompt_id, pa.array(hash_S), rows)
+        self._fill_prompt_ids(columns, rows)
         columns["sample_index"] = _numbered(columns.get("sample_index"), self._numbers, rows)
         self._numbers += rows
+
+    def _fill_prompt_ids(self, columns: dict[str, pa.Array], rows: int) -> None:
+        """A prompt without an id has the hash of its tokens; an unknown one is like no other."""
+        prompt_id = columns.get("prompt_id", pa.nulls(rows, pa.int64()))
+        if prompt_id.null_count and PROMPT_COLUMN not in columns:
+            columns[NOTE + NO_PROMPT] = prompt_id.is_null().cast(pa.int64())
+            number_S = hash_keys(np.arange(self._numbers, self._numbers + rows))
+            hash_S = (number_S >> np.uint64(1)).astype(np.int64)
+        elif prompt_id.null_count:
+            hash_S = prompt_hash(columns[PROMPT_COLUMN])
+        else:
+            return
+        columns["prompt_id"] = _filled(prompt_id, pa.array(hash_S), rows)
 
     def _first_of_its_key(self, table: pa.Table, where: str) -> np.ndarray:
         """Drop duplicates: a dump may hold a response twice (two ranks, a resumed run)."""

@@ -38,14 +38,14 @@ def cut(table: pa.Table, tally: Tally, where: str) -> pa.Table:
         columns, tally, where
     )
     ids = columns.pop("token_ids")
-    given = TOKEN_COLUMNS.keys() - {"response_ids", "loss_mask"}
-    of_tokens = {name: columns.pop(name) for name in given & columns.keys()}
-    found, keep_S = split(ids, pc.coalesce(*masks), of_tokens, tally, where)
+    per_token = TOKEN_COLUMNS.keys() - {"response_ids", "loss_mask"}
+    of_tokens = {name: columns.pop(name) for name in per_token & columns.keys()}
+    responses, keep_S = split(ids, pc.coalesce(*masks), of_tokens, tally, where)
     keep = pa.array(keep_S)
     others = {
         name: column.filter(keep) for name, column in columns.items() if name not in TOPK_COLUMNS
     }
-    return pa.table(others | found)
+    return pa.table(others | responses)
 
 
 def _aligned(columns: _Columns, tally: Tally, where: str) -> _Columns:

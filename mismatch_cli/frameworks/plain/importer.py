@@ -59,7 +59,7 @@ _MASKS = ("loss_mask", "response_mask")
 # The meaning of each column, for `import --schema`; the types are those of the trace.
 MEANING = {
     "prompt_ids": "token ids of the prompt; default: unknown",
-    "response_ids": "token ids of the response, tool output included; without: pairs of log-probabilities",
+    "response_ids": "token ids of the response, tool output included; default: unknown",
     "logp_rollout": "log μ of each response token, nats, by the engine that sampled (required)",
     "logp_trainer": "log π of the same tokens by the trainer, at the sampling temperature",
     "logp_recomputed": "log π at the sampling weights, if logp_trainer uses newer ones",
@@ -94,10 +94,12 @@ MEANING = {
     "route_margins": "2 × bins of router margins: where both sides agree, and where they differ",
     "routes": "(prompt + response − 1) × layers × experts per token: the engine's experts, flat",
     "prompt_mask": "of padded prompts: 1 for tokens, 0 for padding",
-    "response_mask": "of padded lists: 1 for tokens; a 0 before the last 1 is a token outside the loss",
+    "response_mask": (
+        "of padded lists: 1 for tokens; a 0 before the last 1 is a token outside the loss"
+    ),
     "token_ids": (
-        "prompt and response in one list; response_mask or loss_mask (1, or a token's own id, where "
-        "there is one, else 0 or −100) says where the response begins"
+        "prompt and response in one list; the first 1 of response_mask or loss_mask begins the "
+        "response (these may hold the token's own id for 1, and −100 for 0)"
     ),
     "target_ids": "token_ids moved by one; index i of all other columns describes target_ids[i]",
 }

@@ -2,14 +2,15 @@
 
 Written by its file monitor since pull request 3444 (31 August 2026), in chunks that are sealed with
 zstd since 3465; read in `src/prime_rl/monitors/file/` (048a6e23), `trainer/rl/annotations.py`
-(65a18584), `orchestrator/annotations.py` (96e0cf47) and verifiers 0.4.0. An episode has traces, each
-a tree of messages (`nodes`) of which every leaf ends a branch: one sequence. An annotation names a
+(65a18584), `orchestrator/annotations.py` (96e0cf47), and verifiers 0.4.0. An episode has traces,
+each a tree of messages (`nodes`) of which every leaf ends a branch: one sequence. An annotation names a
 trace and a branch, and has a value for each token of the sequence, null outside the loss.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from mismatch_cli.frameworks.importing import SEALED, opened
 from mismatch_cli.frameworks.importing.rows import NOTE, split
 from mismatch_cli.frameworks.importing.sources import Source, lines_of, records_of
 from mismatch_cli.frameworks.importing.tally import Tally
+from mismatch_cli.trace.schema import arrow_type
 
 STREAM, ANNOTATIONS, INDEX = "stream", "annotations", ".index.jsonl"
 NO_EPISODE = "trained sequences whose episode is not in traces/stream"
@@ -35,6 +37,12 @@ ROUNDED = (
 _DECIMALS, _NEAR = 4, 1e-6
 _TOKENS_PER_BLOCK = 2**19
 _VERSION = 1
+_STREAMS = {
+    "logp_rollout": "logprobs",
+    "logp_trainer": "trainer_logprobs",
+    "entropy_trainer": "entropies",
+    "advantage": "advantages",
+}
 _LIMITS = frozenset(
     {"max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed"}
 )
@@ -46,16 +54,14 @@ class _Sequence(NamedTuple):
 
     ids: list[int]
     loss_mask: list[bool]
-    logp_rollout: list[float | None] | None
-    logp_trainer: list[float | None] | None
-    entropy_trainer: list[float | None] | None
-    advantage: list[float | None] | None
+    of_tokens: dict[str, list[float | None] | None]  # under our names
     reward: float | None
     step: int
     finish_reason: str | None
 
 
-_OF_TOKENS = ("logp_rollout", "logp_trainer", "entropy_trainer", "advantage")
+_FLOATS = pa.list_(pa.float64())
+_OF_ROWS = ("reward", "step", "finish_reason")
 
 
 def is_of_traces(keys: frozenset[str]) -> bool:
@@ -96,23 +102,21 @@ def blocks(
     """Tables of the sequences of a file, in the order of its lines."""
     part, root = _place(source.path)
     join = _Join(root) if part == ANNOTATIONS else None
-    found: list[_Sequence] = []
-    tokens = 0
+    sequences: list[_Sequence] = []
     for number, line in enumerate(lines_of(source.path, source.span), 1):
         where = f"{source.name}, line {number}"
         try:
             record = orjson.loads(line)
             read = join.sequences if join else _episode
-            found += read(record, tally, where)
+            sequences += read(record, tally, where)
         except (ValueError, TypeError, KeyError, AttributeError, IndexError):
             tally.leave_out(UNREADABLE, 1, where)
         advance(len(line))
-        tokens = sum(len(sequence.ids) for sequence in found)
-        if tokens >= _TOKENS_PER_BLOCK:
-            yield _table(found, tally, source.name), source.name
-            found = []
-    if found:
-        yield _table(found, tally, source.name), source.name
+        if sum(len(sequence.ids) for sequence in sequences) >= _TOKENS_PER_BLOCK:
+            yield _table(sequences, tally, source.name), source.name
+            sequences = []
+    if sequences:
+        yield _table(sequences, tally, source.name), source.name
 
 
 class _Join:
@@ -138,22 +142,27 @@ class _Join:
                 "Upgrade it."
             )
         name = update["trace_id"]
+        facts = self._facts(name)
+        if not facts:
+            tally.leave_out(NO_EPISODE, len(update["branches"]), where)
+            return []
+        others = list(chain.from_iterable(each["branches"] for each in facts[2:]))
+        branches = []
+        for branch in update["branches"]:
+            streams = [each for each in others if each["index"] == branch["index"]]
+            sequence = _sequence(facts, branch["index"], [*streams, branch])
+            tally.leave_out(NO_SAMPLED, int(sequence is None), where)
+            branches += [sequence] if sequence else []
+        return branches
+
+    def _facts(self, name: str) -> list[Record]:
+        """The episode, its trace of this name, and what others say of it; empty without it."""
         episodes = self._episodes.records(name)
         traces = [each for record in episodes for each in _traces(record) if each["id"] == name]
         if not traces:
-            tally.leave_out(NO_EPISODE, len(update["branches"]), where)
             return []
-        later = [other for stream in self._others for other in stream.records(name)]
-        found = []
-        for branch in update["branches"]:
-            index = branch["index"]
-            others = [each for other in later for each in other["branches"]]
-            streams = [each for each in others if each["index"] == index]
-            facts = [episodes[-1], traces[-1], *later]
-            sequence = _sequence(facts, index, [*streams, branch])
-            tally.leave_out(NO_SAMPLED, int(sequence is None), where)
-            found += [sequence] if sequence else []
-        return found
+        later = chain.from_iterable(stream.records(name) for stream in self._others)
+        return [episodes[-1], traces[-1], *later]
 
 
 class _Stream:
@@ -228,13 +237,13 @@ def _episode(record: Record, tally: Tally, where: str) -> list[_Sequence]:
     if _kind(record) == "eval":
         tally.leave_out(EVALUATED, 1, where)
         return []
-    found = []
+    branches = []
     for trace in _traces(record):
         for index in range(len(_paths(trace["nodes"]))):
             sequence = _sequence([record, trace], index, [])
             tally.leave_out(NO_SAMPLED, int(sequence is None), where)
-            found += [sequence] if sequence else []
-    return found
+            branches += [sequence] if sequence else []
+    return branches
 
 
 def _kind(record: Record) -> str:
@@ -251,32 +260,22 @@ def _sequence(
     """
     trace = facts[1]
     nodes = [trace["nodes"][place] for place in _paths(trace["nodes"])[index]]
-    ids = [token for node in nodes for token in node.get("token_ids") or ()]
-    sampled = [bool(flag) for node in nodes for flag in node.get("mask") or ()]
-    named = {name: values for stream in streams for name, values in stream.items() if values}
-    logp_trainer = named.get("trainer_logprobs") or _spread(nodes, "trainer_logprobs")
-    size = min(len(ids), len(logp_trainer)) if logp_trainer else len(ids)
-    pairs = zip(sampled[:size], logp_trainer or sampled, strict=False)
-    in_loss = [own and value is not None for own, value in pairs]
+    of_tokens = {ours: _spread(nodes, its) for ours, its in _STREAMS.items()}
+    for stream in streams:
+        of_tokens |= {ours: stream[its] for ours, its in _STREAMS.items() if stream.get(its)}
+    ids = _joined(nodes, "token_ids")
+    scored = of_tokens["logp_trainer"] or ids
+    mask = zip(_joined(nodes, "mask"), scored, strict=False)
+    in_loss = [bool(sampled) and value is not None for sampled, value in mask]
     if not any(in_loss):
         return None
-    logp_rollout = _spread(nodes, "logprobs")
-    entropy = named.get("entropies") or _spread(nodes, "entropies")
-    advantage = named.get("advantages") or _spread(nodes, "advantages")
-    info: Record = {}
-    for record in facts[1:]:
-        info |= record.get("info") or {}
-    return _Sequence(
-        ids[:size],
-        in_loss,
-        logp_rollout and logp_rollout[:size],
-        logp_trainer and logp_trainer[:size],
-        entropy and entropy[:size],
-        advantage and [value or 0.0 for value in advantage[:size]],
-        _reward(trace),
-        _step(info, facts[0]),
-        _finish_reason(trace),
-    )
+    size = len(in_loss)  # a sequence may have been cut for training
+    cut = {ours: values and values[:size] for ours, values in of_tokens.items()}
+    return _Sequence(ids[:size], in_loss, cut, _reward(trace), _step(facts), _finish_reason(trace))
+
+
+def _joined(nodes: Sequence[Record], name: str) -> list[Any]:
+    return list(chain.from_iterable(node.get(name) or () for node in nodes))
 
 
 def _spread(nodes: Sequence[Record], name: str) -> list[float | None] | None:
@@ -309,11 +308,14 @@ def _reward(trace: Record) -> float | None:
     return sum(part["score"] * part.get("weight", 1.0) for part in parts) if parts else None
 
 
-def _step(info: Record, episode: Record) -> int:
-    """The step that trained it, else that it arrived at, else that it was sampled for."""
-    work = (episode.get("run") or {}).get("work") or {}
-    known = (info.get("ship"), info.get("arrival"), info.get("dispatch"), work)
-    return next((int(each["step"]) for each in known if each and "step" in each), 0)
+def _step(facts: Sequence[Record]) -> int:
+    """The step that trained a trace, else that it arrived at, else that it was sampled for."""
+    info: Record = {}
+    for record in facts[1:]:
+        info |= record.get("info") or {}
+    work = (facts[0].get("run") or {}).get("work") or {}
+    stages = (info.get("ship"), info.get("arrival"), info.get("dispatch"), work)
+    return next((int(stage["step"]) for stage in stages if stage and "step" in stage), 0)
 
 
 def _finish_reason(trace: Record) -> str | None:
@@ -322,26 +324,25 @@ def _finish_reason(trace: Record) -> str | None:
     return "length" if trace.get("stop_condition") in _LIMITS else last
 
 
-def _table(found: Sequence[_Sequence], tally: Tally, where: str) -> pa.Table:
-    of_tokens = {
-        name: pa.array([getattr(each, name) for each in found], pa.list_(pa.float64()))
-        for name in _OF_TOKENS
-    }
-    ids = pa.array([each.ids for each in found], pa.list_(pa.int32()))
-    mask = pa.array([each.loss_mask for each in found], pa.list_(pa.bool_()))
-    columns, keep_S = split(ids, mask, of_tokens, tally, where)
+def _table(sequences: Sequence[_Sequence], tally: Tally, where: str) -> pa.Table:
+    rows = [each.of_tokens for each in sequences]
+    per_token = {ours: pa.array([row[ours] for row in rows], _FLOATS) for ours in _STREAMS}
+    ids = _column(sequences, "ids", pa.list_(pa.int32()))
+    mask = _column(sequences, "loss_mask", pa.list_(pa.bool_()))
+    columns, keep_S = split(ids, mask, per_token, tally, where)
+    of_rows = {name: _column(sequences, name, arrow_type(name)) for name in _OF_ROWS}
+    of_rows[NOTE + ROUNDED] = pa.array([int(_is_rounded(each)) for each in sequences])
     keep = pa.array(keep_S)
-    rows = {
-        "reward": pa.array([each.reward for each in found], pa.float32()),
-        "step": pa.array([each.step for each in found], pa.int32()),
-        "finish_reason": pa.array([each.finish_reason for each in found], pa.string()),
-        NOTE + ROUNDED: pa.array([int(_is_rounded(each)) for each in found]),
-    }
-    return pa.table(columns | {name: column.filter(keep) for name, column in rows.items()})
+    return pa.table(columns | {name: column.filter(keep) for name, column in of_rows.items()})
+
+
+def _column(sequences: Sequence[_Sequence], name: str, kind: pa.DataType) -> pa.Array:
+    return pa.array([getattr(each, name) for each in sequences], kind)
 
 
 def _is_rounded(sequence: _Sequence) -> bool:
     """Whether every log-probability is a multiple of 1e-4."""
-    values = [*(sequence.logp_rollout or ()), *(sequence.logp_trainer or ())]
+    sides = [sequence.of_tokens[f"logp_{side}"] or [] for side in ("rollout", "trainer")]
+    values = chain.from_iterable(sides)
     scaled = np.array([value for value in values if value is not None]) * 10**_DECIMALS
     return len(scaled) > 0 and bool((np.abs(scaled - np.round(scaled)) < _NEAR).all())

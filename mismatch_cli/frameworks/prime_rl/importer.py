@@ -1,8 +1,8 @@
-"""prime-rl's traces (`_traces.py`), and the token exports that it wrote before 31 August 2026: JSONL,
-one packed sequence per line, every column as long as the sequence.
+"""prime-rl's traces (`_traces.py`), and the token exports that it wrote before 31 August 2026.
 
-Token exports are written by `src/prime_rl/trainer/rl/token_export.py` while the trainer learns from the batch; read
-at 559b44772 (2026-08). Values that are not finite are null there. Tokens whose RL and reference-KL
+An export is JSONL, one packed sequence per line, every column as long as the sequence, written by
+`src/prime_rl/trainer/rl/token_export.py` while the trainer learns from the batch; read at 559b44772
+(2026-08). Values that are not finite are null there. Tokens whose RL and reference-KL
 weights are both 0 (cross-entropy on another model's tokens) are masked: prime-rl did not sample
 them.
 """
@@ -23,8 +23,8 @@ from mismatch_cli.trace import foreign
 
 TITLE = "prime-rl traces and token_exports"
 FILES = (
-    "monitors/file/traces/stream/N.jsonl.zst with annotations/PRODUCER/N.jsonl.zst; before 31 August "
-    "2026 token_exports/step_N/rank_R.jsonl"
+    "monitors/file/traces: stream/N.jsonl.zst and annotations/PRODUCER/N.jsonl.zst; before 31 "
+    "August 2026 token_exports/step_N/rank_R.jsonl"
 )
 ENABLE = (
     "the file monitor (monitors.file; its float_decimals = None keeps every digit); before: "

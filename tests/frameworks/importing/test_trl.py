@@ -197,7 +197,7 @@ def test_hostile_batches(tmp_path):
     first = table.column("logp_rollout").to_pylist()[0]
     assert first[0] != first[0] and first[1:] == pytest.approx(rows[1]["logp_rollout"][1:])
     assert about["left_out"] == {
-        HIDDEN: 1,
+        HIDDEN.format(name="response_mask"): 1,
         WRONG_PROMPT: 1,
         WRONG_LENGTH.format(name="loss_mask"): 1,
         "responses whose response_mask holds a null": 1,
