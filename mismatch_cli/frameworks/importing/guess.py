@@ -4,7 +4,7 @@ that fit.
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import chain, zip_longest
+from itertools import chain, permutations, zip_longest
 from types import MappingProxyType
 from typing import Any
 
@@ -77,8 +77,8 @@ def log_probabilities(
 ) -> list[str]:
     """The columns that may hold log-probabilities of sampled tokens."""
     every = _fitting(columns, guess, "logp_rollout", _LOGP)
-    own = [name for name in every if not re.search(_NOT_SAMPLED, _last_names(name))]
-    return [name for name in own if not _has_ids(columns[name])]
+    others = _named(every, _NOT_SAMPLED)
+    return [name for name in every if name not in others and not _has_ids(columns[name])]
 
 
 def may_be_sampled(name: str) -> bool:
@@ -107,11 +107,11 @@ def _take(guess: dict[str, str], ours: str, candidates: Sequence[str]) -> None:
 
 def _fitting(columns: _Columns, guess: Mapping[str, str], ours: str, pattern: str) -> list[str]:
     """The free columns of our name, or that this pattern finds, whose values fit."""
-    free = {name: values for name, values in columns.items() if name not in guess.values()}
     return [
         name
-        for name, values in free.items()
-        if (name == ours or re.search(pattern, _last_names(name)))
+        for name, values in columns.items()
+        if name not in guess.values()
+        and (name == ours or re.search(pattern, _last_names(name)))
         and _all_fit(ours, values)
         and (not _is_per_token(ours, values) or _is_as_long(columns, guess, name))
         and (not ours.endswith("_ids") or _has_ids(values))
@@ -148,7 +148,7 @@ def _take_ids(columns: _Columns, guess: dict[str, str]) -> None:
     """Ids as long as log μ are the response's, or the sequence's if its mask begins outside."""
     ids = _fitting(columns, guess, "response_ids", "")
     long = [name for name in ids if _is_as_long(columns, guess, name)]
-    pairs = [(a, b) for a in long for b in long if a != b]
+    pairs = permutations(long, 2)
     moved = [(a, b) for a, b in pairs if all(map(_is_moved, columns[a], columns[b]))]
     if moved:
         guess["token_ids"], guess["target_ids"] = moved[0]
@@ -167,7 +167,7 @@ def _named(names: Sequence[str], pattern: str) -> list[str]:
 def _last_names(path: str) -> str:
     """The last two names of a path, in lower case with underscores: camelCase is camel_case."""
     names = [part for part in path.split(".") if part != EACH and not part.isdigit()][-2:]
-    return "_".join(re.sub(r"(?<=[a-z])(?=[A-Z])|\W+", "_", name).lower() for name in names)
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|\W+", "_", "_".join(names)).lower()
 
 
 def _begins_outside(columns: _Columns, guess: Mapping[str, str]) -> bool:
@@ -193,9 +193,10 @@ def _ends_with(ids: Any, response: Any) -> bool:
 
 def _has_ids(values: Sequence[Any]) -> bool:
     """Whether these are whole numbers, and more than a mask."""
-    rows = [row for value in values for row in _by_response("response_ids", value) if row]
-    whole = all(fits("response_ids", row) for row in rows)
-    return whole and any(token not in (None, 0, 1) for row in rows for token in row)
+    if not _all_fit("response_ids", values):
+        return False
+    rows = chain.from_iterable(_by_response("response_ids", value) for value in values)
+    return any(set(row or ()) - {None, 0, 1} for row in rows)
 
 
 def _are_as_long(one: Any, other: Any) -> bool:

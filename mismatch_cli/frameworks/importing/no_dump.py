@@ -40,10 +40,9 @@ def printed_metrics(path: Path) -> str:
 
 def _judged(numbers: Mapping[str, float]) -> str:
     logged = _logged()
-    names = [name for name in numbers if name in logged][:_EXAMPLES]
-    typed = [f"{name}={numbers[name]:g}" for name in names] or ["NAME=VALUE"]
-    where = "A number of it is judged by"
-    return f"holds a run's metrics, and no tokens. {where}: {suggest('verdict', *typed)}"
+    typed = [f"{name}={value:g}" for name, value in numbers.items() if name in logged]
+    line = suggest("verdict", *(typed[:_EXAMPLES] or ["NAME=VALUE"]))
+    return f"holds a run's metrics, and no tokens. A number of it is judged by: {line}"
 
 
 def _logged() -> set[str]:
@@ -75,10 +74,11 @@ def lacking(columns: Mapping[str, Sequence[Any]], logp: Sequence[str]) -> str:
 
 def text_only(rows: Sequence[Row]) -> str:
     """Why a log of texts cannot be imported; empty for anything with token ids."""
-    ids = {name.lower() for row in rows for name, value in row.items() if _are_ids(value)}
-    names = [name for name in ids if re.search(f"{_PROMPTS}|{_RESPONSES}|id|tok", name)]
+    ids = " ".join(name.lower() for row in rows for name, v in row.items() if _are_ids(v))
     words = " ".join(n.lower() for row in rows for n, value in row.items() if _is_text(value))
-    if names or not (re.search(_PROMPTS, words) and re.search(_RESPONSES, words)):
+    if re.search(f"{_PROMPTS}|{_RESPONSES}|id|tok", ids) or not (
+        re.search(_PROMPTS, words) and re.search(_RESPONSES, words)
+    ):
         return ""
     return (
         "is a log of prompts and responses: text without token ids or log-probabilities. "

@@ -180,8 +180,7 @@ class Completer:
         for name in sorted(present - self._ids):
             bad_S[LATER_IDS.format(name=name)] = ~_lists.is_null(columns[name])
         if "response_ids" not in self._ids:
-            second = [columns[name] for name in _SECOND if name in columns]
-            scored_S = [~_lists.is_null(column) for column in second]
+            scored_S = [~_lists.is_null(columns[name]) for name in _SECOND if name in columns]
             bad_S[NO_PAIR] = ~np.logical_or.reduce([~absent_S, *scored_S])
         return bad_S
 

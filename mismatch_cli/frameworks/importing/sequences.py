@@ -52,15 +52,8 @@ def _aligned(columns: _Columns, tally: Tally, where: str) -> _Columns:
     """The columns with index i at token i of the sequence."""
     if "target_ids" not in columns:
         return columns
-    moved_S = np.array(
-        [
-            _is_moved(tokens, targets)
-            for tokens, targets in zip(
-                columns["token_ids"].to_pylist(), columns["target_ids"].to_pylist(), strict=True
-            )
-        ],
-        dtype=bool,
-    )
+    pairs = (columns[name].to_pylist() for name in ("token_ids", "target_ids"))
+    moved_S = np.array(list(map(_is_moved, *pairs)), dtype=bool)
     keep = pa.array(tally.sift({NOT_MOVED: ~moved_S}, where))
     columns = {name: column.filter(keep) for name, column in columns.items()}
     first = pc.list_element(columns["token_ids"], 0)
@@ -104,10 +97,10 @@ def _with_flags(columns: _Columns, tally: Tally, where: str) -> _Columns:
             continue
         mask, ids = columns[name], columns["token_ids"]
         same_S = _lists.lengths_of(mask) == _lists.lengths_of(ids)
-        flags_S = [_flags(*row) for row in zip(mask.to_pylist(), ids.to_pylist(), strict=True)]
-        odd_S = same_S & np.array([flags is None for flags in flags_S], dtype=bool)
+        flags = pa.array(map(_flags, mask.to_pylist(), ids.to_pylist()), pa.list_(pa.bool_()))
+        odd_S = same_S & _lists.is_null(flags)
         keep = pa.array(tally.sift({NO_LABELS.format(name=name): odd_S}, where))
-        columns[name] = pa.array(flags_S, pa.list_(pa.bool_()))
+        columns[name] = flags
         columns = {each: column.filter(keep) for each, column in columns.items()}
     return columns
 
@@ -116,7 +109,7 @@ def _flags(mask: list[int] | None, ids: list[int] | None) -> list[bool] | None:
     if mask is None or ids is None:
         return None
     if set(mask) <= {0, 1}:
-        return [bool(value) for value in mask]
+        return list(map(bool, mask))
     if all(label in (IGNORED, own) for label, own in zip(mask, ids, strict=False)):
         return [label != IGNORED for label in mask]
     return None

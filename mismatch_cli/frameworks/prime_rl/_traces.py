@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,10 +76,12 @@ def carriers(sources: Sequence[Source]) -> list[Source]:
     """The files whose lines become responses: the trainer's annotations, or, without any, the
     episodes. The others are looked up by them.
     """
-    ours = [source for source in sources if not source.name.endswith(INDEX)]
-    annotations = [source for source in ours if _place(source.path)[0] == ANNOTATIONS]
-    trained = [source for source in annotations if _has_trainer(source.path)]
-    return trained or [source for source in ours if source not in annotations]
+    parts: dict[str, list[Source]] = {STREAM: [], ANNOTATIONS: []}
+    for source in sources:
+        if not source.name.endswith(INDEX):
+            parts[_place(source.path)[0]].append(source)
+    trained = [source for source in parts[ANNOTATIONS] if _has_trainer(source.path)]
+    return trained or parts[STREAM]
 
 
 def _place(path: Path) -> tuple[str, Path]:
@@ -125,8 +128,8 @@ class _Join:
     def __init__(self, root: Path) -> None:
         self._episodes = _Stream(root / STREAM)
         folder = root / ANNOTATIONS
-        names = {path.name.split(".")[0] for path in folder.iterdir()}
-        streams = (_Stream(folder / name) for name in sorted(names))
+        producers = {path.parent / path.name.split(".")[0] for path in folder.iterdir()}
+        streams = map(_Stream, sorted(producers))
         self._others = [stream for stream in streams if not stream.has_trainer]
         if not self._episodes.files:
             raise MismatchError(
@@ -146,7 +149,7 @@ class _Join:
         if not facts:
             tally.leave_out(NO_EPISODE, len(update["branches"]), where)
             return []
-        others = list(chain.from_iterable(each["branches"] for each in facts[2:]))
+        others = list(chain.from_iterable(map(itemgetter("branches"), facts[2:])))
         branches = []
         for branch in update["branches"]:
             streams = [each for each in others if each["index"] == branch["index"]]
@@ -171,8 +174,7 @@ class _Stream:
     def __init__(self, folder: Path) -> None:
         whole = [*folder.glob("*.jsonl*")] if folder.is_dir() else []
         single = folder.with_name(f"{folder.name}.jsonl")  # before there were chunks
-        plain = {path for path in whole if path.suffix != SEALED}
-        kept = (p for p in whole if p in plain or p.with_suffix("") not in plain)
+        kept = (p for p in whole if p.suffix != SEALED or p.with_suffix("") not in whole)
         self.files = sorted(kept) or ([single] if single.is_file() else [])
         self._index = folder.with_name(folder.name + INDEX)
         self._places: dict[str, list[tuple[Path, int]]] = {}
@@ -223,7 +225,7 @@ def _names(record: Record) -> list[str]:
     """The traces that a record is about."""
     if "trace_id" in record:
         return [record["trace_id"]]
-    return [trace["id"] for trace in _traces(record)]
+    return list(map(itemgetter("id"), _traces(record)))
 
 
 def _traces(record: Record) -> list[Record]:
@@ -247,9 +249,9 @@ def _episode(record: Record, tally: Tally, where: str) -> list[_Sequence]:
 
 
 def _kind(record: Record) -> str:
-    kinds = [(trace.get("info") or {}).get("kind") for trace in _traces(record)]
     work = (record.get("run") or {}).get("work") or {}
-    return next((kind for kind in kinds if kind), work.get("type") or "")
+    infos = (trace.get("info") or {} for trace in _traces(record))
+    return str(next(infos, {}).get("kind") or work.get("type") or "")
 
 
 def _sequence(
@@ -325,24 +327,24 @@ def _finish_reason(trace: Record) -> str | None:
 
 
 def _table(sequences: Sequence[_Sequence], tally: Tally, where: str) -> pa.Table:
-    rows = [each.of_tokens for each in sequences]
-    per_token = {ours: pa.array([row[ours] for row in rows], _FLOATS) for ours in _STREAMS}
+    rows = _column(sequences, "of_tokens", pa.struct(dict.fromkeys(_STREAMS, _FLOATS).items()))
+    per_token = dict(zip(_STREAMS, rows.flatten(), strict=True))
     ids = _column(sequences, "ids", pa.list_(pa.int32()))
     mask = _column(sequences, "loss_mask", pa.list_(pa.bool_()))
     columns, keep_S = split(ids, mask, per_token, tally, where)
     of_rows = {name: _column(sequences, name, arrow_type(name)) for name in _OF_ROWS}
-    of_rows[NOTE + ROUNDED] = pa.array([int(_is_rounded(each)) for each in sequences])
+    of_rows[NOTE + ROUNDED] = pa.array(map(_is_rounded, sequences), pa.bool_()).cast(pa.int64())
     keep = pa.array(keep_S)
     return pa.table(columns | {name: column.filter(keep) for name, column in of_rows.items()})
 
 
 def _column(sequences: Sequence[_Sequence], name: str, kind: pa.DataType) -> pa.Array:
-    return pa.array([getattr(each, name) for each in sequences], kind)
+    return pa.array(map(attrgetter(name), sequences), kind)
 
 
 def _is_rounded(sequence: _Sequence) -> bool:
     """Whether every log-probability is a multiple of 1e-4."""
-    sides = [sequence.of_tokens[f"logp_{side}"] or [] for side in ("rollout", "trainer")]
-    values = chain.from_iterable(sides)
+    logp_rollout, logp_trainer = map(sequence.of_tokens.get, ("logp_rollout", "logp_trainer"))
+    values = chain(logp_rollout or (), logp_trainer or ())
     scaled = np.array([value for value in values if value is not None]) * 10**_DECIMALS
     return len(scaled) > 0 and bool((np.abs(scaled - np.round(scaled)) < _NEAR).all())
