@@ -31,7 +31,7 @@ _NAMES = {
     "finish_reason": "(finish|stop)_reason$",
     "entropy_trainer": "entrop",
 }
-_LISTS = ("_ids", "_mask", "logp", "entropy")  # in names of ours with a value per token
+_LISTS = "_ids|_mask|logp|entropy|advantage"  # in names of ours with a value per token
 _WANTED = ("prompt_ids", "response_ids", "token_ids", "logp_rollout", "logp_trainer", "loss_mask")
 _MOST_ROWS = 40  # of the two lists
 _Columns = dict[str, list[Any]]  # the values of each row, by name or path
@@ -210,7 +210,7 @@ def _lengths(value: Any) -> list[int]:
 
 def _by_response(ours: str, value: Any) -> list[Any]:
     """The value of each response: a batch has a list of them."""
-    in_list = ours == "advantage" or any(part in ours for part in _LISTS)
+    in_list = bool(re.search(_LISTS, ours))
     return value if _lists.depth_of(value) > in_list else [value]
 
 
