@@ -144,7 +144,9 @@ class Trace:
         return {PROMPT_COLUMN, "response_ids"} <= self.columns()
 
     def require_ids(self, reads: str) -> None:
-        """Raise a `MismatchError` without token ids; `reads`: who reads them, with the verb."""
+        """Raise a `MismatchError` for a trace of log-probabilities only; `reads` begins the
+        sentence that ends with "token ids".
+        """
         absent = sorted({PROMPT_COLUMN, "response_ids"} - self.columns())
         if absent:
             raise MismatchError(

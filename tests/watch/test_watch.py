@@ -393,7 +393,7 @@ def test_a_step_of_prime_rl_waits_for_its_mark(tmp_path: Path) -> None:
 
 
 def test_traces_of_prime_rl_are_read_once_also_after_they_were_sealed(tmp_path: Path) -> None:
-    """Episodes alone are no step; the trainer's lines are, with the episodes before them."""
+    """Episodes alone are not a step; the trainer's lines are, with the episodes before them."""
     run, rows = PrimeRun(tmp_path / "run"), real_rows(6)
     run.append("stream", [episode_of(row, f"t{number}") for number, row in enumerate(rows[:3])])
     watcher = watcher_of(tmp_path / "run", tmp_path / "seen")

@@ -154,7 +154,7 @@ def _rows_of(path: Path, kind: str) -> Iterator[bytes]:
     try:
         whole = parsed_json(path.read_bytes())
     except ValueError as error:
-        fault = f"is no whole JSON {kind}: {{}}"
+        fault = f"is not a whole JSON {kind}: {{}}"
         raise unreadable(path, error, "Copy it again, or leave it out.", fault) from error
     for row in whole if isinstance(whole, list) else [whole]:
         yield json.dumps(row).encode() + b"\n"

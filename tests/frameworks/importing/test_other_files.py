@@ -104,7 +104,7 @@ def test_a_document_beyond_what_is_looked_at(tmp_path, monkeypatch):
 
 def test_a_broken_document_is_refused(tmp_path):
     said = refused(tmp_path / "a.json", json.dumps(ROWS, indent=1)[:-200])
-    assert said.startswith(" is no whole JSON array: ") and said.endswith("or leave it out.")
+    assert said.startswith(" is not a whole JSON array: ") and said.endswith("or leave it out.")
 
 
 def test_a_broken_line_has_its_number(tmp_path):
