@@ -172,7 +172,7 @@ class OwnColumns(Accumulator):
 
     def update(self, batch: TokenBatch) -> None:
         """Add one table."""
-        if batch.topk_ids_TK is None:
+        if batch.topk_ids_TK is None or batch.response_ids_T is None:
             return
         sampled_TK = batch.topk_ids_TK == batch.response_ids_T[:, None]
         for side, (sampled, topk) in _COLUMNS.items():
@@ -213,7 +213,11 @@ class Copies(Accumulator):
         self._kept = 0
 
     def update(self, batch: TokenBatch) -> None:
-        """Add the responses of one table; all tokens count, whether in the loss or not."""
+        """Add the responses of one table, if it has token ids; all tokens count, whether in the
+        loss or not.
+        """
+        if batch.response_ids_T is None:
+            return
         offset_S1, logq_T = batch.offset_S1, batch.logp_rollout_T
         surprise_S = _sums(
             np.nan_to_num(-logq_T.astype(np.float64), nan=0.0, posinf=0.0), offset_S1

@@ -35,6 +35,7 @@ from mismatch_cli.metrics.lattice import Lattice
 from mismatch_cli.metrics.own_scale import OwnScale
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.rules.batch import TokenBatch
+from mismatch_cli.trace.columns import PROMPT_COLUMN
 
 Status = Literal["found", "clear", "untested"]
 Row = tuple[str, float | int | str | None]  # a figure with its label
@@ -235,7 +236,8 @@ class Gathering(Accumulator):
         self.copies.update(batch)
         self.credit.update(batch)
         self.heads.update(batch)
-        prompt_ids = table.column("prompt_ids").combine_chunks()
+        has_prompts = PROMPT_COLUMN in table.column_names
+        prompt_ids = table.column(PROMPT_COLUMN).combine_chunks() if has_prompts else None
         self.sample.update(batch, prompt_ids, origin.columns(table, batch))
         for gaps in token_gaps(batch, self.pair):
             self.lattice.update(gaps)

@@ -201,6 +201,7 @@ class ModelAtHand:
         return self._prompts[_key(self._sample, s)]
 
     def _response(self, s: int) -> list[int]:
+        assert self._sample.response_ids_T is not None  # checked by `model_at_hand`
         ids: list[int] = self._sample.response_ids_T[self._spans[s]].tolist()
         return ids
 
@@ -326,8 +327,10 @@ def model_at_hand(
     budget: int | None = None,
 ) -> ModelAtHand:
     """A model from a folder or the hub, or an adapter on its base model, with the dtype and sampler
-    settings of the trace's trainer.
+    settings of the trace's trainer; a `MismatchError` for traces without token ids.
     """
+    for trace in traces:
+        trace.require_ids("A model reads")
 
     def load() -> Trainer:
         from mismatch_cli.models.adapters import base_of

@@ -22,6 +22,7 @@ from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.rules.batch import TokenBatch
 
+WITHOUT_IDS, WITHOUT_PROMPTS = "the trace has no token ids", "the trace has no prompts"
 MOST_TOKENS = 2**18
 TOP_K = 8  # ranks to keep: enough for slopes and grids
 _TOKEN_COLUMNS = ("response_ids_T", "loss_mask_T")
@@ -37,9 +38,9 @@ class Sample:
     prompt_id_S: np.ndarray
     sample_index_S: np.ndarray
     step_S: np.ndarray
-    prompt_length_S: np.ndarray
+    prompt_length_S: np.ndarray | None
     truncated_S: np.ndarray
-    response_ids_T: np.ndarray
+    response_ids_T: np.ndarray | None
     logq_T: np.ndarray  # float64, nats, the reference: the rollout
     logp_T: np.ndarray  # float64, nats, the current policy: the trainer
     counts_T: np.ndarray  # bool
@@ -73,14 +74,12 @@ class Sample:
 
     def axis_N(self, axis: str) -> np.ndarray:
         """The position of the tokens that count, from 0: in the "response", or in the "context"
-        with its prompt.
+        with its prompt, as far as prompts are known.
         """
         position_N = self.position_T[self.kept]
-        return (
-            position_N
-            if axis == "response"
-            else position_N + self.prompt_length_S[self.response_T[self.kept]]
-        )
+        if axis == "response" or self.prompt_length_S is None:
+            return position_N
+        return position_N + self.prompt_length_S[self.response_T[self.kept]]
 
     @cached_property
     def last_T(self) -> np.ndarray:
@@ -257,7 +256,8 @@ class SampleCollector(Accumulator):
         return columns | {f"{_ORIGIN}{name}": values_S for name, values_S in origin_S.items()}
 
     def _of_batch(self, batch: TokenBatch) -> dict[str, np.ndarray]:
-        found = {name: getattr(batch, name) for name in (*_ROW_COLUMNS, *_TOKEN_COLUMNS)}
+        names = (*_ROW_COLUMNS, "prompt_length_S", *_TOKEN_COLUMNS)
+        found = {name: getattr(batch, name) for name in names}
         found |= {
             "logq_T": getattr(batch, self._pair.reference),
             "logp_T": getattr(batch, self._pair.current),
@@ -297,8 +297,7 @@ class SampleCollector(Accumulator):
         rows = [row for _, row in self._rows]
         rows.sort(key=lambda r: (int(r["step_S"]), int(r["prompt_id_S"]), int(r["sample_index_S"])))
         for row in rows:  # only for rows that are kept: this is the slowest step
-            if "prompt_ids" in row:
-                row |= seen_before(row["prompt_ids"], row["response_ids_T"], row.get("topk_ids_TK"))
+            row |= _seen(row)
         flat = {name: _joined([row.get(name) for row in rows], rows) for name in _ALL_TOKEN_COLUMNS}
         per_row = {n: np.array([row[n] for row in rows]) for n in _ROW_COLUMNS}
         logq_T, logp_T = (
@@ -311,6 +310,7 @@ class SampleCollector(Accumulator):
             logp_T=logp_T,
             counts_T=mask_T & np.isfinite(logq_T) & np.isfinite(logp_T),
             origin_S=_origins(rows),
+            prompt_length_S=_if_all_have("prompt_length_S", rows),
             **per_row,
             **flat,  # type: ignore[arg-type]
         )
@@ -336,7 +336,7 @@ def _at(sampled_TK: np.ndarray, logp_TK: np.ndarray) -> np.ndarray:
     return np.where(sampled_TK.any(axis=1), np.where(sampled_TK, logp_TK, 0).sum(axis=1), np.nan)
 
 
-_ROW_COLUMNS = ("prompt_id_S", "sample_index_S", "step_S", "prompt_length_S", "truncated_S")
+_ROW_COLUMNS = ("prompt_id_S", "sample_index_S", "step_S", "truncated_S")
 _ALL_TOKEN_COLUMNS = (
     "logq_T", "logp_T", *_TOKEN_COLUMNS, "topk_logq_TK", "topk_logp_TK", "topk_d_T",
     "entropy_T", "seen_T", "topk_seen_TK",
@@ -355,6 +355,13 @@ def _joined(parts: list[np.ndarray | None], rows: list[dict[str, np.ndarray]]) -
         for part, row in zip(parts, rows, strict=True)
     ]
     return np.concatenate(filled)
+
+
+def _seen(row: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Which of a row's tokens were seen before, if it has ids."""
+    if not {"prompt_ids", "response_ids_T"} <= row.keys():
+        return {}
+    return seen_before(row["prompt_ids"], row["response_ids_T"], row.get("topk_ids_TK"))
 
 
 def seen_before(

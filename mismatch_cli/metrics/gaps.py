@@ -154,9 +154,10 @@ class TokenGaps:
         column = getattr(self.batch, name)
         return None if column is None else self._take(column[self._tokens])
 
-    def token_ids_at(self, index: np.ndarray) -> np.ndarray:
-        """The token ids at positions within the slice."""
-        return self.batch.response_ids_T[self._tokens][index]
+    def token_ids_at(self, index: np.ndarray) -> np.ndarray | None:
+        """The token ids at positions within the slice; None if the trace has none."""
+        ids_T = self.batch.response_ids_T
+        return None if ids_T is None else ids_T[self._tokens][index]
 
     def per_token(self, values_S: np.ndarray) -> np.ndarray:
         """A value per response, repeated for its counted tokens."""

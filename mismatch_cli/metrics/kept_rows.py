@@ -14,6 +14,7 @@ from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import finite_or_none
 from mismatch_cli.metrics.gaps import TokenGaps
 
+_NO_ID = -1  # of a token without an id, in a row; None in results
 _ALMOST_1 = 1 - 2.0**-53  # 2^64 itself does not fit a uint64
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 _IDENTITY = [("step", np.int32), ("prompt_id", np.int64), ("sample_index", np.int32)]
@@ -113,7 +114,8 @@ def token_rows(gaps: TokenGaps, index: np.ndarray, *, with_topk: bool = True) ->
     rows = np.zeros(len(index), dtype=TOKEN_ROW)
     response, rows["position"] = gaps.place_of(index)
     _identify(rows, gaps, response)
-    rows["token_id"] = gaps.token_ids_at(index if gaps.kept is None else gaps.kept[index])
+    ids = gaps.token_ids_at(index if gaps.kept is None else gaps.kept[index])
+    rows["token_id"] = _NO_ID if ids is None else ids
     rows["logp_reference"], rows["logp_current"] = gaps.logq_N[index], gaps.logp_N[index]
     rows["tv_topk"] = np.nan
     if with_topk and (topk := gaps.topk) is not None:
@@ -193,11 +195,14 @@ class ScatterSample(Accumulator):
             gaps.response_hash_S, partial(response_rows, gaps), lambda index: length_S[index] > 0
         )
 
-    def result(self) -> dict[str, dict[str, list[float]]]:
+    def result(self) -> dict[str, dict[str, list[Any]]]:
         """Columns as lists, `tokens` and `responses`; top-K TV is NaN if it was not measured."""
         return {"tokens": _columns(self.tokens), "responses": _columns(self.responses)}
 
 
-def _columns(kept: SmallestRows) -> dict[str, list[float]]:
+def _columns(kept: SmallestRows) -> dict[str, list[Any]]:
     rows = kept.rows()
-    return {name: rows[name].tolist() for name in rows.dtype.names or () if name != "key"}
+    columns = {name: rows[name].tolist() for name in rows.dtype.names or () if name != "key"}
+    if "token_id" in columns:
+        columns["token_id"] = [None if own == _NO_ID else own for own in columns["token_id"]]
+    return columns

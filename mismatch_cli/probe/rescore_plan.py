@@ -114,6 +114,7 @@ def plan_rescoring(trace: Trace, config: RescoreConfig) -> RescorePlan:
     """Decide, or raise with one sentence that says why these weights cannot be what was asked
     for.
     """
+    trace.require_ids("A trainer scores")
     source = _Source.of(trace)
     if source.without_prompt:
         raise MismatchError(

@@ -14,7 +14,7 @@ import pyarrow as pa
 from mismatch_cli.base import numbers
 from mismatch_cli.metrics.pairs import PAIR_COLUMNS, PAIRS, Pair
 from mismatch_cli.report.view import Excerpt, Facts, Piece
-from mismatch_cli.trace.columns import PROMPT_COLUMN, REQUIRED
+from mismatch_cli.trace.columns import ALWAYS_READ, PROMPT_COLUMN
 from mismatch_cli.trace.reader import Trace, table_to_batch
 from mismatch_cli.trace.shards import Footer
 from mismatch_cli.trace.vocabulary import Vocabulary
@@ -24,7 +24,7 @@ _LONGEST = 400  # tokens shown of a worst response
 _LONGEST_PROMPT = 120
 _LARGEST_EXPONENT = 700.0  # whose exponential fits a float
 _WEIGHTS = (0.05, 0.2, 0.5, 1.0)  # |d| in nats from which each stronger highlight begins
-_COLUMNS = (*REQUIRED, *PAIR_COLUMNS, "reward")
+_COLUMNS = (*ALWAYS_READ, *PAIR_COLUMNS, "reward")
 _KEY = ("step", "prompt_id", "sample_index")
 
 Key = tuple[int, int, int, int]  # trace, step, prompt_id, sample_index
@@ -112,7 +112,7 @@ def _look_up(traces: Sequence[Trace], pair: Pair, wanted: set[Key]) -> dict[Key,
                 continue
             batch = table_to_batch(table)
             reference, current = (getattr(batch, name) for name in (pair.reference, pair.current))
-            if current is None:
+            if current is None or batch.response_ids_T is None or batch.prompt_length_S is None:
                 continue
             rewards = [None] * len(table) if batch.reward_S is None else batch.reward_S.tolist()
             for row, key in rows:

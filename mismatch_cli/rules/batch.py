@@ -90,11 +90,11 @@ class TokenBatch:
     step_S: np.ndarray  # int32
     epoch_S: np.ndarray  # int32
     minibatch_S: np.ndarray  # int32
-    prompt_length_S: np.ndarray  # int64, tokens
+    prompt_length_S: np.ndarray | None  # int64, tokens; None if the prompts are unknown
     truncated_S: np.ndarray  # bool, the response hit the length limit
     reward_S: np.ndarray | None  # float32
 
-    response_ids_T: np.ndarray  # int32
+    response_ids_T: np.ndarray | None  # int32; None for log-probabilities without token ids
     loss_mask_T: np.ndarray  # bool, False = the trainer learns nothing from this token
     logp_rollout_T: np.ndarray  # float32, nats, ≤ 0
     logp_trainer_T: np.ndarray | None
@@ -119,7 +119,7 @@ class TokenBatch:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.response_ids_T)
+        return len(self.logp_rollout_T)
 
     @property
     def num_responses(self) -> int:

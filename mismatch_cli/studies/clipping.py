@@ -235,7 +235,7 @@ class ClippingAnalysis(Study):
 
     @property
     def explored_responses(self) -> int:
-        return sum(trace.num_responses for trace in self.traces)
+        return sum(trace.num_responses for trace in self.traces if trace.has_ids)
 
     @property
     def _moved(self) -> Sequence[Algorithm]:

@@ -327,6 +327,8 @@ def _common_pair(traces: Sequence[Trace], asked: str | None) -> Pair:
     """The requested pair, else the first that every trace has: the gap at equal weights before
     the total one.
     """
+    for trace in traces:
+        trace.require_ids("compare pairs responses by")
     having = [_pairs_in(trace) for trace in traces]
     if asked is None:
         common = [name for name in ("mismatch", "total") if all(name in names for names in having)]

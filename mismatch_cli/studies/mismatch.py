@@ -161,7 +161,7 @@ class MismatchAnalysis(Study):
 
     @property
     def explored_responses(self) -> int:
-        return sum(trace.num_responses for trace in self.traces)
+        return sum(trace.num_responses for trace in self.traces if trace.has_ids)
 
     def exploration(
         self, on_responses: Callable[[int], None] = lambda _: None

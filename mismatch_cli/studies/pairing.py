@@ -28,14 +28,14 @@ from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.sums import WIDE_BAND, GroupSums
 from mismatch_cli.processes.workers.portions import Portion
 from mismatch_cli.rules.batch import TokenBatch
-from mismatch_cli.trace.columns import PROMPT_COLUMN, REQUIRED, ROW_KEY
+from mismatch_cli.trace.columns import ALWAYS_READ, PROMPT_COLUMN, ROW_KEY
 from mismatch_cli.trace.foreign import single
 from mismatch_cli.trace.reader import RowGroup, Trace, table_to_batch
 from mismatch_cli.trace.shards import open_shard, read_group
 
 MOST = 0.5  # if more than this share of both traces is common, only the common part is compared
 PairedBy = Literal["tokens", "prompts", "none"]
-SCORED = (*REQUIRED, *PAIR_COLUMNS)
+SCORED = (*ALWAYS_READ, *PAIR_COLUMNS)
 
 
 @dataclass(frozen=True)

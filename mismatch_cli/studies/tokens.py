@@ -105,21 +105,30 @@ def _keys(group: RowGroup, trace: Trace, words: dict[int, str]) -> _Columns:
         if batch.reward_S is None
         else batch.reward_S
     }
-    ids, place_T = np.unique(batch.response_ids_T, return_inverse=True)
-    for token_id in ids.tolist():
-        if token_id not in words:
-            words[token_id] = visible(trace.vocabulary.decode([token_id]))
-    texts = pa.array(
-        [words[token_id] for token_id in ids.tolist()], pa.string()
-    ).dictionary_encode()  # many ids may have one text
     return {
         **{name: _array(np.repeat(values_S, lengths_S)) for name, values_S in rows_S.items()},
         "position": pa.array(
             np.arange(batch.num_tokens) - np.repeat(batch.offset_S1[:-1], lengths_S)
         ),
-        "token_id": pa.array(batch.response_ids_T),
-        "token": texts.take(pa.array(place_T)),
+        **_tokens(batch, trace, words),
         "turn": _turn(batch),
+    }
+
+
+def _tokens(batch: TokenBatch, trace: Trace, words: dict[int, str]) -> _Columns:
+    """The ids and texts of all tokens; null in a trace without ids."""
+    if batch.response_ids_T is None:
+        ids = pa.nulls(batch.num_tokens, pa.int32())
+        return {"token_id": ids, "token": pa.nulls(batch.num_tokens, pa.string())}
+    ids, place_T = np.unique(batch.response_ids_T, return_inverse=True)
+    for token_id in ids.tolist():
+        if token_id not in words:
+            words[token_id] = visible(trace.vocabulary.decode([token_id]))
+    # Many ids may have one text
+    texts = pa.array([words[token_id] for token_id in ids.tolist()], pa.string())
+    return {
+        "token_id": pa.array(batch.response_ids_T),
+        "token": texts.dictionary_encode().take(pa.array(place_T)),
     }
 
 

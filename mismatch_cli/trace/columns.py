@@ -2,7 +2,8 @@
 
 A trace has one row per response and use, with lists as token columns. Row key: step, epoch,
 minibatch, prompt_id, sample_index. A column that was not measured is absent; in a column that was
-measured for only some responses, the others are null.
+measured for only some responses, the others are null. So a trace of pairs of log-probabilities has
+no column of token ids, and log μ says how long a response is.
 
 Types, readers, importers, the recorder, `rescore` and the page of the schema follow from these
 rows: a new column is a row and its writer. Code that computes with it adds a field to `TokenBatch`.
@@ -10,6 +11,7 @@ rows: a new column is a row and its writer. Code that computes with it adds a fi
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from enum import Enum
 
@@ -99,9 +101,10 @@ COLUMNS = {column.name: column for column in (
     TraceColumn("reward", _ONE, _FLOAT, _RUN, "one number"),
     TraceColumn("finish_reason", _ONE, pa.string(), _ENGINE, "stop or length", default="unknown",
                 required=True),
-    TraceColumn("prompt_ids", Shape.PROMPT, _INT, _RUN, "token ids of the prompt", required=True),
+    TraceColumn("prompt_ids", Shape.PROMPT, _INT, _RUN, "token ids of the prompt",
+                default="unknown"),
     TraceColumn("response_ids", _TOKENS, _INT, _ENGINE,
-                "token ids of the response, tool output included", required=True),
+                "token ids of the response, tool output included", default="unknown"),
     TraceColumn("loss_mask", _TOKENS, pa.bool_(), _RUN,
                 "false (or 0) for tokens outside the loss, such as tool output",
                 default="all true"),
@@ -143,10 +146,13 @@ COLUMNS = {column.name: column for column in (
 )}
 # fmt: on
 
+# Other names that an import reads, each with the column that it means
+ALIASES = {alias: name for name, column in COLUMNS.items() for alias in column.aliases}
 ROW_KEY = ("step", "epoch", "minibatch", "prompt_id", "sample_index")
 PROMPT_COLUMN = "prompt_ids"
 ID_COLUMNS = (PROMPT_COLUMN, "response_ids", "topk_ids")
 REQUIRED = tuple(name for name, column in COLUMNS.items() if column.required)
+ALWAYS_READ = (*REQUIRED, PROMPT_COLUMN, "response_ids")  # as far as a shard has them
 
 
 def of_shape(*shapes: Shape) -> tuple[str, ...]:
@@ -154,6 +160,11 @@ def of_shape(*shapes: Shape) -> tuple[str, ...]:
     return tuple(
         name for shape in shapes for name, column in COLUMNS.items() if column.shape is shape
     )
+
+
+def length_column(names: Container[str]) -> str:
+    """The column whose lists say how long each response is: its ids, or, without any, log μ."""
+    return "response_ids" if "response_ids" in names else "logp_rollout"
 
 
 def made_by(maker: Maker) -> tuple[str, ...]:

@@ -24,12 +24,14 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.trace import foreign
 from mismatch_cli.trace.columns import (
+    ALWAYS_READ,
     COLUMNS,
     ID_COLUMNS,
-    REQUIRED,
+    PROMPT_COLUMN,
     ROW_KEY,
     TOKEN_COLUMNS,
     TOPK_COLUMNS,
+    length_column,
 )
 from mismatch_cli.trace.manifest import (
     Completeness,
@@ -141,6 +143,22 @@ class Trace:
         return remedy(self.folder, self.manifest, unscored=True)
 
     @property
+    def has_ids(self) -> bool:
+        """Whether it has the token ids of prompts and responses, not log-probabilities only."""
+        return {PROMPT_COLUMN, "response_ids"} <= self.columns()
+
+    def require_ids(self, reads: str) -> None:
+        """Raise a `MismatchError` for a trace of log-probabilities only; `reads` begins the
+        sentence that ends with "token ids".
+        """
+        absent = sorted({PROMPT_COLUMN, "response_ids"} - self.columns())
+        if absent:
+            raise MismatchError(
+                f"{self.folder} has no {' and no '.join(absent)}, only log-probabilities. {reads} "
+                "token ids: import a dump that has them, or record the run."
+            )
+
+    @property
     def run_folder(self) -> Path:
         return run_folder_of(self.folder)
 
@@ -224,7 +242,7 @@ class Trace:
         self, groups: Mapping[Path, Container[int]], columns: Sequence[str]
     ) -> Iterator[pa.Table]:
         """The tables of some row groups, by their numbers in each shard, in shard order."""
-        reads = self._row_groups([*REQUIRED, *columns], list(groups))
+        reads = self._row_groups([*ALWAYS_READ, *columns], list(groups))
         return _one_ahead(read for path, number, read in reads if number in groups[path])
 
     def batches(
@@ -237,7 +255,7 @@ class Trace:
         self, columns: Sequence[str] | None = None, shards: Sequence[Path] | None = None
     ) -> Iterator[RowGroup]:
         """The same batches, each with its table and its shard."""
-        names = None if columns is None else [*REQUIRED, *columns]
+        names = None if columns is None else [*ALWAYS_READ, *columns]
 
         def flattened(paths: Sequence[Path]) -> Iterator[RowGroup]:
             return _one_ahead(
@@ -327,9 +345,10 @@ def table_to_batch(table: pa.Table) -> TokenBatch:
         raise MismatchError(
             f"The trace is damaged: column {empty[0]} is empty in some rows. {_RENEW}"
         )
-    _check("prompt_ids", columns["prompt_ids"].flatten())
+    if PROMPT_COLUMN in columns:
+        _check(PROMPT_COLUMN, columns[PROMPT_COLUMN].flatten())
     _check_routes(columns)
-    offset_S1 = _offsets(columns["response_ids"])
+    offset_S1 = _offsets(columns[length_column(columns)])
     lengths_S = np.diff(offset_S1)
     flat = {
         f"{name}_T": _token_column(name, columns[name], lengths_S, 1)
@@ -357,7 +376,9 @@ def _assemble(
         prompt_id_S=np.from_dlpack(columns["prompt_id"]),
         sample_index_S=np.from_dlpack(columns["sample_index"]),
         **{f"{name}_S": np.from_dlpack(columns[name]) for name in ("step", "epoch", "minibatch")},
-        prompt_length_S=np.diff(_offsets(columns["prompt_ids"])),
+        prompt_length_S=np.diff(_offsets(columns[PROMPT_COLUMN]))
+        if PROMPT_COLUMN in columns
+        else None,
         truncated_S=np.array(
             [r == "length" for r in columns["finish_reason"].to_pylist()], dtype=bool
         ),
@@ -442,8 +463,10 @@ def _check_routes(columns: dict[str, pa.Array]) -> None:
 
 
 def _top_k(columns: dict[str, pa.Array], lengths_S: np.ndarray) -> int:
-    """K, by the lengths: flattening a trace needs no manifest."""
-    if "topk_ids" not in columns:
+    """K, by the lengths: flattening a trace needs no manifest; 0 where no token id says which rank
+    was sampled.
+    """
+    if "topk_ids" not in columns or "response_ids" not in columns:
         return 0
     known_S = foreign.unpacked_flags(columns["topk_ids"].is_valid())
     tokens = int(lengths_S[known_S].sum())

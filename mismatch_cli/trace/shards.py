@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from mismatch_cli.base.errors import MismatchError, denied, first_line
 from mismatch_cli.base.memory import allowance, decoded_bytes, too_large
-from mismatch_cli.trace.columns import COLUMNS, REQUIRED
+from mismatch_cli.trace.columns import COLUMNS, REQUIRED, length_column
 from mismatch_cli.trace.manifest import read_manifest, remedy
 from mismatch_cli.trace.stores import StoreError, decoding, is_store, source_of
 
@@ -93,7 +93,8 @@ def footer_of(path: Path) -> Footer:
     shard = open_shard(path)
     footer, schema = shard.metadata, shard.schema_arrow
     leaves = _leaves(footer)
-    place = next(place for place, path in enumerate(leaves) if path.startswith("response_ids."))
+    measure = f"{length_column(schema.names)}."
+    place = next(place for place, path in enumerate(leaves) if path.startswith(measure))
     places = {name: leaves.index(name) for name in _RANGED if name in leaves}
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     rows = tuple(group.num_rows for group in groups)

@@ -9,7 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mismatch_cli.trace.columns import COLUMNS, ROUTE_COLUMNS, TOKEN_COLUMNS, TOPK_COLUMNS
+from mismatch_cli.trace.columns import (
+    COLUMNS,
+    ROUTE_COLUMNS,
+    TOKEN_COLUMNS,
+    TOPK_COLUMNS,
+    length_column,
+)
 from mismatch_cli.trace.files import replacing
 from mismatch_cli.trace.manifest import SHARD
 
@@ -90,7 +96,8 @@ def _encoding(table: pa.Table) -> dict[str, Any]:
 
 
 def _row_groups(table: pa.Table) -> list[tuple[int, int]]:
-    lengths = pc.list_value_length(table.column("response_ids")).to_pylist()
+    lists = table.column(length_column(table.column_names))
+    lengths = pc.list_value_length(lists).to_pylist()
     most = _most_tokens(table, sum(lengths))
     groups, start, tokens = [], 0, 0
     for row, length in enumerate(lengths):

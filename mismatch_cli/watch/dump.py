@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import orjson
 
 from mismatch_cli.base.errors import Denied, MismatchError
-from mismatch_cli.frameworks.importing.driver import Import, import_dump
+from mismatch_cli.frameworks.importing import SEALED
+from mismatch_cli.frameworks.importing.driver import Import, carriers, import_dump
 from mismatch_cli.frameworks.importing.sources import Source, find
 from mismatch_cli.frameworks.prime_rl.importer import STABLE
 from mismatch_cli.trace.drafts import files_in
@@ -131,7 +132,7 @@ class Dump:
 
     def _seen(self) -> dict[str, Seen]:
         try:
-            sources = find([self._path])
+            sources = carriers(find([self._path]))
         except Denied:
             raise
         except MismatchError:  # no file exists yet
@@ -142,7 +143,7 @@ class Dump:
                 status = source.path.stat()
             except FileNotFoundError:
                 continue
-            found[source.name] = Seen(source, status.st_size, status.st_mtime)
+            found[source.name] = Seen(source, source.size, status.st_mtime)
         self._paths = {name: file.source.path for name, file in found.items()}
         self.changed = max((file.changed for file in found.values()), default=0.0)
         return found
@@ -239,6 +240,8 @@ def _end_of_lines(file: Seen, begin: int) -> int:
     """Where the last complete line ends; a line without a line break is complete if it is a JSON
     object.
     """
+    if file.source.path.suffix == SEALED:
+        return file.size  # whole, and nobody writes to it
     with file.source.path.open("rb") as content:
         end, tail = file.size, b""
         while end > begin and b"\n" not in tail:

@@ -43,7 +43,7 @@ def test_a_new_row_is_recorded_exported_and_documented(tmp_path):
             "response_ids": [5, 6],
             "logp_rollout": [-0.5, -1.5],
             "logp_trainer": [-0.5, -1.25],
-            "surprise": [0.25, 2.0],
+            "shock": [0.25, 2.0],
             "sample_index": number,
         }
         for number in range(12)

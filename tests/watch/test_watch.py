@@ -44,6 +44,8 @@ from tests.frameworks.importing.layouts import (
     real_rows,
     write_lines,
 )
+from tests.frameworks.importing.prime_rl_run import Run as PrimeRun
+from tests.frameworks.importing.prime_rl_run import episode_of, trained
 from tests.terminal import Terminal
 from tests.train.commands.test_train import TRAIN
 
@@ -387,6 +389,28 @@ def test_a_step_of_prime_rl_waits_for_its_mark(tmp_path: Path) -> None:
         and dict(watcher.state.lines())[1]["responses"] == 6
     )
     assert dict(watcher.state.lines())[1]["current"]["k3"] > 0 and watcher.state.parts[-1]["files"]
+
+
+def test_traces_of_prime_rl_are_read_once_also_after_they_were_sealed(tmp_path: Path) -> None:
+    """Episodes alone are not a step; the trainer's lines are, with the episodes before them."""
+    run, rows = PrimeRun(tmp_path / "run"), real_rows(6)
+    run.append("stream", [episode_of(row, f"t{number}") for number, row in enumerate(rows[:3])])
+    watcher = watcher_of(tmp_path / "run", tmp_path / "seen")
+    assert steps(watcher.look()) + steps(watcher.look()) == []
+    run.append("annotations/trainer", [trained(row, f"t{n}") for n, row in enumerate(rows[:3])])
+    told = steps(watcher.look()) + steps(watcher.look())
+    run.seal()
+    assert steps(watcher.look()) + steps(watcher.look()) == []
+    run.write([row | {"step": 5} for row in rows], first=10)
+    assert told == [1] and steps(watcher.look()) + steps(watcher.look()) == [5]
+    run.seal()  # before anybody had read the rest of it
+    run.write([row | {"step": 6} for row in rows], first=20)
+    run.seal()
+    watcher = watcher_of(tmp_path / "run", tmp_path / "seen")  # killed and restarted
+    assert steps(watcher.look()) + steps(watcher.look()) == [6]
+    lines = dict(watcher.state.lines())
+    assert [lines[step]["responses"] for step in (1, 5, 6)] == [3, 6, 6]
+    assert lines[5]["current"]["k3"] > 0
 
 
 def test_steps_appended_to_one_file_are_imported_once(tmp_path: Path) -> None:

@@ -44,7 +44,8 @@ class DumpSettings:
     )
     columns: list[str] | None = setting(
         None,
-        "For any other layout: its names for the columns of the plain schema.",
+        "For any other layout: its names for the columns of the plain schema. A dot enters an "
+        "object, or each object of a list: choices.token_ids; a number is one entry of a list.",
         metavar="OURS=THEIRS,…",
     )
     weights: str | None = setting(
@@ -188,7 +189,7 @@ def _import(what: Import, tokenizer: str | None, common: Common) -> tuple[Path, 
     """
     from dataclasses import replace
 
-    from mismatch_cli.frameworks.importing.driver import import_dump
+    from mismatch_cli.frameworks.importing.driver import UnknownLayout, import_dump
     from mismatch_cli.frameworks.importing.torch_file import NeedsItsFramework
     from mismatch_cli.trace.run_folder import run_folder
     from mismatch_cli.trace.work import replacing_run
@@ -203,7 +204,7 @@ def _import(what: Import, tokenizer: str | None, common: Common) -> tuple[Path, 
             vocabulary, size = _vocabulary(tokenizer)
             imported = import_dump(replace(what, vocabulary=size), trace, common.progress)
             vocabulary(trace)
-    except NeedsItsFramework as error:
+    except (NeedsItsFramework, UnknownLayout) as error:
         if error.lines:
             # With --quiet too: the error refers to them
             TerminalProgress(quiet=False).say(error.lines)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from mismatch_cli.diagnosis.checks.temperature import beyond, log_odds
-from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
 from mismatch_cli.diagnosis.power import clear, none
-from mismatch_cli.diagnosis.sample import Sample
+from mismatch_cli.diagnosis.sample import WITHOUT_IDS, Sample
 
 NAME, STAGE = "biased-token", 3
 TITLE = "One token's logit is biased"
@@ -47,13 +47,16 @@ def check(evidence: Evidence) -> Finding:
     token by at most what that takes from it.
     """
     sample = evidence.sample
-    gap_M, id_M, group_M = _log_odds_gaps(sample)
+    if sample.response_ids_T is None:
+        return untested(NAME, WITHOUT_IDS)
+    id_N = sample.response_ids_T[sample.kept]
+    gap_M, id_M, group_M = _log_odds_gaps(sample, id_N)
     frequent_I = _frequent(id_M, group_M)
     bias = _largest(gap_M, id_M, frequent_I)
     measure = "nats on one token's logit"
     if bias is None:
         return clear(NAME, 0.0, measure, _power(gap_M, len(frequent_I)))
-    left_N = _left(sample, bias)
+    left_N = _left(sample, bias, id_N == bias.token)
     others = _typical(gap_M[id_M != bias.token])
     rows: tuple[Row, ...] = (
         ("token id", bias.token),
@@ -72,13 +75,12 @@ def check(evidence: Evidence) -> Finding:
     )
 
 
-def _log_odds_gaps(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _log_odds_gaps(sample: Sample, id_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The log-odds gap of the tokens that are neither certain nor impossible, their ids and groups
     of prompts.
     """
     x_N, y_N, usable_N = log_odds(sample)
-    gap_N, id_N = y_N - x_N, sample.response_ids_T[sample.kept]
-    return gap_N[usable_N], id_N[usable_N], sample.group_N[usable_N]
+    return (y_N - x_N)[usable_N], id_N[usable_N], sample.group_N[usable_N]
 
 
 def _frequent(id_M: np.ndarray, group_M: np.ndarray) -> np.ndarray:
@@ -110,13 +112,12 @@ def _typical(gap_M: np.ndarray) -> float:
     return float(np.quantile(np.abs(gap_M), 0.8)) if len(gap_M) else np.inf
 
 
-def _left(sample: Sample, bias: _Bias) -> np.ndarray:
+def _left(sample: Sample, bias: _Bias, own_N: np.ndarray) -> np.ndarray:
     """log π − log μ, nats, beyond what the bias makes: of its own token exactly, of others at most
     what it could take if all the rest were the biased token.
     """
     logq_N, factor = sample.logq_T[sample.kept], np.exp(bias.nats)
     p_N = np.exp(np.minimum(logq_N, 0.0))
-    own_N = sample.response_ids_T[sample.kept] == bias.token
     raised_N = logq_N + bias.nats - np.log1p(p_N * (factor - 1))
     lowered_N = logq_N - np.log1p((1 - p_N) * (factor - 1))
     bounds = (np.where(own_N, raised_N, lowered_N), np.where(own_N, raised_N, logq_N))

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
 from mismatch_cli.diagnosis.model import NotRead
 from mismatch_cli.diagnosis.power import clear, of_tokens
-from mismatch_cli.diagnosis.sample import Sample
+from mismatch_cli.diagnosis.sample import WITHOUT_PROMPTS, Sample
 
 NAME, STAGE = "context-parallel", 4
 TITLE = "Wrong at the cuts of context parallelism"
@@ -42,10 +42,13 @@ def check(evidence: Evidence) -> Finding:
     gap: at the bounds of equal parts?
     """
     sample = evidence.sample
+    if sample.prompt_length_S is None:
+        return untested(NAME, WITHOUT_PROMPTS)
     outlying_N = _outlying(sample)
     if outlying_N.sum() < _FEWEST:
         return clear(NAME, 0.0, MEASURE, of_tokens(_FEWEST, sample))
-    cuts = max(_cuts(sample), key=lambda cuts: _score(cuts, outlying_N))
+    own_S = sample.prompt_length_S + sample.length_S
+    cuts = max(_cuts(sample, own_S), key=lambda cuts: _score(cuts, outlying_N))
     share, chance = float(cuts.at_N[outlying_N].mean()), float(cuts.at_N.mean())
     rows: tuple[Row, ...] = (
         ("tokens with ten times the typical gap", int(outlying_N.sum())),
@@ -72,12 +75,11 @@ def _score(cuts: Cuts, outlying_N: np.ndarray) -> tuple[bool, float]:
     return share >= _AT_CUTS, -chance if share >= _AT_CUTS else share
 
 
-def _cuts(sample: Sample) -> Iterator[Cuts]:
-    """The cuts of the sequences' own lengths and of the longest, padded to multiples of the
-    number of parts.
+def _cuts(sample: Sample, own_S: np.ndarray) -> Iterator[Cuts]:
+    """The cuts of the sequences' own lengths and of the longest, in tokens, padded to multiples of
+    the number of parts.
     """
     position_N = sample.axis_N("context")
-    own_S = sample.prompt_length_S + sample.length_S
     own_N = own_S[sample.response_T[sample.kept]]
     lengths = {"the sequence": own_N, "the longest sequence": np.full_like(own_N, own_S.max())}
     for parts in PARTS:

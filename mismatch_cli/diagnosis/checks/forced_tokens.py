@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from mismatch_cli.base.numbers import things
-from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.power import clear, none, percent
-from mismatch_cli.diagnosis.sample import Sample
+from mismatch_cli.diagnosis.sample import WITHOUT_IDS, Sample
 
 NAME, STAGE = "forced-tokens", 1
 TITLE = "Forced tokens in the loss"
@@ -38,6 +38,8 @@ def check(evidence: Evidence) -> Finding:
     gap there that is far above that of the other tokens.
     """
     sample = evidence.sample
+    if sample.response_ids_T is None:
+        return untested(NAME, WITHOUT_IDS)
     places = _forced_places(sample)
     forced_T = np.zeros(len(sample.logq_T), dtype=bool)
     for place in places:
@@ -84,17 +86,19 @@ def _forced_places(sample: Sample) -> list[_Place]:
 
 def _uniform_places(sample: Sample) -> list[_Place]:
     """The places where nearly all responses that reach them have one id."""
-    position_N = sample.position_T[sample.kept]
+    ids_T, position_N = sample.response_ids_T, sample.position_T[sample.kept]
+    if ids_T is None:
+        return []
     order = sample.kept[np.argsort(position_N, kind="stable")]
     counts_P = np.bincount(position_N)
     places = []
     for position, index_T in enumerate(np.split(order, np.cumsum(counts_P)[:-1])):
         if len(index_T) < _FEWEST:
             continue
-        ids, counts = np.unique(sample.response_ids_T[index_T], return_counts=True)
+        ids, counts = np.unique(ids_T[index_T], return_counts=True)
         if counts.max() >= _ALL * len(index_T):
             token = int(ids[counts.argmax()])
-            same_T = index_T[sample.response_ids_T[index_T] == token]
+            same_T = index_T[ids_T[index_T] == token]
             places.append(_Place(position, token, same_T, len(index_T)))
     return places
 

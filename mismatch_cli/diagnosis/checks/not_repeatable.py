@@ -96,8 +96,10 @@ def _correlation(sample: Sample, token: np.ndarray) -> float:
 
 
 def _pairs(sample: Sample) -> Iterator[tuple[int, int]]:
-    """Tokens after equal contexts: each with the first of its kind."""
+    """Tokens after equal contexts: each with the first of its kind; none without ids."""
     first: dict[tuple[int, ...], int] = {}
+    if sample.response_ids_T is None:
+        return
     for s, span in enumerate(sample.spans()):
         context: tuple[int, ...] = (int(sample.step_S[s]), int(sample.prompt_id_S[s]))
         ids = sample.response_ids_T[span][:_PREFIX].tolist()

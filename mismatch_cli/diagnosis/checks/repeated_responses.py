@@ -4,6 +4,7 @@ from mismatch_cli.base.numbers import things
 from mismatch_cli.diagnosis.counts import MOST_RESPONSES, UNREPEATABLE
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.power import clear
+from mismatch_cli.diagnosis.sample import WITHOUT_IDS
 
 NAME, STAGE = "repeated-responses", 1
 TITLE = "The same response under several keys"
@@ -25,6 +26,8 @@ def check(evidence: Evidence) -> Finding:
 
     Copies do not change the gap, except that they count twice.
     """
+    if evidence.sample.response_ids_T is None:
+        return untested(NAME, WITHOUT_IDS)
     repeated, looked_at = evidence.copies.count()
     share = repeated / looked_at if looked_at else None
     rows = (

@@ -12,6 +12,7 @@ from mismatch_cli.trace.stores import is_store
 
 # By the suffix
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pt": "pt", ".pth": "pt"}
+SEALED = ".zst"  # after the suffix of a file of lines
 PICKLES = (".pkl", ".pickle", ".dp")  # only those that verl saves are read
 
 

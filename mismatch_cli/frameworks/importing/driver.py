@@ -21,8 +21,14 @@ from mismatch_cli.base.memory import allowance, bounded, too_large
 from mismatch_cli.base.numbers import counted
 from mismatch_cli.base.text import visible
 from mismatch_cli.frameworks import IMPORTERS
-from mismatch_cli.frameworks.importing.guess import guessed, text_only
-from mismatch_cli.frameworks.importing.naming import OPEN, check, described, unfillable
+from mismatch_cli.frameworks.importing import no_dump
+from mismatch_cli.frameworks.importing.guess import (
+    columns_in,
+    guessed,
+    log_probabilities,
+    side_by_side,
+)
+from mismatch_cli.frameworks.importing.naming import OPEN, Row, check
 from mismatch_cli.frameworks.importing.other_files import other_file
 from mismatch_cli.frameworks.importing.rows import Completer
 from mismatch_cli.frameworks.importing.sources import (
@@ -34,6 +40,7 @@ from mismatch_cli.frameworks.importing.sources import (
     peek,
 )
 from mismatch_cli.frameworks.importing.tally import Tally
+from mismatch_cli.trace.columns import length_column
 from mismatch_cli.trace.manifest import library_versions, recorded, write_manifest
 from mismatch_cli.trace.recorder_notes import sections
 from mismatch_cli.trace.writer import shard_path, write_shard
@@ -104,7 +111,12 @@ def import_dump(request: Import, folder: Path, progress: Progress) -> dict[str, 
         newer = (
             request.newer_trainer if request.newer_trainer is not None else module.PI == "trainer"
         )
-        completer = Completer(tally, newer_trainer=newer, vocabulary=request.vocabulary)
+        completer = Completer(
+            tally,
+            newer_trainer=newer,
+            vocabulary=request.vocabulary,
+            needs_ids=getattr(module, "NEEDS_IDS", True),
+        )
         progress.say(
             f"Importing {len(sources)} {'file' if len(sources) == 1 else 'files'}: {module.TITLE}"
         )
@@ -196,13 +208,25 @@ def _shards(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
     tokens = size = 0
     for table in tables:
         gathered.append(table)
-        tokens += pc.sum(pc.list_value_length(table.column("response_ids"))).as_py()
+        lists = table.column(length_column(table.column_names))
+        tokens += pc.sum(pc.list_value_length(lists)).as_py()
         size += table.nbytes
         if tokens >= _SHARD_TOKENS or size >= _SHARD_BYTES:
             yield pa.concat_tables(gathered, promote_options="default")
             gathered, tokens, size = [], 0, 0
     if gathered:
         yield pa.concat_tables(gathered, promote_options="default")
+
+
+def carriers(sources: Sequence[Source]) -> list[Source]:
+    """The files of a growing run whose new lines are new responses, as its framework's importer
+    knows: other files are only looked up.
+    """
+    kept = list(sources)
+    for name in registry.names(IMPORTERS):
+        module = registry.load(IMPORTERS, name, "format")
+        kept = module.carriers(kept) if hasattr(module, "carriers") else kept
+    return kept
 
 
 def _recognised(request: Import, files: list[Source], tally: Tally) -> tuple[str, list[Source]]:
@@ -279,12 +303,22 @@ def _choose(names: Sequence[str]) -> str:
     return f"Choose one with {' or '.join(f'--format {name}' for name in names)}."
 
 
+class UnknownLayout(MismatchError):
+    """Files of no known format; `lines` show what is wanted beside what they hold."""
+
+    def __init__(self, message: str, lines: str) -> None:
+        super().__init__(message)
+        self.lines = lines
+
+
 def _refuse(unknown: Sequence[Source], request: Import) -> None:
-    """Raise a `MismatchError` for an unknown layout that says what the files are, or how to map
-    their columns.
+    """Raise a `MismatchError` for an unknown layout that says what the files are or lack, or how to
+    map their columns.
     """
     for source in {source.group: source for source in reversed(unknown)}.values():
-        if why := text_only(first_rows(source)):
+        rows = first_rows(source)
+        of_text = "" if rows or source.kind != "jsonl" else no_dump.printed_metrics(source.path)
+        if why := no_dump.text_only(rows) or no_dump.metrics(rows) or of_text:
             raise MismatchError(f"{source.path} {why}")
     if request.format is not None and not request.columns:
         return  # the user chose the format: the importer counts what is missing
@@ -299,28 +333,26 @@ def _refuse(unknown: Sequence[Source], request: Import) -> None:
             f"{begin} Formats: mismatch-cli import --formats; "
             "to write a dump from any program: mismatch-cli import --schema"
         )
-    columns = guessed(rows, request.columns)
-    lacking = unfillable(columns, rows)
-    if lacking:
-        raise MismatchError(
-            f"{begin} No column of it, nor anything inside its objects, can be {lacking} "
-            f"({described(lacking)}). What to write: mismatch-cli import --schema"
-        )
-    line = suggest(
-        "import",
-        *request.paths,
-        "--columns",
-        ",".join(f"{ours}={its}" for ours, its in columns.items()),
-    )
+    _propose(source, rows, request, begin)
+
+
+def _propose(source: Source, rows: Sequence[Row], request: Import, begin: str) -> None:
+    """Raise an error that says what the file lacks, or with the line that maps its columns."""
+    columns = columns_in(rows)
+    guess = guessed(columns, request.columns)
+    lines = side_by_side(columns, guess, str(source.path))
+    if not guess:
+        lacks = no_dump.lacking(columns, log_probabilities(columns))
+        write = "What to write: mismatch-cli import --schema"
+        raise UnknownLayout(f"{begin} It {lacks}. {write}", lines)
+    typed = ",".join(f"{ours}={its}" for ours, its in guess.items())
+    line = suggest("import", *request.paths, "--columns", typed)
     advice = (
-        "Going by its column names, try"
-        if OPEN not in columns.values()
-        else (
-            "Replace each ? with a column name, or with a path such as a.b, a.0.b or a.*.b (what "
-            "they hold: mismatch-cli import --schema), and run"
-        )
+        "By its names, kinds and lengths, try"
+        if OPEN not in guess.values()
+        else "Replace each ? with a column or path of the list above, or leave it out, and run"
     )
-    raise MismatchError(f"{begin} {advice}: {line}")
+    raise UnknownLayout(f"{begin} {advice}: {line}", lines)
 
 
 def _description(

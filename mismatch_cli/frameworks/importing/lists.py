@@ -97,5 +97,5 @@ def depth_of(value: Any) -> int:
     """How many lists a Python value is nested in: 2 for a matrix."""
     depth = 0
     while isinstance(value, list):
-        depth, value = depth + 1, value[0] if value else None
+        depth, value = depth + 1, next((each for each in value if each is not None), None)
     return depth

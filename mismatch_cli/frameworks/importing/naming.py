@@ -2,22 +2,25 @@
 and checks it.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from mismatch_cli.base.errors import MismatchError, UsageError
+from mismatch_cli.base.numbers import things
 from mismatch_cli.base.registry import lacks, unknown
 from mismatch_cli.base.text import visible
 from mismatch_cli.frameworks.importing import lists as _lists
-from mismatch_cli.frameworks.importing.padded import MASKS, kind_of
+from mismatch_cli.frameworks.importing.padded import MASKS, SEQUENCES, kind_of, measure_of
 from mismatch_cli.frameworks.importing.paths import paths_in, with_paths
-from mismatch_cli.trace.columns import COLUMNS, TOKEN_COLUMNS
+from mismatch_cli.trace.columns import ALIASES, COLUMNS, TOKEN_COLUMNS
 
 Row = Mapping[str, Any]
+IGNORED = -100  # the label of a token outside the loss, where a mask holds labels
+_BATCH = 2  # lists within lists
 OPEN = "?"  # placeholder for a name that the user has to fill in
-REQUIRED = tuple(name for name, column in COLUMNS.items() if column.must_be_given)
+REQUIRED = ("prompt_ids", "response_ids", "logp_rollout")
 RETOKENISED = "Retokenized text is not what was sampled"
 _EXAMPLE = "--columns response_ids=output_tokens,logp_rollout=logprobs"
 
@@ -49,7 +52,7 @@ def named(text: str) -> dict[str, str]:
 
 def known() -> list[str]:
     """The columns of the plain schema."""
-    return [*COLUMNS, *MASKS, "group_id"]
+    return [*COLUMNS, *MASKS, *SEQUENCES, *ALIASES]
 
 
 def check(columns: Mapping[str, str], rows: Sequence[Row], where: str) -> None:
@@ -70,7 +73,8 @@ def check(columns: Mapping[str, str], rows: Sequence[Row], where: str) -> None:
             raise UsageError(
                 f"--columns: {lacks(where, 'column', its, [*present, *inside], present)}"
             )
-    for row in responses(rows, columns.get("response_ids", "response_ids")):
+    measure = measure_of({*columns, *present})
+    for row in responses(rows, columns.get(measure, measure)):
         for ours, its in columns.items():
             if not fits(ours, row.get(its)):
                 retokenised = (
@@ -110,7 +114,7 @@ def fits(ours: str, value: Any, tokens: Any = None) -> bool:
     """
     if value is None:
         return True
-    if ours in ("prompt_id", "group_id") and isinstance(value, str):
+    if ALIASES.get(ours, ours) == "prompt_id" and isinstance(value, str):
         return True
     if ours == "advantage" and not isinstance(value, list):
         return _is_number(value)
@@ -121,36 +125,9 @@ def fits(ours: str, value: Any, tokens: Any = None) -> bool:
     return _kind(ours)[1](value)
 
 
-def unfillable(columns: Mapping[str, str], rows: Sequence[Row]) -> str:
-    """The first required column that is open and that no other column of the file could be; empty
-    if every `?` can be replaced.
-    """
-    taken = {*columns.values(), *REQUIRED} - {ours for ours, its in columns.items() if its == OPEN}
-    rows = [{**row, **paths_in(row)} for row in rows]
-    for ours in REQUIRED:
-        if columns.get(ours) == OPEN and not any(_could_hold(ours, row, taken) for row in rows):
-            return ours
-    return ""
-
-
-def _could_hold(ours: str, row: Row, taken: Collection[str]) -> bool:
-    """Whether a column that is not taken has a value, or a list of values, of this kind."""
-    for name, value in row.items():
-        while _lists.depth_of(value) > 1:
-            value = value[0]
-        if name not in taken and value not in (None, []) and fits(ours, value):
-            return True
-    return False
-
-
-def described(ours: str) -> str:
-    """What a column holds, in words."""
-    return _kind(ours)[0]
-
-
 def _kind(ours: str) -> tuple[str, Callable[[Any], bool]]:
     """What a column holds, in words, and a test for a value from JSON or Parquet."""
-    kind = kind_of("prompt_id" if ours == "group_id" else ours)
+    kind = kind_of(ALIASES.get(ours, ours))
     if not pa.types.is_list(kind):
         if pa.types.is_integer(kind):
             return "a whole number", _is_whole
@@ -163,12 +140,21 @@ def _kind(ours: str) -> tuple[str, Callable[[Any], bool]]:
             value, lambda v: _is_whole(v) and v >= 0
         )
     if pa.types.is_boolean(leaf):
-        return "a list of 0 and 1", lambda value: _all_are(value, lambda v: v in (0, 1))
+        return "a list of 0 and 1", lambda value: _all_are(value, _is_flag) or _are_labels(value)
     return "a list of numbers", lambda value: _all_are(value, _is_number)
 
 
 def _all_are(value: Any, is_right: Callable[[Any], bool]) -> bool:
     return isinstance(value, list) and all(v is None or is_right(v) for v in value)
+
+
+def _is_flag(value: Any) -> bool:
+    return value in (0, 1)
+
+
+def _are_labels(value: Any) -> bool:
+    """Whether these are token ids, with −100 for those outside the loss."""
+    return _all_are(value, lambda v: _is_whole(v) and (v >= 0 or v == IGNORED)) and IGNORED in value
 
 
 def _is_number(value: Any) -> bool:
@@ -177,6 +163,25 @@ def _is_number(value: Any) -> bool:
 
 def _is_whole(value: Any) -> bool:
     return _is_number(value) and value == value and abs(value) < 2**63 and int(value) == value
+
+
+def said(value: Any) -> str:
+    """A value's kind and length, in words: `20 whole numbers`, `4 lists of 12 to 20 numbers`."""
+    depth = _lists.depth_of(value)
+    if not depth:
+        return _said(value)
+    if depth > _BATCH:
+        return f"{things(len(value), 'list')} of lists of lists"
+    if depth > 1:
+        sizes = [len(row) for row in value if isinstance(row, list)]
+        inside = next(said(row) for row in value if row is not None).partition(" ")[2]
+        most = f" to {max(sizes)}" if max(sizes) > min(sizes) else ""
+        return f"{things(len(value), 'list')} of {min(sizes)}{most} {inside}"
+    first = [entry for entry in value if entry is not None]
+    if first and all(map(_is_whole, first)):
+        return things(len(value), "whole number")
+    kinds = {"a number": "number", "text": "text", "an object": "object"}
+    return things(len(value), kinds.get(_said(first[0]) if first else "", "value"))
 
 
 def _said(value: Any) -> str:

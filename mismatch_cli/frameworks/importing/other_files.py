@@ -1,19 +1,17 @@
-"""Files that hold no dump, by their first bytes: pointers, empty, packed or binary files, and JSON
-that is not one object per line.
+"""Files that hold no dump, by their first bytes: pointers, empty, packed or binary files; and which
+are one JSON document instead of an object per line.
 """
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from textwrap import shorten
 from typing import NamedTuple
 
 from mismatch_cli.base.errors import quoted, suggest
-from mismatch_cli.base.text import parsed_json, visible
+from mismatch_cli.base.text import parsed_json
+from mismatch_cli.frameworks.importing import SEALED
 
 _BEGINNING, _SAMPLE = 2**12, 2**20  # bytes
-_SHOWN = 80  # characters of its keys
 _BEGUN = re.compile("-?[a-z]*")  # the rest of a text that ends inside a JSON value
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _PACKED = {b"\x1f\x8b": "gunzip -k", b"\x28\xb5\x2f\xfd": "unzstd", b"\xfd7zXZ": "unxz -k"}
@@ -23,6 +21,7 @@ _NO_LINES = {
     b"\xff\xfe": "UTF-16 text. Save it as UTF-8",
     b"\xfe\xff": "UTF-16 text. Save it as UTF-8",
 }
+_KINDS = {"[": "array", "{": "object"}
 _READ = 'import json, sys; whole = json.load(open(sys.argv[1], "rb")); '
 _ITS_ROWS, _AS_ONE_LINE = "[print(json.dumps(row)) for row in whole]", "print(json.dumps(whole))"
 
@@ -55,70 +54,57 @@ def other_file(path: Path, *, of_lines: bool) -> Other | None:
         return Other("empty files", "is empty. Copy it again, or wait until it is written.")
     if beginning.startswith(_POINTER):
         return pointer(path)
-    if not of_lines:
-        return None
-    return _no_lines(path, beginning)
+    return _no_lines(path, beginning) if of_lines else None
 
 
 def _no_lines(path: Path, beginning: bytes) -> Other | None:
     """The same of a file that is to hold one JSON object per line."""
     name = quoted(path)
     for magic, program in _PACKED.items():
-        if beginning.startswith(magic):
+        if beginning.startswith(magic) and path.suffix != SEALED:
             return Other("packed files", f"is packed. Unpack it first: {program} {name}")
     for magic, what in _NO_LINES.items():
         if beginning.startswith(magic):
             return Other("files of another kind", f"is {what}.")
-    if beginning.lstrip()[:1] not in (b"[", b"{"):
-        return None
-    first, line_break, _ = beginning.lstrip().partition(b"\n")
-    if line_break and first.startswith(b"{") and _is_object(first):
-        return None  # most files
-    return _document(path)
+    return None
 
 
-def _document(path: Path) -> Other | None:
-    """One JSON object over several lines, or a list of all rows; None for anything else, such as
-    lines of which the first is broken.
+def document(path: Path) -> str:
+    """ "array" or "object" for a file that is one list of rows, or one object over several lines;
+    empty for lines, of which the first may be broken.
     """
     with path.open("rb") as file:
+        beginning = file.read(_BEGINNING).lstrip()
+        if beginning[:1] not in (b"[", b"{"):
+            return ""
+        first, line_break, _ = beginning.partition(b"\n")
+        if line_break and first.startswith(b"{") and _is_object(first):
+            return ""  # most files
+        file.seek(0)
         text = file.read(_SAMPLE).lstrip().decode("utf-8", errors="replace").rstrip()
+    return _KINDS[text[0]] if _is_one_value(text) else ""
+
+
+def _is_one_value(text: str) -> bool:
+    """Whether the beginning of a file is one JSON value, or its beginning; an object on one line
+    is a line.
+    """
     try:
-        whole, end = json.JSONDecoder().raw_decode(text)
+        _, end = json.JSONDecoder().raw_decode(text)
     except RecursionError:
-        return None
+        return False
     except json.JSONDecodeError as error:
         ends_inside = error.msg.startswith("Unterminated") or _BEGUN.fullmatch(text, error.pos)
-        if not ends_inside:
-            return None
-        whole, end = {}, len(text)
-    if text[end:].strip():
-        return None
-    if text.startswith("["):
-        return _array(path)
-    if "\n" not in text:
-        return None
-    return _object(path, whole)
+        return bool(ends_inside) and (text.startswith("[") or "\n" in text)
+    return not text[end:].strip() and (text.startswith("[") or "\n" in text)
 
 
-def _array(path: Path) -> Other:
-    lines = _into_lines(path, _ITS_ROWS)
-    return Other("JSON arrays", f"is one JSON array, and import reads one object per line. {lines}")
-
-
-def _object(path: Path, content: Mapping[str, object]) -> Other:
-    names = shorten(", ".join(map(visible, content)), _SHOWN, placeholder=" …")
-    keys = f" (keys: {names})" if names else ""
-    why = f"is a single JSON document{keys}, and import reads one object per line. "
-    why += "If one of its values lists the responses, write one of these per line. "
-    return Other("single JSON documents", why + _into_lines(path, _AS_ONE_LINE))
-
-
-def _into_lines(path: Path, code: str) -> str:
-    """What to type; the file's content is in none of it."""
-    lines = path.with_suffix(".lines.jsonl").name
-    typed = quoted("python3", "-c", _READ + code, path)
-    return f"Make it lines: {typed} > {quoted(lines)} && {suggest('import', Path(lines))}"
+def into_lines(path: Path, kind: str) -> str:
+    """What to type to make it lines; the file's content is in none of it."""
+    code = _READ + (_ITS_ROWS if kind == "array" else _AS_ONE_LINE)
+    written = path.with_suffix(".lines.jsonl").name
+    typed = quoted("python3", "-c", code, path)
+    return f"Make it lines: {typed} > {quoted(written)} && {suggest('import', Path(written))}"
 
 
 def _is_object(line: bytes) -> bool:

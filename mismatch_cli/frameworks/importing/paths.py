@@ -1,7 +1,8 @@
 """Values inside the objects of a dump, by their path: `meta_info.output_ids`,
-`choices.0.token_ids`, `content.*.logprob`.
+`choices.0.token_ids`, `choices.token_ids`, `token_logprobs.*.0`.
 
-A part is a name of an object, a number of a list, or `*` for each entry of a list.
+A part is a name in an object, the number of an entry of a list, or `*` for each entry. A name is
+also looked up in each object of a list, so `choices.token_ids` has a list for each choice.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -10,23 +11,44 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mismatch_cli.frameworks.importing.lists import depth_of
+
 EACH = "*"
+_BATCH = 2  # lists within lists, of a batch of responses
 _DEEPEST = 8  # parts of a path that is proposed
 _TUPLE = 3  # the longest entry of a list that is proposed by number: log-prob, id, text
 
 
 def at(value: Any, path: str) -> Any:
-    """The value at a path; None where there is none."""
+    """The value at a path; None where there is none. Lists within lists are joined until they are
+    as deep as a batch: the lists of some responses.
+    """
+    return _at_most_a_batch(_at(value, path))
+
+
+def _at(value: Any, path: str) -> Any:
     part, _, rest = path.partition(".")
-    if part == EACH and isinstance(value, list):
-        return [at(each, rest) for each in value] if rest else value
+    if isinstance(value, list) and not part.isdigit():
+        return _at_each(value, rest if part == EACH else path)
     if isinstance(value, Mapping):
-        inner = value.get(part)
-    elif isinstance(value, list) and part.isdigit():
-        inner = value[int(part)] if int(part) < len(value) else None
+        inside = value.get(part)
+    elif isinstance(value, list):
+        inside = value[int(part)] if int(part) < len(value) else None
     else:
         return None
-    return at(inner, rest) if rest else inner
+    return _at(inside, rest) if rest else inside
+
+
+def _at_each(values: list[Any], path: str) -> list[Any] | None:
+    """What is at a path in each value; None where that is nowhere."""
+    inside = [_at(value, path) for value in values] if path else values
+    return None if inside and all(each is None for each in inside) else inside
+
+
+def _at_most_a_batch(value: Any) -> Any:
+    while depth_of(value) > _BATCH:
+        value = [entry for part in value if part is not None for entry in part]
+    return value
 
 
 def with_paths(record: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
@@ -79,11 +101,9 @@ def _is_part(name: str) -> bool:
 
 def _is_tuple(value: Any) -> bool:
     """Whether a list is `[log-prob, id, text]` rather than a list of values of one kind."""
-    return (
-        isinstance(value, list)
-        and 1 < len(value) <= _TUPLE
-        and len({type(entry) for entry in value}) > 1
-    )
+    if not isinstance(value, list) or not 1 < len(value) <= _TUPLE:
+        return False
+    return len({isinstance(entry, int | float) for entry in value}) > 1
 
 
 def roots(schema: pa.Schema, names: Collection[str]) -> dict[str, str]:

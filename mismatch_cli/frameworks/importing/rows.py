@@ -20,11 +20,17 @@ from mismatch_cli.trace.columns import (
     ROW_KEY,
     TOKEN_COLUMNS,
     TOPK_COLUMNS,
+    length_column,
 )
 from mismatch_cli.trace.foreign import UNCERTAIN
 
 NO_ROLLOUT = "responses without log-probabilities of the rollout engine"
 NO_IDS = "responses without token ids"
+NO_PAIR = "responses with neither token ids nor log-probabilities of a second side"
+LATER_IDS = "responses with {name}, after others without"
+ONLY_LOGP = "responses have no token ids, only log-probabilities: what needs ids is not measured"
+NO_PROMPT = "responses have neither prompt_ids nor prompt_id: each counts as a prompt of its own"
+TOP_K_WITHOUT_IDS = "responses have top-K columns but no token ids: their top-K columns are dropped"
 EMPTY = "responses without a token"
 STRANGE_IDS = "responses whose {name} holds numbers that are not token ids"
 NO_REWARD = "responses have a reward that is not finite: it is left empty"
@@ -41,7 +47,9 @@ UNEQUAL = "sequences whose {name} does not have one value per token id"
 SHIFTED = "responses begin with a log-probability one position too early (all shifted by one?)"
 UNKNOWN = "unknown"  # finish_reason where the dump has none; readers only test for "length"
 
+_IDS = {PROMPT_COLUMN, "response_ids"}
 _SIDES = ("rollout", "trainer", "recomputed")
+_SECOND = ("logp_trainer", "logp_recomputed", "logp_average")
 _OTHERS = {  # whose value tells whether an exact 0 is log 1
     "rollout": ("recomputed", "trainer"),
     "trainer": ("rollout",),
@@ -53,8 +61,19 @@ _NULLS = "trained tokens have a {side} log-probability that is null: not measure
 class Completer:
     """Turns the tables of a format into tables of a trace, in order."""
 
-    def __init__(self, tally: Tally, *, newer_trainer: bool, vocabulary: int | None = None) -> None:
+    def __init__(
+        self,
+        tally: Tally,
+        *,
+        newer_trainer: bool,
+        vocabulary: int | None = None,
+        needs_ids: bool = True,
+    ) -> None:
+        """`needs_ids`: token ids of prompt and response are required; otherwise the first table
+        decides whether the trace has them.
+        """
         self._tally, self._newer_trainer, self._vocabulary = tally, newer_trainer, vocabulary
+        self._ids: set[str] | None = set(_IDS) if needs_ids else None
         self._seen: set[int] = set()
         self._k = 0  # of the top-K columns, once a row has some
         self._numbers = 0  # rows so far, duplicates included
@@ -84,7 +103,7 @@ class Completer:
 
     def complete(self, table: pa.Table, where: str) -> pa.Table:
         """The usable rows, with every column that a trace requires."""
-        table = _known_columns(table)
+        table = self._without_ranks(_known_columns(table))
         table = _only(table, self._usable(table, where))
         if not table.num_rows:
             return table
@@ -105,16 +124,13 @@ class Completer:
     def _usable(self, table: pa.Table, where: str) -> np.ndarray:
         """Which rows have ids, log μ, and one value per token in every token column."""
         columns = {name: foreign.single(table.column(name)) for name in table.column_names}
-        nothing_S = np.ones(table.num_rows, dtype=bool)
-        no_ids_S = np.zeros(table.num_rows, dtype=bool)
-        for name in (PROMPT_COLUMN, "response_ids"):
-            no_ids_S |= _lists.holds_null(columns[name]) if name in columns else nothing_S
-        ids, mu = columns.get("response_ids"), columns.get("logp_rollout")
-        lengths_S = np.zeros(table.num_rows, np.int64) if ids is None else _lists.lengths_of(ids)
-        bad_S = {
-            NO_IDS: no_ids_S,
-            EMPTY: lengths_S == 0,
-            NO_ROLLOUT: nothing_S if mu is None else _lists.is_null(mu),
+        absent_S = np.ones(table.num_rows, dtype=bool)
+        bad_S = self._without_ids(columns, absent_S)
+        mu, measure = columns.get("logp_rollout"), columns.get(length_column(columns))
+        lengths_S = absent_S * 0 if measure is None else _lists.lengths_of(measure)
+        bad_S |= {
+            EMPTY: (lengths_S == 0) & (absent_S if measure is None else ~_lists.is_null(measure)),
+            NO_ROLLOUT: absent_S if mu is None else _lists.is_null(mu),
         }
         counts: dict[str, np.ndarray] = {}
         for name in TOKEN_COLUMNS:
@@ -138,6 +154,31 @@ class Completer:
             )
 
         return self._tally.sift(bad_S, where, detail)
+
+    def _without_ranks(self, table: pa.Table) -> pa.Table:
+        """The table without top-K columns where no id says which rank was sampled."""
+        ranks = [name for name in table.column_names if name in TOPK_COLUMNS]
+        if not ranks or "response_ids" in table.column_names:
+            return table
+        self._tally.note(TOP_K_WITHOUT_IDS, table.num_rows)
+        return table.drop_columns(ranks)
+
+    def _without_ids(
+        self, columns: Mapping[str, pa.Array], absent_S: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Rows without the token ids that others have, or with ids that others lack, by reason."""
+        present = _IDS & columns.keys()
+        self._ids = present if self._ids is None else self._ids
+        no_ids_S = ~absent_S
+        for name in self._ids:
+            no_ids_S |= _lists.holds_null(columns[name]) if name in columns else absent_S
+        bad_S = {NO_IDS: no_ids_S}
+        for name in sorted(present - self._ids):
+            bad_S[LATER_IDS.format(name=name)] = ~_lists.is_null(columns[name])
+        if "response_ids" not in self._ids:
+            scored_S = [~_lists.is_null(columns[name]) for name in _SECOND if name in columns]
+            bad_S[NO_PAIR] = ~np.logical_or.reduce([~absent_S, *scored_S])
+        return bad_S
 
     def _ragged_top_k(
         self, columns: dict[str, pa.Array], lengths_S: np.ndarray, good_S: np.ndarray
@@ -176,7 +217,9 @@ class Completer:
         """Replace nulls among values by NaN, "not measured"; without a mask every token is
         trained.
         """
-        lengths_S = _lists.lengths_of(columns["response_ids"])
+        lengths_S = _lists.lengths_of(columns[length_column(columns)])
+        if "response_ids" not in columns:
+            columns[NOTE + ONLY_LOGP] = pa.array(np.ones(len(lengths_S), np.int64))
         mask = columns.get("loss_mask")
         if mask is None or mask.null_count:
             columns["loss_mask"] = mask = all_true_where_null(mask, lengths_S)
@@ -193,7 +236,7 @@ class Completer:
     def _note_odd_values(self, table: pa.Table) -> None:
         """Note odd values in the responses that are kept; the notes of nulls are still columns."""
         columns = {name: foreign.single(table.column(name)) for name in table.column_names}
-        lengths_S = _lists.lengths_of(columns["response_ids"])
+        lengths_S = _lists.lengths_of(columns[length_column(columns)])
         trained_T = _lists.flat(columns["loss_mask"])
         of_side = {side: columns.get(f"logp_{side}") for side in _SIDES}
         logp_T = {
@@ -253,12 +296,22 @@ class Completer:
             newer_S |= ~_lists.is_null(columns["logp_recomputed"])
         later = pa.array(columns["version_rollout"].to_numpy() + newer_S, pa.int32())
         columns["version_trainer"] = _filled(columns.get("version_trainer"), later, rows)
-        if "prompt_id" not in columns or columns["prompt_id"].null_count:
-            columns["prompt_id"] = _filled(
-                columns.get("prompt_id"), pa.array(prompt_hash(columns[PROMPT_COLUMN])), rows
-            )
+        self._fill_prompt_ids(columns, rows)
         columns["sample_index"] = _numbered(columns.get("sample_index"), self._numbers, rows)
         self._numbers += rows
+
+    def _fill_prompt_ids(self, columns: dict[str, pa.Array], rows: int) -> None:
+        """A prompt without an id has the hash of its tokens; an unknown one is like no other."""
+        prompt_id = columns.get("prompt_id", pa.nulls(rows, pa.int64()))
+        if prompt_id.null_count and PROMPT_COLUMN not in columns:
+            columns[NOTE + NO_PROMPT] = prompt_id.is_null().cast(pa.int64())
+            number_S = hash_keys(np.arange(self._numbers, self._numbers + rows))
+            hash_S = (number_S >> np.uint64(1)).astype(np.int64)
+        elif prompt_id.null_count:
+            hash_S = prompt_hash(columns[PROMPT_COLUMN])
+        else:
+            return
+        columns["prompt_id"] = _filled(prompt_id, pa.array(hash_S), rows)
 
     def _first_of_its_key(self, table: pa.Table, where: str) -> np.ndarray:
         """Drop duplicates: a dump may hold a response twice (two ranks, a resumed run)."""
@@ -273,7 +326,8 @@ class Completer:
 
     def _count(self, table: pa.Table) -> None:
         self.rows += table.num_rows
-        self.tokens += int(_lists.lengths_of(foreign.single(table.column("response_ids"))).sum())
+        lists = table.column(length_column(table.column_names))
+        self.tokens += int(_lists.lengths_of(foreign.single(lists)).sum())
         self.unfinished += pc.sum(pc.equal(table.column("finish_reason"), UNKNOWN)).as_py() or 0
         if "logp_trainer" in table.column_names:
             versions = (
@@ -312,8 +366,9 @@ def _known_columns(table: pa.Table) -> pa.Table:
     """
     names = [n for n in COLUMNS if n in table.column_names and table.column(n).type != pa.null()]
     given = {name: foreign.single(table.column(name)) for name in names}
-    if "advantage" in given and "response_ids" in given:
-        given["advantage"] = _advantages(given["advantage"], given["response_ids"])
+    measure = given.get(length_column(given))
+    if "advantage" in given and measure is not None:
+        given["advantage"] = _advantages(given["advantage"], measure)
     columns = {name: foreign.exact(column, COLUMNS[name].type) for name, column in given.items()}
     return pa.table(columns | {name: table.column(name) for name in _notes(table)})
 

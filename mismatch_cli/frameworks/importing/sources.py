@@ -4,10 +4,9 @@ reads them in blocks.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from textwrap import shorten
@@ -23,7 +22,9 @@ from mismatch_cli.base.text import is_whole, parsed_json
 from mismatch_cli.frameworks.importing import (
     KINDS,
     PICKLES,
+    SEALED,
     files_at,
+    opened,
     proto_file,
     torch_file,
 )
@@ -33,7 +34,6 @@ from mismatch_cli.frameworks.importing.tally import Tally
 from mismatch_cli.frameworks.importing.torch_file import NeedsItsFramework
 from mismatch_cli.trace import foreign
 
-_LONGEST_LINE = 3 * 2**24  # bytes; as Python objects a line can take 35 times as much
 _FIRST_LINES, _FIRST_BYTES, _FIRST_VALUES = 64, 2**24, 2**20  # enough to tell what a file holds
 _READ_BYTES = 2**20
 _TOKENS_PER_BLOCK = 2**19  # of Parquet, whatever its row groups
@@ -53,8 +53,8 @@ _Row = tuple[int, list[Any]]  # line number, and the values in the schema's orde
 
 @dataclass(frozen=True)
 class Source:
-    """One file of a dump; `name` is its path below the user's path, `columns` its names for ours
-    (ours: its).
+    """One file of a dump; `name` is its path below the user's path, without `.zst`, `columns` its
+    names for ours (ours: its).
 
     `also` holds further names (its: ours): the first one under which a row has a value counts.
     `span` limits reading to a range of bytes: whole lines of a growing JSONL file.
@@ -78,7 +78,8 @@ class Source:
 
     @property
     def size(self) -> int:
-        return self.path.stat().st_size
+        """In bytes, of a sealed file as if it were not."""
+        return opened.size_of(self.path)
 
     def renamed(self, names: Iterable[str]) -> dict[str, str]:
         """Our name: the file's name, for each column; one of our names that maps to another
@@ -121,15 +122,22 @@ def _below(path: Path) -> list[Source]:
     if files == [path]:
         _refuse_pickle(path)
         return [Source(path, path.name)]
+    whole = set(files)
     sources = [
-        Source(p, str(p.relative_to(root)))
+        Source(p, str(p.relative_to(root)).removesuffix(SEALED))
         for p in files
-        if p.suffix.lower() in KINDS or _is_proto(p)
+        if (p.suffix.lower() in KINDS or _is_sealed_of_lines(p, whole) or _is_proto(p))
     ]
     if not sources:
         for file in sorted(files):
             _refuse_pickle(file)
     return sorted(sources, key=_numbers_by_value)
+
+
+def _is_sealed_of_lines(path: Path, files: Set[Path]) -> bool:
+    """Whether a file holds sealed lines that are in none of the other files as they were."""
+    plain = path.with_suffix("")
+    return opened.is_sealed(path) and plain.suffix.lower() in KINDS and plain not in files
 
 
 def _numbers_by_value(source: Source) -> list[tuple[int, int, str]]:
@@ -161,8 +169,13 @@ def peek(source: Source) -> Peek:
         return Peek(source, frozenset(proto_file.load(source.path)))
     if source.kind == "pt":
         return Peek(source, torch_file.keys_of(torch_file.load(source.path)))
+    return Peek(source, keys_of(source))
+
+
+def keys_of(source: Source) -> frozenset[str]:
+    """The keys of the first record of a file of lines, under our names."""
     first = with_paths(next(records_of(source.path), {}), source.columns.values())
-    return Peek(source, frozenset(source.renamed(first)))
+    return frozenset(source.renamed(first))
 
 
 def first_rows(source: Source) -> list[dict[str, Any]]:
@@ -200,22 +213,13 @@ def records_of(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def lines_of(path: Path, span: tuple[int, int] | None = None) -> Iterator[bytes]:
-    """The lines of a file, or of a span of it, as bytes; a `MismatchError` for a line that is
-    far too long.
-    """
-    with path.open("rb", buffering=_READ_BYTES) as file:
-        position, end = span or (0, None)
-        file.seek(position)
-        for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), b""), 1):
-            if len(line) == _LONGEST_LINE:
-                raise MismatchError(
-                    f"{path}: line {number} is longer than {_LONGEST_LINE / 2**20:g} MiB, too "
-                    "long for a response. Write one response per line, or leave the file out."
-                )
-            position += len(line)
-            if end is not None and position > end:
-                return
-            yield line
+    """The lines of a file, or of a span of it, as bytes."""
+    position, end = span or (0, None)
+    for line in opened.lines(path, position):
+        position += len(line)
+        if end is not None and position > end:
+            return
+        yield line
 
 
 def parquet_tables(

@@ -16,9 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing.rows import NO_IDS, NOTE, split
-from mismatch_cli.frameworks.importing.sources import Peek, Source, jsonl_tables
+from mismatch_cli.frameworks.importing.sources import Peek, Source, jsonl_tables, peek
 from mismatch_cli.frameworks.importing.tally import Tally
 from mismatch_cli.trace import foreign
 
@@ -48,15 +49,18 @@ _SCALARS = ("rewards", "filtered_rewards", "input_lengths", "sample_loss_mask", 
 
 
 def recognises(peek: Peek) -> bool:
-    return peek.source.kind == "jsonl" and peek.has(
-        "generation_logprobs", "token_loss_mask", "input_lengths"
-    )
+    return peek.source.kind == "jsonl" and peek.has("generation_logprobs", "token_loss_mask")
 
 
 def blocks(
     sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]
 ) -> Iterator[tuple[pa.Table, str]]:
     for source in sources:
+        if not peek(source).has("input_lengths"):
+            raise MismatchError(
+                f"{source.path} has no input_lengths, which NeMo-RL's grpo.py writes: without it "
+                "padding cannot be told from tokens."
+            )
         found = re.findall(r"step(\d+)", source.path.name)
         step = int(found[-1]) if found else 0
         for table in jsonl_tables(source, _schema, tally, advance):

@@ -16,13 +16,16 @@ import pyarrow.compute as pc
 
 from mismatch_cli.base.errors import MismatchError, first_line
 from mismatch_cli.frameworks.importing import lists as _lists
-from mismatch_cli.frameworks.importing.guess import guessed
-from mismatch_cli.frameworks.importing.naming import REQUIRED, known
+from mismatch_cli.frameworks.importing import sequences
+from mismatch_cli.frameworks.importing.guess import columns_in, guessed
+from mismatch_cli.frameworks.importing.naming import IGNORED, REQUIRED, known
 from mismatch_cli.frameworks.importing.padded import (
     LISTS,
     apart,
     is_batch,
+    is_shared,
     kind_of,
+    measure_of,
     without_padding,
 )
 from mismatch_cli.frameworks.importing.rows import text_key
@@ -37,26 +40,34 @@ from mismatch_cli.frameworks.importing.sources import (
 )
 from mismatch_cli.frameworks.importing.tally import Tally
 from mismatch_cli.trace import foreign
-from mismatch_cli.trace.columns import COLUMNS, Shape, of_shape
+from mismatch_cli.trace.columns import ALIASES, COLUMNS, Shape, of_shape
 
 TITLE = "plain JSONL or Parquet"
 FILES = "*.jsonl, *.parquet"
 ENABLE = "five lines of Python: mismatch-cli import --schema"
 PI = "recomputed"
 HOLDS = "logp_trainer, at the weights that version_trainer states"
-SHIFT = "none: index i describes response_ids[i]"
-PADDING = "none, or cut by prompt_mask and response_mask"
+SHIFT = "none: index i describes response_ids[i], or target_ids[i]"
+PADDING = "none, or cut by prompt_mask and response_mask; token_ids are cut by their mask"
 AVERAGING = "none assumed: tokens outside the loss have loss_mask false"
 
 OTHER_VALUES = "rows with values that do not fit a trace's columns"
+NEEDS_IDS = False  # pairs of log-probabilities are a trace
 _FOREIGN = "unknown columns ({})"
 _NAMED = 10
+_MASKS = ("loss_mask", "response_mask")
 
-_OF_MASKS = {
+# Columns that a trace does not have
+_OF_OTHERS = {
     "prompt_mask": "of padded prompts: 1 for tokens, 0 for padding",
     "response_mask": (
         "of padded lists: 1 for tokens; a 0 before the last 1 is a token outside the loss"
     ),
+    "token_ids": (
+        "prompt and response in one list; the first 1 of response_mask or loss_mask begins the "
+        "response (these may hold the token's own id for 1, and −100 for 0)"
+    ),
+    "target_ids": "token_ids moved by one; index i of all other columns describes target_ids[i]",
 }
 WRITER = """import json
 with open("dump.jsonl", "w") as file:
@@ -69,11 +80,12 @@ with open("dump.jsonl", "w") as file:
 def meanings() -> dict[str, str]:
     """What each column holds, in words; what a row must have comes first."""
     names = of_shape(Shape.TOKENS, Shape.RESPONSE, Shape.TOP_K, Shape.LIST)
-    return {name: COLUMNS[name].words for name in dict.fromkeys([*REQUIRED, *names])} | _OF_MASKS
+    return {name: COLUMNS[name].words for name in dict.fromkeys([*REQUIRED, *names])} | _OF_OTHERS
 
 
 def recognises(peek: Peek) -> bool:
-    return peek.has(*REQUIRED)
+    others = {"response_ids", "token_ids", "logp_trainer", "logp_recomputed"}
+    return peek.has("logp_rollout") and not others.isdisjoint(peek.keys)
 
 
 def blocks(
@@ -87,7 +99,7 @@ def blocks(
             unknown |= foreign_keys
             guesses = guesses or _guesses(source, foreign_keys)
         if source.kind == "parquet":
-            tables = parquet_tables(source, names, "response_ids", advance)
+            tables = parquet_tables(source, names, measure_of(peek(source).keys), advance)
         else:
             tables = jsonl_tables(source, partial(_schema, also=source.also), tally, advance)
         for table in tables:
@@ -106,7 +118,7 @@ def _guesses(source: Source, unknown: Set[str]) -> dict[str, str]:
     """The columns of ours that these unknown ones seem to be."""
     return {
         ours: its
-        for ours, its in guessed(first_rows(source), source.columns).items()
+        for ours, its in guessed(columns_in(first_rows(source)), source.columns).items()
         if its in unknown
     }
 
@@ -116,17 +128,18 @@ def responses(table: pa.Table, source: Source, tally: Tally) -> Iterator[tuple[p
     file.
     """
     for rows in _in_types(_rows(table, source, tally), source, tally):
-        yield without_padding(rows, tally, source.name), source.name
+        whole = sequences.cut(rows, tally, source.name)
+        yield without_padding(whole, tally, source.name), source.name
 
 
 def _rows(table: pa.Table, source: Source, tally: Tally) -> pa.Table:
     """Split rows that hold a batch into one row per response."""
-    if "response_ids" not in table.column_names or not is_batch(
-        table.schema.field("response_ids").type
-    ):
+    held = [n for n in table.column_names if table.column(n).null_count < table.num_rows]
+    measure = measure_of(held)
+    if measure not in held or not is_batch(table.schema.field(measure).type):
         return table
     with readable(source):
-        return apart(table, tally, source.name)
+        return apart(table.select(held), tally, source.name)
 
 
 def _in_types(table: pa.Table, source: Source, tally: Tally) -> Iterator[pa.Table]:
@@ -152,37 +165,47 @@ def _schema(record: dict[str, Any], also: Mapping[str, str]) -> pa.Schema:
     """The types in which to read JSON: the trace's, unless a record shows another form of the
     same value.
     """
-    in_batches = _lists.depth_of(record.get("response_ids")) > 1
+    present = {name for name, value in record.items() if value is not None}
+    measure = measure_of({also.get(name, name) for name in present})
+    in_batches = _lists.depth_of(record.get(measure)) > 1
     kinds: dict[str, pa.DataType] = {}
     for name, ours in {**{name: name for name in known()}, **also}.items():
         value = record.get(name)
-        matrix = in_batches and (ours in LISTS or isinstance(value, list))
+        shared = _lists.depth_of(value) == 1 and is_shared(ours, kind_of(ours))
+        matrix = in_batches and not shared and (ours in LISTS or isinstance(value, list))
         kind = _kind_shown(
-            ours, value[0] if in_batches and isinstance(value, list) and value else value
+            ours, value[0] if matrix and isinstance(value, list) and value else value
         )
         kinds[name] = pa.list_(kind) if matrix else kind
     return pa.schema(kinds)
 
 
 def _kind_shown(ours: str, value: Any) -> pa.DataType:
-    if ours in ("prompt_id", "group_id"):
+    ours = ALIASES.get(ours, ours)
+    if ours == "prompt_id":
         return pa.string() if isinstance(value, str) else pa.int64()
     if ours == "advantage" and value is not None and not isinstance(value, list):
         return pa.float32()
+    if ours in _MASKS and isinstance(value, list) and any(v == IGNORED for v in value):
+        return pa.list_(pa.int32())  # labels
     return pa.bool_() if ours == "reward" and isinstance(value, bool) else kind_of(ours)
 
 
 def _in_the_trace_s_types(table: pa.Table, source: Source) -> pa.Table:
     columns = {name: foreign.single(table.column(name)) for name in table.column_names}
-    columns = {name: c for name, c in columns.items() if c.null_count < len(c) or name in REQUIRED}
-    if "group_id" in columns:
-        group = columns.pop("group_id")
-        columns.setdefault("prompt_id", group)
+    columns = {name: column for name, column in columns.items() if column.null_count < len(column)}
+    for alias in ALIASES.keys() & columns.keys():
+        column = columns.pop(alias)
+        columns.setdefault(ALIASES[alias], column)
     if "prompt_id" in columns and _is_text(columns["prompt_id"].type):
         columns["prompt_id"] = _hashed(columns["prompt_id"])
     return pa.table(
         _merged(
-            {name: _cast(name, column, source) for name, column in columns.items()}, source.also
+            {
+                name: _cast(name, column, source, has_sequences="token_ids" in columns)
+                for name, column in columns.items()
+            },
+            source.also,
         )
     )
 
@@ -196,9 +219,19 @@ def _merged(columns: dict[str, pa.Array], also: Mapping[str, str]) -> dict[str, 
     return columns
 
 
-def _cast(name: str, column: pa.Array, source: Source) -> pa.Array:
+def _are_flags(column: pa.Array) -> bool:
+    """Whether no entry of a mask is the label of a token outside the loss."""
+    values = column.flatten()
+    if not pa.types.is_integer(values.type) or pa.types.is_unsigned_integer(values.type):
+        return True  # or refused
+    return not pc.any(pc.equal(values, IGNORED), min_count=0).as_py()
+
+
+def _cast(name: str, column: pa.Array, source: Source, *, has_sequences: bool) -> pa.Array:
     ours = source.also.get(name, name)
     kind = kind_of(ours)
+    if ours in _MASKS and has_sequences and not _are_flags(column):
+        kind = pa.list_(pa.int32())  # labels
     if ours == "advantage" and not foreign.is_list(column.type):
         kind = kind.value_type  # one number for the response
     if column.type.equals(kind):

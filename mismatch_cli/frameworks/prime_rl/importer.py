@@ -1,8 +1,8 @@
-"""prime-rl's token exports: JSONL, one packed sequence per line, every column as long as the
-sequence.
+"""prime-rl's traces (`_traces.py`), and the token exports that it wrote before 31 August 2026.
 
-Written by `src/prime_rl/trainer/rl/token_export.py` while the trainer learns from the batch; read
-at 559b44772 (2026-08). Values that are not finite are null there. Tokens whose RL and reference-KL
+An export is JSONL, one packed sequence per line, every column as long as the sequence, written by
+`src/prime_rl/trainer/rl/token_export.py` while the trainer learns from the batch; read at 559b44772
+(2026-08). Values that are not finite are null there. Tokens whose RL and reference-KL
 weights are both 0 (cross-entropy on another model's tokens) are masked: prime-rl did not sample
 them.
 """
@@ -16,13 +16,20 @@ import pyarrow.compute as pc
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing.rows import NOTE, split
-from mismatch_cli.frameworks.importing.sources import Peek, Source, jsonl_tables
+from mismatch_cli.frameworks.importing.sources import Peek, Source, jsonl_tables, keys_of
 from mismatch_cli.frameworks.importing.tally import Tally
+from mismatch_cli.frameworks.prime_rl import _traces
 from mismatch_cli.trace import foreign
 
-TITLE = "prime-rl token_exports"
-FILES = "token_exports/step_N/rank_R.jsonl"
-ENABLE = "trainer.enable_token_export = true"
+TITLE = "prime-rl traces and token_exports"
+FILES = (
+    "monitors/file/traces: stream/N.jsonl.zst and annotations/PRODUCER/N.jsonl.zst; before 31 "
+    "August 2026 token_exports/step_N/rank_R.jsonl"
+)
+ENABLE = (
+    "the file monitor (monitors.file; its float_decimals = None keeps every digit); before: "
+    "trainer.enable_token_export = true"
+)
 PI = "trainer"
 HOLDS = (
     "trainer_logprobs at the weights being updated, logits divided by the temperature; not "
@@ -53,17 +60,46 @@ _SCHEMA = pa.schema(
 )
 _VERSION = 1
 STABLE = "STABLE"
+_MONITORED = {"monitors", "traces"}  # folders of the file monitor, and of its traces
+BESIDE_EXPORTS = "files of traces, beside token_exports of the same run"
 UNWEIGHED = "tokens without RL weight (cross-entropy only) are masked"
 
 
 def recognises(peek: Peek) -> bool:
-    return peek.source.kind == "jsonl" and peek.has("token_ids", "inference_logprobs", "loss_mask")
+    if peek.source.kind != "jsonl":
+        return False
+    return _is_export(peek) or _traces.is_of_traces(peek.keys)
+
+
+def _is_export(peek: Peek) -> bool:
+    return peek.has("token_ids", "inference_logprobs", "loss_mask")
+
+
+def choose(sources: Sequence[Source], tally: Tally) -> list[Source]:
+    """Of a run with both, the exports, which are not rounded; of traces the files that carry
+    responses.
+    """
+    exports = [source for source in sources if _is_export(Peek(source, keys_of(source)))]
+    others = [source for source in sources if source not in exports]
+    if exports:
+        tally.leave_out(BESIDE_EXPORTS, len(others), others[0].name if others else "")
+    return exports or _traces.carriers(others)
+
+
+def carriers(sources: Sequence[Source]) -> list[Source]:
+    """The files of a growing run whose new lines are new responses."""
+    of_traces = [source for source in sources if _MONITORED.intersection(source.path.parts)]
+    trained = [s for s in _traces.carriers(of_traces) if _traces.ANNOTATIONS in s.path.parts]
+    return [source for source in sources if source not in of_traces or source in trained]
 
 
 def blocks(
     sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]
 ) -> Iterator[tuple[pa.Table, str]]:
     for source in sources:
+        if _traces.is_of_traces(keys_of(source)):
+            yield from _traces.blocks(source, tally, advance)
+            continue
         for table in jsonl_tables(source, _SCHEMA, tally, advance):
             yield _block(table, tally, source.name), source.name
 

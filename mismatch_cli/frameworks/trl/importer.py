@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.frameworks.importing.guess import whose
+from mismatch_cli.frameworks.importing.guess import may_be_sampled
 from mismatch_cli.frameworks.importing.sources import Peek, Source
 from mismatch_cli.frameworks.importing.tally import Tally
 from mismatch_cli.frameworks.plain import importer as plain
@@ -58,9 +58,7 @@ def recognises(peek: Peek) -> bool:
     if peek.source.kind not in ("jsonl", "parquet") or not peek.has("prompt_ids", "completion_ids"):
         return False
     others = peek.keys - {*_NAMES, "completion_ids"}
-    return bool(peek.keys & _ROLLOUT) or not any(
-        whose(name) in ("rollout", "plain") for name in others
-    )
+    return bool(peek.keys & _ROLLOUT) or not any(map(may_be_sampled, others))
 
 
 def blocks(

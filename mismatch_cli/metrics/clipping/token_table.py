@@ -21,7 +21,7 @@ _CHANCE = 0.05  # that a token id is called over-represented, though none is
 
 class TokenTable(Accumulator):
     """For every token id and sign: judged occurrences, and each algorithm's blocked ones with
-    Σμ, Σπ and Σr.
+    Σμ, Σπ and Σr. Empty for a trace without token ids.
     """
 
     def __init__(self, algorithms: int) -> None:
@@ -30,7 +30,8 @@ class TokenTable(Accumulator):
 
     def update(self, judged: Masked) -> None:
         ids_N = judged.gaps.column("response_ids_T")
-        assert ids_N is not None
+        if ids_N is None:
+            return
         self._make_room(int(ids_N.max(initial=-1)) + 1)
         place_N = ids_N + judged.negative_N * np.int32(self.judged.shape[1])
         count_into(self.judged, place_N if judged.judged_N.all() else place_N[judged.judged_N])

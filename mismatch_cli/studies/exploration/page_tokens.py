@@ -167,6 +167,7 @@ class PageTokens:
 
     def _decode(self, part: _Part, vocabulary: Vocabulary) -> None:
         for span in part.spans:
+            assert part.batch.response_ids_T is not None  # else there is no exploration
             self._texts += vocabulary.texts(part.batch.response_ids_T[span])
         for prompt in part.prompts:
             self.prompt_C.append(vocabulary.decode(prompt[-_PROMPT_TOKENS:]))

@@ -53,7 +53,7 @@ def dump(path: str = "dump.jsonl", count: int = 12) -> Path:
 
 def test_without_a_path_the_bundled_dump_is_imported_and_read_by_the_others(capfd):
     code, out, err = command(capfd, "import")
-    assert code == 0 and "17 responses" in out and "prime-rl token_exports" in out
+    assert code == 0 and "17 responses" in out and "prime-rl traces and token_exports" in out
     assert "Next: mismatch-cli diagnose import-dumps" in err
     assert Trace.open(Path("import-dumps")).vocabulary.decode([300]) not in ("", "⟨300⟩")
     code, out, _ = command(capfd, "report", "import-dumps", "--quiet", "--full")
@@ -67,7 +67,9 @@ def test_without_a_path_the_bundled_dump_is_imported_and_read_by_the_others(capf
         "high": None,
         "note": FINISH_UNKNOWN,
     }
-    assert (Path("import-dumps") / "report.html").read_text().count("prime-rl token_exports") >= 1
+    assert (Path("import-dumps") / "report.html").read_text().count(
+        "prime-rl traces and token_exports"
+    ) >= 1
     assert command(capfd, "clipstats", "import-dumps", "--quiet", "--output", "clip")[0] == 0
 
 

@@ -18,7 +18,7 @@ from mismatch_cli.app.cli import run
 from mismatch_cli.base import memory
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import bundled
-from mismatch_cli.frameworks.importing import sources as _sources
+from mismatch_cli.frameworks.importing import opened as _opened
 from mismatch_cli.probe.tasks.prompts import PromptSource, load_problems
 from mismatch_cli.trace.reader import Trace
 from tests.frameworks.importing import layouts
@@ -75,7 +75,7 @@ BOMBS = {
 def small(monkeypatch) -> None:
     """Make the bound sixteen times smaller, and so the test."""
     monkeypatch.setattr(memory, "_ALLOWED", 2**26)
-    monkeypatch.setattr(_sources, "_LONGEST_LINE", 2**20)
+    monkeypatch.setattr(_opened, "LONGEST_LINE", 2**20)
 
 
 @pytest.mark.parametrize("name", BOMBS)

@@ -14,8 +14,9 @@ import pytest
 
 from mismatch_cli.app.cli import run
 from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.frameworks.importing import opened as _opened
 from mismatch_cli.frameworks.importing import other_files as _other_files
-from mismatch_cli.frameworks.importing.other_files import other_file
+from mismatch_cli.frameworks.importing.other_files import document
 from tests.frameworks.importing.layouts import imported, plain_record, real_rows, write_lines
 
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'ab' * 32}\nsize 12345\n"
@@ -54,41 +55,56 @@ def test_packed_and_binary_files_of_lines(tmp_path):
 
 
 @pytest.mark.parametrize("indent", [None, 0, 2])
-def test_an_array_or_a_document_comes_with_the_line_that_makes_lines(indent, tmp_path, monkeypatch):
+def test_an_array_or_a_document_is_read_as_its_rows(indent, tmp_path):
+    row = ROWS[0] | {"note": "]\n{ $(touch evil) '\" \\ é"}
+    documents = {"array": [row, *ROWS[1:]], "document": row}
+    for kind, content in documents.items():
+        path = tmp_path / f"my {kind}.json"
+        path.write_text(json.dumps(content, indent=indent))
+        table, _ = imported(path, into=tmp_path / f"{kind}-trace")
+        assert table.num_rows == (3 if kind == "array" else 1)
+
+
+@pytest.mark.parametrize("kind", ["array", "object"])
+def test_one_that_is_too_large_comes_with_the_line_that_makes_lines(kind, tmp_path, monkeypatch):
     """The line can be pasted, whatever the file is called and whatever it holds."""
     monkeypatch.chdir(tmp_path)
-    row = ROWS[0] | {"note": "]\n{ $(touch evil) '\" \\ é"}
-    documents = {"array": [row, *ROWS[1:]]} | ({} if indent is None else {"document": row})
-    for kind, content in documents.items():
-        path = Path(f"my $(touch evil) '{kind}.json")
-        said = refused(path, json.dumps(content, indent=indent))
-        assert f"JSON {kind}" in said and "one object per line" in said
-        line = re.search(r"Make it lines: (.*) && mismatch-cli import (.*)$", said)
-        assert line is not None
-        typed = line[1].replace("python3", shlex.quote(sys.executable), 1)
-        subprocess.run(typed, shell=True, check=True)
-        table, _ = imported(Path(shlex.split(line[2])[0]), into=tmp_path / f"{kind}-trace")
-        assert table.num_rows == (3 if kind == "array" else 1)
-    assert not Path("evil").exists()
+    monkeypatch.setattr(_opened, "LONGEST_LINE", 2**10)
+    content = ROWS if kind == "array" else ROWS[0]
+    path = Path(f"my $(touch evil) '{kind}.json")
+    said = refused(path, json.dumps(content, indent=1))
+    assert f"is one JSON {kind} of over" in said
+    line = re.search(r"Make it lines: (.*) && mismatch-cli import (.*)$", said)
+    assert line is not None
+    typed = line[1].replace("python3", shlex.quote(sys.executable), 1)
+    subprocess.run(typed, shell=True, check=True)
+    monkeypatch.undo()
+    table, _ = imported(tmp_path / shlex.split(line[2])[0], into=tmp_path / "trace")
+    assert table.num_rows == (3 if kind == "array" else 1)
+    assert not (tmp_path / "evil").exists()
 
 
 def test_rows_of_an_array_are_not_taken_for_lines(tmp_path):
     """One of these rows is a line of its own; it alone was imported."""
-    text = "[\n" + ",\n".join(json.dumps(row) for row in ROWS) + "\n]\n"
-    assert "is one JSON array" in refused(tmp_path / "a.jsonl", text)
+    path = tmp_path / "a.jsonl"
+    path.write_text("[\n" + ",\n".join(json.dumps(row) for row in ROWS) + "\n]\n")
+    table, _ = imported(path, into=tmp_path / "trace")
+    assert table.num_rows == 3
 
 
 def test_a_document_beyond_what_is_looked_at(tmp_path, monkeypatch):
-    monkeypatch.setattr(_other_files, "_SAMPLE", 200)
     for content in (ROWS, {"rows": ROWS}):
         for end in range(197, 204):  # inside of a number, a name, or between them
             monkeypatch.setattr(_other_files, "_SAMPLE", end)
-            text = json.dumps(content, indent=1)
-            kind = "array" if isinstance(content, list) else "single JSON document"
-            assert kind in refused(tmp_path / "a.jsonl", text)
-    path = tmp_path / "b.jsonl"
-    path.write_text(json.dumps(ROWS[0]) + "\n")
-    assert other_file(path, of_lines=True) is None  # one long line
+            (path := tmp_path / "a.jsonl").write_text(json.dumps(content, indent=1))
+            assert document(path) == ("array" if isinstance(content, list) else "object")
+    (path := tmp_path / "b.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    assert document(path) == ""  # one long line
+
+
+def test_a_broken_document_is_refused(tmp_path):
+    said = refused(tmp_path / "a.json", json.dumps(ROWS, indent=1)[:-200])
+    assert said.startswith(" is not a whole JSON array: ") and said.endswith("or leave it out.")
 
 
 def test_a_broken_line_has_its_number(tmp_path):

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from mismatch_cli.base.errors import MismatchError, UsageError
-from mismatch_cli.frameworks.importing.guess import guessed
+from mismatch_cli.frameworks.importing.guess import columns_in, guessed
 from mismatch_cli.frameworks.importing.paths import at, paths_in
 from tests.frameworks.importing.layouts import (
     imported,
@@ -88,7 +88,7 @@ def test_what_servers_answer_is_proposed_and_read(tmp_path):
     for answer, logp in proposed.items():
         path, records = tmp_path / f"{answer.__name__}.jsonl", list(map(answer, rows))
         write_lines(path, records)
-        columns = guessed(records, {})
+        columns = guessed(columns_in(records), {})
         assert columns["logp_rollout"] == logp
         table, _ = imported(path, into=tmp_path / answer.__name__, columns=columns)
         for ours in ("prompt_ids", "response_ids", "logp_rollout"):
@@ -104,7 +104,7 @@ def test_proposals_look_at_the_values():
         "logprobs": [5, 6],
         "sampling_logprobs": [None, None],
     }
-    assert guessed([record], {}) == {
+    assert guessed(columns_in([record]), {}) == {
         "response_ids": "turn.completion_ids",
         "logp_rollout": "turn.completion_logprobs",
     }

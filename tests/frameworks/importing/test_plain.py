@@ -19,7 +19,7 @@ from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.base.places import bundled
 from mismatch_cli.frameworks.importing import driver as _driver
 from mismatch_cli.frameworks.importing import sources as _sources
-from mismatch_cli.frameworks.importing.padded import MASKS
+from mismatch_cli.frameworks.importing.padded import MASKS, SEQUENCES
 from mismatch_cli.frameworks.importing.rows import WRONG_ADVANTAGE, WRONG_LENGTH, WRONG_TOP_K
 from mismatch_cli.frameworks.plain import importer as plain
 from mismatch_cli.frameworks.plain.importer import WRITER, meanings
@@ -243,7 +243,7 @@ def test_a_file_that_two_importers_accept_is_refused(tmp_path, monkeypatch):
 
 
 def test_the_schema_names_every_column_and_its_lines_run(tmp_path, monkeypatch):
-    assert set(meanings()) == {*COLUMNS, *MASKS}
+    assert set(meanings()) == {*COLUMNS, *MASKS, *SEQUENCES}
     monkeypatch.chdir(tmp_path)
     rows = real_rows(2)
     exec(WRITER, {"batch": [tuple(plain_record(row).values()) for row in rows]})

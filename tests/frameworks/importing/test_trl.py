@@ -197,7 +197,7 @@ def test_hostile_batches(tmp_path):
     first = table.column("logp_rollout").to_pylist()[0]
     assert first[0] != first[0] and first[1:] == pytest.approx(rows[1]["logp_rollout"][1:])
     assert about["left_out"] == {
-        HIDDEN: 1,
+        HIDDEN.format(name="response_mask"): 1,
         WRONG_PROMPT: 1,
         WRONG_LENGTH.format(name="loss_mask"): 1,
         "responses whose response_mask holds a null": 1,
@@ -229,7 +229,8 @@ def test_unmeasurable_dumps_are_refused_with_one_sentence(tmp_path):
     # Added by hand: not a name of TRL's
     found["vllm_logps"] = batch(real_rows(2))["sampling_per_token_logps"]
     with pytest.raises(
-        MismatchError, match=r"names, try: .*response_ids=completion_ids,logp_rollout=vllm_logps,.*"
+        MismatchError,
+        match=r"lengths, try: .*response_ids=completion_ids,logp_rollout=vllm_logps,.*",
     ):
         imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
     table = pa.table({"prompt_ids": [["a"]], "completion_ids": [[1]], "logprobs": [[-1.0]]})

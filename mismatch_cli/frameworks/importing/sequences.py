@@ -1,0 +1,128 @@
+"""Cuts whole sequences, prompt and response in one list, where a mask says the response begins.
+
+`token_ids` is the sequence. With `target_ids`, the same moved by one, index i of every other column
+describes target i, so that nothing describes the first token.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.frameworks.importing import lists as _lists
+from mismatch_cli.frameworks.importing.naming import IGNORED
+from mismatch_cli.frameworks.importing.rows import split
+from mismatch_cli.frameworks.importing.tally import Tally
+from mismatch_cli.trace import foreign
+from mismatch_cli.trace.columns import TOKEN_COLUMNS, TOPK_COLUMNS
+
+NOT_MOVED = "sequences whose target_ids are not token_ids moved by one"
+NO_LABELS = "sequences whose {name} holds neither 0 and 1, nor the token ids and −100 elsewhere"
+BY_ADVANTAGE = "sequences have no mask: the tokens with an advantage other than 0 are the response"
+_MASKS = ("response_mask", "loss_mask")
+_Columns = dict[str, pa.Array]
+
+
+def cut(table: pa.Table, tally: Tally, where: str) -> pa.Table:
+    """The rows with `prompt_ids` and `response_ids` instead of `token_ids`; tables without these
+    stay as they are. Raises `MismatchError` if nothing says which tokens are the response.
+    """
+    columns = {name: foreign.single(table.column(name)) for name in table.column_names}
+    if "token_ids" not in columns:
+        return table
+    columns = _aligned(columns, tally, where)
+    columns = _with_flags(columns, tally, where)
+    masks = [columns.pop(name) for name in _MASKS if name in columns] or _by_advantage(
+        columns, tally, where
+    )
+    ids = columns.pop("token_ids")
+    per_token = {*TOKEN_COLUMNS} - {"response_ids", "loss_mask"}
+    of_tokens = {name: columns.pop(name) for name in per_token & columns.keys()}
+    responses, keep_S = split(ids, pc.coalesce(*masks), of_tokens, tally, where)
+    keep = pa.array(keep_S)
+    others = {
+        name: column.filter(keep) for name, column in columns.items() if name not in TOPK_COLUMNS
+    }
+    return pa.table(others | responses)
+
+
+def _aligned(columns: _Columns, tally: Tally, where: str) -> _Columns:
+    """The columns with index i at token i of the sequence."""
+    if "target_ids" not in columns:
+        return columns
+    pairs = (columns[name].to_pylist() for name in ("token_ids", "target_ids"))
+    moved_S = np.array(list(map(_is_moved, *pairs)), dtype=bool)
+    keep = pa.array(tally.sift({NOT_MOVED: ~moved_S}, where))
+    columns = {name: column.filter(keep) for name, column in columns.items()}
+    first = pc.list_element(columns["token_ids"], 0)
+    targets = columns.pop("target_ids")
+    columns["token_ids"] = _after(first, targets)
+    of_tokens = {*TOKEN_COLUMNS, *_MASKS} & columns.keys()
+    for name in of_tokens:
+        kind = columns[name].type.value_type
+        filler = pa.scalar(None if pa.types.is_floating(kind) else 0).cast(kind)
+        fillers = pa.array([filler.as_py()] * len(targets), kind)
+        columns[name] = _after(fillers, columns[name])
+    return columns
+
+
+def _is_moved(tokens: list[int] | None, targets: list[int] | None) -> bool:
+    """Whether each target is the token after the one at its index, in two lists of equal length or
+    with one more token.
+    """
+    if not tokens or not targets:
+        return False
+    return len(tokens) - len(targets) in (0, 1) and tokens[1 : len(targets)] == targets[:-1]
+
+
+def _after(first: pa.Array, lists: pa.Array) -> pa.Array:
+    """The lists with one more value at their beginning; null rows stay null."""
+    lengths_S, null_S = _lists.lengths_of(lists), _lists.is_null(lists)
+    values = pa.concat_arrays([first, lists.flatten()])
+    begins_S = len(first) + _lists.offsets_of(lengths_S)[:-1]
+    total_S = np.where(null_S, 0, lengths_S + 1)
+    place_T = _lists.ranges(begins_S - 1, begins_S - 1 + total_S)
+    starts = _lists.offsets_of(total_S)[:-1][~null_S]
+    place_T[starts] = np.flatnonzero(~null_S)
+    return _lists.from_flat(values.take(pa.array(place_T)), total_S, null_S)
+
+
+def _with_flags(columns: _Columns, tally: Tally, where: str) -> _Columns:
+    """The masks as flags, where they hold labels: the token's own id, or −100 outside the loss."""
+    columns = dict(columns)
+    for name in _MASKS:
+        if name not in columns or pa.types.is_boolean(columns[name].type.value_type):
+            continue
+        mask, ids = columns[name], columns["token_ids"]
+        same_S = _lists.lengths_of(mask) == _lists.lengths_of(ids)
+        flags = pa.array(map(_flags, mask.to_pylist(), ids.to_pylist()), pa.list_(pa.bool_()))
+        odd_S = same_S & _lists.is_null(flags)
+        keep = pa.array(tally.sift({NO_LABELS.format(name=name): odd_S}, where))
+        columns[name] = flags
+        columns = {each: column.filter(keep) for each, column in columns.items()}
+    return columns
+
+
+def _flags(mask: list[int] | None, ids: list[int] | None) -> list[bool] | None:
+    if mask is None or ids is None:
+        return None
+    if set(mask) <= {0, 1}:
+        return list(map(bool, mask))
+    if all(label in (IGNORED, own) for label, own in zip(mask, ids, strict=False)):
+        return [label != IGNORED for label in mask]
+    return None
+
+
+def _by_advantage(columns: Mapping[str, pa.Array], tally: Tally, where: str) -> list[pa.Array]:
+    """Where advantages are per token, those other than 0 are the mask."""
+    advantage = columns.get("advantage")
+    if advantage is None or not foreign.is_list(advantage.type):
+        raise MismatchError(
+            f"{where}: token_ids hold prompt and response, and nothing says where the response "
+            "begins. Name the mask: --columns response_mask=… or loss_mask=…"
+        )
+    tally.note(BY_ADVANTAGE, len(advantage))
+    flags_T = pc.fill_null(pc.not_equal(advantage.flatten(), 0), False)
+    return [_lists.from_flat(flags_T, _lists.lengths_of(advantage), _lists.is_null(advantage))]

@@ -1,0 +1,350 @@
+"""prime-rl's traces: episodes as they arrive, and what is learned of them later, joined again.
+
+Written by its file monitor since pull request 3444 (31 August 2026), in chunks that are sealed with
+zstd since 3465; read in `src/prime_rl/monitors/file/` (048a6e23), `trainer/rl/annotations.py`
+(65a18584), `orchestrator/annotations.py` (96e0cf47), and verifiers 0.4.0. An episode has traces,
+each a tree of messages (`nodes`) of which every leaf ends a branch: one sequence. An annotation names a
+trace and a branch, and has a value for each token of the sequence, null outside the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter, itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.frameworks.importing import SEALED, opened
+from mismatch_cli.frameworks.importing.rows import NOTE, split
+from mismatch_cli.frameworks.importing.sources import Source, lines_of, records_of
+from mismatch_cli.frameworks.importing.tally import Tally
+from mismatch_cli.trace.columns import COLUMNS
+
+STREAM, ANNOTATIONS, INDEX = "stream", "annotations", ".index.jsonl"
+NO_EPISODE = "trained sequences whose episode is not in traces/stream"
+NO_SAMPLED = "branches without a sampled token"
+EVALUATED = "episodes of evaluations"
+UNREADABLE = "records that are not those of a trace"
+ROUNDED = (
+    "responses have log-probabilities rounded to 4 decimals (monitors.file.float_decimals): "
+    "differences below 1e-4 nats are not resolved, and probabilities above 0.99995 are stored as 1"
+)
+_DECIMALS, _NEAR = 4, 1e-6
+_TOKENS_PER_BLOCK = 2**19
+_VERSION = 1
+_STREAMS = {
+    "logp_rollout": "logprobs",
+    "logp_trainer": "trainer_logprobs",
+    "entropy_trainer": "entropies",
+    "advantage": "advantages",
+}
+_LIMITS = frozenset(
+    {"max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed"}
+)
+Record = dict[str, Any]
+
+
+class _Sequence(NamedTuple):
+    """A branch, with a value for each of its tokens; None where a column was not recorded."""
+
+    ids: list[int]
+    loss_mask: list[bool]
+    of_tokens: dict[str, list[float | None] | None]  # under our names
+    reward: float | None
+    step: int
+    finish_reason: str | None
+
+
+_FLOATS = pa.list_(pa.float64())
+_OF_ROWS = ("reward", "step", "finish_reason")
+
+
+def is_of_traces(keys: frozenset[str]) -> bool:
+    """Whether a first record is an episode, a trace, an annotation, or a line of an index."""
+    episode, trace = {"traces", "task"} <= keys, {"nodes", "task"} <= keys
+    annotation = {"trace_id", "info"} <= keys and bool({"branches", "chunk"} & keys)
+    return episode or trace or annotation or {"trace_ids", "chunk", "offset"} <= keys
+
+
+def carriers(sources: Sequence[Source]) -> list[Source]:
+    """The files whose lines become responses: the trainer's annotations, or, without any, the
+    episodes. The others are looked up by them.
+    """
+    parts: dict[str, list[Source]] = {STREAM: [], ANNOTATIONS: []}
+    for source in sources:
+        if not source.name.endswith(INDEX):
+            parts[_place(source.path)[0]].append(source)
+    trained = [source for source in parts[ANNOTATIONS] if _has_trainer(source.path)]
+    return trained or parts[STREAM]
+
+
+def _place(path: Path) -> tuple[str, Path]:
+    """Which part of `traces/` a file belongs to, and the folder of `traces/`."""
+    inside = path.parent
+    if inside.parent.name == ANNOTATIONS:
+        return ANNOTATIONS, inside.parent.parent
+    if inside.name == ANNOTATIONS:  # before there were chunks
+        return ANNOTATIONS, inside.parent
+    return STREAM, inside.parent if inside.name == STREAM else inside
+
+
+def _has_trainer(path: Path) -> bool:
+    branches = next(records_of(path), {}).get("branches")
+    return isinstance(branches, list) and any("trainer_logprobs" in each for each in branches)
+
+
+def blocks(
+    source: Source, tally: Tally, advance: Callable[[int], None]
+) -> Iterator[tuple[pa.Table, str]]:
+    """Tables of the sequences of a file, in the order of its lines."""
+    part, root = _place(source.path)
+    join = _Join(root) if part == ANNOTATIONS else None
+    sequences: list[_Sequence] = []
+    for number, line in enumerate(lines_of(source.path, source.span), 1):
+        where = f"{source.name}, line {number}"
+        try:
+            record = orjson.loads(line)
+            read = join.sequences if join else _episode
+            sequences += read(record, tally, where)
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+            tally.leave_out(UNREADABLE, 1, where)
+        advance(len(line))
+        if sum(len(sequence.ids) for sequence in sequences) >= _TOKENS_PER_BLOCK:
+            yield _table(sequences, tally, source.name), source.name
+            sequences = []
+    if sequences:
+        yield _table(sequences, tally, source.name), source.name
+
+
+class _Join:
+    """Finds the episode of an annotation, and what other producers say of its trace."""
+
+    def __init__(self, root: Path) -> None:
+        self._episodes = _Stream(root / STREAM)
+        folder = root / ANNOTATIONS
+        producers = {path.parent / path.name.split(".")[0] for path in folder.iterdir()}
+        streams = map(_Stream, sorted(producers))
+        self._others = [stream for stream in streams if not stream.has_trainer]
+        if not self._episodes.files:
+            raise MismatchError(
+                f"{root} has annotations, but not the episodes that they describe. Copy "
+                f"{root / STREAM} too."
+            )
+
+    def sequences(self, update: Record, tally: Tally, where: str) -> list[_Sequence]:
+        """The branches of an update, each with its trace."""
+        if update.get("version", _VERSION) > _VERSION:
+            raise MismatchError(
+                f"{where} has version {update['version']}; this mismatch-cli reads {_VERSION}. "
+                "Upgrade it."
+            )
+        name = update["trace_id"]
+        facts = self._facts(name)
+        if not facts:
+            tally.leave_out(NO_EPISODE, len(update["branches"]), where)
+            return []
+        others = list(chain.from_iterable(map(itemgetter("branches"), facts[2:])))
+        branches = []
+        for branch in update["branches"]:
+            streams = [each for each in others if each["index"] == branch["index"]]
+            sequence = _sequence(facts, branch["index"], [*streams, branch])
+            tally.leave_out(NO_SAMPLED, int(sequence is None), where)
+            branches += [sequence] if sequence else []
+        return branches
+
+    def _facts(self, name: str) -> list[Record]:
+        """The episode, its trace of this name, and what others say of it; empty without it."""
+        episodes = self._episodes.records(name)
+        traces = [each for record in episodes for each in _traces(record) if each["id"] == name]
+        if not traces:
+            return []
+        later = chain.from_iterable(stream.records(name) for stream in self._others)
+        return [episodes[-1], traces[-1], *later]
+
+
+class _Stream:
+    """The records of one producer, by the traces that they name."""
+
+    def __init__(self, folder: Path) -> None:
+        whole = [*folder.glob("*.jsonl*")] if folder.is_dir() else []
+        single = folder.with_name(f"{folder.name}.jsonl")  # before there were chunks
+        kept = (p for p in whole if p.suffix != SEALED or p.with_suffix("") not in whole)
+        self.files = sorted(kept) or ([single] if single.is_file() else [])
+        self._index = folder.with_name(folder.name + INDEX)
+        self._places: dict[str, list[tuple[Path, int]]] = {}
+        self._read_to: dict[Path, int] = {}
+
+    @property
+    def has_trainer(self) -> bool:
+        return bool(self.files) and _has_trainer(self.files[0])
+
+    def records(self, name: str) -> list[Record]:
+        """The records that name a trace, in the order in which they were written."""
+        if name not in self._places:
+            self._find()
+        places = self._places.get(name, ())
+        return [orjson.loads(opened.line_at(*place)) for place in places]
+
+    def _find(self) -> None:
+        """Read on where the records are: in the index, or in the records if there is none."""
+        if self._index.is_file():
+            for row, _ in self._new_rows(self._index):
+                path = self._chunk(row.get("chunk"))
+                for name in row.get("trace_ids") or [row.get("trace_id")]:
+                    self._places.setdefault(name, []).append((path, row["offset"]))
+            return
+        for path in self.files:
+            for record, start in self._new_rows(path):
+                for name in _names(record):
+                    self._places.setdefault(name, []).append((path, start))
+
+    def _chunk(self, number: int | None) -> Path:
+        """The file of a chunk, as it is now: one may have been sealed since."""
+        if number is None:
+            return self.files[0]
+        return next(path for path in self.files if path.name.startswith(f"{number:05d}."))
+
+    def _new_rows(self, path: Path) -> Iterator[tuple[Record, int]]:
+        """The whole lines that were not read before, with their places."""
+        start = self._read_to.get(path, 0)
+        for line in opened.lines(path, start):
+            if not line.endswith(b"\n"):
+                return  # still being written
+            yield orjson.loads(line), start
+            start += len(line)
+            self._read_to[path] = start
+
+
+def _names(record: Record) -> list[str]:
+    """The traces that a record is about."""
+    if "trace_id" in record:
+        return [record["trace_id"]]
+    return list(map(itemgetter("id"), _traces(record)))
+
+
+def _traces(record: Record) -> list[Record]:
+    """The traces of an episode; a line may also be a trace by itself."""
+    traces: list[Record] = record.get("traces", [record])
+    return traces
+
+
+def _episode(record: Record, tally: Tally, where: str) -> list[_Sequence]:
+    """The branches of an episode whose traces carry what is known of them."""
+    if _kind(record) == "eval":
+        tally.leave_out(EVALUATED, 1, where)
+        return []
+    branches = []
+    for trace in _traces(record):
+        for index in range(len(_paths(trace["nodes"]))):
+            sequence = _sequence([record, trace], index, [])
+            tally.leave_out(NO_SAMPLED, int(sequence is None), where)
+            branches += [sequence] if sequence else []
+    return branches
+
+
+def _kind(record: Record) -> str:
+    work = (record.get("run") or {}).get("work") or {}
+    infos = (trace.get("info") or {} for trace in _traces(record))
+    return str(next(infos, {}).get("kind") or work.get("type") or "")
+
+
+def _sequence(
+    facts: Sequence[Record], index: int, streams: Sequence[Mapping[str, Any]]
+) -> _Sequence | None:
+    """A branch of a trace (the second of the facts, after its episode) with streams over its
+    tokens, of which the last one that has a column counts; None without a token in the loss.
+    """
+    trace = facts[1]
+    nodes = [trace["nodes"][place] for place in _paths(trace["nodes"])[index]]
+    of_tokens = {ours: _spread(nodes, its) for ours, its in _STREAMS.items()}
+    for stream in streams:
+        of_tokens |= {ours: stream[its] for ours, its in _STREAMS.items() if stream.get(its)}
+    ids = _joined(nodes, "token_ids")
+    scored = of_tokens["logp_trainer"] or ids
+    mask = zip(_joined(nodes, "mask"), scored, strict=False)
+    in_loss = [bool(sampled) and value is not None for sampled, value in mask]
+    if not any(in_loss):
+        return None
+    size = len(in_loss)  # a sequence may have been cut for training
+    cut = {ours: values and values[:size] for ours, values in of_tokens.items()}
+    return _Sequence(ids[:size], in_loss, cut, _reward(trace), _step(facts), _finish_reason(trace))
+
+
+def _joined(nodes: Sequence[Record], name: str) -> list[Any]:
+    return list(chain.from_iterable(node.get(name) or () for node in nodes))
+
+
+def _spread(nodes: Sequence[Record], name: str) -> list[float | None] | None:
+    """The compact values of the sampled tokens at their places, None elsewhere; None without."""
+    if not any(node.get(name) for node in nodes):
+        return None
+    spread: list[float | None] = []
+    for node in nodes:
+        values = iter(node.get(name) or ())
+        spread += [next(values, None) if own else None for own in node.get("mask") or ()]
+    return spread
+
+
+def _paths(nodes: Sequence[Record]) -> list[list[int]]:
+    """From root to leaf, the places of the nodes of each branch, in the order of the leaves."""
+    parents = [node.get("parent") for node in nodes]
+    paths = []
+    for leaf in sorted({*range(len(nodes))} - {*parents}):
+        path: list[int] = []
+        place: int | None = leaf
+        while place is not None and place not in path:
+            path.append(place)
+            place = parents[place]
+        paths.append(path[::-1])
+    return paths
+
+
+def _reward(trace: Record) -> float | None:
+    parts = [part for part in (trace.get("rewards") or {}).values() if part]
+    return sum(part["score"] * part.get("weight", 1.0) for part in parts) if parts else None
+
+
+def _step(facts: Sequence[Record]) -> int:
+    """The step that trained a trace, else that it arrived at, else that it was sampled for."""
+    info: Record = {}
+    for record in facts[1:]:
+        info |= record.get("info") or {}
+    work = (facts[0].get("run") or {}).get("work") or {}
+    stages = (info.get("ship"), info.get("arrival"), info.get("dispatch"), work)
+    return next((int(stage["step"]) for stage in stages if stage and "step" in stage), 0)
+
+
+def _finish_reason(trace: Record) -> str | None:
+    calls = [call for call in trace.get("calls") or () if not call.get("error")]
+    last = calls[-1].get("finish_reason") if calls else None
+    return "length" if trace.get("stop_condition") in _LIMITS else last
+
+
+def _table(sequences: Sequence[_Sequence], tally: Tally, where: str) -> pa.Table:
+    rows = _column(sequences, "of_tokens", pa.struct(dict.fromkeys(_STREAMS, _FLOATS).items()))
+    per_token = dict(zip(_STREAMS, rows.flatten(), strict=True))
+    ids = _column(sequences, "ids", pa.list_(pa.int32()))
+    mask = _column(sequences, "loss_mask", pa.list_(pa.bool_()))
+    columns, keep_S = split(ids, mask, per_token, tally, where)
+    of_rows = {name: _column(sequences, name, COLUMNS[name].type) for name in _OF_ROWS}
+    of_rows[NOTE + ROUNDED] = pa.array(map(_is_rounded, sequences), pa.bool_()).cast(pa.int64())
+    keep = pa.array(keep_S)
+    return pa.table(columns | {name: column.filter(keep) for name, column in of_rows.items()})
+
+
+def _column(sequences: Sequence[_Sequence], name: str, kind: pa.DataType) -> pa.Array:
+    return pa.array(map(attrgetter(name), sequences), kind)
+
+
+def _is_rounded(sequence: _Sequence) -> bool:
+    """Whether every log-probability is a multiple of 1e-4."""
+    logp_rollout, logp_trainer = map(sequence.of_tokens.get, ("logp_rollout", "logp_trainer"))
+    values = chain(logp_rollout or (), logp_trainer or ())
+    scaled = np.array([value for value in values if value is not None]) * 10**_DECIMALS
+    return len(scaled) > 0 and bool((np.abs(scaled - np.round(scaled)) < _NEAR).all())

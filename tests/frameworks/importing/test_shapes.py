@@ -1,0 +1,224 @@
+"""Shapes that people have: the line that is proposed imports every token to the bit, or the refusal
+says what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+
+import pytest
+
+from mismatch_cli.app.cli import run
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.frameworks.importing.guess import columns_in, guessed
+from mismatch_cli.frameworks.importing.padded import HIDDEN
+from mismatch_cli.frameworks.importing.rows import (
+    LATER_IDS,
+    NO_PAIR,
+    NO_PROMPT,
+    ONLY_LOGP,
+    TOP_K_WITHOUT_IDS,
+)
+from mismatch_cli.frameworks.importing.sequences import BY_ADVANTAGE, NO_LABELS, NOT_MOVED
+from tests.frameworks.importing import shapes
+from tests.frameworks.importing.layouts import imported, real_rows, same_bits, write_lines
+
+ROWS = real_rows(4)
+OF_ONE_PROMPT = [row for row in real_rows(40) if row["prompt_ids"] == ROWS[0]["prompt_ids"]][:4]
+IDS, PAIR = ("prompt_ids", "response_ids", "logp_rollout"), ("logp_rollout", "logp_trainer")
+SHAPES = {  # records, the responses they hold, the columns that arrive
+    "parity": ([shapes.parity(row) for row in ROWS], ROWS, {*IDS, *PAIR}),
+    "atropos": ([shapes.atropos(OF_ONE_PROMPT)], OF_ONE_PROMPT, {*IDS, "reward"}),
+    "sglang": ([shapes.sglang(row) for row in ROWS], ROWS, IDS),
+    "vllm": ([shapes.vllm_chat(OF_ONE_PROMPT)], OF_ONE_PROMPT, {*IDS, "finish_reason"}),
+    "harbor": ([shapes.harbor(ROWS)], ROWS, IDS),
+    "verifiers": ([shapes.verifiers(ROWS)], ROWS, IDS),
+    "tinker": ([shapes.tinker(row) for row in ROWS], ROWS, IDS),
+    "tinker with a mask": ([shapes.tinker(row, mask=True) for row in ROWS], ROWS, IDS),
+    "agent loop": ([shapes.agent_loop(row) for row in ROWS], ROWS, IDS),
+    "shifted": ([shapes.shifted(row) for row in ROWS], ROWS, {*IDS, *PAIR}),
+    "pair": ([shapes.pair(row) for row in ROWS], ROWS, PAIR),
+    "document": ([shapes.document(row) for row in ROWS], ROWS, PAIR),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_proposed_line_imports_every_token(shape, tmp_path):
+    records, rows, names = SHAPES[shape]
+    columns = guessed(columns_in(records), {})
+    assert columns and "?" not in columns.values()
+    path = write_lines(tmp_path / "d.jsonl", records)
+    table, about = imported(path, into=tmp_path / "trace", columns=columns)
+    for name in names:
+        if name in ("reward", "finish_reason"):
+            assert table.column(name).to_pylist() == [row[name] for row in rows]
+        else:
+            assert same_bits(table, name, [row[name] for row in rows]), name
+    assert about["rows"] == len(rows)
+    has_ids = "response_ids" in names
+    assert ("response_ids" in table.column_names) == has_ids == (ONLY_LOGP not in about["noted"])
+    assert all(all(mask) for mask in table.column("loss_mask").to_pylist())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_line_on_the_screen_can_be_pasted(shape, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "my dump.jsonl", SHAPES[shape][0])
+    assert run(["import", "my dump.jsonl", "-q"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("wanted") and "in my dump.jsonl" in said
+    line = re.search(r"lengths, try: mismatch-cli (.*)\n", said)
+    assert line is not None
+    assert run([*shlex.split(line[1]), "-q"]) == 0
+    assert f"{len(SHAPES[shape][1])} responses" in capsys.readouterr().out
+
+
+def test_paths_enter_lists_and_join_what_is_deeper_than_a_batch(tmp_path):
+    columns = {
+        "prompt_ids": "agent_result.rollout_details.prompt_token_ids",
+        "response_ids": "agent_result.rollout_details.completion_token_ids",
+        "logp_rollout": "agent_result.rollout_details.logprobs",
+    }
+    record = shapes.harbor(ROWS[:2])
+    record["agent_result"]["rollout_details"] += shapes.harbor(ROWS[2:])["agent_result"][
+        "rollout_details"
+    ]
+    path = write_lines(tmp_path / "d.jsonl", [record])
+    table, _ = imported(path, into=tmp_path / "trace", columns=columns)
+    for name in IDS:
+        assert same_bits(table, name, [row[name] for row in ROWS])
+
+
+def test_a_step_without_tokens_is_left_out(tmp_path):
+    record = shapes.verifiers(ROWS)
+    record["trajectory"][0]["tokens"] = None
+    columns = guessed(columns_in([shapes.verifiers(ROWS)]), {})
+    path = write_lines(tmp_path / "d.jsonl", [record])
+    table, about = imported(path, into=tmp_path / "trace", columns=columns)
+    assert same_bits(table, "response_ids", [row["response_ids"] for row in ROWS[1:]])
+    assert about["left_out"]["responses without token ids"] == 1
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_document_is_read_as_its_rows(indent, tmp_path):
+    columns = {"logp_rollout": "sampler_logprobs", "logp_trainer": "trainer_logprobs"}
+    (path := tmp_path / "a.json").write_text(
+        json.dumps([shapes.pair(row) for row in ROWS], indent=indent)
+    )
+    table, about = imported(path, into=tmp_path / "array", columns=columns)
+    assert same_bits(table, "logp_trainer", [row["logp_trainer"] for row in ROWS])
+    assert about["noted"] == {ONLY_LOGP: 4, NO_PROMPT: 4}
+    assert len(set(table.column("prompt_id").to_pylist())) == 4
+    (path := tmp_path / "b.json").write_text(json.dumps(shapes.pair(ROWS[0]), indent=indent))
+    table, _ = imported(path, into=tmp_path / "object", columns=columns)
+    assert same_bits(table, "logp_rollout", [ROWS[0]["logp_rollout"]])
+
+
+def test_labels_and_targets_are_checked_row_by_row(tmp_path):
+    """Nothing is imported that only looks aligned."""
+    names = {"token_ids": "tokens", "loss_mask": "masks", "logp_rollout": "inference_logprobs"}
+    group = shapes.atropos(OF_ONE_PROMPT)
+    group["masks"][1][-1] += 1  # neither −100 nor the token's own id
+    path = write_lines(tmp_path / "d.jsonl", [group])
+    table, about = imported(path, into=tmp_path / "labels", columns=names)
+    assert table.num_rows == 3 and about["left_out"][NO_LABELS.format(name="loss_mask")] == 1
+    names = {"token_ids": "input_ids", "logp_rollout": "inference_logprobs"}
+    moved = [shapes.shifted(row) for row in ROWS]
+    moved[2]["target_ids"] = moved[2]["input_ids"]
+    path = write_lines(tmp_path / "e.jsonl", moved)
+    table, about = imported(path, into=tmp_path / "moved", columns=names)
+    assert table.num_rows == 3 and about["left_out"][NOT_MOVED] == 1
+    for record in moved:
+        record["input_ids"].append(record["target_ids"][-1])  # the whole sequence
+    table, about = imported(write_lines(path, moved), into=tmp_path / "whole", columns=names)
+    expected = [row["response_ids"] for number, row in enumerate(ROWS) if number != 2]
+    assert same_bits(table, "response_ids", expected)
+
+
+def test_without_a_mask_only_advantages_say_where_the_response_is(tmp_path):
+    records = [shapes.tinker(row) for row in ROWS]
+    columns = guessed(columns_in(records), {})
+    records[1]["loss_fn_inputs"]["advantages"]["data"] = [0.0] * len(
+        records[1]["loss_fn_inputs"]["advantages"]["data"]
+    )
+    path = write_lines(tmp_path / "d.jsonl", records)
+    table, about = imported(path, into=tmp_path / "trace", columns=columns)
+    assert table.num_rows == 3 and about["noted"][BY_ADVANTAGE] == 4
+    del columns["advantage"]
+    with pytest.raises(MismatchError, match="nothing says where the response begins"):
+        imported(path, into=tmp_path / "none", columns=columns)
+
+
+def test_a_mask_of_the_loss_is_not_taken_for_one_of_padding(tmp_path):
+    record = shapes.verifiers(ROWS)
+    columns = guessed(columns_in([record]), {}) | {"prompt_mask": "trajectory.tokens.prompt_mask"}
+    path = write_lines(tmp_path / "d.jsonl", [record])
+    with pytest.raises(MismatchError, match=HIDDEN.format(name="prompt_mask")):
+        imported(path, into=tmp_path / "trace", columns=columns)
+
+
+def test_a_trace_has_ids_for_every_response_or_for_none(tmp_path, monkeypatch):
+    both = [{name: row[name] for name in {*IDS, *PAIR}} for row in ROWS]
+    pairs = [{name: row[name] for name in PAIR} for row in ROWS]
+    first = write_lines(tmp_path / "a" / "0.jsonl", both).parent
+    write_lines(first / "x1.jsonl", [*pairs, {"logp_rollout": [-1.0]}])
+    table, about = imported(first, into=tmp_path / "ids")
+    assert table.num_rows == 4 and about["left_out"] == {"responses without token ids": 5}
+    second = write_lines(tmp_path / "b" / "0.jsonl", [*pairs, {"logp_rollout": [-1.0]}]).parent
+    write_lines(second / "x1.jsonl", both)
+    table, about = imported(second, into=tmp_path / "pairs")
+    assert table.num_rows == 4
+    assert about["left_out"] == {NO_PAIR: 1, LATER_IDS.format(name="prompt_ids"): 4}
+
+
+def test_top_k_columns_without_ids_are_dropped(tmp_path):
+    names = (*PAIR, "topk_ids", "topk_logp_rollout")
+    path = write_lines(tmp_path / "d.jsonl", [{n: row[n] for n in names} for row in ROWS])
+    table, about = imported(path, into=tmp_path / "trace")
+    assert "topk_ids" not in table.column_names and about["noted"][TOP_K_WITHOUT_IDS] == 4
+
+
+LACKING = {
+    "a group without log-probabilities": (
+        {"tokens": [[5, 6], [5, 7]], "masks": [[-100, 6], [-100, 7]], "scores": [1.0, -1.0]},
+        r"has lists of whole numbers \(tokens\), but no log-probabilities",
+    ),
+    "ids of a test": (
+        {"tokens": [1, 2, 3], "merged_tokens": [1, 9], "name": "x"},
+        r"has lists of whole numbers \(tokens, merged_tokens\), but no log-probabilities",
+    ),
+    "a batch of requests": (
+        {"custom_id": "a", "url": "/v1", "body": {"messages": [{"role": "user", "content": "x"}]}},
+        "has neither token ids nor log-probabilities",
+    ),
+    "one side alone": (
+        {"response": "so", "output_token_logprobs": [-0.5, -0.25]},
+        r"has log-probabilities \(output_token_logprobs\), but neither token ids nor those of a",
+    ),
+    "NeMo-RL's rows by another writer": (
+        {"token_ids": [1, 2], "token_loss_mask": [0, 1], "generation_logprobs": [0.0, -0.5]},
+        "has no input_lengths, which NeMo-RL's grpo.py writes",
+    ),
+    "metrics": (
+        {"step": 3, "time": 1.0, "rollout_corr/kl": 0.002, "actor/lr": 1e-6},
+        r"holds a run's metrics, and no tokens.*verdict rollout_corr/kl=0\.002",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LACKING)
+def test_a_refusal_says_what_is_missing(what, tmp_path):
+    record, message = LACKING[what]
+    path = write_lines(tmp_path / "d.jsonl", [record])
+    with pytest.raises(MismatchError, match=message) as refused:
+        imported(path, into=tmp_path / "trace")
+    assert "--columns" not in str(refused.value)
+
+
+def test_a_console_log_belongs_to_verdict(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text("INFO\nstep:1 - actor/pg_loss:0.01 - rollout_corr/kl:0.002 - lr:1e-6\n")
+    with pytest.raises(MismatchError, match=r"metrics.*verdict rollout_corr/kl=0\.002"):
+        imported(path, into=tmp_path / "trace")
