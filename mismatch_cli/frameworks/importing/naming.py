@@ -127,7 +127,7 @@ def fits(ours: str, value: Any, tokens: Any = None) -> bool:
 
 def _kind(ours: str) -> tuple[str, Callable[[Any], bool]]:
     """What a column holds, in words, and a test for a value from JSON or Parquet."""
-    kind = kind_of(ALIASES.get(ours, ours))
+    kind = kind_of(ours)
     if not pa.types.is_list(kind):
         if pa.types.is_integer(kind):
             return "a whole number", _is_whole

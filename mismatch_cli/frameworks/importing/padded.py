@@ -12,7 +12,7 @@ from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing.rows import HOLES, NO_IDS, WRONG_LENGTH, all_true_where_null
 from mismatch_cli.frameworks.importing.tally import Tally
 from mismatch_cli.trace import foreign
-from mismatch_cli.trace.columns import COLUMNS, PROMPT_COLUMN, TOKEN_COLUMNS, TOPK_COLUMNS
+from mismatch_cli.trace.columns import ALIASES, COLUMNS, PROMPT_COLUMN, TOKEN_COLUMNS, TOPK_COLUMNS
 
 MASKS = ("prompt_mask", "response_mask")  # true where there is a token
 # Prompt and response in one, and what each of its positions predicts
@@ -31,7 +31,7 @@ def kind_of(name: str) -> pa.DataType:
     """The type of a column: that of the trace, or booleans for the masks of padding."""
     if name in SEQUENCES:
         return COLUMNS[PROMPT_COLUMN].type
-    return pa.list_(pa.bool_()) if name in MASKS else COLUMNS[name].type
+    return pa.list_(pa.bool_()) if name in MASKS else COLUMNS[ALIASES.get(name, name)].type
 
 
 def measure_of(names: Container[str]) -> str:
