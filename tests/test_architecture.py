@@ -52,7 +52,7 @@ ROOMS = (
 )
 PROGRAMS = ROOMS[ROOMS.index("app") + 1 :]
 # Files that are known by their names, in folders of any room or in one of a room
-FRAMEWORK_FILES = ("importer.py", "recorder.py", "metrics.py")
+FRAMEWORK_FILES = ("importer.py", "recorder.py", "metrics.py", "pickles.py")
 SPREAD = ("commands", "pages", "plots", "checks", "engines", "trust_regions", "weights")
 
 HEAVY = (

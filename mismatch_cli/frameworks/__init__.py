@@ -8,3 +8,4 @@ Shared by all: `importing/`, `recording/` and `dialects/`.
 IMPORTERS = "mismatch_cli.frameworks.NAME.importer"
 RECORDERS = "mismatch_cli.frameworks.NAME.recorder"
 DASHBOARDS = "mismatch_cli.frameworks.NAME.metrics"
+PICKLES = "mismatch_cli.frameworks.NAME.pickles"

@@ -18,9 +18,13 @@ import orjson
 
 from mismatch_cli.base.errors import Denied, MismatchError
 from mismatch_cli.frameworks.importing import SEALED
-from mismatch_cli.frameworks.importing.driver import Import, carriers, import_dump
+from mismatch_cli.frameworks.importing.driver import (
+    Import,
+    being_written,
+    carriers,
+    import_dump,
+)
 from mismatch_cli.frameworks.importing.sources import Source, find
-from mismatch_cli.frameworks.prime_rl.importer import STABLE
 from mismatch_cli.trace.drafts import files_in
 from mismatch_cli.trace.files import replacing_entries
 from mismatch_cli.watch.growing_trace import StepsOfShards
@@ -158,13 +162,14 @@ class Dump:
         last_of: dict[tuple[str, str], str] = {
             file.source.group: name for name, file in seen.items()
         }
+        unmarked = being_written([file.source for file in seen.values()])
         for name, file in seen.items():
             begin = self._parts.end_of(name)
             if file.size == begin or self._refused.get(name) == file.size:
                 continue
             end = _end_of_lines(file, begin) if file.source.kind == "jsonl" else file.size
             rests = self._before.get(name) == file or last_of[file.source.group] != name
-            if not final and (not rests or end < file.size or not _is_marked(file.source, seen)):
+            if not final and (not rests or end < file.size or file.source.path in unmarked):
                 self.waiting = f"{file.source.path} is being written"
             elif end > begin:
                 yield name, (begin, end)
@@ -226,14 +231,6 @@ def _gathered(spans: Mapping[str, Span], seen: Mapping[str, Seen]) -> Iterator[d
             together = {}
     if together:
         yield together
-
-
-def _is_marked(source: Source, seen: Mapping[str, Seen]) -> bool:
-    """Whether the framework has marked the step of a file as complete, as prime-rl does."""
-    folder = source.path.parent
-    if (folder / STABLE).exists() or not folder.name.startswith("step_"):
-        return True
-    return not any((file.source.path.parent / STABLE).exists() for file in seen.values())
 
 
 def _end_of_lines(file: Seen, begin: int) -> int:

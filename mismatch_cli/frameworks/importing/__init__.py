@@ -13,7 +13,7 @@ from mismatch_cli.trace.stores import is_store
 # By the suffix
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pt": "pt", ".pth": "pt"}
 SEALED = ".zst"  # after the suffix of a file of lines
-PICKLES = (".pkl", ".pickle", ".dp")  # only those that verl saves are read
+PICKLES = (".pkl", ".pickle", ".dp")  # only those that a framework's `pickles.py` reads as data
 
 
 def files_at(path: Path) -> tuple[list[Path], Path]:

@@ -229,6 +229,16 @@ def carriers(sources: Sequence[Source]) -> list[Source]:
     return kept
 
 
+def being_written(sources: Sequence[Source]) -> set[Path]:
+    """The files that their framework has not marked as complete, where it marks files at all."""
+    paths = [source.path for source in sources]
+    open_paths: set[Path] = set()
+    for name in registry.names(IMPORTERS):
+        module = registry.load(IMPORTERS, name, "format")
+        open_paths |= module.being_written(paths) if hasattr(module, "being_written") else set()
+    return open_paths
+
+
 def _recognised(request: Import, files: list[Source], tally: Tally) -> tuple[str, list[Source]]:
     """The format, and the files that have it; other files of a folder are counted."""
     names = registry.names(IMPORTERS)

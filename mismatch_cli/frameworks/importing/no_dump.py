@@ -1,4 +1,4 @@
-"""Why rows of JSON cannot be imported: a run's metrics, a log of texts, or a side that is missing."""
+"""Why rows of JSON cannot be imported: a run's metrics, a log of texts, or a side is missing."""
 
 import re
 from collections.abc import Mapping, Sequence

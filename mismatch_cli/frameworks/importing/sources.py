@@ -10,22 +10,24 @@ from dataclasses import dataclass, field
 from itertools import groupby, islice
 from pathlib import Path
 from textwrap import shorten
+from types import ModuleType
 from typing import Any
 
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mismatch_cli.base import registry
 from mismatch_cli.base.errors import MismatchError, first_line, unreadable
 from mismatch_cli.base.memory import allowance, decoded_bytes, too_large
 from mismatch_cli.base.text import is_whole, parsed_json
+from mismatch_cli.frameworks import PICKLES as READERS
 from mismatch_cli.frameworks.importing import (
     KINDS,
     PICKLES,
     SEALED,
     files_at,
     opened,
-    proto_file,
     torch_file,
 )
 from mismatch_cli.frameworks.importing.other_files import pointer
@@ -69,7 +71,7 @@ class Source:
     @property
     def kind(self) -> str:
         suffix = self.path.suffix.lower()
-        return "proto" if suffix in PICKLES else KINDS.get(suffix, "jsonl")
+        return "pickle" if suffix in PICKLES else KINDS.get(suffix, "jsonl")
 
     @property
     def group(self) -> tuple[str, str]:
@@ -126,7 +128,7 @@ def _below(path: Path) -> list[Source]:
     sources = [
         Source(p, str(p.relative_to(root)).removesuffix(SEALED))
         for p in files
-        if (p.suffix.lower() in KINDS or _is_sealed_of_lines(p, whole) or _is_proto(p))
+        if (p.suffix.lower() in KINDS or _is_sealed_of_lines(p, whole) or _reader_of(p) is not None)
     ]
     if not sources:
         for file in sorted(files):
@@ -149,15 +151,19 @@ def _numbers_by_value(source: Source) -> list[tuple[int, int, str]]:
 
 
 def _refuse_pickle(path: Path) -> None:
-    if path.suffix.lower() in PICKLES and not _is_proto(path):
+    if path.suffix.lower() in PICKLES and _reader_of(path) is None:
         other = pointer(path)
         if other:
             raise MismatchError(f"{path} {other.why}")
         raise NeedsItsFramework(path, "is a pickle, which could run any code when opened")
 
 
-def _is_proto(path: Path) -> bool:
-    return path.suffix.lower() in PICKLES and proto_file.is_saved(path)
+def _reader_of(path: Path) -> ModuleType | None:
+    """What reads this pickle as data: the `pickles.py` of the framework that saved it, if any."""
+    if path.suffix.lower() not in PICKLES:
+        return None
+    readers = (registry.load(READERS, name, "framework") for name in registry.names(READERS))
+    return next((reader for reader in readers if reader.is_saved(path)), None)
 
 
 def peek(source: Source) -> Peek:
@@ -165,8 +171,8 @@ def peek(source: Source) -> Peek:
     if source.kind == "parquet":
         names = roots(open_parquet(source).schema_arrow, source.columns.values())
         return Peek(source, frozenset(source.renamed(names)))
-    if source.kind == "proto":
-        return Peek(source, frozenset(proto_file.load(source.path)))
+    if reader := _reader_of(source.path):
+        return Peek(source, frozenset(reader.load(source.path)))
     if source.kind == "pt":
         return Peek(source, torch_file.keys_of(torch_file.load(source.path)))
     return Peek(source, keys_of(source))

@@ -3,8 +3,8 @@
 Written by its file monitor since pull request 3444 (31 August 2026), in chunks that are sealed with
 zstd since 3465; read in `src/prime_rl/monitors/file/` (048a6e23), `trainer/rl/annotations.py`
 (65a18584), `orchestrator/annotations.py` (96e0cf47), and verifiers 0.4.0. An episode has traces,
-each a tree of messages (`nodes`) of which every leaf ends a branch: one sequence. An annotation names a
-trace and a branch, and has a value for each token of the sequence, null outside the loss.
+each a tree of messages (`nodes`) of which every leaf ends a branch: one sequence. An annotation
+names a trace and a branch, and has a value for each token of the sequence, null outside the loss.
 """
 
 from __future__ import annotations

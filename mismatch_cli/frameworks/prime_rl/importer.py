@@ -8,6 +8,7 @@ them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -59,7 +60,7 @@ _SCHEMA = pa.schema(
     }
 )
 _VERSION = 1
-STABLE = "STABLE"
+_STABLE = "STABLE"
 _MONITORED = {"monitors", "traces"}  # folders of the file monitor, and of its traces
 BESIDE_EXPORTS = "files of traces, beside token_exports of the same run"
 UNWEIGHED = "tokens without RL weight (cross-entropy only) are masked"
@@ -137,18 +138,17 @@ def _with_rl_weight(columns: dict[str, pa.Array]) -> tuple[pa.Array, np.ndarray]
     return _lists.from_flat(mask_T & ~unseen_T, lengths_S, _lists.is_null(mask)), unseen_S
 
 
-def unfinished(sources: Sequence[Source]) -> str:
-    """Why the dump is incomplete: prime-rl marks a step as STABLE once every rank has written
-    it.
+def being_written(paths: Sequence[Path]) -> set[Path]:
+    """The files of steps that are not marked as STABLE, as a step is once every rank has written
+    it; none if no step is marked, as in a copy without the marks.
     """
-    steps = {
-        source.path.parent for source in sources if source.path.parent.name.startswith("step_")
-    }
-    open_steps = sorted(folder.name for folder in steps if not (folder / STABLE).exists())
-    if len(open_steps) == len(steps):
-        return ""  # no step has a mark: probably a copy without them
-    return (
-        f"steps without a STABLE file: {len(open_steps):,}, the first {open_steps[0]}"
-        if open_steps
-        else ""
-    )
+    of_steps = [path for path in paths if path.parent.name.startswith("step_")]
+    unmarked = {path for path in of_steps if not (path.parent / _STABLE).exists()}
+    return unmarked if len(unmarked) < len(of_steps) else set()
+
+
+def unfinished(sources: Sequence[Source]) -> str:
+    """Why the dump is incomplete."""
+    paths = being_written([source.path for source in sources])
+    steps = sorted({path.parent.name for path in paths})
+    return f"steps without a STABLE file: {len(steps):,}, the first {steps[0]}" if steps else ""

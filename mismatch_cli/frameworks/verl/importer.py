@@ -17,12 +17,12 @@ from mismatch_cli.frameworks.importing import (
     lists as _lists,
 )
 from mismatch_cli.frameworks.importing import (
-    proto_file,
     torch_file,
 )
 from mismatch_cli.frameworks.importing.sources import Peek, Source, jsonl_tables, parquet_tables
 from mismatch_cli.frameworks.importing.tally import Tally
 from mismatch_cli.frameworks.plain import importer as plain
+from mismatch_cli.frameworks.verl import pickles
 from mismatch_cli.trace import foreign
 
 TITLE = "verl's batches"
@@ -88,7 +88,7 @@ def _tables(
         yield from ((table, None) for table in jsonl_tables(source, _schema, tally, advance))
     else:
         with torch_file.laid_out(source.path, TITLE):
-            content = (proto_file.load if source.kind == "proto" else torch_file.load)(source.path)
+            content = (pickles.load if source.kind == "pickle" else torch_file.load)(source.path)
             step = dict(content.get("meta_info") or {}).get("global_steps")
             found = {
                 name: _typed(name, _arrow(content[name]))

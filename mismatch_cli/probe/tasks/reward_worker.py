@@ -14,7 +14,7 @@ ARGUMENTS = ("response", "answer", "problem", "finish_reason")  # parameters tha
 BATCH_ARGUMENTS = ("responses", "answers", "problems", "finish_reasons")
 BATCH = "batch"  # the kind of such a reward
 # Of a TRL reward function: lists, besides columns
-TRL_ARGUMENTS = ("completions", "prompts", "completion_ids")
+KEYWORD_ARGUMENTS = ("completions", "prompts", "completion_ids")
 KEYWORDS = "keywords"  # the kind of such a reward
 
 _MATH_VERIFY_MEMORY = 2**32  # bytes; a response can require any amount
@@ -62,7 +62,7 @@ def _kind(wanted: list[str]) -> str:
     """A function's kind by its parameters: as TRL calls it, for a batch, or (empty) for one
     response.
     """
-    if set(wanted) & set(TRL_ARGUMENTS):
+    if set(wanted) & set(KEYWORD_ARGUMENTS):
         return KEYWORDS
     return BATCH if wanted and set(wanted) <= set(BATCH_ARGUMENTS) else ""
 
@@ -106,7 +106,7 @@ def number(value: Any) -> float:
 def _load_reward(code: str) -> tuple[Callable[..., Any], list[str]]:
     """The function, and the arguments that it takes: those of one response, or lists of them."""
     function, named, needed = load(code, "the reward as FILE.py:FUNCTION")
-    if set(named) & set(TRL_ARGUMENTS):
+    if set(named) & set(KEYWORD_ARGUMENTS):
         return function, named
     single, lists = (
         [known for known in arguments if known in named]

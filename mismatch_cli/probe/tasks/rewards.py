@@ -101,7 +101,7 @@ class OwnReward:
             return []
         if not self._kind:
             return [self._of_one(row) for row in rows]
-        asked = self._as_trl_asks(rows) if self._kind == KEYWORDS else _in_lists(rows)
+        asked = self._as_keywords(rows) if self._kind == KEYWORDS else _in_lists(rows)
         reply = self._reply(asked, rows)
         if reply is LATE:
             return [0.0] * len(rows)
@@ -127,7 +127,7 @@ class OwnReward:
             self._known_kind = str(reply.value)
         return self._known_kind
 
-    def _as_trl_asks(self, rows: Sequence[Answered]) -> dict[str, Any]:
+    def _as_keywords(self, rows: Sequence[Answered]) -> dict[str, Any]:
         """What GRPOTrainer passes to a reward function; None where a row lacks a column."""
         names = dict.fromkeys(name for row in rows for name in row.columns or ())
         columns = {name: [(row.columns or {}).get(name) for row in rows] for name in names}

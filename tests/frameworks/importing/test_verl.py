@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from mismatch_cli.app.cli import run
-from mismatch_cli.frameworks.importing import proto_file as _proto_file
+from mismatch_cli.frameworks.verl import pickles as _pickles
 from mismatch_cli.trace.reader import Trace
 from tests.frameworks.recording.real_verl import samples
 
@@ -70,7 +70,7 @@ def test_the_content_of_a_pickle_decides(tmp_path):
 
 @pytest.mark.parametrize("kind", ["pt", "jsonl", "parquet"])
 def test_its_columns_in_other_files(kind, tmp_path):
-    content = _proto_file.load(SAVED[0])
+    content = _pickles.load(SAVED[0])
     path = tmp_path / f"batch.{kind}"
     tensors = {name: value for name, value in content.items() if isinstance(value, torch.Tensor)}
     lists = {name: value.tolist() for name, value in tensors.items()} | {
@@ -87,7 +87,7 @@ def test_its_columns_in_other_files(kind, tmp_path):
 
 
 def test_copied_log_probs_are_not_those_of_the_trainer(tmp_path):
-    content = _proto_file.load(SAVED[0])
+    content = _pickles.load(SAVED[0])
     names = ("prompts", "responses", "response_mask", "attention_mask", "rollout_log_probs")
     torch.save(
         {name: content[name] for name in names} | {"old_log_probs": content["rollout_log_probs"]},
@@ -194,7 +194,7 @@ def test_objects_of_other_classes_are_refused_with_the_lines_to_run(tmp_path, ca
 
 
 def test_invalid_values(tmp_path, capsys):
-    content = _proto_file.load(SAVED[0])
+    content = _pickles.load(SAVED[0])
     names = (
         "prompts",
         "responses",
