@@ -82,6 +82,7 @@ def answers_without(framework: str, lines: tuple[str, ...], tmp_path) -> str:
 def test_one_folder_less_and_one_more(tmp_path):
     printed = answers_without("verl", NAMES + NUMBERS, tmp_path)
     assert "toy/gap" in printed and "rollout_corr/kl" not in printed
+    assert "≤ 0.5 ✔ holds" in " ".join(printed.split())  # a set of healthy values alone
     assert "Π" in printed.partition("toy-default")[2][:300]
 
 
