@@ -88,15 +88,21 @@ def trainer(folder: Path, **correction: Any) -> Any:
     return made
 
 
-def recorded(queue: Any, folder: Path, **correction: Any) -> Any:
-    """Let verl compute a batch's advantages, as in its step, and return its batch."""
+def recorded(
+    queue: Any, folder: Path, versions: tuple[int, int] = (5, 6), **correction: Any
+) -> Any:
+    """Let verl compute a batch's advantages, as in its step, and return its batch.
+
+    `versions` of the weights that sampled, the least and the largest; the trainer's is 6.
+    """
     from transfer_queue import KVBatchMeta
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
     made, rows = trainer(folder, **correction), samples()
     keys = [f"{folder.name}-{number // 4}_{number % 4}_0" for number in range(SAMPLES)]
     tags = [
-        {"is_padding": number == 5, "min_global_steps": 5, "max_global_steps": 6}
+        {"is_padding": number == 5}
+        | dict(zip(("min_global_steps", "max_global_steps"), versions, strict=True))
         for number in range(SAMPLES)
     ]
     queue.kv_batch_put(
@@ -133,7 +139,7 @@ def test_verls_own_metrics_are_those_of_the_trace(queue, tmp_path):
     from verl.trainer.ppo.rollout_corr_helper import compute_offpolicy_metrics
     from verl.utils.debug.metrics import calculate_debug_metrics
 
-    data, _ = recorded(queue, tmp_path / "run")
+    data, _ = recorded(queue, tmp_path / "run", versions=(6, 6))
     keep = torch.tensor([number for number in range(SAMPLES) if number != 5])
     batch = {name: value[keep] for name, value in data.to_padded_tensor().items()}
     mask = batch["loss_mask"]
