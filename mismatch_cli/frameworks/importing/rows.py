@@ -83,6 +83,7 @@ class Completer:
         self.scored = self.newer = 0
         self.unfinished = 0  # rows without a finish reason
         self.without_minibatch = 0  # rows that do not name their optimizer step
+        self._versioned = self._unversioned = 0  # rows that say which weights sampled them, or not
 
     def remember(self, table: pa.Table) -> None:
         """Register rows that the trace already holds: rows with their keys are left out."""
@@ -115,7 +116,11 @@ class Completer:
         table = pa.table({name: columns[name] for name in (*COLUMNS, *names) if name in columns})
         table = _only(table, self._first_of_its_key(table, where))
         for name in _notes(table):
-            self._tally.note(name.removeprefix(NOTE), pc.sum(table.column(name)).as_py() or 0)
+            count = pc.sum(table.column(name)).as_py() or 0
+            if name == NOTE + NO_VERSION:
+                self._note_versions(count, table.num_rows)
+            else:
+                self._tally.note(name.removeprefix(NOTE), count)
         self._note_odd_values(table)
         table = table.drop_columns(_notes(table))
         self._count(table)
@@ -233,6 +238,14 @@ class Completer:
                     _lists.flat(column), _lists.lengths_of(column), _lists.is_null(column)
                 )
 
+    def _note_versions(self, unknown: int, rows: int) -> None:
+        """Note the rows without a version once others have one, in this block or in another."""
+        self._unversioned += unknown
+        self._versioned += rows - unknown
+        if self._versioned:
+            self._tally.note(NO_VERSION, self._unversioned)
+            self._unversioned = 0
+
     def _note_odd_values(self, table: pa.Table) -> None:
         """Note odd values in the responses that are kept; the notes of nulls are still columns."""
         columns = {name: foreign.single(table.column(name)) for name in table.column_names}
@@ -280,8 +293,8 @@ class Completer:
         minibatch = columns.get("minibatch")
         self.without_minibatch += rows if minibatch is None else minibatch.null_count
         version = columns.get("version_rollout")
-        if version is not None and 0 < version.null_count < rows:
-            columns[NOTE + NO_VERSION] = version.is_null().cast(pa.int64())
+        unknown = pa.array(np.ones(rows, bool)) if version is None else version.is_null()
+        columns[NOTE + NO_VERSION] = unknown.cast(pa.int64())
         defaults = {
             "step": 0,
             "epoch": 0,

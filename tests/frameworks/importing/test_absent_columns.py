@@ -231,6 +231,20 @@ def test_a_sample_without_a_version_beside_others(tmp_path):
     assert about["noted"] == {NO_VERSION: 1}
 
 
+@pytest.mark.parametrize("without", ["3.pt", "4.pt"])
+def test_a_file_without_versions_beside_another(tmp_path, without):
+    (tmp_path / "dump").mkdir()
+    for number, name in enumerate(("3.pt", "4.pt")):
+        records = [layouts.slime_sample(row, i + 3 * number) for i, row in enumerate(ROWS)]
+        if name == without:
+            for record in records:
+                del record["weight_versions"]
+        written(tmp_path / "dump" / name, "slime", records)
+    table, about = imported(tmp_path / "dump", into=tmp_path / "out")
+    assert sorted(table.column("version_rollout").to_pylist()) == [0, 0, 0, 3, 3, 3]
+    assert about["noted"] == {NO_VERSION: 3}
+
+
 def test_without_a_usable_sample_that_has_a_version_its_lack_is_not_noted(tmp_path):
     records = [layouts.slime_sample(row, i) for i, row in enumerate(ROWS)]
     del records[0]["weight_versions"], records[1]["weight_versions"]
