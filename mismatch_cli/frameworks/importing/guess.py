@@ -75,10 +75,21 @@ def guessed(columns: _Columns, given: Mapping[str, str]) -> dict[str, str]:
 def log_probabilities(
     columns: _Columns, guess: Mapping[str, str] = MappingProxyType({})
 ) -> list[str]:
-    """The columns that may hold log-probabilities of sampled tokens."""
+    """The columns that may hold log-probabilities of sampled tokens: by their names, or, if none
+    is called so, lists as long as one of ids and without a number above 0.
+    """
     every = _fitting(columns, guess, "logp_rollout", _LOGP)
     others = _named(every, _NOT_SAMPLED)
-    return [name for name in every if name not in others and not _has_ids(columns[name])]
+    named = [name for name in every if name not in others and not _has_ids(columns[name])]
+    if named:
+        return named
+    ids = [values for values in columns.values() if _has_ids(values)]
+    negative = [name for name in columns if _are_negative(columns[name])]
+    return [
+        name
+        for name in negative
+        if any(all(map(_are_as_long, columns[name], values)) for values in ids)
+    ]
 
 
 def may_be_sampled(name: str) -> bool:
@@ -197,6 +208,15 @@ def _has_ids(values: Sequence[Any]) -> bool:
         return False
     rows = chain.from_iterable(_by_response("response_ids", value) for value in values)
     return any(set(row or ()) - {None, 0, 1} for row in rows)
+
+
+def _are_negative(values: Sequence[Any]) -> bool:
+    """Whether these are lists of numbers, none above 0 and not all whole, as labels are."""
+    if not _all_fit("logp_rollout", values) or not all(map(_lists.depth_of, values)):
+        return False
+    rows = chain.from_iterable(_by_response("logp_rollout", value) for value in values)
+    numbers = [number for row in rows for number in row or () if number is not None]
+    return max(numbers, default=1) <= 0 and any(number % 1 for number in numbers)
 
 
 def _are_as_long(one: Any, other: Any) -> bool:

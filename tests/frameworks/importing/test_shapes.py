@@ -91,6 +91,16 @@ def test_paths_enter_lists_and_join_what_is_deeper_than_a_batch(tmp_path):
         assert same_bits(table, name, [row[name] for row in ROWS])
 
 
+def test_lists_that_fit_by_length_and_sign_are_proposed_whatever_they_are_called():
+    rows = [
+        {"a": {"ids": [5, 6], "out": [-0.5, 0.0]}, "labels": [-100, -100], "gain": [0.5, -0.5]},
+        {"a": {"ids": [7], "out": [-0.25]}, "labels": [-100], "gain": [-0.5]},
+    ]
+    assert guessed(columns_in(rows), {}) == {"response_ids": "a.ids", "logp_rollout": "a.out"}
+    rows[0]["a"]["out"].append(-0.125)  # as long as nothing else
+    assert guessed(columns_in(rows), {}) == {}
+
+
 def test_a_step_without_tokens_is_left_out(tmp_path):
     record = shapes.verifiers(ROWS)
     record["trajectory"][0]["tokens"] = None
