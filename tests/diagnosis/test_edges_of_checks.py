@@ -24,11 +24,13 @@ from mismatch_cli.diagnosis.checks import (
     sharp_onset,
     stale_weights,
     temperature,
+    uniform_mixture,
     values,
 )
 from mismatch_cli.diagnosis.checks.truncated_support import OneSided
 from mismatch_cli.diagnosis.counts import SideCounts
 from mismatch_cli.diagnosis.diagnose import Diagnosis
+from mismatch_cli.diagnosis.evidence import Finding
 from mismatch_cli.diagnosis.grouped import Mean
 from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.limits.expected import Expected
@@ -249,22 +251,29 @@ def test_the_share_of_impossible_values_is_that_of_both_sides_values(above_zero,
     assert values.check(evidence).effect == above_zero / 100
 
 
-def tail_in(family: str | None, rng: np.random.Generator):
-    """The finding where one token of each of 40 responses has half of the gap, and the gap is too
-    large without them too.
+def tail_in(
+    family: str | None,
+    rng: np.random.Generator,
+    responses: int = 40,
+    far: float = 0.25,
+    length: int = 30,
+):
+    """The finding where one token of each response has `far` nats, by default half of the gap, and
+    the gap is too large without them too.
     """
-    response_T = np.repeat(np.arange(40), 30)
-    d_N = rng.choice([-1.0, 1.0], 1200) * rng.uniform(0.006, 0.01, 1200)
-    d_N[::30] = 0.25
+    response_T = np.repeat(np.arange(responses), length)
+    tokens = len(response_T)
+    d_N = rng.choice([-1.0, 1.0], tokens) * rng.uniform(0.006, 0.01, tokens)
+    d_N[::length] = far
     sample = SimpleNamespace(
         d_N=d_N,
-        typical_N=np.full(1200, 0.008),
+        typical_N=np.full(tokens, 0.008),
         u_N=np.abs(d_N) / 0.008,
         response_T=response_T,
-        num_responses=40,
-        kept=np.arange(1200),
+        num_responses=responses,
+        kept=np.arange(tokens),
         group_N=response_T % GROUPS,
-        logq_T=np.full(1200, -1.0),
+        logq_T=np.full(tokens, -1.0),
         logp_T=d_N - 1.0,
     )
     gap, expected = SimpleNamespace(value=np.abs(d_N).mean()), SimpleNamespace(high=0.005)
@@ -279,6 +288,17 @@ def test_a_few_tokens_with_a_part_of_the_gap_are_a_cause_only_with_experts(famil
     assert routed.status == "found" and "different experts" in routed.cause
     assert other.status == "clear" and other.reason.endswith("where it sits, not why")
     assert 0.4 < other.effect < 0.6
+
+
+@pytest.mark.parametrize("far", [0.25, 1.0])
+@pytest.mark.parametrize(
+    ("responses", "length", "status"), [(37, 27, "untested"), (40, 25, "found")]
+)
+def test_a_tail_takes_a_thousand_tokens(responses, length, status, far, rng):
+    """With half of the gap, and with nearly all of it, which is a fault."""
+    found = tail_in("moe", rng, responses, far, length)
+    assert found.status == status
+    assert found.beyond_expected == (status == "found" and far == 1.0)
 
 
 @pytest.mark.parametrize(
@@ -302,6 +322,68 @@ def test_either_part_of_the_tokens_may_be_the_one_at_another_temperature(
         half_N=group_N % 2,
     )
     assert temperature._differs_where_seen(sample) == differs
+
+
+def fit_of(beta: float, error: float) -> temperature._Fit:
+    """Among the top-K ids, which noise on one side would not give."""
+    return temperature._Fit(beta, error, (beta, beta), (beta, beta), "top-20", topk=True)
+
+
+@pytest.mark.parametrize(
+    ("beta", "error", "is_certain"),
+    [
+        (1.1, 0.02, False),
+        (1.1, 0.005, True),
+        (0.9, 0.02, False),
+        (0.9, 0.005, True),
+        (1.003, 1e-5, False),
+        (1.005, 1e-5, True),
+        (0.997, 1e-5, False),
+        (0.995, 1e-5, True),
+    ],
+)
+def test_a_temperature_is_certain_by_its_distance_from_1_and_its_standard_errors(
+    beta, error, is_certain
+):
+    """Five errors are not enough; twenty are six even with 32 groups of prompts."""
+    sample = SimpleNamespace(group_N=np.arange(GROUPS))
+    assert temperature._is_certain(sample, fit_of(beta, error)) == is_certain
+
+
+def test_the_temperature_that_would_have_been_found_is_the_one_with_that_share_of_the_gap():
+    """All of a gap that a temperature of 1.02 makes of two ids, or half of it."""
+    odds_T = np.linspace(-4.0, 4.0, 50)
+    logq_T, logp_T = (-np.logaddexp(0, -times * odds_T) for times in (1.0, 1.02))
+    sample = SimpleNamespace(
+        logq_T=logq_T,
+        logp_T=logp_T,
+        d_N=logp_T - logq_T,
+        kept=np.arange(50),
+        group_N=np.arange(50) % GROUPS,
+    )
+    for least, times in ((1.0, "1.02"), (0.5, "1.01")):
+        power = temperature._power(sample, fit_of(1.0, 0.0), least)
+        assert power == f"a temperature of ≥ {times} times"
+
+
+@pytest.mark.parametrize(("side", "sign"), [("logp_trainer", 1), ("logp_rollout", -1)])
+def test_the_side_that_is_mixed_is_named_and_what_else_it_has_is_left(side, sign):
+    """A tenth of its probability is spread over 10,000 tokens, and it has 0.3 nats more on one."""
+    plain_N = np.log(np.tile([0.5, 0.3, 0.2, 1e-5, 2e-6], 40))
+    mixed_N = np.log(0.9 * np.exp(plain_N) + 1e-5)
+    mixed_N[7] += 0.3
+    logq_T, logp_T = (plain_N, mixed_N) if side == "logp_trainer" else (mixed_N, plain_N)
+    sample = SimpleNamespace(
+        logq_T=logq_T,
+        logp_T=logp_T,
+        d_N=logp_T - logq_T,
+        kept=np.arange(200),
+        half_N=np.repeat([0, 1], 100),
+    )
+    mixture = uniform_mixture.mixture_in(sample)
+    assert mixture.side == side
+    assert (mixture.epsilon, mixture.floor) == pytest.approx((0.1, 1e-5), rel=1e-6)
+    assert mixture.left_N == pytest.approx(np.where(np.arange(200) == 7, sign * 0.3, 0), abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -401,3 +483,19 @@ def test_a_gap_below_those_of_all_models_needs_no_scale_of_its_own(gap, low, at_
         )
         diagnosis = SimpleNamespace(evidence=evidence)
         assert Diagnosis.is_at_own_scale.fget(diagnosis) == (own or at_own_scale)
+
+
+def test_a_clear_check_is_a_suspect_if_it_explains_a_tenth_of_the_gap():
+    """The one that explains most first, then those that more input would allow; no found fault."""
+    by_explains = {
+        status: [Finding(f"{status} {share}", status, explains=share) for share in shares]
+        for status, shares in {"clear": (None, 0.05, 0.2, 0.4), "found": (0.3,)}.items()
+    }
+    more = Finding("more", "untested", needs=("--trainer-model",))
+    diagnosis = SimpleNamespace(
+        is_unexplained=True,
+        findings=(*by_explains["found"], *by_explains["clear"]),
+        allowed_by_more=(more,),
+    )
+    suspects = Diagnosis.suspects.fget(diagnosis)
+    assert [suspect.check for suspect in suspects] == ["clear 0.4", "clear 0.2", "more"]

@@ -20,7 +20,12 @@ from mismatch_cli.trace.drafts import NEW, RUN
 from mismatch_cli.trace.files import replacing_folder
 from mismatch_cli.trace.ours import foreign_in, remove_results, results_in
 from mismatch_cli.trace.run_folder import claimed, report_folder, run_folder, training_folder
-from mismatch_cli.trace.work import begun_beside, drop_begun, replacing_when_complete
+from mismatch_cli.trace.work import (
+    begun_beside,
+    drop_begun,
+    replacing_run,
+    replacing_when_complete,
+)
 from tests.leftovers import leave_draft
 from tests.paths import ROOT
 
@@ -133,6 +138,15 @@ def test_everything_that_commands_write_is_known_as_ours_and_a_new_run_removes_i
     remove_results(folder)
     assert sorted(path.name for path in folder.iterdir()) == [draft.name, "log"]
     assert foreign_in(folder) is None and results_in(folder) is None
+
+
+def test_a_run_that_replaces_another_keeps_the_lock_and_the_logs(reported, tmp_path):
+    folder = shutil.copytree(reported, tmp_path / "run")
+    write(folder, "log/hf.log", "mismatch-cli: log\n")
+    with claimed(folder, lambda: None):
+        with replacing_run(folder) as new:
+            write(new, "trace/manifest.json", "{}")
+        assert sorted(contents(folder)) == [".lock", "log/hf.log", "trace/manifest.json"]
 
 
 def test_a_file_that_cannot_be_read_now_is_not_taken_for_that_of_another(

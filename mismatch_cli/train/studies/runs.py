@@ -153,9 +153,9 @@ class TrainingRun:
 
     @property
     def has_collapsed(self) -> bool:
-        """Whether the final reward is less than half of the best."""
+        """Whether the final reward is less than half of the best, if that is above 0."""
         final, best = self.last("reward"), self.best_reward
-        return final is not None and best is not None and final < best / 2
+        return final is not None and best is not None and final < best / 2 and best > 0
 
     @property
     def last_trace(self) -> Path | None:

@@ -14,7 +14,7 @@ import pytest
 
 from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
-from mismatch_cli.diagnosis.diagnose import names
+from mismatch_cli.diagnosis.diagnose import module, names
 from tests.paths import DOCS
 
 
@@ -275,9 +275,13 @@ def test_no_line_is_wider_than_the_terminal(trace, capfd, monkeypatch, width):
     )
 
 
-def test_the_page_lists_all_checks(trace, capfd):
+def test_the_page_lists_all_checks_with_their_stages():
     page = (DOCS / "diagnose.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `([a-z-]+)` \|", page, re.M)) >= set(names())
+    listed = re.findall(r"^\| `([a-z-]+)` \| (\d) \|", page, re.M)
+    assert sorted(listed) == sorted((name, str(module(name).STAGE)) for name in names())
+
+
+def test_the_page_of_the_json_lists_all_keys(trace, capfd):
     _, out, _ = diagnose(capfd, trace.parent, "--json")
     summary = json.loads(out)
     _, out, _ = diagnose(capfd, "fp8-kv", "--json", "--output", trace.parent / "fp8-kv")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.studies.watch_state import WatchState
 from mismatch_cli.train.studies.runs import TrainingRun, read_runs
 
 
@@ -89,3 +91,45 @@ def test_not_a_number_survives_the_file(tmp_path: Path) -> None:
         [write(tmp_path / "a", '{"step": 1, "reward": NaN}', '{"step": 2, "reward": -Infinity}')]
     )
     assert np.isnan(run.series("reward")).all()
+
+
+def run_of(*steps: int, planned: int | None = None, **more: Any) -> TrainingRun:
+    config = {} if planned is None else {"steps": planned}
+    return TrainingRun("x", "x", 0, [{"step": step, "reward": 0} for step in steps], config, **more)
+
+
+def test_a_run_is_partial_if_steps_are_to_come_or_lost() -> None:
+    """What was watched from the middle on has lost none before."""
+    assert run_of(1, 2, 3).partial is None
+    assert run_of(1, 2, 3, planned=3).partial is None
+    watched = WatchState((), (), ())
+    assert run_of(5, 6, watched=watched).partial is None
+    for run, missing in (
+        (run_of(1, 2, planned=3), []),
+        (run_of(1, 3, planned=3), [2]),
+        (run_of(5, 7, watched=watched), [6]),
+    ):
+        steps, planned = run.last_step, run.planned_steps
+        assert run.partial == {
+            "steps": steps, "planned_steps": planned, "missing_steps": missing
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("best", "final", "collapsed"),
+    [
+        (5, 2.4, True),
+        (5, 2.5, False),
+        (5, -1, True),
+        (0.8, 0.3, True),
+        (0, 0, False),
+        (0, -1, False),
+        (-1, -1, False),
+    ],
+)
+def test_a_run_has_collapsed_below_half_of_a_best_reward_above_0(
+    best: float, final: float, collapsed: bool
+) -> None:
+    """Half of a negative reward is higher: a steady run would be below it."""
+    records = [{"reward": reward} for reward in [best] * 20 + [final] * 20]
+    assert TrainingRun("x", "x", 0, records).has_collapsed == collapsed
