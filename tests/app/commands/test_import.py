@@ -53,7 +53,10 @@ def dump(path: str = "dump.jsonl", count: int = 12) -> Path:
 
 def test_without_a_path_the_bundled_dump_is_imported_and_read_by_the_others(capfd):
     code, out, err = command(capfd, "import")
-    assert code == 0 and "17 responses" in out and "prime-rl traces and token_exports" in out
+    printed = " ".join(out.split())
+    assert (
+        code == 0 and "17 responses" in printed and "prime-rl traces and token_exports" in printed
+    )
     assert "Next: mismatch-cli diagnose import-dumps" in err
     assert Trace.open(Path("import-dumps")).vocabulary.decode([300]) not in ("", "⟨300⟩")
     code, out, _ = command(capfd, "report", "import-dumps", "--quiet", "--full")

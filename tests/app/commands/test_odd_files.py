@@ -95,8 +95,8 @@ def test_dumps_that_hold_no_response(tmp_path, monkeypatch, capfd):
     )
     assert run(["import", "plain.parquet", "--format", "plain", "--quiet"]) == 1
     assert (
-        "No rows imported from plain.parquet: 1 response without token ids"
-        in capfd.readouterr().err
+        "No rows imported from plain.parquet: 1 response with neither token ids nor log-probabilities "
+        "of a second side" in capfd.readouterr().err
     )
     _zip(tmp_path / "rollout_0.pt")
     assert run(["import", "rollout_0.pt", "--quiet"]) == 1
