@@ -83,13 +83,9 @@ def log_probabilities(
     named = [name for name in every if name not in others and not _has_ids(columns[name])]
     if named:
         return named
-    ids = [values for values in columns.values() if _has_ids(values)]
-    negative = [name for name in columns if _are_negative(columns[name])]
-    return [
-        name
-        for name in negative
-        if any(all(map(_are_as_long, columns[name], values)) for values in ids)
-    ]
+    lengths = [list(map(_lengths, values)) for values in filter(_has_ids, columns.values())]
+    negative = filter(lambda name: _are_negative(columns[name]), columns)
+    return [name for name in negative if list(map(_lengths, columns[name])) in lengths]
 
 
 def may_be_sampled(name: str) -> bool:
