@@ -447,6 +447,17 @@ def test_a_response_of_eight_tokens_shows_which_checkpoint_sampled_it(tokens, sh
     assert kinds.decided_S.tolist() == kinds.stale_S.tolist() == [shows]
 
 
+@pytest.mark.parametrize(("tokens", "shows"), [(5, False), (6, True)])
+def test_six_tokens_show_which_constant_would_have_been_found(tokens, shows):
+    sample = SimpleNamespace(
+        counts_T=np.ones(tokens, dtype=bool),
+        abs_d_T=np.full(tokens, 0.2),
+        spans=lambda: [slice(0, tokens)],
+    )
+    power = constant_offset._power(sample)
+    assert power.startswith("≥ 1 nats") == shows and ("no response has 6 tokens" in power) != shows
+
+
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_certain_tokens_have_no_odds_and_print_no_warning():
     """A log-probability of exactly 0, or above it by rounding, on either side."""
