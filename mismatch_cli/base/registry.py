@@ -55,8 +55,12 @@ def tables(package: str) -> Mapping[str, Mapping[str, Any]]:
     """The tables of data of a registry by public name, in its order:
     `mismatch_cli.frameworks.NAME.limits` has a `limits.toml` in some frameworks' folders.
     """
-    paths = sorted(files(package, ".toml").items())
-    return {name: tomllib.loads(path.read_text(encoding="utf-8")) for name, path in paths}
+    return {name: table_of(path) for name, path in sorted(files(package, ".toml").items())}
+
+
+def table_of(file: str | Path) -> dict[str, Any]:
+    """The table of data of a file's name: `causes.toml` of `causes.py`."""
+    return tomllib.loads(Path(file).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def files(package: str, suffix: str = ".py") -> dict[str, Path]:

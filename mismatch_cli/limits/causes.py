@@ -3,10 +3,8 @@ all commands use (`causes.toml`), and what a fault means in a framework's config
 """
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mismatch_cli.base import registry
@@ -39,8 +37,7 @@ class Cause:
     seen: str = ""
 
 
-_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-CAUSES = tuple(Cause(**row) for row in _TABLE["cause"])
+CAUSES = tuple(Cause(**row) for row in registry.table_of(__file__)["cause"])
 _IN_FRAMEWORKS = "mismatch_cli.frameworks.NAME.causes"
 
 

@@ -5,17 +5,16 @@ Importing this is quick: `gate --help` names the default.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
 from mismatch_cli.base import registry
 
 
-@cache
-def tables() -> tuple[Mapping[str, Any], ...]:
+def tables() -> Collection[Mapping[str, Any]]:
     """The `limits.toml` of each framework, in the order of their names."""
-    return tuple(registry.tables("mismatch_cli.frameworks.NAME.limits").values())
+    return registry.tables("mismatch_cli.frameworks.NAME.limits").values()
 
 
 @cache

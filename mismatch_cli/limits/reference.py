@@ -1,12 +1,11 @@
 """What others measured and what is usual, read from `reference.toml`."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+from mismatch_cli.base import registry
 from mismatch_cli.limits.both_sides import Family, family, precision, sides_of_gap
 
 
@@ -54,7 +53,7 @@ class Reference:
 @cache
 def reference() -> Reference:
     """The packaged table."""
-    content = tomllib.loads((Path(__file__).parent / "reference.toml").read_text(encoding="utf-8"))
+    content = registry.table_of(__file__)
     return Reference(
         tuple(_measured(row) for row in content["measured"]),
         tuple(Usual(**row) for row in content["usual"]),

@@ -29,23 +29,23 @@ def play(code: str) -> Callable[[dict[str, Any]], dict[str, Any] | None]:
     make, named, needed = load(
         code, "the environment as FILE.py:NAME, a class or a function that makes one"
     )
-    if unknown := [known for known in needed if known not in ARGUMENTS]:
+    if unknown := [name for name in needed if name not in ARGUMENTS]:
         raise MismatchError(
             f"{code} has the parameter '{unknown[0]}'. It can have: {', '.join(ARGUMENTS)}."
         )
-    wanted = [known for known in ARGUMENTS if known in named]
+    wanted = [name for name in ARGUMENTS if name in named]
     episodes: dict[str, Any] = {}
 
-    def answer(asked: dict[str, Any]) -> dict[str, Any] | None:
-        if "forget" in asked:
+    def answer(question: dict[str, Any]) -> dict[str, Any] | None:
+        if "forget" in question:
             while episodes:
                 _close(episodes.popitem()[1])
             return {}
-        name = json.dumps(asked["episode"])
-        if "action" in asked:
-            return _step(episodes[name], asked["action"]) if name in episodes else None
-        episodes[name] = environment = make(**{argument: asked[argument] for argument in wanted})
-        return {"observation": _reset(environment, asked["seed"])}
+        name = json.dumps(question["episode"])
+        if "action" in question:
+            return _step(episodes[name], question["action"]) if name in episodes else None
+        episodes[name] = environment = make(**{argument: question[argument] for argument in wanted})
+        return {"observation": _reset(environment, question["seed"])}
 
     return answer
 

@@ -44,26 +44,26 @@ class _Memory:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._known = path, dict[str, Any]()
+        self._path, self._facts = path, dict[str, Any]()
         if path.is_file():
-            self._known = json.loads(path.read_text(encoding="utf-8"))
+            self._facts = json.loads(path.read_text(encoding="utf-8"))
 
     def continued(self, run: TrackedRun) -> TrackedRun:
         """The run under the id of its first session."""
-        if "id" not in self._known:
+        if "id" not in self._facts:
             self.save(id=run.id)
             return run
         return replace(
-            run, id=self._known["id"], given_id=self._known.get("given_id"), resumed=True
+            run, id=self._facts["id"], given_id=self._facts.get("given_id"), resumed=True
         )
 
     @property
     def step(self) -> int:
-        return int(self._known.get("step", -1))
+        return int(self._facts.get("step", -1))
 
-    def save(self, **known: Any) -> None:
-        self._known |= known
-        write_atomically(self._path, json.dumps(self._known))
+    def save(self, **facts: Any) -> None:
+        self._facts |= facts
+        write_atomically(self._path, json.dumps(self._facts))
 
 
 class _Tracked:

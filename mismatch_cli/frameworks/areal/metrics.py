@@ -11,6 +11,7 @@ import numpy as np
 
 from mismatch_cli.frameworks.dialects._line import (
     ABS_D,
+    BLOCKED,
     CURRENT,
     ENGINE_GAP,
     MINUS_D,
@@ -90,6 +91,18 @@ def _soft_gate_N(gaps: TokenGaps) -> np.ndarray:
     return np.where(advantages(gaps) > 0, _gate_N(gaps, _TAU_POS), _gate_N(gaps, _TAU_NEG))
 
 
+def _scaled_gate(sign: str, tau: float) -> Line:
+    """The gate of one sign of A, over all tokens."""
+    return Line(
+        f"{_PREFIX}sapo_scaled_gate_{sign}/avg",
+        CURRENT,
+        f"E {_GATE}, τ = {tau:g}",
+        _LOSS,
+        Tokens(lambda gaps: _gate_N(gaps, tau), logs=False),
+        note="whatever the sign of A",
+    )
+
+
 _GATES = (
     Line(
         f"{_PREFIX}sapo_soft_gate/avg",
@@ -100,22 +113,8 @@ _GATES = (
         note=f"sapo_tau_pos {_TAU_POS:g}, sapo_tau_neg {_TAU_NEG:g}; {_NOT_DECOUPLED}",
         needs=("advantage_T",),
     ),
-    Line(
-        f"{_PREFIX}sapo_scaled_gate_pos/avg",
-        CURRENT,
-        f"E {_GATE}, τ = {_TAU_POS:g}",
-        _LOSS,
-        Tokens(lambda gaps: _gate_N(gaps, _TAU_POS), logs=False),
-        note="whatever the sign of A",
-    ),
-    Line(
-        f"{_PREFIX}sapo_scaled_gate_neg/avg",
-        CURRENT,
-        f"E {_GATE}, τ = {_TAU_NEG:g}",
-        _LOSS,
-        Tokens(lambda gaps: _gate_N(gaps, _TAU_NEG), logs=False),
-        note="whatever the sign of A",
-    ),
+    _scaled_gate("pos", _TAU_POS),
+    _scaled_gate("neg", _TAU_NEG),
 )
 
 LINES = (
@@ -201,7 +200,7 @@ LINES = (
     Line(
         f"{_PREFIX}clip_ratio/avg",
         UPDATE,
-        "share blocked: A > 0 and r > 1.2, or A < 0 and r < 0.8",
+        f"share {BLOCKED}",
         _LOSS,
         blocked("ppo"),
         note="eps_clip 0.2; 0 with SAPO",

@@ -31,6 +31,9 @@ from mismatch_cli.rules.policies import Policies
 
 Quantity = Callable[[TokenGaps], np.ndarray]
 Reduce = Callable[..., float]
+# Where PPO's clip of 0.2 blocks
+FALLS, RISES = "A < 0 and r < 0.8", "A > 0 and r > 1.2"
+BLOCKED = f"blocked: {RISES}, or {FALLS}"
 BOUND = 20.0  # nats: verl's SAFETY_BOUND, which slime's mis.py and ms-swift took over
 
 

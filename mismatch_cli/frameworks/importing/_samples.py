@@ -16,12 +16,11 @@ import pyarrow.compute as pc
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing.rows import NO_IDS, NOTE
-from mismatch_cli.frameworks.importing.sources import Source
+from mismatch_cli.frameworks.importing.sources import TOKENS_PER_BLOCK, Source
 from mismatch_cli.frameworks.importing.tally import Tally
 from mismatch_cli.frameworks.importing.torch_file import check_memory
 from mismatch_cli.trace import foreign
 
-TOKENS_PER_BLOCK = 2**19
 EVALUATION = "evaluation files (eval_N.pt)"
 SAME_SAMPLES = "files with the same samples but less about each (rollout data next to train data)"
 NO_LENGTH = "samples without a response length"

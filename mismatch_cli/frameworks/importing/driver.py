@@ -218,13 +218,16 @@ def _shards(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(gathered, promote_options="default")
 
 
+def _importers() -> Iterator[ModuleType]:
+    return (registry.load(IMPORTERS, name, "format") for name in registry.names(IMPORTERS))
+
+
 def carriers(sources: Sequence[Source]) -> list[Source]:
     """The files of a growing run whose new lines are new responses, as its framework's importer
     knows: other files are only looked up.
     """
     kept = list(sources)
-    for name in registry.names(IMPORTERS):
-        module = registry.load(IMPORTERS, name, "format")
+    for module in _importers():
         kept = module.carriers(kept) if hasattr(module, "carriers") else kept
     return kept
 
@@ -233,8 +236,7 @@ def being_written(sources: Sequence[Source]) -> set[Path]:
     """The files that their framework has not marked as complete, where it marks files at all."""
     paths = [source.path for source in sources]
     open_paths: set[Path] = set()
-    for name in registry.names(IMPORTERS):
-        module = registry.load(IMPORTERS, name, "format")
+    for module in _importers():
         open_paths |= module.being_written(paths) if hasattr(module, "being_written") else set()
     return open_paths
 

@@ -117,7 +117,7 @@ def fits(ours: str, value: Any, tokens: Any = None) -> bool:
     if ALIASES.get(ours, ours) == "prompt_id" and isinstance(value, str):
         return True
     if ours == "advantage" and not isinstance(value, list):
-        return _is_number(value)
+        return is_number(value)
     if ours in TOKEN_COLUMNS and isinstance(tokens, list) and isinstance(value, list):
         return _kind(ours)[1](value) and (
             len(value) == len(tokens) or (ours == "advantage" and len(value) == 1)
@@ -132,7 +132,7 @@ def _kind(ours: str) -> tuple[str, Callable[[Any], bool]]:
         if pa.types.is_integer(kind):
             return "a whole number", _is_whole
         if pa.types.is_floating(kind):
-            return "a number", lambda value: isinstance(value, bool) or _is_number(value)
+            return "a number", lambda value: isinstance(value, bool) or is_number(value)
         return "text", lambda value: isinstance(value, str)
     leaf = kind.value_type
     if pa.types.is_integer(leaf):
@@ -141,7 +141,7 @@ def _kind(ours: str) -> tuple[str, Callable[[Any], bool]]:
         )
     if pa.types.is_boolean(leaf):
         return "a list of 0 and 1", lambda value: _all_are(value, _is_flag) or _are_labels(value)
-    return "a list of numbers", lambda value: _all_are(value, _is_number)
+    return "a list of numbers", lambda value: _all_are(value, is_number)
 
 
 def _all_are(value: Any, is_right: Callable[[Any], bool]) -> bool:
@@ -157,12 +157,12 @@ def _are_labels(value: Any) -> bool:
     return _all_are(value, lambda v: _is_whole(v) and (v >= 0 or v == IGNORED)) and IGNORED in value
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_whole(value: Any) -> bool:
-    return _is_number(value) and value == value and abs(value) < 2**63 and int(value) == value
+    return is_number(value) and value == value and abs(value) < 2**63 and int(value) == value
 
 
 def said(value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from mismatch_cli.base.errors import suggest
 from mismatch_cli.base.text import visible
 from mismatch_cli.frameworks.importing import lists as _lists
-from mismatch_cli.frameworks.importing.naming import RETOKENISED, Row, fits
+from mismatch_cli.frameworks.importing.naming import RETOKENISED, Row, fits, is_number
 
 _CONSOLE = re.compile(r"step:\d+ - \S+:")  # a line of metrics as trainers print it
 _PAIR = re.compile(r"([\w./@-]+):(-?[\d.]+(?:e[+-]?\d+)?)(?= |$)", re.IGNORECASE)
@@ -21,7 +21,7 @@ _CHATS = 3  # one more than the depth of a batch of conversations
 
 def metrics(rows: Sequence[Row]) -> str:
     """What a run's metrics are, with the line that judges them; empty for other rows."""
-    numbers = {name: v for row in rows for name, v in row.items() if _is_number(v)}
+    numbers = {name: v for row in rows for name, v in row.items() if is_number(v)}
     others = [v for row in rows for v in row.values() if isinstance(v, list | dict)]
     is_named = any("/" in name or name in _logged() for name in numbers)
     if others or len(numbers) < _FEWEST or not is_named:
@@ -50,10 +50,6 @@ def _logged() -> set[str]:
     from mismatch_cli.frameworks import dialects
 
     return {line.name for name in dialects.names() for line in dialects.lines(name)}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def lacking(columns: Mapping[str, Sequence[Any]], logp: Sequence[str]) -> str:

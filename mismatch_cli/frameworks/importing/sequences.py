@@ -21,7 +21,7 @@ from mismatch_cli.trace.columns import TOKEN_COLUMNS, TOPK_COLUMNS
 NOT_MOVED = "sequences whose target_ids are not token_ids moved by one"
 NO_LABELS = "sequences whose {name} holds neither 0 and 1, nor the token ids and −100 elsewhere"
 BY_ADVANTAGE = "sequences have no mask: the tokens with an advantage other than 0 are the response"
-_MASKS = ("response_mask", "loss_mask")
+MASKS = ("response_mask", "loss_mask")  # of a sequence, the one that decides first
 _Columns = dict[str, pa.Array]
 
 
@@ -34,7 +34,7 @@ def cut(table: pa.Table, tally: Tally, where: str) -> pa.Table:
         return table
     columns = _aligned(columns, tally, where)
     columns = _with_flags(columns, tally, where)
-    masks = [columns.pop(name) for name in _MASKS if name in columns] or _by_advantage(
+    masks = [columns.pop(name) for name in MASKS if name in columns] or _by_advantage(
         columns, tally, where
     )
     ids = columns.pop("token_ids")
@@ -59,7 +59,7 @@ def _aligned(columns: _Columns, tally: Tally, where: str) -> _Columns:
     first = pc.list_element(columns["token_ids"], 0)
     targets = columns.pop("target_ids")
     columns["token_ids"] = _after(first, targets)
-    of_tokens = {*TOKEN_COLUMNS, *_MASKS} & columns.keys()
+    of_tokens = {*TOKEN_COLUMNS, *MASKS} & columns.keys()
     for name in of_tokens:
         kind = columns[name].type.value_type
         filler = pa.scalar(None if pa.types.is_floating(kind) else 0).cast(kind)
@@ -92,7 +92,7 @@ def _after(first: pa.Array, lists: pa.Array) -> pa.Array:
 def _with_flags(columns: _Columns, tally: Tally, where: str) -> _Columns:
     """The masks as flags, where they hold labels: the token's own id, or −100 outside the loss."""
     columns = dict(columns)
-    for name in _MASKS:
+    for name in MASKS:
         if name not in columns or pa.types.is_boolean(columns[name].type.value_type):
             continue
         mask, ids = columns[name], columns["token_ids"]

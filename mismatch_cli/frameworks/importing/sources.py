@@ -38,7 +38,7 @@ from mismatch_cli.trace import foreign
 
 _FIRST_LINES, _FIRST_BYTES, _FIRST_VALUES = 64, 2**24, 2**20  # enough to tell what a file holds
 _READ_BYTES = 2**20
-_TOKENS_PER_BLOCK = 2**19  # of Parquet, whatever its row groups
+TOKENS_PER_BLOCK = 2**19  # read at a time; of Parquet, whatever its row groups
 _BYTES_PER_BLOCK = 2**27  # of Parquet with longer columns
 BLOCK_BYTES = 2**24  # of JSONL
 _BATCH_BYTES = 2**18  # as Python objects: few enough to stay in the cache until they are arrays
@@ -246,7 +246,7 @@ def parquet_tables(
     with readable(source):
         values = _values_in(file.metadata, its.get(tokens, tokens))
         batch = min(
-            _TOKENS_PER_BLOCK * rows // max(1, values), _BYTES_PER_BLOCK * rows // max(1, size)
+            TOKENS_PER_BLOCK * rows // max(1, values), _BYTES_PER_BLOCK * rows // max(1, size)
         )
         for found in file.iter_batches(max(1, batch), columns=names, use_threads=False):
             yield pa.table([column_at(found, name) for name in names], names=ours)

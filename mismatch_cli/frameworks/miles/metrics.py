@@ -9,6 +9,7 @@ import numpy as np
 from mismatch_cli.frameworks.dialects._line import (
     ABS_D,
     ABS_RATIO_LESS_1,
+    BLOCKED,
     BOUND,
     CAPPED_K3,
     ENGINE_GAP,
@@ -97,7 +98,7 @@ LINES = (
     Line(
         "train/pg_clipfrac",
         UPDATE,
-        "E_y share blocked: A > 0 and r > 1.2, or A < 0 and r < 0.8",
+        f"E_y share {BLOCKED}",
         _MATH,
         ResponseMeans(Tokens(_unless_excluded, logs=False)),
         note="eps_clip and eps_clip_high 0.2",

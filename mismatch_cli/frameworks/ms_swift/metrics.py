@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from mismatch_cli.frameworks.dialects._clips import cispo_line, clip_means
 from mismatch_cli.frameworks.dialects._line import (
     CAPPED_K3,
     ENGINE_GAP,
@@ -11,14 +12,10 @@ from mismatch_cli.frameworks.dialects._line import (
     SQUARED_RATIO_LESS_1,
     UPDATE,
     Line,
-    Tokens,
-    blocked,
     effective_share,
     perplexity_lines,
     ratio_above,
-    ratio_below,
     weight,
-    where_advantage,
 )
 
 WHEN = (
@@ -30,14 +27,8 @@ WHEN = (
 _FILE = "swift/rlhf_trainers/grpo_trainer.py"
 _CAP = 2.0
 _PREFIX = "rollout_correction/"
-_LOW, _HIGH = "A < 0 and r < 0.8", "A > 0 and r > 1.2"
 _RANKS = "which responses were in each rank's micro-batch"
 _BOUND = "log r, or its mean over a response, clamped to ±20"
-
-
-def _clip_line(name: str, formula: str, measured: Tokens) -> Line:
-    note = "epsilon and epsilon_high 0.2"
-    return Line(name, UPDATE, formula, _FILE, measured, note=note, needs=("advantage_T",))
 
 
 LINES = (
@@ -89,18 +80,8 @@ LINES = (
         note="w = r clamped to [1/2, 2]",
     ),
     Line(f"{_PREFIX}clipped_frac", ENGINE_GAP, "share with r > 2", _FILE, ratio_above(_CAP)),
-    _clip_line("clip_ratio/low_mean", f"share with {_LOW}", where_advantage(ratio_below(0.8), -1)),
-    _clip_line("clip_ratio/high_mean", f"share with {_HIGH}", where_advantage(ratio_above(1.2), 1)),
-    _clip_line("clip_ratio/region_mean", f"share blocked: {_HIGH}, or {_LOW}", blocked("ppo")),
+    *clip_means(_FILE),
     Line("clip_ratio/low_min", UPDATE, "min of low_mean over ranks", _FILE, lacks=_RANKS),
     Line("clip_ratio/high_max", UPDATE, "max of high_mean over ranks", _FILE, lacks=_RANKS),
-    Line(
-        "cispo_clip_ratio",
-        UPDATE,
-        "share with A > 0 and r > 5",
-        _FILE,
-        where_advantage(ratio_above(5.0), 1),
-        note="epsilon_high 5; it is the cap itself, not 1 + epsilon",
-        needs=("advantage_T",),
-    ),
+    cispo_line(_FILE, "epsilon_high 5; it is the cap itself, not 1 + epsilon"),
 )

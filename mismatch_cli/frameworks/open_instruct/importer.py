@@ -1,9 +1,9 @@
 """open-instruct's rollouts: JSONL, one response per line, with log μ and advantage but without log
 π.
 
-Written by `save_rollouts_to_disk` in `open_instruct/rl_utils.py`. There is no mask column: in a
-response that called tools, tokens with a log-probability of exactly 0 count as tool output and are
-masked. `prompt_idx` begins at 0 in every step, so token ids identify the prompts.
+Written by `save_rollouts_to_disk` in `open_instruct/rl_utils.py`, without a mask: tokens of a
+response that called tools are masked as tool output where their log-probability is exactly 0.
+`prompt_idx` begins at 0 in every step, so token ids identify the prompts.
 """
 
 from collections.abc import Callable, Iterator, Sequence

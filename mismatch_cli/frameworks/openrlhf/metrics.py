@@ -1,6 +1,7 @@
 """OpenRLHF: `vllm_kl`, what its correction filters, and `ppo_kl` and `ppo_clip_ratio`."""
 
 from mismatch_cli.frameworks.dialects._line import (
+    BLOCKED,
     ENGINE_GAP,
     UPDATE,
     Line,
@@ -30,7 +31,7 @@ LINES = (
     Line(
         "ppo_clip_ratio",
         UPDATE,
-        "share blocked: A > 0 and r > 1.2, or A < 0 and r < 0.8",
+        f"share {BLOCKED}",
         _LOSS,
         blocked("ppo"),
         note="eps_clip 0.2",

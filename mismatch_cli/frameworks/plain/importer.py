@@ -55,7 +55,6 @@ OTHER_VALUES = "rows with values that do not fit a trace's columns"
 NEEDS_IDS = False  # pairs of log-probabilities are a trace
 _FOREIGN = "unknown columns ({})"
 _NAMED = 10
-_MASKS = ("loss_mask", "response_mask")
 
 # Columns that a trace does not have
 _OF_OTHERS = {
@@ -186,7 +185,7 @@ def _kind_shown(ours: str, value: Any) -> pa.DataType:
         return pa.string() if isinstance(value, str) else pa.int64()
     if ours == "advantage" and value is not None and not isinstance(value, list):
         return pa.float32()
-    if ours in _MASKS and isinstance(value, list) and any(v == IGNORED for v in value):
+    if ours in sequences.MASKS and isinstance(value, list) and any(v == IGNORED for v in value):
         return pa.list_(pa.int32())  # labels
     return pa.bool_() if ours == "reward" and isinstance(value, bool) else kind_of(ours)
 
@@ -230,7 +229,7 @@ def _are_flags(column: pa.Array) -> bool:
 def _cast(name: str, column: pa.Array, source: Source, *, has_sequences: bool) -> pa.Array:
     ours = source.also.get(name, name)
     kind = kind_of(ours)
-    if ours in _MASKS and has_sequences and not _are_flags(column):
+    if ours in sequences.MASKS and has_sequences and not _are_flags(column):
         kind = pa.list_(pa.int32())  # labels
     if ours == "advantage" and not foreign.is_list(column.type):
         kind = kind.value_type  # one number for the response

@@ -22,7 +22,12 @@ import pyarrow as pa
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing import SEALED, opened
 from mismatch_cli.frameworks.importing.rows import NOTE, split
-from mismatch_cli.frameworks.importing.sources import Source, lines_of, records_of
+from mismatch_cli.frameworks.importing.sources import (
+    TOKENS_PER_BLOCK,
+    Source,
+    lines_of,
+    records_of,
+)
 from mismatch_cli.frameworks.importing.tally import Tally
 from mismatch_cli.trace.columns import COLUMNS
 
@@ -36,7 +41,6 @@ ROUNDED = (
     "differences below 1e-4 nats are not resolved, and probabilities above 0.99995 are stored as 1"
 )
 _DECIMALS, _NEAR = 4, 1e-6
-_TOKENS_PER_BLOCK = 2**19
 _VERSION = 1
 _STREAMS = {
     "logp_rollout": "logprobs",
@@ -115,7 +119,7 @@ def blocks(
         except (ValueError, TypeError, KeyError, AttributeError, IndexError):
             tally.leave_out(UNREADABLE, 1, where)
         advance(len(line))
-        if sum(len(sequence.ids) for sequence in sequences) >= _TOKENS_PER_BLOCK:
+        if sum(len(sequence.ids) for sequence in sequences) >= TOKENS_PER_BLOCK:
             yield _table(sequences, tally, source.name), source.name
             sequences = []
     if sequences:

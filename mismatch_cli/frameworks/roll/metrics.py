@@ -11,6 +11,7 @@ import numpy as np
 
 from mismatch_cli.base.arrays import Segments
 from mismatch_cli.frameworks.dialects._line import (
+    BLOCKED,
     DP,
     ENGINE_GAP,
     LOG_RATIO,
@@ -230,7 +231,7 @@ LINES = (
     Line(
         "actor/clipfrac",
         UPDATE,
-        "E_y share blocked: A > 0 and r > 1.2, or A < 0 and r < 0.8",
+        f"E_y share {BLOCKED}",
         _WORKER,
         _means(blocked("ppo")),
         note="pg_clip 0.2",

@@ -10,6 +10,7 @@ import numpy as np
 
 from mismatch_cli.frameworks.dialects._line import (
     ABS_D,
+    BLOCKED,
     CURRENT,
     ENGINE_GAP,
     LOG_PRODUCT,
@@ -166,7 +167,7 @@ LINES = (
     Line(
         "policy/clip_ratio",
         UPDATE,
-        "share blocked: A > 0 and r > 1.2, or A < 0 and r < 0.8",
+        f"share {BLOCKED}",
         _LOSS,
         blocked("ppo"),
         note="eps_clip_low and eps_clip_high 0.2",

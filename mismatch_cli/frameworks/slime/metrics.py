@@ -5,6 +5,7 @@ mis.py.
 from mismatch_cli.frameworks.dialects._line import (
     ABS_D,
     ABS_RATIO_LESS_1,
+    BLOCKED,
     ENGINE_GAP,
     MINUS_D,
     RATIO,
@@ -52,7 +53,7 @@ LINES = (
     Line(
         "train/pg_clipfrac",
         UPDATE,
-        "E_y share blocked: A > 0 and r > 1.2, or A < 0 and r < 0.8",
+        f"E_y share {BLOCKED}",
         _PPO,
         ResponseMeans(blocked("ppo")),
         note="eps_clip and eps_clip_high 0.2",

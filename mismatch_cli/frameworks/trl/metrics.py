@@ -8,27 +8,23 @@ from math import log
 
 import numpy as np
 
+from mismatch_cli.frameworks.dialects._clips import HIGH, LOW, cispo_line, clip_line, clip_means
 from mismatch_cli.frameworks.dialects._line import (
     ABS_D,
     BOUND,
     CURRENT,
     ENGINE_GAP,
-    UPDATE,
+    FALLS,
+    RISES,
     Line,
-    Quantity,
-    Reduce,
     ResponseMeans,
     Tokens,
     advantages,
-    blocked,
     included,
     largest,
     least,
     masked_product,
     mean,
-    ratio_above,
-    ratio_below,
-    where_advantage,
 )
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.rules.algorithms.table import TABLE
@@ -45,9 +41,7 @@ _CAP, _LEAST = 3.0, log(1e-8)
 _RATIO = masked_product(_CAP)
 _MASKED = "w; w = exp(Σd), 0 above 3"
 _VESPO = TABLE["vespo"].weight[0].parameters
-_EPSILON = "epsilon and epsilon_high 0.2"
-_LOW_RULE, _HIGH_RULE = "A < 0 and r < 0.8", "A > 0 and r > 1.2"
-_LOW, _HIGH = where_advantage(ratio_below(0.8), -1), where_advantage(ratio_above(1.2), 1)
+_LOW_MEAN, _HIGH_MEAN, _REGION_MEAN = clip_means(_FILE)
 
 
 def _vespo_log_ratio(gaps: TokenGaps) -> np.ndarray:
@@ -69,19 +63,6 @@ def _vespo_weight(gaps: TokenGaps) -> np.ndarray:
     lambda_S = np.where(rises_S, _VESPO["lambda_pos"], _VESPO["lambda_neg"])
     weight_S: np.ndarray = np.exp(k_S * log_S - lambda_S * np.expm1(log_S))
     return weight_S[included(gaps)]
-
-
-def _clip_line(name: str, formula: str, measured: Quantity, reduce: Reduce = mean) -> Line:
-    return Line(
-        f"clip_ratio/{name}",
-        UPDATE,
-        formula,
-        _FILE,
-        measured,
-        reduce,
-        note=_EPSILON,
-        needs=("advantage_T",),
-    )
 
 
 LINES = (
@@ -120,26 +101,25 @@ LINES = (
         _RATIO,
         largest,
     ),
-    _clip_line("low_mean", f"share with {_LOW_RULE}", _LOW),
-    _clip_line(
-        "low_min", f"min_y share with {_LOW_RULE}", ResponseMeans(_LOW, include_empty=False), least
+    _LOW_MEAN,
+    clip_line(
+        "low_min",
+        f"min_y share with {FALLS}",
+        _FILE,
+        ResponseMeans(LOW, include_empty=False),
+        least,
     ),
-    _clip_line("high_mean", f"share with {_HIGH_RULE}", _HIGH),
-    _clip_line(
+    _HIGH_MEAN,
+    clip_line(
         "high_max",
-        f"max_y share with {_HIGH_RULE}",
-        ResponseMeans(_HIGH, include_empty=False),
+        f"max_y share with {RISES}",
+        _FILE,
+        ResponseMeans(HIGH, include_empty=False),
         largest,
     ),
-    _clip_line("region_mean", f"share blocked: {_HIGH_RULE}, or {_LOW_RULE}", blocked("ppo")),
-    Line(
-        "cispo_clip_ratio",
-        UPDATE,
-        "share with A > 0 and r > 5",
-        _FILE,
-        where_advantage(ratio_above(5.0), 1),
-        note="epsilon_high 5, as TRL recommends for cispo: it is the cap itself, not 1 + epsilon",
-        needs=("advantage_T",),
+    _REGION_MEAN,
+    cispo_line(
+        _FILE, "epsilon_high 5, as TRL recommends for cispo: it is the cap itself, not 1 + epsilon"
     ),
     Line(
         "vespo/phi_seq_mean",

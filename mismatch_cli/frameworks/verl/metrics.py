@@ -11,6 +11,7 @@ import numpy as np
 
 from mismatch_cli.frameworks.dialects._line import (
     ABS_DP,
+    BLOCKED,
     CLAMPED_K3,
     ENGINE_GAP,
     PRODUCT_LESS_1,
@@ -291,7 +292,7 @@ LINES = (
     Line(
         "actor/pg_clipfrac",
         UPDATE,
-        "share blocked: A > 0 and r > 1.2, or A < 0 and r < 0.8",
+        f"share {BLOCKED}",
         _LOSS,
         blocked("ppo"),
         note="clip_ratio 0.2",

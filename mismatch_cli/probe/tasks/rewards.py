@@ -101,8 +101,8 @@ class OwnReward:
             return []
         if not self._kind:
             return [self._of_one(row) for row in rows]
-        asked = self._as_keywords(rows) if self._kind == KEYWORDS else _in_lists(rows)
-        reply = self._reply(asked, rows)
+        by_name = self._as_keywords(rows) if self._kind == KEYWORDS else _in_lists(rows)
+        reply = self._reply(by_name, rows)
         if reply is LATE:
             return [0.0] * len(rows)
         if len(reply.value) != len(rows):
@@ -149,8 +149,8 @@ class OwnReward:
         )
 
     def _of_one(self, row: Answered) -> float:
-        asked = dict(zip(ARGUMENTS, row[: len(ARGUMENTS)], strict=True))
-        reply = self._reply(asked, [row])
+        arguments = dict(zip(ARGUMENTS, row[: len(ARGUMENTS)], strict=True))
+        reply = self._reply(arguments, [row])
         return 0.0 if reply is LATE else self._finite(reply.value, row.response)
 
     def _reply(self, question: Mapping[str, Any], rows: Sequence[Answered]) -> Reply:

@@ -7,10 +7,8 @@ algorithm after which it is compared too, and `means`, a word of `MEANINGS` that
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from math import inf
-from pathlib import Path
 from typing import Any
 
 from mismatch_cli.base import registry
@@ -18,7 +16,7 @@ from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.parts import Factor, Mask, factor, mask
 from mismatch_cli.rules.policies import Ratio
 
-_PUBLISHED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_PUBLISHED = registry.table_of(__file__)
 _FRAMEWORKS = registry.tables("mismatch_cli.frameworks.NAME.algorithms")
 
 Row = Mapping[str, Any]

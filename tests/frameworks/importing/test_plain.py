@@ -90,7 +90,7 @@ def test_a_trace_goes_out_and_back_to_the_bit(tmp_path, odd_trace, name, way):
 def test_shards_and_blocks_do_not_change_a_bit(tmp_path, monkeypatch):
     folder = bundled("traces") / "fp8-kv"
     monkeypatch.setattr(_driver, "_SHARD_TOKENS", 700)
-    monkeypatch.setattr(_sources, "_TOKENS_PER_BLOCK", 300)
+    monkeypatch.setattr(_sources, "TOKENS_PER_BLOCK", 300)
     found, about = imported(folder, into=tmp_path / "back")
     assert_equal_to_the_bit(found, whole(folder))
     assert len(Trace.open(tmp_path / "back").shards) > 5 and about["rows"] == found.num_rows
