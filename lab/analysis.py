@@ -43,6 +43,7 @@ def summary(trace: Trace, columns: tuple[str, ...]) -> None:
 
 def everything(trace: Trace, columns: tuple[str, ...]) -> None:
     """The pair `mismatch`, the floor, the worst tokens, the scatter sample and the lattice."""
+    from mismatch_cli.base.json_form import to_json
     from mismatch_cli.metrics.kept_rows import ScatterSample, WorstTokens
     from mismatch_cli.metrics.lattice import Lattice
     from mismatch_cli.metrics.pairs import PAIRS
@@ -53,7 +54,8 @@ def everything(trace: Trace, columns: tuple[str, ...]) -> None:
     for batch in trace.batches(columns):
         mismatch.update(batch, lattice, worst, sample)
         floor.update(batch)
-    json.dumps([mismatch.result(), floor.result(), worst.result(), sample.result()])
+    results = [mismatch.result(), floor.result(), worst.result(0), sample.result()]
+    json.dumps(to_json(results))
     lattice.result()
 
 

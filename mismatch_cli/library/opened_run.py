@@ -24,7 +24,8 @@ from mismatch_cli.library.results import (
     frame_of,
 )
 from mismatch_cli.processes.workers import ALONE, Workers
-from mismatch_cli.studies.study import check_poolable, name_of, shortfalls
+from mismatch_cli.studies.study import check_poolable, name_of
+from mismatch_cli.trace.origin import shortfalls
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.stores import forget
 
@@ -53,8 +54,7 @@ class Run:
         check_poolable(self._traces)
         for lacking in shortfalls(self._traces):
             warnings.warn(
-                f"{lacking['trace']} is partial: {', '.join(lacking['reasons'])}. "
-                f"{lacking['remedy']}",
+                f"{lacking.trace} is partial: {', '.join(lacking.reasons)}. {lacking.remedy}",
                 stacklevel=3,
             )
 

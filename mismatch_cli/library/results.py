@@ -12,18 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.base import numbers
+from mismatch_cli.base.json_form import to_json
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
     from matplotlib.figure import Figure
 
+    from mismatch_cli.metrics.gap_table import Metric
+    from mismatch_cli.metrics.pair_summary import MetricEstimate
     from mismatch_cli.report.view import Screen
     from mismatch_cli.studies.clipping import ClippingAnalysis
     from mismatch_cli.studies.gate import GateResult
+    from mismatch_cli.studies.mismatch import MismatchAnalysis
     from mismatch_cli.studies.study import Study
-
-_ESTIMATE = ("value", "low", "high")
 
 
 class Result:
@@ -37,7 +39,7 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """What the command prints with `--json`, bit for bit."""
-        return deepcopy(self._study.result)
+        return deepcopy(self._study.json)
 
     @property
     def plots(self) -> list[str]:
@@ -70,8 +72,9 @@ class Result:
     @cached_property
     def _screen(self) -> Screen:
         from mismatch_cli.report.pages import page_of
+        from mismatch_cli.report.screen import screen_of
 
-        screen = page_of(self._study).screen
+        screen = screen_of(page_of(self._study))
         assert screen is not None  # studies of traces have one
         return screen
 
@@ -93,6 +96,8 @@ class Result:
 class Report(Result):
     """How far trainer and rollout disagree, as `mismatch-cli report` shows it."""
 
+    _study: MismatchAnalysis
+
     @cached_property
     def metrics(self) -> pd.DataFrame:
         """A row per pair and metric: value, 95 % interval, noise (the trainer against itself),
@@ -103,13 +108,9 @@ class Report(Result):
         from mismatch_cli.metrics.gap_table import METRICS
 
         rows = {}
-        for pair, found in self._study.result["pairs"].items():
-            for key, estimate in found["metrics"].items():
-                words = {name: getattr(METRICS[key], name) for name in ("unit", "label", "formula")}
-                times = numbers.resolved(estimate.get("times_floor"))
-                noise = {"noise": estimate.get("floor"), "times_noise": times}
-                told = {name: estimate[name] for name in _ESTIMATE}
-                rows[pair, key] = told | noise | words | {"note": estimate["note"]}
+        for name, pair in self._study.result.pairs.items():
+            for key, estimate in pair.metrics.items():
+                rows[name, key] = _metric_row(METRICS[key], estimate)
         return _frame(rows, ("pair", "metric"))
 
 
@@ -192,8 +193,23 @@ class Gate(Result):
         """A row per limit: the measured value, the allowed one, whether it holds, and the
         limit's source.
         """
-        rows = dict(enumerate(self._study.result["checks"]))
+        rows = dict(enumerate(to_json(self._study.result.checks)))
         return _frame(rows, ("check",))
+
+
+def _metric_row(metric: Metric, estimate: MetricEstimate) -> dict[str, Any]:
+    noise = estimate.noise
+    return {
+        "value": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
+        "noise": noise and noise.floor,
+        "times_noise": numbers.resolved(noise.times_floor if noise else None),
+        "unit": metric.unit,
+        "label": metric.label,
+        "formula": metric.formula,
+        "note": estimate.note,
+    }
 
 
 def frame_of(tables: Sequence[pa.Table]) -> pd.DataFrame:

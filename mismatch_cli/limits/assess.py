@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import log
 from typing import Any
 
@@ -23,9 +24,9 @@ from mismatch_cli.limits.judge import (
     WITHOUT_INTERVAL,
     Number,
 )
-from mismatch_cli.limits.published import Published, published
+from mismatch_cli.limits.published import Bound, Published, published
 from mismatch_cli.limits.reference import Measured, reference
-from mismatch_cli.metrics.estimate import BELOW_RESOLUTION
+from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, Estimate
 from mismatch_cli.metrics.gap_table import METRICS
 
 LEADING = "abs_d_mean"  # compared with the floor, and with what is expected without a fault
@@ -34,37 +35,147 @@ _TAIL = 3.0  # a KL this many times what the bulk would give comes from the tail
 _FEWEST_TOKENS = 200  # ten of them beyond p95
 _NEAREST, _NEAREST_NOISE = 5, 2
 FLOOR = "floor"  # the pair of a trainer with itself
-_OF_LIMIT = ("publisher", "who", "source", "date", "name", "metric", "direction", "says", "note")
 # A number among all published limits, beside `healthy` and `undecided`
 BETWEEN, ABOVE, MIXED = "between", "above", "mixed"
 
 
-def assess(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The `verdict` of a summary, as plain values (docs/json/verdict.md); rows without their
-    metric are left out.
+Metrics = Mapping[str, Estimate]  # of one pair, by key
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitRow:
+    """A published limit, and what the judge says of the number it applies to."""
+
+    publisher: str
+    who: str
+    source: str
+    date: str
+    name: str
+    metric: str
+    direction: str
+    says: str
+    note: str
+    pair: str
+    healthy: Bound
+    broken: Bound
+    text: str
+    value: float | None
+    low: float | None
+    high: float | None
+    standing: str
+    level: str
+    reason: str
+    power: float | None
+    few_prompts: bool
+
+    @property
+    def estimate(self) -> Estimate:
+        return Estimate(self.value, self.low, self.high)
+
+    @property
+    def is_judged(self) -> bool:
+        return self.standing != UNJUDGED
+
+
+@dataclass(frozen=True)
+class AboveFloor:
+    """The gap in multiples of the trainer's own noise, with a worst-case interval of both."""
+
+    metric: str
+    value: float
+    floor: float
+    times: float | str | None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class BesideExpected:
+    """The mean |d| beside what the traces would have without a fault, nats."""
+
+    value: float
+    standing: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Tail:
+    """k3 compared with what a normal distribution with the same p95 of |d| gives."""
+
+    k3: float
+    robust_spread: float
+    bulk: float
+    times: float | None
+
+
+@dataclass(frozen=True)
+class MeasuredElsewhere(Measured):
+    """What somebody measured, and the same metric here."""
+
+    value: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assessment:
+    """The `verdict` of a summary (docs/json/verdict.md)."""
+
+    sentences: Sequence[str]
+    status: str
+    pair: str
+    family: str
+    precision: str
+    floor: AboveFloor | None
+    expected: BesideExpected | None
+    tail: Tail | None
+    bars: Sequence[LimitRow]
+    measured: Sequence[MeasuredElsewhere]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What limits and published values are chosen by."""
+
+    family: str
+    precision: str
+
+
+def assess(
+    pairs: Mapping[str, Metrics],
+    manifest: Mapping[str, Any],
+    *,
+    tokens: int = 0,
+    floor: Metrics | None = None,
+    expected: Expected | None = None,
+) -> Assessment:
+    """Judge the metrics of each pair, of which the first is the one asked about.
+
+    `tokens` is how many the first pair has, `floor` the metrics of the trainer against itself,
+    `expected` the gap without a fault. Rows without their metric are left out.
     """
-    pairs, about = summary["pairs"], summary["about"]
-    main = next(iter(pairs.values()))
-    kind = {"family": family(about), "precision": precision(about)}
-    rows = [_compared(limit, pairs, kind) for limit in published()]
+    pair, main = next(iter(pairs.items()))
+    kind = _Kind(family(manifest), precision(manifest))
+    rows = (_compared(limit, pairs, kind) for limit in published())
     bars = [row for row in rows if row is not None]
-    verdict = {
-        "pair": main["pair"],
-        **kind,
-        "floor": _above_floor(main["metrics"], summary.get("floor")),
-        "expected": _expected(main["metrics"], summary.get("expected")),
-        "tail": _tail(main),
-        "bars": bars,
-        "measured": _nearest(summary, kind),
-    }
-    return {"sentences": list(sentences(verdict)), "status": status(bars), **verdict}
+    assessment = Assessment(
+        sentences=(),
+        status=status(bars),
+        pair=pair,
+        family=kind.family,
+        precision=kind.precision,
+        floor=_above_floor(main, floor),
+        expected=_beside_expected(main, expected),
+        tail=_tail(main, tokens),
+        bars=bars,
+        measured=_nearest(pairs, floor, kind),
+    )
+    return replace(assessment, sentences=list(sentences(assessment)))
 
 
-def status(bars: Sequence[Mapping[str, Any]]) -> str:
+def status(bars: Sequence[LimitRow]) -> str:
     """A number among all limits: `above` all, `mixed` (above some), else the least certain;
     empty if no limit could be judged.
     """
-    words = {(row["standing"], row["level"]) for row in bars if row["standing"] != UNJUDGED}
+    words = {(row.standing, row.level) for row in bars if row.is_judged}
     if (EXCEEDED, BROKEN) in words:
         return ABOVE if len(words) == 1 else MIXED
     if any(word == EXCEEDED for word, _ in words):
@@ -74,141 +185,117 @@ def status(bars: Sequence[Mapping[str, Any]]) -> str:
     return HEALTHY if words else ""
 
 
-def _compared(
-    limit: Published, pairs: Mapping[str, Any], kind: Mapping[str, str]
-) -> dict[str, Any] | None:
+def _compared(limit: Published, pairs: Mapping[str, Metrics], kind: _Kind) -> LimitRow | None:
     """A limit and what the judge says of the number it applies to; None if it is for other models
-    or precisions, or if the summary has no such metric.
+    or precisions, or if no pair has such a metric.
     """
-    in_summary = any(limit.metric in pair["metrics"] for pair in pairs.values())
-    if not in_summary or not _is_for(limit, kind):
+    if not any(limit.metric in metrics for metrics in pairs.values()) or not _is_for(limit, kind):
         return None
     number = Number.of(pairs, limit.metric, limit.pair)
     standing = limit.standing(number)
-    row = {name: getattr(limit, name) for name in _OF_LIMIT}
-    return row | {
-        "pair": number.pair,
-        "healthy": limit.bound(HEALTHY),
-        "broken": limit.bound(BROKEN),
-        "text": limit.text(HEALTHY),
-        "value": number.value,
-        "low": number.low,
-        "high": number.high,
-        "standing": standing.word,
-        "level": standing.level,
-        "reason": standing.reason,
-        "power": standing.power,
-        "few_prompts": number.few_prompts,
-    }
+    return LimitRow(
+        publisher=limit.publisher,
+        who=limit.who,
+        source=limit.source,
+        date=limit.date,
+        name=limit.name,
+        metric=limit.metric,
+        direction=limit.direction,
+        says=limit.says,
+        note=limit.note,
+        pair=number.pair,
+        healthy=limit.bound(HEALTHY),
+        broken=limit.bound(BROKEN),
+        text=limit.text(HEALTHY),
+        value=number.value,
+        low=number.low,
+        high=number.high,
+        standing=standing.word,
+        level=standing.level,
+        reason=standing.reason,
+        power=standing.power,
+        few_prompts=number.few_prompts,
+    )
 
 
-def _above_floor(
-    metrics: Mapping[str, Any], floor: Mapping[str, Any] | None
-) -> dict[str, Any] | None:
-    """The gap in multiples of the trainer's own noise, with a worst-case interval from those of
-    both.
-    """
-    gap, noise = _value(metrics, LEADING), _value((floor or {}).get("metrics", {}), LEADING)
-    if floor is None or gap is None or noise is None:
+def _above_floor(metrics: Metrics, floor: Metrics | None) -> AboveFloor | None:
+    """The gap in multiples of the trainer's own noise; None without either."""
+    gap, noise = metrics.get(LEADING), (floor or {}).get(LEADING)
+    if gap is None or noise is None or gap.value is None or noise.value is None:
         return None
-    times = METRICS[LEADING].times_floor(gap, noise)
-    row = {
-        "metric": LEADING,
-        "value": gap,
-        "floor": noise,
-        "times": times,
-        "low": None,
-        "high": None,
-    }
-    ends = [of[LEADING].get(end) for of in (metrics, floor["metrics"]) for end in ("low", "high")]
-    if times == BELOW_RESOLUTION or None in ends:
+    times = METRICS[LEADING].times_floor(gap.value, noise.value)
+    row = AboveFloor(LEADING, gap.value, noise.value, times)
+    if times == BELOW_RESOLUTION or None in (gap.low, gap.high, noise.low, noise.high):
         return row
-    low, high, floor_low, floor_high = ends
-    if low > 0 and floor_low > 0:
-        row |= {"low": low / floor_high, "high": high / floor_low}
+    assert gap.low is not None and gap.high is not None
+    assert noise.low is not None and noise.high is not None
+    if gap.low > 0 and noise.low > 0:
+        return replace(row, low=gap.low / noise.high, high=gap.high / noise.low)
     return row
 
 
-def _value(metrics: Mapping[str, Any], key: str) -> float | None:
-    """None where it was not measured, or is not part of the summary."""
-    value: float | None = metrics.get(key, {}).get("value")
-    return value
+def _value(metrics: Metrics, key: str) -> float | None:
+    """None where it was not measured, or is not among the metrics."""
+    estimate = metrics.get(key)
+    return None if estimate is None else estimate.value
 
 
-def _expected(
-    metrics: Mapping[str, Any], expected: Mapping[str, Any] | None
-) -> dict[str, Any] | None:
-    """The mean |d| beside what the traces would have without a fault.
-
-    None without a gap, or within the range of other models, which says nothing of this one.
-    """
+def _beside_expected(metrics: Metrics, expected: Expected | None) -> BesideExpected | None:
+    """None without a gap, or within the range of other models, which says nothing of this one."""
     gap = _value(metrics, LEADING)
     if expected is None or gap is None:
         return None
-    range_ = Expected(**expected)
-    place = place_of(gap, range_)
-    if place != "above" and not range_.of_this_trace:
+    place = place_of(gap, expected)
+    if place != "above" and not expected.of_this_trace:
         return None
-    return {
-        "value": gap,
-        "standing": place,
-        "sentence": sentence(gap, range_),
-    }
+    return BesideExpected(gap, place, sentence(gap, expected))
 
 
-def _tail(pair: Mapping[str, Any]) -> dict[str, Any] | None:
-    """k3 compared with what a normal distribution with the same p95 of |d| gives; None if the bulk
-    explains it.
+def _tail(metrics: Metrics, tokens: int) -> Tail | None:
+    """None if the bulk of the tokens explains k3.
 
     The median would not do: half of a model's tokens are certain and have no gap at any precision.
     """
-    kl, p95 = _value(pair["metrics"], "k3"), _value(pair["metrics"], "abs_d_p95")
-    if kl is None or p95 is None or kl <= 0 or pair["counts"]["tokens"] < _FEWEST_TOKENS:
+    kl, p95 = _value(metrics, "k3"), _value(metrics, "abs_d_p95")
+    if kl is None or p95 is None or kl <= 0 or tokens < _FEWEST_TOKENS:
         return None
     spread = p95 / _NORMAL_P95
     bulk = spread**2 / 2
     if kl <= _TAIL * bulk:
         return None
-    return {
-        "k3": kl,
-        "robust_spread": spread,
-        "bulk": bulk,
-        "times": kl / bulk if bulk > 0 else None,
-    }
+    return Tail(kl, spread, bulk, kl / bulk if bulk > 0 else None)
 
 
-def _is_for(row: Published, kind: Mapping[str, str]) -> bool:
+def _is_for(row: Published, kind: _Kind) -> bool:
     """Whether a limit is about models and precisions like these."""
-    return row.family in ("", kind["family"]) and row.precision in ("", kind["precision"])
+    return row.family in ("", kind.family) and row.precision in ("", kind.precision)
 
 
-def _nearest(summary: Mapping[str, Any], kind: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The measured rows of this family for metrics of this summary: same precision first, then
+def _nearest(
+    pairs: Mapping[str, Metrics], floor: Metrics | None, kind: _Kind
+) -> list[MeasuredElsewhere]:
+    """The measured rows of this family for metrics of these pairs: same precision first, then
     the nearest. After those of the gap come those of a trainer's own noise, if it was measured.
     """
-    pairs, floor = summary["pairs"], summary.get("floor")
-    main = next(iter(pairs.values()))["metrics"]
-    families = ("", kind["family"])
-    rows = [row for row in reference().measured if not kind["family"] or row.family in families]
-    of_gap = [
-        (row, pairs.get(row.pair, {"metrics": main})["metrics"])
-        for row in rows
-        if row.pair != FLOOR
-    ]
-    of_noise = [(row, floor["metrics"]) for row in rows if row.pair == FLOOR] if floor else []
+    main = next(iter(pairs.values()))
+    families = ("", kind.family)
+    rows = [row for row in reference().measured if not kind.family or row.family in families]
+    of_gap = [(row, pairs.get(row.pair, main)) for row in rows if row.pair != FLOOR]
+    of_noise = [(row, floor) for row in rows if row.pair == FLOOR] if floor else []
     return [*_closest(of_gap, kind, _NEAREST), *_closest(of_noise, kind, _NEAREST_NOISE)]
 
 
 def _closest(
-    rows: Sequence[tuple[Measured, Mapping[str, Any]]], kind: Mapping[str, str], number: int
-) -> list[dict[str, Any]]:
+    rows: Sequence[tuple[Measured, Metrics]], kind: _Kind, number: int
+) -> list[MeasuredElsewhere]:
     """So many rows, each with the value of its metric here."""
     candidates = []
     for row, metrics in rows:
         value = _value(metrics, row.metric)
         if value is not None:
-            unlike = not row.precision or row.precision != kind["precision"]
-            candidates.append((unlike, _distance(row, value), vars(row) | {"value": value}))
+            unlike = not row.precision or row.precision != kind.precision
+            here = MeasuredElsewhere(**vars(row), value=value)
+            candidates.append((unlike, _distance(row, value), here))
     ordered = sorted(candidates, key=lambda candidate: candidate[:2])
     return [row for *_, row in ordered[:number]]
 
@@ -230,26 +317,26 @@ def _distance(row: Measured, value: float) -> float:
 _LARGEST_FACTOR = 1000
 
 
-def sentences(verdict: Mapping[str, Any]) -> Iterator[str]:
-    """A verdict in words, sentence by sentence."""
-    yield _floor_sentence(verdict["floor"])
-    if (expected := verdict["expected"]) is not None:
-        yield expected["sentence"]
-    yield from limit_sentences(verdict["bars"])
-    judged = [row for row in verdict["bars"] if row["standing"] != UNJUDGED]
-    if any(row["low"] is None and not row["few_prompts"] for row in judged):
+def sentences(assessment: Assessment) -> Iterator[str]:
+    """An assessment in words, sentence by sentence."""
+    yield _floor_sentence(assessment.floor)
+    if assessment.expected is not None:
+        yield assessment.expected.sentence
+    yield from limit_sentences(assessment.bars)
+    judged = [row for row in assessment.bars if row.is_judged]
+    if any(row.low is None and not row.few_prompts for row in judged):
         yield "Numbers without an interval are compared by their value alone."
-    if (tail := verdict["tail"]) is not None:
-        yield _tail_sentence(tail["times"])
+    if assessment.tail is not None:
+        yield _tail_sentence(assessment.tail.times)
 
 
-def _floor_sentence(floor: Mapping[str, Any] | None) -> str:
+def _floor_sentence(floor: AboveFloor | None) -> str:
     if floor is None:
         return "The trainer's own noise was not measured, so its share of the gap is unknown."
-    times, low, high = floor["times"], floor["low"], floor["high"]
-    if times == BELOW_RESOLUTION:
+    times, low, high = floor.times, floor.low, floor.high
+    if not isinstance(times, float):
         return "The trainer's own noise is below 1e-7 nats, too small for a ratio."
-    if low is None:
+    if low is None or high is None:
         return f"The mean |Δlog p| is {_times(times)} the trainer's own noise (no interval)."
     if low <= 1 <= high:
         return (
@@ -265,15 +352,15 @@ def _floor_sentence(floor: Mapping[str, Any] | None) -> str:
 _OF_PAIR = {"total": "With staleness, ", "staleness": "For staleness alone, "}
 
 
-def limit_sentences(bars: Sequence[Mapping[str, Any]]) -> list[str]:
+def limit_sentences(bars: Sequence[LimitRow]) -> list[str]:
     """How many limits hold for each pair, an exceeded one's first, and how sure that is."""
-    pairs = dict.fromkeys(row["pair"] for row in bars)
-    exceeded = {row["pair"] for row in bars if row["standing"] == EXCEEDED}
+    pairs = dict.fromkeys(row.pair for row in bars)
+    exceeded = {row.pair for row in bars if row.standing == EXCEEDED}
     texts = [
-        _OF_PAIR.get(pair, "") + counted([row for row in bars if row["pair"] == pair])
+        _OF_PAIR.get(pair, "") + counted([row for row in bars if row.pair == pair])
         for pair in sorted(pairs, key=lambda pair: pair not in exceeded)
     ]
-    if any(row["standing"] == UNDECIDED and row["power"] is None for row in bars):
+    if any(row.standing == UNDECIDED and row.power is None for row in bars):
         texts.append(
             f"Undecided values come from too few prompts: they may be {WITHOUT_INTERVAL:g} times "
             "as large, or as small."
@@ -281,35 +368,35 @@ def limit_sentences(bars: Sequence[Mapping[str, Any]]) -> list[str]:
     return texts
 
 
-def counted(bars: Sequence[Mapping[str, Any]]) -> str:
+def counted(bars: Sequence[LimitRow]) -> str:
     """`7 of 9 published limits hold, 2 are undecided, exceeded: Tinker (2), verl.`"""
-    words = [row["standing"] for row in bars]
+    words = [row.standing for row in bars]
     parts = [f"{words.count(HOLDS)} of {len(bars)} published limits hold"]
     undecided = words.count(UNDECIDED)
     if undecided:
         parts.append(f"{undecided} {'is' if undecided == 1 else 'are'} undecided")
     for level, text in _BEYOND.items():
-        names = Counter(row["publisher"] for row in bars if row["level"] == level)
+        names = Counter(row.publisher for row in bars if row.level == level)
         if names:
             listed = (f"{name} ({n})" if n > 1 else name for name, n in names.items())
             parts.append(f"{text}: {', '.join(listed)}")
-    reasons = Counter(row["reason"] for row in bars if row["standing"] == UNJUDGED)
+    reasons = Counter(row.reason for row in bars if row.standing == UNJUDGED)
     parts += [f"{n} could not be judged: {reason}" for reason, n in reasons.items()]
     return ", ".join(parts) + "."
 
 
-def strictest_first(bars: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def strictest_first(bars: Sequence[LimitRow]) -> list[LimitRow]:
     """Limits on one metric, the one that it exceeds most first."""
-    return sorted(bars, key=lambda row: (_ORDER.index(row["standing"]), _strictness(row)))
+    return sorted(bars, key=lambda row: (_ORDER.index(row.standing), _strictness(row)))
 
 
-def _strictness(row: Mapping[str, Any]) -> float:
+def _strictness(row: LimitRow) -> float:
     """Smaller for a stricter bound; of a range, by its width."""
-    bound = row["healthy"]
+    bound = row.healthy
     if not isinstance(bound, int | float):
         low, high = bound
         return float(high - low)
-    return float(-bound if row["direction"] == "min" else bound)
+    return float(-bound if row.direction == "min" else bound)
 
 
 _ORDER = (EXCEEDED, UNDECIDED, HOLDS, UNJUDGED)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import inf, isnan
-from typing import Any
 
-from mismatch_cli.metrics.estimate import FEW_PROMPTS, NOT_MEASURED, ONE_HAS_ALL
+from mismatch_cli.metrics.estimate import FEW_PROMPTS, NOT_MEASURED, ONE_HAS_ALL, Estimate
 
 HOLDS, EXCEEDED, UNDECIDED, UNJUDGED = "holds", "exceeded", "undecided", "unjudged"
 HEALTHY, BROKEN = "healthy", "broken"  # the levels of a limit
@@ -71,24 +70,23 @@ class Number:
     agreement: float = 0.0  # the value at equal policies, from which the error is a factor
 
     @classmethod
-    def of(cls, pairs: Mapping[str, Any], metric: str, pair: str) -> Number:
-        """A metric of a summary's pairs; the first pair if none is named."""
+    def of(cls, pairs: Mapping[str, Mapping[str, Estimate]], metric: str, pair: str) -> Number:
+        """A metric of one of these pairs; the first pair if none is named."""
         from mismatch_cli.metrics.gap_table import METRICS
 
         name = pair_for(pair, pairs)
         if not name:
             return cls(pair=pair, why=no_pair(pair, pairs))
-        row = pairs[name]["metrics"].get(metric)
-        if row is None or row.get("value") is None:
-            note = (row or {}).get("note") or NOT_MEASURED
-            return cls(pair=name, why=note)
+        estimate = pairs[name].get(metric) or Estimate(None)
+        if estimate.value is None:
+            return cls(pair=name, why=estimate.note or NOT_MEASURED)
         agreement = METRICS[metric].agreement or 0.0 if metric in METRICS else 0.0
         return cls(
-            row["value"],
-            row.get("low"),
-            row.get("high"),
+            estimate.value,
+            estimate.low,
+            estimate.high,
             pair=name,
-            few_prompts=row.get("note") in (ONE_HAS_ALL, FEW_PROMPTS),
+            few_prompts=estimate.note in (ONE_HAS_ALL, FEW_PROMPTS),
             agreement=agreement,
         )
 

@@ -87,6 +87,39 @@ class LimitSet:
     about: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckRow:
+    """A check as the JSON of `gate` and `watch` has it."""
+
+    limits: str  # the name of its set
+    metric: str
+    pair: str
+    value: float | None
+    low: float | None
+    high: float | None
+    bound: str
+    threshold: float
+    decide: str
+    reference: float | None
+    allowed: float | None
+    holds: bool
+    status: str
+    reason: str | None
+    power: float | None
+    source: str
+    why: str
+
+    @property
+    def key(self) -> tuple[str, str, str, float, str]:
+        """What makes a limit the same one, whatever pair a trace chose for it."""
+        return self.limits, self.metric, self.bound, self.threshold, self.decide
+
+    @property
+    def quantity(self) -> str:
+        """The metric and its pair."""
+        return f"{self.metric} ({self.pair})"
+
+
 def presets() -> list[str]:
     """The sets of published limits, by name."""
     return sorted([*about_sets(), *_healthy_sets()])

@@ -4,7 +4,8 @@ sample for plots.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,42 @@ TOKEN_ROW = np.dtype(
 RESPONSE_ROW = np.dtype(
     [("key", np.float64), *_IDENTITY, ("length", np.int32), ("d_sum", np.float64)]
 )
+
+
+@dataclass(frozen=True)
+class KeptToken:
+    """A token with its place in its trace; log-probabilities in nats, None if not finite."""
+
+    step: int
+    prompt_id: int
+    sample_index: int
+    position: int
+    token_id: int | None
+    logp_reference: float
+    logp_current: float | None
+    tv_topk: float | None
+    trace: int  # its number among those read
+
+
+@dataclass(frozen=True)
+class KeptResponse:
+    """A response with its place, its counted tokens and their Σd in nats."""
+
+    step: int
+    prompt_id: int
+    sample_index: int
+    length: int
+    d_sum: float
+    trace: int
+
+
+@dataclass(frozen=True)
+class Worst:
+    """Tokens by |d| and by |Δp|, and responses by |Σd|."""
+
+    abs_d: Sequence[KeptToken]
+    abs_dp: Sequence[KeptToken]
+    responses: Sequence[KeptResponse]
 
 
 class SmallestRows(Accumulator):
@@ -162,16 +199,20 @@ class WorstTokens(Accumulator):
         real = np.flatnonzero(d_sum_S)
         self.responses.offer(real, -np.abs(d_sum_S[real]), partial(response_rows, gaps))
 
-    def result(self) -> dict[str, list[dict[str, Any]]]:
-        return {name: _records(kept) for name, kept in vars(self).items()}
+    def result(self, trace: int) -> Worst:
+        """The rows, worst first; `trace` is the number of the trace that they are from."""
+        return Worst(
+            abs_d=[KeptToken(**row, trace=trace) for row in _records(self.abs_d)],
+            abs_dp=[KeptToken(**row, trace=trace) for row in _records(self.abs_dp)],
+            responses=[KeptResponse(**row, trace=trace) for row in _records(self.responses)],
+        )
 
 
-def _records(kept: SmallestRows) -> list[dict[str, Any]]:
+def _records(kept: SmallestRows) -> Iterator[dict[str, Any]]:
+    """The rows by column; a number that is not finite is None."""
     columns = _columns(kept)
-    return [
-        dict(zip(columns, map(finite_or_none, row), strict=True))
-        for row in zip(*columns.values(), strict=True)
-    ]
+    for row in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, map(finite_or_none, row), strict=True))
 
 
 class ScatterSample(Accumulator):

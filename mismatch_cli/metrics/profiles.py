@@ -1,8 +1,8 @@
 """The gap along a response, by position, turn and length, and the extremes over all tokens."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from mismatch_cli.metrics.estimate import (
     without_groups,
 )
 from mismatch_cli.metrics.gaps import TokenGaps
+from mismatch_cli.metrics.pair_summary import LengthRow, PlaceRow
 
 # bin b ≥ 1 holds distances 2^(b−1) … 2^b − 1; bin 0 only the first (or last) token
 POSITION_BINS = 24
@@ -64,22 +65,24 @@ class ResponseProfile(Accumulator):
         sums = np.column_stack([sums, sums[:, 3] > 0])
         _add(self.by_turn, group[begin], np.minimum(turn[begin], TURN_BINS - 1), sums)
 
-    def result(self, prompts: int) -> dict[str, list[dict[str, Any]]]:
-        rows = {
-            name: _rows(
-                sums_GBx, _means, partial(bin_bounds, longest=self.longest), _QUANTITIES, prompts
-            )
-            for name, sums_GBx in zip(("positions", "from_end"), self.by_distance, strict=True)
-        }
+    def positions(self, prompts: int) -> list[PlaceRow]:
+        """The gap by distance from the first token."""
+        return self._by_distance(0, prompts)
+
+    def from_end(self, prompts: int) -> list[PlaceRow]:
+        """The gap by distance from the last token."""
+        return self._by_distance(1, prompts)
+
+    def _by_distance(self, end: int, prompts: int) -> list[PlaceRow]:
+        bounds = partial(bin_bounds, longest=self.longest)
+        return _rows(self.by_distance[end], _means, bounds, _QUANTITIES, prompts)
+
+    def turns(self, prompts: int) -> list[PlaceRow]:
+        """The gap by turn, the length of a turn, and how many there are."""
         turns_B = self.by_turn[..., 5].sum(axis=0).astype(int).tolist()
-        by_turn = _rows(
-            self.by_turn,
-            _means_and_length,
-            turn_bounds,
-            _QUANTITIES | {"length_mean": POSITIVE},
-            prompts,
-        )
-        return rows | {"turns": [row | {"turns": turns_B[row["first"] - 1]} for row in by_turn]}
+        scales = _QUANTITIES | {"length_mean": POSITIVE}
+        rows = _rows(self.by_turn, _means_and_length, turn_bounds, scales, prompts)
+        return [replace(row, turns=turns_B[row.first - 1]) for row in rows]
 
 
 def _add(cells_GBx: np.ndarray, group: np.ndarray, bin_: np.ndarray, sums: np.ndarray) -> None:
@@ -180,11 +183,11 @@ def _rows(
     bounds: Callable[[int], tuple[int, int | None]],
     scales: Mapping[str, Scale],
     prompts: int,
-) -> list[dict[str, Any]]:
+) -> list[PlaceRow]:
     """A row for each bin with tokens; column 3 of the sums is their number."""
     return [
-        dict(zip(("first", "last", "tokens"), (*bounds(b), count), strict=True)) | row
-        for b, count, row in _bins(sums_GBx, evaluate, 3, scales, prompts)
+        PlaceRow(*bounds(b), count, **estimates)  # type: ignore[arg-type]
+        for b, count, estimates in _bins(sums_GBx, evaluate, 3, scales, prompts)
     ]
 
 
@@ -194,7 +197,7 @@ def _bins(
     count: int,
     scales: Mapping[str, Scale],
     prompts: int,
-) -> Iterator[tuple[int, int, dict[str, Any]]]:
+) -> Iterator[tuple[int, int, dict[str, Estimate]]]:
     """Each nonempty bin with its count, a column of the sums, and the result of `evaluate` on
     these scales.
     """
@@ -204,7 +207,7 @@ def _bins(
     for b in np.flatnonzero(total_B).tolist():
         made = zip(scales.items(), value_Bx[b], without_GBx[:, b].T, strict=True)
         row = {
-            name: interval(value, without_G, prompts, scale).to_dict()
+            name: interval(value, without_G, prompts, scale)
             for (name, scale), value, without_G in made
         }
         yield b, int(total_B[b]), row
@@ -237,10 +240,10 @@ class LengthProfile(Accumulator):
         bin_S = np.frexp(length_S.astype(np.float64))[1]
         np.add.at(self.sums, (group_S, bin_S), np.stack([length_S > 0, d_S, d_S * d_S], axis=1))
 
-    def result(self, prompts: int) -> list[dict[str, Any]]:
+    def result(self, prompts: int) -> list[LengthRow]:
         return [
-            {"first": 2 ** (b - 1), "last": 2**b - 1, "sequences": count} | row
-            for b, count, row in _bins(self.sums, _mean_and_sd, 0, _MOMENTS, prompts)
+            LengthRow(2 ** (b - 1), 2**b - 1, count, **estimates)
+            for b, count, estimates in _bins(self.sums, _mean_and_sd, 0, _MOMENTS, prompts)
         ]
 
 

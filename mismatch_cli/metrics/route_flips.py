@@ -9,7 +9,8 @@ and trainer choose in a layer, k their number, d = log π − log μ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,74 @@ ROUTING = table(
            scale=POSITIVE),
 )
 # fmt: on
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """A layer with a router: how many of its tokens flip."""
+
+    layer: int
+    tokens: int
+    flipped: Estimate
+    agreement: Estimate  # experts in common
+    same_first: Estimate  # the same expert first
+
+
+@dataclass(frozen=True)
+class FlipsRow:
+    """Tokens that from `low` to `high` layers flip; no `high`: that many and more."""
+
+    low: int
+    high: int | None
+    tokens: int
+    share_of_gap: float | None
+    abs_d_mean: Estimate
+
+
+@dataclass(frozen=True)
+class FlippedBin:
+    """The share of flipped tokens in a bin of μ."""
+
+    mu_low: float
+    mu_high: float
+    tokens: int
+    flipped: Estimate
+
+
+@dataclass(frozen=True)
+class MarginCounts:
+    """Router margins of one kind, logits: quantiles, and how many are between the edges."""
+
+    count: int
+    p5: float | None
+    p50: float | None
+    p95: float | None
+    counts: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Margins:
+    """Router margins where the sides agree, and where they flip."""
+
+    edges: Sequence[float]
+    agreeing: MarginCounts
+    flipped: MarginCounts
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutingSummary:
+    """Where trainer and engine choose different experts, as summary.json has it."""
+
+    replayed: bool  # the trainer's tokens went to the engine's experts
+    tokens: int
+    experts: int | None
+    experts_per_token: int
+    metrics: Mapping[str, Estimate]  # those of `ROUTING`
+    layers: Sequence[LayerRow]
+    by_flips: Sequence[FlipsRow]
+    by_mu: Sequence[FlippedBin]
+    first: Sequence[int]  # tokens by the first layer that flips them
+    margins: Margins
 
 
 class Routing(Accumulator):
@@ -100,8 +169,8 @@ class Routing(Accumulator):
         margins = table["route_margins"].combine_chunks().flatten().to_numpy()
         self.margins += margins.reshape(-1, 2, MARGIN_BINS).sum(0)
 
-    def result(self, prompts: int, side: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The result for summary.json; None if nothing was measured.
+    def result(self, prompts: int, side: Mapping[str, Any]) -> RoutingSummary | None:
+        """What the routers did; None if nothing was measured.
 
         `side` is the manifest's section `trainer`.
         """
@@ -122,33 +191,24 @@ class Routing(Accumulator):
             whole.sums_GM += layer.sums_GM
         found = self.tokens.result(_evaluate_tokens, prompts, _scales())
         found |= whole.result(_evaluate_layer(k), prompts, _scales())
-        return {
-            "replayed": side.get("routes") == "replayed",
-            "tokens": int(self.tokens.sums_GM[:, :_FLIP_BINS].sum()),
-            "experts": side.get("num_experts"),
-            "experts_per_token": k,
-            "metrics": {key: found[key].to_dict() for key in ROUTING},
-            "layers": [
-                {
-                    "layer": number,
-                    "tokens": int(layer.sums_GM[:, 0].sum()),
-                    **_layer(layer, k, prompts),
-                }
+        agreeing, flipped = map(_margins, self.margins)
+        return RoutingSummary(
+            replayed=side.get("routes") == "replayed",
+            tokens=int(self.tokens.sums_GM[:, :_FLIP_BINS].sum()),
+            experts=side.get("num_experts"),
+            experts_per_token=k,
+            metrics={key: found[key] for key in ROUTING},
+            layers=[
+                _layer(number, layer, k, prompts)
                 for number, layer in zip(numbers, layers, strict=True)
             ],
-            "by_flips": self._by_flips(prompts),
-            "by_mu": self._by_mu(prompts),
-            "first": [int(count) for count in self.first[: len(layers)]],
-            "margins": {
-                "edges": [float(edge) for edge in MARGIN_EDGES],
-                **{
-                    name: _margins(counts)
-                    for name, counts in zip(("agreeing", "flipped"), self.margins, strict=True)
-                },
-            },
-        }
+            by_flips=self._by_flips(prompts),
+            by_mu=self._by_mu(prompts),
+            first=[int(count) for count in self.first[: len(layers)]],
+            margins=Margins([float(edge) for edge in MARGIN_EDGES], agreeing, flipped),
+        )
 
-    def _by_flips(self, prompts: int) -> list[dict[str, Any]]:
+    def _by_flips(self, prompts: int) -> list[FlipsRow]:
         """Tokens by how many layers flip them: their number, mean |Δlog p| and share of the gap."""
         count_GB, abs_d_GB = (
             self.tokens.sums_GM[:, :_FLIP_BINS],
@@ -164,17 +224,17 @@ class Routing(Accumulator):
             )["mean"]
             high = edges[place + 1]
             rows.append(
-                {
-                    "low": edges[place],
-                    "high": None if high is None else high - 1,
-                    "tokens": int(count_GB[:, place].sum()),
-                    "share_of_gap": _part(abs_d_GB[:, place].sum(), abs_d_GB.sum()),
-                    "abs_d_mean": mean.to_dict(),
-                }
+                FlipsRow(
+                    low=edges[place] or 0,
+                    high=None if high is None else high - 1,
+                    tokens=int(count_GB[:, place].sum()),
+                    share_of_gap=_part(abs_d_GB[:, place].sum(), abs_d_GB.sum()),
+                    abs_d_mean=mean,
+                )
             )
         return rows
 
-    def _by_mu(self, prompts: int) -> list[dict[str, Any]]:
+    def _by_mu(self, prompts: int) -> list[FlippedBin]:
         """The share of flipped tokens in each bin of μ."""
         count_GB, flipped_GB = np.split(self.tokens.sums_GM[:, 2 * _FLIP_BINS :], 2, axis=1)
         edges = (0.0, *MU_EDGES, 1.0)
@@ -186,8 +246,7 @@ class Routing(Accumulator):
                 lambda sums: {"share": sums[..., 0] / sums[..., 1]}, prompts, {"share": SHARE}
             )["share"]
             tokens = int(count_GB[:, place].sum())
-            bounds = {"mu_low": edges[place], "mu_high": edges[place + 1]}
-            rows.append({**bounds, "tokens": tokens, "flipped": share.to_dict()})
+            rows.append(FlippedBin(edges[place], edges[place + 1], tokens, share))
         return rows
 
 
@@ -218,29 +277,33 @@ def _evaluate_layer(k: int) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
     return evaluate
 
 
-def _layer(layer: GroupSums, k: int, prompts: int) -> dict[str, Any]:
+def _layer(number: int, layer: GroupSums, k: int, prompts: int) -> LayerRow:
     scales = dict.fromkeys(("flipped_routers", "agreement", "same_first"), SHARE)
-    found: dict[str, Estimate] = layer.result(_evaluate_layer(k), prompts, scales)
-    names = {"flipped": "flipped_routers", "agreement": "agreement", "same_first": "same_first"}
-    return {name: found[key].to_dict() for name, key in names.items()}
+    estimates: dict[str, Estimate] = layer.result(_evaluate_layer(k), prompts, scales)
+    return LayerRow(
+        layer=number,
+        tokens=int(layer.sums_GM[:, 0].sum()),
+        flipped=estimates["flipped_routers"],
+        agreement=estimates["agreement"],
+        same_first=estimates["same_first"],
+    )
 
 
 def _part(part: float, whole: float) -> float | None:
     return float(part / whole) if whole > 0 else None
 
 
-def _margins(counts_B: np.ndarray) -> dict[str, Any]:
+def _margins(counts_B: np.ndarray) -> MarginCounts:
     """Quantiles of router margins in logits, from half octaves, so accurate to within a fifth;
     and the counts.
     """
     total_B, count = np.cumsum(counts_B), int(counts_B.sum())
-    found = {
-        f"p{share}": float(_middle(int(np.searchsorted(total_B, share / 100 * count))))
-        if count
-        else None
-        for share in (5, 50, 95)
-    }
-    return {"count": count, **found, "counts": [int(n) for n in counts_B]}
+
+    def quantile(share: float) -> float | None:
+        return float(_middle(int(np.searchsorted(total_B, share * count)))) if count else None
+
+    counts = [int(n) for n in counts_B]
+    return MarginCounts(count, quantile(0.05), quantile(0.5), quantile(0.95), counts)
 
 
 def _middle(margin_bin: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -13,6 +13,13 @@ from mismatch_cli.metrics.correlation import SampledSpearman
 from mismatch_cli.metrics.estimate import Estimate, Jackknife, clamped, grouped_share
 from mismatch_cli.metrics.gap_table import METRICS, SCALES
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
+from mismatch_cli.metrics.pair_summary import (
+    MetricEstimate,
+    PairSummary,
+    Sequences,
+    StepRow,
+    TokenTotals,
+)
 from mismatch_cli.metrics.pairs import PAIR_COLUMNS, Pair
 from mismatch_cli.metrics.population import DistinctPrompts, RewardGroups, TokenCounts
 from mismatch_cli.metrics.profiles import Extremes, LengthProfile, ResponseProfile
@@ -119,37 +126,41 @@ class MismatchSummary(Accumulator):
             | {"equal_rewards_share": exact.groups.jackknife()}
         )
 
-    def result(self) -> dict[str, Any]:
-        """A plain dict for summary.json; each metric as value, low, high, note."""
+    def result(self) -> PairSummary:
+        """Every metric of the catalog, and where the gap is."""
         exact, rounded = self.exact, self.rounded
         prompts = exact.prompts.result()
         estimates = self.estimates() | {"spearman": exact.spearman.result(prompts)}
-        return {
-            "pair": self.pair.name,
-            "counts": vars(exact.counts)
-            | {"prompts": prompts, "prompts_exact": exact.prompts.exact},
-            "metrics": {key: estimates[key].to_dict() for key in METRICS},
-            "volatility": volatility_rows(exact.cells, rounded.moments, prompts),
-            **rounded.profile.result(prompts),
-            "sequence": {"by_length": rounded.lengths.result(prompts)},
-            "by_step": [
-                {"first": first, "last": last} | _topk_masses(sums_GM, prompts)
+        totals = TokenTotals(
+            **vars(exact.counts), prompts=prompts, prompts_exact=exact.prompts.exact
+        )
+        return PairSummary(
+            pair=self.pair.name,
+            counts=totals,
+            metrics={key: MetricEstimate(**vars(estimates[key])) for key in METRICS},
+            volatility=volatility_rows(exact.cells, rounded.moments, prompts),
+            positions=rounded.profile.positions(prompts),
+            from_end=rounded.profile.from_end(prompts),
+            turns=rounded.profile.turns(prompts),
+            sequence=Sequences(rounded.lengths.result(prompts)),
+            by_step=[
+                _topk_masses(first, last, sums_GM, prompts)
                 for first, last, sums_GM in rounded.steps
             ],
-        }
+        )
 
 
 _MOST_STEPS = 2**9
 _MASS_TOKENS = f"{TOPK_MASSES[0]}_n"  # both masses have the same tokens
 
 
-def _topk_masses(sums_GM: np.ndarray, prompts: int) -> dict[str, Any]:
+def _topk_masses(first: int, last: int, sums_GM: np.ndarray, prompts: int) -> StepRow:
     *masses, tokens_G = sums_GM.T
     shares = {
-        name: grouped_share(mass_G, tokens_G, prompts).to_dict()
+        name: grouped_share(mass_G, tokens_G, prompts)
         for name, mass_G in zip(TOPK_MASSES, masses, strict=True)
     }
-    return {"tokens": int(tokens_G.sum()), **shares}
+    return StepRow(first, last, int(tokens_G.sum()), shares)
 
 
 _EXTREMES_OF = {"abs_d": (None, "abs_d_max"), "ratio": ("ratio_min", "ratio_max")}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from mismatch_cli.metrics.estimate import (
 )
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.histograms import LogBins, SignedLogBins, count_into, middles, quantiles
+from mismatch_cli.metrics.pair_summary import ProbabilityBin
 
 MU_EDGES = (1e-4, 1e-3, 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.99)
 MU_BINS = len(MU_EDGES) + 1
@@ -203,7 +204,7 @@ def token_quantiles(counts: CellCounts) -> dict[str, Jackknife]:
     return found | {"ratio_p50": replace(found["ratio_p50"], unsure=CROWDED)}
 
 
-def volatility_rows(counts: CellCounts, moments: CellMoments, prompts: int) -> list[dict[str, Any]]:
+def volatility_rows(counts: CellCounts, moments: CellMoments, prompts: int) -> list[ProbabilityBin]:
     """A row for each bin of μ: its edges, its tokens, and the scatter of each quantity."""
     d, d_by_group = counts.d.histograms
     outside_GB = counts.out_of_support
@@ -230,8 +231,12 @@ def volatility_rows(counts: CellCounts, moments: CellMoments, prompts: int) -> l
         columns[f"{name}_max"] = largest
     edges = [0.0, *MU_EDGES, 1.0]
     return [
-        {"mu_low": edges[b], "mu_high": edges[b + 1], "tokens": int(tokens_B[b])}
-        | {name: estimates[b].to_dict() for name, estimates in columns.items()}
+        ProbabilityBin(
+            edges[b],
+            edges[b + 1],
+            int(tokens_B[b]),
+            {name: estimates[b] for name, estimates in columns.items()},
+        )
         for b in range(MU_BINS)
     ]
 

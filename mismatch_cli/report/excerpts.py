@@ -1,17 +1,18 @@
 """The worst tokens and responses in their context, looked up in the trace by their keys."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
 from math import exp, inf
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.base import numbers
+from mismatch_cli.metrics.kept_rows import KeptResponse, KeptToken, Worst
 from mismatch_cli.metrics.pairs import PAIR_COLUMNS, PAIRS, Pair
 from mismatch_cli.report.view import Excerpt, Facts, Piece
 from mismatch_cli.trace.columns import ALWAYS_READ, PROMPT_COLUMN
@@ -28,6 +29,41 @@ _COLUMNS = (*ALWAYS_READ, *PAIR_COLUMNS, "reward")
 _KEY = ("step", "prompt_id", "sample_index")
 
 Key = tuple[int, int, int, int]  # trace, step, prompt_id, sample_index
+
+
+class Place(Protocol):
+    """Where a response is: the number of its trace, and its key in there."""
+
+    @property
+    def trace(self) -> int: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def prompt_id(self) -> int: ...
+    @property
+    def sample_index(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class TitledToken:
+    """A token to show under a title; `short` is that on a screen, empty if it is not on one."""
+
+    token: KeptToken
+    title: str
+    short: str = ""
+
+
+@dataclass(frozen=True)
+class MovedPlace:
+    """A token with log π − log μ before and after a change, nats."""
+
+    step: int
+    prompt_id: int
+    sample_index: int
+    position: int
+    before: float
+    after: float
+    trace: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,11 +90,11 @@ class _Response:
 
 
 def worst_excerpts(
-    traces: Sequence[Trace], pair: Pair, worst: Mapping[str, Sequence[Mapping[str, Any]]]
+    traces: Sequence[Trace], pair: Pair, worst: Worst
 ) -> tuple[list[Excerpt], list[Excerpt]]:
     """The worst tokens (by |d|) and responses (by |Σd|), as excerpts."""
-    tokens, responses = worst["abs_d"], worst["responses"]
-    found = _look_up(traces, pair, {_key(row) for row in [*tokens, *responses]})
+    tokens, responses = worst.abs_d, worst.responses
+    found = _look_up(traces, pair, {*map(_key, tokens), *map(_key, responses)})
     return (
         [_token_excerpt(row, found[_key(row)]) for row in tokens if _key(row) in found],
         [_response_excerpt(row, found[_key(row)]) for row in responses if _key(row) in found],
@@ -66,22 +102,25 @@ def worst_excerpts(
 
 
 def token_excerpts(
-    traces: Sequence[Trace], pair: Pair, rows: Sequence[Mapping[str, Any]]
+    traces: Sequence[Trace], pair: Pair, tokens: Sequence[TitledToken]
 ) -> list[Excerpt]:
-    """Tokens in context; a row may have a `title` and a `short` one."""
-    found = _look_up(traces, pair, {_key(row) for row in rows})
-    return [_token_excerpt(row, found[_key(row)]) for row in rows if _key(row) in found]
+    """Tokens in context, each under its title."""
+    found = _look_up(traces, pair, {_key(each.token) for each in tokens})
+    return [
+        _token_excerpt(each.token, found[_key(each.token)], each.title, each.short)
+        for each in tokens
+        if _key(each.token) in found
+    ]
 
 
-def moved_excerpts(trace: Trace, rows: Sequence[Mapping[str, Any]]) -> list[Excerpt]:
-    """Tokens of a trace in context, with log π − log μ `before` and `after` a change."""
-    rows = [{"trace": 0, **row} for row in rows]
-    found = _look_up([trace], PAIRS["total"], {_key(row) for row in rows})
-    return [_moved_excerpt(row, found[_key(row)]) for row in rows if _key(row) in found]
+def moved_excerpts(trace: Trace, tokens: Sequence[MovedPlace]) -> list[Excerpt]:
+    """Tokens of a trace in context, with log π − log μ before and after a change."""
+    found = _look_up([trace], PAIRS["total"], {_key(token) for token in tokens})
+    return [_moved_excerpt(each, found[_key(each)]) for each in tokens if _key(each) in found]
 
 
-def _key(row: Mapping[str, Any]) -> Key:
-    return row["trace"], row["step"], row["prompt_id"], row["sample_index"]
+def _key(place: Place) -> Key:
+    return place.trace, place.step, place.prompt_id, place.sample_index
 
 
 def _keys(table: pa.Table, number: int) -> Iterator[Key]:
@@ -127,10 +166,12 @@ def _look_up(traces: Sequence[Trace], pair: Pair, wanted: set[Key]) -> dict[Key,
     return found
 
 
-def _token_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:
-    position = row["position"]
+def _token_excerpt(
+    row: KeptToken, response: _Response, title: str = "", short: str = ""
+) -> Excerpt:
+    position = row.position
     token = response.text(position)
-    logq, logp = row["logp_reference"], row["logp_current"]
+    logq, logp = row.logp_reference, row.logp_current
     d = -inf if logp is None else logp - logq  # a token out of support has no finite log π
     facts: Facts = (
         ("μ", numbers.number(exp(logq))),
@@ -140,20 +181,13 @@ def _token_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:
         *_where(row),
         ("position", f"{position} of {len(response.ids_T)}"),
     )
-    title, short = (
-        f"{row[name]}: “{token}”" if name in row else f"“{token}”" for name in ("title", "short")
-    )
-    return Excerpt(
-        title,
-        facts,
-        _around(response, position, float(response.d_T[position])),
-        _prompt(response),
-        short,
-    )
+    pieces = _around(response, position, float(response.d_T[position]))
+    title, short = (f"{each}: “{token}”" if each else "" for each in (title, short))
+    return Excerpt(title or f"“{token}”", facts, pieces, _prompt(response), short)
 
 
-def _moved_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:
-    position, before, after = row["position"], row["before"], row["after"]
+def _moved_excerpt(row: MovedPlace, response: _Response) -> Excerpt:
+    position, before, after = row.position, row.before, row.after
     token = response.text(position)
     facts: Facts = (
         ("log π − log μ", f"{numbers.number(before)} → {numbers.number(after)}"),
@@ -176,11 +210,11 @@ def _around(response: _Response, position: int, d: float) -> tuple[Piece, ...]:
     )
 
 
-def _response_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:
+def _response_excerpt(row: KeptResponse, response: _Response) -> Excerpt:
     reward = response.reward
     facts: Facts = (
-        ("Σ (log π − log μ)", numbers.number(row["d_sum"])),
-        ("tokens", numbers.count(row["length"])),
+        ("Σ (log π − log μ)", numbers.number(row.d_sum)),
+        ("tokens", numbers.count(row.length)),
         *(
             (("reward", numbers.number(reward)),)
             if reward is not None and not np.isnan(reward)
@@ -193,9 +227,9 @@ def _response_excerpt(row: Mapping[str, Any], response: _Response) -> Excerpt:
     return Excerpt(title, facts, tuple(pieces), _prompt(response))
 
 
-def _where(row: Mapping[str, Any]) -> Facts:
-    step = (("step", str(row["step"])),) if row["step"] else ()
-    return (*step, ("prompt", str(row["prompt_id"])), ("sample", str(row["sample_index"])))
+def _where(place: Place) -> Facts:
+    step = (("step", str(place.step)),) if place.step else ()
+    return (*step, ("prompt", str(place.prompt_id)), ("sample", str(place.sample_index)))
 
 
 def _prompt(response: _Response) -> str:

@@ -4,14 +4,15 @@ what is left out.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from mismatch_cli import __version__
 from mismatch_cli.base import numbers
 from mismatch_cli.base.places import shown
 from mismatch_cli.base.text import visible
+from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.report.about import subject_lines
 from mismatch_cli.studies.good_runs import MARGIN, Drawn, FromRuns
+from mismatch_cli.studies.mismatch import MismatchResult
 
 _RULE = f"""\
 The rule: v is the value of a run, e the end of its 95 % interval on the side of a larger gap. A limit is
@@ -24,15 +25,15 @@ Edit these limits, and add others, such as the faults that `mismatch-cli diagnos
 For everything a limits file can contain: mismatch-cli guide gate"""
 
 
-def limits_file(found: FromRuns, runs: Mapping[str, Mapping[str, Any]], name: str) -> str:
-    """The text of the file `name`; `runs` has the measurements of each folder."""
+def limits_file(found: FromRuns, runs: Mapping[str, MismatchResult], name: str) -> str:
+    """The text of the file `name`; `runs` has the result of each folder."""
     names = [str(shown(folder)) for folder in runs]
     comments = [
         f"Limits of `mismatch-cli gate RUN --limits {name}`, from "
         f"{numbers.things(len(runs), 'good run')}:"
     ]
-    for run, summary in zip(names, runs.values(), strict=True):
-        what = subject_lines(summary["about"], summary["pairs"][found.pair]["counts"])
+    for run, result in zip(names, runs.values(), strict=True):
+        what = subject_lines(result.about, result.pairs[found.pair].counts)
         comments += [f"  {run}: {what[0]}", f"    {what[1]}"]
     comments += [f"Measured and written by mismatch-cli {__version__}.", "", *_RULE.splitlines()]
     if found.left_out:
@@ -51,7 +52,7 @@ def _by_metric(found: FromRuns) -> Iterator[tuple[str, list[Drawn]]]:
 
 def _table(metric: str, drawn: Sequence[Drawn], names: Sequence[str]) -> list[str]:
     """The bounds of a metric, and the run that each comes from."""
-    sources = dict.fromkeys(f"{_measured(limit.found)} in {names[limit.run]}" for limit in drawn)
+    sources = dict.fromkeys(f"{_measured(limit.estimate)} in {names[limit.run]}" for limit in drawn)
     bounds = [f"{each.limit.bound} = {each.limit.threshold!r}" for each in drawn]
     head = f"[limits.{metric if metric.replace('_', '').isalnum() else _quoted(metric)}]"
     return [
@@ -63,8 +64,8 @@ def _table(metric: str, drawn: Sequence[Drawn], names: Sequence[str]) -> list[st
     ]
 
 
-def _measured(found: Mapping[str, Any]) -> str:
-    return " ".join(numbers.estimate(found["value"], found["low"], found["high"]))
+def _measured(estimate: Estimate) -> str:
+    return " ".join(numbers.estimate(estimate.value, estimate.low, estimate.high))
 
 
 def _quoted(text: str) -> str:

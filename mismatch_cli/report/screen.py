@@ -13,40 +13,100 @@ from rich.text import Text
 from mismatch_cli.base import numbers
 from mismatch_cli.base.text import for_terminal, visible
 from mismatch_cli.report.terminal import excerpt_line, print_report, print_table, prose_width
-from mismatch_cli.report.view import Facts, Profile, ReportView, Screen, Verdict
+from mismatch_cli.report.view import Facts, Priority, Profile, ReportView, Screen, Table, Verdict
 
 STATUS_STYLES = {"good": "bold green", "mixed": "bold yellow", "bad": "bold red", "": "bold"}
 _SIGNS = {"good": "✔ ", "mixed": "! ", "bad": "✘ ", "": ""}
 
 
 _WIDTH = 100  # characters per line of a screen as text
+_MOST_LINES, _FITTED_WIDTH = 40, 80  # of a screen, whatever the terminal has
+_FEWEST_ROWS = 3  # of a table that others take room from
 
 
 def print_view(view: ReportView, console: Console, *, full: bool = False) -> None:
     """Print the screen of a page, or the page if it has none; `full` prints the page and ends as
     a screen.
     """
-    if full or view.screen is None:
+    screen = screen_of(view)
+    if full or screen is None:
         print_report(view, console)
-    if view.screen is not None and full:
-        others = tuple(
-            (line, shows) for line, shows in view.screen.next if not line.endswith(" --full")
-        )
-        print_ending(replace(view.screen, next=others), console)
-    elif view.screen is not None:
-        print_screen(view.screen, console)
+    if screen is not None and full:
+        others = tuple((line, shows) for line, shows in screen.next if not line.endswith(" --full"))
+        print_ending(replace(screen, next=others), console)
+    elif screen is not None:
+        print_screen(screen, console)
 
 
-def as_text(screen: Screen) -> str:
+def screen_of(view: ReportView) -> Screen | None:
+    """As much of a page as a screen holds, the most important first; None without a verdict."""
+    return None if view.brief is None else _fitted(view.brief)
+
+
+def as_text(screen: Screen, width: int = _WIDTH) -> str:
     """What `print_screen` prints, without colours."""
     out = StringIO()
-    print_screen(
-        screen,
-        Console(
-            file=out, width=_WIDTH, color_system=None, highlight=False, emoji=False, markup=False
-        ),
+    console = Console(
+        file=out, width=width, color_system=None, highlight=False, emoji=False, markup=False
     )
+    print_screen(screen, console)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def _fitted(screen: Screen) -> Screen:
+    """The screen with what fits: notes give way first, then rows, excerpts, curves and remarks."""
+    fewer_notes = _with_first_note(screen)
+    for smaller in (screen, fewer_notes, *_with_fewer_rows(fewer_notes)):
+        shown = replace(smaller, tables=tuple(map(_brief, smaller.tables)))
+        if _lines(shown) <= _MOST_LINES:
+            return shown
+    for part in ("excerpts", "profiles", "remarks"):
+        while getattr(shown, part) and _lines(shown) > _MOST_LINES:
+            shown = replace(shown, **{part: getattr(shown, part)[:-1]})
+    return shown
+
+
+def _lines(screen: Screen) -> int:
+    return as_text(screen, _FITTED_WIDTH).count("\n") + 1
+
+
+def _with_first_note(screen: Screen) -> Screen:
+    left = len(screen.notes) - 1
+    if left < 1:
+        return screen
+    return replace(screen, notes=(screen.notes[0], f"{numbers.things(left, 'more note')}: --full"))
+
+
+def _with_fewer_rows(screen: Screen) -> Iterator[Screen]:
+    """The screen with one row less in its longest table, again and again."""
+    while True:
+        lengths = [len(table.brief.rows) if table.brief else 0 for table in screen.tables]
+        longest = max(range(len(lengths)), key=lengths.__getitem__, default=0)
+        if not lengths or lengths[longest] <= _FEWEST_ROWS:
+            return
+        tables = list(screen.tables)
+        brief = tables[longest].brief
+        assert brief is not None
+        tables[longest] = replace(tables[longest], brief=replace(brief, rows=brief.rows[:-1]))
+        screen = replace(screen, tables=tuple(tables))
+        yield screen
+
+
+def _brief(table: Table) -> Table:
+    """The rows and columns of a table that a screen shows."""
+    if table.brief is None:
+        return table
+    columns = [n for n, column in enumerate(table.columns) if column.priority < Priority.FULL]
+    rows = sorted(n for n in table.brief.rows if n < len(table.rows))
+    left = (len(table.rows) - len(rows)) * table.brief.counts_rest
+    rest = f"… {left:,} more: --full" if left else ""
+    heads = (table.columns[n] for n in columns)
+    return Table(
+        title=table.brief.title,
+        columns=tuple(replace(head, title=head.short or head.title) for head in heads),
+        rows=tuple(tuple(table.rows[n][column] for column in columns) for n in rows),
+        note="   ".join(filter(None, (rest, table.brief.note))),
+    )
 
 
 def print_screen(screen: Screen, console: Console) -> None:

@@ -4,17 +4,19 @@ Cells take an estimate in any form: a dataclass, JSON, or a plain number, which 
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import Any, Generic, Literal, TypeVar
+from types import SimpleNamespace
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from mismatch_cli.base import numbers
 from mismatch_cli.frameworks.dialects import logged_as
 from mismatch_cli.metrics.estimate import FEW_DECIDE, Estimate
 from mismatch_cli.metrics.gap_table import METRICS, Metric
-from mismatch_cli.report.view import Column, MetricRow, Table
+from mismatch_cli.metrics.pair_summary import MetricEstimate, Noise
+from mismatch_cli.report.view import Brief, Column, MetricRow, Priority, Table
 
-R = TypeVar("R")
+R = TypeVar("R", contravariant=True)
 Row = Mapping[str, Any]
 Found = Row | Estimate | float | None
 _OF_FEW = f"{numbers.FEW} few prompts decide"
@@ -29,22 +31,37 @@ class Col(Generic[R]):
 
 
 def col(
-    title: str, cell: Callable[[R], str], metric: Metric | None = None, *, optional: bool = False
+    title: str,
+    cell: Callable[[R], str],
+    metric: Metric | None = None,
+    *,
+    priority: Priority = Priority.USUAL,
+    short: str = "",
+    optional: bool = False,
 ) -> Col[R]:
     """A column of numbers."""
-    return Col(Column(title, metric, optional=optional), cell)
+    return Col(Column(title, metric, priority=_priority(priority, optional), short=short), cell)
+
+
+def _priority(priority: Priority, optional: bool, essential: bool = False) -> Priority:
+    if essential:
+        return Priority.ALWAYS
+    return Priority.SPARE if optional else priority
 
 
 def text(
     title: str,
     cell: Callable[[R], str],
     *,
+    priority: Priority = Priority.USUAL,
+    short: str = "",
     optional: bool = False,
     essential: bool = False,
     kind: Literal["text", "token"] = "text",
 ) -> Col[R]:
     """A column of text, or of tokens, which keep their spaces."""
-    return Col(Column(title, kind=kind, optional=optional, essential=essential), cell)
+    priority = _priority(priority, optional, essential)
+    return Col(Column(title, kind=kind, priority=priority, short=short), cell)
 
 
 def keyed(
@@ -74,6 +91,7 @@ def table(
     terminal_rows: int | None = None,
     row_metrics: tuple[Metric, ...] = (),
     row_links: tuple[str, ...] = (),
+    brief: Brief | None = None,
 ) -> Table:
     """The finished table; the first cell of a row is its name."""
     columns = tuple(columns)
@@ -81,7 +99,9 @@ def table(
     if any(cell.endswith(numbers.FEW) for row in cells for cell in row):
         note = "  ".join((note, _OF_FEW)) if note else _OF_FEW
     heads = tuple(column.head for column in columns)
-    return Table(title, heads, cells, note, fold, terminal_rows, row_metrics, row_links)
+    if brief is not None:
+        brief = replace(brief, rows=[n for n in brief.rows if n < len(cells)])
+    return Table(title, heads, cells, note, fold, terminal_rows, row_metrics, row_links, brief)
 
 
 def pairs_table(title: str, pairs: Iterable[tuple[str, str]], *heads: str) -> Table:
@@ -130,16 +150,38 @@ def share(found: Found) -> str:
     return numbers.share(value_of(found))[0]
 
 
-def span(row: Row) -> str:
+class Span(Protocol):
+    """A row about some distances, turns or steps; no last: and all later ones."""
+
+    @property
+    def first(self) -> int: ...
+    @property
+    def last(self) -> int | None: ...
+
+
+class MuBin(Protocol):
+    """A row about a bin of μ."""
+
+    @property
+    def mu_low(self) -> float: ...
+    @property
+    def mu_high(self) -> float: ...
+
+
+def span(row: Span | Row) -> str:
     """`first – last`, one number if they are equal, or `first and later` without a last."""
-    if row["last"] is None:
-        return f"{row['first']} and later"
-    return f"{row['first']}" if row["first"] == row["last"] else f"{row['first']} – {row['last']}"
+    if isinstance(row, Mapping):
+        row = SimpleNamespace(**row)
+    if row.last is None:
+        return f"{row.first} and later"
+    return f"{row.first}" if row.first == row.last else f"{row.first} – {row.last}"
 
 
-def mu_bin(row: Row) -> str:
+def mu_bin(row: MuBin | Row) -> str:
     """The bin of μ that a row is about."""
-    return f"{row['mu_low']:g} – {row['mu_high']:g}"
+    if isinstance(row, Mapping):
+        row = SimpleNamespace(**row)
+    return f"{row.mu_low:g} – {row.mu_high:g}"
 
 
 def interval_or_note(found: Found) -> str:
@@ -180,10 +222,16 @@ def metric_row(metric: Metric, found: Found, name: str = "") -> MetricRow:
         if isinstance(found, int)
         else in_words(metric, found)
     )
-    row = found if isinstance(found, Mapping) else {}
-    floor, _ = in_words(metric, row.get("floor"))
-    times = numbers.times(row.get("times_floor"), row.get("times_floor_range"))
-    return MetricRow(metric, value, interval, floor, times, note_of(found), name)
+    noise = found.noise if isinstance(found, MetricEstimate) else None
+    floor, _ = in_words(metric, noise.floor if noise else None)
+    return MetricRow(metric, value, interval, floor, times_noise(noise), note_of(found), name)
+
+
+def times_noise(noise: Noise | None) -> str:
+    """The gap in multiples of the trainer's noise."""
+    if noise is None:
+        return numbers.MISSING
+    return numbers.times(noise.times_floor, noise.times_floor_range)
 
 
 def _few(found: Found) -> str:

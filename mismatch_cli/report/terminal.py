@@ -26,6 +26,7 @@ from mismatch_cli.report.view import (
     Facts,
     MetricGroup,
     Piece,
+    Priority,
     ReportView,
     Section,
     Table,
@@ -95,9 +96,9 @@ def _metrics(groups: Sequence[MetricGroup]) -> Table:
     several = len(groups) > 1
     columns = [Column("", kind="text"), Column("value"), Column("95 % interval")]
     if any(group.has_floor for group in groups):
-        columns += [Column("× noise"), Column("noise", optional=True)]
+        columns += [Column("× noise"), Column("noise", priority=Priority.SPARE)]
     if any(logged_by(row.metric) for group in groups for row in group.rows):
-        columns += [Column("logged by", kind="text", optional=True)]
+        columns += [Column("logged by", kind="text", priority=Priority.SPARE)]
     return Table("", tuple(columns), tuple(_metric_rows(groups, columns, indent="  " * several)))
 
 
@@ -163,7 +164,7 @@ def _fitted(table: Table, console: Console) -> tuple[Table, list[str]]:
         hidden.append("intervals")
         table = bare
     while _needed(table, console, wrapped=True) > console.width and len(table.columns) > 2:
-        last = [n for n in range(1, len(table.columns)) if not table.columns[n].essential][-1]
+        last = [n for n in range(1, len(table.columns)) if table.columns[n].priority][-1]
         hidden.append(table.columns[last].title)
         table = _without(table, last)
     return table, hidden
@@ -177,7 +178,9 @@ def _needed(table: Table, console: Console, *, wrapped: bool) -> int:
 
 
 def _last_optional(table: Table) -> int | None:
-    return next((n for n in reversed(range(len(table.columns))) if table.columns[n].optional), None)
+    columns = range(len(table.columns))
+    spare = [n for n in columns if table.columns[n].priority >= Priority.SPARE]
+    return max(spare, default=None)
 
 
 def _without(table: Table, *gone: int) -> Table:

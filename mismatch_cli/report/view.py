@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mismatch_cli import __version__
 from mismatch_cli.base.numbers import MISSING
@@ -55,6 +56,15 @@ class MetricGroup:
         return any(row.floor != MISSING for row in self.rows)
 
 
+class Priority(IntEnum):
+    """How long a column stays where there is little room: the last ones go first."""
+
+    ALWAYS = 0  # a status is never hidden
+    USUAL = 1
+    SPARE = 2
+    FULL = 3  # not on a screen
+
+
 @dataclass(frozen=True)
 class Column:
     """A column of a table; `metric` links it to its definition."""
@@ -62,8 +72,26 @@ class Column:
     title: str
     metric: Metric | None = None
     kind: Literal["number", "text", "token"] = "number"  # text may wrap, a token keeps its spaces
-    optional: bool = False  # hidden first where a terminal has no room
-    essential: bool = False  # never hidden
+    priority: Priority = Priority.USUAL
+    short: str = ""  # the title on a screen, where it differs
+
+
+@dataclass(frozen=True)
+class Brief:
+    """A table on a screen: these of its rows, the most important first, and another note.
+
+    They are shown in the table's order; where there is no room, the last ones named are left out.
+    """
+
+    rows: Sequence[int]
+    note: str = ""
+    title: str = ""
+    counts_rest: bool = True  # whether it says how many rows are left out
+
+    @classmethod
+    def first(cls, rows: int, **words: Any) -> Brief:
+        """The first rows of a table."""
+        return cls(range(rows), **words)
 
 
 @dataclass(frozen=True)
@@ -81,6 +109,7 @@ class Table:
     terminal_rows: int | None = None  # how many a terminal shows; 0 leaves the table to the page
     row_metrics: tuple[Metric, ...] = ()  # the metric of each row, where rows are metrics
     row_links: tuple[str, ...] = ()  # the anchor of the section on each row
+    brief: Brief | None = None  # without one, a screen does not show it
 
 
 def status_of(cell: str) -> Status:
@@ -108,7 +137,7 @@ class Excerpt:
     facts: Facts
     pieces: tuple[Piece, ...]
     prompt: str = ""  # raw
-    short: str = ""  # the title on a screen, where it differs
+    short: str = ""  # the title on a screen; empty where it is not on one
 
 
 @dataclass(frozen=True)
@@ -193,7 +222,12 @@ class ReportView:
     about: Facts  # models, dtypes, versions, temperature, number of tokens, responses and prompts
     outline: Sequence[Section]  # all possible sections; empty ones are left out
     headline: str = ""  # what the screen's verdict does not say
-    screen: Screen | None = None  # without one, everything is printed
+    screen: Screen | None = None
+    subject: tuple[str, ...] = ()  # what was measured, in two lines
+    verdict: Verdict | None = None  # without one there is no screen: everything is printed
+    remarks: Facts = ()  # beside the answer: label and sentence
+    profiles: tuple[Profile, ...] = ()  # where the gap is
+    next: Facts = ()  # commands, and what they show
     notes: tuple[str, ...] = ()  # what was left out, and why
     leading: tuple[MetricRow, ...] = ()  # the three or four numbers of the headline
     # How it was measured: tables of settings with their titles
@@ -204,6 +238,24 @@ class ReportView:
     version: str = __version__  # of mismatch-cli
     notation: str = NOTATION  # what the symbols in the definitions mean
     reload_seconds: int = 0  # until the page reloads; 0 if it is final
+
+    @cached_property
+    def brief(self) -> Screen | None:
+        """What a terminal shows first; None without a verdict."""
+        if self.screen is not None or self.verdict is None:
+            return self.screen
+        tables = [table for section in self.outline for table in section.tables]
+        excerpts = [each for section in self.outline for each in section.excerpts if each.short]
+        return Screen(
+            subject=self.subject,
+            verdict=self.verdict,
+            notes=self.notes,
+            tables=tuple(table for table in tables if table.rows and table.brief),
+            remarks=self.remarks,
+            profiles=self.profiles,
+            excerpts=tuple(replace(each, title=each.short) for each in excerpts),
+            next=self.next,
+        )
 
     @cached_property
     def leading_figure(self) -> FigureView | None:

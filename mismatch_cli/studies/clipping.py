@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mismatch_cli.base.errors import MismatchError, UsageError
+from mismatch_cli.base.json_form import to_json
 from mismatch_cli.base.places import shown
 from mismatch_cli.metrics.clipping.breakdown import JUDGED_ROW
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
@@ -32,9 +33,10 @@ from mismatch_cli.rules.policies import Policies
 from mismatch_cli.studies.exploration.explore import explore
 from mismatch_cli.studies.exploration.explored import Exploration
 from mismatch_cli.studies.exploration.passages import MOST_TOKENS
-from mismatch_cli.studies.study import Study, about, check_poolable, subject_of
+from mismatch_cli.studies.study import Study, check_poolable, subject_of
 from mismatch_cli.studies.support import PAPER, Support
 from mismatch_cli.studies.unusable import refuse_unusable
+from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import RowGroup, Trace
 
 _BLOCKED_TOKENS = 50
@@ -216,7 +218,7 @@ class ClippingAnalysis(Study):
             "traces": shown([str(trace.folder) for trace in self.traces]),
             "arguments": shown(list(self.arguments)),
             "compared": [algorithm.name for algorithm in self.compared],
-            "about": about(self.traces, self.summary.lacking.get("logp_trainer", 0)),
+            "about": to_json(About.of(self.traces, self.summary.lacking.get("logp_trainer", 0))),
             "has": self.support.has,
             "skipped": [
                 {"algorithm": name, "reason": reason}

@@ -15,9 +15,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mismatch_cli.base.errors import MismatchError, UsageError
+from mismatch_cli.base.json_form import from_json, to_json
 from mismatch_cli.base.places import shown, shown_apart
 from mismatch_cli.metrics.differences import GAP, Difference, Measured, differences
 from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.metrics.pair_summary import PairSummary
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.volatility import D_BINS
@@ -27,7 +29,7 @@ from mismatch_cli.processes.workers.portions import Portion
 from mismatch_cli.processes.workers.reading import executor
 from mismatch_cli.studies.exploration.explored import Exploration
 from mismatch_cli.studies.exploration.two_runs import explore_two
-from mismatch_cli.studies.mismatch import COLUMNS
+from mismatch_cli.studies.mismatch import COLUMNS, without_unknown
 from mismatch_cli.studies.pairing import (
     Meeting,
     OnCommonTokens,
@@ -43,8 +45,9 @@ from mismatch_cli.studies.pairing import (
     rows_of,
 )
 from mismatch_cli.studies.settings_compared import NAMES, SettingDifference, settings_diff
-from mismatch_cli.studies.study import Study, about, name_of, who_is_compared, without_unknown
+from mismatch_cli.studies.study import Study, name_of, who_is_compared
 from mismatch_cli.studies.unusable import refuse_unmeasured
+from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import RowGroup, Trace
 
 Row = Mapping[str, Any]
@@ -71,9 +74,11 @@ class ComparisonPlotData:
         """The traces' names in figures."""
         return [row["run"] for row in self.result.get("traces", ())]
 
-    def by_trace(self, key: str) -> dict[str, Sequence[Row]]:
-        """A table of each trace's summary, such as `volatility`, by the run's name."""
-        return {row["run"]: row["summary"][key] for row in self.result.get("traces", ())}
+    @cached_property
+    def by_trace(self) -> dict[str, PairSummary]:
+        """Each trace's summary, by the run's name."""
+        traces = self.result.get("traces", ())
+        return {row["run"]: from_json(PairSummary, row["summary"]) for row in traces}
 
 
 @dataclass(frozen=True)
@@ -88,9 +93,13 @@ class Side:
     summary: MismatchSummary
 
     @cached_property
-    def result(self) -> dict[str, Any]:
+    def result(self) -> PairSummary:
         """The summary as `report` shows it."""
-        return without_unknown(self.summary.result(), self.trace.manifest.get("imported"))
+        return without_unknown(self.summary.result(), self.about.source)
+
+    @cached_property
+    def about(self) -> About:
+        return About.of([self.trace], int(np.count_nonzero(~self.responses.measured_S)))
 
     @property
     def measured(self) -> Measured:
@@ -98,9 +107,9 @@ class Side:
         compared either.
         """
         measured = Measured(self.summary)
-        for key, found in self.result["metrics"].items():
-            if found["value"] is None:
-                measured.estimates[key] = Estimate(None, note=found["note"])
+        for key, estimate in self.result.metrics.items():
+            if estimate.value is None:
+                measured.estimates[key] = Estimate(None, note=estimate.note)
         return measured
 
 
@@ -371,16 +380,15 @@ def run_names(folders: Sequence[Path]) -> list[str]:
 
 
 def _side_json(side: Side) -> dict[str, Any]:
-    unscored = int(np.count_nonzero(~side.responses.measured_S))
     return {
         "name": side.name,
         "run": side.run,
         "folder": shown(str(side.trace.folder)),
-        "about": about([side.trace], unscored),
+        "about": to_json(side.about),
         "responses": len(side.responses),
         "compared_responses": int(np.count_nonzero(side.kept_S)),
         "prompts": len(np.unique(side.responses.prompt_S)),
-        "summary": side.result,
+        "summary": to_json(side.result),
     }
 
 

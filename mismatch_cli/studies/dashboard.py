@@ -11,8 +11,9 @@ from math import inf
 from typing import Any
 
 from mismatch_cli.base.errors import UsageError, suggest
+from mismatch_cli.base.json_form import from_json, to_json
 from mismatch_cli.frameworks import dialects
-from mismatch_cli.limits.assess import LEADING, assess, status
+from mismatch_cli.limits.assess import LEADING, Assessment, LimitRow, assess, status
 from mismatch_cli.limits.both_sides import family, precision
 from mismatch_cli.limits.expected import expected_gap, place_of
 from mismatch_cli.limits.published import published
@@ -25,6 +26,7 @@ from mismatch_cli.metrics.estimate import (
     POSITIVE,
     SAMPLE_SIZE,
     SHARE,
+    Estimate,
     Scale,
 )
 from mismatch_cli.metrics.gap_table import METRICS, Metric
@@ -80,27 +82,21 @@ class Quoted:
         return {
             **vars(self),
             "metric": self.metric or None,
-            "status": status(found["bars"]),
-            "bars": found["bars"],
-            "measured": found["measured"],
+            "status": status(found.bars),
+            "bars": to_json(found.bars),
+            "measured": to_json(found.measured),
             "usual": self._usual(about),
             "by_precision": self.by_precision(about),
             "made_by": list(self._made_by(about)),
-            "limit_on": None if found["bars"] else self._limit_on,
+            "limit_on": None if found.bars else self._limit_on,
         }
 
-    def _assessed(self, about: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    def _assessed(self, about: Mapping[str, Any]) -> Assessment:
         """The limits and measured values for its metric; for one that none of ours equals, the
         framework's own limits.
         """
         metric = self.metric or f"{self.framework}:{self.name}"
-        pair = {
-            "pair": self.pair,
-            "metrics": {metric: {"value": self.value}},
-            "counts": {"tokens": 0},
-        }
-        verdict = assess({"about": about, "pairs": {self.pair: pair}})
-        return {name: verdict[name] for name in ("bars", "measured")}
+        return assess({self.pair: {metric: Estimate(self.value)}}, about)
 
     @property
     def _limit_on(self) -> str | None:
@@ -213,7 +209,9 @@ class DashboardNumbers(Study):
             "version": self.VERSION,
             "family": family(self.about),
             "precision": precision(self.about),
-            "status": status([row for number in numbers for row in number["bars"]]),
+            "status": status(
+                [from_json(LimitRow, row) for number in numbers for row in number["bars"]]
+            ),
             "numbers": numbers,
             "suspects": [suspect.to_json() for suspect in suspected],
         }

@@ -9,6 +9,7 @@ import numpy as np
 
 from mismatch_cli.base import custom_code
 from mismatch_cli.base.errors import suggest
+from mismatch_cli.base.json_form import to_json
 from mismatch_cli.base.places import shown
 from mismatch_cli.diagnosis.alignment import lag_scan
 from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose, module
@@ -27,8 +28,9 @@ from mismatch_cli.processes.workers.portions import Portion
 from mismatch_cli.processes.workers.reading import executor
 from mismatch_cli.studies.remedies import has_fixed_models, in_the_framework, without
 from mismatch_cli.studies.settings_compared import settings_diff
-from mismatch_cli.studies.study import Study, about, check_poolable, name_of, subject_of
+from mismatch_cli.studies.study import Study, check_poolable, name_of, subject_of
 from mismatch_cli.studies.unusable import refuse_unmeasured
+from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import RowGroup, Trace
 
 _BINS = 16
@@ -181,7 +183,7 @@ class DiagnosisAnalysis(Study):
             "format": self.FORMAT,
             "version": self.VERSION,
             "traces": shown([str(trace.folder) for trace in self.traces]),
-            "about": about(self.traces, 0),
+            "about": to_json(About.of(self.traces, 0)),
             "pair": diagnosis.evidence.pair.name,
             "responses": diagnosis.evidence.counts.responses,
             "sample": {"responses": sample.num_responses, "tokens": len(sample.kept)},

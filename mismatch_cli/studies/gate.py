@@ -4,10 +4,10 @@ output.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 from mismatch_cli.base import numbers
 from mismatch_cli.base.places import shown
@@ -32,6 +32,7 @@ from mismatch_cli.limits.limit_sets import (
     OF_EXPECTED,
     OF_FLOOR,
     WHOLE_INTERVAL,
+    CheckRow,
     Limit,
     LimitSet,
 )
@@ -41,6 +42,7 @@ from mismatch_cli.processes.workers import ALONE, Workers
 from mismatch_cli.studies.diagnosis import gather
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.studies.study import Study
+from mismatch_cli.trace.origin import Shortfall
 from mismatch_cli.trace.reader import Trace
 
 
@@ -121,7 +123,7 @@ class Measurement:
         self, traces: Sequence[Trace], frameworks: Sequence[str], workers: Workers = ALONE
     ) -> None:
         self.traces = traces
-        self.summary = analyse(traces, 0, workers).to_json()
+        self.result = analyse(traces, 0, workers).result
         self.diagnosis = diagnose(gather(traces, workers)) if DIAGNOSIS in frameworks else None
         dashboards = [name for name in frameworks if name != DIAGNOSIS]
         readings = dialects.readings(traces, dashboards, workers).by_framework if dashboards else {}
@@ -138,20 +140,20 @@ class Measurement:
         if limit.framework:
             reading = self._readings[limit.metric]
             return Found(reading.value, pair=reading.line.pair, why=reading.why)
-        pairs: Mapping[str, Any] = self.summary["pairs"]
-        why = for_other_models(limit.family, family(self.summary["about"]))
+        why = for_other_models(limit.family, family(self.result.about.manifest))
         if why:
             return Found(pair=limit.pair, why=why)
+        pairs = {name: pair.metrics for name, pair in self.result.pairs.items()}
         number = Number.of(pairs, limit.metric, limit.pair)
         if number.value is None:
             return Found(pair=number.pair, why=number.why)
-        estimate = pairs[number.pair]["metrics"][limit.metric]
-        is_leading = limit.metric == LEADING and number.pair == next(iter(pairs))
+        estimate = pairs[number.pair][limit.metric]
+        is_leading = limit.metric == LEADING and number.pair == self.result.main.pair
         return Found(
             **vars(number),
-            floor=estimate.get("floor"),
-            expected=self.summary["expected"]["high"] if is_leading else None,
-            few_decide=estimate["note"] == FEW_DECIDE,
+            floor=estimate.noise.floor if estimate.noise else None,
+            expected=self.result.expected.high if is_leading else None,
+            few_decide=estimate.note == FEW_DECIDE,
         )
 
 
@@ -248,6 +250,20 @@ def _comparable(limit: Limit, found: Found) -> Number:
     return replace(distance, low=0.0 if spans else low, high=high)
 
 
+@dataclass(frozen=True, kw_only=True)
+class GateJson:
+    """What docs/json/gate.md describes."""
+
+    traces: Sequence[str]
+    baseline: Sequence[str] | None
+    passed: bool
+    status: str
+    verdict: str
+    partial: Sequence[Shortfall]
+    allow_partial: bool
+    checks: Sequence[CheckRow]
+
+
 @dataclass(frozen=True)
 class GateResult(Study):
     """The checks of every set of limits on some traces, with or without a baseline."""
@@ -291,10 +307,10 @@ class GateResult(Study):
         return [check for check in self.checks if not check.known]
 
     @cached_property
-    def partial(self) -> list[dict[str, Any]]:
+    def partial(self) -> list[Shortfall]:
         """What each partial trace lacks, including the baseline's."""
         sides = [self.measured] + ([self.baseline] if self.baseline else [])
-        return [trace for side in sides for trace in side.summary["about"]["partial"]]
+        return [trace for side in sides for trace in side.result.about.partial]
 
     @property
     def refused(self) -> str:
@@ -304,9 +320,7 @@ class GateResult(Study):
         """
         if self.allow_partial or not self.partial:
             return ""
-        lacking = "; ".join(
-            f"{trace['trace']}: {', '.join(trace['reasons'])}" for trace in self.partial
-        )
+        lacking = "; ".join(f"{part.trace}: {', '.join(part.reasons)}" for part in self.partial)
         return f"{lacking}. A partial trace fails unless you allow it: --allow-partial"
 
     @property
@@ -359,22 +373,25 @@ class GateResult(Study):
             return ", but is undecided: the interval contains it"
         return f", {len(undecided)} of them undecided: the interval contains the limit"
 
-    def to_json(self) -> dict[str, Any]:
-        """What `--json` prints; documented in docs/json/gate.md."""
-        return {
-            "format": self.FORMAT,
-            "version": self.VERSION,
-            "traces": shown([str(trace.folder) for trace in self.measured.traces]),
-            "baseline": shown([str(trace.folder) for trace in self.baseline.traces])
-            if self.baseline
-            else None,
-            "passed": self.passed,
-            "status": self.status,
-            "verdict": self.verdict,
-            "partial": self.partial,
-            "allow_partial": self.allow_partial,
-            "checks": [row_of(check) for check in self.checks],
-        }
+    @cached_property
+    def result(self) -> GateJson:
+        """What `--json` prints."""
+        baseline = self.baseline.traces if self.baseline else None
+        return GateJson(
+            traces=_folders(self.measured.traces),
+            baseline=None if baseline is None else _folders(baseline),
+            passed=self.passed,
+            status=self.status,
+            verdict=self.verdict,
+            partial=self.partial,
+            allow_partial=self.allow_partial,
+            checks=list(map(row_of, self.checks)),
+        )
+
+
+def _folders(traces: Sequence[Trace]) -> list[str]:
+    folders: list[str] = shown([str(trace.folder) for trace in traces])
+    return folders
 
 
 def _exceeded(check: Check) -> str:
@@ -436,17 +453,25 @@ def source_text(check: Check) -> str:
     return "; ".join(filter(None, (check.limit.source, check.limit.why)))
 
 
-def row_of(check: Check) -> dict[str, Any]:
-    """A check as JSON."""
+def row_of(check: Check) -> CheckRow:
+    """A check as a row of the JSON."""
     limit, found = check.limit, check.found
-    return {
-        "limits": check.limits,
-        "metric": limit.metric,
-        **{key: getattr(found, key) for key in ("pair", "value", "low", "high")},
-        **{key: getattr(limit, key) for key in ("bound", "threshold", "decide")},
-        **{key: getattr(check, key) for key in ("reference", "allowed", "holds", "status")},
-        "reason": check.reason or None,
-        "power": check.standing.power,
-        "source": limit.source,
-        "why": limit.why,
-    }
+    return CheckRow(
+        limits=check.limits,
+        metric=limit.metric,
+        pair=found.pair,
+        value=found.value,
+        low=found.low,
+        high=found.high,
+        bound=limit.bound,
+        threshold=limit.threshold,
+        decide=limit.decide,
+        reference=check.reference,
+        allowed=check.allowed,
+        holds=check.holds,
+        status=check.status,
+        reason=check.reason or None,
+        power=check.standing.power,
+        source=limit.source,
+        why=limit.why,
+    )

@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from math import isfinite
-from typing import Any
 
 import numpy as np
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.limits.limit_sets import Limit
-from mismatch_cli.metrics.estimate import FEW_DECIDE, NOT_MEASURED, SIGNED
+from mismatch_cli.metrics.estimate import FEW_DECIDE, NOT_MEASURED, SIGNED, Estimate
 from mismatch_cli.metrics.gap_table import METRICS, Metric
+from mismatch_cli.metrics.pair_summary import PairSummary
 
 MARGIN = 3.0
 _DIGITS = 3  # of a limit, rounded away from the run
@@ -37,7 +37,7 @@ GATED = (
     "k1",
     "ess_token",
 )
-Metrics = Mapping[str, Mapping[str, Any]]
+Metrics = Mapping[str, Estimate]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Drawn:
 
     limit: Limit
     run: int
-    found: Mapping[str, Any]
+    estimate: Estimate
 
 
 @dataclass(frozen=True)
@@ -58,19 +58,17 @@ class FromRuns:
     left_out: Mapping[str, str]  # why a metric has no limit
 
 
-def limits_from(summaries: Sequence[Mapping[str, Any]]) -> FromRuns:
-    """The limits of good runs, each measured separately: the widest one counts."""
-    pairs = [
-        name
-        for name in summaries[0]["pairs"]
-        if all(name in summary["pairs"] for summary in summaries)
-    ]
+def limits_from(runs_pairs: Sequence[Mapping[str, PairSummary]]) -> FromRuns:
+    """The limits of good runs, each measured separately, from the pairs of each: the widest one
+    counts.
+    """
+    pairs = [name for name in runs_pairs[0] if all(name in run for run in runs_pairs)]
     if not pairs:
-        recorded = "; ".join(", ".join(summary["pairs"]) for summary in summaries)
+        recorded = "; ".join(map(", ".join, runs_pairs))
         raise MismatchError(
             f"The runs have no pair in common ({recorded}). Name runs recorded in the same way."
         )
-    runs: list[Metrics] = [summary["pairs"][pairs[0]]["metrics"] for summary in summaries]
+    runs: list[Metrics] = [run[pairs[0]].metrics for run in runs_pairs]
     drawn: list[Drawn] = []
     left_out: dict[str, str] = {}
     for key in GATED:
@@ -92,18 +90,19 @@ def _reasons(left_out: Mapping[str, str]) -> str:
     return "; ".join(sorted(reasons - {NOT_MEASURED} or reasons))
 
 
-def _unsure(found: Mapping[str, Any]) -> str:
+def _unsure(estimate: Estimate) -> str:
     """Why no limit follows from an estimate; empty if one does."""
-    missing = found["value"] is None or found["low"] is None or found["high"] is None
-    if missing or found["note"] == FEW_DECIDE:  # such an interval ends where no run would be
-        return found["note"] or NOT_MEASURED
+    missing = None in (estimate.value, estimate.low, estimate.high)
+    if missing or estimate.note == FEW_DECIDE:  # such an interval ends where no run would be
+        return estimate.note or NOT_MEASURED
     return ""
 
 
 def _widest(metric: Metric, pair: str, runs: Sequence[Metrics]) -> list[Drawn]:
     """The loosest bound over all runs, on each side on which the metric leaves agreement."""
     agreement = metric.agreement or 0.0
-    above = metric.signed or any(metrics[metric.key]["value"] > agreement for metrics in runs)
+    values = [metrics[metric.key].value for metrics in runs]
+    above = metric.signed or any(value is not None and value > agreement for value in values)
     below = metric.signed or not above
     drawn = []
     for bound, loosest in [("min", min)] * below + [("max", max)] * above:
@@ -114,9 +113,10 @@ def _widest(metric: Metric, pair: str, runs: Sequence[Metrics]) -> list[Drawn]:
     return drawn
 
 
-def _beyond(metric: Metric, found: Mapping[str, Any], bound: str) -> float:
+def _beyond(metric: Metric, estimate: Estimate, bound: str) -> float:
     """The value, moved beyond the end of its interval."""
-    value, end = np.array(found["value"]), np.array(found["high" if bound == "max" else "low"])
+    value = np.array(estimate.value)
+    end = np.array(estimate.high if bound == "max" else estimate.low)
     for scale in (metric.scale, SIGNED):
         with np.errstate(all="ignore"):
             start = scale.to(value)

@@ -5,26 +5,35 @@ tables need.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from math import exp, inf
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from mismatch_cli.base.places import shown
-from mismatch_cli.limits.assess import LEADING, assess
+from mismatch_cli.limits.assess import LEADING, Assessment, assess
 from mismatch_cli.limits.both_sides import temperatures_of
 from mismatch_cli.limits.expected import Expected, expected_gap
 from mismatch_cli.limits.suspects import Suspect, suspects
 from mismatch_cli.metrics.accumulator import Accumulator, columns_read
 from mismatch_cli.metrics.clipping.masked import Needs
-from mismatch_cli.metrics.gap_table import METRICS
-from mismatch_cli.metrics.kept_rows import ScatterSample, WorstTokens
-from mismatch_cli.metrics.lattice import Lattice
+from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.metrics.gap_table import METRICS, Metric
+from mismatch_cli.metrics.kept_rows import (
+    KeptResponse,
+    KeptToken,
+    ScatterSample,
+    Worst,
+    WorstTokens,
+)
+from mismatch_cli.metrics.lattice import Lattice, LatticeLine
 from mismatch_cli.metrics.own_scale import OwnScale
+from mismatch_cli.metrics.pair_summary import MetricEstimate, Noise, PairSummary
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
-from mismatch_cli.metrics.route_flips import Routing
+from mismatch_cli.metrics.route_flips import Routing, RoutingSummary
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.processes.workers import ALONE, Workers
 from mismatch_cli.processes.workers.portions import Portion
@@ -34,15 +43,15 @@ from mismatch_cli.studies.clipping import first_pass
 from mismatch_cli.studies.exploration.explore import explore
 from mismatch_cli.studies.exploration.explored import Exploration
 from mismatch_cli.studies.study import (
+    FINISH_UNKNOWN,
     Study,
-    about,
     check_poolable,
     name_of,
     subject_of,
-    without_unknown,
 )
 from mismatch_cli.studies.support import Support
 from mismatch_cli.studies.unusable import refuse_unmeasured
+from mismatch_cli.trace.origin import About, Imported
 from mismatch_cli.trace.reader import RowGroup, Trace
 
 COLUMNS = columns_read(MismatchSummary, Routing)
@@ -59,7 +68,7 @@ class PlotData:
 
     STUDY: ClassVar[str] = "mismatch"
 
-    summary: Mapping[str, Any]  # what `MismatchSummary.result()` gives
+    summary: PairSummary
     # What is compared, in one line below each figure, so that a copied picture explains itself
     subject: str = ""
     logq_N: np.ndarray = field(default_factory=lambda: _NONE)
@@ -69,12 +78,12 @@ class PlotData:
     length_S: np.ndarray = field(default_factory=lambda: _NONE)  # tokens
     sequence_d_S: np.ndarray = field(default_factory=lambda: _NONE)  # Σ (log π − log μ), nats
     lattice_steps: tuple[float, ...] = ()  # the logit rounding steps δ that the data shows, in nats
-    routing: Mapping[str, Any] | None = None  # of a mixture of experts, as summary.json has it
+    routing: RoutingSummary | None = None  # of a mixture of experts
 
     @classmethod
     def of(
         cls,
-        summary: Mapping[str, Any],
+        summary: PairSummary,
         sample: Mapping[str, Mapping[str, Sequence[float]]],
         lattice_steps: Iterable[float] = (),
         subject: str = "",
@@ -93,14 +102,39 @@ class PlotData:
             lattice_steps=tuple(lattice_steps),
         )
 
-    def by_trace(self, key: str) -> dict[str, Sequence[Mapping[str, Any]]]:
-        """A table of the summary, such as `volatility`, under the name of its only trace."""
-        return {"": self.summary.get(key, [])}
+    @property
+    def by_trace(self) -> dict[str, PairSummary]:
+        """The summary under the name of its only trace."""
+        return {"": self.summary}
 
-    def metric(self, key: str) -> Mapping[str, Any]:
-        """An estimate of the summary: value, low, high, note; all None where it is missing."""
-        missing = {"value": None, "low": None, "high": None, "note": None}
-        return self.summary.get("metrics", {}).get(key) or missing
+    def metric(self, key: str) -> Estimate:
+        """A metric of the summary; without a value where it is missing."""
+        return self.summary.metrics.get(key) or Estimate(None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MismatchResult:
+    """What docs/json/summary.md describes; the first pair is the one that a report is about."""
+
+    traces: Sequence[str]
+    about: About
+    pairs: Mapping[str, PairSummary]
+    floor: PairSummary | None  # the trainer against itself
+    routing: RoutingSummary | None
+    lattice: Sequence[LatticeLine]
+    expected: Expected
+    worst: Worst
+    verdict: Assessment
+    suspects: Sequence[Suspect]
+
+    @property
+    def main(self) -> PairSummary:
+        return next(iter(self.pairs.values()))
+
+    @property
+    def total(self) -> PairSummary | None:
+        """The pair with staleness, if there is one."""
+        return self.pairs.get("total")
 
 
 @dataclass
@@ -128,30 +162,34 @@ class MismatchAnalysis(Study):
         """The pair of plots and worst tokens: the first one."""
         return PAIRS[next(iter(self.pairs))]
 
-    def to_json(self) -> dict[str, Any]:
+    @cached_property
+    def result(self) -> MismatchResult:
         """What `--json` prints and `summary.json` holds; documented in docs/json/summary.md."""
+        about = About.of(self.traces, self.unscored_responses)
         floor = self.floor.result() if self.floor.exact.counts.tokens else None
-        summary = {
-            "format": self.FORMAT,
-            "version": self.VERSION,
-            "traces": shown([str(trace.folder) for trace in self.traces]),
-            "about": about(self.traces, self.unscored_responses),
-            "pairs": {
-                name: without_unknown(
-                    _with_floor(summary.result(), floor), self.manifest.get("imported")
-                )
-                for name, summary in self.pairs.items()
-            },
-            "floor": floor,
-            "routing": self._routing,
-            "lattice": [vars(line) for line in self.lattice.result()],
-            "expected": asdict(self.expected),
-            "worst": _worst(self.worst),
+        pairs = {
+            name: without_unknown(_with_noise(summary.result(), floor), about.source)
+            for name, summary in self.pairs.items()
         }
-        return summary | {
-            "verdict": assess(summary),
-            "suspects": [found.to_json() for found in self._suspects],
-        }
+        main, expected = next(iter(pairs.values())), self.expected
+        return MismatchResult(
+            traces=shown([str(trace.folder) for trace in self.traces]),
+            about=about,
+            pairs=pairs,
+            floor=floor,
+            routing=self._routing,
+            lattice=self.lattice.result(),
+            expected=expected,
+            worst=_worst(self.worst),
+            verdict=assess(
+                {name: pair.metrics for name, pair in pairs.items()},
+                about.manifest,
+                tokens=main.counts.tokens,
+                floor=floor.metrics if floor else None,
+                expected=expected,
+            ),
+            suspects=self._suspects,
+        )
 
     @property
     def expected(self) -> Expected:
@@ -175,7 +213,7 @@ class MismatchAnalysis(Study):
         return explored(support.judged, support.needs, passed, support.judged)
 
     @property
-    def _routing(self) -> dict[str, Any] | None:
+    def _routing(self) -> RoutingSummary | None:
         """Where trainer and engine chose different experts; None for a dense model, or if it was
         not recorded.
         """
@@ -190,14 +228,14 @@ class MismatchAnalysis(Study):
     @cached_property
     def plot_data(self) -> PlotData:
         """What the plots draw: the first pair of a summary, and its samples."""
-        pair = self.result["pairs"][self.main_pair.name]
-        found = PlotData.of(
+        pair = self.result.main
+        data = PlotData.of(
             pair,
             self.scatter.result(),
-            [line["spacing"] for line in self.result["lattice"]],
-            subject_of(self.manifest, pair["counts"]["tokens"]),
+            [line.spacing for line in self.result.lattice],
+            subject_of(self.manifest, pair.counts.tokens),
         )
-        return replace(found, routing=self.result["routing"])
+        return replace(data, routing=self.result.routing)
 
 
 class Measurement(Accumulator):
@@ -276,48 +314,63 @@ def analyse(
     )
 
 
-def _worst(kept: Sequence[WorstTokens]) -> dict[str, list[dict[str, Any]]]:
-    """The worst of all traces, each row with the index of its trace."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for name, badness in _BADNESS.items():
-        rows = [row | {"trace": i} for i, worst in enumerate(kept) for row in worst.result()[name]]
-        found[name] = sorted(rows, key=badness, reverse=True)[: getattr(kept[0], name).capacity]
-    return found
+def _worst(kept: Sequence[WorstTokens]) -> Worst:
+    """The worst of all traces."""
+    by_trace = [worst.result(number) for number, worst in enumerate(kept)]
+    most = kept[0].responses.capacity
+    return Worst(
+        abs_d=_first(chain.from_iterable(worst.abs_d for worst in by_trace), _abs_d, most),
+        abs_dp=_first(chain.from_iterable(worst.abs_dp for worst in by_trace), _abs_dp, most),
+        responses=_first(chain.from_iterable(w.responses for w in by_trace), _abs_sum, most),
+    )
 
 
-_BADNESS: dict[str, Callable[[dict[str, Any]], float]] = {
-    "abs_d": lambda row: abs(row["logp_current"] - row["logp_reference"]),
-    "abs_dp": lambda row: abs(exp(_or_zero_mass(row["logp_current"])) - exp(row["logp_reference"])),
-    "responses": lambda row: abs(row["d_sum"]),
-}
+def _first(rows: Iterable[_Row], badness: Callable[[_Row], float], most: int) -> list[_Row]:
+    return sorted(rows, key=badness, reverse=True)[:most]
 
 
-def _or_zero_mass(logp: float | None) -> float:
-    return -inf if logp is None else logp  # a token out of support has no finite log π
+def _abs_d(token: KeptToken) -> float:
+    assert token.logp_current is not None  # out of support, it is only among the worst |Δp|
+    return abs(token.logp_current - token.logp_reference)
 
 
-def _with_floor(result: dict[str, Any], floor: dict[str, Any] | None) -> dict[str, Any]:
-    """Add to each gap metric its noise floor: the same metric of the trainer compared with itself.
+def _abs_dp(token: KeptToken) -> float:
+    logp = -inf if token.logp_current is None else token.logp_current
+    return abs(exp(logp) - exp(token.logp_reference))
 
-    A factor above a noise of few tokens is a range: above the ends of the noise's own interval.
-    """
+
+def _abs_sum(response: KeptResponse) -> float:
+    return abs(response.d_sum)
+
+
+def without_unknown(summary: PairSummary, source: Imported | None) -> PairSummary:
+    """The summary without the share of truncated responses if the dump does not record it."""
+    if source is None or not source.rows_with_unknown_finish:
+        return summary
+    unknown = MetricEstimate(None, note=FINISH_UNKNOWN)
+    return replace(summary, metrics={**summary.metrics, "truncated_share": unknown})
+
+
+def _with_noise(summary: PairSummary, floor: PairSummary | None) -> PairSummary:
+    """Add to each gap metric its noise: the same metric of the trainer compared with itself."""
     if floor is None:
-        return result
-    few = floor["counts"]["tokens"] < _FEW_NOISE_TOKENS
-    for key, estimate in result["metrics"].items():
-        metric = METRICS[key]
-        if metric.agreement is None:
-            continue
-        noise = floor["metrics"][key]
-        estimate |= {
-            "floor": noise["value"],
-            "times_floor": metric.times_floor(estimate["value"], noise["value"]),
-        }
-        factors = [metric.times_floor(estimate["value"], noise[end]) for end in ("low", "high")]
-        ends = sorted(factor for factor in factors if isinstance(factor, float))
-        if few and len(ends) == 2:
-            estimate["times_floor_range"] = ends
-    return result
+        return summary
+    few = floor.counts.tokens < _FEW_NOISE_TOKENS
+    metrics = dict(summary.metrics)
+    for key, estimate in summary.metrics.items():
+        if METRICS[key].agreement is not None:
+            noise = _noise(METRICS[key], estimate, floor.metrics[key], few=few)
+            metrics[key] = replace(estimate, noise=noise)
+    return replace(summary, metrics=metrics)
 
 
+def _noise(metric: Metric, estimate: Estimate, floor: Estimate, *, few: bool) -> Noise:
+    """A factor above a noise of few tokens is a range: above the ends of the noise's interval."""
+    noise = Noise(floor.value, metric.times_floor(estimate.value, floor.value))
+    factors = [metric.times_floor(estimate.value, end) for end in (floor.low, floor.high)]
+    ends = sorted(factor for factor in factors if isinstance(factor, float))
+    return replace(noise, times_floor_range=ends) if few and len(ends) == 2 else noise
+
+
+_Row = TypeVar("_Row")
 _FEW_NOISE_TOKENS = 2000  # with fewer, the noise itself is only known within a factor

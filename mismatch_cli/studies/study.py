@@ -4,17 +4,17 @@ missing.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.json_form import to_json
 from mismatch_cli.base.numbers import counted, things
 from mismatch_cli.base.places import is_bundled, shown
-from mismatch_cli.trace.manifest import remedy
-from mismatch_cli.trace.recorder_notes import RECORD
+from mismatch_cli.trace.origin import Imported, side_of
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.exploration.explored import Exploration
@@ -35,13 +35,18 @@ class Study(ABC):
     FORMAT: ClassVar[str]  # of its JSON
     VERSION: ClassVar[int] = 1
 
-    @abstractmethod
+    @cached_property
+    def result(self) -> Any:
+        """The numbers and words, as a dataclass whose fields are the keys of its JSON."""
+        return self.json
+
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints and `summary.json` holds."""
+        return {"format": self.FORMAT, "version": self.VERSION, **to_json(self.result)}
 
     @cached_property
-    def result(self) -> dict[str, Any]:
-        """The JSON, made once."""
+    def json(self) -> dict[str, Any]:
+        """`to_json`, made once."""
         return self.to_json()
 
     @property
@@ -79,52 +84,41 @@ def from_here(folder: Path) -> Path:
     return folder.relative_to(working) if folder.is_relative_to(working) else folder
 
 
-def imported_fact(about: Mapping[str, Any]) -> str:
+def imported_fact(source: Imported | None) -> str:
     """A line for the head of a report; empty for a trace recorded here."""
-    imported = about.get("imported")
-    if not imported:
+    if source is None:
         return ""
-    what = "rank" if imported.get("format") == RECORD else "file"
-    fact = f"{imported['title']} · {things(imported['file_count'], what)}"
-    return f"{fact} · π: {pi_of(imported)}" if "holds" in imported else fact  # `rescore` replaces π
+    what = "rank" if source.is_recorded else "file"
+    fact = f"{source.title} · {things(source.file_count, what)}"
+    return f"{fact} · π: {pi_of(source)}" if source.holds else fact  # `rescore` replaces π
 
 
-def pi_of(imported: Mapping[str, Any]) -> str:
+def pi_of(source: Imported) -> str:
     """What the dump's π is, and which weights it is taken to be from."""
-    scored, newer = imported["rows_with_trainer"], imported["rows_with_newer_trainer"]
+    scored, newer = source.rows_with_trainer, source.rows_with_newer_trainer
     if not scored:
         return "none in this dump"
-    weights = (
-        "newer weights than those"
-        if newer == scored
-        else "the weights"
-        if not newer
-        else "the weights, or newer,"
-    )
-    return f"{imported['holds']}; assumed to be at {weights} that sampled"
+    weights = "the weights, or newer," if newer else "the weights"
+    if newer == scored:
+        weights = "newer weights than those"
+    return f"{source.holds}; assumed to be at {weights} that sampled"
 
 
-def notes_of(imported: Mapping[str, Any] | None) -> tuple[str, ...]:
+def notes_of(source: Imported | None) -> tuple[str, ...]:
     """A sentence per reason for leaving rows out or for a peculiarity."""
-    if not imported:
+    if source is None:
         return ()
-    first = imported["left_out_first"]
+    first = source.left_out_first
     left_out = (
         f"Left out: {counted(count, reason)}"
         + (f" (first: {first[reason]})." if reason in first else ".")
-        for reason, count in imported["left_out"].items()
+        for reason, count in source.left_out.items()
     )
-    return (*left_out, *(f"{counted(count, what)}." for what, count in imported["noted"].items()))
+    return (*left_out, *(f"{counted(count, what)}." for count, what in _noted(source)))
 
 
-def without_unknown(result: dict[str, Any], imported: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The summary of a pair, without the share of truncated responses if the dump does not
-    record it.
-    """
-    if imported and imported.get("rows_with_unknown_finish"):
-        empty = dict.fromkeys(result["metrics"]["truncated_share"])
-        result["metrics"]["truncated_share"] = empty | {"note": FINISH_UNKNOWN}
-    return result
+def _noted(source: Imported) -> list[tuple[int, str]]:
+    return [(count, what) for what, count in source.noted.items()]
 
 
 def check_poolable(traces: Sequence[Trace]) -> None:
@@ -170,72 +164,17 @@ def _identity(trace: Trace) -> dict[str, Any]:
     }
 
 
-def about(traces: Sequence[Trace], unscored_responses: int) -> dict[str, Any]:
-    """What a report says about the origin of its traces, and what they lack."""
-    manifest = traces[0].manifest
-    names = (
-        "imported",
-        "rollout",
-        "trainer",
-        "recomputed",
-        "equal_weights",
-        "prompts",
-        "config",
-        "libraries",
-        "threads",
-        "top_logprobs",
-    )
-    facts = {name: manifest[name] for name in names if name in manifest} | {
-        "unscored_responses": unscored_responses,
-        "responses": sum(trace.num_responses for trace in traces),
-        "grading_timeouts": sum(trace.count("grading_timeouts") for trace in traces),
-        "unstated": sum(trace.count("unstated") for trace in traces),
-        "partial": shortfalls(traces),
-    }
-    return dict(shown(facts))
-
-
-def shortfalls(traces: Sequence[Trace]) -> list[dict[str, Any]]:
-    """What each partial trace lacks that its manifest promises, and how to complete it."""
-    return [_shortfall(trace) for trace in traces if trace.completeness.partial]
-
-
-def _shortfall(trace: Trace) -> dict[str, Any]:
-    found = trace.completeness
-    unscored = found.unscored > 0 and len(found.reasons) == 1
-    advice = remedy(trace.folder, trace.manifest, unscored=unscored)
-    return {"trace": str(trace.folder), **found.to_json(), "remedy": advice}
-
-
-def program(side: Mapping[str, Any]) -> str:
-    """What samples or scores: an engine, transformers, or a recorded run's name for its trainer;
-    empty if unknown.
-    """
-    return (
-        side.get("engine")
-        or side.get("name")
-        or ("transformers" if side.get("transformers") else "")
-    )
-
-
-def cache_of(side: Mapping[str, Any]) -> str:
-    """`with KV cache fp8`; empty if the cache has the dtype of the weights."""
-    cache = side.get("kv_cache_dtype")
-    return "" if cache in (side.get("dtype"), None, "auto") else f"with KV cache {cache}"
-
-
 def who_is_compared(manifest: Mapping[str, Any]) -> str:
     """Models, then `vllm bfloat16 with KV cache fp8 against transformers bfloat16`; empty if
     unknown.
     """
-    sides = [side for side in (manifest.get("rollout"), manifest.get("trainer")) if side]
-    models = dict.fromkeys(shown(str(side["model"])) for side in sides if side.get("model"))
-    programs = (
-        " ".join(filter(None, (program(side), side.get("dtype"), cache_of(side)))) for side in sides
-    )
-    return " · ".join(
-        filter(None, (" against ".join(models), " against ".join(filter(None, programs))))
-    )
+    sides = [
+        side for side in map(side_of, (manifest.get("rollout"), manifest.get("trainer"))) if side
+    ]
+    models = dict.fromkeys(shown(side.model) for side in sides if side.model)
+    programs = (" ".join(filter(None, (side.program, side.dtype, side.cache))) for side in sides)
+    compared = " against ".join(models), " against ".join(filter(None, programs))
+    return " · ".join(filter(None, compared))
 
 
 def subject_of(manifest: Mapping[str, Any], tokens: int) -> str:

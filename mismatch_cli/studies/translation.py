@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mismatch_cli.base.json_form import to_json
 from mismatch_cli.base.places import shown
 from mismatch_cli.frameworks import dialects
 from mismatch_cli.frameworks.dialects import Reading, Readings
 from mismatch_cli.processes.workers import ALONE, Workers
-from mismatch_cli.studies.study import Study, about, check_poolable
+from mismatch_cli.studies.study import Study, check_poolable
+from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import Trace
 
 ALL = "all"
@@ -56,7 +58,7 @@ class Translation(Study):
             "format": self.FORMAT,
             "version": self.VERSION,
             "traces": shown([str(trace.folder) for trace in self.traces]),
-            "about": about(self.traces, 0),
+            "about": to_json(About.of(self.traces, 0)),
             "out_of_support": self.readings.out_of_support,
             "frameworks": {
                 framework: {

@@ -4,20 +4,19 @@ was never measured.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.json_form import from_json, to_json
 from mismatch_cli.base.numbers import things
 from mismatch_cli.base.text import parsed_json
 from mismatch_cli.limits.judge import Range, pair_for
-from mismatch_cli.limits.limit_sets import Limit
+from mismatch_cli.limits.limit_sets import CheckRow, Limit
 from mismatch_cli.trace.training_folder import WATCH_FILE
-
-# Of a limit; an alarm's pair may be one that the trace chose
-LIMIT_KEYS = ("limits", "metric", "bound", "threshold", "decide")
 
 
 @dataclass
@@ -25,7 +24,7 @@ class Alarm:
     """A limit that was exceeded, from its first step on."""
 
     since: int
-    check: Mapping[str, Any]  # of that step, as in `gate --json`
+    check: CheckRow  # of that step
     last: int  # the newest step that did not hold it
     told: int  # the newest step at which that was told
     over: int | None = None  # the step that held it again
@@ -39,19 +38,9 @@ class Alarm:
             return f"at step {self.since}"
         return f"from step {self.since} to {self.last}"
 
-    @property
-    def quantity(self) -> str:
-        """The metric and its pair."""
-        return f"{self.check['metric']} ({self.check['pair']})"
-
-    @property
-    def limit(self) -> tuple[Any, ...]:
-        """What makes a limit the same one, whatever pair a trace chose for it."""
-        return tuple(self.check[key] for key in LIMIT_KEYS)
-
     def to_json(self) -> dict[str, Any]:
         """Its first step's check, with the last step that did not hold the limit."""
-        return {"step": self.since, "last": self.last, "over": self.over, **self.check}
+        return {"step": self.since, "last": self.last, "over": self.over, **to_json(self.check)}
 
 
 def under_way_first(alarms: Iterable[Alarm]) -> list[Alarm]:
@@ -67,11 +56,35 @@ def counted(alarms: Sequence[Alarm]) -> str:
 
 
 @dataclass(frozen=True)
+class SetLimit(Limit):
+    """A limit with the name of the set that it is from."""
+
+    limits: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str, float, str]:
+        """As `CheckRow.key`."""
+        return self.limits, self.metric, self.bound, self.threshold, self.decide
+
+    @property
+    def name(self) -> str:
+        """`k3 (mismatch) ≤ 0.015`: the limit in words; without a pair if it names none."""
+        pair = f" ({self.pair})" if self.pair else ""
+        return f"{self.metric}{pair} {self.text}"
+
+    @property
+    def state_key(self) -> str:
+        """How the state names a limit that has been measured: two sets may have the same one, of
+        which only one is for these models.
+        """
+        return f"{self.limits}: {self.name}"
+
+
+@dataclass(frozen=True)
 class WatchState:
     """The answer of a watch."""
 
-    # Metric, pair, bound, threshold and the set that they are from
-    limits: Sequence[Mapping[str, Any]]
+    limits: Sequence[SetLimit]
     alarms: Sequence[Alarm]  # of these limits
     unmeasured: Sequence[str]  # limits that no step could be compared with
 
@@ -98,42 +111,25 @@ class LimitedMetric:
 
 def limited_metrics(watched: WatchState, recorded: Collection[str]) -> list[LimitedMetric]:
     """The metrics that have absolute limits, for the pairs that steps have recorded."""
-    rows: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    rows: dict[tuple[str, str], list[SetLimit]] = {}
     for limit in watched.limits:
-        if pair := pair_for(limit["pair"], recorded):
-            rows.setdefault((limit["metric"], pair), []).append(limit)
+        if pair := pair_for(limit.pair, recorded):
+            rows.setdefault((limit.metric, pair), []).append(limit)
     return [_limited(watched, *key, limits) for key, limits in rows.items()]
 
 
 def _limited(
-    watched: WatchState, metric: str, pair: str, limits: Sequence[Mapping[str, Any]]
+    watched: WatchState, metric: str, pair: str, limits: Sequence[SetLimit]
 ) -> LimitedMetric:
-    ranges = [Range.of({limit["bound"]: limit["threshold"]}) for limit in limits]
+    ranges = [Range.of({limit.bound: limit.threshold}) for limit in limits]
     bounds = dict.fromkeys(bound for allowed in ranges for bound in (allowed.low, allowed.high))
     alarms = [
         (alarm.since, alarm.last)
         for alarm in watched.alarms
-        if (alarm.check["metric"], alarm.check["pair"]) == (metric, pair)
+        if (alarm.check.metric, alarm.check.pair) == (metric, pair)
     ]
-    text = ", ".join(dict.fromkeys(map(_text, limits)))
+    text = ", ".join(dict.fromkeys(limit.text for limit in limits))
     return LimitedMetric(metric, pair, text, [b for b in bounds if isfinite(b)], alarms)
-
-
-def limit_name(limit: Mapping[str, Any]) -> str:
-    """`k3 (mismatch) ≤ 0.015`: a limit in words; without a pair if it names none."""
-    pair = f" ({limit['pair']})" if limit["pair"] else ""
-    return f"{limit['metric']}{pair} {_text(limit)}"
-
-
-def _text(limit: Mapping[str, Any]) -> str:
-    return Limit(limit["metric"], limit["bound"], limit["threshold"]).text
-
-
-def limit_key(limit: Mapping[str, Any]) -> str:
-    """How the state names a limit that has been measured: two sets may have the same one, of which
-    only one is for these models.
-    """
-    return f"{limit['limits']}: {limit_name(limit)}"
 
 
 def watch_state(folder: Path | None) -> WatchState | None:
@@ -143,14 +139,18 @@ def watch_state(folder: Path | None) -> WatchState | None:
     try:
         content = parsed_json(((folder or Path()) / WATCH_FILE).read_text(encoding="utf-8"))
         sets = content["asked"]["limits"]
-        limits = [{**limit, "limits": of["name"]} for of in sets for limit in of["limits"]]
-        asked = {tuple(limit[key] for key in LIMIT_KEYS) for limit in limits}
-        alarms = [Alarm(**row) for row in content["alarms"]]
-        known = set(content["known"])
+        limits = [
+            from_json(SetLimit, {**limit, "limits": of["name"]})
+            for of in sets
+            for limit in of["limits"]
+        ]
+        keys = {limit.key for limit in limits}
+        alarms = [from_json(Alarm, row) for row in content["alarms"]]
+        measured = set(content["known"])
         return WatchState(
             limits,
-            [alarm for alarm in alarms if alarm.limit in asked],
-            [limit_name(limit) for limit in limits if limit_key(limit) not in known],
+            [alarm for alarm in alarms if alarm.check.key in keys],
+            [limit.name for limit in limits if limit.state_key not in measured],
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, MismatchError):
         return None

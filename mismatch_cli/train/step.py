@@ -250,7 +250,7 @@ def step_record(
         "entropy": total["entropy_mean"].value,
     }
     if routed := routing.result(0, routers):
-        record["routing"] = {key: found["value"] for key, found in routed["metrics"].items()}
+        record["routing"] = {key: estimate.value for key, estimate in routed.metrics.items()}
     if unjudged := int(np.isnan(responses.reward_S).sum()):
         record["unjudged"] = unjudged
     if step.sampled is not None:

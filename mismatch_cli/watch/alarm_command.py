@@ -59,11 +59,11 @@ class AlarmCommand:
         told = {
             "ALARM_RUN": self._run.absolute(),
             "ALARM_STEP": alarm.step,
-            "ALARM_METRIC": check["metric"],
-            "ALARM_PAIR": check["pair"],
-            "ALARM_VALUE": check["value"],
-            "ALARM_LIMIT": check["allowed"],
-            "ALARM_BOUND": check["bound"],
+            "ALARM_METRIC": check.metric,
+            "ALARM_PAIR": check.pair,
+            "ALARM_VALUE": check.value,
+            "ALARM_LIMIT": check.allowed,
+            "ALARM_BOUND": check.bound,
             "ALARM_TEXT": alarm.text,
             "ALARM_STANDING": json.dumps(alarm.to_json()),
         }

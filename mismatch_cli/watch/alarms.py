@@ -8,15 +8,16 @@ is over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
+from mismatch_cli.base.json_form import to_json
 from mismatch_cli.limits.judge import HOLDS, UNDECIDED
-from mismatch_cli.limits.limit_sets import LimitSet
+from mismatch_cli.limits.limit_sets import CheckRow, LimitSet
 from mismatch_cli.studies.gate import Check, row_of
-from mismatch_cli.studies.watch_state import LIMIT_KEYS, Alarm
+from mismatch_cli.studies.watch_state import Alarm
 
 EVERY = 25  # steps between two reminders: a few in a run of hundreds of steps
 BEGINS, STILL, OVER = "begins", "still", "over"
@@ -29,7 +30,7 @@ class Event:
     state: str  # begins, still or over
     step: int
     since: int  # the step at which the alarm began
-    check: Mapping[str, Any]  # as in `gate --json`, of this step
+    check: CheckRow  # of this step
 
     @property
     def key(self) -> str:
@@ -41,19 +42,19 @@ class Event:
         """`k3 (mismatch) at step 12: 0.02 is above 0.015 (limits.toml)`."""
         check = self.check
         what = {
-            BEGINS: check["reason"],
-            STILL: f"{check['reason']}, since step {self.since}",
+            BEGINS: check.reason,
+            STILL: f"{check.reason}, since step {self.since}",
             OVER: f"{self._within} again, after an alarm since step {self.since}",
         }
-        where = f"{check['metric']} ({check['pair']}) at step {self.step}"
-        return f"{where}: {what[self.state]} ({check['limits']})"
+        where = f"{check.quantity} at step {self.step}"
+        return f"{where}: {what[self.state]} ({check.limits})"
 
     @property
     def _within(self) -> str:
         """How the step that ends an alarm is within the limit: by all of its interval, or by its
         value, where few prompts give none.
         """
-        return "holds" if self.check["status"] == HOLDS else "is within the limit by its value"
+        return "holds" if self.check.status == HOLDS else "is within the limit by its value"
 
     @property
     def is_alarm(self) -> bool:
@@ -62,7 +63,7 @@ class Event:
 
     def to_json(self) -> dict[str, Any]:
         """The check with its step, and the state of the alarm."""
-        return {"step": self.step, "state": self.state, "since": self.since, **self.check}
+        return {"step": self.step, "state": self.state, "since": self.since, **to_json(self.check)}
 
 
 class Alarms:
@@ -95,11 +96,11 @@ class Alarms:
         return Event(STILL, step, alarm.since, row)
 
     @staticmethod
-    def _end(alarm: Alarm, step: int, row: Mapping[str, Any]) -> Event:
+    def _end(alarm: Alarm, step: int, row: CheckRow) -> Event:
         alarm.over = step
         return Event(OVER, step, alarm.since, row)
 
-    def _begin(self, step: int, row: Mapping[str, Any]) -> Event:
+    def _begin(self, step: int, row: CheckRow) -> Event:
         alarm = Alarm(step, row, last=step, told=step)
         self.all.append(alarm)
         self._newest[limit_of(row)] = alarm
@@ -112,7 +113,7 @@ class Alarms:
             for of in sets
             for limit in of.limits
         }
-        return [alarm for alarm in self.all if alarm.limit in limits]
+        return [alarm for alarm in self.all if alarm.check.key in limits]
 
     def to_json(self) -> list[dict[str, Any]]:
         return [asdict(alarm) for alarm in self.all]
@@ -129,7 +130,7 @@ def _is_undecided(check: Check) -> bool:
     return check.status == UNDECIDED and check.found.has_interval
 
 
-def limit_of(check: Mapping[str, Any]) -> str:
+def limit_of(check: CheckRow) -> str:
     """A short name of a limit on a pair, the same in every process."""
-    names = [str(check[key]) for key in (*LIMIT_KEYS, "pair")]
+    names = map(str, (*check.key, check.pair))
     return sha256("\0".join(names).encode()).hexdigest()[:16]

@@ -92,7 +92,7 @@ class WatchView:
 def _alarm(alarm: Alarm) -> Text:
     """An alarm under way in red, one that is over in grey."""
     text = visible(
-        f"{alarm.quantity}, {alarm.when}: {alarm.check['reason']} ({alarm.check['limits']})"
+        f"{alarm.check.quantity}, {alarm.when}: {alarm.check.reason} ({alarm.check.limits})"
     )
     return plain(f"✘ {text}", "red") if alarm.over is None else plain(f"✔ {text}", "dim")
 

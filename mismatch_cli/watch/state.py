@@ -10,15 +10,15 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from mismatch_cli.base.errors import MismatchError, first_line
+from mismatch_cli.base.json_form import from_json
 from mismatch_cli.base.text import parsed_json
 from mismatch_cli.limits.limit_sets import Limit, LimitSet
 from mismatch_cli.studies.gate import Check
-from mismatch_cli.studies.watch_state import Alarm, limit_key
+from mismatch_cli.studies.watch_state import Alarm, SetLimit
 from mismatch_cli.trace.files import could_not_write, open_to_append, replacing, write_atomically
 from mismatch_cli.trace.training_folder import METRICS, WATCH_FILE
 from mismatch_cli.watch.alarms import Alarms, Event, beginning
@@ -63,7 +63,7 @@ class State:
         # An alarm is about its limit, and a relative limit about the baseline too
         same_baseline = before.get("baseline") == self._asked.get("baseline")
         alarms = found.get("alarms", []) if same_baseline else []
-        self.alarms = Alarms(Alarm(**row) for row in alarms)
+        self.alarms = Alarms(from_json(Alarm, row) for row in alarms)
         self._called: set[str] = set(map(str, found.get("called", [])))
         self._known: set[str] = set(map(str, found.get("known", []))) if same else set()
         told = found.get("told", {}).items() if same else ()
@@ -169,4 +169,4 @@ def _part(name: str, files: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _key(of: str, limit: Limit) -> str:
-    return limit_key({**asdict(limit), "limits": of})
+    return SetLimit(**vars(limit), limits=of).state_key

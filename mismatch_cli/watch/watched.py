@@ -13,6 +13,7 @@ import numpy as np
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.limits.judge import pair_for
 from mismatch_cli.limits.limit_sets import Limit, LimitSet
+from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.update_table import OF_STEP, PAIRS_OF_STEP, of_step, updates_of_step
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.studies.clipping import analyse_clipping
@@ -24,6 +25,7 @@ from mismatch_cli.studies.gate import (
     check_limits,
     frameworks_of,
 )
+from mismatch_cli.studies.mismatch import MismatchResult
 from mismatch_cli.trace.reader import Trace
 
 _RESPONSES = {
@@ -57,7 +59,7 @@ class Judge:
             measured = Measurement(traces, frameworks_of(self.sets))
         except MismatchError:  # not scored; damaged traces are refused below as well
             return _unscored(step, traces), self._checks(_Unscored())
-        record = record_of(step, measured.summary) | self._blocked(traces)
+        record = record_of(step, measured.result) | self._blocked(traces)
         return record, self._checks(measured)
 
     def of_record(self, record: Mapping[str, Any], trace: Trace | None) -> list[Check]:
@@ -113,16 +115,15 @@ class _Unscored:
         )
 
 
-def record_of(step: int, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """A step's line from its summary, as `train` writes it; at equal weights there is one gap."""
-    values = {name: _values(pair["metrics"]) for name, pair in summary["pairs"].items()}
-    first = next(iter(summary["pairs"].values()))
-    about = _values(first["metrics"])
+def record_of(step: int, result: MismatchResult) -> dict[str, Any]:
+    """A step's line from its result, as `train` writes it; at equal weights there is one gap."""
+    values = {name: _values(pair.metrics) for name, pair in result.pairs.items()}
+    counts, of_responses = result.main.counts, values[result.main.pair]
     return {
         "step": step,
-        "responses": first["counts"]["responses"] + summary["about"]["unscored_responses"],
-        "tokens": first["counts"]["tokens"],
-        **{name: about[key] for name, key in _RESPONSES.items()},
+        "responses": counts.responses + result.about.unscored_responses,
+        "tokens": counts.tokens,
+        **{name: of_responses[key] for name, key in _RESPONSES.items()},
         **{
             name: of_step(values[pair]) if pair in values else {}
             for pair, name in PAIRS_OF_STEP.items()
@@ -130,8 +131,8 @@ def record_of(step: int, summary: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _values(metrics: Mapping[str, Any]) -> dict[str, float | None]:
-    return {key: found["value"] for key, found in metrics.items()}
+def _values(metrics: Mapping[str, Estimate]) -> dict[str, float | None]:
+    return {key: estimate.value for key, estimate in metrics.items()}
 
 
 def _unscored(step: int, traces: Sequence[Trace]) -> dict[str, Any]:

@@ -143,15 +143,15 @@ def _init(path: Path, traces: list[Path] | None, common: Common, allow_partial: 
         traces, "No trace named: taking fp8-kv, a bundled one, as a good run.", FAULTY
     )
     common.progress.say("Measuring")
-    summaries = [analyse([run], 0, common.read_by).to_json() for run in runs]
-    partial = [part for summary in summaries for part in summary["about"]["partial"]]
+    results = [analyse([run], 0, common.read_by).result for run in runs]
+    partial = [part for result in results for part in result.about.partial]
     if partial and not allow_partial:
-        lacks = f"{partial[0]['trace']} is partial ({', '.join(partial[0]['reasons'])})"
+        lacks = f"{partial[0].trace} is partial ({', '.join(partial[0].reasons)})"
         raise MismatchError(
             f"{lacks}: limits need complete runs. Name a complete one, or add --allow-partial."
         )
-    measured = {str(run.folder): summary for run, summary in zip(runs, summaries, strict=True)}
-    text = limits_file(limits_from(summaries), measured, path.name)
+    measured = {str(run.folder): result for run, result in zip(runs, results, strict=True)}
+    text = limits_file(limits_from([result.pairs for result in results]), measured, path.name)
     write_named(path, text, replace=common.force)
     common.progress.say(f"Wrote {path}")
     _show_presets([load_limits(str(path))], common.json, suggest("gate", "RUN", "--limits", path))

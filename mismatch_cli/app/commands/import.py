@@ -244,11 +244,14 @@ def _of_a_trace(tokenizer: str) -> Path | None:
 
 def _tell(imported: dict[str, Any], folder: Path, common: Common) -> None:
     """Say what is in the trace, what is not and why, and what to type next."""
+    from mismatch_cli.base.json_form import from_json
     from mismatch_cli.base.numbers import things
     from mismatch_cli.studies.study import notes_of, pi_of
     from mismatch_cli.studies.unusable import unusable
+    from mismatch_cli.trace.origin import Imported
     from mismatch_cli.trace.reader import Trace
 
+    source = from_json(Imported, imported)
     if common.json:
         print_json(imported | {"output": str(folder)})
     else:
@@ -256,10 +259,10 @@ def _tell(imported: dict[str, Any], folder: Path, common: Common) -> None:
         parts = [
             f"Imported {tokens} in {rows} of {things(imported['steps'], 'step')} from "
             f"{imported['title']}.",
-            f"π: {pi_of(imported)}.",
+            f"π: {pi_of(source)}.",
         ]
         parts += [f"Index: {imported['shift']}.", f"Padding: {imported['padding']}."]
-        print_parts(*parts, *(f"• {note}" for note in notes_of(imported)))
+        print_parts(*parts, *(f"• {note}" for note in notes_of(source)))
     progress = common.progress
     progress.say(f"Wrote {folder / 'trace'}")
     if wrong := unusable(Trace.open(folder)):

@@ -5,9 +5,11 @@ next.
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from textwrap import shorten
+from types import SimpleNamespace
 
 from mismatch_cli.base import numbers
 from mismatch_cli.base.errors import suggest
+from mismatch_cli.base.json_form import from_json
 from mismatch_cli.bisect.decoding import (
     DECODING_FARTHER,
     EQUAL,
@@ -20,6 +22,7 @@ from mismatch_cli.bisect.studies.bisection import BisectionAnalysis
 from mismatch_cli.report.about import left_out_of, subject_lines
 from mismatch_cli.report.tables import Row, col, named, parts, table, text, value_of
 from mismatch_cli.report.view import Facts, Screen, Status, Table, Verdict
+from mismatch_cli.trace.origin import About
 
 _MOST = 6  # causes
 # Letters of a line, of the numbers in it, and of what to change
@@ -47,8 +50,10 @@ def screen(analysis: BisectionAnalysis) -> Screen:
     """
     words, status = _words(analysis)
     return Screen(
-        subject=subject_lines(analysis.result["about"], counts(analysis)),
-        notes=left_out_of(analysis.result["about"], {}, {}),
+        subject=subject_lines(
+            from_json(About, analysis.result["about"]), SimpleNamespace(**counts(analysis))
+        ),
+        notes=left_out_of(from_json(About, analysis.result["about"])),
         tables=(_causes(analysis),) if analysis.causes else (),
         remarks=tuple(_remarks(analysis)),
         verdict=Verdict(words, f"{analysis.verdict} {combined(analysis)}".strip(), status),

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from types import SimpleNamespace
 
 from mismatch_cli.base import numbers
+from mismatch_cli.base.json_form import from_json
 from mismatch_cli.base.places import shown
 from mismatch_cli.bisect.pages._bisection_screen import (
     DECODE_PREFILL,
@@ -24,7 +26,7 @@ from mismatch_cli.bisect.ranking import Row as Ranked
 from mismatch_cli.bisect.studies.bisection import BisectionAnalysis
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.report.about import left_out_of, measured, settings_tables, who_facts
-from mismatch_cli.report.excerpts import moved_excerpts
+from mismatch_cli.report.excerpts import MovedPlace, moved_excerpts
 from mismatch_cli.report.tables import (
     Col,
     Row,
@@ -43,6 +45,7 @@ from mismatch_cli.report.tables import (
     value_of,
 )
 from mismatch_cli.report.view import Excerpt, MetricRow, ReportView, Section, Table
+from mismatch_cli.trace.origin import About
 
 _NOTATION = (
     "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ "
@@ -133,13 +136,16 @@ def page(analysis: BisectionAnalysis) -> ReportView:
     ]
     return ReportView(
         title="What causes the gap?",
-        about=(*who_facts(result["about"]), ("Measured on", _read_again(analysis))),
-        notes=left_out_of(result["about"], {}, {}),
+        about=(
+            *who_facts(from_json(About, result["about"])),
+            ("Measured on", _read_again(analysis)),
+        ),
+        notes=left_out_of(from_json(About, result["about"])),
         headline=_larger(result["tested"]),
         screen=screen(analysis),
         leading=_leading(analysis),
         outline=outline,
-        settings=settings_tables(result),
+        settings=settings_tables(from_json(About, result["about"])),
         command=shown(command(analysis)),
         notation=_NOTATION,
     )
@@ -147,7 +153,7 @@ def page(analysis: BisectionAnalysis) -> ReportView:
 
 def _read_again(analysis: BisectionAnalysis) -> str:
     found = counts(analysis)
-    return measured(found, numbers.things(int(found["tokens"]), "token"))
+    return measured(SimpleNamespace(**found), numbers.things(int(found["tokens"]), "token"))
 
 
 def _leading(analysis: BisectionAnalysis) -> tuple[MetricRow, ...]:
@@ -284,12 +290,11 @@ def _cause_section(analysis: BisectionAnalysis, row: Ranked, cause: Row) -> Sect
 
 
 def _moved(analysis: BisectionAnalysis, row: Ranked) -> list[Excerpt]:
-    names = ("step", "prompt_id", "sample_index")
-    rows = [
-        dict(zip(names, analysis.key(token.response), strict=True)) | token._asdict()
+    tokens = [
+        MovedPlace(*analysis.key(token.response), token.position, token.before, token.after)
         for token in analysis.moved(row, _TOKENS)
     ]
-    return moved_excerpts(analysis.trace, rows)
+    return moved_excerpts(analysis.trace, tokens)
 
 
 def _triangle_section(found: Row) -> Section:

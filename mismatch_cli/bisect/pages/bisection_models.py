@@ -168,7 +168,7 @@ def _isolated(rows: Sequence[Row]) -> Table:
         [
             named("module", "module"),
             named("kind", "kind"),
-            text("answer", lambda row: _RELATIONS.get(row["relation"], row["relation"])),
+            text("answer", lambda row: _RELATIONS.get(row["relation"]) or str(row["relation"])),
             col("relative difference", lambda row: numbers.number(row["relative"])),
             col("elements that differ", lambda row: numbers.share(row["differing"])[0]),
         ],

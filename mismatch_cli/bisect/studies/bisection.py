@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from mismatch_cli.base.errors import suggest
+from mismatch_cli.base.json_form import to_json
 from mismatch_cli.base.places import shown
 from mismatch_cli.bisect.decoding import decode_against_prefill
 from mismatch_cli.bisect.effects import MEASURES, Effects, GapSums
@@ -49,8 +50,9 @@ from mismatch_cli.bisect.studies.model_differences import ModelDifferences
 from mismatch_cli.limits.causes import CAUSES, place
 from mismatch_cli.metrics.estimate import NO_SPREAD, Estimate
 from mismatch_cli.probe.config import suggest_probe
-from mismatch_cli.studies.study import Study, about, from_here, who_is_compared
+from mismatch_cli.studies.study import Study, from_here, who_is_compared
 from mismatch_cli.trace.manifest import read_manifest
+from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import Trace
 
 _MOST_NAMED = 3  # causes in the verdict
@@ -101,7 +103,7 @@ class BisectionAnalysis(Study):
     @property
     def subject(self) -> str:
         """What is compared, for the line below each figure."""
-        return who_is_compared(about([self.trace], 0))
+        return who_is_compared(self.trace.manifest)
 
     @cached_property
     def ranking(self) -> Ranking:
@@ -385,7 +387,7 @@ class BisectionAnalysis(Study):
             "format": self.FORMAT,
             "version": self.VERSION,
             "trace": str(shown(self.folder)),
-            "about": about([self.trace], 0),
+            "about": to_json(About.of([self.trace], 0)),
             "responses": tokens.num_responses,
             "prompts": len(np.unique(tokens.prompt_id_S)),
             "tokens": int(self.recorded.tokens_S.sum()),

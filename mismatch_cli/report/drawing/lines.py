@@ -11,7 +11,7 @@ from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.report.drawing.panels import Panel, Sheet, plain_label, power_label, short_names
 from mismatch_cli.report.drawing.style import Style
 
-Part = Mapping[str, Any] | None  # an estimate from JSON: value, low, high
+Part = Estimate | Mapping[str, Any] | None
 
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)))
 DASHED = DASHES[1]
@@ -55,10 +55,14 @@ def run_labels(names: Sequence[str], style: Style) -> dict[str, str]:
 
 def parts_of(estimates: Iterable[Part]) -> np.ndarray:
     """Value, low and high of each estimate, one row each; NaN where missing."""
-    rows = [
-        [(estimate or {}).get(part) for part in ("value", "low", "high")] for estimate in estimates
-    ]
+    rows = [_parts(estimate) for estimate in estimates]
     return np.array(rows, dtype=np.float64).reshape(-1, 3)
+
+
+def _parts(estimate: Part) -> tuple[float | None, ...]:
+    if isinstance(estimate, Estimate):
+        return estimate.value, estimate.low, estimate.high
+    return tuple((estimate or {}).get(part) for part in ("value", "low", "high"))
 
 
 def values_of(estimates: Iterable[Part]) -> np.ndarray:
@@ -95,7 +99,7 @@ def draw_bars(
     """Draw a line through means, with bars for intervals; returns value, low and high of each,
     [B, 3].
     """
-    part_B3 = parts_of(map(vars, means))
+    part_B3 = parts_of(means)
     part_B3 = np.where(np.isnan(part_B3), part_B3[:, :1], part_B3)
     reach_2B = np.abs(part_B3[:, 1:] - part_B3[:, :1]).T
     axes.errorbar(x_B, part_B3[:, 0], yerr=reach_2B, color=colour, marker="o", **line)
@@ -122,9 +126,14 @@ def draw_profile(figure: Sheet, points: Sequence[tuple[float, Estimate]], along:
     )
 
 
-def middle_of_steps(rows: Iterable[Mapping[str, Any]]) -> np.ndarray:
+def middle_of_steps(rows: Iterable[Any]) -> np.ndarray:
     """The place of each row of `by_step` on an axis of steps."""
-    return np.array([(row["first"] + row["last"]) / 2 for row in rows])
+    return np.array([(_end(row, "first") + _end(row, "last")) / 2 for row in rows])
+
+
+def _end(row: Any, name: str) -> int:
+    end: int = row[name] if isinstance(row, Mapping) else getattr(row, name)
+    return end
 
 
 def label_in_units(axes: Panel, factor: float) -> str:

@@ -323,18 +323,17 @@ class Panel(Axes):
         )
         self.set_xlabel("step")
 
-    def label_bins(self, rows: Sequence[Mapping[str, Any]], every: int = 2) -> None:
+    def label_bins(self, edges: Sequence[float], every: int = 2) -> None:
         """An axis of bins of μ, one unit each, labelled at their edges; if narrow, at one in
         `every`.
         """
-        edges = [*(row["mu_low"] for row in rows), rows[-1]["mu_high"]]
         every = self.style.pick(1, every)
         labels = [f"{edge:g}".removeprefix("0") or "0" for edge in edges]
         labels = [
             label if index % every == len(labels) % every else ""
             for index, label in enumerate(labels)
         ]
-        self.set_xlim(0, len(rows))
+        self.set_xlim(0, len(edges) - 1)
         self.set_xticks(range(len(edges)), labels)
 
 

@@ -1,10 +1,10 @@
 """A mean along the response, by position or turn: a step per bin, a line per trace."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from mismatch_cli.metrics.pair_summary import PlaceRow
 from mismatch_cli.report.drawing.lines import (
     Look,
     label_in_units,
@@ -15,7 +15,7 @@ from mismatch_cli.report.drawing.lines import (
 )
 from mismatch_cli.report.drawing.panels import Panel
 
-Rows = Sequence[Mapping[str, Any]]
+Rows = Sequence[PlaceRow]
 
 _SPAN = 20  # times between the largest values of two traces: from there on the axis is logarithmic
 _BEYOND = 2  # times the largest value: bands are cut here, or they would flatten the lines
@@ -25,9 +25,8 @@ def measured(rows_of: Mapping[str, Rows], key: str) -> dict[str, Rows]:
     """The rows of each trace, up to the last one with a value."""
     found = {}
     for trace, rows in rows_of.items():
-        last = max(
-            (place for place, row in enumerate(rows) if row[key]["value"] is not None), default=-1
-        )
+        value_B = values_of(getattr(row, key) for row in rows)
+        last = max(np.flatnonzero(np.isfinite(value_B)), default=-1)
         found[trace] = rows[: last + 1]
     return found
 
@@ -43,7 +42,7 @@ def draw_steps(axes: Panel, rows_of: Mapping[str, Rows], key: str) -> None:
 
 def _draw(axes: Panel, rows: Rows, key: str, look: Look, label: str) -> None:
     edges = np.arange(len(rows) + 1)
-    value_B, low_B, high_B = parts_of(row[key] for row in rows).T
+    value_B, low_B, high_B = parts_of(getattr(row, key) for row in rows).T
     axes.stairs(
         value_B,
         edges,
@@ -61,7 +60,7 @@ def share_vertical(panels: Sequence[Panel], rows_of: Mapping[str, Rows], key: st
 
     Returns the unit of its labels as a note, empty if it is 1.
     """
-    values = [values_of(row[key] for row in rows) for rows in rows_of.values()]
+    values = [values_of(getattr(row, key) for row in rows) for rows in rows_of.values()]
     above_0 = [value_B[value_B > 0] for value_B in values if (value_B > 0).any()]
     largest = [value_B.max() for value_B in above_0]
     far_apart = len(largest) > 1 and max(largest) >= _SPAN * min(largest)

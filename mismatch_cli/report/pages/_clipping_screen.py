@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
+from types import SimpleNamespace
 from typing import TypeVar
 
 from mismatch_cli.base import numbers, registry
 from mismatch_cli.base.errors import suggest
+from mismatch_cli.base.json_form import from_json
 from mismatch_cli.metrics.update_table import THEORY
 from mismatch_cli.report.about import subject_lines
 from mismatch_cli.report.pages.clipping_blocked import NOT_BY_RATIO, ROW_KEYS, share_columns
@@ -19,6 +21,7 @@ from mismatch_cli.report.tables import Row, filled, in_words, number, share, tab
 from mismatch_cli.report.view import Excerpt, Facts, Screen, Table, Verdict
 from mismatch_cli.rules import trust_regions
 from mismatch_cli.rules.algorithms.table import TABLE
+from mismatch_cli.trace.origin import About
 
 _T = TypeVar("_T")
 _ROWS, _NOTES, _COLUMNS = 8, 1, 80
@@ -51,7 +54,9 @@ def screen(
     )
     verdict = _verdict(subject)
     return Screen(
-        subject=subject_lines(result["about"], result["counts"]),
+        subject=subject_lines(
+            from_json(About, result["about"]), SimpleNamespace(**result["counts"])
+        ),
         notes=notes,
         tables=filled(*tables),
         remarks=_remarks(subject),

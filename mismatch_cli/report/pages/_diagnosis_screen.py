@@ -3,11 +3,13 @@ that tests the first.
 """
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import numpy as np
 
 from mismatch_cli.base import numbers
 from mismatch_cli.base.errors import suggest
+from mismatch_cli.base.json_form import from_json
 from mismatch_cli.diagnosis.diagnose import COMPETE_STAGE, UNEXPLAINED_STAGE, Diagnosis, module
 from mismatch_cli.diagnosis.evidence import Finding
 from mismatch_cli.limits.suspects import Suspect
@@ -17,6 +19,7 @@ from mismatch_cli.report.tables import col, share, table, text
 from mismatch_cli.report.view import Facts, Profile, Screen, Status, Table, Verdict
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
 from mismatch_cli.studies.study import typed
+from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.recorder_notes import RECORD
 
 _MOST_FOUND, _MOST_SUSPECTS = 4, 4
@@ -31,7 +34,9 @@ def screen(analysis: DiagnosisAnalysis, reasons: str) -> Screen:
         finding for finding in diagnosis.found if module(finding.check).STAGE != UNEXPLAINED_STAGE
     ]
     return Screen(
-        subject=subject_lines(analysis.result["about"], _counts(analysis)),
+        subject=subject_lines(
+            from_json(About, analysis.result["about"]), SimpleNamespace(**_counts(analysis))
+        ),
         notes=notes(analysis),
         tables=tuple(
             part
@@ -52,17 +57,12 @@ def screen(analysis: DiagnosisAnalysis, reasons: str) -> Screen:
 def notes(analysis: DiagnosisAnalysis) -> tuple[str, ...]:
     """What is left out of the trace, and of the gap."""
     counts = analysis.diagnosis.evidence.counts
-    values = {
-        "excluded": counts.out_of_support,
-        "missing": sum(side.not_a_number for side in counts.sides.values()),
-    }
-    return left_out_of(analysis.result["about"], values, _LEFT_OUT)
-
-
-_LEFT_OUT = {
-    "excluded": "sampled tokens have log π = −∞ and are left out of the gap",
-    "missing": "values are not a number and are left out of the gap",
-}
+    missing = sum(side.not_a_number for side in counts.sides.values())
+    left_out = (
+        (counts.out_of_support, "sampled tokens have log π = −∞ and are left out of the gap"),
+        (missing, "values are not a number and are left out of the gap"),
+    )
+    return left_out_of(from_json(About, analysis.result["about"]), left_out)
 
 
 def _words(diagnosis: Diagnosis) -> tuple[str, Status]:

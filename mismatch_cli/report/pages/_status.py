@@ -1,9 +1,6 @@
 """The status of limits in signs and words, for the screens of a trace and of a quoted number."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from mismatch_cli.limits.assess import ABOVE, BETWEEN, MIXED
+from mismatch_cli.limits.assess import ABOVE, BETWEEN, MIXED, LimitRow
 from mismatch_cli.limits.judge import EXCEEDED, HEALTHY, HOLDS, UNDECIDED, UNJUDGED
 from mismatch_cli.report.view import Status
 
@@ -24,22 +21,21 @@ _SIGNS: dict[str, tuple[str, Status]] = {
 _NOT_BROKEN: tuple[str, Status] = ("!", "mixed")
 
 
-def sign(limit: Mapping[str, Any]) -> str:
+def sign(limit: LimitRow) -> str:
     """`✔`, `✘`, `?`, or `!` for what is not healthy, without being broken for certain."""
     return _of(limit)[0]
 
 
-def colour(limit: Mapping[str, Any]) -> Status:
+def colour(limit: LimitRow) -> Status:
     return _of(limit)[1]
 
 
-def word(limit: Mapping[str, Any]) -> str:
+def word(limit: LimitRow) -> str:
     """The judge's word; of two levels, which one is exceeded."""
-    if limit["level"] == HEALTHY:
+    if limit.level == HEALTHY:
         return "not healthy"
-    standing = str(limit["standing"])
-    return "not judged" if standing == UNJUDGED else standing
+    return "not judged" if limit.standing == UNJUDGED else limit.standing
 
 
-def _of(limit: Mapping[str, Any]) -> tuple[str, Status]:
-    return _NOT_BROKEN if limit["level"] == HEALTHY else _SIGNS[limit["standing"]]
+def _of(limit: LimitRow) -> tuple[str, Status]:
+    return _NOT_BROKEN if limit.level == HEALTHY else _SIGNS[limit.standing]

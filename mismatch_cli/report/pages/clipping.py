@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from mismatch_cli.base import numbers
+from mismatch_cli.base.json_form import from_json
+from mismatch_cli.metrics.kept_rows import KeptToken
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.update_table import CLIPPING
 from mismatch_cli.report.about import (
@@ -15,7 +18,7 @@ from mismatch_cli.report.about import (
     settings_tables,
     who_facts,
 )
-from mismatch_cli.report.excerpts import token_excerpts
+from mismatch_cli.report.excerpts import TitledToken, token_excerpts
 from mismatch_cli.report.pages._clipping_screen import only_blocked_by, screen
 from mismatch_cli.report.pages.clipping_blocked import (
     algorithms_section,
@@ -54,6 +57,7 @@ from mismatch_cli.report.tables import (
 from mismatch_cli.report.view import Excerpt, Facts, MetricRow, ReportView, Section
 from mismatch_cli.studies.clipping import ClippingAnalysis
 from mismatch_cli.studies.study import typed
+from mismatch_cli.trace.origin import About
 
 _NOTATION = (
     "Numbers are over judged tokens unless stated: tokens with an advantage A other than 0; "
@@ -107,13 +111,11 @@ def example_excerpts(study: ClippingAnalysis) -> list[Excerpt]:
     return token_excerpts(study.traces, PAIRS["total"], list(map(_titled, chosen)))
 
 
-def _titled(row: Row) -> Row:
+def _titled(row: Row) -> TitledToken:
     sign = f"(A {'>' if row['advantage'] == '+' else '<'} 0)"
-    return {
-        **row,
-        "title": f"{row['only']} blocks, {row['not']} keeps {sign}",
-        "short": f"{only_blocked_by(row['only'])}{sign}",
-    }
+    title = f"{row['only']} blocks, {row['not']} keeps {sign}"
+    token = from_json(KeptToken, {"token_id": None, "tv_topk": None, **row})
+    return TitledToken(token, title, f"{only_blocked_by(row['only'])}{sign}")
 
 
 def page_of_result(
@@ -139,7 +141,7 @@ def page_of_result(
             theory_section(subject),
         ),
         screen=screen(subject, _left_out(result), examples, runs),
-        settings=settings_tables(result),
+        settings=settings_tables(from_json(About, result["about"])),
         command=command_line("clipstats", runs, *result["arguments"]),
         notation=_NOTATION,
     )
@@ -151,11 +153,11 @@ def _about(result: Row) -> Facts:
     if result["has"]["advantages"]:
         signs = [f"{numbers.count(counts[key])} {key}" for key in ("positive", "negative")]
         tokens += f" with an advantage ({', '.join(signs)})"
-    text = measured(counts, tokens) + (
+    text = measured(SimpleNamespace(**counts), tokens) + (
         f", {numbers.count(counts['steps'])} steps" if counts["steps"] > 1 else ""
     )
     return (
-        *who_facts(result["about"]),
+        *who_facts(from_json(About, result["about"])),
         ("Recomputed policy π′", _RECOMPUTED[result["has"]["recomputed"]]),
         ("Judged", text),
     )
@@ -163,7 +165,12 @@ def _about(result: Row) -> Facts:
 
 def _left_out(result: Row) -> list[str]:
     """What the numbers leave out."""
-    notes = list(left_out_of(result["about"], result["counts"], _LEFT_OUT))
+    notes = list(
+        left_out_of(
+            from_json(About, result["about"]),
+            [(result["counts"][name], text) for name, text in _LEFT_OUT.items()],
+        )
+    )
     notes += [
         _LACKING.format(number=numbers.count(n), column=name)
         for name, n in result["counts"]["lacking"].items()

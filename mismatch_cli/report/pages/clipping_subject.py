@@ -5,10 +5,11 @@ for both signs.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mismatch_cli.base.json_form import from_json
 from mismatch_cli.metrics.update_table import CLIPPING
-from mismatch_cli.report.about import is_recorded
 from mismatch_cli.report.tables import Col, Row, keyed, percent, value_of
 from mismatch_cli.studies.clipping import ClippingPlotData, OneMask
+from mismatch_cli.trace.origin import About
 
 SIGNS = ("all", "positive", "negative")
 BAD_UPDATE = (
@@ -88,11 +89,12 @@ def way_to(column: str, about: Mapping[str, Any]) -> str:
     """How to get a trace with advantages or rewards: what to type, by where the trace comes
     from.
     """
-    if "imported" not in about:
+    source = from_json(About, about).source
+    if source is None:
         return "MISMATCH_ANSWER_FIELD=FIELD mismatch-cli probe"
-    if is_recorded(about):
+    if source.is_recorded:
         return f"pass {column}= to the recorder"
-    if about["imported"].get("format") == "plain":
+    if source.format == "plain":
         return f"import DUMP --columns {column}=COLUMN"
     return f"import a dump with {column}s"
 

@@ -1,9 +1,11 @@
 """The page of a comparison: a `ReportView`, which terminal and HTML print."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 from mismatch_cli import DPPO
 from mismatch_cli.base import numbers
+from mismatch_cli.base.json_form import from_json
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.report.about import (
     GAPS,
@@ -32,6 +34,7 @@ from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Tabl
 from mismatch_cli.studies.comparison import ComparisonAnalysis
 from mismatch_cli.studies.pairing import METRICS_SHOWN
 from mismatch_cli.studies.study import who_is_compared
+from mismatch_cli.trace.origin import About
 
 _NOTATION = (
     "μ is the reference’s probability of the sampled token and π that of the current policy, in "
@@ -113,7 +116,7 @@ def page(study: ComparisonAnalysis) -> ReportView:
         settings=tuple(
             (f"{side['name']}: {title}", facts)
             for side in traces
-            for title, facts in settings_tables(side)
+            for title, facts in settings_tables(from_json(About, side["about"]))
         ),
         command=command_line("compare", study.typed, *result["arguments"]),
         notation=_NOTATION,
@@ -153,7 +156,7 @@ def _about(result: Row) -> Facts:
     facts = []
     for side in result["traces"]:
         counts, about = side["summary"]["counts"], side["about"]
-        tokens = measured(counts, f"{numbers.count(counts['tokens'])} tokens")
+        tokens = measured(SimpleNamespace(**counts), f"{numbers.count(counts['tokens'])} tokens")
         known = (
             side["folder"],
             who_is_compared(about),
@@ -191,7 +194,10 @@ def _notes(result: Row) -> tuple[str, ...]:
     for side in result["traces"]:
         notes += [
             f"{side['name']}: {note}"
-            for note in left_out_of(side["about"], side["summary"]["counts"], MASKED)
+            for note in left_out_of(
+                from_json(About, side["about"]),
+                [(side["summary"]["counts"][name], text) for name, text in MASKED.items()],
+            )
         ]
         left = side["responses"] - side["compared_responses"] - side["about"]["unscored_responses"]
         if left:

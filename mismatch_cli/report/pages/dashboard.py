@@ -7,9 +7,10 @@ from typing import Any
 
 from mismatch_cli.base import numbers, registry
 from mismatch_cli.base.errors import suggest
+from mismatch_cli.base.json_form import from_json
 from mismatch_cli.frameworks import IMPORTERS, RECORDERS
 from mismatch_cli.frameworks.dialects import UPDATE
-from mismatch_cli.limits.assess import counted, strictest_first
+from mismatch_cli.limits.assess import LimitRow, counted, strictest_first
 from mismatch_cli.limits.judge import HEALTHY
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.report.pages._status import STATUS_WORDS, sign, word
@@ -72,13 +73,17 @@ def _definition(row: Row) -> str:
 def _limits(found: Sequence[Row]) -> Table:
     """The published limits on each number with their status, the strictest first."""
     most = max(1, _MOST_LIMITS // len(found))
-    rows = [(row, limit) for row in found for limit in strictest_first(row["bars"])[:most]]
-    columns: list[Col[tuple[Row, Row]]] = [
-        text("published by", lambda pair: pair[1]["who"]),
+    rows = [
+        (row, limit)
+        for row in found
+        for limit in strictest_first([from_json(LimitRow, bar) for bar in row["bars"]])[:most]
+    ]
+    columns: list[Col[tuple[Row, LimitRow]]] = [
+        text("published by", lambda pair: pair[1].who),
         text("metric", lambda pair: pair[0]["name"].rpartition("/")[2]),
-        text("limit", lambda pair: pair[1]["text"]),
+        text("limit", lambda pair: pair[1].text),
         text("status", lambda pair: f"{sign(pair[1])} {word(pair[1])}"),
-        text("source", lambda pair: pair[1]["source"]),
+        text("source", lambda pair: pair[1].source),
     ]
     return table("", rows, [columns[0], *columns[1 + (len(found) == 1) :]])
 

@@ -1,6 +1,7 @@
 """The page of a diagnosis: a `ReportView`, which terminal and HTML print."""
 
 from mismatch_cli.base import numbers
+from mismatch_cli.base.json_form import from_json
 from mismatch_cli.diagnosis.diagnose import (
     FLOOR_STAGE,
     PRECISION_STAGE,
@@ -17,6 +18,7 @@ from mismatch_cli.report.tables import col, filled, metric_row, pairs_table, sha
 from mismatch_cli.report.view import MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
 from mismatch_cli.studies.study import typed
+from mismatch_cli.trace.origin import About
 
 _NOTATION = (
     "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ "
@@ -68,13 +70,16 @@ def page(analysis: DiagnosisAnalysis) -> ReportView:
     )
     return ReportView(
         title="What is wrong with this trace?",
-        about=(*who_facts(analysis.result["about"]), ("Checked", _looked_at(analysis))),
+        about=(
+            *who_facts(from_json(About, analysis.result["about"])),
+            ("Checked", _looked_at(analysis)),
+        ),
         notes=notes(analysis),
         headline=_not_tested(analysis),
         screen=screen(analysis, _reasons(analysis)),
         leading=_leading(analysis),
         outline=[*sections, _all_checks(analysis)],
-        settings=settings_tables(analysis.result),
+        settings=settings_tables(from_json(About, analysis.result["about"])),
         command=command_line("diagnose", typed(analysis.traces), *analysis.typed_models),
         notation=_NOTATION,
     )

@@ -1,7 +1,7 @@
 """The result of the gate for a terminal, as JUnit XML for CI systems, and as a Markdown table."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
@@ -20,7 +20,15 @@ from mismatch_cli.report.about import (
     subject_lines,
 )
 from mismatch_cli.report.tables import Col, col, filled, pairs_table, table, text
-from mismatch_cli.report.view import Facts, ReportView, Screen, Section, Status, Verdict
+from mismatch_cli.report.view import (
+    Brief,
+    Facts,
+    Priority,
+    ReportView,
+    Section,
+    Status,
+    Verdict,
+)
 from mismatch_cli.studies.gate import (
     Check,
     GateResult,
@@ -46,16 +54,13 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#&@$])")  # of Markdown
 
 
 def page(result: GateResult) -> ReportView:
-    """The limits and their status; the verdict comes last."""
-    summary = result.measured.summary
+    """Every limit, failed ones first, and why sets of limits disagree."""
+    measured = result.measured.result
+    words, status = _VERDICTS[result.status]
     sources = dict.fromkeys(
         (check.limit.metric, source_text(check)) for check in result.checks if source_text(check)
     )
-    limits = table(
-        "Limits",
-        result.checks,
-        _columns(result, _status),
-    )
+    limits = table("Limits", _failed_first(result), _columns(result), brief=Brief.first(_MOST))
     reasons = (
         (f"{check.limit.metric} {check.limit.text}", check.reason)
         for check in result.checks
@@ -65,23 +70,30 @@ def page(result: GateResult) -> ReportView:
     listed = pairs_table("Sources", sources, "metric", "source")
     return ReportView(
         title="Does the gap stay within its limits?",
-        about=about_facts(summary),
-        notes=(*left_out(summary), *_notes(result)),
+        about=about_facts(measured.about, measured.main.counts),
+        subject=subject_lines(measured.about, measured.main.counts),
+        notes=_notes(result),
         headline="Judged by " + ", ".join(limit_set.name for limit_set in result.sets),
-        screen=_screen(result),
+        verdict=Verdict(words, result.reason, status),
+        remarks=(*_by_value_alone(result), *_reconciled(result)),
+        next=_next(result),
         outline=(Section("Checks", tables=(limits, *filled(failed, listed))),),
         command=command_line("gate", typed(result.measured.traces)),
     )
 
 
-def _columns(result: GateResult, status: Callable[[Check], str]) -> list[Col[Check]]:
+def _failed_first(result: GateResult) -> list[Check]:
+    return sorted(result.checks, key=lambda check: check.holds)
+
+
+def _columns(result: GateResult) -> list[Col[Check]]:
     """What each row says about its limit."""
     return [
         text("metric", partial(_named, result)),
         col("measured", lambda check: measured_parts(check)[0]),
         col("95 % interval", lambda check: measured_parts(check)[1]),
         text("limit", limit_text),
-        text("status", status, essential=True),
+        text("status", _signed, priority=Priority.ALWAYS),
     ]
 
 
@@ -110,43 +122,16 @@ def _signed(check: Check) -> str:
     return f"{_SIGNS.get(check.status, '?')} {_status(check)}"
 
 
-def _screen(result: GateResult) -> Screen:
-    """Every limit, failed ones first, and why sets of limits disagree."""
-    counts = next(iter(result.measured.summary["pairs"].values()))["counts"]
-    checks = sorted(result.checks, key=lambda check: check.holds)
-    limits = table(
-        "",
-        checks[:_MOST],
-        _columns(result, _signed),
-        note=f"{len(checks) - _MOST} more with --full." if len(checks) > _MOST else "",
-    )
-    words, status = _VERDICTS[result.status]
-    return Screen(
-        subject=subject_lines(result.measured.summary["about"], counts),
-        notes=(*left_out(result.measured.summary), *_notes(result)),
-        tables=(limits,),
-        remarks=(*_by_value_alone(result), *_reconciled(result)),
-        verdict=Verdict(words, result.reason, status),
-        next=_next(result),
-    )
-
-
 def _by_value_alone(result: GateResult) -> Facts:
     """Failed limits of metrics without an interval, which another sample could pass."""
     # Not counts
     estimated = [check for check in result.exceeded if check.limit.framework != DIAGNOSIS]
     without_interval = [check for check in estimated if measured_parts(check)[1] == numbers.MISSING]
+    if not without_interval:
+        return ()
     metrics = " and ".join(dict.fromkeys(check.limit.metric for check in without_interval))
-    return (
-        (
-            (
-                "No interval",
-                f"{metrics}: judged by the value alone, which may depend on a few prompts.",
-            ),
-        )
-        if without_interval
-        else ()
-    )
+    words = f"{metrics}: judged by the value alone, which may depend on a few prompts."
+    return (("No interval", words),)
 
 
 def _reconciled(result: GateResult) -> Facts:
@@ -182,9 +167,16 @@ def _next(result: GateResult) -> Facts:
 
 
 def _notes(result: GateResult) -> tuple[str, ...]:
+    measured = result.measured.result
+    counts, total = measured.main.counts, measured.total
+    left = left_out(measured.about, counts, total.counts if total else None)
+    return (*left, *_of_baseline(result))
+
+
+def _of_baseline(result: GateResult) -> tuple[str, ...]:
     if result.baseline is None:
         return ()
-    notes = partial_notes(result.baseline.summary["about"])
+    notes = partial_notes(result.baseline.result.about)
     if not any(check.limit.bound in OF_BASELINE for check in result.checks):
         unused = (
             "No limit refers to the baseline: add a relative one, such as max_times_baseline, or "
@@ -224,6 +216,11 @@ def junit(result: GateResult) -> str:
     return tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
+def _about(result: GateResult) -> list[tuple[str, str]]:
+    measured = result.measured.result
+    return list(about_facts(measured.about, measured.main.counts))
+
+
 def _attributes(name: str, checks: Sequence[Check], refused: bool = False) -> dict[str, str]:
     statuses = [check.status for check in checks]
     return {
@@ -237,7 +234,9 @@ def _attributes(name: str, checks: Sequence[Check], refused: bool = False) -> di
 
 def _add_properties(suite: Element, result: GateResult, limits: LimitSet) -> None:
     properties = SubElement(suite, "properties")
-    facts = [*about_facts(result.measured.summary), *[("About", limits.about)] * bool(limits.about)]
+    facts = _about(result)
+    if limits.about:
+        facts.append(("About", limits.about))
     facts += [("Trace", shown(str(trace.folder))) for trace in result.measured.traces]
     for name, value in facts:
         SubElement(properties, "property", name=visible(name), value=visible(value))
@@ -279,7 +278,7 @@ def markdown(result: GateResult) -> str:
         "| verdict | metric | measured, 95 % | limit | set | source |",
         "|---|---|---|---|---|---|",
     ]
-    for check in sorted(result.checks, key=lambda check: check.holds):
+    for check in _failed_first(result):
         measured = measured_text(check) if check.known else check.reason
         if check.known and not check.holds and check.found.detail:
             measured += f": {check.found.detail}"  # which fault: a count alone does not say
@@ -288,11 +287,8 @@ def markdown(result: GateResult) -> str:
             " | ".join([f"| {_tick(check)} {_status(check)}", *map(_escaped, cells)]) + " |"
         )
     lines += ["", *(f"- {_escaped(why)} {_escaped(line)}" for line, why in _next(result))]
-    lines += [*(f"- {_escaped(note)}" for note in partial_notes(result.measured.summary["about"]))]
-    lines += [
-        f"- {_escaped(label)}: {_escaped(value)}"
-        for label, value in about_facts(result.measured.summary)
-    ]
+    lines += [*(f"- {_escaped(note)}" for note in partial_notes(result.measured.result.about))]
+    lines += [f"- {_escaped(label)}: {_escaped(value)}" for label, value in _about(result)]
     return "\n".join(lines) + "\n"
 
 

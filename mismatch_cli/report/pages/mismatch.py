@@ -1,10 +1,21 @@
 """The page of a trace: a `ReportView` of its gap, which terminal and HTML print."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from mismatch_cli.base import numbers
-from mismatch_cli.limits.assess import FLOOR, strictest_first
+from mismatch_cli.base.errors import suggest
+from mismatch_cli.limits.assess import (
+    FLOOR,
+    Assessment,
+    LimitRow,
+    MeasuredElsewhere,
+    limit_sentences,
+    strictest_first,
+)
+from mismatch_cli.limits.judge import EXCEEDED, HEALTHY
+from mismatch_cli.limits.suspects import Suspect
+from mismatch_cli.metrics.estimate import NOT_MEASURED, Estimate
 from mismatch_cli.metrics.gap_table import (
     GAP_GROUPS,
     METRICS,
@@ -14,18 +25,31 @@ from mismatch_cli.metrics.gap_table import (
     Metric,
     in_group,
 )
-from mismatch_cli.report.about import GAPS, about_facts, command_line, left_out, settings_tables
+from mismatch_cli.metrics.pair_summary import (
+    MetricEstimate,
+    PairSummary,
+    PlaceRow,
+    ProbabilityBin,
+)
+from mismatch_cli.report.about import (
+    DECIDING,
+    GAPS,
+    LEADING,
+    about_facts,
+    command_line,
+    left_out,
+    settings_tables,
+    subject_lines,
+)
 from mismatch_cli.report.excerpts import worst_excerpts
-from mismatch_cli.report.pages._mismatch_screen import leading, screen
-from mismatch_cli.report.pages._status import word
-from mismatch_cli.report.pages.mismatch_routing import routing_section
+from mismatch_cli.report.pages._status import STATUS_WORDS, colour, sign, word
+from mismatch_cli.report.pages.mismatch_routing import routing_remark, routing_section
 from mismatch_cli.report.tables import (
     Col,
-    Row,
     col,
     filled,
+    frameworks,
     in_words,
-    keyed,
     metric_row,
     mu_bin,
     number,
@@ -33,9 +57,21 @@ from mismatch_cli.report.tables import (
     span,
     table,
     text,
+    times_noise,
 )
-from mismatch_cli.report.view import MetricGroup, MetricRow, ReportView, Section, Table
-from mismatch_cli.studies.mismatch import MismatchAnalysis
+from mismatch_cli.report.view import (
+    Brief,
+    Facts,
+    MetricGroup,
+    MetricRow,
+    Priority,
+    Profile,
+    ReportView,
+    Section,
+    Table,
+    Verdict,
+)
+from mismatch_cli.studies.mismatch import MismatchAnalysis, MismatchResult
 from mismatch_cli.studies.study import typed
 
 _SPREAD = ("ratio_sd", "tv_binary_sd", "tv_topk_sd")
@@ -62,25 +98,32 @@ _DIAGNOSE = (
     "No limit is universal: published ones differ by more than ten times. Most large gaps are "
     "bookkeeping errors, not arithmetic: run `mismatch-cli diagnose` to find them."
 )
+_NOISE = "× noise: multiples of the trainer's gap to itself in another batch shape"
+_OF_PAIR = {"total": "stale", "staleness": "staleness alone", "mismatch": "equal weights"}
+_MOST_ROWS = 7  # of a screen: beyond, numbers without a limit that are not leading give way
+_OUTSIDE = "ratio_outside_0.8_1.28"
 
 
 def page(study: MismatchAnalysis, worst: int | None = None) -> ReportView:
     """The full report of traces (docs/json/summary.md), with the `worst` tokens."""
-    summary = study.result
-    tokens, responses = worst_excerpts(study.traces, study.main_pair, summary["worst"])
-    main, *others = summary["pairs"].values()
+    result, main = study.result, study.result.main
+    bars = result.verdict.bars
+    tokens, responses = worst_excerpts(study.traces, study.main_pair, result.worst)
+    others = [pair for pair in result.pairs.values() if pair is not main]
+    named = 1 if worst is None else worst
+    tokens[:named] = [replace(each, short=f"Worst token {each.title}") for each in tokens[:named]]
     sections = [
-        Section("The gap", _gap_text(summary), groups=_gap_groups(main)),
-        _verdict_section(summary),
+        Section("The gap", _gap_text(result), groups=_gap_groups(main)),
+        _verdict_section(result),
         _volatility_section(main),
-        routing_section(summary["routing"]),
+        routing_section(result.routing),
         _position_section(main),
         _sequence_section(main),
         *(
             Section(_pair_title(pair), _pair_text(pair), groups=_gap_groups(pair))
             for pair in others
         ),
-        _responses_section(main, imported="imported" in summary["about"]),
+        _responses_section(main, imported=result.about.source is not None),
         Section(
             "Worst tokens",
             "Where |log π − log μ| is largest.",
@@ -96,48 +139,143 @@ def page(study: MismatchAnalysis, worst: int | None = None) -> ReportView:
     ]
     return ReportView(
         title="How far apart are rollout and trainer?",
-        about=about_facts(summary),
-        notes=left_out(summary),
-        headline=_headline(summary["pairs"]),
-        leading=leading(main, summary["verdict"]["bars"]),
-        screen=screen(study, tokens[: 1 if worst is None else worst]),
+        about=about_facts(result.about, main.counts),
+        subject=subject_lines(result.about, main.counts),
+        notes=left_out(result.about, main.counts, result.total.counts if result.total else None),
+        headline=_headline(result),
+        leading=tuple(_leading(main, bars, key) for key in LEADING),
+        verdict=verdict(result.verdict),
+        remarks=(*_remarks(result), *_suspect(result)),
+        profiles=_profiles(main),
+        next=(*_test(result), *_next(study)),
         outline=sections,
-        settings=settings_tables(summary),
+        settings=settings_tables(result.about),
         command=command_line("report", typed(study.traces)),
     )
 
 
-def _headline(pairs: Mapping[str, Mapping[str, Any]]) -> str:
-    main, *_ = pairs.values()
-    difference, outside = _row(main, "tv_binary_mean"), _row(main, "ratio_outside_0.8_1.28")
-    floor = (
-        f", {difference.times_floor} the trainer's own noise"
-        if difference.times_floor.endswith("×")
-        else ""
-    )
+def _headline(result: MismatchResult) -> str:
+    main = result.main
+    noise = times_noise(main.metrics["tv_binary_mean"].noise)
+    floor = f", {noise} the trainer's own noise" if noise.endswith("×") else ""
     text = (
-        f"The two policies differ by {difference.value} in probability on the average "
-        f"token{floor}. {outside.value} of the tokens have a ratio outside [0.8, 1.28]."
+        f"The two policies differ by {_value(main, 'tv_binary_mean')} in probability on the "
+        f"average token{floor}. {_value(main, _OUTSIDE)} of the tokens have a ratio outside "
+        "[0.8, 1.28]."
     )
-    if "total" in pairs and main["pair"] != "total":
-        total = pairs["total"]
+    total = result.total
+    if total is not None and total is not main:
         text = (
             f"At equal weights: {text[0].lower()}{text[1:]} At the trainer's current weights: "
-            + (
-                f"{_row(total, 'tv_binary_mean').value}, with "
-                f"{_row(total, 'ratio_outside_0.8_1.28').value} outside."
-            )
+            f"{_value(total, 'tv_binary_mean')}, with {_value(total, _OUTSIDE)} outside."
         )
     return text
 
 
-def _gap_text(summary: Mapping[str, Any]) -> str:
-    pair = summary["pairs"][next(iter(summary["pairs"]))]
-    floor = summary.get("floor")
-    text = f"{_pair_title(pair)}. Intervals are 95 %, over prompts."
-    if floor:
+def _leading(pair: PairSummary, limits: Sequence[LimitRow], key: str) -> MetricRow:
+    """A number beside the verdict, with the strictest published limit."""
+    row, limit = _row(pair, key), _strictest(limits, key, pair.pair)
+    if limit is None:
+        return row
+    words = f"limit {_bound(limit)}, {limit.publisher}"
+    return replace(row, limit=words, status=colour(limit))
+
+
+def verdict(assessment: Assessment) -> Verdict:
+    """The gap beside what is expected, how many limits hold for each pair that has some, and which
+    do not. Nothing is healthy that is larger than expected.
+    """
+    words, status = STATUS_WORDS[assessment.status]
+    sentences = limit_sentences(assessment.bars) or ["No published limit is about this trace."]
+    expected = assessment.expected
+    if expected is not None:
+        sentences.insert(0, expected.sentence)
+        if expected.standing == "above" and status == "good":
+            words, status = f"{words}, LARGER THAN EXPECTED", "mixed"
+    return Verdict(words, " ".join(sentences), status)
+
+
+def _remarks(result: MismatchResult) -> Facts:
+    main, total = result.main, result.total
+    responses = [f"reward {_value(main, 'reward_mean')}", f"length {_value(main, 'length_mean')}"]
+    responses += [f"truncated {_value(main, 'truncated_share')}"]
+    responses += [f"no signal in {_value(main, 'equal_rewards_share')} of groups"]
+    measured = " · ".join(part for part in responses if numbers.MISSING not in part)
+    remarks = [("Responses", measured)] if measured else []
+    if total is not None and total is not main:
+        stale = f"mean |π − μ| {_value(total, 'tv_binary_mean')}"
+        outside = f"{_value(total, _OUTSIDE)} outside [0.8, 1.28]"
+        remarks.insert(0, ("With staleness", f"{stale}, {outside}"))
+    return (*remarks, *routing_remark(result.routing))
+
+
+def _suspects(result: MismatchResult) -> Sequence[Suspect]:
+    """Settings that may make the gap, where it is not healthy."""
+    return result.suspects if result.verdict.status != HEALTHY else ()
+
+
+def _suspect(result: MismatchResult) -> Facts:
+    """The first suspected setting, named as in `compare`."""
+    return tuple(("Suspect", f"{_setting(each)}: {each.why}") for each in _suspects(result)[:1])
+
+
+def _setting(suspect: Suspect) -> str:
+    return f"{suspect.setting.rpartition('.')[2]} = {suspect.value}"
+
+
+def _profiles(pair: PairSummary) -> tuple[Profile, ...]:
+    """Where the gap is: by μ, by position and by turn."""
+    bins = [row for row in pair.volatility if row.tokens]
+    profiles = []
+    if len(bins) > 1:
+        ends = f"{bins[0].mu_low:g}", f"{bins[-1].mu_high:g}"
+        spread = [row.metrics["ratio_sd"] for row in bins]
+        profiles.append(_profile("Where, by μ", spread, ends, "SD of the ratio"))
+    if len(positions := pair.positions) > 1:
+        ends = str(positions[0].first), str(positions[-1].last)
+        gaps = [row.abs_d_mean for row in positions]
+        profiles.append(_profile("by position", gaps, ends, "mean |Δlog p|"))
+    if len(turns := pair.turns) > 1:
+        gaps, ends = [row.abs_d_mean for row in turns], ("1", span(turns[-1]))
+        profiles.append(_profile("by turn", gaps, ends, "mean |Δlog p|"))
+    return tuple(profiles)
+
+
+def _profile(
+    title: str, estimates: Sequence[Estimate], ends: tuple[str, str], what: str
+) -> Profile:
+    measured = [each.value for each in estimates if each.value is not None]
+    reach = numbers.MISSING
+    if measured:
+        reach = f"{numbers.number(min(measured), 2)} to {numbers.number(max(measured), 2)}"
+    return Profile(title, tuple(each.value for each in estimates), *ends, f"{what}, {reach}")
+
+
+def _test(result: MismatchResult) -> Facts:
+    """The commands that measure how much of the gap the first suspect causes."""
+    if not _suspects(result):
+        return ()
+    suspect = result.suspects[0]
+    first, *rest = suspect.test
+    shows = f"how much of the gap {_setting(suspect)} causes"
+    return ((first, shows), *((line, "") for line in rest))
+
+
+def _next(study: MismatchAnalysis) -> Facts:
+    runs = typed(study.traces)
+    return (
+        (suggest("diagnose", *runs), "a mistake, or which setting?"),
+        (suggest("clipstats", *runs), "what PPO and DPPO would block"),
+        (suggest("report", *runs, "--as", "all"), "as your framework logs them"),
+        (suggest("report", *runs, "--full"), "every metric, bin and position"),
+    )
+
+
+def _gap_text(result: MismatchResult) -> str:
+    text = f"{_pair_title(result.main)}. Intervals are 95 %, over prompts."
+    if result.floor is not None:
         text += (
-            f" Noise: the trainer's gap to itself when it scores {floor['counts']['tokens']:,} "
+            f" Noise: the trainer's gap to itself when it scores {result.floor.counts.tokens:,} "
             "sampled tokens again in another micro-batch shape. Extremes grow with the number of "
             "tokens, so compare them with care. Signed means have no factor because they can be "
             "near zero by chance."
@@ -145,8 +283,8 @@ def _gap_text(summary: Mapping[str, Any]) -> str:
     return text
 
 
-def _pair_text(pair: Mapping[str, Any]) -> str:
-    if pair["pair"] != "staleness":
+def _pair_text(pair: PairSummary) -> str:
+    if pair.pair != "staleness":
         return ""
     return (
         "Here μ is the trainer at the weights that sampled. The engine sampled the tokens, so "
@@ -154,28 +292,30 @@ def _pair_text(pair: Mapping[str, Any]) -> str:
     )
 
 
-def _pair_title(pair: Mapping[str, Any]) -> str:
-    return f"{pair['pair'].capitalize()}: {GAPS[pair['pair']]}"
+def _pair_title(pair: PairSummary) -> str:
+    return f"{pair.pair.capitalize()}: {GAPS[pair.pair]}"
 
 
-def _gap_groups(pair: Mapping[str, Any]) -> tuple[MetricGroup, ...]:
+def _gap_groups(pair: PairSummary) -> tuple[MetricGroup, ...]:
     groups = (_group(pair, title) for title in GAP_GROUPS)
     return tuple(group for group in groups if group.rows)
 
 
-def _group(pair: Mapping[str, Any], title: str) -> MetricGroup:
+def _group(pair: PairSummary, title: str) -> MetricGroup:
     rows = (_row(pair, metric.key) for metric in in_group(title))
-    return MetricGroup(
-        title,
-        tuple(row for row in rows if row.value != numbers.MISSING or row.note != "not measured"),
-    )
+    measured = (row for row in rows if row.value != numbers.MISSING or row.note != NOT_MEASURED)
+    return MetricGroup(title, tuple(measured))
 
 
-def _row(pair: Mapping[str, Any], key: str) -> MetricRow:
-    return metric_row(METRICS[key], pair["metrics"][key])
+def _row(pair: PairSummary, key: str) -> MetricRow:
+    return metric_row(METRICS[key], pair.metrics[key])
 
 
-def _volatility_section(pair: Mapping[str, Any]) -> Section:
+def _value(pair: PairSummary, key: str) -> str:
+    return in_words(METRICS[key], pair.metrics[key])[0]
+
+
+def _volatility_section(pair: PairSummary) -> Section:
     text = (
         "The ratio is volatile where the rollout gave a token little probability; the difference "
         "of probabilities is not. Binary TV, |π − μ| of the sampled token, is small at low μ by "
@@ -191,58 +331,66 @@ def _volatility_section(pair: Mapping[str, Any]) -> Section:
 
 
 def _volatility_table(
-    title: str, pair: Mapping[str, Any], keys: Sequence[str], show: Callable[[Any], str]
+    title: str, pair: PairSummary, keys: Sequence[str], show: Callable[[Estimate], str]
 ) -> Table:
-    rows = [row for row in pair["volatility"] if row["tokens"]]
-    metrics = [
-        m
-        for m in VOLATILITY.values()
-        if m.key in keys and any(row[m.key]["value"] is not None for row in rows)
-    ]
-    shown = (keyed(m.label, m.key, show, m) for m in metrics)
-    return table(title, rows, [col("μ", mu_bin), keyed("tokens", "tokens", numbers.count), *shown])
-
-
-def _position_section(pair: Mapping[str, Any]) -> Section:
-    tables = (
-        _position_table("From the first token", "position", pair["positions"]),
-        _position_table("From the last token", "tokens before the last", pair["from_end"]),
-        _turn_table(pair["turns"]),
+    bins = [row for row in pair.volatility if row.tokens]
+    measured = {key for row in bins for key in keys if row.metrics[key].value is not None}
+    spreads = [_spread(metric, show) for metric in VOLATILITY.values() if metric.key in measured]
+    return table(
+        title,
+        bins,
+        [col("μ", mu_bin), col("tokens", lambda row: numbers.count(row.tokens)), *spreads],
     )
+
+
+def _spread(metric: Metric, show: Callable[[Estimate], str]) -> Col[ProbabilityBin]:
+    return col(metric.label, lambda row: show(row.metrics[metric.key]), metric)
+
+
+def _position_section(pair: PairSummary) -> Section:
     text = (
         "Drift with position points to the position encoding; a jump at the last token points to "
         "the stop token."
     )
-    if len(pair["turns"]) > 1:
+    tables = [
+        _place_table("From the first token", "position", pair.positions),
+        _place_table("From the last token", "tokens before the last", pair.from_end),
+    ]
+    if len(pair.turns) > 1:
         text += f" {_TURNS}"
+        tables.append(_place_table("By turn", "turn", pair.turns, *_OF_TURNS))
     return Section("By position in the response", text, tables=filled(*tables))
 
 
-def _position_table(title: str, what: str, rows: Sequence[Row], *columns: Col[Row]) -> Table:
-    shown = (
-        keyed(METRICS[key].label, key, plain, METRICS[key])
-        for key in ("abs_d_mean", "d_mean", "tv_binary_mean")
-    )
-    return table(
-        title, rows, [col(what, span), *columns, keyed("tokens", "tokens", numbers.count), *shown]
-    )
+def _place_table(title: str, what: str, rows: Sequence[PlaceRow], *columns: Col[PlaceRow]) -> Table:
+    return table(title, rows, [col(what, span), *columns, *_OF_PLACES])
 
 
-def _turn_table(rows: Sequence[Row]) -> Table:
-    """The gap by turn; empty where every response has one turn."""
-    turns = keyed("turns", "turns", numbers.count), keyed("mean length", "length_mean", plain)
-    return _position_table("By turn", "turn", rows if len(rows) > 1 else (), *turns)
+_OF_TURNS: tuple[Col[PlaceRow], ...] = (
+    col("turns", lambda row: numbers.count(row.turns)),
+    col("mean length", lambda row: plain(row.length_mean)),
+)
+_OF_PLACES: tuple[Col[PlaceRow], ...] = (
+    col("tokens", lambda row: numbers.count(row.tokens)),
+    col(METRICS["abs_d_mean"].label, lambda row: plain(row.abs_d_mean), METRICS["abs_d_mean"]),
+    col(METRICS["d_mean"].label, lambda row: plain(row.d_mean), METRICS["d_mean"]),
+    col(
+        METRICS["tv_binary_mean"].label,
+        lambda row: plain(row.tv_binary_mean),
+        METRICS["tv_binary_mean"],
+    ),
+)
 
 
-def _sequence_section(pair: Mapping[str, Any]) -> Section:
+def _sequence_section(pair: PairSummary) -> Section:
     by_length = table(
         "By length",
-        pair["sequence"]["by_length"],
+        pair.sequence.by_length,
         [
             col("tokens", span),
-            keyed("responses", "sequences", numbers.count),
-            keyed("mean Σd", "d_sum_mean", number),
-            keyed("SD of Σd", "d_sum_sd", number),
+            col("responses", lambda row: numbers.count(row.sequences)),
+            col("mean Σd", lambda row: number(row.d_sum_mean)),
+            col("SD of Σd", lambda row: number(row.d_sum_sd)),
         ],
     )
     text = (
@@ -252,26 +400,20 @@ def _sequence_section(pair: Mapping[str, Any]) -> Section:
     return Section("Whole responses", text, (_group(pair, SEQUENCE),), tables=filled(by_length))
 
 
-def _responses_section(pair: Mapping[str, Any], *, imported: bool) -> Section:
-    equal = pair["metrics"]["equal_rewards_share"]["value"]
+def _responses_section(pair: PairSummary, *, imported: bool) -> Section:
+    equal, reward = (pair.metrics[key].value for key in ("equal_rewards_share", "reward_mean"))
     text = (
         "An advantage is a reward minus the mean reward of its group (the samples of a prompt). "
         "A group whose rewards are all equal has no signal: its advantages are zero and it "
         "teaches nothing."
     )
-    if pair["metrics"]["reward_mean"]["value"] is None:
+    if reward is None:
         text = "The prompts have no answers, so nothing was graded and there are no advantages."
         if imported:
             text = "The dump has no rewards."
     elif equal == 1:
-        reward = pair["metrics"]["reward_mean"]["value"]
-        what = (
-            "none was solved"
-            if reward == 0
-            else "all were solved"
-            if reward == 1
-            else "all samples of each agree"
-        )
+        solved = {0.0: "none was solved", 1.0: "all were solved"}
+        what = solved.get(reward, "all samples of each agree")
         text = (
             f"Every group has equal rewards ({what}), so every advantage (reward minus group "
             "mean) is zero and these responses cause no update. Choose problems that the model "
@@ -280,78 +422,148 @@ def _responses_section(pair: Mapping[str, Any], *, imported: bool) -> Section:
     return Section("Rewards and responses", text, (_group(pair, RESPONSES),))
 
 
-def _verdict_section(summary: Mapping[str, Any]) -> Section:
+def _verdict_section(result: MismatchResult) -> Section:
     """The numbers compared with published limits and values; every row has its source."""
-    verdict = summary["verdict"]
-    tables = [
-        _bars(verdict, pair) for pair in dict.fromkeys(row["pair"] for row in verdict["bars"])
-    ]
-    if verdict["measured"]:
+    verdict = result.verdict
+    tables = [_deciding(result)]
+    tables += [_bars(verdict, pair) for pair in dict.fromkeys(row.pair for row in verdict.bars)]
+    if verdict.measured:
         tables.append(_measured(verdict))
     return Section(
-        "Is this normal?", " ".join([*verdict["sentences"], _DIAGNOSE]), tables=tuple(tables)
+        "Is this normal?", " ".join([*verdict.sentences, _DIAGNOSE]), tables=tuple(tables)
     )
 
 
-def _bars(verdict: Mapping[str, Any], pair: str) -> Table:
+@dataclass(frozen=True)
+class _Deciding:
+    """A number that people act on, with its strictest published limit."""
+
+    label: str
+    metric: Metric
+    estimate: MetricEstimate
+    limit: LimitRow | None
+
+
+def _deciding(result: MismatchResult) -> Table:
+    """The metrics that people act on, and after them every other number that exceeds a limit."""
+    rows = [row for row in _judged(result) if row.estimate.value is not None]
+    noisy = any(row.estimate.noise and row.estimate.noise.times_floor is not None for row in rows)
+    columns: list[Col[_Deciding]] = [
+        text("", lambda row: row.label),
+        col("value", lambda row: in_words(row.metric, row.estimate)[0]),
+        col(
+            "95 % interval",
+            lambda row: in_words(row.metric, row.estimate)[1],
+            priority=Priority.SPARE,
+        ),
+        text("strictest limit", _limit),
+        text("logged by", lambda row: frameworks(row.metric), priority=Priority.SPARE),
+    ]
+    if noisy:
+        columns.insert(3, col("× noise", lambda row: times_noise(row.estimate.noise)))
+    return table(
+        "The numbers that decide",
+        rows,
+        columns,
+        brief=Brief(_most_important_first(rows), _NOISE if noisy else "", counts_rest=False),
+    )
+
+
+def _judged(result: MismatchResult) -> list[_Deciding]:
+    main, limits = result.main.pair, result.verdict.bars
+    exceeded = [(row.metric, row.pair) for row in limits if row.standing == EXCEEDED]
+    return [
+        _Deciding(
+            label=METRICS[key].label + ("" if pair == main else f", {_OF_PAIR[pair]}"),
+            metric=METRICS[key],
+            estimate=result.pairs[pair].metrics[key],
+            limit=_strictest(limits, key, pair),
+        )
+        for key, pair in dict.fromkeys([*((key, main) for key in DECIDING), *exceeded])
+    ]
+
+
+def _most_important_first(rows: Sequence[_Deciding]) -> list[int]:
+    """As many rows as a screen has room for: numbers without a limit that are not leading give
+    way, the last ones first.
+    """
+    spare = [n for n, row in enumerate(rows) if row.limit is None and row.metric.key not in LEADING]
+    needed = [n for n in range(len(rows)) if n not in spare]
+    return [*needed, *spare[: max(0, _MOST_ROWS - len(needed))]]
+
+
+def _strictest(limits: Sequence[LimitRow], key: str, pair: str) -> LimitRow | None:
+    """The limit on a metric that decides: an exceeded one before others, else the smallest."""
+    of_metric = [row for row in limits if row.metric == key and row.pair == pair]
+    return next(iter(strictest_first([row for row in of_metric if row.is_judged])), None)
+
+
+def _limit(row: _Deciding) -> str:
+    """`✔ 0.005 verl`: the publisher by the first part of its name."""
+    limit = row.limit
+    return "" if limit is None else f"{sign(limit)} {_bound(limit)} {limit.publisher}"
+
+
+def _bound(limit: LimitRow) -> str:
+    """`0.005`, `±0.1`, `0.5 to 2`: shorter than in a sentence."""
+    return limit.text.removeprefix("≤ ").removeprefix("within ")
+
+
+def _bars(verdict: Assessment, pair: str) -> Table:
     """The limits on a pair, those that are exceeded first."""
     with_staleness = ", with staleness (the trainer as it is now)" if pair == "total" else ""
     return table(
         f"Published limits{with_staleness}",
-        strictest_first([row for row in verdict["bars"] if row["pair"] == pair]),
+        strictest_first([row for row in verdict.bars if row.pair == pair]),
         [
-            text("published by", lambda row: f"{row['who']} ({row['source']})"),
-            text("status", word),  # the second column: a phone shows no more
+            text("published by", lambda row: f"{row.who} ({row.source})"),
+            text("status", word, priority=Priority.ALWAYS),
             text("healthy if", _limits),
             col("this trace", _measured_here),
         ],
     )
 
 
-def _metric_of(row: Mapping[str, Any]) -> Metric:
-    return METRICS[row["metric"]]
-
-
-def _measured_here(row: Mapping[str, Any]) -> str:
+def _measured_here(row: LimitRow) -> str:
     """A number with its interval; one that was not measured is a dash."""
-    parts = in_words(_metric_of(row), row)
+    parts = in_words(METRICS[row.metric], row.estimate)
     return " ".join(part for part in parts if part != numbers.MISSING) or numbers.MISSING
 
 
-def _limits(row: Mapping[str, Any]) -> str:
+def _limits(row: LimitRow) -> str:
     """`mean |π − μ| ≤ 0.005; broken beyond 0.01`."""
-    healthy = f"{_metric_of(row).label} {row['text']}"
-    if row["broken"] == row["healthy"]:
+    healthy = f"{METRICS[row.metric].label} {row.text}"
+    if row.broken == row.healthy:
         return healthy
-    return f"{healthy}; broken beyond {row['broken']:g}"
+    return f"{healthy}; broken beyond {row.broken:g}"
 
 
-def _measured(verdict: Mapping[str, Any]) -> Table:
+def _measured(verdict: Assessment) -> Table:
     return table(
         "Measured by others",
-        verdict["measured"],
+        verdict.measured,
         [
-            text("setup", _setting),
-            text("metric", lambda row: _metric_of(row).label),
+            text("setup", _setup),
+            text("metric", lambda row: METRICS[row.metric].label),
             col("reported", _range),
-            col("this trace", lambda row: _in_words(row["metric"], row["value"])),
+            col("this trace", lambda row: _in_words(row.metric, row.value)),
         ],
-        note=f"The closest published values, among {_FAMILIES[verdict['family']]}.",
+        note=f"The closest published values, among {_FAMILIES[verdict.family]}.",
     )
 
 
-def _setting(row: Mapping[str, Any]) -> str:
-    broken = ", broken" if row["state"] else ""
-    if row["pair"] == FLOOR:
+def _setup(row: MeasuredElsewhere) -> str:
+    broken = ", broken" if row.state else ""
+    if row.pair == FLOOR:
         broken = ", the trainer's own noise"
-    source = "; ".join(filter(None, (row["source"], row["derived"])))
-    return f"{row['model']}: {row['setup']}{broken} ({source})"
+    source = "; ".join(filter(None, (row.source, row.derived)))
+    return f"{row.model}: {row.setup}{broken} ({source})"
 
 
-def _range(row: Mapping[str, Any]) -> str:
-    low, high = (_in_words(row["metric"], row[end]) for end in ("low", "high"))
+def _range(row: MeasuredElsewhere) -> str:
+    low, high = (_in_words(row.metric, end) for end in (row.low, row.high))
     return low if low == high else f"{low} – {high}"
 
 
-def _in_words(metric: str, value: float) -> str:
+def _in_words(metric: str, value: float | None) -> str:
     return numbers.near(value, 1) if METRICS[metric].agreement == 1 else numbers.number(value)

@@ -2,16 +2,12 @@
 carry.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from mismatch_cli.base import numbers
-from mismatch_cli.metrics.route_flips import ROUTING
+from mismatch_cli.metrics.route_flips import ROUTING, FlipsRow, RoutingSummary
 from mismatch_cli.report.tables import (
     col,
     filled,
     in_words,
-    keyed,
     metric_row,
     mu_bin,
     percent,
@@ -37,25 +33,25 @@ _REPLAYED = (
 _LIKE_ALL = 0.5  # of the usual margin: a flip above it is not a near tie
 
 
-def routing_section(routing: Mapping[str, Any] | None) -> Section:
+def routing_section(routing: RoutingSummary | None) -> Section:
     """What the routers did; empty where no routes were recorded."""
     if routing is None:
         return Section("Routing")
-    rows = tuple(metric_row(metric, routing["metrics"][key]) for key, metric in ROUTING.items())
-    text = " ".join((_TEXT, _ties(routing), _REPLAYED if routing["replayed"] else _OWN))
+    rows = tuple(metric_row(metric, routing.metrics[key]) for key, metric in ROUTING.items())
+    text = " ".join((_TEXT, _ties(routing), _REPLAYED if routing.replayed else _OWN))
     groups = (MetricGroup("Experts of engine and trainer", rows),)
     return Section("Routing", text, groups, tables=filled(*_tables(routing)))
 
 
-def routing_remark(routing: Mapping[str, Any] | None) -> Facts:
+def routing_remark(routing: RoutingSummary | None) -> Facts:
     """For the screen: the share of flipped tokens, and their share of the gap."""
     if routing is None:
         return ()
     flipped, share = (
-        in_words(ROUTING[key], routing["metrics"][key])[0]
+        in_words(ROUTING[key], routing.metrics[key])[0]
         for key in ("flipped_tokens", "share_of_gap")
     )
-    replayed = " (replayed)" if routing["replayed"] else ""
+    replayed = " (replayed)" if routing.replayed else ""
     return (
         (
             "Routing",
@@ -64,9 +60,9 @@ def routing_remark(routing: Mapping[str, Any] | None) -> Facts:
     )
 
 
-def _ties(routing: Mapping[str, Any]) -> str:
+def _ties(routing: RoutingSummary) -> str:
     """Whether flips are near ties."""
-    flipped, agreeing = (routing["margins"][side]["p50"] for side in ("flipped", "agreeing"))
+    flipped, agreeing = routing.margins.flipped.p50, routing.margins.agreeing.p50
     if flipped is None:
         return "No router flips."
     if agreeing is None:
@@ -86,37 +82,49 @@ def _ties(routing: Mapping[str, Any]) -> str:
     )
 
 
-def _tables(routing: Mapping[str, Any]) -> tuple[Table, ...]:
-    layers = [row for row in routing["layers"] if row["tokens"]]
-    flips = [row for row in routing["by_flips"] if row["tokens"]]
+def _tables(routing: RoutingSummary) -> tuple[Table, ...]:
+    layers = [row for row in routing.layers if row.tokens]
+    flips = [row for row in routing.by_flips if row.tokens]
     return (
         table(
             "By number of flipped layers",
             flips,
             [
                 col("layers", _layers),
-                keyed("tokens", "tokens", numbers.count),
-                keyed("mean |Δlog p|", "abs_d_mean", plain, ROUTING["abs_d_flipped"]),
-                keyed("of the gap, %", "share_of_gap", percent, ROUTING["share_of_gap"]),
+                col("tokens", lambda row: numbers.count(row.tokens)),
+                col(
+                    "mean |Δlog p|",
+                    lambda row: plain(row.abs_d_mean),
+                    ROUTING["abs_d_flipped"],
+                ),
+                col(
+                    "of the gap, %",
+                    lambda row: percent(row.share_of_gap),
+                    ROUTING["share_of_gap"],
+                ),
             ],
         ),
         table(
             "By rollout probability",
-            [row for row in routing["by_mu"] if row["tokens"]],
+            [row for row in routing.by_mu if row.tokens],
             [
                 col("μ", mu_bin),
-                keyed("tokens", "tokens", numbers.count),
-                keyed("flipped, %", "flipped", percent, ROUTING["flipped_tokens"]),
+                col("tokens", lambda row: numbers.count(row.tokens)),
+                col("flipped, %", lambda row: percent(row.flipped), ROUTING["flipped_tokens"]),
             ],
         ),
         table(
             "By layer",
             layers,
             [
-                keyed("layer", "layer", str),
-                keyed("flipped, %", "flipped", percent, ROUTING["flipped_routers"]),
-                keyed("experts in common, %", "agreement", percent, ROUTING["agreement"]),
-                keyed("same first expert, %", "same_first", percent),
+                col("layer", lambda row: str(row.layer)),
+                col("flipped, %", lambda row: percent(row.flipped), ROUTING["flipped_routers"]),
+                col(
+                    "experts in common, %",
+                    lambda row: percent(row.agreement),
+                    ROUTING["agreement"],
+                ),
+                col("same first expert, %", lambda row: percent(row.same_first)),
             ],
             fold="By layer" if len(layers) > _MANY else "",
             terminal_rows=_MANY,
@@ -127,6 +135,7 @@ def _tables(routing: Mapping[str, Any]) -> tuple[Table, ...]:
 _MANY = 16  # layers
 
 
-def _layers(row: Mapping[str, Any]) -> str:
-    low, high = row["low"], row["high"]
-    return f"{low} or more" if high is None else str(low) if low == high else f"{low} – {high}"
+def _layers(row: FlipsRow) -> str:
+    if row.high is None:
+        return f"{row.low} or more"
+    return str(row.low) if row.low == row.high else f"{row.low} – {row.high}"

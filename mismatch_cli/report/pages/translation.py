@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mismatch_cli.base import numbers
+from mismatch_cli.base.json_form import from_json
 from mismatch_cli.report.about import partial_notes, who_facts
 from mismatch_cli.report.tables import Col, Row, col, filled, named, pairs_table, table
 from mismatch_cli.report.view import ReportView, Section, Table
 from mismatch_cli.studies.translation import ALL, Translation
+from mismatch_cli.trace.origin import About
 
 _DIGITS = 6
 _EXCLUDED = (
@@ -46,8 +48,8 @@ def page(translation: Translation) -> ReportView:
     notes = (f"{tokens} log π = −∞: {_EXCLUDED}",) if outside else ()
     return ReportView(
         title=title,
-        about=who_facts(result["about"]),
-        notes=(*partial_notes(result["about"]), *notes),
+        about=who_facts(from_json(About, result["about"])),
+        notes=(*partial_notes(from_json(About, result["about"])), *notes),
         headline=headline,
         outline=sections,
     )

@@ -76,7 +76,7 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
             names,
             named=not column,
         )
-        axes.label_bins(rows[0]["by_mu"])
+        axes.label_bins([bin_["mu_low"] for bin_ in rows[0]["by_mu"]] + [1.0])
         axes.set_xlabel(style.pick("rollout probability μ, bin edges", "μ, bin edges"))
     shown = sum(1 + len(mask.others) for mask in masks)
     note_left_out(figure, len(data.rows) - len(data.blocking), len(data.blocking) - shown)

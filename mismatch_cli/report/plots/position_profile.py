@@ -34,19 +34,21 @@ _GAP = "abs_d_mean"
 
 
 def needs(data: PlotData | ComparisonPlotData) -> bool:
-    return any(measured(data.by_trace("positions"), _GAP).values())
+    return any(measured(_positions(data), _GAP).values())
 
 
 def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
-    traces = list(data.by_trace("positions"))
+    traces = list(data.by_trace)
+    from_end = {trace: summary.from_end for trace, summary in data.by_trace.items()}
     panels = figure.panels(2, height=(250, 200), legend=legend_height(traces, RUNS))
-    for axes, key, name in zip(panels, ("positions", "from_end"), ("first", "last"), strict=True):
-        rows_of = measured(data.by_trace(key), _GAP)
+    distances = {"first": _positions(data), "last": from_end}
+    for axes, (name, all_rows_of) in zip(panels, distances.items(), strict=True):
+        rows_of = measured(all_rows_of, _GAP)
         draw_steps(axes, rows_of, _GAP)
         if any(rows_of.values()):
             _label_positions(axes, max(rows_of.values(), key=len))
         axes.set_xlabel(f"tokens from the {name} token, bin edges")
-    unit = share_vertical(panels, data.by_trace("positions"), _GAP)
+    unit = share_vertical(panels, _positions(data), _GAP)
     for axes, name in zip(panels, ("first", "last"), strict=True):
         title, short = (
             f"{gap} from the {name} token, nats" for gap in ("Mean |log π − log μ|", "Mean |d|")
@@ -54,10 +56,14 @@ def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
         axes.headline(title, short, note=unit, ncols=RUNS)
 
 
+def _positions(data: PlotData | ComparisonPlotData) -> dict[str, Rows]:
+    return {trace: summary.positions for trace, summary in data.by_trace.items()}
+
+
 def _label_positions(axes: Panel, rows: Rows) -> None:
     """Label each bin with its first distance, and the end with the distance after the last."""
     every = axes.style.pick(1, 2)
-    edges = [*(row["first"] for row in rows), rows[-1]["last"] + 1]
+    edges = [row.first for row in rows] + [(rows[-1].last or 0) + 1]
     labels = [f"{edge}" if i % every == 0 else "" for i, edge in enumerate(edges)]
     labels[-1] = labels[-1] if len(labels[-1]) <= 3 else ""  # it would leave the figure
     axes.set_xticks(range(len(edges)), labels)

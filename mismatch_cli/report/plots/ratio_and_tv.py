@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mismatch_cli.metrics.pair_summary import ProbabilityBin
 from mismatch_cli.report.drawing.fills import draw_points, thin
 from mismatch_cli.report.drawing.lines import DASHED, label_in_units, parts_of
 from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet
@@ -41,7 +42,7 @@ _NAMES = {
 _CLOSE = 1e-3  # to 1: a ratio within it is drawn as its distance from 1
 _FEWEST = 200  # tokens of a bin, of which two are beyond the percentile
 
-Rows = Sequence[Mapping[str, Any]]
+Rows = Sequence[ProbabilityBin]
 
 
 def needs(data: PlotData) -> bool:
@@ -56,7 +57,7 @@ def draw(figure: Sheet, data: PlotData) -> None:
     tv_N = topk_N if topk_N is not None and has_topk else np.abs(np.exp(logp_N) - np.exp(logq_N))
     ratio_N, rows = (
         np.exp(logp_N - logq_N),
-        [row for row in data.by_trace("volatility")[""] if _is_drawn(row)],
+        [row for row in data.summary.volatility if row.tokens >= _FEWEST],
     )
     ratio, tv = figure.panels(2, height=(320, 250), legend=LEGEND)
     for axes in (ratio, tv):
@@ -64,7 +65,7 @@ def draw(figure: Sheet, data: PlotData) -> None:
         axes.set_xlabel("rollout probability μ")
     reach = _reach(
         np.abs(ratio_N - 1),
-        parts_of(row[f"ratio_{end}"] for row in rows for end in ("p01", "p99")) - 1,
+        parts_of(row.metrics[f"ratio_{end}"] for row in rows for end in ("p01", "p99")) - 1,
         2,
     )
     middle, title = (1.0, "Ratio π/μ") if reach >= _CLOSE else (0.0, "Ratio π/μ − 1")
@@ -77,7 +78,9 @@ def draw(figure: Sheet, data: PlotData) -> None:
     tv.set_ylim(
         0,
         _reach(
-            tv_N, parts_of(row[key] for row in rows for key in ("tv_binary_p99", "tv_topk_p99")), 1
+            tv_N,
+            parts_of(row.metrics[key] for row in rows for key in ("tv_binary_p99", "tv_topk_p99")),
+            1,
         ),
     )
     if has_topk:
@@ -98,10 +101,6 @@ def draw(figure: Sheet, data: PlotData) -> None:
         linestyle=DASHED if has_topk else "-",
     )
     _draw_tokens(tv, logq_N, tv_N, *(("Total variation, top-K",) if has_topk else _BINARY))
-
-
-def _is_drawn(row: Mapping[str, Any]) -> bool:
-    return bool(row["tokens"] >= _FEWEST)
 
 
 def _reach(distance_N: np.ndarray, lines_B3: np.ndarray, most: float) -> float:
@@ -136,8 +135,8 @@ def _draw_percentile(
     """Draw a step over each bin of μ, in a band for its interval."""
     low, high = axes.get_xlim()
     for row in rows:
-        ends = np.clip([row["mu_low"], row["mu_high"]], low, high)
-        value, *interval = parts_of([row[key]])[0] + shift
+        ends = np.clip([row.mu_low, row.mu_high], low, high)
+        value, *interval = parts_of([row.metrics[key]])[0] + shift
         if np.isfinite(interval).all():
             axes.fill_between(ends, *interval, color=colour, alpha=0.2, linewidth=0, zorder=3)
         axes.plot(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mismatch_cli.metrics.route_flips import FlipsRow, LayerRow, Margins
 from mismatch_cli.report.drawing.lines import draw_line, parts_of, values_of
 from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet
 
@@ -33,15 +35,15 @@ def needs(data: PlotData) -> bool:
 def draw(figure: Sheet, data: PlotData) -> None:
     assert data.routing is not None
     layers, flips, margins = figure.panels(3, height=(240, 210), legend=LEGEND, columns=3)
-    _draw_layers(layers, data.routing["layers"])
-    _draw_flips(flips, [row for row in data.routing["by_flips"] if row["tokens"]])
-    _draw_margins(margins, data.routing["margins"])
+    _draw_layers(layers, data.routing.layers)
+    _draw_flips(flips, [row for row in data.routing.by_flips if row.tokens])
+    _draw_margins(margins, data.routing.margins)
 
 
-def _draw_layers(axes: Panel, rows: list[dict[str, Any]]) -> None:
-    place_M = np.array([row["layer"] for row in rows])
+def _draw_layers(axes: Panel, rows: Sequence[LayerRow]) -> None:
+    place_M = np.array([row.layer for row in rows])
     draw_line(
-        axes, place_M, [row["flipped"] for row in rows], axes.theme.blue, marker="o", markersize=3.5
+        axes, place_M, [row.flipped for row in rows], axes.theme.blue, marker="o", markersize=3.5
     )
     axes.set_ylim(bottom=0)
     axes.in_percent()
@@ -50,8 +52,8 @@ def _draw_layers(axes: Panel, rows: list[dict[str, Any]]) -> None:
     axes.headline("Tokens flipped, %", is_axis=False)
 
 
-def _draw_flips(axes: Panel, rows: list[dict[str, Any]]) -> None:
-    part_B3, place_B = parts_of(row["abs_d_mean"] for row in rows), np.arange(len(rows))
+def _draw_flips(axes: Panel, rows: Sequence[FlipsRow]) -> None:
+    part_B3, place_B = parts_of(row.abs_d_mean for row in rows), np.arange(len(rows))
     sure_B = np.isfinite(part_B3[:, 2])
     look: dict[str, Any] = {"color": axes.theme.orange, "markersize": 5}
     axes.vlines(
@@ -65,31 +67,32 @@ def _draw_flips(axes: Panel, rows: list[dict[str, Any]]) -> None:
     axes.plot(place_B[~sure_B], part_B3[~sure_B, 0], "o", markerfacecolor=axes.theme.page, **look)
     axes.set_xlim(-0.5, len(rows) - 0.5)
     axes.set_xticks(place_B, [_span(row) for row in rows])
-    if (values_of(row["abs_d_mean"] for row in rows) > 0).all():
+    if (values_of(row.abs_d_mean for row in rows) > 0).all():
         axes.logarithmic("y")
     axes.set_xlabel("layers that flip a token")
     axes.headline("Mean |Δlog p|, nats", is_axis=False)
 
 
-def _span(row: dict[str, Any]) -> str:
-    low, high = row["low"], row["high"]
-    return f"{low}+" if high is None else str(low) if low == high else f"{low}–{high}"
+def _span(row: FlipsRow) -> str:
+    if row.high is None:
+        return f"{row.low}+"
+    return str(row.low) if row.low == row.high else f"{row.low}–{row.high}"
 
 
-def _draw_margins(axes: Panel, margins: dict[str, Any]) -> None:
+def _draw_margins(axes: Panel, margins: Margins) -> None:
     """Draw each side as shares of its own total, or flips would be invisible."""
-    inner = np.array(margins["edges"])  # and a bin beyond each end
+    inner = np.array(margins.edges)  # and a bin beyond each end
     edges = np.concatenate([inner[:1] ** 2 / inner[1:2], inner, inner[-1:] ** 2 / inner[-2:-1]])
-    for name, colour in (("agreeing", axes.theme.blue), ("flipped", axes.theme.orange)):
-        counts_B = np.array(margins[name]["counts"], dtype=np.float64)
+    colours = {"agreeing": axes.theme.blue, "flipped": axes.theme.orange}
+    sides = {"agreeing": margins.agreeing, "flipped": margins.flipped}
+    for name, colour in colours.items():
+        counts_B = np.array(sides[name].counts, dtype=np.float64)
         if counts_B.sum():
             axes.stairs(
                 counts_B / counts_B.sum(), edges, color=colour, label=name, fill=True, alpha=0.35
             )
             axes.stairs(counts_B / counts_B.sum(), edges, color=colour, linewidth=1.2, gid=name)
-    occupied = np.flatnonzero(
-        np.sum([margins[name]["counts"] for name in ("agreeing", "flipped")], axis=0)
-    )
+    occupied = np.flatnonzero(np.sum([side.counts for side in sides.values()], axis=0))
     axes.set_xlim(edges[occupied[0]], edges[occupied[-1] + 1])
     axes.logarithmic("x")
     axes.set_ylim(bottom=0)

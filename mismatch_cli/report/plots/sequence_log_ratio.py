@@ -4,12 +4,12 @@ figure 5).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mismatch_cli.base.numbers import estimate
+from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.report.drawing.fills import draw_points, thin
 from mismatch_cli.report.drawing.lines import DASHED, label_in_units
 from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet
@@ -68,16 +68,16 @@ def _lengths(length_S: np.ndarray) -> tuple[float, float]:
     return shortest - margin, longest + margin
 
 
-def _draw_slope(axes: Panel, slope: Mapping[str, Any]) -> None:
-    if slope["value"] is None:
+def _draw_slope(axes: Panel, slope: Estimate) -> None:
+    if slope.value is None:
         return
-    value, interval = estimate(slope["value"], slope["low"], slope["high"])
+    value, interval = estimate(slope.value, slope.low, slope.high)
     ends, orange = np.array(axes.get_xlim()), axes.theme.orange
-    sure = slope["low"] is not None and slope["high"] is not None
-    zero = not sure or slope["low"] <= 0 <= slope["high"]
-    if sure:
-        wedge = [ends * slope[end] / 1000 for end in ("low", "high")]
-        axes.fill_between(ends, *wedge, color=orange, alpha=0.15, linewidth=0)
+    sure, zero = False, True
+    if slope.low is not None and slope.high is not None:
+        sure, zero = True, slope.low <= 0 <= slope.high
+        low_2, high_2 = ends * slope.low / 1000, ends * slope.high / 1000
+        axes.fill_between(ends, low_2, high_2, color=orange, alpha=0.15, linewidth=0)
     unit = axes.style.pick(" nats per 1,000 tokens", "") + axes.style.pick(": it may be 0", "") * (
         sure and zero
     )
@@ -87,4 +87,4 @@ def _draw_slope(axes: Panel, slope: Mapping[str, Any]) -> None:
         else f"slope {value}"
     )
     look: dict[str, Any] = {"linewidth": 1.1, "linestyle": DASHED} if zero else {"linewidth": 2}
-    axes.plot(ends, ends * slope["value"] / 1000, color=orange, label=label + unit, **look)
+    axes.plot(ends, ends * slope.value / 1000, color=orange, label=label + unit, **look)

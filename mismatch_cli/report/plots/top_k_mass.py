@@ -30,14 +30,14 @@ _LEAST = 5e-3  # of a probability: the smallest range of the axis, the paper's
 
 
 def needs(data: PlotData) -> bool:
-    return len(data.summary.get("by_step", ())) > 1
+    return len(data.summary.by_step) > 1
 
 
 def draw(figure: Sheet, data: PlotData) -> None:
     (axes,) = figure.panels(1, height=(240, 200), legend=LEGEND)
-    rows, colours = data.summary["by_step"], (axes.theme.blue, axes.theme.orange)
+    rows, colours = data.summary.by_step, (axes.theme.blue, axes.theme.orange)
     for (key, dash), colour in zip(_POLICIES.items(), colours, strict=True):
-        estimates, name = [row[key] for row in rows], METRICS[key].label.rpartition(" ")[2]
+        estimates, name = [row.masses[key] for row in rows], METRICS[key].label.rpartition(" ")[2]
         draw_line(
             axes,
             middle_of_steps(rows),
@@ -48,7 +48,7 @@ def draw(figure: Sheet, data: PlotData) -> None:
             markersize=3,
             label=name,
         )
-    shown = np.concatenate([parts_of(row[key] for row in rows) for key in _POLICIES])
+    shown = np.concatenate([parts_of(row.masses[key] for row in rows) for key in _POLICIES])
     low, high = float(np.nanmin(shown)), float(np.nanmax(shown))
     margin = margin_of(low, high, 0.08, _LEAST)
     axes.set_ylim(low - margin, min(high + margin, 1.0) if high < 1 else 1 + margin / 8)

@@ -42,11 +42,11 @@ _PANELS = {
 
 
 def needs(data: PlotData | ComparisonPlotData) -> bool:
-    return any(len(rows) > 1 for rows in measured(data.by_trace("turns"), "abs_d_mean").values())
+    return any(len(rows) > 1 for rows in _turns(data).values())
 
 
 def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
-    rows_of = measured(data.by_trace("turns"), "abs_d_mean")
+    rows_of = _turns(data)
     panels = figure.panels(2, height=(250, 200), legend=legend_height(list(rows_of), RUNS))
     for axes, (key, titles) in zip(panels, _PANELS.items(), strict=True):
         draw_steps(axes, rows_of, key)
@@ -55,10 +55,15 @@ def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
         axes.set_xlabel("turn")
 
 
+def _turns(data: PlotData | ComparisonPlotData) -> dict[str, Rows]:
+    rows_of = {trace: summary.turns for trace, summary in data.by_trace.items()}
+    return measured(rows_of, "abs_d_mean")
+
+
 def _label_turns(axes: Panel, rows: Rows) -> None:
     """Number each turn below the middle of its step; of many turns, some and always the last."""
     every = 1 + len(rows) // axes.style.pick(13, 9)
     last = len(rows) - 1
     places = [*range(0, last + 1 - every, every), last]
-    labels = [f"{rows[place]['first']}" + "+" * (rows[place]["last"] is None) for place in places]
+    labels = [f"{rows[place].first}{'' if rows[place].last else '+'}" for place in places]
     axes.set_xticks([place + 0.5 for place in places], labels)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mismatch_cli.metrics.pair_summary import ProbabilityBin
 from mismatch_cli.report.drawing.lines import RUNS, Part, looks, parts_of, run_labels, values_of
 from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet, legend_height
 from mismatch_cli.report.drawing.style import Style
@@ -43,7 +44,7 @@ CAPTION = {
 _FEWEST = 100  # tokens in a bin, of which one is beyond the 99th percentile
 _LONGEST = 10  # times below the value: whiskers are cut here, with an arrow
 
-Rows = Sequence[Mapping[str, Any]]
+Rows = Sequence[ProbabilityBin]
 
 
 class _Line(NamedTuple):
@@ -55,18 +56,17 @@ class _Line(NamedTuple):
 
 
 def needs(data: PlotData | ComparisonPlotData) -> bool:
-    rows = [row for rows in data.by_trace("volatility").values() for row in rows]
-    return bool(
-        np.isfinite(values_of(row[key] for row in rows for key in ("ratio_sd", "ratio_p99"))).any()
-    )
+    bins = [bin_ for summary in data.by_trace.values() for bin_ in summary.volatility]
+    spreads = [bin_.metrics[key] for bin_ in bins for key in ("ratio_sd", "ratio_p99")]
+    return bool(np.isfinite(values_of(spreads)).any())
 
 
 def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
-    rows_of = data.by_trace("volatility")
+    rows_of = {trace: summary.volatility for trace, summary in data.by_trace.items()}
     occupied = [
         place
         for place, bins in enumerate(zip(*rows_of.values(), strict=True))
-        if any(row["tokens"] for row in bins)
+        if any(row.tokens for row in bins)
     ]
     rows_of = {trace: [rows[place] for place in occupied] for trace, rows in rows_of.items()}
     first, single = next(iter(rows_of.values())), len(rows_of) == 1
@@ -77,7 +77,7 @@ def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
     for axes, (words, lines) in zip(panels, lines_of.items(), strict=True):
         for line in lines:
             _draw_line(axes, line)
-        axes.label_bins(first)
+        axes.label_bins([row.mu_low for row in first] + [first[-1].mu_high])
         axes.set_xlabel("rollout probability μ, bin edges")
         axes.headline(words, ncols=len(lines) if single else RUNS)
     _set_vertical([axes for axes in panels if axes.lines], shared=single)
@@ -100,7 +100,7 @@ def _quantities(rows: Rows, style: Style) -> dict[str, list[_Line]]:
         words: [
             _Line(
                 label,
-                [row.get(key) if row["tokens"] >= fewest else None for row in rows],
+                [row.metrics.get(key) if row.tokens >= fewest else None for row in rows],
                 *look,
                 shift,
             )
@@ -116,13 +116,14 @@ def _quantities(rows: Rows, style: Style) -> dict[str, list[_Line]]:
 def _traces(rows_of: Mapping[str, Rows], style: Style) -> dict[str, list[_Line]]:
     """For several traces: the ratio and the TV of each, top-K if all traces have it."""
     top_k = all(
-        np.isfinite(values_of(row["tv_topk_sd"] for row in rows)).any() for rows in rows_of.values()
+        np.isfinite(values_of(row.metrics["tv_topk_sd"] for row in rows)).any()
+        for rows in rows_of.values()
     )
     tv = ("tv_topk_sd", "SD of top-K TV") if top_k else ("tv_binary_sd", "SD of |π − μ|")
     labels = run_labels(list(rows_of), style)
     return {
         words: [
-            _Line(labels[trace], [row[key] for row in rows_of[trace]], look.colour)
+            _Line(labels[trace], [row.metrics[key] for row in rows_of[trace]], look.colour)
             for trace, look in looks(rows_of, style).items()
         ]
         for key, words in (("ratio_sd", "SD of the ratio π/μ"), tv)

@@ -290,8 +290,7 @@ def watch_verdict(study: TrainingAnalysis, watched: WatchState) -> Verdict:
     gap = f"mean |π − μ| {before} at first, {now} now"
     if alarms:
         named = "; ".join(
-            f"{alarm.check['metric']} {alarm.when}: {alarm.check['reason']}"
-            for alarm in alarms[:_NAMED]
+            f"{alarm.check.metric} {alarm.when}: {alarm.check.reason}" for alarm in alarms[:_NAMED]
         )
         more = f"; {len(alarms) - _NAMED:,} more" if len(alarms) > _NAMED else ""
         return Verdict(

@@ -126,9 +126,9 @@ def _limits(watched: WatchState) -> tuple[Section, ...]:
         list(watched.alarms),
         [
             text("when", lambda alarm: alarm.when),
-            text("metric", lambda alarm: alarm.quantity),
-            text("what happened", lambda alarm: str(alarm.check["reason"])),
-            text("limits", lambda alarm: str(shown(alarm.check["limits"]))),
+            text("metric", lambda alarm: alarm.check.quantity),
+            text("what happened", lambda alarm: str(alarm.check.reason)),
+            text("limits", lambda alarm: str(shown(alarm.check.limits))),
         ],
     )
     return (Section("Limits", tables=filled(rows)),) if watched.limits else ()
@@ -345,13 +345,16 @@ def _runs_table(study: TrainingAnalysis) -> Table:
         text("algorithm", lambda run: run.algorithm),
         col("seed", lambda run: numbers.MISSING if run.seed is None else str(run.seed)),
     ]
+    settings: list[Col[TrainingRun]] = []
+    if len(study.settings) > 1:
+        settings.append(text("setting", lambda run: setting_of[id(run)]))
     return table(
         "By run",
         runs,
         [
             _RUN,
             *([] if named else who),
-            *[text("setting", lambda run: setting_of[id(run)])] * (len(study.settings) > 1),
+            *settings,
             col("steps", lambda run: numbers.count(run.steps)),
             col("updates", lambda run: _whole(run.highest("updates")), optional=True),
             *_endings(lambda run: shared[id(run)], reward_title(study)),

@@ -324,7 +324,7 @@ class _Watching:
         if waiting := watcher.source.waiting:
             sentences.append(f"Left out: {waiting}.")
         if alarms:
-            named = ", ".join(f"{alarm.check['metric']} {alarm.when}" for alarm in alarms[:_NAMED])
+            named = ", ".join(f"{alarm.check.metric} {alarm.when}" for alarm in alarms[:_NAMED])
             sentences.append(f"{counted(alarms)}: {named}{', …' * (len(alarms) > _NAMED)}.")
         if unmeasured:
             sentences.append(f"Never measured, which counts as exceeded: {', '.join(unmeasured)}.")

@@ -1,0 +1,216 @@
+"""Where traces come from: what a report says of their manifest, with types for what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mismatch_cli.base.json_form import from_json, left_out_if_none
+from mismatch_cli.base.places import shown
+from mismatch_cli.trace.manifest import remedy
+from mismatch_cli.trace.reader import Trace
+from mismatch_cli.trace.recorder_notes import RECORD
+
+
+@dataclass(frozen=True)
+class Side:
+    """What sampled or scored, as far as the manifest says."""
+
+    model: str | None = None
+    engine: str | None = None
+    name: str | None = None  # a recorded run's, for its trainer
+    version: str | None = None
+    transformers: str | None = None  # its version
+    dtype: str | None = None
+    quantization: str | None = None
+    kv_cache_dtype: str | None = None
+    head_dtype: str | None = None
+    attn_implementation: str | None = None
+    device: str | None = None
+    adapter: str | None = None
+    adapter_rank: int | None = None
+    adapter_merged: bool | None = None
+    max_model_len: int | None = None
+
+    @property
+    def program(self) -> str:
+        """An engine, transformers, or a recorded run's name for its trainer; empty if unknown."""
+        return self.engine or self.name or ("transformers" if self.transformers else "")
+
+    @property
+    def cache(self) -> str:
+        """`with KV cache fp8`; empty if the cache has the dtype of the weights."""
+        cache = self.kv_cache_dtype
+        return "" if cache in (self.dtype, None, "auto") else f"with KV cache {cache}"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How responses were sampled; an import may lack any of it."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class SkippedPrompt:
+    """A prompt without responses."""
+
+    prompt_id: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class PromptSource:
+    """Where the prompts are from."""
+
+    count: int
+    source: str
+    template: str
+    skipped: Sequence[SkippedPrompt] = ()
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The dump of another framework, or the record of a run, that a trace was made from."""
+
+    title: str
+    file_count: int
+    left_out: Mapping[str, int]  # rows by reason
+    left_out_first: Mapping[str, str]  # where each reason was met first
+    noted: Mapping[str, int]  # rows by peculiarity
+    format: str | None = None
+    holds: str | None = None  # what its π is; `rescore` replaces that
+    rows_with_trainer: int = 0
+    rows_with_newer_trainer: int = 0
+    rows_with_unknown_finish: int = 0
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a recorder inside a run wrote the trace."""
+        return self.format == RECORD
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shortfall:
+    """What a partial trace lacks that its manifest promises, and how to complete it."""
+
+    trace: str
+    shards: int
+    recorded_shards: int | None
+    missing_shards: Sequence[str]
+    short_shards: Sequence[str]
+    broken_shards: Mapping[str, str]
+    responses: int
+    recorded_responses: int | None
+    unscored_responses: int
+    reasons: Sequence[str]
+    remedy: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """The parts of a manifest that a report shows, absolute paths shortened, and what is missing.
+
+    The mappings are as in the manifest; the properties read them.
+    """
+
+    imported: Mapping[str, Any] | None = left_out_if_none()
+    rollout: Mapping[str, Any] | None = left_out_if_none()
+    trainer: Mapping[str, Any] | None = left_out_if_none()
+    recomputed: Mapping[str, Any] | None = left_out_if_none()
+    equal_weights: bool | None = left_out_if_none()
+    prompts: Mapping[str, Any] | None = left_out_if_none()
+    config: Mapping[str, Any] | None = left_out_if_none()
+    libraries: Mapping[str, str] | None = left_out_if_none()
+    threads: int | None = left_out_if_none()
+    top_logprobs: int | None = left_out_if_none()
+    unscored_responses: int = 0
+    responses: int = 0
+    grading_timeouts: int = 0
+    unstated: int = 0  # responses without an answer
+    partial: Sequence[Shortfall] = ()
+
+    @classmethod
+    def of(cls, traces: Sequence[Trace], unscored_responses: int = 0) -> About:
+        """Of traces that share a manifest but for seeds."""
+        return cls(
+            **_shown_parts(traces[0].manifest),
+            unscored_responses=unscored_responses,
+            responses=sum(trace.num_responses for trace in traces),
+            grading_timeouts=sum(trace.count("grading_timeouts") for trace in traces),
+            unstated=sum(trace.count("unstated") for trace in traces),
+            partial=shortfalls(traces),
+        )
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """The parts of the manifest alone."""
+        parts = {name: getattr(self, name) for name in _OF_MANIFEST}
+        return {name: part for name, part in parts.items() if part is not None}
+
+    @property
+    def engine_side(self) -> Side | None:
+        return side_of(self.rollout)
+
+    @property
+    def trainer_side(self) -> Side | None:
+        return side_of(self.trainer)
+
+    @property
+    def recomputed_side(self) -> Side | None:
+        """The trainer at the weights that sampled."""
+        return side_of(self.recomputed)
+
+    @property
+    def sampling(self) -> Sampling:
+        return from_json(Sampling, (self.config or {}).get("sampling") or {})
+
+    @property
+    def source(self) -> Imported | None:
+        """The dump or record; None for a trace that was made here."""
+        return from_json(Imported, self.imported) if self.imported else None
+
+    @property
+    def prompt_source(self) -> PromptSource | None:
+        return from_json(PromptSource, self.prompts) if self.prompts else None
+
+
+_OF_MANIFEST = (
+    "imported",
+    "rollout",
+    "trainer",
+    "recomputed",
+    "equal_weights",
+    "prompts",
+    "config",
+    "libraries",
+    "threads",
+    "top_logprobs",
+)
+
+
+def _shown_parts(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: shown(manifest[name]) for name in _OF_MANIFEST if name in manifest}
+
+
+def side_of(settings: Mapping[str, Any] | None) -> Side | None:
+    """A side from its part of a manifest."""
+    return from_json(Side, settings) if settings else None
+
+
+def shortfalls(traces: Sequence[Trace]) -> tuple[Shortfall, ...]:
+    """What each partial trace lacks."""
+    return tuple(_shortfall(trace) for trace in traces if trace.completeness.partial)
+
+
+def _shortfall(trace: Trace) -> Shortfall:
+    completeness = trace.completeness
+    unscored = completeness.unscored > 0 and len(completeness.reasons) == 1
+    advice = remedy(trace.folder, trace.manifest, unscored=unscored)
+    content = {"trace": str(trace.folder), **completeness.to_json(), "remedy": advice}
+    return from_json(Shortfall, shown(content))
