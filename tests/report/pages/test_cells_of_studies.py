@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,14 +15,16 @@ import pytest
 from rich.console import Console
 
 from mismatch_cli.base.places import bundled
+from mismatch_cli.limits.assess import LimitRow
 from mismatch_cli.limits.limit_sets import Limit, LimitSet
+from mismatch_cli.metrics.pair_summary import MetricEstimate
 from mismatch_cli.metrics.population import Curation
-from mismatch_cli.report.pages import _mismatch_screen, comparison, curation, gate
+from mismatch_cli.report.pages import comparison, curation, gate, mismatch
 from mismatch_cli.report.terminal import print_report
 from mismatch_cli.report.view import ReportView, Table
 from mismatch_cli.studies.curation import CurationAnalysis
 from mismatch_cli.studies.gate import GateResult
-from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.studies.mismatch import MismatchAnalysis, analyse
 from mismatch_cli.trace.reader import Trace
 from tests.report.test_every_cell import equals, is_interval
 from tests.studies.compared import Row, first_two
@@ -39,55 +42,61 @@ def in_text(value: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def summary() -> Mapping[str, Any]:
-    return analyse([Trace.open(TRACE)], 0).to_json()
+def study() -> MismatchAnalysis:
+    return analyse([Trace.open(TRACE)], 0)
 
 
-def test_a_gate_shows_the_measured_value_its_interval_and_the_limit(summary):
+def shown(study: MismatchAnalysis, **changes: Any) -> ReportView:
+    """The page of a study with another result."""
+    other = copy(study)
+    other.result = replace(study.result, **changes)
+    return mismatch.page(other, worst=0)
+
+
+def test_a_gate_shows_the_measured_value_its_interval_and_the_limit(study):
     limits = (Limit("abs_d_mean", "max", 0.5), Limit("pearson", "min", 0.25, pair="total"))
     result = GateResult.of([LimitSet("own", limits)], [Trace.open(TRACE)], [])
     (table, *_) = gate.page(result).outline[0].tables
     for row, (pair, metric, bound) in zip(
         rows(table), [("mismatch", "abs_d_mean", "0.5"), ("total", "pearson", "0.25")], strict=True
     ):
-        estimate = summary["pairs"][pair]["metrics"][metric]
+        estimate = study.result.pairs[pair].metrics[metric]
         assert row["metric"] == f"{metric} ({pair})"
-        assert equals(row["measured"], estimate["value"])
-        assert estimate["low"] is not None and is_interval(row["95 % interval"], estimate)
-        assert bound in row["limit"] and row["status"] == "holds"
+        assert equals(row["measured"], estimate.value)
+        assert estimate.low is not None and is_interval(row["95 % interval"], vars(estimate))
+        assert bound in row["limit"] and row["status"] == "✔ holds"
 
 
-def test_the_strictest_of_the_published_limits_is_shown(summary):
-    limits = [
-        {
-            "metric": "k3",
-            "pair": "mismatch",
-            "direction": "max",
-            "healthy": healthy,
-            "who": who,
-            "standing": "holds",
-        }
-        for healthy, who in ((0.3, "loose"), (0.001, "strict"), (0.02, "middle"))
-    ]
-    limits.append(limits[1] | {"pair": "total", "healthy": 1e-9})
-    assert _mismatch_screen._strictest(limits, "k3", "mismatch")["who"] == "strict"
-    assert _mismatch_screen._strictest(limits, "k1", "mismatch") is None
-    limits[0] |= {"standing": "exceeded"}
-    assert _mismatch_screen._strictest(limits, "k3", "mismatch")["who"] == "loose"
+def test_the_strictest_of_the_published_limits_is_shown(study):
+    """An exceeded one before others; those on another pair are not about this number."""
+    (bar, *_) = [bar for bar in study.result.verdict.bars if bar.metric == "k3"]
+    bar = replace(bar, pair="mismatch", direction="max", standing="holds", level="")
+
+    def limit(healthy: float, **changes: Any) -> LimitRow:
+        return replace(bar, healthy=healthy, broken=healthy, text=f"≤ {healthy}", **changes)
+
+    def beside_k3(*bars: LimitRow) -> str:
+        view = shown(study, verdict=replace(study.result.verdict, bars=bars))
+        (row,) = (row for row in view.leading if row.metric.key == "k3")
+        return row.limit
+
+    of_total = limit(1e-9, pair="total")
+    assert beside_k3(limit(0.3), limit(0.001), limit(0.02), of_total).startswith("limit 0.001,")
+    exceeded = limit(0.3, standing="exceeded", level="broken")
+    assert beside_k3(exceeded, limit(0.001), of_total).startswith("limit 0.3,")
+    assert beside_k3(of_total) == ""
 
 
-def test_the_remark_on_staleness_is_of_the_pair_with_staleness(summary):
-    made = dict(summary)
-    made["pairs"] = {
-        name: pair | {"metrics": {**pair["metrics"]}} for name, pair in summary["pairs"].items()
-    }
-    for number, pair in enumerate(made["pairs"].values()):
-        for key in ("tv_binary_mean", "ratio_outside_0.8_1.28"):
-            pair["metrics"][key] = pair["metrics"][key] | {"value": (number + 1) / 10}
-    assert list(made["pairs"])[2] == "total"
-    remarks = dict(_mismatch_screen._remarks(made))
-    shown = r"mean \|π − μ\| 0\.30*, 30(\.0*)? % outside \[0\.8, 1\.28\]"
-    assert re.fullmatch(shown, remarks["With staleness"])
+def test_the_remark_on_staleness_is_of_the_pair_with_staleness(study):
+    pairs = {}
+    for number, (name, pair) in enumerate(study.result.pairs.items(), start=1):
+        planted = MetricEstimate(number / 10)
+        keys = ("tv_binary_mean", "ratio_outside_0.8_1.28")
+        pairs[name] = replace(pair, metrics=pair.metrics | dict.fromkeys(keys, planted))
+    assert list(pairs)[2] == "total"
+    remarks = dict(shown(study, pairs=pairs).remarks)
+    words = r"mean \|π − μ\| 0\.30*, 30(\.0*)? % outside \[0\.8, 1\.28\]"
+    assert re.fullmatch(words, remarks["With staleness"])
 
 
 def settings_of(view: ReportView) -> list[Table]:
