@@ -51,7 +51,7 @@ def _has_steps(claim: Claim) -> bool:
 
 def _curve(claim: Claim) -> Curve:
     step_N, estimates = claim.by_step
-    return Curve(step_N, *parts_of(map(vars, estimates)).T)
+    return Curve(step_N, *parts_of(estimates).T)
 
 
 def _draw(axes: Panel, claim: Claim) -> None:

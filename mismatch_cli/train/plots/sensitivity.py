@@ -113,7 +113,7 @@ def _draw_ends(axes: Panel, family: Family, key: str, look_of: Mapping[str, Look
                     alpha=0.08,
                     linewidth=0,
                 )
-            drawn.append(parts_of([vars(estimate)]))
+            drawn.append(parts_of([estimate]))
     _scale(axes, family.values, np.concatenate(drawn))
     axes.set_xlabel(f"{family.threshold} of {family.name}")
     axes.headline(f"Final {key} by {family.threshold}")
