@@ -63,19 +63,15 @@ def claims_table(study: TrainingAnalysis) -> Table:
     claims = [claim for claim in study.claims if study.claimed or claim.answer != NOT_MEASURED]
     rows = [_Row(claim, row) for claim in claims for row in claim.rows]
     title, own, rival = "Over the steps that both share", "first", "second"
-    names: list[Col[_Row]] = [text("first − second", lambda row: row.claim.title)]
-    if study.claimed:
-        title = "{} − {}, over the steps that both share".format(*study.claimed)
-        names = [text("setting", lambda row: row.claim.setting or row.claim.title)]
     if len(claims) == 1:
         title = f"{claims[0].title}, over the steps that both share"
-        own, rival, names = claims[0].own, claims[0].rival, []
+        own, rival = claims[0].own, claims[0].rival
     return table(
         title,
         rows,
         [
-            *names,
-            text("measure", _label, short="measure" if names else " "),
+            *_names(study, claims),
+            text("measure", _label),
             col(own, lambda row: _mean(row, row.measure.own), priority=Priority.SPARE),
             col(rival, lambda row: _mean(row, row.measure.rival), priority=Priority.SPARE),
             col("difference", lambda row: _show(row)(row.measure.difference)),
@@ -89,6 +85,15 @@ def claims_table(study: TrainingAnalysis) -> Table:
         note=f"{_DIFFERENCE} {_MEANING} {_DECIDES}",
         brief=_brief(rows) if study.claimed else None,
     )
+
+
+def _names(study: TrainingAnalysis, claims: Sequence[Claim]) -> list[Col[_Row]]:
+    """What names a comparison among several."""
+    if len(claims) == 1:
+        return []
+    if study.claimed is None:
+        return [text("first − second", lambda row: row.claim.title)]
+    return [text("setting", lambda row: row.claim.setting or row.claim.title)]
 
 
 def _brief(rows: Sequence[_Row]) -> Brief:

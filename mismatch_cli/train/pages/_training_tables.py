@@ -202,7 +202,7 @@ def blocked_table(study: TrainingAnalysis) -> Table:
     ]
     return table(
         "Blocked tokens and bad updates by run",
-        [row for row in study.by_run if any(c.cell(row) != numbers.MISSING for c in columns)],
+        [row for row in study.by_run if {c.cell(row) for c in columns} != {numbers.MISSING}],
         [_RUN, *columns],
         note="Means over steps.",
     )

@@ -7,6 +7,7 @@ from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.report.tables import number, plain
 from mismatch_cli.report.view import Status, Verdict
 from mismatch_cli.studies.watch_state import WatchState, counted, under_way_first
+from mismatch_cli.train.studies.run_numbers import RunGroup
 from mismatch_cli.train.studies.run_settings import task_of
 from mismatch_cli.train.studies.training import TrainingAnalysis
 
@@ -58,14 +59,20 @@ def _single(study: TrainingAnalysis) -> str:
     words = f"{group.name} has a {title} of {plain(group.number('reward'))}"
     if not study.is_whole or (study.is_done and not study.is_final):
         words += f" over {study.window}"
-    accuracy, before = group.number("eval_accuracy"), group.number("accuracy_before")
-    if accuracy.value is not None:
-        words += f" and {'a final' if study.is_done else 'an'} accuracy of {plain(accuracy)}"
-        if study.is_done and before.value is not None:
-            words += f", from {plain(before)} before training"
+    words += _accuracy(group, done=study.is_done)
     if len(group.runs) > 1:
         words += f" ({len(group.runs)} seeds)"
     return f"{words}." if study.is_done else f"{words} so far."
+
+
+def _accuracy(group: RunGroup, *, done: bool) -> str:
+    accuracy, before = group.number("eval_accuracy"), group.number("accuracy_before")
+    if accuracy.value is None:
+        return ""
+    if not done:
+        return f" and an accuracy of {plain(accuracy)}"
+    first = "" if before.value is None else f", from {plain(before)} before training"
+    return f" and a final accuracy of {plain(accuracy)}{first}"
 
 
 def reward_title(study: TrainingAnalysis) -> str:

@@ -1,7 +1,6 @@
 """The page of training runs: a `ReportView`, which terminal and HTML print."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from mismatch_cli.train.pages._training_verdict import verdict, watch_verdict
 from mismatch_cli.train.studies.common_steps import CommonSteps, in_words
 from mismatch_cli.train.studies.phases import mean_time, recomputing
 from mismatch_cli.train.studies.run_numbers import GAP, RunGroup
+from mismatch_cli.train.studies.run_settings import shared_and_different
 from mismatch_cli.train.studies.runs import MOST_MISSING, TrainingRun, named_by, sync_in_words
 from mismatch_cli.train.studies.training import (
     Curve,
@@ -171,32 +171,37 @@ def _named(value: str, words: str) -> str:
 
 
 def _about(study: TrainingAnalysis) -> Facts:
-    runs, cache = study.runs, settings_of(study.runs, "kv_cache_dtype")
-    setting = partial(settings_of, runs)
-    seeds = ", ".join(map(str, sorted({run.seed for run in runs if run.seed is not None})))
-    steps = [run.steps for run in runs]
+    runs = study.runs
+    seeds, steps = {run.seed for run in runs if run.seed is not None}, [run.steps for run in runs]
+    words = ", seed {}" if len(seeds) == 1 else ", seeds {}"
     facts = {
-        "Model": setting("model"),
+        "Model": settings_of(runs, "model"),
         "Problems": ", ".join(dict.fromkeys(filter(None, map(problems_of, runs)))),
-        "Trainer": setting("trainer_dtype"),
-        "Rollout engine": _joined(
-            setting("engine"),
-            setting("rollout_dtype"),
-            _named("" if cache == "auto" else cache, "KV cache {}"),
-        ),
-        "Sampling": _joined(
-            _named(setting("prompts_per_step"), "{} problems a step"),
-            _named(setting("samples_per_prompt"), "{} samples each"),
-            _named(setting("temperature"), "temperature {}"),
-            _named(setting("max_tokens"), "at most {} tokens"),
-        ),
+        "Trainer": settings_of(runs, "trainer_dtype"),
+        "Rollout engine": _in_words(runs, _ENGINE),
+        "Sampling": _in_words(runs, _SAMPLING),
         "Algorithms": ", ".join(dict.fromkeys(run.algorithm for run in runs)),
         "Settings": "; ".join(filter(None, study.settings)),
-        "Runs": numbers.count(len(runs))
-        + _named(seeds, ", seeds {}" if "," in seeds else ", seed {}"),
+        "Runs": numbers.count(len(runs)) + _named(", ".join(map(str, sorted(seeds))), words),
         "Steps": " to ".join(dict.fromkeys(map(numbers.count, (min(steps), max(steps))))),
     }
     return tuple((label, value) for label, value in facts.items() if value)
+
+
+# Settings, and how they are said
+_ENGINE = {"engine": "{}", "rollout_dtype": "{}", "kv_cache_dtype": "KV cache {}"}
+_SAMPLING = {
+    "prompts_per_step": "{} problems a step",
+    "samples_per_prompt": "{} samples each",
+    "temperature": "temperature {}",
+    "max_tokens": "at most {} tokens",
+}
+
+
+def _in_words(runs: Sequence[TrainingRun], words_of: Mapping[str, str]) -> str:
+    """The settings that runs have, without those that follow from others."""
+    values = {key: settings_of(runs, key) for key in words_of}
+    return _joined(*(_named(values[key], words_of[key]) for key in values if values[key] != "auto"))
 
 
 def _notes_of_answer(study: TrainingAnalysis) -> tuple[str, ...]:
@@ -216,7 +221,7 @@ def _notes(study: TrainingAnalysis) -> tuple[str, ...]:
         notes.append(
             f"{' and '.join(names)} made the same updates at every step: their lines coincide."
         )
-    if any(len({settings_of([run], key) for run in runs}) > 1 for key in ("model", "dataset")):
+    if len({(settings_of([run], "model"), settings_of([run], "dataset")) for run in runs}) > 1:
         notes.append(
             "The runs use different models or problems, so their rewards are not comparable."
         )
@@ -298,19 +303,19 @@ def _label(study: TrainingAnalysis, metric: Metric, group: RunGroup) -> str:
 
 def _settings(runs: Sequence[TrainingRun]) -> tuple[tuple[str, Facts], ...]:
     """Every setting: those that all runs share, then those that differ, by run."""
-    keys = dict.fromkeys(key for run in runs for key in run.config)
-    same = [key for key in keys if len({repr(run.config.get(key)) for run in runs}) == 1]
-    differing = [key for key in keys if key not in (*same, *_IN_THE_TABLE)]
-    tables = [("All runs" if len(runs) > 1 else "Configuration", runs[0], same)]
-    tables += [(run.name, run, differing) for run in runs]
+    shared, others = shared_and_different(runs)
+    different = [key for key in others if key not in _IN_THE_TABLE]
+    tables = [("All runs" if len(runs) > 1 else "Configuration", _facts(runs[0], shared))]
+    tables += [(run.name, _facts(run, different)) for run in runs]
+    return tuple((title, facts) for title, facts in tables if facts)
+
+
+def _facts(run: TrainingRun, keys: Sequence[str]) -> Facts:
+    values = [run.config.get(key) for key in keys]
     return tuple(
-        (title, tuple(_setting(run, key) for key in names)) for title, run, names in tables if names
+        (key.replace("_", " "), numbers.MISSING if value in (None, "") else str(value))
+        for key, value in zip(keys, values, strict=True)
     )
-
-
-def _setting(run: TrainingRun, key: str) -> tuple[str, str]:
-    value = run.config.get(key)
-    return key.replace("_", " "), numbers.MISSING if value in (None, "") else str(value)
 
 
 def _remarks(study: TrainingAnalysis) -> Facts:

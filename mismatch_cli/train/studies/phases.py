@@ -20,7 +20,7 @@ _LEAST = 0.005
 
 @dataclass(frozen=True)
 class StepTime:
-    """Mean seconds of a step by phase, in chronological order; empty where no times were recorded."""
+    """Mean seconds of a step by phase, in chronological order; empty where none were recorded."""
 
     by_phase: Mapping[str, float]
 

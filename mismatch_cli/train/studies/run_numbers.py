@@ -1,4 +1,4 @@
-"""The numbers of training runs by their keys in the table `TRAINING`, as means over several runs."""
+"""The numbers of training runs by their keys in the table `TRAINING`, as means over runs."""
 
 from __future__ import annotations
 

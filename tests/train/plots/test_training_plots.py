@@ -580,7 +580,7 @@ def test_blocked_shares_by_staleness_where_runs_differ_in_it() -> None:
     assert titles(figure) == ["Blocked, % of A ≠ 0", "Blocked, % of A > 0", "Blocked, % of A < 0"]
     line = figure.axes[0].lines[0]
     assert line.get_xdata().tolist() == [0, 4, 16]
-    means = [dose.blocked["blocked"].value for dose in study.by_staleness[0].doses]
+    means = [dose.blocked.value for dose in study.by_staleness[0].doses]
     assert line.get_ydata().tolist() == means
     assert texts(figure) == ["dppo-binary-tv", "pg-is"]
     assert not plot.needs(TrainingAnalysis.of(runs[::3]))
