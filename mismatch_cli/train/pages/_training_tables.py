@@ -90,7 +90,7 @@ def _ends(study: TrainingAnalysis) -> list[Col[RunGroup]]:
 
 def _note(study: TrainingAnalysis, rows: Sequence[RunGroup]) -> str:
     over = ", ± 95 % over seeds" if any(len(row.runs) > 1 for row in rows) else ""
-    return f"Reward and |π − μ|: {study.window}{over}."
+    return f"Reward: {study.window}{over}."
 
 
 def _brief(study: TrainingAnalysis, note: str) -> Brief:
