@@ -231,12 +231,12 @@ def _profiles(pair: PairSummary) -> tuple[Profile, ...]:
         ends = f"{bins[0].mu_low:g}", f"{bins[-1].mu_high:g}"
         spread = [row.metrics["ratio_sd"] for row in bins]
         profiles.append(_profile("Where, by μ", spread, ends, "SD of the ratio"))
-    if len(positions := pair.positions) > 1:
-        ends = str(positions[0].first), str(positions[-1].last)
-        gaps = [row.abs_d_mean for row in positions]
+    if len(pair.positions) > 1:
+        ends = str(pair.positions[0].first), str(pair.positions[-1].last)
+        gaps = [row.abs_d_mean for row in pair.positions]
         profiles.append(_profile("by position", gaps, ends, "mean |Δlog p|"))
-    if len(turns := pair.turns) > 1:
-        gaps, ends = [row.abs_d_mean for row in turns], ("1", span(turns[-1]))
+    if len(pair.turns) > 1:
+        gaps, ends = [row.abs_d_mean for row in pair.turns], ("1", span(pair.turns[-1]))
         profiles.append(_profile("by turn", gaps, ends, "mean |Δlog p|"))
     return tuple(profiles)
 
