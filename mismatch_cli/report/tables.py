@@ -3,7 +3,7 @@
 Cells take an estimate in any form: a dataclass, JSON, or a plain number, which has no interval.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from types import SimpleNamespace
@@ -96,12 +96,19 @@ def table(
     """The finished table; the first cell of a row is its name."""
     columns = tuple(columns)
     cells = tuple(tuple(column.cell(row) for column in columns) for row in rows)
-    if any(cell.endswith(numbers.FEW) for row in cells for cell in row):
-        note = "  ".join((note, _OF_FEW)) if note else _OF_FEW
+    note = _with_few(note, cells)
     heads = tuple(column.head for column in columns)
     if brief is not None:
-        brief = replace(brief, rows=[n for n in brief.rows if n < len(cells)])
+        rows_shown = [n for n in brief.rows if n < len(cells)]
+        brief_note = _with_few(brief.note, [cells[n] for n in rows_shown])
+        brief = replace(brief, rows=rows_shown, note=brief_note)
     return Table(title, heads, cells, note, fold, terminal_rows, row_metrics, row_links, brief)
+
+
+def _with_few(note: str, rows: Iterable[Sequence[str]]) -> str:
+    """The note, and what the mark of few prompts means if a cell has it."""
+    marked = any(cell.endswith(numbers.FEW) for row in rows for cell in row)
+    return "  ".join(filter(None, (note, _OF_FEW if marked else "")))
 
 
 def pairs_table(title: str, pairs: Iterable[tuple[str, str]], *heads: str) -> Table:

@@ -10,12 +10,11 @@ from functools import cached_property, partial
 from itertools import accumulate
 from math import comb
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from mismatch_cli.base.errors import MismatchError, UsageError
-from mismatch_cli.base.json_form import from_json, to_json
 from mismatch_cli.base.places import shown, shown_apart
 from mismatch_cli.metrics.differences import GAP, Difference, Measured, differences
 from mismatch_cli.metrics.estimate import Estimate
@@ -34,11 +33,13 @@ from mismatch_cli.studies.pairing import (
     Meeting,
     OnCommonTokens,
     OnTokens,
+    PairedBy,
     Pairing,
     Partners,
     Recognised,
     Recognising,
     Responses,
+    TokenComparison,
     common_tokens,
     compared_rows,
     pair_up,
@@ -50,8 +51,91 @@ from mismatch_cli.studies.unusable import refuse_unmeasured
 from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import RowGroup, Trace
 
-Row = Mapping[str, Any]
+Differs = Literal["gap", "metrics", "noise", "untested"]
 CHANCE = 0.05  # the share of metrics that differ by more than noise between equal traces
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedTrace:
+    """A trace, and the summary of its compared responses."""
+
+    name: str  # a letter
+    run: str  # its folder's name, with as many parents as distinguish the traces
+    folder: str
+    about: About
+    responses: int
+    compared_responses: int
+    prompts: int  # identified by their token ids
+    summary: PairSummary
+
+    @property
+    def left_out(self) -> int:
+        """Scored responses without a match in another trace."""
+        return self.responses - self.compared_responses - self.about.unscored_responses
+
+    @property
+    def per_prompt(self) -> float:
+        """Compared responses to a prompt, on average."""
+        return self.summary.counts.responses / self.summary.counts.prompts
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceDifference:
+    """How another trace differs from the first."""
+
+    trace: str  # names
+    against: str
+    pairing: PairedBy
+    shared_responses: int
+    shared_prompts: int
+    tested: int  # metrics whose difference has an interval
+    more_than_noise: int  # of them
+    expected_by_chance: float
+    differs: Differs
+    metrics: Mapping[str, Difference]  # of the catalog, by key
+    on_tokens: TokenComparison | None  # if both hold the same responses
+    settings: Sequence[SettingDifference]
+
+    @property
+    def is_different(self) -> bool:
+        """Whether chance does not explain the metrics that differ."""
+        return self.differs in ("gap", "metrics")
+
+    @property
+    def suspects(self) -> Sequence[SettingDifference]:
+        """Settings that affect a log-probability, likeliest first."""
+        return [row for row in self.settings if not row.harmless]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonResult:
+    """What docs/json/compare.md describes."""
+
+    arguments: Sequence[str]
+    pair: str
+    traces: Sequence[ComparedTrace]
+    comparisons: Sequence[TraceDifference]  # of each other trace with the first
+
+    @property
+    def first(self) -> ComparedTrace:
+        return self.traces[0]
+
+    @property
+    def others(self) -> Sequence[tuple[ComparedTrace, TraceDifference]]:
+        """Each other trace with its differences."""
+        return list(zip(self.traces[1:], self.comparisons, strict=True))
+
+    def named_by_run(self) -> ComparisonResult:
+        """The same with the names of runs instead of letters."""
+        run = {trace.name: trace.run for trace in self.traces}
+        return replace(
+            self,
+            traces=[replace(trace, name=trace.run) for trace in self.traces],
+            comparisons=[
+                replace(row, trace=run[row.trace], against=run[row.against])
+                for row in self.comparisons
+            ],
+        )
 
 
 @dataclass(frozen=True)
@@ -60,25 +144,19 @@ class ComparisonPlotData:
 
     STUDY: ClassVar[str] = "comparison"
 
-    result: Row  # what docs/json/compare.md describes
+    result: ComparisonResult
     subject: str = ""  # what is compared, in one line
     exceedance: tuple[np.ndarray, ...] = ()
 
     @property
-    def comparisons(self) -> Sequence[Row]:
-        rows: Sequence[Row] = self.result.get("comparisons", ())
-        return rows
-
-    @property
     def names(self) -> list[str]:
         """The traces' names in figures."""
-        return [row["run"] for row in self.result.get("traces", ())]
+        return [trace.run for trace in self.result.traces]
 
     @cached_property
     def by_trace(self) -> dict[str, PairSummary]:
         """Each trace's summary, by the run's name."""
-        traces = self.result.get("traces", ())
-        return {row["run"]: from_json(PairSummary, row["summary"]) for row in traces}
+        return {trace.run: trace.summary for trace in self.result.traces}
 
 
 @dataclass(frozen=True)
@@ -143,16 +221,15 @@ class ComparisonAnalysis(Study):
         """Each trace's path, as you type it."""
         return tuple(name_of(side.trace) for side in self.sides)
 
-    def to_json(self) -> dict[str, Any]:
-        """What `compare --json` prints, documented in docs/json/compare.md."""
-        return {
-            "format": self.FORMAT,
-            "version": self.VERSION,
-            "arguments": list(self.arguments),
-            "pair": self.pair.name,
-            "traces": [_side_json(side) for side in self.sides],
-            "comparisons": [_comparison_json(self, comparison) for comparison in self.others],
-        }
+    @cached_property
+    def result(self) -> ComparisonResult:
+        """What `compare --json` prints."""
+        return ComparisonResult(
+            arguments=self.arguments,
+            pair=self.pair.name,
+            traces=[_trace(side) for side in self.sides],
+            comparisons=[_difference(self, comparison) for comparison in self.others],
+        )
 
     def settings_of(self, comparison: Comparison) -> list[SettingDifference]:
         """The settings in which another trace differs from the first, likeliest causes first."""
@@ -379,40 +456,40 @@ def run_names(folders: Sequence[Path]) -> list[str]:
     return [f"{part[-1]} ({letter})" for letter, part in zip(NAMES, parts, strict=False)]
 
 
-def _side_json(side: Side) -> dict[str, Any]:
-    return {
-        "name": side.name,
-        "run": side.run,
-        "folder": shown(str(side.trace.folder)),
-        "about": to_json(side.about),
-        "responses": len(side.responses),
-        "compared_responses": int(np.count_nonzero(side.kept_S)),
-        "prompts": len(np.unique(side.responses.prompt_S)),
-        "summary": to_json(side.result),
-    }
+def _trace(side: Side) -> ComparedTrace:
+    return ComparedTrace(
+        name=side.name,
+        run=side.run,
+        folder=shown(str(side.trace.folder)),
+        about=side.about,
+        responses=len(side.responses),
+        compared_responses=int(np.count_nonzero(side.kept_S)),
+        prompts=len(np.unique(side.responses.prompt_S)),
+        summary=side.result,
+    )
 
 
-def _comparison_json(analysis: ComparisonAnalysis, comparison: Comparison) -> dict[str, Any]:
-    first, found = analysis.first, comparison.differences
-    answers = {key: difference.more_than_noise for key, difference in found.items()}
+def _difference(analysis: ComparisonAnalysis, comparison: Comparison) -> TraceDifference:
+    metrics, pairing = comparison.differences, comparison.pairing
+    answers = {key: difference.more_than_noise for key, difference in metrics.items()}
     tested = sum(answer is not None for answer in answers.values())
-    return {
-        "trace": comparison.side.name,
-        "against": first.name,
-        "pairing": comparison.pairing.by,
-        "shared_responses": comparison.pairing.shared_responses,
-        "shared_prompts": len(comparison.pairing.shared_prompts),
-        "tested": tested,
-        "more_than_noise": sum(answer is True for answer in answers.values()),
-        "expected_by_chance": CHANCE * tested,
-        "differs": _what_differs(answers),
-        "metrics": {key: difference.to_dict() for key, difference in found.items()},
-        "on_tokens": comparison.on_tokens and comparison.on_tokens.to_dict(),
-        "settings": [vars(_apart(row)) for row in analysis.settings_of(comparison)],
-    }
+    return TraceDifference(
+        trace=comparison.side.name,
+        against=analysis.first.name,
+        pairing=pairing.by,
+        shared_responses=pairing.shared_responses,
+        shared_prompts=len(pairing.shared_prompts),
+        tested=tested,
+        more_than_noise=sum(answer is True for answer in answers.values()),
+        expected_by_chance=CHANCE * tested,
+        differs=_what_differs(answers),
+        metrics=metrics,
+        on_tokens=comparison.on_tokens.result() if comparison.on_tokens else None,
+        settings=[_apart(row) for row in analysis.settings_of(comparison)],
+    )
 
 
-def _what_differs(answers: Mapping[str, bool | None]) -> str:
+def _what_differs(answers: Mapping[str, bool | None]) -> Differs:
     """`gap` if its mean differs by more than noise; `metrics` if more metrics do than in 19 of 20
     comparisons of equal traces, were metrics independent; else `noise`, or `untested` if nothing
     has an interval.
