@@ -45,13 +45,13 @@ class Difference:
 
     difference: Estimate
     factor: Estimate
-    more_than_noise: bool | None = None
+    more_than_noise: bool | None
 
     @classmethod
     def of(cls, difference: Estimate, factor: Estimate) -> Self:
         low, high = difference.low, difference.high
         if low is None or high is None:
-            return cls(difference, factor)
+            return cls(difference, factor, None)
         return cls(difference, factor, low > 0 or high < 0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from mismatch_cli.base.places import bundled
 from mismatch_cli.studies.comparison import (
     ComparisonAnalysis,
     ComparisonPlotData,
+    ComparisonResult,
     analyse_comparison,
 )
 from mismatch_cli.trace.reader import Trace
@@ -110,3 +112,8 @@ def plot_data(analysis: ComparisonAnalysis) -> ComparisonPlotData:
 def first_two(result: Row) -> Row:
     """The same comparison without the third trace."""
     return result | {"traces": result["traces"][:2], "comparisons": result["comparisons"][:1]}
+
+
+def two_of(result: ComparisonResult) -> ComparisonResult:
+    """The same comparison without the third trace."""
+    return replace(result, traces=result.traces[:2], comparisons=result.comparisons[:1])
