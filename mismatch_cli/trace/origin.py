@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.base.json_form import from_json, left_out_if_none
 from mismatch_cli.base.places import shown
 from mismatch_cli.trace.manifest import remedy
-from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.recorder_notes import RECORD
+
+if TYPE_CHECKING:
+    from mismatch_cli.trace.reader import Trace
 
 
 @dataclass(frozen=True)

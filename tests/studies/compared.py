@@ -14,6 +14,7 @@ import pytest
 
 from mismatch_cli.base.places import bundled
 from mismatch_cli.studies.comparison import (
+    ComparedTrace,
     ComparisonAnalysis,
     ComparisonPlotData,
     ComparisonResult,
@@ -112,6 +113,23 @@ def plot_data(analysis: ComparisonAnalysis) -> ComparisonPlotData:
 def first_two(result: Row) -> Row:
     """The same comparison without the third trace."""
     return result | {"traces": result["traces"][:2], "comparisons": result["comparisons"][:1]}
+
+
+def with_summary(trace: ComparedTrace, **change: Any) -> ComparedTrace:
+    """The same trace with another part of its summary."""
+    return replace(trace, summary=replace(trace.summary, **change))
+
+
+def with_turns(result: ComparisonResult) -> ComparisonResult:
+    """The same with ranges of positions as turns, which the bundled traces lack."""
+    traces = []
+    for trace in result.traces:
+        turns = [
+            replace(row, first=turn, last=turn, turns=row.tokens, length_mean=row.abs_d_mean)
+            for turn, row in enumerate(trace.summary.positions, start=1)
+        ]
+        traces.append(with_summary(trace, turns=turns))
+    return replace(result, traces=traces)
 
 
 def two_of(result: ComparisonResult) -> ComparisonResult:

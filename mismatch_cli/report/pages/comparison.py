@@ -222,19 +222,12 @@ def _per_prompt(trace: ComparedTrace) -> str:
 
 
 def _headline(result: ComparisonResult) -> str:
-    """The gap of each trace, and how many metrics differ by more than noise."""
-    gaps = [
+    """The gap of each trace."""
+    gaps = (
         f"{numbers.number(trace.summary.metrics[_GAP_IN_PROBABILITY].value)} in {trace.name}"
         for trace in result.traces
-    ]
-    text = "On the average token the two policies differ in probability by "
-    if len(gaps) == 2:
-        return f"{text}{gaps[0]} and by {gaps[1]}."
-    marked = (f"{row.more_than_noise} of {row.tested} in {row.trace}" for row in result.comparisons)
-    return (
-        f"{text}{', '.join(gaps)}. Metrics that differ from {result.first.name} by more than "
-        f"noise: {', '.join(marked)} (by chance: one in twenty)."
     )
+    return f"On the average token the two policies differ in probability by {', '.join(gaps)}."
 
 
 def _larger_first(row: TraceDifference, key: str) -> tuple[Estimate, str, str]:

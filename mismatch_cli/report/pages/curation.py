@@ -56,15 +56,18 @@ def page(analysis: CurationAnalysis) -> ReportView:
     """Which problems were kept, and how good they are."""
     curation = analysis.curation
     problems = len(curation.accuracy)
-    samples = f"{curation.samples} samples each, {curation.held_out_samples} held out"
+    samples = f"{curation.samples} to choose, {curation.held_out_samples} held out"
     return ReportView(
         title="Which problems are solved only sometimes?",
         about=(
             ("Model", analysis.model),
             ("Problems", f"{analysis.problems} · {numbers.count(problems)}"),
-            ("Samples", samples),
+            ("Samples of each", samples),
         ),
-        subject=(f"curate  {analysis.subject}", f"{problems:,} problems · {samples}"),
+        subject=(
+            f"curate  {analysis.subject}",
+            f"{problems:,} problems · samples of each: {samples}",
+        ),
         notes=_notes(analysis),
         leading=_leading(analysis),
         verdict=_verdict(analysis),

@@ -6,22 +6,26 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from mismatch_cli.base.json_form import from_json
 from mismatch_cli.base.places import bundled
+from mismatch_cli.limits.assess import LimitRow
 from mismatch_cli.limits.limit_sets import Limit, LimitSet
 from mismatch_cli.metrics.population import Curation
-from mismatch_cli.report.pages import _mismatch_screen, comparison, curation, gate
+from mismatch_cli.report.pages import comparison, curation, gate, mismatch
+from mismatch_cli.report.screen import screen_of
 from mismatch_cli.report.terminal import print_report
 from mismatch_cli.report.view import ReportView, Table
+from mismatch_cli.studies.comparison import ComparisonResult
 from mismatch_cli.studies.curation import CurationAnalysis
 from mismatch_cli.studies.gate import GateResult
-from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.studies.mismatch import MismatchAnalysis, analyse
 from mismatch_cli.trace.reader import Trace
 from tests.report.test_every_cell import equals, is_interval
 from tests.studies.compared import Row, first_two
@@ -39,69 +43,82 @@ def in_text(value: str) -> float:
 
 
 @pytest.fixture(scope="module")
-def summary() -> Mapping[str, Any]:
-    return analyse([Trace.open(TRACE)], 0).to_json()
+def study() -> MismatchAnalysis:
+    return analyse([Trace.open(TRACE)], 0)
 
 
-def test_a_gate_shows_the_measured_value_its_interval_and_the_limit(summary):
+def page_with(study: MismatchAnalysis, **change: Any) -> ReportView:
+    """The page of a trace whose result has other parts."""
+    made = SimpleNamespace(
+        result=replace(study.result, **change), traces=study.traces, main_pair=study.main_pair
+    )
+    return mismatch.page(made)
+
+
+def test_a_gate_shows_the_measured_value_its_interval_and_the_limit(study):
     limits = (Limit("abs_d_mean", "max", 0.5), Limit("pearson", "min", 0.25, pair="total"))
     result = GateResult.of([LimitSet("own", limits)], [Trace.open(TRACE)], [])
     (table, *_) = gate.page(result).outline[0].tables
     for row, (pair, metric, bound) in zip(
         rows(table), [("mismatch", "abs_d_mean", "0.5"), ("total", "pearson", "0.25")], strict=True
     ):
-        estimate = summary["pairs"][pair]["metrics"][metric]
+        estimate = study.json["pairs"][pair]["metrics"][metric]
         assert row["metric"] == f"{metric} ({pair})"
         assert equals(row["measured"], estimate["value"])
         assert estimate["low"] is not None and is_interval(row["95 % interval"], estimate)
-        assert bound in row["limit"] and row["status"] == "holds"
+        assert bound in row["limit"] and row["status"] == "✔ holds"
 
 
-def test_the_strictest_of_the_published_limits_is_shown(summary):
+def test_the_strictest_of_the_published_limits_is_shown(study):
+    verdict = study.result.verdict
+    known = next(row for row in verdict.bars if row.metric == "k3" and row.pair == "mismatch")
     limits = [
-        {
-            "metric": "k3",
-            "pair": "mismatch",
-            "direction": "max",
-            "healthy": healthy,
-            "who": who,
-            "standing": "holds",
-        }
+        replace(known, healthy=healthy, text=f"≤ {healthy}", publisher=who, standing="holds")
         for healthy, who in ((0.3, "loose"), (0.001, "strict"), (0.02, "middle"))
     ]
-    limits.append(limits[1] | {"pair": "total", "healthy": 1e-9})
-    assert _mismatch_screen._strictest(limits, "k3", "mismatch")["who"] == "strict"
-    assert _mismatch_screen._strictest(limits, "k1", "mismatch") is None
-    limits[0] |= {"standing": "exceeded"}
-    assert _mismatch_screen._strictest(limits, "k3", "mismatch")["who"] == "loose"
+    limits.append(replace(limits[1], pair="total", healthy=1e-9, publisher="of another pair"))
+
+    def shown(bars: list[LimitRow]) -> dict[str, str]:
+        view = page_with(study, verdict=replace(verdict, bars=bars))
+        (table,) = (table for table in tables_of(view) if table.title == "The numbers that decide")
+        return {row[""]: row["strictest limit"] for row in rows(table)}
+
+    assert shown(limits)["KL(μ‖π), k3"] == "✔ 0.001 strict"
+    assert shown(limits)["mean |Δlog p|"] == ""
+    limits[0] = replace(limits[0], standing="exceeded")
+    assert shown(limits)["KL(μ‖π), k3"] == "✘ 0.3 loose"
 
 
-def test_the_remark_on_staleness_is_of_the_pair_with_staleness(summary):
-    made = dict(summary)
-    made["pairs"] = {
-        name: pair | {"metrics": {**pair["metrics"]}} for name, pair in summary["pairs"].items()
-    }
-    for number, pair in enumerate(made["pairs"].values()):
-        for key in ("tv_binary_mean", "ratio_outside_0.8_1.28"):
-            pair["metrics"][key] = pair["metrics"][key] | {"value": (number + 1) / 10}
-    assert list(made["pairs"])[2] == "total"
-    remarks = dict(_mismatch_screen._remarks(made))
+def test_the_remark_on_staleness_is_of_the_pair_with_staleness(study):
+    pairs = {}
+    for number, (name, pair) in enumerate(study.result.pairs.items(), start=1):
+        changed = {
+            key: replace(pair.metrics[key], value=number / 10)
+            for key in ("tv_binary_mean", "ratio_outside_0.8_1.28")
+        }
+        pairs[name] = replace(pair, metrics={**pair.metrics, **changed})
+    assert list(pairs)[2] == "total"
+    remarks = dict(page_with(study, pairs=pairs).remarks)
     shown = r"mean \|π − μ\| 0\.30*, 30(\.0*)? % outside \[0\.8, 1\.28\]"
     assert re.fullmatch(shown, remarks["With staleness"])
+
+
+def tables_of(view: ReportView) -> list[Table]:
+    return [table for section in view.outline for table in section.tables]
 
 
 def settings_of(view: ReportView) -> list[Table]:
     return [
         table
-        for section in view.outline
-        for table in section.tables
+        for table in tables_of(view)
         if any(column.title == "setting" for column in table.columns)
     ]
 
 
 def of_two(result: Row) -> tuple[ReportView, str, str]:
     made = first_two(result)
-    view = comparison.page(SimpleNamespace(result=made, typed=("one", "other")))
+    typed = from_json(ComparisonResult, made)
+    view = comparison.page(SimpleNamespace(result=typed, typed=("one", "other")))
     against, trace = (side["run"] for side in made["traces"])
     return view, against, trace
 
@@ -112,15 +129,15 @@ def test_a_comparison_shows_each_setting_under_its_own_trace(result):
     named = [row for table in settings_of(view) for row in rows(table)]
     (torch,) = [row for row in named if row["setting"] == "libraries.torch"]
     assert torch[perturbed] == "2.14.0+cpu" and torch[float32] != torch[perturbed]
-    on_screen = [row for table in view.screen.tables for row in rows(table) if perturbed in row]
+    on_screen = [row for table in screen_of(view).tables for row in rows(table) if perturbed in row]
     assert any(row[perturbed] == "2.14.0+cpu" for row in on_screen)
-    assert f"({torch[float32]} in {float32}, 2.14.0+cpu in {perturbed})" in view.screen.verdict.text
+    assert f"({torch[float32]} in {float32}, 2.14.0+cpu in {perturbed})" in view.verdict.text
 
 
 def test_a_comparison_names_the_larger_gap_first(result):
     """The gap was added to the second trace."""
     view, float32, perturbed = of_two(result)
-    assert f"larger in {perturbed} than in {float32}" in view.screen.verdict.text
+    assert f"larger in {perturbed} than in {float32}" in view.verdict.text
     names = [row.name for row in view.leading]
     assert names and all(name.endswith(f"{perturbed} / {float32}") for name in names)
     text = io.StringIO()
@@ -132,12 +149,17 @@ def test_a_comparison_names_the_larger_gap_first(result):
 def test_a_curation_shows_the_accuracy_that_did_not_choose():
     """Problems chosen for an accuracy of 3/4, which held-out samples do not confirm."""
     chosen, held_out = {0: 0.75, 1: 0.75, 2: 0.25}, {0: 0.0, 1: 0.25, 2: 1.0}
-    analysis = CurationAnalysis(Curation((0.2, 0.8), 4, 4, chosen, held_out), config={})
-    low, high = rows(curation._table(analysis))
+    config = {"model": "m", "prompts": {"location": "p"}, "reward": ""}
+    analysis = CurationAnalysis(Curation((0.2, 0.8), 4, 4, chosen, held_out), config=config)
+    view = curation.page(analysis)
+    (table,) = tables_of(view)
+    low, high, every = rows(table)
     assert (in_text(low["mean"]), in_text(low["held out"])) == (0.25, 1.0)
     assert (in_text(high["mean"]), in_text(high["held out"])) == (0.75, 0.125)
     assert in_text(high["kept problems"]) == 2
     assert in_text(high["stay in the range, %"]) == 50
-    named = {row.metric.key: in_text(row.value) for row in curation._leading(analysis)}
+    assert in_text(every["kept problems"]) == 3
+    assert in_text(every["held out"]) == pytest.approx(1.25 / 3, abs=1e-3)
+    named = {row.metric.key: in_text(row.value) for row in view.leading}
     assert named["held_out_accuracy"] == pytest.approx(1.25 / 3, abs=1e-3)
     assert named["accuracy_of_kept"] == pytest.approx(1.75 / 3, abs=1e-3)

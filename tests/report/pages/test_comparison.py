@@ -94,7 +94,10 @@ def test_the_headline_says_how_many_would_differ_by_chance(result):
         f"in {b})."
     )
     assert first in text
-    assert "(by chance: one in twenty)" in words(on_terminal(result, 120))
+    several = words(on_terminal(result, 120))
+    for row in result["comparisons"]:
+        marked = f"{row['more_than_noise']} of {row['tested']} metrics differ by more than noise"
+        assert f"{marked}; about {row['expected_by_chance']:.0f} would by chance" in several
     unknown = {
         "setting": "rollout.dtype",
         "first": None,

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from mismatch_cli.metrics.estimate import Estimate
-from mismatch_cli.metrics.pair_summary import PairSummary, PlaceRow
 from mismatch_cli.report.drawing.style import NARROW, WIDE, Style
 from mismatch_cli.report.figures import plots_for, plots_of, text_of
 from mismatch_cli.studies.comparison import (
@@ -21,7 +20,7 @@ from mismatch_cli.studies.comparison import (
     exceedance,
 )
 from tests.report.plots.drawing import PAPER, check_texts, drawn
-from tests.studies.compared import two_of
+from tests.studies.compared import two_of, with_summary, with_turns
 
 PLOTS = list(plots_of(ComparisonPlotData.STUDY))
 STYLES = [WIDE, NARROW]
@@ -30,20 +29,7 @@ STYLES = [WIDE, NARROW]
 @pytest.fixture(scope="module")
 def plot_data(analysis: ComparisonAnalysis) -> ComparisonPlotData:
     """As measured, with ranges of positions as turns, which the bundled traces lack."""
-    result = analysis.plot_data.result
-    traces = [with_summary(trace, turns=turns_of(trace.summary)) for trace in result.traces]
-    return replace(analysis.plot_data, result=replace(result, traces=traces))
-
-
-def turns_of(summary: PairSummary) -> list[PlaceRow]:
-    return [
-        replace(row, first=turn, last=turn, turns=row.tokens, length_mean=row.abs_d_mean)
-        for turn, row in enumerate(summary.positions, start=1)
-    ]
-
-
-def with_summary(trace: ComparedTrace, **change: Any) -> ComparedTrace:
-    return replace(trace, summary=replace(trace.summary, **change))
+    return replace(analysis.plot_data, result=with_turns(analysis.plot_data.result))
 
 
 def with_factor(result: ComparisonResult, factor: Estimate) -> ComparisonResult:
