@@ -90,6 +90,11 @@ class Imported:
     rows_with_trainer: int = 0
     rows_with_newer_trainer: int = 0
     rows_with_unknown_finish: int = 0
+    rows: int = 0
+    tokens: int = 0
+    steps: int = 0
+    shift: str = ""  # which logits a token's log-probability is from, in words
+    padding: str = ""  # how the dump marks it, in words
 
     @property
     def is_recorded(self) -> bool:
