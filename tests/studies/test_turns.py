@@ -61,14 +61,14 @@ def study(growing: Trace) -> MismatchAnalysis:
 
 
 def test_the_planted_gap_is_found_in_each_turn(study: MismatchAnalysis) -> None:
-    rows = next(iter(study.result["pairs"].values()))["turns"]
-    assert [(row["first"], row["last"], row["turns"], row["tokens"]) for row in rows] == [
+    rows = study.result.main.turns
+    assert [(row.first, row.last, row.turns, row.tokens) for row in rows] == [
         (turn, turn, 24 * (5 - turn), 24 * (5 - turn) * LENGTH) for turn in (1, 2, 3, 4)
     ]
     for turn, row in enumerate(rows, start=1):
-        assert row["abs_d_mean"]["value"] == pytest.approx(PLANTED * turn, rel=1e-4)
-        assert row["d_mean"]["value"] == pytest.approx(0, abs=1e-6)
-        assert row["length_mean"]["value"] == LENGTH
+        assert row.abs_d_mean.value == pytest.approx(PLANTED * turn, rel=1e-4)
+        assert row.d_mean.value == pytest.approx(0, abs=1e-6)
+        assert row.length_mean.value == LENGTH
 
 
 def test_workers_give_the_same_bits(
@@ -79,9 +79,9 @@ def test_workers_give_the_same_bits(
         analyse([growing], worst=1, workers=Workers(number)).result for number in (1, 3)
     )
     assert alone == together
-    turns = [next(iter(found["pairs"].values()))["turns"] for found in (alone, study.result)]
+    turns = [found.main.turns for found in (alone, study.result)]
     for row, whole in zip(*turns, strict=True):
-        assert row["abs_d_mean"]["value"] == pytest.approx(whole["abs_d_mean"]["value"], rel=1e-12)
+        assert row.abs_d_mean.value == pytest.approx(whole.abs_d_mean.value, rel=1e-12)
 
 
 def test_screen_page_and_figure_show_turns_if_there_are_several(study: MismatchAnalysis) -> None:
@@ -95,8 +95,7 @@ def test_screen_page_and_figure_show_turns_if_there_are_several(study: MismatchA
         "3",
         "4",
     ] and "turn" in along.text
-    assert view.screen is not None
-    (profile,) = (profile for profile in view.screen.profiles if profile.title == "by turn")
+    (profile,) = (profile for profile in view.profiles if profile.title == "by turn")
     assert (profile.first, profile.last) == ("1", "4") and profile.note.endswith("0.010 to 0.040")
     assert "turn-profile" in dict(plots_for(study.plot_data))
 
@@ -106,9 +105,7 @@ def test_screen_page_and_figure_show_turns_if_there_are_several(study: MismatchA
         section for section in view.sections if section.title == "By position in the response"
     )
     assert len(along.tables) == 2 and "turn" not in along.text
-    assert view.screen is not None and not any(
-        "turn" in profile.title for profile in view.screen.profiles
-    )
+    assert not any("turn" in profile.title for profile in view.profiles)
     assert "turn-profile" not in dict(plots_for(usual.plot_data))
 
 
@@ -117,17 +114,17 @@ def test_the_last_row_gathers_later_turns_and_compare_draws_them(
 ) -> None:
     long = written(tmp_path / "long", 32)
     found = analyse([long], worst=1)
-    last = next(iter(found.result["pairs"].values()))["turns"][-1]
+    last = found.result.main.turns[-1]
     # 96 responses of 1 … 32 turns: three each of 24 … 32 turns, which have 1 … 9 turns from the
     # 24th on
     turns = np.concatenate([np.arange(24, most + 1) for most in range(24, 33)])
-    assert (last["first"], last["last"], last["turns"], last["tokens"]) == (
+    assert (last.first, last.last, last.turns, last.tokens) == (
         24,
         None,
         3 * 45,
         3 * 45 * LENGTH,
     )
-    assert last["abs_d_mean"]["value"] == pytest.approx(PLANTED * turns.mean(), rel=1e-4)
+    assert last.abs_d_mean.value == pytest.approx(PLANTED * turns.mean(), rel=1e-4)
     (along,) = (
         section
         for section in page_of(found).sections
