@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from itertools import accumulate
 from math import comb
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
@@ -26,6 +26,12 @@ from mismatch_cli.processes.workers import ALONE, Workers
 from mismatch_cli.processes.workers.executor import Executor
 from mismatch_cli.processes.workers.portions import Portion
 from mismatch_cli.processes.workers.reading import executor
+from mismatch_cli.studies.comparison_result import (
+    ComparedTrace,
+    ComparisonResult,
+    Differs,
+    TraceDifference,
+)
 from mismatch_cli.studies.exploration.explored import Exploration
 from mismatch_cli.studies.exploration.two_runs import explore_two
 from mismatch_cli.studies.mismatch import COLUMNS, without_unknown
@@ -33,13 +39,11 @@ from mismatch_cli.studies.pairing import (
     Meeting,
     OnCommonTokens,
     OnTokens,
-    PairedBy,
     Pairing,
     Partners,
     Recognised,
     Recognising,
     Responses,
-    TokenComparison,
     common_tokens,
     compared_rows,
     pair_up,
@@ -51,91 +55,7 @@ from mismatch_cli.studies.unusable import refuse_unmeasured
 from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import RowGroup, Trace
 
-Differs = Literal["gap", "metrics", "noise", "untested"]
 CHANCE = 0.05  # the share of metrics that differ by more than noise between equal traces
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparedTrace:
-    """A trace, and the summary of its compared responses."""
-
-    name: str  # a letter
-    run: str  # its folder's name, with as many parents as distinguish the traces
-    folder: str
-    about: About
-    responses: int
-    compared_responses: int
-    prompts: int  # identified by their token ids
-    summary: PairSummary
-
-    @property
-    def left_out(self) -> int:
-        """Scored responses without a match in another trace."""
-        return self.responses - self.compared_responses - self.about.unscored_responses
-
-    @property
-    def per_prompt(self) -> float:
-        """Compared responses to a prompt, on average."""
-        return self.summary.counts.responses / self.summary.counts.prompts
-
-
-@dataclass(frozen=True, kw_only=True)
-class TraceDifference:
-    """How another trace differs from the first."""
-
-    trace: str  # names
-    against: str
-    pairing: PairedBy
-    shared_responses: int
-    shared_prompts: int
-    tested: int  # metrics whose difference has an interval
-    more_than_noise: int  # of them
-    expected_by_chance: float
-    differs: Differs
-    metrics: Mapping[str, Difference]  # of the catalog, by key
-    on_tokens: TokenComparison | None  # if both hold the same responses
-    settings: Sequence[SettingDifference]
-
-    @property
-    def is_different(self) -> bool:
-        """Whether chance does not explain the metrics that differ."""
-        return self.differs in ("gap", "metrics")
-
-    @property
-    def suspects(self) -> Sequence[SettingDifference]:
-        """Settings that affect a log-probability, likeliest first."""
-        return [row for row in self.settings if not row.harmless]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparisonResult:
-    """What docs/json/compare.md describes."""
-
-    arguments: Sequence[str]
-    pair: str
-    traces: Sequence[ComparedTrace]
-    comparisons: Sequence[TraceDifference]  # of each other trace with the first
-
-    @property
-    def first(self) -> ComparedTrace:
-        return self.traces[0]
-
-    @property
-    def others(self) -> Sequence[tuple[ComparedTrace, TraceDifference]]:
-        """Each other trace with its differences."""
-        return list(zip(self.traces[1:], self.comparisons, strict=True))
-
-    def named_by_run(self) -> ComparisonResult:
-        """The same with the names of runs instead of letters."""
-        run = {trace.name: trace.run for trace in self.traces}
-        return replace(
-            self,
-            traces=[replace(trace, name=trace.run) for trace in self.traces],
-            comparisons=[
-                replace(row, trace=run[row.trace], against=run[row.against])
-                for row in self.comparisons
-            ],
-        )
 
 
 @dataclass(frozen=True)
@@ -160,7 +80,7 @@ class ComparisonPlotData:
 
 
 @dataclass(frozen=True)
-class Side:
+class MeasuredTrace:
     """One trace: which of its responses are compared, and what was measured on them."""
 
     name: str
@@ -195,7 +115,7 @@ class Side:
 class Comparison:
     """Another trace compared with the first one."""
 
-    side: Side
+    side: MeasuredTrace
     pairing: Pairing
     differences: dict[str, Difference]
     on_tokens: OnTokens | None  # if both hold the same responses
@@ -208,12 +128,12 @@ class ComparisonAnalysis(Study):
     STUDY, FORMAT = "comparison", "mismatch-cli comparison"
 
     pair: Pair
-    first: Side
+    first: MeasuredTrace
     others: tuple[Comparison, ...]
     arguments: tuple[str, ...] = ()  # as typed, without the traces
 
     @property
-    def sides(self) -> tuple[Side, ...]:
+    def sides(self) -> tuple[MeasuredTrace, ...]:
         return (self.first, *(comparison.side for comparison in self.others))
 
     @property
@@ -306,7 +226,7 @@ def analyse_comparison(
         ]
         runs = run_names([trace.run_folder for trace in traces])
         sides = [
-            Side(*side)
+            MeasuredTrace(*side)
             for side in zip(NAMES, runs, traces, found.responses, kept, summaries, strict=False)
         ]
         first, measured = sides[0], sides[0].measured
@@ -456,7 +376,7 @@ def run_names(folders: Sequence[Path]) -> list[str]:
     return [f"{part[-1]} ({letter})" for letter, part in zip(NAMES, parts, strict=False)]
 
 
-def _trace(side: Side) -> ComparedTrace:
+def _trace(side: MeasuredTrace) -> ComparedTrace:
     return ComparedTrace(
         name=side.name,
         run=side.run,

@@ -28,7 +28,7 @@ def frameworks(asked: str) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoggedMetric:
+class TranslatedMetric:
     """A metric as a framework would log it."""
 
     name: str
@@ -46,7 +46,7 @@ class FrameworkMetrics:
     """What a framework logs, and when."""
 
     when: str
-    metrics: Sequence[LoggedMetric]
+    metrics: Sequence[TranslatedMetric]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +100,9 @@ class Translation(Study):
         )
 
 
-def _logged(reading: Reading) -> LoggedMetric:
+def _logged(reading: Reading) -> TranslatedMetric:
     line = reading.line
-    return LoggedMetric(
+    return TranslatedMetric(
         name=line.name,
         value=reading.value,
         formula=line.formula,

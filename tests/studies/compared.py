@@ -14,12 +14,11 @@ import pytest
 
 from mismatch_cli.base.places import bundled
 from mismatch_cli.studies.comparison import (
-    ComparedTrace,
     ComparisonAnalysis,
     ComparisonPlotData,
-    ComparisonResult,
     analyse_comparison,
 )
+from mismatch_cli.studies.comparison_result import ComparedTrace, ComparisonResult
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.writer import shard_path, write_shard
 

@@ -13,11 +13,11 @@ from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.base.json_form import from_json, to_json
 from mismatch_cli.base.places import bundled
 from mismatch_cli.studies.comparison import (
-    ComparisonResult,
     _what_differs,
     analyse_comparison,
     run_names,
 )
+from mismatch_cli.studies.comparison_result import ComparisonResult
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from tests.paths import DOCS

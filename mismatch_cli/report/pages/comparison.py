@@ -41,9 +41,9 @@ from mismatch_cli.report.view import (
     Table,
     Verdict,
 )
-from mismatch_cli.studies.comparison import (
+from mismatch_cli.studies.comparison import ComparisonAnalysis
+from mismatch_cli.studies.comparison_result import (
     ComparedTrace,
-    ComparisonAnalysis,
     ComparisonResult,
     TraceDifference,
 )

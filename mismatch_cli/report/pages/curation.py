@@ -152,7 +152,7 @@ def _by_accuracy(analysis: CurationAnalysis) -> Profile:
     )
 
 
-class _Row(NamedTuple):
+class _Kept(NamedTuple):
     """Kept problems, and their accuracies when chosen and held out."""
 
     label: str
@@ -160,8 +160,8 @@ class _Row(NamedTuple):
 
 
 def _table(analysis: CurationAnalysis) -> Table:
-    rows = [_Row(f"{low:.3g} to {high:.3g}", pairs_K2) for low, high, pairs_K2 in analysis.bins]
-    rows.append(_Row("all kept", analysis.pairs_K2))
+    rows = [_Kept(f"{low:.3g} to {high:.3g}", pairs_K2) for low, high, pairs_K2 in analysis.bins]
+    rows.append(_Kept("all kept", analysis.pairs_K2))
     return table(
         "By accuracy when chosen",
         rows,

@@ -134,14 +134,9 @@ def _remarks(rows: Sequence[JudgedNumber]) -> Iterator[tuple[str, str]]:
     """What causes values of this size, and notes on the definition."""
     for row in rows:
         name = f"{row.short_name}: " if len(rows) > 1 else ""
-        for label, fault in (("Usual for", False), ("Same size as", True)):
-            causes = [
-                f"{cause.what}, {_span(cause.low, cause.high)}"
-                for cause in row.made_by
-                if cause.fault is fault
-            ]
-            if causes:
-                yield label, name + "; ".join(causes)
+        for cause in row.made_by:
+            label = "Same size as" if cause.fault else "Usual for"
+            yield label, f"{name}{cause.what}, {_span(cause.low, cause.high)}"
         if row.note and len(rows) < _FEW:
             yield "Note", name + row.note
 

@@ -9,7 +9,7 @@ from mismatch_cli.base import numbers
 from mismatch_cli.report.about import partial_notes, who_facts
 from mismatch_cli.report.tables import Col, col, filled, pairs_table, table, text
 from mismatch_cli.report.view import Priority, ReportView, Section, Table
-from mismatch_cli.studies.translation import ALL, LoggedMetric, Translation
+from mismatch_cli.studies.translation import ALL, TranslatedMetric, Translation
 
 _DIGITS = 6
 _EXCLUDED = (
@@ -24,12 +24,12 @@ _AVERAGE = (
 )
 
 
-class _Row(NamedTuple):
+class _OfFramework(NamedTuple):
     framework: str
-    metric: LoggedMetric
+    metric: TranslatedMetric
 
 
-_VALUE: Col[_Row] = col("value", lambda row: numbers.number(row.metric.value, _DIGITS))
+_VALUE: Col[_OfFramework] = col("value", lambda row: numbers.number(row.metric.value, _DIGITS))
 
 
 def page(translation: Translation) -> ReportView:
@@ -38,7 +38,7 @@ def page(translation: Translation) -> ReportView:
     """
     result, name = translation.result, translation.asked
     rows = [
-        _Row(framework, metric)
+        _OfFramework(framework, metric)
         for framework, content in result.frameworks.items()
         for metric in content.metrics
     ]
@@ -63,7 +63,7 @@ def page(translation: Translation) -> ReportView:
     )
 
 
-def _framework(name: str, when: str, rows: Sequence[_Row]) -> Section:
+def _framework(name: str, when: str, rows: Sequence[_OfFramework]) -> Section:
     """A table for each pair of policies that the framework compares, and notes on single
     metrics.
     """
@@ -81,7 +81,7 @@ def _framework(name: str, when: str, rows: Sequence[_Row]) -> Section:
     return Section(name, f"{when} {_AVERAGE}", tables=filled(*_by_pair(rows, columns), notes))
 
 
-def _words(rows: Sequence[_Row]) -> list[Section]:
+def _words(rows: Sequence[_OfFramework]) -> list[Section]:
     """A section for each name, with a row per framework that uses it."""
     columns = [
         text("framework", lambda row: row.framework),
@@ -96,9 +96,11 @@ def _words(rows: Sequence[_Row]) -> list[Section]:
     return sections
 
 
-def _by_pair(rows: Sequence[_Row], columns: Sequence[Col[_Row]]) -> tuple[Table, ...]:
+def _by_pair(
+    rows: Sequence[_OfFramework], columns: Sequence[Col[_OfFramework]]
+) -> tuple[Table, ...]:
     """A table for each pair of policies compared, and one for each separate topic."""
-    by_title: dict[str, list[_Row]] = {}
+    by_title: dict[str, list[_OfFramework]] = {}
     for row in rows:
         title = ", ".join(filter(None, (row.metric.compares, row.metric.topic)))
         by_title.setdefault(title, []).append(row)

@@ -22,7 +22,7 @@ from mismatch_cli.report.pages import comparison, curation, gate, mismatch
 from mismatch_cli.report.screen import screen_of
 from mismatch_cli.report.terminal import print_report
 from mismatch_cli.report.view import ReportView, Table
-from mismatch_cli.studies.comparison import ComparisonResult
+from mismatch_cli.studies.comparison_result import ComparisonResult
 from mismatch_cli.studies.curation import CurationAnalysis
 from mismatch_cli.studies.gate import GateResult
 from mismatch_cli.studies.mismatch import MismatchAnalysis, analyse

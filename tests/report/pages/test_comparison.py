@@ -17,7 +17,7 @@ from mismatch_cli.report.html import render_html
 from mismatch_cli.report.pages.comparison import page
 from mismatch_cli.report.screen import print_view
 from mismatch_cli.report.view import ReportView
-from mismatch_cli.studies.comparison import ComparisonResult
+from mismatch_cli.studies.comparison_result import ComparisonResult
 from tests.studies.compared import Row, first_two
 
 HOSTILE = "<b>[red]$x$\x1b[2J \u202eevil"

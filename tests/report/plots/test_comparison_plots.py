@@ -13,12 +13,11 @@ from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.report.drawing.style import NARROW, WIDE, Style
 from mismatch_cli.report.figures import plots_for, plots_of, text_of
 from mismatch_cli.studies.comparison import (
-    ComparedTrace,
     ComparisonAnalysis,
     ComparisonPlotData,
-    ComparisonResult,
     exceedance,
 )
+from mismatch_cli.studies.comparison_result import ComparedTrace, ComparisonResult
 from tests.report.plots.drawing import PAPER, check_texts, drawn
 from tests.studies.compared import two_of, with_summary, with_turns
 
