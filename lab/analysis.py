@@ -54,7 +54,7 @@ def everything(trace: Trace, columns: tuple[str, ...]) -> None:
     for batch in trace.batches(columns):
         mismatch.update(batch, lattice, worst, sample)
         floor.update(batch)
-    results = [mismatch.result(), floor.result(), worst.result(0), sample.result()]
+    results = [mismatch.result(), floor.result(), worst.result(), sample.result()]
     json.dumps(to_json(results))
     lattice.result()
 

@@ -199,7 +199,7 @@ class WorstTokens(Accumulator):
         real = np.flatnonzero(d_sum_S)
         self.responses.offer(real, -np.abs(d_sum_S[real]), partial(response_rows, gaps))
 
-    def result(self, trace: int) -> Worst:
+    def result(self, trace: int = 0) -> Worst:
         """The rows, worst first; `trace` is the number of the trace that they are from."""
         return Worst(
             abs_d=[KeptToken(**row, trace=trace) for row in _records(self.abs_d)],

@@ -5,6 +5,7 @@ type next.
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from io import StringIO
+from typing import TypeGuard
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table as RichTable
@@ -13,7 +14,16 @@ from rich.text import Text
 from mismatch_cli.base import numbers
 from mismatch_cli.base.text import for_terminal, visible
 from mismatch_cli.report.terminal import excerpt_line, print_report, print_table, prose_width
-from mismatch_cli.report.view import Facts, Priority, Profile, ReportView, Screen, Table, Verdict
+from mismatch_cli.report.view import (
+    Brief,
+    Facts,
+    Priority,
+    Profile,
+    ReportView,
+    Screen,
+    Table,
+    Verdict,
+)
 
 STATUS_STYLES = {"good": "bold green", "mixed": "bold yellow", "bad": "bold red", "": "bold"}
 _SIGNS = {"good": "✔ ", "mixed": "! ", "bad": "✘ ", "": ""}
@@ -21,7 +31,6 @@ _SIGNS = {"good": "✔ ", "mixed": "! ", "bad": "✘ ", "": ""}
 
 _WIDTH = 100  # characters per line of a screen as text
 _MOST_LINES, _FITTED_WIDTH = 40, 80  # of a screen, whatever the terminal has
-_FEWEST_ROWS = 3  # of a table that others take room from
 
 
 def print_view(view: ReportView, console: Console, *, full: bool = False) -> None:
@@ -80,16 +89,20 @@ def _with_first_note(screen: Screen) -> Screen:
 def _with_fewer_rows(screen: Screen) -> Iterator[Screen]:
     """The screen with one row less in its longest table, again and again."""
     while True:
-        lengths = [len(table.brief.rows) if table.brief else 0 for table in screen.tables]
-        longest = max(range(len(lengths)), key=lengths.__getitem__, default=0)
-        if not lengths or lengths[longest] <= _FEWEST_ROWS:
+        spare = {
+            n: table.brief for n, table in enumerate(screen.tables) if _can_shrink(table.brief)
+        }
+        if not spare:
             return
-        tables = list(screen.tables)
-        brief = tables[longest].brief
-        assert brief is not None
+        longest = max(spare, key=lambda n: len(spare[n].rows))
+        tables, brief = list(screen.tables), spare[longest]
         tables[longest] = replace(tables[longest], brief=replace(brief, rows=brief.rows[:-1]))
         screen = replace(screen, tables=tuple(tables))
         yield screen
+
+
+def _can_shrink(brief: Brief | None) -> TypeGuard[Brief]:
+    return brief is not None and len(brief.rows) > brief.fewest
 
 
 def _brief(table: Table) -> Table:

@@ -96,17 +96,18 @@ def table(
     """The finished table; the first cell of a row is its name."""
     columns = tuple(columns)
     cells = tuple(tuple(column.cell(row) for column in columns) for row in rows)
-    note = _with_few(note, cells)
     heads = tuple(column.head for column in columns)
     if brief is not None:
         rows_shown = [n for n in brief.rows if n < len(cells)]
-        brief_note = _with_few(brief.note, [cells[n] for n in rows_shown])
-        brief = replace(brief, rows=rows_shown, note=brief_note)
+        brief = replace(
+            brief, rows=rows_shown, note=_with_few(brief.note, [cells[n] for n in rows_shown])
+        )
+    note = _with_few(note, cells)
     return Table(title, heads, cells, note, fold, terminal_rows, row_metrics, row_links, brief)
 
 
-def _with_few(note: str, rows: Iterable[Sequence[str]]) -> str:
-    """The note, and what the mark of few prompts means if a cell has it."""
+def _with_few(note: str, rows: Sequence[Sequence[str]]) -> str:
+    """The note of a table, with what the mark of few prompts says if a row has it."""
     marked = any(cell.endswith(numbers.FEW) for row in rows for cell in row)
     return "  ".join(filter(None, (note, _OF_FEW if marked else "")))
 

@@ -44,9 +44,10 @@ def draft(path: Path) -> Iterator[Path]:
     Whatever a failing disk prevents at that end, the next command does.
     """
     place = path.with_name(f".{path.name[:_LONGEST]}.{secrets.token_hex(4)}{_ENDING}")
-    place.mkdir(parents=True)
     mark = None
     try:
+        # Inside, since Ctrl-C may come between two calls and would leave the folder
+        place.mkdir(parents=True)
         mark = _lock(place, os.O_CREAT | os.O_EXCL)
         yield place
     finally:

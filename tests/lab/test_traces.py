@@ -231,14 +231,14 @@ def test_the_reward_does_not_collapse(stale, control):
 
 def test_the_ratio_fans_out_where_mu_is_small():
     """Figure 2 of arXiv 2602.04879, in the report itself."""
-    rows = analyse([Trace.open(FOLDER / "bfloat16")]).result["pairs"]["mismatch"]["volatility"]
-    spread = {row["mu_low"]: row["ratio_sd"]["value"] for row in rows}
+    rows = analyse([Trace.open(FOLDER / "bfloat16")]).result.main.volatility
+    spread = {row.mu_low: row.metrics["ratio_sd"].value for row in rows}
     assert (
         min(spread[low] for low in (0.001, 0.01, 0.05, 0.15, 0.3))
         > 10 * spread[0.9]
         > 100 * spread[0.99]
     )
-    tv = {row["mu_low"]: row["tv_binary_sd"]["value"] for row in rows}
+    tv = {row.mu_low: row.metrics["tv_binary_sd"].value for row in rows}
     assert tv[0.01] < tv[0.9], "its TV does not"
 
 
@@ -246,13 +246,11 @@ def test_routers_flip_near_ties_and_replay_takes_gap_away():
     own, replayed = (
         analyse([Trace.open(FOLDER / name)]).result for name in ("moe", "moe-replayed")
     )
-    routing = own["routing"]
-    assert 0.01 < routing["metrics"]["flipped_tokens"]["value"] < 0.05
-    assert routing["margins"]["flipped"]["p50"] < 0.05 * routing["margins"]["agreeing"]["p50"]
-    assert not routing["replayed"] and replayed["routing"]["replayed"]
-    gaps = [
-        result["pairs"]["mismatch"]["metrics"]["abs_d_mean"]["value"] for result in (own, replayed)
-    ]
+    routing = own.routing
+    assert 0.01 < routing.metrics["flipped_tokens"].value < 0.05
+    assert routing.margins.flipped.p50 < 0.05 * routing.margins.agreeing.p50
+    assert not routing.replayed and replayed.routing.replayed
+    gaps = [result.main.metrics["abs_d_mean"].value for result in (own, replayed)]
     assert 0.8 * gaps[0] < gaps[1] < 0.95 * gaps[0]
     (first,), (other,) = batches("moe"), batches("moe-replayed")
     assert np.array_equal(first.response_ids_T, other.response_ids_T)

@@ -4,43 +4,52 @@ from __future__ import annotations
 
 import json
 from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from mismatch_cli.limits.assess import assess, status
+from mismatch_cli.base.json_form import to_json
+from mismatch_cli.limits.assess import Assessment, LimitRow, assess, status
 from mismatch_cli.limits.both_sides import family, precision
 from mismatch_cli.limits.judge import BROKEN, EXCEEDED, HEALTHY, HOLDS, UNDECIDED, UNJUDGED
 from mismatch_cli.limits.published import Published, published
-from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, FEW_PROMPTS, NOT_MEASURED, ONE_HAS_ALL
+from mismatch_cli.metrics.estimate import (
+    BELOW_RESOLUTION,
+    FEW_PROMPTS,
+    NOT_MEASURED,
+    ONE_HAS_ALL,
+    Estimate,
+)
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.pairs import PAIRS
 
 ROWS = published()
 
 
-def estimate(value: float | None, half_width: float | None = None) -> dict:
+def estimate(
+    value: float | None, half_width: float | None = None, note: str | None = None
+) -> Estimate:
     low, high = (None, None) if half_width is None else (value - half_width, value + half_width)
-    return {"value": value, "low": low, "high": high, "note": None}
+    return Estimate(value, low, high, note)
 
 
-def summary(
-    metrics: dict,
-    floor: dict | None = None,
+def assessed(
+    metrics: dict[str, Estimate],
+    floor: dict[str, Estimate] | None = None,
     pair: str = "mismatch",
     architecture: str = "",
-    **pairs,
-) -> dict:
-    made = {
-        name: {"pair": name, "metrics": values, "counts": {"tokens": 1000}}
-        for name, values in ({pair: metrics} | pairs).items()
-    }
-    about = {"trainer": {"architecture": architecture, "dtype": "bfloat16"}} if architecture else {}
-    return {"about": about, "pairs": made, "floor": None if floor is None else {"metrics": floor}}
+    tokens: int = 1000,
+    side: dict[str, str] | None = None,
+    **pairs: dict[str, Estimate],
+) -> Assessment:
+    trainer = {"architecture": architecture, "dtype": "bfloat16"} if architecture else {}
+    manifest = {"trainer": trainer | (side or {})} if trainer or side else {}
+    return assess({pair: metrics} | pairs, manifest, tokens=tokens, floor=floor)
 
 
-def row_of(verdict: dict, limit: Published) -> dict:
-    (row,) = [row for row in verdict["bars"] if row["who"] == limit.who]
+def row_of(verdict: Assessment, limit: Published) -> LimitRow:
+    (row,) = [row for row in verdict.bars if row.who == limit.who]
     return row
 
 
@@ -49,10 +58,10 @@ def test_a_number_that_a_few_prompts_decide_is_not_certain():
     for note, (times, expected) in product(
         (ONE_HAS_ALL, FEW_PROMPTS), ((0.2, HOLDS), (0.5, UNDECIDED))
     ):
-        found = estimate(times * limit.bound(BROKEN)) | {"note": note}
-        row = row_of(assess(summary({"k3": found})), limit)
-        assert (row["standing"], row["low"], row["power"]) == (expected, None, None)
-        assert ("undecided with so few prompts: " in row["reason"]) == (expected == UNDECIDED)
+        found = estimate(times * limit.bound(BROKEN), note=note)
+        row = row_of(assessed({"k3": found}), limit)
+        assert (row.standing, row.low, row.power) == (expected, None, None)
+        assert ("undecided with so few prompts: " in row.reason) == (expected == UNDECIDED)
 
 
 def test_the_status_is_above_only_if_every_limit_is_exceeded():
@@ -64,7 +73,10 @@ def test_the_status_is_above_only_if_every_limit_is_exceeded():
         "undecided": (undecided, holds), "healthy": (holds, unjudged), "": (unjudged,),
     }  # fmt: skip
     for word, rows in expected.items():
-        bars = [{"standing": standing, "level": level} for standing, level in rows]
+        bars = [
+            SimpleNamespace(standing=standing, level=level, is_judged=standing != UNJUDGED)
+            for standing, level in rows
+        ]
         assert status(bars) == word
 
 
@@ -72,8 +84,8 @@ def test_float32_rounding_does_not_exceed_a_limit():
     rounded = float(np.float32(0.1))
     assert rounded > 0.1
     limit = next(row for row in ROWS if row.metric == "abs_d_response_mean")
-    verdict = assess(summary({limit.metric: estimate(rounded)}))
-    assert row_of(verdict, limit)["standing"] == HOLDS
+    verdict = assessed({limit.metric: estimate(rounded)})
+    assert row_of(verdict, limit).standing == HOLDS
 
 
 @pytest.mark.parametrize(
@@ -97,15 +109,12 @@ def test_intervals_around_every_limit(limit):
         middle = estimate((healthy + broken) / 2, (broken - healthy) / 4)
         cases.append((middle, (EXCEEDED, HEALTHY)))
     for found, expected in cases:
-        given = summary({limit.metric: found}, architecture=architecture)
-        if limit.precision:
-            given["about"] = {
-                "trainer": given["about"].get("trainer", {}) | _STORED[limit.precision]
-            }
-        row = row_of(assess(given), limit)
-        assert (row["standing"], row["level"]) == expected, found
-        assert (row["value"], row["source"]) == (found["value"], limit.source)
-        assert row["power"] == pytest.approx(found["high"] - found["value"])
+        side = _STORED.get(limit.precision)
+        verdict = assessed({limit.metric: found}, architecture=architecture, side=side)
+        row = row_of(verdict, limit)
+        assert (row.standing, row.level) == expected, found
+        assert (row.value, row.source) == (found.value, limit.source)
+        assert row.power == pytest.approx(found.high - found.value)
 
 
 _STORED = {"bf16": {"dtype": "bfloat16"}, "fp8": {"dtype": "bfloat16", "quantization": "fp8"}}
@@ -113,19 +122,19 @@ _STORED = {"bf16": {"dtype": "bfloat16"}, "fp8": {"dtype": "bfloat16", "quantiza
 
 def test_a_signed_metric_is_compared_by_its_size():
     limit = next(row for row in ROWS if row.direction == "size")
-    verdict = assess(summary({limit.metric: estimate(-0.3, 0.1)}))
-    assert row_of(verdict, limit)["standing"] == EXCEEDED
+    verdict = assessed({limit.metric: estimate(-0.3, 0.1)})
+    assert row_of(verdict, limit).standing == EXCEEDED
     half = limit.bound(BROKEN) / 2
-    row = row_of(assess(summary({limit.metric: estimate(-half / 5, half)})), limit)
-    assert (row["value"], row["standing"]) == (-half / 5, HOLDS)
-    across = assess(summary({limit.metric: estimate(0.0, 3 * half)}))
-    assert row_of(across, limit)["standing"] == UNDECIDED
+    row = row_of(assessed({limit.metric: estimate(-half / 5, half)}), limit)
+    assert (row.value, row.standing) == (-half / 5, HOLDS)
+    across = assessed({limit.metric: estimate(0.0, 3 * half)})
+    assert row_of(across, limit).standing == UNDECIDED
 
 
 def test_limits_are_never_merged():
     """The same KL is healthy for one source and above the limit of another, and both are named."""
-    verdict = assess(summary({"k3": estimate(5e-3, 1e-4)}, architecture="Qwen3ForCausalLM"))
-    found = {row["who"]: row["standing"] for row in verdict["bars"]}
+    verdict = assessed({"k3": estimate(5e-3, 1e-4)}, architecture="Qwen3ForCausalLM")
+    found = {row.who: row.standing for row in verdict.bars}
     assert found == {
         "Miles blog, dense": EXCEEDED,
         "NeMo-RL, GRPO guide": EXCEEDED,
@@ -134,30 +143,30 @@ def test_limits_are_never_merged():
         "prime-rl nightly": EXCEEDED,
         "prime-rl CI, reverse-text": HOLDS,
     }
-    text = " ".join(verdict["sentences"])
+    text = " ".join(verdict.sentences)
     assert "2 of 6 published limits hold, exceeded: Miles, NeMo-RL (2), prime-rl." in text
 
 
 def test_each_limit_reads_the_pair_it_is_about():
     at_equal, current = {"k3": estimate(1e-4, 1e-5)}, {"k3": estimate(0.1, 0.01)}
-    verdict = assess(summary(at_equal, total=current, staleness={"k3": estimate(0.05, 0.01)}))
-    found = {row["who"]: (row["pair"], row["value"]) for row in verdict["bars"]}
+    verdict = assessed(at_equal, total=current, staleness={"k3": estimate(0.05, 0.01)})
+    found = {row.who: (row.pair, row.value) for row in verdict.bars}
     assert found["NeMo-RL, GRPO guide"] == ("mismatch", 1e-4)
     assert found["prime-rl, new models"] == ("total", 0.1)
     assert any(
         sentence.startswith("With staleness, 0 of 3 published limits hold, exceeded: prime-rl")
-        for sentence in verdict["sentences"]
+        for sentence in verdict.sentences
     )
     assert {row.pair for row in ROWS} <= set(PAIRS)
 
 
 def test_with_only_the_current_trainer_limits_on_equal_weights_are_not_judged():
-    verdict = assess(summary({"k3": estimate(0.1, 0.01)}, pair="total"))
-    words = {row["who"]: (row["pair"], row["standing"]) for row in verdict["bars"]}
+    verdict = assessed({"k3": estimate(0.1, 0.01)}, pair="total")
+    words = {row.who: (row.pair, row.standing) for row in verdict.bars}
     assert words["prime-rl, new models"] == ("total", EXCEEDED)
     assert words["NeMo-RL, GRPO guide"] == ("mismatch", UNJUDGED)
-    assert verdict["status"] == "above"
-    (sentence,) = [text for text in verdict["sentences"] if "could not be judged" in text]
+    assert verdict.status == "above"
+    (sentence,) = [text for text in verdict.sentences if "could not be judged" in text]
     assert "1 could not be judged: the number includes staleness" in sentence
 
 
@@ -195,53 +204,50 @@ def test_with_only_the_current_trainer_limits_on_equal_weights_are_not_judged():
     ],
 )
 def test_the_trainers_own_noise_comes_first(value, floor, words):
-    verdict = assess(
-        summary({"abs_d_mean": value}, None if floor is None else {"abs_d_mean": floor})
-    )
-    assert words in verdict["sentences"][0]
+    noise = None if floor is None else {"abs_d_mean": floor}
+    verdict = assessed({"abs_d_mean": value}, noise)
+    assert words in verdict.sentences[0]
 
 
 def test_the_factor_equals_the_reports():
-    verdict = assess(summary({"abs_d_mean": estimate(0.03)}, {"abs_d_mean": estimate(0.01)}))
-    assert verdict["floor"]["times"] == METRICS["abs_d_mean"].times_floor(0.03, 0.01)
-    below = assess(summary({"abs_d_mean": estimate(0.03)}, {"abs_d_mean": estimate(0.0)}))
-    assert below["floor"]["times"] == BELOW_RESOLUTION
+    verdict = assessed({"abs_d_mean": estimate(0.03)}, {"abs_d_mean": estimate(0.01)})
+    assert verdict.floor.times == METRICS["abs_d_mean"].times_floor(0.03, 0.01)
+    below = assessed({"abs_d_mean": estimate(0.03)}, {"abs_d_mean": estimate(0.0)})
+    assert below.floor.times == BELOW_RESOLUTION
 
 
 def test_the_tail():
     """For normal d with standard deviation s, p95 is 1.96 s and k3 about s²/2."""
     s = 0.05
     bulk = {"k3": estimate(s * s / 2), "abs_d_p95": estimate(1.959964 * s)}
-    assert assess(summary(bulk))["tail"] is None
-    verdict = assess(summary(bulk | {"k3": estimate(4 * s * s / 2)}))
-    assert verdict["tail"]["times"] == pytest.approx(4, rel=1e-4)
-    assert verdict["tail"]["robust_spread"] == pytest.approx(s, rel=1e-4)
-    assert "Rare tokens dominate the KL: k3 is 4 × what" in verdict["sentences"][-1]
-    few = summary(bulk | {"k3": estimate(4 * s * s / 2)})
-    few["pairs"]["mismatch"]["counts"]["tokens"] = 10
-    assert assess(few)["tail"] is None
-    exact = assess(summary(bulk | {"abs_d_p95": estimate(0.0)}))
-    assert exact["tail"]["times"] is None
-    assert "95 % of the tokens agree exactly" in exact["sentences"][-1]
+    assert assessed(bulk).tail is None
+    verdict = assessed(bulk | {"k3": estimate(4 * s * s / 2)})
+    assert verdict.tail.times == pytest.approx(4, rel=1e-4)
+    assert verdict.tail.robust_spread == pytest.approx(s, rel=1e-4)
+    assert "Rare tokens dominate the KL: k3 is 4 × what" in verdict.sentences[-1]
+    assert assessed(bulk | {"k3": estimate(4 * s * s / 2)}, tokens=10).tail is None
+    exact = assessed(bulk | {"abs_d_p95": estimate(0.0)})
+    assert exact.tail.times is None
+    assert "95 % of the tokens agree exactly" in exact.sentences[-1]
 
 
 def test_without_measurements_nothing_is_judged():
-    verdict = assess(summary({"k3": estimate(None)}, {}))
-    assert {row["standing"] for row in verdict["bars"]} == {UNJUDGED}
-    assert {row["reason"] for row in verdict["bars"]} == {NOT_MEASURED}
-    assert (verdict["status"], verdict["measured"], verdict["tail"], verdict["floor"]) == (
+    verdict = assessed({"k3": estimate(None)}, {})
+    assert {row.standing for row in verdict.bars} == {UNJUDGED}
+    assert {row.reason for row in verdict.bars} == {NOT_MEASURED}
+    assert (verdict.status, verdict.measured, verdict.tail, verdict.floor) == (
         "", [], None, None,
     )  # fmt: skip
-    json.dumps(verdict, allow_nan=False)
-    assert assess(summary({}))["bars"] == []
+    json.dumps(to_json(verdict), allow_nan=False)
+    assert assessed({}).bars == []
 
 
 def test_missing_intervals_are_mentioned():
-    few = estimate(1e-4) | {"note": FEW_PROMPTS}
+    few = estimate(1e-4, note=FEW_PROMPTS)
     for number, is_said in ((estimate(1e-4), True), (few, False)):
-        sentences = assess(summary({"k3": number}))["sentences"]
+        sentences = assessed({"k3": number}).sentences
         assert any("compared by their value alone" in text for text in sentences) == is_said
-    with_intervals = assess(summary({"k3": estimate(1e-4, 1e-5)}))["sentences"]
+    with_intervals = assessed({"k3": estimate(1e-4, 1e-5)}).sentences
     assert not any("compared by their value alone" in text for text in with_intervals)
 
 
@@ -250,10 +256,10 @@ def test_a_limit_for_the_other_family_does_not_apply():
         ("Qwen3MoeForCausalLM", "Miles blog, MoE"),
         ("LlamaForCausalLM", "Miles blog, dense"),
     ):
-        verdict = assess(summary({"k3": estimate(5e-3, 1e-4)}, architecture=architecture))
-        assert [row["who"] for row in verdict["bars"] if "Miles" in row["who"]] == [whose]
-    unknown = assess(summary({"k3": estimate(5e-3, 1e-4)}))
-    assert not [row for row in unknown["bars"] if "Miles" in row["who"]]
+        verdict = assessed({"k3": estimate(5e-3, 1e-4)}, architecture=architecture)
+        assert [row.who for row in verdict.bars if "Miles" in row.who] == [whose]
+    unknown = assessed({"k3": estimate(5e-3, 1e-4)})
+    assert not [row for row in unknown.bars if "Miles" in row.who]
 
 
 def test_the_nearest_measurements_of_the_same_kind_come_first():
@@ -263,17 +269,17 @@ def test_the_nearest_measurements_of_the_same_kind_come_first():
         "k2": estimate(4.5e-4),
         "pearson": estimate(0.9993),
     }
-    dense = assess(summary(metrics, architecture="Qwen3ForCausalLM"))["measured"]
-    assert all(row["family"] in ("dense", "") for row in dense)
-    assert [row["precision"] for row in dense[:3]] == ["bf16"] * 3
-    assert (dense[0]["model"], dense[0]["metric"], dense[0]["value"]) == (
+    dense = assessed(metrics, architecture="Qwen3ForCausalLM").measured
+    assert all(row.family in ("dense", "") for row in dense)
+    assert [row.precision for row in dense[:3]] == ["bf16"] * 3
+    assert (dense[0].model, dense[0].metric, dense[0].value) == (
         "Qwen2.5-0.5B",
         "k2",
         4.5e-4,
     )
-    moe = assess(summary(metrics, architecture="DeepseekV3ForCausalLM"))["measured"]
-    assert all(row["family"] in ("moe", "") for row in moe)
-    assert moe[0]["model"] == "DeepSeek-V4-Flash"
+    moe = assessed(metrics, architecture="DeepseekV3ForCausalLM").measured
+    assert all(row.family in ("moe", "") for row in moe)
+    assert moe[0].model == "DeepSeek-V4-Flash"
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from mismatch_cli.base.places import bundled
-from mismatch_cli.limits.assess import assess
-from mismatch_cli.limits.expected import Expected
+from mismatch_cli.limits.assess import Assessment, assess
 from mismatch_cli.limits.judge import (
     BROKEN,
     EXCEEDED,
@@ -25,10 +24,13 @@ from mismatch_cli.limits.judge import (
 )
 from mismatch_cli.limits.limit_sets import LimitSet, load_limits
 from mismatch_cli.limits.published import Published, published
+from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.gap_table import METRICS
+from mismatch_cli.metrics.pair_summary import MetricEstimate
 from mismatch_cli.metrics.update_table import OF_STEP
 from mismatch_cli.studies.dashboard import Quoted
 from mismatch_cli.studies.gate import Measurement, check_limits
+from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.watch.watched import Judge
 
@@ -65,11 +67,8 @@ def about(row: Published) -> dict:
     return {"rollout": side, "trainer": side, "config": {"sampling": {}}}
 
 
-def summary(row: Published, value: float, pair: str) -> dict:
-    estimate = {"value": value, "low": None, "high": None, "note": None, "floor": None}
-    of_pair = {"pair": pair, "metrics": {row.metric: estimate}, "counts": {"tokens": 10}}
-    expected = asdict(Expected(0.0, 1.0, "", "", of_this_trace=True))
-    return {"about": about(row), "pairs": {pair: of_pair}, "expected": expected}
+def in_report(row: Published, value: float, pair: str) -> Assessment:
+    return assess({pair: {row.metric: Estimate(value)}}, about(row), tokens=10)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +79,11 @@ def measurement() -> Measurement:
 def measured(measurement: Measurement, row: Published, value: float, pair: str) -> Measurement:
     """What `report` and `gate` find in a trace, with one number in place of its own."""
     other = copy(measurement)
-    other.summary = summary(row, value, pair)
+    metrics = {row.metric: MetricEstimate(value)}
+    pair_summary = replace(measurement.result.main, pair=pair, metrics=metrics)
+    other.result = replace(
+        measurement.result, about=About(**about(row)), pairs={pair: pair_summary}
+    )
     line = SimpleNamespace(pair=pair)
     why = "" if pair == row.pair else "not measured"
     reading = SimpleNamespace(value=None if why else value, line=line, why=why)
@@ -110,10 +113,9 @@ def test_every_command_says_the_same(row, measurement):
     for value, pair, word, level in judged:
         at = f"{row.who}: {row.metric} = {value} ({pair})"
         if ":" not in row.metric:
-            (of_report,) = [
-                each for each in assess(summary(row, value, pair))["bars"] if each["who"] == row.who
-            ]
-            assert (of_report["standing"], of_report["level"]) == (word, level), at
+            bars = in_report(row, value, pair).bars
+            (of_report,) = [each for each in bars if each.who == row.who]
+            assert (of_report.standing, of_report.level) == (word, level), at
             if pair != other:
                 of_number = Quoted.of("mismatch", row.metric, value).judged(about(row))
                 (typed,) = [each for each in of_number.bars if each.who == row.who]
@@ -145,8 +147,8 @@ def test_a_limit_for_models_of_another_kind_says_nothing(measurement):
     (check,) = check_limits(sets, measured(measurement, dense, 1e-5, "mismatch"), None)
     assert (check.status, check.holds) == (UNJUDGED, False)
     assert check.reason == "the limit is for mixtures of experts, and this model is not one of them"
-    of_report = assess(summary(dense, 1e-5, "mismatch"))["bars"]
-    assert moe.who not in [row["who"] for row in of_report]
+    bars = in_report(dense, 1e-5, "mismatch").bars
+    assert moe.who not in [row.who for row in bars]
 
 
 def test_equal_weights_have_one_gap_and_staleness_says_nothing_of_it():
@@ -154,8 +156,8 @@ def test_equal_weights_have_one_gap_and_staleness_says_nothing_of_it():
     stale = next(row for row in published() if row.gate == "prime-rl")
     words = {}
     for pair in ("mismatch", "total"):
-        rows = assess(summary(stale, 0.02, pair))["bars"]
-        words[pair] = {row["who"]: (row["standing"], row["reason"]) for row in rows}
+        rows = in_report(stale, 0.02, pair).bars
+        words[pair] = {row.who: (row.standing, row.reason) for row in rows}
     assert words["mismatch"][stale.who] == words["total"][stale.who]
     assert words["total"][limit.who] == (
         UNJUDGED,

@@ -18,7 +18,7 @@ def test_a_prompt_id_of_more_than_32_bits_is_kept_whole(make_batch) -> None:
         worst.update(gaps)
         sample.update(gaps)
     rows = worst.result()
-    assert [rows[name][0]["prompt_id"] for name in ("abs_d", "abs_dp", "responses")] == [LARGE] * 3
+    assert [kept[0].prompt_id for kept in (rows.abs_d, rows.abs_dp, rows.responses)] == [LARGE] * 3
     assert sample.result()["tokens"]["prompt_id"] == [LARGE] * 2
 
 

@@ -41,7 +41,7 @@ GOLDEN = {
 def metrics(make_batch) -> dict[str, float]:
     summary = MismatchSummary(PAIRS["total"])
     summary.update(make_batch(MU, logp_trainer=PI))
-    return {key: estimate["value"] for key, estimate in summary.result()["metrics"].items()}
+    return {key: estimate.value for key, estimate in summary.result().metrics.items()}
 
 
 @pytest.mark.parametrize("key", GOLDEN)
@@ -77,13 +77,13 @@ def test_by_hand_in_float64(metrics: dict[str, float]) -> None:
 def test_two_prompts_give_no_interval(make_batch) -> None:
     summary = MismatchSummary(PAIRS["total"])
     summary.update(make_batch(MU, logp_trainer=PI))
-    for key, estimate in summary.result()["metrics"].items():
-        assert estimate["low"] is None and estimate["high"] is None, key
-        assert estimate["note"], key
+    for key, estimate in summary.result().metrics.items():
+        assert estimate.low is None and estimate.high is None, key
+        assert estimate.note, key
 
 
 def test_a_ratio_between_the_two_bands_is_outside_one_of_them(make_batch):
     summary = MismatchSummary(PAIRS["total"])
     summary.update(make_batch([[-1.0]], logp_trainer=[[-1.0 + math.log(1.26)]]))
-    values = {key: each["value"] for key, each in summary.result()["metrics"].items()}
+    values = {key: each.value for key, each in summary.result().metrics.items()}
     assert (values["ratio_outside_0.8_1.25"], values["ratio_outside_0.8_1.28"]) == (1, 0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mismatch_cli.metrics.gaps import token_gaps
-from mismatch_cli.metrics.kept_rows import ScatterSample, WorstTokens
+from mismatch_cli.metrics.kept_rows import KeptToken, ScatterSample, Worst, WorstTokens
 from mismatch_cli.metrics.pairs import PAIRS
 
 
@@ -25,14 +25,12 @@ def test_worst_tokens_equal_a_full_sort(random_batch) -> None:
     d = batch.logp_recomputed_T - batch.logp_rollout_T
     dp = np.exp(batch.logp_recomputed_T) - np.exp(batch.logp_rollout_T)
     expected = np.sort(np.abs(d))[::-1][:10]
-    found = [abs(row["logp_current"] - row["logp_reference"]) for row in worst["abs_d"]]
+    found = [abs(row.logp_current - row.logp_reference) for row in worst.abs_d]
     assert found == pytest.approx(expected.tolist(), rel=1e-6)
-    found = [
-        abs(np.exp(row["logp_current"]) - np.exp(row["logp_reference"])) for row in worst["abs_dp"]
-    ]
+    found = [abs(np.exp(row.logp_current) - np.exp(row.logp_reference)) for row in worst.abs_dp]
     assert found == pytest.approx(np.sort(np.abs(dp))[::-1][:10].tolist(), rel=1e-4)
     sums = np.add.reduceat(d.astype(np.float64), batch.offset_S1[:-1])
-    assert [abs(row["d_sum"]) for row in worst["responses"]] == pytest.approx(
+    assert [abs(row.d_sum) for row in worst.responses] == pytest.approx(
         np.sort(np.abs(sums))[::-1][:10].tolist()
     )
 
@@ -49,18 +47,19 @@ def test_rows_lead_back_to_the_trace(random_batch) -> None:
             strict=False,
         )
     )
-    rows = fill(WorstTokens(), batch).result()["abs_d"]
+    rows = fill(WorstTokens(), batch).result().abs_d
     sample = fill(ScatterSample(tokens=100), batch).result()["tokens"]
-    rows += [
+    sampled = (
         dict(zip(sample, values, strict=True)) for values in zip(*sample.values(), strict=True)
-    ]
+    )
+    rows += [KeptToken(**row, trace=0) for row in sampled]
     assert len(rows) == 150
     for row in rows:
-        token = offsets[row["prompt_id"], row["sample_index"]] + row["position"]
+        token = offsets[row.prompt_id, row.sample_index] + row.position
         assert batch.loss_mask_T[token]
-        assert row["logp_reference"] == batch.logp_rollout_T[token].item()
-        assert row["logp_current"] == batch.logp_recomputed_T[token].item()
-        assert row["token_id"] == batch.response_ids_T[token].item()
+        assert row.logp_reference == batch.logp_rollout_T[token].item()
+        assert row.logp_current == batch.logp_recomputed_T[token].item()
+        assert row.token_id == batch.response_ids_T[token].item()
 
 
 @pytest.mark.parametrize(
@@ -80,23 +79,23 @@ def test_ties_are_broken_by_the_keys(make_batch) -> None:
     batch = make_batch(
         [[-1.0, -1.0]] * 6, logp_recomputed=[[-1.5, -1.5]] * 6, prompt_id=[5, 4, 3, 2, 1, 0]
     )
-    rows = fill(WorstTokens(3), batch).result()["abs_d"]
-    assert [(row["prompt_id"], row["position"]) for row in rows] == [(0, 0), (0, 1), (1, 0)]
+    rows = fill(WorstTokens(3), batch).result().abs_d
+    assert [(row.prompt_id, row.position) for row in rows] == [(0, 0), (0, 1), (1, 0)]
 
 
 def test_equal_policies_have_no_worst_token(make_batch) -> None:
     worst = fill(
         WorstTokens(), make_batch([[-1.0] * 100] * 10, logp_recomputed=[[-1.0] * 100] * 10)
     ).result()
-    assert worst == {"abs_d": [], "abs_dp": [], "responses": []}
+    assert worst == Worst([], [], [])
 
 
 def test_a_token_out_of_support_is_worst_by_probability_only(make_batch) -> None:
     batch = make_batch([[-0.1, -1.0]], logp_recomputed=[[-float("inf"), -1.5]])
     worst = fill(WorstTokens(1), batch).result()
-    assert worst["abs_d"][0]["position"] == 1
-    assert worst["abs_dp"][0]["position"] == 0 and worst["abs_dp"][0]["logp_current"] is None
-    assert worst["responses"][0]["length"] == 1
+    assert worst.abs_d[0].position == 1
+    assert worst.abs_dp[0].position == 0 and worst.abs_dp[0].logp_current is None
+    assert worst.responses[0].length == 1
 
 
 def test_the_sample_is_fair(make_batch) -> None:

@@ -33,18 +33,14 @@ def test_positions_against_a_loop(random_batch) -> None:
             expected["positions"].setdefault(_octave(token - first), []).append(d[token])
             expected["from_end"].setdefault(_octave(end - 1 - token), []).append(d[token])
     for direction, bins in expected.items():
-        rows = {_octave(row["first"]): row for row in result[direction]}
+        rows = {_octave(row.first): row for row in getattr(result, direction)}
         assert rows.keys() == bins.keys()
         for number, values in bins.items():
-            assert rows[number]["tokens"] == len(values)
-            assert rows[number]["d_mean"]["value"] == pytest.approx(
-                np.mean(values), rel=1e-6, abs=1e-9
-            )
-            assert rows[number]["abs_d_mean"]["value"] == pytest.approx(
-                np.mean(np.abs(values)), rel=1e-6
-            )
-            end = max(2 * rows[number]["first"] - 1, 0)
-            assert rows[number]["last"] == min(end, np.diff(batch.offset_S1).max() - 1)
+            assert rows[number].tokens == len(values)
+            assert rows[number].d_mean.value == pytest.approx(np.mean(values), rel=1e-6, abs=1e-9)
+            assert rows[number].abs_d_mean.value == pytest.approx(np.mean(np.abs(values)), rel=1e-6)
+            end = max(2 * rows[number].first - 1, 0)
+            assert rows[number].last == min(end, np.diff(batch.offset_S1).max() - 1)
 
 
 def test_turns_by_hand(make_batch) -> None:
@@ -58,21 +54,23 @@ def test_turns_by_hand(make_batch) -> None:
     )
     summary = MismatchSummary(PAIRS["mismatch"])
     summary.update(batch)
-    rows = summary.result()["turns"]
-    assert [[row[key] for key in ("first", "last", "turns", "tokens")] for row in rows] == [
+    rows = summary.result().turns
+    assert [
+        [getattr(row, key) for key in ("first", "last", "turns", "tokens")] for row in rows
+    ] == [
         [1, 1, 3, 5],
         [2, 2, 2, 4],
         [3, 3, 1, 1],
     ]
-    assert [row["abs_d_mean"]["value"] for row in rows] == pytest.approx(
+    assert [row.abs_d_mean.value for row in rows] == pytest.approx(
         [2.0 / 5, 1.4 / 4, 2.0], rel=1e-5
     )
-    assert [row["d_mean"]["value"] for row in rows] == pytest.approx(
+    assert [row.d_mean.value for row in rows] == pytest.approx(
         [2.0 / 5, 0.0, 2.0], rel=1e-5, abs=1e-6
     )
-    assert [row["length_mean"]["value"] for row in rows] == pytest.approx([5 / 3, 2, 1])
+    assert [row.length_mean.value for row in rows] == pytest.approx([5 / 3, 2, 1])
     first = np.array([0.1, 0.3, 0.2, 0.4, 1.0])
-    assert rows[0]["tv_binary_mean"]["value"] == pytest.approx(
+    assert rows[0].tv_binary_mean.value == pytest.approx(
         np.mean(np.exp(-12) * np.expm1(first)), rel=1e-4
     )
 
@@ -108,17 +106,17 @@ def test_turns_against_a_loop(random_batch) -> None:
         summary = MismatchSummary(PAIRS["mismatch"])
         summary.update(batch)
         result = summary.result()
-        rows = {row["first"] - 1: row for row in result["turns"]}
+        rows = {row.first - 1: row for row in result.turns}
         assert rows.keys() == found.keys()
-        assert [row["last"] for row in rows.values()] == [
+        assert [row.last for row in rows.values()] == [
             None if turn == 23 else turn + 1 for turn in rows
         ]
         for turn, values in found.items():
             row, inside = rows[turn], [d for d in values if np.isfinite(d)]
-            assert (row["tokens"], row["turns"]) == (len(values), turns[turn])
-            assert row["length_mean"]["value"] == pytest.approx(len(values) / turns[turn])
-            assert row["d_mean"]["value"] == pytest.approx(np.mean(inside), rel=1e-5, abs=1e-8)
-        assert {_octave(row["first"]): row["tokens"] for row in result["positions"]} == {
+            assert (row.tokens, row.turns) == (len(values), turns[turn])
+            assert row.length_mean.value == pytest.approx(len(values) / turns[turn])
+            assert row.d_mean.value == pytest.approx(np.mean(inside), rel=1e-5, abs=1e-8)
+        assert {_octave(row.first): row.tokens for row in result.positions} == {
             octave: len(values) for octave, values in by_octave.items()
         }
 
@@ -127,17 +125,17 @@ def test_a_response_without_masked_tokens_is_one_turn(random_batch) -> None:
     summary = MismatchSummary(PAIRS["mismatch"])
     summary.update(random_batch(1, responses=40))
     result = summary.result()
-    (row,) = result["turns"]
-    assert (row["first"], row["last"], row["turns"], row["tokens"]) == (
+    (row,) = result.turns
+    assert (row.first, row.last, row.turns, row.tokens) == (
         1,
         1,
         40,
-        result["counts"]["tokens"],
+        result.counts.tokens,
     )
     for key in ("abs_d_mean", "tv_binary_mean", "d_mean"):
-        assert row[key]["value"] == pytest.approx(result["metrics"][key]["value"], rel=1e-12)
-        assert row[key]["low"] == pytest.approx(result["metrics"][key]["low"], rel=1e-9)
-    assert row["length_mean"]["value"] == pytest.approx(result["metrics"]["length_mean"]["value"])
+        assert getattr(row, key).value == pytest.approx(result.metrics[key].value, rel=1e-12)
+        assert getattr(row, key).low == pytest.approx(result.metrics[key].low, rel=1e-9)
+    assert row.length_mean.value == pytest.approx(result.metrics["length_mean"].value)
 
 
 def test_lengths_and_slope(make_batch) -> None:
@@ -148,17 +146,17 @@ def test_lengths_and_slope(make_batch) -> None:
     summary = MismatchSummary(PAIRS["mismatch"])
     summary.update(make_batch(mu, logp_recomputed=pi))
     result = summary.result()
-    slope = result["metrics"]["sequence_slope"]
-    assert slope["value"] == pytest.approx(-2, rel=1e-4)
-    assert slope["low"] is None and "the same for all prompts" in slope["note"]
-    rows = result["sequence"]["by_length"]
-    assert [(row["first"], row["last"], row["sequences"]) for row in rows[:3]] == [
+    slope = result.metrics["sequence_slope"]
+    assert slope.value == pytest.approx(-2, rel=1e-4)
+    assert slope.low is None and "the same for all prompts" in slope.note
+    rows = result.sequence.by_length
+    assert [(row.first, row.last, row.sequences) for row in rows[:3]] == [
         (1, 1, 1),
         (2, 3, 2),
         (4, 7, 1),
     ]
-    assert rows[1]["d_sum_mean"]["value"] == pytest.approx(-0.005, rel=1e-3)
-    assert rows[1]["d_sum_sd"]["value"] == pytest.approx(0.001, rel=1e-2)
+    assert rows[1].d_sum_mean.value == pytest.approx(-0.005, rel=1e-3)
+    assert rows[1].d_sum_sd.value == pytest.approx(0.001, rel=1e-2)
 
 
 def _ranks(x: np.ndarray) -> np.ndarray:

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mismatch_cli.base.json_form import from_json, to_json
 from mismatch_cli.metrics import correlation
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.gap_table import METRICS, VOLATILITY
+from mismatch_cli.metrics.pair_summary import PairSummary
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
 
@@ -28,6 +30,7 @@ def summarise(*batches, pair: str = "mismatch") -> MismatchSummary:
 
 
 def flat(result: object, path: str = "") -> dict[str, object]:
+    result = to_json(result)
     if isinstance(result, dict):
         pairs = result.items()
     elif isinstance(result, list):
@@ -96,17 +99,19 @@ def test_cutting_a_long_batch_into_slices_changes_nothing(random_batch, monkeypa
 
 def test_result_is_plain_json_with_every_metric_of_the_catalog(random_batch) -> None:
     result = summarise(random_batch(top_k=3)).result()
-    assert json.loads(json.dumps(result, allow_nan=False)) == result
-    assert list(result["metrics"]) == list(METRICS)
-    estimated = {key for key, estimate in result["metrics"].items() if estimate["value"] is None}
+    content = json.loads(json.dumps(to_json(result), allow_nan=False))
+    assert from_json(PairSummary, content) == from_json(PairSummary, to_json(result))
+    assert to_json(from_json(PairSummary, content)) == content
+    assert list(result.metrics) == list(METRICS)
+    estimated = {key for key, estimate in result.metrics.items() if estimate.value is None}
     assert estimated == set()
-    for row in result["volatility"]:
-        assert set(row) == {"mu_low", "mu_high", "tokens", *VOLATILITY}
-    for key, estimate in result["metrics"].items():
-        if estimate["low"] is None:
-            assert estimate["note"], key
+    for row in result.volatility:
+        assert set(row.metrics) == set(VOLATILITY)
+    for key, estimate in result.metrics.items():
+        if estimate.low is None:
+            assert estimate.note, key
         else:
-            assert estimate["low"] <= estimate["high"], key
+            assert estimate.low <= estimate.high, key
 
 
 def test_an_empty_batch_changes_nothing(random_batch, take_responses) -> None:
@@ -114,9 +119,9 @@ def test_an_empty_batch_changes_nothing(random_batch, take_responses) -> None:
     empty = take_responses(batch, [])
     assert flat(summarise(empty, batch, empty).result()) == flat(summarise(batch).result())
     nothing = summarise(empty).result()
-    assert nothing["counts"]["tokens"] == 0
-    assert all(estimate["value"] is None for estimate in nothing["metrics"].values())
-    json.dumps(nothing, allow_nan=False)
+    assert nothing.counts.tokens == 0
+    assert all(estimate.value is None for estimate in nothing.metrics.values())
+    json.dumps(to_json(nothing), allow_nan=False)
 
 
 def test_a_response_without_tokens_is_only_counted(make_batch) -> None:
@@ -124,15 +129,15 @@ def test_a_response_without_tokens_is_only_counted(make_batch) -> None:
         make_batch([[-1.0], [], [-2.0]], logp_recomputed=[[-1.5], [], [-2.0]])
     ).result()
     without = summarise(make_batch([[-1.0], [-2.0]], logp_recomputed=[[-1.5], [-2.0]])).result()
-    assert with_empty["counts"]["responses"] == 3
-    assert with_empty["metrics"]["length_mean"]["value"] == pytest.approx(2 / 3)
+    assert with_empty.counts.responses == 3
+    assert with_empty.metrics["length_mean"].value == pytest.approx(2 / 3)
     for key in ("abs_d_mean", "ess_sequence", "sequence_kl", "chi2_sequence", "spearman"):
-        assert with_empty["metrics"][key] == without["metrics"][key]
+        assert with_empty.metrics[key] == without.metrics[key]
 
 
 def test_one_token(make_batch) -> None:
     result = summarise(make_batch([[-1.0]], logp_recomputed=[[-1.25]])).result()
-    value = {key: estimate["value"] for key, estimate in result["metrics"].items()}
+    value = {key: estimate.value for key, estimate in result.metrics.items()}
     assert value["abs_d_mean"] == value["abs_d_max"] == 0.25
     assert value["abs_d_p50"] == pytest.approx(0.25, rel=0.04)
     assert (
@@ -140,10 +145,8 @@ def test_one_token(make_batch) -> None:
         and value["pearson"] is None
         and value["spearman"] is None
     )
-    assert [row["tokens"] for row in result["positions"]] == [1] and result["from_end"][0][
-        "last"
-    ] == 0
-    json.dumps(result, allow_nan=False)
+    assert [row.tokens for row in result.positions] == [1] and result.from_end[0].last == 0
+    json.dumps(to_json(result), allow_nan=False)
 
 
 def test_masked_tokens_have_no_influence(random_batch, take_responses) -> None:
@@ -155,11 +158,9 @@ def test_masked_tokens_have_no_influence(random_batch, take_responses) -> None:
     wild = np.where(padded.loss_mask_T, padded.logp_recomputed_T, np.float32(-25))
     wild_result = summarise(type(batch)(**{**vars(padded), "logp_recomputed_T": wild})).result()
     assert flat(wild_result) == flat(result.result())
-    assert wild_result["counts"]["masked"] == int((~padded.loss_mask_T).sum())
+    assert wild_result.counts.masked == int((~padded.loss_mask_T).sum())
     d = (padded.logp_recomputed_T - padded.logp_rollout_T)[padded.loss_mask_T].astype(np.float64)
-    assert wild_result["metrics"]["abs_d_mean"]["value"] == pytest.approx(
-        np.abs(d).mean(), rel=1e-9
-    )
+    assert wild_result.metrics["abs_d_mean"].value == pytest.approx(np.abs(d).mean(), rel=1e-9)
 
 
 def test_all_masked(make_batch) -> None:
@@ -167,14 +168,10 @@ def test_all_masked(make_batch) -> None:
     result = summarise(
         make_batch([[-1.0, -2.0], [-3.0]], logp_recomputed=[[-1.0, -2.0], [-3.0]], loss_mask=mask)
     ).result()
-    assert (
-        result["counts"]["tokens"] == 0
-        and result["counts"]["masked"] == 3
-        and result["counts"]["responses"] == 2
-    )
-    assert result["metrics"]["abs_d_mean"]["value"] is None
-    assert result["metrics"]["length_mean"]["value"] == 1.5
-    json.dumps(result, allow_nan=False)
+    assert result.counts.tokens == 0 and result.counts.masked == 3 and result.counts.responses == 2
+    assert result.metrics["abs_d_mean"].value is None
+    assert result.metrics["length_mean"].value == 1.5
+    json.dumps(to_json(result), allow_nan=False)
 
 
 def test_positions_count_masked_tokens_too(make_batch) -> None:
@@ -183,10 +180,10 @@ def test_positions_count_masked_tokens_too(make_batch) -> None:
     mu = [[-10.0] * 4]
     pi = [[m + g for m, g in zip(mu[0], gaps[0], strict=True)]]
     result = summarise(make_batch(mu, logp_recomputed=pi, loss_mask=mask)).result()
-    (row,) = result["positions"]
-    assert (row["first"], row["last"], row["abs_d_mean"]["value"]) == (2, 3, 0.5)
-    (row,) = result["from_end"]
-    assert (row["first"], row["last"], row["tokens"]) == (1, 1, 1)
+    (row,) = result.positions
+    assert (row.first, row.last, row.abs_d_mean.value) == (2, 3, 0.5)
+    (row,) = result.from_end
+    assert (row.first, row.last, row.tokens) == (1, 1, 1)
 
 
 def test_out_of_support(make_batch) -> None:
@@ -195,8 +192,8 @@ def test_out_of_support(make_batch) -> None:
     """
     mu, pi = [[np.log(0.5), np.log(0.25)]], [[-INF, np.log(0.5)]]
     result = summarise(make_batch(mu, logp_recomputed=pi)).result()
-    value = {key: estimate["value"] for key, estimate in result["metrics"].items()}
-    assert result["counts"]["out_of_support"] == 1 and result["counts"]["tokens"] == 2
+    value = {key: estimate.value for key, estimate in result.metrics.items()}
+    assert result.counts.out_of_support == 1 and result.counts.tokens == 2
     assert value["tv_binary_mean"] == pytest.approx(0.375) and value[
         "tv_signed_min"
     ] == pytest.approx(-0.5)
@@ -221,12 +218,12 @@ def test_out_of_support(make_batch) -> None:
 
 def test_all_out_of_support(make_batch) -> None:
     result = summarise(make_batch([[-1.0, -2.0]], logp_recomputed=[[-INF, -INF]])).result()
-    value = {key: estimate["value"] for key, estimate in result["metrics"].items()}
-    assert result["counts"]["out_of_support"] == result["counts"]["tokens"] == 2
+    value = {key: estimate.value for key, estimate in result.metrics.items()}
+    assert result.counts.out_of_support == result.counts.tokens == 2
     assert value["ratio_mean"] == value["ratio_max"] == value["ratio_p99"] == 0
     assert value["tv_binary_mean"] == pytest.approx((np.exp(-1) + np.exp(-2)) / 2)
     assert value["abs_d_mean"] is None and value["k3"] is None and value["abs_d_max"] is None
-    json.dumps(result, allow_nan=False)
+    json.dumps(to_json(result), allow_nan=False)
 
 
 def test_unmeasured_tokens_are_left_out(make_batch) -> None:
@@ -235,10 +232,10 @@ def test_unmeasured_tokens_are_left_out(make_batch) -> None:
     result = summarise(
         make_batch(mu, logp_trainer=pi, logp_trainer_repeat=repeat), pair="floor"
     ).result()
-    assert result["counts"]["not_measured"] == 2 and result["counts"]["tokens"] == 1
-    assert result["metrics"]["abs_d_mean"]["value"] == 0.25
+    assert result.counts.not_measured == 2 and result.counts.tokens == 1
+    assert result.metrics["abs_d_mean"].value == 0.25
     absent = summarise(make_batch(mu, logp_trainer=pi), pair="floor").result()
-    assert absent["counts"]["tokens"] == 0
+    assert absent.counts.tokens == 0
 
 
 def test_unmeasured_prompts_do_not_count_towards_an_interval(make_batch) -> None:
@@ -248,8 +245,8 @@ def test_unmeasured_prompts_do_not_count_towards_an_interval(make_batch) -> None
     result = summarise(
         make_batch(mu, logp_trainer=mu, logp_trainer_repeat=repeat), pair="floor"
     ).result()
-    assert result["counts"]["prompts"] == 2 and result["counts"]["responses"] == 20
-    assert result["metrics"]["abs_d_mean"]["low"] is None
+    assert result.counts.prompts == 2 and result.counts.responses == 20
+    assert result.metrics["abs_d_mean"].low is None
 
 
 def test_the_state_does_not_grow(random_batch, monkeypatch) -> None:
@@ -281,10 +278,10 @@ def test_a_pickled_summary_is_small_and_complete(random_batch) -> None:
     sent = pickle.dumps(summary)
     assert len(sent) < _bytes_in(summary) / 5
     came = pickle.loads(sent)
-    assert json.dumps(came.result()) == json.dumps(summary.result())
+    assert to_json(came.result()) == to_json(summary.result())
     came.update(random_batch(7))
     summary.update(random_batch(7))
-    assert json.dumps(came.result()) == json.dumps(summary.result())
+    assert to_json(came.result()) == to_json(summary.result())
 
 
 def test_topk_measured_for_some_responses_only(make_batch) -> None:
@@ -296,9 +293,9 @@ def test_topk_measured_for_some_responses_only(make_batch) -> None:
         "topk_ids": np.array([[0, 9], [-1, -1]]),
     }
     result = summarise(make_batch(mu, logp_recomputed=pi, **columns)).result()
-    assert result["metrics"]["tv_topk_mean"]["value"] == pytest.approx(0.1, abs=1e-6)
-    assert result["metrics"]["tv_topk_max"]["value"] == pytest.approx(0.1, abs=1e-6)
-    assert result["metrics"]["tv_binary_mean"]["value"] == pytest.approx(0.1, abs=1e-6)
+    assert result.metrics["tv_topk_mean"].value == pytest.approx(0.1, abs=1e-6)
+    assert result.metrics["tv_topk_max"].value == pytest.approx(0.1, abs=1e-6)
+    assert result.metrics["tv_binary_mean"].value == pytest.approx(0.1, abs=1e-6)
 
 
 def test_an_infinite_topk_kl_is_left_out_but_its_tv_is_kept(make_batch) -> None:
@@ -313,9 +310,7 @@ def test_an_infinite_topk_kl_is_left_out_but_its_tv_is_kept(make_batch) -> None:
         topk_logp_recomputed=recomputed,
         topk_ids=ids,
     )
-    value = {
-        key: estimate["value"] for key, estimate in summarise(batch).result()["metrics"].items()
-    }
+    value = {key: estimate.value for key, estimate in summarise(batch).result().metrics.items()}
     assert value["tv_topk_mean"] == pytest.approx(0.15, abs=1e-6)
     assert value["kl_topk_mean"] == pytest.approx(0, abs=1e-6)
 
@@ -324,19 +319,21 @@ def test_enormous_gaps_do_not_spread(make_batch) -> None:
     """A broken recording: a gap of 95 nats on one token, Σd of thousands in a response."""
     mu, pi = [[-96.0], [-40.0] * 100, [-1.0]], [[-1.0], [-1.0] * 100, [-1.0]]
     result = summarise(make_batch(mu, logp_recomputed=pi)).result()
-    value = {key: estimate["value"] for key, estimate in result["metrics"].items()}
+    value = {key: estimate.value for key, estimate in result.metrics.items()}
     assert value["abs_d_max"] == 95 and value["ess_sequence"] == pytest.approx(1 / 3)
-    assert value["chi2_sequence"] is None and "float" in result["metrics"]["chi2_sequence"]["note"]
-    json.dumps(result, allow_nan=False)
+    assert value["chi2_sequence"] is None and "float" in result.metrics["chi2_sequence"].note
+    json.dumps(to_json(result), allow_nan=False)
 
 
 def test_a_constant_rollout_has_no_correlation(make_batch):
     """Neither a single token nor many equal ones: their variance is rounding of the sums."""
     for count in (1, 7):
-        metrics = summarise(
-            make_batch([[-0.7] * count], logp_recomputed=[[-0.3] * count])
-        ).result()["metrics"]
-        assert metrics["pearson"]["value"] is None
+        metrics = (
+            summarise(make_batch([[-0.7] * count], logp_recomputed=[[-0.3] * count]))
+            .result()
+            .metrics
+        )
+        assert metrics["pearson"].value is None
 
 
 def test_top_k_masses_by_hand(make_batch) -> None:
@@ -353,11 +350,11 @@ def test_top_k_masses_by_hand(make_batch) -> None:
         **columns,
     )
     result = summarise(batch).result()
-    found = [result["metrics"][f"topk_mass_{name}"]["value"] for name in ("reference", "current")]
+    found = [result.metrics[f"topk_mass_{name}"].value for name in ("reference", "current")]
     assert found == pytest.approx([(0.9 + 0.95 + 0.8) / 3, (0.8 + 0.95 + 1) / 3], rel=1e-6)
     steps = [
-        (row["first"], row["last"], row["tokens"], row["topk_mass_reference"]["value"])
-        for row in result["by_step"]
+        (row.first, row.last, row.tokens, row.masses["topk_mass_reference"].value)
+        for row in result.by_step
     ]
     assert steps == [(3, 3, 2, pytest.approx(0.925)), (4, 4, 1, pytest.approx(0.8))]
-    assert summarise(make_batch([[-0.7]], logp_recomputed=[[-0.8]])).result()["by_step"] == []
+    assert summarise(make_batch([[-0.7]], logp_recomputed=[[-0.8]])).result().by_step == []

@@ -30,8 +30,8 @@ def test_the_jackknife_covers_the_median_for_clustered_prompts(make_batch) -> No
         summary.update(
             make_batch(mu.tolist(), logp_recomputed=(mu + d).tolist(), prompt_id=prompt_id)
         )
-        estimate = summary.result()["metrics"]["abs_d_p50"]
-        covered += estimate["low"] <= truth <= estimate["high"]
+        estimate = summary.result().metrics["abs_d_p50"]
+        covered += estimate.low <= truth <= estimate.high
     assert 0.87 <= covered / trials <= 0.995
 
 

@@ -23,48 +23,46 @@ def measured(random_batch):
 def test_bins_agree_with_numpy(measured) -> None:
     result, q, p = measured
     which = np.searchsorted(np.log(MU_EDGES), q, side="right")
-    for number, row in enumerate(result["volatility"]):
+    for number, row in enumerate(result.volatility):
         inside = which == number
-        assert abs(row["tokens"] - inside.sum()) <= 1  # a token on an edge, in float32
+        assert abs(row.tokens - inside.sum()) <= 1  # a token on an edge, in float32
         ratio, tv = np.exp((p - q)[inside]), np.abs(np.exp(p) - np.exp(q))[inside]
-        assert row["ratio_sd"]["value"] == pytest.approx(ratio.std(), rel=2e-3)
-        assert row["tv_binary_sd"]["value"] == pytest.approx(tv.std(), rel=2e-3)
-        assert row["ratio_max"]["value"] == pytest.approx(ratio.max(), rel=1e-5)
-        assert row["tv_binary_max"]["value"] == pytest.approx(tv.max(), rel=1e-5)
-        assert row["ratio_p01"]["value"] == pytest.approx(np.quantile(ratio, 0.01), rel=3e-3)
-        assert row["ratio_p99"]["value"] == pytest.approx(np.quantile(ratio, 0.99), rel=3e-3)
-        assert row["tv_binary_p99"]["value"] == pytest.approx(np.quantile(tv, 0.99), rel=3e-3)
-        assert (row["ratio_sd"]["low"] is not None) == (
-            row["tokens"] >= 1000 and row["mu_high"] < 1
-        )
-        assert (row["ratio_p99"]["low"] is not None) == (row["tokens"] >= 15_000)
+        assert row.metrics["ratio_sd"].value == pytest.approx(ratio.std(), rel=2e-3)
+        assert row.metrics["tv_binary_sd"].value == pytest.approx(tv.std(), rel=2e-3)
+        assert row.metrics["ratio_max"].value == pytest.approx(ratio.max(), rel=1e-5)
+        assert row.metrics["tv_binary_max"].value == pytest.approx(tv.max(), rel=1e-5)
+        assert row.metrics["ratio_p01"].value == pytest.approx(np.quantile(ratio, 0.01), rel=3e-3)
+        assert row.metrics["ratio_p99"].value == pytest.approx(np.quantile(ratio, 0.99), rel=3e-3)
+        assert row.metrics["tv_binary_p99"].value == pytest.approx(np.quantile(tv, 0.99), rel=3e-3)
+        assert (row.metrics["ratio_sd"].low is not None) == (row.tokens >= 1000 and row.mu_high < 1)
+        assert (row.metrics["ratio_p99"].low is not None) == (row.tokens >= 15_000)
 
 
 def test_edges_of_the_rows(measured) -> None:
-    rows = measured[0]["volatility"]
-    assert [row["mu_low"] for row in rows] == [0, *MU_EDGES]
-    assert [row["mu_high"] for row in rows] == [*MU_EDGES, 1]
+    rows = measured[0].volatility
+    assert [row.mu_low for row in rows] == [0, *MU_EDGES]
+    assert [row.mu_high for row in rows] == [*MU_EDGES, 1]
 
 
 def test_overall_quantiles_agree_with_numpy(measured) -> None:
     result, q, p = measured
     d = p - q
-    value = {key: estimate["value"] for key, estimate in result["metrics"].items()}
+    value = {key: estimate.value for key, estimate in result.metrics.items()}
     for key, share in (("abs_d_p50", 0.5), ("abs_d_p95", 0.95), ("abs_d_p99", 0.99)):
         assert value[key] == pytest.approx(np.quantile(np.abs(d), share), rel=3e-3)
     for key, share in (("ratio_p01", 0.01), ("ratio_p50", 0.5), ("ratio_p99", 0.99)):
         assert value[key] == pytest.approx(np.quantile(np.exp(d), share), rel=3e-3)
-    assert result["metrics"]["ratio_p50"]["note"] == CROWDED
+    assert result.metrics["ratio_p50"].note == CROWDED
 
 
 def test_an_empty_bin_has_no_values(make_batch) -> None:
     summary = MismatchSummary(PAIRS["mismatch"])
     summary.update(make_batch([[-0.005, -0.005]], logp_recomputed=[[-0.006, -0.004]]))
-    *empty, last = summary.result()["volatility"]
-    assert last["tokens"] == 2 and last["ratio_max"]["value"] == pytest.approx(
+    *empty, last = summary.result().volatility
+    assert last.tokens == 2 and last.metrics["ratio_max"].value == pytest.approx(
         np.exp(0.001), rel=1e-6
     )
-    assert all(row["tokens"] == 0 and row["ratio_max"]["value"] is None for row in empty)
+    assert all(row.tokens == 0 and row.metrics["ratio_max"].value is None for row in empty)
 
 
 @pytest.mark.parametrize(("tokens", "note"), [(999, FEW_TOKENS), (1000, None)])
@@ -75,6 +73,6 @@ def test_a_bin_of_a_thousand_tokens_has_enough_for_a_spread(make_batch, tokens, 
     d_T = np.linspace(-0.1, 0.1, tokens)
     summary = MismatchSummary(PAIRS["mismatch"])
     summary.update(make_batch(logq_ST, logp_recomputed=d_T - 2.0))
-    (row,) = (row for row in summary.result()["volatility"] if row["tokens"])
-    assert row["tokens"] == tokens
-    assert row["ratio_sd"]["note"] == note
+    (row,) = (row for row in summary.result().volatility if row.tokens)
+    assert row.tokens == tokens
+    assert row.metrics["ratio_sd"].note == note

@@ -22,6 +22,7 @@ from mismatch_cli.models.attention import (
 from mismatch_cli.models.loading import load_causal_lm
 from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.report.about import left_out_of
+from mismatch_cli.trace.origin import About
 
 IDS = torch.tensor([[5, 9, 300, 7, 41, 2, 77, 130]])
 # As models pass them to an implementation
@@ -56,9 +57,7 @@ def test_a_wrong_implementation_on_request_is_reported_and_recorded(capped):
     assert described["attention_leaves_out"] == "attn_logit_softcapping"
     assert "sdpa attention leaves out attn_logit_softcapping" in warning(described)
     assert warning(described).endswith("Use attn = eager.")
-    assert warning(described) in left_out_of(
-        {"trainer": described, "grading_timeouts": 0, "unstated": 0}, {}, {}
-    )
+    assert warning(described) in left_out_of(About(trainer=described))
     right = Trainer.load(capped, sampling=SamplingSettings(), dtype="float32").describe()
     assert "attention_leaves_out" not in right and warning(right) == ""
 

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from mismatch_cli.app.cli import run
+from mismatch_cli.base.json_form import from_json
 from mismatch_cli.base.places import bundled
 from mismatch_cli.models.engines import vllm as vllm_engine
 from mismatch_cli.report.about import who_facts
+from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import Trace
 from tests.lora import save_adapter
 
@@ -93,7 +95,7 @@ def test_real_vllm_and_the_trainer_apply_the_same_adapter(both, adapter):
     assert (
         check["applied"] is True and check["abs_dp_with"] < 2e-6 and check["abs_dp_without"] > 1e-3
     )
-    shown = dict(who_facts(found))
+    shown = dict(who_facts(from_json(About, found)))
     assert all(
         f"adapter {adapter} (rank 4)" in shown[side] for side in ("Rollout engine", "Trainer")
     )

@@ -32,9 +32,10 @@ from mismatch_cli.probe.rescore_plan import (
     _version,
 )
 from mismatch_cli.probe.score import _noise_responses
-from mismatch_cli.report.about import about_facts
+from mismatch_cli.report.about import who_facts
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.columns import COLUMNS, Maker, made_by
+from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import Trace
 from tests.warm import Forked, cli
 
@@ -422,7 +423,7 @@ def test_what_an_import_noted_about_its_pi_is_dropped_with_it(tmp_path):
     found = Trace.open(tmp_path / "run")
     assert found.manifest["imported"] == imported
     assert found.manifest["rescored"]["before"]["imported"]["holds"] == "old_log_probs"
-    assert ("Imported from", "a dump · 1 file") in about_facts(analyse([found], 0).to_json())
+    assert ("Imported from", "a dump · 1 file") in who_facts(About.of([found]))
 
 
 def start(output: Path, *more: str) -> Forked:

@@ -18,8 +18,8 @@ from mismatch_cli.probe.tasks.grading import Grader
 from mismatch_cli.probe.tasks.prompts import Problem
 from mismatch_cli.report.about import left_out_of
 from mismatch_cli.rules.batch import Rollout
-from mismatch_cli.studies.study import about
 from mismatch_cli.trace.manifest import write_manifest
+from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import Trace
 
 GOOD = Rollout(
@@ -66,7 +66,7 @@ def test_a_trace_counts_responses_without_an_answer(tmp_path):
     sample(tmp_path / "trace", text="It is 5.")
     trace = Trace.open(tmp_path / "trace")
     assert trace.count("unstated") == 2
-    (note,) = [note for note in left_out_of(about([trace], 0), {}, {}) if "asked form" in note]
+    (note,) = [note for note in left_out_of(About.of([trace])) if "asked form" in note]
     assert note.startswith("2 of 4 responses ended without an answer")
 
 

@@ -17,6 +17,7 @@ from mismatch_cli.metrics.estimate import times_floor
 from mismatch_cli.metrics.gap_table import METRICS, VOLATILITY
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.kept_rows import ScatterSample
+from mismatch_cli.metrics.pair_summary import PairSummary
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.route_flips import Routing
 from mismatch_cli.metrics.summary import MismatchSummary
@@ -164,9 +165,7 @@ def measure(
         "Qwen/Qwen2.5-0.5B-Instruct · vLLM bfloat16 against Hugging Face bfloat16 · temperature 1"
     )
     data = PlotData.of(found, sample.result(), (0.125, 0.25), subject)
-    data = replace(
-        data, routing=routing.result(found["counts"]["prompts"], {"experts_per_token": 4})
-    )
+    data = replace(data, routing=routing.result(found.counts.prompts, {"experts_per_token": 4}))
     return SimpleNamespace(summary=found, floor=floor.result(), plot_data=data)
 
 
@@ -196,7 +195,7 @@ def make_view(measured: SimpleNamespace, figures: list[FigureView]) -> ReportVie
         Section("Whole responses", groups=(_group(measured, "Sequence", sequence),)),
         Section("Worst tokens", excerpts=_excerpts()),
     )
-    counts = pair["counts"]
+    counts = pair.counts
     return ReportView(
         title=f"Rollout and trainer {HOSTILE}",
         about=(
@@ -209,7 +208,7 @@ def make_view(measured: SimpleNamespace, figures: list[FigureView]) -> ReportVie
             ("Sampling", "temperature 1 · at most 4096 tokens"),
             (
                 "Measured on",
-                f"{count(counts['tokens'])} tokens in {count(counts['responses'])} responses",
+                f"{count(counts.tokens)} tokens in {count(counts.responses)} responses",
             ),
             ("Prompts", "/a/path/without/any/place/to/break/it/" + "x" * 80),
         ),
@@ -237,24 +236,22 @@ def _group(measured: SimpleNamespace, title: str, keys: tuple[str, ...]) -> Metr
 
 
 def _row(measured: SimpleNamespace, key: str) -> MetricRow:
-    metric, found = METRICS[key], measured.summary["metrics"][key]
-    floor = measured.floor["metrics"][key]["value"]
+    metric, found = METRICS[key], measured.summary.metrics[key]
+    floor = measured.floor.metrics[key].value
     show = share if metric.unit == "share" else estimate
-    factor = times(times_floor(found["value"], floor))
-    value, interval = show(found["value"], found["low"], found["high"])
-    return MetricRow(
-        metric, value, interval, show(floor, None, None)[0], factor, found["note"] or ""
-    )
+    factor = times(times_floor(found.value, floor))
+    value, interval = show(found.value, found.low, found.high)
+    return MetricRow(metric, value, interval, show(floor, None, None)[0], factor, found.note or "")
 
 
-def _volatility(pair: dict) -> Table:
+def _volatility(pair: PairSummary) -> Table:
     columns = tuple(Column(metric.label, metric) for metric in VOLATILITY.values())
     rows = (
         (
-            f"{row['mu_low']:g} – {row['mu_high']:g}",
-            *(number(row[metric.key]["value"]) for metric in VOLATILITY.values()),
+            f"{row.mu_low:g} – {row.mu_high:g}",
+            *(number(row.metrics[metric.key].value) for metric in VOLATILITY.values()),
         )
-        for row in pair["volatility"]
+        for row in pair.volatility
     )
     return Table("Tails", (Column("μ"), *columns), tuple(rows))
 

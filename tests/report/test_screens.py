@@ -17,7 +17,7 @@ from mismatch_cli.app.cli import build_app
 from mismatch_cli.base.places import bundled
 from mismatch_cli.limits import limit_sets as limits
 from mismatch_cli.report.pages import page_of
-from mismatch_cli.report.screen import print_screen
+from mismatch_cli.report.screen import print_screen, screen_of
 from mismatch_cli.report.view import Screen
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.studies import clipping, comparison, diagnosis, gate, mismatch
@@ -45,7 +45,9 @@ def screens() -> dict[str, Screen]:
         ),
         "train": training.TrainingAnalysis(runs),
     }
-    return {name: screen for name, study in studies.items() if (screen := page_of(study).screen)}
+    return {
+        name: screen for name, study in studies.items() if (screen := screen_of(page_of(study)))
+    }
 
 
 def printed(screen: Screen, width: int, **terminal: bool) -> str:

@@ -8,7 +8,7 @@ import re
 from rich.console import Console
 
 from mismatch_cli.report.terminal import excerpt_line, print_table
-from mismatch_cli.report.view import Column, Excerpt, Piece, Table
+from mismatch_cli.report.view import Column, Excerpt, Piece, Priority, Table
 
 
 def printed(width: int, *tables: Table) -> str:
@@ -22,7 +22,7 @@ COLUMNS = (
     Column("metric", kind="text"),
     Column("value"),
     Column("95 % interval"),
-    Column("seen by", optional=True),
+    Column("seen by", priority=Priority.SPARE),
 )
 ROW = ("outside [0.8, 1.25]", "0.43 ± 0.02", "[0.1, 0.9]", "12")
 

@@ -5,6 +5,7 @@ fails.
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,6 +16,7 @@ from mismatch_cli.frameworks import dialects
 from mismatch_cli.limits.limit_sets import WHOLE_INTERVAL, Limit, LimitSet
 from mismatch_cli.metrics.estimate import FLOOR_RESOLUTION
 from mismatch_cli.metrics.gap_table import METRICS
+from mismatch_cli.metrics.pair_summary import MetricEstimate
 from mismatch_cli.studies.gate import Check, Measurement, check_limits, limit_text, measured_text
 from mismatch_cli.trace.reader import Trace
 
@@ -42,12 +44,12 @@ def check(
     return found
 
 
-def estimate(measured: Measurement, metric: str, pair: str = "mismatch") -> dict:
-    return measured.summary["pairs"][pair]["metrics"][metric]
+def estimate(measured: Measurement, metric: str, pair: str = "mismatch") -> MetricEstimate:
+    return measured.result.pairs[pair].metrics[metric]
 
 
 def value(measured: Measurement, metric: str, pair: str = "mismatch") -> float:
-    return estimate(measured, metric, pair)["value"]
+    return estimate(measured, metric, pair).value
 
 
 @pytest.mark.parametrize("pair", ["", "mismatch", "staleness", "total"])
@@ -71,7 +73,7 @@ def test_absolute_limits(training, metric, pair):
     [("k3", 0), ("tv_binary_mean", 0), ("pearson", 1), ("mult_prob_error", 1)],
 )
 def test_factors_of_the_floor_apply_to_the_distance_from_agreement(training, metric, agreement):
-    floor = estimate(training, metric)["floor"]
+    floor = estimate(training, metric).noise.floor
     factor = abs(value(training, metric) - agreement) / max(
         abs(floor - agreement), FLOOR_RESOLUTION
     )
@@ -80,7 +82,7 @@ def test_factors_of_the_floor_apply_to_the_distance_from_agreement(training, met
 
 
 def test_a_floor_below_resolution_counts_as_the_resolution(control):
-    assert estimate(control, "abs_d_mean")["times_floor"] == "below resolution"
+    assert estimate(control, "abs_d_mean").noise.times_floor == "below resolution"
     factor = value(control, "abs_d_mean") / FLOOR_RESOLUTION
     assert check(control, "abs_d_mean", "max_times_floor", factor * (1 + CLOSE)).holds
     assert not check(control, "abs_d_mean", "max_times_floor", factor * (1 - CLOSE)).holds
@@ -123,19 +125,15 @@ def test_a_frameworks_own_metric_is_the_frameworks_number(training, control):
 
 def test_surely_requires_the_whole_interval(training):
     tv, ranks = estimate(training, "tv_binary_mean"), estimate(training, "spearman")
-    between = (tv["low"] + tv["value"]) / 2
+    between = (tv.low + tv.value) / 2
     assert not check(training, "tv_binary_mean", "max", between).holds
     assert check(training, "tv_binary_mean", "max", between, decide=WHOLE_INTERVAL).holds
-    assert not check(
-        training, "tv_binary_mean", "max", tv["low"] * 0.99, decide=WHOLE_INTERVAL
-    ).holds
-    between = (ranks["high"] + ranks["value"]) / 2
+    assert not check(training, "tv_binary_mean", "max", tv.low * 0.99, decide=WHOLE_INTERVAL).holds
+    between = (ranks.high + ranks.value) / 2
     assert not check(training, "spearman", "min", between).holds
     assert check(training, "spearman", "min", between, decide=WHOLE_INTERVAL).holds
-    assert not check(
-        training, "spearman", "min", ranks["high"] * 1.0001, decide=WHOLE_INTERVAL
-    ).holds
-    factor = (1 - ranks["high"]) / max(1 - ranks["floor"], FLOOR_RESOLUTION)
+    assert not check(training, "spearman", "min", ranks.high * 1.0001, decide=WHOLE_INTERVAL).holds
+    factor = (1 - ranks.high) / max(1 - ranks.noise.floor, FLOOR_RESOLUTION)
     assert check(
         training, "spearman", "max_times_floor", factor * 1.01, decide=WHOLE_INTERVAL
     ).holds
@@ -148,7 +146,7 @@ def test_surely_requires_the_whole_interval(training):
 
 def test_an_interval_around_agreement_has_distance_zero_from_it(training):
     ratio = estimate(training, "ratio_mean")
-    assert ratio["low"] < 1 < ratio["high"]
+    assert ratio.low < 1 < ratio.high
     limit = ("ratio_mean", "max_times_floor", 0.0)
     assert not check(training, *limit).holds
     assert check(training, *limit, decide=WHOLE_INTERVAL).holds
@@ -191,7 +189,8 @@ def test_a_metric_missing_in_the_baseline_fails(poor, control):
 
 def test_the_baseline_uses_the_measured_pair(training, control):
     only_total = copy(training)
-    only_total.summary = training.summary | {"pairs": {"total": training.summary["pairs"]["total"]}}
+    pairs = {"total": training.result.pairs["total"]}
+    only_total.result = replace(training.result, pairs=pairs)
     found = check(control, "k3", "max_above_baseline", 1e9, only_total)
     assert (
         not found.holds

@@ -15,13 +15,15 @@ import pytest
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import bundled
-from mismatch_cli.metrics.estimate import NOT_MEASURED, SIGNED
+from mismatch_cli.metrics.estimate import NOT_MEASURED, SIGNED, Estimate
 from mismatch_cli.metrics.gap_table import METRICS
+from mismatch_cli.metrics.pair_summary import PairSummary
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.rules.batch import TokenBatch
-from mismatch_cli.studies.good_runs import GATED, MARGIN, limits_from
+from mismatch_cli.studies.good_runs import GATED, MARGIN, FromRuns, limits_from
 from mismatch_cli.trace.reader import Trace
+from tests.metrics.summaries import pair_summary
 
 RESAMPLES = 20  # of a trace; each is checked against the limits of every other
 
@@ -56,22 +58,19 @@ def resampled(batch: TokenBatch, rng: np.random.Generator) -> TokenBatch:
     return TokenBatch(**columns)
 
 
-def measured(batch: TokenBatch) -> dict:
-    """The part of `report --json` that limits are derived from."""
+Pairs = dict[str, PairSummary]
+
+
+def measured(batch: TokenBatch) -> Pairs:
+    """The pairs of a run, as far as limits are derived from them."""
     summary = MismatchSummary(PAIRS["mismatch"])
     summary.update(batch)
-    return {
-        "pairs": {
-            "mismatch": {
-                "metrics": {key: found.to_dict() for key, found in summary.estimates().items()}
-            }
-        }
-    }
+    return {"mismatch": pair_summary(metrics=summary.estimates())}
 
 
-def kept(found, summary: dict) -> bool:
-    metrics = summary["pairs"]["mismatch"]["metrics"]
-    values = [(drawn.limit, metrics[drawn.limit.metric]["value"]) for drawn in found.drawn]
+def kept(limits: FromRuns, run: Pairs) -> bool:
+    metrics = run["mismatch"].metrics
+    values = [(drawn.limit, metrics[drawn.limit.metric].value) for drawn in limits.drawn]
     return all(
         x <= limit.threshold if limit.bound == "max" else x >= limit.threshold
         for limit, x in values
@@ -81,7 +80,7 @@ def kept(found, summary: dict) -> bool:
 NAMES = ("bfloat16", "fp8-kv", "float32")
 
 
-def drawn_again(number: int) -> dict[str, list[dict]]:
+def drawn_again(number: int) -> dict[str, list[Pairs]]:
     rng = np.random.default_rng(7)
     return {
         name: [measured(resampled(batch, rng)) for _ in range(number)]
@@ -91,11 +90,11 @@ def drawn_again(number: int) -> dict[str, list[dict]]:
 
 
 @pytest.fixture(scope="module")
-def resamples() -> dict[str, list[dict]]:
+def resamples() -> dict[str, list[Pairs]]:
     return drawn_again(RESAMPLES)
 
 
-def share_kept(runs: list[dict]) -> float:
+def share_kept(runs: list[Pairs]) -> float:
     """The share of all pairs of runs in which the second keeps the limits of the first."""
     limits = [limits_from([run]) for run in runs]
     return float(
@@ -105,7 +104,7 @@ def share_kept(runs: list[dict]) -> float:
     )
 
 
-def worse(batch: TokenBatch, factor: float) -> dict:
+def worse(batch: TokenBatch, factor: float) -> Pairs:
     """The measurement with log π `factor` times as far from log μ."""
     columns = {}
     for column in ("logp_trainer_T", "logp_recomputed_T"):
@@ -130,22 +129,14 @@ def test_a_run_with_a_larger_gap_does_not(resamples):
 
 
 def test_a_limit_is_three_times_as_far_as_the_end_of_the_interval(resamples):
-    metrics = resamples["bfloat16"][0]["pairs"]["mismatch"]["metrics"]
+    metrics = resamples["bfloat16"][0]["mismatch"].metrics
     limits = [row.limit for row in limits_from(resamples["bfloat16"][:1]).drawn]
     drawn = {(limit.metric, limit.bound): limit.threshold for limit in limits}
     k3, ess, k1 = metrics["k3"], metrics["ess_token"], metrics["k1"]
-    assert drawn["k3", "max"] == pytest.approx(
-        k3["value"] * (k3["high"] / k3["value"]) ** MARGIN, rel=0.01
-    )
-    assert drawn["k1", "min"] == pytest.approx(
-        k1["value"] + MARGIN * (k1["low"] - k1["value"]), rel=0.01
-    )
-    assert drawn["k1", "max"] == pytest.approx(
-        k1["value"] + MARGIN * (k1["high"] - k1["value"]), rel=0.01
-    )
-    assert (
-        ess["value"] > ess["low"] > drawn["ess_token", "min"] and ("ess_token", "max") not in drawn
-    )
+    assert drawn["k3", "max"] == pytest.approx(k3.value * (k3.high / k3.value) ** MARGIN, rel=0.01)
+    assert drawn["k1", "min"] == pytest.approx(k1.value + MARGIN * (k1.low - k1.value), rel=0.01)
+    assert drawn["k1", "max"] == pytest.approx(k1.value + MARGIN * (k1.high - k1.value), rel=0.01)
+    assert ess.value > ess.low > drawn["ess_token", "min"] and ("ess_token", "max") not in drawn
     assert METRICS["k1"].scale is SIGNED and {name for name, _ in drawn} <= set(GATED)
 
 
@@ -162,24 +153,20 @@ def test_of_several_runs_the_widest_counts_and_all_keep_it(resamples):
             if (row.limit.metric, row.limit.bound) == (drawn.limit.metric, drawn.limit.bound)
         ]
         assert drawn.limit.threshold == (max if drawn.limit.bound == "max" else min)(same)
-        assert drawn.found is runs[drawn.run]["pairs"]["mismatch"]["metrics"][drawn.limit.metric]
+        assert drawn.estimate is runs[drawn.run]["mismatch"].metrics[drawn.limit.metric]
     assert together.left_out["k3"] == "a few prompts decide it"
 
 
 def test_runs_without_intervals_or_without_a_common_pair_are_refused(resamples):
     run = resamples["bfloat16"][0]
     with pytest.raises(MismatchError, match=r"have no pair in common \(mismatch; total\)"):
-        limits_from([run, {"pairs": {"total": run["pairs"]["mismatch"]}}])
-    few = {
-        "metrics": {
-            key: {"value": 1.0, "low": None, "high": None, "note": "fewer"} for key in GATED
-        }
-    }
-    with pytest.raises(MismatchError, match=r"to draw a limit from: fewer\. Name a run"):
-        limits_from([{"pairs": {"mismatch": few}}])
-    few["metrics"]["tv_topk_mean"]["note"] = NOT_MEASURED  # more prompts would not change that
-    with pytest.raises(MismatchError, match=r"to draw a limit from: fewer\. Name a run"):
-        limits_from([{"pairs": {"mismatch": few}}])
+        limits_from([run, {"total": run["mismatch"]}])
+    few = dict.fromkeys(GATED, Estimate(1.0, note="fewer"))
+    # More prompts would not change what was not measured
+    unmeasured = few | {"tv_topk_mean": Estimate(1.0, note=NOT_MEASURED)}
+    for metrics in (few, unmeasured):
+        with pytest.raises(MismatchError, match=r"to draw a limit from: fewer\. Name a run"):
+            limits_from([{"mismatch": pair_summary(metrics=metrics)}])
 
 
 def test_the_file_quotes_hostile_text():

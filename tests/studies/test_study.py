@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from mismatch_cli.base.places import bundled
+from mismatch_cli.metrics.pair_summary import TokenTotals
 from mismatch_cli.report.about import subject_lines
-from mismatch_cli.studies.study import about, subject_of
+from mismatch_cli.studies.study import subject_of
+from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import Trace
 
 
@@ -17,8 +19,8 @@ def test_a_figure_names_both_sides_as_the_screen_does() -> None:
     trace = Trace.open(bundled("traces/fp8-kv"))
     sides = "vllm bfloat16 with KV cache fp8 against transformers bfloat16"
     assert subject_of(trace.manifest, 9393) == f"sample_data/model · {sides} · 9,393 tokens"
-    counts = {"tokens": 9393, "responses": 184, "prompts": 23, "prompts_exact": True}
-    screen, _ = subject_lines(about([trace], 0), counts)
+    counts = TokenTotals(9393, 0, 0, 0, responses=184, prompts=23, prompts_exact=True)
+    screen, _ = subject_lines(About.of([trace]), counts)
     assert " ".join(word for word in screen.split() if not word[0].isdigit()) == sides
 
 

@@ -78,14 +78,13 @@ def test_turns_equal_the_reports(trace):
     found, study = columns(list(token_tables([trace]))), analyse([trace])
     counted = np.array([value is not None for value in found["d"]])
     turns = found["turn"][counted].astype(int)
-    rows = study.result["pairs"]["total"]["turns"]
+    rows = study.result.pairs["total"].turns
     assert len(rows) > 2
     for row in rows[:-1]:
-        abs_d_N = np.abs(found["d"][counted][turns == row["first"]].astype(float))
-        assert len(abs_d_N) == row["tokens"]
-        assert abs_d_N[np.isfinite(abs_d_N)].mean() == pytest.approx(
-            row["abs_d_mean"]["value"], rel=1e-5
-        )
+        abs_d_N = np.abs(found["d"][counted][turns == row.first].astype(float))
+        assert len(abs_d_N) == row.tokens
+        mean = abs_d_N[np.isfinite(abs_d_N)].mean()
+        assert mean == pytest.approx(row.abs_d_mean.value, rel=1e-5)
 
 
 def test_blocked_tokens_are_those_that_clipstats_counts(trace):

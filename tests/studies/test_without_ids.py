@@ -4,6 +4,8 @@ and the rest says so in one sentence.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -33,15 +35,11 @@ def traces(tmp_path_factory):
 def test_every_metric_is_the_same(traces):
     known, pairs = (analyse([trace], worst=5) for trace in traces)
     assert not traces[1].has_ids and "response_ids" not in traces[1].columns()
-    metrics = [study.result["pairs"]["mismatch"]["metrics"] for study in (known, pairs)]
+    metrics = [study.result.main.metrics for study in (known, pairs)]
     assert metrics[0] == metrics[1]
-    worst = pairs.result["worst"]["abs_d"]
-    assert worst and all(row["token_id"] is None for row in worst)
-    expected = [row | {"token_id": None} for row in known.result["worst"]["abs_d"]]
-    unlike = ("text", "token")
-    assert [{n: v for n, v in row.items() if n not in unlike} for row in worst] == [
-        {n: v for n, v in row.items() if n not in unlike} for row in expected
-    ]
+    worst = pairs.result.worst.abs_d
+    assert worst and all(token.token_id is None for token in worst)
+    assert worst == [replace(token, token_id=None) for token in known.result.worst.abs_d]
     assert pairs.explored_responses == 0 and known.explored_responses == 32
 
 

@@ -179,3 +179,16 @@ def test_a_file_that_appears_meanwhile_is_neither_replaced_nor_removed(tmp_path,
             expected = OLD
         assert contents(folder) == expected | {"trace/notes.txt": "mine"}, moment
         assert len(listed) >= moment
+
+
+def test_an_interrupt_right_after_the_folder_was_made_leaves_nothing(tmp_path, monkeypatch):
+    make = Path.mkdir
+
+    def interrupted(path: Path, *arguments: object, **words: object) -> None:
+        make(path, *arguments, **words)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "mkdir", interrupted)
+    with pytest.raises(KeyboardInterrupt), draft(tmp_path / "trace"):
+        raise AssertionError("the draft was never begun")
+    assert list(tmp_path.iterdir()) == []

@@ -117,7 +117,7 @@ def test_a_restart_continues_and_the_page_reads_the_same(tmp_path: Path):
     assert (alarm.since, alarm.last, alarm.over) == (1, 2, None)
     again.judged(3, checks(0.001))
     (alarm,) = watch_state(tmp_path).alarms
-    assert (alarm.over, alarm.check["reason"]) == (3, "0.02 is above 0.01")
+    assert (alarm.over, alarm.check.reason) == (3, "0.02 is above 0.01")
     assert alarm.to_json()["step"] == 1
 
 

@@ -1,6 +1,5 @@
-"""The result of the gate for a terminal, as JUnit XML for CI systems, and as a Markdown table."""
+"""The page of the gate, and its other forms for CI systems: JUnit XML, Markdown, annotations."""
 
-import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from mismatch_cli.report.about import (
     partial_notes,
     subject_lines,
 )
+from mismatch_cli.report.markdown import as_markdown
 from mismatch_cli.report.tables import Col, col, filled, pairs_table, table, text
 from mismatch_cli.report.view import (
     Brief,
@@ -50,7 +50,6 @@ _VERDICTS: dict[str, tuple[str, Status]] = {
     "failed": ("FAILED", "bad"),
     "unjudged": ("COULD NOT BE JUDGED", "mixed"),
 }
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#&@$])")  # of Markdown
 
 
 def page(result: GateResult) -> ReportView:
@@ -94,6 +93,7 @@ def _columns(result: GateResult) -> list[Col[Check]]:
         col("95 % interval", lambda check: measured_parts(check)[1]),
         text("limit", limit_text),
         text("status", _signed, priority=Priority.ALWAYS),
+        text("set", lambda check: check.limits, priority=Priority.FULL),
     ]
 
 
@@ -267,29 +267,8 @@ def _add_case(suite: Element, check: Check) -> None:
 
 
 def markdown(result: GateResult) -> str:
-    """GitHub Markdown for a job summary, a comment or an issue: the answer, and a row per limit,
-    failed ones first.
-    """
-    lines = [
-        f"### {_TICKS[result.status]} mismatch-cli gate: {_VERDICTS[result.status][0].lower()}",
-        "",
-        _escaped(result.reason),
-        "",
-        "| verdict | metric | measured, 95 % | limit | set | source |",
-        "|---|---|---|---|---|---|",
-    ]
-    for check in _failed_first(result):
-        measured = measured_text(check) if check.known else check.reason
-        if check.known and not check.holds and check.found.detail:
-            measured += f": {check.found.detail}"  # which fault: a count alone does not say
-        cells = (subject(check), measured, limit_text(check), check.limits, source_text(check))
-        lines.append(
-            " | ".join([f"| {_tick(check)} {_status(check)}", *map(_escaped, cells)]) + " |"
-        )
-    lines += ["", *(f"- {_escaped(why)} {_escaped(line)}" for line, why in _next(result))]
-    lines += [*(f"- {_escaped(note)}" for note in partial_notes(result.measured.result.about))]
-    lines += [f"- {_escaped(label)}: {_escaped(value)}" for label, value in _about(result)]
-    return "\n".join(lines) + "\n"
+    """The page for a job summary, a comment or an issue."""
+    return as_markdown(page(result))
 
 
 def annotations(result: GateResult) -> str:
@@ -305,17 +284,3 @@ def annotations(result: GateResult) -> str:
     return "".join(
         f"::error title=mismatch-cli gate::{visible(line).replace('%', '%25')}\n" for line in lines
     )
-
-
-_TICKS = {"passed": "✅", "failed": "❌", "unjudged": "❔"}  # of a result
-
-
-def _tick(check: Check) -> str:
-    if not check.known:
-        return _TICKS["unjudged"]
-    return _TICKS["passed" if check.holds else "failed"]
-
-
-def _escaped(words: str) -> str:
-    """Text that Markdown shows as it is, on one line."""
-    return _SPECIAL.sub(r"\\\1", visible(words))

@@ -461,12 +461,8 @@ def _deciding(result: MismatchResult) -> Table:
     ]
     if noisy:
         columns.insert(3, col("× noise", lambda row: times_noise(row.estimate.noise)))
-    return table(
-        "The numbers that decide",
-        rows,
-        columns,
-        brief=Brief(_most_important_first(rows), _NOISE if noisy else "", counts_rest=False),
-    )
+    brief = replace(_brief(rows), note=_NOISE if noisy else "")
+    return table("The numbers that decide", rows, columns, brief=brief)
 
 
 def _judged(result: MismatchResult) -> list[_Deciding]:
@@ -483,13 +479,14 @@ def _judged(result: MismatchResult) -> list[_Deciding]:
     ]
 
 
-def _most_important_first(rows: Sequence[_Deciding]) -> list[int]:
+def _brief(rows: Sequence[_Deciding]) -> Brief:
     """As many rows as a screen has room for: numbers without a limit that are not leading give
     way, the last ones first.
     """
     spare = [n for n, row in enumerate(rows) if row.limit is None and row.metric.key not in LEADING]
     needed = [n for n in range(len(rows)) if n not in spare]
-    return [*needed, *spare[: max(0, _MOST_ROWS - len(needed))]]
+    shown = [*needed, *spare[: max(0, _MOST_ROWS - len(needed))]]
+    return Brief(shown, counts_rest=False, fewest=len(needed))
 
 
 def _strictest(limits: Sequence[LimitRow], key: str, pair: str) -> LimitRow | None:

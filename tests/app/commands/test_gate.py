@@ -206,13 +206,14 @@ def test_markdown_is_one_table_whatever_it_contains(gate, limits, tmp_path):
     path = tmp_path / "gate.md"
     gate(FP8, "--limits", limits, "--baseline", FLOAT32, "--markdown", str(path))
     text = path.read_text()
-    rows = [line for line in text.splitlines() if line.startswith("|")]
+    limits_table, *_ = text.split("**Limits that do not hold")
+    rows = [line for line in limits_table.splitlines() if line.startswith("|")]
     cells = [re.split(r"(?<!\\)\|", row)[1:-1] for row in rows]
     assert len(rows) == 5 and {len(row) for row in cells} == {6}
-    assert [row[0].strip() for row in cells[2:]] == ["❌ EXCEEDED", "❔ not judged", "✅ holds"]
-    assert r"a \| b \<c\> \& " in rows[2] and r"\`e\`" in rows[2] and r"\[x\](y) \*z\*" in rows[2]
+    assert [row[4].strip() for row in cells[2:]] == ["✘ EXCEEDED", "? not judged", "✔ holds"]
+    assert r"a \| b \<c\> \& " in text and r"\`e\`" in text and r"\[x\](y) \*z\*" in text
     assert "\x1b" not in text and text.startswith(
-        "### ❌ mismatch-cli gate: failed\n\n1 of 3 limits does not hold: tv"
+        "### ❌ Does the gap stay within its limits? Failed\n\n1 of 3 limits does not hold: tv"
     )
 
 

@@ -227,7 +227,7 @@ def test_an_interrupt_leaves_nothing_half(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    for _ in range(600):
+    for _ in range(3000):
         if any(Path("run").glob(".trace.*.part")) or process.poll() is not None:
             break
         time.sleep(0.02)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import re
+from copy import copy
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from mismatch_cli.base.json_form import from_json
 from mismatch_cli.base.places import bundled
 from mismatch_cli.limits.assess import LimitRow
 from mismatch_cli.limits.limit_sets import Limit, LimitSet
+from mismatch_cli.metrics.pair_summary import MetricEstimate
 from mismatch_cli.metrics.population import Curation
 from mismatch_cli.report.pages import comparison, curation, gate, mismatch
 from mismatch_cli.report.screen import screen_of
@@ -47,12 +49,11 @@ def study() -> MismatchAnalysis:
     return analyse([Trace.open(TRACE)], 0)
 
 
-def page_with(study: MismatchAnalysis, **change: Any) -> ReportView:
-    """The page of a trace whose result has other parts."""
-    made = SimpleNamespace(
-        result=replace(study.result, **change), traces=study.traces, main_pair=study.main_pair
-    )
-    return mismatch.page(made)
+def shown(study: MismatchAnalysis, **changes: Any) -> ReportView:
+    """The page of a study with another result."""
+    other = copy(study)
+    other.result = replace(study.result, **changes)
+    return mismatch.page(other, worst=0)
 
 
 def test_a_gate_shows_the_measured_value_its_interval_and_the_limit(study):
@@ -62,45 +63,43 @@ def test_a_gate_shows_the_measured_value_its_interval_and_the_limit(study):
     for row, (pair, metric, bound) in zip(
         rows(table), [("mismatch", "abs_d_mean", "0.5"), ("total", "pearson", "0.25")], strict=True
     ):
-        estimate = study.json["pairs"][pair]["metrics"][metric]
+        estimate = study.result.pairs[pair].metrics[metric]
         assert row["metric"] == f"{metric} ({pair})"
-        assert equals(row["measured"], estimate["value"])
-        assert estimate["low"] is not None and is_interval(row["95 % interval"], estimate)
+        assert equals(row["measured"], estimate.value)
+        assert estimate.low is not None and is_interval(row["95 % interval"], vars(estimate))
         assert bound in row["limit"] and row["status"] == "✔ holds"
 
 
 def test_the_strictest_of_the_published_limits_is_shown(study):
-    verdict = study.result.verdict
-    known = next(row for row in verdict.bars if row.metric == "k3" and row.pair == "mismatch")
-    limits = [
-        replace(known, healthy=healthy, text=f"≤ {healthy}", publisher=who, standing="holds")
-        for healthy, who in ((0.3, "loose"), (0.001, "strict"), (0.02, "middle"))
-    ]
-    limits.append(replace(limits[1], pair="total", healthy=1e-9, publisher="of another pair"))
+    """An exceeded one before others; those on another pair are not about this number."""
+    (bar, *_) = [bar for bar in study.result.verdict.bars if bar.metric == "k3"]
+    bar = replace(bar, pair="mismatch", direction="max", standing="holds", level="")
 
-    def shown(bars: list[LimitRow]) -> dict[str, str]:
-        view = page_with(study, verdict=replace(verdict, bars=bars))
-        (table,) = (table for table in tables_of(view) if table.title == "The numbers that decide")
-        return {row[""]: row["strictest limit"] for row in rows(table)}
+    def limit(healthy: float, **changes: Any) -> LimitRow:
+        return replace(bar, healthy=healthy, broken=healthy, text=f"≤ {healthy}", **changes)
 
-    assert shown(limits)["KL(μ‖π), k3"] == "✔ 0.001 strict"
-    assert shown(limits)["mean |Δlog p|"] == ""
-    limits[0] = replace(limits[0], standing="exceeded")
-    assert shown(limits)["KL(μ‖π), k3"] == "✘ 0.3 loose"
+    def beside_k3(*bars: LimitRow) -> str:
+        view = shown(study, verdict=replace(study.result.verdict, bars=bars))
+        (row,) = (row for row in view.leading if row.metric.key == "k3")
+        return row.limit
+
+    of_total = limit(1e-9, pair="total")
+    assert beside_k3(limit(0.3), limit(0.001), limit(0.02), of_total).startswith("limit 0.001,")
+    exceeded = limit(0.3, standing="exceeded", level="broken")
+    assert beside_k3(exceeded, limit(0.001), of_total).startswith("limit 0.3,")
+    assert beside_k3(of_total) == ""
 
 
 def test_the_remark_on_staleness_is_of_the_pair_with_staleness(study):
     pairs = {}
     for number, (name, pair) in enumerate(study.result.pairs.items(), start=1):
-        changed = {
-            key: replace(pair.metrics[key], value=number / 10)
-            for key in ("tv_binary_mean", "ratio_outside_0.8_1.28")
-        }
-        pairs[name] = replace(pair, metrics={**pair.metrics, **changed})
+        planted = MetricEstimate(number / 10)
+        keys = ("tv_binary_mean", "ratio_outside_0.8_1.28")
+        pairs[name] = replace(pair, metrics=pair.metrics | dict.fromkeys(keys, planted))
     assert list(pairs)[2] == "total"
-    remarks = dict(page_with(study, pairs=pairs).remarks)
-    shown = r"mean \|π − μ\| 0\.30*, 30(\.0*)? % outside \[0\.8, 1\.28\]"
-    assert re.fullmatch(shown, remarks["With staleness"])
+    remarks = dict(shown(study, pairs=pairs).remarks)
+    words = r"mean \|π − μ\| 0\.30*, 30(\.0*)? % outside \[0\.8, 1\.28\]"
+    assert re.fullmatch(words, remarks["With staleness"])
 
 
 def tables_of(view: ReportView) -> list[Table]:
@@ -116,10 +115,9 @@ def settings_of(view: ReportView) -> list[Table]:
 
 
 def of_two(result: Row) -> tuple[ReportView, str, str]:
-    made = first_two(result)
-    typed = from_json(ComparisonResult, made)
-    view = comparison.page(SimpleNamespace(result=typed, typed=("one", "other")))
-    against, trace = (side["run"] for side in made["traces"])
+    made = from_json(ComparisonResult, first_two(result))
+    view = comparison.page(SimpleNamespace(result=made, typed=("one", "other")))
+    against, trace = (each.run for each in made.traces)
     return view, against, trace
 
 

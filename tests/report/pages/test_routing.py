@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mismatch_cli.report.pages.mismatch_routing import _ties
+from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.metrics.route_flips import ROUTING, MarginCounts, Margins, RoutingSummary
+from mismatch_cli.report.pages.mismatch_routing import routing_section
 
 
 @pytest.mark.parametrize(
@@ -17,4 +19,17 @@ from mismatch_cli.report.pages.mismatch_routing import _ties
     ],
 )
 def test_whether_flips_are_near_ties(flipped, agreeing, said):
-    assert said in _ties({"margins": {"flipped": {"p50": flipped}, "agreeing": {"p50": agreeing}}})
+    sides = [MarginCounts(1, None, median, None, []) for median in (agreeing, flipped)]
+    summary = RoutingSummary(
+        replayed=False,
+        tokens=1,
+        experts=8,
+        experts_per_token=2,
+        metrics=dict.fromkeys(ROUTING, Estimate(0.5)),
+        layers=[],
+        by_flips=[],
+        by_mu=[],
+        first=[],
+        margins=Margins([], *sides),
+    )
+    assert said in routing_section(summary).text

@@ -9,7 +9,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from mismatch_cli.base.json_form import from_json, to_json
 from mismatch_cli.base.places import bundled
+from mismatch_cli.limits.assess import Assessment
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.pages.mismatch import page as page_of
 from mismatch_cli.report.terminal import print_report
@@ -39,8 +41,8 @@ def test_the_terminal_shows_every_limit_with_its_source(studies, width):
     assert text.index("the trainer's own noise") < text.index("published limits")
     assert "mismatch-cli diagnose" in " ".join(text.split())
     if width == 120:
-        for row in study.result["verdict"]["bars"]:
-            assert all(word in text for word in row["who"].split())
+        for row in study.result.verdict.bars:
+            assert all(word in text for word in row.who.split())
         assert "with staleness" in text
 
 
@@ -48,29 +50,27 @@ def test_the_page_shows_them_too(studies):
     for study in studies.values():
         page = render_html(page_of(study))
         section = page[page.index('id="is-this-normal"') :]
-        for row in [*study.result["verdict"]["bars"], *study.result["verdict"]["measured"]]:
-            assert row["source"].split(",")[0] in section
+        for row in [*study.result.verdict.bars, *study.result.verdict.measured]:
+            assert row.source.split(",")[0] in section
 
 
 def test_the_bundled_traces_have_the_expected_status(studies):
     """The fp8 KV cache is far above the trainer's noise and below verl's limit; float32 is below
     every limit.
     """
-    coarse, fine = (studies[name].result["verdict"] for name in ("fp8-kv", "float32"))
-    assert coarse["floor"]["low"] > 10
-    status = {row["who"]: row["standing"] for row in coarse["bars"]}
+    coarse, fine = (studies[name].result.verdict for name in ("fp8-kv", "float32"))
+    assert coarse.floor.low > 10
+    status = {row.who: row.standing for row in coarse.bars}
     assert (status["verl FAQ"], status["Tinker, v2"]) == ("holds", "exceeded")
-    assert {row["pair"] for row in coarse["bars"]} == {"mismatch", "total"}
-    assert (coarse["family"], coarse["precision"]) == ("dense", "fp8")
-    assert (fine["family"], fine["precision"]) == ("dense", "fp32")
-    assert {row["standing"] for row in fine["bars"]} == {"holds"}
-    assert {row["pair"] for row in fine["bars"]} == {"mismatch"}
-    assert any(
-        re.match(r"18 of 18 published limits hold", sentence) for sentence in fine["sentences"]
-    )
+    assert {row.pair for row in coarse.bars} == {"mismatch", "total"}
+    assert (coarse.family, coarse.precision) == ("dense", "fp8")
+    assert (fine.family, fine.precision) == ("dense", "fp32")
+    assert {row.standing for row in fine.bars} == {"holds"}
+    assert {row.pair for row in fine.bars} == {"mismatch"}
+    assert any(re.match(r"18 of 18 published limits hold", sentence) for sentence in fine.sentences)
 
 
 def test_it_is_json(studies):
     for study in studies.values():
-        again = json.loads(json.dumps(study.result["verdict"], allow_nan=False))
-        assert again["sentences"] == study.result["verdict"]["sentences"]
+        content = json.loads(json.dumps(to_json(study.result.verdict), allow_nan=False))
+        assert to_json(from_json(Assessment, content)) == content

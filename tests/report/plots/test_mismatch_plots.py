@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.metrics.pair_summary import ProbabilityBin
 from mismatch_cli.report.drawing.fills import draw_points
 from mismatch_cli.report.drawing.panels import Box, Sheet
 from mismatch_cli.report.drawing.style import DARK, LIGHT, NARROW, WIDE, Style
 from mismatch_cli.report.figures import draw, plots_for, plots_of, text_of
 from mismatch_cli.studies.mismatch import PlotData
+from tests.metrics.summaries import NOTHING, pair_summary, place
 from tests.report.plots.drawing import PAPER, check_texts, drawn
 
 PLOTS = list(plots_of("mismatch"))
@@ -43,7 +47,7 @@ def test_the_plots_of_the_papers_exist() -> None:
 def test_contract(plot: ModuleType) -> None:
     assert text_of(plot, "TITLE", "mismatch").strip()
     assert text_of(plot, "CAPTION", "mismatch").strip().endswith(".")
-    assert plot.needs(PlotData({})) is False
+    assert plot.needs(PlotData(pair_summary())) is False
 
 
 def test_text_is_legible_inside_the_figure_and_apart(
@@ -77,27 +81,22 @@ def test_draws_or_declines_poor_data(plot: ModuleType, name: str) -> None:
     logq, logp, topk = (
         None if column is None else np.array(column, dtype=np.float32) for column in POOR[name]
     )
-    gap = {"value": 0.1, "low": None, "high": None, "note": "fewer than 10 prompts: no interval"}
-    nothing = {"value": None, "low": None, "high": None, "note": "not measured"}
+    gap = Estimate(0.1, note="fewer than 10 prompts: no interval")
     keys = [f"{q}_{s}" for q in ("ratio", "tv_binary", "tv_topk") for s in ("sd", "p99")]
-    row = {"mu_low": 0.9, "mu_high": 1.0, "tokens": 1, **dict.fromkeys(keys, nothing)}
-    summary = {
-        "metrics": {"sequence_slope": nothing},
-        "volatility": [
-            row,
-            row | {"tokens": 0},
-            row | {"ratio_sd": gap | {"value": 0.0}, "ratio_p99": gap | {"value": 1.1}},
+    spreads = dict.fromkeys(keys, NOTHING)
+    equal = spreads | {"ratio_sd": replace(gap, value=0.0), "ratio_p99": replace(gap, value=1.1)}
+    summary = pair_summary(
+        metrics={"sequence_slope": NOTHING},
+        volatility=[
+            ProbabilityBin(0.9, 1.0, tokens, metrics)
+            for tokens, metrics in ((1, spreads), (0, spreads), (1, equal))
         ],
-        "positions": [
-            {"first": 0, "last": 0, "abs_d_mean": gap},
-            {"first": 1, "last": 1, "abs_d_mean": nothing},
+        positions=[place(0, 0, gap), place(1, 1, NOTHING)],
+        turns=[
+            place(1, 1, gap, length_mean=gap),
+            place(24, None, replace(gap, value=0.0), length_mean=NOTHING),
         ],
-        "from_end": [],
-        "turns": [
-            {"first": 1, "last": 1, "abs_d_mean": gap, "length_mean": gap},
-            {"first": 24, "last": None, "abs_d_mean": gap | {"value": 0.0}, "length_mean": nothing},
-        ],
-    }
+    )
     lengths, sums = np.array([len(logq)]), np.array([float(np.sum(logp - logq))])
     data = PlotData(
         summary, "$\\frac{1}{2}$ 漢字 \x1b", logq, logp, topk, lengths, sums, lattice_steps=(0.5,)
@@ -128,20 +127,18 @@ def test_lattice_lines_are_drawn_only_where_the_data_shows_them(measured: Simple
 
 
 def test_plots_without_data_are_left_out() -> None:
-    assert list(plots_for(PlotData({}))) == []
+    assert list(plots_for(PlotData(pair_summary()))) == []
 
 
 def test_a_percentile_is_drawn_over_bins_with_enough_tokens() -> None:
-    rows = [
-        {"mu_low": low, "mu_high": high, "tokens": n}
-        for low, high, n in ((0, 0.5, 199), (0.5, 0.9, 200))
-    ]
-    found = {"value": 0.25, "low": 0.2, "high": 0.3, "note": None}
     keys = ("ratio_p01", "ratio_p99", "tv_binary_p99", "tv_topk_p99")
+    percentiles = dict.fromkeys(keys, Estimate(0.25, 0.2, 0.3))
+    bins = [
+        ProbabilityBin(low, high, tokens, percentiles)
+        for low, high, tokens in ((0, 0.5, 199), (0.5, 0.9, 200))
+    ]
     logq = np.log(np.linspace(0.1, 0.9, 50, dtype=np.float32))
-    data = PlotData(
-        {"volatility": [row | dict.fromkeys(keys, found) for row in rows]}, "", logq, logq - 0.01
-    )
+    data = PlotData(pair_summary(volatility=bins), "", logq, logq - 0.01)
     ratio, tv = draw(plots_of("mismatch")["ratio-and-tv"], data, STYLES[0]).axes
     steps = [
         line.get_xydata().tolist()
@@ -156,8 +153,8 @@ def test_a_slope_that_may_be_0_is_a_thin_line(measured: SimpleNamespace) -> None
     plot = plots_of("mismatch")["sequence-log-ratio"]
     looks = []
     for high in (-0.1, 0.1):
-        slope = {"sequence_slope": {"value": -1.0, "low": -2.0, "high": high, "note": None}}
-        data = PlotData(**{**vars(measured.plot_data), "summary": {"metrics": slope}})
+        slope = pair_summary(metrics={"sequence_slope": Estimate(-1.0, -2.0, high)})
+        data = replace(measured.plot_data, summary=slope)
         line = draw(plot, data, STYLES[0]).axes[0].lines[-1]
         looks.append((line.get_linestyle(), "may be 0" in line.get_label()))
     assert looks == [("-", False), ("--", True)]

@@ -1,0 +1,46 @@
+"""A page as GitHub Markdown, for a job summary, a comment or an issue: the answer, its tables, and
+what was measured.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+
+from mismatch_cli.base.text import visible
+from mismatch_cli.report.view import ReportView, Status, Table
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#&@$])")
+_SIGNS: dict[Status, str] = {"good": "✅ ", "mixed": "❔ ", "bad": "❌ ", "": ""}
+
+
+def as_markdown(view: ReportView) -> str:
+    """The Markdown of a page with a verdict; text of traces and files is escaped."""
+    verdict = view.verdict
+    assert verdict is not None
+    words = _escaped(verdict.words.capitalize())
+    head = f"### {_SIGNS[verdict.status]}{_escaped(view.title)} {words}"
+    tables = [table for section in view.outline for table in section.tables if not table.fold]
+    return "\n".join([head, "", _escaped(verdict.text), *map(_table, tables), "", *_facts(view)])
+
+
+def _table(table: Table) -> str:
+    heads = [column.title for column in table.columns]
+    lines = [_row(heads), "|" + "---|" * len(heads), *map(_row, table.rows)]
+    return "\n".join(["", f"**{_escaped(table.title)}**", "", *lines])
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(map(_escaped, cells))} |"
+
+
+def _facts(view: ReportView) -> Iterator[str]:
+    """What to type next, what was left out and what was measured, as a list."""
+    yield from (f"- {_escaped(shows)} {_escaped(line)}" for line, shows in view.next)
+    yield from (f"- {_escaped(note)}" for note in view.notes)
+    for label, value in (*view.remarks, *view.about):
+        yield f"- {_escaped(label)}: {_escaped(value)}"
+    yield ""
+
+
+def _escaped(words: str) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    return _SPECIAL.sub(r"\\\1", visible(words))
