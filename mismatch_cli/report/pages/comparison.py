@@ -414,7 +414,8 @@ def _gap_table(first: ComparedTrace, others: Sequence[_Other], title: str) -> Ta
     ]
     if len(others) == 1:
         columns += _difference_columns(others[0][1])
-    deciding = [n for n, metric in enumerate(metrics) if metric.key in DECIDING]
+    keys = [metric.key for metric in metrics]
+    deciding = [keys.index(key) for key in DECIDING if key in keys]
     return table(
         title,
         metrics,
