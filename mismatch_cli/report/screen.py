@@ -64,41 +64,49 @@ def as_text(screen: Screen, width: int = _WIDTH) -> str:
 
 def _fitted(screen: Screen) -> Screen:
     """The screen with what fits: notes give way first, then rows, excerpts, curves and remarks."""
-    fewer_notes = _with_first_note(screen)
-    for smaller in (screen, fewer_notes, *_with_fewer_rows(fewer_notes)):
-        shown = replace(smaller, tables=tuple(map(_brief, smaller.tables)))
-        if _lines(shown) <= _MOST_LINES:
-            return shown
+    if _lines_too_many(screen):
+        screen = _with_first_note(screen)
+    while True:
+        most = _lines_too_many(screen)
+        smaller = _with_fewer_rows(screen, most) if most else None
+        if smaller is None:
+            break
+        screen = smaller
     for part in ("excerpts", "profiles", "remarks"):
-        while getattr(shown, part) and _lines(shown) > _MOST_LINES:
-            shown = replace(shown, **{part: getattr(shown, part)[:-1]})
-    return shown
+        while getattr(screen, part) and _lines_too_many(screen):
+            screen = replace(screen, **{part: getattr(screen, part)[:-1]})
+    return _shown(screen)
 
 
-def _lines(screen: Screen) -> int:
-    return as_text(screen, _FITTED_WIDTH).count("\n") + 1
+def _shown(screen: Screen) -> Screen:
+    return replace(screen, tables=tuple(map(_brief, screen.tables)))
+
+
+def _lines_too_many(screen: Screen) -> int:
+    lines = as_text(_shown(screen), _FITTED_WIDTH).count("\n") + 1
+    return max(0, lines - _MOST_LINES)
 
 
 def _with_first_note(screen: Screen) -> Screen:
     left = len(screen.notes) - 1
     if left < 1:
         return screen
-    return replace(screen, notes=(screen.notes[0], f"{numbers.things(left, 'more note')}: --full"))
+    more = f"{numbers.things(left, 'more note')}: --full"
+    return replace(screen, notes=(screen.notes[0], more))
 
 
-def _with_fewer_rows(screen: Screen) -> Iterator[Screen]:
-    """The screen with one row less in its longest table, again and again."""
-    while True:
-        spare = {
-            n: table.brief for n, table in enumerate(screen.tables) if _can_shrink(table.brief)
-        }
-        if not spare:
-            return
-        longest = max(spare, key=lambda n: len(spare[n].rows))
-        tables, brief = list(screen.tables), spare[longest]
-        tables[longest] = replace(tables[longest], brief=replace(brief, rows=brief.rows[:-1]))
-        screen = replace(screen, tables=tuple(tables))
-        yield screen
+def _with_fewer_rows(screen: Screen, most: int) -> Screen | None:
+    """The screen with at most so many rows less in its longest table; None if all rows have to
+    stay.
+    """
+    spare = {n: table.brief for n, table in enumerate(screen.tables) if _can_shrink(table.brief)}
+    if not spare:
+        return None
+    longest = max(spare, key=lambda n: len(spare[n].rows))
+    tables, brief = list(screen.tables), spare[longest]
+    stay = max(brief.fewest, len(brief.rows) - most)
+    tables[longest] = replace(tables[longest], brief=replace(brief, rows=brief.rows[:stay]))
+    return replace(screen, tables=tuple(tables))
 
 
 def _can_shrink(brief: Brief | None) -> TypeGuard[Brief]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.base.json_form import from_json, to_json
+from mismatch_cli.base.json_form import beside_if_any, from_json, to_json
 from mismatch_cli.base.numbers import things
 from mismatch_cli.base.text import parsed_json
 from mismatch_cli.limits.judge import Range, pair_for
@@ -38,9 +38,25 @@ class Alarm:
             return f"at step {self.since}"
         return f"from step {self.since} to {self.last}"
 
-    def to_json(self) -> dict[str, Any]:
+    @property
+    def row(self) -> AlarmRow:
         """Its first step's check, with the last step that did not hold the limit."""
-        return {"step": self.since, "last": self.last, "over": self.over, **to_json(self.check)}
+        return AlarmRow(self.since, self.last, self.over, self.check)
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(to_json(self.row))
+
+
+@dataclass(frozen=True)
+class AlarmRow:
+    """An alarm as JSON has it: its first step, the newest that did not hold the limit, and the one
+    that held it again.
+    """
+
+    step: int
+    last: int
+    over: int | None
+    check: CheckRow | None = beside_if_any()
 
 
 def under_way_first(alarms: Iterable[Alarm]) -> list[Alarm]:
@@ -88,12 +104,19 @@ class WatchState:
     alarms: Sequence[Alarm]  # of these limits
     unmeasured: Sequence[str]  # limits that no step could be compared with
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "limits": len(self.limits),
-            "alarms": [alarm.to_json() for alarm in self.alarms],
-            "unmeasured": list(self.unmeasured),
-        }
+    @property
+    def result(self) -> WatchResult:
+        rows = [alarm.row for alarm in self.alarms]
+        return WatchResult(len(self.limits), rows, list(self.unmeasured))
+
+
+@dataclass(frozen=True)
+class WatchResult:
+    """The answer of a watch as JSON has it: how many limits there are, and what they said."""
+
+    limits: int
+    alarms: Sequence[AlarmRow]
+    unmeasured: Sequence[str]
 
 
 @dataclass(frozen=True)

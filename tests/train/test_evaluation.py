@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from mismatch_cli.base.errors import UsageError
+from mismatch_cli.base.json_form import to_json
 from mismatch_cli.base.places import bundled
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.engines.hf import HfEngine
 from mismatch_cli.train.commands.train import _is_saved
 from mismatch_cli.train.evaluation import evaluate, evaluate_before, evaluation_sampling
 from mismatch_cli.train.run import Run
-from mismatch_cli.train.studies.runs import read_runs
+from mismatch_cli.train.studies.runs import SetAccuracy, read_runs
 from mismatch_cli.train.studies.training import TrainingAnalysis
 from mismatch_cli.train.task import evaluation_sets
 from mismatch_cli.train.train_config import load_config
@@ -135,15 +136,15 @@ def test_a_report_shows_each_set(evaluated):
     (found,) = read_runs([evaluated[0]])
     lines = numbers(evaluated[0])
     assert found.accuracy_by_set == {
-        name: {
-            "before": lines[0]["eval"][name],
-            "final": lines[2]["eval"][name],
-            "best": max(line["eval"][name] for line in lines),
-        }
+        name: SetAccuracy(
+            before=lines[0]["eval"][name],
+            final=lines[2]["eval"][name],
+            best=max(line["eval"][name] for line in lines),
+        )
         for name in ("four", "one")
     }
     (told,) = TrainingAnalysis.of([found]).to_json()["runs"]
-    assert told["accuracy_by_set"] == found.accuracy_by_set
+    assert told["accuracy_by_set"] == to_json(found.accuracy_by_set)
     assert told["final_accuracy"] == lines[2]["eval_accuracy"]
 
 

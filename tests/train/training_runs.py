@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.studies.watch_state import Alarm, WatchState
+from mismatch_cli.limits.limit_sets import CheckRow
+from mismatch_cli.studies.watch_state import Alarm, SetLimit, WatchState
 from mismatch_cli.train.studies.runs import TrainingRun
 from mismatch_cli.train.studies.training import TrainingAnalysis
 from mismatch_cli.train.train_config import load_config
@@ -136,13 +137,17 @@ def eight_algorithms() -> list[TrainingRun]:
     return [make_run(name, seed, 45 if seed == 2 else 60) for name in EIGHT for seed in range(3)]
 
 
-def limit(metric: str, bound: str, threshold: float, pair: str = "") -> dict[str, Any]:
-    return {
-        "limits": "mine", "metric": metric, "pair": pair, "bound": bound, "threshold": threshold
-    }  # fmt: skip
+def limit(metric: str, bound: str, threshold: float, pair: str = "") -> SetLimit:
+    return SetLimit(metric, bound, threshold, pair, limits="mine")
 
 
-def watched(*limits: dict[str, Any], alarms: tuple[tuple[int, int], ...] = ()) -> TrainingAnalysis:
-    check = limits[0] | {"pair": "mismatch", "reason": ""}
-    rows = [Alarm(first, check, last=last, told=first) for first, last in alarms]
+def watched(*limits: SetLimit, alarms: tuple[tuple[int, int], ...] = ()) -> TrainingAnalysis:
+    """A watched run; the alarms are those of the first limit, with their first and last steps."""
+    first = limits[0]
+    check = CheckRow(
+        limits=first.limits, metric=first.metric, pair="mismatch", value=1.0, low=None, high=None,
+        bound=first.bound, threshold=first.threshold, decide=first.decide, reference=None,
+        allowed=None, holds=False, status="exceeded", reason="", power=None, source="", why="",
+    )  # fmt: skip
+    rows = [Alarm(since, check, last=last, told=since) for since, last in alarms]
     return TrainingAnalysis.of([make_run(steps=20)], WatchState(limits, rows, ()))

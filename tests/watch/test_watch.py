@@ -680,4 +680,4 @@ def test_the_page_answers_with_the_alarms(
         for alarm in alarms:
             assert f"since step {alarm['step']}" in html and f"since step {alarm['step']}" in said
         study = TrainingAnalysis.of(read_runs([seen]))
-        assert page(study).screen.verdict.words == words, "`report` of the folder answers the same"
+        assert page(study).verdict.words == words, "`report` of the folder answers the same"

@@ -1,17 +1,13 @@
-"""Whether one algorithm learns faster than another: the screen of one comparison, and the table
-of all of them.
-"""
+"""Whether one algorithm learns faster than another: the answer, and the table of all measures."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from mismatch_cli.base import numbers
-from mismatch_cli.base.errors import suggest
 from mismatch_cli.metrics.estimate import Estimate
-from mismatch_cli.metrics.update_table import TRAINING
-from mismatch_cli.report.tables import col, percent, plain, table, text
-from mismatch_cli.report.view import Facts, Screen, Status, Table, Verdict
-from mismatch_cli.train.pages._training_screen import by_how_much, how_paired, profiles, subject
+from mismatch_cli.report.tables import Col, col, percent, plain, table, text, value_of
+from mismatch_cli.report.view import Brief, Facts, Priority, Status, Table, Verdict
+from mismatch_cli.train.pages._training_verdict import by_how_much, how_paired
 from mismatch_cli.train.studies.common_steps import in_words
 from mismatch_cli.train.studies.learning_speed import (
     AREA,
@@ -28,9 +24,7 @@ from mismatch_cli.train.studies.learning_speed import (
     STEPS,
     Claim,
     ClaimRow,
-    Measure,
 )
-from mismatch_cli.train.studies.runs import named_by
 from mismatch_cli.train.studies.training import TrainingAnalysis
 
 _NAMED = 3  # runs that a sentence names
@@ -39,6 +33,7 @@ _SIGNS = {SHOWN: "✔ ", CONTRADICTED: "✘ "}
 _IN_PERCENT = {BAD_OF_ALL.key: "bad, % of A ≠ 0", BAD_OF_NEGATIVE.key: "bad, % of A < 0"}
 _LABELS = _IN_PERCENT | {
     AREA.key: "area (mean reward)",
+    FINAL.key: "final reward",
     STEPS.key: "steps to {}",
     SECONDS.key: "seconds to {}",
 }
@@ -49,165 +44,100 @@ _SENTENCES = {
     ONE_SEED_EACH: "One seed does not decide whether {own} learns faster than {rival}",
     NO_INTERVAL: "All seeds differ equally, so it is open whether {own} learns faster than {rival}",
 }
+_DIFFERENCE = "Difference: first − second, ± 95 % over seeds."
+_MEANING = (
+    "Shown: its interval excludes 0 where the first is better; contradicted: where the second is."
+)
 _DECIDES = "The area decides; the other rows describe it."
 
 
 class _Row(NamedTuple):
-    """A row of a table: one measure of a claim."""
+    """A row of the table: one measure of a claim."""
 
     claim: Claim
-    of: ClaimRow
-
-
-def claims_screen(study: TrainingAnalysis, notes: tuple[str, ...]) -> Screen:
-    """One comparison in a screen: every measure of it, or the area in each of several settings."""
-    claims, runs = study.claims, study.claimed_runs
-    both = TrainingAnalysis(runs)
-    if len(claims) == 1:
-        (claim,) = claims
-        return Screen(
-            subject=subject(both),
-            notes=notes,
-            tables=(_measures(claim),),
-            remarks=_remarks(claim),
-            profiles=profiles(both),
-            verdict=_verdict(claim),
-            next=_next(study),
-        )
-    return Screen(
-        subject=subject(both),
-        notes=notes,
-        tables=(_settings(claims),),
-        verdict=_verdict_of_several(claims),
-        next=_next(study),
-    )
+    measure: ClaimRow
 
 
 def claims_table(study: TrainingAnalysis) -> Table:
     """Every measure of every comparison: a row each."""
-    claims = [claim for claim in study.claims if claim.answer != NOT_MEASURED]
+    claims = [claim for claim in study.claims if study.claimed or claim.answer != NOT_MEASURED]
     rows = [_Row(claim, row) for claim in claims for row in claim.rows]
-    title, names = "Over the steps that both share", [text("first − second", _comparison)]
+    title, own, rival = "Over the steps that both share", "first", "second"
     if len(claims) == 1:
-        title, names = f"{_comparison(rows[0])}, over the steps that both share", []
+        title = f"{claims[0].title}, over the steps that both share"
+        own, rival = claims[0].own, claims[0].rival
     return table(
         title,
         rows,
         [
-            *names,
+            *_names(study, claims),
             text("measure", _label),
-            col("first", _own),
-            col("second", _rival),
-            col("difference", _difference),
-            col("paired seeds", _pairs, optional=True),
-            text("better?", _answer, essential=True),
+            col(own, lambda row: _mean(row, row.measure.own), priority=Priority.SPARE),
+            col(rival, lambda row: _mean(row, row.measure.rival), priority=Priority.SPARE),
+            col("difference", lambda row: _show(row)(row.measure.difference)),
+            col(
+                "paired seeds",
+                lambda row: numbers.count(row.measure.paired_seeds),
+                priority=Priority.FULL,
+            ),
+            text("better?", _answer, priority=Priority.ALWAYS),
         ],
-        note=(
-            "Difference: first − second, ± 95 % over seeds. Shown: its interval excludes 0 where "
-            f"the first is better; contradicted: where the second is. {_DECIDES}"
-        ),
+        note=f"{_DIFFERENCE} {_MEANING} {_DECIDES}",
+        brief=_brief(rows) if study.claimed else None,
     )
 
 
-def _comparison(row: _Row) -> str:
-    return row.claim.title
+def _names(study: TrainingAnalysis, claims: Sequence[Claim]) -> list[Col[_Row]]:
+    """What names a comparison among several."""
+    if len(claims) == 1:
+        return []
+    if study.claimed is None:
+        return [text("first − second", lambda row: row.claim.title)]
+    return [text("setting", lambda row: row.claim.setting or row.claim.title)]
 
 
-def _measures(claim: Claim) -> Table:
-    """A row per measure of one claim."""
-    step_N = claim.common.step_N
-    over = in_words(step_N).capitalize() if len(step_N) else "No common steps"
-    return table(
-        "",
-        [_Row(claim, row) for row in claim.rows],
-        [
-            text("", _label),
-            col(claim.own, _own, optional=True),
-            col(claim.rival, _rival, optional=True),
-            col("difference", _difference),
-            text("better?", _answer, essential=True),
-        ],
-        note=f"{over}. Difference: first − second, ± 95 % over seeds. {_DECIDES}",
-    )
-
-
-def _settings(claims: Sequence[Claim]) -> Table:
-    """A row per setting: the area, which decides, and the steps to the reward."""
-    (own, rival), *_ = ((claim.own, claim.rival) for claim in claims)
-    return table(
-        "",
-        [_Row(claim, claim.area) for claim in claims],
-        [
-            text("setting", lambda row: row.claim.setting or row.claim.title),
-            col("area of first", _own, TRAINING[AREA.key], optional=True),
-            col("of second", _rival, optional=True),
-            col("difference", _difference),
-            col("in steps", _steps, TRAINING[STEPS.key], optional=True),
-            text("faster?", _answer, essential=True),
-        ],
-        note=(
-            f"First: {own}; second: {rival}. Area: mean reward over the steps that both share. In "
-            "steps: the difference of the steps to a reward half-way up. ± 95 % over seeds."
-        ),
-    )
+def _brief(rows: Sequence[_Row]) -> Brief:
+    """What decides comes first: the areas of all settings, then the steps, then the rest."""
+    first = (AREA.key, STEPS.key)
+    ranked = [n for key in first for n, row in enumerate(rows) if row.measure.measure == key]
+    rest = [n for n in range(len(rows)) if n not in ranked]
+    several = len({id(row.claim) for row in rows}) > 1
+    return Brief(ranked if several else ranked + rest, f"{_DIFFERENCE} {_DECIDES}")
 
 
 def _label(row: _Row) -> str:
-    if row.of.measure is FINAL:
-        return _final(row.claim)
-    return _LABELS[row.of.measure.key].format(numbers.number(row.claim.reward, 2))
+    common = row.claim.common
+    if row.measure.measure == FINAL.key and not common.is_final:
+        return f"reward, {in_words(common.window_N)}"
+    return _LABELS[row.measure.measure].format(numbers.number(row.claim.reward, 2))
 
 
-def _final(claim: Claim) -> str:
-    common = claim.common
-    return "final reward" if common.is_final else f"reward, {in_words(common.window_N)}"
+def _show(row: _Row) -> Callable[[Estimate | float], str]:
+    return percent if row.measure.measure in _IN_PERCENT else plain
 
 
-def _show(measure: Measure) -> Callable[[Estimate], str]:
-    return percent if measure.key in _IN_PERCENT else plain
-
-
-def _own(row: _Row) -> str:
-    return _mean(row.of.own, row.of.measure)
-
-
-def _rival(row: _Row) -> str:
-    return _mean(row.of.rival, row.of.measure)
-
-
-def _mean(mean: Estimate, measure: Measure) -> str:
+def _mean(row: _Row, mean: Estimate) -> str:
     """The mean without its interval: that of the difference decides."""
-    if mean.value is None:
-        return mean.note or numbers.MISSING
-    return _show(measure)(Estimate(mean.value))
-
-
-def _difference(row: _Row) -> str:
-    return _show(row.of.measure)(row.of.difference.estimate)
-
-
-def _pairs(row: _Row) -> str:
-    return numbers.count(row.of.difference.pairs)
-
-
-def _steps(row: _Row) -> str:
-    steps = row.claim.row(STEPS)
-    return numbers.MISSING if steps is None else plain(steps.difference.estimate)
+    value = value_of(mean)
+    return mean.note or numbers.MISSING if value is None else _show(row)(value)
 
 
 def _answer(row: _Row) -> str:
-    return _SIGNS.get(row.of.answer, "") + row.of.answer
+    return _SIGNS.get(row.measure.answer, "") + row.measure.answer
 
 
-def _remarks(claim: Claim) -> Facts:
-    """The area seed by seed, and which runs do not reach the reward."""
+def claim_remarks(claims: Sequence[Claim]) -> Facts:
+    """Of a single comparison: the area seed by seed, and which runs do not reach the reward."""
+    if len(claims) > 1:
+        return ()
+    (claim,) = claims
     by_seed, steps = claim.by_seed, claim.row(STEPS)
     facts: Facts = ()
     if len(by_seed) > 1:
         seeds, differences = ", ".join(map(str, by_seed)), map(numbers.number, by_seed.values())
         facts += (("By seed", f"the area differs by {', '.join(differences)} (seeds {seeds})"),)
-    if steps is not None and steps.unreached:
-        facts += (("Not reached", _listed(steps.unreached)),)
+    if steps is not None and steps.not_reached_by:
+        facts += (("Not reached", _listed(steps.not_reached_by)),)
     return facts
 
 
@@ -218,57 +148,42 @@ def _listed(names: Sequence[str]) -> str:
     return f"by {numbers.things(len(names), 'run')}: {', '.join(names[:_NAMED])}{more}"
 
 
-def _verdict(claim: Claim) -> Verdict:
-    """The answer by the area, then the measures that say the same or otherwise."""
-    area = claim.area
-    if area.answer == NOT_MEASURED:
-        return Verdict("NOT MEASURED", "The runs share no step with a reward.")
-    sentence = _SENTENCES[area.answer].format(own=claim.own, rival=claim.rival)
-    apart = area.difference
+def claim_verdict(claims: Sequence[Claim]) -> Verdict:
+    """Whether the area shows that the first algorithm learns faster, or in how many settings."""
+    if len(claims) > 1:
+        return _of_several(claims)
+    (claim,) = claims
+    area, words = claim.area, claim.answer.upper()
+    if claim.answer == NOT_MEASURED:
+        return Verdict(words, "The runs share no step with a reward.")
+    sentence = _SENTENCES[claim.answer].format(own=claim.own, rival=claim.rival)
     sentence += f": mean reward over {in_words(claim.common.step_N)} differs by "
-    if area.answer == ONE_SEED_EACH:
-        sentence += f"{numbers.number(apart.estimate.value)}. Repeat both with --seeds 3."
-        return Verdict(area.answer.upper(), sentence)
-    sentence += f"{by_how_much(apart)}{how_paired(apart)}. {_others(claim)}"
-    return Verdict(area.answer.upper(), sentence.rstrip(), _STATUS.get(area.answer, ""))
+    if claim.answer == ONE_SEED_EACH:
+        alone = numbers.number(area.difference.value)
+        return Verdict(words, f"{sentence}{alone}. Repeat both with --seeds 3.")
+    sentence += f"{by_how_much(area.difference)}, {how_paired(area.paired_seeds)}."
+    return Verdict(words, " ".join([sentence, *_others(claim)]), _STATUS.get(claim.answer, ""))
 
 
-def _others(claim: Claim) -> str:
-    """`Shown: steps to 0.54, seconds to 0.54. Not shown: bad, % of A ≠ 0.`"""
+def _others(claim: Claim) -> list[str]:
+    """`Shown: steps to 0.54; seconds to 0.54.`, `Not shown: bad, % of A ≠ 0.`"""
     labels_of: dict[str, list[str]] = {}
     for row in claim.rows[1:]:
         labels_of.setdefault(row.answer, []).append(_label(_Row(claim, row)))
-    return " ".join(
-        f"{answer.capitalize()}: {'; '.join(labels)}." for answer, labels in labels_of.items()
-    )
+    return [f"{answer.capitalize()}: {'; '.join(labels)}." for answer, labels in labels_of.items()]
 
 
-def _verdict_of_several(claims: Sequence[Claim]) -> Verdict:
+def _of_several(claims: Sequence[Claim]) -> Verdict:
     """In how many settings the claim is shown; contradicted ones are named."""
     answers = [claim.answer for claim in claims]
     shown, against = answers.count(SHOWN), answers.count(CONTRADICTED)
     words = f"SHOWN IN {shown} OF {len(claims)} SETTINGS"
-    if against:
-        words += f", CONTRADICTED IN {against}"
-    own, rival = claims[0].own, claims[0].rival
     status: Status = "good" if shown == len(claims) else ""
     if against:
+        words += f", CONTRADICTED IN {against}"
         status = "mixed" if shown else "bad"
     sentence = (
-        f"The claim: {own} learns faster than {rival}, by the mean reward over the steps that both "
-        "share in a setting."
+        f"The claim: {claims[0].own} learns faster than {claims[0].rival}, by the mean reward "
+        "over the steps that both share in a setting."
     )
     return Verdict(words, sentence, status)
-
-
-def _next(study: TrainingAnalysis) -> Facts:
-    """Commands for the same two algorithms: what they block, and every number."""
-    folders, flags = [run.folder for run in study.runs if run.folder], study.claim_flags
-    lines = []
-    trace = study.claimed_runs[0].last_trace
-    if trace is not None:
-        lines.append((suggest("clipstats", trace, *flags), "what both block on the same tokens"))
-    if len(folders) == len(study.runs):
-        line = suggest("report", *named_by(folders), *flags, "--full")
-        lines.append((line, "every run and number"))
-    return tuple(lines)

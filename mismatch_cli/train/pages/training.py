@@ -1,58 +1,51 @@
 """The page of training runs: a `ReportView`, which terminal and HTML print."""
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
+
 from mismatch_cli.base import numbers
+from mismatch_cli.base.errors import suggest
 from mismatch_cli.base.places import shown
 from mismatch_cli.metrics.gap_table import Metric
-from mismatch_cli.metrics.update_table import CLIPPING, TRAINING
+from mismatch_cli.metrics.update_table import TRAINING
 from mismatch_cli.report.about import command_line
-from mismatch_cli.report.tables import (
-    Col,
-    col,
-    filled,
-    interval_or_note,
-    number,
-    parts,
-    percent,
-    plain,
-    table,
-    text,
-)
-from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
+from mismatch_cli.report.tables import filled, plain, table, text
+from mismatch_cli.report.view import Facts, MetricRow, Profile, ReportView, Section, Verdict
 from mismatch_cli.studies.watch_state import WatchState
-from mismatch_cli.train.pages._staleness_table import staleness_table
-from mismatch_cli.train.pages._training_claims import claims_screen, claims_table
-from mismatch_cli.train.pages._training_screen import (
-    GAP,
-    half_way,
-    reward_title,
-    screen,
-    speed_column,
+from mismatch_cli.train.pages._training_claims import claim_remarks, claim_verdict, claims_table
+from mismatch_cli.train.pages._training_tables import (
+    algorithms_table,
+    blocked_table,
+    correlation_table,
+    runs_table,
+    sets_table,
+    staleness_table,
+    time_table,
+    trainer_table,
 )
+from mismatch_cli.train.pages._training_verdict import verdict, watch_verdict
 from mismatch_cli.train.studies.common_steps import CommonSteps, in_words
-from mismatch_cli.train.studies.learning_speed import AREA, BAD_OF_ALL, SECONDS, STEPS
-from mismatch_cli.train.studies.runs import MOST_MISSING, TrainingRun, sync_proven
-from mismatch_cli.train.studies.seeds import over_seeds, spread
+from mismatch_cli.train.studies.phases import mean_time, recomputing
+from mismatch_cli.train.studies.run_numbers import GAP, RunGroup
+from mismatch_cli.train.studies.run_settings import shared_and_different
+from mismatch_cli.train.studies.runs import MOST_MISSING, TrainingRun, named_by, sync_in_words
 from mismatch_cli.train.studies.training import (
+    Curve,
     TrainingAnalysis,
-    correlations,
-    phases_of,
     problems_of,
-    seconds_by_phase,
     settings_of,
+    steps_of,
+    what_was_trained,
 )
 
 _NOTATION = (
     "μ is the rollout’s probability of the sampled token and π the trainer’s, A the advantage. "
     "At equal weights means before the first update of the step; the weights of an update are "
     "those that it changes. A blocked token is one that the algorithm’s mask keeps out of the "
-    "update. After a mean over several seeds, ± covers 95 % over seeds (Student’s t), and [low, "
-    "high] are the lowest and highest of them."
+    "update. After a mean over several seeds, ± covers 95 % over seeds (Student’s t)."
 )
 _NO_BAD_UPDATES = "There were no bad updates. "
 _BAD_UPDATES = (
@@ -61,69 +54,77 @@ _BAD_UPDATES = (
     "A blocked token contributes nothing to the update."
 )
 _LEADING = 3  # algorithms with their numbers beside the headline
-_NAMES_SHOWN = 3
+_NAMED = 3  # runs or algorithms that a sentence names
 _IN_THE_TABLE = ("algorithm", "seed")  # of runs
-_CORRELATIONS = "Bad updates and reward over the steps"
-_LONG = 0.1  # of a step
-_MANY = 12  # rows of correlations: more are folded on the page and cut on a terminal
-_RUN: Col[TrainingRun] = text("run", lambda run: run.name)
+_LONG = 0.1  # of a step: shorter phases are not named
+_DRAWN = (3, 2)  # algorithms with curves on the screen: with one setting, and with several
+_BARS = (24, 20)  # of a curve: with one algorithm, and with several, whose names take room
 
 
 def page(study: TrainingAnalysis, reload_seconds: int = 0) -> ReportView:
     """One run or several; the page reloads itself while training continues."""
-    runs, notes = study.runs, _notes(study)
-    answer = screen(study, notes)
-    title = "Does training stay stable?"
-    if study.claimed is not None:
-        answer = claims_screen(study, _notes_of_claims(study))
-        title = "Does {} learn faster than {}?".format(*study.claimed)
+    notes = _notes_of_answer(study)
+    reloads = ["Training is still running: this page reloads itself."] if reload_seconds else []
+    folders = [run.folder or Path(run.name) for run in study.runs]
     return ReportView(
-        title=title,
+        title=_title(study),
         about=_about(study),
-        notes=notes
-        + ("Training is still running: this page reloads itself.",) * bool(reload_seconds),
+        subject=_subject(study.answered),
+        notes=(*notes, *reloads),
         leading=_leading(study),
-        screen=answer,
-        outline=_sections(study),
-        settings=_settings(runs),
-        command=command_line(
-            "report", [run.folder or Path(run.name) for run in runs], *study.claim_flags
-        ),
+        verdict=_verdict(study),
+        remarks=claim_remarks(study.claims) if study.claimed else _remarks(study),
+        profiles=_profiles(study.answered),
+        next=_next(study),
+        outline=_sections(study, [note for note in _notes(study) if note not in notes]),
+        settings=_settings(study.runs),
+        command=command_line("report", folders, *study.claim_flags),
         notation=_NOTATION,
         reload_seconds=reload_seconds,
     )
 
 
-def _sections(study: TrainingAnalysis) -> tuple[Section, ...]:
-    runs = study.runs
-    never_bad = study.has("bad_over_negative") and not study.occurs("bad_over_negative")
-    limits = () if study.watched is None else _limits(study.watched)
-    rewards = (
-        _algorithms_table(study),
-        _runs_table(study),
-        _sets_table(study.restricted),
-        _trainer_table(runs),
-    )
+def _title(study: TrainingAnalysis) -> str:
+    if study.claimed is None:
+        return "Does training stay stable?"
+    return "Does {} learn faster than {}?".format(*study.claimed)
+
+
+def _verdict(study: TrainingAnalysis) -> Verdict:
+    if study.watched is not None:
+        return watch_verdict(study, study.watched)
+    return claim_verdict(study.claims) if study.claimed else verdict(study)
+
+
+def _sections(study: TrainingAnalysis, notes: Sequence[str]) -> tuple[Section, ...]:
+    """All parts; the notes are those on runs that the answer is not about."""
+    bad = _NO_BAD_UPDATES if study.never("bad_over_negative") else ""
+    rewards = (algorithms_table, runs_table, sets_table, trainer_table)
+    updates = (blocked_table, staleness_table, correlation_table)
     return (
-        *limits,
+        *_limits(study.watched),
         Section("Which learns faster", tables=filled(claims_table(study))),
-        Section("Reward and mismatch", tables=filled(*rewards)),
+        Section(
+            "Reward and mismatch",
+            " ".join(notes),
+            tables=filled(*(make(study) for make in rewards)),
+        ),
         Section(
             "Bad updates and blocked tokens",
-            (_NO_BAD_UPDATES if never_bad else "") + _BAD_UPDATES,
-            tables=filled(
-                _blocked_table(study.restricted), staleness_table(study), _correlation_table(runs)
-            ),
+            bad + _BAD_UPDATES,
+            tables=filled(*(make(study) for make in updates)),
         ),
-        Section("Where the time goes", _time_text(runs), tables=filled(_time_table(runs))),
+        Section("Where the time goes", _time_text(study.runs), tables=filled(time_table(study))),
     )
 
 
-def _limits(watched: WatchState) -> tuple[Section, ...]:
+def _limits(watched: WatchState | None) -> tuple[Section, ...]:
     """Every alarm: since which step, whether it is over, and what was measured at first."""
+    if watched is None or not watched.limits:
+        return ()
     rows = table(
         "Alarms",
-        list(watched.alarms),
+        watched.alarms,
         [
             text("when", lambda alarm: alarm.when),
             text("metric", lambda alarm: alarm.check.quantity),
@@ -131,102 +132,130 @@ def _limits(watched: WatchState) -> tuple[Section, ...]:
             text("limits", lambda alarm: str(shown(alarm.check.limits))),
         ],
     )
-    return (Section("Limits", tables=filled(rows)),) if watched.limits else ()
+    return (Section("Limits", tables=filled(rows)),)
 
 
 def _time_text(runs: Sequence[TrainingRun]) -> str:
     """The share of a step that recomputing log-probabilities takes; empty where no run does."""
-    phases = map(seconds_by_phase, runs)
-    shares = [
-        seconds["recompute"] / sum(seconds.values()) for seconds in phases if "recompute" in seconds
-    ]
+    shares = recomputing(runs)
     if not shares:
         return ""
-    low, high = (f"{100 * share:.0f} %" for share in (min(shares), max(shares)))
+    ends = dict.fromkeys(f"{100 * share:.0f} %" for share in (min(shares), max(shares)))
+    return f"Recomputing log π′ takes {' to '.join(ends)} of a step in runs that do it."
+
+
+def _subject(study: TrainingAnalysis) -> tuple[str, str]:
+    runs = study.runs
+    names = list(dict.fromkeys(run.algorithm for run in runs))
+    who = " and ".join(names) if len(names) < _NAMED else f"{len(names)} algorithms"
+    batch = [settings_of(runs, key) for key in ("prompts_per_step", "samples_per_prompt")]
     return (
-        f"Recomputing log π′ takes {low if low == high else f'{low} to {high}'} of a step in "
-        "runs that do it."
+        f"train  {_joined(who, *what_was_trained(runs))}",
+        _joined(
+            numbers.things(len(runs), "run"),
+            steps_of(runs),
+            _named(" × ".join(filter(None, batch)), "{} responses"),
+            _named(settings_of(runs, "trainer_dtype"), "trainer {}"),
+            " ".join(filter(None, (settings_of(runs, key) for key in ("engine", "rollout_dtype")))),
+        ),
     )
+
+
+def _joined(*parts: str) -> str:
+    return " · ".join(filter(None, parts))
+
+
+def _named(value: str, words: str) -> str:
+    """The value in words; empty if there is none."""
+    return words.format(value) if value else ""
 
 
 def _about(study: TrainingAnalysis) -> Facts:
     runs = study.runs
-    seeds = sorted({run.seed for run in runs if run.seed is not None})
-    steps = sorted({run.steps for run in runs})
-    named = f", seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}" if seeds else ""
-    facts = (
-        ("Model", settings_of(runs, "model")),
-        ("Problems", ", ".join(dict.fromkeys(filter(None, map(problems_of, runs))))),
-        ("Trainer", settings_of(runs, "trainer_dtype")),
-        (
-            "Rollout engine",
-            " · ".join(filter(None, (settings_of(runs, "engine"), _rollout_dtype(runs)))),
-        ),
-        ("Sampling", _sampling(runs)),
-        ("Algorithms", ", ".join(dict.fromkeys(run.algorithm for run in runs))),
-        ("Settings", "; ".join(filter(None, study.settings))),
-        ("Runs", f"{numbers.count(len(runs))}{named}"),
-        (
-            "Steps",
-            " to ".join(numbers.count(step) for step in dict.fromkeys((steps[0], steps[-1]))),
-        ),
-    )
-    return tuple((label, value) for label, value in facts if value)
+    seeds, steps = {run.seed for run in runs if run.seed is not None}, [run.steps for run in runs]
+    words = ", seed {}" if len(seeds) == 1 else ", seeds {}"
+    facts = {
+        "Model": settings_of(runs, "model"),
+        "Problems": ", ".join(dict.fromkeys(filter(None, map(problems_of, runs)))),
+        "Trainer": settings_of(runs, "trainer_dtype"),
+        "Rollout engine": _in_words(runs, _ENGINE),
+        "Sampling": _in_words(runs, _SAMPLING),
+        "Algorithms": ", ".join(dict.fromkeys(run.algorithm for run in runs)),
+        "Settings": "; ".join(filter(None, study.settings)),
+        "Runs": numbers.count(len(runs)) + _named(", ".join(map(str, sorted(seeds))), words),
+        "Steps": " to ".join(dict.fromkeys(map(numbers.count, (min(steps), max(steps))))),
+    }
+    return tuple((label, value) for label, value in facts.items() if value)
 
 
-def _rollout_dtype(runs: Sequence[TrainingRun]) -> str:
-    cache = settings_of(runs, "kv_cache_dtype")
-    return settings_of(runs, "rollout_dtype") + (
-        f" · KV cache {cache}" if cache not in ("", "auto") else ""
-    )
+# Settings, and how they are said
+_ENGINE = {"engine": "{}", "rollout_dtype": "{}", "kv_cache_dtype": "KV cache {}"}
+_SAMPLING = {
+    "prompts_per_step": "{} problems a step",
+    "samples_per_prompt": "{} samples each",
+    "temperature": "temperature {}",
+    "max_tokens": "at most {} tokens",
+}
 
 
-def _sampling(runs: Sequence[TrainingRun]) -> str:
-    words = (
-        ("{} problems a step", "prompts_per_step"), ("{} samples each", "samples_per_prompt"),
-        ("temperature {}", "temperature"), ("at most {} tokens", "max_tokens"),
-    )  # fmt: skip
-    return " · ".join(
-        text.format(value) for text, key in words if (value := settings_of(runs, key))
-    )
+def _in_words(runs: Sequence[TrainingRun], words_of: Mapping[str, str]) -> str:
+    """The settings that runs have, without those that follow from others."""
+    values = {key: settings_of(runs, key) for key in words_of}
+    return _joined(*(_named(values[key], words_of[key]) for key in values if values[key] != "auto"))
 
 
-def _notes_of_claims(study: TrainingAnalysis) -> tuple[str, ...]:
-    """What each comparison leaves out: it covers fewer runs than the page, and other steps."""
+def _notes_of_answer(study: TrainingAnalysis) -> tuple[str, ...]:
+    """What the answer leaves out; each comparison covers fewer runs than the page, and other
+    steps.
+    """
+    if study.claimed is None:
+        return _notes(study)
     runs_of_each = [TrainingAnalysis(claim.common.runs) for claim in study.claims]
     return tuple(dict.fromkeys(chain.from_iterable(map(_notes, runs_of_each))))
 
 
 def _notes(study: TrainingAnalysis) -> tuple[str, ...]:
     runs = study.runs
-    going = [run for run in runs if not run.is_done]
-    notes = [
-        f"PARTIAL: {run.name} is at step {run.last_step:,} of {run.config['steps']:,}."
-        for run in going
-    ]
-    if len(notes) > _NAMES_SHOWN:
-        notes = [f"PARTIAL: {len(notes)} of {len(runs)} runs have not reached their last step."]
-    notes += [_shared_steps(steps) for steps in study.common if not steps.is_whole]
-    for run in runs:
-        if lost := (run.partial or {}).get("missing_steps"):
-            count = "at least " * (len(lost) == MOST_MISSING) + numbers.things(len(lost), "step")
-            notes.append(
-                f"PARTIAL: {run.name} has no record of {count} before its last (first: "
-                f"{lost[0]:,})."
-            )
+    notes = [*_going(runs), *map(_shared_steps, study.common), *map(_lost_steps, runs)]
     for names in study.indistinguishable:
         notes.append(
             f"{' and '.join(names)} made the same updates at every step: their lines coincide."
         )
-    if any(len({settings_of([run], key) for run in runs}) > 1 for key in ("model", "dataset")):
+    if len({(settings_of([run], "model"), settings_of([run], "dataset")) for run in runs}) > 1:
         notes.append(
             "The runs use different models or problems, so their rewards are not comparable."
         )
-    return tuple(notes)
+    return tuple(filter(None, notes))
+
+
+def _going(runs: Sequence[TrainingRun]) -> list[str]:
+    """The runs that have not reached their last step."""
+    going = [run for run in runs if not run.is_done]
+    if len(going) > _NAMED:
+        return [f"PARTIAL: {len(going)} of {len(runs)} runs have not reached their last step."]
+    return [
+        f"PARTIAL: {run.name} is at step {run.last_step:,} of {run.planned_steps:,}."
+        for run in going
+    ]
+
+
+def _lost_steps(run: TrainingRun) -> str:
+    if run.partial is None or not run.partial.missing_steps:
+        return ""
+    lost = run.partial.missing_steps
+    least = "at least " if len(lost) == MOST_MISSING else ""
+    return (
+        f"PARTIAL: {run.name} has no record of {least}{numbers.things(len(lost), 'step')} before "
+        f"its last (first: {lost[0]:,})."
+    )
 
 
 def _shared_steps(steps: CommonSteps) -> str:
-    """Over which steps runs of different length are compared, and which of them end first."""
+    """Over which steps runs of different length are compared, and which of them end first; empty
+    where all have the same.
+    """
+    if steps.is_whole:
+        return ""
     runs, short = numbers.things(len(steps.runs), "run"), [run.name for run in steps.shortest]
     if not len(steps.step_N):
         return f"PARTIAL: {runs} share no step, so they are not compared."
@@ -235,339 +264,149 @@ def _shared_steps(steps: CommonSteps) -> str:
         return f"{sentence}."
     if len(short) == 1:
         return f"{sentence}; {short[0]} ends there."
-    named = f"{len(short)} of them" if len(short) > _NAMES_SHOWN else " and ".join(short)
+    named = f"{len(short)} of them" if len(short) > _NAMED else " and ".join(short)
     return f"{sentence}; {named} end there."
-
-
-def _with_range(values: Iterable[float | None], digits: int = 3) -> str:
-    """A mean over seeds and their range: `0.932 [0.911, 0.953]`."""
-    value, low, high = (numbers.number(part, digits) for part in spread(values))
-    return value if low == numbers.MISSING else f"{value} [{low}, {high}]"
 
 
 def _leading(study: TrainingAnalysis) -> tuple[MetricRow, ...]:
     """Final reward and accuracy of each algorithm; empty where there are more than have room."""
-    if len(study.algorithms) > _LEADING:
+    if len(study.by_algorithm) > _LEADING:
         return ()
-    rows = []
-    for metric in (TRAINING["reward"], TRAINING["eval_accuracy"]):
-        for name, runs in study.compared.items():
-            found = over_seeds(
-                run.last("reward") if metric.key == "reward" else run.final_accuracy for run in runs
-            )
-            done = all(run.is_done for run in study.algorithms[name])
-            label = _label(metric, study, done)
-            title = f"{label} · {name}" if len(study.algorithms) > 1 else label
-            if found.value is not None:
-                value, _, half = plain(found).partition(" ")
-                interval = f"{half}, 95 % over {len(runs)} seeds" if half else numbers.MISSING
-                rows.append(MetricRow(metric, value, interval, note=found.note or "", name=title))
-    return tuple(rows)
+    rows = (
+        _leading_row(study, TRAINING[key], group)
+        for key in (_REWARD, "eval_accuracy")
+        for group in study.by_algorithm
+    )
+    return tuple(row for row in rows if row.value != numbers.MISSING)
 
 
-def _label(metric: Metric, study: TrainingAnalysis, done: bool) -> str:
+_REWARD = "reward"
+
+
+def _leading_row(study: TrainingAnalysis, metric: Metric, group: RunGroup) -> MetricRow:
+    mean, label = group.number(metric.key), _label(study, metric, group)
+    value, _, half = plain(mean).partition(" ")
+    interval = f"{half}, 95 % over {len(group.runs)} seeds" if half else numbers.MISSING
+    name = f"{label} · {group.name}" if len(study.by_algorithm) > 1 else label
+    return MetricRow(metric, value, interval, note=mean.note or "", name=name)
+
+
+def _label(study: TrainingAnalysis, metric: Metric, group: RunGroup) -> str:
     """`final reward`; of runs that are not done, or are compared over other steps, less."""
     plain_label = metric.label.removeprefix("final ")
-    if not done:
+    if not all(run.is_done for run in group.whole):
         return f"{plain_label} so far"
-    if metric.key == "reward" and not study.is_final:
+    if metric.key == _REWARD and not study.is_final:
         return f"{plain_label}, {study.window}"
     return metric.label
 
 
 def _settings(runs: Sequence[TrainingRun]) -> tuple[tuple[str, Facts], ...]:
     """Every setting: those that all runs share, then those that differ, by run."""
-    keys = dict.fromkeys(key for run in runs for key in run.config)
-    same = [key for key in keys if len({repr(run.config.get(key)) for run in runs}) == 1]
-    differing = [key for key in keys if key not in (*same, *_IN_THE_TABLE)]
-    tables = [("All runs" if len(runs) > 1 else "Configuration", runs[0], same)]
-    tables += [(run.name, run, differing) for run in runs]
+    shared, others = shared_and_different(runs)
+    different = [key for key in others if key not in _IN_THE_TABLE]
+    tables = [("All runs" if len(runs) > 1 else "Configuration", _facts(runs[0], shared))]
+    tables += [(run.name, _facts(run, different)) for run in runs]
+    return tuple((title, facts) for title, facts in tables if facts)
+
+
+def _facts(run: TrainingRun, keys: Sequence[str]) -> Facts:
+    values = [run.config.get(key) for key in keys]
     return tuple(
-        (title, tuple(_setting(run, key) for key in names)) for title, run, names in tables if names
+        (key.replace("_", " "), numbers.MISSING if value in (None, "") else str(value))
+        for key, value in zip(keys, values, strict=True)
     )
 
 
-def _setting(run: TrainingRun, key: str) -> tuple[str, str]:
-    value = run.config.get(key)
-    return key.replace("_", " "), numbers.MISSING if value in (None, "") else str(value)
+def _remarks(study: TrainingAnalysis) -> Facts:
+    """What never happened, and how groups, weight sync and time are."""
+    facts = {
+        "Bad updates": "none" if study.never("bad_over_negative") else "",
+        "Blocked": "nothing at any step" if study.never("blocked") else "",
+        "No signal": _no_signal(study.together),
+        "Weight sync": sync_in_words(run.records for run in study.runs),
+        "Rounding": _rounding(study.together),
+        "A step takes": _time(study.runs),
+    }
+    return tuple((label, words) for label, words in facts.items() if words)
 
 
-def _algorithms_table(study: TrainingAnalysis) -> Table:
-    """Means over the seeds of each algorithm; empty where every algorithm has one run."""
-    algorithms = study.compared
-    several = any(len(runs) > 1 for runs in algorithms.values())
-    return table(
-        "By algorithm",
-        algorithms.items() if several else (),
-        [
-            text("algorithm", lambda item: item[0]),
-            col("seeds", lambda item: str(len(item[1]))),
-            _over_seeds(reward_title(study), lambda run: run.last("reward"), TRAINING["reward"]),
-            speed_column("area", AREA, study),
-            speed_column(f"steps to {half_way(study)}", STEPS, study),
-            speed_column(f"seconds to {half_way(study)}", SECONDS, study),
-            _over_seeds(
-                "final accuracy", lambda run: run.final_accuracy, TRAINING["eval_accuracy"]
-            ),
-            _over_seeds("final |π − μ|", lambda run: run.ends(*GAP)[1], TRAINING["abs_dp_last"], 2),
-            _share_over_seeds("blocked, %", "blocked"),
-            _share_over_seeds("bad updates, % of A < 0", "bad_over_negative"),
-            speed_column("% of A ≠ 0", BAD_OF_ALL, study, percent),
-        ],
-        note=f"Mean [lowest, highest] over seeds. Reward and final |π − μ|: {study.window}.",
-    )
-
-
-def _over_seeds(
-    title: str, value: Callable[[TrainingRun], float | None], metric: Metric, digits: int = 3
-) -> Col[tuple[str, Sequence[TrainingRun]]]:
-    return col(title, lambda item: _with_range(map(value, item[1]), digits), metric)
-
-
-def _share_over_seeds(title: str, key: str) -> Col[tuple[str, Sequence[TrainingRun]]]:
-    def cell(item: tuple[str, Sequence[TrainingRun]]) -> str:
-        return _with_range(
-            (100 * mean for run in item[1] if (mean := run.mean(key)) is not None), 2
-        )
-
-    return col(title, cell, TRAINING[key], optional=True)
-
-
-def _runs_table(study: TrainingAnalysis) -> Table:
-    """A row per run; names that `train` gave already say algorithm and seed."""
-    runs, setting_of = (
-        study.runs,
-        {id(run): name for name, part in study.settings.items() for run in part.runs},
-    )
-    shared = {id(run): part for run, part in zip(runs, study.restricted, strict=True)}
-    named = all(run.name == f"{re.sub('[:,]', '-', run.algorithm)}-seed-{run.seed}" for run in runs)
-    who: list[Col[TrainingRun]] = [
-        text("algorithm", lambda run: run.algorithm),
-        col("seed", lambda run: numbers.MISSING if run.seed is None else str(run.seed)),
-    ]
-    settings: list[Col[TrainingRun]] = []
-    if len(study.settings) > 1:
-        settings.append(text("setting", lambda run: setting_of[id(run)]))
-    return table(
-        "By run",
-        runs,
-        [
-            _RUN,
-            *([] if named else who),
-            *settings,
-            col("steps", lambda run: numbers.count(run.steps)),
-            col("updates", lambda run: _whole(run.highest("updates")), optional=True),
-            *_endings(lambda run: shared[id(run)], reward_title(study)),
-            col("s per step", _seconds, TRAINING["seconds"], optional=True),
-        ],
-        note=f"The {reward_title(study)} is the mean of {study.window}.",
-    )
-
-
-def _endings(
-    shared: Callable[[TrainingRun], TrainingRun], reward: str
-) -> tuple[Col[TrainingRun], ...]:
-    """The columns whose numbers are compared: over the steps that all runs share."""
+def _no_signal(runs: RunGroup) -> str:
+    right, wrong = (runs.number(f"groups_all_{how}").value for how in ("right", "wrong"))
+    if right is None or wrong is None:
+        return ""
     return (
-        col(reward, lambda run: number(shared(run).last("reward")), TRAINING["reward"]),
-        col("best", lambda run: number(shared(run).best_reward), TRAINING["best"], optional=True),
-        col(
-            "final accuracy",
-            lambda run: number(shared(run).final_accuracy),
-            TRAINING["eval_accuracy"],
-        ),
-        col(
-            "first |π − μ|",
-            lambda run: number(shared(run).ends(*GAP)[0]),
-            TRAINING["abs_dp_first"],
-            optional=True,
-        ),
-        col(
-            "final |π − μ|",
-            lambda run: number(shared(run).ends(*GAP)[1]),
-            TRAINING["abs_dp_last"],
-            optional=True,
-        ),
+        f"{numbers.number(100 * right, 2)} % of the groups all right, "
+        f"{numbers.number(100 * wrong, 2)} % all wrong"
     )
 
 
-def _sets_table(runs: Sequence[TrainingRun]) -> Table:
-    """The accuracy on each evaluation set, for runs with several."""
-    rows = [(run.name, name, found) for run in runs for name, found in run.accuracy_by_set.items()]
-    return table(
-        "Accuracy by evaluation set",
-        rows,
-        [
-            text("run", lambda row: row[0]),
-            text("set", lambda row: row[1]),
-            col("before", lambda row: number(row[2]["before"]), optional=True),
-            col("final accuracy", lambda row: number(row[2]["final"]), TRAINING["eval_accuracy"]),
-            col("best", lambda row: number(row[2]["best"])),
-        ],
-        note="Elsewhere, accuracy is the mean over the sets, with equal weights.",
-    )
-
-
-def _seconds(run: TrainingRun) -> str:
-    return number(sum(seconds_by_phase(run).values()) or None)
-
-
-def _whole(value: float | None) -> str:
-    return numbers.count(None if value is None else round(value))
-
-
-def _blocked_table(runs: Sequence[TrainingRun]) -> Table:
-    """Means over the steps, without runs that recorded none."""
-    columns = [
-        _over_steps("blocked, %", "blocked", percent),
-        _over_steps("A > 0, %", "blocked_positive", percent, optional=True),
-        _over_steps("A > 0, μ < 0.1, %", "blocked_rare", percent, optional=True),
-        _over_steps("A < 0, %", "blocked_negative", percent, optional=True),
-        _over_steps("bad updates, % of A < 0", "bad_over_negative", percent),
-        _over_steps("% of A ≠ 0", "bad_over_tokens", percent, optional=True),
-        _over_steps("mean μ of blocked", "mu_blocked", number),
-        _over_steps("entropy of blocked, nats", "entropy_blocked", number, optional=True),
-    ]
-    return table(
-        "Blocked tokens and bad updates by run",
-        [run for run in runs if any(column.cell(run) != numbers.MISSING for column in columns)],
-        [_RUN, *columns],
-        note="Means over steps.",
-    )
-
-
-def _over_steps(
-    title: str, key: str, show: Callable[[float | None], str], *, optional: bool = False
-) -> Col[TrainingRun]:
-    return col(title, lambda run: show(run.mean(key)), TRAINING[key], optional=optional)
-
-
-def _correlation_table(runs: Sequence[TrainingRun]) -> Table:
-    """Bad updates, if any, with the reward of the step and with its change from the step before."""
-    rows = [row for run in runs for row in correlations(run)]
-    return table(
-        _CORRELATIONS,
-        rows,
-        [
-            text("run", lambda row: row.run),
-            text("bad updates with", lambda row: row.other),
-            col("steps", lambda row: numbers.count(row.steps)),
-            col(
-                "correlation",
-                lambda row: numbers.estimate(*parts(row.found))[0],
-                CLIPPING["correlations"],
-            ),
-            col("95 % interval", lambda row: interval_or_note(row.found)),
-        ],
-        note=(
-            "Bad updates as a share of the tokens with A < 0. Steps follow each other and share "
-            "a policy: a correlation over them does not show a cause."
-        ),
-        fold=_CORRELATIONS if len(rows) > _MANY else "",
-        terminal_rows=_MANY,
-    )
-
-
-def _trainer_table(runs: Sequence[TrainingRun]) -> Table:
-    """Whether the optimiser and the weight sync are sound."""
-    return table(
-        "Trainer by run",
-        runs,
-        [
-            _RUN,
-            col("first entropy, nats", lambda run: number(run.ends("entropy")[0])),
-            col(
-                "final entropy, nats",
-                lambda run: number(run.ends("entropy")[1]),
-                TRAINING["entropy"],
-            ),
-            _recent("KL(μ‖π), nats", "k3", number, "current", "k3"),
-            col("π/μ, 1 % to 99 %", _ratios, TRAINING["ratio"], optional=True),
-            col(
-                "gradient norm",
-                lambda run: number(run.median("grad_norm")),
-                TRAINING["grad_norm"],
-                optional=True,
-            ),
-            col("length", lambda run: number(run.last("length")), TRAINING["length"]),
-            col("turns", lambda run: number(_turns(run)), TRAINING["turns"], optional=True),
-            _recent("truncated, %", "truncated", percent, "truncated"),
-            col(
-                "back-offs",
-                lambda run: _whole(run.highest("back_offs")),
-                TRAINING["back_offs"],
-                optional=True,
-            ),
-            col("sync proven", _sync, TRAINING["sync"]),
-            _recent(
-                "weights changed in the engine, %",
-                "weights_changed",
-                percent,
-                "rounding",
-                "weights_changed",
-            ),
-            _recent("|π − μ| by rounding", "rounding_gap", number, "rounding", "abs_dp_mean"),
-        ],
-        note=(
-            "Of the checked steps; an engine that hides its tensors is never proven. Rounding: "
-            "to the engine's dtype."
-        ),
-        fold="Trainer by run",
-        terminal_rows=0,
-    )
-
-
-def _recent(
-    title: str, metric: str, show: Callable[[float | None], str], *keys: str
-) -> Col[TrainingRun]:
-    return col(title, lambda run: show(run.last(*keys)), TRAINING[metric], optional=True)
-
-
-def _ratios(run: TrainingRun) -> str:
-    low, high = (run.last("current", key) for key in ("ratio_p01", "ratio_p99"))
+def _rounding(runs: RunGroup) -> str:
+    """What the engine's dtype swallows of the trainer's steps; empty where both have the same
+    digits.
+    """
+    gap, share = runs.number("rounding_gap").value, runs.number("weights_changed").value
+    if not gap or share is None:
+        return ""
     return (
-        numbers.MISSING
-        if low is None or high is None
-        else f"{numbers.near(low, 1)} – {numbers.near(high, 1)}"
+        f"{numbers.number(100 * share, 2)} % of the weights change in the engine at a step; it "
+        f"lags the trainer by |π − μ| {numbers.number(gap, 2)}"
     )
 
 
-def _turns(run: TrainingRun) -> float | None:
-    """The mean number of turns; None where every response has one turn."""
-    turns = run.last("turns")
-    return None if turns == 1 else turns
+def _time(runs: Sequence[TrainingRun]) -> str:
+    time = mean_time(runs)
+    long = [phase for phase in time.by_phase if time.share(phase) > _LONG]
+    shares = ", ".join(f"{phase} {100 * time.share(phase):.0f} %" for phase in long)
+    return f"{numbers.number(time.seconds, 2)} s: {shares}" if long else ""
 
 
-def _sync(run: TrainingRun) -> str:
-    told, steps = sync_proven(run.records)
-    return f"{told['proven']:,} / {steps:,}" if steps else numbers.MISSING
+def _profiles(study: TrainingAnalysis) -> tuple[Profile, ...]:
+    """Curves over the steps; a single algorithm has more of them."""
+    names = _strongest(study)
+    several = len(names) > 1
+    keys: dict[str, tuple[str, ...]] = {"reward": ("reward",), "blocked %": ("blocked",)}
+    if not several:
+        keys |= {"|π − μ|": GAP, "length": ("length",), "entropy": ("entropy",)}
+    profiles = []
+    for title, key in keys.items():
+        curves = study.curves_of_steps(*key)
+        for name in filter(curves.__contains__, names):
+            head = f"{title} · {name}" if several else title
+            factor = 100 if "%" in title else 1
+            profiles.append(_profile(head, curves[name], factor, _BARS[several]))
+    return tuple(profiles)
 
 
-def _time_table(runs: Sequence[TrainingRun]) -> Table:
-    """Seconds and share of each phase; a narrow terminal hides the short ones."""
-    rows = [(run.name, seconds) for run in runs if (seconds := seconds_by_phase(run))]
-    return table(
-        "Seconds per step, by phase",
-        rows,
-        [
-            text("run", lambda row: row[0]),
-            col("step", lambda row: number(sum(row[1].values())), TRAINING["seconds"]),
-            *_phase_columns([seconds for _, seconds in rows]),
-        ],
-        note="Phases under half a percent count as other.",
-    )
+def _strongest(study: TrainingAnalysis) -> list[str]:
+    """The algorithms whose curves are drawn: the highest at the end, and the lowest."""
+    names = study.highest_first or list(study.algorithms)
+    drawn = _DRAWN[len(study.settings) > 1]
+    return names if len(names) <= drawn else [*names[: drawn - 1], names[-1]]
 
 
-def _phase_columns(
-    steps: Sequence[Mapping[str, float]],
-) -> Iterator[Col[tuple[str, Mapping[str, float]]]]:
-    for phase in phases_of(steps):
-        long = any(seconds.get(phase, 0.0) > _LONG * sum(seconds.values()) for seconds in steps)
-        yield col(phase, partial(_of_step, phase), optional=not long)
+def _profile(title: str, curve: Curve, factor: float, bars: int) -> Profile:
+    value_N = factor * curve.value_N
+    low, high = (numbers.number(float(end), 2) for end in (np.nanmin(value_N), np.nanmax(value_N)))
+    values = [float(value) if np.isfinite(value) else None for value in value_N]
+    first, last = (f"{step:.0f}" for step in curve.step_N[[0, -1]])
+    bars_B = tuple(numbers.stretches(values, bars))
+    return Profile(title, bars_B, first, last, f"{low} to {high}", drawn=True)
 
 
-def _of_step(phase: str, row: tuple[str, Mapping[str, float]]) -> str:
-    seconds = row[1]
-    if phase not in seconds:
-        return numbers.MISSING
-    return f"{number(seconds[phase])} ({100 * seconds[phase] / sum(seconds.values()):.0f} %)"
+def _next(study: TrainingAnalysis) -> Facts:
+    """Commands for the same algorithms: what they block, which learns faster, and every number."""
+    flags, trace = study.claim_flags, study.answered.runs[0].last_trace
+    folders = [run.folder for run in study.runs if run.folder is not None]
+    lines = []
+    if trace is not None:
+        what = "what both block on the same tokens" if flags else "what other trust regions block"
+        lines.append((suggest("clipstats", trace, *flags), what))
+    if len(folders) < len(study.runs):
+        return tuple(lines)
+    runs = named_by(folders)
+    if study.claims and not flags:
+        claim = study.claims[0]
+        line = suggest("report", *runs, "-a", claim.own, "-a", claim.rival)
+        lines.append((line, "does the first learn faster than the second?"))
+    return (*lines, (suggest("report", *runs, *flags, "--full"), "every run and number"))

@@ -68,6 +68,16 @@ class Chart(NamedTuple):
     alarms: Sequence[tuple[float, float]] = ()  # first and last steps of each, marked
 
 
+def has_curves(charts: Iterable[Chart]) -> bool:
+    return any(any(chart.curves) for chart in charts)
+
+
+def name_panel(axes: Panel, name: str, note: str = "") -> None:
+    """Write a name above a panel, shortened to the room there is."""
+    (title,) = short_names([name], axes.headline_room, axes.style.text, bold=True)
+    axes.headline(title, is_axis=False, note=note)
+
+
 def draw_charts(figure: Sheet, charts: Iterable[Chart], names: Iterable[str]) -> None:
     """Draw the charts that have curves, over the same steps, with one legend below if there are
     several lines.

@@ -1,7 +1,5 @@
 """Blocked tokens by how many updates old the weights are that sample."""
 
-from typing import Any
-
 from matplotlib.ticker import MaxNLocator
 
 from mismatch_cli.report.drawing.lines import Look, draw_bars, looks
@@ -33,12 +31,12 @@ def needs(data: TrainingAnalysis) -> bool:
 
 
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:
-    look_of = looks((response.name for response in data.by_staleness), figure.style)
+    look_of = looks((response.algorithm for response in data.by_staleness), figure.style)
     columns, below = figure.style.pick(len(SHARES), 1), room_for_legend(figure, look_of)
     panels = figure.panels(len(SHARES), columns=columns, height=(220, 180), below=below)
     for axes, key, title in zip(panels, SHARES, _TITLES, strict=True):
         for response in data.by_staleness:
-            _draw_doses(axes, response, key, look_of[response.name])
+            _draw_doses(axes, response, key, look_of[response.algorithm])
         axes.set_ylim(bottom=0)
         axes.in_percent()
         axes.xaxis.set_major_locator(MaxNLocator(nbins=_MOST_TICKS, integer=True))
@@ -48,10 +46,13 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
 
 
 def _draw_doses(axes: Panel, response: DoseResponse, key: str, look: Look) -> None:
-    ages, estimates = [], []
-    for dose in response.doses:
-        if dose.blocked[key].value is not None:
-            ages.append(dose.updates)
-            estimates.append(dose.blocked[key])
-    line: dict[str, Any] = {"linestyle": look.dash, "label": response.name}
-    draw_bars(axes, ages, estimates, look.colour, markersize=5, **line)
+    doses = [dose for dose in response.doses if getattr(dose, key).value is not None]
+    draw_bars(
+        axes,
+        [dose.staleness for dose in doses],
+        [getattr(dose, key) for dose in doses],
+        look.colour,
+        markersize=5,
+        linestyle=look.dash,
+        label=response.algorithm,
+    )

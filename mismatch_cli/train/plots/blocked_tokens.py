@@ -1,7 +1,7 @@
 """Blocked tokens by sign, and their probability and entropy (DPPO paper, figure 6)."""
 
 from mismatch_cli.report.drawing.panels import Sheet
-from mismatch_cli.train.plots._charts import AS_ABOVE, Chart, draw_charts
+from mismatch_cli.train.plots._charts import AS_ABOVE, Chart, draw_charts, has_curves
 from mismatch_cli.train.studies.training import TrainingAnalysis
 
 STUDY = "training"
@@ -16,7 +16,7 @@ CAPTION = (
 
 
 def needs(data: TrainingAnalysis) -> bool:
-    return any(any(chart.curves) for chart in _charts(data))
+    return has_curves(_charts(data))
 
 
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:

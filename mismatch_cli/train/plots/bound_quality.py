@@ -7,12 +7,13 @@ from itertools import islice
 
 from mismatch_cli.base.numbers import counted
 from mismatch_cli.report.drawing.lines import DASHED, DASHES, Look
-from mismatch_cli.report.drawing.panels import Panel, Sheet, short_names
+from mismatch_cli.report.drawing.panels import Panel, Sheet
 from mismatch_cli.report.drawing.style import Theme
 from mismatch_cli.train.plots._charts import (
     AS_ABOVE,
     draw_curve,
     draw_legend,
+    name_panel,
     panels_by_algorithm,
     share_steps,
 )
@@ -44,9 +45,7 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
     panels = panels_by_algorithm(figure, len(curves_of), look_of, height=(210, 170))
     for axes, (name, curves) in zip(panels, curves_of.items(), strict=True):
         _draw_bounds(axes, curves, look_of)
-        (title,) = short_names([name], axes.headline_room, axes.style.text, bold=True)
-        tokens = tokens_per_step(data.algorithms[name])
-        axes.headline(title, is_axis=False, note=counted(tokens, "tokens a step"))
+        name_panel(axes, name, counted(tokens_per_step(data.algorithms[name]), "tokens a step"))
         if axes.style.labelled:
             axes.set_ylabel("bound, % of the full TV")
     share_steps(panels)

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 
 from mismatch_cli.report.drawing.panels import Sheet
-from mismatch_cli.train.plots._charts import AS_ABOVE, OF_PAPER, Chart, draw_grid
+from mismatch_cli.train.plots._charts import AS_ABOVE, OF_PAPER, Chart, draw_grid, has_curves
 from mismatch_cli.train.plots._training_charts import accuracy, entropy, gap, length, reward
 from mismatch_cli.train.studies.training import TrainingAnalysis
 
@@ -26,7 +27,7 @@ _MOST = 6  # settings drawn; the tables have all
 
 
 def needs(data: TrainingAnalysis) -> bool:
-    return len(data.settings) > 1 and any(any(chart.curves) for row in _rows(data) for chart in row)
+    return len(data.settings) > 1 and has_curves(chain(*_rows(data)))
 
 
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:

@@ -4,7 +4,7 @@ from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.update_table import OF_STEP, PAIRS_OF_STEP
 from mismatch_cli.report.drawing.panels import Sheet
 from mismatch_cli.studies.watch_state import limited_metrics
-from mismatch_cli.train.plots._charts import Chart, draw_charts
+from mismatch_cli.train.plots._charts import Chart, draw_charts, has_curves
 from mismatch_cli.train.studies.training import TrainingAnalysis
 
 STUDY = "training"
@@ -22,7 +22,7 @@ _OF_PAIR = {"mismatch": "", "total": ", with staleness"}
 
 
 def needs(data: TrainingAnalysis) -> bool:
-    return data.watched is not None and any(any(chart.curves) for chart in _charts(data))
+    return data.watched is not None and has_curves(_charts(data))
 
 
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from mismatch_cli.report.drawing.panels import Sheet
-from mismatch_cli.train.plots._charts import AS_ABOVE, Chart, draw_charts
+from mismatch_cli.train.plots._charts import AS_ABOVE, Chart, draw_charts, has_curves
 from mismatch_cli.train.studies.relaxations import relaxations
 from mismatch_cli.train.studies.runs import TrainingRun
 from mismatch_cli.train.studies.training import Curve, TrainingAnalysis, curve_of
@@ -24,7 +24,7 @@ _LEAST = 0.05  # of a reward: the smallest range of the axis
 
 
 def needs(data: TrainingAnalysis) -> bool:
-    return any(any(chart.curves) for chart in _charts(relaxations(data)))
+    return has_curves(_charts(relaxations(data)))
 
 
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from mismatch_cli.report.drawing.lines import DASHES, Look
-from mismatch_cli.report.drawing.panels import Panel, Sheet, short_names
+from mismatch_cli.report.drawing.panels import Panel, Sheet
 from mismatch_cli.report.drawing.scales import margin_of
 from mismatch_cli.train.plots._charts import (
     AS_ABOVE,
@@ -16,6 +16,7 @@ from mismatch_cli.train.plots._charts import (
     draw_paper_values,
     label_values,
     looks_of,
+    name_panel,
     panels_by_algorithm,
     share_steps,
 )
@@ -58,8 +59,10 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
     right = [figure.second_axis(axes) for axes in left]
     for axes, second, (name, course) in zip(left, right, courses.items(), strict=True):
         _draw_course(axes, second, course, look_of[name].colour)
-        (title,) = short_names([name], axes.headline_room, axes.style.text, bold=True)
-        _name(axes, second, title)
+        name_panel(axes, name)
+        if figure.style.labelled:
+            axes.set_ylabel("mean reward")
+            second.set_ylabel("bad updates, %")
     _scale(left, right)
     draw_legend(figure, {words: Look(figure.theme.ink, dash) for words, dash in _WORDS.items()})
 
@@ -74,13 +77,6 @@ def _draw_course(axes: Panel, second: Panel, course: BadUpdateCourse, colour: st
     draw_curve(axes, course.reward, Look(colour, _REWARD), name=reward)
     for name, curve in ((of_negative, course.of_negative), (of_all, course.of_all)):
         draw_curve(second, curve, Look(colour, _WORDS[name]), faint=True, name=name)
-
-
-def _name(axes: Panel, second: Panel, title: str) -> None:
-    axes.headline(title, is_axis=False)
-    if axes.style.labelled:
-        axes.set_ylabel("mean reward")
-        second.set_ylabel("bad updates, %")
 
 
 def _scale(left: Sequence[Panel], right: Sequence[Panel]) -> None:

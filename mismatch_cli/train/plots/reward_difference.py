@@ -4,8 +4,7 @@ import numpy as np
 
 from mismatch_cli.report.drawing.lines import Look, parts_of
 from mismatch_cli.report.drawing.panels import Panel, Sheet, short_names
-from mismatch_cli.report.drawing.scales import margin_of
-from mismatch_cli.train.plots._charts import draw_curve
+from mismatch_cli.train.plots._charts import Chart, draw_chart
 from mismatch_cli.train.studies.learning_speed import Claim
 from mismatch_cli.train.studies.training import SMOOTHED_FROM, Curve, TrainingAnalysis
 
@@ -27,7 +26,6 @@ DATA = "two algorithms whose runs share steps"
 _MOST = 9  # panels; the table has all
 _COLUMNS = 3
 _LEAST = 0.05  # of a reward: a smaller range is noise
-_MARGIN = 0.06  # of the drawn range, above and below
 
 
 def needs(data: TrainingAnalysis) -> bool:
@@ -51,15 +49,10 @@ def _has_steps(claim: Claim) -> bool:
 
 def _curve(claim: Claim) -> Curve:
     step_N, estimates = claim.by_step
-    return Curve(step_N, *parts_of(map(vars, estimates)).T)
+    return Curve(step_N, *parts_of(estimates).T)
 
 
 def _draw(axes: Panel, claim: Claim) -> None:
-    axes.axhline(0, color=axes.theme.muted, linewidth=0.8, zorder=1)
-    draw_curve(axes, _curve(claim), Look(axes.theme.blue))
-    low, high = map(float, axes.dataLim.intervaly)
-    margin = margin_of(low, high, _MARGIN, _LEAST)
-    axes.set_ylim(low - margin, high + margin)
-    axes.whole_steps(axes.style.pick(6, 5))
     (short,) = short_names([claim.title], axes.headline_room, axes.style.heading, bold=True)
-    axes.headline(short)
+    chart = Chart(short, [{short: _curve(claim)}], least=_LEAST, ideal=True)
+    draw_chart(axes, chart, {short: Look(axes.theme.blue)})

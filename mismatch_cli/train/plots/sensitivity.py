@@ -9,7 +9,6 @@ from mismatch_cli.report.drawing.panels import Panel, Sheet
 from mismatch_cli.report.drawing.scales import margin_of
 from mismatch_cli.report.drawing.style import Style
 from mismatch_cli.train.plots._charts import Chart, draw_chart, draw_legend, room_for_legend
-from mismatch_cli.train.studies.run_settings import SEPARATOR
 from mismatch_cli.train.studies.sensitivity import Family, families
 from mismatch_cli.train.studies.training import TrainingAnalysis
 
@@ -38,18 +37,16 @@ def needs(data: TrainingAnalysis) -> bool:
 
 
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:
-    found = families(data)
-    look_of, numbers = _looks(found, figure.style), [_measured(family) for family in found]
-    columns = 1 + max(map(len, numbers))
-    cells = [
-        columns * row + place for row, keys in enumerate(numbers) for place in range(1 + len(keys))
-    ]
+    swept = families(data)
+    look_of, counts = _looks(swept, figure.style), [1 + len(family.measured) for family in swept]
+    columns = max(counts)
+    cells = [columns * row + place for row, count in enumerate(counts) for place in range(count)]
     below = room_for_legend(figure, look_of)
     panels = iter(
         figure.panels(len(cells), columns=columns, height=(220, 180), below=below, cells=cells)
     )
-    for family, keys in zip(found, numbers, strict=True):
-        for key in keys:
+    for family in swept:
+        for key in family.measured:
             _draw_ends(next(panels), family, key, look_of)
         curves = {ending.name: ending.curve for ending in family.endings}
         draw_chart(
@@ -60,31 +57,17 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
     draw_legend(figure, look_of)
 
 
-def _measured(family: Family) -> list[str]:
-    """The final numbers: the reward, and the accuracy if there was an evaluation."""
-    return [
-        key
-        for key in ("reward", "accuracy")
-        if any(getattr(end, key).value is not None for end in family.endings)
-    ]
-
-
-def _looks(found: Sequence[Family], style: Style) -> dict[str, Look]:
+def _looks(swept: Sequence[Family], style: Style) -> dict[str, Look]:
     """A colour per algorithm, fainter for smaller thresholds; other algorithms are dashed."""
     accents = style.theme.accents
-    heads = list(dict.fromkeys(family.name.partition(SEPARATOR)[0] for family in found))
+    algorithms = list(dict.fromkeys(family.algorithm for family in swept))
     looks = {}
-    for family in found:
-        colour = accents[heads.index(family.name.partition(SEPARATOR)[0]) % _FAMILIES]
-        for place, ending in enumerate(family.endings):
-            share = place / (len(family.endings) - 1)
-            looks[ending.name] = Look(colour, "-", _FAINTEST + (1 - _FAINTEST) * share)
-    others = dict.fromkeys(
-        ending.name
-        for family in found
-        for ending in family.others
-        if ending.reward.value is not None
-    )
+    for family in swept:
+        colour = accents[algorithms.index(family.algorithm) % _FAMILIES]
+        opacities = np.linspace(_FAINTEST, 1, len(family.endings)).tolist()
+        for ending, opacity in zip(family.endings, opacities, strict=True):
+            looks[ending.name] = Look(colour, "-", opacity)
+    others = dict.fromkeys(ending.name for family in swept for ending in family.others)
     # The tables have the rest
     shown = zip(others, (*accents[_FAMILIES:], style.theme.ink), strict=False)
     return looks | {name: Look(colour, DASHED) for name, colour in shown}
@@ -104,16 +87,13 @@ def _draw_ends(axes: Panel, family: Family, key: str, look_of: Mapping[str, Look
     for ending in family.others:
         estimate = getattr(ending, key)
         if ending.name in look_of and estimate.value is not None:
-            axes.axhline(estimate.value, **look_of[ending.name].of_line)
+            look = look_of[ending.name]
+            axes.axhline(estimate.value, **look.of_line)
             if estimate.low is not None:
                 axes.axhspan(
-                    estimate.low,
-                    estimate.high,
-                    color=look_of[ending.name].colour,
-                    alpha=0.08,
-                    linewidth=0,
+                    estimate.low, estimate.high, color=look.colour, alpha=0.08, linewidth=0
                 )
-            drawn.append(parts_of([vars(estimate)]))
+            drawn.append(parts_of([estimate]))
     _scale(axes, family.values, np.concatenate(drawn))
     axes.set_xlabel(f"{family.threshold} of {family.name}")
     axes.headline(f"Final {key} by {family.threshold}")
@@ -125,11 +105,12 @@ def _scale(axes: Panel, values: Sequence[float], part_N3: np.ndarray) -> None:
     margin = margin_of(low, high, _MARGIN, _LEAST)
     axes.set_ylim(low - margin, high + margin)
     wide = values[0] > 0 and values[-1] > _DECADES * values[0]
-    span = (values[-1] / values[0]) ** _MARGIN if wide else _MARGIN * (values[-1] - values[0])
-    axes.set_xlim(
-        *((values[0] / span, values[-1] * span) if wide else (values[0] - span, values[-1] + span))
-    )
     if wide:
+        aside = (values[-1] / values[0]) ** _MARGIN
+        axes.set_xlim(values[0] / aside, values[-1] * aside)
         axes.logarithmic("x")
+    else:
+        margin = _MARGIN * (values[-1] - values[0])
+        axes.set_xlim(values[0] - margin, values[-1] + margin)
     if len(values) <= _MOST_TICKS:
         axes.set_xticks(values, [f"{value:g}" for value in values])

@@ -4,14 +4,8 @@ import numpy as np
 
 from mismatch_cli.base import numbers
 from mismatch_cli.report.drawing.panels import LEFT, RIGHT, TOP, Box, Panel, Sheet, short_names
-from mismatch_cli.train.studies.training import (
-    OTHER,
-    PHASES,
-    TrainingAnalysis,
-    mean_by_phase,
-    phases_of,
-    seconds_by_phase,
-)
+from mismatch_cli.train.studies.phases import OTHER, PHASES, StepTime, mean_time, phases_of
+from mismatch_cli.train.studies.training import TrainingAnalysis
 
 STUDY = "training"
 SECTION = "Where the time goes"
@@ -28,21 +22,18 @@ _IN_DETAIL = 4  # algorithms whose phases are named in words
 
 
 def needs(data: TrainingAnalysis) -> bool:
-    return any(seconds_by_phase(run) for run in data.runs)
+    return bool(_times(data))
 
 
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:
-    style = figure.style
-    found = {
-        name: seconds for name, runs in data.algorithms.items() if (seconds := mean_by_phase(runs))
-    }
-    rows, phases = list(found.values()), phases_of(found.values())
+    style, time_of = figure.style, _times(data)
+    rows, phases = list(time_of.values()), phases_of(time_of.values())
     left, row_height, columns = style.pick((LEFT + _NAMES, 24, len(phases)), (12, 42, 3))
     legend = _LEGEND * -(-len(phases) // columns)
     box = Box(left, TOP + legend, style.width - left - RIGHT, len(rows) * row_height, legend)
     (axes,) = figure.place([box], 40)
     _draw_bars(axes, rows, phases, _BAR / row_height)
-    _write_names(axes, list(found))
+    _write_names(axes, list(time_of))
     axes.set_xlabel("seconds")
     axes.flush = (figure.flush - left) / box.width
     axes.headline(
@@ -50,26 +41,31 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
     )
 
 
+def _times(data: TrainingAnalysis) -> dict[str, StepTime]:
+    """The mean time of a step, by algorithm that recorded it."""
+    times = {name: mean_time(runs) for name, runs in data.algorithms.items()}
+    return {name: time for name, time in times.items() if time.by_phase}
+
+
 def alternative(data: TrainingAnalysis) -> str:
     """The seconds of each algorithm; of its phases if there are few algorithms."""
     parts = []
-    for name, runs in data.algorithms.items():
-        if seconds := mean_by_phase(runs):
-            phases = ", ".join(f"{key} {numbers.number(part)}" for key, part in seconds.items())
-            detail = f" ({phases})" if len(data.algorithms) <= _IN_DETAIL else ""
-            parts.append(f"{name}: {numbers.number(sum(seconds.values()))} s{detail}")
+    for name, time in _times(data).items():
+        phases = ", ".join(f"{key} {numbers.number(part)}" for key, part in time.by_phase.items())
+        detail = f" ({phases})" if len(data.algorithms) <= _IN_DETAIL else ""
+        parts.append(f"{name}: {numbers.number(time.seconds)} s{detail}")
     return (
         f"Stacked bars, one for each algorithm. Horizontal: seconds per step. {'; '.join(parts)}."
     )
 
 
-def _draw_bars(axes: Panel, rows: list[dict[str, float]], phases: list[str], height: float) -> None:
+def _draw_bars(axes: Panel, rows: list[StepTime], phases: list[str], height: float) -> None:
     # Narrow: below the name
     centre_N = np.arange(len(rows)) + axes.style.pick(0.5, 0.95 - height / 2)
     end_N = np.zeros(len(rows))
     colours = dict(zip((*PHASES, OTHER), (*axes.theme.accents, axes.theme.muted), strict=True))
     for phase in phases:
-        seconds_N = np.array([row.get(phase, 0.0) for row in rows])
+        seconds_N = np.array([row.of(phase) for row in rows])
         axes.barh(
             centre_N,
             seconds_N,

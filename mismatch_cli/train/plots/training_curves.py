@@ -2,7 +2,7 @@
 
 from mismatch_cli.report.drawing.lines import DASHES
 from mismatch_cli.report.drawing.panels import Sheet
-from mismatch_cli.train.plots._charts import BANDS, OF_PAPER, Chart, draw_charts
+from mismatch_cli.train.plots._charts import BANDS, OF_PAPER, Chart, draw_charts, has_curves
 from mismatch_cli.train.plots._training_charts import (
     accuracy,
     blocked,
@@ -31,7 +31,7 @@ CAPTION = (
 
 
 def needs(data: TrainingAnalysis) -> bool:
-    return len(data.settings) <= len(DASHES) and any(any(chart.curves) for chart in _charts(data))
+    return len(data.settings) <= len(DASHES) and has_curves(_charts(data))
 
 
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:

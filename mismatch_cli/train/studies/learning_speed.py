@@ -4,30 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import compress, product, repeat
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.update_table import LAST
 from mismatch_cli.train.studies.common_steps import CommonSteps, Series, aligned
+from mismatch_cli.train.studies.phases import LEARNING_PHASES
 from mismatch_cli.train.studies.run_settings import SEPARATOR, task_of
 from mismatch_cli.train.studies.runs import TrainingRun
 from mismatch_cli.train.studies.seeds import (
     ONE_SEED,
-    Difference,
     Seeded,
     difference,
     over_seeds,
     paired,
     seeded,
 )
-
-# Of a step, what learning takes: evaluations, traces and checkpoints are left out
-LEARNING_PHASES = ("sample", "grade", "recompute", "update", "sync")
 
 SHOWN, NOT_SHOWN, CONTRADICTED = "shown", "not shown", "contradicted"
 ONE_SEED_EACH, NO_INTERVAL = "one seed", "no interval"
@@ -145,27 +142,31 @@ def mean_of(measure: Measure, runs: Sequence[TrainingRun], reward: float | None)
     return _mean(_values(runs, measure, reward))
 
 
-class ClaimRow(NamedTuple):
+@dataclass(frozen=True)
+class ClaimRow:
     """What one measure says about a claim: both algorithms, own − rival, and the answer."""
 
-    measure: Measure
+    measure: str  # the key of a `Measure`
     own: Estimate
     rival: Estimate
-    difference: Difference
+    difference: Estimate
+    paired_seeds: int  # 0 where the runs are not paired
     answer: str
-    unreached: tuple[str, ...] = ()  # names of runs that do not reach the reward
+    not_reached_by: Sequence[str] = ()  # names of runs that do not reach the reward
 
-    def to_json(self) -> dict[str, Any]:
-        """The row as in summary.json."""
-        return {
-            "measure": self.measure.key,
-            "own": self.own.to_dict(),
-            "rival": self.rival.to_dict(),
-            "difference": self.difference.estimate.to_dict(),
-            "paired_seeds": self.difference.pairs,
-            "answer": self.answer,
-            "not_reached_by": list(self.unreached),
-        }
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimResult:
+    """A claim as in summary.json."""
+
+    algorithm: str
+    rival: str
+    setting: str
+    answer: str
+    steps: int  # that all runs share
+    reward_to_reach: float | None
+    by_seed: Mapping[str, float]  # own − rival area with each seed that both have
+    measures: Sequence[ClaimRow]
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ class Claim:
 
     def row(self, measure: Measure) -> ClaimRow | None:
         """The row of a measure, if it was taken."""
-        return next((row for row in self.rows if row.measure is measure), None)
+        return next((row for row in self.rows if row.measure == measure.key), None)
 
     @property
     def by_seed(self) -> dict[int, float]:
@@ -249,17 +250,16 @@ class Claim:
     def _row(self, measure: Measure) -> ClaimRow:
         value_2R = self._values(measure)
         own_mean, rival_mean = map(_mean, value_2R)
-        apart = Difference(Estimate(None), 0)
+        row = partial(ClaimRow, measure.key, own_mean, rival_mean)
         never_R = np.isinf(np.concatenate(value_2R))
         if never_R.any():
-            unreached = tuple(run.name for run in compress(self.common.runs, never_R))
-            return ClaimRow(measure, own_mean, rival_mean, apart, NOT_REACHED, unreached)
+            unreached = [run.name for run in compress(self.common.runs, never_R)]
+            return row(Estimate(None), 0, NOT_REACHED, unreached)
         own, rival = self._seeded(measure)
         if not own or not rival:
-            return ClaimRow(measure, own_mean, rival_mean, apart, NOT_MEASURED)
-        apart = difference(own, rival)
-        answer = _answer(apart.estimate, measure.more_is_better)
-        return ClaimRow(measure, own_mean, rival_mean, apart, answer)
+            return row(Estimate(None), 0, NOT_MEASURED)
+        apart, pairs = difference(own, rival)
+        return row(apart, pairs, _answer(apart, measure.more_is_better))
 
     def _values(self, measure: Measure) -> list[np.ndarray]:
         """The measure of own runs, and of the rival's."""
@@ -268,18 +268,18 @@ class Claim:
     def _seeded(self, measure: Measure) -> list[Seeded]:
         return list(map(_with_seeds, self._restricted, self._values(measure)))
 
-    def to_json(self) -> dict[str, Any]:
-        """The claim as in summary.json."""
-        return {
-            "algorithm": self.own,
-            "rival": self.rival,
-            "setting": self.setting,
-            "answer": self.answer,
-            "steps": len(self.common.step_N),
-            "reward_to_reach": self.reward,
-            "by_seed": {str(seed): value for seed, value in self.by_seed.items()},
-            "measures": list(map(ClaimRow.to_json, self.rows)),
-        }
+    @property
+    def result(self) -> ClaimResult:
+        return ClaimResult(
+            algorithm=self.own,
+            rival=self.rival,
+            setting=self.setting,
+            answer=self.answer,
+            steps=len(self.common.step_N),
+            reward_to_reach=self.reward,
+            by_seed={str(seed): value for seed, value in self.by_seed.items()},
+            measures=self.rows,
+        )
 
 
 _BySetting = Mapping[str, Mapping[str, Sequence[TrainingRun]]]  # setting → algorithm → runs

@@ -3,6 +3,7 @@ differs.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from mismatch_cli.probe.tasks.answers import VERL_RULE
@@ -46,6 +47,14 @@ def settings_of_runs(runs: Sequence[TrainingRun]) -> list[str]:
         for place in range(len(runs))
     ]
     return _numbered(names, _rows(values_of, keys))
+
+
+def shared_and_different(runs: Sequence[TrainingRun]) -> tuple[list[str], list[str]]:
+    """The keys of settings that all runs share, and of those in which they differ."""
+    configs = [run.config for run in runs]
+    keys = list(dict.fromkeys(chain.from_iterable(configs)))
+    different = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
+    return [key for key in keys if key not in different], different
 
 
 def task_of(run: TrainingRun) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,6 +23,24 @@ MOST_MISSING = 10_000  # steps that are listed
 # What the line of an evaluation before training has
 EVALUATION = {"step", "eval_accuracy", "eval"}
 _LARGEST = 1e300  # anything larger is not a measurement
+
+
+@dataclass(frozen=True)
+class PartialRun:
+    """What an incomplete run has: its newest step of those planned, and the steps that are lost."""
+
+    steps: int
+    planned_steps: int | None
+    missing_steps: Sequence[int]
+
+
+@dataclass(frozen=True)
+class SetAccuracy:
+    """The accuracy on one evaluation set before training, at its end, and at its best."""
+
+    before: float | None
+    final: float | None
+    best: float | None
 
 
 @dataclass(frozen=True)
@@ -125,17 +143,15 @@ class TrainingRun:
         return _or_none(np.mean, self.series("eval_accuracy")[self.step_N == 0])
 
     @property
-    def accuracy_by_set(self) -> dict[str, dict[str, float | None]]:
-        """Accuracy before training, at its end and at its best, by evaluation set; empty if
-        there is only one.
-        """
+    def accuracy_by_set(self) -> dict[str, SetAccuracy]:
+        """The accuracy on each evaluation set; empty if there is only one."""
         names = dict.fromkeys(name for record in self.records for name in evaluated_sets(record))
         return {
-            name: {
-                "before": _or_none(np.mean, self.series("eval", name)[self.step_N == 0]),
-                "final": self._last_measured("eval", name),
-                "best": self.highest("eval", name),
-            }
+            name: SetAccuracy(
+                before=_or_none(np.mean, self.series("eval", name)[self.step_N == 0]),
+                final=self._last_measured("eval", name),
+                best=self.highest("eval", name),
+            )
             for name in names
         }
 
@@ -184,7 +200,7 @@ class TrainingRun:
         return self.planned_steps is None or self.last_step >= self.planned_steps
 
     @property
-    def partial(self) -> dict[str, Any] | None:
+    def partial(self) -> PartialRun | None:
         """Which steps an incomplete run has: it is still running, was ended early, or its file
         lost lines.
         """
@@ -195,11 +211,7 @@ class TrainingRun:
         missing = list(islice(absent, MOST_MISSING))
         if self.is_done and not missing:
             return None
-        return {
-            "steps": self.last_step,
-            "planned_steps": self.planned_steps,
-            "missing_steps": missing,
-        }
+        return PartialRun(self.last_step, self.planned_steps, missing)
 
 
 def evaluated_sets(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,35 +238,47 @@ def _number(record: object, keys: Sequence[str]) -> float:
     return float(record) if abs(record) < _LARGEST else np.nan
 
 
+_PROVEN = "proven"
 _SYNC = {
-    "proven": "proven at {}",
+    _PROVEN: "proven at {}",
     "newer": "newer weights at {}",
     "undecidable": "too small a step to tell at {}",
 }
 
 
-def sync_proven(records: Sequence[Mapping[str, Any]]) -> tuple[Counter[str], int]:
-    """Counts of the answers about the engine's weights, and the number of steps that were checked
-    and had an answer.
+class SyncChecks(NamedTuple):
+    """How often each answer about the engine's weights was given, over the steps with an answer."""
+
+    answers: Counter[str]
+    steps: int
+
+    @property
+    def proven(self) -> int:
+        """At how many steps the engine was shown to have the new weights."""
+        return self.answers[_PROVEN]
+
+
+def sync_checks(records: Sequence[Mapping[str, Any]]) -> SyncChecks:
+    """The answers about the engine's weights.
 
     The first step has no older weights to compare with, unless the engine's tensors can be read.
     """
     answers = [record["sync"] for record in records if isinstance(record.get("sync"), str)]
     answers = [answer for answer in answers if answer != "unchecked"]
     comparable = answers[1:] if answers[:1] == ["undecidable"] else answers
-    return Counter(comparable), len(comparable)
+    return SyncChecks(Counter(comparable), len(comparable))
 
 
 def sync_in_words(runs: Iterable[Sequence[Mapping[str, Any]]]) -> str:
     """`proven at 2 of 10 steps, newer weights at 4, …` over the records of runs; empty if no
     step had an answer.
     """
-    counts = [sync_proven(records) for records in runs]
+    counts = [sync_checks(records) for records in runs]
     total, steps = sum((count for count, _ in counts), Counter()), sum(steps for _, steps in counts)
     words = [
         text.format(f"{total[answer]:,}")
         for answer, text in _SYNC.items()
-        if total[answer] or answer == "proven"
+        if total[answer] or answer == _PROVEN
     ]
     words[0] += f" of {steps:,} check{'s' * (steps != 1)}"
     return ", ".join(words) if steps else ""

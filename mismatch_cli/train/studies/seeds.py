@@ -18,7 +18,6 @@ NO_SPREAD = "the same for all seeds: no interval"  # it is unknown how far other
 _ROUNDING = 1e-12
 # 97.5 % points of Student's t
 _FEW_DEGREES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306)
-Spread = tuple[float | None, float | None, float | None]  # mean over seeds, lowest, highest
 Seeded = Sequence[tuple[int | None, float]]  # a value of each run with the seed of the run
 
 
@@ -32,15 +31,6 @@ class Difference(NamedTuple):
     def is_above(self) -> bool:
         """Whether the whole interval is above 0."""
         return self.estimate.low is not None and self.estimate.low > 0
-
-
-def spread(values: Iterable[float | None]) -> Spread:
-    """The mean over seeds, with the lowest and highest; a single seed has no range."""
-    measured = [value for value in values if value is not None]
-    if not measured:
-        return None, None, None
-    mean = float(np.mean(measured))
-    return (mean, min(measured), max(measured)) if len(measured) > 1 else (mean, None, None)
 
 
 def over_seeds(values: Iterable[float | None]) -> Estimate:

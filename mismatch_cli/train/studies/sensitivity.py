@@ -36,11 +36,23 @@ class Family(NamedTuple):
     setting.
     """
 
-    name: str
+    algorithm: str
+    setting: str
     threshold: str  # its letter, else its name
     values: tuple[float, ...]
     endings: tuple[Ending, ...]  # of each value
-    others: tuple[Ending, ...]  # algorithms in the same setting without a family
+    others: tuple[Ending, ...]  # algorithms in the same setting with a reward and no family
+
+    @property
+    def name(self) -> str:
+        """The algorithm, with the setting if there are several."""
+        return SEPARATOR.join(filter(None, (self.algorithm, self.setting)))
+
+    @property
+    def measured(self) -> list[str]:
+        """The numbers of an ending: the reward, and the accuracy if there was an evaluation."""
+        evaluated = any(ending.accuracy.value is not None for ending in self.endings)
+        return ["reward", "accuracy"] if evaluated else ["reward"]
 
 
 def families(study: TrainingAnalysis) -> list[Family]:
@@ -49,12 +61,11 @@ def families(study: TrainingAnalysis) -> list[Family]:
     for setting, part in study.settings.items():
         sweeps = list(_sweeps(list(part.algorithms)))
         swept = {name for _, _, names in sweeps for name in names.values()}
-        others = tuple(_ending(part, name) for name in part.algorithms if name not in swept)
+        others = tuple(_ending(part, name) for name in part.final_rewards if name not in swept)
         for head, threshold, names in sweeps:
             endings = tuple(_ending(part, name) for name in names.values())
             if sum(ending.reward.value is not None for ending in endings) > 1:
-                title = SEPARATOR.join(filter(None, (head, setting)))
-                found.append(Family(title, threshold, tuple(names), endings, others))
+                found.append(Family(head, setting, threshold, tuple(names), endings, others))
     return found
 
 

@@ -6,38 +6,41 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from operator import methodcaller
-from typing import Any, NamedTuple
 
 import numpy as np
 
+from mismatch_cli.base.json_form import left_out_if_none
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.train.studies.run_settings import SEPARATOR, settings_of_runs
 from mismatch_cli.train.studies.runs import TrainingRun
-from mismatch_cli.train.studies.seeds import Difference, Seeded, difference, over_seeds, seeded
+from mismatch_cli.train.studies.seeds import Seeded, difference, over_seeds, seeded
 
 KEY = "staleness"
-# Of the tokens with A ≠ 0, A > 0 and A < 0
 SHARES = ("blocked", "blocked_positive", "blocked_negative")
 
 
-class Dose(NamedTuple):
-    """The runs of an algorithm that sample with weights of the same age."""
+@dataclass(frozen=True)
+class Dose:
+    """The runs of an algorithm that sample with weights of the same age; shares are means over
+    steps, then over seeds.
+    """
 
-    updates: int  # how old, in optimiser steps
+    staleness: int  # how old, in optimiser steps
     seeds: int
-    blocked: dict[str, Estimate]  # by `SHARES`: means over steps, then over seeds
-    more: Difference | None  # `blocked` than at the lowest dose, paired by seed; None for that
+    blocked: Estimate  # of the tokens with A ≠ 0
+    blocked_positive: Estimate  # of those with A > 0
+    blocked_negative: Estimate  # of those with A < 0
+    # `blocked` than at the lowest dose, and the seeds that are paired; None for the lowest
+    more: Estimate | None = left_out_if_none()
+    paired_seeds: int | None = left_out_if_none()
 
 
 @dataclass(frozen=True)
 class DoseResponse:
     """An algorithm in one setting, at several doses, lowest first."""
 
-    name: str
+    algorithm: str
     doses: tuple[Dose, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"algorithm": self.name, "doses": list(map(_to_json, self.doses))}
 
 
 def dose_responses(runs: Sequence[TrainingRun]) -> list[DoseResponse]:
@@ -69,10 +72,14 @@ def _doses(by_age: dict[int, list[TrainingRun]]) -> tuple[Dose, ...]:
     lowest = min(by_age)
     base, doses = _by_seed(by_age[lowest]), []
     for age, runs in sorted(by_age.items()):
-        blocked = {key: over_seeds(map(methodcaller("mean", key), runs)) for key in SHARES}
-        more = None if age == lowest else difference(_by_seed(runs), base)
-        doses.append(Dose(age, len(runs), blocked, more))
+        blocked, positive, negative = (_share(runs, key) for key in SHARES)
+        more, pairs = (None, None) if age == lowest else difference(_by_seed(runs), base)
+        doses.append(Dose(age, len(runs), blocked, positive, negative, more, pairs))
     return tuple(doses)
+
+
+def _share(runs: Sequence[TrainingRun], key: str) -> Estimate:
+    return over_seeds(map(methodcaller("mean", key), runs))
 
 
 def _by_seed(runs: Sequence[TrainingRun]) -> Seeded:
@@ -98,12 +105,3 @@ def _from(run: TrainingRun, first: float) -> TrainingRun:
 def _without(run: TrainingRun) -> TrainingRun:
     """The run at no dose: its setting is named without it."""
     return replace(run, config=dict(run.config) | {KEY: 0})
-
-
-def _to_json(dose: Dose) -> dict[str, Any]:
-    row: dict[str, Any] = {KEY: dose.updates, "seeds": dose.seeds}
-    for key, estimate in dose.blocked.items():
-        row[key] = estimate.to_dict()
-    if dose.more is not None:
-        row |= {"more": dose.more.estimate.to_dict(), "paired_seeds": dose.more.pairs}
-    return row

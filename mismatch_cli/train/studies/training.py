@@ -4,10 +4,11 @@ steps, and timings.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from itertools import starmap
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,17 +18,24 @@ from mismatch_cli.studies.study import Study
 from mismatch_cli.studies.watch_state import WatchState
 from mismatch_cli.train.studies.common_steps import CommonSteps, Series, aligned, in_words
 from mismatch_cli.train.studies.learning_speed import (
-    LEARNING_PHASES,
     Claim,
     against_the_first,
     between,
     mean_reward,
     reward_to_reach,
 )
+from mismatch_cli.train.studies.run_numbers import RunGroup
 from mismatch_cli.train.studies.run_settings import SEPARATOR, settings_of_runs, short_name, task_of
 from mismatch_cli.train.studies.runs import TrainingRun
-from mismatch_cli.train.studies.seeds import Difference, Seeded, difference, over_seeds, seeded
+from mismatch_cli.train.studies.seeds import Difference, Seeded, difference, seeded
 from mismatch_cli.train.studies.staleness import DoseResponse, dose_responses
+from mismatch_cli.train.studies.training_result import (
+    AlgorithmResult,
+    ComparedSteps,
+    Lead,
+    RunResult,
+    TrainingResult,
+)
 
 _TELLING = ("step", "reward", "grad_norm")  # runs that agree in these made the same updates
 _NAMED = 3  # at most so many models or data sets are named; of more only the number is given
@@ -140,10 +148,12 @@ class TrainingAnalysis(Study):
             return against_the_first(runs_of)
         return between(*self.claimed, runs_of)
 
-    @property
-    def claimed_runs(self) -> list[TrainingRun]:
-        """The runs of the two algorithms that were named."""
-        return [run for run in self.runs if run.algorithm in (self.claimed or ())]
+    @cached_property
+    def answered(self) -> TrainingAnalysis:
+        """The runs that the answer is about: of the two algorithms that were named, else all."""
+        if self.claimed is None:
+            return self
+        return TrainingAnalysis([run for run in self.runs if run.algorithm in self.claimed])
 
     @property
     def claim_flags(self) -> list[str]:
@@ -201,14 +211,67 @@ class TrainingAnalysis(Study):
         return [names for names in alike.values() if len(names) > 1]
 
     @cached_property
+    def by_algorithm(self) -> list[RunGroup]:
+        """The runs of each algorithm in its setting, whose numbers are means over seeds."""
+        settings = dict(zip(map(id, self.runs), self._setting_of, strict=True))
+        return [
+            RunGroup(name, settings[id(runs[0])], runs, self.compared[name], self.reward_to_reach)
+            for name, runs in self.algorithms.items()
+        ]
+
+    @cached_property
+    def by_run(self) -> list[RunGroup]:
+        """Each run by itself."""
+        runs = zip(self.runs, self.restricted, self._setting_of, strict=True)
+        return [
+            RunGroup(whole.name, setting, [whole], [run], self.reward_to_reach)
+            for whole, run, setting in runs
+        ]
+
+    @property
+    def together(self) -> RunGroup:
+        """All runs, for what is said of them as one."""
+        return RunGroup("", "", self.runs, self.restricted, self.reward_to_reach)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every run has reached its last step."""
+        return all(run.is_done for run in self.runs)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no run has steps that another run of its task lacks."""
+        return all(steps.is_whole for steps in self.common)
+
+    @property
+    def fallen(self) -> list[str]:
+        """Algorithms of which every run has collapsed."""
+        return [
+            name
+            for name in self.final_rewards
+            if all(run.has_collapsed for run in self.algorithms[name])
+        ]
+
+    @property
+    def leader(self) -> str:
+        """The algorithm that is above most others; of several, the one with the highest reward."""
+        rewards = self.final_rewards
+        return max(rewards, key=lambda name: (len(self.above(name)), rewards[name].value or 0.0))
+
+    @cached_property
+    def highest_first(self) -> list[str]:
+        """The algorithms with a final reward, ranked by it."""
+        return sorted(self.final_rewards, key=self._below)
+
+    def _below(self, name: str) -> float:
+        return -(self.final_rewards[name].value or 0.0)
+
+    @cached_property
     def final_rewards(self) -> dict[str, Estimate]:
         """Each algorithm's reward over the last common steps with its interval over seeds, if
         recorded.
         """
-        rewards = {
-            name: over_seeds(run.last("reward") for run in runs)
-            for name, runs in self.compared.items()
-        }
+        rewards = {group.name: group.number("reward") for group in self.by_algorithm}
         return {name: reward for name, reward in rewards.items() if reward.value is not None}
 
     def difference(self, name: str, rival: str) -> Difference:
@@ -217,57 +280,46 @@ class TrainingAnalysis(Study):
 
     def above(self, name: str) -> list[str]:
         """The rivals than which its final reward is higher with 95 % confidence, best first."""
-        return sorted(
-            (rival for rival in self.rivals(name) if self.difference(name, rival).is_above),
-            key=lambda rival: -(self.final_rewards[rival].value or 0.0),
+        rivals = self.rivals(name)
+        below = (rival for rival in rivals if self.difference(name, rival).is_above)
+        return sorted(below, key=self._below)
+
+    @cached_property
+    def result(self) -> TrainingResult:
+        """What `--json` prints and summary.json holds."""
+        runs = zip(self.runs, self.restricted, self._setting_of, strict=True)
+        return TrainingResult(
+            runs=list(starmap(RunResult.of, runs)),
+            compared_over=list(map(ComparedSteps.of, self.common)),
+            algorithms=list(map(self._of_algorithm, self.final_rewards)),
+            claims=[claim.result for claim in self.claims],
+            by_staleness=self.by_staleness or None,
+            watch=self.watched.result if self.watched else None,
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """What summary.json holds: each run's settings and final values; its steps are in
-        metrics.jsonl.
-        """
-        return {
-            "format": self.FORMAT,
-            "version": self.VERSION,
-            "runs": [
-                {
-                    "name": run.name,
-                    "algorithm": run.algorithm,
-                    "seed": run.seed,
-                    "setting": setting,
-                    "steps": run.steps,
-                    "partial": run.partial,
-                    **_ending(part),
-                    "config": dict(run.config),
-                }
-                for run, part, setting in zip(
-                    self.runs, self.restricted, self._setting_of, strict=True
-                )
-            ],
-            "compared_over": [_window(steps) for steps in self.common],
-            "algorithms": [
-                {
-                    "algorithm": name,
-                    "seeds": len(self.algorithms[name]),
-                    "final_reward": reward.to_dict(),
-                    "above": self.above(name),
-                    "higher_than": [self._higher(name, rival) for rival in self.rivals(name)],
-                }
-                for name, reward in self.final_rewards.items()
-            ],
-            "claims": [claim.to_json() for claim in self.claims],
-            **_by_staleness(self.by_staleness),
-            **({} if self.watched is None else {"watch": self.watched.to_json()}),
-        }
-
-    def _higher(self, name: str, rival: str) -> dict[str, Any]:
-        estimate, pairs = self.difference(name, rival)
-        return {"algorithm": rival, "by": estimate.to_dict(), "paired_seeds": pairs}
+    def _of_algorithm(self, name: str) -> AlgorithmResult:
+        return AlgorithmResult(
+            algorithm=name,
+            seeds=len(self.algorithms[name]),
+            final_reward=self.final_rewards[name],
+            above=self.above(name),
+            higher_than=[Lead(other, *self.difference(name, other)) for other in self.rivals(name)],
+        )
 
     def curves(self, *keys: str, gaps: bool = True) -> dict[str, Curve]:
         """The curve of each algorithm that recorded the number."""
         curves = {name: curve_of(runs, *keys, gaps=gaps) for name, runs in self.algorithms.items()}
         return {name: curve for name, curve in curves.items() if curve.has_values}
+
+    def curves_of_steps(self, *keys: str) -> dict[str, Curve]:
+        """The curves that are ever above 0, without the evaluation before training: step 0 of
+        `train`, while a recording that is watched has its first step there.
+        """
+        first = 1 if self.watched is None else 0
+        curves = {
+            name: curve.only(curve.step_N >= first) for name, curve in self.curves(*keys).items()
+        }
+        return {name: curve for name, curve in curves.items() if (curve.value_N > 0).any()}
 
     def has(self, *keys: str) -> bool:
         return any(len(run.measured(*keys)) for run in self.runs)
@@ -276,42 +328,14 @@ class TrainingAnalysis(Study):
         """Whether it was ever nonzero."""
         return any(run.measured(*keys).any() for run in self.runs)
 
+    def never(self, *keys: str) -> bool:
+        """Whether it was measured and is always 0."""
+        return self.has(*keys) and not self.occurs(*keys)
+
 
 def _final_rewards(runs: Sequence[TrainingRun]) -> Seeded:
     """The final reward of each run that has one, with its seed."""
     return seeded(runs, (run.last("reward") for run in runs))
-
-
-def _by_staleness(doses: Sequence[DoseResponse]) -> dict[str, Any]:
-    return {"by_staleness": list(map(DoseResponse.to_json, doses))} if doses else {}
-
-
-def _ending(run: TrainingRun) -> dict[str, Any]:
-    """The values of a run over the common steps, as in summary.json."""
-    first, last = run.ends("mismatch", "abs_dp_mean")
-    return {
-        "final_reward": run.last("reward"),
-        "best_reward": run.best_reward,
-        "accuracy_before": run.accuracy_before,
-        "final_accuracy": run.final_accuracy,
-        "accuracy_by_set": run.accuracy_by_set,
-        "abs_dp_mean_first": first,
-        "abs_dp_mean_last": last,
-        **{key: run.mean(key) for key in ("bad_over_tokens", "bad_over_negative", "blocked")},
-    }
-
-
-def _window(steps: CommonSteps) -> dict[str, Any]:
-    """The common steps of a task, as in summary.json."""
-    step_N, window_N = steps.step_N.astype(int).tolist(), steps.window_N.astype(int).tolist()
-    return {
-        "runs": [run.name for run in steps.runs],
-        "steps": len(step_N),
-        "first_step": step_N[0] if step_N else None,
-        "last_step": step_N[-1] if step_N else None,
-        "reward_from": window_N[0] if window_N else None,
-        "partial": not steps.is_whole,
-    }
 
 
 def settings_of(runs: Sequence[TrainingRun], key: str, shown: Callable[[str], str] = str) -> str:
@@ -364,7 +388,7 @@ class Correlation(NamedTuple):
     run: str
     other: str
     steps: int
-    found: Estimate
+    estimate: Estimate
 
 
 def correlations(run: TrainingRun) -> Iterator[Correlation]:
@@ -380,45 +404,8 @@ def correlations(run: TrainingRun) -> Iterator[Correlation]:
     ):
         known_N = np.isfinite(bad_N) & np.isfinite(value_N)
         if bad_N[known_N].any():  # measured, and not always 0
-            found = series_correlation(bad_N[known_N], value_N[known_N])
-            yield Correlation(run.name, other, int(known_N.sum()), found)
-
-
-PHASES = (*LEARNING_PHASES, "evaluate")
-OTHER = "other"
-# Of a step: anything shorter, such as a skipped recomputation, is not a separate phase
-_LEAST = 0.005
-
-
-def seconds_by_phase(run: TrainingRun) -> dict[str, float]:
-    """Mean seconds of each phase with a share of a step, in chronological order."""
-    steps = [
-        record["seconds"] for record in run.records if isinstance(record.get("seconds"), Mapping)
-    ]
-    recorded = sorted({key for seconds in steps for key in seconds}, key=_place)
-    totals = {key: float(np.nansum(run.series("seconds", key))) for key in recorded}
-    found: dict[str, float] = {}
-    for key, total in totals.items():
-        phase = key if key in PHASES and total > _LEAST * sum(totals.values()) else OTHER
-        found[phase] = found.get(phase, 0.0) + total / len(steps)
-    return {phase: found[phase] for phase in phases_of([found]) if found[phase] > 0}
-
-
-def mean_by_phase(runs: Sequence[TrainingRun]) -> dict[str, float]:
-    """Mean seconds by phase over the runs that recorded times."""
-    found = [seconds for run in runs if (seconds := seconds_by_phase(run))]
-    return {
-        phase: sum(row.get(phase, 0.0) for row in found) / len(found) for phase in phases_of(found)
-    }
-
-
-def phases_of(rows: Iterable[Mapping[str, float]]) -> list[str]:
-    """Every phase that takes time in any run, in chronological order."""
-    return sorted({phase for row in rows for phase in row}, key=_place)
-
-
-def _place(phase: str) -> int:
-    return PHASES.index(phase) if phase in PHASES else len(PHASES)
+            estimate = series_correlation(bad_N[known_N], value_N[known_N])
+            yield Correlation(run.name, other, int(known_N.sum()), estimate)
 
 
 SMOOTHED_FROM = 100  # curves with more steps are smoothed

@@ -15,7 +15,7 @@ from mismatch_cli.metrics.correlation import series_correlation
 from mismatch_cli.metrics.update_table import TRAINING
 from mismatch_cli.report.figures import figure_views
 from mismatch_cli.report.html import render_html
-from mismatch_cli.report.screen import print_screen
+from mismatch_cli.report.screen import print_view
 from mismatch_cli.report.terminal import print_report
 from mismatch_cli.report.view import ReportView, Table
 from mismatch_cli.train.pages.training import page as page_of
@@ -42,9 +42,9 @@ def view_of(runs: list[TrainingRun], reload_seconds: int = 0) -> ReportView:
 
 def said(runs: list[TrainingRun]) -> str:
     """The text of the verdict."""
-    screen = view_of(runs).screen
-    assert screen is not None
-    return screen.verdict.text
+    verdict = view_of(runs).verdict
+    assert verdict is not None
+    return verdict.text
 
 
 def drawn(runs: list[TrainingRun]) -> ReportView:
@@ -93,8 +93,8 @@ def test_the_numbers_of_a_run() -> None:
     table, reward = tables(view)["By run"], run.series("reward")
     gap = run.series("mismatch", "abs_dp_mean")
     expected = {
-        "steps": "60", "updates": "120", "final reward": f"{reward[-10:].mean():.3f}",
-        "best": f"{max(reward[i : i + 10].mean() for i in range(51)):.3f}",
+        "steps": "60", "final reward": f"{reward[-10:].mean():.3f}",
+        "best reward": f"{max(reward[i : i + 10].mean() for i in range(51)):.3f}",
         "final accuracy": f"{run.records[-1]['eval_accuracy']:.3f}",
         "first |π − μ|": f"{gap[:5].mean():.5f}",
         "final |π − μ|": f"{gap[-10:].mean():.5f}",
@@ -108,6 +108,7 @@ def test_the_numbers_of_a_run() -> None:
     assert column(blocked, "bad updates, % of A < 0") == [
         f"{100 * run.series('bad_over_negative').mean():.4f}"
     ]
+    assert column(tables(view)["Trainer by run"], "updates") == ["120"]
     answers = [record["sync"] for record in run.records]
     proven = f"{answers.count('proven')} / {60 - (answers[0] == 'undecidable')}"
     assert column(tables(view)["Trainer by run"], "sync proven") == [proven]
@@ -144,7 +145,7 @@ def test_the_verdict_on_one_algorithm() -> None:
     runs = [make_run(seed=seed) for seed in range(3)]
     ends = np.array([run.series("reward")[-10:].mean() for run in runs])
     half = 4.303 * ends.std(ddof=1) / np.sqrt(3)
-    verdict = view_of(runs).screen.verdict
+    verdict = view_of(runs).verdict
     assert (verdict.words, verdict.status) == ("DONE", "good")
     assert (
         f"final reward of {numbers.plus_minus(ends.mean(), ends.mean() - half, ends.mean() + half)}"
@@ -157,26 +158,26 @@ def test_the_verdict_on_one_algorithm() -> None:
 
 def test_algorithms_are_ranked_only_if_the_difference_over_seeds_is_clear() -> None:
     part = {"good": (0.90, 0.92, 0.91), "bad": (0.50, 0.52, 0.53)}
-    verdict = view_of(ending(part)).screen.verdict
+    verdict = view_of(ending(part)).verdict
     assert verdict.words == "good ABOVE bad"
     assert verdict.text == (
         "Reward over steps 1 to 5: 0.910 ± 0.025, against 0.517 ± 0.038 of bad (higher by 0.393 ± "
         "0.029): 95 % over seeds, paired over 3 seeds."
     )
-    near = view_of(ending(part | {"near": (0.90, 0.91, 0.89)})).screen.verdict
+    near = view_of(ending(part | {"near": (0.90, 0.91, 0.89)})).verdict
     assert near.words == "good ABOVE 1 OF 2"
     assert near.text.endswith(
         "Not clearly below it: near. Chance sets 1 pair in 20 of equal algorithms apart; these are "
         "3 pairs."
     )
-    overlap = view_of(ending({"a": (0.90, 0.6, 0.91), "b": (0.50, 0.72, 0.51)})).screen.verdict
+    overlap = view_of(ending({"a": (0.90, 0.6, 0.91), "b": (0.50, 0.72, 0.51)})).verdict
     assert (overlap.words, overlap.status) == ("NO CLEAR DIFFERENCE", "")
     assert overlap.text.endswith("Difference: 0.23 ± 0.75, paired over 3 seeds.")
-    lucky = view_of(ending({"a": (0.9,), "b": (0.5,)})).screen.verdict
+    lucky = view_of(ending({"a": (0.9,), "b": (0.5,)})).verdict
     assert lucky.words == "NO CLEAR DIFFERENCE" and "One seed each" in lucky.text
     many = view_of(
         ending({name: (0.1 * place,) for place, name in enumerate("abcdefgh", start=1)})
-    ).screen.verdict
+    ).verdict
     assert "of 8 algorithms: from 0.100 (a) to 0.800 (h)" in many.text
 
 
@@ -192,19 +193,19 @@ def test_runs_of_different_length_are_compared_over_the_same_steps() -> None:
     assert view.notes[-1] == (
         "PARTIAL: 5 runs are compared over steps 1 to 20, which they share; b-0 and b-1 end there."
     )
-    assert view.screen.verdict.text == (
+    assert view.verdict.text == (
         "Rewards over steps 11 to 20: a 0.1560 ± 0.0025, b 0.1555 ± 0.0064. Difference: 0 (the same "
         "for all seeds: no interval), paired over 2 seeds."
     )
     assert column(tables(view)["By run"], "reward") == ["0.155", "0.156", "0.157", "0.155", "0.156"]
     alone = said([runs[2], rising("a", 0, 20)])
     assert alone == "a has a reward of 0.156 ± 0.013 over steps 11 to 20 (2 seeds) so far."
-    (shown,) = view.screen.tables
-    assert shown.columns[1].title == "reward" and "steps 11 to 20" in shown.note
+    shown = tables(view)["By algorithm"]
+    assert "reward" in [each.title for each in shown.columns] and "steps 11 to 20" in shown.note
     apart = view_of(
         [rising("a", 0, 3), replace(rising("b", 0, 9), records=[{"step": 9, "reward": 1}])]
     )
-    assert apart.screen.verdict.text == "The runs share no step."
+    assert apart.verdict.text == "The runs share no step."
     assert "PARTIAL: 2 runs share no step, so they are not compared." in apart.notes
 
 
@@ -215,19 +216,17 @@ def test_rewards_are_ranked_only_within_a_task() -> None:
     high, low = {"a": (0.90, 0.92, 0.91)}, {"a": (0.50, 0.52, 0.53)}
     replay = view_of(
         trained(high, model="m", lora=True) + trained(low, model="m", lora=False)
-    ).screen.verdict
+    ).verdict
     assert replay.words == "a · LoRA ABOVE a · no LoRA"
     models = view_of(trained(high, model="m") + trained(low, model="n"))
-    assert models.screen.verdict.words == "NO CLEAR DIFFERENCE"
-    assert (
-        "within each of 2 models or problems; none is above another" in models.screen.verdict.text
-    )
+    assert models.verdict.words == "NO CLEAR DIFFERENCE"
+    assert "within each of 2 models or problems; none is above another" in models.verdict.text
     assert "not comparable" in models.notes[-1] and ("Settings", "m; n") in models.about
     within = high | {"b": (0.70, 0.72, 0.73)}
     settings = column(tables(models)["By run"], "setting")
     assert settings == ["m"] * 3 + ["n"] * 3
     assert (
-        view_of(trained(within, model="m") + trained(low, model="n")).screen.verdict.words
+        view_of(trained(within, model="m") + trained(low, model="n")).verdict.words
         == "a · m ABOVE b · m"
     )
 
@@ -236,10 +235,10 @@ def test_a_lost_reward_is_a_collapse(eight: list[TrainingRun]) -> None:
     fallen = TrainingRun(
         "a", "a", 0, [{"step": step, "reward": 0.9 if step < 20 else 0.1} for step in range(1, 41)]
     )
-    verdict = view_of([fallen]).screen.verdict
+    verdict = view_of([fallen]).verdict
     assert (verdict.words, verdict.status) == ("COLLAPSED", "bad")
     assert "Reward fell below half of its best: a." in verdict.text
-    beside = view_of([fallen, make_run()]).screen.verdict
+    beside = view_of([fallen, make_run()]).verdict
     assert beside.status == "mixed" and beside.text.endswith(
         "Reward fell below half of its best: a."
     )
@@ -261,7 +260,7 @@ def test_the_screen_fits(width: int, eight: list[TrainingRun]) -> None:
         [make_run("pg-is", seed) for seed in range(14)],
     ):
         file = io.StringIO()
-        print_screen(view_of(runs).screen, Console(file=file, width=width))
+        print_view(view_of(runs), Console(file=file, width=width))
         lines = file.getvalue().splitlines()
         assert len(lines) <= (40 if width >= 80 else 50) and max(map(len, lines)) <= width
         if width >= 80 and runs is eight:
@@ -272,7 +271,7 @@ def test_the_screen_excludes_undecidable_syncs_and_says_what_never_happened() ->
     run = make_run("pg-is")
     records = [record | {"sync": "proven", "bad_over_negative": 0.0} for record in run.records]
     view = view_of([replace(run, records=[records[0] | {"sync": "undecidable"}, *records[1:]])])
-    remarks = dict(view.screen.remarks)
+    remarks = dict(view.remarks)
     assert remarks["Weight sync"] == "proven at 59 of 59 checks"
     assert remarks["Bad updates"] == "none" and remarks["Blocked"] == "nothing at any step"
     assert column(tables(view)["Trainer by run"], "sync proven") == ["59 / 59"]
@@ -286,9 +285,9 @@ def test_a_run_that_ends_no_higher_than_it_began_is_not_called_good() -> None:
     began = [
         replace(run, records=[{"step": 0, "eval_accuracy": end}, *run.records]) for end in ends
     ]
-    statuses = [view_of([each]).screen.verdict.status for each in began]
+    statuses = [view_of([each]).verdict.status for each in began]
     assert statuses == ["good", "mixed"]
-    assert view_of(ending({"a": (0.5,)})).screen.verdict.status == "mixed"
+    assert view_of(ending({"a": (0.5,)})).verdict.status == "mixed"
 
 
 def test_what_to_type_next(tmp_path: Path) -> None:
@@ -301,7 +300,7 @@ def test_what_to_type_next(tmp_path: Path) -> None:
     for name in ("run-0", "run-1"):
         (tmp_path / "a b" / name).mkdir(exist_ok=True)
         (tmp_path / "a b" / name / "metrics.jsonl").touch()
-    lines = [line for line, _ in view_of(runs).screen.next]
+    lines = [line for line, _ in view_of(runs).next]
     assert lines == [
         f"mismatch-cli clipstats '{tmp_path}/a b/run-0/traces/step-10'",
         f"mismatch-cli report '{tmp_path}/a b' --full",
@@ -309,7 +308,7 @@ def test_what_to_type_next(tmp_path: Path) -> None:
     # A third run beside them, of which nothing was said
     (tmp_path / "a b" / "run-2").mkdir()
     (tmp_path / "a b" / "run-2" / "metrics.jsonl").touch()
-    line, _ = view_of(runs).screen.next[-1]
+    line, _ = view_of(runs).next[-1]
     assert line == f"mismatch-cli report '{tmp_path}/a b/run-0' '{tmp_path}/a b/run-1' --full"
 
 
@@ -388,8 +387,8 @@ def test_a_running_run_says_its_step() -> None:
         "PARTIAL: 2 runs are compared over steps 1 to 20, which they share; dppo-binary-tv-seed-0 "
         "ends there.",
     )
-    assert view.screen.verdict.text.startswith("Rewards over steps 11 to 20: ")
-    alone = view_of([going]).screen.verdict
+    assert view.verdict.text.startswith("Rewards over steps 11 to 20: ")
+    alone = view_of([going]).verdict
     assert (alone.words, alone.status) == ("NOT DONE", "mixed") and alone.text.endswith(" so far.")
     assert [row.name for row in view.leading][:2] == [
         "reward so far · dppo-binary-tv",
@@ -431,7 +430,7 @@ NOTHING = {"step": 1, "reward": None, "mismatch": None, "seconds": {}}
 def test_almost_nothing_is_recorded(records: list[dict[str, object]]) -> None:
     runs = [TrainingRun("a", "a", None, records)]
     view = drawn(runs)
-    assert view.screen.verdict.text == "No reward was recorded."
+    assert view.verdict.text == "No reward was recorded."
     assert tables(view).keys() == {"By run", "Trainer by run"}
     assert "nan" not in printed(view)
     render_html(view)

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from mismatch_cli.report.drawing.style import NARROW, WIDE
 from mismatch_cli.report.figures import plots_of
-from mismatch_cli.report.screen import print_screen
-from mismatch_cli.report.view import Screen, Verdict
+from mismatch_cli.report.screen import print_view, screen_of
+from mismatch_cli.report.view import ReportView, Table, Verdict
 from mismatch_cli.train.pages.training import page
 from mismatch_cli.train.studies.runs import TrainingRun
 from mismatch_cli.train.studies.training import TrainingAnalysis
@@ -24,15 +24,30 @@ from tests.train.training_runs import make_run
 PAIR = ("dppo-binary-tv", "pg-tis")
 
 
-def screen_of(runs: list[TrainingRun], *pair: str) -> Screen:
+def view_of(runs: list[TrainingRun], *pair: str) -> ReportView:
     own, rival = pair
-    screen = page(replace(TrainingAnalysis.of(runs), claimed=(own, rival))).screen
-    assert screen is not None
-    return screen
+    return page(replace(TrainingAnalysis.of(runs), claimed=(own, rival)))
 
 
 def verdict_of(runs: list[TrainingRun], *pair: str) -> Verdict:
-    return screen_of(runs, *pair).verdict
+    verdict = view_of(runs, *pair).verdict
+    assert verdict is not None
+    return verdict
+
+
+def claims(view: ReportView) -> Table:
+    """The table of all measures."""
+    (section,) = (each for each in view.sections if each.title == "Which learns faster")
+    (table,) = section.tables
+    return table
+
+
+def on_screen(view: ReportView) -> Table:
+    """The only table of the screen."""
+    screen = screen_of(view)
+    assert screen is not None
+    (table,) = screen.tables
+    return table
 
 
 def seeds(*names: str, count: int = 3, steps: int = 60, **config: object) -> list[TrainingRun]:
@@ -51,7 +66,7 @@ def test_a_claim_is_shown_or_contradicted_by_the_area() -> None:
     assert "paired over 3 seeds. Shown: final reward; bad, % of A ≠ 0" in shown.text
     assert (against.words, against.status) == ("CONTRADICTED", "bad")
     assert against.text.startswith("pg-tis learns more slowly than dppo-binary-tv")
-    rows = {row[0]: row[-1] for row in screen_of(runs, *reversed(PAIR)).tables[0].rows}
+    rows = {row[0]: row[-1] for row in claims(view_of(runs, *reversed(PAIR))).rows}
     assert rows["area (mean reward)"] == "✘ contradicted"
     assert rows["steps to 0.69"] == "not shown"
 
@@ -64,24 +79,23 @@ def test_one_seed_each_shows_nothing() -> None:
 
 def test_a_third_algorithm_changes_neither_the_steps_nor_the_answer() -> None:
     runs, short = seeds(*PAIR), make_run("pg-is", 0, 5)
-    alone, beside = screen_of(runs, *PAIR), screen_of([*runs, short], *PAIR)
-    assert (beside.verdict, beside.tables, beside.notes) == (alone.verdict, alone.tables, ())
+    alone, beside = view_of(runs, *PAIR), view_of([*runs, short], *PAIR)
+    assert (beside.verdict, claims(beside)) == (alone.verdict, claims(alone))
+    assert beside.notes == () and "pg-is-seed-0 ends there" in beside.sections[1].text
 
 
 def test_runs_that_do_not_reach_the_reward_are_named_on_the_screen() -> None:
     runs = seeds(*PAIR)
     flat = [{**record, "reward": 0.2} for record in runs[-1].records]
-    screen = screen_of([*runs[:-1], replace(runs[-1], records=flat)], *PAIR)
-    assert ("Not reached", "by 1 run: pg-tis-seed-2") in screen.remarks
-    (steps,) = (row for row in screen.tables[0].rows if row[0].startswith("steps to"))
-    assert steps[2:] == ("2 of 3 runs", "—", "not reached")
+    view = view_of([*runs[:-1], replace(runs[-1], records=flat)], *PAIR)
+    assert ("Not reached", "by 1 run: pg-tis-seed-2") in view.remarks
+    (steps,) = (row for row in claims(view).rows if row[0].startswith("steps to"))
+    assert steps[2:] == ("2 of 3 runs", "—", "0", "not reached")
 
 
 def rows_of(runs: list[TrainingRun]) -> list[dict[str, str]]:
     """The rows of the screen of all algorithms, by the titles without the reward to reach."""
-    screen = page(TrainingAnalysis.of(runs)).screen
-    assert screen is not None
-    (table,) = screen.tables
+    table = on_screen(page(TrainingAnalysis.of(runs)))
     titles = [re.sub(r" to 0\.\d+$", "", column.title) for column in table.columns]
     return [dict(zip(titles, row, strict=True)) for row in table.rows]
 
@@ -97,14 +111,14 @@ def test_the_table_of_all_algorithms_has_what_was_measured_of_their_speed() -> N
     for run in runs:
         for record in run.records:
             del record["seconds"]
-    assert [row["s"] for row in rows_of([replace(run) for run in runs])] == ["", ""]
+    assert [row["s"] for row in rows_of([replace(run) for run in runs])] == ["—", "—"]
 
 
 def test_several_settings_have_a_row_each() -> None:
     runs = [*seeds(*PAIR, epochs=2), *seeds(*PAIR, epochs=16)]
-    screen = screen_of(runs, *PAIR)
-    assert [row[0] for row in screen.tables[0].rows] == ["epochs 16", "epochs 2"][::-1]
-    assert screen.verdict.words == "SHOWN IN 2 OF 2 SETTINGS"
+    rows = on_screen(view_of(runs, *PAIR)).rows
+    assert [row[0] for row in rows if row[1].startswith("area")] == ["epochs 2", "epochs 16"]
+    assert verdict_of(runs, *PAIR).words == "SHOWN IN 2 OF 2 SETTINGS"
     other = verdict_of(runs, *reversed(PAIR))
     assert other.words == "SHOWN IN 0 OF 2 SETTINGS, CONTRADICTED IN 2"
     assert other.status == "bad"
@@ -115,7 +129,7 @@ def test_it_fits_a_screen_and_never_loses_the_answer(width: int) -> None:
     name = "my_mask_with_a_long_name:max_tv=0.123"
     for pair in (PAIR, (name, "dppo-binary-tv-recompute")):
         file = io.StringIO()
-        print_screen(screen_of(seeds(*pair), *pair), Console(file=file, width=width))
+        print_view(view_of(seeds(*pair), *pair), Console(file=file, width=width))
         lines = file.getvalue().splitlines()
         assert len(lines) <= (40 if width >= 80 else 50) and max(map(len, lines)) <= width
         assert any(line.rstrip().endswith("not shown") for line in lines)
@@ -124,13 +138,11 @@ def test_it_fits_a_screen_and_never_loses_the_answer(width: int) -> None:
 def test_what_to_type_next_keeps_the_pair(tmp_path: Path) -> None:
     runs = [replace(run, folder=tmp_path / run.name) for run in seeds(*PAIR, count=1, steps=2)]
     (tmp_path / runs[0].name / "traces" / "step-2").mkdir(parents=True)
-    lines = [line for line, _ in screen_of(runs, *PAIR).next]
+    lines = [line for line, _ in view_of(runs, *PAIR).next]
     assert lines[0].startswith("mismatch-cli clipstats ")
     assert lines[1].startswith("mismatch-cli report ")
     assert all("-a dppo-binary-tv -a pg-tis" in line for line in lines)
-    screen = page(TrainingAnalysis.of(runs)).screen
-    assert screen is not None
-    assert screen.next[1][0].endswith("-a dppo-binary-tv -a pg-tis")
+    assert page(TrainingAnalysis.of(runs)).next[1][0].endswith("-a dppo-binary-tv -a pg-tis")
     assert page(replace(TrainingAnalysis.of(runs), claimed=PAIR)).command.endswith(
         "-a dppo-binary-tv -a pg-tis"
     )

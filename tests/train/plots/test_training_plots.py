@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +21,16 @@ from mismatch_cli.report.figures import figure_views, plots_for, plots_of
 from mismatch_cli.train.studies.runs import TrainingRun
 from mismatch_cli.train.studies.training import TrainingAnalysis
 from tests.report.plots.drawing import PAPER, check_texts, drawn
-from tests.train.training_runs import EIGHT, NEVER_BLOCK, evaluated, make_run, of_paper, with_bounds
+from tests.train.training_runs import (
+    EIGHT,
+    NEVER_BLOCK,
+    evaluated,
+    limit,
+    make_run,
+    of_paper,
+    watched,
+    with_bounds,
+)
 
 PLOTS = list(plots_of(TrainingAnalysis.STUDY))
 STYLES = [WIDE, NARROW]
@@ -63,7 +73,8 @@ def test_text_is_legible_inside_the_figure_and_apart(
     plot: ModuleType, style: Style, eight: list[TrainingRun]
 ) -> None:
     cases = (eight, in_settings(), by_threshold(), relaxed(), bounded(eight), stale())
-    studies = (TrainingAnalysis.of(runs) for runs in cases)
+    limited = watched(limit("tv_binary_mean", "max", 0.01), alarms=((3, 5),))
+    studies = chain(map(TrainingAnalysis.of, cases), [limited])
     check_texts(drawn(plot, next(study for study in studies if plot.needs(study)), style), style)
 
 
@@ -569,7 +580,7 @@ def test_blocked_shares_by_staleness_where_runs_differ_in_it() -> None:
     assert titles(figure) == ["Blocked, % of A ≠ 0", "Blocked, % of A > 0", "Blocked, % of A < 0"]
     line = figure.axes[0].lines[0]
     assert line.get_xdata().tolist() == [0, 4, 16]
-    means = [dose.blocked["blocked"].value for dose in study.by_staleness[0].doses]
+    means = [dose.blocked.value for dose in study.by_staleness[0].doses]
     assert line.get_ydata().tolist() == means
     assert texts(figure) == ["dppo-binary-tv", "pg-is"]
     assert not plot.needs(TrainingAnalysis.of(runs[::3]))

@@ -40,7 +40,7 @@ def claim_of(own: list[list[float | None]], rival: list[list[float | None]], **m
 
 
 def answers(claim: Claim) -> dict[str, str]:
-    return {row.measure.key: row.answer for row in claim.rows}
+    return {row.measure: row.answer for row in claim.rows}
 
 
 FAST = [[0.1, 0.3, 0.9, 0.9], [0.1, 0.4, 0.9, 0.9], [0.1, 0.35, 0.8, 0.9]]
@@ -61,7 +61,7 @@ def test_the_numbers_are_those_of_a_hand() -> None:
     assert area is not None and steps is not None and time is not None
     apart_S = np.mean(FAST, axis=1) - np.mean(SLOW, axis=1)
     half = 4.303 * apart_S.std(ddof=1) / np.sqrt(3)
-    found = area.difference.estimate
+    found = area.difference
     assert (found.value, found.low, found.high) == pytest.approx(
         (apart_S.mean(), apart_S.mean() - half, apart_S.mean() + half)
     )
@@ -93,7 +93,7 @@ def test_a_pilot_whose_difference_was_computed_by_hand() -> None:
                  .16 .22 .52 .82 .90 .96 .99"""
     curves = [np.array(text.split(), dtype=float).reshape(3, 7) for text in (trusted, clipped)]
     claim = claim_of(*(rewards.tolist() for rewards in curves))
-    found = claim.area.difference.estimate
+    found = claim.area.difference
     assert found.value is not None and found.high is not None
     assert (found.value, found.high - found.value) == pytest.approx((0.154, 0.115), abs=0.002)
     assert claim.answer == SHOWN
@@ -108,8 +108,8 @@ def test_the_final_reward_is_left_out_where_it_is_the_mean_of_all_steps() -> Non
 def test_runs_that_do_not_reach_the_reward_are_named() -> None:
     claim = claim_of(FAST, [SLOW[0], [0.1, 0.1, 0.1, 0.2]])
     row = claim.row(STEPS)
-    assert row is not None and row.answer == NOT_REACHED and row.unreached == ("b-1",)
-    assert row.difference.estimate.value is None
+    assert row is not None and row.answer == NOT_REACHED and row.not_reached_by == ["b-1"]
+    assert row.difference.value is None
     assert (row.own.value is not None, row.rival.note) == (True, "1 of 2 runs")
     assert claim.row(SECONDS) is None  # no times were recorded
 
@@ -126,7 +126,7 @@ def test_without_an_interval_nothing_is_shown() -> None:
 
 def test_only_the_steps_that_both_share_count() -> None:
     short = claim_of([[0.1, 0.3]], [[0.1, 0.2, 0.9, 0.9]])
-    assert short.area.difference.estimate.value == pytest.approx(0.05)
+    assert short.area.difference.value == pytest.approx(0.05)
     step_N, estimates = short.by_step
     assert step_N.tolist() == [1, 2]
     assert [estimate.value for estimate in estimates] == pytest.approx([0, 0.1])

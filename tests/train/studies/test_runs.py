@@ -11,7 +11,7 @@ import pytest
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.studies.watch_state import WatchState
-from mismatch_cli.train.studies.runs import TrainingRun, read_runs
+from mismatch_cli.train.studies.runs import PartialRun, TrainingRun, read_runs
 
 
 def write(folder: Path, *lines: object, config: str = "", end: str = "") -> Path:
@@ -110,9 +110,7 @@ def test_a_run_is_partial_if_steps_are_to_come_or_lost() -> None:
         (run_of(5, 7, watched=watched), [6]),
     ):
         steps, planned = run.last_step, run.planned_steps
-        assert run.partial == {
-            "steps": steps, "planned_steps": planned, "missing_steps": missing
-        }  # fmt: skip
+        assert run.partial == PartialRun(steps, planned, missing)
 
 
 @pytest.mark.parametrize(

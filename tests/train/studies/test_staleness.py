@@ -33,13 +33,13 @@ RUNS = [
 
 def test_shares_by_dose_with_paired_differences():
     grpo, dppo = TrainingAnalysis.of(RUNS).by_staleness
-    assert (grpo.name, dppo.name) == ("grpo-clip-higher", "dppo-binary-tv")
-    assert [(dose.updates, dose.seeds) for dose in grpo.doses] == [(0, 3), (2, 3), (8, 3)]
-    assert grpo.doses[1].blocked["blocked"] == over_seeds([0.06, 0.07, 0.08])
+    assert (grpo.algorithm, dppo.algorithm) == ("grpo-clip-higher", "dppo-binary-tv")
+    assert [(dose.staleness, dose.seeds) for dose in grpo.doses] == [(0, 3), (2, 3), (8, 3)]
+    assert grpo.doses[1].blocked == over_seeds([0.06, 0.07, 0.08])
     assert grpo.doses[0].more is None
-    more = grpo.doses[2].more
-    assert more == difference([(0, 0.18), (1, 0.19), (2, 0.2)], [(0, 0.02), (1, 0.03), (2, 0.04)])
-    assert more is not None and more.pairs == 3
+    oldest = grpo.doses[2]
+    more = difference([(0, 0.18), (1, 0.19), (2, 0.2)], [(0, 0.02), (1, 0.03), (2, 0.04)])
+    assert (oldest.more, oldest.paired_seeds) == more and oldest.paired_seeds == 3
 
 
 def test_only_steps_at_which_every_engine_is_that_old_count():
@@ -47,9 +47,9 @@ def test_only_steps_at_which_every_engine_is_that_old_count():
     (dose, _) = dose_responses([aged("grpo-clip-higher", 0, n, 0.1 if n else 0.3) for n in (0, 8)])[
         0
     ].doses
-    assert dose.blocked["blocked"].value == pytest.approx(0.3)
+    assert dose.blocked.value == pytest.approx(0.3)
     (_, old) = dose_responses([aged("grpo-clip-higher", 0, n, 0.1) for n in (0, 8)])[0].doses
-    assert old.blocked["blocked"].value == pytest.approx(0.1)
+    assert old.blocked.value == pytest.approx(0.1)
     assert dose_responses([aged("grpo-clip-higher", 0, n, 0.1) for n in (0, 12)]) == []
 
 
@@ -65,7 +65,7 @@ def test_a_dose_is_no_part_of_the_name_but_other_settings_are():
         for run in RUNS[:9]
         for rate in (1e-4, 2e-4)
     ]
-    assert [response.name for response in dose_responses(runs)] == [
+    assert [response.algorithm for response in dose_responses(runs)] == [
         "grpo-clip-higher · learning rate 0.0001",
         "grpo-clip-higher · learning rate 0.0002",
     ]
