@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mismatch_cli.metrics.pair_summary import MetricEstimate
     from mismatch_cli.report.view import Screen
     from mismatch_cli.studies.clipping import ClippingAnalysis
+    from mismatch_cli.studies.comparison import ComparisonAnalysis
     from mismatch_cli.studies.gate import GateResult
     from mismatch_cli.studies.mismatch import MismatchAnalysis
     from mismatch_cli.studies.study import Study
@@ -157,22 +158,22 @@ class Diagnosis(Result):
 class Comparison(Result):
     """How runs differ, as `mismatch-cli compare` shows it."""
 
+    _study: ComparisonAnalysis
+
     @cached_property
     def metrics(self) -> pd.DataFrame:
         """A row per other run and metric: both values, their difference and factor, each with
         its interval.
         """
         result = self._study.result
-        sides = {side["name"]: side for side in result["traces"]}
         rows = {}
-        for found in result["comparisons"]:
-            first, other = sides[found["against"]], sides[found["trace"]]
-            for key, row in found["metrics"].items():
-                values = {
-                    name: side["summary"]["metrics"][key]["value"]
-                    for name, side in (("first", first), ("other", other))
+        for other, found in result.others:
+            for key, difference in found.metrics.items():
+                rows[other.run, key] = {
+                    "first": result.first.summary.metrics[key].value,
+                    "other": other.summary.metrics[key].value,
+                    **dict(_flat(to_json(difference))),
                 }
-                rows[other["run"], key] = values | dict(_flat(row))
         return _frame(rows, ("run", "metric"))
 
 

@@ -5,8 +5,8 @@ so the effect of a hard or easy prompt cancels; a prompt in only one of them is 
 one. So the same formula serves traces that share all of their prompts, some, or none.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 
@@ -40,19 +40,19 @@ class Difference:
 
     `difference` is the other − the first; `factor` is the other's distance from agreement over the
     first's, without a value for a signed metric or if the first is below resolution.
+    `more_than_noise`: whether the interval of the difference excludes 0; None without an interval.
     """
 
     difference: Estimate
     factor: Estimate
+    more_than_noise: bool | None
 
-    @property
-    def more_than_noise(self) -> bool | None:
-        """Whether the interval of the difference excludes 0; None without an interval."""
-        low, high = self.difference.low, self.difference.high
-        return None if low is None or high is None else low > 0 or high < 0
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"more_than_noise": self.more_than_noise}
+    @classmethod
+    def of(cls, difference: Estimate, factor: Estimate) -> Self:
+        low, high = difference.low, difference.high
+        if low is None or high is None:
+            return cls(difference, factor, None)
+        return cls(difference, factor, low > 0 or high < 0)
 
 
 class Measured:
@@ -85,9 +85,9 @@ def _difference(metric: Metric, first: Measured, other: Measured, paired: bool) 
     x, y = first.estimates[metric.key].value, other.estimates[metric.key].value
     if x is None or y is None:
         nothing = Estimate(None, note=(first if x is None else other).estimates[metric.key].note)
-        return Difference(nothing, nothing)
+        return Difference.of(nothing, nothing)
     if metric.key not in first.jackknife:
-        return Difference(point(_settled(x, y) - x, EXTREME), _factor(metric, x, y))
+        return Difference.of(point(_settled(x, y) - x, EXTREME), _factor(metric, x, y))
     prompts = min(first.prompts, other.prompts)
     a, b = (side.jackknife[metric.key] for side in (first, other))
     x_G, y_G = _aligned(a, b)
@@ -109,7 +109,7 @@ def _difference(metric: Metric, first: Measured, other: Measured, paired: bool) 
         )
     if any(_holds_agreement(metric, side.estimates[metric.key]) for side in (first, other)):
         unsure = AT_AGREEMENT  # the distance may have any size and either sign
-    return Difference(change, _factor(metric, x, y, (x_G, y_G), prompts, unsure))
+    return Difference.of(change, _factor(metric, x, y, (x_G, y_G), prompts, unsure))
 
 
 def _holds_agreement(metric: Metric, found: Estimate) -> bool:

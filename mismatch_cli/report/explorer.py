@@ -331,28 +331,28 @@ def _algorithm(judged: Judged) -> dict[str, Any]:
 
 def _list(tokens: TokenList, explored: Exploration) -> dict[str, str]:
     """A list's name, its title, and of what it was taken."""
-    names = explored.compared
-    number = len(tokens.token_U)
+    number = numbers.count(len(tokens.token_U))
     population = numbers.things(tokens.population, "token")
-    titles = {
-        "gap": f"largest |{_GAP}|",
-        "probability": "largest |π − μ|",
-        "change": f"largest change of {_GAP}",
-    }
+    title = _titles(explored).get(tokens.name)
+    note = f"the {number} largest of {population}"
+    if title is None:
+        who = " or ".join(explored.compared)
+        if tokens.name == "only":
+            who = f"only one of {' and '.join(explored.compared)}"
+        title, which = f"blocked by {who}", f"{population} that {who} blocks"
+        every = len(tokens.token_U) == tokens.population
+        note = f"all {which}" if every else f"{number} of {which}, drawn at random"
+    return {"name": tokens.name, "title": for_html(title), "note": for_html(note)}
+
+
+def _titles(explored: Exploration) -> dict[str, str]:
+    """Of the lists of what is largest."""
+    gap = f"largest |{_GAP}|"
+    titles = {"gap": gap, "probability": "largest |π − μ|", "change": f"largest change of {_GAP}"}
     if explored.paired:
         run_a, run_b = explored.runs
-        titles |= {"gap_b": f"{titles['gap']} in {run_b}", "gap": f"{titles['gap']} in {run_a}"}
-    if tokens.name in titles:
-        title = titles[tokens.name]
-        note = f"the {numbers.count(number)} largest of {population}"
-    else:
-        one = tokens.name == "only"
-        who = f"only one of {' and '.join(names)}" if one else " or ".join(names)
-        which = f"{population} that {who} blocks"
-        every = number == tokens.population
-        title = f"blocked by {who}"
-        note = f"all {which}" if every else f"{numbers.count(number)} of {which}, drawn at random"
-    return {"name": tokens.name, "title": for_html(title), "note": for_html(note)}
+        titles |= {"gap": f"{gap} in {run_a}", "gap_b": f"{gap} in {run_b}"}
+    return titles
 
 
 def _compared(explored: Exploration) -> list[int]:

@@ -10,12 +10,11 @@ from functools import cached_property, partial
 from itertools import accumulate
 from math import comb
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from mismatch_cli.base.errors import MismatchError, UsageError
-from mismatch_cli.base.json_form import from_json, to_json
 from mismatch_cli.base.places import shown, shown_apart
 from mismatch_cli.metrics.differences import GAP, Difference, Measured, differences
 from mismatch_cli.metrics.estimate import Estimate
@@ -27,6 +26,12 @@ from mismatch_cli.processes.workers import ALONE, Workers
 from mismatch_cli.processes.workers.executor import Executor
 from mismatch_cli.processes.workers.portions import Portion
 from mismatch_cli.processes.workers.reading import executor
+from mismatch_cli.studies.comparison_result import (
+    ComparedTrace,
+    ComparisonResult,
+    Differs,
+    TraceDifference,
+)
 from mismatch_cli.studies.exploration.explored import Exploration
 from mismatch_cli.studies.exploration.two_runs import explore_two
 from mismatch_cli.studies.mismatch import COLUMNS, without_unknown
@@ -50,7 +55,6 @@ from mismatch_cli.studies.unusable import refuse_unmeasured
 from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import RowGroup, Trace
 
-Row = Mapping[str, Any]
 CHANCE = 0.05  # the share of metrics that differ by more than noise between equal traces
 
 
@@ -60,29 +64,23 @@ class ComparisonPlotData:
 
     STUDY: ClassVar[str] = "comparison"
 
-    result: Row  # what docs/json/compare.md describes
+    result: ComparisonResult
     subject: str = ""  # what is compared, in one line
     exceedance: tuple[np.ndarray, ...] = ()
 
     @property
-    def comparisons(self) -> Sequence[Row]:
-        rows: Sequence[Row] = self.result.get("comparisons", ())
-        return rows
-
-    @property
     def names(self) -> list[str]:
         """The traces' names in figures."""
-        return [row["run"] for row in self.result.get("traces", ())]
+        return [trace.run for trace in self.result.traces]
 
     @cached_property
     def by_trace(self) -> dict[str, PairSummary]:
         """Each trace's summary, by the run's name."""
-        traces = self.result.get("traces", ())
-        return {row["run"]: from_json(PairSummary, row["summary"]) for row in traces}
+        return {trace.run: trace.summary for trace in self.result.traces}
 
 
 @dataclass(frozen=True)
-class Side:
+class MeasuredTrace:
     """One trace: which of its responses are compared, and what was measured on them."""
 
     name: str
@@ -117,7 +115,7 @@ class Side:
 class Comparison:
     """Another trace compared with the first one."""
 
-    side: Side
+    side: MeasuredTrace
     pairing: Pairing
     differences: dict[str, Difference]
     on_tokens: OnTokens | None  # if both hold the same responses
@@ -130,12 +128,12 @@ class ComparisonAnalysis(Study):
     STUDY, FORMAT = "comparison", "mismatch-cli comparison"
 
     pair: Pair
-    first: Side
+    first: MeasuredTrace
     others: tuple[Comparison, ...]
     arguments: tuple[str, ...] = ()  # as typed, without the traces
 
     @property
-    def sides(self) -> tuple[Side, ...]:
+    def sides(self) -> tuple[MeasuredTrace, ...]:
         return (self.first, *(comparison.side for comparison in self.others))
 
     @property
@@ -143,16 +141,15 @@ class ComparisonAnalysis(Study):
         """Each trace's path, as you type it."""
         return tuple(name_of(side.trace) for side in self.sides)
 
-    def to_json(self) -> dict[str, Any]:
-        """What `compare --json` prints, documented in docs/json/compare.md."""
-        return {
-            "format": self.FORMAT,
-            "version": self.VERSION,
-            "arguments": list(self.arguments),
-            "pair": self.pair.name,
-            "traces": [_side_json(side) for side in self.sides],
-            "comparisons": [_comparison_json(self, comparison) for comparison in self.others],
-        }
+    @cached_property
+    def result(self) -> ComparisonResult:
+        """What `compare --json` prints."""
+        return ComparisonResult(
+            arguments=self.arguments,
+            pair=self.pair.name,
+            traces=[_trace(side) for side in self.sides],
+            comparisons=[_difference(self, comparison) for comparison in self.others],
+        )
 
     def settings_of(self, comparison: Comparison) -> list[SettingDifference]:
         """The settings in which another trace differs from the first, likeliest causes first."""
@@ -229,7 +226,7 @@ def analyse_comparison(
         ]
         runs = run_names([trace.run_folder for trace in traces])
         sides = [
-            Side(*side)
+            MeasuredTrace(*side)
             for side in zip(NAMES, runs, traces, found.responses, kept, summaries, strict=False)
         ]
         first, measured = sides[0], sides[0].measured
@@ -379,40 +376,40 @@ def run_names(folders: Sequence[Path]) -> list[str]:
     return [f"{part[-1]} ({letter})" for letter, part in zip(NAMES, parts, strict=False)]
 
 
-def _side_json(side: Side) -> dict[str, Any]:
-    return {
-        "name": side.name,
-        "run": side.run,
-        "folder": shown(str(side.trace.folder)),
-        "about": to_json(side.about),
-        "responses": len(side.responses),
-        "compared_responses": int(np.count_nonzero(side.kept_S)),
-        "prompts": len(np.unique(side.responses.prompt_S)),
-        "summary": to_json(side.result),
-    }
+def _trace(side: MeasuredTrace) -> ComparedTrace:
+    return ComparedTrace(
+        name=side.name,
+        run=side.run,
+        folder=shown(str(side.trace.folder)),
+        about=side.about,
+        responses=len(side.responses),
+        compared_responses=int(np.count_nonzero(side.kept_S)),
+        prompts=len(np.unique(side.responses.prompt_S)),
+        summary=side.result,
+    )
 
 
-def _comparison_json(analysis: ComparisonAnalysis, comparison: Comparison) -> dict[str, Any]:
-    first, found = analysis.first, comparison.differences
-    answers = {key: difference.more_than_noise for key, difference in found.items()}
+def _difference(analysis: ComparisonAnalysis, comparison: Comparison) -> TraceDifference:
+    metrics, pairing = comparison.differences, comparison.pairing
+    answers = {key: difference.more_than_noise for key, difference in metrics.items()}
     tested = sum(answer is not None for answer in answers.values())
-    return {
-        "trace": comparison.side.name,
-        "against": first.name,
-        "pairing": comparison.pairing.by,
-        "shared_responses": comparison.pairing.shared_responses,
-        "shared_prompts": len(comparison.pairing.shared_prompts),
-        "tested": tested,
-        "more_than_noise": sum(answer is True for answer in answers.values()),
-        "expected_by_chance": CHANCE * tested,
-        "differs": _what_differs(answers),
-        "metrics": {key: difference.to_dict() for key, difference in found.items()},
-        "on_tokens": comparison.on_tokens and comparison.on_tokens.to_dict(),
-        "settings": [vars(_apart(row)) for row in analysis.settings_of(comparison)],
-    }
+    return TraceDifference(
+        trace=comparison.side.name,
+        against=analysis.first.name,
+        pairing=pairing.by,
+        shared_responses=pairing.shared_responses,
+        shared_prompts=len(pairing.shared_prompts),
+        tested=tested,
+        more_than_noise=sum(answer is True for answer in answers.values()),
+        expected_by_chance=CHANCE * tested,
+        differs=_what_differs(answers),
+        metrics=metrics,
+        on_tokens=comparison.on_tokens.result() if comparison.on_tokens else None,
+        settings=[_apart(row) for row in analysis.settings_of(comparison)],
+    )
 
 
-def _what_differs(answers: Mapping[str, bool | None]) -> str:
+def _what_differs(answers: Mapping[str, bool | None]) -> Differs:
     """`gap` if its mean differs by more than noise; `metrics` if more metrics do than in 19 of 20
     comparisons of equal traces, were metrics independent; else `noise`, or `untested` if nothing
     has an interval.

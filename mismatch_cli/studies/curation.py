@@ -17,6 +17,34 @@ _BINS = 6  # of the accuracy range of the kept problems
 _BARS = 21  # at most, in a histogram
 
 
+@dataclass(frozen=True, kw_only=True)
+class AccuracyBin:
+    """The kept problems with an accuracy in a range, as measured on the samples that chose them."""
+
+    from_: float
+    to: float
+    problems: int
+    accuracy: float  # means over problems
+    held_out_accuracy: Estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurationResult:
+    """What summary.json of a curation holds; accuracies are means over problems."""
+
+    config: Mapping[str, Any]
+    count: int  # problems
+    kept: int
+    confirmed: int
+    written: int
+    unstated: int  # responses without an answer
+    accuracy: Estimate
+    accuracy_of_kept: Estimate
+    held_out_accuracy: Estimate
+    staying: Estimate
+    bins: Sequence[AccuracyBin]
+
+
 @dataclass(frozen=True)
 class CurationAnalysis(Study):
     """A curation, and its settings."""
@@ -36,6 +64,11 @@ class CurationAnalysis(Study):
     @property
     def problems(self) -> str:
         return str(self.config["prompts"]["location"])
+
+    @property
+    def reward(self) -> str:
+        """A user's own function that graded the samples; empty for the usual grader."""
+        return str(self.config["reward"] or "")
 
     @property
     def subject(self) -> str:
@@ -83,35 +116,38 @@ class CurationAnalysis(Study):
     @property
     def staying(self) -> Estimate:
         """The share of the kept problems that are in the range on the held-out samples as well."""
-        return mean_over_problems([self.curation.within(held_out) for _, held_out in self.pairs_K2])
+        return self.share_within(self.pairs_K2[:, 1])
 
-    def to_json(self) -> dict[str, Any]:
+    def share_within(self, accuracy_N: np.ndarray) -> Estimate:
+        """The share of some problems whose accuracy is in the range."""
+        return mean_over_problems([self.curation.within(accuracy) for accuracy in accuracy_N])
+
+    @cached_property
+    def result(self) -> CurationResult:
         """What summary.json holds; the problems are in perfectible.jsonl."""
         curation, chosen_K, held_out_K = self.curation, *self.pairs_K2.T
-        return {
-            "format": self.FORMAT,
-            "version": self.VERSION,
-            "config": dict(self.config),
-            "count": len(curation.accuracy),
-            "kept": len(curation.kept),
-            "confirmed": len(curation.confirmed),
-            "written": len(curation.confirmed if self.confirm else curation.kept),
-            "unstated": curation.unstated,
-            "accuracy": mean_over_problems(self.accuracy_P).to_dict(),
-            "accuracy_of_kept": mean_over_problems(chosen_K).to_dict(),
-            "held_out_accuracy": mean_over_problems(held_out_K).to_dict(),
-            "staying": self.staying.to_dict(),
-            "bins": [
-                {
-                    "from": low,
-                    "to": high,
-                    "problems": len(pairs),
-                    "accuracy": float(pairs[:, 0].mean()),
-                    "held_out_accuracy": mean_over_problems(pairs[:, 1]).to_dict(),
-                }
+        return CurationResult(
+            config=self.config,
+            count=len(curation.accuracy),
+            kept=len(curation.kept),
+            confirmed=len(curation.confirmed),
+            written=len(curation.confirmed if self.confirm else curation.kept),
+            unstated=curation.unstated,
+            accuracy=mean_over_problems(self.accuracy_P),
+            accuracy_of_kept=mean_over_problems(chosen_K),
+            held_out_accuracy=mean_over_problems(held_out_K),
+            staying=self.staying,
+            bins=[
+                AccuracyBin(
+                    from_=low,
+                    to=high,
+                    problems=len(pairs),
+                    accuracy=float(pairs[:, 0].mean()),
+                    held_out_accuracy=mean_over_problems(pairs[:, 1]),
+                )
                 for low, high, pairs in self.bins
             ],
-        }
+        )
 
 
 def mean_over_problems(values: Sequence[float] | np.ndarray) -> Estimate:

@@ -10,15 +10,22 @@ from functools import cached_property
 from math import inf
 from typing import Any
 
+from mismatch_cli.base import registry
 from mismatch_cli.base.errors import UsageError, suggest
-from mismatch_cli.base.json_form import from_json, to_json
-from mismatch_cli.frameworks import dialects
-from mismatch_cli.limits.assess import LEADING, Assessment, LimitRow, assess, status
+from mismatch_cli.frameworks import IMPORTERS, RECORDERS, dialects
+from mismatch_cli.limits.assess import (
+    LEADING,
+    Assessment,
+    LimitRow,
+    MeasuredElsewhere,
+    assess,
+    status,
+)
 from mismatch_cli.limits.both_sides import family, precision
 from mismatch_cli.limits.expected import expected_gap, place_of
 from mismatch_cli.limits.published import published
-from mismatch_cli.limits.reference import reference, usual_gap
-from mismatch_cli.limits.suspects import suspects, unrecorded
+from mismatch_cli.limits.reference import Measured, reference, usual_gap
+from mismatch_cli.limits.suspects import Suspect, suspects, unrecorded
 from mismatch_cli.metrics.estimate import (
     ABOVE_1,
     ABOVE_MINUS_1,
@@ -33,7 +40,6 @@ from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.studies.metric_names import OWN, framework_metric, is_own, own_metric
 from mismatch_cli.studies.study import Study
 
-_RARE = ("int8", "fp4")  # precisions of a side that only the JSON lists
 _FACTOR = 2.0  # how close a value has to be to a known fault's for the fault to be named
 _BOUNDS: dict[Scale, tuple[float, float]] = {
     POSITIVE: (0, inf), ABOVE_1: (1, inf), ABOVE_MINUS_1: (-1, inf), SHARE: (0, 1),
@@ -76,20 +82,19 @@ class Quoted:
         """Whether it compares the trainer with itself, and so says nothing about the engine."""
         return self.pair == dialects.UPDATE
 
-    def to_json(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """The number, its verdict, and the nearest values that others measured."""
-        found = self._assessed(about)
-        return {
-            **vars(self),
-            "metric": self.metric or None,
-            "status": status(found.bars),
-            "bars": to_json(found.bars),
-            "measured": to_json(found.measured),
-            "usual": self._usual(about),
-            "by_precision": self.by_precision(about),
-            "made_by": list(self._made_by(about)),
-            "limit_on": None if found.bars else self._limit_on,
-        }
+    def judged(self, about: Mapping[str, Any]) -> JudgedNumber:
+        """The number with its verdict, and the nearest values that others measured."""
+        assessment = self._assessed(about)
+        return JudgedNumber(
+            **vars(self) | {"metric": self.metric or None},
+            status=assessment.status,
+            bars=assessment.bars,
+            measured=assessment.measured,
+            usual=self._usual(about),
+            by_precision=self.by_precision(about),
+            made_by=list(self._made_by(about)),
+            limit_on=None if assessment.bars else self._limit_on,
+        )
 
     def _assessed(self, about: Mapping[str, Any]) -> Assessment:
         """The limits and measured values for its metric; for one that none of ours equals, the
@@ -104,70 +109,122 @@ class Quoted:
         rows = (row for row in published() if row.name == self.name and row.metric in METRICS)
         return next((row.metric for row in rows), None)
 
-    def _usual(self, about: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The usual range of the precisions, and where the number is relative to it; known for
-        the mean |d| only.
-        """
+    def _usual(self, about: Mapping[str, Any]) -> UsualRange | None:
         if self.metric != LEADING:
             return None
         expected = expected_gap(about)
-        return {
-            "who": expected.who,
-            "low": expected.low,
-            "high": expected.high,
-            "where": place_of(self.value, expected),
-            "source": usual_gap(about).source,
-        }
+        return UsualRange(
+            who=expected.who,
+            low=expected.low,
+            high=expected.high,
+            where=place_of(self.value, expected),
+            source=usual_gap(about).source,
+        )
 
-    def by_precision(self, about: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def by_precision(self, about: Mapping[str, Any]) -> list[PrecisionRange]:
         """Where the number would be for each precision, if the run's was not given."""
         if self.metric != LEADING or precision(about):
             return []
         rows = [row for row in reference().usual if row.precision and not row.other]
         of_family = {row.precision: row for row in rows if row.family in ("", family(about))}
         return [
-            {
-                "precision": row.precision,
-                "low": row.low,
-                "high": row.high,
-                "where": place_of(self.value, row),
-            }
+            PrecisionRange(row.precision, row.low, row.high, place_of(self.value, row))
             for row in of_family.values()
         ]
 
-    def _made_by(self, about: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Causes of values of this size: precisions with it in their usual range, and faults
-        that came close to it.
+    def _made_by(self, about: Mapping[str, Any]) -> Iterator[SizeCause]:
+        """Precisions with such values in their usual range, unless they are usual here, and faults
+        that came close.
         """
-        if not self.metric:
-            return
-        if self.metric == LEADING and (self._usual(about) or {}).get("where") != "within":
+        usual = self._usual(about)
+        if usual is not None and usual.where != "within":
             for row in reference().usual:
                 if row.precision and row.low <= self.value <= row.high:
-                    yield {
-                        "what": row.who,
-                        "low": row.low,
-                        "high": row.high,
-                        "fault": False,
-                        "source": row.source,
-                    }
-        ideal = METRICS[self.metric].agreement or 0.0
-        distance = abs(self.value - ideal)
-        for case in reference().measured:
-            ends = sorted((abs(case.low - ideal), abs(case.high - ideal)))
-            if (
-                case.state
-                and case.metric == self.metric
-                and ends[0] / _FACTOR <= distance <= ends[1] * _FACTOR
-            ):
+                    yield SizeCause(row.who, row.low, row.high, False, row.source)
+        for case in reference().measured if self.metric else ():
+            if case.state and case.metric == self.metric and self._is_near(case):
                 what = f"{case.setup} ({case.model})"
-                yield {
-                    "what": what,
-                    "low": case.low,
-                    "high": case.high,
-                    "fault": True,
-                    "source": case.source,
-                }
+                yield SizeCause(what, case.low, case.high, True, case.source)
+
+    def _is_near(self, case: Measured) -> bool:
+        """Whether its distance from agreement is within a factor of what somebody measured."""
+        ideal = METRICS[self.metric].agreement or 0.0
+        low, high = sorted((abs(case.low - ideal), abs(case.high - ideal)))
+        return low / _FACTOR <= abs(self.value - ideal) <= high * _FACTOR
+
+
+@dataclass(frozen=True)
+class UsualRange:
+    """The mean |d| of models measured so far in the precisions of a run, nats, and where a number
+    is relative to it: `below`, `within` or `above`.
+    """
+
+    who: str
+    low: float
+    high: float
+    where: str
+    source: str
+
+
+@dataclass(frozen=True)
+class PrecisionRange:
+    """The same for one precision that a run may have."""
+
+    precision: str
+    low: float
+    high: float
+    where: str
+
+
+@dataclass(frozen=True)
+class SizeCause:
+    """What has caused values of a number's size: a precision, or a fault."""
+
+    what: str
+    low: float
+    high: float
+    fault: bool
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedNumber:
+    """A quoted number, its verdict, and what causes such values."""
+
+    framework: str
+    name: str
+    value: float
+    formula: str
+    pair: str
+    metric: str | None  # ours with the same definition
+    note: str
+    status: str
+    bars: Sequence[LimitRow]
+    measured: Sequence[MeasuredElsewhere]
+    usual: UsualRange | None  # known for the mean |d| only
+    by_precision: Sequence[PrecisionRange]
+    made_by: Sequence[SizeCause]
+    limit_on: str | None  # our metric that a limit published by this name is about
+
+    @property
+    def short_name(self) -> str:
+        return self.name.rpartition("/")[2]
+
+    @property
+    def owner(self) -> str:
+        """The framework that logs it; empty for a metric of ours."""
+        return "" if self.framework == OWN else self.framework
+
+
+@dataclass(frozen=True, kw_only=True)
+class DashboardResult:
+    """What docs/json/verdict.md describes."""
+
+    family: str
+    precision: str
+    status: str  # for all numbers together
+    numbers: Sequence[JudgedNumber]
+    suspects: Sequence[Suspect]
 
 
 @dataclass(frozen=True)
@@ -180,8 +237,45 @@ class DashboardNumbers(Study):
     about: Mapping[str, Any]  # as in a manifest, as far as it is known
 
     @cached_property
-    def result(self) -> dict[str, Any]:
-        return self.to_json()
+    def result(self) -> DashboardResult:
+        """What `verdict --json` prints."""
+        numbers = [number.judged(self.about) for number in self.numbers]
+        return DashboardResult(
+            family=family(self.about),
+            precision=precision(self.about),
+            status=status([limit for number in numbers for limit in number.bars]),
+            numbers=numbers,
+            suspects=self._suspects,
+        )
+
+    @property
+    def framework(self) -> str:
+        """The framework of the first number that is not ours; empty if all are."""
+        return next((each.framework for each in self.numbers if each.framework != OWN), "")
+
+    @property
+    def has_importer(self) -> bool:
+        return self.framework in registry.names(IMPORTERS)
+
+    @property
+    def needs_a_recorder(self) -> bool:
+        """Whether only a recorder inside a run of the framework gets token ids, as its own dumps
+        lack them.
+        """
+        if self.framework not in registry.names(RECORDERS):
+            return False
+        if not self.has_importer:
+            return True
+        module = registry.load(IMPORTERS, self.framework, "format")
+        return not getattr(module, "SAVES_IDS", True)
+
+    @property
+    def _suspects(self) -> Sequence[Suspect]:
+        """Settings that may cause a gap to the engine; none if every number is of the update."""
+        pair = next((each.pair for each in self.numbers if not each.is_of_the_update), None)
+        if pair is None:
+            return ()
+        return (*suspects(self.about, pair=pair), *unrecorded(self.about, pair))
 
     @property
     def lines_with_a_dtype(self) -> list[str]:
@@ -189,44 +283,9 @@ class DashboardNumbers(Study):
         (first, *more) = self.numbers
         if more or not first.by_precision(self.about):
             return []
-        owner = [name for name in (first.framework,) if name != OWN]
+        owner = [self.framework] if self.framework else []
         number = f"{first.name}={first.value:g}"
         return [suggest("verdict", *owner, number, *_stated(self.about), "--dtype", "bf16")]
-
-    def to_json(self) -> dict[str, Any]:
-        """What `verdict --json` prints; documented in docs/json/verdict.md."""
-        pair = next(
-            (number.pair for number in self.numbers if not number.is_of_the_update), dialects.UPDATE
-        )
-        numbers = [number.to_json(self.about) for number in self.numbers]
-        suspected = (
-            []
-            if pair == dialects.UPDATE
-            else [*suspects(self.about, pair=pair), *unrecorded(self.about, pair)]
-        )
-        return {
-            "format": self.FORMAT,
-            "version": self.VERSION,
-            "family": family(self.about),
-            "precision": precision(self.about),
-            "status": status(
-                [from_json(LimitRow, row) for number in numbers for row in number["bars"]]
-            ),
-            "numbers": numbers,
-            "suspects": [suspect.to_json() for suspect in suspected],
-        }
-
-
-def on_the_dtype(row: Mapping[str, Any]) -> str:
-    """`within bf16 (0.001–0.07); above fp32 (1e-07–0.0004)`: where a number is for each precision
-    of a run whose dtype was not given; empty if the answer does not depend on it.
-    """
-    places: dict[str, list[str]] = {"within": [], "above": [], "below": []}
-    for each in row["by_precision"]:
-        if each["precision"] not in _RARE:
-            words = f"{each['precision']} ({each['low']:g}–{each['high']:g})"
-            places[each["where"]].append(words)
-    return "; ".join(f"{place} {', '.join(words)}" for place, words in places.items() if words)
 
 
 def _stated(about: Mapping[str, Any]) -> list[str]:
@@ -240,34 +299,30 @@ def _stated(about: Mapping[str, Any]) -> list[str]:
     return [str(word) for flag in facts if facts[flag] is not None for word in (flag, facts[flag])]
 
 
-def listed(framework: str = "") -> list[dict[str, str | None]]:
-    """Every known metric name, of one framework or of all; `metric` is ours with the same
-    definition, if any.
-    """
-    rows: list[dict[str, str | None]] = []
-    for name in [framework] if framework else [OWN, *dialects.names()]:
-        if name == OWN:
-            rows += [
-                {
-                    "framework": OWN,
-                    "name": metric.key,
-                    "formula": metric.formula,
-                    "metric": metric.key,
-                }
-                for metric in METRICS.values()
-                if metric.agreement is not None
-            ]
-        else:
-            rows += [
-                {
-                    "framework": name,
-                    "name": line.name,
-                    "formula": line.formula,
-                    "metric": dialects.metric_of(line) or None,
-                }
-                for line in dialects.lines(name)
-            ]
-    return rows
+@dataclass(frozen=True)
+class ListedMetric:
+    """A metric that `verdict` knows; `metric` is ours with the same definition, if any."""
+
+    framework: str
+    name: str
+    formula: str
+    metric: str | None
+
+
+def listed(framework: str = "") -> list[ListedMetric]:
+    """Every known metric, of one framework or of all."""
+    names = [framework] if framework else [OWN, *dialects.names()]
+    return [metric for name in names for metric in _listed(name)]
+
+
+def _listed(framework: str) -> list[ListedMetric]:
+    if framework == OWN:
+        ours = [metric for metric in METRICS.values() if metric.agreement is not None]
+        return [ListedMetric(OWN, each.key, each.formula, each.key) for each in ours]
+    return [
+        ListedMetric(framework, line.name, line.formula, dialects.metric_of(line) or None)
+        for line in dialects.lines(framework)
+    ]
 
 
 def bounds(metric: Metric) -> tuple[float, float]:

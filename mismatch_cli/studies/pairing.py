@@ -12,7 +12,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -238,6 +238,17 @@ _REFERENCE = Pair("reference", "their reference / ours", OURS.reference, THEIRS.
 _COLUMNS = (OURS.reference, OURS.current, THEIRS.reference, THEIRS.current)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TokenComparison:
+    """The policies of two traces on the tokens that count in both, the first trace as μ."""
+
+    tokens: int
+    masked_in_one: int  # tokens in the loss mask of only one of the traces
+    current: Mapping[str, Estimate]  # the metrics of `METRICS_SHOWN`, by key
+    reference: Mapping[str, Estimate]
+    clip_flips: Estimate  # share of tokens
+
+
 @dataclass
 class OnTokens(Accumulator):
     """The current policies of two traces compared, their references, and how often a clip decides
@@ -272,15 +283,15 @@ class OnTokens(Accumulator):
             _share, self.current.exact.prompts.result(), {"clip_flips": SHARE}
         )["clip_flips"]
 
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON that docs/json/compare.md describes."""
-        return {
-            "tokens": self.current.exact.counts.tokens,
-            "masked_in_one": self.masked_in_one,
-            "current": _shown(self.current),
-            "reference": _shown(self.reference),
-            "clip_flips": self.clip_flips.to_dict(),
-        }
+    def result(self) -> TokenComparison:
+        """What docs/json/compare.md describes."""
+        return TokenComparison(
+            tokens=self.current.exact.counts.tokens,
+            masked_in_one=self.masked_in_one,
+            current=_shown(self.current),
+            reference=_shown(self.reference),
+            clip_flips=self.clip_flips,
+        )
 
 
 @dataclass(frozen=True)
@@ -463,6 +474,6 @@ def _share(sums_x2: np.ndarray) -> dict[str, np.ndarray]:
         return {"clip_flips": sums_x2[..., 1] / sums_x2[..., 0]}
 
 
-def _shown(summary: MismatchSummary) -> dict[str, Any]:
+def _shown(summary: MismatchSummary) -> dict[str, Estimate]:
     estimates = summary.estimates()
-    return {key: estimates[key].to_dict() for key in METRICS_SHOWN}
+    return {key: estimates[key] for key in METRICS_SHOWN}

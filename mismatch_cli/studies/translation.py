@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
-from mismatch_cli.base.json_form import to_json
 from mismatch_cli.base.places import shown
 from mismatch_cli.frameworks import dialects
 from mismatch_cli.frameworks.dialects import Reading, Readings
@@ -26,6 +25,38 @@ def frameworks(asked: str) -> list[str]:
         return dialects.names()
     dialects.lines(asked)
     return [asked]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslatedMetric:
+    """A metric as a framework would log it."""
+
+    name: str
+    value: float | None  # None: the notes say why
+    formula: str
+    compares: str  # the two policies
+    word: str  # which several frameworks use for different numbers; empty if none does
+    topic: str
+    notes: Sequence[str]
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameworkMetrics:
+    """What a framework logs, and when."""
+
+    when: str
+    metrics: Sequence[TranslatedMetric]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationResult:
+    """What docs/json/report-as.md describes."""
+
+    traces: Sequence[str]
+    about: About
+    out_of_support: int  # tokens
+    frameworks: Mapping[str, FrameworkMetrics]
 
 
 @dataclass(frozen=True)
@@ -52,33 +83,32 @@ class Translation(Study):
             traces, asked, dialects.readings(traces, frameworks(asked), workers, on_responses)
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """What `report --as NAME --json` prints; documented in docs/json/report-as.md."""
-        return {
-            "format": self.FORMAT,
-            "version": self.VERSION,
-            "traces": shown([str(trace.folder) for trace in self.traces]),
-            "about": to_json(About.of(self.traces, 0)),
-            "out_of_support": self.readings.out_of_support,
-            "frameworks": {
-                framework: {
-                    "when": dialects.when(framework),
-                    "metrics": [_row(reading) for reading in readings],
-                }
+    @cached_property
+    def result(self) -> TranslationResult:
+        """What `report --as NAME --json` prints."""
+        return TranslationResult(
+            traces=shown([str(trace.folder) for trace in self.traces]),
+            about=About.of(self.traces),
+            out_of_support=self.readings.out_of_support,
+            frameworks={
+                framework: FrameworkMetrics(
+                    when=dialects.when(framework),
+                    metrics=[_logged(reading) for reading in readings],
+                )
                 for framework, readings in self.readings.by_framework.items()
             },
-        }
+        )
 
 
-def _row(reading: Reading) -> dict[str, Any]:
+def _logged(reading: Reading) -> TranslatedMetric:
     line = reading.line
-    return {
-        "name": line.name,
-        "value": reading.value,
-        "formula": line.formula,
-        "compares": line.compares,
-        "word": line.word,
-        "topic": line.topic,
-        "notes": [note for note in (line.note, reading.why) if note],
-        "source": line.source,
-    }
+    return TranslatedMetric(
+        name=line.name,
+        value=reading.value,
+        formula=line.formula,
+        compares=line.compares,
+        word=line.word,
+        topic=line.topic,
+        notes=[note for note in (line.note, reading.why) if note],
+        source=line.source,
+    )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.base.json_form import from_json, left_out_if_none
 from mismatch_cli.base.places import shown
 from mismatch_cli.trace.manifest import remedy
-from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.recorder_notes import RECORD
+
+if TYPE_CHECKING:
+    from mismatch_cli.trace.reader import Trace
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,11 @@ class Imported:
     rows_with_trainer: int = 0
     rows_with_newer_trainer: int = 0
     rows_with_unknown_finish: int = 0
+    rows: int = 0
+    tokens: int = 0
+    steps: int = 0
+    shift: str = ""  # which logits a token's log-probability is from, in words
+    padding: str = ""  # how the dump marks it, in words
 
     @property
     def is_recorded(self) -> bool:

@@ -299,12 +299,13 @@ def test_everything_shows_itself_as_html_and_as_text(run, clipping):
     assert repr(run).startswith("<Run fp8-kv: 192 responses")
 
 
-def test_token_text_is_escaped(tmp_path):
+def test_token_text_is_escaped(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # with a long path in its commands, a screen has no room for tokens
     shutil.copytree(FP8, tmp_path / "hostile")
     vocabulary = pq.read_table(tmp_path / "hostile/vocab.parquet")
     texts = pa.array([HOSTILE.encode()] * len(vocabulary), pa.binary())
     pq.write_table(vocabulary.set_column(1, "bytes", texts), tmp_path / "hostile/vocab.parquet")
-    run = mismatch_cli.open(tmp_path / "hostile")
+    run = mismatch_cli.open("hostile")
     page = run._repr_html_()
     assert "<script" not in page and "&lt;script&gt;" in page and "\x1b" not in page
     assert "\x1b" not in run.tokens["token"].iloc[0]

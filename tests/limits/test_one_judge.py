@@ -117,13 +117,13 @@ def test_every_command_says_the_same(row, measurement):
             (of_report,) = [each for each in bars if each.who == row.who]
             assert (of_report.standing, of_report.level) == (word, level), at
             if pair != other:
-                of_number = Quoted.of("mismatch", row.metric, value).to_json(about(row))
-                (typed,) = [each for each in of_number["bars"] if each["who"] == row.who]
-                assert (typed["standing"], typed["level"]) == (word, level), at
+                of_number = Quoted.of("mismatch", row.metric, value).judged(about(row))
+                (typed,) = [each for each in of_number.bars if each.who == row.who]
+                assert (typed.standing, typed.level) == (word, level), at
         elif pair != other:
             framework, _, name = row.metric.partition(":")
-            of_number = Quoted.of(framework, name, value).to_json(about(row))
-            assert [each["standing"] for each in of_number["bars"]] == [word], at
+            of_number = Quoted.of(framework, name, value).judged(about(row))
+            assert [each.standing for each in of_number.bars] == [word], at
         for name, asked in ((row.gate, BROKEN), (f"{row.gate}-{HEALTHY}", HEALTHY)):
             if not row.gate or (asked == HEALTHY and not row.has_two_levels):
                 continue

@@ -254,7 +254,7 @@ def test_the_factor_compares_distances_from_agreement(make_batch):
 def test_an_interval_that_ends_at_zero_shows_nothing():
     factor = Estimate(1.0, 1.0, 1.0)
     for low, high, shows in ((0.0, 1.0, False), (-1.0, 0.0, False), (1e-9, 1.0, True)):
-        assert Difference(Estimate(0.5, low, high), factor).more_than_noise is shows
+        assert Difference.of(Estimate(0.5, low, high), factor).more_than_noise is shows
 
 
 def test_gaps_that_other_prompts_make_up_for_differ_by_0_with_an_interval(make_batch):

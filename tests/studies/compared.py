@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from mismatch_cli.studies.comparison import (
     ComparisonPlotData,
     analyse_comparison,
 )
+from mismatch_cli.studies.comparison_result import ComparedTrace, ComparisonResult
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.writer import shard_path, write_shard
 
@@ -110,3 +112,25 @@ def plot_data(analysis: ComparisonAnalysis) -> ComparisonPlotData:
 def first_two(result: Row) -> Row:
     """The same comparison without the third trace."""
     return result | {"traces": result["traces"][:2], "comparisons": result["comparisons"][:1]}
+
+
+def with_summary(trace: ComparedTrace, **change: Any) -> ComparedTrace:
+    """The same trace with another part of its summary."""
+    return replace(trace, summary=replace(trace.summary, **change))
+
+
+def with_turns(result: ComparisonResult) -> ComparisonResult:
+    """The same with ranges of positions as turns, which the bundled traces lack."""
+    traces = []
+    for trace in result.traces:
+        turns = [
+            replace(row, first=turn, last=turn, turns=row.tokens, length_mean=row.abs_d_mean)
+            for turn, row in enumerate(trace.summary.positions, start=1)
+        ]
+        traces.append(with_summary(trace, turns=turns))
+    return replace(result, traces=traces)
+
+
+def two_of(result: ComparisonResult) -> ComparisonResult:
+    """The same comparison without the third trace."""
+    return replace(result, traces=result.traces[:2], comparisons=result.comparisons[:1])

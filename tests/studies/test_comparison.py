@@ -10,8 +10,14 @@ import numpy as np
 import pytest
 
 from mismatch_cli.base.errors import MismatchError, UsageError
+from mismatch_cli.base.json_form import from_json, to_json
 from mismatch_cli.base.places import bundled
-from mismatch_cli.studies.comparison import _what_differs, analyse_comparison, run_names
+from mismatch_cli.studies.comparison import (
+    _what_differs,
+    analyse_comparison,
+    run_names,
+)
+from mismatch_cli.studies.comparison_result import ComparisonResult
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from tests.paths import DOCS
@@ -254,6 +260,12 @@ def test_runs_are_named_by_what_distinguishes_them():
     assert run_names([Path("/x/before"), Path("/x/after")]) == ["before", "after"]
     assert run_names([Path("/x/1/probe"), Path("/x/2/probe")]) == ["1/probe", "2/probe"]
     assert run_names([Path("/x/probe"), Path("/x/probe")]) == ["probe (A)", "probe (B)"]
+
+
+def test_a_stored_result_is_read_back_as_it_was(result):
+    assert {"format", "version"} < result.keys()
+    content = {key: value for key, value in result.items() if key not in ("format", "version")}
+    assert to_json(from_json(ComparisonResult, content)) == content
 
 
 def test_every_key_is_documented(result):

@@ -5,7 +5,7 @@ reads.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from mismatch_cli.probe.settings import RolloutSettings, SamplerSettings, Scorer
 
 if TYPE_CHECKING:
     from mismatch_cli.frameworks.importing.driver import Import
+    from mismatch_cli.trace.origin import Imported
 
 PANEL, PLACE = "Use elsewhere", 1
 
@@ -245,8 +246,6 @@ def _of_a_trace(tokenizer: str) -> Path | None:
 def _tell(imported: dict[str, Any], folder: Path, common: Common) -> None:
     """Say what is in the trace, what is not and why, and what to type next."""
     from mismatch_cli.base.json_form import from_json
-    from mismatch_cli.base.numbers import things
-    from mismatch_cli.studies.study import notes_of, pi_of
     from mismatch_cli.studies.unusable import unusable
     from mismatch_cli.trace.origin import Imported
     from mismatch_cli.trace.reader import Trace
@@ -255,47 +254,48 @@ def _tell(imported: dict[str, Any], folder: Path, common: Common) -> None:
     if common.json:
         print_json(imported | {"output": str(folder)})
     else:
-        tokens, rows = things(imported["tokens"], "token"), things(imported["rows"], "response")
-        parts = [
-            f"Imported {tokens} in {rows} of {things(imported['steps'], 'step')} from "
-            f"{imported['title']}.",
-            f"π: {pi_of(source)}.",
-        ]
-        parts += [f"Index: {imported['shift']}.", f"Padding: {imported['padding']}."]
-        print_parts(*parts, *(f"• {note}" for note in notes_of(source)))
+        print_parts(*_contents(source))
     progress = common.progress
     progress.say(f"Wrote {folder / 'trace'}")
     if wrong := unusable(Trace.open(folder)):
         progress.say(f"! {wrong}")
-    if imported["rows_with_trainer"]:
-        progress.say(
-            "\n      ".join(
-                [
-                    f"Next: {suggest('diagnose', folder)}",
-                    suggest("report", folder),
-                    suggest("clipstats", folder),
-                ]
-            )
-        )
+    if source.rows_with_trainer:
+        lines = (suggest(command, folder) for command in ("diagnose", "report", "clipstats"))
+        progress.say("Next: " + "\n      ".join(lines))
     else:
         progress.say("The dump has no trainer log-probabilities: score it with a model.")
         progress.say(f"Next: {suggest('rescore', folder, '--trainer-model', 'MODEL')}")
 
 
+def _contents(source: Imported) -> Iterator[str]:
+    """What was imported, and what was left out."""
+    from mismatch_cli.base.numbers import things
+    from mismatch_cli.studies.study import notes_of, pi_of
+
+    tokens, rows = things(source.tokens, "token"), things(source.rows, "response")
+    steps = things(source.steps, "step")
+    yield f"Imported {tokens} in {rows} of {steps} from {source.title}."
+    yield f"π: {pi_of(source)}."
+    yield f"Index: {source.shift}."
+    yield f"Padding: {source.padding}."
+    yield from (f"• {note}" for note in notes_of(source))
+
+
 def _print_formats(as_json: bool) -> None:
+    from mismatch_cli.base.json_form import to_json
     from mismatch_cli.frameworks.importing.driver import facts
 
-    found = {name: facts(name) for name in registry.names(IMPORTERS)}
+    formats = {name: facts(name) for name in registry.names(IMPORTERS)}
     if as_json:
-        print_json(found)
+        print_json(to_json(formats))
         return
     from rich.table import Table
 
-    for name, format_facts in found.items():
+    for name, described in formats.items():
         table = Table.grid(padding=(0, 2, 0, 0))
         for fact in ("files", "enable", "holds", "shift", "padding", "averaging"):
-            table.add_row(f"  {fact}", format_facts[fact])
-        print_parts(f"{name}: {format_facts['title']}", table, "")
+            table.add_row(f"  {fact}", getattr(described, fact))
+        print_parts(f"{name}: {described.title}", table, "")
 
 
 def _print_schema(as_json: bool) -> None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from mismatch_cli.app.flags import flags
 from mismatch_cli.app.shared_settings import ListSettings
 from mismatch_cli.base import registry
 from mismatch_cli.base.errors import UsageError, suggest
+from mismatch_cli.base.json_form import to_json
 from mismatch_cli.base.options import own, part, setting
 from mismatch_cli.frameworks import DASHBOARDS
 from mismatch_cli.limits.both_sides import DTYPES, family, stated
@@ -26,6 +28,8 @@ from mismatch_cli.probe.settings import RolloutSettings, SamplerSettings, Scorer
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from mismatch_cli.studies.dashboard import ListedMetric
 
 PANEL, PLACE = "Measure", 4
 
@@ -203,13 +207,12 @@ def _about(
     sampling: dict[str, Any],
 ) -> dict[str, Any]:
     """The facts about the run, as a manifest has them; a `UsageError` for an invalid one."""
-    for name, value, valid in (
-        ("temperature", sampling["temperature"], (0, 100)),
-        ("top-p", sampling["top_p"], (0, 1)),
-    ):
-        if value is not None and not valid[0] < value <= valid[1]:
+    for name, most in (("temperature", 100), ("top_p", 1)):
+        value = sampling[name]
+        if value is not None and not 0 < value <= most:
+            flag = name.replace("_", "-")
             raise UsageError(
-                f"--{name} {value:g} is out of range. Use a number above 0 and at most {valid[1]}."
+                f"--{flag} {value:g} is out of range. Use a number above 0 and at most {most}."
             )
     of_model = _model(model)
     rollout = {**of_model, **stated(dtype), "kv_cache_dtype": cache}
@@ -237,20 +240,19 @@ def _model(name: str | None) -> dict[str, Any]:
     return facts
 
 
-def _show_names(rows: Sequence[dict[str, str | None]], as_json: bool) -> None:
+def _show_names(metrics: Sequence[ListedMetric], as_json: bool) -> None:
     if as_json:
-        print_json(rows)
+        print_json(to_json(metrics))
         return
     from rich.text import Text
 
     parts: list[RenderableType] = []
-    for framework in dict.fromkeys(row["framework"] for row in rows):
-        own = [row for row in rows if row["framework"] == framework]
-        widest = max(len(str(row["name"])) for row in own)
-        parts.append(Text(str(framework), style="bold"))
-        for row in own:
-            ours = f"  = {row['metric']}" if row["metric"] and framework != _OWN else ""
-            parts.append(
-                Text.assemble(f"  {row['name']:<{widest}}  ", (f"{row['formula']}{ours}", "dim"))
-            )
+    for framework, group in groupby(metrics, lambda metric: metric.framework):
+        of_framework = list(group)
+        widest = max(len(metric.name) for metric in of_framework)
+        parts.append(Text(framework, style="bold"))
+        for metric in of_framework:
+            ours = f"  = {metric.metric}" if metric.metric and framework != _OWN else ""
+            definition = (f"{metric.formula}{ours}", "dim")
+            parts.append(Text.assemble(f"  {metric.name:<{widest}}  ", definition))
     print_parts(*parts, Text("Use: mismatch-cli verdict FRAMEWORK NAME=VALUE"))

@@ -83,12 +83,24 @@ class Import:
     spans: Mapping[Path, tuple[int, int]] | None = None
 
 
-def facts(name: str) -> dict[str, str | None]:
-    """How a format describes itself: files, how to enable it, its π, shift, padding and
-    averaging.
-    """
+@dataclass(frozen=True)
+class FormatFacts:
+    """How a format describes itself, in words."""
+
+    title: str
+    files: str
+    enable: str  # how its framework is made to write it
+    pi: str | None  # which column its π is: "recomputed" or "trainer"; None without one
+    holds: str
+    shift: str
+    padding: str
+    averaging: str
+
+
+def facts(name: str) -> FormatFacts:
+    """What the module of a format says of it."""
     module = registry.load(IMPORTERS, name, "format")
-    return {fact: getattr(module, fact.upper()) for fact in FACTS}
+    return FormatFacts(**{fact: getattr(module, fact.upper()) for fact in FACTS})
 
 
 def import_dump(request: Import, folder: Path, progress: Progress) -> dict[str, Any]:

@@ -1,13 +1,16 @@
 """The page of a comparison: a `ReportView`, which terminal and HTML print."""
 
-from collections.abc import Iterator
-from types import SimpleNamespace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import starmap
 
 from mismatch_cli import DPPO
 from mismatch_cli.base import numbers
-from mismatch_cli.base.json_form import from_json
+from mismatch_cli.base.errors import suggest
+from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.report.about import (
+    DECIDING,
     GAPS,
     LEADING,
     MASKED,
@@ -16,25 +19,37 @@ from mismatch_cli.report.about import (
     measured,
     settings_tables,
 )
-from mismatch_cli.report.pages._comparison_screen import DIFFERENT, screen
 from mismatch_cli.report.tables import (
     Col,
-    Row,
     col,
     filled,
     in_words,
-    named,
     percent,
     plain,
     table,
     text,
     value_of,
 )
-from mismatch_cli.report.view import Facts, MetricRow, ReportView, Section, Table
+from mismatch_cli.report.view import (
+    Brief,
+    Facts,
+    MetricRow,
+    Priority,
+    ReportView,
+    Section,
+    Status,
+    Table,
+    Verdict,
+)
 from mismatch_cli.studies.comparison import ComparisonAnalysis
-from mismatch_cli.studies.pairing import METRICS_SHOWN
+from mismatch_cli.studies.comparison_result import (
+    ComparedTrace,
+    ComparisonResult,
+    TraceDifference,
+)
+from mismatch_cli.studies.pairing import METRICS_SHOWN, TokenComparison
+from mismatch_cli.studies.settings_compared import SettingDifference
 from mismatch_cli.studies.study import who_is_compared
-from mismatch_cli.trace.origin import About
 
 _NOTATION = (
     "μ is the reference’s probability of the sampled token and π that of the current policy, in "
@@ -68,6 +83,15 @@ _WHEN = {  # of a pair, in a few words
     "staleness": "staleness alone",
     "floor": "noise alone",
 }
+_VERDICTS: dict[str, tuple[str, Status]] = {  # the strongest first
+    "gap": ("THE GAP DIFFERS", "mixed"),
+    "metrics": ("SOME METRICS DIFFER", "mixed"),
+    "noise": ("NO DIFFERENCE", "good"),
+    "untested": ("UNDECIDED", ""),
+}
+_SETTINGS = 4  # of all comparisons, on a screen
+_GAP, _GAP_IN_PROBABILITY, _LARGEST = "abs_d_mean", "tv_binary_mean", "abs_d_max"
+_Other = tuple[ComparedTrace, TraceDifference]
 CLIP_FLIPS = Metric(
     "clip_flips",
     "clip decision differs",
@@ -80,199 +104,157 @@ CLIP_FLIPS = Metric(
 
 def page(study: ComparisonAnalysis) -> ReportView:
     """The differences between the first trace and each of the others (docs/json/compare.md)."""
-    result = _by_run(study.result)
-    traces, comparisons = result["traces"], result["comparisons"]
-    settings = [
-        show(comparison)
-        for show in (_settings_table, _harmless_table)
-        for comparison in comparisons
-    ]
-    on_tokens = [
-        _on_tokens_table(result["pair"], comparison)
-        for comparison in comparisons
-        if comparison["on_tokens"]
-    ]
-    sections = (
-        Section(
-            "Differences in settings",
-            _settings_text(comparisons),
-            tables=filled(*settings),
-            stays=True,
-        ),
-        Section("Differences in the gap", _DIFFERENCES, tables=_difference_tables(result)),
-        Section("On the same tokens", _ON_TOKENS if on_tokens else "", tables=tuple(on_tokens)),
-        Section("Distribution of the gap"),
-        Section("Ratio and TV by probability"),
-        Section("By position in the response"),
-    )
+    result = study.result.named_by_run()
+    rows = result.comparisons
+    on_tokens = [_on_tokens_table(result.pair, row, row.on_tokens) for row in rows if row.on_tokens]
     return ReportView(
         title="What differs between the traces?",
         about=_about(result),
+        subject=_subject(result),
         notes=_notes(result),
         headline=_headline(result),
-        leading=_leading(comparisons[0]),
-        screen=screen(result, _subject(result), _notes(result), study.typed),
-        outline=sections,
-        settings=tuple(
-            (f"{side['name']}: {title}", facts)
-            for side in traces
-            for title, facts in settings_tables(from_json(About, side["about"]))
+        leading=tuple(_times_larger(rows[0], key) for key in LEADING),
+        verdict=_verdict(rows),
+        remarks=_untested(rows),
+        next=_next(study),
+        outline=(
+            Section(
+                "Differences in settings",
+                _settings_text(rows),
+                tables=_settings_tables(rows),
+                stays=True,
+            ),
+            Section("Differences in the gap", _DIFFERENCES, tables=_difference_tables(result)),
+            Section("On the same tokens", _ON_TOKENS if on_tokens else "", tables=tuple(on_tokens)),
+            Section("Distribution of the gap"),
+            Section("Ratio and TV by probability"),
+            Section("By position in the response"),
         ),
-        command=command_line("compare", study.typed, *result["arguments"]),
+        settings=tuple(
+            (f"{trace.name}: {title}", facts)
+            for trace in result.traces
+            for title, facts in settings_tables(trace.about)
+        ),
+        command=command_line("compare", study.typed, *result.arguments),
         notation=_NOTATION,
     )
 
 
-def _by_run(result: Row) -> Row:
-    """The result with names of runs instead of letters."""
-    run = {side["name"]: side["run"] for side in result["traces"]}
-    return {
-        **result,
-        "traces": [side | {"name": side["run"]} for side in result["traces"]],
-        "comparisons": [
-            found | {"trace": run[found["trace"]], "against": run[found["against"]]}
-            for found in result["comparisons"]
-        ],
-    }
-
-
-def _subject(result: Row) -> tuple[str, str]:
+def _subject(result: ComparisonResult) -> tuple[str, str]:
     """The traces, and how they are paired."""
-    sides = (
-        f"{side['name']} ({numbers.things(side['summary']['counts']['tokens'], 'token')})"
-        for side in result["traces"]
+    traces = (
+        f"{trace.name} ({numbers.things(trace.summary.counts.tokens, 'token')})"
+        for trace in result.traces
     )
-    paired = dict.fromkeys(_paired(found) for found in result["comparisons"])
-    return f"{' against '.join(sides)}, {_WHEN[result['pair']]}", "; ".join(paired)
+    paired = dict.fromkeys(map(_paired, result.comparisons))
+    return f"{' against '.join(traces)}, {_WHEN[result.pair]}", "; ".join(paired)
 
 
-def _compared(result: Row) -> Iterator[tuple[Row, Row, Row]]:
-    """The first trace, each of the others, and their comparison."""
-    first, *others = result["traces"]
-    return ((first, *found) for found in zip(others, result["comparisons"], strict=True))
+def _about(result: ComparisonResult) -> Facts:
+    traces = [(trace.name, _about_trace(trace)) for trace in result.traces]
+    paired = [(f"{row.trace} with {row.against}", _paired(row)) for row in result.comparisons]
+    if len(paired) == 1:
+        paired = [("Paired", _paired(result.comparisons[0]))]
+    return (*traces, *paired, ("Gap", f"{result.pair}: {GAPS[result.pair]}"))
 
 
-def _about(result: Row) -> Facts:
-    facts = []
-    for side in result["traces"]:
-        counts, about = side["summary"]["counts"], side["about"]
-        tokens = measured(SimpleNamespace(**counts), f"{numbers.count(counts['tokens'])} tokens")
-        known = (
-            side["folder"],
-            who_is_compared(about),
-            about.get("imported", {}).get("title"),
-            tokens,
-        )
-        facts.append((side["name"], " · ".join(filter(None, known))))
-    single = len(result["comparisons"]) == 1
-    for found in result["comparisons"]:
-        facts.append(
-            ("Paired" if single else f"{found['trace']} with {found['against']}", _paired(found))
-        )
-    return (*facts, ("Gap", f"{result['pair']}: {GAPS[result['pair']]}"))
-
-
-def _paired(comparison: Row) -> str:
-    responses, prompts = (
-        numbers.count(comparison[f"shared_{what}"]) for what in ("responses", "prompts")
+def _about_trace(trace: ComparedTrace) -> str:
+    counts, source = trace.summary.counts, trace.about.source
+    parts = (
+        trace.folder,
+        who_is_compared(trace.about.manifest),
+        source.title if source else "",
+        measured(counts, f"{numbers.count(counts.tokens)} tokens"),
     )
-    if comparison["pairing"] == "tokens":
+    return " · ".join(filter(None, parts))
+
+
+def _paired(row: TraceDifference) -> str:
+    responses, prompts = numbers.count(row.shared_responses), numbers.count(row.shared_prompts)
+    if row.pairing == "tokens":
         return f"on the same tokens: both have the same {responses} responses"
-    if comparison["pairing"] == "prompts":
-        same = f"; {responses} responses are the same" if comparison["shared_responses"] else ""
+    if row.pairing == "prompts":
+        same = f"; {responses} responses are the same" if row.shared_responses else ""
         return f"by prompt: both have responses to the same {prompts} prompts{same}"
-    only = (
-        f"only {prompts} prompts are in both"
-        if comparison["shared_prompts"]
-        else "no prompt is in both"
-    )
-    return f"not paired: {only}"
+    if row.shared_prompts:
+        return f"not paired: only {prompts} prompts are in both"
+    return "not paired: no prompt is in both"
 
 
-def _notes(result: Row) -> tuple[str, ...]:
-    notes = []
-    for side in result["traces"]:
-        notes += [
-            f"{side['name']}: {note}"
-            for note in left_out_of(
-                from_json(About, side["about"]),
-                [(side["summary"]["counts"][name], text) for name, text in MASKED.items()],
-            )
-        ]
-        left = side["responses"] - side["compared_responses"] - side["about"]["unscored_responses"]
-        if left:
-            notes.append(
-                f"{side['name']}: {numbers.count(left)} of {numbers.count(side['responses'])} "
-                "responses are left out because another trace has no match for them; the numbers "
-                "below do not cover them."
-            )
-    for first, other, comparison in _compared(result):
-        samples = [
-            side["summary"]["counts"]["responses"] / side["summary"]["counts"]["prompts"]
-            for side in (first, other)
-        ]
-        if not 0.9 < samples[1] / samples[0] < 1.1:
-            notes.append(
-                f"{first['name']} has {_per_prompt(samples[0])} responses to a prompt and "
-                f"{other['name']} {_per_prompt(samples[1])}: this alone changes the share of "
-                "groups without signal."
-            )
-        if (found := comparison["on_tokens"]) and found["masked_in_one"]:
-            notes.append(
-                f"{numbers.count(found['masked_in_one'])} tokens are masked in only one of "
-                f"{comparison['against']} and {comparison['trace']}; they count in the other."
-            )
+def _notes(result: ComparisonResult) -> tuple[str, ...]:
+    notes = [f"{trace.name}: {note}" for trace in result.traces for note in _left_out(trace)]
+    for other, row in result.others:
+        notes += _unlike(result.first, other, row)
     return tuple(notes)
 
 
-def _per_prompt(samples: float) -> str:
+def _left_out(trace: ComparedTrace) -> list[str]:
+    masked = [(getattr(trace.summary.counts, name), words) for name, words in MASKED.items()]
+    notes = list(left_out_of(trace.about, masked))
+    if trace.left_out:
+        notes.append(
+            f"{numbers.count(trace.left_out)} of {numbers.count(trace.responses)} responses are "
+            "left out because another trace has no match for them; the numbers below do not cover "
+            "them."
+        )
+    return notes
+
+
+def _unlike(first: ComparedTrace, other: ComparedTrace, row: TraceDifference) -> list[str]:
+    """What makes numbers of two traces differ that is not their gap."""
+    notes = []
+    if not 0.9 < other.per_prompt / first.per_prompt < 1.1:
+        notes.append(
+            f"{first.name} has {_per_prompt(first)} responses to a prompt and {other.name} "
+            f"{_per_prompt(other)}: this alone changes the share of groups without signal."
+        )
+    if row.on_tokens and row.on_tokens.masked_in_one:
+        notes.append(
+            f"{numbers.count(row.on_tokens.masked_in_one)} tokens are masked in only one of "
+            f"{row.against} and {row.trace}; they count in the other."
+        )
+    return notes
+
+
+def _per_prompt(trace: ComparedTrace) -> str:
+    samples = trace.per_prompt
     return numbers.count(int(samples)) if samples.is_integer() else numbers.number(samples)
 
 
-def _headline(result: Row) -> str:
-    """The gap of each trace, and how many metrics differ by more than noise."""
-    first, *_ = result["traces"]
-    gaps = [_mean_gap(first), *(_mean_gap(other) for _, other, _ in _compared(result))]
-    text = "On the average token the two policies differ in probability by "
-    if len(gaps) == 2:
-        return f"{text}{gaps[0]} and by {gaps[1]}."
-    marked = (
-        f"{row['more_than_noise']} of {row['tested']} in {row['trace']}"
-        for row in result["comparisons"]
+def _headline(result: ComparisonResult) -> str:
+    """The gap of each trace."""
+    gaps = (
+        f"{numbers.number(trace.summary.metrics[_GAP_IN_PROBABILITY].value)} in {trace.name}"
+        for trace in result.traces
     )
-    return (
-        f"{text}{', '.join(gaps)}. Metrics that differ from {first['name']} by more than noise: "
-        f"{', '.join(marked)} (by chance: one in twenty)."
-    )
+    return f"On the average token the two policies differ in probability by {', '.join(gaps)}."
 
 
-def _mean_gap(side: Row) -> str:
-    return (
-        f"{numbers.number(side['summary']['metrics']['tv_binary_mean']['value'])} in {side['name']}"
-    )
+def _larger_first(row: TraceDifference, key: str) -> tuple[Estimate, str, str]:
+    """How many times larger the gap of the larger trace is, and the names of both."""
+    factor = row.metrics[key].factor
+    if not factor.value or factor.value >= 1:
+        return factor, row.trace, row.against
+    inverse = Estimate(1 / factor.value, note=factor.note)
+    if factor.low and factor.high:
+        inverse = Estimate(1 / factor.value, 1 / factor.high, 1 / factor.low, factor.note)
+    return inverse, row.against, row.trace
 
 
-def _leading(comparison: Row) -> tuple[MetricRow, ...]:
-    """How many times larger the gap of the larger trace is."""
-    return tuple(_times_larger(comparison, key) for key in LEADING)
-
-
-def _times_larger(comparison: Row, key: str) -> MetricRow:
-    metric, factor = METRICS[key], comparison["metrics"][key]["factor"]
-    value, low, high = factor["value"], factor["low"], factor["high"]
-    larger, smaller = comparison["trace"], comparison["against"]
-    if value is not None and 0 < value < 1 and low != 0:
-        value, larger, smaller = 1 / value, smaller, larger
-        low, high = (None, None) if low is None else (1 / high, 1 / low)
+def _times_larger(row: TraceDifference, key: str) -> MetricRow:
+    metric = METRICS[key]
+    factor, larger, smaller = _larger_first(row, key)
+    value, low, high = factor.value, factor.low, factor.high
     if value == 0:
-        return MetricRow(metric, numbers.MISSING, note=f"no gap in {comparison['trace']}")
-    interval = numbers.MISSING if low is None else f"[{_two_digits(low)}, {_two_digits(high)}]"
-    shown = numbers.MISSING if value is None else f"{_two_digits(value)} ×"
+        return MetricRow(metric, numbers.MISSING, note=f"no gap in {row.trace}")
+    interval = numbers.MISSING
+    if low is not None and high is not None:
+        interval = f"[{_two_digits(low)}, {_two_digits(high)}]"
     return MetricRow(
         metric,
-        shown,
+        numbers.MISSING if value is None else f"{_two_digits(value)} ×",
         interval,
-        note=factor["note"] or "",
+        note=factor.note or "",
         name=f"{metric.label}, {larger} / {smaller}",
     )
 
@@ -281,14 +263,83 @@ def _two_digits(value: float) -> str:
     return numbers.number(float(f"{value:.2g}"), 2)
 
 
-def _settings_text(comparisons: list[Row]) -> str:
-    if any(not row["harmless"] for comparison in comparisons for row in comparison["settings"]):
+def _verdict(rows: Sequence[TraceDifference]) -> Verdict:
+    strongest = min((row.differs for row in rows), key=list(_VERDICTS).index)
+    words, status = _VERDICTS[strongest]
+    sentences = [_how_much, _how_many, _likeliest]
+    said = [sentence(row) for row in rows for sentence in sentences]
+    return Verdict(words, " ".join(filter(None, said)), status)
+
+
+def _how_much(row: TraceDifference) -> str:
+    """How many times larger the gap of the larger trace is."""
+    factor, larger, smaller = _larger_first(row, _GAP)
+    if not factor.value:
+        return ""
+    label = METRICS[_GAP].label
+    label = f"{label[0].upper()}{label[1:]}"
+    times = numbers.times(factor.value).replace("> ", "more than ")
+    if times == "1.0 ×":
+        times = f"{100 * (factor.value - 1):.2g} %"  # a difference can be certain and small
+        if not row.is_different:
+            return f"{label} is about the same in {larger} and {smaller} ({times} apart)."
+    return f"{label} is {times} larger in {larger} than in {smaller}."
+
+
+def _how_many(row: TraceDifference) -> str:
+    """How many metrics differ by more than noise, and how many would by chance."""
+    if row.tested:
+        return (
+            f"{row.more_than_noise} of {row.tested} metrics differ by more than noise; about "
+            f"{row.expected_by_chance:.0f} would by chance."
+        )
+    if any(metric.difference.value for metric in row.metrics.values()):
+        return "Too few prompts to tell this from noise."
+    return "No metric differs."
+
+
+def _likeliest(row: TraceDifference) -> str:
+    """The likeliest cause among settings that both traces record; empty where nothing differs."""
+    likely = [each for each in row.settings if each.likely and not each.in_one_only]
+    if not likely or not row.is_different:
+        return ""
+    return (
+        f"Likeliest of the settings that differ: {likely[0].setting} "
+        f"({numbers.setting(likely[0].first)} in {row.against}, "
+        f"{numbers.setting(likely[0].other)} in {row.trace})."
+    )
+
+
+def _untested(rows: Sequence[TraceDifference]) -> Facts:
+    """The metrics of the only comparison whose difference has no interval, grouped by reason."""
+    labels: dict[str, list[str]] = {}
+    for key in DECIDING if len(rows) == 1 else ():
+        difference = rows[0].metrics[key].difference
+        if difference.value is not None and difference.low is None:
+            reason = (difference.note or "too few prompts").removesuffix(": no interval")
+            labels.setdefault(reason, []).append(METRICS[key].label)
+    untested = "; ".join(f"{' and '.join(names)} ({reason})" for reason, names in labels.items())
+    return (("Not tested", f"{untested}."),) if untested else ()
+
+
+def _next(study: ComparisonAnalysis) -> Facts:
+    return (
+        (suggest("compare", *study.typed, "--full"), "every metric, its difference and factor"),
+        *(
+            (suggest("diagnose", run), f"a mistake in {run}, or which setting?")
+            for run in dict.fromkeys(study.typed[:2])
+        ),
+    )
+
+
+def _settings_text(rows: Sequence[TraceDifference]) -> str:
+    if any(row.suspects for row in rows):
         return (
             "Sorted by how often each has caused a gap in reported cases. To find the cause, "
             "change one at a time."
         )
     text = "No recorded setting that affects a log-probability differs."
-    if any(comparison["differs"] in DIFFERENT for comparison in comparisons):
+    if any(row.is_different for row in rows):
         text += (
             " That leaves what a manifest does not record: hardware, the weights themselves, how a "
             "library was built."
@@ -296,138 +347,146 @@ def _settings_text(comparisons: list[Row]) -> str:
     return text
 
 
-def _settings_table(comparison: Row) -> Table:
+def _settings_tables(rows: Sequence[TraceDifference]) -> tuple[Table, ...]:
+    brief = Brief.first(max(1, _SETTINGS // len(rows)))
+    likely = [_settings_table(row, brief) for row in rows]
+    return filled(*likely, *map(_harmless_table, rows))
+
+
+def _settings_table(row: TraceDifference, brief: Brief) -> Table:
     """Settings that affect a log-probability, likely causes first."""
-    why = [named("why it can matter", "why"), named("seen in", "source", optional=True)]
-    rows = [row for row in comparison["settings"] if not row["harmless"]]
-    return table(_against(comparison), rows, [*_setting_columns(comparison), *why])
+    return table(
+        _against(row),
+        row.suspects,
+        [
+            *_setting_columns(row),
+            text("why it can matter", lambda each: each.why),
+            text("seen in", lambda each: each.source, priority=Priority.FULL),
+        ],
+        brief=brief,
+    )
 
 
-def _harmless_table(comparison: Row) -> Table:
+def _harmless_table(row: TraceDifference) -> Table:
     """Settings that change which responses there are, not how one is scored."""
     return table(
-        f"{_against(comparison)}: settings that change only which responses there are",
-        [row for row in comparison["settings"] if row["harmless"]],
-        _setting_columns(comparison),
+        f"{_against(row)}: settings that change only which responses there are",
+        [each for each in row.settings if each.harmless],
+        _setting_columns(row),
         fold="Other settings that differ",
         terminal_rows=0,
     )
 
 
-def _against(comparison: Row) -> str:
-    return f"{comparison['trace']} against {comparison['against']}"
+def _against(row: TraceDifference) -> str:
+    return f"{row.trace} against {row.against}"
 
 
-def _setting_columns(comparison: Row) -> list[Col[Row]]:
+def _setting_columns(row: TraceDifference) -> list[Col[SettingDifference]]:
     return [
-        named("setting", "setting"),
-        text(comparison["against"], lambda row: numbers.setting(row["first"])),
-        text(comparison["trace"], lambda row: numbers.setting(row["other"])),
+        text("setting", lambda each: each.setting, short="settings that differ"),
+        text(row.against, lambda each: numbers.setting(each.first)),
+        text(row.trace, lambda each: numbers.setting(each.other)),
     ]
 
 
-def _difference_tables(result: Row) -> tuple[Table, ...]:
-    several = len(result["comparisons"]) > 1
-    tables = tuple(_differences_table(*found, folded=several) for found in _compared(result))
-    return (_side_by_side_table(result), *tables) if several else tables
+def _difference_tables(result: ComparisonResult) -> tuple[Table, ...]:
+    """Two traces with their difference; several side by side, and each difference folded."""
+    first, others = result.first, result.others
+    if len(others) == 1:
+        return (_gap_table(first, others, _against(result.comparisons[0])),)
+    folded = (_folded(_gap_table(first, [other], _against(other[1]))) for other in others)
+    return (_gap_table(first, others, "All traces"), *folded)
 
 
-def _differences_table(first: Row, other: Row, comparison: Row, *, folded: bool = False) -> Table:
-    """Every metric that either trace has: both values, their difference and their factor."""
-    a, b, metrics = first["name"], other["name"], _measured(first, other)
-    found = comparison["metrics"]
+def _folded(whole: Table) -> Table:
+    fold = f"{whole.title}: every difference"
+    return replace(whole, brief=None, fold=fold, terminal_rows=0)
+
+
+def _gap_table(first: ComparedTrace, others: Sequence[_Other], title: str) -> Table:
+    """Every metric that one of the traces has; on a screen those that people act on."""
+    metrics = _measured([first, *(other for other, _ in others)])
+    columns: list[Col[Metric]] = [
+        text("metric", lambda metric: metric.label),
+        col(first.name, lambda metric: _value(metric, first)),
+        *starmap(_marked_column, others),
+    ]
+    if len(others) == 1:
+        columns += _difference_columns(others[0][1])
+    keys = [metric.key for metric in metrics]
+    deciding = [keys.index(key) for key in DECIDING if key in keys]
     return table(
-        _against(comparison),
+        title,
         metrics,
-        [
-            text("metric", lambda metric: metric.label),
-            col(a, lambda metric: _value(metric, first)),
-            col(b, lambda metric: _value(metric, other)),
-            col(f"{b} − {a}", lambda metric: _difference(metric, found[metric.key]["difference"])),
-            text("*", lambda metric: _mark(found[metric.key])),
-            col(
-                f"{b} / {a}",
-                lambda metric: numbers.times(found[metric.key]["factor"]["value"]),
-                optional=True,
-            ),
-        ],
-        note=_MARKED,
-        fold=f"{_against(comparison)}: every difference" if folded else "",
-        terminal_rows=0 if folded else None,
+        columns,
+        note=f"{_MARKED} Differences are from {first.name}.",
         row_metrics=metrics,
+        brief=Brief(deciding, _MARKED, counts_rest=False),
     )
 
 
-def _side_by_side_table(result: Row) -> Table:
-    """The values of all traces; a star marks those that differ from the first by more than
-    noise.
-    """
-    first, *others = result["traces"]
-    metrics = _measured(*result["traces"])
-    return table(
-        "All traces",
-        metrics,
-        [
-            text("metric", lambda metric: metric.label),
-            col(first["name"], lambda metric: _value(metric, first)),
-            *map(_marked_column, others, result["comparisons"]),
-        ],
-        note=f"{_MARKED} Differences are from {first['name']}.",
-        row_metrics=metrics,
-    )
+def _marked_column(trace: ComparedTrace, row: TraceDifference) -> Col[Metric]:
+    """The values of another trace, with a star where they differ by more than noise."""
+
+    def cell(metric: Metric) -> str:
+        mark = "*" if row.metrics[metric.key].more_than_noise else " "
+        return f"{_value(metric, trace)} {mark}"
+
+    return col(f"{trace.name} *", cell)
 
 
-def _marked_column(side: Row, comparison: Row) -> Col[Metric]:
-    found = comparison["metrics"]
-    return col(
-        f"{side['name']} *",
-        lambda metric: f"{_value(metric, side)} {_mark(found[metric.key]) or ' '}",
-        optional=True,
-    )
+def _difference_columns(row: TraceDifference) -> list[Col[Metric]]:
+    return [
+        col(
+            f"{row.trace} − {row.against}",
+            lambda metric: _in_unit(metric, row.metrics[metric.key].difference),
+            short="difference",
+        ),
+        col(
+            f"{row.trace} / {row.against}",
+            lambda metric: numbers.times(row.metrics[metric.key].factor.value),
+            priority=Priority.FULL,
+        ),
+    ]
 
 
-def _on_tokens_table(pair: str, comparison: Row) -> Table:
+def _on_tokens_table(pair: str, row: TraceDifference, on_tokens: TokenComparison) -> Table:
     """One policy of both traces compared, and how often a clip decision differs."""
-    found, (current, reference) = comparison["on_tokens"], _POLICIES[pair]
-    same = found["reference"]["abs_d_max"]["value"] == 0
+    current, reference = _POLICIES[pair]
+    flips = {CLIP_FLIPS.key: on_tokens.clip_flips}
+    columns = [
+        text("metric", lambda metric: metric.label),
+        _policy_column(current, {**on_tokens.current, **flips}),
+        _policy_column(reference, on_tokens.reference),
+    ]
+    note = ""
+    if on_tokens.reference[_LARGEST].value == 0:
+        columns.pop()
+        note = f"Both traces have the same log-probabilities of the {reference}."
     metrics = (*(METRICS[key] for key in METRICS_SHOWN), CLIP_FLIPS)
-    return table(
-        f"{_against(comparison)} on {numbers.count(found['tokens'])} tokens",
-        metrics,
-        [
-            text("metric", lambda metric: metric.label),
-            _policy_column(current, found["current"] | {CLIP_FLIPS.key: found["clip_flips"]}),
-            *([] if same else [_policy_column(reference, found["reference"])]),
-        ],
-        note=f"Both traces have the same log-probabilities of the {reference}." if same else "",
-        row_metrics=metrics,
-    )
+    title = f"{_against(row)} on {numbers.count(on_tokens.tokens)} tokens"
+    return table(title, metrics, columns, note=note, row_metrics=metrics)
 
 
-def _policy_column(name: str, values: Row) -> Col[Metric]:
-    return col(
-        name, lambda metric: _difference(metric, values[metric.key]) if metric.key in values else ""
-    )
+def _policy_column(name: str, values: Mapping[str, Estimate]) -> Col[Metric]:
+    return col(name, lambda metric: _in_unit(metric, values.get(metric.key)))
 
 
-def _measured(*sides: Row) -> tuple[Metric, ...]:
+def _measured(traces: Sequence[ComparedTrace]) -> tuple[Metric, ...]:
     return tuple(
         metric
         for metric in METRICS.values()
-        if any(side["summary"]["metrics"][metric.key]["value"] is not None for side in sides)
+        if any(trace.summary.metrics[metric.key].value is not None for trace in traces)
     )
 
 
-def _value(metric: Metric, side: Row) -> str:
-    return in_words(metric, value_of(side["summary"]["metrics"][metric.key]))[0]
+def _value(metric: Metric, trace: ComparedTrace) -> str:
+    return in_words(metric, trace.summary.metrics[metric.key].value)[0]
 
 
-def _difference(metric: Metric, found: Row) -> str:
+def _in_unit(metric: Metric, estimate: Estimate | None) -> str:
     """A value with half its interval; a share is in percent."""
-    if metric.unit != "share":
-        return plain(found)
-    return f"{percent(found)} %" if value_of(found) is not None else numbers.MISSING
-
-
-def _mark(found: Row) -> str:
-    return "*" if found["more_than_noise"] else ""
+    if metric.unit != "share" or value_of(estimate) is None:
+        return plain(estimate)
+    return f"{percent(estimate)} %"

@@ -1,8 +1,7 @@
 """The page of a curation: a `ReportView`, which terminal and HTML print."""
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,13 +10,13 @@ from mismatch_cli.base import numbers
 from mismatch_cli.base.errors import suggest
 from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.probe.tasks.answers import without_answer
-from mismatch_cli.report.tables import col, number, parts, plain, table, text
+from mismatch_cli.report.tables import col, number, parts, percent, plain, table, text
 from mismatch_cli.report.view import (
+    Brief,
     Facts,
     MetricRow,
     Profile,
     ReportView,
-    Screen,
     Section,
     Table,
     Verdict,
@@ -56,45 +55,28 @@ STAYING = _metric(
 def page(analysis: CurationAnalysis) -> ReportView:
     """Which problems were kept, and how good they are."""
     curation = analysis.curation
-    about = (
-        ("Model", analysis.model),
-        ("Problems", f"{analysis.problems} · {numbers.count(len(curation.accuracy))}"),
-        ("Samples of each", f"{curation.samples} to choose, {curation.held_out_samples} held out"),
-    )
+    problems = len(curation.accuracy)
+    samples = f"{curation.samples} to choose, {curation.held_out_samples} held out"
     return ReportView(
         title="Which problems are solved only sometimes?",
-        about=about,
+        about=(
+            ("Model", analysis.model),
+            ("Problems", f"{analysis.problems} · {numbers.count(problems)}"),
+            ("Samples of each", samples),
+        ),
+        subject=(
+            f"curate  {analysis.subject}",
+            f"{problems:,} problems · samples of each: {samples}",
+        ),
         notes=_notes(analysis),
         leading=_leading(analysis),
-        screen=_screen(analysis),
+        verdict=_verdict(analysis),
+        profiles=(_by_accuracy(analysis),),
+        next=((analysis.training, "train on them"),) if analysis.training else (),
         outline=[Section("Accuracy, chosen and held out", _TEXT, tables=(_table(analysis),))],
         settings=(("Configuration", _settings(analysis.config)),),
         command=suggest(*analysis.command),
         notation=_NOTATION,
-    )
-
-
-def _screen(analysis: CurationAnalysis) -> Screen:
-    curation, count_B = analysis.curation, analysis.histogram[0]
-    samples = f"{curation.samples} samples each, {curation.held_out_samples} held out"
-    ends = (
-        f"problems; never solved {(analysis.accuracy_P == 0).sum():,}, always "
-        f"{(analysis.accuracy_P == 1).sum():,}"
-    )
-    return Screen(
-        subject=(f"curate  {analysis.subject}", f"{len(curation.accuracy):,} problems · {samples}"),
-        notes=_notes(analysis),
-        tables=(replace(_table(analysis), title=""),),
-        remarks=tuple(
-            (
-                row.metric.label,
-                row.value if row.interval == numbers.MISSING else f"{row.value} {row.interval}",
-            )
-            for row in _leading(analysis)
-        ),
-        profiles=(Profile("by accuracy", tuple(map(float, count_B)), "0", "1", ends),),
-        verdict=_verdict(analysis),
-        next=((analysis.training, "train on them"),) if analysis.training else (),
     )
 
 
@@ -103,9 +85,9 @@ def _notes(analysis: CurationAnalysis) -> tuple[str, ...]:
     if analysis.curation.unstated:
         samples = len(analysis.curation.accuracy) * analysis.curation.samples
         notes.append(without_answer(analysis.curation.unstated, samples))
-    if analysis.config["reward"]:
+    if analysis.reward:
         notes.append(
-            f"Accuracy here is the mean reward, by {analysis.config['reward']}. A problem whose "
+            f"Accuracy here is the mean reward, by {analysis.reward}. A problem whose "
             "samples all earn the same reward teaches nothing, even if that is in the range."
         )
     if analysis.confirm:
@@ -131,53 +113,68 @@ def _settings(config: Mapping[str, Any]) -> Facts:
 
 
 def _verdict(analysis: CurationAnalysis) -> Verdict:
-    count = f"{len(analysis.curation.kept):,} OF {len(analysis.curation.accuracy):,} PROBLEMS KEPT"
+    curation = analysis.curation
+    within = " to ".join(f"{100 * end:g} %" for end in curation.keep)
+    mean = numbers.number(analysis.pairs_K2[:, 1].mean())
     return Verdict(
-        count,
-        f"They are solved in {_range(analysis)} of their samples. {_held_out(analysis)}",
+        f"{len(curation.kept):,} OF {len(curation.accuracy):,} PROBLEMS KEPT",
+        f"They are solved in {within} of their samples. On held-out samples their mean accuracy is "
+        f"{mean}, and {len(curation.confirmed):,} of them stay in the range.",
         "good",
     )
 
 
-def _range(analysis: CurationAnalysis) -> str:
-    return " to ".join(f"{100 * end:g} %" for end in analysis.curation.keep)
-
-
-def _held_out(analysis: CurationAnalysis) -> str:
-    mean = numbers.number(analysis.pairs_K2[:, 1].mean())
-    staying = f"{len(analysis.curation.confirmed):,} of them stay in the range"
-    return f"On held-out samples their mean accuracy is {mean}, and {staying}."
-
-
 def _leading(analysis: CurationAnalysis) -> tuple[MetricRow, ...]:
-    chosen_K, held_out_K = analysis.pairs_K2.T
-    kept = mean_over_problems(
-        [analysis.curation.within(accuracy) for accuracy in analysis.accuracy_P]
-    )
-    found = {
-        KEPT: kept,
-        CHOSEN: mean_over_problems(chosen_K),
-        HELD_OUT: mean_over_problems(held_out_K),
-        STAYING: analysis.staying,
+    result = analysis.result
+    estimates = {
+        KEPT: analysis.share_within(analysis.accuracy_P),
+        CHOSEN: result.accuracy_of_kept,
+        HELD_OUT: result.held_out_accuracy,
+        STAYING: result.staying,
     }
     return tuple(
         MetricRow(metric, *numbers.estimate(*parts(estimate)), note=estimate.note or "")
-        for metric, estimate in found.items()
+        for metric, estimate in estimates.items()
     )
 
 
-def _table(analysis: CurationAnalysis) -> Table:
-    def staying(accuracy_K: np.ndarray) -> float:
-        return sum(map(analysis.curation.within, accuracy_K)) / len(accuracy_K)
+def _by_accuracy(analysis: CurationAnalysis) -> Profile:
+    """How many problems have each accuracy."""
+    never, always = (int((analysis.accuracy_P == end).sum()) for end in (0, 1))
+    counts, _ = analysis.histogram
+    return Profile(
+        "by accuracy",
+        tuple(map(float, counts)),
+        "0",
+        "1",
+        f"problems; never solved {never:,}, always {always:,}",
+        drawn=True,
+    )
 
+
+class _Kept(NamedTuple):
+    """Kept problems, and their accuracies when chosen and held out."""
+
+    label: str
+    pairs_K2: np.ndarray
+
+
+def _table(analysis: CurationAnalysis) -> Table:
+    rows = [_Kept(f"{low:.3g} to {high:.3g}", pairs_K2) for low, high, pairs_K2 in analysis.bins]
+    rows.append(_Kept("all kept", analysis.pairs_K2))
     return table(
         "By accuracy when chosen",
-        analysis.bins,  # each (low, high, accuracies when chosen and held out)
+        rows,
         [
-            text("accuracy", lambda row: f"{row[0]:.3g} to {row[1]:.3g}"),
-            col("kept problems", lambda row: numbers.count(len(row[2]))),
-            col("mean", lambda row: number(row[2][:, 0].mean()), CHOSEN),
-            col("held out", lambda row: plain(mean_over_problems(row[2][:, 1])), HELD_OUT),
-            col("stay in the range, %", lambda row: number(100 * staying(row[2][:, 1])), STAYING),
+            text("accuracy", lambda row: row.label),
+            col("kept problems", lambda row: numbers.count(len(row.pairs_K2))),
+            col("mean", lambda row: number(row.pairs_K2[:, 0].mean()), CHOSEN),
+            col("held out", lambda row: plain(mean_over_problems(row.pairs_K2[:, 1])), HELD_OUT),
+            col(
+                "stay in the range, %",
+                lambda row: percent(analysis.share_within(row.pairs_K2[:, 1])),
+                STAYING,
+            ),
         ],
+        brief=Brief.first(len(rows)),
     )

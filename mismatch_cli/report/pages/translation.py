@@ -2,16 +2,14 @@
 define differently.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from mismatch_cli.base import numbers
-from mismatch_cli.base.json_form import from_json
 from mismatch_cli.report.about import partial_notes, who_facts
-from mismatch_cli.report.tables import Col, Row, col, filled, named, pairs_table, table
-from mismatch_cli.report.view import ReportView, Section, Table
-from mismatch_cli.studies.translation import ALL, Translation
-from mismatch_cli.trace.origin import About
+from mismatch_cli.report.tables import Col, col, filled, pairs_table, table, text
+from mismatch_cli.report.view import Priority, ReportView, Section, Table
+from mismatch_cli.studies.translation import ALL, TranslatedMetric, Translation
 
 _DIGITS = 6
 _EXCLUDED = (
@@ -26,89 +24,84 @@ _AVERAGE = (
 )
 
 
+class _OfFramework(NamedTuple):
+    framework: str
+    metric: TranslatedMetric
+
+
+_VALUE: Col[_OfFramework] = col("value", lambda row: numbers.number(row.metric.value, _DIGITS))
+
+
 def page(translation: Translation) -> ReportView:
     """The page of one framework; for `all`, names that several frameworks use for different
     numbers.
     """
     result, name = translation.result, translation.asked
-    frameworks = result["frameworks"]
+    rows = [
+        _OfFramework(framework, metric)
+        for framework, content in result.frameworks.items()
+        for metric in content.metrics
+    ]
     if name == ALL:
-        sections = tuple(_words(frameworks))
-        title, headline = (
-            "Same metric name, different definition",
-            "What each framework would log for this trace.",
-        )
+        sections = _words(rows)
+        title = "Same metric name, different definition"
+        headline = "What each framework would log for this trace."
     else:
-        sections = tuple(
-            _framework(framework, content) for framework, content in frameworks.items()
-        )
+        sections = [_framework(name, result.frameworks[name].when, rows)]
         title, headline = f"Metrics of {name}", f"What {name} would log for this trace."
-    outside = result["out_of_support"]
-    tokens = "1 token has" if outside == 1 else f"{numbers.count(outside)} tokens have"
-    notes = (f"{tokens} log π = −∞: {_EXCLUDED}",) if outside else ()
+    notes = list(partial_notes(result.about))
+    if result.out_of_support:
+        verb = "has" if result.out_of_support == 1 else "have"
+        tokens = numbers.things(result.out_of_support, "token")
+        notes.append(f"{tokens} {verb} log π = −∞: {_EXCLUDED}")
     return ReportView(
         title=title,
-        about=who_facts(from_json(About, result["about"])),
-        notes=(*partial_notes(from_json(About, result["about"])), *notes),
+        about=who_facts(result.about),
+        notes=tuple(notes),
         headline=headline,
         outline=sections,
     )
 
 
-def _framework(name: str, framework: Mapping[str, Any]) -> Section:
+def _framework(name: str, when: str, rows: Sequence[_OfFramework]) -> Section:
     """A table for each pair of policies that the framework compares, and notes on single
     metrics.
     """
-    rows = framework["metrics"]
     columns = [
-        named("metric", "name"),
-        col("value", _value),
-        named("formula", "formula", optional=True),
+        text("metric", lambda row: row.metric.name),
+        _VALUE,
+        text("formula", lambda row: row.metric.formula, priority=Priority.SPARE),
     ]
     noted: dict[str, list[str]] = {}
     for row in rows:
-        for note in row["notes"]:
-            noted.setdefault(note, []).append(row["name"])
-    notes = pairs_table(
-        "Notes", ((note, ", ".join(names)) for note, names in noted.items()), "", "metrics"
-    )
-    return Section(
-        name, f"{framework['when']} {_AVERAGE}", tables=filled(*_by_pair(rows, columns), notes)
-    )
+        for note in row.metric.notes:
+            noted.setdefault(note, []).append(row.metric.name)
+    named = ((note, ", ".join(names)) for note, names in noted.items())
+    notes = pairs_table("Notes", named, "", "metrics")
+    return Section(name, f"{when} {_AVERAGE}", tables=filled(*_by_pair(rows, columns), notes))
 
 
-def _words(frameworks: Mapping[str, Any]) -> list[Section]:
+def _words(rows: Sequence[_OfFramework]) -> list[Section]:
     """A section for each name, with a row per framework that uses it."""
-    rows = [
-        row | {"framework": name}
-        for name, content in frameworks.items()
-        for row in content["metrics"]
-    ]
     columns = [
-        named("framework", "framework"),
-        col("value", _value),
-        named("formula", "formula"),
-        named("metric", "name", optional=True),
+        text("framework", lambda row: row.framework),
+        _VALUE,
+        text("formula", lambda row: row.metric.formula),
+        text("metric", lambda row: row.metric.name, priority=Priority.SPARE),
     ]
     sections = [Section("How values are averaged", _AVERAGE)]
-    for word in dict.fromkeys(row["word"] for row in rows if row["word"]):
-        sections.append(
-            Section(
-                f"“{word}”", tables=_by_pair([row for row in rows if row["word"] == word], columns)
-            )
-        )
+    for word in dict.fromkeys(row.metric.word for row in rows if row.metric.word):
+        of_word = [row for row in rows if row.metric.word == word]
+        sections.append(Section(f"“{word}”", tables=_by_pair(of_word, columns)))
     return sections
 
 
-def _by_pair(rows: Sequence[Row], columns: Sequence[Col[Row]]) -> tuple[Table, ...]:
+def _by_pair(
+    rows: Sequence[_OfFramework], columns: Sequence[Col[_OfFramework]]
+) -> tuple[Table, ...]:
     """A table for each pair of policies compared, and one for each separate topic."""
-    by_title: dict[str, list[Row]] = {}
+    by_title: dict[str, list[_OfFramework]] = {}
     for row in rows:
-        by_title.setdefault(", ".join(filter(None, (row["compares"], row["topic"]))), []).append(
-            row
-        )
-    return tuple(table(title, found, columns) for title, found in by_title.items())
-
-
-def _value(row: Mapping[str, Any]) -> str:
-    return numbers.number(row["value"], _DIGITS)
+        title = ", ".join(filter(None, (row.metric.compares, row.metric.topic)))
+        by_title.setdefault(title, []).append(row)
+    return tuple(table(title, of_pair, columns) for title, of_pair in by_title.items())

@@ -90,15 +90,13 @@ def _factors(data: ComparisonPlotData) -> dict[str, np.ndarray]:
     """Value, low and high of each comparison by the metric's label, for metrics with a factor
     above 0.
     """
-    found = {}
-    for key in _SHOWN if data.comparisons else ():
-        factor_C3 = parts_of(
-            comparison["metrics"][key]["factor"] for comparison in data.comparisons
-        )
+    factors = {}
+    for key in _SHOWN:
+        factor_C3 = parts_of(row.metrics[key].factor for row in data.result.comparisons)
         factor_C3[~(factor_C3[:, 0] > 0)] = np.nan
         if np.isfinite(factor_C3[:, 0]).any():
-            found[METRICS[key].label] = factor_C3
-    return found
+            factors[METRICS[key].label] = factor_C3
+    return factors
 
 
 def _draw_factors(

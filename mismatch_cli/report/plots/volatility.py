@@ -44,6 +44,9 @@ CAPTION = {
 _FEWEST = 100  # tokens in a bin, of which one is beyond the 99th percentile
 _LONGEST = 10  # times below the value: whiskers are cut here, with an arrow
 
+# Of several traces: keys and words
+_TOP_K, _BINARY = ("tv_topk_sd", "SD of top-K TV"), ("tv_binary_sd", "SD of |π − μ|")
+
 Rows = Sequence[ProbabilityBin]
 
 
@@ -115,11 +118,9 @@ def _quantities(rows: Rows, style: Style) -> dict[str, list[_Line]]:
 
 def _traces(rows_of: Mapping[str, Rows], style: Style) -> dict[str, list[_Line]]:
     """For several traces: the ratio and the TV of each, top-K if all traces have it."""
-    top_k = all(
-        np.isfinite(values_of(row.metrics["tv_topk_sd"] for row in rows)).any()
-        for rows in rows_of.values()
-    )
-    tv = ("tv_topk_sd", "SD of top-K TV") if top_k else ("tv_binary_sd", "SD of |π − μ|")
+    key, _ = _TOP_K
+    spreads = [values_of(row.metrics[key] for row in rows) for rows in rows_of.values()]
+    tv = _TOP_K if all(np.isfinite(spread_B).any() for spread_B in spreads) else _BINARY
     labels = run_labels(list(rows_of), style)
     return {
         words: [

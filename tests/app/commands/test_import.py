@@ -239,7 +239,7 @@ def test_an_interrupt_leaves_nothing_half(tmp_path):
 
 def test_formats_and_schema_are_printed(capfd):
     code, out, _ = command(capfd, "import", "--formats")
-    assert code == 0 and all(f"{name}: {facts(name)['title']}" in out for name in names(IMPORTERS))
+    assert code == 0 and all(f"{name}: {facts(name).title}" in out for name in names(IMPORTERS))
     code, out, _ = command(capfd, "import", "--schema")
     assert code == 0 and all(name in out for name in meanings()) and "import json" in out
     assert set(json.loads(command(capfd, "import", "--schema", "--json")[1])) == set(meanings())
@@ -258,7 +258,8 @@ def test_the_document_says_what_the_importers_say():
     for name in names(IMPORTERS):
         its = facts(name)
         assert f"`{name}`" in text
-        assert all(str(its[fact]) in text for fact in ("holds", "shift", "padding", "averaging"))
+        said = (its.holds, its.shift, its.padding, its.averaging)
+        assert all(words in text for words in said)
     assert all(
         about["lines"].format(path=path) in text
         for about, path in zip(pickles(), DOCUMENTED, strict=True)

@@ -12,10 +12,11 @@ import sys
 import pytest
 
 from mismatch_cli.app.cli import run
+from mismatch_cli.base.json_form import from_json, to_json
 from mismatch_cli.base.places import bundled
 from mismatch_cli.frameworks import dialects
 from mismatch_cli.metrics.gap_table import METRICS
-from mismatch_cli.studies.dashboard import bounds, listed
+from mismatch_cli.studies.dashboard import DashboardResult, bounds, listed
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from tests.paths import DOCS
@@ -321,21 +322,29 @@ def test_every_metric_has_bounds_around_agreement():
             assert low <= metric.agreement <= high, key
 
 
+@pytest.mark.parametrize("words", ["abs_d_mean=0.3", "k3 0.0015 k1 -0.001", "pg_clipfrac=0.1"])
+def test_a_stored_result_is_read_back_as_it_was(judged, words):
+    framework = ["verl"] if "pg_clipfrac" in words else []
+    content = judged(*framework, *words.split())
+    assert (content.pop("format"), content.pop("version")) == ("mismatch-cli verdict", 1)
+    assert to_json(from_json(DashboardResult, content)) == content
+
+
 @pytest.mark.slow
 def test_every_name_that_is_listed_can_be_judged(typed, judged):
     rows = listed()
-    assert {row["framework"] for row in rows} == {"mismatch", *dialects.names()}
+    assert {row.framework for row in rows} == {"mismatch", *dialects.names()}
     out, _ = typed("--list", "trl")
     assert (
         "sampling/sampling_logp_difference/mean" in out
         and "= abs_d_mean" in out
         and "verl" not in out
     )
-    assert judged("--list") == rows
+    assert judged("--list") == to_json(rows)
     for row in rows:
-        value = 1 if row["formula"].startswith(("E exp", "max_y mean exp", "E_y mean exp")) else 0.5
-        words = [f"{row['name']}={value}"]
-        assert run(["verdict", row["framework"], *words, "--json"]) == 0, row
+        value = 1 if row.formula.startswith(("E exp", "max_y mean exp", "E_y mean exp")) else 0.5
+        words = [f"{row.name}={value}"]
+        assert run(["verdict", row.framework, *words, "--json"]) == 0, row
 
 
 def test_it_loads_neither_torch_nor_what_reads_traces():

@@ -14,14 +14,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from mismatch_cli.base.json_form import from_json
 from mismatch_cli.base.places import bundled
 from mismatch_cli.limits.assess import LimitRow
 from mismatch_cli.limits.limit_sets import Limit, LimitSet
 from mismatch_cli.metrics.pair_summary import MetricEstimate
 from mismatch_cli.metrics.population import Curation
 from mismatch_cli.report.pages import comparison, curation, gate, mismatch
+from mismatch_cli.report.screen import screen_of
 from mismatch_cli.report.terminal import print_report
 from mismatch_cli.report.view import ReportView, Table
+from mismatch_cli.studies.comparison_result import ComparisonResult
 from mismatch_cli.studies.curation import CurationAnalysis
 from mismatch_cli.studies.gate import GateResult
 from mismatch_cli.studies.mismatch import MismatchAnalysis, analyse
@@ -99,19 +102,22 @@ def test_the_remark_on_staleness_is_of_the_pair_with_staleness(study):
     assert re.fullmatch(words, remarks["With staleness"])
 
 
+def tables_of(view: ReportView) -> list[Table]:
+    return [table for section in view.outline for table in section.tables]
+
+
 def settings_of(view: ReportView) -> list[Table]:
     return [
         table
-        for section in view.outline
-        for table in section.tables
+        for table in tables_of(view)
         if any(column.title == "setting" for column in table.columns)
     ]
 
 
 def of_two(result: Row) -> tuple[ReportView, str, str]:
-    made = first_two(result)
+    made = from_json(ComparisonResult, first_two(result))
     view = comparison.page(SimpleNamespace(result=made, typed=("one", "other")))
-    against, trace = (side["run"] for side in made["traces"])
+    against, trace = (each.run for each in made.traces)
     return view, against, trace
 
 
@@ -121,15 +127,15 @@ def test_a_comparison_shows_each_setting_under_its_own_trace(result):
     named = [row for table in settings_of(view) for row in rows(table)]
     (torch,) = [row for row in named if row["setting"] == "libraries.torch"]
     assert torch[perturbed] == "2.14.0+cpu" and torch[float32] != torch[perturbed]
-    on_screen = [row for table in view.screen.tables for row in rows(table) if perturbed in row]
+    on_screen = [row for table in screen_of(view).tables for row in rows(table) if perturbed in row]
     assert any(row[perturbed] == "2.14.0+cpu" for row in on_screen)
-    assert f"({torch[float32]} in {float32}, 2.14.0+cpu in {perturbed})" in view.screen.verdict.text
+    assert f"({torch[float32]} in {float32}, 2.14.0+cpu in {perturbed})" in view.verdict.text
 
 
 def test_a_comparison_names_the_larger_gap_first(result):
     """The gap was added to the second trace."""
     view, float32, perturbed = of_two(result)
-    assert f"larger in {perturbed} than in {float32}" in view.screen.verdict.text
+    assert f"larger in {perturbed} than in {float32}" in view.verdict.text
     names = [row.name for row in view.leading]
     assert names and all(name.endswith(f"{perturbed} / {float32}") for name in names)
     text = io.StringIO()
@@ -141,12 +147,17 @@ def test_a_comparison_names_the_larger_gap_first(result):
 def test_a_curation_shows_the_accuracy_that_did_not_choose():
     """Problems chosen for an accuracy of 3/4, which held-out samples do not confirm."""
     chosen, held_out = {0: 0.75, 1: 0.75, 2: 0.25}, {0: 0.0, 1: 0.25, 2: 1.0}
-    analysis = CurationAnalysis(Curation((0.2, 0.8), 4, 4, chosen, held_out), config={})
-    low, high = rows(curation._table(analysis))
+    config = {"model": "m", "prompts": {"location": "p"}, "reward": ""}
+    analysis = CurationAnalysis(Curation((0.2, 0.8), 4, 4, chosen, held_out), config=config)
+    view = curation.page(analysis)
+    (table,) = tables_of(view)
+    low, high, every = rows(table)
     assert (in_text(low["mean"]), in_text(low["held out"])) == (0.25, 1.0)
     assert (in_text(high["mean"]), in_text(high["held out"])) == (0.75, 0.125)
     assert in_text(high["kept problems"]) == 2
     assert in_text(high["stay in the range, %"]) == 50
-    named = {row.metric.key: in_text(row.value) for row in curation._leading(analysis)}
+    assert in_text(every["kept problems"]) == 3
+    assert in_text(every["held out"]) == pytest.approx(1.25 / 3, abs=1e-3)
+    named = {row.metric.key: in_text(row.value) for row in view.leading}
     assert named["held_out_accuracy"] == pytest.approx(1.25 / 3, abs=1e-3)
     assert named["accuracy_of_kept"] == pytest.approx(1.75 / 3, abs=1e-3)

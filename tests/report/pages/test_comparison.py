@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from mismatch_cli.base.json_form import from_json
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.pages.comparison import page
-from mismatch_cli.report.screen import print_ending
-from mismatch_cli.report.terminal import print_report
+from mismatch_cli.report.screen import print_view
 from mismatch_cli.report.view import ReportView
+from mismatch_cli.studies.comparison_result import ComparisonResult
 from tests.studies.compared import Row, first_two
 
 HOSTILE = "<b>[red]$x$\x1b[2J \u202eevil"
@@ -24,16 +25,16 @@ CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud8
 
 
 def page_of_result(result: Row) -> ReportView:
-    return page(SimpleNamespace(result=result, typed=(Path("one"), Path("other"))))
+    """The page of a result as `--json` prints it."""
+    typed = from_json(ComparisonResult, result)
+    return page(SimpleNamespace(result=typed, typed=(Path("one"), Path("other"))))
 
 
 def on_terminal(result: Row, width: int) -> str:
     text = io.StringIO()
     console = Console(file=text, width=width, highlight=False, emoji=False, markup=False)
     view = page_of_result(result)
-    print_report(view, console)
-    assert view.screen is not None
-    print_ending(view.screen, console)
+    print_view(view, console, full=True)
     return text.getvalue()
 
 
@@ -93,7 +94,10 @@ def test_the_headline_says_how_many_would_differ_by_chance(result):
         f"in {b})."
     )
     assert first in text
-    assert "(by chance: one in twenty)" in words(on_terminal(result, 120))
+    several = words(on_terminal(result, 120))
+    for row in result["comparisons"]:
+        marked = f"{row['more_than_noise']} of {row['tested']} metrics differ by more than noise"
+        assert f"{marked}; about {row['expected_by_chance']:.0f} would by chance" in several
     unknown = {
         "setting": "rollout.dtype",
         "first": None,
@@ -139,7 +143,7 @@ def test_left_out_responses_are_counted(result):
 def test_values_difference_and_mark_share_a_row(result):
     text = on_terminal(first_two(result), 120)
     (row,) = re.findall(r"^mean Δlog p .*$", text, re.M)[:1]
-    assert re.search(r"−0\.0201 +−0\.02005 ± 0\.00029 \* +—", row)
+    assert re.search(r"−0\.0201 \* +−0\.02005 ± 0\.00029 +—", row)
     (largest,) = re.findall(r"^largest \|Δlog p\| .*$", text, re.M)[:1]
     assert "±" not in largest and "*" not in largest
     table = on_terminal(result, 120)

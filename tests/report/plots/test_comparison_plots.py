@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -10,11 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.report.drawing.style import NARROW, WIDE, Style
 from mismatch_cli.report.figures import plots_for, plots_of, text_of
-from mismatch_cli.studies.comparison import ComparisonAnalysis, ComparisonPlotData, exceedance
+from mismatch_cli.studies.comparison import (
+    ComparisonAnalysis,
+    ComparisonPlotData,
+    exceedance,
+)
+from mismatch_cli.studies.comparison_result import ComparedTrace, ComparisonResult
 from tests.report.plots.drawing import PAPER, check_texts, drawn
-from tests.studies.compared import Row, first_two
+from tests.studies.compared import two_of, with_summary, with_turns
 
 PLOTS = list(plots_of(ComparisonPlotData.STUDY))
 STYLES = [WIDE, NARROW]
@@ -23,20 +28,17 @@ STYLES = [WIDE, NARROW]
 @pytest.fixture(scope="module")
 def plot_data(analysis: ComparisonAnalysis) -> ComparisonPlotData:
     """As measured, with ranges of positions as turns, which the bundled traces lack."""
-    result: Row = copy.deepcopy(analysis.plot_data.result)
-    for side in result["traces"]:
-        positions = side["summary"]["positions"]
-        side["summary"]["turns"] = [
-            row
-            | {
-                "first": turn,
-                "last": turn,
-                "turns": row["tokens"],
-                "length_mean": row["abs_d_mean"],
-            }
-            for turn, row in enumerate(positions, start=1)
-        ]
-    return replace(analysis.plot_data, result=result)
+    return replace(analysis.plot_data, result=with_turns(analysis.plot_data.result))
+
+
+def with_factor(result: ComparisonResult, factor: Estimate) -> ComparisonResult:
+    """The first two traces; the factor of each metric that has one is this."""
+    row = result.comparisons[0]
+    metrics = dict(row.metrics)
+    for key, difference in row.metrics.items():
+        if difference.factor.value is not None:
+            metrics[key] = replace(difference, factor=factor)
+    return replace(two_of(result), comparisons=[replace(row, metrics=metrics)])
 
 
 @pytest.fixture(params=PLOTS)
@@ -49,39 +51,33 @@ def load(name: str) -> ModuleType:
 
 
 def of_two(data: ComparisonPlotData) -> ComparisonPlotData:
-    return ComparisonPlotData(first_two(data.result), data.subject, data.exceedance[:2])
+    return ComparisonPlotData(two_of(data.result), data.subject, data.exceedance[:2])
 
 
 def many(data: ComparisonPlotData) -> ComparisonPlotData:
     """Six traces, the last five of which are the same."""
-    side, comparison = data.result["traces"][1], data.result["comparisons"][0]
-    result = dict(data.result)
-    result["traces"] = [
-        data.result["traces"][0],
-        *(side | {"name": name, "run": f"a-run-with-a-long-name-{name}"} for name in "BCDEF"),
-    ]
-    result["comparisons"] = [comparison | {"trace": name} for name in "BCDEF"]
+    first, other, _ = data.result.traces
+    row = data.result.comparisons[0]
+    others = (replace(other, name=name, run=f"a-run-with-a-long-name-{name}") for name in "BCDEF")
+    result = replace(
+        data.result,
+        traces=[first, *others],
+        comparisons=[replace(row, trace=name) for name in "BCDEF"],
+    )
     return ComparisonPlotData(result, data.subject, (data.exceedance[0], *[data.exceedance[1]] * 5))
 
 
 def with_factors(data: ComparisonPlotData, value: float, width: float) -> ComparisonPlotData:
     """Two traces whose factors all have one value."""
-    result: Row = copy.deepcopy(first_two(data.result))
-    for found in result["comparisons"][0]["metrics"].values():
-        if found["factor"]["value"] is not None:
-            found["factor"] = {
-                "value": value,
-                "low": value / width,
-                "high": value * width,
-                "note": None,
-            }
+    result = with_factor(data.result, Estimate(value, value / width, value * width))
     return ComparisonPlotData(result, data.subject, data.exceedance[:2])
 
 
 def test_contract(plot: ModuleType) -> None:
     assert text_of(plot, "TITLE", "comparison").strip()
     assert text_of(plot, "CAPTION", "comparison").strip().endswith(".")
-    assert plot.needs(ComparisonPlotData({})) is False
+    nothing = ComparisonResult(arguments=(), pair="mismatch", traces=(), comparisons=())
+    assert plot.needs(ComparisonPlotData(nothing)) is False
 
 
 @pytest.mark.slow
@@ -151,21 +147,12 @@ def test_traces_without_a_gap_are_drawn_or_declined(plot_data: ComparisonPlotDat
     """A trace whose policies agree to the bit, compared with one whose policies do not, and with
     itself.
     """
-    result: Row = copy.deepcopy(first_two(plot_data.result))
-    for key in ("volatility", "positions", "from_end", "turns"):
-        for row in result["traces"][1]["summary"][key]:
-            for name in row.keys() & {
-                "ratio_sd",
-                "tv_topk_sd",
-                "tv_binary_sd",
-                "abs_d_mean",
-                "length_mean",
-            }:
-                row[name] = {"value": 0.0, "low": None, "high": None, "note": None}
-    for found in result["comparisons"][0]["metrics"].values():
-        found["factor"] = {"value": 0.0, "low": None, "high": None, "note": "no gap: no interval"}
+    result = with_factor(plot_data.result, Estimate(0.0, note="no gap: no interval"))
+    first, other = result.traces
+    agreeing = without_gap(other)
+    result = replace(result, traces=[first, agreeing])
     nothing = np.zeros((2, 0))
-    both = result | {"traces": [result["traces"][1] | {"run": "same"}, result["traces"][1]]}
+    both = replace(result, traces=[replace(agreeing, run="same"), agreeing])
     for data in (
         ComparisonPlotData(result, "", (plot_data.exceedance[0], nothing)),
         ComparisonPlotData(both, "", (nothing, nothing)),
@@ -174,6 +161,18 @@ def test_traces_without_a_gap_are_drawn_or_declined(plot_data: ComparisonPlotDat
             if load(name).needs(data):
                 drawn(load(name), data, STYLES[0])
         assert "metric-factors" not in dict(plots_for(data))
+
+
+def without_gap(trace: ComparedTrace) -> ComparedTrace:
+    """The same places and bins, with gaps of 0."""
+    zero, summary = Estimate(0.0), trace.summary
+    of_bins = dict.fromkeys(("ratio_sd", "tv_topk_sd", "tv_binary_sd"), zero)
+    volatility = [replace(row, metrics={**row.metrics, **of_bins}) for row in summary.volatility]
+    places = {
+        name: [replace(row, abs_d_mean=zero, length_mean=zero) for row in getattr(summary, name)]
+        for name in ("positions", "from_end", "turns")
+    }
+    return with_summary(trace, volatility=volatility, **places)
 
 
 def test_the_curve_of_gaps_is_the_share_above_each() -> None:
@@ -191,9 +190,10 @@ def test_the_curve_of_gaps_is_the_share_above_each() -> None:
 
 
 def test_a_trace_without_a_gap_leaves_the_others_their_scale(plot_data: ComparisonPlotData) -> None:
-    result: Row = copy.deepcopy(first_two(plot_data.result))
-    for row in result["traces"][0]["summary"]["positions"]:
-        row["abs_d_mean"] = {"value": 0.0, "low": None, "high": None, "note": None}
+    result = two_of(plot_data.result)
+    first, other = result.traces
+    flat = [replace(row, abs_d_mean=Estimate(0.0)) for row in first.summary.positions]
+    result = replace(result, traces=[with_summary(first, positions=flat), other])
     axes = drawn(
         load("position-profile"),
         ComparisonPlotData(result, "", plot_data.exceedance[:2]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,6 +25,7 @@ from mismatch_cli.trace.reader import Trace
 from mismatch_cli.train.studies.runs import TrainingRun
 from mismatch_cli.train.studies.training import TrainingAnalysis
 from tests.bisect.searches import analysis as search_of
+from tests.studies.compared import with_turns
 from tests.train.plots.test_training_plots import bounded, by_threshold, in_settings, relaxed
 from tests.train.training_runs import eight_algorithms, limit, make_run, watched
 
@@ -40,13 +40,7 @@ def studies(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> list[Drawable]:
     """Data that suffices for every plot."""
-    comparison = copy.deepcopy(analysis.plot_data.result)
-    for trace in comparison["traces"]:
-        summary = trace["summary"]
-        summary["turns"] = [
-            row | {"first": turn, "last": turn, "length_mean": row["abs_d_mean"]}
-            for turn, row in enumerate(summary["positions"], start=1)
-        ]
+    comparison = with_turns(analysis.plot_data.result)
     chosen, held_out = {0: 0.75, 1: 0.75, 2: 0.25}, {0: 0.0, 1: 0.25, 2: 1.0}
     config = {"model": "m", "prompts": {"location": "p"}}
     stale = [make_run(name, staleness=n) for name in ("dppo-binary-tv", "pg-is") for n in (0, 4)]
