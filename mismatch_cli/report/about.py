@@ -16,7 +16,7 @@ from mismatch_cli.models.positions import rescaled
 from mismatch_cli.probe.tasks.answers import without_answer
 from mismatch_cli.report.view import Facts
 from mismatch_cli.studies.study import imported_fact, notes_of
-from mismatch_cli.trace.origin import About, PromptSource, Side, SkippedPrompt
+from mismatch_cli.trace.origin import About, PromptFacts, Side, SkippedPrompt
 
 _SKIPPED_SHOWN = 3
 # Metrics beside the headline
@@ -48,7 +48,7 @@ _LEFT_OUT = MASKED | {
 }
 
 
-class Counts(Protocol):
+class Coverage(Protocol):
     """How much a result covers."""
 
     @property
@@ -61,7 +61,7 @@ class Counts(Protocol):
     def prompts_exact(self) -> bool: ...
 
 
-def about_facts(about: About, counts: Counts) -> Facts:
+def about_facts(about: About, counts: Coverage) -> Facts:
     """Models, dtypes, versions, temperature and the number of tokens."""
     tokens = numbers.things(counts.tokens, "token")
     return (*who_facts(about), ("Measured on", measured(counts, tokens)))
@@ -76,12 +76,12 @@ def who_facts(about: About) -> Facts:
         ("Trainer", _trainer(about.trainer_side)),
         ("Trainer at the rollout's weights", _trainer(about.recomputed_side)),
         ("Sampling", _sampling(about)),
-        ("Prompts", _prompts(about.prompt_source)),
+        ("Prompts", _prompts(about.prompt_facts)),
     ]
     return tuple((label, value) for label, value in facts if value)
 
 
-def subject_lines(about: About, counts: Counts, what: str = "token") -> tuple[str, str]:
+def subject_lines(about: About, counts: Coverage, what: str = "token") -> tuple[str, str]:
     """What was measured, in two lines: both sides with their precision; model, tokens and
     temperature.
     """
@@ -169,7 +169,7 @@ def _unless(value: float | None, off: float | None, name: str) -> str | None:
     return None if value in (None, off) else f"{name} {value:g}"
 
 
-def _prompts(prompts: PromptSource | None) -> str:
+def _prompts(prompts: PromptFacts | None) -> str:
     if prompts is None:
         return ""
     raw = prompts.template == "raw"
@@ -177,7 +177,7 @@ def _prompts(prompts: PromptSource | None) -> str:
     return f"{prompts.count} from {prompts.source} · {template}"
 
 
-def measured(counts: Counts, tokens: str) -> str:
+def measured(counts: Coverage, tokens: str) -> str:
     """The number of tokens (in the caller's words), responses and prompts."""
     about = "" if counts.prompts_exact else "about "
     return (
@@ -210,7 +210,7 @@ def left_out_of(about: About, counted: Iterable[tuple[int, str]] = ()) -> tuple[
     notes = [*partial_notes(about), *map(warning, sides), *notes_of(about.source)]
     notes.append(rescaled(rollout, trainer))
     notes.append(weights_note.noted(rollout, trainer))
-    notes.append(_skipped(about.prompt_source.skipped if about.prompt_source else ()))
+    notes.append(_skipped(about.prompt_facts.skipped if about.prompt_facts else ()))
     notes += [f"{numbers.counted(count, text)}." for count, text in counted if count]
     if about.grading_timeouts:
         scored = numbers.counted(about.grading_timeouts, "responses score 0")

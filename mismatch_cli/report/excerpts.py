@@ -31,7 +31,7 @@ _KEY = ("step", "prompt_id", "sample_index")
 Key = tuple[int, int, int, int]  # trace, step, prompt_id, sample_index
 
 
-class Place(Protocol):
+class ResponsePlace(Protocol):
     """Where a response is: the number of its trace, and its key in there."""
 
     @property
@@ -119,7 +119,7 @@ def moved_excerpts(trace: Trace, tokens: Sequence[MovedPlace]) -> list[Excerpt]:
     return [_moved_excerpt(each, found[_key(each)]) for each in tokens if _key(each) in found]
 
 
-def _key(place: Place) -> Key:
+def _key(place: ResponsePlace) -> Key:
     return place.trace, place.step, place.prompt_id, place.sample_index
 
 
@@ -227,7 +227,7 @@ def _response_excerpt(row: KeptResponse, response: _Response) -> Excerpt:
     return Excerpt(title, facts, tuple(pieces), _prompt(response))
 
 
-def _where(place: Place) -> Facts:
+def _where(place: ResponsePlace) -> Facts:
     step = (("step", str(place.step)),) if place.step else ()
     return (*step, ("prompt", str(place.prompt_id)), ("sample", str(place.sample_index)))
 

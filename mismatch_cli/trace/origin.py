@@ -67,7 +67,7 @@ class SkippedPrompt:
 
 
 @dataclass(frozen=True)
-class PromptSource:
+class PromptFacts:
     """Where the prompts are from."""
 
     count: int
@@ -183,8 +183,8 @@ class About:
         return from_json(Imported, self.imported) if self.imported else None
 
     @property
-    def prompt_source(self) -> PromptSource | None:
-        return from_json(PromptSource, self.prompts) if self.prompts else None
+    def prompt_facts(self) -> PromptFacts | None:
+        return from_json(PromptFacts, self.prompts) if self.prompts else None
 
 
 _OF_MANIFEST = (
