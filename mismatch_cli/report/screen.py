@@ -21,7 +21,6 @@ _SIGNS = {"good": "✔ ", "mixed": "! ", "bad": "✘ ", "": ""}
 
 _WIDTH = 100  # characters per line of a screen as text
 _MOST_LINES, _FITTED_WIDTH = 40, 80  # of a screen, whatever the terminal has
-_FEWEST_ROWS = 3  # of a table that others take room from
 
 
 def print_view(view: ReportView, console: Console, *, full: bool = False) -> None:
@@ -78,11 +77,11 @@ def _with_first_note(screen: Screen) -> Screen:
 
 
 def _with_fewer_rows(screen: Screen) -> Iterator[Screen]:
-    """The screen with one row less in its longest table, again and again."""
+    """The screen with one row less in the table that can spare most, again and again."""
     while True:
-        lengths = [len(table.brief.rows) if table.brief else 0 for table in screen.tables]
-        longest = max(range(len(lengths)), key=lengths.__getitem__, default=0)
-        if not lengths or lengths[longest] <= _FEWEST_ROWS:
+        spare = [_spare_rows(table) for table in screen.tables]
+        longest = max(range(len(spare)), key=spare.__getitem__, default=0)
+        if not any(spare):
             return
         tables = list(screen.tables)
         brief = tables[longest].brief
@@ -90,6 +89,10 @@ def _with_fewer_rows(screen: Screen) -> Iterator[Screen]:
         tables[longest] = replace(tables[longest], brief=replace(brief, rows=brief.rows[:-1]))
         screen = replace(screen, tables=tuple(tables))
         yield screen
+
+
+def _spare_rows(table: Table) -> int:
+    return max(0, len(table.brief.rows) - table.brief.fewest) if table.brief else 0
 
 
 def _brief(table: Table) -> Table:

@@ -87,6 +87,7 @@ class Brief:
     note: str = ""
     title: str = ""
     counts_rest: bool = True  # whether it says how many rows are left out
+    fewest: int = 3  # rows that stay where there is no room
 
     @classmethod
     def first(cls, rows: int, **words: Any) -> Brief:
