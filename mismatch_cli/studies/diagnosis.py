@@ -28,8 +28,8 @@ from mismatch_cli.processes.workers.reading import executor
 from mismatch_cli.studies.diagnosis_result import (
     Covered,
     DiagnosisResult,
+    EvidenceRow,
     FindingRow,
-    Measurement,
     ResolvedGap,
     SampleSize,
     SuspectRow,
@@ -222,7 +222,7 @@ class DiagnosisAnalysis(Study):
             effect=finding.effect,
             measure=finding.measure,
             sentence=finding.sentence,
-            evidence=[Measurement(*measurement) for measurement in finding.evidence],
+            evidence=[EvidenceRow(*measurement) for measurement in finding.evidence],
             reason=finding.reason,
             needs=finding.needs,
             where=finding.where,

@@ -67,7 +67,7 @@ class SuspectRow:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class EvidenceRow:
     """A figure that a check rests on."""
 
     label: str
@@ -87,7 +87,7 @@ class FindingRow:
     effect: float | None  # in the unit `measure`
     measure: str
     sentence: str
-    evidence: Sequence[Measurement]
+    evidence: Sequence[EvidenceRow]
     reason: str
     needs: str
     where: str

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
@@ -14,6 +14,7 @@ from mismatch_cli.report.drawing.panels import BOTTOM, RIGHT, TOP, Box, Panel, S
 
 if TYPE_CHECKING:
     from mismatch_cli.bisect.studies.bisection import BisectionAnalysis
+    from mismatch_cli.bisect.studies.bisection_result import Triangle
     from mismatch_cli.metrics.estimate import Estimate
 
 STUDY = "bisection"
@@ -31,72 +32,81 @@ CAPTION = (
 _Place = tuple[float, float]
 _ENGINE, _TRAINER, _REFERENCE = (0.15, 0.76), (0.85, 0.76), (0.5, 0.16)
 _WIDEST = 9.0  # points of an edge
-_BARS = {
-    "as_recorded": "engine – trainer, as recorded",
-    "rollout_reference": "engine – float32",
-    "trainer_reference": "trainer – float32",
-    "decode_prefill": "engine: decode – prefill",
-    "rollout_noise": "engine: batches – single",
-    "trainer_noise": "trainer: micro-batches",
-}
 _ROW = 31  # pixels of a bar
 _ASIDE = 18  # pixels for half of the last tick label
 _HEIGHT = 210  # pixels of the triangle
 
 
+class _Distance(NamedTuple):
+    """A bar: between two programs, or two precisions, or within one side."""
+
+    name: str
+    estimate: Estimate
+    is_within: bool
+
+
 def needs(data: BisectionAnalysis) -> bool:
-    found = data.triangle
-    return found["as_recorded"].value is not None and any(
-        found[key] is not None for key in list(_BARS)[1:]
+    return data.triangle.as_recorded.value is not None and len(_distances(data.triangle)) > 1
+
+
+def _distances(found: Triangle) -> list[_Distance]:
+    """The distances that were measured."""
+    distances = (
+        ("engine – trainer, as recorded", found.as_recorded, False),
+        ("engine – float32", found.rollout_reference, False),
+        ("trainer – float32", found.trainer_reference, False),
+        ("engine: decode – prefill", found.decode_prefill, True),
+        ("engine: batches – single", found.rollout_noise, True),
+        ("trainer: micro-batches", found.trainer_noise, True),
     )
+    return [_Distance(name, each, within) for name, each, within in distances if each is not None]
 
 
 def draw(figure: Sheet, data: BisectionAnalysis) -> None:
-    found = {key: vars(data.triangle[key]) for key in _BARS if data.triangle[key] is not None}
-    style, height = figure.style, _ROW * len(found)
-    left = max(width_of(_BARS[key], style.small) for key in found) + 14
+    distances, style = _distances(data.triangle), figure.style
+    left = max(width_of(distance.name, style.small) for distance in distances) + 14
     beside = style.pick(0.42 * style.width, 0)  # where the bars with their names begin
     room = style.pick(beside - figure.flush, style.width - 2 * figure.flush)
+    height = _ROW * len(distances)
     corners = Box(figure.flush, style.pick(8, TOP), room, max(_HEIGHT, style.pick(height, 0)))
     top = style.pick(TOP, corners.top + corners.height + TOP + 10)
     within = Box(beside + left, top, style.width - beside - left - RIGHT - _ASIDE, height)
     triangle, bars = figure.place([corners, within], style.pick(BOTTOM - 22, BOTTOM))
     _draw_corners(triangle, data.triangle)
-    _draw_bars(bars, found)
+    _draw_bars(bars, distances)
     bars.flush = (max(beside, figure.flush) - within.left) / within.width
     bars.headline("Mean |difference|, nats", is_axis=False)
 
 
 def alternative(data: BisectionAnalysis) -> str:
     """Each distance with its interval."""
-    distances = [
-        f"{label} {numbers.plus_minus(*parts_of([vars(estimate)])[0])}"
-        for key, label in _BARS.items()
-        if (estimate := data.triangle[key]) is not None
-    ]
+    distances = [f"{each.name} {_plus_minus(each.estimate)}" for each in _distances(data.triangle)]
     return (
         "A triangle with engine, trainer and trainer in float32 at its corners, and bars of the "
         f"same distances. Horizontal: mean |difference|, nats: {'; '.join(distances)}."
     )
 
 
-def _draw_corners(axes: Panel, found: Mapping[str, Any]) -> None:
+def _plus_minus(estimate: Estimate) -> str:
+    return numbers.plus_minus(estimate.value, estimate.low, estimate.high)
+
+
+def _draw_corners(axes: Panel, found: Triangle) -> None:
     axes.set_axis_off()
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
-    edges = [("as_recorded", _ENGINE, _TRAINER)]
-    if found["trainer_reference"] is not None:
-        edges += [
-            ("rollout_reference", _ENGINE, _REFERENCE),
-            ("trainer_reference", _TRAINER, _REFERENCE),
-        ]
-    known = [(found[key].value, *ends) for key, *ends in edges if found[key] is not None]
-    most = max(value for value, *_ in known) or 1.0
-    for value, start, end in known:
-        _draw_edge(axes, value, start, end, max(0.8, _WIDEST * value / most))
-    _draw_corner(axes, _ENGINE, "engine", axes.theme.orange, found["rollout_noise"])
-    _draw_corner(axes, _TRAINER, "trainer", axes.theme.blue, found["trainer_noise"])
-    if len(known) > 1:
+    edges = [(found.as_recorded, _ENGINE, _TRAINER)]
+    if found.trainer_reference is not None:
+        edges.append((found.trainer_reference, _TRAINER, _REFERENCE))
+        if found.rollout_reference is not None:
+            edges.append((found.rollout_reference, _ENGINE, _REFERENCE))
+    widest = max(distance.value or 0.0 for distance, *_ in edges) or 1.0
+    for distance, start, end in edges:
+        value = distance.value or 0.0
+        _draw_edge(axes, value, start, end, max(0.8, _WIDEST * value / widest))
+    _draw_corner(axes, _ENGINE, "engine", axes.theme.orange, found.rollout_noise)
+    _draw_corner(axes, _TRAINER, "trainer", axes.theme.blue, found.trainer_noise)
+    if len(edges) > 1:
         _draw_corner(axes, _REFERENCE, "trainer in float32", axes.theme.green, None)
 
 
@@ -142,10 +152,14 @@ def _draw_corner(
         )
 
 
-def _draw_bars(axes: Panel, found: Mapping[str, Any]) -> None:
-    part_B3, theme, small = parts_of(found.values()), axes.theme, axes.style.small
-    colours = [theme.purple if key in list(_BARS)[:3] else theme.gold for key in found]
-    rows = np.arange(len(found))
+def _draw_bars(axes: Panel, distances: Sequence[_Distance]) -> None:
+    part_B3, theme, small = (
+        parts_of(each.estimate for each in distances),
+        axes.theme,
+        axes.style.small,
+    )
+    colours = [theme.gold if each.is_within else theme.purple for each in distances]
+    rows = np.arange(len(distances))
     axes.barh(
         rows, np.nan_to_num(part_B3[:, 0]), 0.6, color=colours, alpha=0.85, linewidth=0, zorder=2
     )
@@ -162,8 +176,8 @@ def _draw_bars(axes: Panel, found: Mapping[str, Any]) -> None:
             fontsize=small,
             color=theme.ink,
         )
-    axes.set_yticks(rows, [_BARS[key] for key in found], fontsize=small)
-    axes.set_ylim(len(found) - 0.4, -0.6)
+    axes.set_yticks(rows, [each.name for each in distances], fontsize=small)
+    axes.set_ylim(len(distances) - 0.4, -0.6)
     axes.set_xlim(0, float(np.nanmax(reach_B)) * axes.style.pick(1.2, 1.4) or 1.0)
     axes.grid(visible=False, axis="y")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=axes.style.pick(7, 3)))

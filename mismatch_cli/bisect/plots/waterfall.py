@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from mismatch_cli.base import numbers
+from mismatch_cli.bisect.studies.bisection import in_percent
 from mismatch_cli.report.drawing.panels import RIGHT, TOP, Box, Panel, Sheet, short_names, width_of
 from mismatch_cli.report.drawing.style import LIGHT, Theme
 
@@ -153,7 +154,7 @@ def _bars(data: BisectionAnalysis, theme: Theme, *, sides: bool) -> Iterator[_Ba
     """From the full gap down to what is left; then the precision, and the noise."""
     yield from _steps(data, theme, sides)
     if data.floor is not None:
-        last, label = 1 - (data.floor.share.value or 0.0), _percent(data.floor.share)
+        last, label = 1 - (data.floor.share.value or 0.0), in_percent(data.floor.share)
         yield _Bar(
             data.name(data.floor),
             1.0,
@@ -181,7 +182,12 @@ def _steps(data: BisectionAnalysis, theme: Theme, sides: bool) -> Iterator[_Bar]
             at - (row.share.value or 0.0),
         )
         yield _Bar(
-            name, at, last, _percent(row.share), colours[row.experiment.side], *_ends(at, row.share)
+            name,
+            at,
+            last,
+            in_percent(row.share),
+            colours[row.experiment.side],
+            *_ends(at, row.share),
         )
         at = last
     if others := data.named[_MOST:]:
@@ -198,7 +204,14 @@ def _steps(data: BisectionAnalysis, theme: Theme, sides: bool) -> Iterator[_Bar]
 
 def _from_0(label: str, share: Estimate, colour: str) -> _Bar:
     return _Bar(
-        label, 0.0, share.value or 0.0, _percent(share), colour, share.low, share.high, leads=False
+        label,
+        0.0,
+        share.value or 0.0,
+        in_percent(share),
+        colour,
+        share.low,
+        share.high,
+        leads=False,
     )
 
 
@@ -209,10 +222,3 @@ def _ends(at: float, share: Estimate) -> tuple[float | None, float | None]:
         if share.low is None or share.high is None
         else (at - share.high, at - share.low)
     )
-
-
-def _percent(share: Estimate) -> str:
-    spread = (
-        "" if share.low is None or share.high is None else f" ± {50 * (share.high - share.low):.0f}"
-    )
-    return f"{100 * (share.value or 0.0):.0f} %{spread}".replace("-", "−")

@@ -37,7 +37,7 @@ from mismatch_cli.report.view import (
     Verdict,
 )
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
-from mismatch_cli.studies.diagnosis_result import FindingRow, Measurement, SuspectRow
+from mismatch_cli.studies.diagnosis_result import EvidenceRow, FindingRow, SuspectRow
 from mismatch_cli.studies.study import typed
 
 _NOTATION = (
@@ -283,7 +283,7 @@ def _import_again(analysis: DiagnosisAnalysis) -> Facts:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _PartOfGap:
     """A part of the gap, and what makes it."""
 
     name: str
@@ -297,10 +297,12 @@ def _gap_section(analysis: DiagnosisAnalysis) -> Section:
     gap = analysis.gap.value or 0.0
     span = f"{numbers.number(expected.low)} to {numbers.number(expected.high)}"
     parts = (
-        _Part("mean |Δlog p|", 1.0, "all of it"),
-        _Part("  explained", shares.explained, "caused by what was found"),
-        _Part("  expected", shares.expected, f"of {expected.who}: {span} nats"),
-        _Part("  unexplained", shares.unexplained, "more than expected, without a known cause"),
+        _PartOfGap("mean |Δlog p|", 1.0, "all of it"),
+        _PartOfGap("  explained", shares.explained, "caused by what was found"),
+        _PartOfGap("  expected", shares.expected, f"of {expected.who}: {span} nats"),
+        _PartOfGap(
+            "  unexplained", shares.unexplained, "more than expected, without a known cause"
+        ),
     )
     of_gap = table(
         "",
@@ -383,7 +385,7 @@ def _finding_section(finding: FindingRow, *, is_first: bool) -> Section:
     )
 
 
-def _evidence(measurements: Sequence[Measurement], title: str, fold: str = "") -> Table:
+def _evidence(measurements: Sequence[EvidenceRow], title: str, fold: str = "") -> Table:
     """What the check measured; if folded, only the page shows it."""
     return table(
         title,
