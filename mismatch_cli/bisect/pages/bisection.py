@@ -125,6 +125,7 @@ _TRIANGLE = (
     "is one side against itself: the engine one response at a time, the trainer in other "
     "micro-batches."
 )
+_OF_GAP = ("abs_d_mean", "k3")  # metrics beside the verdict
 _MOST = 6  # causes on a screen
 _LARGER = 3  # settings that make it larger, in a remark
 _MOSTLY = 0.5  # of the gap
@@ -229,13 +230,11 @@ def _combined(analysis: BisectionAnalysis) -> Iterator[str]:
 def _leading(analysis: BisectionAnalysis) -> tuple[MetricRow, ...]:
     result = analysis.result
     rows = [
-        metric_row(METRICS["abs_d_mean"], result.gap.abs_d),
-        metric_row(METRICS["k3"], result.gap.k3),
+        metric_row(METRICS[key], estimate)
+        for key, estimate in zip(_OF_GAP, (result.gap.abs_d, result.gap.k3), strict=True)
     ]
     if analysis.is_equal:
         return tuple(rows)
-    for cause in result.causes[:1]:
-        rows.append(metric_row(SHARE, cause.share, name=f"share of {cause.name}"))
     if result.noise is not None:
         rows.append(metric_row(NOISE, result.noise))
     return (*rows, metric_row(UNEXPLAINED, result.unexplained))
@@ -447,19 +446,10 @@ def _moved(analysis: BisectionAnalysis, row: Ranked) -> list[Excerpt]:
 
 
 def _triangle_section(found: Triangle) -> Section:
-    distances = {
-        "engine and trainer, as recorded": found.as_recorded,
-        "engine and trainer in float32": found.rollout_reference,
-        "trainer and itself in float32": found.trainer_reference,
-        "engine in one prefill and trainer in float32": found.prefill_reference,
-        "engine decoding and engine in one prefill": found.decode_prefill,
-        "engine in batches and one response at a time": found.rollout_noise,
-        "trainer in two micro-batch shapes": found.trainer_noise,
-    }
     whole = found.as_recorded.value
-    between = table(
+    distances = table(
         "",
-        [(name, distance) for name, distance in distances.items() if distance is not None],
+        (found.between | found.within).items(),
         [
             text("between", lambda row: row[0]),
             col("mean |difference|, nats", lambda row: plain(row[1])),
@@ -467,9 +457,8 @@ def _triangle_section(found: Triangle) -> Section:
         ],
     )
     sentences = [f"{label}: {words}." for label, words in _distances(found)]
-    return Section(
-        "Engine, trainer and float32", " ".join([_TRIANGLE, *sentences]), tables=(between,)
-    )
+    title, words = "Engine, trainer and float32", " ".join([_TRIANGLE, *sentences])
+    return Section(title, words, tables=(distances,))
 
 
 def _legs_section(result: BisectionResult) -> Section:

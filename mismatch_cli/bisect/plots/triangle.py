@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from mismatch_cli.base import numbers
-from mismatch_cli.report.drawing.lines import parts_of
+from mismatch_cli.bisect.plots._rows import end_bar, name_rows
 from mismatch_cli.report.drawing.panels import BOTTOM, RIGHT, TOP, Box, Panel, Sheet, width_of
 
 if TYPE_CHECKING:
@@ -31,40 +30,25 @@ CAPTION = (
 )
 _Place = tuple[float, float]
 _ENGINE, _TRAINER, _REFERENCE = (0.15, 0.76), (0.85, 0.76), (0.5, 0.16)
+_ASIDE_OF = {  # of each edge, where its label is: points to the right and up, and its alignment
+    (_ENGINE, _TRAINER): (0, 10, "center"),
+    (_ENGINE, _REFERENCE): (-12, -6, "right"),
+    (_TRAINER, _REFERENCE): (12, -6, "left"),
+}
 _WIDEST = 9.0  # points of an edge
 _ROW = 31  # pixels of a bar
 _ASIDE = 18  # pixels for half of the last tick label
 _HEIGHT = 210  # pixels of the triangle
 
 
-class _Distance(NamedTuple):
-    """A bar: between two programs, or two precisions, or within one side."""
-
-    name: str
-    estimate: Estimate
-    is_within: bool
-
-
 def needs(data: BisectionAnalysis) -> bool:
-    return data.triangle.as_recorded.value is not None and len(_distances(data.triangle)) > 1
-
-
-def _distances(found: Triangle) -> list[_Distance]:
-    """The distances that were measured."""
-    distances = (
-        ("engine – trainer, as recorded", found.as_recorded, False),
-        ("engine – float32", found.rollout_reference, False),
-        ("trainer – float32", found.trainer_reference, False),
-        ("engine: decode – prefill", found.decode_prefill, True),
-        ("engine: batches – single", found.rollout_noise, True),
-        ("trainer: micro-batches", found.trainer_noise, True),
-    )
-    return [_Distance(name, each, within) for name, each, within in distances if each is not None]
+    found = data.triangle
+    return found.as_recorded.value is not None and len(found.between | found.within) > 1
 
 
 def draw(figure: Sheet, data: BisectionAnalysis) -> None:
-    distances, style = _distances(data.triangle), figure.style
-    left = max(width_of(distance.name, style.small) for distance in distances) + 14
+    distances, style = data.triangle.between | data.triangle.within, figure.style
+    left = max(width_of(name, style.small) for name in distances) + 14
     beside = style.pick(0.42 * style.width, 0)  # where the bars with their names begin
     room = style.pick(beside - figure.flush, style.width - 2 * figure.flush)
     height = _ROW * len(distances)
@@ -73,22 +57,21 @@ def draw(figure: Sheet, data: BisectionAnalysis) -> None:
     within = Box(beside + left, top, style.width - beside - left - RIGHT - _ASIDE, height)
     triangle, bars = figure.place([corners, within], style.pick(BOTTOM - 22, BOTTOM))
     _draw_corners(triangle, data.triangle)
-    _draw_bars(bars, distances)
+    _draw_bars(bars, data.triangle)
     bars.flush = (max(beside, figure.flush) - within.left) / within.width
     bars.headline("Mean |difference|, nats", is_axis=False)
 
 
 def alternative(data: BisectionAnalysis) -> str:
     """Each distance with its interval."""
-    distances = [f"{each.name} {_plus_minus(each.estimate)}" for each in _distances(data.triangle)]
+    distances = [
+        f"{name} {numbers.plus_minus(distance.value, distance.low, distance.high)}"
+        for name, distance in (data.triangle.between | data.triangle.within).items()
+    ]
     return (
         "A triangle with engine, trainer and trainer in float32 at its corners, and bars of the "
         f"same distances. Horizontal: mean |difference|, nats: {'; '.join(distances)}."
     )
-
-
-def _plus_minus(estimate: Estimate) -> str:
-    return numbers.plus_minus(estimate.value, estimate.low, estimate.high)
 
 
 def _draw_corners(axes: Panel, found: Triangle) -> None:
@@ -112,20 +95,15 @@ def _draw_corners(axes: Panel, found: Triangle) -> None:
 
 def _draw_edge(axes: Panel, value: float, start: _Place, end: _Place, width: float) -> None:
     """A line as wide as its distance, labelled with it on the outside."""
-    x, y = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
+    ends = np.array((start, end))
     look: dict[str, Any] = {"color": axes.theme.purple, "alpha": 0.4, "zorder": 1}
-    axes.plot(
-        (start[0], end[0]), (start[1], end[1]), linewidth=width, solid_capstyle="butt", **look
-    )
-    aside = {-1: (-12, -6, "right"), 0: (0, 10, "center"), 1: (12, -6, "left")}[
-        int(np.sign(round(x - 0.5, 6)))
-    ]
+    axes.plot(*ends.T, linewidth=width, solid_capstyle="butt", **look)
     axes.annotate(
         numbers.number(value),
-        (x, y),
-        xytext=aside[:2],
+        tuple(ends.mean(0)),
+        xytext=_ASIDE_OF[start, end][:2],
         textcoords="offset points",
-        ha=aside[2],
+        ha=_ASIDE_OF[start, end][2],
         color=axes.theme.ink,
     )
 
@@ -152,33 +130,14 @@ def _draw_corner(
         )
 
 
-def _draw_bars(axes: Panel, distances: Sequence[_Distance]) -> None:
-    part_B3, theme, small = (
-        parts_of(each.estimate for each in distances),
-        axes.theme,
-        axes.style.small,
-    )
-    colours = [theme.gold if each.is_within else theme.purple for each in distances]
-    rows = np.arange(len(distances))
-    axes.barh(
-        rows, np.nan_to_num(part_B3[:, 0]), 0.6, color=colours, alpha=0.85, linewidth=0, zorder=2
-    )
-    reach_B = np.nanmax(part_B3[:, [0, 2]], axis=1)
-    for row, (value, low, high) in enumerate(part_B3):
-        if np.isfinite(high):
-            axes.hlines(row, low, high, color=theme.ink, linewidth=1.1, zorder=3)
-        axes.annotate(
-            numbers.number(value),
-            (max(value, reach_B[row]), row),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center_baseline",
-            fontsize=small,
-            color=theme.ink,
-        )
-    axes.set_yticks(rows, [each.name for each in distances], fontsize=small)
-    axes.set_ylim(len(distances) - 0.4, -0.6)
-    axes.set_xlim(0, float(np.nanmax(reach_B)) * axes.style.pick(1.2, 1.4) or 1.0)
-    axes.grid(visible=False, axis="y")
+def _draw_bars(axes: Panel, found: Triangle) -> None:
+    distances, theme = found.between | found.within, axes.theme
+    for row, (name, distance) in enumerate(distances.items()):
+        value, colour = distance.value or 0.0, theme.gold if name in found.within else theme.purple
+        axes.barh(row, value, 0.6, color=colour, alpha=0.85, linewidth=0, zorder=2)
+        end_bar(axes, row, value, (distance.low, distance.high), numbers.number(distance.value))
+    name_rows(axes, list(distances))
+    reach = max(max(each.value or 0.0, each.high or 0.0) for each in distances.values())
+    axes.set_xlim(0, reach * axes.style.pick(1.2, 1.4) or 1.0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=axes.style.pick(7, 3)))
     axes.set_xlabel("nats")

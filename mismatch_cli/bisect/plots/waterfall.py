@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from matplotlib.ticker import MultipleLocator
+
 from mismatch_cli.base import numbers
+from mismatch_cli.bisect.plots._rows import end_bar, name_rows
 from mismatch_cli.bisect.studies.bisection import in_percent
 from mismatch_cli.report.drawing.panels import RIGHT, TOP, Box, Panel, Sheet, short_names, width_of
 from mismatch_cli.report.drawing.style import LIGHT, Theme
@@ -59,42 +62,17 @@ def draw(figure: Sheet, data: BisectionAnalysis) -> None:
     left = max(width_of(label, style.small) for label in labels) + 14
     (axes,) = figure.place([Box(left, TOP, style.width - left - RIGHT, _ROW * len(bars))])
     axes.flush = (figure.flush - left) / axes.box.width
-    lowest = min(0.0, *(value for bar in bars for value in (bar.first, bar.last, bar.low or 0.0)))
-    highest = max(1.0, *(value for bar in bars for value in (bar.first, bar.last, bar.high or 0.0)))
+    ends = [end for bar in bars for end in (bar.first, bar.last, bar.low, bar.high)]
+    lowest = min(end for end in ends if end is not None)
+    highest = max(end for end in ends if end is not None)
     room = style.pick(0.13, 0.34) * (highest - lowest)  # for labels at the right
     axes.set_xlim(lowest - 0.02, highest + room)
-    axes.set_ylim(len(bars) - 0.4, -0.6)
     for row, bar in enumerate(bars):
         _draw(axes, row, bar)
-        if bar.leads:
-            axes.vlines(
-                bar.last,
-                row - _BAR / 2,
-                row + 1 + _BAR / 2,
-                color=axes.theme.muted,
-                linewidth=0.7,
-                zorder=1,
-            )
-        reach = max(bar.first, bar.last, bar.high or 0.0)
-        axes.annotate(
-            bar.share,
-            (reach, row),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center_baseline",
-            fontsize=style.small,
-            color=axes.theme.ink,
-        )
-    axes.set_yticks(range(len(bars)), labels, fontsize=style.small)
-    axes.grid(visible=False, axis="y")
+        end_bar(axes, row, max(bar.first, bar.last), (bar.low, bar.high), bar.share)
+    name_rows(axes, labels)
     axes.axvline(0, color=axes.theme.muted, linewidth=0.9, zorder=1)
-    axes.set_xticks(
-        [
-            tick / 100
-            for tick in range(-200, 401, style.pick(20, 50))
-            if lowest - 0.02 <= tick / 100 <= highest + 0.02
-        ]
-    )
+    axes.xaxis.set_major_locator(MultipleLocator(style.pick(0.2, 0.5)))
     axes.xaxis.set_major_formatter(
         lambda value, _position: f"{100 * value:.0f} %".replace("-", "−")
     )
@@ -131,10 +109,9 @@ def _draw(axes: Panel, row: int, bar: _Bar) -> None:
         )
         if bar.look == "hatched":
             _hatch(axes, row, left, width, bar.colour)
-    if bar.low is not None and bar.high is not None:
-        ends = bar.low, bar.high
-        axes.hlines(row, *ends, color=axes.theme.ink, linewidth=1.1, zorder=3)
-        axes.vlines(ends, row - 0.13, row + 0.13, color=axes.theme.ink, linewidth=1.1, zorder=3)
+    if bar.leads:
+        ends = row - _BAR / 2, row + 1 + _BAR / 2
+        axes.vlines(bar.last, *ends, color=axes.theme.muted, linewidth=0.7, zorder=1)
 
 
 def _hatch(axes: Panel, row: int, left: float, width: float, colour: str) -> None:

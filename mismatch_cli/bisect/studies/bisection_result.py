@@ -67,6 +67,33 @@ class Triangle:
     nearer: str | None
     decode_prefill_is: str | None
 
+    @property
+    def between(self) -> dict[str, Estimate]:
+        """By name, the distances between the sides and the reference, as far as they were read."""
+        return _without_none(
+            {
+                "engine – trainer, as recorded": self.as_recorded,
+                "engine – float32": self.rollout_reference,
+                "trainer – float32": self.trainer_reference,
+                "engine in one prefill – float32": self.prefill_reference,
+            }
+        )
+
+    @property
+    def within(self) -> dict[str, Estimate]:
+        """By name, how far a side is from itself."""
+        return _without_none(
+            {
+                "engine: decode – prefill": self.decode_prefill,
+                "engine: batches – single": self.rollout_noise,
+                "trainer: micro-batches": self.trainer_noise,
+            }
+        )
+
+
+def _without_none(distances: Mapping[str, Estimate | None]) -> dict[str, Estimate]:
+    return {name: distance for name, distance in distances.items() if distance is not None}
+
 
 @dataclass(frozen=True)
 class Cost:

@@ -13,6 +13,7 @@ from mismatch_cli.diagnosis.diagnose import (
     Diagnosis,
     module,
 )
+from mismatch_cli.limits.assess import LEADING
 from mismatch_cli.limits.expected import sentence
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.gap_table import METRICS, Metric
@@ -47,15 +48,9 @@ _NOTATION = (
     "over prompts."
 )
 _OWN = "mismatch-cli"
-GAP = METRICS["abs_d_mean"]
-EXPLAINED = Metric(
-    "explained", "explained by the first cause", "share of Σ|d| that it explains", "share", _OWN
-)
+GAP = METRICS[LEADING]
 UNEXPLAINED = Metric(
     "unexplained-gap", "unexplained gap", "mean |d| with every cause found undone", "nats", _OWN
-)
-FAULTS = Metric(
-    "faults", "faults found", "checks that answer “found”, except noise and tails", "checks", _OWN
 )
 _NO_SCALE = {  # by whether the model was named
     False: (
@@ -68,6 +63,7 @@ _GAP = (
     "The mean gap of the tokens, in parts: what the findings explain, what is expected without a "
     "fault, and what is left."
 )
+_WITHOUT_CAUSE = "more than expected, without a known cause"
 _STAGES = {
     1: "values",
     2: "alignment",
@@ -209,19 +205,10 @@ def _checks_made(analysis: DiagnosisAnalysis) -> str:
 
 
 def _leading(analysis: DiagnosisAnalysis) -> tuple[MetricRow, ...]:
-    result, first = analysis.result, analysis.diagnosis.first_cause
-    explains = None if first is None else first.explains
-    expected = result.unexplained.expected
-    return (
-        MetricRow(FAULTS, numbers.count(len(result.faults))),
-        MetricRow(EXPLAINED, share(explains), note="" if explains is None else "an estimate"),
-        MetricRow(
-            UNEXPLAINED,
-            numbers.number(result.unexplained.nats),
-            note=f"expected: {expected.low:.2g} to {expected.high:.2g}, {expected.who}",
-        ),
-        metric_row(GAP, analysis.gap),
-    )
+    left = analysis.result.unexplained
+    expected = f"{left.expected.low:.2g} to {left.expected.high:.2g}, {left.expected.who}"
+    unexplained = MetricRow(UNEXPLAINED, numbers.number(left.nats), note=f"expected: {expected}")
+    return (metric_row(GAP, analysis.gap), unexplained)
 
 
 def _profiles(analysis: DiagnosisAnalysis) -> tuple[Profile, ...]:
@@ -292,7 +279,11 @@ class _PartOfGap:
 
 
 def _gap_section(analysis: DiagnosisAnalysis) -> Section:
-    """The parts of the gap, which add up to it, and what to change of what was found."""
+    return Section("The gap", _GAP, tables=(_parts_of_gap(analysis), *filled(_found(analysis))))
+
+
+def _parts_of_gap(analysis: DiagnosisAnalysis) -> Table:
+    """The parts add up to the gap."""
     shares, expected = analysis.result.shares, analysis.result.unexplained.expected
     gap = analysis.gap.value or 0.0
     span = f"{numbers.number(expected.low)} to {numbers.number(expected.high)}"
@@ -300,11 +291,9 @@ def _gap_section(analysis: DiagnosisAnalysis) -> Section:
         _PartOfGap("mean |Δlog p|", 1.0, "all of it"),
         _PartOfGap("  explained", shares.explained, "caused by what was found"),
         _PartOfGap("  expected", shares.expected, f"of {expected.who}: {span} nats"),
-        _PartOfGap(
-            "  unexplained", shares.unexplained, "more than expected, without a known cause"
-        ),
+        _PartOfGap("  unexplained", shares.unexplained, _WITHOUT_CAUSE),
     )
-    of_gap = table(
+    return table(
         "",
         parts,
         [
@@ -315,8 +304,12 @@ def _gap_section(analysis: DiagnosisAnalysis) -> Section:
         ],
         brief=Brief.first(len(parts), fewest=len(parts)),
     )
+
+
+def _found(analysis: DiagnosisAnalysis) -> Table:
+    """What was found, with the setting of the framework that made the trace where it is known."""
     causes = [row for row in analysis.found if row.stage != UNEXPLAINED_STAGE]
-    found = table(
+    return table(
         "",
         causes,
         [
@@ -327,7 +320,6 @@ def _gap_section(analysis: DiagnosisAnalysis) -> Section:
         row_links=tuple(Section(row.title).anchor for row in causes),
         brief=Brief.first(_MOST),
     )
-    return Section("The gap", _GAP, tables=(of_gap, *filled(found)))
 
 
 def _clause(words: str) -> str:
