@@ -27,60 +27,50 @@ CAPTION = (
     "MLP of each layer add. A block that stands out computes differently; a straight climb is "
     "accumulated rounding. Axes are logarithmic; bit-equal values have no mark."
 )
+_Error = tuple[float, float | None]  # place on the axis, and error
 _MARKED = 40  # layers up to which every point is marked
 _MARGIN = 1.6  # times, around the values
 _DECADES = 100.0  # the smallest range of an axis
 
 
 def needs(data: BisectionAnalysis) -> bool:
-    return any(map(len, (_inherited(data), *_added(data).values())))
+    return any(map(len, _series(data).values()))
 
 
 def draw(figure: Sheet, data: BisectionAnalysis) -> None:
-    panels = figure.panels(2, height=(250, 190), legend=LEGEND, between=66)
-    layers = len(_layers(data))
+    inherited, added = figure.panels(2, height=(250, 190), legend=LEGEND, between=66)
+    layers, theme = len(_layers(data)), figure.theme
     mark: dict[str, Any] = {"marker": "o", "markersize": 3.5} if layers <= _MARKED else {}
-    if len(stream := _inherited(data)):
-        panels[0].plot(*stream.T, color=figure.theme.purple, label="residual stream", **mark)
-    colours = figure.theme.blue, figure.theme.orange
-    for (block, added), colour in zip(_added(data).items(), colours, strict=True):
-        if len(added):
-            panels[1].plot(*added.T, color=colour, label=block, **mark)
-    for axes in panels:
+    looks = ((inherited, theme.purple), (added, theme.blue), (added, theme.orange))
+    for (name, errors), (axes, colour) in zip(_series(data).items(), looks, strict=True):
+        if len(errors):
+            axes.plot(*errors.T, color=colour, label=name, **mark)
+    for axes in (inherited, added):
         _scale(axes, layers)
-    panels[0].headline("Inherited: error of the stream, relative", "Inherited error, relative")
-    panels[1].headline(
-        "Added by each block, relative to the stream", "Added by each block, relative"
-    )
+    inherited.headline("Inherited: error of the stream, relative", "Inherited error, relative")
+    added.headline("Added by each block, relative to the stream", "Added by each block, relative")
 
 
 def _layers(data: BisectionAnalysis) -> Sequence[StreamErrors]:
     return () if data.modules is None else data.modules.layers
 
 
-def _inherited(data: BisectionAnalysis) -> np.ndarray:
-    """Layer and error at each point of the stream with an error, [N, 2]."""
-    errors = []
-    for row in _layers(data):
-        points = (row.before, row.attention, row.mlp)
-        errors += [
-            (row.layer + place / 3, point.inherited)
-            for place, point in enumerate(points)
-            if point is not None
-        ]
-    return _above_0(errors)
-
-
-def _added(data: BisectionAnalysis) -> dict[str, np.ndarray]:
-    """Layer and error that each block adds, [N, 2], by the name of the block."""
-    rows = _layers(data)
+def _series(data: BisectionAnalysis) -> dict[str, np.ndarray]:
+    """Layer and error, [N, 2], of the stream at each of its points, and added by each block."""
+    rows, stream = _layers(data), list[_Error]()
+    for row in rows:
+        points = enumerate((row.before, row.attention, row.mlp))
+        stream += [(row.layer + place / 3, at.inherited) for place, at in points if at]
+    attention = [(row.layer, row.attention.added) for row in rows if row.attention]
+    mlp = [(row.layer, row.mlp.added) for row in rows if row.mlp]
     return {
-        "attention": _above_0([(row.layer, row.attention.added) for row in rows if row.attention]),
-        "MLP": _above_0([(row.layer, row.mlp.added) for row in rows if row.mlp]),
+        "residual stream": _above_0(stream),
+        "attention": _above_0(attention),
+        "MLP": _above_0(mlp),
     }
 
 
-def _above_0(errors: Sequence[tuple[float, float | None]]) -> np.ndarray:
+def _above_0(errors: Sequence[_Error]) -> np.ndarray:
     known = [(place, error) for place, error in errors if error]
     return np.array(known, dtype=np.float64).reshape(-1, 2)
 
