@@ -97,8 +97,8 @@ def _draw(axes: Panel, row: int, bar: _Bar) -> None:
     look: dict[str, Any] = {"color": bar.colour, "alpha": 0.85, "linewidth": 0}
     if bar.look != "full":
         look = {"facecolor": "none", "edgecolor": bar.colour, "linewidth": 1.1}
-        look["linestyle"] = DASHED if bar.look == "hollow" else "-"
-    axes.barh(row, width, _BAR, left, zorder=2, **look)
+    line = DASHED if bar.look == "hollow" else "-"
+    axes.barh(row, width, _BAR, left, zorder=2, linestyle=line, **look)
     if bar.look == "hatched":
         _hatch(axes, row, left, width, bar.colour)
     if bar.leads:
