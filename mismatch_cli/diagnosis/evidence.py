@@ -3,7 +3,7 @@ sampling.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -70,16 +70,6 @@ class Finding:
     explains: float | None = None
     beyond_expected: bool = False
     at_most: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        values = {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.name != "left_N"
-        }
-        return values | {
-            "evidence": [{"label": label, "value": value} for label, value in self.evidence]
-        }
 
 
 def untested(check: str, reason: str, needs: str = "") -> Finding:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mismatch_cli.report.view import Screen
     from mismatch_cli.studies.clipping import ClippingAnalysis
     from mismatch_cli.studies.comparison import ComparisonAnalysis
+    from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
     from mismatch_cli.studies.gate import GateResult
     from mismatch_cli.studies.mismatch import MismatchAnalysis
     from mismatch_cli.studies.study import Study
@@ -149,10 +150,12 @@ class Clipping(Result):
 class Diagnosis(Result):
     """What is wrong with a run, as `mismatch-cli diagnose` shows it."""
 
+    _study: DiagnosisAnalysis
+
     @property
     def faults(self) -> list[str]:
         """The checks that found a fault, root cause first."""
-        return list(self._study.result["faults"])
+        return list(self._study.result.faults)
 
 
 class Comparison(Result):

@@ -1,7 +1,7 @@
 """Traces to a diagnosis, its JSON, and what the figures draw."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
 
@@ -9,7 +9,6 @@ import numpy as np
 
 from mismatch_cli.base import custom_code
 from mismatch_cli.base.errors import suggest
-from mismatch_cli.base.json_form import to_json
 from mismatch_cli.base.places import shown
 from mismatch_cli.diagnosis.alignment import lag_scan
 from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose, module
@@ -26,6 +25,16 @@ from mismatch_cli.models.dealing import ALL_HERE, Ranks
 from mismatch_cli.processes.workers import ALONE, Workers
 from mismatch_cli.processes.workers.portions import Portion
 from mismatch_cli.processes.workers.reading import executor
+from mismatch_cli.studies.diagnosis_result import (
+    Covered,
+    DiagnosisResult,
+    EvidenceRow,
+    FindingRow,
+    ResolvedGap,
+    SampleSize,
+    SuspectRow,
+    UnexplainedGap,
+)
 from mismatch_cli.studies.remedies import has_fixed_models, in_the_framework, without
 from mismatch_cli.studies.settings_compared import settings_diff
 from mismatch_cli.studies.study import Study, check_poolable, name_of, subject_of
@@ -34,10 +43,6 @@ from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import RowGroup, Trace
 
 _BINS = 16
-_OF_CHECK, _OF_SETTING = ("check", "explains", "needs"), [known.name for known in fields(Suspect)]
-# Null where a check or a setting has none
-_SUSPECT: dict[str, Any] = dict.fromkeys((*_OF_CHECK, *_OF_SETTING))
-_WORDS = ("TITLE", "CAUSE", "CHANGE", "SOURCE")
 UNEXPLAINED = "unexplained-gap"
 _GIVE_MORE = "Give each untested check what it needs"
 _TRIED = "The earlier checkpoint that you named was tried: it shows {answer}."
@@ -63,6 +68,12 @@ class DiagnosisAnalysis(Study):
     @property
     def subject(self) -> str:
         return subject_of(self.traces[0].manifest, len(self.sample.kept))
+
+    @property
+    def covered(self) -> Covered:
+        """How much of the traces the sample has."""
+        prompts = len(np.unique(self.sample.prompt_id_S))
+        return Covered(len(self.sample.kept), self.sample.num_responses, prompts)
 
     @cached_property
     def gap(self) -> Estimate:
@@ -150,68 +161,80 @@ class DiagnosisAnalysis(Study):
         if self.earlier_model and "--earlier-model" in advice:
             stale = next(f for f in self.diagnosis.findings if f.check == "stale-weights")
             parts.append(_TRIED.format(answer=_ANSWERS[stale.status]))
-        if of_framework := self.setting(finding):
+        if of_framework := self.setting(finding.check):
             parts.append(f"{of_framework}.")
         return " ".join(filter(None, parts))
 
-    def setting(self, finding: Finding) -> str:
+    def setting(self, check: str) -> str:
         """What to set in the framework that made the trace; empty if that is not known."""
-        return in_the_framework(finding.check, self.traces[0].manifest)
+        return in_the_framework(check, self.traces[0].manifest)
 
-    def _untested(self, finding: Finding) -> dict[str, Any]:
-        test = self.line_that_tests(finding)
-        return {
-            "check": finding.check,
-            "explains": finding.explains,
-            "needs": finding.needs,
-            "test": [test] if test else [],
-        }
+    def line_that_tests(self, needs: str) -> str:
+        """The command with what an impossible check needs; empty if that does not help."""
+        if not needs:
+            return ""
+        return suggest("diagnose", name_of(self.traces[0]), *self.typed_models, *needs.split())
 
-    def line_that_tests(self, finding: Finding) -> str:
-        """The command that makes an impossible check possible; empty if there is none."""
-        return (
-            suggest("diagnose", name_of(self.traces[0]), *self.typed_models, *finding.needs.split())
-            if finding.needs
-            else ""
+    @cached_property
+    def result(self) -> DiagnosisResult:
+        """What `--json` prints and `summary.json` holds."""
+        diagnosis, evidence = self.diagnosis, self.diagnosis.evidence
+        first, left = diagnosis.first_cause, diagnosis.unexplained
+        settings = [SuspectRow(**vars(suspect)) for suspect in self.suspects]
+        return DiagnosisResult(
+            traces=shown([str(trace.folder) for trace in self.traces]),
+            about=About.of(self.traces, 0),
+            pair=evidence.pair.name,
+            responses=evidence.counts.responses,
+            sample=SampleSize(self.sample.num_responses, len(self.sample.kept)),
+            abs_d_mean=self.gap.value,
+            faults=[finding.check for finding in diagnosis.faults],
+            first_cause=None if first is None else first.check,
+            unexplained=UnexplainedGap(
+                nats=left.nats,
+                share=left.share,
+                expected=ResolvedGap(**vars(evidence.expected), resolution=evidence.resolution),
+            ),
+            shares=diagnosis.shares,
+            suspects=[*settings, *map(self._suspected, diagnosis.suspects)],
+            findings=list(map(self._row, diagnosis.findings)),
+            **custom_code.on_record(),
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """What `--json` prints and `summary.json` holds; documented in docs/json/diagnose.md."""
-        diagnosis, sample = self.diagnosis, self.sample
-        expected = diagnosis.evidence.expected
-        return {
-            "format": self.FORMAT,
-            "version": self.VERSION,
-            "traces": shown([str(trace.folder) for trace in self.traces]),
-            "about": to_json(About.of(self.traces, 0)),
-            "pair": diagnosis.evidence.pair.name,
-            "responses": diagnosis.evidence.counts.responses,
-            "sample": {"responses": sample.num_responses, "tokens": len(sample.kept)},
-            "abs_d_mean": self.gap.value,
-            "faults": [finding.check for finding in diagnosis.faults],
-            "first_cause": diagnosis.first_cause.check if diagnosis.first_cause else None,
-            "unexplained": {
-                "nats": diagnosis.unexplained.nats,
-                "share": diagnosis.unexplained.share,
-                "expected": asdict(expected) | {"resolution": diagnosis.evidence.resolution},
-            },
-            "shares": asdict(diagnosis.shares),
-            "suspects": [
-                *(_SUSPECT | suspect.to_json() for suspect in self.suspects),
-                *(_SUSPECT | self._untested(finding) for finding in diagnosis.suspects),
-            ],
-            "findings": [
-                {name.lower(): getattr(module(finding.check), name) for name in _WORDS}
-                | {
-                    name: value
-                    for name, value in finding.to_dict().items()
-                    if value or name not in ("cause", "change")
-                }
-                | {"change": self.change(finding)}
-                for finding in diagnosis.findings
-            ],
-            **custom_code.on_record(),
-        }
+    def _suspected(self, finding: Finding) -> SuspectRow:
+        test = self.line_that_tests(finding.needs)
+        return SuspectRow(
+            check=finding.check,
+            explains=finding.explains,
+            needs=finding.needs,
+            test=[test] if test else [],
+        )
+
+    def _row(self, finding: Finding) -> FindingRow:
+        check = module(finding.check)
+        return FindingRow(
+            title=check.TITLE,
+            cause=finding.cause or check.CAUSE,
+            change=self.change(finding),
+            source=check.SOURCE,
+            check=finding.check,
+            status=finding.status,
+            effect=finding.effect,
+            measure=finding.measure,
+            sentence=finding.sentence,
+            evidence=[EvidenceRow(*measurement) for measurement in finding.evidence],
+            reason=finding.reason,
+            needs=finding.needs,
+            where=finding.where,
+            explains=finding.explains,
+            beyond_expected=finding.beyond_expected,
+            at_most=finding.at_most,
+        )
+
+    @cached_property
+    def found(self) -> list[FindingRow]:
+        """What was found, in the order of `Diagnosis.found`."""
+        return [self.result.finding(finding.check) for finding in self.diagnosis.found]
 
     def _mean(self, value_N: np.ndarray, part: np.ndarray | slice) -> Estimate:
         prompt_id_N = self.sample.prompt_id_S[self.sample.response_T[self.sample.kept]]

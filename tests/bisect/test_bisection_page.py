@@ -5,23 +5,31 @@ found little.
 from __future__ import annotations
 
 import io
+import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from mismatch_cli.base.json_form import from_json, to_json
+from mismatch_cli.bisect.model_config import ConfigDifference
+from mismatch_cli.bisect.model_structure import StructureDifference
+from mismatch_cli.bisect.modules import Isolated, ModuleFindings
 from mismatch_cli.bisect.studies.bisection import BisectionAnalysis
+from mismatch_cli.bisect.studies.bisection_result import BisectionResult, ComparedModels, Modules
 from mismatch_cli.bisect.studies.model_differences import ModelDifferences
+from mismatch_cli.bisect.weights import DifferingTensor, TensorGroup, WeightComparison
 from mismatch_cli.report.drawing.style import NARROW, WIDE
 from mismatch_cli.report.figures import figure_views, plots_of
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.pages import page_of
-from mismatch_cli.report.screen import print_view
-from mismatch_cli.report.view import ReportView
+from mismatch_cli.report.screen import print_view, screen_of
+from mismatch_cli.report.view import ReportView, Table
 from tests.bisect.searches import HOSTILE, LENGTH, analysis, modules
 from tests.report.browser import LAYOUT, Browser
 from tests.report.plots.drawing import PAPER, check_texts, drawn
@@ -48,14 +56,21 @@ def printed(view: ReportView, width: int, *, full: bool = False) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
+def causes_of(view: ReportView) -> Table:
+    return next(section for section in view.sections if section.title == "Causes").tables[0]
+
+
+def differences(weights: dict[str, Any]) -> ModelDifferences:
+    return ModelDifferences(from_json(ComparedModels, weights))
+
+
 def in_words(text: str) -> str:
     return " ".join(text.split())
 
 
 def test_the_screen_is_forty_lines_that_fit(views):
     for name, view in views.items():
-        assert view.screen is not None
-        typed = [command for command, _ in view.screen.next]
+        typed = [command for command, _ in view.next]
         for width in (60, 80, 120):
             lines = printed(view, width).splitlines()
             assert width == 60 or len(lines) <= 40, name
@@ -63,7 +78,8 @@ def test_the_screen_is_forty_lines_that_fit(views):
 
 
 def test_the_screen_ranks_causes_by_share_with_their_intervals(searches, views):
-    rows = views["whole"].screen.tables[0].rows
+    view = views["whole"]
+    rows = causes_of(view).rows
     shares = [row.share.value for row in searches["whole"].causes]
     assert [row[0] for row in rows] == [
         "kv_cache_dtype (rollout)",
@@ -72,32 +88,33 @@ def test_the_screen_ranks_causes_by_share_with_their_intervals(searches, views):
         "bfloat16 itself",
     ]
     assert shares[:3] == sorted(shares[:3], reverse=True)
-    assert all(
-        row[1].startswith(f"{100 * share:.0f}") for row, share in zip(rows, shares, strict=True)
+    assert [float(row[1].partition(" ")[0]) for row in rows] == pytest.approx(
+        [100 * share for share in shares], abs=0.05
     )
-    assert re.fullmatch(r"\d+ ± \d+", rows[0][1])
-    words = in_words(printed(views["whole"], 80))
+    (on_screen,) = screen_of(view).tables
+    assert re.fullmatch(r"50\.\d ± \d\.\d", rows[0][1])
+    assert [row[:2] for row in on_screen.rows] == [row[:2] for row in rows]
+    words = in_words(printed(view, 80))
     assert "3 CAUSES FOUND" in words and "shares of all causes overlap" in words
     assert "mismatch-cli probe --like /runs/probe-model --kv-cache-dtype auto" in words
-    assert re.search(
-        r"Makes it larger mlp, \+\d+ %; attn_implementation \(trainer\) = eager, \+\d+ % ", words
+    assert f"{rows[0][0]} {rows[0][1]} a KV cache" in words
+    remarks = dict(view.remarks)
+    assert re.fullmatch(
+        r"mlp, \+\d+ %; attn_implementation \(trainer\) = eager, \+\d+ %",
+        remarks["Makes it larger"],
     )
-    assert views["whole"].headline.startswith(
-        "Not every change helps: eager attention in the trainer makes the gap"
-    )
-    assert "the trainer is closer to float32" in words
-    assert "Not tried batch_invariant (--full says why)" in words
-    assert (
-        "Modules attention 61 % of 0.010 nats that remain after settings; 1 module beyond rounding"
-        in words
+    assert remarks["To float32"].endswith("the trainer is closer to float32")
+    assert remarks["Not tried"] == "batch_invariant"
+    assert remarks["Modules"] == (
+        "attention 61 % of 0.010 nats that remain after settings; 1 module beyond rounding"
     )
 
 
 def test_no_gap_is_good_and_a_stopped_search_says_what_is_missing(views):
-    assert views["no gap"].screen.verdict.status == "good"
-    assert not views["no gap"].screen.tables
+    assert views["no gap"].verdict.status == "good"
+    assert not screen_of(views["no gap"]).tables
     stopped = in_words(printed(views["stopped"], 80))
-    assert views["stopped"].screen.verdict.status == "bad"
+    assert views["stopped"].verdict.status == "bad"
     assert "NO CAUSE FOUND" not in stopped and "No cause yet: " in stopped
     assert "NOT FINISHED" in stopped
     assert "Not tested: legs, settings, modules. No cause yet: " in stopped
@@ -128,7 +145,7 @@ def test_models_that_differ_are_the_headline_whatever_their_share(searches, tmp_
             found.search, weights=weights, stages=stages, experiments=[], flags={"budget": budget}
         )
         view = page_of(replace(found, search=search))
-        first = view.screen.verdict
+        first = view.verdict
         assert (first.words, first.status) == ("THE MODELS DIFFER, NOT FINISHED", "bad")
         assert first.text.startswith(
             "8 tensors of the engine’s model have no counterpart in the trainer’s: "
@@ -137,7 +154,7 @@ def test_models_that_differ_are_the_headline_whatever_their_share(searches, tmp_
             " and 0.003 in the trainer. Not tested: bookkeeping and weights, legs, settings, "
             "modules. No cause yet: "
         )
-        assert view.screen.next[0][0].endswith(f"--resume {line}")
+        assert view.next[0][0].endswith(f"--resume {line}")
     result = replace(found, search=search).to_json()
     assert len(result["differences"]) == 2 and len(result["not_tested"]) == 4
     assert result["verdict"].startswith(result["differences"][0])
@@ -148,22 +165,54 @@ def test_models_that_differ_are_the_headline_whatever_their_share(searches, tmp_
 
 def test_a_tensor_or_setting_that_differs_is_named_before_the_shares(searches, views):
     """With what the shares say behind it; a setting that moves nothing is of no account."""
-    verdict = views["whole"].screen.verdict
+    verdict = views["whole"].verdict
     assert verdict.words.startswith("THE MODELS DIFFER, 3 CAUSES FOUND")
     assert verdict.text.startswith("2 tensors differ: ") and "× 1.0100" in verdict.text
     weights = {"config": [{"key": "logits_cap", "rollout": 1, "trainer": 2, "inner": []}]}
-    assert list(ModelDifferences(weights).clauses()) == [
+    assert list(differences(weights).clauses()) == [
         "logits_cap is 1 in the engine and 2 in the trainer"
     ]
-    assert list(ModelDifferences(weights).clauses({"logits_cap"})) == []
+    assert list(differences(weights).clauses({"logits_cap"})) == []
     other = {"architectures": {"rollout": "A", "trainer": "B"}}
-    assert list(ModelDifferences(other).clauses()) == ["The models are of two classes: A against B"]
+    assert list(differences(other).clauses()) == ["The models are of two classes: A against B"]
     extra = {"lacking": {"rollout": ["model.layers.0.self_attn.q_proj.bias"], "trainer": []}}
-    assert list(ModelDifferences(extra).clauses()) == [
+    assert list(differences(extra).clauses()) == [
         "1 tensor of the trainer’s model has no counterpart in the engine’s: "
         "model.layers.0.self_attn.q_proj.bias"
     ]
-    assert list(ModelDifferences({}).clauses()) == []
+    assert list(differences({}).clauses()) == []
+
+
+def test_the_result_is_read_back_from_its_json(searches):
+    for found in searches.values():
+        content = {
+            key: value for key, value in found.to_json().items() if key not in ("format", "version")
+        }
+        assert to_json(from_json(BisectionResult, content)) == content
+
+
+def test_what_the_stages_keep_is_in_the_result_key_by_key():
+    """The state of a search, as its stages write it, and the same parts of the JSON."""
+    differing = DifferingTensor("layers.0.up", "scaled", 0.01, 1.0, "× 1.0100")
+    tensors = WeightComparison(3, {"layers.1.up": "packed"}, (differing,))
+    group = asdict(TensorGroup("layers.0.up", "scaled", ("layers.0.up",)))
+    config = [ConfigDifference("rope", {"theta": 1.0}, {"theta": 2.0}, ("theta",)).to_json()]
+    for structure in (StructureDifference(), StructureDifference(("A", "B"), (), ("q",))):
+        weights = tensors.to_json() | {"groups": [group], "config": config} | structure.to_json()
+        written = json.dumps(weights)
+        assert json.dumps(to_json(from_json(ComparedModels, json.loads(written)))) == written
+    logp = [np.array([-0.5, -1.0], dtype=np.float32)]
+    findings = ModuleFindings(
+        logp_prefill=logp,
+        logp_trainer=[logp[0] - 0.1],
+        grafted={"norm": logp, "all": logp},
+        alone={"norm": logp},
+        isolated={"norm": Isolated("layers.0.norm", "norm")},
+        missing=["rotary"],
+    )
+    stream = {"before": {"inherited": 0.0}, "mlp": {"inherited": 0.1, "added": 0.2}}
+    written = json.dumps(findings.to_json() | {"layers": [{"layer": 0} | stream]})
+    assert json.dumps(to_json(from_json(Modules, json.loads(written)))) == written
 
 
 def test_everything_is_printed_in_full(views):
@@ -186,7 +235,7 @@ def test_everything_is_printed_in_full(views):
 def test_a_cause_links_to_the_tokens_that_it_moves(searches, views):
     found, view = searches["whole"], views["whole"]
     html = render_html(view)
-    causes = next(section for section in view.sections if section.title == "Causes").tables[0]
+    causes = causes_of(view)
     for row, link, cause in zip(causes.rows, causes.row_links, found.causes, strict=True):
         section = next(section for section in view.sections if section.anchor == link)
         assert section.title.startswith(row[0])
@@ -250,17 +299,17 @@ def test_the_waterfall_ends_at_what_is_left(searches):
 def test_many_layers_and_equal_ones_are_drawn(searches, tmp_path):
     found = analysis(tmp_path / "many")
     plot = plots_of("bisection")["layer-error"]
-    found.search.modules = modules(80)
+    many = modules(80)
+    found = replace(found, search=replace(found.search, modules=many))
     check_texts(drawn(plot, found, NARROW), NARROW)
-    for row in found.search.modules["layers"]:
+    for row in many["layers"]:
         row |= {point: {"inherited": 0.0, "added": 0.0} for point in ("before", "attention", "mlp")}
-    assert not plot.needs(found)  # equal to the bit: nothing to draw
+    equal = replace(found, search=replace(found.search, modules=many))
+    assert not plot.needs(equal)  # equal to the bit: nothing to draw
 
 
 @pytest.mark.parametrize("width", [400, 1280])
 def test_nothing_overflows_the_page(width, browser: Browser, searches, views, tmp_path: Path):
-    from dataclasses import replace
-
     page = tmp_path / "report.html"
     page.write_text(
         render_html(replace(views["whole"], figures=figure_views(searches["whole"]))),

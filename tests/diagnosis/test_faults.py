@@ -190,7 +190,7 @@ def test_any_sharding_gives_the_same_findings(pools):
     pool = pools["fp8-kv"]
     whole, cut = (judged(pool, pieces).findings for pieces in (1, 5))
     for one, other in zip(whole, cut, strict=True):
-        assert one.to_dict() == other.to_dict()
+        assert replace(one, left_N=None) == replace(other, left_N=None)
 
 
 def test_every_check_says_what_it_is():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mismatch_cli.base.json_form import from_json, to_json
 from mismatch_cli.base.places import bundled
 from mismatch_cli.diagnosis.checks import biased_token
 from mismatch_cli.studies.diagnosis import analyse_diagnosis
+from mismatch_cli.studies.diagnosis_result import DiagnosisResult
 from mismatch_cli.trace.reader import Trace
 
 
@@ -17,10 +19,13 @@ from mismatch_cli.trace.reader import Trace
 )
 def test_a_healthy_real_model_has_no_fault(name, suspect, is_explained):
     """A few steps with a float32 trainer leave the engine behind by what rounding swallows."""
-    result = analyse_diagnosis([Trace.open(bundled("traces") / name)]).to_json()
-    assert result["first_cause"] is None
-    assert result["suspects"][0]["setting"] == suspect
-    assert (result["faults"] == []) == is_explained
+    study = analyse_diagnosis([Trace.open(bundled("traces") / name)])
+    result = study.result
+    assert result.first_cause is None
+    assert result.suspects[0].setting == suspect
+    assert (result.faults == []) == is_explained
+    content = {key: study.json[key] for key in study.json.keys() - {"format", "version"}}
+    assert to_json(from_json(DiagnosisResult, content)) == content
 
 
 @pytest.mark.parametrize(("prompts", "is_biased"), [(2, False), (8, True)])

@@ -21,7 +21,7 @@ from lab.faults import (
 from lab.pool import Pool, gather_tables
 from mismatch_cli.diagnosis.diagnose import FLOOR_STAGE, Diagnosis, diagnose, module
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.report.pages._diagnosis_screen import _words
+from mismatch_cli.report.pages.diagnosis import answer
 from tests.diagnosis.conftest import finding_of, judged, sampled_alone, whole
 
 TIMES_HEALTHY = 3.0
@@ -101,7 +101,7 @@ def test_no_wrong_name_and_no_tick_above_three_times_the_healthy_gap(pools, bf16
             wrong.append((fault, found - right))
         if gap > TIMES_HEALTHY * healthy:
             expected, named = expected + bool(right), named + bool(found & right)
-            if _words(diagnosis)[1] == "good":
+            if answer(diagnosis)[1] == "good":
                 green.append(fault)
     assert (wrong, green) == ([], [])
     assert named >= 0.8 * expected

@@ -22,7 +22,7 @@ from mismatch_cli.diagnosis.evidence import Finding, untested
 from mismatch_cli.frameworks import IMPORTERS
 from mismatch_cli.limits.causes import in_framework
 from mismatch_cli.limits.suspects import MODEL
-from mismatch_cli.report.pages._diagnosis_screen import screen
+from mismatch_cli.report.pages import page_of
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, analyse_diagnosis
 from mismatch_cli.studies.remedies import framework_of, has_fixed_models, without
 from mismatch_cli.studies.support import PAPER, Support
@@ -90,7 +90,7 @@ def needed(typed: dict[str, str]) -> list[tuple[str, str]]:
 
 
 def lines_of(analysis: DiagnosisAnalysis) -> Iterator[str]:
-    yield from (line for line, _ in screen(analysis, "").next if line)
+    yield from (line for line, _ in page_of(analysis).next if line)
     yield from (line for suspect in analysis.suspects for line in suspect.test)
 
 

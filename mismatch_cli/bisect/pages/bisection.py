@@ -1,51 +1,69 @@
 """The page of a search: a `ReportView`, which terminal and HTML print."""
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from types import SimpleNamespace
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from textwrap import shorten
 
 from mismatch_cli.base import numbers
-from mismatch_cli.base.json_form import from_json
+from mismatch_cli.base.errors import suggest
 from mismatch_cli.base.places import shown
-from mismatch_cli.bisect.pages._bisection_screen import (
-    DECODE_PREFILL,
-    combined,
-    command,
-    cost,
-    counts,
-    makes_larger,
-    screen,
+from mismatch_cli.bisect.decoding import (
+    DECODING_FARTHER,
+    EQUAL,
+    PREFILL_FARTHER,
+    ROUNDING,
+    UNDECIDED,
 )
 from mismatch_cli.bisect.pages.bisection_models import (
     bookkeeping_section,
+    modules_remark,
     modules_section,
     weights_section,
 )
-from mismatch_cli.bisect.ranking import LEAST
+from mismatch_cli.bisect.ranking import EXPLAINED, LEAST
 from mismatch_cli.bisect.ranking import Row as Ranked
-from mismatch_cli.bisect.studies.bisection import BisectionAnalysis
+from mismatch_cli.bisect.studies.bisection import BisectionAnalysis, in_percent
+from mismatch_cli.bisect.studies.bisection_result import (
+    BisectionResult,
+    CauseRow,
+    StageRow,
+    Triangle,
+    UntriedRow,
+)
+from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.gap_table import METRICS, Metric
-from mismatch_cli.report.about import left_out_of, measured, settings_tables, who_facts
+from mismatch_cli.report.about import (
+    about_facts,
+    left_out_of,
+    settings_tables,
+    subject_lines,
+)
 from mismatch_cli.report.excerpts import MovedPlace, moved_excerpts
 from mismatch_cli.report.tables import (
     Col,
-    Row,
     col,
     filled,
     metric_row,
-    named,
-    note_of,
+    number,
     pairs_table,
-    parts,
     percent,
     plain,
     share,
     table,
     text,
-    value_of,
 )
-from mismatch_cli.report.view import Excerpt, MetricRow, ReportView, Section, Table
-from mismatch_cli.trace.origin import About
+from mismatch_cli.report.view import (
+    Brief,
+    Excerpt,
+    Facts,
+    MetricRow,
+    Priority,
+    ReportView,
+    Section,
+    Status,
+    Table,
+    Verdict,
+)
 
 _NOTATION = (
     "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ "
@@ -71,16 +89,27 @@ NOISE = Metric(
 UNEXPLAINED = Metric(
     "unexplained", "unexplained", "Σ|d| without the causes / Σ|d| as recorded", "share", _OWN
 )
-_ABS_D, _K3 = (
+ABS_D = Metric(
+    "change_abs_d",
+    "Δ of mean |Δlog p|",
     "E|d| with the change − E|d| without it",
-    "E(r − 1 − log r) with the change − without it",
+    "nats",
+    _OWN,
 )
-_BEYOND = "share of tokens with |d| > ln 2, with the change − without it, in percentage points"
-CHANGES = {
-    "abs_d": Metric("change_abs_d", "Δ of mean |Δlog p|", _ABS_D, "nats", _OWN),
-    "k3": Metric("change_k3", "Δ of k3", _K3, "nats", _OWN),
-    "beyond_ln2": Metric("change_beyond_ln2", "Δ beyond ln 2, %", _BEYOND, "share", _OWN),
-}
+K3 = Metric(
+    "change_k3",
+    "Δ of k3",
+    "E(r − 1 − log r) with the change − without it",
+    "nats",
+    _OWN,
+)
+BEYOND = Metric(
+    "change_beyond_ln2",
+    "Δ beyond ln 2, %",
+    "share of tokens with |d| > ln 2, with the change − without it, in percentage points",
+    "share",
+    _OWN,
+)
 _SHARES = (
     "A share is the part of the recorded gap that disappears when one thing is changed, on the "
     "same tokens, with its interval over prompts. Shares of causes that overlap add up to more "
@@ -96,169 +125,287 @@ _TRIANGLE = (
     "is one side against itself: the engine one response at a time, the trainer in other "
     "micro-batches."
 )
+_OF_GAP = ("abs_d_mean", "k3")  # metrics beside the verdict
+_MOST = 6  # causes on a screen
+_LARGER = 3  # settings that make it larger, in a remark
+_MOSTLY = 0.5  # of the gap
+_REASON = 64  # letters
 _TOKENS = 8  # of a cause, on the page
 _ON_TERMINAL = 2
-_DISTANCES = {
-    "as_recorded": "engine and trainer, as recorded",
-    "rollout_reference": "engine and trainer in float32",
-    "trainer_reference": "trainer and itself in float32",
-    "prefill_reference": "engine in one prefill and trainer in float32",
-    "decode_prefill": "engine decoding and engine in one prefill",
-    "rollout_noise": "engine in batches and one response at a time",
-    "trainer_noise": "trainer in two micro-batch shapes",
+_DECODE_PREFILL = {
+    ROUNDING: "kernels for few rows add in a different order; both are as far from float32",
+    DECODING_FARTHER: "decoding is farther from float32; look at the KV cache",
+    PREFILL_FARTHER: "the prefill is farther from float32",
+    UNDECIDED: "rounding and a fault cannot be told apart here",
 }
 _NEARER = {
-    "rollout": "The engine is closer to float32 than the trainer.",
-    "trainer": "The trainer is closer to float32 than the engine.",
+    "rollout": "the engine is closer to float32",
+    "trainer": "the trainer is closer to float32",
 }
 
 
 def page(analysis: BisectionAnalysis) -> ReportView:
     """The causes first, then everything that was tried and measured (docs/json/bisect.md)."""
     result = analysis.result
-    causes = [
-        _cause_section(analysis, *cause)
-        for cause in zip(analysis.causes, result["causes"], strict=True)
-    ]
-    outline = [
-        Section("Causes", _causes_text(analysis), tables=filled(_causes(result["causes"], causes))),
-        *causes,
-        Section(
-            "Ruled out",
-            _TESTED,
-            tables=filled(_tested(result["tested"]), _untried(result["untried"])),
-        ),
-        _triangle_section(result["triangle"]),
-        bookkeeping_section(result),
-        weights_section(analysis.models),
-        modules_section(result),
-        Section("Stages and legs", _legs_text(analysis), tables=(_stages(result), _legs(result))),
-    ]
+    ranked = zip(analysis.causes, result.causes, strict=True)
+    causes = [_cause_section(cause, _moved(analysis, row)) for row, cause in ranked]
+    words, status = _answer(analysis)
     return ReportView(
         title="What causes the gap?",
-        about=(
-            *who_facts(from_json(About, result["about"])),
-            ("Measured on", _read_again(analysis)),
-        ),
-        notes=left_out_of(from_json(About, result["about"])),
-        headline=_larger(result["tested"]),
-        screen=screen(analysis),
+        about=about_facts(result.about, result),
+        subject=subject_lines(result.about, result),
+        notes=left_out_of(result.about),
         leading=_leading(analysis),
-        outline=outline,
-        settings=settings_tables(from_json(About, result["about"])),
-        command=shown(command(analysis)),
+        verdict=Verdict(words, " ".join([result.verdict, *_combined(analysis)]), status),
+        remarks=tuple((label, words) for label, words in _remarks(result) if words),
+        next=_next(analysis),
+        outline=[
+            Section("Causes", _SHARES, tables=filled(_causes(result.causes, causes))),
+            *causes,
+            _ruled_out(result),
+            _triangle_section(result.triangle),
+            bookkeeping_section(result),
+            weights_section(analysis.models),
+            modules_section(result),
+            _legs_section(result),
+        ],
+        settings=settings_tables(result.about),
+        command=shown(_command(analysis)),
         notation=_NOTATION,
     )
 
 
-def _read_again(analysis: BisectionAnalysis) -> str:
-    found = counts(analysis)
-    return measured(SimpleNamespace(**found), numbers.things(int(found["tokens"]), "token"))
+def _answer(analysis: BisectionAnalysis) -> tuple[str, Status]:
+    """How the models differ comes first, then what was measured."""
+    if analysis.is_equal:
+        return "NO GAP", "good"
+    words, status = _of_shares(analysis)
+    parts = [words] if words else []
+    if analysis.differences:
+        parts.insert(0, "THE MODELS DIFFER")
+    if not analysis.is_finished:
+        parts.append("NOT FINISHED")
+    return ", ".join(parts), status if parts == [words] else "bad"
+
+
+def _of_shares(analysis: BisectionAnalysis) -> tuple[str, Status]:
+    """What the shares say; nothing where no cause was named and the models or the budget say
+    why.
+    """
+    named, noise = len(analysis.named), _value(analysis.noise)
+    if named:
+        causes = f"{numbers.things(named, 'cause').upper()} FOUND"
+        if _value(analysis.unexplained) <= max(EXPLAINED, noise):
+            return causes, "mixed"
+        if analysis.is_finished:
+            causes += ", NOT ALL EXPLAINED"
+        return causes, "bad"
+    if analysis.floor is not None:
+        return "PRECISION ONLY", "mixed"
+    if noise >= _MOSTLY:
+        return "MOSTLY NOISE", "mixed"
+    if analysis.differences or not analysis.is_finished:
+        return "", "bad"
+    return "NO CAUSE FOUND", "bad"
+
+
+def _value(estimate: Estimate | None) -> float:
+    """The value, 0 where there is none."""
+    return 0.0 if estimate is None else estimate.value or 0.0
+
+
+def _combined(analysis: BisectionAnalysis) -> Iterator[str]:
+    """What the causes explain together, and whether their shares overlap."""
+    together, overlap = analysis.result.together, analysis.overlap or 0.0
+    if together is not None and not analysis.is_equal:
+        settings = " and ".join(together.settings)
+        yield f"Together {settings} explain {in_percent(together.share)} of the gap."
+    if overlap > LEAST:
+        yield (
+            f"The shares of all causes overlap: they add up to {100 * overlap:.0f} % more than "
+            "they explain together."
+        )
 
 
 def _leading(analysis: BisectionAnalysis) -> tuple[MetricRow, ...]:
-    gap = analysis.result["gap"]
-    rows = [metric_row(METRICS["abs_d_mean"], gap["abs_d"]), metric_row(METRICS["k3"], gap["k3"])]
+    result = analysis.result
+    rows = [
+        metric_row(METRICS[key], estimate)
+        for key, estimate in zip(_OF_GAP, (result.gap.abs_d, result.gap.k3), strict=True)
+    ]
     if analysis.is_equal:
         return tuple(rows)
-    for cause in analysis.result["causes"][:1]:
-        rows.append(metric_row(SHARE, cause["share"], name=f"share of {cause['name']}"))
-    if analysis.noise is not None:
-        rows.append(metric_row(NOISE, analysis.noise))
-    return (*rows, metric_row(UNEXPLAINED, analysis.unexplained))
+    if result.noise is not None:
+        rows.append(metric_row(NOISE, result.noise))
+    return (*rows, metric_row(UNEXPLAINED, result.unexplained))
 
 
-def _causes_text(analysis: BisectionAnalysis) -> str:
-    return " ".join(filter(None, (_SHARES, combined(analysis))))
+def _remarks(result: BisectionResult) -> Iterator[tuple[str, str]]:
+    """What else was tried, the modules, the distances and the stages; empty where there is none."""
+    larger = sorted(filter(_makes_larger, result.tested), key=lambda row: _value(row.share))
+    yield "Makes it larger", "; ".join(map(_larger, larger[:_LARGER]))
+    causes = {row.setting for row in result.causes}
+    others = [row.setting for row in result.tested if row.stage < 3 and not _makes_larger(row)]
+    left = [setting for setting in dict.fromkeys(others) if setting not in causes]
+    yield "Not a cause", ", ".join(left)
+    yield "Not tried", ", ".join(dict.fromkeys(row.setting for row in result.untried))
+    yield "Modules", modules_remark(result.modules)
+    yield from _distances(result.triangle)
+    yield "Stages", " · ".join(_stages_in_brief(result.stages))
 
 
-def _larger(tested: Sequence[Row]) -> str:
-    """The change that enlarges the gap most, in a sentence; empty where none clearly does."""
-    larger = [row for row in tested if row["stage"] == 2 and makes_larger(row)]
-    if not larger:
-        return ""
-    worst = min(larger, key=lambda row: row["share"]["value"])
-    return (
-        f"Not every change helps: {worst['change']} makes the gap "
-        f"{share(-worst['share']['value'])} larger."
-    )
+def _makes_larger(row: CauseRow) -> bool:
+    """Whether a change clearly enlarges the gap by enough to mention."""
+    value, high = row.share.value, row.share.high
+    return value is not None and value <= -LEAST and (high is None or high < 0)
 
 
-def _causes(rows: Sequence[Row], sections: Sequence[Section]) -> Table:
+def _larger(row: CauseRow) -> str:
+    turned = "" if row.better is None else f" = {row.better}"
+    return f"{row.name}{turned}, +{-100 * _value(row.share):.0f} %"
+
+
+def _distances(found: Triangle) -> Iterator[tuple[str, str]]:
+    """Distances in lines: the gap and the noise, decoding against prefill, and both sides
+    against float32.
+    """
+    noise = _sides(found.rollout_noise, found.trainer_noise)
+    gap = f"{numbers.number(found.as_recorded.value, 2)} nats"
+    yield "Engine – trainer", f"{gap}; noise: {noise}" if noise else gap
+    if found.decode_prefill is not None:
+        yield "Decode – prefill", _decode_prefill(found.decode_prefill, found.decode_prefill_is)
+    if found.trainer_reference is not None:
+        both = f"{_sides(found.rollout_reference, found.trainer_reference)} nats"
+        nearer = _NEARER.get(found.nearer or "")
+        yield "To float32", f"{both}: {nearer}" if nearer else both
+
+
+def _sides(engine: Estimate | None, trainer: Estimate | None) -> str:
+    """`engine 0.012, trainer 0.0041`."""
+    sides = {"engine": engine, "trainer": trainer}
+    return ", ".join(f"{side} {numbers.number(x.value, 2)}" for side, x in sides.items() if x)
+
+
+def _decode_prefill(apart: Estimate, reason: str | None) -> str:
+    """How far the engine's two ways to read the same tokens are apart, and why."""
+    nats = f"{numbers.number(apart.value, 2)} nats"
+    if reason == EQUAL:
+        return f"{nats}: the engine decodes as it prefills"
+    why = _DECODE_PREFILL.get(reason or "")
+    return f"{nats}, the engine alone: {why}" if why else f"{nats}, the engine alone"
+
+
+def _stages_in_brief(rows: Sequence[StageRow]) -> Iterator[str]:
+    """Each stage with its seconds; runs of skipped stages with the reason."""
+    for why, stages in groupby(rows, key=_why_not):
+        if why:
+            yield f"{', '.join(row.name for row in stages)}: {_clause(why)}"
+        else:
+            yield from (f"{row.name} {numbers.number(row.seconds, 2)} s" for row in stages)
+
+
+def _why_not(row: StageRow) -> str:
+    return "" if row.is_done else row.why or row.status
+
+
+def _clause(words: str) -> str:
+    """The words before a colon, a bracket or an alternative, as far as there is room."""
+    first = words.partition(": ")[0].partition(" (")[0].partition(", or ")[0]
+    return shorten(first, _REASON, placeholder="…")
+
+
+def _command(analysis: BisectionAnalysis, *flags: str) -> str:
+    """The command that shows a search again from what it has measured."""
+    return suggest("bisect", "--output", analysis.folder, "--resume", *flags)
+
+
+def _next(analysis: BisectionAnalysis) -> Facts:
+    lines = [(_command(analysis, "--full"), "all effects and legs, and the tokens that move")]
+    if not analysis.is_finished:
+        budget = analysis.larger_budget
+        flags = () if budget is None else ("--budget", f"{budget:g}")
+        lines.insert(0, (_command(analysis, *flags), "test the rest: nothing is read twice"))
+    for row in analysis.result.causes[:1]:
+        shows = (f"the effect of {row.setting} on the same tokens", "the same on new samples")
+        lines += zip(row.command, shows, strict=False)
+    return tuple(lines)
+
+
+def _causes(rows: Sequence[CauseRow], sections: Sequence[Section]) -> Table:
     """Every cause with its effects; its name links to the tokens that it moves."""
     return table(
         "",
         rows,
         [
-            named("cause", "name"),
-            col("share of the gap, %", lambda row: percent(row["share"]), SHARE),
-            *_effects(),
-            col("left, nats", lambda row: numbers.number(row["left"]), optional=True),
-            col("time", cost, optional=True),
-            text("what to change", lambda row: row["change"]),
+            text("cause", lambda row: row.name),
+            _SHARE_OF_GAP,
+            *_EFFECTS,
+            col("left, nats", lambda row: number(row.left), priority=Priority.SPARE),
+            _TIME,
+            text("what to change", lambda row: _clause(row.change)),
         ],
         note=(
             "Left: the mean |Δlog p| with the change. Time: seconds per response with the change "
             "÷ without it."
         ),
         row_links=tuple(section.anchor for section in sections),
+        brief=Brief.first(_MOST),
     )
 
 
-def _effects() -> Iterator[Col[Row]]:
-    for measure, metric in CHANGES.items():
-        show = percent if measure == "beyond_ln2" else plain
-        yield col(
-            metric.label, partial(_effect, measure, show), metric, optional=measure != "abs_d"
-        )
+def _time(row: CauseRow) -> str:
+    """The factor by which the change slows a response."""
+    return numbers.MISSING if row.cost is None else numbers.times(row.cost.factor)
 
 
-def _effect(measure: str, show: Callable[[Row], str], row: Row) -> str:
-    return show(row["effect"][measure])
+_SHARE_OF_GAP: Col[CauseRow] = col("share, %", lambda row: percent(row.share), SHARE)
+_EFFECTS: tuple[Col[CauseRow], ...] = (
+    col(ABS_D.label, lambda row: plain(row.effect.abs_d), ABS_D, priority=Priority.FULL),
+    col(K3.label, lambda row: plain(row.effect.k3), K3, priority=Priority.FULL),
+    col(BEYOND.label, lambda row: percent(row.effect.beyond_ln2), BEYOND, priority=Priority.FULL),
+)
+_TIME: Col[CauseRow] = col("time", _time, priority=Priority.SPARE)
 
 
-def _tested(rows: Sequence[Row]) -> Table:
-    return table(
+def _ruled_out(result: BisectionResult) -> Section:
+    tested = table(
         "",
-        sorted(rows, key=lambda row: -abs(value_of(row["share"]) or 0.0)),
+        sorted(result.tested, key=lambda row: -abs(_value(row.share))),
         [
-            named("setting", "name"),
-            text("changed to", lambda row: _value(row["better"])),
-            col("share of the gap, %", lambda row: percent(row["share"]), SHARE),
-            text("answer", _answer),
-            *_effects(),
-            col("time", cost, optional=True),
+            text("setting", lambda row: row.name),
+            text("changed to", _changed_to),
+            _SHARE_OF_GAP,
+            text("answer", _share_in_words),
+            *_EFFECTS,
+            _TIME,
         ],
     )
-
-
-def _untried(rows: Sequence[Row]) -> Table:
-    return table(
+    untried = table(
         "Could not be tried here",
-        rows,
+        result.untried,
         [
-            text("setting", lambda row: f"{row['setting']} ({row['side']})"),
-            text("changed to", lambda row: _value(row["better"])),
-            named("why not", "why"),
+            text("setting", lambda row: f"{row.setting} ({row.side})"),
+            text("changed to", _changed_to),
+            text("why not", lambda row: row.why),
         ],
     )
+    return Section("Ruled out", _TESTED, tables=filled(tested, untried))
 
 
-def _value(value: object) -> str:
-    words = {None: numbers.MISSING, True: "yes", False: "no"}
-    return words[value] if value is None or isinstance(value, bool) else str(value)
+def _changed_to(row: CauseRow | UntriedRow) -> str:
+    words = {"None": numbers.MISSING, "True": "yes", "False": "no"}
+    return words.get(str(row.better), str(row.better))
 
 
-def _answer(row: Row) -> str:
-    """The answer that a share gives, in words."""
-    removed = row["share"]
-    value, low, high = parts(removed)
+def _share_in_words(row: CauseRow) -> str:
+    """The answer that a share gives."""
+    value, low, high = row.share.value, row.share.low, row.share.high
     if value is None:
         return "unknown"
     if value == 0 and not low and not high:
         return "changes nothing"
     if low is None or high is None:
-        return (note_of(removed) or "too few prompts").removesuffix(": no interval")
+        return (row.share.note or "too few prompts").removesuffix(": no interval")
     if high < 0:
         return "makes it larger" if value <= -LEAST else "makes it a little larger"
     if low <= 0:
@@ -266,24 +413,25 @@ def _answer(row: Row) -> str:
     return f"less than {100 * LEAST:.0f} %" if value < LEAST else "explains more elsewhere"
 
 
-def _cause_section(analysis: BisectionAnalysis, row: Ranked, cause: Row) -> Section:
+def _cause_section(cause: CauseRow, excerpts: Sequence[Excerpt]) -> Section:
     """Why it causes a gap, the commands that prove it, and the tokens that it moves most."""
-    title = f"{cause['name']}: tokens that it moves"
-    facts: list[tuple[str, str]] = [("Why", cause["cause"]), ("What to change", cause["change"])]
-    facts += [("Parts", ", ".join(cause["parts"]))] * bool(cause["parts"])
-    facts += [("On the same tokens", shown(line)) for line in cause["command"][:1]]
-    facts += [("On new samples", shown(line)) for line in cause["command"][1:]]
-    excerpts = _moved(analysis, row)
+    where = ("On the same tokens", "On new samples")
+    facts = (
+        ("Why", cause.cause),
+        ("What to change", cause.change),
+        ("Parts", ", ".join(cause.parts)),
+        *zip(where, map(shown, cause.command), strict=False),
+    )
     effect = (
-        f"The change removes {percent(cause['share'])} % of the gap; "
-        f"{numbers.number(cause['left'])} nats are left."
+        f"The change removes {percent(cause.share)} % of the gap; {number(cause.left)} nats are "
+        "left."
     )
     if excerpts:
         effect += " Below: the tokens whose |log π − log μ| shrinks most, before → after."
     return Section(
-        title,
+        f"{cause.name}: tokens that it moves",
         effect,
-        tables=(pairs_table("", facts),),
+        tables=(pairs_table("", [fact for fact in facts if fact[1]]),),
         excerpts=excerpts,
         terminal_excerpts=_ON_TERMINAL,
     )
@@ -297,65 +445,47 @@ def _moved(analysis: BisectionAnalysis, row: Ranked) -> list[Excerpt]:
     return moved_excerpts(analysis.trace, tokens)
 
 
-def _triangle_section(found: Row) -> Section:
-    whole = value_of(found["as_recorded"]) or 0.0
-    rows = [(label, found[key]) for key, label in _DISTANCES.items() if found[key]]
+def _triangle_section(found: Triangle) -> Section:
+    whole = found.as_recorded.value
     distances = table(
         "",
-        rows,
+        (found.between | found.within).items(),
         [
             text("between", lambda row: row[0]),
             col("mean |difference|, nats", lambda row: plain(row[1])),
-            col(
-                "of the gap",
-                lambda row: share((value_of(row[1]) or 0.0) / whole) if whole else numbers.MISSING,
-            ),
+            col("of the gap", lambda row: share(_value(row[1]) / whole if whole else None)),
         ],
     )
-    why = DECODE_PREFILL.get(found["decode_prefill_is"] or "")
-    said = (
-        _TRIANGLE,
-        _NEARER.get(found["nearer"] or "", ""),
-        f"Decoding and prefill: {why}." if why else "",
-    )
-    return Section("Engine, trainer and float32", " ".join(filter(None, said)), tables=(distances,))
+    sentences = [f"{label}: {words}." for label, words in _distances(found)]
+    title, words = "Engine, trainer and float32", " ".join([_TRIANGLE, *sentences])
+    return Section(title, words, tables=(distances,))
 
 
-def _legs_text(analysis: BisectionAnalysis) -> str:
-    return (
-        "Each leg is one side with one change, kept as a trace in "
-        f"{analysis.result['trace']}/legs. Other commands read it: `compare` two legs, `report` "
-        "one."
-    )
-
-
-def _stages(result: Row) -> Table:
-    return table(
+def _legs_section(result: BisectionResult) -> Section:
+    stages = table(
         "Stages",
-        result["stages"],
+        result.stages,
         [
-            text("stage", lambda row: f"{row['stage']} {row['name']}"),
-            named("status", "status"),
-            col("seconds", lambda row: numbers.number(row["seconds"], 2)),
-            named("why", "why", optional=True),
+            text("stage", lambda row: f"{row.stage} {row.name}"),
+            text("status", lambda row: row.status),
+            col("seconds", lambda row: numbers.number(row.seconds, 2)),
+            text("why", lambda row: row.why, priority=Priority.SPARE),
         ],
     )
-
-
-def _legs(result: Row) -> Table:
-    return table(
+    legs = table(
         "Legs",
-        result["legs"],
+        result.legs,
         [
-            text("leg", lambda row: row["what"]),
-            text("side", lambda row: row["side"] or "both"),
-            col("responses", lambda row: numbers.count(row["responses"])),
-            col(
-                "seconds",
-                lambda row: (
-                    numbers.number(row["seconds"], 2) if row["seconds"] else numbers.MISSING
-                ),
-            ),
-            text("trace", lambda row: row["trace"], optional=True),
+            text("leg", lambda row: row.what),
+            text("side", lambda row: row.side or "both"),
+            col("responses", lambda row: numbers.count(row.responses)),
+            col("seconds", lambda row: numbers.number(row.seconds or None, 2)),
+            text("trace", lambda row: row.trace, priority=Priority.SPARE),
         ],
+    )
+    return Section(
+        "Stages and legs",
+        f"Each leg is one side with one change, kept as a trace in {result.trace}/legs. Other "
+        "commands read it: `compare` two legs, `report` one.",
+        tables=(stages, legs),
     )

@@ -13,6 +13,7 @@ from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet
 
 if TYPE_CHECKING:
     from mismatch_cli.bisect.studies.bisection import BisectionAnalysis
+    from mismatch_cli.bisect.studies.bisection_result import StreamErrors
 
 STUDY = "bisection"
 SECTION = "Modules"
@@ -26,71 +27,52 @@ CAPTION = (
     "MLP of each layer add. A block that stands out computes differently; a straight climb is "
     "accumulated rounding. Axes are logarithmic; bit-equal values have no mark."
 )
-_POINTS = {"before": 0.0, "attention": 1 / 3, "mlp": 2 / 3}  # place within a layer
+_Error = tuple[float, float | None]  # place on the axis, and error
 _MARKED = 40  # layers up to which every point is marked
 _MARGIN = 1.6  # times, around the values
 _DECADES = 100.0  # the smallest range of an axis
 
 
 def needs(data: BisectionAnalysis) -> bool:
-    return bool(
-        len(_inherited(_rows(data)))
-        or any(len(_added(_rows(data), block)) for block in ("attention", "mlp"))
-    )
+    return any(map(len, _series(data).values()))
 
 
 def draw(figure: Sheet, data: BisectionAnalysis) -> None:
-    rows = _rows(data)
-    panels = figure.panels(2, height=(250, 190), legend=LEGEND, between=66)
-    mark: dict[str, Any] = {"marker": "o", "markersize": 3.5} if len(rows) <= _MARKED else {}
-    inherited = _inherited(rows)
-    if len(inherited):
-        panels[0].plot(
-            inherited[:, 0],
-            inherited[:, 1],
-            color=figure.theme.purple,
-            label="residual stream",
-            **mark,
-        )
-    for block, colour, label in (
-        ("attention", figure.theme.blue, "attention"),
-        ("mlp", figure.theme.orange, "MLP"),
-    ):
-        added = _added(rows, block)
-        if len(added):
-            panels[1].plot(added[:, 0], added[:, 1], color=colour, label=label, **mark)
-    for axes in panels:
-        _scale(axes, len(rows))
-    panels[0].headline("Inherited: error of the stream, relative", "Inherited error, relative")
-    panels[1].headline(
-        "Added by each block, relative to the stream", "Added by each block, relative"
-    )
+    inherited, added = figure.panels(2, height=(250, 190), legend=LEGEND, between=66)
+    layers, theme = len(_layers(data)), figure.theme
+    mark: dict[str, Any] = {"marker": "o", "markersize": 3.5} if layers <= _MARKED else {}
+    looks = ((inherited, theme.purple), (added, theme.blue), (added, theme.orange))
+    for (name, errors), (axes, colour) in zip(_series(data).items(), looks, strict=True):
+        if len(errors):
+            axes.plot(*errors.T, color=colour, label=name, **mark)
+    for axes in (inherited, added):
+        _scale(axes, layers)
+    inherited.headline("Inherited: error of the stream, relative", "Inherited error, relative")
+    added.headline("Added by each block, relative to the stream", "Added by each block, relative")
 
 
-def _rows(data: BisectionAnalysis) -> Sequence[Any]:
-    return (data.search.modules or {}).get("layers") or ()
+def _layers(data: BisectionAnalysis) -> Sequence[StreamErrors]:
+    return () if data.modules is None else data.modules.layers
 
 
-def _inherited(rows: Sequence[Any]) -> np.ndarray:
-    """Layer and error at each point of the stream with an error, [N, 2]."""
-    found = [
-        (row["layer"] + place, _at(row, point, "inherited"))
-        for row in rows
-        for point, place in _POINTS.items()
-    ]
-    return _above_0(found)
+def _series(data: BisectionAnalysis) -> dict[str, np.ndarray]:
+    """Layer and error, [N, 2], of the stream at each of its points, and added by each block."""
+    rows, stream = _layers(data), list[_Error]()
+    for row in rows:
+        points = enumerate((row.before, row.attention, row.mlp))
+        stream += [(row.layer + place / 3, at.inherited) for place, at in points if at]
+    attention = [(row.layer, row.attention.added) for row in rows if row.attention]
+    mlp = [(row.layer, row.mlp.added) for row in rows if row.mlp]
+    return {
+        "residual stream": _above_0(stream),
+        "attention": _above_0(attention),
+        "MLP": _above_0(mlp),
+    }
 
 
-def _added(rows: Sequence[Any], block: str) -> np.ndarray:
-    return _above_0([(row["layer"], _at(row, block, "added")) for row in rows])
-
-
-def _at(row: Any, point: str, what: str) -> float:
-    return float((row.get(point) or {}).get(what) or 0.0)
-
-
-def _above_0(found: Sequence[tuple[float, float]]) -> np.ndarray:
-    return np.array([pair for pair in found if pair[1] > 0], dtype=np.float64).reshape(-1, 2)
+def _above_0(errors: Sequence[_Error]) -> np.ndarray:
+    known = [(place, error) for place, error in errors if error]
+    return np.array(known, dtype=np.float64).reshape(-1, 2)
 
 
 def _scale(axes: Panel, layers: int) -> None:

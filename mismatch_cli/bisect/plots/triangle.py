@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from mismatch_cli.base import numbers
-from mismatch_cli.report.drawing.lines import parts_of
+from mismatch_cli.bisect.plots._rows import end_bar, name_rows
 from mismatch_cli.report.drawing.panels import BOTTOM, RIGHT, TOP, Box, Panel, Sheet, width_of
 
 if TYPE_CHECKING:
     from mismatch_cli.bisect.studies.bisection import BisectionAnalysis
+    from mismatch_cli.bisect.studies.bisection_result import Triangle
     from mismatch_cli.metrics.estimate import Estimate
 
 STUDY = "bisection"
@@ -30,15 +30,12 @@ CAPTION = (
 )
 _Place = tuple[float, float]
 _ENGINE, _TRAINER, _REFERENCE = (0.15, 0.76), (0.85, 0.76), (0.5, 0.16)
-_WIDEST = 9.0  # points of an edge
-_BARS = {
-    "as_recorded": "engine – trainer, as recorded",
-    "rollout_reference": "engine – float32",
-    "trainer_reference": "trainer – float32",
-    "decode_prefill": "engine: decode – prefill",
-    "rollout_noise": "engine: batches – single",
-    "trainer_noise": "trainer: micro-batches",
+_ASIDE_OF = {  # of each edge, where its label is: points to the right and up, and its alignment
+    (_ENGINE, _TRAINER): (0, 10, "center"),
+    (_ENGINE, _REFERENCE): (-12, -6, "right"),
+    (_TRAINER, _REFERENCE): (12, -6, "left"),
 }
+_WIDEST = 9.0  # points of an edge
 _ROW = 31  # pixels of a bar
 _ASIDE = 18  # pixels for half of the last tick label
 _HEIGHT = 210  # pixels of the triangle
@@ -46,23 +43,21 @@ _HEIGHT = 210  # pixels of the triangle
 
 def needs(data: BisectionAnalysis) -> bool:
     found = data.triangle
-    return found["as_recorded"].value is not None and any(
-        found[key] is not None for key in list(_BARS)[1:]
-    )
+    return found.as_recorded.value is not None and len(found.between | found.within) > 1
 
 
 def draw(figure: Sheet, data: BisectionAnalysis) -> None:
-    found = {key: vars(data.triangle[key]) for key in _BARS if data.triangle[key] is not None}
-    style, height = figure.style, _ROW * len(found)
-    left = max(width_of(_BARS[key], style.small) for key in found) + 14
+    distances, style = data.triangle.between | data.triangle.within, figure.style
+    left = max(width_of(name, style.small) for name in distances) + 14
     beside = style.pick(0.42 * style.width, 0)  # where the bars with their names begin
     room = style.pick(beside - figure.flush, style.width - 2 * figure.flush)
+    height = _ROW * len(distances)
     corners = Box(figure.flush, style.pick(8, TOP), room, max(_HEIGHT, style.pick(height, 0)))
     top = style.pick(TOP, corners.top + corners.height + TOP + 10)
     within = Box(beside + left, top, style.width - beside - left - RIGHT - _ASIDE, height)
     triangle, bars = figure.place([corners, within], style.pick(BOTTOM - 22, BOTTOM))
     _draw_corners(triangle, data.triangle)
-    _draw_bars(bars, found)
+    _draw_bars(bars, data.triangle)
     bars.flush = (max(beside, figure.flush) - within.left) / within.width
     bars.headline("Mean |difference|, nats", is_axis=False)
 
@@ -70,9 +65,8 @@ def draw(figure: Sheet, data: BisectionAnalysis) -> None:
 def alternative(data: BisectionAnalysis) -> str:
     """Each distance with its interval."""
     distances = [
-        f"{label} {numbers.plus_minus(*parts_of([vars(estimate)])[0])}"
-        for key, label in _BARS.items()
-        if (estimate := data.triangle[key]) is not None
+        f"{name} {numbers.plus_minus(distance.value, distance.low, distance.high)}"
+        for name, distance in (data.triangle.between | data.triangle.within).items()
     ]
     return (
         "A triangle with engine, trainer and trainer in float32 at its corners, and bars of the "
@@ -80,42 +74,36 @@ def alternative(data: BisectionAnalysis) -> str:
     )
 
 
-def _draw_corners(axes: Panel, found: Mapping[str, Any]) -> None:
+def _draw_corners(axes: Panel, found: Triangle) -> None:
     axes.set_axis_off()
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
-    edges = [("as_recorded", _ENGINE, _TRAINER)]
-    if found["trainer_reference"] is not None:
-        edges += [
-            ("rollout_reference", _ENGINE, _REFERENCE),
-            ("trainer_reference", _TRAINER, _REFERENCE),
-        ]
-    known = [(found[key].value, *ends) for key, *ends in edges if found[key] is not None]
-    most = max(value for value, *_ in known) or 1.0
-    for value, start, end in known:
-        _draw_edge(axes, value, start, end, max(0.8, _WIDEST * value / most))
-    _draw_corner(axes, _ENGINE, "engine", axes.theme.orange, found["rollout_noise"])
-    _draw_corner(axes, _TRAINER, "trainer", axes.theme.blue, found["trainer_noise"])
-    if len(known) > 1:
+    edges = [(found.as_recorded, _ENGINE, _TRAINER)]
+    if found.trainer_reference is not None:
+        edges.append((found.trainer_reference, _TRAINER, _REFERENCE))
+        if found.rollout_reference is not None:
+            edges.append((found.rollout_reference, _ENGINE, _REFERENCE))
+    widest = max(distance.value or 0.0 for distance, *_ in edges) or 1.0
+    for distance, start, end in edges:
+        value = distance.value or 0.0
+        _draw_edge(axes, value, start, end, max(0.8, _WIDEST * value / widest))
+    _draw_corner(axes, _ENGINE, "engine", axes.theme.orange, found.rollout_noise)
+    _draw_corner(axes, _TRAINER, "trainer", axes.theme.blue, found.trainer_noise)
+    if len(edges) > 1:
         _draw_corner(axes, _REFERENCE, "trainer in float32", axes.theme.green, None)
 
 
 def _draw_edge(axes: Panel, value: float, start: _Place, end: _Place, width: float) -> None:
     """A line as wide as its distance, labelled with it on the outside."""
-    x, y = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
+    ends = np.array((start, end))
     look: dict[str, Any] = {"color": axes.theme.purple, "alpha": 0.4, "zorder": 1}
-    axes.plot(
-        (start[0], end[0]), (start[1], end[1]), linewidth=width, solid_capstyle="butt", **look
-    )
-    aside = {-1: (-12, -6, "right"), 0: (0, 10, "center"), 1: (12, -6, "left")}[
-        int(np.sign(round(x - 0.5, 6)))
-    ]
+    axes.plot(*ends.T, linewidth=width, solid_capstyle="butt", **look)
     axes.annotate(
         numbers.number(value),
-        (x, y),
-        xytext=aside[:2],
+        tuple(ends.mean(0)),
+        xytext=_ASIDE_OF[start, end][:2],
         textcoords="offset points",
-        ha=aside[2],
+        ha=_ASIDE_OF[start, end][2],
         color=axes.theme.ink,
     )
 
@@ -142,29 +130,14 @@ def _draw_corner(
         )
 
 
-def _draw_bars(axes: Panel, found: Mapping[str, Any]) -> None:
-    part_B3, theme, small = parts_of(found.values()), axes.theme, axes.style.small
-    colours = [theme.purple if key in list(_BARS)[:3] else theme.gold for key in found]
-    rows = np.arange(len(found))
-    axes.barh(
-        rows, np.nan_to_num(part_B3[:, 0]), 0.6, color=colours, alpha=0.85, linewidth=0, zorder=2
-    )
-    reach_B = np.nanmax(part_B3[:, [0, 2]], axis=1)
-    for row, (value, low, high) in enumerate(part_B3):
-        if np.isfinite(high):
-            axes.hlines(row, low, high, color=theme.ink, linewidth=1.1, zorder=3)
-        axes.annotate(
-            numbers.number(value),
-            (max(value, reach_B[row]), row),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center_baseline",
-            fontsize=small,
-            color=theme.ink,
-        )
-    axes.set_yticks(rows, [_BARS[key] for key in found], fontsize=small)
-    axes.set_ylim(len(found) - 0.4, -0.6)
-    axes.set_xlim(0, float(np.nanmax(reach_B)) * axes.style.pick(1.2, 1.4) or 1.0)
-    axes.grid(visible=False, axis="y")
+def _draw_bars(axes: Panel, found: Triangle) -> None:
+    distances, theme = found.between | found.within, axes.theme
+    for row, (name, distance) in enumerate(distances.items()):
+        value, colour = distance.value or 0.0, theme.gold if name in found.within else theme.purple
+        axes.barh(row, value, 0.6, color=colour, alpha=0.85, linewidth=0, zorder=2)
+        end_bar(axes, row, value, (distance.low, distance.high), numbers.number(distance.value))
+    name_rows(axes, list(distances))
+    reach = max(max(each.value or 0.0, each.high or 0.0) for each in distances.values())
+    axes.set_xlim(0, reach * axes.style.pick(1.2, 1.4) or 1.0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=axes.style.pick(7, 3)))
     axes.set_xlabel("nats")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from matplotlib.ticker import MultipleLocator
 
 from mismatch_cli.base import numbers
+from mismatch_cli.bisect.plots._rows import end_bar, name_rows
+from mismatch_cli.bisect.studies.bisection import in_percent
+from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.report.drawing.lines import DASHED
 from mismatch_cli.report.drawing.panels import RIGHT, TOP, Box, Panel, Sheet, short_names, width_of
 from mismatch_cli.report.drawing.style import LIGHT, Theme
 
 if TYPE_CHECKING:
     from mismatch_cli.bisect.studies.bisection import BisectionAnalysis
-    from mismatch_cli.metrics.estimate import Estimate
 
 STUDY = "bisection"
 SECTION = "Causes"
@@ -58,42 +63,17 @@ def draw(figure: Sheet, data: BisectionAnalysis) -> None:
     left = max(width_of(label, style.small) for label in labels) + 14
     (axes,) = figure.place([Box(left, TOP, style.width - left - RIGHT, _ROW * len(bars))])
     axes.flush = (figure.flush - left) / axes.box.width
-    lowest = min(0.0, *(value for bar in bars for value in (bar.first, bar.last, bar.low or 0.0)))
-    highest = max(1.0, *(value for bar in bars for value in (bar.first, bar.last, bar.high or 0.0)))
+    ends = [end for bar in bars for end in (bar.first, bar.last, bar.low, bar.high)]
+    lowest = min(end for end in ends if end is not None)
+    highest = max(end for end in ends if end is not None)
     room = style.pick(0.13, 0.34) * (highest - lowest)  # for labels at the right
     axes.set_xlim(lowest - 0.02, highest + room)
-    axes.set_ylim(len(bars) - 0.4, -0.6)
     for row, bar in enumerate(bars):
         _draw(axes, row, bar)
-        if bar.leads:
-            axes.vlines(
-                bar.last,
-                row - _BAR / 2,
-                row + 1 + _BAR / 2,
-                color=axes.theme.muted,
-                linewidth=0.7,
-                zorder=1,
-            )
-        reach = max(bar.first, bar.last, bar.high or 0.0)
-        axes.annotate(
-            bar.share,
-            (reach, row),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center_baseline",
-            fontsize=style.small,
-            color=axes.theme.ink,
-        )
-    axes.set_yticks(range(len(bars)), labels, fontsize=style.small)
-    axes.grid(visible=False, axis="y")
+        end_bar(axes, row, max(bar.first, bar.last), (bar.low, bar.high), bar.share)
+    name_rows(axes, labels)
     axes.axvline(0, color=axes.theme.muted, linewidth=0.9, zorder=1)
-    axes.set_xticks(
-        [
-            tick / 100
-            for tick in range(-200, 401, style.pick(20, 50))
-            if lowest - 0.02 <= tick / 100 <= highest + 0.02
-        ]
-    )
+    axes.xaxis.set_major_locator(MultipleLocator(style.pick(0.2, 0.5)))
     axes.xaxis.set_major_formatter(
         lambda value, _position: f"{100 * value:.0f} %".replace("-", "−")
     )
@@ -114,26 +94,16 @@ def alternative(data: BisectionAnalysis) -> str:
 
 def _draw(axes: Panel, row: int, bar: _Bar) -> None:
     left, width = min(bar.first, bar.last), abs(bar.last - bar.first)
-    if bar.look == "full":
-        axes.barh(row, width, _BAR, left, color=bar.colour, alpha=0.85, linewidth=0, zorder=2)
-    else:
-        axes.barh(
-            row,
-            width,
-            _BAR,
-            left,
-            facecolor="none",
-            edgecolor=bar.colour,
-            linewidth=1.1,
-            zorder=2,
-            linestyle=(0, (4, 2)) if bar.look == "hollow" else "-",
-        )
-        if bar.look == "hatched":
-            _hatch(axes, row, left, width, bar.colour)
-    if bar.low is not None and bar.high is not None:
-        ends = bar.low, bar.high
-        axes.hlines(row, *ends, color=axes.theme.ink, linewidth=1.1, zorder=3)
-        axes.vlines(ends, row - 0.13, row + 0.13, color=axes.theme.ink, linewidth=1.1, zorder=3)
+    look: dict[str, Any] = {"color": bar.colour, "alpha": 0.85, "linewidth": 0}
+    if bar.look != "full":
+        look = {"facecolor": "none", "edgecolor": bar.colour, "linewidth": 1.1}
+    line = DASHED if bar.look == "hollow" else "-"
+    axes.barh(row, width, _BAR, left, zorder=2, linestyle=line, **look)
+    if bar.look == "hatched":
+        _hatch(axes, row, left, width, bar.colour)
+    if bar.leads:
+        ends = row - _BAR / 2, row + 1 + _BAR / 2
+        axes.vlines(bar.last, *ends, color=axes.theme.muted, linewidth=0.7, zorder=1)
 
 
 def _hatch(axes: Panel, row: int, left: float, width: float, colour: str) -> None:
@@ -151,19 +121,13 @@ def _hatch(axes: Panel, row: int, left: float, width: float, colour: str) -> Non
 
 def _bars(data: BisectionAnalysis, theme: Theme, *, sides: bool) -> Iterator[_Bar]:
     """From the full gap down to what is left; then the precision, and the noise."""
+    yield _Bar("as recorded", 0.0, 1.0, "100 %", theme.muted, leads=bool(data.named))
     yield from _steps(data, theme, sides)
+    if data.named:
+        yield _from_0("left", data.remaining, theme.muted)
     if data.floor is not None:
-        last, label = 1 - (data.floor.share.value or 0.0), _percent(data.floor.share)
-        yield _Bar(
-            data.name(data.floor),
-            1.0,
-            last,
-            label,
-            theme.green,
-            *_ends(1.0, data.floor.share),
-            "hollow",
-            leads=False,
-        )
+        bar = _removed(data.name(data.floor), 1.0, data.floor.share, theme.green)
+        yield bar._replace(look="hollow", leads=False)
     if data.noise is not None:
         yield _from_0("noise", data.noise, theme.gold)
 
@@ -173,46 +137,30 @@ def _steps(data: BisectionAnalysis, theme: Theme, sides: bool) -> Iterator[_Bar]
     side.
     """
     colours = {"rollout": theme.orange, "trainer": theme.blue, "both": theme.purple}
-    yield _Bar("as recorded", 0.0, 1.0, "100 %", theme.muted, leads=bool(data.named))
     at = 1.0
     for row in data.named[:_MOST]:
-        name, last = (
-            data.name(row) if sides else row.experiment.setting,
-            at - (row.share.value or 0.0),
-        )
-        yield _Bar(
-            name, at, last, _percent(row.share), colours[row.experiment.side], *_ends(at, row.share)
-        )
-        at = last
+        name = data.name(row) if sides else row.experiment.setting
+        yield _removed(name, at, row.share, colours[row.experiment.side])
+        at -= row.share.value or 0.0
     if others := data.named[_MOST:]:
-        value = sum(row.share.value or 0.0 for row in others)
-        yield _Bar(_OTHERS, at, at - value, f"{100 * value:.0f} %", theme.gold)
-        at -= value
+        share = Estimate(sum(row.share.value or 0.0 for row in others))
+        yield _removed(_OTHERS, at, share, theme.gold)
+        at -= share.value or 0.0
     left = data.remaining.value or 0.0
     if len(data.named) > 1 and abs(left - at) >= _LEAST:
         label = "shares overlap" if left > at else "only together"
-        yield _Bar(label, at, left, f"{100 * abs(left - at):.0f} %", theme.muted, look="hatched")
-    if data.named:
-        yield _from_0("left", data.remaining, theme.muted)
+        words = in_percent(Estimate(abs(left - at)))
+        yield _Bar(label, at, left, words, theme.muted, look="hatched")
+
+
+def _removed(label: str, at: float, share: Estimate, colour: str) -> _Bar:
+    """A bar down from `at` by a share."""
+    bar = _Bar(label, at, at - (share.value or 0.0), in_percent(share), colour)
+    if share.low is None or share.high is None:
+        return bar
+    return bar._replace(low=at - share.high, high=at - share.low)
 
 
 def _from_0(label: str, share: Estimate, colour: str) -> _Bar:
-    return _Bar(
-        label, 0.0, share.value or 0.0, _percent(share), colour, share.low, share.high, leads=False
-    )
-
-
-def _ends(at: float, share: Estimate) -> tuple[float | None, float | None]:
-    """The interval of the end of a bar."""
-    return (
-        (None, None)
-        if share.low is None or share.high is None
-        else (at - share.high, at - share.low)
-    )
-
-
-def _percent(share: Estimate) -> str:
-    spread = (
-        "" if share.low is None or share.high is None else f" ± {50 * (share.high - share.low):.0f}"
-    )
-    return f"{100 * (share.value or 0.0):.0f} %{spread}".replace("-", "−")
+    ends = 0.0, share.value or 0.0
+    return _Bar(label, *ends, in_percent(share), colour, share.low, share.high, leads=False)

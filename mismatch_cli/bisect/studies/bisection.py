@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from mismatch_cli.base.errors import suggest
-from mismatch_cli.base.json_form import to_json
+from mismatch_cli.base.json_form import from_json
 from mismatch_cli.base.places import shown
 from mismatch_cli.bisect.decoding import decode_against_prefill
 from mismatch_cli.bisect.effects import MEASURES, Effects, GapSums
@@ -46,6 +46,21 @@ from mismatch_cli.bisect.ranking import (
     rank,
 )
 from mismatch_cli.bisect.search_config import STAGES
+from mismatch_cli.bisect.studies.bisection_result import (
+    BisectionResult,
+    CauseRow,
+    ComparedModels,
+    Cost,
+    Fault,
+    LegRow,
+    LegsOfCause,
+    Measures,
+    Modules,
+    StageRow,
+    Together,
+    Triangle,
+    UntriedRow,
+)
 from mismatch_cli.bisect.studies.model_differences import ModelDifferences
 from mismatch_cli.limits.causes import CAUSES, place
 from mismatch_cli.metrics.estimate import NO_SPREAD, Estimate
@@ -133,27 +148,23 @@ class BisectionAnalysis(Study):
     # Distances between legs
 
     @cached_property
-    def triangle(self) -> dict[str, Any]:
-        """Mean |difference| between legs, nats: engine, trainer, their noise, and the trainer in
-        float32.
-        """
+    def triangle(self) -> Triangle:
+        """Distances between engine, trainer, and the trainer in float32, and their noise."""
         engine = self.search.base[0]
         reference = REFERENCE.name if self.has(REFERENCE.name) else SCORED.name
-        found = {
-            "as_recorded": self.effects.gap(self.recorded),
-            "decode_prefill": self._apart(ROLLOUT, DECODED.name, WHOLE.name),
-            "rollout_noise": self._apart(ROLLOUT, DECODED.name, ALONE.name),
-            "trainer_noise": self._apart(TRAINER, SCORED.name, OTHER_SHAPE.name),
-            "rollout_reference": self._gap((engine, reference)),
-            "trainer_reference": self._apart(TRAINER, SCORED.name, reference)
-            if reference != SCORED.name
-            else None,
-            "prefill_reference": self._gap((WHOLE.name, reference)),
-        }
-        return found | {
-            "nearer": self._nearer(engine, reference),
-            "decode_prefill_is": self._decode_prefill(found["decode_prefill"], reference),
-        }
+        apart = self._apart(ROLLOUT, DECODED.name, WHOLE.name)
+        is_measured = reference != SCORED.name
+        return Triangle(
+            as_recorded=self.effects.gap(self.recorded),
+            decode_prefill=apart,
+            rollout_noise=self._apart(ROLLOUT, DECODED.name, ALONE.name),
+            trainer_noise=self._apart(TRAINER, SCORED.name, OTHER_SHAPE.name),
+            rollout_reference=self._gap((engine, reference)),
+            trainer_reference=self._apart(TRAINER, SCORED.name, reference) if is_measured else None,
+            prefill_reference=self._gap((WHOLE.name, reference)),
+            nearer=self._nearer(engine, reference),
+            decode_prefill_is=self._decode_prefill(apart, reference),
+        )
 
     def _decode_prefill(self, apart: Estimate | None, reference: str) -> str | None:
         """What sets decoding and prefill apart; None if they were not both read, or the trainer
@@ -265,17 +276,37 @@ class BisectionAnalysis(Study):
         without_effect = {row.experiment.setting for row in still if not row.share.value}
         return tuple(self.models.clauses(without_effect))
 
-    @property
+    @cached_property
     def models(self) -> ModelDifferences:
         """What stage 0 says of the two models."""
-        return ModelDifferences(self.search.weights or {})
+        weights = self.search.weights or {}
+        return ModelDifferences(from_json(ComparedModels, weights), were_compared=bool(weights))
+
+    @cached_property
+    def modules(self) -> Modules | None:
+        """What stage 3 says of the modules; None if it compared none."""
+        return from_json(Modules, self.search.modules) if self.search.modules else None
+
+    @cached_property
+    def faults(self) -> list[Fault]:
+        """What `diagnose` found in the recorded columns."""
+        return [from_json(Fault, fault) for fault in self.search.findings or ()]
+
+    @cached_property
+    def stages(self) -> list[StageRow]:
+        """Every stage, also those that the search did not reach."""
+        stopped = {"status": NOT_REACHED, "why": "the search was stopped", "seconds": 0.0}
+        return [
+            StageRow(number, name, **self.search.stages.get(str(number), stopped))
+            for number, name in STAGES.items()
+        ]
 
     @property
     def not_tested(self) -> tuple[str, ...]:
         """The stages for which there was no time, or not enough."""
         begun = {experiment.stage for experiment in self.search.experiments}
-        late = [n for n in STAGES if self._stage(n)["status"] == NOT_REACHED]
-        return tuple(f"the rest of {STAGES[n]}" if n in begun else STAGES[n] for n in late)
+        late = [row for row in self.stages if row.status == NOT_REACHED]
+        return tuple(f"the rest of {row.name}" if row.stage in begun else row.name for row in late)
 
     @property
     def larger_budget(self) -> float | None:
@@ -301,14 +332,16 @@ class BisectionAnalysis(Study):
     @property
     def _shares_in_words(self) -> str:
         named, floor = self.named[:_MOST_NAMED], self.floor
-        parts = [f"{row.experiment.setting} {_share(row.share)}" for row in named]
+        parts = [f"{row.experiment.setting} {in_percent(row.share)}" for row in named]
         if floor is not None:
-            parts.append(f"{floor.experiment.value} itself {_share(floor.share)}")
+            parts.append(f"{floor.experiment.value} itself {in_percent(floor.share)}")
         if self.noise is not None:
-            parts.append(f"noise {_share(self.noise)}")
+            parts.append(f"noise {in_percent(self.noise)}")
         overlap = " (shares overlap)" if self.overlap and self.overlap > 0.05 else ""
         first = "" if named or floor else f"No cause {_FOUND[self.is_finished]}: "
-        return f"{first}{', '.join([*parts, f'unexplained {_share(self.unexplained)}'])}{overlap}."
+        return (
+            f"{first}{', '.join([*parts, f'unexplained {in_percent(self.unexplained)}'])}{overlap}."
+        )
 
     @cached_property
     def overlap(self) -> float | None:
@@ -340,13 +373,12 @@ class BisectionAnalysis(Study):
             if known := place(name):
                 return CAUSES[known - 1].why
         fault = self._fault(row)
-        return _WHY_WEIGHTS if fault is None else str(fault["cause"])
+        return _WHY_WEIGHTS if fault is None else fault.cause
 
-    def _fault(self, row: Row) -> dict[str, Any] | None:
+    def _fault(self, row: Row) -> Fault | None:
         """The finding of `diagnose` with the name of a cause."""
-        return next(
-            (f for f in self.search.findings or () if f["setting"] == row.experiment.setting), None
-        )
+        own = (fault for fault in self.faults if fault.setting == row.experiment.setting)
+        return next(own, None)
 
     def command(self, row: Row) -> list[str]:
         """The commands that show what a cause explains, also on new samples if the probe can be
@@ -361,7 +393,7 @@ class BisectionAnalysis(Study):
             lines.append(suggest_probe("--like", like, *experiment.flags))
         return lines
 
-    def cost(self, row: Row) -> dict[str, Any] | None:
+    def cost(self, row: Row) -> Cost | None:
         """Seconds per response with the change, relative to without it, on the side that
         changes.
         """
@@ -369,106 +401,87 @@ class BisectionAnalysis(Study):
         before, after = (self._seconds(pair[position]) for pair in pairs)
         if before is None or after is None or row.experiment.stage == 3:
             return None
-        return {"factor": after / before, "seconds_before": before, "seconds_after": after}
+        return Cost(after / before, before, after)
 
     def _seconds(self, leg: str) -> float | None:
         """Seconds per response in a leg; None if it was not read here."""
-        about_leg = read_manifest(self.folder / LEGS / leg)["bisect"]
-        seconds, responses = about_leg["seconds"], about_leg["responses"]
-        return seconds / responses if seconds and responses else None
+        row = self._leg(leg)
+        return row.seconds / row.responses if row.seconds and row.responses else None
 
-    def to_json(self) -> dict[str, Any]:
-        """What `--json` prints and `summary.json` holds; documented in docs/json/bisect.md."""
-        tokens = self.measured.tokens
-        triangle = {
-            n: v.to_dict() if isinstance(v, Estimate) else v for n, v in self.triangle.items()
-        }
-        return {
-            "format": self.FORMAT,
-            "version": self.VERSION,
-            "trace": str(shown(self.folder)),
-            "about": to_json(About.of([self.trace], 0)),
-            "responses": tokens.num_responses,
-            "prompts": len(np.unique(tokens.prompt_id_S)),
-            "tokens": int(self.recorded.tokens_S.sum()),
-            "gap": {
-                measure: self.effects.gap(self.recorded, measure).to_dict() for measure in MEASURES
-            },
-            "verdict": self.verdict,
-            "differences": list(self.differences),
-            "not_tested": list(self.not_tested),
-            "stages": [self._stage(number) for number in STAGES],
-            "legs": self._legs(),
-            "triangle": triangle,
-            "causes": self._rows(self.causes),
-            "tested": self._rows(self.ranking.tested),
-            "together": self._together(),
-            "overlap": self.overlap,
-            "noise": None if self.noise is None else self.noise.to_dict(),
-            "unexplained": self.unexplained.to_dict(),
-            "findings": self.search.findings,
-            "weights": self.search.weights,
-            "modules": self.search.modules,
-            "untried": self.search.untried,
-        }
-
-    def _stage(self, number: int) -> dict[str, Any]:
-        outcome = self.search.stages.get(
-            str(number), {"status": NOT_REACHED, "why": "the search was stopped", "seconds": 0.0}
+    @cached_property
+    def result(self) -> BisectionResult:
+        """What `--json` prints and `summary.json` holds."""
+        tokens, search = self.measured.tokens, self.search
+        return BisectionResult(
+            trace=str(shown(self.folder)),
+            about=About.of([self.trace], 0),
+            responses=tokens.num_responses,
+            prompts=len(np.unique(tokens.prompt_id_S)),
+            tokens=int(self.recorded.tokens_S.sum()),
+            gap=Measures(**{name: self.effects.gap(self.recorded, name) for name in MEASURES}),
+            verdict=self.verdict,
+            differences=self.differences,
+            not_tested=self.not_tested,
+            stages=self.stages,
+            legs=list(map(self._leg, leg_names(self.folder))),
+            triangle=self.triangle,
+            causes=self._rows(self.causes),
+            tested=self._rows(self.ranking.tested),
+            together=self._together(),
+            overlap=self.overlap,
+            noise=self.noise,
+            unexplained=self.unexplained,
+            findings=None if search.findings is None else self.faults,
+            weights=None if search.weights is None else self.models.weights,
+            modules=self.modules,
+            untried=[from_json(UntriedRow, untried) for untried in search.untried],
         )
-        return {"stage": number, "name": STAGES[number], **outcome}
 
-    def _legs(self) -> list[dict[str, Any]]:
-        legs = [
-            (leg, read_manifest(self.folder / LEGS / leg)["bisect"])
-            for leg in leg_names(self.folder)
-        ]
-        names = ("name", "side", "what", "change", "seconds", "responses")
-        return [
-            {name: about_leg[name] for name in names} | {"trace": f"{LEGS}/{leg}"}
-            for leg, about_leg in legs
-        ]
+    def _leg(self, leg: str) -> LegRow:
+        about_leg = read_manifest(self.folder / LEGS / leg)["bisect"]
+        return from_json(LegRow, about_leg | {"trace": f"{LEGS}/{leg}"})
 
-    def _rows(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        return [{"rank": n, **self._row(row)} for n, row in enumerate(rows, start=1)]
+    def _rows(self, rows: Sequence[Row]) -> list[CauseRow]:
+        return [self._row(rank, row) for rank, row in enumerate(rows, start=1)]
 
-    def _row(self, row: Row) -> dict[str, Any]:
+    def _row(self, rank: int, row: Row) -> CauseRow:
         experiment, fault = row.experiment, self._fault(row)
-        names = ("setting", "side", "stage", "value", "better", "change", "floor")
-        return {
-            "name": self.name(row),
-            **{name: shown(getattr(experiment, name)) for name in names},
-            "cause": self.why(row),
-            "check": None if fault is None else fault["check"],
-            "share": row.share.to_dict(),
-            "effect": {measure: change.to_dict() for measure, change in row.change.items()},
-            "left": row.left,
-            "cost": self.cost(row),
-            "command": self.command(row),
-            "trace": f"{LEGS}/{experiment.after[experiment.position]}",
-            "legs": {"before": list(experiment.before), "after": list(experiment.after)},
-            "parts": list(experiment.parts),
-        }
+        return CauseRow(
+            rank=rank,
+            name=self.name(row),
+            setting=shown(experiment.setting),
+            side=experiment.side,
+            stage=experiment.stage,
+            value=shown(experiment.value),
+            better=shown(experiment.better),
+            change=shown(experiment.change),
+            floor=experiment.floor,
+            cause=self.why(row),
+            check=None if fault is None else fault.check,
+            share=row.share,
+            effect=Measures(**row.change),
+            left=row.left,
+            cost=self.cost(row),
+            command=self.command(row),
+            trace=f"{LEGS}/{experiment.after[experiment.position]}",
+            legs=LegsOfCause(experiment.before, experiment.after),
+            parts=experiment.parts,
+        )
 
-    def _together(self) -> dict[str, Any] | None:
-        found, pair = self.search.together, self.search.pair_together
-        if found is None or pair is None:
+    def _together(self) -> Together | None:
+        together, pair = self.search.together, self.search.pair_together
+        if together is None or pair is None:
             return None
         after = self.measured.sums(pair)
         share = self.effects.share(self.recorded, self.measured.sums(self.search.base), after)
-        return {
-            "settings": found["settings"],
-            "legs": found["after"],
-            "share": share.to_dict(),
-            "left": after.mean(),
-        }
+        return Together(together["settings"], together["after"], share, after.mean())
 
 
-def _share(share: Estimate) -> str:
+def in_percent(share: Estimate) -> str:
     """`61 % ± 5`."""
     if share.value is None:
         return "unknown"
-    spread = (
-        "" if share.low is None or share.high is None else f" ± {50 * (share.high - share.low):.0f}"
-    )
-    return f"{100 * share.value:.0f} %{spread}"
+    spread = ""
+    if share.low is not None and share.high is not None:
+        spread = f" ± {50 * (share.high - share.low):.0f}"
+    return f"{100 * share.value:.0f} %{spread}".replace("-", "−")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
 from mismatch_cli.base.numbers import things
 from mismatch_cli.bisect.experiments import ROLLOUT, TRAINER
+from mismatch_cli.bisect.model_config import ConfigDifference
+from mismatch_cli.bisect.studies.bisection_result import ComparedModels, Lacking, TensorRow
 
 _MOST_NAMED = 3  # kinds of tensors in a clause
 _OWNERS = {ROLLOUT: "engine", TRAINER: "trainer"}
@@ -25,43 +28,44 @@ class LackingTensor(NamedTuple):
 class ModelDifferences:
     """What a search found when it compared the two models, before any experiment."""
 
-    weights: Mapping[str, Any]  # as in docs/json/bisect.md; empty if nothing was compared
+    weights: ComparedModels
+    were_compared: bool = True
 
-    @property
+    @cached_property
     def lacking(self) -> list[LackingTensor]:
         """The trainer's first: an engine that has more is what nobody looks for."""
-        names = self.weights.get("lacking") or {}
-        sides = (TRAINER, ROLLOUT)
-        return [LackingTensor(name, side) for side in sides for name in names.get(side, ())]
+        names = self.weights.lacking or Lacking()
+        rows = [LackingTensor(name, TRAINER) for name in names.trainer]
+        return [*rows, *(LackingTensor(name, ROLLOUT) for name in names.rollout)]
 
     @property
     def unread(self) -> list[str]:
         """Tensors that were not compared, with the reason; without those that a side lacks."""
         lacking = {row.tensor for row in self.lacking}
-        rows = self.weights.get("unread", ())
-        return [row for row in rows if row.partition(": ")[0] not in lacking]
+        return [row for row in self.weights.unread if row.partition(": ")[0] not in lacking]
 
     @property
-    def settings(self) -> list[Mapping[str, Any]]:
+    def settings(self) -> list[ConfigDifference]:
         """The classes if they differ, and settings of the configuration."""
-        rows = list(self.weights.get("config", ()))
-        if classes := self.weights.get("architectures"):
-            rows.insert(0, {"key": "architectures", **classes})
-        return rows
+        classes = self.weights.architectures
+        if classes is None:
+            return list(self.weights.config)
+        of_two = ConfigDifference("architectures", classes.rollout, classes.trainer)
+        return [of_two, *self.weights.config]
 
     def clauses(self, without_effect: Collection[str] = ()) -> Iterator[str]:
         """A clause for each kind of difference; `without_effect` names settings whose change
         moved nothing, on which the models need not agree.
         """
-        classes = self.weights.get("architectures")
+        classes = self.weights.architectures
         lacking = [clause for side in (TRAINER, ROLLOUT) for clause in self._lacking(side)]
-        if classes:
-            both = f"{classes['rollout']} against {classes['trainer']}"
+        if classes is not None:
+            both = f"{classes.rollout} against {classes.trainer}"
             of_two = f"The models are of two classes: {both}"
             lacking[:1] = [f"{clause} ({both})" for clause in lacking[:1]] or [of_two]
         yield from lacking
-        yield from _numbers(self.weights.get("differing", ()))
-        yield from _settings(self.weights.get("config", ()), without_effect)
+        yield from _numbers(self.weights.differing)
+        yield from _settings(self.weights.config, without_effect)
 
     def _lacking(self, side: str) -> Iterator[str]:
         names = [row.tensor for row in self.lacking if row.side == side]
@@ -74,30 +78,28 @@ class ModelDifferences:
             )
 
 
-def _numbers(differing: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _numbers(differing: Sequence[TensorRow]) -> Iterator[str]:
     """The tensors whose numbers differ: how many, and how the first does."""
     if not differing:
         return
     first, more = differing[0], len(differing) - 1
-    how = ": ".join(filter(None, (first["relation"], first["detail"])))
-    named = f"{first['tensor']} ({how})"
+    how = ": ".join(filter(None, (first.relation, first.detail)))
+    named = f"{first.tensor} ({how})"
     if more:
         yield f"{more + 1} tensors differ: {named}, and {more} more"
     else:
         yield f"1 tensor differs: {named}"
 
 
-def _settings(
-    config: Sequence[Mapping[str, Any]], without_effect: Collection[str]
-) -> Iterator[str]:
+def _settings(config: Sequence[ConfigDifference], without_effect: Collection[str]) -> Iterator[str]:
     """Settings that both models have: what one class alone has is its own."""
     for row in config:
-        name, engine, trainer = row["key"], row[ROLLOUT], row[TRAINER]
+        name, engine, trainer = row.key, row.rollout, row.trainer
         if None in (engine, trainer):
             continue
-        if len(part := row.get("inner", ())) == 1:
-            name = f"{name}.{part[0]}"
-            engine, trainer = engine.get(part[0]), trainer.get(part[0])
+        if len(row.inner) == 1:
+            part = row.inner[0]
+            name, engine, trainer = f"{name}.{part}", engine.get(part), trainer.get(part)
         if name not in without_effect:
             yield f"{name} is {engine} in the engine and {trainer} in the trainer"
 

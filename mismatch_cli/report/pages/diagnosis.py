@@ -1,24 +1,45 @@
 """The page of a diagnosis: a `ReportView`, which terminal and HTML print."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from mismatch_cli.base import numbers
-from mismatch_cli.base.json_form import from_json
+from mismatch_cli.base.errors import suggest
 from mismatch_cli.diagnosis.diagnose import (
+    COMPETE_STAGE,
     FLOOR_STAGE,
     PRECISION_STAGE,
     UNEXPLAINED_STAGE,
     Diagnosis,
     module,
 )
-from mismatch_cli.diagnosis.evidence import Finding
+from mismatch_cli.limits.assess import LEADING
 from mismatch_cli.limits.expected import sentence
+from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.gap_table import METRICS, Metric
-from mismatch_cli.report.about import command_line, settings_tables, who_facts
-from mismatch_cli.report.pages._diagnosis_screen import notes, screen
+from mismatch_cli.report.about import (
+    command_line,
+    left_out_of,
+    settings_tables,
+    subject_lines,
+    who_facts,
+)
 from mismatch_cli.report.tables import col, filled, metric_row, pairs_table, share, table, text
-from mismatch_cli.report.view import MetricRow, ReportView, Section, Table
+from mismatch_cli.report.view import (
+    Brief,
+    Facts,
+    MetricRow,
+    Priority,
+    Profile,
+    ReportView,
+    Section,
+    Status,
+    Table,
+    Verdict,
+)
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
+from mismatch_cli.studies.diagnosis_result import EvidenceRow, FindingRow, SuspectRow
 from mismatch_cli.studies.study import typed
-from mismatch_cli.trace.origin import About
 
 _NOTATION = (
     "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ "
@@ -27,17 +48,10 @@ _NOTATION = (
     "over prompts."
 )
 _OWN = "mismatch-cli"
-GAP = METRICS["abs_d_mean"]
-EXPLAINED = Metric(
-    "explained", "explained by the first cause", "share of Σ|d| that it explains", "share", _OWN
-)
+GAP = METRICS[LEADING]
 UNEXPLAINED = Metric(
     "unexplained-gap", "unexplained gap", "mean |d| with every cause found undone", "nats", _OWN
 )
-FAULTS = Metric(
-    "faults", "faults found", "checks that answer “found”, except noise and tails", "checks", _OWN
-)
-MADE = Metric("made", "checks made", "checks that the trace allows, of all checks", "checks", _OWN)
 _NO_SCALE = {  # by whether the model was named
     False: (
         "That range is wide, and the trace does not show its own scale; a pass of the model would: "
@@ -45,6 +59,11 @@ _NO_SCALE = {  # by whether the model was named
     ),
     True: "That range is wide, and neither the trace nor its model shows a scale of its own.",
 }
+_GAP = (
+    "The mean gap of the tokens, in parts: what the findings explain, what is expected without a "
+    "fault, and what is left."
+)
+_WITHOUT_CAUSE = "more than expected, without a known cause"
 _STAGES = {
     1: "values",
     2: "alignment",
@@ -56,78 +75,105 @@ _STAGES = {
     8: "what is left",
 }
 _ANSWERS = {"found": "FOUND", "clear": "clear", "untested": "not tested"}
+_MOST = 4  # findings, and suspects, on a screen
+_RELATIVE = "|Δlog p| relative to the typical gap at the same μ"
 
 
 def page(analysis: DiagnosisAnalysis) -> ReportView:
-    """The faults first, then every check."""
-    diagnosis = analysis.diagnosis
-    sections = [
-        _finding_section(finding, finding is diagnosis.first_cause, analysis.change(finding))
-        for finding in diagnosis.found
-    ]
-    sections.insert(
-        0 if diagnosis.is_minor or not diagnosis.first_cause else 1, _suspects_section(analysis)
-    )
+    """The parts of the gap, the faults, the suspects, then every check."""
+    diagnosis, about = analysis.diagnosis, analysis.result.about
+    first = analysis.result.first_cause
+    found = [_finding_section(row, is_first=row.check == first) for row in analysis.found]
+    suspects_come_first = diagnosis.is_minor or first is None
+    found.insert(0 if suspects_come_first else 1, _suspects_section(analysis))
+    words, status = answer(diagnosis)
     return ReportView(
         title="What is wrong with this trace?",
-        about=(
-            *who_facts(from_json(About, analysis.result["about"])),
-            ("Checked", _looked_at(analysis)),
-        ),
-        notes=notes(analysis),
-        headline=_not_tested(analysis),
-        screen=screen(analysis, _reasons(analysis)),
+        about=(*who_facts(about), ("Checked", _checked(analysis))),
+        subject=subject_lines(about, analysis.covered),
+        notes=_notes(analysis),
         leading=_leading(analysis),
-        outline=[*sections, _all_checks(analysis)],
-        settings=settings_tables(from_json(About, analysis.result["about"])),
+        verdict=Verdict(words, _reason(analysis), status),
+        remarks=(("Checks", _checks_made(analysis)),),
+        profiles=_profiles(analysis),
+        next=_next(analysis),
+        outline=[_gap_section(analysis), *found, _all_checks(analysis)],
+        settings=settings_tables(about),
         command=command_line("diagnose", typed(analysis.traces), *analysis.typed_models),
         notation=_NOTATION,
     )
 
 
-def _looked_at(analysis: DiagnosisAnalysis) -> str:
-    counts, sample = analysis.diagnosis.evidence.counts, analysis.sample
-    text = (
-        f"{numbers.things(len(sample.kept), 'token')} in "
-        f"{numbers.things(sample.num_responses, 'response')}"
+def answer(diagnosis: Diagnosis) -> tuple[str, Status]:
+    """The verdict in capitals; good only where the trace was judged at its own scale."""
+    faults = len(diagnosis.faults)
+    if diagnosis.is_unexplained:
+        return "NOT EXPLAINED" if faults == 1 else f"{faults} FAULTS, NOT ALL EXPLAINED", "bad"
+    if faults:
+        rest = "" if diagnosis.is_decided else ", THE REST UNDECIDED"
+        return f"{numbers.things(faults, 'fault').upper()} FOUND{rest}", "bad"
+    if not diagnosis.is_decided:
+        return "UNDECIDED", "mixed"
+    return "NO FAULT FOUND", "good" if diagnosis.is_at_own_scale else "mixed"
+
+
+def _notes(analysis: DiagnosisAnalysis) -> tuple[str, ...]:
+    """What is left out of the trace, and of the gap."""
+    counts = analysis.diagnosis.evidence.counts
+    missing = sum(side.not_a_number for side in counts.sides.values())
+    left_out = (
+        (counts.out_of_support, "sampled tokens have log π = −∞ and are left out of the gap"),
+        (missing, "values are not a number and are left out of the gap"),
     )
-    if sample.num_responses < counts.responses:
-        text += f", a sample of {numbers.count(counts.responses)}; values and placeholders are checked in all"
-    return text
+    return left_out_of(analysis.result.about, left_out)
 
 
-def _reasons(analysis: DiagnosisAnalysis) -> str:
+def _checked(analysis: DiagnosisAnalysis) -> str:
+    sample, responses = analysis.result.sample, analysis.result.responses
+    checked = (
+        f"{numbers.things(sample.tokens, 'token')} in "
+        f"{numbers.things(sample.responses, 'response')}"
+    )
+    if sample.responses == responses:
+        return checked
+    of_all = "values and placeholders are checked in all"
+    return f"{checked}, a sample of {numbers.count(responses)}; {of_all}"
+
+
+def _reason(analysis: DiagnosisAnalysis) -> str:
     """The fault or the cause of the gap, then what is suspected."""
-    diagnosis = analysis.diagnosis
-    first = diagnosis.first_cause
-    unexplained = next((f.sentence for f in diagnosis.faults if f.check == UNEXPLAINED.key), "")
+    diagnosis, result = analysis.diagnosis, analysis.result
+    first = None if result.first_cause is None else result.finding(result.first_cause)
+    unexplained = result.finding(UNEXPLAINED.key).sentence if diagnosis.is_unexplained else ""
     if first is not None and not (diagnosis.is_minor and analysis.suspects):
-        most = "at most " if first.at_most else ""
-        explained = (
-            f" It explains {most}{share(first.explains)} of the gap." if first.explains else ""
-        )
-        return " ".join(
-            filter(None, (f"{module(first.check).TITLE}. {first.sentence}{explained}", unexplained))
-        )
-    suspected = _suspected_first(analysis)
-    if unexplained:
-        return " ".join(filter(None, (unexplained, _may_be(diagnosis), suspected)))
-    also = ""
-    if first is not None and first.explains is not None:
-        also = f"{module(first.check).TITLE} explains {share(first.explains)} of the gap."
-    return " ".join(filter(None, (_against_expected(analysis), suspected, also)))
+        sentences = [f"{first.title}. {first.sentence}", _explained(first, "at most "), unexplained]
+    elif unexplained:
+        sentences = [unexplained, _may_be(result.suspects), _first_suspect(analysis)]
+    else:
+        sentences = [_beside_expected(analysis), _first_suspect(analysis)]
+        if first is not None and first.explains is not None:
+            sentences.append(f"{first.title} explains {share(first.explains)} of the gap.")
+    return " ".join(filter(None, sentences))
 
 
-def _may_be(diagnosis: Diagnosis) -> str:
-    """The checks that show in an unexplained gap, and those that were not made."""
-    parts: dict[str, list[str]] = {"It may be": [], "Not tested:": []}
-    for finding in diagnosis.suspects:
-        words = "Not tested:" if finding.status == "untested" else "It may be"
-        parts[words].append(_suspect(finding))
-    return " ".join(f"{words} {'; or '.join(names)}." for words, names in parts.items() if names)
+def _explained(finding: FindingRow, bound: str, value: str = "") -> str:
+    """What a finding explains, after the words for a bound or for a value; empty for nothing."""
+    if not finding.explains:
+        return ""
+    return f"It explains {bound if finding.at_most else value}{share(finding.explains)} of the gap."
 
 
-def _suspected_first(analysis: DiagnosisAnalysis) -> str:
+def _may_be(suspects: Sequence[SuspectRow]) -> str:
+    """The checks that show in an unexplained gap, in a sentence; empty where none does."""
+    showing = [
+        f"“{module(row.check).TITLE}”, which explains {share(row.explains)} of it"
+        for row in suspects
+        if row.check is not None and not row.needs
+    ]
+    return f"It may be {'; or '.join(showing)}." if showing else ""
+
+
+def _first_suspect(analysis: DiagnosisAnalysis) -> str:
     """The first suspect in a sentence; empty where there is none."""
     if not analysis.suspects:
         return ""
@@ -136,56 +182,149 @@ def _suspected_first(analysis: DiagnosisAnalysis) -> str:
     return f"First suspect: {first.setting} = {first.value} ({first.why}: {first.source}).{seen}"
 
 
-def _suspect(finding: Finding) -> str:
-    title = f"“{module(finding.check).TITLE}”"
-    if finding.status == "untested":
-        return f"{title} ({finding.needs})"
-    return f"{title}, which explains {share(finding.explains)} of it"
-
-
-def _against_expected(analysis: DiagnosisAnalysis) -> str:
+def _beside_expected(analysis: DiagnosisAnalysis) -> str:
     """The gap beside what is expected without a fault, and what would have shown."""
     diagnosis, evidence = analysis.diagnosis, analysis.diagnosis.evidence
     if not diagnosis.has_a_gap:
         return f"The gap of {evidence.gap.value:.2g} nats is that of float32 rounding."
-    said = [sentence(evidence.gap.value, evidence.expected)]
+    sentences = [sentence(evidence.gap.value, evidence.expected)]
     if not diagnosis.is_at_own_scale:
-        said.append(_NO_SCALE[analysis.trainer_model is not None])
+        sentences.append(_NO_SCALE[analysis.trainer_model is not None])
     if not diagnosis.is_decided:
-        said.append("That is not yet two standard errors over prompts.")
-    said.append(f"A fault would show from {evidence.resolution:.2g} nats.")
-    return " ".join(said)
+        sentences.append("That is not yet two standard errors over prompts.")
+    sentences.append(f"A fault would show from {evidence.resolution:.2g} nats.")
+    return " ".join(sentences)
 
 
-def _not_tested(analysis: DiagnosisAnalysis) -> str:
-    """Checks that were not made but could be; empty beside a finding, which comes first."""
-    diagnosis = analysis.diagnosis
-    if diagnosis.faults or (diagnosis.first_cause and not diagnosis.is_minor):
-        return ""
-    missing = diagnosis.allowed_by_more
-    return (
-        f"Not tested: {', '.join(f'{module(f.check).TITLE} ({f.needs})' for f in missing)}."
-        if missing
-        else ""
-    )
+def _checks_made(analysis: DiagnosisAnalysis) -> str:
+    """How many checks were made, and what the others need."""
+    checks, untested = len(analysis.result.findings), analysis.result.untested
+    needs = [row.needs for row in untested if row.needs]
+    allowed = [f"{need} allows {needs.count(need)} more" for need in dict.fromkeys(needs)]
+    return "; ".join([f"{checks - len(untested)} of {checks} made", *allowed])
 
 
 def _leading(analysis: DiagnosisAnalysis) -> tuple[MetricRow, ...]:
-    diagnosis = analysis.diagnosis
-    made = sum(finding.status != "untested" for finding in diagnosis.findings)
-    first = diagnosis.first_cause.explains if diagnosis.first_cause else None
-    expected = diagnosis.evidence.expected
-    return (
-        MetricRow(FAULTS, numbers.count(len(diagnosis.faults))),
-        MetricRow(EXPLAINED, share(first), note="an estimate" if first is not None else ""),
-        MetricRow(
-            UNEXPLAINED,
-            numbers.number(diagnosis.unexplained.nats),
-            note=f"expected: {expected.low:.2g} to {expected.high:.2g}, {expected.who}",
-        ),
-        metric_row(GAP, analysis.gap),
-        MetricRow(MADE, f"{made} of {len(diagnosis.findings)}"),
+    left = analysis.result.unexplained
+    expected = f"{left.expected.low:.2g} to {left.expected.high:.2g}, {left.expected.who}"
+    unexplained = MetricRow(UNEXPLAINED, numbers.number(left.nats), note=f"expected: {expected}")
+    return (metric_row(GAP, analysis.gap), unexplained)
+
+
+def _profiles(analysis: DiagnosisAnalysis) -> tuple[Profile, ...]:
+    positions = [(f"{place:.0f}", gap) for place, gap in analysis.by_position]
+    steps = [(str(step), gap) for step, gap in analysis.by_step]
+    profiles = (_profile("By position", positions, _RELATIVE), _profile("By step", steps))
+    return tuple(profile for profile in profiles if len(profile.values) > 1)
+
+
+def _profile(title: str, points: Sequence[tuple[str, Estimate]], what: str = "") -> Profile:
+    places = [place for place, _ in points] or [""]
+    return Profile(title, tuple(gap.value for _, gap in points), places[0], places[-1], what)
+
+
+def _next(analysis: DiagnosisAnalysis) -> Facts:
+    """The command that decides an unexplained gap; else those that test the first suspect, or
+    enable a check that was not possible.
+    """
+    every = (
+        suggest("diagnose", *typed(analysis.traces), *analysis.typed_models, "--full"),
+        "every check, with its evidence",
     )
+    if analysis.has_an_open_gap and analysis.can_be_bisected:
+        search = suggest("bisect", *typed(analysis.traces))
+        return ((search, "which setting, tensor or module makes the gap"), every)
+    return (every, *(_of_suspect(analysis) or _of_check(analysis)), *_import_again(analysis))
+
+
+def _of_suspect(analysis: DiagnosisAnalysis) -> Facts:
+    if not analysis.suspects:
+        return ()
+    first = analysis.suspects[0]
+    shows = (f"how much of the gap {first.setting} causes", *[""] * len(first.test))
+    return tuple(zip(first.test, shows, strict=False))
+
+
+def _of_check(analysis: DiagnosisAnalysis) -> Facts:
+    """The first thing to type that allows more checks, and the first of these."""
+    allowed = [row for row in analysis.result.untested if row.needs]
+    if not allowed:
+        return ()
+    first = allowed[0]
+    causes = numbers.things(sum(row.needs == first.needs for row in allowed), "more cause")
+    shows = f"tests {causes}, such as {first.title[0].lower()}{first.title[1:]}"
+    return ((analysis.line_that_tests(first.needs), shows),)
+
+
+def _import_again(analysis: DiagnosisAnalysis) -> Facts:
+    """How to replace an imported trace whose values or alignment are wrong; its dump has to be
+    corrected first.
+    """
+    spoiled = any(module(check).STAGE < COMPETE_STAGE for check in analysis.result.faults)
+    source = analysis.result.about.source
+    imported = source is not None and not source.is_recorded
+    if not (spoiled and imported and len(analysis.traces) == 1):
+        return ()
+    again = suggest("import", "DUMP", "--output", *typed(analysis.traces), "--force")
+    return ((again, "once DUMP is corrected; repeat your other options"),)
+
+
+@dataclass(frozen=True)
+class _PartOfGap:
+    """A part of the gap, and what makes it."""
+
+    name: str
+    share: float
+    what: str
+
+
+def _gap_section(analysis: DiagnosisAnalysis) -> Section:
+    return Section("The gap", _GAP, tables=(_parts_of_gap(analysis), *filled(_found(analysis))))
+
+
+def _parts_of_gap(analysis: DiagnosisAnalysis) -> Table:
+    """The parts add up to the gap."""
+    shares, expected = analysis.result.shares, analysis.result.unexplained.expected
+    gap = analysis.gap.value or 0.0
+    span = f"{numbers.number(expected.low)} to {numbers.number(expected.high)}"
+    parts = (
+        _PartOfGap("mean |Δlog p|", 1.0, "all of it"),
+        _PartOfGap("  explained", shares.explained, "caused by what was found"),
+        _PartOfGap("  expected", shares.expected, f"of {expected.who}: {span} nats"),
+        _PartOfGap("  unexplained", shares.unexplained, _WITHOUT_CAUSE),
+    )
+    return table(
+        "",
+        parts,
+        [
+            text("the gap", lambda part: part.name),
+            col("nats", lambda part: numbers.number(part.share * gap)),
+            col("share", lambda part: share(part.share)),
+            text("", lambda part: part.what),
+        ],
+        brief=Brief.first(len(parts), fewest=len(parts)),
+    )
+
+
+def _found(analysis: DiagnosisAnalysis) -> Table:
+    """What was found, with the setting of the framework that made the trace where it is known."""
+    causes = [row for row in analysis.found if row.stage != UNEXPLAINED_STAGE]
+    return table(
+        "",
+        causes,
+        [
+            text("found", lambda row: row.title),
+            col("explains", lambda row: ("≤ " if row.at_most else "") + share(row.explains)),
+            text("what to change", lambda row: _clause(analysis.setting(row.check) or row.change)),
+        ],
+        row_links=tuple(Section(row.title).anchor for row in causes),
+        brief=Brief.first(_MOST),
+    )
+
+
+def _clause(words: str) -> str:
+    """The first sentence, up to a bracket or a semicolon."""
+    return words.partition(";")[0].partition(" (")[0].partition(". ")[0].rstrip(".")
 
 
 def _suspects_section(analysis: DiagnosisAnalysis) -> Section:
@@ -196,12 +335,13 @@ def _suspects_section(analysis: DiagnosisAnalysis) -> Section:
         "",
         analysis.suspects,
         [
-            text("setting", lambda suspect: suspect.setting),
+            text("setting", lambda suspect: suspect.setting, short="suspects"),
             text("value", lambda suspect: str(suspect.value)),
             text("why it can cause a gap", lambda suspect: suspect.why),
-            text("seen elsewhere", lambda suspect: suspect.seen, optional=True),
-            text("source", lambda suspect: suspect.source, optional=True),
+            text("seen elsewhere", lambda suspect: suspect.seen, priority=Priority.FULL),
+            text("source", lambda suspect: suspect.source, priority=Priority.FULL),
         ],
+        brief=Brief.first(_MOST),
     )
     tests = (
         (f"{suspect.setting}: {suspect.change}", " && ".join(suspect.test))
@@ -216,41 +356,33 @@ def _suspects_section(analysis: DiagnosisAnalysis) -> Section:
     )
 
 
-def _finding_section(finding: Finding, is_first: bool, change: str) -> Section:
-    check = module(finding.check)
-    order = "First cause" if is_first else "Also found"
-    kind = (
-        " (rounding noise or a tail, not bookkeeping)"
-        if check.STAGE in (PRECISION_STAGE, FLOOR_STAGE)
-        else ""
-    )
-    about = "at most" if finding.at_most else "about"
-    explains = (
-        f" It explains {about} {share(finding.explains)} of the gap." if finding.explains else ""
-    )
-    if check.STAGE == UNEXPLAINED_STAGE:
-        order, explains = "Unexplained", ""
+def _finding_section(finding: FindingRow, *, is_first: bool) -> Section:
+    sentences = ["First cause" if is_first else "Also found", finding.sentence]
+    if finding.stage in (PRECISION_STAGE, FLOOR_STAGE):
+        sentences[0] += " (rounding noise or a tail, not bookkeeping)"
+    if finding.stage == UNEXPLAINED_STAGE:
+        sentences[0] = "Unexplained"
+    else:
+        sentences.append(_explained(finding, "at most ", "about "))
+    sentences[0] += "."
     facts = (
-        ("Likely cause", finding.cause or check.CAUSE),
-        ("What to change", change),
-        ("Seen in", check.SOURCE),
+        ("Likely cause", finding.cause),
+        ("What to change", finding.change),
+        ("Seen in", finding.source),
     )
     return Section(
-        check.TITLE,
-        f"{order}{kind}. {finding.sentence}{explains}",
-        tables=(
-            pairs_table("", facts),
-            _evidence(finding, "Evidence"),
-        ),
+        finding.title,
+        " ".join(filter(None, sentences)),
+        tables=(pairs_table("", facts), _evidence(finding.evidence, "Evidence")),
     )
 
 
-def _evidence(finding: Finding, title: str, fold: str = "") -> Table:
+def _evidence(measurements: Sequence[EvidenceRow], title: str, fold: str = "") -> Table:
     """What the check measured; if folded, only the page shows it."""
     return table(
         title,
-        finding.evidence,
-        [text("measurement", lambda fact: fact[0]), col("value", lambda fact: _text(fact[1]))],
+        measurements,
+        [text("measurement", lambda row: row.label), col("value", lambda row: _text(row.value))],
         fold=fold,
         terminal_rows=0 if fold else None,
     )
@@ -263,34 +395,32 @@ def _text(value: float | int | str | None) -> str:
 
 
 def _all_checks(analysis: DiagnosisAnalysis) -> Section:
+    findings = analysis.result.findings
     checks = table(
         "",
-        analysis.diagnosis.findings,
+        findings,
         [
-            text("check", lambda finding: module(finding.check).TITLE),
-            text("kind", lambda finding: _STAGES[module(finding.check).STAGE], optional=True),
-            text("answer", lambda finding: _ANSWERS[finding.status]),
-            col("effect", lambda finding: numbers.number(finding.effect)),
+            text("check", lambda row: row.title),
+            text("kind", lambda row: _STAGES[row.stage], priority=Priority.SPARE),
+            text("answer", lambda row: _ANSWERS[row.status], priority=Priority.ALWAYS),
+            col("effect", lambda row: numbers.number(row.effect)),
             text("measured as, or why not tested", _measured_as),
         ],
     )
+    fold = "Evidence of the checks that found nothing"
     evidence = (
-        _evidence(
-            finding, module(finding.check).TITLE, fold="Evidence of the checks that found nothing"
-        )
-        for finding in analysis.diagnosis.findings
-        if finding.status == "clear"
+        _evidence(row.evidence, row.title, fold) for row in findings if row.status == "clear"
     )
     return Section(
         "All checks",
-        "Faults that corrupt tokens come first; then causes by how much of the gap they explain "
-        "once stronger ones are undone. For detection rates and the smallest faults found: "
-        "mismatch-cli guide diagnose.",
+        f"{_checks_made(analysis)}. Faults that corrupt tokens come first; then causes by how much "
+        "of the gap they explain once stronger ones are undone. For detection rates and the "
+        "smallest faults found: mismatch-cli guide diagnose.",
         tables=(checks, *filled(*evidence)),
     )
 
 
-def _measured_as(finding: Finding) -> str:
+def _measured_as(finding: FindingRow) -> str:
     if finding.status == "untested":
         return ": ".join(filter(None, (finding.reason, finding.needs)))
     return "; ".join(filter(None, (finding.measure or finding.sentence, finding.reason)))
