@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mismatch_cli.base.json_form import to_json
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
 from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.metrics.differences import Measured, differences
@@ -206,7 +207,7 @@ def numbers(
         "compare": {key: each.to_dict() for key, each in pair.items()},
         "clipstats": clips.result(blocked_tokens=0),
     }
-    return dict(estimates(found))
+    return dict(estimates(to_json(found)))
 
 
 def truth(

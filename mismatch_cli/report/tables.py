@@ -96,12 +96,20 @@ def table(
     """The finished table; the first cell of a row is its name."""
     columns = tuple(columns)
     cells = tuple(tuple(column.cell(row) for column in columns) for row in rows)
-    if any(cell.endswith(numbers.FEW) for row in cells for cell in row):
-        note = "  ".join((note, _OF_FEW)) if note else _OF_FEW
+    note = _with_few(note, cells)
     heads = tuple(column.head for column in columns)
     if brief is not None:
-        brief = replace(brief, rows=[n for n in brief.rows if n < len(cells)])
+        shown = [n for n in brief.rows if n < len(cells)]
+        few = _with_few(brief.note, [cells[n] for n in shown])
+        brief = replace(brief, rows=shown, note=few)
     return Table(title, heads, cells, note, fold, terminal_rows, row_metrics, row_links, brief)
+
+
+def _with_few(note: str, rows: Iterable[tuple[str, ...]]) -> str:
+    """A note on a table, with the meaning of the mark of few prompts where a cell has it."""
+    if not any(cell.endswith(numbers.FEW) for row in rows for cell in row):
+        return note
+    return "  ".join(filter(None, (note, _OF_FEW)))
 
 
 def pairs_table(title: str, pairs: Iterable[tuple[str, str]], *heads: str) -> Table:

@@ -78,23 +78,21 @@ def test_turns_equal_the_reports(trace):
     found, study = columns(list(token_tables([trace]))), analyse([trace])
     counted = np.array([value is not None for value in found["d"]])
     turns = found["turn"][counted].astype(int)
-    rows = study.result["pairs"]["total"]["turns"]
+    rows = study.result.pairs["total"].turns
     assert len(rows) > 2
     for row in rows[:-1]:
-        abs_d_N = np.abs(found["d"][counted][turns == row["first"]].astype(float))
-        assert len(abs_d_N) == row["tokens"]
-        assert abs_d_N[np.isfinite(abs_d_N)].mean() == pytest.approx(
-            row["abs_d_mean"]["value"], rel=1e-5
-        )
+        abs_d_N = np.abs(found["d"][counted][turns == row.first].astype(float))
+        assert len(abs_d_N) == row.tokens
+        assert abs_d_N[np.isfinite(abs_d_N)].mean() == pytest.approx(row.abs_d_mean.value, rel=1e-5)
 
 
 def test_blocked_tokens_are_those_that_clipstats_counts(trace):
     study = analyse_clipping([trace], [find(spec) for spec in SPECS])
     found = columns(list(blocked_tables([trace], study.summary.question)))
-    for row in study.result["algorithms"]:
-        judged = [flag for flag in found[row["name"]] if flag is not None]
-        assert len(judged) == study.result["counts"]["tokens"]
-        assert np.mean(judged) == row["blocked"]["all"]["value"] > 0, row["name"]
+    for row in study.result.algorithms:
+        judged = [flag for flag in found[row.name] if flag is not None]
+        assert len(judged) == study.result.counts.tokens
+        assert np.mean(judged) == row.blocked.all.value > 0, row.name
 
 
 OWN = """
@@ -128,9 +126,9 @@ def test_masks_on_batches_and_groups_block_what_their_whole_decides(tmp_path):
     blocked = columns(list(blocked_tables(traces, study.summary.question)))
     tokens = columns(list(token_tables(traces)))
     judged = blocked["batch_mask"] != None  # noqa: E711 - elementwise
-    for row in study.result["algorithms"]:
-        assert (judged == (blocked[row["name"]] != None)).all()  # noqa: E711
-        assert blocked[row["name"]][judged].mean() == row["blocked"]["all"]["value"] > 0
+    for row in study.result.algorithms:
+        assert (judged == (blocked[row.name] != None)).all()  # noqa: E711
+        assert blocked[row.name][judged].mean() == row.blocked.all.value > 0
     size, keys = np.abs(tokens["d"].astype(float)), ("trace", "step", "epoch")
     needed = (
         size,
@@ -150,11 +148,11 @@ def test_without_advantages_each_sign_has_a_column(tmp_path):
     study = analyse_clipping([trace], [find(SPECS[0])])
     found, (row,) = (
         columns(list(blocked_tables([trace], study.summary.question))),
-        study.result["algorithms"],
+        study.result.algorithms,
     )
     for sign in ("positive", "negative"):
         judged = [flag for flag in found[f"{SPECS[0]}_if_{sign}"] if flag is not None]
-        assert np.mean(judged) == row["blocked"][sign]["value"]
+        assert np.mean(judged) == row.blocked.of(sign).value
 
 
 def test_an_unscored_trace_has_its_tokens(tmp_path):
