@@ -64,18 +64,6 @@ def text(
     return Col(Column(title, kind=kind, priority=priority, short=short), cell)
 
 
-def keyed(
-    title: str,
-    key: str,
-    show: Callable[[Any], str],
-    metric: Metric | None = None,
-    *,
-    optional: bool = False,
-) -> Col[Row]:
-    """A column of numbers, under one key of JSON rows."""
-    return col(title, lambda row: show(row[key]), metric, optional=optional)
-
-
 def named(title: str, key: str, *, optional: bool = False) -> Col[Row]:
     """A column of text, under one key of JSON rows."""
     return text(title, lambda row: str(row[key]), optional=optional)

@@ -59,6 +59,11 @@ class ClippingPlotData:
     # log-probabilities in nats
     sample: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=JUDGED_ROW))
 
+    @property
+    def logp_2N(self) -> np.ndarray:
+        """log μ and log π of each token in the sample."""
+        return np.stack([self.sample["logp_rollout"], self.sample["logp_trainer"]])
+
     def of_sign(self, sign: str) -> np.ndarray:
         """Which tokens of the sample have an advantage of that sign."""
         advantage_N = self.sample["advantage"]

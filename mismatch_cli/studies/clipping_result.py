@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, combinations
 
 from mismatch_cli.metrics.clipping.blocked_rows import (
     AlgorithmRow,
     ClippingNumbers,
     SameStrictness,
 )
+from mismatch_cli.metrics.clipping.overlap import DisputedToken, PairOverlap
 from mismatch_cli.studies.support import Available
 from mismatch_cli.trace.origin import About
 
@@ -109,6 +110,39 @@ class ClippingResult(ClippingNumbers, ClippingQuestion):
     def nothing_to_block(self) -> bool:
         """Whether no token has an advantage other than 0."""
         return self.has_advantages and not self.counts.tokens
+
+    @property
+    def pairs(self) -> list[PairOverlap]:
+        """Pairs of masks that block something: the compared one first, then those with one of the
+        two, each by disagreement.
+        """
+
+        def interest(pair: PairOverlap) -> tuple[int, int]:
+            compared = sum(name in self.compared for name in (pair.first, pair.second))
+            return compared, pair.only_first + pair.only_second
+
+        names = [mask.row.name for mask in self.blocking_masks]
+        pairs = [self.overlap.pair(*pair) for pair in combinations(names, 2)]
+        return sorted(pairs, key=interest, reverse=True)
+
+    @property
+    def disputed(self) -> list[DisputedToken]:
+        """Tokens that one of the compared algorithms blocks and the other keeps."""
+        examples = self.overlap.examples
+        return [each for each in examples if {each.only, each.not_} <= {*self.compared}]
+
+    @property
+    def equally_strict(self) -> list[tuple[SameStrictness, str, float]]:
+        """For each compared algorithm a threshold of another family, by its name: TV for a ratio
+        clip and for one without a family, otherwise the ratio clip.
+        """
+        thresholds = []
+        for row in self.same_strictness:
+            family = "binary_tv" if row.family in ("ratio_clip", None) else "ratio_clip"
+            threshold = row.thresholds.get(family)
+            if threshold is not None and threshold.value is not None:
+                thresholds.append((row, family, threshold.value))
+        return thresholds
 
     @property
     def unsupported(self) -> dict[str, list[str]]:

@@ -66,7 +66,7 @@ class BlockedAtPositions:
 
 @dataclass(frozen=True)
 class BlockedInSteps:
-    """A step or some successive ones, with means over blocked and kept tokens; entropies in nats."""
+    """Some successive steps, with means over blocked and kept tokens; entropies in nats."""
 
     first: int
     last: int

@@ -51,6 +51,18 @@ class DisputedToken:
 
 
 @dataclass(frozen=True)
+class PairOverlap:
+    """The tokens that two algorithms both block, and that only one of them does."""
+
+    first: str
+    second: str
+    both: int
+    only_first: int
+    only_second: int
+    jaccard: Estimate
+
+
+@dataclass(frozen=True)
 class OverlapCounts:
     """Pairs of algorithms as matrices: a row and a column for each name."""
 
@@ -59,6 +71,11 @@ class OverlapCounts:
     both: Sequence[Sequence[int]]  # tokens that both block
     only_row: Sequence[Sequence[int]]  # tokens that the row's blocks and the column's keeps
     examples: Sequence[DisputedToken]
+
+    def pair(self, first: str, second: str) -> PairOverlap:
+        i, j = self.names.index(first), self.names.index(second)
+        only = self.only_row[i][j], self.only_row[j][i]
+        return PairOverlap(first, second, self.both[i][j], *only, self.jaccard[i][j])
 
 
 class Overlap(Accumulator):

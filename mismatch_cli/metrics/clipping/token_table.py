@@ -5,7 +5,7 @@ distinct ids only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log
 from typing import Any
 
@@ -97,16 +97,18 @@ class TokenTable(Accumulator):
         # One of many ids: the 5 % are shared by all that could have come out by chance
         least = _CHANCE / max(int(np.count_nonzero(self.judged[sign])), 1)
         most = np.lexsort([ids, -sums_4[0]])[:count]
-        rows = []
-        for place in most:
-            token_id, tokens = int(ids[place]), int(self.judged[sign, ids[place]])
-            blocked, *sums = map(float, sums_4[:, place])
-            mu, pi, ratio = (total / blocked for total in sums)
-            rate = blocked / tokens
-            lift = _lift(rate, overall, tokens, least)
-            counts = token_id, int(blocked), tokens
-            rows.append(BlockedToken(*counts, rate, mu, pi, finite_or_none(ratio), lift))
-        return rows
+        rows = (_row(int(ids[i]), int(self.judged[sign, ids[i]]), sums_4[:, i]) for i in most)
+        return [replace(row, lift=_lift(row.rate, overall, row.tokens, least)) for row in rows]
+
+
+def _row(token_id: int, tokens: int, sums_4: np.ndarray) -> BlockedToken:
+    """How often one id is blocked, and its means over these occurrences; not yet its lift."""
+    blocked, *sums = map(float, sums_4)
+    mu, pi, ratio = (total / blocked for total in sums)
+    rate = blocked / tokens
+    return BlockedToken(
+        token_id, int(blocked), tokens, rate, mu, pi, finite_or_none(ratio), lift=None
+    )
 
 
 def _lift(rate: float, overall: float, tokens: int, least: float) -> float | None:

@@ -22,12 +22,11 @@ def distinct_masks(
     """The compared algorithms among these rows, then those that block different tokens from the
     ones before.
     """
-    names, jaccard = result.overlap.names, result.overlap.jaccard
     masks = sorted(result.masks(rows), key=lambda mask: mask.row not in result.leading)
     chosen: list[OneMask] = []
     for mask in masks:
-        own = jaccard[names.index(mask.row.name)]
-        shares = values_of(own[names.index(before.row.name)] for before in chosen)
+        pairs = (result.overlap.pair(mask.row.name, before.row.name) for before in chosen)
+        shares = values_of(pair.jaccard for pair in pairs)
         if mask.row in result.leading or not (shares > _ALIKE).any():
             chosen.append(mask)
     return chosen[:most]

@@ -37,14 +37,14 @@ from mismatch_cli.report.tables import (
     filled,
     interval_or_note,
     metric_row,
-    number,
+    parts,
     plain,
     share,
     span,
     table,
     text,
 )
-from mismatch_cli.report.view import Excerpt, Facts, MetricRow, ReportView, Section
+from mismatch_cli.report.view import Excerpt, Facts, MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.clipping import ClippingAnalysis
 from mismatch_cli.studies.clipping_result import SIGNS, ClippingResult
 from mismatch_cli.studies.study import typed
@@ -60,8 +60,7 @@ _NOTATION = (
     "where a mask blocks and 1 elsewhere, weight is the algorithm’s, C its cap. Intervals cover "
     "95 % over prompts."
 )
-_LEFT_OUT = {
-    "masked": MASKED["masked"],
+_LEFT_OUT = MASKED | {
     "not_measured": "tokens lack a column that the algorithms need",
     "out_of_support": (
         "tokens are outside the trainer's truncated support (π = 0): their ratio is 0, their KL "
@@ -83,6 +82,7 @@ _RECOMPUTED = {
     "equal weights": "the trainer itself, at the weights that sampled",
     "absent": "not measured",
 }
+_TOTAL = "total"
 _STEPS_SHOWN = 100
 
 
@@ -95,20 +95,15 @@ def example_excerpts(study: ClippingAnalysis) -> list[Excerpt]:
     """Tokens in context that one of the compared pair blocks and the other keeps, both ways
     round; a screen has the first each way.
     """
-    compared = study.result.compared
-    examples = [
-        token
-        for token in study.result.overlap.examples
-        if token.only in compared and token.not_ in compared
-    ]
-    first = {token.only: token for token in reversed(examples)}
+    tokens = study.result.disputed
+    first = {token.only: token for token in reversed(tokens)}
     titled = []
-    for token in examples:
+    for token in tokens:
         sign = f"(A {'>' if token.advantage == '+' else '<'} 0)"
         title = f"{token.only} blocks, {token.not_} keeps {sign}"
         short = f"Only {token.only} blocks {sign}" if token is first[token.only] else ""
         titled.append(TitledToken(token, title, short))
-    return token_excerpts(study.traces, PAIRS["total"], titled)
+    return token_excerpts(study.traces, PAIRS[_TOTAL], titled)
 
 
 def page_of_result(
@@ -242,27 +237,11 @@ def _of_pair(key: str, words: str, row: AlgorithmRow, estimate: Estimate) -> Met
 
 def _updates_section(result: ClippingResult) -> Section:
     """Bad updates: how many, as a share of which tokens, and how they correlate with the reward."""
-    bad, count = result.bad_updates, numbers.count
+    bad = result.bad_updates
     by_threshold = table(
         "By the threshold δ",
         bad.sweep,
         [col("δ", lambda row: f"{row.delta:g}"), *_bad_shares(result)],
-    )
-    steps, most = bad.by_step, _STEPS_SHOWN
-    by_step = table(
-        f"By step, δ = {bad.delta:g}",
-        steps[-most:] if len(steps) > 1 else (),
-        [
-            col("step", span),
-            col("tokens", lambda row: count(row.tokens)),
-            col("with A < 0", lambda row: count(row.negative)),
-            *_bad_shares(result),
-            counted("mean reward", "reward", lambda row: row.reward, plain),
-            counted("its change", "reward_change", lambda row: row.reward_change, plain),
-        ],
-        note=f"The last {most} steps; the JSON has all." if len(steps) > most else "",
-        fold="Bad updates by step",
-        terminal_rows=0,
     )
     correlations = table(
         "Over the steps",
@@ -270,8 +249,8 @@ def _updates_section(result: ClippingResult) -> Section:
         [
             text("correlation of", lambda row: row.of),
             text("with", lambda row: row.with_),
-            col("steps", lambda row: count(row.steps)),
-            counted("value", "correlations", lambda row: row.estimate, number),
+            col("steps", lambda row: numbers.count(row.steps)),
+            counted("value", "correlations", lambda row: row.estimate, _value),
             col("95 % interval", lambda row: interval_or_note(row.estimate)),
         ],
         note=(
@@ -280,24 +259,45 @@ def _updates_section(result: ClippingResult) -> Section:
         ),
     )
     return Section(
-        "Bad updates", _updates_text(result), tables=filled(by_threshold, by_step, correlations)
+        "Bad updates",
+        _updates_text(result),
+        tables=filled(by_threshold, _bad_by_step(result), correlations),
+    )
+
+
+def _value(estimate: Estimate) -> str:
+    """The value with the digits that its interval leaves."""
+    return numbers.estimate(*parts(estimate))[0]
+
+
+def _bad_by_step(result: ClippingResult) -> Table:
+    steps, most = result.bad_updates.by_step, _STEPS_SHOWN
+    return table(
+        f"By step, δ = {result.bad_updates.delta:g}",
+        steps[-most:] if len(steps) > 1 else (),
+        [
+            col("step", span),
+            col("tokens", lambda row: numbers.count(row.tokens)),
+            col("with A < 0", lambda row: numbers.count(row.negative)),
+            *_bad_shares(result),
+            counted("mean reward", "reward", lambda row: row.reward, plain),
+            counted("its change", "reward_change", lambda row: row.reward_change, plain),
+        ],
+        note=f"The last {most} steps; the JSON has all." if len(steps) > most else "",
+        fold="Bad updates by step",
+        terminal_rows=0,
     )
 
 
 def _bad_shares(result: ClippingResult) -> list[Col[Bad]]:
     """How many bad updates there are, and which share of the tokens."""
-    bad: Col[Bad] = counted("bad updates", "bad", lambda row: row.bad, numbers.count)
-    if not result.has_advantages:
-        return [bad, counted("of all tokens, if A < 0, %", "over_negative", _over_negative)]
-    return [
-        bad,
+    negative = "of tokens with A < 0, %" if result.has_advantages else "of all tokens, if A < 0, %"
+    columns: list[Col[Bad]] = [
+        counted("bad updates", "bad", lambda row: row.bad, numbers.count),
         counted("of tokens with A ≠ 0, %", "over_tokens", lambda row: row.over_tokens),
-        counted("of tokens with A < 0, %", "over_negative", _over_negative),
+        counted(negative, "over_negative", lambda row: row.over_negative),
     ]
-
-
-def _over_negative(row: Bad) -> Estimate:
-    return row.over_negative
+    return columns if result.has_advantages else [columns[0], columns[2]]
 
 
 def _updates_text(result: ClippingResult) -> str:

@@ -3,7 +3,6 @@ and which tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations
 from operator import attrgetter
 from typing import TypeVar
 
@@ -91,9 +90,9 @@ def _algorithms_text(result: ClippingResult) -> str:
 
 
 def _overview(result: ClippingResult) -> Table:
-    """The masks from strict to loose; a screen has some of them."""
+    """The compared masks, then the others from strict to loose; a screen has some of them."""
     masks = result.masks(result.in_order, _same_numbers)
-    masks.sort(key=lambda mask: -mask.row.strictness)
+    masks.sort(key=lambda mask: (mask.row not in result.leading, -mask.row.strictness))
     on_screen = _most_important_first(result, masks)
     by_ratio = all(masks[place].row.weighs_by_ratio for place in on_screen)
     note = "" if by_ratio else f"{_NOT_BY_RATIO} share of Σ |A|: its weight is not r"
@@ -260,9 +259,7 @@ def _part(
 
 def overlap_section(result: ClippingResult, examples: Sequence[Excerpt]) -> Section:
     """Which tokens two algorithms both block, and which only one of them blocks."""
-    labels = {
-        result.overlap.names.index(mask.row.name): mask.label for mask in result.blocking_masks
-    }
+    labels = {mask.row.name: mask.label for mask in result.blocking_masks}
     return Section(
         "Overlap",
         "Jaccard index: tokens that both algorithms block ÷ tokens that at least one blocks. 1 "
@@ -272,29 +269,19 @@ def overlap_section(result: ClippingResult, examples: Sequence[Excerpt]) -> Sect
     )
 
 
-def _pairs(result: ClippingResult, labels: Mapping[int, str]) -> Table:
-    """Pairs of algorithms, by their places in the overlap."""
-    overlap, compared = result.overlap, result.compared
-    only = overlap.only_row
-
-    def interest(pair: tuple[int, int]) -> tuple[int, int]:
-        """Sorts the compared pair first, then pairs that disagree on many tokens."""
-        i, j = pair
-        return -sum(overlap.names[place] in compared for place in pair), -(only[i][j] + only[j][i])
-
-    pairs = sorted(combinations(labels, 2), key=interest)
-    left = len(pairs) - _PAIRS_ON_PAGE
+def _pairs(result: ClippingResult, labels: Mapping[str, str]) -> Table:
+    left = len(result.pairs) - _PAIRS_ON_PAGE
     return table(
         "Pairs of algorithms, in tokens"
         + ("" if result.has_advantages else ", each for both signs"),
-        pairs[:_PAIRS_ON_PAGE],
+        result.pairs[:_PAIRS_ON_PAGE],
         [
-            text("first", lambda pair: labels[pair[0]]),
-            text("second", lambda pair: labels[pair[1]]),
-            counted("both", "both", lambda pair: overlap.both[pair[0]][pair[1]], numbers.count),
-            counted("only first", "only_row", lambda pair: only[pair[0]][pair[1]], numbers.count),
-            counted("only second", "only_row", lambda pair: only[pair[1]][pair[0]], numbers.count),
-            counted("Jaccard", "jaccard", lambda pair: overlap.jaccard[pair[0]][pair[1]], plain),
+            text("first", lambda pair: labels[pair.first]),
+            text("second", lambda pair: labels[pair.second]),
+            counted("both", "both", lambda pair: pair.both, numbers.count),
+            counted("only first", "only_row", lambda pair: pair.only_first, numbers.count),
+            counted("only second", "only_row", lambda pair: pair.only_second, numbers.count),
+            counted("Jaccard", "jaccard", lambda pair: pair.jaccard, plain),
         ],
         note="The compared pair, pairs with one of the two, then the others, each by disagreement"
         + (f"; the JSON has {left} more pairs." if left > 0 else "."),
@@ -302,26 +289,23 @@ def _pairs(result: ClippingResult, labels: Mapping[int, str]) -> Table:
     )
 
 
-def _jaccard(result: ClippingResult, labels: Mapping[int, str]) -> Table:
+def _jaccard(result: ClippingResult, labels: Mapping[str, str]) -> Table:
     """All algorithms, compared with those shown in detail; empty without two of them."""
-    in_detail = {mask.label for mask in result.detailed}
-    beside = [place for place, label in labels.items() if label in in_detail]
+    overlap, beside = result.overlap, [mask.row.name for mask in result.detailed]
+
+    def beside_one(other: str) -> Col[str]:
+        return counted(
+            labels[other], "jaccard", lambda name: overlap.pair(name, other).jaccard, number
+        )
+
     return table(
         _JACCARD,
         labels if len(labels) > 1 and beside else (),
-        [
-            text("", lambda place: labels[place]),
-            *(_jaccard_with(result, place, labels[place]) for place in beside),
-        ],
+        [text("", lambda name: labels[name]), *map(beside_one, beside)],
         note="Without algorithms that block nothing. The JSON has all pairs, with intervals.",
         fold=_JACCARD,
         terminal_rows=0,
     )
-
-
-def _jaccard_with(result: ClippingResult, other: int, label: str) -> Col[int]:
-    jaccard = result.overlap.jaccard
-    return counted(label, "jaccard", lambda place: jaccard[place][other], number)
 
 
 def tokens_section(result: ClippingResult) -> Section:

@@ -4,7 +4,11 @@ from collections.abc import Callable, Container, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from mismatch_cli.base import numbers
-from mismatch_cli.metrics.clipping.approximation import ApproximationRow
+from mismatch_cli.metrics.clipping.approximation import (
+    ApproximationRow,
+    Approximations,
+    BracketRow,
+)
 from mismatch_cli.metrics.clipping.blocked_rows import SameStrictness
 from mismatch_cli.metrics.clipping.sweeps import SweepTables
 from mismatch_cli.metrics.estimate import Estimate
@@ -28,7 +32,7 @@ from mismatch_cli.studies.clipping_result import ClippingResult
 R = TypeVar("R")
 
 
-class Family(NamedTuple):
+class MaskFamily(NamedTuple):
     """Masks with one threshold, in words."""
 
     name: str
@@ -38,11 +42,11 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
-    "ratio_clip": Family("ratio clip", "ε", "Ratio clip, by ε", "ratio-clip:epsilon"),
-    "binary_tv": Family("binary TV", "TV δ", "Binary TV, by δ", "dppo-binary-tv:delta"),
-    "binary_kl": Family("binary KL", "KL δ", "Binary KL, by δ in nats", "dppo-binary-kl:delta"),
-    "top_k_tv": Family("top-K TV", "top-K TV δ", "Top-K TV, by δ", "top-k-tv:delta"),
-    "top_k_kl": Family("top-K KL", "top-K KL δ", "Top-K KL, by δ in nats", "top-k-kl:delta"),
+    "ratio_clip": MaskFamily("ratio clip", "ε", "Ratio clip, by ε", "ratio-clip:epsilon"),
+    "binary_tv": MaskFamily("binary TV", "TV δ", "Binary TV, by δ", "dppo-binary-tv:delta"),
+    "binary_kl": MaskFamily("binary KL", "KL δ", "Binary KL, by δ in nats", "dppo-binary-kl:delta"),
+    "top_k_tv": MaskFamily("top-K TV", "top-K TV δ", "Top-K TV, by δ", "top-k-tv:delta"),
+    "top_k_kl": MaskFamily("top-K KL", "top-K KL δ", "Top-K KL, by δ in nats", "top-k-kl:delta"),
 }
 _STRICTNESS = "Same strictness"
 _SAME_SHARE = "Thresholds in a row block the same share of tokens, though not the same tokens."
@@ -163,44 +167,54 @@ def approximation_section(result: ClippingResult) -> Section:
     bounds on it.
     """
     measured = result.approximation
-    full = measured.truth is not None
-    against_full: list[Col[ApproximationRow]] = [
-        counted("bias", "bias", lambda row: row.bias, plain),
-        counted("rank correlation", "rank_correlation", lambda row: row.rank_correlation, _near_1),
-        counted("wrong mask, %", "wrong_mask", lambda row: row.wrong_mask),
-    ]
-    approximations = table(
-        "Approximations of TV and KL",
-        measured.rows,
-        [
-            text("divergence", lambda row: _DIVERGENCES[row.divergence]),
-            col("K", lambda row: _partition(row.k)),
-            col("threshold δ", lambda row: f"{row.threshold:g}", priority=Priority.SPARE),
-            counted("mean", "mean", lambda row: row.mean, plain),
-            *(against_full if full else ()),
-        ],
-    )
-    bracket = table(
-        "Bounds on the mean full TV",
-        () if full else measured.bracket,
-        [
-            col("from K", lambda row: _partition(row.k)),
-            counted("at least", "low", lambda row: row.low, plain),
-            counted("at most", "high", lambda row: row.high, plain),
-            col("threshold δ", lambda row: f"{row.threshold:g}", priority=Priority.SPARE),
-            counted("decided, %", "decided", lambda row: row.decided, _nearly_all),
-        ],
-    )
-    words = _AGAINST_FULL.format(tokens=numbers.count(measured.tokens)) if full else _WITHOUT_FULL
+    words = _AGAINST_FULL.format(tokens=numbers.count(measured.tokens))
+    if measured.truth is None:
+        words = _WITHOUT_FULL
     return Section(
         "Accuracy of the approximations",
         _APPROXIMATE + words,
-        tables=filled(approximations, bracket),
+        tables=filled(_approximations(measured), _bracket(measured)),
     )
 
 
-def _partition(k: int) -> str:
-    return str(k) if k else "binary"
+def _approximations(measured: Approximations) -> Table:
+    columns: list[Col[ApproximationRow]] = [
+        text("divergence", lambda row: _DIVERGENCES[row.divergence]),
+        col("K", _partition),
+        col("threshold δ", _delta, priority=Priority.SPARE),
+        counted("mean", "mean", lambda row: row.mean, plain),
+    ]
+    if measured.truth is not None:
+        columns += [
+            counted("bias", "bias", lambda row: row.bias, plain),
+            counted(
+                "rank correlation", "rank_correlation", lambda row: row.rank_correlation, _near_1
+            ),
+            counted("wrong mask, %", "wrong_mask", lambda row: row.wrong_mask),
+        ]
+    return table("Approximations of TV and KL", measured.rows, columns)
+
+
+def _bracket(measured: Approximations) -> Table:
+    return table(
+        "Bounds on the mean full TV",
+        measured.bracket if measured.truth is None else (),
+        [
+            col("from K", _partition),
+            counted("at least", "low", lambda row: row.low, plain),
+            counted("at most", "high", lambda row: row.high, plain),
+            col("threshold δ", _delta, priority=Priority.SPARE),
+            counted("decided, %", "decided", lambda row: row.decided, _nearly_all),
+        ],
+    )
+
+
+def _partition(row: ApproximationRow | BracketRow) -> str:
+    return str(row.k) if row.k else "binary"
+
+
+def _delta(row: ApproximationRow | BracketRow) -> str:
+    return f"{row.threshold:g}"
 
 
 def _near_1(correlation: Estimate) -> str:

@@ -2,12 +2,12 @@
 them, and what to try next.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from mismatch_cli.base import numbers, registry
 from mismatch_cli.base.errors import suggest
-from mismatch_cli.metrics.clipping.blocked_rows import AlgorithmRow, SameStrictness
+from mismatch_cli.metrics.clipping.blocked_rows import AlgorithmRow
 from mismatch_cli.metrics.update_table import THEORY
 from mismatch_cli.report.pages.clipping_thresholds import FAMILIES
 from mismatch_cli.report.tables import in_words, number, share
@@ -60,20 +60,9 @@ def _equal(result: ClippingResult) -> str:
     """The equally strict threshold of another family for each compared algorithm."""
     pairs = [
         f"{row.algorithm} and {FAMILIES[family].short} = {numbers.number(value)}"
-        for row, family, value in _equal_thresholds(result)
+        for row, family, value in result.equally_strict
     ]
     return f"Equally strict: {'; '.join(pairs)}." if pairs else ""
-
-
-def _equal_thresholds(result: ClippingResult) -> Iterator[tuple[SameStrictness, str, float]]:
-    """For each compared algorithm: TV for a ratio clip and for one without a family, otherwise
-    the ratio clip.
-    """
-    for row in result.same_strictness:
-        family = "binary_tv" if row.family in ("ratio_clip", None) else "ratio_clip"
-        threshold = row.thresholds.get(family)
-        if threshold is not None and threshold.value is not None:
-            yield row, family, threshold.value
 
 
 def remarks(result: ClippingResult) -> Facts:
@@ -88,14 +77,14 @@ def remarks(result: ClippingResult) -> Facts:
 
 
 def _overlap(result: ClippingResult) -> str:
-    overlap, compared = result.overlap, result.compared
-    if len(compared) < 2 or not any(row.strictness for row in result.leading):
+    if len(result.compared) < 2 or not any(row.strictness for row in result.leading):
         return ""
-    i, j = map(overlap.names.index, compared)
-    both, jaccard = numbers.things(overlap.both[i][j], "token"), number(overlap.jaccard[i][j])
-    only = zip((overlap.only_row[i][j], overlap.only_row[j][i]), compared, strict=True)
-    parts = (f"{numbers.count(tokens)} only by {name}" for tokens, name in only)
-    return f"{both} blocked by both, {', '.join(parts)} (Jaccard {jaccard})"
+    pair, count = result.overlap.pair(*result.compared), numbers.count
+    return (
+        f"{numbers.things(pair.both, 'token')} blocked by both, "
+        f"{count(pair.only_first)} only by {pair.first}, "
+        f"{count(pair.only_second)} only by {pair.second} (Jaccard {number(pair.jaccard)})"
+    )
 
 
 def _bad_updates(result: ClippingResult) -> str:
@@ -131,7 +120,7 @@ def _trial(result: ClippingResult, runs: Sequence[Path]) -> tuple[str, str]:
         return suggest("train", *flags), "equally strict: which learns more?"
     if result.nothing_to_block:
         return suggest("curate", "MODEL", "--prompts", "FILE"), "problems solved only sometimes"
-    for row, family, value in _equal_thresholds(result):
+    for row, family, value in result.equally_strict:
         if _can_be_typed(row.algorithm):
             rival = f"{FAMILIES[family].typed}={value:.3g}"
             line = suggest("clipstats", *runs, "-a", row.algorithm, "-a", rival)

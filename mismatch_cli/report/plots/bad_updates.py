@@ -45,11 +45,10 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
     panels = figure.panels(number, height=(250, 180), columns=3, legend=LEGEND)
     _draw_sweep(panels[0], data)
     if steps:
-        _draw_steps(panels[1], steps, [row.over_negative for row in steps], theme.orange)
-        panels[1].headline(f"Bad updates at δ = {bad.delta:g} by step, %")
+        shares, title = [row.over_negative for row in steps], f"Bad updates at δ = {bad.delta:g}"
+        _draw_steps(panels[1], steps, shares, theme.orange, f"{title} by step, %")
     if has_reward:
-        _draw_steps(panels[2], steps, rewards, theme.green)
-        panels[2].headline("Mean reward")
+        _draw_steps(panels[2], steps, rewards, theme.green, "Mean reward")
     share_N = values_of([*_shares(bad.sweep), *_shares(steps)])
     lowest = max(share_N[share_N > 0].min() / 2, 1e-4)
     for axes in panels[:2] if steps else panels[:1]:  # equal shares at equal heights
@@ -85,7 +84,12 @@ def _draw_sweep(axes: Panel, data: ClippingPlotData) -> None:
 
 
 def _draw_steps(
-    axes: Panel, steps: Sequence[BadUpdatesOfStep], estimates: Sequence[Estimate], colour: str
+    axes: Panel,
+    steps: Sequence[BadUpdatesOfStep],
+    estimates: Sequence[Estimate],
+    colour: str,
+    title: str,
 ) -> None:
     draw_line(axes, middle_of_steps(steps), estimates, colour, marker="o", markersize=4.5)
     axes.whole_steps(5)
+    axes.headline(title)

@@ -39,7 +39,7 @@ CAPTION = (
 )
 
 
-class _Quantity(NamedTuple):
+class _ByStep(NamedTuple):
     """What a panel shows by step."""
 
     title: str
@@ -48,13 +48,11 @@ class _Quantity(NamedTuple):
     highest: float | None = None  # of the axis
 
 
-_SHARE = _Quantity("Blocked tokens, %", attrgetter("blocked.all"))
+_SHARE = _ByStep("Blocked tokens, %", attrgetter("blocked.all"))
 _QUANTITIES = (
     _SHARE,
-    _Quantity(
-        "Mean μ of blocked tokens", attrgetter("mu_blocked"), attrgetter("mu_kept"), highest=1
-    ),
-    _Quantity(
+    _ByStep("Mean μ of blocked tokens", attrgetter("mu_blocked"), attrgetter("mu_kept"), highest=1),
+    _ByStep(
         "Mean entropy of blocked tokens, nats",
         attrgetter("entropy_blocked"),
         attrgetter("entropy_kept"),
@@ -79,14 +77,15 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
     columns = figure.style.pick(len(shown), 1)
     below = legend_below_height(len(rows) + 1, columns)
     panels = figure.panels(len(shown), height=(270, 190), columns=columns, below=below)
-    looks = {mask.label: look for mask, look in zip(masks, _looks(figure.style), strict=False)}
+    looks = list(zip(masks, _looks(figure.style), strict=False))
     x_B = middle_of_steps(rows[0].by_step)
     kept_line: dict[str, Any] = {"color": figure.theme.ink, "linestyle": ":", "linewidth": 1.8}
     for axes, quantity in zip(panels, shown, strict=True):
         bands = False
-        for row, (name, (band, line)) in zip(rows, looks.items(), strict=True):
-            estimates = list(map(quantity.blocked, row.by_step))
-            draw_line(axes, middle_of_steps(row.by_step), estimates, band=band, gid=name, **line)
+        for mask, (band, line) in looks:
+            steps = mask.row.by_step
+            estimates = list(map(quantity.blocked, steps))
+            draw_line(axes, middle_of_steps(steps), estimates, band=band, gid=mask.label, **line)
             bands |= bool(np.isfinite(parts_of(estimates)[:, 1]).any())
         if quantity.kept:
             estimates = list(map(quantity.kept, rows[0].by_step))
@@ -97,11 +96,11 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
         few = "" if bands or quantity.kept else "few prompts: no bands"
         axes.headline(quantity.title, note=few)
     _scale_share(panels[0])
-    lines = {name: line for name, (_, line) in looks.items()} | {_KEPT: kept_line}
+    lines = {mask.label: line for mask, (_, line) in looks} | {_KEPT: kept_line}
     figure.legend_below(lines, columns, beside=75, handlelength=2.6, columnspacing=2.5)
 
 
-def _has(row: AlgorithmRow, quantity: _Quantity) -> bool:
+def _has(row: AlgorithmRow, quantity: _ByStep) -> bool:
     return any_above_0(map(quantity.blocked, row.by_step))
 
 

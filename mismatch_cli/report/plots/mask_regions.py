@@ -45,12 +45,12 @@ _LABEL = 18  # pixels for the label of the vertical axis
 
 
 def needs(data: ClippingPlotData) -> bool:
-    return bool(data.compared) and bool(np.isfinite(data.sample["logp_rollout"]).any())
+    return bool(data.compared) and bool(np.isfinite(data.logp_2N[0]).any())
 
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:
     panels = figure.panels(2 * len(data.compared), height=(400, 270), legend=LEGEND, label=_LABEL)
-    lowest = lowest_of(np.concatenate([data.sample["logp_rollout"], data.sample["logp_trainer"]]))
+    lowest = lowest_of(data.logp_2N.ravel())
     cells = [(sign, algorithm) for sign in SIGNS for algorithm in data.compared]
     for axes, (sign, algorithm) in zip(panels, cells, strict=True):
         spread_probability(axes, lowest, "xy")
@@ -64,17 +64,18 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
 
 def alternative(data: ClippingPlotData) -> str:
     """How many tokens each panel shows, and the share that is blocked."""
-    parts = [
-        f"{data.result.when(sign)}, {algorithm.name}: {numbers.count(int(data.of_sign(sign).sum()))} "
-        f"tokens, {_blocked_share(data, algorithm, sign)} blocked"
-        for sign in SIGNS
-        for algorithm in data.compared
-    ]
+    parts = [_of_panel(data, algorithm, sign) for sign in SIGNS for algorithm in data.compared]
     return (
         f"{numbers.things(len(parts), 'panel')} of points, with the blocked region shaded. "
         "Horizontal: probability when sampled. Vertical: trainer probability π. Both are stretched "
         f"near 0 and 1. {'; '.join(parts)}."
     )
+
+
+def _of_panel(data: ClippingPlotData, algorithm: Algorithm, sign: str) -> str:
+    tokens = numbers.count(int(data.of_sign(sign).sum()))
+    blocked = _blocked_share(data, algorithm, sign)
+    return f"{data.result.when(sign)}, {algorithm.name}: {tokens} tokens, {blocked} blocked"
 
 
 def _draw_region(

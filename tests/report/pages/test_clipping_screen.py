@@ -81,11 +81,10 @@ def test_at_most_40_lines_that_end_with_what_to_type(make: Any) -> None:
     assert not [line for line in lines if line.startswith("Hidden at") and "algorithm" in line]
 
 
-def test_the_compared_pair_is_marked_among_the_strictest() -> None:
+def test_the_compared_pair_comes_first_then_the_others_from_strict_to_loose() -> None:
     result = sample_result()
     lines = printed(shown(result))
     marked = [line.split()[1] for line in lines if line.startswith("▸")]
-    assert sorted(marked) == ["dppo-binary-tv", "grpo-clip-higher"]
     shares = {row["name"]: row["blocked"]["all"]["value"] for row in result["algorithms"]}
     listed = [
         name
@@ -93,7 +92,12 @@ def test_the_compared_pair_is_marked_among_the_strictest() -> None:
         for name in NAMES
         if line[2:].startswith(f"{name} ") and line[:1] in " ▸"
     ]
-    assert listed == sorted(listed, key=lambda name: -shares[name])
+    assert marked == listed[:2] and set(marked) == {"dppo-binary-tv", "grpo-clip-higher"}
+    assert listed[2:] == sorted(listed[2:], key=lambda name: -shares[name])
+    others = [name for name in NAMES if shares[name] and name not in marked]
+    others.remove("dppo-binary-tv-recompute")
+    assert max(others, key=shares.__getitem__) in listed
+    assert min(others, key=shares.__getitem__) in listed
     assert "dppo-binary-tv-recompute" not in listed  # the same mask on π′
     left = len(NAMES) - len(listed)
     assert any(line.startswith(f"… {left} more: --full") for line in lines)
