@@ -117,12 +117,12 @@ def _most_important_first(result: ClippingResult, masks: Sequence[OneMask]) -> l
     """Places of some masks: the compared ones, the strictest and the loosest, then others between
     them; not the same mask on π′, nor those that block nothing.
     """
-    places = range(len(masks))
-    compared = [place for place in places if masks[place].row in result.leading]
+    rows = [mask.row for mask in masks]
+    compared = [place for place, row in enumerate(rows) if row in result.leading]
     others = [
         place
-        for place in places
-        if masks[place].row.strictness and not result.is_twin(masks[place].row)
+        for place, row in enumerate(rows)
+        if place not in compared and row.strictness and not result.is_twin(row)
     ]
     between = [others[round(step * (len(others) - 1))] for step in _STEPS if others]
     return list(dict.fromkeys([*compared, *between, *others]))[:_ROWS_ON_SCREEN]

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from mismatch_cli.base.json_form import from_json
 from mismatch_cli.report.screen import print_screen, screen_of
 from mismatch_cli.report.view import Excerpt, Piece, Screen
+from mismatch_cli.rules.algorithms.table import TABLE
+from mismatch_cli.studies.clipping_result import ClippingResult
 from tests.report.pages.clipping_result import (
     NAMES,
     equal_weights_result,
@@ -96,11 +99,25 @@ def test_the_compared_pair_comes_first_then_the_others_from_strict_to_loose() ->
     assert listed[2:] == sorted(listed[2:], key=lambda name: -shares[name])
     others = [name for name in NAMES if shares[name] and name not in marked]
     others.remove("dppo-binary-tv-recompute")
-    assert max(others, key=shares.__getitem__) in listed
-    assert min(others, key=shares.__getitem__) in listed
+    assert listed[2] == max(others, key=shares.__getitem__)
+    assert listed[-1] == min(others, key=shares.__getitem__)
     assert "dppo-binary-tv-recompute" not in listed  # the same mask on π′
     left = len(NAMES) - len(listed)
     assert any(line.startswith(f"… {left} more: --full") for line in lines)
+
+
+def test_of_many_the_compared_ones_the_strictest_and_the_loosest_stay() -> None:
+    content = sample_result([name for name, algorithm in TABLE.items() if algorithm.masks])
+    result = from_json(ClippingResult, content)
+    others = [
+        row for row in result.algorithms if row not in result.leading and not result.is_twin(row)
+    ]
+    others.sort(key=lambda row: -row.strictness)
+    table = page_of(content).outline[0].tables[0]
+    assert table.brief is not None
+    names = [table.rows[place][0][2:] for place in table.brief.rows]
+    assert {*names[:2]} == {*result.compared} and len({*names}) == 8 < len(others)
+    assert names[2:4] == [others[0].name, others[-1].name]
 
 
 def test_algorithms_with_one_mask_are_one_row() -> None:
