@@ -126,7 +126,7 @@ class Clipping(Result):
         """A row per algorithm, a column per number of `--json`, such as `blocked_all`, with
         `…_low` and `…_high`.
         """
-        rows = {row["name"]: dict(_flat(row)) for row in self._study.result["algorithms"]}
+        rows = {row.name: dict(_flat(to_json(row))) for row in self._study.result.algorithms}
         return _frame(rows, ("algorithm",))
 
     @cached_property

@@ -7,9 +7,9 @@ which it is. The pages of `clipstats` and `train` explain the notation.
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from mismatch_cli import DPPO
+from mismatch_cli.metrics.clipping.blocked_rows import ClippingNumbers
 from mismatch_cli.metrics.gap_table import Metric, table
 
 LAST, FIRST = 10, 5  # steps over which the end and the beginning of a run are averaged
@@ -246,20 +246,22 @@ def of_step(values: Mapping[str, float | None]) -> dict[str, float | None]:
     return {name: values[key] for name, key in OF_STEP.items()} | masses
 
 
-def updates_of_step(result: Mapping[str, Any]) -> dict[str, float | None]:
-    """What an algorithm blocked, and bad updates, from the JSON of `clipstats`, as in a line of
-    metrics.jsonl.
-    """
-    found = {
-        name: result["bad_updates"][name]["value"] for name in ("over_tokens", "over_negative")
+def updates_of_step(numbers: ClippingNumbers) -> dict[str, float | None]:
+    """What an algorithm blocked, and bad updates, as in a line of metrics.jsonl."""
+    bad = numbers.bad_updates
+    record = {
+        "bad_over_tokens": bad.over_tokens.value,
+        "bad_over_negative": bad.over_negative.value,
     }
-    record = {f"bad_{name}": value for name, value in found.items()}
-    for row in result["algorithms"]:
-        names = ("mu_blocked", "mu_kept", "entropy_blocked", "entropy_kept")
-        record |= {name: row[name]["value"] for name in names}
+    for row in numbers.algorithms:
         record |= {
-            f"blocked_{sign}": row["blocked"][sign]["value"] for sign in ("positive", "negative")
+            "mu_blocked": row.mu_blocked.value,
+            "mu_kept": row.mu_kept.value,
+            "entropy_blocked": row.entropy_blocked.value,
+            "entropy_kept": row.entropy_kept.value,
+            "blocked_positive": row.blocked.positive.value,
+            "blocked_negative": row.blocked.negative.value,
+            "blocked": row.blocked.all.value,
+            "blocked_rare": row.blocked_rare.value,
         }
-        record["blocked"] = row["blocked"]["all"]["value"]
-        record["blocked_rare"] = row["blocked_rare"]["value"]
     return record

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.base import numbers
+from mismatch_cli.metrics.clipping.overlap import DisputedToken
 from mismatch_cli.metrics.kept_rows import KeptResponse, KeptToken, Worst
 from mismatch_cli.metrics.pairs import PAIR_COLUMNS, PAIRS, Pair
 from mismatch_cli.report.view import Excerpt, Facts, Piece
@@ -48,7 +49,7 @@ class ResponsePlace(Protocol):
 class TitledToken:
     """A token to show under a title; `short` is that on a screen, empty if it is not on one."""
 
-    token: KeptToken
+    token: KeptToken | DisputedToken
     title: str
     short: str = ""
 
@@ -167,7 +168,7 @@ def _look_up(traces: Sequence[Trace], pair: Pair, wanted: set[Key]) -> dict[Key,
 
 
 def _token_excerpt(
-    row: KeptToken, response: _Response, title: str = "", short: str = ""
+    row: KeptToken | DisputedToken, response: _Response, title: str = "", short: str = ""
 ) -> Excerpt:
     position = row.position
     token = response.text(position)

@@ -3,7 +3,7 @@
 Cells take an estimate in any form: a dataclass, JSON, or a plain number, which has no interval.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from types import SimpleNamespace
@@ -64,18 +64,6 @@ def text(
     return Col(Column(title, kind=kind, priority=priority, short=short), cell)
 
 
-def keyed(
-    title: str,
-    key: str,
-    show: Callable[[Any], str],
-    metric: Metric | None = None,
-    *,
-    optional: bool = False,
-) -> Col[Row]:
-    """A column of numbers, under one key of JSON rows."""
-    return col(title, lambda row: show(row[key]), metric, optional=optional)
-
-
 def named(title: str, key: str, *, optional: bool = False) -> Col[Row]:
     """A column of text, under one key of JSON rows."""
     return text(title, lambda row: str(row[key]), optional=optional)
@@ -96,20 +84,20 @@ def table(
     """The finished table; the first cell of a row is its name."""
     columns = tuple(columns)
     cells = tuple(tuple(column.cell(row) for column in columns) for row in rows)
+    note = _with_few(note, cells)
     heads = tuple(column.head for column in columns)
     if brief is not None:
-        rows_shown = [n for n in brief.rows if n < len(cells)]
-        brief = replace(
-            brief, rows=rows_shown, note=_with_few(brief.note, [cells[n] for n in rows_shown])
-        )
-    note = _with_few(note, cells)
+        shown = [n for n in brief.rows if n < len(cells)]
+        few = _with_few(brief.note, [cells[n] for n in shown])
+        brief = replace(brief, rows=shown, note=few)
     return Table(title, heads, cells, note, fold, terminal_rows, row_metrics, row_links, brief)
 
 
-def _with_few(note: str, rows: Sequence[Sequence[str]]) -> str:
-    """The note of a table, with what the mark of few prompts says if a row has it."""
-    marked = any(cell.endswith(numbers.FEW) for row in rows for cell in row)
-    return "  ".join(filter(None, (note, _OF_FEW if marked else "")))
+def _with_few(note: str, rows: Iterable[tuple[str, ...]]) -> str:
+    """A note on a table, with the meaning of the mark of few prompts where a cell has it."""
+    if not any(cell.endswith(numbers.FEW) for row in rows for cell in row):
+        return note
+    return "  ".join(filter(None, (note, _OF_FEW)))
 
 
 def pairs_table(title: str, pairs: Iterable[tuple[str, str]], *heads: str) -> Table:

@@ -6,21 +6,21 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from mismatch_cli.base.errors import MismatchError, UsageError
-from mismatch_cli.base.json_form import to_json
 from mismatch_cli.base.places import shown
+from mismatch_cli.metrics.clipping.blocked_rows import AlgorithmRow
 from mismatch_cli.metrics.clipping.breakdown import JUDGED_ROW
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
 from mismatch_cli.metrics.clipping.masked import Needs, gather
+from mismatch_cli.metrics.clipping.token_table import BlockedToken, TokensBySign
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.processes.workers import ALONE, Workers
 from mismatch_cli.processes.workers.portions import Portion
@@ -30,6 +30,7 @@ from mismatch_cli.rules.algorithms.gathering import Gathering, masks_of
 from mismatch_cli.rules.algorithms.parts import Mask, Rule
 from mismatch_cli.rules.batches import Found
 from mismatch_cli.rules.policies import Policies
+from mismatch_cli.studies.clipping_result import ClippingResult, SkippedAlgorithm
 from mismatch_cli.studies.exploration.explore import explore
 from mismatch_cli.studies.exploration.explored import Exploration
 from mismatch_cli.studies.exploration.passages import MOST_TOKENS
@@ -45,20 +46,6 @@ _MOST_LEVELS = 1_000_000
 
 
 @dataclass(frozen=True)
-class OneMask:
-    """An algorithm, and others that decide the same on every judged token."""
-
-    row: Mapping[str, Any]
-    others: tuple[str, ...] = ()
-
-    @property
-    def label(self) -> str:
-        """`ppo (+4 alike)`."""
-        name: str = self.row["name"]
-        return f"{name} (+{len(self.others)} alike)" if self.others else name
-
-
-@dataclass(frozen=True)
 class ClippingPlotData:
     """The numbers, and a sample of judged tokens; without advantages it holds each token once
     per sign.
@@ -66,60 +53,21 @@ class ClippingPlotData:
 
     STUDY: ClassVar[str] = "clipping"
 
-    result: Mapping[str, Any]  # what docs/json/clipstats.md describes
+    result: ClippingResult
     subject: str = ""  # what is compared, in one line
     compared: tuple[Algorithm, ...] = ()  # at most two: the columns of the mask regions
     # log-probabilities in nats
     sample: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=JUDGED_ROW))
 
     @property
-    def rows(self) -> Sequence[Mapping[str, Any]]:
-        """The algorithms of the result, in the order of the table."""
-        rows: Sequence[Mapping[str, Any]] = self.result.get("algorithms", ())
-        return rows
-
-    @property
-    def blocking(self) -> list[Mapping[str, Any]]:
-        """The rows of algorithms that block at least one token."""
-        return [
-            row
-            for row in self.rows
-            if any(part and part["value"] for part in row["blocked"].values())
-        ]
-
-    def masks(self, rows: Iterable[Mapping[str, Any]], *also: str) -> list[OneMask]:
-        """One for each distinct mask: of algorithms that decide alike, the compared ones, else the
-        first row.
-
-        `also` names keys whose values must be equal, too, for one row to represent another.
-        """
-        by_mask: dict[str, list[Mapping[str, Any]]] = {}
-        group_of = {
-            name: place
-            for place, names in enumerate(self.result.get("same_mask", ()))
-            for name in names
-        }
-        for row in rows:
-            key = repr([group_of.get(row["name"], row["name"]), *(row[key] for key in also)])
-            by_mask.setdefault(key, []).append(row)
-        return [mask for alike in by_mask.values() for mask in self._shown(alike)]
-
-    def _shown(self, alike: list[Mapping[str, Any]]) -> list[OneMask]:
-        shown = [row for row in alike if row["name"] in self.result["compared"]] or alike[:1]
-        others = tuple(row["name"] for row in alike if row not in shown)
-        return [OneMask(row, others) for row in shown]
-
-    @property
-    def has_advantages(self) -> bool:
-        return bool(self.result.get("has", {}).get("advantages"))
-
-    def when(self, sign: str) -> str:
-        """The label of tokens with a sign (`>` or `<`): hypothetical without advantages."""
-        return f"A {sign} 0" if self.has_advantages else f"if A {sign} 0"
+    def logp_2N(self) -> np.ndarray:
+        """log μ and log π of each token in the sample."""
+        return np.stack([self.sample["logp_rollout"], self.sample["logp_trainer"]])
 
     def of_sign(self, sign: str) -> np.ndarray:
-        """Which tokens of the sample have an advantage of that sign (`>` or `<`)."""
-        return self.sample["advantage"] > 0 if sign == ">" else self.sample["advantage"] < 0
+        """Which tokens of the sample have an advantage of that sign."""
+        advantage_N = self.sample["advantage"]
+        return advantage_N > 0 if sign == "positive" else advantage_N < 0
 
     def coordinates(self, algorithm: Algorithm) -> tuple[np.ndarray, np.ndarray]:
         """The anchor's log-probability and log π of each token in the sample."""
@@ -130,7 +78,7 @@ class ClippingPlotData:
 
     def blocked(self, algorithm: Algorithm) -> np.ndarray:
         """Whether the algorithm blocks each token of the sample."""
-        bit = [row["name"] for row in self.rows].index(algorithm.name)
+        bit = [row.name for row in self.result.algorithms].index(algorithm.name)
         blocked_N: np.ndarray = (self.sample["blocked_by"] >> np.uint64(bit)) & np.uint64(1) == 1
         return blocked_N
 
@@ -153,7 +101,7 @@ class ClippingPlotData:
             or algorithm.needs_entropy
         ):
             return None
-        advantage_N = np.full(len(logp_N), 1.0 if sign == ">" else -1.0)
+        advantage_N = np.full(len(logp_N), 1.0 if sign == "positive" else -1.0)
         answers = []
         for offset_S1 in (np.arange(len(logp_N) + 1), np.array([0, len(logp_N)])):
             policies = Policies(logp_anchor_N, logp_N, logp_anchor_N, offset_S1)
@@ -200,40 +148,37 @@ class ClippingAnalysis(Study):
         ]
         return tuple(dict.fromkeys([*paper, *blocking, *self.algorithms]))[:2]
 
-    def to_json(self) -> dict[str, Any]:
+    @cached_property
+    def result(self) -> ClippingResult:
         """What `clipstats --json` prints (docs/json/clipstats.md)."""
-        result = self.summary.result(_BLOCKED_TOKENS)
-        vocabulary = self.traces[0].vocabulary
-        lists = (
-            rows
-            for algorithm in result["algorithms"]
-            for rows in algorithm["blocked_tokens"].values()
-        )
-        for row in chain.from_iterable(lists):
-            row["text"] = vocabulary.decode([row["token_id"]])
-            row["class"] = token_class(row["text"])
-        return {
-            "format": self.FORMAT,
-            "version": self.VERSION,
-            "traces": shown([str(trace.folder) for trace in self.traces]),
-            "arguments": shown(list(self.arguments)),
-            "compared": [algorithm.name for algorithm in self.compared],
-            "about": to_json(About.of(self.traces, self.summary.lacking.get("logp_trainer", 0))),
-            "has": self.support.has,
-            "skipped": [
-                {"algorithm": name, "reason": reason}
-                for name, reason in self.support.skipped.items()
-            ],
-            **result,
-            "same_strictness": self._same_strictness(),
-        }
-
-    def _same_strictness(self) -> list[dict[str, Any]]:
-        found = (
+        numbers = self.summary.result(_BLOCKED_TOKENS)
+        strictness = (
             self.summary.same_strictness(self.algorithms.index(algorithm))
             for algorithm in self.compared
         )
-        return [row for row in found if row]
+        skipped = self.support.skipped.items()
+        return ClippingResult(
+            traces=shown([str(trace.folder) for trace in self.traces]),
+            arguments=shown(list(self.arguments)),
+            compared=[algorithm.name for algorithm in self.compared],
+            about=About.of(self.traces, self.summary.lacking.get("logp_trainer", 0)),
+            has=self.support.has,
+            skipped=[SkippedAlgorithm(name, reason) for name, reason in skipped],
+            **vars(
+                replace(numbers, algorithms=[self._with_text(row) for row in numbers.algorithms])
+            ),
+            same_strictness=[row for row in strictness if row],
+        )
+
+    def _with_text(self, row: AlgorithmRow) -> AlgorithmRow:
+        """The row with the text of its blocked tokens."""
+        tokens = row.blocked_tokens
+        signs = (map(self._named, rows) for rows in (tokens.positive, tokens.negative))
+        return replace(row, blocked_tokens=TokensBySign(*map(list, signs)))
+
+    def _named(self, token: BlockedToken) -> BlockedToken:
+        text = self.traces[0].vocabulary.decode([token.token_id])
+        return replace(token, text=text, class_=token_class(text))
 
     @property
     def explored_responses(self) -> int:
@@ -264,7 +209,7 @@ class ClippingAnalysis(Study):
     @cached_property
     def plot_data(self) -> ClippingPlotData:
         """What the plots draw: the numbers, and the token sample under two algorithms."""
-        subject = subject_of(self.traces[0].manifest, self.result["counts"]["tokens"])
+        subject = subject_of(self.traces[0].manifest, self.result.counts.tokens)
         return ClippingPlotData(self.result, subject, self.compared, self.summary.sample.rows())
 
 

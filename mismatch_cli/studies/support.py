@@ -37,13 +37,29 @@ _NO_BATCHES = (
 
 
 @dataclass(frozen=True)
+class Available:
+    """What traces have for algorithms to judge by."""
+
+    advantages: bool
+    rewards: bool
+    entropy: bool
+    full: bool  # the divergences over the whole vocabulary
+    top_k: int  # 0: none
+    recomputed: str  # measured, equal weights or absent
+    lacks_recomputed: str  # why no algorithm that needs it is judged; empty if any is
+    topk_recomputed: bool
+    average: bool  # of the trainer's weights
+    batches: bool  # whether rows name their optimiser step
+
+
+@dataclass(frozen=True)
 class Support:
     """The algorithms that can be judged, the columns they need, and why the others are left out."""
 
     judged: tuple[Algorithm, ...]
     needs: Needs
     skipped: dict[str, str]  # algorithm → reason
-    has: dict[str, Any]
+    has: Available
 
     @classmethod
     def of(cls, traces: Sequence[Trace], algorithms: Sequence[Algorithm]) -> Support:
@@ -59,8 +75,9 @@ class Support:
         run, about = quoted(traces[0].run_folder), traces[0].manifest
         has = _available(traces, columns, run)
         all_need_it = all(algorithm.needs_recomputed for algorithm in algorithms)
-        if all_need_it and has["recomputed"] == "measured":
-            has["lacks_recomputed"] = ""  # judged on the responses that have it
+        if all_need_it and has.recomputed == "measured":
+            # Judged on the responses that have it
+            has = replace(has, lacks_recomputed="")
         skipped = {a.name: reason for a in algorithms if (reason := _reason(a, has, run, about))}
         judged = tuple(a for a in algorithms if a.name not in skipped)
         if not judged:
@@ -71,9 +88,9 @@ class Support:
         asked = Needs.of(judged)
         needs = replace(
             asked,
-            advantages=has["advantages"],
-            top_k=has["top_k"] if asked.top_k else 0,
-            full=has["full"],
+            advantages=has.advantages,
+            top_k=has.top_k if asked.top_k else 0,
+            full=has.full,
         )
         return cls(judged, needs, skipped, has)
 
@@ -86,22 +103,22 @@ class Support:
             return None
 
 
-def _available(traces: Sequence[Trace], columns: set[str], run: str) -> dict[str, Any]:
+def _available(traces: Sequence[Trace], columns: set[str], run: str) -> Available:
     recomputed = "measured" if "logp_recomputed" in columns else "absent"
     if weights_are_equal(traces):
         recomputed = "equal weights"
-    return {
-        "advantages": "advantage" in columns,
-        "rewards": "reward" in columns,
-        "entropy": "entropy_trainer" in columns,
-        "full": {"tv_full", "kl_full"} <= columns,
-        "top_k": min(trace.top_k for trace in traces) if "topk_logp_trainer" in columns else 0,
-        "recomputed": recomputed,
-        "lacks_recomputed": _lacks_recomputed(traces, recomputed, run),
-        "topk_recomputed": recomputed == "equal weights" or "topk_logp_recomputed" in columns,
-        "average": "logp_average" in columns,
-        "batches": all(_knows_batches(trace.manifest) for trace in traces),
-    }
+    return Available(
+        advantages="advantage" in columns,
+        rewards="reward" in columns,
+        entropy="entropy_trainer" in columns,
+        full={"tv_full", "kl_full"} <= columns,
+        top_k=min(trace.top_k for trace in traces) if "topk_logp_trainer" in columns else 0,
+        recomputed=recomputed,
+        lacks_recomputed=_lacks_recomputed(traces, recomputed, run),
+        topk_recomputed=recomputed == "equal weights" or "topk_logp_recomputed" in columns,
+        average="logp_average" in columns,
+        batches=all(_knows_batches(trace.manifest) for trace in traces),
+    )
 
 
 def _lacks_recomputed(traces: Sequence[Trace], recomputed: str, run: str) -> str:
@@ -146,33 +163,31 @@ def _way_to_entropy(manifest: Mapping[str, Any], run: str) -> str:
     return f"Fill it in with: mismatch-cli rescore {run}{scorer}"
 
 
-def _reason(
-    algorithm: Algorithm, has: dict[str, Any], run: str, manifest: Mapping[str, Any]
-) -> str:
+def _reason(algorithm: Algorithm, has: Available, run: str, manifest: Mapping[str, Any]) -> str:
     """Why a trace does not support an algorithm; empty if it does."""
-    recomputed, k = has["recomputed"], algorithm.needs_top_k
+    k = algorithm.needs_top_k
     distances = not any(
         getattr(mask.module, "MEASURES_NO_DISTANCE", False) for mask in algorithm.masks
     )
-    if recomputed == "equal weights" and algorithm.anchor == "recomputed" and distances:
+    if has.recomputed == "equal weights" and algorithm.anchor == "recomputed" and distances:
         return _EQUAL.format(run=run)
-    if algorithm.needs_recomputed and has["lacks_recomputed"]:
-        return str(has["lacks_recomputed"])
-    if k > has["top_k"]:
-        recorded = f"the top {has['top_k']}" if has["top_k"] else "none"
-        smaller = (
-            f", or name {algorithm.name.partition(':')[0]}:k={has['top_k']}" if has["top_k"] else ""
-        )
+    if algorithm.needs_recomputed and has.lacks_recomputed:
+        return has.lacks_recomputed
+    if k > has.top_k:
+        recorded, smaller = "none", ""
+        if has.top_k:
+            recorded = f"the top {has.top_k}"
+            smaller = f", or name {algorithm.name.partition(':')[0]}:k={has.top_k}"
         lacks = f"needs the top {k} log-probs, but the trace has {recorded}. "
         return f"{lacks}{_way_to_top_k(manifest, run, k)}{smaller}"
-    if algorithm.needs_average and not has["average"]:
+    if algorithm.needs_average and not has.average:
         return "the trace has no logp_average, which `train` records with average_decay"
-    if algorithm.needs_entropy and not has["entropy"]:
+    if algorithm.needs_entropy and not has.entropy:
         return f"the trace has no entropy of the trainer. {_way_to_entropy(manifest, run)}"
-    if algorithm.batch_masks and not has["advantages"]:
+    if algorithm.batch_masks and not has.advantages:
         return "it judges whole batches with their advantages, but the trace has no advantages"
-    if algorithm.batch_masks and not has["batches"]:
+    if algorithm.batch_masks and not has.batches:
         return _NO_BATCHES
-    if k and algorithm.needs_recomputed and not has["topk_recomputed"]:
+    if k and algorithm.needs_recomputed and not has.topk_recomputed:
         return _NO_RECOMPUTED.format(column="topk_logp_recomputed", run=run)
     return ""

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from mismatch_cli.base.json_form import to_json
 from mismatch_cli.metrics.gap_table import RESPONSES, SEQUENCE, in_group
 from mismatch_cli.metrics.update_table import CLIPPING, THEORY, TRAINING, updates_of_step
-from tests.metrics.clipping.world import EVERYTHING, PLAIN, plain_algorithms, result_of, world
+from tests.metrics.clipping.world import (
+    EVERYTHING,
+    PLAIN,
+    plain_algorithms,
+    result_of,
+    summarise,
+    world,
+)
 
 UNITS = {"share", "tokens", "probability", "nats", "reward", "1", "s", "probability or nats"}
 
@@ -24,10 +32,11 @@ def test_what_matters_most_of_a_group_comes_first(group: str, keys: list[str]) -
 
 
 def test_rows_have_the_keys_of_the_values_that_they_explain() -> None:
-    found = result_of(world(0, 20), needs=PLAIN, algorithms=plain_algorithms(), theory=True)
-    assert set(THEORY) == set(found["theory"]) - {"tv_max_of", "kl_max_of"}
+    summary = summarise(world(0, 20), needs=PLAIN, algorithms=plain_algorithms(), theory=True)
+    numbers = summary.result(0)
+    assert set(THEORY) == set(to_json(numbers.theory)) - {"tv_max_of", "kl_max_of"}
     assert set(CLIPPING) >= set(THEORY) | {"blocked", "mu_blocked", "over_tokens"}
-    assert updates_of_step(found)["blocked"] == found["algorithms"][-1]["blocked"]["all"]["value"]
+    assert updates_of_step(numbers)["blocked"] == numbers.algorithms[-1].blocked.all.value
 
 
 def test_rows_have_the_keys_of_the_errors_of_an_approximation() -> None:

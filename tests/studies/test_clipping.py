@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import pytest
 
 from mismatch_cli.base.errors import MismatchError
+from mismatch_cli.base.json_form import from_json, to_json
 from mismatch_cli.base.places import shown
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary
 from mismatch_cli.metrics.clipping.masked import Needs
@@ -19,6 +21,7 @@ from mismatch_cli.processes.workers import Workers
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.studies.clipping import analyse_clipping, token_class
+from mismatch_cli.studies.clipping_result import ClippingResult
 from mismatch_cli.trace.reader import Trace
 from tests.metrics.clipping.world import (
     ALL,
@@ -54,7 +57,8 @@ def merged_result(*batches: TokenBatch, **question: Any) -> dict[str, Any]:
     summary = ClippingSummary(parts[0].question)
     for part in parts:
         summary.merge(part)
-    return summary.result(50)
+    found: dict[str, Any] = to_json(summary.result(50))
+    return found
 
 
 def test_the_numbers_are_those_of_the_accumulators(found):
@@ -112,6 +116,17 @@ def test_two_workers_give_the_same_bits(found, trace):
         [trace], ALL, theory=True, workers=Workers(2), arguments=["--theory"]
     )
     assert json.dumps(analysis.to_json()) == json.dumps(found)
+
+
+@pytest.mark.parametrize("without", [(), ("advantage", "reward")], ids=["whole", "no advantages"])
+def test_a_stored_result_is_read_as_it_was_written(tmp_path, without):
+    trace = write_trace(tmp_path / "trace", world(0, 24), without=without)
+    study = analyse_clipping([trace], ALL, theory=True)
+    stored = json.loads(json.dumps(study.json))
+    result = from_json(ClippingResult, stored)
+    assert stored == {"format": study.FORMAT, "version": study.VERSION, **to_json(result)}
+    assert result.in_order[0].lost == study.result.in_order[0].lost
+    assert result.has_advantages == (not without) == (result.theory is not None)
 
 
 def test_progress_counts_every_response(trace):
@@ -279,11 +294,11 @@ def test_plot_data(trace):
     analysis = analyse_clipping([trace], ALL)
     result, data = analysis.result, analysis.plot_data
     sample = data.sample
-    assert data.compared == pair and len(sample) == result["counts"]["tokens"]
+    assert data.compared == pair and len(sample) == result.counts.tokens
     assert (sample["advantage"] != 0).all() and np.isfinite(sample["logp_recomputed"]).all()
     for algorithm in pair:
-        row = next(row for row in result["algorithms"] if row["name"] == algorithm.name)
-        assert data.blocked(algorithm).mean() == pytest.approx(row["blocked"]["all"]["value"])
+        row = next(row for row in result.algorithms if row.name == algorithm.name)
+        assert data.blocked(algorithm).mean() == pytest.approx(row.blocked.all.value)
     r = np.exp(sample["logp_trainer"].astype(float) - sample["logp_rollout"])
     clipped = ((sample["advantage"] > 0) & (r > 1.28)) | ((sample["advantage"] < 0) & (r < 0.8))
     assert (data.blocked(pair[0]) == clipped).all()
@@ -302,7 +317,7 @@ def test_without_advantages_the_plots_get_each_token_once_per_sign(tmp_path):
     data = analyse_clipping([trace], (find("dppo-binary-tv-recompute"),)).plot_data
     logp_anchor_N, logp_N = data.coordinates(data.compared[0])
     difference_N = np.exp(logp_N) - np.exp(logp_anchor_N)
-    assert data.of_sign(">").sum() == data.of_sign("<").sum() == len(data.sample) / 2
+    assert data.of_sign("positive").sum() == data.of_sign("negative").sum() == len(data.sample) / 2
     assert (
         data.blocked(data.compared[0]) == (difference_N * data.sample["advantage"] > 0.15)
     ).all()
@@ -331,12 +346,14 @@ def test_one_row_for_each_mask_and_the_compared_ones_keep_theirs(trace):
     apart.
     """
     judged = [find(name) for name in ("ppo", "ppo-tis", "minirl", "minirl-tis", "pg-tis", "pg-is")]
-    data = analyse_clipping([trace], judged, judged[2:4]).plot_data
-    assert [mask.label for mask in data.masks(data.rows)] == [
+    result = analyse_clipping([trace], judged, judged[2:4]).result
+    masks = result.masks(result.algorithms)
+    assert [mask.label for mask in masks] == [
         "ppo (+1 alike)",
         "minirl",
         "minirl-tis",
         "pg-tis (+1 alike)",
     ]
-    assert [mask.others for mask in data.masks(data.rows)] == [("ppo-tis",), (), (), ("pg-is",)]
-    assert [mask.label for mask in data.masks(data.rows, "lost")][-2:] == ["pg-tis", "pg-is"]
+    assert [mask.others for mask in masks] == [("ppo-tis",), (), (), ("pg-is",)]
+    apart = result.masks(result.algorithms, attrgetter("lost"))
+    assert [mask.label for mask in apart][-2:] == ["pg-tis", "pg-is"]

@@ -37,12 +37,12 @@ def test_a_trace_with_everything(tmp_path):
     assert support.needs == Needs(
         advantages=True, recomputed=True, top_k=20, full=True, topk_recomputed=True
     )
-    assert support.has["recomputed"] == "measured" and support.has["top_k"] == 20
+    assert support.has.recomputed == "measured" and support.has.top_k == 20
 
 
 def test_equal_weights_make_the_recomputed_anchor_the_trainer_itself(tmp_path):
     support = support_of(tmp_path, without=RECOMPUTED, equal_weights=True)
-    assert support.has["recomputed"] == "equal weights"
+    assert support.has.recomputed == "equal weights"
     # Which drops tokens wherever they moved
     assert set(support.skipped) == ON_RECOMPUTED - {"clip-cov"}
     for name, reason in support.skipped.items():
@@ -55,7 +55,7 @@ def test_a_recomputed_policy_of_few_responses_does_not_leave_the_others_with_the
     """As in a training trace: π is π′ in the first of four updates only."""
     later = [without(world(seed, 6), "logp_recomputed_T") for seed in (1, 2, 3)]
     support = support_of(tmp_path / "in-part", world(0, 6), *later)
-    assert support.has["recomputed"] == "measured" and support.needs.recomputed is False
+    assert support.has.recomputed == "measured" and support.needs.recomputed is False
     assert set(support.skipped) == ON_RECOMPUTED | ON_BOTH
     assert all("6 of 24 responses" in reason for reason in support.skipped.values())
     most = [world(seed, 6) for seed in (0, 1)]
@@ -67,7 +67,7 @@ def test_a_recomputed_policy_of_few_responses_does_not_leave_the_others_with_the
 
 def test_without_recomputed(tmp_path):
     support = support_of(tmp_path, without=RECOMPUTED)
-    assert support.has["recomputed"] == "absent"
+    assert support.has.recomputed == "absent"
     assert set(support.skipped) == ON_RECOMPUTED | ON_BOTH
     for reason in support.skipped.values():
         assert "no logp_recomputed" in reason and "mismatch-cli rescore" in reason
@@ -76,7 +76,7 @@ def test_without_recomputed(tmp_path):
 
 def test_without_top_k(tmp_path):
     support = support_of(tmp_path, without=TOP_K)
-    assert support.has["top_k"] == 0 and support.needs.top_k == 0
+    assert support.has.top_k == 0 and support.needs.top_k == 0
     assert set(support.skipped) == TOP_K_NAMES
     for reason in support.skipped.values():
         assert "needs the top 20 log-probs" in reason and "the trace has none" in reason
@@ -86,7 +86,7 @@ def test_without_top_k(tmp_path):
 
 def test_fewer_ranks_than_requested(tmp_path):
     support = support_of(tmp_path, world(0, 6, top_k=5))
-    assert support.has["top_k"] == 5
+    assert support.has.top_k == 5
     assert set(support.skipped) == TOP_K_NAMES
     reason = support.skipped["dppo-topk-tv"]
     assert "needs the top 20 log-probs" in reason and "the trace has the top 5" in reason
@@ -102,7 +102,7 @@ def test_pooled_traces_have_their_smallest_top_k(tmp_path, order):
         write_trace(tmp_path / str(k) / "trace", world(k, 6, top_k=k), seed=k) for k in (20, 5)
     ][::order]
     support = Support.of(traces, ALL)
-    assert support.has["top_k"] == 5 and set(support.skipped) == TOP_K_NAMES
+    assert support.has.top_k == 5 and set(support.skipped) == TOP_K_NAMES
     assert "the top 5" in support.skipped["dppo-topk-tv"]
     judged = Support.of(traces, (find("dppo-topk-tv:k=5"), find("dppo-topk-tv:k=6")))
     assert [a.name for a in judged.judged] == ["dppo-topk-tv:k=5"] and judged.needs.top_k == 5
@@ -112,7 +112,7 @@ def test_pooled_traces_with_one_without_top_k(tmp_path):
     traces = [write_trace(tmp_path / "0" / "trace", world(0, 6), seed=0)]
     traces.append(write_trace(tmp_path / "1" / "trace", world(1, 6), seed=1, without=TOP_K))
     support = Support.of(traces, ALL)
-    assert support.has["top_k"] == 0 and set(support.skipped) == TOP_K_NAMES
+    assert support.has.top_k == 0 and set(support.skipped) == TOP_K_NAMES
 
 
 def test_an_own_mask_with_a_threshold_k_needs_no_top_k(tmp_path):
@@ -153,11 +153,11 @@ def test_recomputed_in_some_shards_only(tmp_path):
     support = support_of(
         tmp_path, world(0, 7), without(world(1, 6), "logp_recomputed_T", "topk_logp_recomputed_TK")
     )
-    assert support.has["recomputed"] == "measured" and support.skipped == {}
+    assert support.has.recomputed == "measured" and support.skipped == {}
 
 
 def test_half_of_the_full_divergence_counts_as_none(tmp_path):
-    assert support_of(tmp_path, without=("kl_full",)).has["full"] is False
+    assert support_of(tmp_path, without=("kl_full",)).has.full is False
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_half_of_the_full_divergence_counts_as_none(tmp_path):
     [("advantage", "advantages"), ("reward", "rewards"), ("entropy_trainer", "entropy")],
 )
 def test_available_columns(tmp_path, lacking, key):
-    assert support_of(tmp_path, without=(lacking,)).has[key] is False
-    assert support_of(tmp_path / "again").has[key] is True
+    assert getattr(support_of(tmp_path, without=(lacking,)).has, key) is False
+    assert getattr(support_of(tmp_path / "again").has, key) is True
 
 
 def test_nothing_to_judge(tmp_path):
@@ -182,10 +182,10 @@ def test_an_import_that_does_not_name_optimiser_steps(tmp_path):
     """
     for imported in ({"rows_without_minibatch": 1}, {}):
         support = support_of(tmp_path / str(len(imported)), imported=imported)
-        assert set(support.skipped) == ON_BATCHES and support.has["batches"] is False
+        assert set(support.skipped) == ON_BATCHES and support.has.batches is False
         assert all("a column minibatch" in reason for reason in support.skipped.values())
     known = support_of(tmp_path / "known", imported={"rows_without_minibatch": 0})
-    assert known.skipped == {} and known.has["batches"] is True
+    assert known.skipped == {} and known.has.batches is True
 
 
 def test_whole_batches_need_advantages(tmp_path):

@@ -90,10 +90,10 @@ def test_turns_equal_the_reports(trace):
 def test_blocked_tokens_are_those_that_clipstats_counts(trace):
     study = analyse_clipping([trace], [find(spec) for spec in SPECS])
     found = columns(list(blocked_tables([trace], study.summary.question)))
-    for row in study.result["algorithms"]:
-        judged = [flag for flag in found[row["name"]] if flag is not None]
-        assert len(judged) == study.result["counts"]["tokens"]
-        assert np.mean(judged) == row["blocked"]["all"]["value"] > 0, row["name"]
+    for row in study.result.algorithms:
+        judged = [flag for flag in found[row.name] if flag is not None]
+        assert len(judged) == study.result.counts.tokens
+        assert np.mean(judged) == row.blocked.all.value > 0, row.name
 
 
 OWN = """
@@ -127,9 +127,9 @@ def test_masks_on_batches_and_groups_block_what_their_whole_decides(tmp_path):
     blocked = columns(list(blocked_tables(traces, study.summary.question)))
     tokens = columns(list(token_tables(traces)))
     judged = blocked["batch_mask"] != None  # noqa: E711 - elementwise
-    for row in study.result["algorithms"]:
-        assert (judged == (blocked[row["name"]] != None)).all()  # noqa: E711
-        assert blocked[row["name"]][judged].mean() == row["blocked"]["all"]["value"] > 0
+    for row in study.result.algorithms:
+        assert (judged == (blocked[row.name] != None)).all()  # noqa: E711
+        assert blocked[row.name][judged].mean() == row.blocked.all.value > 0
     size, keys = np.abs(tokens["d"].astype(float)), ("trace", "step", "epoch")
     needed = (
         size,
@@ -149,11 +149,11 @@ def test_without_advantages_each_sign_has_a_column(tmp_path):
     study = analyse_clipping([trace], [find(SPECS[0])])
     found, (row,) = (
         columns(list(blocked_tables([trace], study.summary.question))),
-        study.result["algorithms"],
+        study.result.algorithms,
     )
     for sign in ("positive", "negative"):
         judged = [flag for flag in found[f"{SPECS[0]}_if_{sign}"] if flag is not None]
-        assert np.mean(judged) == row["blocked"][sign]["value"]
+        assert np.mean(judged) == row.blocked.of(sign).value
 
 
 def test_an_unscored_trace_has_its_tokens(tmp_path):

@@ -67,7 +67,7 @@ def test_clipstats_blocks_in_a_trace_what_training_blocked(alone: Path, name: st
     gather(gathering, batch, needs, 0)
     summary = ClippingSummary(Question((algorithm,), needs, found=gathering.found()))
     summary.update(batch)
-    found = summary.result(0)["algorithms"][0]["blocked"]["all"]["value"]
+    found = summary.result(0).algorithms[0].blocked.all.value
     last = json.loads((alone / name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert found == last["blocked"]
     assert len(np.unique(batch.minibatch_S)) == SHORT["minibatches"]

@@ -3,8 +3,8 @@ else as a bracket.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -27,6 +27,43 @@ THRESHOLDS = {"tv": 0.15, "kl": 0.05}  # the paper's δ for the binary masks
 _SMALLER_K = (1, 5, 10)
 _COLUMNS = ("n", "mean", "infinite", "compared", "bias", "judged", "wrong")
 _BRACKET = ("n", "low", "high", "decided")
+
+
+@dataclass(frozen=True)
+class ApproximationRow:
+    """A divergence over the first `k` ranks, the sampled token and the rest; KL in nats.
+
+    What is compared with the full divergence has no value without one.
+    """
+
+    divergence: str  # tv or kl
+    k: int  # 0: binary
+    threshold: float  # δ of the mask that is wrong or right
+    mean: Estimate
+    bias: Estimate  # approximation − full
+    rank_correlation: Estimate
+    wrong_mask: Estimate  # a share of the judged tokens
+
+
+@dataclass(frozen=True)
+class BracketRow:
+    """Bounds on the mean full TV from a partition, and the share of tokens that they decide."""
+
+    k: int
+    threshold: float
+    low: Estimate
+    high: Estimate
+    decided: Estimate
+
+
+@dataclass(frozen=True)
+class Approximations:
+    """How good binary and top-K divergences are."""
+
+    truth: str | None  # "full", or None without a full divergence
+    tokens: int  # in `rows`
+    rows: Sequence[ApproximationRow]
+    bracket: Sequence[BracketRow]
 
 
 class ApproximationQuality(Accumulator):
@@ -100,38 +137,32 @@ class ApproximationQuality(Accumulator):
         ):
             judged.add_by_group(self.bracket[k][name], values_N)
 
-    def result(self, prompts: int) -> dict[str, Any]:
-        return {
-            "truth": "full" if self.full else None,
-            "tokens": int(self.sums["tv", 0]["n"].sum()),
-            "rows": [self._row(*row, prompts) for row in self.sums],
-            "bracket": [
-                {"k": k, "threshold": THRESHOLDS["tv"]}
-                | {
-                    name: grouped_share(sums[name], sums["n"], prompts).to_dict()
-                    for name in _BRACKET[1:]
-                }
-                for k, sums in self.bracket.items()
-            ],
-        }
+    def result(self, prompts: int) -> Approximations:
+        return Approximations(
+            truth="full" if self.full else None,
+            tokens=int(self.sums["tv", 0]["n"].sum()),
+            rows=[self._row(*row, prompts) for row in self.sums],
+            bracket=[self._bracket_row(k, prompts) for k in self.bracket],
+        )
 
-    def _row(self, divergence: str, k: int, prompts: int) -> dict[str, Any]:
-        sums, missing = self.sums[divergence, k], Estimate(None, note=NOT_MEASURED)
-        infinite = Estimate(None, note=f"infinite on {int(sums['infinite'].sum()):,} tokens")
-        estimates = {
-            "mean": grouped_ratio(sums["mean"], sums["n"], prompts)
-            if not sums["infinite"].any()
-            else infinite,
-            "bias": grouped_ratio(sums["bias"], sums["compared"], prompts, SIGNED)
-            if self.full
-            else missing,
-            "rank_correlation": self.ranks[divergence, k].result(prompts) if self.full else missing,
-            "wrong_mask": grouped_share(sums["wrong"], sums["judged"], prompts)
-            if self.full
-            else missing,
-        }
-        head = {"divergence": divergence, "k": k, "threshold": THRESHOLDS[divergence]}
-        return head | {name: estimate.to_dict() for name, estimate in estimates.items()}
+    def _bracket_row(self, k: int, prompts: int) -> BracketRow:
+        tokens, *sums = (self.bracket[k][name] for name in _BRACKET)
+        low, high, decided = (grouped_share(part, tokens, prompts) for part in sums)
+        return BracketRow(k, THRESHOLDS["tv"], low, high, decided)
+
+    def _row(self, divergence: str, k: int, prompts: int) -> ApproximationRow:
+        sums = self.sums[divergence, k]
+        mean = grouped_ratio(sums["mean"], sums["n"], prompts)
+        if infinite := int(sums["infinite"].sum()):
+            mean = Estimate(None, note=f"infinite on {infinite:,} tokens")
+        bias = rank_correlation = wrong_mask = Estimate(None, note=NOT_MEASURED)
+        if self.full:
+            bias = grouped_ratio(sums["bias"], sums["compared"], prompts, SIGNED)
+            rank_correlation = self.ranks[divergence, k].result(prompts)
+            wrong_mask = grouped_share(sums["wrong"], sums["judged"], prompts)
+        return ApproximationRow(
+            divergence, k, THRESHOLDS[divergence], mean, bias, rank_correlation, wrong_mask
+        )
 
 
 def _keeps(judged: Masked, divergence: str, divergence_N: np.ndarray) -> np.ndarray:

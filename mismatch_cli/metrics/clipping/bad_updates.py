@@ -5,11 +5,14 @@ A < 0 and μ − π ≥ δ (arXiv 2602.04879, figure 5). The paper does not stat
 share, so both are given: tokens with A ≠ 0, and tokens with A < 0.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from mismatch_cli.base.hashing import GROUPS
+from mismatch_cli.base.json_form import beside_if_any
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.correlation import series_correlation
@@ -21,6 +24,54 @@ BAD_DELTA = 0.5
 DELTAS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, BAD_DELTA, 0.6, 0.7, 0.8, 0.9)
 _FLOAT32_DELTAS = np.array(DELTAS, dtype=np.float32)
 _MOST_STEPS = 2**12
+_NO_ADVANTAGES = Estimate(None, note="no advantages")
+
+
+@dataclass(frozen=True)
+class BadUpdatesAtDelta:
+    """Bad updates at a threshold δ of μ − π, as shares of tokens with A ≠ 0 and with A < 0."""
+
+    delta: float
+    bad: int
+    over_tokens: Estimate
+    over_negative: Estimate
+
+
+@dataclass(frozen=True)
+class BadUpdatesOfStep:
+    """Bad updates in some steps, and their mean reward."""
+
+    first: int
+    last: int
+    tokens: int
+    negative: int
+    bad: int
+    over_tokens: Estimate
+    over_negative: Estimate
+    reward: Estimate
+    reward_change: float | None  # since the row before; None without a reward in either
+
+
+@dataclass(frozen=True)
+class StepCorrelation:
+    """Pearson's r of two values per step."""
+
+    of: str
+    with_: str
+    steps: int
+    estimate: Estimate = beside_if_any()
+
+
+@dataclass(frozen=True)
+class BadUpdatesSummary:
+    """Bad updates at `delta`, at others, and by step."""
+
+    delta: float
+    over_tokens: Estimate
+    over_negative: Estimate
+    sweep: Sequence[BadUpdatesAtDelta]
+    by_step: Sequence[BadUpdatesOfStep]
+    correlations: Sequence[StepCorrelation]
 
 
 class BadUpdates(Accumulator):
@@ -47,20 +98,12 @@ class BadUpdates(Accumulator):
         )
         self.steps.update(step_S, judged.gaps.group_S, sums_SM)
 
-    def result(self, prompts: int, *, advantages: bool) -> dict[str, Any]:
+    def result(self, prompts: int, *, advantages: bool) -> BadUpdatesSummary:
         """`advantages`: whether A is measured; otherwise only the share over tokens judged as A
         < 0 is meaningful.
         """
-
-        def shares(
-            bad_G: np.ndarray, tokens_G: np.ndarray, negative_G: np.ndarray
-        ) -> dict[str, Any]:
-            missing = Estimate(None, note="no advantages")
-            over_tokens = grouped_share(bad_G, tokens_G, prompts) if advantages else missing
-            over_negative = grouped_share(bad_G, negative_G, prompts)
-            return {"over_tokens": over_tokens.to_dict(), "over_negative": over_negative.to_dict()}
-
-        by_step: list[dict[str, Any]] = []
+        shares = partial(_shares, prompts=prompts, advantages=advantages)
+        by_step: list[BadUpdatesOfStep] = []
         total_2G = np.zeros((2, GROUPS))
         reward_before: float | None = None
         for first, last, sums_GM in self.steps:
@@ -68,46 +111,60 @@ class BadUpdates(Accumulator):
             total_2G += sums_GM[:, :2].T
             # Otherwise every token was judged once per sign
             judged_G = tokens_G if advantages else negative_G
-            counts = {
-                "tokens": int(judged_G.sum()),
-                "negative": int(negative_G.sum()),
-                "bad": int(bad_G.sum()),
-            }
             reward = grouped_ratio(reward_G, graded_G, prompts, SIGNED)
-            change = (
-                None
-                if reward_before is None or reward.value is None
-                else reward.value - reward_before
+            change = None
+            if reward_before is not None and reward.value is not None:
+                change = reward.value - reward_before
+            over_tokens, over_negative = shares(bad_G, judged_G, negative_G)
+            row = BadUpdatesOfStep(
+                first,
+                last,
+                tokens=int(judged_G.sum()),
+                negative=int(negative_G.sum()),
+                bad=int(bad_G.sum()),
+                over_tokens=over_tokens,
+                over_negative=over_negative,
+                reward=reward,
+                reward_change=change,
             )
-            by_step.append(
-                {"first": first, "last": last, **counts, **shares(bad_G, judged_G, negative_G)}
-                | {"reward": reward.to_dict(), "reward_change": change}
-            )
+            by_step.append(row)
             reward_before = reward.value
         reached_GD = self.above[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
         sweep = [
-            {"delta": delta, "bad": int(bad_G.sum()), **shares(bad_G, *total_2G)}
+            BadUpdatesAtDelta(delta, int(bad_G.sum()), *shares(bad_G, *total_2G))
             for delta, bad_G in zip(DELTAS, reached_GD.T, strict=True)
         ]
         at_delta = sweep[DELTAS.index(BAD_DELTA)]
-        return {
-            "delta": BAD_DELTA,
-            "over_tokens": at_delta["over_tokens"],
-            "over_negative": at_delta["over_negative"],
-            "sweep": sweep,
-            "by_step": by_step,
-            "correlations": _correlations(by_step) if advantages and len(by_step) > 2 else [],
-        }
+        return BadUpdatesSummary(
+            delta=BAD_DELTA,
+            over_tokens=at_delta.over_tokens,
+            over_negative=at_delta.over_negative,
+            sweep=sweep,
+            by_step=by_step,
+            correlations=_correlations(by_step) if advantages and len(by_step) > 2 else [],
+        )
 
 
-def _correlations(by_step: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _shares(
+    bad_G: np.ndarray,
+    tokens_G: np.ndarray,
+    negative_G: np.ndarray,
+    *,
+    prompts: int,
+    advantages: bool,
+) -> tuple[Estimate, Estimate]:
+    """Bad updates over tokens with A ≠ 0, and over those with A < 0."""
+    over_tokens = grouped_share(bad_G, tokens_G, prompts) if advantages else _NO_ADVANTAGES
+    return over_tokens, grouped_share(bad_G, negative_G, prompts)
+
+
+def _correlations(by_step: Sequence[BadUpdatesOfStep]) -> list[StepCorrelation]:
     """Pearson correlations over steps between the share of bad updates and the reward and its
     changes.
     """
-    keys = ("over_negative", "over_tokens", "reward")
-    negative, tokens, reward = (
-        np.array([row[key]["value"] for row in by_step], dtype=np.float64) for key in keys
-    )
+    negative = _values([row.over_negative for row in by_step])
+    tokens = _values([row.over_tokens for row in by_step])
+    reward = _values([row.reward for row in by_step])
     rows = []
     for name, bad in (("tokens with A < 0", negative), ("tokens with A ≠ 0", tokens)):
         pairs = (
@@ -117,6 +174,11 @@ def _correlations(by_step: list[dict[str, Any]]) -> list[dict[str, Any]]:
         )
         for other, x, y in pairs:
             known = ~np.isnan(x) & ~np.isnan(y)
-            head = {"of": f"bad updates among {name}", "with": other, "steps": int(known.sum())}
-            rows.append(head | series_correlation(x[known], y[known]).to_dict())
+            of, steps = f"bad updates among {name}", int(known.sum())
+            correlation = series_correlation(x[known], y[known])
+            rows.append(StepCorrelation(of, other, steps, correlation))
     return rows
+
+
+def _values(estimates: Sequence[Estimate]) -> np.ndarray:
+    return np.array([estimate.value for estimate in estimates], dtype=np.float64)

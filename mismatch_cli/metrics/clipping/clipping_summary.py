@@ -1,11 +1,11 @@
 """Everything counted about algorithms on one set of tokens: accumulators updated together, and
-the JSON.
+their result.
 """
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,24 @@ from mismatch_cli.base.hashing import prompt_groups
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.approximation import ApproximationQuality
 from mismatch_cli.metrics.clipping.bad_updates import BadUpdates
+from mismatch_cli.metrics.clipping.blocked_rows import (
+    AlgorithmRow,
+    BlockedAtPositions,
+    BlockedInBin,
+    BlockedInSteps,
+    BySign,
+    ClippingNumbers,
+    EqualThreshold,
+    JudgedCounts,
+    LostUpdate,
+    SameStrictness,
+)
 from mismatch_cli.metrics.clipping.breakdown import BlockedCells, JudgedSample
 from mismatch_cli.metrics.clipping.masked import SIGNS, Masked, Needs, apply_masks
 from mismatch_cli.metrics.clipping.overlap import Overlap
 from mismatch_cli.metrics.clipping.sweeps import FAMILIES, Sweeps
 from mismatch_cli.metrics.clipping.theory import Theory
-from mismatch_cli.metrics.clipping.token_table import TokenTable
+from mismatch_cli.metrics.clipping.token_table import TokensBySign, TokenTable
 from mismatch_cli.metrics.estimate import (
     OVERFLOW,
     POSITIVE,
@@ -47,12 +59,12 @@ _COUNTS = (
     "responses",
 )  # fmt: skip
 _MOST_STRETCHES = 64  # of steps, for the columns of every algorithm
+_WHICH = ("all", *SIGNS)
+_MEANS = ("blocked_rare", "mu_blocked", "mu_kept", "entropy_blocked", "entropy_kept")
 RARE = 0.1  # μ below which a token is rare: the α of arXiv 2602.04879, figures 6 and 7
 _NO_ADVANTAGES = Estimate(None, note="no advantages in the trace")
 _SCALES: dict[str, Scale] = {
-    **dict.fromkeys(
-        (f"{kind}_{which}" for kind in ("blocked", "lost") for which in ("all", *SIGNS)), SHARE
-    ),
+    **dict.fromkeys((f"{kind}_{which}" for kind in ("blocked", "lost") for which in _WHICH), SHARE),
     **dict.fromkeys(("lost_masked", "lost_capped", "touched", "mu_blocked", "mu_kept"), SHARE),
     "blocked_rare": SHARE,
     **dict.fromkeys(("entropy_blocked", "entropy_kept"), POSITIVE),
@@ -156,80 +168,101 @@ class ClippingSummary(Accumulator):
             }
         )
 
-    def result(self, blocked_tokens: int) -> dict[str, Any]:
-        """The JSON of docs/json/clipstats.md: numbers with their intervals, and the most
-        frequently blocked tokens.
+    def result(self, blocked_tokens: int) -> ClippingNumbers:
+        """The numbers with their intervals, and the most frequently blocked tokens."""
+        prompts, advantages = self.prompts.result(), self.question.needs.advantages
+        places = range(len(self.question.algorithms))
+        rows = [self._algorithm(place, blocked_tokens) for place in places]
+        names = [row.name for row in rows]
+        equivalents = [self._equivalents(*pair) for pair in enumerate(rows) if advantages]
+        return ClippingNumbers(
+            counts=JudgedCounts(
+                **self.counts,
+                prompts=prompts,
+                prompts_exact=prompts < self.prompts.size,
+                steps=len(self.bad_updates.steps.sums),
+                lacking=dict(self.lacking),
+            ),
+            algorithms=rows,
+            same_mask=self.overlap.alike(names),
+            overlap=self.overlap.result(names, prompts),
+            bad_updates=self.bad_updates.result(prompts, advantages=advantages),
+            sweeps=self.sweeps.result(prompts),
+            equivalents=list(chain.from_iterable(equivalents)),
+            approximation=self.approximation.result(prompts),
+            theory=self.theory.result(prompts) if self.theory else None,
+        )
+
+    def _algorithm(self, place: int, blocked_tokens: int) -> AlgorithmRow:
+        algorithm, estimates = self.question.algorithms[place], self._estimates(place)
+        blocked_when, weight = algorithm.formulas
+        blocked = [estimates[f"blocked_{which}"] for which in _WHICH]
+        lost = [estimates[f"lost_{which}"] for which in (*_WHICH, "masked", "capped")]
+        positive, negative = (
+            self.tokens.result(place, sign, blocked_tokens) for sign in range(len(SIGNS))
+        )
+        return AlgorithmRow(
+            name=algorithm.name,
+            anchor=algorithm.anchor,
+            blocked_when=blocked_when,
+            weight=weight,
+            source=algorithm.source,
+            weighs_by_ratio=algorithm.weighs_by_ratio,
+            blocked=BySign(*blocked),
+            lost=LostUpdate(*lost),
+            responses_touched=estimates["touched"],
+            **{name: estimates[name] for name in _MEANS},
+            by_mu=self._by_mu(place),
+            by_position=self._by_position(place),
+            by_step=self._by_step(place),
+            blocked_tokens=TokensBySign(positive, negative),
+        )
+
+    def _by_mu(self, place: int) -> list[BlockedInBin]:
+        counts_22GB = self.cells.by_mu[[0, 1 + place]]
+        return [
+            BlockedInBin(*ends, *self._in_bin(counts_22GB[..., b]))
+            for b, ends in enumerate(pairwise((0.0, *MU_EDGES, 1.0)))
+        ]
+
+    def _by_position(self, place: int) -> list[BlockedAtPositions]:
+        counts_22GB = self.cells.by_position[[0, 1 + place]]
+        return [
+            BlockedAtPositions(
+                *bin_bounds(b, self.cells.longest), *self._in_bin(counts_22GB[..., b])
+            )
+            for b in range(POSITION_BINS)
+            if counts_22GB[0, :, :, b].any()
+        ]
+
+    def _by_step(self, place: int) -> list[BlockedInSteps]:
+        prompts, rows = self.prompts.result(), []
+        for first, last, sums_GM in self.steps:
+            sums_G = sums_GM.view(self.columns)[:, 0]
+            own_G = sums_G["of"][:, place]
+            tokens, blocked = self._in_bin(np.stack([sums_G["judged"].T, own_G["blocked"].T]))
+            means = {
+                name: grouped_ratio(part_G, count_G, prompts, _SCALES[name])
+                for name, (part_G, count_G) in _means(sums_G, own_G).items()
+            }
+            rows.append(BlockedInSteps(first, last, tokens, blocked, **means))
+        return rows
+
+    def _in_bin(self, counts_22G: np.ndarray) -> tuple[int, BySign]:
+        """How many tokens of a bin are judged and which share is blocked, from the counts of
+        judged and blocked ones by the sign of A and prompt group.
         """
         prompts, advantages = self.prompts.result(), self.question.needs.advantages
-        rows = [
-            self._algorithm(place, blocked_tokens) for place in range(len(self.question.algorithms))
-        ]
-        names = [row["name"] for row in rows]
-        return {
-            "counts": {
-                **self.counts,
-                "prompts": prompts,
-                "prompts_exact": prompts < self.prompts.size,
-                "steps": len(self.bad_updates.steps.sums),
-                "lacking": dict(self.lacking),
-            },
-            "algorithms": rows,
-            "same_mask": self.overlap.alike(names),
-            "overlap": self.overlap.result(names, prompts),
-            "bad_updates": self.bad_updates.result(prompts, advantages=advantages),
-            "sweeps": self.sweeps.result(prompts),
-            "equivalents": [
-                found
-                for pair in enumerate(rows)
-                for found in self._equivalents(*pair)
-                if advantages
-            ],
-            "approximation": self.approximation.result(prompts),
-            "theory": self.theory.result(prompts) if self.theory else None,
-        }
-
-    def _algorithm(self, place: int, blocked_tokens: int) -> dict[str, Any]:
-        algorithm, cells = self.question.algorithms[place], self.cells
-        prompts, advantages = self.prompts.result(), self.question.needs.advantages
-        blocked_when, weight = algorithm.formulas
-        found = {name: estimate.to_dict() for name, estimate in self._estimates(place).items()}
-        bins_of = [0, 1 + place]
-        return {
-            "name": algorithm.name,
-            "anchor": algorithm.anchor,
-            "blocked_when": blocked_when,
-            "weight": weight,
-            "source": algorithm.source,
-            "weighs_by_ratio": algorithm.weighs_by_ratio,
-            "blocked": {name: found[f"blocked_{name}"] for name in ("all", *SIGNS)},
-            "lost": {name: found[f"lost_{name}"] for name in ("all", *SIGNS, "masked", "capped")},
-            "blocked_rare": found["blocked_rare"],
-            "responses_touched": found["touched"],
-            **{
-                name: found[name]
-                for name in ("mu_blocked", "mu_kept", "entropy_blocked", "entropy_kept")
-            },
-            "by_mu": [
-                {"mu_low": low, "mu_high": high}
-                | _bin_row(cells.by_mu[bins_of, :, :, b], prompts, advantages)
-                for b, (low, high) in enumerate(pairwise((0.0, *MU_EDGES, 1.0)))
-            ],
-            "by_position": [
-                dict(zip(("first", "last"), bin_bounds(b, cells.longest), strict=True))
-                | _bin_row(cells.by_position[bins_of, :, :, b], prompts, advantages)
-                for b in range(POSITION_BINS)
-                if cells.by_position[0, :, :, b].any()
-            ],
-            "by_step": [
-                {"first": first, "last": last}
-                | _step_row(sums_GM.view(self.columns)[:, 0], place, prompts, advantages)
-                for first, last, sums_GM in self.steps
-            ],
-            "blocked_tokens": {
-                name: self.tokens.result(place, sign, blocked_tokens)
-                for sign, name in enumerate(SIGNS)
-            },
-        }
+        judged_2G, blocked_2G = counts_22G
+        of_all = _NO_ADVANTAGES
+        if advantages:
+            of_all = grouped_share(blocked_2G.sum(axis=0), judged_2G.sum(axis=0), prompts)
+        of_signs = (
+            grouped_share(*pair, prompts) for pair in zip(blocked_2G, judged_2G, strict=True)
+        )
+        # Otherwise every token was judged once per sign
+        tokens = judged_2G.sum() if advantages else judged_2G[0].sum()
+        return int(tokens), BySign(of_all, *of_signs)
 
     def _estimates(self, place: int) -> dict[str, Estimate]:
         algorithm = self.question.algorithms[place]
@@ -249,7 +282,7 @@ class ClippingSummary(Accumulator):
             found |= dict.fromkeys(lost, infinite)
         return found
 
-    def _equivalents(self, place: int, row: dict[str, Any]) -> list[dict[str, Any]]:
+    def _equivalents(self, place: int, row: AlgorithmRow) -> list[EqualThreshold]:
         """For a published one-sided mask on trainer/rollout: each other family's threshold that
         blocks as much.
         """
@@ -257,35 +290,21 @@ class ClippingSummary(Accumulator):
         if not own_family or not self.cells.by_mu[1 + place].any():
             return []  # if nothing is blocked, every high enough threshold blocks as little
         return [
-            {
-                "algorithm": row["name"],
-                "blocked": row["blocked"]["all"],
-                "family": family,
-                "threshold": threshold,
-            }
+            EqualThreshold(row.name, row.blocked.all, family, threshold)
             for family, threshold in self._as_strict(place).items()
-            if family != own_family
         ]
 
-    def same_strictness(self, place: int) -> dict[str, Any] | None:
+    def same_strictness(self, place: int) -> SameStrictness | None:
         """Each family's threshold that blocks as many tokens as an algorithm; None if there is
         nothing to match.
         """
-        algorithm, own_family = self.question.algorithms[place], self._own_family(place)
+        algorithm = self.question.algorithms[place]
         if not self.question.needs.advantages or not self.cells.by_mu[1 + place].any():
             return None
-        thresholds = {
-            family: found
-            for family, found in self._as_strict(place).items()
-            if family != own_family
-        }
         settings = "; ".join(mask.settings for mask in algorithm.masks if mask.settings)
-        return {
-            "algorithm": algorithm.name,
-            "settings": settings,
-            "family": own_family,
-            "thresholds": thresholds,
-        }
+        return SameStrictness(
+            algorithm.name, settings, self._own_family(place), self._as_strict(place)
+        )
 
     def _own_family(self, place: int) -> str | None:
         """The family of an algorithm with a single mask on trainer/rollout."""
@@ -295,11 +314,14 @@ class ClippingSummary(Accumulator):
             return None
         return next((name for name in self.sweeps.sums if FAMILIES.get(name) in regions), None)
 
-    def _as_strict(self, place: int) -> dict[str, dict[str, Any]]:
+    def _as_strict(self, place: int) -> dict[str, Estimate]:
+        """By family but the algorithm's own."""
         blocked_G, prompts = self.cells.by_mu[1 + place].sum(axis=(0, 2)), self.prompts.result()
-        families = (name for name in self.sweeps.sums if name in FAMILIES)
+        families = [name for name in self.sweeps.sums if name in FAMILIES]
         return {
-            name: self.sweeps.threshold_for(name, blocked_G, prompts).to_dict() for name in families
+            name: self.sweeps.threshold_for(name, blocked_G, prompts)
+            for name in families
+            if name != self._own_family(place)
         }
 
 
@@ -455,31 +477,4 @@ def _means(sums: np.ndarray, taken: np.ndarray) -> dict[str, tuple[np.ndarray, n
             sums["entropy"] - taken["entropy"],
             sums["entropy_n"] - taken["entropy_n"],
         ),
-    }
-
-
-def _bin_row(counts_22G: np.ndarray, prompts: int, advantages: bool) -> dict[str, Any]:
-    """A row for the judged and blocked tokens of one bin, each by the sign of A and prompt
-    group.
-    """
-    judged_2G, blocked_2G = counts_22G
-    all_signs = _NO_ADVANTAGES
-    if advantages:
-        all_signs = grouped_share(blocked_2G.sum(axis=0), judged_2G.sum(axis=0), prompts)
-    shares = [
-        all_signs,
-        *(grouped_share(*pair, prompts) for pair in zip(blocked_2G, judged_2G, strict=True)),
-    ]
-    # Otherwise every token was judged once per sign
-    tokens = judged_2G.sum() if advantages else judged_2G[0].sum()
-    blocked = {name: found.to_dict() for name, found in zip(("all", *SIGNS), shares, strict=True)}
-    return {"tokens": int(tokens), "blocked": blocked}
-
-
-def _step_row(sums_G: np.ndarray, place: int, prompts: int, advantages: bool) -> dict[str, Any]:
-    """The same row for one step, or stretch of steps, with its means."""
-    own_G = sums_G["of"][:, place]
-    return _bin_row(np.stack([sums_G["judged"].T, own_G["blocked"].T]), prompts, advantages) | {
-        name: grouped_ratio(part_G, count_G, prompts, _SCALES[name]).to_dict()
-        for name, (part_G, count_G) in _means(sums_G, own_G).items()
     }

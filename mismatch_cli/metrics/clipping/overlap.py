@@ -4,15 +4,16 @@ they differ.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
 
 from mismatch_cli.base.hashing import GROUPS, mix
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.masked import Masked
-from mismatch_cli.metrics.estimate import SHARE, finite_or_none, interval
+from mismatch_cli.metrics.estimate import SHARE, Estimate, finite_or_none, interval
 from mismatch_cli.metrics.histograms import without_each_group
 from mismatch_cli.metrics.kept_rows import TOKEN_ROW, token_rows
 
@@ -28,6 +29,53 @@ _ROW = np.dtype(
         ("positive", np.bool_),
     ]
 )
+
+
+@dataclass(frozen=True)
+class DisputedToken:
+    """A token that one algorithm blocks and another keeps; log-probabilities in nats, None if not
+    finite.
+    """
+
+    only: str  # the algorithm that blocks it
+    not_: str
+    advantage: str  # its sign, + or −
+    trace: int  # its number among those read
+    step: int
+    prompt_id: int
+    sample_index: int
+    position: int
+    token_id: int
+    logp_reference: float
+    logp_current: float | None
+
+
+@dataclass(frozen=True)
+class PairOverlap:
+    """The tokens that two algorithms both block, and that only one of them does."""
+
+    first: str
+    second: str
+    both: int
+    only_first: int
+    only_second: int
+    jaccard: Estimate
+
+
+@dataclass(frozen=True)
+class OverlapCounts:
+    """Pairs of algorithms as matrices: a row and a column for each name."""
+
+    names: Sequence[str]
+    jaccard: Sequence[Sequence[Estimate]]
+    both: Sequence[Sequence[int]]  # tokens that both block
+    only_row: Sequence[Sequence[int]]  # tokens that the row's blocks and the column's keeps
+    examples: Sequence[DisputedToken]
+
+    def pair(self, first: str, second: str) -> PairOverlap:
+        i, j = self.names.index(first), self.names.index(second)
+        only = self.only_row[i][j], self.only_row[j][i]
+        return PairOverlap(first, second, self.both[i][j], *only, self.jaccard[i][j])
 
 
 class Overlap(Accumulator):
@@ -85,23 +133,21 @@ class Overlap(Accumulator):
         self.both += other.both
         self._add(other.examples)
 
-    def result(self, names: list[str], prompts: int) -> dict[str, Any]:
+    def result(self, names: list[str], prompts: int) -> OverlapCounts:
         shared = self.both.sum(axis=0)
         jaccard, without_G = _jaccard(shared), _jaccard(without_each_group(self.both))
-        pairs = range(len(names))
-        return {
-            "names": names,
-            "jaccard": [
-                [
-                    interval(jaccard[i, j], without_G[:, i, j], prompts, SHARE).to_dict()
-                    for j in pairs
-                ]
-                for i in pairs
-            ],
-            "both": shared.tolist(),
-            "only_row": (shared.diagonal()[:, None] - shared).tolist(),
-            "examples": self._examples(names),
-        }
+
+        def row(i: int) -> list[Estimate]:
+            pairs = zip(jaccard[i], without_G[:, i].T, strict=True)
+            return [interval(value, value_G, prompts, SHARE) for value, value_G in pairs]
+
+        return OverlapCounts(
+            names=names,
+            jaccard=[row(i) for i in range(len(names))],
+            both=shared.tolist(),
+            only_row=(shared.diagonal()[:, None] - shared).tolist(),
+            examples=self._examples(names),
+        )
 
     def alike(self, names: list[str]) -> list[list[str]]:
         """The algorithms, grouped if they block the same tokens: |i ∩ j| = |i| = |j|, counted,
@@ -114,25 +160,34 @@ class Overlap(Accumulator):
             groups.setdefault(int(same.argmax()), []).append(name)
         return list(groups.values())
 
-    def _examples(self, names: list[str]) -> list[dict[str, Any]]:
+    def _examples(self, names: list[str]) -> list[DisputedToken]:
         """For every ordered pair, up to three tokens that the first blocks and the second does
         not.
         """
         rows = self.examples[np.argsort(self.examples["hash"], kind="stable")]
         blocks = dict(zip(names, _bits(rows["pattern"], len(names)), strict=True))
         return [
-            {"only": only, "not": other, "advantage": "+" if row["positive"] else "−"} | _key(row)
+            _disputed(only, other, row)
             for only, other in product(names, names)
             for row in rows[blocks[only] & ~blocks[other]][:_EXAMPLES]
         ]
 
 
-def _key(row: np.ndarray) -> dict[str, Any]:
+def _disputed(only: str, other: str, row: np.ndarray) -> DisputedToken:
     token = row["token"]
-    names = [name for name in TOKEN_ROW.names or () if name not in ("key", "tv_topk")]
-    return {"trace": row["trace"].item()} | {
-        name: finite_or_none(token[name].item()) for name in names
-    }
+    return DisputedToken(
+        only,
+        other,
+        "+" if row["positive"] else "−",
+        trace=int(row["trace"]),
+        step=int(token["step"]),
+        prompt_id=int(token["prompt_id"]),
+        sample_index=int(token["sample_index"]),
+        position=int(token["position"]),
+        token_id=int(token["token_id"]),
+        logp_reference=float(token["logp_reference"]),
+        logp_current=finite_or_none(float(token["logp_current"])),
+    )
 
 
 def _distinct(pattern_U: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

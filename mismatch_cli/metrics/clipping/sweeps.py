@@ -6,11 +6,13 @@ exactly at the edges of its bins (3 % apart).
 """
 
 from bisect import bisect_left
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from mismatch_cli.base.hashing import GROUPS
+from mismatch_cli.base.json_form import beside
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.estimate import (
@@ -32,6 +34,46 @@ FAMILIES = {
     "top_k_tv": "top-k-tv",
     "top_k_kl": "top-k-kl",
 }
+
+
+@dataclass(frozen=True)
+class ThresholdRow:
+    """The shares of tokens and of the update that a threshold blocks; KL in nats."""
+
+    threshold: float
+    blocked: Estimate
+    lost: Estimate
+
+
+@dataclass(frozen=True)
+class CapRow:
+    """The share of tokens whose ratio is above a cap, and of the update that it takes."""
+
+    cap: float
+    share: Estimate
+    lost: Estimate
+
+    @property
+    def threshold(self) -> float:
+        """The cap, along which a sweep goes."""
+        return self.cap
+
+    @property
+    def blocked(self) -> Estimate:
+        """The tokens that it holds back."""
+        return self.share
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepTables:
+    """A table for each family of masks, by name, and one for the cap of the weight."""
+
+    families: Mapping[str, Sequence[ThresholdRow]] = beside()
+    cap: Sequence[CapRow]
+
+    def rows(self, name: str) -> Sequence[ThresholdRow | CapRow]:
+        """The table of a family, empty where it was not measured, or of `cap`."""
+        return self.cap if name == "cap" else self.families.get(name, ())
 
 
 class Sweeps(Accumulator):
@@ -62,32 +104,37 @@ class Sweeps(Accumulator):
                 )
                 np.add.at(sums_GB.reshape(-1), place_U, weight_U)
 
-    def result(self, prompts: int) -> dict[str, list[dict[str, Any]]]:
-        return {name: self._rows(name, prompts) for name in self.sums}
-
-    def _rows(self, name: str, prompts: int) -> list[dict[str, Any]]:
-        """Every eighth bin, up to the first one with nothing left above it."""
-        edges, (counts, updates, *advantages) = BINS.edges[0], _from_bin_up(self.sums[name])
-        threshold, share, lowest, highest = (
-            "threshold",
-            "blocked",
-            0.0,
-            1.0 if name.endswith("tv") else np.inf,
+    def result(self, prompts: int) -> SweepTables:
+        families = [name for name in self.sums if name in FAMILIES]
+        return SweepTables(
+            families={name: self._thresholds(name, prompts) for name in families},
+            cap=self._caps(prompts),
         )
-        if name == "cap":  # the cap C takes Σ (r − C)·|A| from the tokens with r above it
-            threshold, share, lowest = "cap", "share", 1.0
-            updates = updates - edges * advantages[0]
+
+    def _thresholds(self, name: str, prompts: int) -> list[ThresholdRow]:
+        counts, updates = _from_bin_up(self.sums[name])
+        highest = 1.0 if name.endswith("tv") else np.inf
+        return [ThresholdRow(*row) for row in self._rows(counts, updates, (0.0, highest), prompts)]
+
+    def _caps(self, prompts: int) -> list[CapRow]:
+        """The cap C takes Σ (r − C)·|A| from the tokens with r above it."""
+        counts, updates, advantages = _from_bin_up(self.sums["cap"])
+        updates = updates - BINS.edges[0] * advantages
+        return [CapRow(*row) for row in self._rows(counts, updates, (1.0, np.inf), prompts)]
+
+    def _rows(
+        self, counts: np.ndarray, updates: np.ndarray, ends: tuple[float, float], prompts: int
+    ) -> Iterator[tuple[float, Estimate, Estimate]]:
+        """The edge of every eighth bin between these ends with both shares, up to the first one
+        with nothing left above it.
+        """
+        edges, (tokens_G, update_G) = BINS.edges[0], self.total
         left_B = np.flatnonzero(counts.any(axis=0))
         last = int(left_B[-1]) if len(left_B) else 0
-        return [
-            {
-                threshold: float(edges[b]),
-                share: grouped_share(counts[:, b], self.total[0], prompts).to_dict(),
-                "lost": grouped_share(updates[:, b], self.total[1], prompts).to_dict(),
-            }
-            for b in range(1, min(last + 2 * _EVERY, BINS.count), _EVERY)
-            if lowest <= edges[b] <= highest
-        ]
+        for b in range(1, min(last + 2 * _EVERY, BINS.count), _EVERY):
+            if ends[0] <= edges[b] <= ends[1]:
+                share = grouped_share(counts[:, b], tokens_G, prompts)
+                yield float(edges[b]), share, grouped_share(updates[:, b], update_G, prompts)
 
     def threshold_for(self, name: str, blocked_G: np.ndarray, prompts: int) -> Estimate:
         """The threshold of a family that blocks as many tokens as given, by group of prompts.

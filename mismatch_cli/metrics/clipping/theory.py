@@ -6,16 +6,48 @@ composite bound (App. B.3) is the higher of the two. Pinsker's inequality TV² �
 quadratic one by KL, which is at most as high.
 """
 
+from dataclasses import dataclass
 from math import sqrt
-from typing import Any
 
 import numpy as np
 
+from mismatch_cli.base.json_form import left_out_if_none
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.estimate import EXTREME, POSITIVE, Estimate, finite_or_none
 from mismatch_cli.metrics.sums import GroupSums, SequenceWeights
 from mismatch_cli.rules.policies import TRAINER_ROLLOUT
+
+
+@dataclass(frozen=True, kw_only=True)
+class TheoryTerms:
+    """The terms of the bounds over responses, in rewards where `THEORY` names no other unit.
+
+    The bounds that need the surrogate are absent without it.
+    """
+
+    surrogate: Estimate
+    correction: Estimate
+    difference: Estimate
+    linear_bound: Estimate
+    tv_sum: Estimate
+    ess: Estimate
+    quadratic_bound: Estimate | None = left_out_if_none()
+    pinsker_bound: Estimate | None = left_out_if_none()
+    composite_bound: Estimate | None = left_out_if_none()
+    xi: float
+    longest: int  # tokens
+    tv_max: float
+    tv_max_of: str  # which TV
+    kl_max: float | None  # nats; None if infinite
+    kl_max_of: str
+    tv_of_kl: float
+    weight_max: float | None  # None if larger than a float can hold
+
+    def term(self, key: str) -> Estimate | float | None:
+        """A term by its key in `THEORY`."""
+        term: Estimate | float | None = getattr(self, key)
+        return term
 
 
 class Theory(Accumulator):
@@ -60,7 +92,7 @@ class Theory(Accumulator):
         self.weight_log_max = max(self.weight_log_max, float(d_S[graded_S].max()))
         self.longest = max(self.longest, int(gaps.responses.length_S[graded_S].max()))
 
-    def result(self, prompts: int) -> dict[str, Any] | None:
+    def result(self, prompts: int) -> TheoryTerms | None:
         """The bounds and their terms; None if no response has a reward."""
         if not self.longest:
             return None
@@ -78,16 +110,17 @@ class Theory(Accumulator):
             estimates["composite_bound"] = _higher(quadratic, estimates["linear_bound"])
         with np.errstate(over="ignore"):
             largest = float(np.exp(self.weight_log_max))
-        return {name: estimate.to_dict() for name, estimate in estimates.items()} | {
-            "xi": self.xi,
-            "longest": self.longest,
-            "tv_max": tv_max,
-            "tv_max_of": tv_max_of,
-            "kl_max": finite_or_none(kl_max),
-            "kl_max_of": kl_max_of,
-            "tv_of_kl": tv_of_kl,
-            "weight_max": finite_or_none(largest),
-        }
+        return TheoryTerms(
+            **estimates,
+            xi=self.xi,
+            longest=self.longest,
+            tv_max=tv_max,
+            tv_max_of=tv_max_of,
+            kl_max=finite_or_none(kl_max),
+            kl_max_of=kl_max_of,
+            tv_of_kl=tv_of_kl,
+            weight_max=finite_or_none(largest),
+        )
 
     def _quadratic(self, surrogate: float, tv_max: float) -> Estimate:
         """L′ − 2 ξ T(T − 1) D_max², where no TV of a state exceeds D_max."""

@@ -4,11 +4,14 @@ distinct ids only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from math import exp, log
 from typing import Any
 
 import numpy as np
 
+from mismatch_cli.base.json_form import left_out_if_none
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.estimate import finite_or_none
@@ -17,6 +20,34 @@ from mismatch_cli.metrics.histograms import count_into
 _BUFFERED = 2**16
 _SIGN_BIT = 32
 _CHANCE = 0.05  # that a token id is called over-represented, though none is
+
+
+@dataclass(frozen=True)
+class BlockedToken:
+    """A token id, how often it is blocked with one sign of A, and means over these occurrences."""
+
+    token_id: int
+    blocked: int
+    tokens: int  # occurrences with that sign
+    rate: float
+    mu: float
+    pi: float
+    ratio: float | None  # None if not finite
+    lift: float | None  # times the rate of all tokens; None where chance could make it
+    text: str | None = left_out_if_none()  # from the vocabulary
+    class_: str | None = left_out_if_none()  # of the text
+
+
+@dataclass(frozen=True)
+class TokensBySign:
+    """The most frequently blocked tokens, by the sign of A."""
+
+    positive: Sequence[BlockedToken]
+    negative: Sequence[BlockedToken]
+
+    def of(self, sign: str) -> Sequence[BlockedToken]:
+        """The tokens by the name of their field."""
+        return self.positive if sign == "positive" else self.negative
 
 
 class TokenTable(Accumulator):
@@ -55,7 +86,7 @@ class TokenTable(Accumulator):
         for table, other_table in zip(self.blocked, other.blocked, strict=True):
             table.merge(other_table)
 
-    def result(self, algorithm: int, sign: int, count: int) -> list[dict[str, Any]]:
+    def result(self, algorithm: int, sign: int, count: int) -> list[BlockedToken]:
         """The `count` ids that the algorithm blocks most often for one sign; ties in order of
         id.
         """
@@ -67,22 +98,17 @@ class TokenTable(Accumulator):
         least = _CHANCE / max(int(np.count_nonzero(self.judged[sign])), 1)
         most = np.lexsort([ids, -sums_4[0]])[:count]
         rows = (_row(int(ids[i]), int(self.judged[sign, ids[i]]), sums_4[:, i]) for i in most)
-        return [row | {"lift": _lift(row["rate"], overall, row["tokens"], least)} for row in rows]
+        return [replace(row, lift=_lift(row.rate, overall, row.tokens, least)) for row in rows]
 
 
-def _row(token_id: int, tokens: int, sums_4: np.ndarray) -> dict[str, Any]:
-    """How often one id is blocked, and its means over these occurrences."""
+def _row(token_id: int, tokens: int, sums_4: np.ndarray) -> BlockedToken:
+    """How often one id is blocked, and its means over these occurrences; not yet its lift."""
     blocked, *sums = map(float, sums_4)
     mu, pi, ratio = (total / blocked for total in sums)
-    return {
-        "token_id": token_id,
-        "blocked": int(blocked),
-        "tokens": tokens,
-        "rate": blocked / tokens,
-        "mu": mu,
-        "pi": pi,
-        "ratio": finite_or_none(ratio),
-    }
+    rate = blocked / tokens
+    return BlockedToken(
+        token_id, int(blocked), tokens, rate, mu, pi, finite_or_none(ratio), lift=None
+    )
 
 
 def _lift(rate: float, overall: float, tokens: int, least: float) -> float | None:

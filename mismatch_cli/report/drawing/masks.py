@@ -4,35 +4,29 @@ tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mismatch_cli.report.drawing.lines import values_of
 
 if TYPE_CHECKING:
-    from mismatch_cli.studies.clipping import ClippingPlotData, OneMask
+    from mismatch_cli.metrics.clipping.blocked_rows import AlgorithmRow
+    from mismatch_cli.studies.clipping_result import ClippingResult, OneMask
 
 _ALIKE = 0.65  # algorithms with a higher Jaccard index look nearly the same
 
 
 def distinct_masks(
-    data: ClippingPlotData, rows: Iterable[Mapping[str, Any]], most: int
+    result: ClippingResult, rows: Sequence[AlgorithmRow], most: int
 ) -> list[OneMask]:
     """The compared algorithms among these rows, then those that block different tokens from the
     ones before.
     """
-    compared = [algorithm.name for algorithm in data.compared]
-    masks = sorted(data.masks(rows), key=lambda mask: mask.row["name"] not in compared)
-    overlap = data.result.get("overlap") or {"names": [], "jaccard": []}
-    jaccard_of = {
-        (name, other): estimate
-        for name, estimates in zip(overlap["names"], overlap["jaccard"], strict=True)
-        for other, estimate in zip(overlap["names"], estimates, strict=True)
-    }
+    masks = sorted(result.masks(rows), key=lambda mask: mask.row not in result.leading)
     chosen: list[OneMask] = []
     for mask in masks:
-        name = mask.row["name"]
-        jaccard = values_of(jaccard_of.get((name, before.row["name"])) for before in chosen)
-        if name in compared or not (jaccard > _ALIKE).any():
+        pairs = (result.overlap.pair(mask.row.name, before.row.name) for before in chosen)
+        shares = values_of(pair.jaccard for pair in pairs)
+        if mask.row in result.leading or not (shares > _ALIKE).any():
             chosen.append(mask)
     return chosen[:most]

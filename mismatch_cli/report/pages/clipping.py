@@ -1,13 +1,12 @@
-"""The page of `clipstats`: a `ReportView` from its JSON, which terminal and HTML print."""
+"""The page of `clipstats`: a `ReportView` of its result, which terminal and HTML print."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 from mismatch_cli.base import numbers
-from mismatch_cli.base.json_form import from_json
-from mismatch_cli.metrics.kept_rows import KeptToken
+from mismatch_cli.metrics.clipping.bad_updates import BadUpdatesAtDelta, BadUpdatesOfStep
+from mismatch_cli.metrics.clipping.blocked_rows import AlgorithmRow
+from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.update_table import CLIPPING
 from mismatch_cli.report.about import (
@@ -16,49 +15,42 @@ from mismatch_cli.report.about import (
     left_out_of,
     measured,
     settings_tables,
+    subject_lines,
     who_facts,
 )
 from mismatch_cli.report.excerpts import TitledToken, token_excerpts
-from mismatch_cli.report.pages._clipping_screen import only_blocked_by, screen
 from mismatch_cli.report.pages.clipping_blocked import (
     algorithms_section,
     overlap_section,
     tokens_section,
 )
-from mismatch_cli.report.pages.clipping_subject import (
-    BAD_UPDATE,
-    SIGNS,
-    Subject,
-    counted,
-    unsupported,
-    way_to,
-    when,
-)
 from mismatch_cli.report.pages.clipping_thresholds import (
     approximation_section,
+    counted,
     theory_section,
     thresholds_section,
 )
+from mismatch_cli.report.pages.clipping_verdict import next_commands, remarks, verdict
 from mismatch_cli.report.tables import (
-    Row,
+    Col,
     col,
     filled,
     interval_or_note,
-    keyed,
     metric_row,
-    named,
     parts,
     plain,
     share,
     span,
     table,
-    value_of,
+    text,
 )
-from mismatch_cli.report.view import Excerpt, Facts, MetricRow, ReportView, Section
+from mismatch_cli.report.view import Excerpt, Facts, MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.clipping import ClippingAnalysis
+from mismatch_cli.studies.clipping_result import SIGNS, ClippingResult
 from mismatch_cli.studies.study import typed
 from mismatch_cli.trace.origin import About
 
+Bad = BadUpdatesAtDelta | BadUpdatesOfStep
 _NOTATION = (
     "Numbers are over judged tokens unless stated: tokens with an advantage A other than 0; "
     "without advantages, all tokens, once as if A > 0 and once as if A < 0. μ (q in the formulas "
@@ -68,8 +60,7 @@ _NOTATION = (
     "where a mask blocks and 1 elsewhere, weight is the algorithm’s, C its cap. Intervals cover "
     "95 % over prompts."
 )
-_LEFT_OUT = {
-    "masked": MASKED["masked"],
+_LEFT_OUT = MASKED | {
     "not_measured": "tokens lack a column that the algorithms need",
     "out_of_support": (
         "tokens are outside the trainer's truncated support (π = 0): their ratio is 0, their KL "
@@ -78,9 +69,8 @@ _LEFT_OUT = {
     "zero_advantage": "tokens have an advantage of 0: no update to block",
 }
 _NO_ADVANTAGES = (
-    "The trace has no advantages, so every token is judged as if A > 0 and as if A < 0. Overlap, "
-    "sweeps and means over blocked tokens count a token once per sign under which it is blocked. "
-    "To get them: {way}."
+    "No advantages: every token is judged as if A > 0 and as if A < 0, and counts once per sign in "
+    "overlap, sweeps and means. To get them: {way}."
 )
 _LACKING = (
     "{number} responses have no {column} and are left out, so that every algorithm is judged on "
@@ -92,6 +82,7 @@ _RECOMPUTED = {
     "equal weights": "the trainer itself, at the weights that sampled",
     "absent": "not measured",
 }
+_TOTAL = "total"
 _STEPS_SHOWN = 100
 
 
@@ -102,188 +93,165 @@ def page(study: ClippingAnalysis) -> ReportView:
 
 def example_excerpts(study: ClippingAnalysis) -> list[Excerpt]:
     """Tokens in context that one of the compared pair blocks and the other keeps, both ways
-    round.
+    round; a screen has the first each way.
     """
-    result, names = study.result, study.result["compared"]
-    chosen = [
-        row for row in result["overlap"]["examples"] if row["only"] in names and row["not"] in names
-    ]
-    return token_excerpts(study.traces, PAIRS["total"], list(map(_titled, chosen)))
-
-
-def _titled(row: Row) -> TitledToken:
-    sign = f"(A {'>' if row['advantage'] == '+' else '<'} 0)"
-    title = f"{row['only']} blocks, {row['not']} keeps {sign}"
-    token = from_json(KeptToken, {"token_id": None, "tv_topk": None, **row})
-    return TitledToken(token, title, f"{only_blocked_by(row['only'])}{sign}")
+    tokens = study.result.disputed
+    first = {token.only: token for token in reversed(tokens)}
+    titled = []
+    for token in tokens:
+        sign = f"(A {'>' if token.advantage == '+' else '<'} 0)"
+        title = f"{token.only} blocks, {token.not_} keeps {sign}"
+        short = f"Only {token.only} blocks {sign}" if token is first[token.only] else ""
+        titled.append(TitledToken(token, title, short))
+    return token_excerpts(study.traces, PAIRS[_TOTAL], titled)
 
 
 def page_of_result(
-    result: Mapping[str, Any], examples: Sequence[Excerpt], runs: Sequence[Path] = ()
+    result: ClippingResult, examples: Sequence[Excerpt], runs: Sequence[Path] = ()
 ) -> ReportView:
-    """The page of a result (docs/json/clipstats.md); `runs` are the traces as the user types
-    them.
-    """
-    subject = Subject(result)
+    """The page of a result; `runs` are the traces as the user types them."""
     return ReportView(
         title="What do trust regions block?",
         about=_about(result),
-        notes=_notes(result),
-        headline=_headline(subject),
-        leading=_leading(subject),
+        subject=subject_lines(result.about, result.counts),
+        verdict=verdict(result),
+        notes=tuple(_notes(result)),
+        headline=_headline(result),
+        leading=tuple(_leading(result)),
+        remarks=remarks(result),
+        next=next_commands(result, runs),
         outline=(
-            algorithms_section(subject),
-            overlap_section(subject, examples),
-            tokens_section(subject),
-            _updates_section(subject),
-            thresholds_section(subject),
-            approximation_section(subject),
-            theory_section(subject),
+            algorithms_section(result),
+            overlap_section(result, examples),
+            tokens_section(result),
+            _updates_section(result),
+            thresholds_section(result),
+            approximation_section(result),
+            theory_section(result),
         ),
-        screen=screen(subject, _left_out(result), examples, runs),
-        settings=settings_tables(from_json(About, result["about"])),
-        command=command_line("clipstats", runs, *result["arguments"]),
+        settings=settings_tables(result.about),
+        command=command_line("clipstats", runs, *result.arguments),
         notation=_NOTATION,
     )
 
 
-def _about(result: Row) -> Facts:
-    counts = result["counts"]
-    tokens = f"{numbers.count(counts['tokens'])} tokens"
-    if result["has"]["advantages"]:
-        signs = [f"{numbers.count(counts[key])} {key}" for key in ("positive", "negative")]
-        tokens += f" with an advantage ({', '.join(signs)})"
-    text = measured(SimpleNamespace(**counts), tokens) + (
-        f", {numbers.count(counts['steps'])} steps" if counts["steps"] > 1 else ""
-    )
+def _about(result: ClippingResult) -> Facts:
+    counts, count = result.counts, numbers.count
+    tokens = f"{count(counts.tokens)} tokens"
+    if result.has_advantages:
+        signs = f"{count(counts.positive)} positive, {count(counts.negative)} negative"
+        tokens += f" with an advantage ({signs})"
+    judged = measured(counts, tokens)
+    if counts.steps > 1:
+        judged += f", {count(counts.steps)} steps"
     return (
-        *who_facts(from_json(About, result["about"])),
-        ("Recomputed policy π′", _RECOMPUTED[result["has"]["recomputed"]]),
-        ("Judged", text),
+        *who_facts(result.about),
+        ("Recomputed policy π′", _RECOMPUTED[result.has.recomputed]),
+        ("Judged", judged),
     )
 
 
-def _left_out(result: Row) -> list[str]:
-    """What the numbers leave out."""
-    notes = list(
-        left_out_of(
-            from_json(About, result["about"]),
-            [(result["counts"][name], text) for name, text in _LEFT_OUT.items()],
-        )
-    )
-    notes += [
-        _LACKING.format(number=numbers.count(n), column=name)
-        for name, n in result["counts"]["lacking"].items()
-        if name != "logp_trainer"  # `left_out_of` names responses without a trainer score
-    ]
-    if "--theory" in result["arguments"] and not result["theory"]:
-        way = way_to("reward", result["about"])
-        notes.append(f"--theory needs rewards, and the trace has none. To get them: {way}.")
-    return notes
+def _notes(result: ClippingResult) -> Iterator[str]:
+    """How the numbers differ from what was asked, then what they leave out."""
+    about, counts = result.about, result.counts
+    unsupported = [f"{', '.join(names)}: {why}." for why, names in result.unsupported.items()]
+    if not result.has_advantages:
+        yield _NO_ADVANTAGES.format(way=_way_to("advantage", about))
+    if "--theory" in result.arguments and result.theory is None:
+        way = _way_to("reward", about)
+        yield f"--theory needs rewards, and the trace has none. To get them: {way}."
+    if result.names_algorithms:
+        yield from unsupported
+    left_out = [(getattr(counts, name), what) for name, what in _LEFT_OUT.items()]
+    yield from left_out_of(about, left_out)
+    for column, responses in counts.lacking.items():
+        if column != "logp_trainer":  # `left_out_of` names responses without a trainer score
+            yield _LACKING.format(number=numbers.count(responses), column=column)
+    if not result.names_algorithms:
+        yield from unsupported
 
 
-def _notes(result: Row) -> tuple[str, ...]:
-    notes = _left_out(result)
-    if not result["has"]["advantages"]:
-        notes.append(_NO_ADVANTAGES.format(way=way_to("advantage", result["about"])))
-    return (*notes, *unsupported(result))
+def _way_to(column: str, about: About) -> str:
+    """How to get a trace with advantages or rewards: what to type, by where the trace comes
+    from.
+    """
+    source = about.source
+    if source is None:
+        return "MISMATCH_ANSWER_FIELD=FIELD mismatch-cli probe"
+    if source.is_recorded:
+        return f"pass {column}= to the recorder"
+    if source.format == "plain":
+        return f"import DUMP --columns {column}=COLUMN"
+    return f"import a dump with {column}s"
 
 
-def _headline(subject: Subject) -> str:
-    if subject.nothing_to_block:
+def _headline(result: ClippingResult) -> str:
+    if result.nothing_to_block or not result.leading:
         return ""
-    if not subject.has_advantages:
-        return "; ".join(map(_hypothetical, subject.leading)) + "." * bool(subject.leading)
-    sentences = [_lost(row) for row in subject.leading]
-    bad = subject.result["bad_updates"]
-    if value_of(bad["over_negative"]) is not None:
+    if not result.has_advantages:
+        return "; ".join(_hypothetical(result, row) for row in result.leading) + "."
+    sentences = list(map(_lost, result.leading))
+    bad = result.bad_updates
+    if bad.over_negative.value is not None:
         sentences.append(
-            f"{share(bad['over_negative'])} of the tokens with A < 0 "
-            f"({share(bad['over_tokens'])} of those with A ≠ 0) are bad updates: pushed down "
-            f"although they already lost {bad['delta']:g} or more in probability."
+            f"{share(bad.over_negative)} of the tokens with A < 0 "
+            f"({share(bad.over_tokens)} of those with A ≠ 0) are bad updates: pushed down "
+            f"although they already lost {bad.delta:g} or more in probability."
         )
     return " ".join(sentences)
 
 
-def _hypothetical(row: Row) -> str:
-    shares = " and ".join(
-        f"{share(row['blocked'][sign])} of the tokens {when(sign, False)}" for sign in SIGNS[1:]
-    )
-    return f"{row['name']} would block {shares}"
+def _hypothetical(result: ClippingResult, row: AlgorithmRow) -> str:
+    shares = (f"{share(row.blocked.of(sign))} of the tokens {result.when(sign)}" for sign in SIGNS)
+    return f"{row.name} would block {' and '.join(shares)}"
 
 
-def _lost(row: Row) -> str:
-    name, lost = row["name"], row["lost"]["all"]
-    update = "the update" if row["weighs_by_ratio"] else "Σ |A|"
-    if value_of(lost) is None:
-        return f"How much of {update} {name} loses is unknown: {lost['note']}."
-    if not value_of(row["blocked"]["all"]):
-        return (
-            f"{name} blocks no "
-            f"token{f', but its cap takes {share(lost)} of {update}' if value_of(lost) else ''}."
-        )
-    return f"{name} loses {share(lost)} of {update}."
+def _lost(row: AlgorithmRow) -> str:
+    name, lost = row.name, row.lost.all
+    update = "the update" if row.weighs_by_ratio else "Σ |A|"
+    if lost.value is None:
+        return f"How much of {update} {name} loses is unknown: {lost.note}."
+    if row.blocked.all.value:
+        return f"{name} loses {share(lost)} of {update}."
+    cap = f", but its cap takes {share(lost)} of {update}" if lost.value else ""
+    return f"{name} blocks no token{cap}."
 
 
-def _leading(subject: Subject) -> tuple[MetricRow, ...]:
+def _leading(result: ClippingResult) -> Iterator[MetricRow]:
     """What the compared algorithms block, then what they lose, then bad updates."""
-    shares = [("all", "blocked"), ("all", "lost")]
-    if not subject.has_advantages:
-        shares = [(sign, "blocked") for sign in SIGNS[1:]]
-    rows = []
-    for sign, key in shares:
-        which = "" if subject.has_advantages else f" {when(sign, False)}"
-        for row in subject.leading:
-            rows.append(metric_row(CLIPPING[key], row[key][sign], f"{key}{which} · {row['name']}"))
-    if subject.has_advantages:
-        rows.append(
-            metric_row(CLIPPING["over_negative"], subject.result["bad_updates"]["over_negative"])
-        )
-    return tuple(rows)
+    rows = result.leading
+    if not result.has_advantages:
+        for sign in SIGNS:
+            words = f"blocked {result.when(sign)}"
+            yield from (_of_pair("blocked", words, row, row.blocked.of(sign)) for row in rows)
+        return
+    yield from (_of_pair("blocked", "blocked", row, row.blocked.all) for row in rows)
+    yield from (_of_pair("lost", "lost", row, row.lost.all) for row in rows)
+    key = "over_negative"
+    yield metric_row(CLIPPING[key], result.bad_updates.over_negative)
 
 
-def _updates_section(subject: Subject) -> Section:
+def _of_pair(key: str, words: str, row: AlgorithmRow, estimate: Estimate) -> MetricRow:
+    return metric_row(CLIPPING[key], estimate, f"{words} · {row.name}")
+
+
+def _updates_section(result: ClippingResult) -> Section:
     """Bad updates: how many, as a share of which tokens, and how they correlate with the reward."""
-    bad, count = subject.result["bad_updates"], numbers.count
-    steps = bad["by_step"]
-    shares = [counted("of all tokens, if A < 0, %", "over_negative")]
-    if subject.has_advantages:
-        shares = [
-            counted("of tokens with A ≠ 0, %", "over_tokens"),
-            counted("of tokens with A < 0, %", "over_negative"),
-        ]
+    bad = result.bad_updates
     by_threshold = table(
         "By the threshold δ",
-        bad["sweep"],
-        [keyed("δ", "delta", "{:g}".format), counted("bad updates", "bad", count), *shares],
-    )
-    by_step = table(
-        f"By step, δ = {bad['delta']:g}",
-        steps[-_STEPS_SHOWN:] if len(steps) > 1 else (),
-        [
-            col("step", span),
-            keyed("tokens", "tokens", count),
-            keyed("with A < 0", "negative", count),
-            counted("bad updates", "bad", count),
-            *shares,
-            counted("mean reward", "reward", plain),
-            counted("its change", "reward_change", plain),
-        ],
-        note=f"The last {_STEPS_SHOWN} steps; the JSON has all."
-        if len(steps) > _STEPS_SHOWN
-        else "",
-        fold="Bad updates by step",
-        terminal_rows=0,
+        bad.sweep,
+        [col("δ", lambda row: f"{row.delta:g}"), *_bad_shares(result)],
     )
     correlations = table(
         "Over the steps",
-        bad["correlations"],
+        bad.correlations,
         [
-            named("correlation of", "of"),
-            named("with", "with"),
-            keyed("steps", "steps", count),
-            col("value", lambda row: numbers.estimate(*parts(row))[0], CLIPPING["correlations"]),
-            col("95 % interval", interval_or_note),
+            text("correlation of", lambda row: row.of),
+            text("with", lambda row: row.with_),
+            col("steps", lambda row: numbers.count(row.steps)),
+            counted("value", "correlations", lambda row: row.estimate, _value),
+            col("95 % interval", lambda row: interval_or_note(row.estimate)),
         ],
         note=(
             "Steps follow each other and share a policy: a correlation over them does not show a "
@@ -291,29 +259,65 @@ def _updates_section(subject: Subject) -> Section:
         ),
     )
     return Section(
-        "Bad updates", _updates_text(subject), tables=filled(by_threshold, by_step, correlations)
+        "Bad updates",
+        _updates_text(result),
+        tables=filled(by_threshold, _bad_by_step(result), correlations),
     )
 
 
-def _updates_text(subject: Subject) -> str:
-    bad = subject.result["bad_updates"]
-    delta, over_tokens, over_negative = (
-        bad["delta"],
-        share(bad["over_tokens"]),
-        share(bad["over_negative"]),
+def _value(estimate: Estimate) -> str:
+    """The value with the digits that its interval leaves."""
+    return numbers.estimate(*parts(estimate))[0]
+
+
+def _bad_by_step(result: ClippingResult) -> Table:
+    steps, most = result.bad_updates.by_step, _STEPS_SHOWN
+    return table(
+        f"By step, δ = {result.bad_updates.delta:g}",
+        steps[-most:] if len(steps) > 1 else (),
+        [
+            col("step", span),
+            col("tokens", lambda row: numbers.count(row.tokens)),
+            col("with A < 0", lambda row: numbers.count(row.negative)),
+            *_bad_shares(result),
+            counted("mean reward", "reward", lambda row: row.reward, plain),
+            counted("its change", "reward_change", lambda row: row.reward_change, plain),
+        ],
+        note=f"The last {most} steps; the JSON has all." if len(steps) > most else "",
+        fold="Bad updates by step",
+        terminal_rows=0,
     )
-    words = f"Bad update: {BAD_UPDATE.format(delta=delta)} (μ − π ≥ δ). "
-    if subject.has_advantages:
+
+
+def _bad_shares(result: ClippingResult) -> list[Col[Bad]]:
+    """How many bad updates there are, and which share of the tokens."""
+    negative = "of tokens with A < 0, %" if result.has_advantages else "of all tokens, if A < 0, %"
+    columns: list[Col[Bad]] = [
+        counted("bad updates", "bad", lambda row: row.bad, numbers.count),
+        counted("of tokens with A ≠ 0, %", "over_tokens", lambda row: row.over_tokens),
+        counted(negative, "over_negative", lambda row: row.over_negative),
+    ]
+    return columns if result.has_advantages else [columns[0], columns[2]]
+
+
+def _updates_text(result: ClippingResult) -> str:
+    bad = result.bad_updates
+    over_tokens, over_negative = share(bad.over_tokens), share(bad.over_negative)
+    words = (
+        f"Bad update: a token with A < 0 that already lost {bad.delta:g} or more in probability is "
+        "pushed down further (μ − π ≥ δ). "
+    )
+    if result.has_advantages:
         words += (
-            f"At δ = {delta:g}: {over_tokens} of the tokens with A ≠ 0 and {over_negative} of "
+            f"At δ = {bad.delta:g}: {over_tokens} of the tokens with A ≠ 0 and {over_negative} of "
             "those with A < 0. The paper does not name its denominator, so both are shown. "
         )
     else:
-        everywhere = (
-            f"if A were negative everywhere, {over_negative} of the tokens would be bad updates"
+        words += (
+            "The trace has no advantages: if A were negative everywhere, "
+            f"{over_negative} of the tokens would be bad updates. "
         )
-        words += f"The trace has no advantages: {everywhere}. "
-    if not bad["correlations"]:
+    if not bad.correlations:
         words += (
             "To correlate bad updates with the reward, use a training trace with several steps."
         )

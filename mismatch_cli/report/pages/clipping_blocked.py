@@ -3,70 +3,81 @@ and which tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations
+from operator import attrgetter
+from typing import TypeVar
 
 from mismatch_cli.base import numbers
-from mismatch_cli.metrics.update_table import CLIPPING
-from mismatch_cli.report.pages.clipping_subject import SIGNS, Subject, counted, when
-from mismatch_cli.report.pages.clipping_thresholds import same_strictness
+from mismatch_cli.metrics.clipping.blocked_rows import (
+    BlockedAtPositions,
+    BlockedInBin,
+    BlockedInSteps,
+    BySign,
+)
+from mismatch_cli.metrics.clipping.token_table import BlockedToken
+from mismatch_cli.report.pages.clipping_thresholds import counted, same_strictness
 from mismatch_cli.report.tables import (
     Col,
-    Row,
     col,
     filled,
-    keyed,
     mu_bin,
-    named,
     number,
     percent,
     plain,
     span,
     table,
     text,
-    value_of,
 )
-from mismatch_cli.report.view import Excerpt, Section, Table
-from mismatch_cli.studies.clipping import OneMask
+from mismatch_cli.report.view import Brief, Excerpt, Priority, Section, Table
+from mismatch_cli.studies.clipping_result import SIGNS, ClippingResult, OneMask
 
+Part = BlockedInBin | BlockedAtPositions | BlockedInSteps
+P = TypeVar("P", bound=Part)
+R = TypeVar("R")
 _ROWS_ON_TERMINAL = 12
 _PAIRS_ON_TERMINAL, _PAIRS_ON_PAGE = 10, 20
 _TOKENS_ON_TERMINAL, _TOKENS_ON_PAGE = 10, 25
+_ROWS_ON_SCREEN = 8
+_STEPS = (0, 1, 1 / 2, 1 / 4, 3 / 4)  # of a ranking, from the strictest: what a screen shows first
 _JACCARD = "Jaccard index of pairs of algorithms"
-NOT_BY_RATIO = "†"
+_MARKS = {True: "▸ ", False: "  "}  # of the compared algorithms and of others
+_NOT_BY_RATIO = "†"
 _DETAILS = (
     " Bins, steps and tokens are shown for the compared algorithms; of any other: clipstats -a "
     "NAME, or --json."
 )
-ROW_KEYS = ("blocked", "lost", "weighs_by_ratio")  # rows of a table that agree in these are merged
+_same_numbers = attrgetter("blocked", "lost", "weighs_by_ratio")  # of algorithms in one row
 
 
-def algorithms_section(subject: Subject) -> Section:
+def algorithms_section(result: ClippingResult) -> Section:
     """Blocked tokens and lost update of all algorithms, the named or compared ones in detail, then
     equal strictness and formulas.
     """
-    details = [part for mask in subject.detailed for part in _breakdown(subject, mask)]
+    details = [part for mask in result.detailed for part in _breakdown(result, mask)]
     return Section(
         "What each algorithm blocks",
-        _algorithms_text(subject),
+        _algorithms_text(result),
         tables=filled(
-            _overview(subject),
+            _overview(result),
             *details,
-            same_strictness(subject),
-            _lost_in_parts(subject),
-            _formulas(subject),
+            same_strictness(result),
+            _lost_in_parts(result),
+            _formulas(result),
         ),
     )
 
 
-def _algorithms_text(subject: Subject) -> str:
+def _algorithms_text(result: ClippingResult) -> str:
     words = (
         "A blocked token contributes nothing to the update. Lost update is the share of Σ r·|A| "
         "that no longer enters it; it is not a gradient norm, which would need the directions of "
         "the updates. "
     )
-    if not all(row["weighs_by_ratio"] for row in subject.rows):
-        words += f"Rows with {NOT_BY_RATIO} are not weighted by r; they show the share of Σ |A|, without r. "
-    if not subject.has_advantages:
+    if not all(row.weighs_by_ratio for row in result.algorithms):
+        words += (
+            f"Rows with {_NOT_BY_RATIO} are not weighted by r; they show the share of Σ |A|, "
+            "without r. "
+        )
+    if not result.has_advantages:
         words += (
             "The trace has no advantages: every token is judged twice, with A = 1 and with A = −1. "
         )
@@ -74,115 +85,128 @@ def _algorithms_text(subject: Subject) -> str:
         "The anchor is the policy with which the mask compares the trainer: the rollout's μ, or "
         "π′, recomputed by the trainer at the weights that sampled."
     )
-    others = len(subject.masks(subject.blocking)) - len(subject.detailed)
+    others = len(result.blocking_masks) - len(result.detailed)
     return words + (_DETAILS if others else "")
 
 
-def _overview(subject: Subject) -> Table:
-    masks = subject.masks(subject.rows, *ROW_KEYS)
-    masks.sort(key=lambda mask: (mask.row not in subject.leading, -subject.strictness(mask.row)))
+def _overview(result: ClippingResult) -> Table:
+    """The compared masks, then the others from strict to loose; a screen has some of them."""
+    masks = result.masks(result.in_order, _same_numbers)
+    masks.sort(key=lambda mask: (mask.row not in result.leading, -mask.row.strictness))
+    on_screen = _most_important_first(result, masks)
+    by_ratio = all(masks[place].row.weighs_by_ratio for place in on_screen)
+    note = "" if by_ratio else f"{_NOT_BY_RATIO} share of Σ |A|: its weight is not r"
     return table(
         "Blocked tokens and lost update",
         masks,
         [
-            text("algorithm", lambda mask: mask.label),
-            text("anchor", lambda mask: str(mask.row["anchor"]), optional=True),
-            *share_columns(subject),
+            text("algorithm", lambda mask: _MARKS[mask.row in result.leading] + mask.label),
+            text("anchor", lambda mask: mask.row.anchor, priority=Priority.FULL),
+            *_shares(result),
         ],
         note=(
-            "± is half the 95 % interval over prompts; none for fewer than 10 prompts, or where "
-            f"all prompts agree. {_same(masks)}For the rules: mismatch-cli algorithms."
+            f"{_MARKS[True]}compared. ± is half the 95 % interval over prompts; none for fewer "
+            "than 10 prompts, or where all prompts agree. "
+            f"{_same(masks)}For the rules: mismatch-cli algorithms."
         ),
+        brief=None if result.nothing_to_block else Brief(on_screen, note),
     )
 
 
-def share_columns(subject: Subject, *, fewest: bool = False) -> list[Col[OneMask]]:
-    """How much is blocked and lost, in percent; `fewest` leaves out the share of responses."""
-    lost = [_lost(f"lost {when(sign, False)}, %", sign) for sign in SIGNS[1:]]
-    if subject.has_advantages:
-        lost = [_lost("lost update, %", "all")]
-        lost += [] if fewest else [counted("responses hit, %", "responses_touched", optional=True)]
-    return list(map(_of_row, (*_blocked(subject), *lost)))
-
-
-def _of_row(column: Col[Row]) -> Col[OneMask]:
-    """A column of algorithms in a table of masks."""
-    return Col(column.head, lambda mask: column.cell(mask.row))
+def _most_important_first(result: ClippingResult, masks: Sequence[OneMask]) -> list[int]:
+    """Places of some masks: the compared ones, the strictest and the loosest, then others between
+    them; not the same mask on π′, nor those that block nothing.
+    """
+    rows = [mask.row for mask in masks]
+    compared = [place for place, row in enumerate(rows) if row in result.leading]
+    others = [
+        place
+        for place, row in enumerate(rows)
+        if place not in compared and row.strictness and not result.is_twin(row)
+    ]
+    between = [others[round(step * (len(others) - 1))] for step in _STEPS if others]
+    return list(dict.fromkeys([*compared, *between, *others]))[:_ROWS_ON_SCREEN]
 
 
 def _same(masks: Sequence[OneMask]) -> str:
     """Which algorithms share a row, in words."""
-    merged = [f"{mask.row['name']} = {' = '.join(mask.others)}" for mask in masks if mask.others]
+    merged = [f"{mask.row.name} = {' = '.join(mask.others)}" for mask in masks if mask.others]
     return f"Same result on these tokens: {'; '.join(merged)}. " if merged else ""
 
 
-def _blocked(subject: Subject) -> list[Col[Row]]:
+def _shares(result: ClippingResult) -> list[Col[OneMask]]:
+    """How much is blocked and lost, in percent."""
+    blocked: list[Col[OneMask]] = _blocked(result, lambda mask: mask.row.blocked)
+    if not result.has_advantages:
+        return [*blocked, *(_lost(f"lost {result.when(sign)}, %", sign) for sign in SIGNS)]
+    hit: Col[OneMask] = counted(
+        "responses hit, %",
+        "responses_touched",
+        lambda mask: mask.row.responses_touched,
+        priority=Priority.FULL,
+    )
+    return [*blocked, _lost("lost update, %", "all"), hit]
+
+
+def _blocked(result: ClippingResult, of: Callable[[R], BySign]) -> list[Col[R]]:
     """Blocked tokens in percent: all, those with A > 0, and those with A < 0."""
-
-    def of_sign(sign: str) -> Col[Row]:
-        title = "blocked" if sign == "all" else when(sign, subject.has_advantages)
-        optional = subject.has_advantages and sign != "all"
-        return col(
-            f"{title}, %",
-            lambda row: percent(row["blocked"][sign]),
-            CLIPPING["blocked"],
-            optional=optional,
-        )
-
-    return [of_sign(sign) for sign in subject.signs]
+    priority = Priority.SPARE if result.has_advantages else Priority.USUAL
+    by_sign = [_of_sign(f"{result.when(sign)}, %", sign, of, priority) for sign in SIGNS]
+    if not result.has_advantages:
+        return by_sign
+    return [_of_sign("blocked, %", "all", of, Priority.USUAL), *by_sign]
 
 
-def _lost(title: str, key: str, metric: str = "lost", *, optional: bool = False) -> Col[Row]:
+def _of_sign(title: str, sign: str, of: Callable[[R], BySign], priority: Priority) -> Col[R]:
+    return counted(title, "blocked", lambda row: of(row).of(sign), priority=priority)
+
+
+def _lost(
+    title: str, part: str, metric: str = "lost", priority: Priority = Priority.USUAL
+) -> Col[OneMask]:
     """A part of the lost update in percent, marked where it is not weighted by r."""
 
-    def cell(row: Row) -> str:
-        found = percent(row["lost"][key])
-        return (
-            found
-            if row["weighs_by_ratio"] or found == numbers.MISSING
-            else f"{found} {NOT_BY_RATIO}"
-        )
+    def cell(mask: OneMask) -> str:
+        lost = percent(mask.row.lost.of(part))
+        marked = lost != numbers.MISSING and not mask.row.weighs_by_ratio
+        return f"{lost} {_NOT_BY_RATIO}" if marked else lost
 
-    return col(title, cell, CLIPPING[metric], optional=optional)
+    return counted(title, metric, cell, str, priority)
 
 
-def _lost_in_parts(subject: Subject) -> Table:
+def _lost_in_parts(result: ClippingResult) -> Table:
     """Where the lost update comes from; empty without advantages, which leave no total to break
     down.
     """
-    lossy = [row for row in subject.rows if subject.has_advantages and value_of(row["lost"]["all"])]
+    lossy = [row for row in result.in_order if row.lost.all.value]
+    title = "Breakdown of the lost update"
     return table(
-        "Breakdown of the lost update",
-        subject.masks(lossy, *ROW_KEYS),
+        title,
+        result.masks(lossy, _same_numbers),
         [
             text("algorithm", lambda mask: mask.label),
-            *map(
-                _of_row,
-                (
-                    _lost("A > 0, %", "positive", optional=True),
-                    _lost("A < 0, %", "negative", optional=True),
-                    _lost("by the mask, %", "masked", "masked"),
-                    _lost("by the cap, %", "capped", "capped"),
-                ),
-            ),
+            _lost("A > 0, %", "positive", priority=Priority.SPARE),
+            _lost("A < 0, %", "negative", priority=Priority.SPARE),
+            _lost("by the mask, %", "masked", "masked"),
+            _lost("by the cap, %", "capped", "capped"),
         ],
         note=(
             "A > 0 and A < 0 are shares of the update with that sign; mask and cap add up to the "
             "lost update."
         ),
-        fold="Breakdown of the lost update",
+        fold=title,
     )
 
 
-def _formulas(subject: Subject) -> Table:
+def _formulas(result: ClippingResult) -> Table:
     return table(
         "When a token is blocked, and its weight if kept",
-        subject.rows,
+        result.in_order,
         [
-            named("algorithm", "name"),
-            named("blocked when", "blocked_when"),
-            named("weight", "weight"),
-            named("source", "source"),
+            text("algorithm", lambda row: row.name),
+            text("blocked when", lambda row: row.blocked_when),
+            text("weight", lambda row: row.weight),
+            text("source", lambda row: row.source),
         ],
         note="p, q and p′ are π, μ and π′ of the sampled token.",
         fold="Masks and weights as formulas",
@@ -190,84 +214,74 @@ def _formulas(subject: Subject) -> Table:
     )
 
 
-def _breakdown(subject: Subject, mask: OneMask) -> list[Table]:
-    """One algorithm by μ, position and step; a terminal shows the compared pair only."""
-    row = mask.row
+def _breakdown(result: ClippingResult, mask: OneMask) -> list[Table]:
+    """One algorithm by μ, position and step."""
+    row, blocked = mask.row, _blocked_in_part(result)
+    by_mu: list[Col[BlockedInBin]] = [col("μ", mu_bin), *blocked]
+    by_position: list[Col[BlockedAtPositions]] = [col("position", span), *blocked]
+    by_step: list[Col[BlockedInSteps]] = [
+        col("step", span),
+        *blocked,
+        counted("mean μ of blocked", "mu_blocked", lambda step: step.mu_blocked, plain),
+        counted(
+            "mean entropy of blocked, nats",
+            "entropy_blocked",
+            lambda step: step.entropy_blocked,
+            plain,
+            Priority.SPARE,
+        ),
+    ]
+    steps = _part(result, mask, "step", row.by_step, by_step)
+    return [
+        _part(result, mask, "μ", row.by_mu, by_mu),
+        _part(result, mask, "position", row.by_position, by_position),
+        *([steps] if len(steps.rows) > 1 else ()),
+    ]
 
-    def part(by: str, key: str, name: Callable[[Row], str], *means: Col[Row]) -> Table:
-        return table(
-            f"{mask.label}, by {by}",
-            [cell for cell in row[key] if cell["tokens"]],
-            [col(by, name), keyed("tokens", "tokens", numbers.count), *_blocked(subject), *means],
-            fold=f"{mask.label}, by μ, position and step",
-            terminal_rows=_ROWS_ON_TERMINAL if row in subject.leading else 0,
-        )
 
-    means = (
-        counted("mean μ of blocked", "mu_blocked", plain),
-        counted("mean entropy of blocked, nats", "entropy_blocked", plain, optional=True),
+def _blocked_in_part(result: ClippingResult) -> list[Col[Part]]:
+    shares: list[Col[Part]] = _blocked(result, lambda row: row.blocked)
+    return [col("tokens", lambda row: numbers.count(row.tokens)), *shares]
+
+
+def _part(
+    result: ClippingResult, mask: OneMask, by: str, rows: Sequence[P], columns: Sequence[Col[P]]
+) -> Table:
+    """The parts with tokens; a terminal shows the compared pair only."""
+    return table(
+        f"{mask.label}, by {by}",
+        [row for row in rows if row.tokens],
+        columns,
+        fold=f"{mask.label}, by μ, position and step",
+        terminal_rows=_ROWS_ON_TERMINAL if mask.row in result.leading else 0,
     )
-    steps = part("step", "by_step", span, *means)
-    parts = [part("μ", "by_mu", mu_bin), part("position", "by_position", span), steps]
-    return parts if len(steps.rows) > 1 else parts[:2]
 
 
-def overlap_section(subject: Subject, examples: Sequence[Excerpt]) -> Section:
+def overlap_section(result: ClippingResult, examples: Sequence[Excerpt]) -> Section:
     """Which tokens two algorithms both block, and which only one of them blocks."""
-    overlap = subject.result["overlap"]
-    place = {name: number for number, name in enumerate(overlap["names"])}
-    masks = [mask for mask in subject.masks(subject.blocking) if mask.row["name"] in place]
-    places = {place[mask.row["name"]]: mask.label for mask in masks}
-    tables = [_pairs(subject, overlap, places)] if len(places) > 1 else []
-    if tables and subject.detailed:
-        tables.append(_jaccard(subject, overlap, places))
+    labels = {mask.row.name: mask.label for mask in result.blocking_masks}
     return Section(
         "Overlap",
         "Jaccard index: tokens that both algorithms block ÷ tokens that at least one blocks. 1 "
         "means the same tokens, 0 means no token in common.",
-        tables=tuple(tables),
+        tables=filled(_pairs(result, labels), _jaccard(result, labels)),
         excerpts=tuple(examples),
     )
 
 
-def _pairs(subject: Subject, overlap: Row, places: Mapping[int, str]) -> Table:
-    names, only = overlap["names"], overlap["only_row"]
-    leading = {row["name"] for row in subject.leading}
-
-    def interest(pair: tuple[int, int]) -> tuple[int, int]:
-        """Sorts the compared pair first, then pairs that disagree on many tokens."""
-        i, j = pair
-        return -sum(names[place] in leading for place in pair), -(only[i][j] + only[j][i])
-
-    pairs = sorted(combinations(places, 2), key=interest)
-    left = len(pairs) - _PAIRS_ON_PAGE
+def _pairs(result: ClippingResult, labels: Mapping[str, str]) -> Table:
+    left = len(result.pairs) - _PAIRS_ON_PAGE
     return table(
         "Pairs of algorithms, in tokens"
-        + ("" if subject.has_advantages else ", each for both signs"),
-        pairs[:_PAIRS_ON_PAGE],
+        + ("" if result.has_advantages else ", each for both signs"),
+        result.pairs[:_PAIRS_ON_PAGE],
         [
-            text("first", lambda pair: places[pair[0]]),
-            text("second", lambda pair: places[pair[1]]),
-            col(
-                "both",
-                lambda pair: numbers.count(overlap["both"][pair[0]][pair[1]]),
-                CLIPPING["both"],
-            ),
-            col(
-                "only first",
-                lambda pair: numbers.count(only[pair[0]][pair[1]]),
-                CLIPPING["only_row"],
-            ),
-            col(
-                "only second",
-                lambda pair: numbers.count(only[pair[1]][pair[0]]),
-                CLIPPING["only_row"],
-            ),
-            col(
-                "Jaccard",
-                lambda pair: plain(overlap["jaccard"][pair[0]][pair[1]]),
-                CLIPPING["jaccard"],
-            ),
+            text("first", lambda pair: labels[pair.first]),
+            text("second", lambda pair: labels[pair.second]),
+            counted("both", "both", lambda pair: pair.both, numbers.count),
+            counted("only first", "only_row", lambda pair: pair.only_first, numbers.count),
+            counted("only second", "only_row", lambda pair: pair.only_second, numbers.count),
+            counted("Jaccard", "jaccard", lambda pair: pair.jaccard, plain),
         ],
         note="The compared pair, pairs with one of the two, then the others, each by disagreement"
         + (f"; the JSON has {left} more pairs." if left > 0 else "."),
@@ -275,31 +289,26 @@ def _pairs(subject: Subject, overlap: Row, places: Mapping[int, str]) -> Table:
     )
 
 
-def _jaccard(subject: Subject, overlap: Row, places: Mapping[int, str]) -> Table:
-    """All algorithms, compared with those shown in detail."""
-    detailed = {mask.label for mask in subject.detailed}
+def _jaccard(result: ClippingResult, labels: Mapping[str, str]) -> Table:
+    """All algorithms, compared with those shown in detail; empty without two of them."""
+    overlap, beside = result.overlap, [mask.row.name for mask in result.detailed]
 
-    def beside(other: int) -> Col[int]:
-        return col(
-            places[other],
-            lambda place: number(overlap["jaccard"][place][other]),
-            CLIPPING["jaccard"],
+    def beside_one(other: str) -> Col[str]:
+        return counted(
+            labels[other], "jaccard", lambda name: overlap.pair(name, other).jaccard, number
         )
 
     return table(
         _JACCARD,
-        places,
-        [
-            text("", lambda place: places[place]),
-            *(beside(place) for place, label in places.items() if label in detailed),
-        ],
+        labels if len(labels) > 1 and beside else (),
+        [text("", lambda name: labels[name]), *map(beside_one, beside)],
         note="Without algorithms that block nothing. The JSON has all pairs, with intervals.",
         fold=_JACCARD,
         terminal_rows=0,
     )
 
 
-def tokens_section(subject: Subject) -> Section:
+def tokens_section(result: ClippingResult) -> Section:
     """Blocked tokens: their probability and entropy compared with kept tokens, and the most
     frequent ones.
     """
@@ -310,54 +319,57 @@ def tokens_section(subject: Subject) -> Section:
         "than that in 19 of 20 traces; else —. A count alone favors frequent tokens. μ, π and r "
         "are means over the blocked occurrences.",
         tables=filled(
-            *(_tokens(subject, mask, sign) for mask in subject.detailed for sign in SIGNS[1:]),
-            _means(subject),
+            *(_tokens(result, mask, sign) for mask in result.detailed for sign in SIGNS),
+            _means(result),
         ),
     )
 
 
-def _means(subject: Subject) -> Table:
-    entropy = subject.result["has"]["entropy"]
-    columns = [
-        counted("μ, blocked", "mu_blocked", plain),
-        counted("μ, kept", "mu_kept", plain, optional=True),
+def _means(result: ClippingResult) -> Table:
+    note = "Means over blocked and over kept tokens: μ of the sampled token, entropy of π in nats."
+    columns: list[Col[OneMask]] = [
+        text("algorithm", lambda mask: mask.label),
+        counted("μ, blocked", "mu_blocked", lambda mask: mask.row.mu_blocked, plain),
+        counted("μ, kept", "mu_kept", lambda mask: mask.row.mu_kept, plain, Priority.SPARE),
+        counted(
+            "entropy, blocked", "entropy_blocked", lambda mask: mask.row.entropy_blocked, plain
+        ),
+        counted(
+            "entropy, kept",
+            "entropy_kept",
+            lambda mask: mask.row.entropy_kept,
+            plain,
+            Priority.SPARE,
+        ),
     ]
-    if entropy:
-        columns.append(counted("entropy, blocked", "entropy_blocked", plain))
-        columns.append(counted("entropy, kept", "entropy_kept", plain, optional=True))
+    if not result.has.entropy:
+        columns = columns[:3]
+        note += " This trace has no entropy; probe records it."
+    return table("Mean probability and entropy", result.blocking_masks, columns, note=note)
+
+
+def _tokens(result: ClippingResult, mask: OneMask, sign: str) -> Table:
+    rows = mask.row.blocked_tokens.of(sign)
+    left = len(rows) - _TOKENS_ON_PAGE
     return table(
-        "Mean probability and entropy",
-        subject.masks(subject.blocking),
-        [text("algorithm", lambda mask: mask.label), *map(_of_row, columns)],
-        note=(
-            "Means over blocked and over kept tokens: μ of the sampled token, entropy of π in nats."
-        )
-        + ("" if entropy else " This trace has no entropy; probe records it."),
-    )
-
-
-def _of_occurrences(token: Row) -> str:
-    return f"{numbers.count(token['blocked'])} of {numbers.count(token['tokens'])}"
-
-
-def _tokens(subject: Subject, mask: OneMask, sign: str) -> Table:
-    row = mask.row
-    left = len(row["blocked_tokens"][sign]) - _TOKENS_ON_PAGE
-    return table(
-        f"{mask.label}, {when(sign, subject.has_advantages)}: most frequently blocked tokens",
-        row["blocked_tokens"][sign][:_TOKENS_ON_PAGE],
+        f"{mask.label}, {result.when(sign)}: most frequently blocked tokens",
+        rows[:_TOKENS_ON_PAGE],
         [
             # Quoted, so that spaces at its ends show
-            text("token", lambda token: f"“{token['text']}”", kind="token"),
-            named("class", "class", optional=True),
-            col("blocked", _of_occurrences, CLIPPING["blocked_tokens"]),
-            counted("rate, %", "rate"),
-            counted("× over-represented", "lift", number),
-            counted("μ", "mu", number),
-            counted("π", "pi", number),
-            counted("r", "ratio", number, optional=True),
+            text("token", lambda token: f"“{token.text}”", kind="token"),
+            text("class", lambda token: str(token.class_), priority=Priority.SPARE),
+            counted("blocked", "blocked_tokens", _of_occurrences, str),
+            counted("rate, %", "rate", lambda token: token.rate),
+            counted("× over-represented", "lift", lambda token: token.lift, number),
+            counted("μ", "mu", lambda token: token.mu, number),
+            counted("π", "pi", lambda token: token.pi, number),
+            counted("r", "ratio", lambda token: token.ratio, number, Priority.SPARE),
         ],
         note=f"The JSON has {left} more." if left > 0 else "",
         fold=f"{mask.label}: most frequently blocked tokens",
-        terminal_rows=_TOKENS_ON_TERMINAL if row in subject.leading else 0,
+        terminal_rows=_TOKENS_ON_TERMINAL if mask.row in result.leading else 0,
     )
+
+
+def _of_occurrences(token: BlockedToken) -> str:
+    return f"{numbers.count(token.blocked)} of {numbers.count(token.tokens)}"

@@ -1,19 +1,23 @@
 """Thresholds: equal strictness, sweeps, and how accurate the approximations are."""
 
-from typing import Any
+from collections.abc import Callable, Container, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 from mismatch_cli.base import numbers
+from mismatch_cli.metrics.clipping.approximation import (
+    ApproximationRow,
+    Approximations,
+    BracketRow,
+)
+from mismatch_cli.metrics.clipping.blocked_rows import SameStrictness
+from mismatch_cli.metrics.clipping.sweeps import SweepTables
+from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.update_table import CLIPPING, THEORY
-from mismatch_cli.report.pages.clipping_subject import Subject, counted
 from mismatch_cli.report.tables import (
     Col,
-    Found,
-    Row,
     col,
     filled,
-    keyed,
     metric_row,
-    named,
     number,
     parts,
     percent,
@@ -22,31 +26,32 @@ from mismatch_cli.report.tables import (
     text,
     value_of,
 )
-from mismatch_cli.report.view import MetricGroup, Section, Table
+from mismatch_cli.report.view import Brief, MetricGroup, Priority, Section, Table
+from mismatch_cli.studies.clipping_result import ClippingResult
+
+R = TypeVar("R")
+
+
+class MaskFamily(NamedTuple):
+    """Masks with one threshold, in words."""
+
+    name: str
+    short: str  # its threshold, in a sentence and in the head of a column
+    sweep: str  # the title of its table
+    typed: str  # its threshold, as a flag has it
+
 
 FAMILIES = {
-    "ratio_clip": "ratio clip, ε",
-    "binary_tv": "binary TV, δ",
-    "binary_kl": "binary KL, δ",
-    "top_k_tv": "top-K TV, δ",
-    "top_k_kl": "top-K KL, δ",
+    "ratio_clip": MaskFamily("ratio clip", "ε", "Ratio clip, by ε", "ratio-clip:epsilon"),
+    "binary_tv": MaskFamily("binary TV", "TV δ", "Binary TV, by δ", "dppo-binary-tv:delta"),
+    "binary_kl": MaskFamily("binary KL", "KL δ", "Binary KL, by δ in nats", "dppo-binary-kl:delta"),
+    "top_k_tv": MaskFamily("top-K TV", "top-K TV δ", "Top-K TV, by δ", "top-k-tv:delta"),
+    "top_k_kl": MaskFamily("top-K KL", "top-K KL δ", "Top-K KL, by δ in nats", "top-k-kl:delta"),
 }
-SHORT = {  # in a sentence, and in a table that says what blocks the same share
-    "ratio_clip": "ε",
-    "binary_tv": "TV δ",
-    "binary_kl": "KL δ",
-    "top_k_tv": "top-K TV δ",
-    "top_k_kl": "top-K KL δ",
-}
-SAME_STRICTNESS = "Thresholds in a row block the same share of tokens, though not the same tokens."
-_SWEEPS = {
-    "ratio_clip": "Ratio clip, by ε",
-    "binary_tv": "Binary TV, by δ",
-    "top_k_tv": "Top-K TV, by δ",
-    "binary_kl": "Binary KL, by δ in nats",
-    "top_k_kl": "Top-K KL, by δ in nats",
-    "cap": "Cap of the weight, by C",
-}
+_STRICTNESS = "Same strictness"
+_SAME_SHARE = "Thresholds in a row block the same share of tokens, though not the same tokens."
+_DIVERGENCES = {"tv": "TV", "kl": "KL, nats"}
+_SWEEPS = "Sweeps as numbers"
 _NARROW = 1e-4
 _APPROXIMATE = (
     "Binary divergences keep the sampled token, top-K divergences also the K most probable, and "
@@ -69,155 +74,177 @@ _THEORY = (
 )
 
 
-def same_strictness(subject: Subject, *, fewest: bool = False) -> Table:
-    """The compared algorithms, each with the threshold of every family that blocks the same share
-    of tokens.
+def counted(
+    title: str,
+    key: str,
+    of: Callable[[R], Any],
+    show: Callable[[Any], str] = percent,
+    priority: Priority = Priority.USUAL,
+) -> Col[R]:
+    """A column of numbers that links to the definition of a metric of updates."""
+    return col(title, lambda row: show(of(row)), CLIPPING[key], priority=priority)
 
-    `fewest` leaves out top-K divergences, unless an algorithm uses one.
+
+def same_strictness(result: ClippingResult) -> Table:
+    """The compared algorithms, each with the threshold of every family that blocks the same share
+    of tokens; a screen has top-K divergences only where an algorithm uses one.
     """
-    found: list[Row] = subject.result.get("same_strictness", [])
-    rows = [
-        row
-        for row in found
-        if any(value_of(threshold) is not None for threshold in row["thresholds"].values())
-    ]
-    used = {row["family"] for row in rows}
-    families = [
-        name for name in FAMILIES if name in used or any(name in row["thresholds"] for row in rows)
-    ]
-    if fewest:
-        families = [name for name in families if name in used or not name.startswith("top_k")]
+    rows = [row for row in result.same_strictness if any(map(value_of, row.thresholds.values()))]
+    used = {row.family for row in rows}
     return table(
-        "Same strictness",
+        _STRICTNESS,
         rows,
-        [text("as strict as", lambda row: str(row["algorithm"])), *map(_threshold_of, families)],
-        note=SAME_STRICTNESS,
+        [
+            text("as strict as", lambda row: row.algorithm),
+            *(_threshold_of(family, used) for family in result.sweeps.families),
+        ],
+        note=_SAME_SHARE,
+        brief=Brief.first(len(rows), note=_SAME_SHARE, title=_STRICTNESS),
     )
 
 
-def _threshold_of(family: str) -> Col[Row]:
+def _threshold_of(family: str, used: Container[str | None]) -> Col[SameStrictness]:
     """The equal threshold of a family; for an algorithm of that family, its own."""
 
-    def cell(row: Row) -> str:
-        if family == row["family"]:
-            return str(row["settings"].partition(" = ")[2])
-        return plain(row["thresholds"][family])
+    def cell(row: SameStrictness) -> str:
+        if family == row.family:
+            return row.settings.partition(" = ")[2]
+        return plain(row.thresholds[family])
 
-    return col(SHORT[family], cell, CLIPPING["equivalents"], optional=family.startswith("top_k"))
+    spare = family.startswith("top_k") and family not in used
+    priority = Priority.FULL if spare else Priority.USUAL
+    return counted(FAMILIES[family].short, "equivalents", cell, str, priority)
 
 
-def thresholds_section(subject: Subject) -> Section:
+def thresholds_section(result: ClippingResult) -> Section:
     """The sweeps, and thresholds of two families that block equally much."""
     equivalents = table(
         "Equal thresholds",
-        subject.result["equivalents"],
+        result.equivalents,
         [
-            named("algorithm", "algorithm"),
-            counted("blocked, %", "blocked"),
-            text("mask family", lambda row: FAMILIES[row["family"]].partition(",")[0]),
-            keyed("equal δ or ε", "threshold", plain, CLIPPING["equivalents"]),
+            text("algorithm", lambda row: row.algorithm),
+            counted("blocked, %", "blocked", lambda row: row.blocked),
+            text("mask family", lambda row: FAMILIES[row.family].name),
+            counted("equal δ or ε", "equivalents", lambda row: row.threshold, plain),
         ],
         note="The threshold at which each mask family blocks the same share of tokens, within 3 %.",
-    )
-    threshold, lost = keyed("threshold", "threshold", number), counted("lost update, %", "lost")
-    cap, capped = (
-        keyed("C", "cap", number),
-        keyed("lost update, %", "lost", percent, CLIPPING["capped"]),
-    )
-    sweeps = (
-        table(
-            title,
-            subject.result["sweeps"].get(family) or (),
-            [cap, counted("tokens above, %", "share"), capped]
-            if family == "cap"
-            else [threshold, counted("blocked, %", "blocked"), lost],
-            fold="Sweeps as numbers",
-            terminal_rows=0,
-        )
-        for family, title in _SWEEPS.items()
     )
     return Section(
         "Threshold sweeps",
         "Blocked tokens and lost update by threshold.",
-        tables=filled(equivalents, *sweeps),
+        tables=filled(equivalents, *_sweeps(result.sweeps)),
     )
 
 
-def approximation_section(subject: Subject) -> Section:
+def _sweeps(sweeps: SweepTables) -> Iterator[Table]:
+    for name, rows in sweeps.families.items():
+        yield table(
+            FAMILIES[name].sweep,
+            rows,
+            [
+                col("threshold", lambda row: number(row.threshold)),
+                counted("blocked, %", "blocked", lambda row: row.blocked),
+                counted("lost update, %", "lost", lambda row: row.lost),
+            ],
+            fold=_SWEEPS,
+            terminal_rows=0,
+        )
+    yield table(
+        "Cap of the weight, by C",
+        sweeps.cap,
+        [
+            col("C", lambda row: number(row.cap)),
+            counted("tokens above, %", "share", lambda row: row.share),
+            counted("lost update, %", "capped", lambda row: row.lost),
+        ],
+        fold=_SWEEPS,
+        terminal_rows=0,
+    )
+
+
+def approximation_section(result: ClippingResult) -> Section:
     """How accurate binary and top-K divergences are, compared with the full divergence or with
     bounds on it.
     """
-    found = subject.result["approximation"]
-    full = found["truth"] is not None
-
-    def partition(k: int) -> str:
-        return str(k) if k else "binary"
-
-    against_full = [
-        counted("bias", "bias", plain),
-        counted("rank correlation", "rank_correlation", _near_1),
-        counted("wrong mask, %", "wrong_mask"),
-    ]
-    threshold = keyed("threshold δ", "threshold", "{:g}".format, optional=True)
-    approximations = table(
-        "Approximations of TV and KL",
-        found["rows"],
-        [
-            text("divergence", lambda row: {"tv": "TV", "kl": "KL, nats"}[row["divergence"]]),
-            keyed("K", "k", partition),
-            threshold,
-            counted("mean", "mean", plain),
-            *(against_full if full else ()),
-        ],
-    )
-    bracket = table(
-        "Bounds on the mean full TV",
-        () if full else found["bracket"],
-        [
-            keyed("from K", "k", partition),
-            counted("at least", "low", plain),
-            counted("at most", "high", plain),
-            threshold,
-            counted("decided, %", "decided", _nearly_all),
-        ],
-    )
-    words = _AGAINST_FULL.format(tokens=numbers.count(found["tokens"])) if full else _WITHOUT_FULL
+    measured = result.approximation
+    words = _AGAINST_FULL.format(tokens=numbers.count(measured.tokens))
+    if measured.truth is None:
+        words = _WITHOUT_FULL
     return Section(
         "Accuracy of the approximations",
         _APPROXIMATE + words,
-        tables=filled(approximations, bracket),
+        tables=filled(_approximations(measured), _bracket(measured)),
     )
 
 
-def _near_1(found: Found) -> str:
+def _approximations(measured: Approximations) -> Table:
+    columns: list[Col[ApproximationRow]] = [
+        text("divergence", lambda row: _DIVERGENCES[row.divergence]),
+        col("K", _partition),
+        col("threshold δ", _delta, priority=Priority.SPARE),
+        counted("mean", "mean", lambda row: row.mean, plain),
+    ]
+    if measured.truth is not None:
+        columns += [
+            counted("bias", "bias", lambda row: row.bias, plain),
+            counted(
+                "rank correlation", "rank_correlation", lambda row: row.rank_correlation, _near_1
+            ),
+            counted("wrong mask, %", "wrong_mask", lambda row: row.wrong_mask),
+        ]
+    return table("Approximations of TV and KL", measured.rows, columns)
+
+
+def _bracket(measured: Approximations) -> Table:
+    return table(
+        "Bounds on the mean full TV",
+        measured.bracket if measured.truth is None else (),
+        [
+            col("from K", _partition),
+            counted("at least", "low", lambda row: row.low, plain),
+            counted("at most", "high", lambda row: row.high, plain),
+            col("threshold δ", _delta, priority=Priority.SPARE),
+            counted("decided, %", "decided", lambda row: row.decided, _nearly_all),
+        ],
+    )
+
+
+def _partition(row: ApproximationRow | BracketRow) -> str:
+    return str(row.k) if row.k else "binary"
+
+
+def _delta(row: ApproximationRow | BracketRow) -> str:
+    return f"{row.threshold:g}"
+
+
+def _near_1(correlation: Estimate) -> str:
     """A correlation with half its interval, which is dropped where it is too narrow to show
     beside a value near 1.
     """
-    value, low, high = parts(found)
+    value, low, high = parts(correlation)
     narrow = low is None or high is None or (high - low) / 2 < _NARROW
-    return numbers.near(value, 1) if narrow else plain(found)
+    return numbers.near(value, 1) if narrow else plain(correlation)
 
 
-def _nearly_all(found: Found) -> str:
+def _nearly_all(share: Estimate) -> str:
     """A share in percent that does not round to 100."""
-    value = value_of(found)
-    return numbers.near(None if value is None else 100 * value, 100)
+    return numbers.near(None if share.value is None else 100 * share.value, 100)
 
 
-def theory_section(subject: Subject) -> Section:
+def theory_section(result: ClippingResult) -> Section:
     """The terms of the paper's bounds; empty without `--theory`."""
-    theory: dict[str, Any] = subject.result["theory"]
-    if not theory:
+    theory = result.theory
+    if theory is None:
         return Section("Theory")
-    words = _THEORY.format(seen=f"{theory['tv_max_of']}; {theory['kl_max_of']}")
+    words = _THEORY.format(seen=f"{theory.tv_max_of}; {theory.kl_max_of}")
     vacuous = [
         f"the {THEORY[key].label}"
         for key in _BOUNDS
-        if (value_of(theory[key]) or 0) < -theory["xi"]
+        if (value_of(theory.term(key)) or 0) < -theory.xi
     ]
     if vacuous:
         words += f" Vacuous here, because no reward changes by more than ξ: {', '.join(vacuous)}."
-    rows = tuple(metric_row(metric, theory[key]) for key, metric in THEORY.items())
+    rows = tuple(metric_row(metric, theory.term(key)) for key, metric in THEORY.items())
     return Section(
         "Theory", words, groups=(MetricGroup("Terms of the bounds, over responses", rows),)
     )

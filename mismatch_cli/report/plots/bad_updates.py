@@ -4,8 +4,8 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet
 from mismatch_cli.report.drawing.scales import stretch
 
 if TYPE_CHECKING:
+    from mismatch_cli.metrics.clipping.bad_updates import BadUpdatesAtDelta, BadUpdatesOfStep
+    from mismatch_cli.metrics.estimate import Estimate
     from mismatch_cli.studies.clipping import ClippingPlotData
 
 STUDY = "clipping"
@@ -31,58 +33,45 @@ _FEWEST_STEPS = 3
 
 
 def needs(data: ClippingPlotData) -> bool:
-    return any_above_0(
-        [
-            row[key]
-            for row in _bad(data).get("sweep", ())
-            for key in ("over_tokens", "over_negative")
-        ]
-    )
+    return any_above_0(_shares(data.result.bad_updates.sweep))
 
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:
-    steps = _bad(data).get("by_step") or ()
-    has_course = len(steps) >= _FEWEST_STEPS
-    has_reward = has_course and bool(np.isfinite(values_of(row["reward"] for row in steps)).any())
-    panels = figure.panels(1 + has_course + has_reward, height=(250, 180), columns=3, legend=LEGEND)
+    bad, theme = data.result.bad_updates, figure.theme
+    steps = bad.by_step if len(bad.by_step) >= _FEWEST_STEPS else ()
+    rewards = [row.reward for row in steps]
+    has_reward = bool(np.isfinite(values_of(rewards)).any())
+    number = 1 + bool(steps) + has_reward
+    panels = figure.panels(number, height=(250, 180), columns=3, legend=LEGEND)
     _draw_sweep(panels[0], data)
-    if has_course:
-        _draw_steps(panels[1], steps, "over_negative", figure.theme.orange)
-        panels[1].headline(f"Bad updates at δ = {_bad(data)['delta']:g} by step, %")
+    if steps:
+        shares, title = [row.over_negative for row in steps], f"Bad updates at δ = {bad.delta:g}"
+        _draw_steps(panels[1], steps, shares, theme.orange, f"{title} by step, %")
     if has_reward:
-        _draw_steps(panels[2], steps, "reward", figure.theme.green)
-        panels[2].headline("Mean reward")
-    rows = [*_bad(data)["sweep"], *(steps if has_course else ())]
-    share_N = values_of(row[key] for row in rows for key in ("over_negative", "over_tokens"))
-    for axes in panels[: 1 + has_course]:  # equal shares at equal heights
-        stretch(
-            axes,
-            max(share_N[share_N > 0].min() / 2, 1e-4),
-            (0, 3 * np.nanmax(share_N)),
-            percent=True,
-        )
+        _draw_steps(panels[2], steps, rewards, theme.green, "Mean reward")
+    share_N = values_of([*_shares(bad.sweep), *_shares(steps)])
+    lowest = max(share_N[share_N > 0].min() / 2, 1e-4)
+    for axes in panels[:2] if steps else panels[:1]:  # equal shares at equal heights
+        stretch(axes, lowest, (0, 3 * np.nanmax(share_N)), percent=True)
 
 
-def _bad(data: ClippingPlotData) -> Mapping[str, Any]:
-    return data.result.get("bad_updates") or {}
+def _shares(rows: Sequence[BadUpdatesAtDelta] | Sequence[BadUpdatesOfStep]) -> list[Estimate]:
+    return [*(row.over_negative for row in rows), *(row.over_tokens for row in rows)]
 
 
 def _draw_sweep(axes: Panel, data: ClippingPlotData) -> None:
-    rows, theme, delta = _bad(data)["sweep"], axes.theme, _bad(data)["delta"]
-    delta_B = np.array([row["delta"] for row in rows])
-    negative = "with A < 0" if data.has_advantages else "if A < 0"
-    series = (
-        ("over_negative", f"of tokens {negative}", theme.orange),
-        ("over_tokens", "of all with A ≠ 0", theme.blue),
-    )
-    for key, label, colour in series:
-        draw_line(
-            axes, delta_B, [row[key] for row in rows], colour, marker="o", markersize=4, label=label
-        )
-    axes.axvline(delta, color=theme.muted, linewidth=0.9, linestyle=":", zorder=1)
+    bad, theme = data.result.bad_updates, axes.theme
+    delta_B = np.array([row.delta for row in bad.sweep])
+    negative = "with A < 0" if data.result.has_advantages else "if A < 0"
+    for estimates, label, colour in (
+        ([row.over_negative for row in bad.sweep], f"of tokens {negative}", theme.orange),
+        ([row.over_tokens for row in bad.sweep], "of all with A ≠ 0", theme.blue),
+    ):
+        draw_line(axes, delta_B, estimates, colour, marker="o", markersize=4, label=label)
+    axes.axvline(bad.delta, color=theme.muted, linewidth=0.9, linestyle=":", zorder=1)
     axes.annotate(
-        f"δ = {delta:g}",
-        (delta, 1),
+        f"δ = {bad.delta:g}",
+        (bad.delta, 1),
         xycoords=("data", "axes fraction"),
         xytext=(3, -2),
         textcoords="offset points",
@@ -94,13 +83,13 @@ def _draw_sweep(axes: Panel, data: ClippingPlotData) -> None:
     axes.headline("Bad updates by threshold δ, %")
 
 
-def _draw_steps(axes: Panel, steps: Sequence[Mapping[str, Any]], key: str, colour: str) -> None:
-    draw_line(
-        axes,
-        middle_of_steps(steps),
-        [row[key] for row in steps],
-        colour,
-        marker="o",
-        markersize=4.5,
-    )
+def _draw_steps(
+    axes: Panel,
+    steps: Sequence[BadUpdatesOfStep],
+    estimates: Sequence[Estimate],
+    colour: str,
+    title: str,
+) -> None:
+    draw_line(axes, middle_of_steps(steps), estimates, colour, marker="o", markersize=4.5)
     axes.whole_steps(5)
+    axes.headline(title)

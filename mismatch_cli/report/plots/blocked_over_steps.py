@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from mismatch_cli.report.drawing.scales import stretch
 from mismatch_cli.report.drawing.style import Style
 
 if TYPE_CHECKING:
+    from mismatch_cli.metrics.clipping.blocked_rows import AlgorithmRow, BlockedInSteps
+    from mismatch_cli.metrics.estimate import Estimate
     from mismatch_cli.studies.clipping import ClippingPlotData
 
 STUDY = "clipping"
@@ -35,10 +38,25 @@ CAPTION = (
     "different tokens (Jaccard index up to 0.65). DPPO paper, figure 6."
 )
 
-_PANELS = (  # title, over blocked tokens, over kept tokens
-    ("Blocked tokens, %", "blocked", ""),
-    ("Mean μ of blocked tokens", "mu_blocked", "mu_kept"),
-    ("Mean entropy of blocked tokens, nats", "entropy_blocked", "entropy_kept"),
+
+class _ByStep(NamedTuple):
+    """What a panel shows by step."""
+
+    title: str
+    blocked: Callable[[BlockedInSteps], Estimate]
+    kept: Callable[[BlockedInSteps], Estimate] | None = None
+    highest: float | None = None  # of the axis
+
+
+_SHARE = _ByStep("Blocked tokens, %", attrgetter("blocked.all"))
+_QUANTITIES = (
+    _SHARE,
+    _ByStep("Mean μ of blocked tokens", attrgetter("mu_blocked"), attrgetter("mu_kept"), highest=1),
+    _ByStep(
+        "Mean entropy of blocked tokens, nats",
+        attrgetter("entropy_blocked"),
+        attrgetter("entropy_kept"),
+    ),
 )
 _KEPT = "kept by the first"
 _MOST = 6
@@ -47,47 +65,43 @@ _FEWEST_STEPS = 3
 
 
 def needs(data: ClippingPlotData) -> bool:
-    return any(len(row["by_step"]) >= _FEWEST_STEPS and _has(row, "blocked") for row in data.rows)
+    rows = [row for row in data.result.algorithms if len(row.by_step) >= _FEWEST_STEPS]
+    return any(_has(row, _SHARE) for row in rows)
 
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:
-    masks = distinct_masks(data, [row for row in data.rows if _has(row, "blocked")], _MOST)
+    blocking = [row for row in data.result.algorithms if _has(row, _SHARE)]
+    masks = distinct_masks(data.result, blocking, _MOST)
     rows = [mask.row for mask in masks]
-    shown = [panel for panel in _PANELS if any(_has(row, panel[1]) for row in rows)]
+    shown = [each for each in _QUANTITIES if any(_has(row, each) for row in rows)]
     columns = figure.style.pick(len(shown), 1)
     below = legend_below_height(len(rows) + 1, columns)
     panels = figure.panels(len(shown), height=(270, 190), columns=columns, below=below)
-    looks = {mask.label: look for mask, look in zip(masks, _looks(figure.style), strict=False)}
-    x_B = middle_of_steps(rows[0]["by_step"])
+    looks = list(zip(masks, _looks(figure.style), strict=False))
+    x_B = middle_of_steps(rows[0].by_step)
     kept_line: dict[str, Any] = {"color": figure.theme.ink, "linestyle": ":", "linewidth": 1.8}
-    for axes, (title, blocked, kept) in zip(panels, shown, strict=True):
-        for row, (name, (band, line)) in zip(rows, looks.items(), strict=True):
-            estimates = [_estimate(step, blocked) for step in row["by_step"]]
-            draw_line(axes, middle_of_steps(row["by_step"]), estimates, band=band, gid=name, **line)
-        if kept:
-            estimates = [step[kept] for step in rows[0]["by_step"]]
+    for axes, quantity in zip(panels, shown, strict=True):
+        bands = False
+        for mask, (band, line) in looks:
+            steps = mask.row.by_step
+            estimates = list(map(quantity.blocked, steps))
+            draw_line(axes, middle_of_steps(steps), estimates, band=band, gid=mask.label, **line)
+            bands |= bool(np.isfinite(parts_of(estimates)[:, 1]).any())
+        if quantity.kept:
+            estimates = list(map(quantity.kept, rows[0].by_step))
             draw_line(axes, x_B, estimates, gid=_KEPT, **kept_line)
         # A step with a handful of blocked tokens has a band that would flatten the lines.
-        axes.set_ylim(0, 1 if kept == "mu_kept" else 1.25 * np.nanmax(axes.drawn_values()))
+        axes.set_ylim(0, quantity.highest or 1.25 * np.nanmax(axes.drawn_values()))
         axes.whole_steps()
-        part_N3 = parts_of(_estimate(step, blocked) for row in rows for step in row["by_step"])
-        axes.headline(
-            title, note="" if np.isfinite(part_N3[:, 1]).any() or kept else "few prompts: no bands"
-        )
-    if shown[0][1] == "blocked":
-        _scale_share(panels[0])
-    lines = {name: line for name, (_, line) in looks.items()} | {_KEPT: kept_line}
+        few = "" if bands or quantity.kept else "few prompts: no bands"
+        axes.headline(quantity.title, note=few)
+    _scale_share(panels[0])
+    lines = {mask.label: line for mask, (_, line) in looks} | {_KEPT: kept_line}
     figure.legend_below(lines, columns, beside=75, handlelength=2.6, columnspacing=2.5)
 
 
-def _has(row: Mapping[str, Any], key: str) -> bool:
-    return any_above_0(_estimate(step, key) for step in row["by_step"])
-
-
-def _estimate(step: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
-    """The estimate over both signs; without advantages there is none."""
-    found: Mapping[str, Any] | None = step[key]["all"] if key == "blocked" else step[key]
-    return found
+def _has(row: AlgorithmRow, quantity: _ByStep) -> bool:
+    return any_above_0(map(quantity.blocked, row.by_step))
 
 
 def _looks(style: Style) -> list[tuple[float, dict[str, Any]]]:

@@ -18,6 +18,7 @@ from mismatch_cli.base import numbers
 from mismatch_cli.report.drawing.fills import draw_points, thin
 from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet, short_names, width_of
 from mismatch_cli.report.drawing.scales import HIGHEST, lowest_of, spread_probability
+from mismatch_cli.studies.clipping_result import SIGNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,13 +45,13 @@ _LABEL = 18  # pixels for the label of the vertical axis
 
 
 def needs(data: ClippingPlotData) -> bool:
-    return bool(data.compared) and bool(np.isfinite(data.sample["logp_rollout"]).any())
+    return bool(data.compared) and bool(np.isfinite(data.logp_2N[0]).any())
 
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:
     panels = figure.panels(2 * len(data.compared), height=(400, 270), legend=LEGEND, label=_LABEL)
-    lowest = lowest_of(np.concatenate([data.sample["logp_rollout"], data.sample["logp_trainer"]]))
-    cells = [(sign, algorithm) for sign in ("><") for algorithm in data.compared]
+    lowest = lowest_of(data.logp_2N.ravel())
+    cells = [(sign, algorithm) for sign in SIGNS for algorithm in data.compared]
     for axes, (sign, algorithm) in zip(panels, cells, strict=True):
         spread_probability(axes, lowest, "xy")
         region = _draw_region(axes, data, algorithm, sign, lowest)
@@ -63,17 +64,18 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
 
 def alternative(data: ClippingPlotData) -> str:
     """How many tokens each panel shows, and the share that is blocked."""
-    parts = [
-        f"{data.when(sign)}, {algorithm.name}: {numbers.count(int(data.of_sign(sign).sum()))} "
-        f"tokens, {_blocked_share(data, algorithm, sign)} blocked"
-        for sign in "><"
-        for algorithm in data.compared
-    ]
+    parts = [_of_panel(data, algorithm, sign) for sign in SIGNS for algorithm in data.compared]
     return (
         f"{numbers.things(len(parts), 'panel')} of points, with the blocked region shaded. "
         "Horizontal: probability when sampled. Vertical: trainer probability π. Both are stretched "
         f"near 0 and 1. {'; '.join(parts)}."
     )
+
+
+def _of_panel(data: ClippingPlotData, algorithm: Algorithm, sign: str) -> str:
+    tokens = numbers.count(int(data.of_sign(sign).sum()))
+    blocked = _blocked_share(data, algorithm, sign)
+    return f"{data.result.when(sign)}, {algorithm.name}: {tokens} tokens, {blocked} blocked"
 
 
 def _draw_region(
@@ -178,7 +180,7 @@ def _write(
             color=theme.muted,
             fontsize=style.small,
         )
-    axes.headline(_title(axes, data.when(sign), algorithm), is_axis=False)
+    axes.headline(_title(axes, data.result.when(sign), algorithm), is_axis=False)
     recomputed = algorithm.limiting.anchor == "recomputed"
     axes.set_xlabel("recomputed probability π′" if recomputed else "rollout probability μ")
     axes.set_ylabel("trainer probability π")
@@ -212,6 +214,5 @@ def _blocked_label(data: ClippingPlotData, algorithm: Algorithm, sign: str) -> s
 
 def _blocked_share(data: ClippingPlotData, algorithm: Algorithm, sign: str) -> str:
     """The share over the whole trace, a dash if it is missing."""
-    key = "positive" if sign == ">" else "negative"
-    found = [row["blocked"][key]["value"] for row in data.rows if row["name"] == algorithm.name]
-    return numbers.share(found[0] if found else None)[0]
+    rows = {row.name: row for row in data.result.algorithms}
+    return numbers.share(rows[algorithm.name].blocked.of(sign).value)[0]

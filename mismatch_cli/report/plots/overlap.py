@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +19,8 @@ from mismatch_cli.report.drawing.lines import values_of
 from mismatch_cli.report.drawing.panels import LEFT, RIGHT, TOP, Box, Sheet, short_names, width_of
 
 if TYPE_CHECKING:
-    from mismatch_cli.studies.clipping import ClippingPlotData, OneMask
+    from mismatch_cli.metrics.clipping.overlap import OverlapCounts
+    from mismatch_cli.studies.clipping import ClippingPlotData
 
 STUDY = "clipping"
 SECTION = "Overlap"
@@ -38,12 +38,13 @@ _BELOW = 14
 
 
 def needs(data: ClippingPlotData) -> bool:
-    return len(_masks(data)) >= 2
+    return len(data.result.masks(data.result.blocking)) >= 2
 
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:
-    masks, style = _masks(data), figure.style
-    jaccard = _matrix(data, [mask.row["name"] for mask in masks])
+    result, style = data.result, figure.style
+    masks = result.masks(result.blocking)
+    jaccard = _matrix(result.overlap, [mask.row.name for mask in masks])
     order = _side_by_side(jaccard)
     jaccard = jaccard[np.ix_(order, order)]
     labels = [f"{number}  {masks[place].label}" for number, place in enumerate(order, 1)]
@@ -76,20 +77,13 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
             fontweight="bold",
             color=figure.theme.ink,
         )
-    note_left_out(figure, len(data.rows) - len(data.blocking))
+    note_left_out(figure, len(result.algorithms) - len(result.blocking))
 
 
-def _masks(data: ClippingPlotData) -> list[OneMask]:
-    """Algorithms that block something and have a counted overlap."""
-    counted = (data.result.get("overlap") or {"names": ()})["names"]
-    return data.masks(row for row in data.blocking if row["name"] in counted)
-
-
-def _matrix(data: ClippingPlotData, names: Sequence[str]) -> np.ndarray:
+def _matrix(overlap: OverlapCounts, names: list[str]) -> np.ndarray:
     """The Jaccard index of each pair; NaN where there is none."""
-    overlap = data.result["overlap"]
-    places = [overlap["names"].index(name) for name in names]
-    return np.array([values_of(overlap["jaccard"][place])[places] for place in places])
+    places = [overlap.names.index(name) for name in names]
+    return np.array([values_of(overlap.jaccard[place])[places] for place in places])
 
 
 def _side_by_side(jaccard: np.ndarray) -> np.ndarray:

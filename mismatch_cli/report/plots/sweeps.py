@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -36,8 +36,6 @@ class _Sweep(NamedTuple):
     solid: str  # the sweep drawn with solid lines
     dashed: str  # another one on the same thresholds, if any
     published: tuple[tuple[float, str], ...]
-    threshold: str = "threshold"  # on the horizontal axis
-    key: str = "blocked"
     counted: str = "tokens blocked"
 
 
@@ -65,8 +63,6 @@ _SWEEPS = (
         "cap",
         "",
         ((3, "PG-TIS 3"), (5, "DPPO top-K 5")),
-        "cap",
-        "share",
         "tokens above C",
     ),
 )
@@ -84,36 +80,24 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
         _draw_sweep(axes, data, sweep)
 
 
-def _rows(data: ClippingPlotData, name: str) -> Sequence[Mapping[str, Any]]:
-    rows: Sequence[Mapping[str, Any]] = data.result.get("sweeps", {}).get(name) or ()
-    return rows
-
-
 def _is_drawn(data: ClippingPlotData, sweep: _Sweep) -> bool:
     """Whether at least two thresholds block anything, since one does not make a line."""
-    shares = [
-        values_of(row[sweep.key] for row in _rows(data, name))
-        for name in (sweep.solid, sweep.dashed)
-    ]
+    tables = (data.result.sweeps.rows(name) for name in (sweep.solid, sweep.dashed))
+    shares = (values_of(row.blocked for row in rows) for rows in tables)
     return any((share_B > 0).sum() >= 2 for share_B in shares)
 
 
 def _draw_sweep(axes: Panel, data: ClippingPlotData, sweep: _Sweep) -> None:
-    solid, dashed = _rows(data, sweep.solid), _rows(data, sweep.dashed)
-    series = ((sweep.key, sweep.counted, axes.theme.ink), ("lost", "update lost", axes.theme.green))
+    solid, dashed = map(data.result.sweeps.rows, (sweep.solid, sweep.dashed))
     for rows, line, band in ((solid, "-", 0.17), (dashed, DASHED, 0)):
-        x_B = np.array([row[sweep.threshold] for row in rows])
-        for key, name, colour in series:
-            label = name if line == "-" or not solid else None
-            draw_line(
-                axes,
-                x_B,
-                [row[key] for row in rows],
-                colour,
-                band=band,
-                linestyle=line,
-                label=label,
-            )
+        x_B = np.array([row.threshold for row in rows])
+        named = rows is solid or not solid
+        for estimates, name, colour in (
+            ([row.blocked for row in rows], sweep.counted, axes.theme.ink),
+            ([row.lost for row in rows], "update lost", axes.theme.green),
+        ):
+            label = name if named else None
+            draw_line(axes, x_B, estimates, colour, band=band, linestyle=line, label=label)
     _set_scales(axes, sweep.published)
     _draw_published(axes, sweep.published)
     axes.set_xlabel(sweep.axis)

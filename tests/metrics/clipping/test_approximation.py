@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from mismatch_cli.base.json_form import to_json
 from mismatch_cli.metrics.clipping.masked import Needs
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import ALL, EVERYTHING, PLAIN, result_of, simple, summarise, world
@@ -173,7 +174,7 @@ def test_an_infinite_divergence_has_no_mean(merged):
     if merged:
         summary = summarise(other, needs=EVERYTHING_BUT_TOP_K, algorithms=WITHOUT_TOP_K)
         summary.merge(summarise(batch, needs=EVERYTHING_BUT_TOP_K, algorithms=WITHOUT_TOP_K))
-        found = summary.result(5)["approximation"]
+        found = to_json(summary.result(5))["approximation"]
     else:
         found = result_of(batch, other, needs=EVERYTHING_BUT_TOP_K, algorithms=WITHOUT_TOP_K)[
             "approximation"

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mismatch_cli.base.json_form import to_json
 from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.rules.batch import TokenBatch
@@ -141,7 +142,7 @@ def test_an_infinite_ratio_without_advantages_and_with_everything():
 def test_an_infinite_ratio_in_another_shard():
     first, other = summarise(overflowing(), **PLAINLY), summarise(world(0, 30), **PLAINLY)
     first.merge(other)
-    found = first.result(5)
+    found = to_json(first.result(5))
     assert no_numbers_in(found) == {}
     assert row_of(found, "grpo-clip-higher")["lost"]["all"]["value"] is None
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mismatch_cli.base.json_form import to_json
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import EVERYTHING, checked, row_of, summarise, world
 
@@ -57,7 +58,7 @@ def test_responses_left_out_are_counted_by_column_across_shards():
     )
     other.update(replace(world(8, 5), logp_recomputed_T=None))
     summary.merge(other)
-    counts = summary.result(5)["counts"]
+    counts = to_json(summary.result(5))["counts"]
     assert counts["lacking"] == {"advantage": 7, "logp_recomputed": 5}
     assert summary.seen == 12 + 3 + 12 + 4 + 5
 

@@ -128,8 +128,8 @@ def test_64_algorithms_have_a_bit_each():
     overlap = Overlap(64)
     overlap.update(judged)
     found = overlap.result([f"a{i}" for i in range(64)], 20)
-    assert found["both"][63][63] == 2 and found["only_row"][63][0] == 2
-    assert {(row["only"], row["not"]) for row in found["examples"]} == {
+    assert found.both[63][63] == 2 and found.only_row[63][0] == 2
+    assert {(token.only, token.not_) for token in found.examples} == {
         ("a63", f"a{i}") for i in range(63)
     }
 

@@ -10,6 +10,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from mismatch_cli.base.json_form import to_json
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import (
     EVERYTHING,
@@ -133,7 +134,7 @@ def test_a_shard_without_full_tvs_makes_the_largest_binary_for_all(order, merged
         summary.merge(other)
     else:
         summary = summarise(*batches, **question)
-    found = summary.result(5)["theory"]
+    found = to_json(summary.result(5))["theory"]
     assert "binary TV" in found["tv_max_of"]
     assert found["tv_max"] == pytest.approx(0.3)
 

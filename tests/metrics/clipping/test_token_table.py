@@ -73,17 +73,19 @@ def test_against_dense_counting(monkeypatch, buffered, merged):
             expected = dense(slices, algorithm, sign, 600)
             rows = table.result(algorithm, sign, 40)
             order = np.lexsort([np.arange(600), -expected["blocked"]])[:40]
-            assert [row["token_id"] for row in rows] == order.tolist()
+            assert [row.token_id for row in rows] == order.tolist()
             overall = expected["blocked"].sum() / expected["tokens"].sum()
             for row in rows:
                 blocked, tokens = (
-                    expected["blocked"][row["token_id"]],
-                    expected["tokens"][row["token_id"]],
+                    expected["blocked"][row.token_id],
+                    expected["tokens"][row.token_id],
                 )
-                assert (row["blocked"], row["tokens"]) == (blocked, tokens)
-                assert row["lift"] in (None, pytest.approx(blocked / tokens / overall))
+                assert (row.blocked, row.tokens) == (blocked, tokens)
+                assert row.lift in (None, pytest.approx(blocked / tokens / overall))
                 for name in ("mu", "pi", "ratio"):
-                    assert row[name] == pytest.approx(expected[name][row["token_id"]] / blocked)
+                    assert getattr(row, name) == pytest.approx(
+                        expected[name][row.token_id] / blocked
+                    )
 
 
 def test_one_of_one_is_not_over_represented():
@@ -93,10 +95,10 @@ def test_one_of_one_is_not_over_represented():
     table.judged[0, 7] = 1
     blocked = np.array([7, 8, 8, *[9] * 20, *range(10, 50)])
     table.blocked[0].add(blocked, np.ones((4, len(blocked))))
-    rows = {row["token_id"]: row for row in table.result(0, POSITIVE, 600)}
-    assert rows[7]["blocked"] == rows[7]["tokens"] == 1 and rows[7]["rate"] == 1
-    assert {token for token, row in rows.items() if row["lift"] is not None} == {9}
-    assert rows[9]["lift"] == pytest.approx(0.2 / (63 / table.judged[0].sum()))
+    rows = {row.token_id: row for row in table.result(0, POSITIVE, 600)}
+    assert rows[7].blocked == rows[7].tokens == 1 and rows[7].rate == 1
+    assert {token for token, row in rows.items() if row.lift is not None} == {9}
+    assert rows[9].lift == pytest.approx(0.2 / (63 / table.judged[0].sum()))
 
 
 def test_the_real_buffer_overflows():
@@ -110,7 +112,7 @@ def test_the_real_buffer_overflows():
     assert table.blocked[0]._size < token_table._BUFFERED  # the first ones were folded in
     expected = dense(slices, 0, NEGATIVE, 300)
     for row in table.result(0, NEGATIVE, 300):
-        assert row["blocked"] == 2 * expected["blocked"][row["token_id"]]
+        assert row.blocked == 2 * expected["blocked"][row.token_id]
 
 
 def test_ties_are_in_order_of_id():
@@ -121,7 +123,7 @@ def test_ties_are_in_order_of_id():
     judged.blocked = [np.arange(8)]
     table = TokenTable(1)
     table.update(judged)
-    assert [row["token_id"] for row in table.result(0, POSITIVE, 5)] == [3, 7, 9, 1, 5]
+    assert [row.token_id for row in table.result(0, POSITIVE, 5)] == [3, 7, 9, 1, 5]
     assert table.result(0, NEGATIVE, 5) == []
 
 
@@ -133,4 +135,4 @@ def test_an_infinite_ratio_is_null():
     table = TokenTable(1)
     table.update(judged)
     rows = table.result(0, POSITIVE, 5)
-    assert len(rows) == 5 and all(row["ratio"] is None and row["pi"] > 0.9 for row in rows)
+    assert len(rows) == 5 and all(row.ratio is None and row.pi > 0.9 for row in rows)

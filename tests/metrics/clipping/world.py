@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_cli.base.json_form import to_json
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
 from mismatch_cli.metrics.clipping.masked import Needs, gather
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
@@ -171,7 +172,8 @@ def found_in(
 
 
 def result_of(*batches: TokenBatch, blocked_tokens: int = 50, **question: Any) -> dict[str, Any]:
-    return summarise(*batches, **question).result(blocked_tokens)
+    found: dict[str, Any] = to_json(summarise(*batches, **question).result(blocked_tokens))
+    return found
 
 
 def estimates_in(result: Any, path: str = "") -> dict[str, dict[str, Any]]:

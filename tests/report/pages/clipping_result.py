@@ -11,7 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from mismatch_cli.base.json_form import from_json
+from mismatch_cli.report.pages.clipping import page_of_result
+from mismatch_cli.report.view import Excerpt, ReportView
 from mismatch_cli.rules.algorithms.table import TABLE
+from mismatch_cli.studies.clipping_result import ClippingResult
 
 HOSTILE = "<script>alert(1)</script> [red]x[/red] $\\frac{1}{2}$ \x1b[2J \u202eevil \x00"
 TOKENS = ("Wait", " the", "\n\n", "  ", " \\(", "We", " Since", "שלום", "漢字", HOSTILE)
@@ -294,6 +298,11 @@ def sample_result(
             "entropy": True,
             "top_k": 20,
             "recomputed": "measured",
+            "full": True,
+            "lacks_recomputed": "",
+            "topk_recomputed": True,
+            "average": False,
+            "batches": True,
         },
         "skipped": [],
         "same_mask": [[name] for name in names],
@@ -359,6 +368,11 @@ def equal_weights_result() -> dict[str, Any]:
         {"algorithm": "dppo-topk-tv", "reason": "it needs the top 20 log-probs"}
     )
     return result
+
+
+def page_of(result: dict[str, Any], examples: Sequence[Excerpt] = ()) -> ReportView:
+    """The page of a result in JSON."""
+    return page_of_result(from_json(ClippingResult, result), examples)
 
 
 def nothing_blocked(result: dict[str, Any]) -> dict[str, Any]:

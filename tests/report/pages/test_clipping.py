@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from mismatch_cli.metrics.update_table import CLIPPING
-from mismatch_cli.report.pages.clipping import page_of_result
-from mismatch_cli.report.pages.clipping_blocked import Subject
 from mismatch_cli.report.view import ReportView, Table
 from tests.paths import DOCS
 from tests.report.pages.clipping_result import (
     NAMES,
     equal_weights_result,
     nothing_blocked,
+    page_of,
     sample_result,
 )
 
@@ -24,10 +23,6 @@ PAGE = DOCS / "json" / "clipstats.md"
 
 JACCARD = "Jaccard index of pairs of algorithms"
 NAMED = [part for name in NAMES for part in ("--algorithm", name)]
-
-
-def view_of(result: dict[str, Any]) -> ReportView:
-    return page_of_result(result, ())
 
 
 def tables(view: ReportView) -> dict[str, Table]:
@@ -66,10 +61,11 @@ def assert_shows(cells: list[str], estimates: list[Any], scale: float = 1.0) -> 
 
 def test_every_algorithm_with_its_numbers_the_compared_ones_first_then_by_strictness():
     result = sample_result()
-    table = tables(view_of(result))["Blocked tokens and lost update"]
-    names = column(table, "algorithm")
+    table = tables(page_of(result))["Blocked tokens and lost update"]
+    marks, names = zip(*((cell[:2], cell[2:]) for cell in column(table, "algorithm")), strict=True)
     assert sorted(names) == sorted(NAMES)
     assert set(names[:2]) == {"grpo-clip-higher", "dppo-binary-tv"}
+    assert marks == ("▸ ", "▸ ", *["  "] * (len(NAMES) - 2)) and "▸ compared" in table.note
     rows = {row["name"]: row for row in result["algorithms"]}
     ordered = [rows[name] for name in names]
     blocked = [row["blocked"]["all"]["value"] for row in ordered]
@@ -84,7 +80,7 @@ def test_every_algorithm_with_its_numbers_the_compared_ones_first_then_by_strict
 
 
 def test_recomputed_anchors_follow_the_rollout_in_any_order_asked_for():
-    view = view_of(
+    view = page_of(
         sample_result(("minirl", "dppo-binary-tv-recompute", "grpo-clip-higher", "dppo-binary-tv"))
     )
     names = column(tables(view)["Mean probability and entropy"], "algorithm")
@@ -92,17 +88,17 @@ def test_recomputed_anchors_follow_the_rollout_in_any_order_asked_for():
 
 
 def test_rows_whose_weight_is_not_r_are_marked_and_explained():
-    view = view_of(sample_result())
+    view = page_of(sample_result())
     table = tables(view)["Blocked tokens and lost update"]
     marked = {
-        row[0]
+        row[0][2:]
         for row, cell in zip(table.rows, column(table, "lost update, %"), strict=True)
         if "†" in cell
     }
     assert marked == {"ppo-icepop", "gspo"}
     text = view.sections[0].text
     assert "†" in text and "Σ |A|" in text and "not a gradient norm" in text
-    assert "†" not in all_text(view_of(sample_result(("dppo-binary-tv",)))) + str(table.note)
+    assert "†" not in all_text(page_of(sample_result(("dppo-binary-tv",)))) + str(table.note)
 
 
 def test_named_algorithms_are_shown_in_detail_else_the_compared_pair():
@@ -112,17 +108,17 @@ def test_named_algorithms_are_shown_in_detail_else_the_compared_pair():
     def detailed(view: ReportView, end: str) -> list[str]:
         return [title.removesuffix(end) for title in tables(view) if title.endswith(end)]
 
-    view = view_of(result)
+    view = page_of(result)
     assert {*detailed(view, ", by μ")} == pair
     assert {*detailed(view, ", A < 0: most frequently blocked tokens")} == pair
     assert "of any other: clipstats -a NAME, or --json" in view.sections[0].text
-    named = view_of({**result, "arguments": NAMED})
+    named = page_of({**result, "arguments": NAMED})
     assert {*detailed(named, ", by μ")} == {*NAMES} - {"pg-is", "pg-tis"}  # which block nothing
     assert "clipstats -a" not in named.sections[0].text
 
 
 def test_details_come_before_what_covers_all_algorithms():
-    titles = list(tables(view_of(sample_result())))
+    titles = list(tables(page_of(sample_result())))
     overviews = ("Same strictness", "Breakdown of the lost update")
     details = titles.index("dppo-binary-tv, by μ")
     assert titles[0] == "Blocked tokens and lost update"  # the compared pair first
@@ -133,7 +129,7 @@ def test_details_come_before_what_covers_all_algorithms():
 
 def test_the_lost_update_by_mask_and_by_cap():
     result = sample_result()
-    table = tables(view_of(result))["Breakdown of the lost update"]
+    table = tables(page_of(result))["Breakdown of the lost update"]
     rows = {row["name"]: row for row in result["algorithms"]}
     assert "pg-is" not in column(table, "algorithm")  # it loses nothing
     ordered = [rows[name] for name in column(table, "algorithm")]
@@ -144,7 +140,7 @@ def test_the_lost_update_by_mask_and_by_cap():
 
 def test_headline_and_leading_numbers_compare_the_papers_pair():
     result = sample_result()
-    view = view_of(result)
+    view = page_of(result)
     rows = {row["name"]: row for row in result["algorithms"]}
     leading = {row.name or row.metric.key: shown(row.value) for row in view.leading}
     for name in ("grpo-clip-higher", "dppo-binary-tv"):
@@ -164,11 +160,12 @@ def test_headline_and_leading_numbers_compare_the_papers_pair():
 def test_the_algorithms_asked_for_lead():
     result = sample_result()
     result["compared"] = ["mask-0.5", "ipo"]
-    assert [row["name"] for row in Subject(result).leading] == ["mask-0.5", "ipo"]
+    leading = [row.name for row in page_of(result).leading]
+    assert leading[:2] == ["blocked · mask-0.5", "blocked · ipo"]
 
 
 def test_the_compared_pair_leads():
-    headline = view_of(sample_result(("ipo", "gspo", "mask-0.5"))).headline
+    headline = page_of(sample_result(("ipo", "gspo", "mask-0.5"))).headline
     assert (
         headline.startswith("ipo loses") and "gspo loses" in headline and "mask-0.5" not in headline
     )
@@ -176,7 +173,7 @@ def test_the_compared_pair_leads():
 
 
 def test_the_headline_distinguishes_a_cap_from_a_mask():
-    assert view_of(sample_result(("pg-tis",))).headline.startswith(
+    assert page_of(sample_result(("pg-tis",))).headline.startswith(
         "pg-tis blocks no token, but its cap takes "
     )
 
@@ -185,7 +182,7 @@ def test_the_headline_distinguishes_a_cap_from_a_mask():
 def test_breakdowns_show_their_bins(by):
     result = sample_result(("dppo-binary-tv",))
     (row,) = result["algorithms"]
-    table = tables(view_of(result))[f"dppo-binary-tv, by {by}"]
+    table = tables(page_of(result))[f"dppo-binary-tv, by {by}"]
     parts = row["by_mu" if by == "μ" else "by_position"]
     assert_shows(column(table, "tokens"), [part["tokens"] for part in parts])
     assert_shows(column(table, "A < 0, %"), [part["blocked"]["negative"] for part in parts], 100)
@@ -193,7 +190,7 @@ def test_breakdowns_show_their_bins(by):
 
 def test_by_step():
     result = sample_result(("dppo-binary-tv",))
-    table = tables(view_of(result))["dppo-binary-tv, by step"]
+    table = tables(page_of(result))["dppo-binary-tv, by step"]
     parts = result["algorithms"][0]["by_step"]
     assert column(table, "step") == [str(part["first"]) for part in parts]
     assert_shows(column(table, "blocked, %"), [part["blocked"]["all"] for part in parts], 100)
@@ -204,7 +201,7 @@ def test_pairs_carry_the_counts_of_both_directions():
     result = sample_result()
     overlap = result["overlap"]
     place = {name: number for number, name in enumerate(overlap["names"])}
-    table = tables(view_of(result))["Pairs of algorithms, in tokens"]
+    table = tables(page_of(result))["Pairs of algorithms, in tokens"]
     assert table.rows[0][:2] == ("grpo-clip-higher", "dppo-binary-tv")
     for first, second, both, only_first, only_second, jaccard in table.rows:
         i, j = place[first], place[second]
@@ -217,10 +214,10 @@ def test_pairs_carry_the_counts_of_both_directions():
 
 def test_the_jaccard_table_leaves_out_algorithms_that_block_nothing():
     result = sample_result()
-    columns = [each.title for each in tables(view_of(result))[JACCARD].columns[1:]]
+    columns = [each.title for each in tables(page_of(result))[JACCARD].columns[1:]]
     assert sorted(columns) == ["dppo-binary-tv", "grpo-clip-higher"]  # the compared pair
     result["arguments"] = NAMED
-    table = tables(view_of(result))[JACCARD]
+    table = tables(page_of(result))[JACCARD]
     names = [row[0] for row in table.rows]
     assert [each.title for each in table.columns[1:]] == names
     assert set(NAMES) - set(names) == {"pg-is", "pg-tis"}
@@ -234,7 +231,7 @@ def test_the_jaccard_table_leaves_out_algorithms_that_block_nothing():
 
 def test_blocked_tokens_with_rate_and_over_representation():
     result = sample_result()
-    found = tables(view_of(result))
+    found = tables(page_of(result))
     row = next(row for row in result["algorithms"] if row["name"] == "grpo-clip-higher")
     for sign, title in (("positive", "A > 0"), ("negative", "A < 0")):
         table = found[f"grpo-clip-higher, {title}: most frequently blocked tokens"]
@@ -256,13 +253,13 @@ def test_blocked_tokens_with_rate_and_over_representation():
         assert_shows(cells, lifts)
         assert column(table, "× over-represented").count("—") == len(tokens) - len(beyond) > 0
         assert table.terminal_rows == 10
-    named = tables(view_of({**result, "arguments": NAMED}))
+    named = tables(page_of({**result, "arguments": NAMED}))
     assert named["gspo, A > 0: most frequently blocked tokens"].terminal_rows == 0
 
 
 def test_bad_updates_name_both_denominators():
     result = sample_result()
-    bad, found = result["bad_updates"], tables(view_of(result))
+    bad, found = result["bad_updates"], tables(page_of(result))
     for title, rows in (("By the threshold δ", bad["sweep"]), ("By step, δ = 0.5", bad["by_step"])):
         assert_shows(column(found[title], "bad updates"), [row["bad"] for row in rows])
         for key, head in (
@@ -275,14 +272,14 @@ def test_bad_updates_name_both_denominators():
         bad["correlations"][0]["value"], rel=0.01
     )
     assert column(correlations, "95 % interval")[1] == "fewer than 10 prompts"
-    (section,) = [section for section in view_of(result).sections if section.title == "Bad updates"]
+    (section,) = [section for section in page_of(result).sections if section.title == "Bad updates"]
     assert "tokens with A ≠ 0" in section.text and "of those with A < 0" in section.text
     assert "training trace" not in section.text
 
 
 def test_equal_thresholds_and_sweeps():
     result = sample_result()
-    found = tables(view_of(result))
+    found = tables(page_of(result))
     assert_shows(
         column(found["Equal thresholds"], "equal δ or ε"),
         [row["threshold"] for row in result["equivalents"]],
@@ -300,7 +297,7 @@ def test_equal_thresholds_and_sweeps():
 
 def test_approximations_are_compared_with_the_full_divergence():
     result = sample_result()
-    table = tables(view_of(result))["Approximations of TV and KL"]
+    table = tables(page_of(result))["Approximations of TV and KL"]
     rows = result["approximation"]["rows"]
     assert column(table, "K") == ["binary", "5", "20"] * 2
     for head, key, scale in (
@@ -318,7 +315,7 @@ def test_a_rank_correlation_close_to_1_does_not_read_1():
         "low": 0.9998,
         "high": 0.9999,
     }
-    table = tables(view_of(result))["Approximations of TV and KL"]
+    table = tables(page_of(result))["Approximations of TV and KL"]
     assert column(table, "rank correlation")[0] == "0.99985"
 
 
@@ -326,10 +323,10 @@ def test_without_the_full_divergence_bounds_and_how_to_record_it():
     result = sample_result()
     result["approximation"]["truth"] = None
     for row in result["approximation"]["rows"]:
-        row |= {"bias": None, "rank_correlation": None, "wrong_mask": None}
+        row |= {key: {"value": None} for key in ("bias", "rank_correlation", "wrong_mask")}
     rows = result["approximation"]["bracket"]
-    rows[1]["decided"] = 0.99996
-    view = view_of(result)
+    rows[1]["decided"] = {"value": 0.99996}
+    view = page_of(result)
     found = tables(view)
     assert [column.title for column in found["Approximations of TV and KL"].columns][-1] == "mean"
     bracket = found["Bounds on the mean full TV"]
@@ -342,7 +339,7 @@ def test_without_the_full_divergence_bounds_and_how_to_record_it():
 
 def test_theory_is_shown_only_on_request_with_its_limits():
     result = sample_result(theory=True)
-    view = view_of(result)
+    view = page_of(result)
     (section,) = [section for section in view.sections if section.title == "Theory"]
     assert (
         "not a certificate" in section.text
@@ -350,12 +347,12 @@ def test_theory_is_shown_only_on_request_with_its_limits():
         and "Vacuous" not in section.text
     )
     result["theory"]["quadratic_bound"]["value"] = -80.0
-    (section,) = [section for section in view_of(result).sections if section.title == "Theory"]
+    (section,) = [section for section in page_of(result).sections if section.title == "Theory"]
     assert "Vacuous here" in section.text and "the quadratic bound" in section.text
     values = {row.metric.key: row.value for row in section.groups[0].rows}
     assert shown(values["longest"]) == 812 and shown(values["tv_max"]) == 0.93
     assert view.command.endswith(" --theory")
-    bare = view_of(sample_result(theory=False))
+    bare = page_of(sample_result(theory=False))
     assert (
         "Theory" not in [section.title for section in bare.sections]
         and "--theory" not in bare.command
@@ -363,7 +360,7 @@ def test_theory_is_shown_only_on_request_with_its_limits():
 
 
 def test_without_advantages_everything_is_hypothetical():
-    view = view_of(sample_result(advantages=False, steps=1))
+    view = page_of(sample_result(advantages=False, steps=1))
     text = all_text(view)
     assert "would block" in view.headline
     assert "MISMATCH_ANSWER_FIELD" in text
@@ -377,7 +374,7 @@ def test_without_advantages_everything_is_hypothetical():
 
 
 def test_left_out_tokens_and_skipped_algorithms_are_named():
-    notes = "\n".join(view_of(equal_weights_result()).notes)
+    notes = "\n".join(page_of(equal_weights_result()).notes)
     assert "minirl, ppo: not applicable: the trainer has the weights that sampled" in notes
     assert "dppo-topk-tv: it needs the top 20 log-probs." in notes
     for count in (
@@ -389,7 +386,7 @@ def test_left_out_tokens_and_skipped_algorithms_are_named():
 
 
 def test_nothing_blocked_and_no_steps():
-    view = view_of(nothing_blocked(sample_result(steps=1)))
+    view = page_of(nothing_blocked(sample_result(steps=1)))
     assert view.headline.startswith(
         "grpo-clip-higher blocks no token. dppo-binary-tv blocks no token."
     )
@@ -400,7 +397,7 @@ def test_nothing_blocked_and_no_steps():
 
 
 def test_one_algorithm_has_no_pairs():
-    view = view_of(sample_result(("dppo-binary-tv",)))
+    view = page_of(sample_result(("dppo-binary-tv",)))
     assert "Overlap" not in [section.title for section in view.sections]
     assert [row.name for row in view.leading][:2] == [
         "blocked · dppo-binary-tv",
@@ -411,8 +408,8 @@ def test_one_algorithm_has_no_pairs():
 def test_no_algorithm_at_all():
     result = sample_result(())
     result["skipped"] = [{"algorithm": "minirl", "reason": "nobody recomputed π′"}]
-    view = view_of(result)
-    assert view.screen.verdict.text == "No algorithm can be applied to this trace."
+    view = page_of(result)
+    assert view.verdict and view.verdict.text == "No algorithm can be applied to this trace."
     assert "minirl: nobody recomputed π′." in view.notes
 
 
@@ -422,7 +419,7 @@ def test_every_metric_has_a_key_that_the_documentation_names():
 
 
 def test_columns_with_numbers_link_to_their_definition():
-    view = view_of(sample_result())
+    view = page_of(sample_result())
     named = {
         "tokens",
         "with A < 0",
@@ -457,7 +454,8 @@ def test_a_trace_without_updates_and_one_with_an_infinite_ratio_say_so():
             "high": None,
             "note": "a ratio is larger than a float can hold",
         }
-    headline = view_of(result).headline
+    headline = page_of(result).headline
     assert "loses is unknown: a ratio is larger than a float can hold." in headline
     result["counts"]["tokens"] = 0
-    assert view_of(result).screen.verdict.text.startswith("Every advantage is 0")
+    verdict = page_of(result).verdict
+    assert verdict and verdict.text.startswith("Every advantage is 0")

@@ -67,34 +67,40 @@ def test_examples_have_their_context(traces):
     """
     analysis = analyse_clipping(traces, ALL)
     excerpts = example_excerpts(analysis)
-    chosen = [
-        row
-        for row in analysis.result["overlap"]["examples"]
-        if {row["only"], row["not"]} == set(PAPER)
-    ]
-    assert len(excerpts) == len(chosen) and {row["only"] for row in chosen} == set(PAPER)
-    assert {row["trace"] for row in chosen} == {0, 1} and len(chosen) <= 6
-    for row, excerpt in zip(chosen, excerpts, strict=True):
-        sign = ">" if row["advantage"] == "+" else "<"
-        assert excerpt.title.startswith(f"{row['only']} blocks, {row['not']} keeps (A {sign} 0): ")
+    examples = analysis.result.overlap.examples
+    chosen = [token for token in examples if {token.only, token.not_} == set(PAPER)]
+    assert len(excerpts) == len(chosen) and {token.only for token in chosen} == set(PAPER)
+    assert {token.trace for token in chosen} == {0, 1} and len(chosen) <= 6
+    for token, excerpt in zip(chosen, excerpts, strict=True):
+        sign = ">" if token.advantage == "+" else "<"
+        assert excerpt.title.startswith(f"{token.only} blocks, {token.not_} keeps (A {sign} 0): ")
         facts = dict(excerpt.facts)
-        assert facts["prompt"] == str(row["prompt_id"]) and facts["sample"] == str(
-            row["sample_index"]
+        assert facts["prompt"] == str(token.prompt_id) and facts["sample"] == str(
+            token.sample_index
         )
-        assert facts["position"].startswith(f"{row['position']} of ")
-        batch = world(row["trace"], 24)
+        assert facts["position"].startswith(f"{token.position} of ")
+        batch = world(token.trace, 24)
         (response,) = [
             s
             for s in range(batch.num_responses)
-            if batch.prompt_id_S[s] == row["prompt_id"]
-            and batch.sample_index_S[s] == row["sample_index"]
+            if batch.prompt_id_S[s] == token.prompt_id
+            and batch.sample_index_S[s] == token.sample_index
         ]
-        token = int(batch.offset_S1[response]) + row["position"]
+        place = int(batch.offset_S1[response]) + token.position
         assert (
-            batch.response_ids_T[token] == row["token_id"]
-            and batch.logp_rollout_T[token] == row["logp_reference"]
+            batch.response_ids_T[place] == token.token_id
+            and batch.logp_rollout_T[place] == token.logp_reference
         )
-        assert (batch.advantage_T[token] > 0) == (sign == ">")
+        assert (batch.advantage_T[place] > 0) == (sign == ">")
+
+
+def test_a_screen_has_the_first_token_that_only_one_of_the_pair_blocks_each_way(traces):
+    excerpts = example_excerpts(analyse_clipping(traces, ALL))
+    short = [excerpt.short for excerpt in excerpts if excerpt.short]
+    assert len(short) == 2 < len(excerpts)
+    for name, first in zip(PAPER, short, strict=True):
+        excerpt = next(each for each in excerpts if each.title.startswith(f"{name} blocks"))
+        assert excerpt.short == first and first.startswith(f"Only {name} blocks (A ")
 
 
 def test_a_pair_of_one_has_no_examples(traces):
@@ -109,6 +115,6 @@ def test_an_example_that_the_trainer_excludes(tmp_path):
     batch.logp_trainer_T[:] = float("-inf")
     trace = write_trace(tmp_path / "trace", batch)
     analysis = analyse_clipping([trace], algorithms("grpo-clip-higher", "mask-0.8"))
-    assert None in {row["logp_current"] for row in analysis.result["overlap"]["examples"]}
+    assert None in {token.logp_current for token in analysis.result.overlap.examples}
     excerpts = example_excerpts(analysis)
     assert {dict(excerpt.facts)["π"] for excerpt in excerpts} == {"0"}

@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mismatch_cli.report.pages.clipping import page_of_result
-from mismatch_cli.report.screen import print_screen
+from mismatch_cli.base.json_form import from_json
+from mismatch_cli.report.screen import print_screen, screen_of
 from mismatch_cli.report.view import Excerpt, Piece, Screen
+from mismatch_cli.rules.algorithms.table import TABLE
+from mismatch_cli.studies.clipping_result import ClippingResult
 from tests.report.pages.clipping_result import (
     NAMES,
     equal_weights_result,
     nothing_blocked,
+    page_of,
     sample_result,
 )
 
@@ -25,22 +28,16 @@ IMPORTED = {"title": "a dump", "file_count": 1, "left_out": {}, "left_out_first"
 CONTEXT = (Piece("We get 7*6="), Piece("43", 4), Piece(" ropes."))
 
 
-def screen_of(result: dict[str, Any]) -> Screen:
+def shown(result: dict[str, Any]) -> Screen:
     first, *others = result["compared"] or [""]
     pairs = [(first, other) for other in others] + [(other, first) for other in others]
     examples = [
-        Excerpt(
-            f"{only} blocks, {kept} keeps",
-            FACTS,
-            CONTEXT,
-            short=f"Only {only} blocks (A > 0): “43”",
-        )
+        Excerpt(f"{only} blocks, {kept} keeps", FACTS, CONTEXT, short=f"Only {only} blocks (A > 0)")
         for only, kept in pairs
-        for _ in range(3)
     ]
-    found = page_of_result(result, examples).screen
-    assert found is not None
-    return found
+    screen = screen_of(page_of(result, examples))
+    assert screen is not None
+    return screen
 
 
 def printed(screen: Screen, width: int = 80) -> list[str]:
@@ -57,10 +54,8 @@ def blocked_nothing() -> dict[str, Any]:
 
 def without_top_k() -> dict[str, Any]:
     result = equal_weights_result()
-    for row in result["same_strictness"]:
-        row["thresholds"] = {
-            name: found for name, found in row["thresholds"].items() if not name.startswith("top")
-        }
+    for tables in (result["sweeps"], *(row["thresholds"] for row in result["same_strictness"])):
+        del tables["top_k_tv"], tables["top_k_kl"]
     return result
 
 
@@ -78,7 +73,7 @@ RESULTS = {
 
 @pytest.mark.parametrize("make", RESULTS.values(), ids=RESULTS)
 def test_at_most_40_lines_that_end_with_what_to_type(make: Any) -> None:
-    screen = screen_of(make())
+    screen = shown(make())
     lines = printed(screen)
     assert 10 <= len(lines) <= 40 and max(map(len, lines)) <= 80
     assert lines[-1].startswith("mismatch-cli clipstats --full")
@@ -89,11 +84,10 @@ def test_at_most_40_lines_that_end_with_what_to_type(make: Any) -> None:
     assert not [line for line in lines if line.startswith("Hidden at") and "algorithm" in line]
 
 
-def test_the_compared_pair_is_marked_among_the_strictest() -> None:
+def test_the_compared_pair_comes_first_then_the_others_from_strict_to_loose() -> None:
     result = sample_result()
-    lines = printed(screen_of(result))
+    lines = printed(shown(result))
     marked = [line.split()[1] for line in lines if line.startswith("▸")]
-    assert sorted(marked) == ["dppo-binary-tv", "grpo-clip-higher"]
     shares = {row["name"]: row["blocked"]["all"]["value"] for row in result["algorithms"]}
     listed = [
         name
@@ -101,10 +95,29 @@ def test_the_compared_pair_is_marked_among_the_strictest() -> None:
         for name in NAMES
         if line[2:].startswith(f"{name} ") and line[:1] in " ▸"
     ]
-    assert listed == sorted(listed, key=lambda name: -shares[name])
+    assert marked == listed[:2] and set(marked) == {"dppo-binary-tv", "grpo-clip-higher"}
+    assert listed[2:] == sorted(listed[2:], key=lambda name: -shares[name])
+    others = [name for name in NAMES if shares[name] and name not in marked]
+    others.remove("dppo-binary-tv-recompute")
+    assert listed[2] == max(others, key=shares.__getitem__)
+    assert listed[-1] == min(others, key=shares.__getitem__)
     assert "dppo-binary-tv-recompute" not in listed  # the same mask on π′
     left = len(NAMES) - len(listed)
     assert any(line.startswith(f"… {left} more: --full") for line in lines)
+
+
+def test_of_many_the_compared_ones_the_strictest_and_the_loosest_stay() -> None:
+    content = sample_result([name for name, algorithm in TABLE.items() if algorithm.masks])
+    result = from_json(ClippingResult, content)
+    others = [
+        row for row in result.algorithms if row not in result.leading and not result.is_twin(row)
+    ]
+    others.sort(key=lambda row: -row.strictness)
+    table = page_of(content).outline[0].tables[0]
+    assert table.brief is not None
+    names = [table.rows[place][0][2:] for place in table.brief.rows]
+    assert {*names[:2]} == {*result.compared} and len({*names}) == 8 < len(others)
+    assert names[2:4] == [others[0].name, others[-1].name]
 
 
 def test_algorithms_with_one_mask_are_one_row() -> None:
@@ -112,10 +125,10 @@ def test_algorithms_with_one_mask_are_one_row() -> None:
     twin = next(row for row in result["algorithms"] if row["name"] == "gspo") | {"name": "gspo-too"}
     result["algorithms"].append(twin)
     result["same_mask"] = [["minirl"], ["gspo", "gspo-too"], ["relax-both"]]
-    assert any("gspo (+1 alike)" in line for line in printed(screen_of(result)))
+    assert any("gspo (+1 alike)" in line for line in printed(shown(result)))
     # Another weight: its lost update has a row of its own
     twin["lost"] = result["algorithms"][0]["lost"]
-    lines = printed(screen_of(result))
+    lines = printed(shown(result))
     assert any("gspo-too" in line for line in lines) and not any("alike)" in line for line in lines)
 
 
@@ -125,7 +138,7 @@ def test_equal_thresholds_are_shown_and_can_be_typed() -> None:
         result["same_strictness"], ("binary_tv", "ratio_clip"), (0.0734, 0.39), strict=True
     ):
         row["thresholds"][family] |= {"value": value, "low": value - 0.01, "high": value + 0.01}
-    screen = screen_of(result)
+    screen = shown(result)
     assert "grpo-clip-higher and TV δ = 0.0734; dppo-binary-tv and ε = 0.390" in screen.verdict.text
     assert (
         screen.next[0][0]
@@ -146,16 +159,8 @@ def test_the_name_of_a_file_is_not_suggested() -> None:
     result = sample_result(("gspo", "ipo"))
     result["same_strictness"][0]["algorithm"] = "my_mask"
     result["same_strictness"] = result["same_strictness"][:1]
-    screen = screen_of(result)
+    screen = shown(result)
     assert "my_mask" in screen.verdict.text and "my_mask" not in screen.next[0][0]
-
-
-def test_a_token_that_only_one_of_the_pair_blocks_each_way() -> None:
-    screen = screen_of(sample_result())
-    assert [each.title for each in screen.excerpts] == [
-        "Only grpo-clip-higher blocks (A > 0): “43”",
-        "Only dppo-binary-tv blocks (A > 0): “43”",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -172,27 +177,26 @@ def test_what_to_type_for_advantages_and_rewards_depends_on_where_the_trace_is_f
 ) -> None:
     result = sample_result(advantages=False, steps=1) | {"arguments": ["--theory"], "theory": None}
     result["about"] |= {"imported": IMPORTED | origin} if origin else {}
-    page = page_of_result(result, ())
-    assert page.screen is not None and any(
-        f"To get them: {way.format('advantage')}" in n for n in page.screen.notes
-    )
+    page = page_of(result)
+    assert page.notes[0].startswith("No advantages")
+    assert shown(result).notes[0] == page.notes[0]
     for column in ("advantage", "reward"):
         assert any(note.endswith(f"To get them: {way.format(column)}.") for note in page.notes)
 
 
 def test_verdicts() -> None:
-    assert screen_of(blocked_nothing()).verdict.words == "NOTHING BLOCKED"
-    assert screen_of(sample_result(())).verdict.words == "NOTHING JUDGED"
-    assert screen_of(sample_result(("dppo-binary-tv",))).verdict.words == "0.458 % BLOCKED"
+    assert shown(blocked_nothing()).verdict.words == "NOTHING BLOCKED"
+    assert shown(sample_result(())).verdict.words == "NOTHING JUDGED"
+    assert shown(sample_result(("dppo-binary-tv",))).verdict.words == "0.458 % BLOCKED"
     result = sample_result()
     for row, share in zip(result["algorithms"][2:5:2], (0.04, 0.02), strict=True):
         row["blocked"]["all"]["value"] = share
-    verdict = screen_of(result).verdict
+    verdict = shown(result).verdict
     assert (
         verdict.words == "2.0 × AS STRICT"
         and "grpo-clip-higher blocks 4.00 % (mean μ" in verdict.text
     )
     result["counts"]["tokens"] = 0
-    assert screen_of(result).verdict.words == "NOTHING TO BLOCK"
-    hypothetical = screen_of(sample_result(advantages=False)).verdict
+    assert shown(result).verdict.words == "NOTHING TO BLOCK"
+    hypothetical = shown(sample_result(advantages=False)).verdict
     assert "% if A > 0 and" in hypothetical.text and "Equally strict" not in hypothetical.text

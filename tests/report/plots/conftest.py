@@ -7,21 +7,41 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
 
+from mismatch_cli.metrics.clipping.approximation import Approximations
+from mismatch_cli.metrics.clipping.bad_updates import (
+    BadUpdatesAtDelta,
+    BadUpdatesOfStep,
+    BadUpdatesSummary,
+)
+from mismatch_cli.metrics.clipping.blocked_rows import (
+    AlgorithmRow,
+    BlockedInBin,
+    BlockedInSteps,
+    BySign,
+    JudgedCounts,
+    LostUpdate,
+)
 from mismatch_cli.metrics.clipping.breakdown import JUDGED_ROW
+from mismatch_cli.metrics.clipping.overlap import OverlapCounts
+from mismatch_cli.metrics.clipping.sweeps import CapRow, SweepTables, ThresholdRow
+from mismatch_cli.metrics.clipping.token_table import TokensBySign
+from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.rules.policies import Policies
 from mismatch_cli.studies.clipping import ClippingPlotData
+from mismatch_cli.studies.clipping_result import ClippingResult
+from mismatch_cli.studies.support import Available
+from mismatch_cli.trace.origin import About
 from tests.rules.trust_regions.cases import keep_T
 
 LENGTH = 50  # tokens of a response
 MU_EDGES = (0.0, 1e-4, 1e-3, 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.99, 1.0)
-NOTHING = {"value": None, "low": None, "high": None, "note": "not measured"}
+NOTHING = Estimate(None, note="not measured")
 SUBJECT = "Qwen/Qwen3-1.7B-Base · vLLM bfloat16 against Hugging Face bfloat16 · 12 steps"
 
 
@@ -73,87 +93,79 @@ def make_tokens(responses: int = 400, steps: int = 8, seed: int = 0) -> Tokens:
     return Tokens(policies, advantage.astype(np.float32), entropy_T, step_T)
 
 
-def estimate(value: float, tokens: float) -> dict[str, Any]:
+def estimate(value: float, tokens: float) -> Estimate:
     """An estimate with the interval of a share, twice as wide as for independent tokens."""
     if not tokens or not np.isfinite(value):
-        return dict(NOTHING)
+        return NOTHING
     width = 2 * 1.96 * np.sqrt(max(value * (1 - min(value, 1)), 1e-9) / tokens)
-    return {
-        "value": float(value),
-        "low": float(max(value - width, 0)),
-        "high": float(value + width),
-        "note": None,
-    }
+    return Estimate(float(value), float(max(value - width, 0)), float(value + width))
 
 
-def share(flags_T: np.ndarray) -> dict[str, Any]:
+def share(flags_T: np.ndarray) -> Estimate:
     return estimate(float(flags_T.mean()) if len(flags_T) else np.nan, len(flags_T))
 
 
-def mean(values_T: np.ndarray) -> dict[str, Any]:
+def mean(values_T: np.ndarray) -> Estimate:
     if not len(values_T):
-        return dict(NOTHING)
+        return NOTHING
     value, width = float(values_T.mean()), float(2 * values_T.std() / np.sqrt(len(values_T)))
-    return {"value": value, "low": value - width, "high": value + width, "note": None}
+    return Estimate(value, value - width, value + width)
 
 
-def by_sign(blocked_T: np.ndarray, advantage_T: np.ndarray) -> dict[str, Any]:
-    return {
-        "all": share(blocked_T[advantage_T != 0]),
-        "positive": share(blocked_T[advantage_T > 0]),
-        "negative": share(blocked_T[advantage_T < 0]),
-    }
+def by_sign(blocked_T: np.ndarray, advantage_T: np.ndarray) -> BySign:
+    return BySign(
+        share(blocked_T[advantage_T != 0]),
+        share(blocked_T[advantage_T > 0]),
+        share(blocked_T[advantage_T < 0]),
+    )
 
 
-def algorithm_row(algorithm: Algorithm, blocked_T: np.ndarray, tokens: Tokens) -> dict[str, Any]:
+def algorithm_row(algorithm: Algorithm, blocked_T: np.ndarray, tokens: Tokens) -> AlgorithmRow:
     advantage_T, mu_T = tokens.advantage_T, tokens.mu_T
     bins = list(itertools.pairwise(MU_EDGES))
     within = [(mu_T >= low) & (mu_T < high) for low, high in bins]
     by_step = []
-    for step in np.unique(tokens.step_T):
+    for step in map(int, np.unique(tokens.step_T)):
         here = tokens.step_T == step
         gone, kept = here & blocked_T, here & ~blocked_T
-        by_step.append(
-            {
-                "first": int(step),
-                "last": int(step),
-                "tokens": int(here.sum()),
-                "blocked": by_sign(blocked_T[here], advantage_T[here]),
-                "mu_blocked": mean(mu_T[gone]),
-                "mu_kept": mean(mu_T[kept]),
-                "entropy_blocked": mean(tokens.entropy_T[gone]),
-                "entropy_kept": mean(tokens.entropy_T[kept]),
-            }
-        )
-    return {
-        "name": algorithm.name,
-        "blocked": by_sign(blocked_T, advantage_T),
-        "by_mu": [
-            {
-                "mu_low": low,
-                "mu_high": high,
-                "tokens": int(inside.sum()),
-                "blocked": by_sign(blocked_T[inside], advantage_T[inside]),
-            }
-            for (low, high), inside in zip(bins, within, strict=True)
-        ],
-        "by_step": by_step,
-    }
+        means = (mean(x[of]) for x in (mu_T, tokens.entropy_T) for of in (gone, kept))
+        blocked = by_sign(blocked_T[here], advantage_T[here])
+        by_step.append(BlockedInSteps(step, step, int(here.sum()), blocked, NOTHING, *means))
+    by_mu = [
+        BlockedInBin(*ends, int(here.sum()), by_sign(blocked_T[here], advantage_T[here]))
+        for ends, here in zip(bins, within, strict=True)
+    ]
+    return AlgorithmRow(
+        name=algorithm.name,
+        anchor=algorithm.anchor,
+        blocked_when=algorithm.formulas[0],
+        weight=algorithm.formulas[1],
+        source=algorithm.source,
+        weighs_by_ratio=algorithm.weighs_by_ratio,
+        blocked=by_sign(blocked_T, advantage_T),
+        lost=LostUpdate(*[NOTHING] * 5),
+        blocked_rare=NOTHING,
+        responses_touched=NOTHING,
+        mu_blocked=NOTHING,
+        mu_kept=NOTHING,
+        entropy_blocked=NOTHING,
+        entropy_kept=NOTHING,
+        by_mu=by_mu,
+        by_position=(),
+        by_step=by_step,
+        blocked_tokens=TokensBySign((), ()),
+    )
 
 
-def overlap(names: Sequence[str], blocked_TA: np.ndarray) -> dict[str, Any]:
+def overlap(names: Sequence[str], blocked_TA: np.ndarray) -> OverlapCounts:
     both = blocked_TA.T.astype(np.int64) @ blocked_TA
     either = both.diagonal()[:, None] + both.diagonal() - both
     jaccard = [
         [estimate(b / e if e else np.nan, e) for b, e in zip(*rows, strict=True)]
         for rows in zip(both, either, strict=True)
     ]
-    return {
-        "names": list(names),
-        "jaccard": jaccard,
-        "both": both.tolist(),
-        "only_row": (both.diagonal()[:, None] - both).tolist(),
-    }
+    only_row = both.diagonal()[:, None] - both
+    return OverlapCounts(list(names), jaccard, both.tolist(), only_row.tolist(), ())
 
 
 def same_mask(names: Sequence[str], blocked_TA: np.ndarray) -> list[list[str]]:
@@ -165,73 +177,61 @@ def same_mask(names: Sequence[str], blocked_TA: np.ndarray) -> list[list[str]]:
     return [group for group in groups if len(group) > 1]
 
 
-def bad_updates(tokens: Tokens) -> dict[str, Any]:
+def bad_updates(tokens: Tokens) -> BadUpdatesSummary:
     drop_T, advantage_T = tokens.mu_T - tokens.pi_T, tokens.advantage_T
     negative_T, judged_T = advantage_T < 0, advantage_T != 0
 
-    def shares(bad_T: np.ndarray, here_T: np.ndarray) -> dict[str, Any]:
-        return {
-            "bad": int((bad_T & here_T).sum()),
-            "over_tokens": share(bad_T[here_T & judged_T]),
-            "over_negative": share(bad_T[here_T & negative_T]),
-        }
+    def shares(bad_T: np.ndarray, here_T: np.ndarray) -> tuple[int, Estimate, Estimate]:
+        """Bad updates among these tokens, and their shares of those with A ≠ 0 and with A < 0."""
+        bad = int((bad_T & here_T).sum())
+        return bad, share(bad_T[here_T & judged_T]), share(bad_T[here_T & negative_T])
 
     bad_T, everywhere = negative_T & (drop_T >= 0.5), np.ones(len(drop_T), dtype=bool)
     rng = np.random.default_rng(1)
     steps = np.unique(tokens.step_T)
     by_step = []
-    for step in steps:
+    for step in map(int, steps):
         here_T = tokens.step_T == step
         reward = estimate(0.35 + 0.3 * step / len(steps) + rng.normal(0, 0.015), 5000)
-        row = {"first": int(step), "last": int(step), "tokens": int(here_T.sum()), "reward": reward}
-        by_step.append(row | shares(bad_T, here_T))
+        counts = int(here_T.sum()), int((here_T & negative_T).sum())
+        of_step = shares(bad_T, here_T)
+        by_step.append(BadUpdatesOfStep(step, step, *counts, *of_step, reward, None))
     deltas = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-    sweep = [{"delta": d, **shares(negative_T & (drop_T >= d), everywhere)} for d in deltas]
-    return {
-        "delta": 0.5,
-        **shares(bad_T, everywhere),
-        "sweep": sweep,
-        "by_step": by_step,
-        "correlations": [],
-    }
+    sweep = [BadUpdatesAtDelta(d, *shares(negative_T & (drop_T >= d), everywhere)) for d in deltas]
+    _, over_tokens, over_negative = shares(bad_T, everywhere)
+    return BadUpdatesSummary(0.5, over_tokens, over_negative, sweep, by_step, ())
 
 
-def sweeps(tokens: Tokens) -> dict[str, Any]:
+def sweeps(tokens: Tokens) -> SweepTables:
     compared = tokens.policies.compare(TABLE["pg-is"].weight[0].ratio)
     ratio_T, sign_T = compared.ratio_T.astype(np.float64), np.sign(tokens.advantage_T)
     amount_T = ratio_T * np.abs(tokens.advantage_T)
 
     def rows(
         distance_T: np.ndarray, thresholds: np.ndarray, factor: float = 1.0
-    ) -> list[dict[str, Any]]:
+    ) -> list[ThresholdRow]:
         found = []
-        for threshold in thresholds:
+        for threshold in map(float, thresholds):
             blocked_T = distance_T * sign_T > threshold / factor
             lost = estimate(amount_T[blocked_T].sum() / amount_T.sum(), len(sign_T))
-            found.append({"threshold": float(threshold), "blocked": share(blocked_T), "lost": lost})
+            found.append(ThresholdRow(threshold, share(blocked_T), lost))
         return found
 
+    def at_cap(cap: float) -> CapRow:
+        lost = np.maximum(amount_T - cap * amount_T / ratio_T, 0).sum() / amount_T.sum()
+        return CapRow(cap, share(ratio_T > cap), estimate(lost, len(ratio_T)))
+
     kl_T = np.copysign(compared.binary_kl_T, compared.difference_T)
-    caps = [
-        {
-            "cap": float(c),
-            "share": share(ratio_T > c),
-            "lost": estimate(
-                np.maximum(amount_T - c * amount_T / ratio_T, 0).sum() / amount_T.sum(),
-                len(ratio_T),
-            ),
-        }
-        for c in np.geomspace(1.1, 100, 16)
-    ]
     tv_T, probabilities = compared.difference_T, np.geomspace(0.005, 0.8, 20)
-    return {
+    families = {
         "ratio_clip": rows(ratio_T - 1, np.geomspace(0.01, 10, 22)),
         "binary_tv": rows(tv_T, probabilities),
         "binary_kl": rows(kl_T, np.geomspace(1e-4, 2, 20)),
         "top_k_tv": rows(tv_T, probabilities, 1.4),
         "top_k_kl": rows(kl_T, np.geomspace(1e-4, 2, 20), 1.7),
-        "cap": caps,
     }
+    caps = list(map(at_cap, map(float, np.geomspace(1.1, 100, 16))))
+    return SweepTables(families=families, cap=caps)
 
 
 def make_data(
@@ -245,23 +245,37 @@ def make_data(
     blocked_TA = np.stack(
         [~keep_T(a, tokens.policies, tokens.advantage_T) for a in algorithms], axis=1
     )
-    result = {
-        "has": {
-            "advantages": advantages,
-            "rewards": advantages,
-            "entropy": True,
-            "top_k": 0,
-            "recomputed": "measured",
-        },
-        "compared": [algorithm.name for algorithm in compared],
-        "same_mask": same_mask([a.name for a in algorithms], blocked_TA),
-        "algorithms": [
-            algorithm_row(a, blocked_TA[:, i], tokens) for i, a in enumerate(algorithms)
-        ],
-        "overlap": overlap([a.name for a in algorithms], blocked_TA),
-        "bad_updates": bad_updates(tokens),
-        "sweeps": sweeps(tokens),
-    }
+    names = [algorithm.name for algorithm in algorithms]
+    judged = int((tokens.advantage_T != 0).sum())
+    result = ClippingResult(
+        traces=(),
+        arguments=(),
+        compared=[algorithm.name for algorithm in compared],
+        about=About(),
+        has=Available(
+            advantages=advantages,
+            rewards=advantages,
+            entropy=True,
+            full=False,
+            top_k=0,
+            recomputed="measured",
+            lacks_recomputed="",
+            topk_recomputed=False,
+            average=False,
+            batches=True,
+        ),
+        skipped=(),
+        counts=JudgedCounts(judged, 0, 0, 0, 0, 0, 0, 1, 1, True, 1, {}),
+        algorithms=[algorithm_row(a, blocked_TA[:, i], tokens) for i, a in enumerate(algorithms)],
+        same_mask=same_mask(names, blocked_TA),
+        overlap=overlap(names, blocked_TA),
+        bad_updates=bad_updates(tokens),
+        sweeps=sweeps(tokens),
+        equivalents=(),
+        approximation=Approximations(None, 0, (), ()),
+        theory=None,
+        same_strictness=(),
+    )
     signs_T = (
         [tokens.advantage_T]
         if advantages

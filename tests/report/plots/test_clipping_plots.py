@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mismatch_cli.base.json_form import from_json, to_json
+from mismatch_cli.metrics.clipping.sweeps import SweepTables
+from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.report.drawing.fills import percent, reach_of
 from mismatch_cli.report.drawing.panels import short_names, width_of
 from mismatch_cli.report.drawing.scales import HIGHEST
@@ -23,6 +26,7 @@ from mismatch_cli.rules.algorithms.parts import Mask
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.rules.policies import ENGINE_GAP, Policies
 from mismatch_cli.studies.clipping import ClippingPlotData
+from mismatch_cli.studies.clipping_result import SIGNS, ClippingResult
 from tests.looped import looped
 from tests.report.plots.drawing import PAPER, check_texts, drawn
 from tests.rules.trust_regions.cases import keep_T
@@ -51,7 +55,6 @@ def load(name: str) -> ModuleType:
 def test_contract(plot: ModuleType) -> None:
     assert plot.TITLE.strip()
     assert plot.CAPTION.strip().endswith(".")
-    assert plot.needs(ClippingPlotData({})) is False
 
 
 @pytest.mark.slow
@@ -128,15 +131,19 @@ def test_draws_any_number_of_algorithms(
         check_texts(drawn(plot, data, style), style)
 
 
-def without(result: Any, keep: Callable[[], bool]) -> Any:
+def without(result: ClippingResult, keep: Callable[[], bool]) -> ClippingResult:
     """The result without some values, as from a trace that does not support them."""
-    if isinstance(result, list):
-        return [without(item, keep) for item in result]
-    if not isinstance(result, dict):
-        return result
-    if set(result) == {"value", "low", "high", "note"}:
-        return result if keep() else dict.fromkeys(result)
-    return {key: without(value, keep) for key, value in result.items()}
+    return from_json(ClippingResult, _without(to_json(result), keep))
+
+
+def _without(content: Any, keep: Callable[[], bool]) -> Any:
+    if isinstance(content, list):
+        return [_without(item, keep) for item in content]
+    if not isinstance(content, dict):
+        return content
+    if set(content) == {"value", "low", "high", "note"}:
+        return content if keep() else dict.fromkeys(content)
+    return {key: _without(value, keep) for key, value in content.items()}
 
 
 def test_declines_where_nothing_was_measured(plot: ModuleType, many: ClippingPlotData) -> None:
@@ -160,14 +167,16 @@ def test_a_single_step_has_no_curve(tokens: Any, data_of: Callable[..., Clipping
 
 
 def test_a_single_threshold_makes_no_line(many: ClippingPlotData) -> None:
-    plot, nothing = load("sweeps"), {"value": 0.0, "low": None, "high": None, "note": None}
-    cap = [
-        row | ({} if index == 0 else {"share": nothing})
-        for index, row in enumerate(many.result["sweeps"]["cap"])
-    ]
-    data = replace(many, result={"sweeps": many.result["sweeps"] | {"cap": cap}})
+    plot, tables = load("sweeps"), many.result.sweeps
+    first, *others = tables.cap
+    cap = [first, *(replace(row, share=Estimate(0.0)) for row in others)]
+
+    def with_sweeps(changed: SweepTables) -> ClippingPlotData:
+        return replace(many, result=replace(many.result, sweeps=changed))
+
+    data = with_sweeps(replace(tables, cap=cap))
     assert [len(draw(plot, shown, STYLES[0]).axes) for shown in (many, data)] == [4, 3]
-    assert not plot.needs(replace(many, result={"sweeps": {"cap": cap}}))
+    assert not plot.needs(with_sweeps(SweepTables(cap=cap)))
 
 
 def test_bad_updates_by_threshold_and_by_step_share_their_axis(many: ClippingPlotData) -> None:
@@ -218,7 +227,7 @@ def test_the_outline_is_drawn_to_the_pixel(name: str) -> None:
     blocked.
     """
     module = load("mask-regions")
-    for sign in "><":
+    for sign in SIGNS:
         region = module._region(ClippingPlotData.blocked_at, TABLE[name], sign, 1e-5)
         corner_N2 = region.vertices[region.codes != region.CLOSEPOLY]
         inner_N2 = corner_N2[((corner_N2 > 0.01) & (corner_N2 < 0.99)).all(axis=1)]
@@ -230,7 +239,7 @@ def test_the_outline_is_drawn_to_the_pixel(name: str) -> None:
         assert (blocked_N4.any(axis=1) & ~blocked_N4.all(axis=1)).all()
 
 
-def on_grid(algorithm: Algorithm, sign: str = ">") -> np.ndarray | None:
+def on_grid(algorithm: Algorithm, sign: str = "positive") -> np.ndarray | None:
     mu, pi = (
         p.ravel() for p in np.meshgrid(np.linspace(0.01, 0.99, 40), np.linspace(0.01, 0.99, 40))
     )
@@ -245,10 +254,10 @@ def test_which_algorithms_have_a_region(name: str) -> None:
         row.name for row in TABLE.values() if not row.limiting.masks or row.batch_rules
     }
     without_region |= {"gspo", "gspo-rollout", "ppo-opsm", "cppo", "trm-max", "trm-avg"}
-    for sign in "><":
+    for sign in SIGNS:
         found = on_grid(algorithm, sign)
         expected_none = name in without_region or algorithm.needs_top_k
-        if name == "ppo-opsm" and sign == ">":
+        if name == "ppo-opsm" and sign == "positive":
             continue  # it looks at whole responses only where A < 0
         assert (found is None) == bool(expected_none)
     recomputed = algorithm.anchor in ("recomputed", "both")
@@ -291,8 +300,8 @@ def test_without_advantages_both_signs_are_judged(
 def test_lines_that_would_coincide_are_left_out(many: ClippingPlotData) -> None:
     from mismatch_cli.report.drawing.masks import distinct_masks
 
-    masks = distinct_masks(many, many.blocking, 6)
-    names = [mask.row["name"] for mask in masks]
+    masks = distinct_masks(many.result, many.result.blocking, 6)
+    names = [mask.row.name for mask in masks]
     assert names[:2] == [algorithm.name for algorithm in many.compared]
     assert len(names) == 6
     assert not {name for mask in masks for name in mask.others} & set(names)
