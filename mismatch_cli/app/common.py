@@ -28,8 +28,8 @@ from mismatch_cli.trace.stores import is_store
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from mismatch_cli.report.outline import Outline
     from mismatch_cli.report.picture_files import PictureFiles
-    from mismatch_cli.report.view import ReportView
     from mismatch_cli.studies.study import Study
     from mismatch_cli.trace.reader import Trace
 
@@ -281,7 +281,7 @@ class Common:
         if unread is not None:
             raise unread
 
-    def _write(self, study: Study, view: ReportView | None, folder: Path) -> None:
+    def _write(self, study: Study, view: Outline | None, folder: Path) -> None:
         from mismatch_cli.report.written import (
             HTML_FILE,
             PLOTS_FOLDER,
@@ -307,7 +307,7 @@ class Common:
         if not webbrowser.open(page.absolute().as_uri()):
             self.progress.say(f"No browser can be opened here. The page: {page.absolute()}")
 
-    def print(self, study: Study, view: ReportView | None = None) -> None:
+    def print(self, study: Study, view: Outline | None = None) -> None:
         """Print a study on stdout, as JSON or as its page; `view` is that page if it already
         exists.
         """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from mismatch_cli.metrics.gap_table import Metric
     from mismatch_cli.metrics.pair_summary import MetricEstimate
-    from mismatch_cli.report.view import Screen
+    from mismatch_cli.report.outline import Screen
     from mismatch_cli.studies.clipping import ClippingAnalysis
     from mismatch_cli.studies.comparison import ComparisonAnalysis
     from mismatch_cli.studies.diagnosis import DiagnosisAnalysis

@@ -14,7 +14,7 @@ from mismatch_cli.models import weights_note
 from mismatch_cli.models.attention import warning
 from mismatch_cli.models.positions import rescaled
 from mismatch_cli.probe.tasks.answers import without_answer
-from mismatch_cli.report.view import Facts
+from mismatch_cli.report.outline import Facts
 from mismatch_cli.studies.study import imported_fact, notes_of
 from mismatch_cli.trace.origin import About, PromptFacts, Side, SkippedPrompt
 

@@ -15,7 +15,7 @@ from mismatch_cli.base import numbers
 from mismatch_cli.metrics.clipping.overlap import DisputedToken
 from mismatch_cli.metrics.kept_rows import KeptResponse, KeptToken, Worst
 from mismatch_cli.metrics.pairs import PAIR_COLUMNS, PAIRS, Pair
-from mismatch_cli.report.view import Excerpt, Facts, Piece
+from mismatch_cli.report.outline import Excerpt, Facts, Piece
 from mismatch_cli.trace.columns import ALWAYS_READ, PROMPT_COLUMN
 from mismatch_cli.trace.reader import Trace, table_to_batch
 from mismatch_cli.trace.shards import Footer

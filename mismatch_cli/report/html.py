@@ -20,9 +20,9 @@ from mismatch_cli.base.numbers import MISSING
 from mismatch_cli.base.places import shown
 from mismatch_cli.base.text import for_html, visible
 from mismatch_cli.report.drawing.style import DARK, LIGHT
+from mismatch_cli.report.outline import Outline, Screen, Table, definition_anchor, status_of
 from mismatch_cli.report.screen import curve
 from mismatch_cli.report.tables import logged_by
-from mismatch_cli.report.view import ReportView, Screen, Table, definition_anchor, status_of
 from mismatch_cli.trace.files import write_atomically
 
 if TYPE_CHECKING:
@@ -49,12 +49,12 @@ _WHOLE = re.compile(r"\|[^|<>&]{1,20}\||(?<![\w-])--[a-z][\w-]*")  # an absolute
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def write_html(path: Path, view: ReportView) -> None:
+def write_html(path: Path, view: Outline) -> None:
     """Write the page by atomic rename; raises a `MismatchError` when it cannot be written."""
     write_atomically(path, render_html(view))
 
 
-def render_html(view: ReportView) -> str:
+def render_html(view: Outline) -> str:
     """The page as text. Every value is escaped; control characters are made visible."""
     from markupsafe import Markup
 

@@ -6,19 +6,19 @@ import re
 from collections.abc import Iterable, Iterator
 
 from mismatch_cli.base.text import visible
-from mismatch_cli.report.view import ReportView, Status, Table
+from mismatch_cli.report.outline import Outline, Status, Table
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|~#&@$])")
 _SIGNS: dict[Status, str] = {"good": "✅ ", "mixed": "❔ ", "bad": "❌ ", "": ""}
 
 
-def as_markdown(view: ReportView) -> str:
+def as_markdown(view: Outline) -> str:
     """The Markdown of a page with a verdict; text of traces and files is escaped."""
     verdict = view.verdict
     assert verdict is not None
     words = _escaped(verdict.words.capitalize())
     head = f"### {_SIGNS[verdict.status]}{_escaped(view.title)} {words}"
-    tables = [table for section in view.outline for table in section.tables if not table.fold]
+    tables = [table for section in view.parts for table in section.tables if not table.fold]
     return "\n".join([head, "", _escaped(verdict.text), *map(_table, tables), "", *_facts(view)])
 
 
@@ -32,7 +32,7 @@ def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(map(_escaped, cells))} |"
 
 
-def _facts(view: ReportView) -> Iterator[str]:
+def _facts(view: Outline) -> Iterator[str]:
     """What to type next, what was left out and what was measured, as a list."""
     yield from (f"- {_escaped(shows)} {_escaped(line)}" for line, shows in view.next)
     yield from (f"- {_escaped(note)}" for note in view.notes)

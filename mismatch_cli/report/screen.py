@@ -13,17 +13,17 @@ from rich.text import Text
 
 from mismatch_cli.base import numbers
 from mismatch_cli.base.text import for_terminal, visible
-from mismatch_cli.report.terminal import excerpt_line, print_report, print_table, prose_width
-from mismatch_cli.report.view import (
+from mismatch_cli.report.outline import (
     Brief,
     Facts,
+    Outline,
     Priority,
     Profile,
-    ReportView,
     Screen,
     Table,
     Verdict,
 )
+from mismatch_cli.report.terminal import excerpt_line, print_report, print_table, prose_width
 
 STATUS_STYLES = {"good": "bold green", "mixed": "bold yellow", "bad": "bold red", "": "bold"}
 _SIGNS = {"good": "✔ ", "mixed": "! ", "bad": "✘ ", "": ""}
@@ -33,7 +33,7 @@ _WIDTH = 100  # characters per line of a screen as text
 _MOST_LINES, _FITTED_WIDTH = 40, 80  # of a screen, whatever the terminal has
 
 
-def print_view(view: ReportView, console: Console, *, full: bool = False) -> None:
+def print_view(view: Outline, console: Console, *, full: bool = False) -> None:
     """Print the screen of a page, or the page if it has none; `full` prints the page and ends as
     a screen.
     """
@@ -47,9 +47,9 @@ def print_view(view: ReportView, console: Console, *, full: bool = False) -> Non
         print_screen(screen, console)
 
 
-def screen_of(view: ReportView) -> Screen | None:
+def screen_of(view: Outline) -> Screen | None:
     """As much of a page as a screen holds, the most important first; None without a verdict."""
-    return None if view.brief is None else _fitted(view.brief)
+    return None if view.screen is None else _fitted(view.screen)
 
 
 def as_text(screen: Screen, width: int = _WIDTH) -> str:
@@ -119,8 +119,8 @@ def _brief(table: Table) -> Table:
         return table
     columns = [n for n, column in enumerate(table.columns) if column.priority < Priority.FULL]
     rows = sorted(n for n in table.brief.rows if n < len(table.rows))
-    left = (len(table.rows) - len(rows)) * table.brief.counts_rest
-    rest = f"… {left:,} more: --full" if left else ""
+    left = len(table.rows) - len(rows)
+    rest = f"… {left:,} more: --full" if left and table.brief.counts_rest else ""
     heads = (table.columns[n] for n in columns)
     return Table(
         title=table.brief.title,

@@ -1,24 +1,22 @@
 """How every table is specified: the title, cells and metric of each column.
 
-Cells take an estimate in any form: a dataclass, JSON, or a plain number, which has no interval.
+Cells take an estimate, or a plain number, which has no interval.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from types import SimpleNamespace
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
 from mismatch_cli.base import numbers
 from mismatch_cli.frameworks.dialects import logged_as
 from mismatch_cli.metrics.estimate import FEW_DECIDE, Estimate
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.metrics.pair_summary import MetricEstimate, Noise
-from mismatch_cli.report.view import Brief, Column, MetricRow, Priority, Table
+from mismatch_cli.report.outline import Brief, Column, MetricRow, Priority, Table
 
 R = TypeVar("R", contravariant=True)
-Row = Mapping[str, Any]
-Found = Row | Estimate | float | None
+Number = Estimate | float | None
 _OF_FEW = f"{numbers.FEW} few prompts decide"
 
 
@@ -37,16 +35,9 @@ def col(
     *,
     priority: Priority = Priority.USUAL,
     short: str = "",
-    optional: bool = False,
 ) -> Col[R]:
     """A column of numbers."""
-    return Col(Column(title, metric, priority=_priority(priority, optional), short=short), cell)
-
-
-def _priority(priority: Priority, optional: bool, essential: bool = False) -> Priority:
-    if essential:
-        return Priority.ALWAYS
-    return Priority.SPARE if optional else priority
+    return Col(Column(title, metric, priority=priority, short=short), cell)
 
 
 def text(
@@ -55,18 +46,10 @@ def text(
     *,
     priority: Priority = Priority.USUAL,
     short: str = "",
-    optional: bool = False,
-    essential: bool = False,
     kind: Literal["text", "token"] = "text",
 ) -> Col[R]:
     """A column of text, or of tokens, which keep their spaces."""
-    priority = _priority(priority, optional, essential)
     return Col(Column(title, kind=kind, priority=priority, short=short), cell)
-
-
-def named(title: str, key: str, *, optional: bool = False) -> Col[Row]:
-    """A column of text, under one key of JSON rows."""
-    return text(title, lambda row: str(row[key]), optional=optional)
 
 
 def table(
@@ -111,39 +94,37 @@ def filled(*tables: Table) -> tuple[Table, ...]:
     return tuple(table for table in tables if table.rows)
 
 
-def parts(found: Found) -> tuple[float | None, float | None, float | None]:
+def parts(number: Number) -> tuple[float | None, float | None, float | None]:
     """Value, low and high of an estimate."""
-    if isinstance(found, Estimate):
-        return found.value, found.low, found.high
-    if isinstance(found, Mapping):
-        return found["value"], found.get("low"), found.get("high")
-    return found, None, None
+    if isinstance(number, Estimate):
+        return number.value, number.low, number.high
+    return number, None, None
 
 
-def value_of(found: Found) -> float | None:
+def value_of(number: Number) -> float | None:
     """The value, without its interval."""
-    return parts(found)[0]
+    return parts(number)[0]
 
 
-def number(found: Found) -> str:
+def number(estimate: Number) -> str:
     """The value as a cell, without its interval."""
-    return numbers.number(value_of(found))
+    return numbers.number(value_of(estimate))
 
 
-def plain(found: Found) -> str:
+def plain(estimate: Number) -> str:
     """A value ± half the width of its interval."""
-    return numbers.plus_minus(*parts(found)) + _few(found)
+    return numbers.plus_minus(*parts(estimate)) + _few(estimate)
 
 
-def percent(found: Found) -> str:
+def percent(estimate: Number) -> str:
     """The same for a share in percent; the head of the column has the % sign."""
-    in_percent = (None if part is None else 100 * part for part in parts(found))
-    return numbers.plus_minus(*in_percent) + _few(found)
+    in_percent = (None if part is None else 100 * part for part in parts(estimate))
+    return numbers.plus_minus(*in_percent) + _few(estimate)
 
 
-def share(found: Found) -> str:
+def share(estimate: Number) -> str:
     """A share within a sentence: `0.42 %`."""
-    return numbers.share(value_of(found))[0]
+    return numbers.share(value_of(estimate))[0]
 
 
 class Span(Protocol):
@@ -164,26 +145,22 @@ class MuBin(Protocol):
     def mu_high(self) -> float: ...
 
 
-def span(row: Span | Row) -> str:
+def span(row: Span) -> str:
     """`first – last`, one number if they are equal, or `first and later` without a last."""
-    if isinstance(row, Mapping):
-        row = SimpleNamespace(**row)
     if row.last is None:
         return f"{row.first} and later"
     return f"{row.first}" if row.first == row.last else f"{row.first} – {row.last}"
 
 
-def mu_bin(row: MuBin | Row) -> str:
+def mu_bin(row: MuBin) -> str:
     """The bin of μ that a row is about."""
-    if isinstance(row, Mapping):
-        row = SimpleNamespace(**row)
     return f"{row.mu_low:g} – {row.mu_high:g}"
 
 
-def interval_or_note(found: Found) -> str:
+def interval_or_note(estimate: Number) -> str:
     """The interval for a column of its own, or why there is none."""
-    interval = numbers.estimate(*parts(found))[1]
-    return note_of(found) or interval if interval == numbers.MISSING else interval
+    interval = numbers.estimate(*parts(estimate))[1]
+    return note_of(estimate) or interval if interval == numbers.MISSING else interval
 
 
 def logged_by(metric: Metric) -> tuple[tuple[str, str], ...]:
@@ -196,31 +173,27 @@ def frameworks(metric: Metric) -> str:
     return ", ".join(dict.fromkeys(framework for framework, _ in logged_by(metric)))
 
 
-def in_words(metric: Metric, found: Found) -> tuple[str, str]:
+def in_words(metric: Metric, estimate: Number) -> tuple[str, str]:
     """A metric's value and interval in its unit; a metric that agrees at 1 is rounded by its
     distance from 1.
     """
     if metric.unit == "share":
-        value, interval = numbers.share(*parts(found))
-        return value + _few(found), interval
-    value, interval = numbers.estimate(*parts(found))
+        value, interval = numbers.share(*parts(estimate))
+        return value + _few(estimate), interval
+    value, interval = numbers.estimate(*parts(estimate))
     if metric.agreement == 1 and interval == numbers.MISSING:
-        value = numbers.near(value_of(found), 1)
-    return value + _few(found), interval
+        value = numbers.near(value_of(estimate), 1)
+    return value + _few(estimate), interval
 
 
-def metric_row(metric: Metric, found: Found, name: str = "") -> MetricRow:
-    """A metric with its value; an int is a count, and JSON of a measurement may have the noise
-    too.
-    """
-    value, interval = (
-        (numbers.count(found), numbers.MISSING)
-        if isinstance(found, int)
-        else in_words(metric, found)
-    )
-    noise = found.noise if isinstance(found, MetricEstimate) else None
+def metric_row(metric: Metric, estimate: Number, name: str = "") -> MetricRow:
+    """A metric with its value, and its noise where that was measured; an int is a count."""
+    if isinstance(estimate, int):
+        return MetricRow(metric, numbers.count(estimate), name=name)
+    value, interval = in_words(metric, estimate)
+    noise = estimate.noise if isinstance(estimate, MetricEstimate) else None
     floor, _ = in_words(metric, noise.floor if noise else None)
-    return MetricRow(metric, value, interval, floor, times_noise(noise), note_of(found), name)
+    return MetricRow(metric, value, interval, floor, times_noise(noise), note_of(estimate), name)
 
 
 def times_noise(noise: Noise | None) -> str:
@@ -230,13 +203,12 @@ def times_noise(noise: Noise | None) -> str:
     return numbers.times(noise.times_floor, noise.times_floor_range)
 
 
-def _few(found: Found) -> str:
-    """A mark if a few prompts decide an estimate that has an interval."""
-    return numbers.FEW if note_of(found) == FEW_DECIDE and parts(found)[1] is not None else ""
-
-
-def note_of(found: Found) -> str:
+def note_of(estimate: Number) -> str:
     """Why an estimate has no interval, or what to know of it; empty if there is nothing to say."""
-    if isinstance(found, Estimate):
-        return found.note or ""
-    return (found.get("note") or "") if isinstance(found, Mapping) else ""
+    return (estimate.note or "") if isinstance(estimate, Estimate) else ""
+
+
+def _few(estimate: Number) -> str:
+    """A mark if a few prompts decide an estimate that has an interval."""
+    marked = note_of(estimate) == FEW_DECIDE and parts(estimate)[1] is not None
+    return numbers.FEW if marked else ""

@@ -19,19 +19,19 @@ from rich.text import Text
 
 from mismatch_cli.base.numbers import FEW, MISSING
 from mismatch_cli.base.text import for_terminal, visible
-from mismatch_cli.report.tables import frameworks, logged_by
-from mismatch_cli.report.view import (
+from mismatch_cli.report.outline import (
     Column,
     Excerpt,
     Facts,
     MetricGroup,
+    Outline,
     Piece,
     Priority,
-    ReportView,
     Section,
     Table,
     status_of,
 )
+from mismatch_cli.report.tables import frameworks, logged_by
 
 WIDEST_PROSE = 100  # characters per line
 _STATUS_STYLES = {"good": "green", "mixed": "yellow", "bad": "bold red", "": ""}
@@ -45,7 +45,7 @@ _UNLIMITED = 100_000  # columns
 _NAMES = 0.6  # of the width, for names
 
 
-def print_report(view: ReportView, console: Console) -> None:
+def print_report(view: Outline, console: Console) -> None:
     """Print a view; token text is escaped, colours follow the console."""
     width = prose_width(console)
     console.print(Text(visible(view.title), style="bold"))

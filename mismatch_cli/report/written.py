@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from mismatch_cli.report.outline import Outline
 from mismatch_cli.report.picture_files import PictureFiles
-from mismatch_cli.report.view import ReportView
 from mismatch_cli.studies.study import Study
 from mismatch_cli.trace.files import replacing_entries, write_atomically
 
@@ -25,7 +25,7 @@ def write_numbers(study: Study, folder: Path) -> Path:
 
 def write_report(
     study: Study,
-    view: ReportView,
+    view: Outline,
     folder: Path,
     files: PictureFiles | None = PictureFiles(),
     working: _Working = lambda _phase, _total: nullcontext(lambda _done: None),

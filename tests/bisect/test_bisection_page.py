@@ -27,9 +27,9 @@ from mismatch_cli.bisect.weights import DifferingTensor, TensorGroup, WeightComp
 from mismatch_cli.report.drawing.style import NARROW, WIDE
 from mismatch_cli.report.figures import figure_views, plots_of
 from mismatch_cli.report.html import render_html
+from mismatch_cli.report.outline import Outline, Table
 from mismatch_cli.report.pages import page_of
 from mismatch_cli.report.screen import print_view, screen_of
-from mismatch_cli.report.view import ReportView, Table
 from tests.bisect.searches import HOSTILE, LENGTH, analysis, modules
 from tests.report.browser import LAYOUT, Browser
 from tests.report.plots.drawing import PAPER, check_texts, drawn
@@ -46,17 +46,17 @@ def searches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, BisectionAna
 
 
 @pytest.fixture(scope="module")
-def views(searches: dict[str, BisectionAnalysis]) -> dict[str, ReportView]:
+def views(searches: dict[str, BisectionAnalysis]) -> dict[str, Outline]:
     return {name: page_of(found) for name, found in searches.items()}
 
 
-def printed(view: ReportView, width: int, *, full: bool = False) -> str:
+def printed(view: Outline, width: int, *, full: bool = False) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False, emoji=False, markup=False)
     print_view(view, console, full=full)
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def causes_of(view: ReportView) -> Table:
+def causes_of(view: Outline) -> Table:
     return next(section for section in view.sections if section.title == "Causes").tables[0]
 
 

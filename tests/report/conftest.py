@@ -22,13 +22,13 @@ from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.route_flips import Routing
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.report.figures import FigureView, figure_views
-from mismatch_cli.report.view import (
+from mismatch_cli.report.outline import (
     Column,
     Excerpt,
     MetricGroup,
     MetricRow,
+    Outline,
     Piece,
-    ReportView,
     Section,
     Table,
 )
@@ -169,7 +169,7 @@ def measure(
     return SimpleNamespace(summary=found, floor=floor.result(), plot_data=data)
 
 
-def make_view(measured: SimpleNamespace, figures: list[FigureView]) -> ReportView:
+def make_view(measured: SimpleNamespace, figures: list[FigureView]) -> Outline:
     """A page with all parts, and hostile token text."""
     pair = measured.summary
     gap = (
@@ -196,7 +196,7 @@ def make_view(measured: SimpleNamespace, figures: list[FigureView]) -> ReportVie
         Section("Worst tokens", excerpts=_excerpts()),
     )
     counts = pair.counts
-    return ReportView(
+    return Outline(
         title=f"Rollout and trainer {HOSTILE}",
         about=(
             ("Rollout engine", "vllm 0.32.0 · Qwen/Qwen2.5-0.5B-Instruct · bfloat16 · cpu"),
@@ -220,7 +220,7 @@ def make_view(measured: SimpleNamespace, figures: list[FigureView]) -> ReportVie
         leading=_group(
             measured, "", ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")
         ).rows,
-        outline=sections,
+        parts=sections,
         figures=[replace(figure, sections=("Ratio and TV by probability",)) for figure in figures],
         settings=(
             ("Rollout engine", (("dtype", "bfloat16"), ("a" * 60, "b" * 60))),
@@ -303,7 +303,7 @@ def figures(measured: SimpleNamespace) -> list[FigureView]:
 
 
 @pytest.fixture(scope="session")
-def view(measured: SimpleNamespace, figures: list[FigureView]) -> ReportView:
+def view(measured: SimpleNamespace, figures: list[FigureView]) -> Outline:
     return make_view(measured, figures)
 
 

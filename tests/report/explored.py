@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from mismatch_cli.report.explorer import explorer_view
 from mismatch_cli.report.html import render_html
-from mismatch_cli.report.view import ReportView, Section
+from mismatch_cli.report.outline import Outline, Section
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.studies.clipping import analyse_clipping
@@ -75,9 +75,7 @@ def page_of_trace(trace: Trace, algorithms: Sequence[Algorithm], page: Path) -> 
 
 def page_of(exploration: Exploration, trace: Trace, page: Path) -> Explored:
     explorer = explorer_view(exploration)
-    view = ReportView(
-        "Tokens", (), (Section("More", text="Words.", stays=True),), "What is blocked."
-    )
+    view = Outline("Tokens", (), (Section("More", text="Words.", stays=True),), "What is blocked.")
     page.write_text(render_html(replace(view, explorer=explorer)), encoding="utf-8")
     return Explored(page, trace, Payload(explorer.data))
 

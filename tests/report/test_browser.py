@@ -15,7 +15,7 @@ import pytest
 from mismatch_cli.app.cli import run
 from mismatch_cli.report.drawing.style import DARK, LIGHT, Theme
 from mismatch_cli.report.html import render_html
-from mismatch_cli.report.view import Column, Profile, ReportView, Screen, Section, Table, Verdict
+from mismatch_cli.report.outline import Column, Outline, Profile, Section, Table, Verdict
 from tests.report.browser import CONTRASTS, LAYOUT, Browser
 
 NUMBERS = (
@@ -58,7 +58,7 @@ SHOWN = (
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory, view: ReportView) -> Path:
+def page(tmp_path_factory: pytest.TempPathFactory, view: Outline) -> Path:
     """A page with one of each element that the script changes."""
     columns = (Column("name", kind="text"), Column("value"))
     rows = tuple((f"row {n}", text) for n, text in enumerate(NUMBERS))
@@ -66,25 +66,25 @@ def page(tmp_path_factory: pytest.TempPathFactory, view: ReportView) -> Path:
         replace(Table("", columns, rows[:2]), fold=f"{name}, by step") for name in ALGORITHMS
     )
     profile = Profile("By μ", (0.1, None, 0.3), "0", "1", "mean |Δlog p|")
-    screen = Screen(
-        ("vllm against transformers", "T = 1"),
-        Verdict("HEALTHY", "All hold.", "good"),
-        profiles=(profile,),
-        next=NEXT,
-    )
+    answer = {
+        "subject": ("vllm against transformers", "T = 1"),
+        "verdict": Verdict("HEALTHY", "All hold.", "good"),
+        "profiles": (profile,),
+        "next": NEXT,
+    }
     wide = Table(
         "Wide",
         (*columns, *(Column(f"column {n}") for n in range(7))),
         (("a row", *["0.0152 ± 0.0047 [0.0105, 0.0199]"] * 8),),
     )
-    outline = (
-        *view.outline,
+    sections = (
+        *view.parts,
         Section("Sorted", tables=(Table("Values", columns, rows),)),
         Section("Wide", tables=(wide, replace(wide, fold="Wide, folded"))),
         Section("Chosen", tables=folds),
     )
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(render_html(replace(view, outline=outline, screen=screen)), encoding="utf-8")
+    path.write_text(render_html(replace(view, parts=sections, **answer)), encoding="utf-8")
     return path
 
 
@@ -181,10 +181,10 @@ def test_buttons_that_sort_have_the_name_of_the_column(browser: Browser, page: P
 
 
 def test_the_name_of_a_button_that_sorts_does_not_double_a_word(
-    browser: Browser, view: ReportView, tmp_path: Path
+    browser: Browser, view: Outline, tmp_path: Path
 ) -> None:
     table = Table("", (Column("by the mask, %"), Column("95 %")), (("1", "2"),) * 3)
-    named = replace(view, outline=(Section("Named", tables=(table,)),))
+    named = replace(view, parts=(Section("Named", tables=(table,)),))
     (tmp_path / "page.html").write_text(render_html(named), encoding="utf-8")
     browser.open(tmp_path / "page.html", 1280)
     names = "[...document.querySelectorAll('#named .sort')].map(each => each.ariaLabel)"
@@ -272,7 +272,7 @@ def on_clipboard(browser: Browser, clipboard: str) -> None:
 
 @pytest.mark.parametrize("clipboard", [ALLOWED, REFUSED], ids=["allowed", "refused"])
 def test_a_button_beside_each_command_copies_it(
-    browser: Browser, page: Path, view: ReportView, clipboard: str
+    browser: Browser, page: Path, view: Outline, clipboard: str
 ) -> None:
     browser.open(page, 1280)
     on_clipboard(browser, clipboard)

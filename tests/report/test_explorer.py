@@ -11,7 +11,7 @@ import pytest
 
 from mismatch_cli.report.explorer import explorer_view
 from mismatch_cli.report.html import render_html
-from mismatch_cli.report.view import ReportView
+from mismatch_cli.report.outline import Outline
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.studies.clipping import analyse_clipping
 from tests.metrics.clipping.world import world
@@ -339,7 +339,7 @@ def test_pooled_traces_are_distinguished(browser: Browser, tmp_path: Path) -> No
     traces = [write_trace(tmp_path / f"<b>{n}", world(n, 6), seed=n) for n in (0, 1)]
     exploration = analyse_clipping(traces, ALGORITHMS[:2]).exploration()
     assert exploration is not None
-    view = ReportView("Tokens", (), (), explorer=explorer_view(exploration))
+    view = Outline("Tokens", (), (), explorer=explorer_view(exploration))
     (tmp_path / "report.html").write_text(render_html(view), encoding="utf-8")
     browser.open(tmp_path / "report.html", 1280, 1000)
     browser.run(READY)

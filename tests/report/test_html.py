@@ -15,7 +15,7 @@ import pytest
 
 from mismatch_cli.report.explorer import ExplorerView
 from mismatch_cli.report.html import render_html, write_html
-from mismatch_cli.report.view import ReportView, Section
+from mismatch_cli.report.outline import Outline, Section
 
 VOID = {"meta", "img", "source", "br", "link", "input"}
 
@@ -50,7 +50,7 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def html(view: ReportView) -> str:
+def html(view: Outline) -> str:
     return render_html(view)
 
 
@@ -98,7 +98,7 @@ def test_hostile_text_is_shown_and_never_run(html: str, page: Page) -> None:
     html.encode("utf-8")
 
 
-def test_order_of_the_page(page: Page, view: ReportView) -> None:
+def test_order_of_the_page(page: Page, view: Outline) -> None:
     text = "".join(page.text)
     order = [
         "mismatch-cli report",
@@ -121,7 +121,7 @@ def test_order_of_the_page(page: Page, view: ReportView) -> None:
     assert view.command.strip() in text
 
 
-def test_accessible(page: Page, view: ReportView) -> None:
+def test_accessible(page: Page, view: Outline) -> None:
     assert page.all("html") == [{"lang": "en"}]
     levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
     assert levels.count(1) == 1
@@ -133,9 +133,7 @@ def test_accessible(page: Page, view: ReportView) -> None:
     assert all(cell["scope"] in ("col", "row", "rowgroup") for cell in page.all("th"))
 
 
-def test_every_link_has_a_target_and_every_metric_a_definition(
-    page: Page, view: ReportView
-) -> None:
+def test_every_link_has_a_target_and_every_metric_a_definition(page: Page, view: Outline) -> None:
     ids = Counter(attributes["id"] for _, attributes in page.elements if "id" in attributes)
     assert set(ids.values()) == {1}
     links = {attributes["href"] for attributes in page.all("a")}
@@ -146,7 +144,7 @@ def test_every_link_has_a_target_and_every_metric_a_definition(
 
 
 def test_links_skip_to_the_answer_and_to_the_explorer_of_a_page_that_has_one(
-    page: Page, view: ReportView
+    page: Page, view: Outline
 ) -> None:
     def skips(shown: Page) -> list[dict[str, str | None]]:
         return [link for link in shown.all("a") if link.get("class") == "skip"]
@@ -157,7 +155,7 @@ def test_links_skip_to_the_answer_and_to_the_explorer_of_a_page_that_has_one(
     assert skips(explored) == [answer, explorer | {"hidden": None}]  # its script shows it
 
 
-def test_a_picture_for_each_width(page: Page, view: ReportView) -> None:
+def test_a_picture_for_each_width(page: Page, view: Outline) -> None:
     figure = view.leading_figure
     assert figure is not None
     assert page.all("source")[0]["media"] == "(min-width: 900px)"
@@ -165,16 +163,16 @@ def test_a_picture_for_each_width(page: Page, view: ReportView) -> None:
     assert page.all("img")[0]["src"] == figure.narrow.uri
 
 
-def test_empty_parts_are_left_out(view: ReportView) -> None:
+def test_empty_parts_are_left_out(view: Outline) -> None:
     alone = Section("Alone", "Nothing but text.", stays=True)
-    bare = replace(view, notes=(), leading=(), outline=(alone,), figures=(), settings=())
+    bare = replace(view, notes=(), leading=(), parts=(alone,), figures=(), settings=())
     page = Page(render_html(bare))
     assert not page.all("figure", "table", "article")
     assert "Nothing but text." in "".join(page.text)
 
 
 def test_the_page_is_written_completely_and_below_four_megabytes(
-    tmp_path: Path, view: ReportView, html: str
+    tmp_path: Path, view: Outline, html: str
 ) -> None:
     path = tmp_path / "run" / "report.html"
     write_html(path, view)

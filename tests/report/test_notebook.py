@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_cli.report.html import render_screen
-from mismatch_cli.report.view import Column, Excerpt, Piece, Screen, Table, Verdict
+from mismatch_cli.report.outline import Column, Excerpt, Piece, Screen, Table, Verdict
 from tests.report.browser import CONTRASTS, Browser
 
 # Jupyter's rules for lists and tables in outputs.

@@ -10,24 +10,24 @@ from rich.console import Console
 
 from mismatch_cli.report.html import render_html, render_screen
 from mismatch_cli.report.markdown import as_markdown
-from mismatch_cli.report.screen import as_text, print_screen, screen_of
-from mismatch_cli.report.tables import col, table, text
-from mismatch_cli.report.terminal import print_report
-from mismatch_cli.report.view import (
+from mismatch_cli.report.outline import (
     Brief,
     Excerpt,
+    Outline,
     Piece,
     Priority,
     Profile,
-    ReportView,
     Section,
     Verdict,
 )
+from mismatch_cli.report.screen import as_text, print_screen, screen_of
+from mismatch_cli.report.tables import col, table, text
+from mismatch_cli.report.terminal import print_report
 
 LINES, WIDTH = 40, 80
 
 
-def outline(rows: int = 3, notes: int = 1, **parts: object) -> ReportView:
+def outline(rows: int = 3, notes: int = 1, **changes: object) -> Outline:
     columns = [
         text("name", lambda n: f"row-{n}"),
         col("a column that was added", lambda n: f"{n}.5", short="added"),
@@ -35,7 +35,7 @@ def outline(rows: int = 3, notes: int = 1, **parts: object) -> ReportView:
         text("source", lambda n: f"source-{n}", priority=Priority.FULL),
     ]
     shown = table("The table", range(rows), columns, brief=Brief.first(rows, note="A note."))
-    view = ReportView(
+    view = Outline(
         title="Is it right?",
         subject=("what was measured", "how much of it"),
         about=(("Model", "a model"),),
@@ -43,18 +43,18 @@ def outline(rows: int = 3, notes: int = 1, **parts: object) -> ReportView:
         notes=tuple(f"Left out: {n} things." for n in range(notes)),
         remarks=(("Fact", "a fact that was added"),),
         next=(("mismatch-cli report", "the same again"),),
-        outline=[Section("Numbers", tables=(shown,))],
+        parts=[Section("Numbers", tables=(shown,))],
     )
-    return replace(view, **parts)
+    return replace(view, **changes)
 
 
-def in_full(view: ReportView) -> str:
+def in_full(view: Outline) -> str:
     console = Console(file=io.StringIO(), width=200, highlight=False, markup=False)
     print_report(view, console)
     return console.file.getvalue()
 
 
-def forms(view: ReportView) -> dict[str, str]:
+def forms(view: Outline) -> dict[str, str]:
     screen = screen_of(view)
     return {
         "screen": as_text(screen, WIDTH),
@@ -104,9 +104,9 @@ def test_a_screen_has_forty_lines_and_says_what_it_left_out(rows, notes):
 def test_the_most_important_rows_stay_in_the_order_of_the_table():
     """The last of sixty rows is the most important one; ten never give way."""
     view = outline(60)
-    (shown,) = view.outline[0].tables
+    (shown,) = view.parts[0].tables
     brief = Brief([59, *range(59)], fewest=10)
-    few = replace(view, outline=[Section("Numbers", tables=(replace(shown, brief=brief),))])
+    few = replace(view, parts=[Section("Numbers", tables=(replace(shown, brief=brief),))])
     rows = [row[0] for row in screen_of(few).tables[0].rows]
     assert 10 <= len(rows) < 60 and rows[0] == "row-0" and rows[-1] == "row-59"
     assert rows == sorted(rows, key=lambda name: int(name.removeprefix("row-")))
@@ -116,9 +116,9 @@ def test_excerpts_give_way_before_the_rows_that_have_to_stay():
     token = Excerpt("a token", (), (Piece("text"),), short="Worst token")
     profile = Profile("by position", (1.0, 2.0), "0", "9")
     brief = Brief.first(26, fewest=26)
-    (shown,) = outline(26).outline[0].tables
+    (shown,) = outline(26).parts[0].tables
     sections = [Section("Numbers", tables=(replace(shown, brief=brief),), excerpts=[token] * 6)]
-    screen = screen_of(outline(26, outline=sections, profiles=(profile,)))
+    screen = screen_of(outline(26, parts=sections, profiles=(profile,)))
     assert len(screen.tables[0].rows) == 26 and len(screen.excerpts) < 6
     assert screen.verdict.words == "RIGHT" and screen.next
 

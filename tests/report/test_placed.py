@@ -15,7 +15,7 @@ from mismatch_cli.base import registry
 from mismatch_cli.base.places import bundled
 from mismatch_cli.diagnosis.diagnose import module
 from mismatch_cli.report.figures import PLOTS, FigureView, Picture, plots_of
-from mismatch_cli.report.view import Section, with_figures
+from mismatch_cli.report.outline import Section, with_figures
 from tests.pictures import leave_blank
 
 PICTURE = Picture("data:,", 1, 1)

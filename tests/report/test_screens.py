@@ -16,9 +16,9 @@ from rich.console import Console
 from mismatch_cli.app.cli import build_app
 from mismatch_cli.base.places import bundled
 from mismatch_cli.limits import limit_sets as limits
+from mismatch_cli.report.outline import Screen
 from mismatch_cli.report.pages import page_of
 from mismatch_cli.report.screen import print_screen, screen_of
-from mismatch_cli.report.view import Screen
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.studies import clipping, comparison, diagnosis, gate, mismatch
 from mismatch_cli.trace.reader import Trace

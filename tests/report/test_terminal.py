@@ -7,8 +7,8 @@ import re
 
 from rich.console import Console
 
+from mismatch_cli.report.outline import Column, Excerpt, Piece, Priority, Table
 from mismatch_cli.report.terminal import excerpt_line, print_table
-from mismatch_cli.report.view import Column, Excerpt, Piece, Priority, Table
 
 
 def printed(width: int, *tables: Table) -> str:

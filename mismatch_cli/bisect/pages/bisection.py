@@ -1,4 +1,4 @@
-"""The page of a search: a `ReportView`, which terminal and HTML print."""
+"""The page of a search: a `Outline`, which terminal and HTML print."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -39,6 +39,18 @@ from mismatch_cli.report.about import (
     subject_lines,
 )
 from mismatch_cli.report.excerpts import MovedPlace, moved_excerpts
+from mismatch_cli.report.outline import (
+    Brief,
+    Excerpt,
+    Facts,
+    MetricRow,
+    Outline,
+    Priority,
+    Section,
+    Status,
+    Table,
+    Verdict,
+)
 from mismatch_cli.report.tables import (
     Col,
     col,
@@ -51,18 +63,6 @@ from mismatch_cli.report.tables import (
     share,
     table,
     text,
-)
-from mismatch_cli.report.view import (
-    Brief,
-    Excerpt,
-    Facts,
-    MetricRow,
-    Priority,
-    ReportView,
-    Section,
-    Status,
-    Table,
-    Verdict,
 )
 
 _NOTATION = (
@@ -144,13 +144,13 @@ _NEARER = {
 }
 
 
-def page(analysis: BisectionAnalysis) -> ReportView:
+def page(analysis: BisectionAnalysis) -> Outline:
     """The causes first, then everything that was tried and measured (docs/json/bisect.md)."""
     result = analysis.result
     ranked = zip(analysis.causes, result.causes, strict=True)
     causes = [_cause_section(cause, _moved(analysis, row)) for row, cause in ranked]
     words, status = _answer(analysis)
-    return ReportView(
+    return Outline(
         title="What causes the gap?",
         about=about_facts(result.about, result),
         subject=subject_lines(result.about, result),
@@ -159,7 +159,7 @@ def page(analysis: BisectionAnalysis) -> ReportView:
         verdict=Verdict(words, " ".join([result.verdict, *_combined(analysis)]), status),
         remarks=tuple((label, words) for label, words in _remarks(result) if words),
         next=_next(analysis),
-        outline=[
+        parts=[
             Section("Causes", _SHARES, tables=filled(_causes(result.causes, causes))),
             *causes,
             _ruled_out(result),

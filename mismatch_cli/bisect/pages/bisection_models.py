@@ -12,8 +12,8 @@ from mismatch_cli.bisect.studies.bisection_result import (
     StreamErrors,
 )
 from mismatch_cli.bisect.studies.model_differences import ModelDifferences
+from mismatch_cli.report.outline import Section, Table
 from mismatch_cli.report.tables import col, filled, number, percent, share, table, text
-from mismatch_cli.report.view import Section, Table
 
 _MODULES = (
     "Both models on the same responses. Inherited: the distance between both residual streams at "

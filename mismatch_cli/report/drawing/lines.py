@@ -1,8 +1,8 @@
 """The look of each line, and lines with their intervals."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import floor, log10
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
@@ -11,13 +11,22 @@ from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.report.drawing.panels import Panel, Sheet, plain_label, power_label, short_names
 from mismatch_cli.report.drawing.style import Style
 
-Part = Estimate | Mapping[str, Any] | None
+Part = Estimate | None
 
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)))
 DASHED = DASHES[1]
 
 RUNS = 2  # names of runs per line of a legend
 _LEVEL = 0.25  # a profile shows at least this range around 1, or noise would look like a pattern
+
+
+class Steps(Protocol):
+    """A row about some steps."""
+
+    @property
+    def first(self) -> int: ...
+    @property
+    def last(self) -> int: ...
 
 
 class Look(NamedTuple):
@@ -60,9 +69,7 @@ def parts_of(estimates: Iterable[Part]) -> np.ndarray:
 
 
 def _parts(estimate: Part) -> tuple[float | None, ...]:
-    if isinstance(estimate, Estimate):
-        return estimate.value, estimate.low, estimate.high
-    return tuple((estimate or {}).get(part) for part in ("value", "low", "high"))
+    return (None,) * 3 if estimate is None else (estimate.value, estimate.low, estimate.high)
 
 
 def values_of(estimates: Iterable[Part]) -> np.ndarray:
@@ -126,14 +133,9 @@ def draw_profile(figure: Sheet, points: Sequence[tuple[float, Estimate]], along:
     )
 
 
-def middle_of_steps(rows: Iterable[Any]) -> np.ndarray:
+def middle_of_steps(rows: Iterable[Steps]) -> np.ndarray:
     """The place of each row of `by_step` on an axis of steps."""
-    return np.array([(_end(row, "first") + _end(row, "last")) / 2 for row in rows])
-
-
-def _end(row: Any, name: str) -> int:
-    end: int = row[name] if isinstance(row, Mapping) else getattr(row, name)
-    return end
+    return np.array([(row.first + row.last) / 2 for row in rows])
 
 
 def label_in_units(axes: Panel, factor: float) -> str:

@@ -2,7 +2,7 @@
 
 from mismatch_cli.limits.assess import ABOVE, BETWEEN, MIXED, LimitRow
 from mismatch_cli.limits.judge import EXCEEDED, HEALTHY, HOLDS, UNDECIDED, UNJUDGED
-from mismatch_cli.report.view import Status
+from mismatch_cli.report.outline import Status
 
 STATUS_WORDS: dict[str, tuple[str, Status]] = {
     HEALTHY: ("HEALTHY", "good"),

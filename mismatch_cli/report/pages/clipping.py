@@ -1,4 +1,4 @@
-"""The page of `clipstats`: a `ReportView` of its result, which terminal and HTML print."""
+"""The page of `clipstats`: a `Outline` of its result, which terminal and HTML print."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +19,7 @@ from mismatch_cli.report.about import (
     who_facts,
 )
 from mismatch_cli.report.excerpts import TitledToken, token_excerpts
+from mismatch_cli.report.outline import Excerpt, Facts, MetricRow, Outline, Section, Table
 from mismatch_cli.report.pages.clipping_blocked import (
     algorithms_section,
     overlap_section,
@@ -44,7 +45,6 @@ from mismatch_cli.report.tables import (
     table,
     text,
 )
-from mismatch_cli.report.view import Excerpt, Facts, MetricRow, ReportView, Section, Table
 from mismatch_cli.studies.clipping import ClippingAnalysis
 from mismatch_cli.studies.clipping_result import SIGNS, ClippingResult
 from mismatch_cli.studies.study import typed
@@ -86,7 +86,7 @@ _TOTAL = "total"
 _STEPS_SHOWN = 100
 
 
-def page(study: ClippingAnalysis) -> ReportView:
+def page(study: ClippingAnalysis) -> Outline:
     """What each algorithm blocks, with tokens that only one of the compared pair blocks."""
     return page_of_result(study.result, example_excerpts(study), typed(study.traces))
 
@@ -108,9 +108,9 @@ def example_excerpts(study: ClippingAnalysis) -> list[Excerpt]:
 
 def page_of_result(
     result: ClippingResult, examples: Sequence[Excerpt], runs: Sequence[Path] = ()
-) -> ReportView:
+) -> Outline:
     """The page of a result; `runs` are the traces as the user types them."""
-    return ReportView(
+    return Outline(
         title="What do trust regions block?",
         about=_about(result),
         subject=subject_lines(result.about, result.counts),
@@ -120,7 +120,7 @@ def page_of_result(
         leading=tuple(_leading(result)),
         remarks=remarks(result),
         next=next_commands(result, runs),
-        outline=(
+        parts=(
             algorithms_section(result),
             overlap_section(result, examples),
             tokens_section(result),

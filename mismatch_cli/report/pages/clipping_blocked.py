@@ -14,6 +14,7 @@ from mismatch_cli.metrics.clipping.blocked_rows import (
     BySign,
 )
 from mismatch_cli.metrics.clipping.token_table import BlockedToken
+from mismatch_cli.report.outline import Brief, Excerpt, Priority, Section, Table
 from mismatch_cli.report.pages.clipping_thresholds import counted, same_strictness
 from mismatch_cli.report.tables import (
     Col,
@@ -27,7 +28,6 @@ from mismatch_cli.report.tables import (
     table,
     text,
 )
-from mismatch_cli.report.view import Brief, Excerpt, Priority, Section, Table
 from mismatch_cli.studies.clipping_result import SIGNS, ClippingResult, OneMask
 
 Part = BlockedInBin | BlockedAtPositions | BlockedInSteps

@@ -13,6 +13,7 @@ from mismatch_cli.metrics.clipping.blocked_rows import SameStrictness
 from mismatch_cli.metrics.clipping.sweeps import SweepTables
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.update_table import CLIPPING, THEORY
+from mismatch_cli.report.outline import Brief, MetricGroup, Priority, Section, Table
 from mismatch_cli.report.tables import (
     Col,
     col,
@@ -26,7 +27,6 @@ from mismatch_cli.report.tables import (
     text,
     value_of,
 )
-from mismatch_cli.report.view import Brief, MetricGroup, Priority, Section, Table
 from mismatch_cli.studies.clipping_result import ClippingResult
 
 R = TypeVar("R")

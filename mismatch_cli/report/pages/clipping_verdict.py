@@ -9,9 +9,9 @@ from mismatch_cli.base import numbers, registry
 from mismatch_cli.base.errors import suggest
 from mismatch_cli.metrics.clipping.blocked_rows import AlgorithmRow
 from mismatch_cli.metrics.update_table import THEORY
+from mismatch_cli.report.outline import Facts, Verdict
 from mismatch_cli.report.pages.clipping_thresholds import FAMILIES
 from mismatch_cli.report.tables import in_words, number, share
-from mismatch_cli.report.view import Facts, Verdict
 from mismatch_cli.rules import trust_regions
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.studies.clipping_result import SIGNS, ClippingResult

@@ -1,4 +1,4 @@
-"""The page of a comparison: a `ReportView`, which terminal and HTML print."""
+"""The page of a comparison: a `Outline`, which terminal and HTML print."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +19,17 @@ from mismatch_cli.report.about import (
     measured,
     settings_tables,
 )
+from mismatch_cli.report.outline import (
+    Brief,
+    Facts,
+    MetricRow,
+    Outline,
+    Priority,
+    Section,
+    Status,
+    Table,
+    Verdict,
+)
 from mismatch_cli.report.tables import (
     Col,
     col,
@@ -29,17 +40,6 @@ from mismatch_cli.report.tables import (
     table,
     text,
     value_of,
-)
-from mismatch_cli.report.view import (
-    Brief,
-    Facts,
-    MetricRow,
-    Priority,
-    ReportView,
-    Section,
-    Status,
-    Table,
-    Verdict,
 )
 from mismatch_cli.studies.comparison import ComparisonAnalysis
 from mismatch_cli.studies.comparison_result import (
@@ -102,12 +102,12 @@ CLIP_FLIPS = Metric(
 )
 
 
-def page(study: ComparisonAnalysis) -> ReportView:
+def page(study: ComparisonAnalysis) -> Outline:
     """The differences between the first trace and each of the others (docs/json/compare.md)."""
     result = study.result.named_by_run()
     rows = result.comparisons
     on_tokens = [_on_tokens_table(result.pair, row, row.on_tokens) for row in rows if row.on_tokens]
-    return ReportView(
+    return Outline(
         title="What differs between the traces?",
         about=_about(result),
         subject=_subject(result),
@@ -117,7 +117,7 @@ def page(study: ComparisonAnalysis) -> ReportView:
         verdict=_verdict(rows),
         remarks=_untested(rows),
         next=_next(study),
-        outline=(
+        parts=(
             Section(
                 "Differences in settings",
                 _settings_text(rows),

@@ -1,4 +1,4 @@
-"""The page of a curation: a `ReportView`, which terminal and HTML print."""
+"""The page of a curation: a `Outline`, which terminal and HTML print."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -10,17 +10,17 @@ from mismatch_cli.base import numbers
 from mismatch_cli.base.errors import suggest
 from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.probe.tasks.answers import without_answer
-from mismatch_cli.report.tables import col, number, parts, percent, plain, table, text
-from mismatch_cli.report.view import (
+from mismatch_cli.report.outline import (
     Brief,
     Facts,
     MetricRow,
+    Outline,
     Profile,
-    ReportView,
     Section,
     Table,
     Verdict,
 )
+from mismatch_cli.report.tables import col, number, parts, percent, plain, table, text
 from mismatch_cli.studies.curation import CurationAnalysis, mean_over_problems
 
 _NOTATION = (
@@ -52,12 +52,12 @@ STAYING = _metric(
 )
 
 
-def page(analysis: CurationAnalysis) -> ReportView:
+def page(analysis: CurationAnalysis) -> Outline:
     """Which problems were kept, and how good they are."""
     curation = analysis.curation
     problems = len(curation.accuracy)
     samples = f"{curation.samples} to choose, {curation.held_out_samples} held out"
-    return ReportView(
+    return Outline(
         title="Which problems are solved only sometimes?",
         about=(
             ("Model", analysis.model),
@@ -73,7 +73,7 @@ def page(analysis: CurationAnalysis) -> ReportView:
         verdict=_verdict(analysis),
         profiles=(_by_accuracy(analysis),),
         next=((analysis.training, "train on them"),) if analysis.training else (),
-        outline=[Section("Accuracy, chosen and held out", _TEXT, tables=(_table(analysis),))],
+        parts=[Section("Accuracy, chosen and held out", _TEXT, tables=(_table(analysis),))],
         settings=(("Configuration", _settings(analysis.config)),),
         command=suggest(*analysis.command),
         notation=_NOTATION,

@@ -11,18 +11,18 @@ from mismatch_cli.limits.assess import LimitRow, MeasuredElsewhere, counted, str
 from mismatch_cli.limits.judge import HEALTHY
 from mismatch_cli.limits.suspects import Suspect
 from mismatch_cli.metrics.gap_table import METRICS
-from mismatch_cli.report.pages._status import STATUS_WORDS, sign, word
-from mismatch_cli.report.tables import Col, col, filled, table, text
-from mismatch_cli.report.view import (
+from mismatch_cli.report.outline import (
     Brief,
     Facts,
+    Outline,
     Priority,
-    ReportView,
     Section,
     Status,
     Table,
     Verdict,
 )
+from mismatch_cli.report.pages._status import STATUS_WORDS, sign, word
+from mismatch_cli.report.tables import Col, col, filled, table, text
 from mismatch_cli.studies.dashboard import DashboardNumbers, DashboardResult, JudgedNumber
 
 _MOST_LIMITS, _MOST_MEASURED, _MOST_SUSPECTS = 8, 3, 4
@@ -36,21 +36,21 @@ _COMPARES = {
 }
 
 
-def page(study: DashboardNumbers) -> ReportView:
+def page(study: DashboardNumbers) -> Outline:
     """What is known about numbers without a trace (docs/json/verdict.md)."""
     result = study.result
     words, status = _words(result)
     tables = [_limits(result.numbers), _measured(result.numbers)]
     if status != "good":
         tables.append(_suspects(result))
-    return ReportView(
+    return Outline(
         title="Is this number normal?",
         about=(),
         subject=_subject(result),
         verdict=Verdict(words, " ".join(_sentences(result.numbers)), status),
         remarks=tuple(_remarks(result.numbers)),
         next=_next(study),
-        outline=(Section("Limits and causes", tables=filled(*tables)),),
+        parts=(Section("Limits and causes", tables=filled(*tables)),),
     )
 
 

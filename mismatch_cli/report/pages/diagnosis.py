@@ -1,4 +1,4 @@
-"""The page of a diagnosis: a `ReportView`, which terminal and HTML print."""
+"""The page of a diagnosis: a `Outline`, which terminal and HTML print."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,19 +24,19 @@ from mismatch_cli.report.about import (
     subject_lines,
     who_facts,
 )
-from mismatch_cli.report.tables import col, filled, metric_row, pairs_table, share, table, text
-from mismatch_cli.report.view import (
+from mismatch_cli.report.outline import (
     Brief,
     Facts,
     MetricRow,
+    Outline,
     Priority,
     Profile,
-    ReportView,
     Section,
     Status,
     Table,
     Verdict,
 )
+from mismatch_cli.report.tables import col, filled, metric_row, pairs_table, share, table, text
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
 from mismatch_cli.studies.diagnosis_result import EvidenceRow, FindingRow, SuspectRow
 from mismatch_cli.studies.study import typed
@@ -79,7 +79,7 @@ _MOST = 4  # findings, and suspects, on a screen
 _RELATIVE = "|Δlog p| relative to the typical gap at the same μ"
 
 
-def page(analysis: DiagnosisAnalysis) -> ReportView:
+def page(analysis: DiagnosisAnalysis) -> Outline:
     """The parts of the gap, the faults, the suspects, then every check."""
     diagnosis, about = analysis.diagnosis, analysis.result.about
     first = analysis.result.first_cause
@@ -87,7 +87,7 @@ def page(analysis: DiagnosisAnalysis) -> ReportView:
     suspects_come_first = diagnosis.is_minor or first is None
     found.insert(0 if suspects_come_first else 1, _suspects_section(analysis))
     words, status = answer(diagnosis)
-    return ReportView(
+    return Outline(
         title="What is wrong with this trace?",
         about=(*who_facts(about), ("Checked", _checked(analysis))),
         subject=subject_lines(about, analysis.covered),
@@ -97,7 +97,7 @@ def page(analysis: DiagnosisAnalysis) -> ReportView:
         remarks=(("Checks", _checks_made(analysis)),),
         profiles=_profiles(analysis),
         next=_next(analysis),
-        outline=[_gap_section(analysis), *found, _all_checks(analysis)],
+        parts=[_gap_section(analysis), *found, _all_checks(analysis)],
         settings=settings_tables(about),
         command=command_line("diagnose", typed(analysis.traces), *analysis.typed_models),
         notation=_NOTATION,

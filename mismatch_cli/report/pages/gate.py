@@ -19,16 +19,16 @@ from mismatch_cli.report.about import (
     subject_lines,
 )
 from mismatch_cli.report.markdown import as_markdown
-from mismatch_cli.report.tables import Col, col, filled, pairs_table, table, text
-from mismatch_cli.report.view import (
+from mismatch_cli.report.outline import (
     Brief,
     Facts,
+    Outline,
     Priority,
-    ReportView,
     Section,
     Status,
     Verdict,
 )
+from mismatch_cli.report.tables import Col, col, filled, pairs_table, table, text
 from mismatch_cli.studies.gate import (
     Check,
     GateResult,
@@ -52,7 +52,7 @@ _VERDICTS: dict[str, tuple[str, Status]] = {
 }
 
 
-def page(result: GateResult) -> ReportView:
+def page(result: GateResult) -> Outline:
     """Every limit, failed ones first, and why sets of limits disagree."""
     measured = result.measured.result
     words, status = _VERDICTS[result.status]
@@ -67,7 +67,7 @@ def page(result: GateResult) -> ReportView:
     )
     failed = pairs_table("Limits that do not hold, or are not decided", reasons, "limit", "why")
     listed = pairs_table("Sources", sources, "metric", "source")
-    return ReportView(
+    return Outline(
         title="Does the gap stay within its limits?",
         about=about_facts(measured.about, measured.main.counts),
         subject=subject_lines(measured.about, measured.main.counts),
@@ -76,7 +76,7 @@ def page(result: GateResult) -> ReportView:
         verdict=Verdict(words, result.reason, status),
         remarks=(*_by_value_alone(result), *_reconciled(result)),
         next=_next(result),
-        outline=(Section("Checks", tables=(limits, *filled(failed, listed))),),
+        parts=(Section("Checks", tables=(limits, *filled(failed, listed))),),
         command=command_line("gate", typed(result.measured.traces)),
     )
 

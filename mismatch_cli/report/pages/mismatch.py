@@ -1,4 +1,4 @@
-"""The page of a trace: a `ReportView` of its gap, which terminal and HTML print."""
+"""The page of a trace: a `Outline` of its gap, which terminal and HTML print."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -42,6 +42,18 @@ from mismatch_cli.report.about import (
     subject_lines,
 )
 from mismatch_cli.report.excerpts import worst_excerpts
+from mismatch_cli.report.outline import (
+    Brief,
+    Facts,
+    MetricGroup,
+    MetricRow,
+    Outline,
+    Priority,
+    Profile,
+    Section,
+    Table,
+    Verdict,
+)
 from mismatch_cli.report.pages._status import STATUS_WORDS, colour, sign, word
 from mismatch_cli.report.pages.mismatch_routing import routing_remark, routing_section
 from mismatch_cli.report.tables import (
@@ -58,18 +70,6 @@ from mismatch_cli.report.tables import (
     table,
     text,
     times_noise,
-)
-from mismatch_cli.report.view import (
-    Brief,
-    Facts,
-    MetricGroup,
-    MetricRow,
-    Priority,
-    Profile,
-    ReportView,
-    Section,
-    Table,
-    Verdict,
 )
 from mismatch_cli.studies.mismatch import MismatchAnalysis, MismatchResult
 from mismatch_cli.studies.study import typed
@@ -104,7 +104,7 @@ _MOST_ROWS = 7  # of a screen: beyond, numbers without a limit that are not lead
 _OUTSIDE = "ratio_outside_0.8_1.28"
 
 
-def page(study: MismatchAnalysis, worst: int | None = None) -> ReportView:
+def page(study: MismatchAnalysis, worst: int | None = None) -> Outline:
     """The full report of traces (docs/json/summary.md), with the `worst` tokens."""
     result, main = study.result, study.result.main
     bars = result.verdict.bars
@@ -137,7 +137,7 @@ def page(study: MismatchAnalysis, worst: int | None = None) -> ReportView:
             terminal_excerpts=worst,
         ),
     ]
-    return ReportView(
+    return Outline(
         title="How far apart are rollout and trainer?",
         about=about_facts(result.about, main.counts),
         subject=subject_lines(result.about, main.counts),
@@ -148,7 +148,7 @@ def page(study: MismatchAnalysis, worst: int | None = None) -> ReportView:
         remarks=(*_remarks(result), *_suspect(result)),
         profiles=_profiles(main),
         next=(*_test(result), *_next(study)),
-        outline=sections,
+        parts=sections,
         settings=settings_tables(result.about),
         command=command_line("report", typed(study.traces)),
     )

@@ -4,6 +4,7 @@ carry.
 
 from mismatch_cli.base import numbers
 from mismatch_cli.metrics.route_flips import ROUTING, FlipsRow, RoutingSummary
+from mismatch_cli.report.outline import Facts, MetricGroup, Section, Table
 from mismatch_cli.report.tables import (
     col,
     filled,
@@ -14,7 +15,6 @@ from mismatch_cli.report.tables import (
     plain,
     table,
 )
-from mismatch_cli.report.view import Facts, MetricGroup, Section, Table
 
 _TEXT = (
     "A router sends each token to the experts with the largest logits. Where two logits nearly "

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from mismatch_cli.base import numbers
 from mismatch_cli.report.about import partial_notes, who_facts
+from mismatch_cli.report.outline import Outline, Priority, Section, Table
 from mismatch_cli.report.tables import Col, col, filled, pairs_table, table, text
-from mismatch_cli.report.view import Priority, ReportView, Section, Table
 from mismatch_cli.studies.translation import ALL, TranslatedMetric, Translation
 
 _DIGITS = 6
@@ -32,7 +32,7 @@ class _OfFramework(NamedTuple):
 _VALUE: Col[_OfFramework] = col("value", lambda row: numbers.number(row.metric.value, _DIGITS))
 
 
-def page(translation: Translation) -> ReportView:
+def page(translation: Translation) -> Outline:
     """The page of one framework; for `all`, names that several frameworks use for different
     numbers.
     """
@@ -54,12 +54,12 @@ def page(translation: Translation) -> ReportView:
         verb = "has" if result.out_of_support == 1 else "have"
         tokens = numbers.things(result.out_of_support, "token")
         notes.append(f"{tokens} {verb} log π = −∞: {_EXCLUDED}")
-    return ReportView(
+    return Outline(
         title=title,
         about=who_facts(result.about),
         notes=tuple(notes),
         headline=headline,
-        outline=sections,
+        parts=sections,
     )
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from mismatch_cli.base import numbers
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.update_table import CLIPPING, TRAINING
+from mismatch_cli.report.outline import Brief, Priority, Table
 from mismatch_cli.report.tables import (
     Col,
     col,
@@ -18,7 +19,6 @@ from mismatch_cli.report.tables import (
     text,
     value_of,
 )
-from mismatch_cli.report.view import Brief, Priority, Table
 from mismatch_cli.train.pages._training_verdict import reward_title
 from mismatch_cli.train.studies.phases import StepTime, phases_of, timed
 from mismatch_cli.train.studies.run_numbers import RunGroup

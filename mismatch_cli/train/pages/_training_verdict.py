@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from mismatch_cli.base import numbers
 from mismatch_cli.metrics.estimate import Estimate
+from mismatch_cli.report.outline import Status, Verdict
 from mismatch_cli.report.tables import number, plain
-from mismatch_cli.report.view import Status, Verdict
 from mismatch_cli.studies.watch_state import WatchState, counted, under_way_first
 from mismatch_cli.train.studies.run_numbers import RunGroup
 from mismatch_cli.train.studies.run_settings import task_of

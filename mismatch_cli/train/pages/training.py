@@ -1,4 +1,4 @@
-"""The page of training runs: a `ReportView`, which terminal and HTML print."""
+"""The page of training runs: a `Outline`, which terminal and HTML print."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -12,8 +12,8 @@ from mismatch_cli.base.places import shown
 from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.metrics.update_table import TRAINING
 from mismatch_cli.report.about import command_line
+from mismatch_cli.report.outline import Facts, MetricRow, Outline, Profile, Section, Verdict
 from mismatch_cli.report.tables import filled, plain, table, text
-from mismatch_cli.report.view import Facts, MetricRow, Profile, ReportView, Section, Verdict
 from mismatch_cli.studies.watch_state import WatchState
 from mismatch_cli.train.pages._training_claims import claim_remarks, claim_verdict, claims_table
 from mismatch_cli.train.pages._training_tables import (
@@ -61,12 +61,12 @@ _DRAWN = (3, 2)  # algorithms with curves on the screen: with one setting, and w
 _BARS = (24, 20)  # of a curve: with one algorithm, and with several, whose names take room
 
 
-def page(study: TrainingAnalysis, reload_seconds: int = 0) -> ReportView:
+def page(study: TrainingAnalysis, reload_seconds: int = 0) -> Outline:
     """One run or several; the page reloads itself while training continues."""
     notes = _notes_of_answer(study)
     reloads = ["Training is still running: this page reloads itself."] if reload_seconds else []
     folders = [run.folder or Path(run.name) for run in study.runs]
-    return ReportView(
+    return Outline(
         title=_title(study),
         about=_about(study),
         subject=_subject(study.answered),
@@ -76,7 +76,7 @@ def page(study: TrainingAnalysis, reload_seconds: int = 0) -> ReportView:
         remarks=claim_remarks(study.claims) if study.claimed else _remarks(study),
         profiles=_profiles(study.answered),
         next=_next(study),
-        outline=_sections(study, [note for note in _notes(study) if note not in notes]),
+        parts=_sections(study, [note for note in _notes(study) if note not in notes]),
         settings=_settings(study.runs),
         command=command_line("report", folders, *study.claim_flags),
         notation=_NOTATION,

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.base.json_form import from_json
+from mismatch_cli.report.outline import Excerpt, Outline
 from mismatch_cli.report.pages.clipping import page_of_result
-from mismatch_cli.report.view import Excerpt, ReportView
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.studies.clipping_result import ClippingResult
 
@@ -370,7 +370,7 @@ def equal_weights_result() -> dict[str, Any]:
     return result
 
 
-def page_of(result: dict[str, Any], examples: Sequence[Excerpt] = ()) -> ReportView:
+def page_of(result: dict[str, Any], examples: Sequence[Excerpt] = ()) -> Outline:
     """The page of a result in JSON."""
     return page_of_result(from_json(ClippingResult, result), examples)
 

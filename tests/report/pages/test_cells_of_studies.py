@@ -20,10 +20,10 @@ from mismatch_cli.limits.assess import LimitRow
 from mismatch_cli.limits.limit_sets import Limit, LimitSet
 from mismatch_cli.metrics.pair_summary import MetricEstimate
 from mismatch_cli.metrics.population import Curation
+from mismatch_cli.report.outline import Outline, Table
 from mismatch_cli.report.pages import comparison, curation, gate, mismatch
 from mismatch_cli.report.screen import screen_of
 from mismatch_cli.report.terminal import print_report
-from mismatch_cli.report.view import ReportView, Table
 from mismatch_cli.studies.comparison_result import ComparisonResult
 from mismatch_cli.studies.curation import CurationAnalysis
 from mismatch_cli.studies.gate import GateResult
@@ -49,7 +49,7 @@ def study() -> MismatchAnalysis:
     return analyse([Trace.open(TRACE)], 0)
 
 
-def shown(study: MismatchAnalysis, **changes: Any) -> ReportView:
+def shown(study: MismatchAnalysis, **changes: Any) -> Outline:
     """The page of a study with another result."""
     other = copy(study)
     other.result = replace(study.result, **changes)
@@ -59,7 +59,7 @@ def shown(study: MismatchAnalysis, **changes: Any) -> ReportView:
 def test_a_gate_shows_the_measured_value_its_interval_and_the_limit(study):
     limits = (Limit("abs_d_mean", "max", 0.5), Limit("pearson", "min", 0.25, pair="total"))
     result = GateResult.of([LimitSet("own", limits)], [Trace.open(TRACE)], [])
-    (table, *_) = gate.page(result).outline[0].tables
+    (table, *_) = gate.page(result).parts[0].tables
     for row, (pair, metric, bound) in zip(
         rows(table), [("mismatch", "abs_d_mean", "0.5"), ("total", "pearson", "0.25")], strict=True
     ):
@@ -102,11 +102,11 @@ def test_the_remark_on_staleness_is_of_the_pair_with_staleness(study):
     assert re.fullmatch(words, remarks["With staleness"])
 
 
-def tables_of(view: ReportView) -> list[Table]:
-    return [table for section in view.outline for table in section.tables]
+def tables_of(view: Outline) -> list[Table]:
+    return [table for section in view.parts for table in section.tables]
 
 
-def settings_of(view: ReportView) -> list[Table]:
+def settings_of(view: Outline) -> list[Table]:
     return [
         table
         for table in tables_of(view)
@@ -114,7 +114,7 @@ def settings_of(view: ReportView) -> list[Table]:
     ]
 
 
-def of_two(result: Row) -> tuple[ReportView, str, str]:
+def of_two(result: Row) -> tuple[Outline, str, str]:
     made = from_json(ComparisonResult, first_two(result))
     view = comparison.page(SimpleNamespace(result=made, typed=("one", "other")))
     against, trace = (each.run for each in made.traces)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mismatch_cli.metrics.update_table import CLIPPING
-from mismatch_cli.report.view import ReportView, Table
+from mismatch_cli.report.outline import Outline, Table
 from tests.paths import DOCS
 from tests.report.pages.clipping_result import (
     NAMES,
@@ -25,7 +25,7 @@ JACCARD = "Jaccard index of pairs of algorithms"
 NAMED = [part for name in NAMES for part in ("--algorithm", name)]
 
 
-def tables(view: ReportView) -> dict[str, Table]:
+def tables(view: Outline) -> dict[str, Table]:
     found = [table for section in view.sections for table in section.tables]
     assert len({table.title for table in found}) == len(found)
     assert all(len(row) == len(table.columns) for table in found for row in table.rows)
@@ -43,7 +43,7 @@ def shown(cell: str) -> float:
     return float(text)
 
 
-def all_text(view: ReportView) -> str:
+def all_text(view: Outline) -> str:
     parts = [view.headline, *view.notes, *(text for fact in view.about for text in fact)]
     for section in view.sections:
         parts += [section.title, section.text]
@@ -105,7 +105,7 @@ def test_named_algorithms_are_shown_in_detail_else_the_compared_pair():
     result = sample_result()
     pair = {"grpo-clip-higher", "dppo-binary-tv"}
 
-    def detailed(view: ReportView, end: str) -> list[str]:
+    def detailed(view: Outline, end: str) -> list[str]:
         return [title.removesuffix(end) for title in tables(view) if title.endswith(end)]
 
     view = page_of(result)

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from mismatch_cli.base.json_form import from_json
+from mismatch_cli.report.outline import Excerpt, Piece, Screen
 from mismatch_cli.report.screen import print_screen, screen_of
-from mismatch_cli.report.view import Excerpt, Piece, Screen
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.studies.clipping_result import ClippingResult
 from tests.report.pages.clipping_result import (
@@ -113,7 +113,7 @@ def test_of_many_the_compared_ones_the_strictest_and_the_loosest_stay() -> None:
         row for row in result.algorithms if row not in result.leading and not result.is_twin(row)
     ]
     others.sort(key=lambda row: -row.strictness)
-    table = page_of(content).outline[0].tables[0]
+    table = page_of(content).parts[0].tables[0]
     assert table.brief is not None
     names = [table.rows[place][0][2:] for place in table.brief.rows]
     assert {*names[:2]} == {*result.compared} and len({*names}) == 8 < len(others)

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from mismatch_cli.report.html import render_html
+from mismatch_cli.report.outline import Excerpt, Piece
 from mismatch_cli.report.terminal import print_report
-from mismatch_cli.report.view import Excerpt, Piece
 from tests.report.pages.clipping_result import (
     HOSTILE,
     equal_weights_result,

@@ -14,9 +14,9 @@ from rich.console import Console
 
 from mismatch_cli.base.json_form import from_json
 from mismatch_cli.report.html import render_html
+from mismatch_cli.report.outline import Outline
 from mismatch_cli.report.pages.comparison import page
 from mismatch_cli.report.screen import print_view
-from mismatch_cli.report.view import ReportView
 from mismatch_cli.studies.comparison_result import ComparisonResult
 from tests.studies.compared import Row, first_two
 
@@ -24,7 +24,7 @@ HOSTILE = "<b>[red]$x$\x1b[2J \u202eevil"
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def page_of_result(result: Row) -> ReportView:
+def page_of_result(result: Row) -> Outline:
     """The page of a result as `--json` prints it."""
     typed = from_json(ComparisonResult, result)
     return page(SimpleNamespace(result=typed, typed=(Path("one"), Path("other"))))

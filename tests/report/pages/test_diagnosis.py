@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from mismatch_cli.base.places import bundled
+from mismatch_cli.report.outline import Outline, Table, Verdict
 from mismatch_cli.report.pages import page_of
 from mismatch_cli.report.screen import as_text, screen_of
-from mismatch_cli.report.view import ReportView, Table, Verdict
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, analyse_diagnosis
 from mismatch_cli.trace.reader import Trace
 
@@ -20,12 +20,12 @@ def analysis() -> DiagnosisAnalysis:
 
 
 @pytest.fixture(scope="module")
-def view(analysis) -> ReportView:
+def view(analysis) -> Outline:
     return page_of(analysis)
 
 
-def table_with(view: ReportView, head: str) -> Table:
-    tables = [table for section in view.outline for table in section.tables]
+def table_with(view: Outline, head: str) -> Table:
+    tables = [table for section in view.parts for table in section.tables]
     return next(table for table in tables if table.columns[0].title == head)
 
 

@@ -15,9 +15,9 @@ from mismatch_cli.metrics.correlation import series_correlation
 from mismatch_cli.metrics.update_table import TRAINING
 from mismatch_cli.report.figures import figure_views
 from mismatch_cli.report.html import render_html
+from mismatch_cli.report.outline import Outline, Table
 from mismatch_cli.report.screen import print_view
 from mismatch_cli.report.terminal import print_report
-from mismatch_cli.report.view import ReportView, Table
 from mismatch_cli.train.pages.training import page as page_of
 from mismatch_cli.train.studies.runs import TrainingRun
 from mismatch_cli.train.studies.training import TrainingAnalysis
@@ -25,7 +25,7 @@ from tests.report.browser import LAYOUT, Browser
 from tests.train.training_runs import EIGHT, make_run
 
 
-def tables(view: ReportView) -> dict[str, Table]:
+def tables(view: Outline) -> dict[str, Table]:
     found = [table for section in view.sections for table in section.tables]
     assert len({table.title for table in found}) == len(found)
     assert all(len(row) == len(table.columns) for table in found for row in table.rows)
@@ -36,7 +36,7 @@ def column(table: Table, title: str) -> list[str]:
     return [row[[each.title for each in table.columns].index(title)] for row in table.rows]
 
 
-def view_of(runs: list[TrainingRun], reload_seconds: int = 0) -> ReportView:
+def view_of(runs: list[TrainingRun], reload_seconds: int = 0) -> Outline:
     return page_of(TrainingAnalysis(runs), reload_seconds)
 
 
@@ -47,12 +47,12 @@ def said(runs: list[TrainingRun]) -> str:
     return verdict.text
 
 
-def drawn(runs: list[TrainingRun]) -> ReportView:
+def drawn(runs: list[TrainingRun]) -> Outline:
     study = TrainingAnalysis.of(runs)
     return replace(page_of(study), figures=figure_views(study))
 
 
-def printed(view: ReportView, width: int = 100) -> str:
+def printed(view: Outline, width: int = 100) -> str:
     file = io.StringIO()
     print_report(view, Console(file=file, width=width))
     return file.getvalue()

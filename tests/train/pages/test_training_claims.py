@@ -13,8 +13,8 @@ from rich.console import Console
 
 from mismatch_cli.report.drawing.style import NARROW, WIDE
 from mismatch_cli.report.figures import plots_of
+from mismatch_cli.report.outline import Outline, Table, Verdict
 from mismatch_cli.report.screen import print_view, screen_of
-from mismatch_cli.report.view import ReportView, Table, Verdict
 from mismatch_cli.train.pages.training import page
 from mismatch_cli.train.studies.runs import TrainingRun
 from mismatch_cli.train.studies.training import TrainingAnalysis
@@ -24,7 +24,7 @@ from tests.train.training_runs import make_run
 PAIR = ("dppo-binary-tv", "pg-tis")
 
 
-def view_of(runs: list[TrainingRun], *pair: str) -> ReportView:
+def view_of(runs: list[TrainingRun], *pair: str) -> Outline:
     own, rival = pair
     return page(replace(TrainingAnalysis.of(runs), claimed=(own, rival)))
 
@@ -35,14 +35,14 @@ def verdict_of(runs: list[TrainingRun], *pair: str) -> Verdict:
     return verdict
 
 
-def claims(view: ReportView) -> Table:
+def claims(view: Outline) -> Table:
     """The table of all measures."""
     (section,) = (each for each in view.sections if each.title == "Which learns faster")
     (table,) = section.tables
     return table
 
 
-def on_screen(view: ReportView) -> Table:
+def on_screen(view: Outline) -> Table:
     """The only table of the screen."""
     screen = screen_of(view)
     assert screen is not None

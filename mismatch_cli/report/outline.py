@@ -216,14 +216,13 @@ def with_figures(sections: Iterable[Section], figures: Sequence[FigureView]) -> 
 
 
 @dataclass(frozen=True)
-class ReportView:
+class Outline:
     """The whole page, in reading order."""
 
     title: str
     about: Facts  # models, dtypes, versions, temperature, number of tokens, responses and prompts
-    outline: Sequence[Section]  # all possible sections; empty ones are left out
+    parts: Sequence[Section]  # all possible sections; empty ones are left out
     headline: str = ""  # what the screen's verdict does not say
-    screen: Screen | None = None
     subject: tuple[str, ...] = ()  # what was measured, in two lines
     verdict: Verdict | None = None  # without one there is no screen: everything is printed
     remarks: Facts = ()  # beside the answer: label and sentence
@@ -241,12 +240,12 @@ class ReportView:
     reload_seconds: int = 0  # until the page reloads; 0 if it is final
 
     @cached_property
-    def brief(self) -> Screen | None:
-        """What a terminal shows first; None without a verdict."""
-        if self.screen is not None or self.verdict is None:
-            return self.screen
-        tables = [table for section in self.outline for table in section.tables]
-        excerpts = [each for section in self.outline for each in section.excerpts if each.short]
+    def screen(self) -> Screen | None:
+        """All that a terminal may show first; None without a verdict."""
+        if self.verdict is None:
+            return None
+        tables = [table for section in self.parts for table in section.tables]
+        excerpts = [each for section in self.parts for each in section.excerpts if each.short]
         return Screen(
             subject=self.subject,
             verdict=self.verdict,
@@ -261,7 +260,7 @@ class ReportView:
     @cached_property
     def leading_figure(self) -> FigureView | None:
         """The figure beside the verdict: the first that has the section its plot prefers."""
-        titles = {section.title for section in self.outline}
+        titles = {section.title for section in self.parts}
 
         def wish(figure: FigureView) -> int:
             return next(
@@ -275,7 +274,7 @@ class ReportView:
     def sections(self) -> tuple[Section, ...]:
         """Sections with content, with all figures but the leading one."""
         return with_figures(
-            self.outline, [figure for figure in self.figures if figure is not self.leading_figure]
+            self.parts, [figure for figure in self.figures if figure is not self.leading_figure]
         )
 
     def definitions(self) -> list[Metric]:
