@@ -36,7 +36,20 @@ FRAMEWORKS = (
     "areal", "miles", "ms_swift", "nemo_rl", "oat", "open_instruct", "openrlhf", "prime_rl",
     "rlinf", "roll", "skyrl", "slime", "tinker", "trl", "unsloth", "verl",
 )  # fmt: skip
-_RENDERS = ("report", "pages", "plots")  # rooms, and folders of programs
+_RENDERS = ("report", "pages", "plots", "commands")  # rooms, and folders of rooms
+# Dictionaries in there that are no results: of matplotlib, of a font, of Parquet's footers, of
+# metrics.jsonl, of a manifest, and what was typed
+_NOT_RESULTS = {
+    "app/commands/verdict.py": ("stated(dtype)",),
+    "bisect/commands/bisect.py": ("manifest",),
+    "report/drawing/axis.py": ("looks",),
+    "report/drawing/panels.py": ("rcParams",),
+    "report/drawing/svg.py": ("table",),
+    "report/excerpts.py": ("group",),
+    "report/plots/mask_regions.py": ("rcParams",),
+    "train/commands/train.py": ("record", "values"),
+    "train/plots/time.py": ("axes.spines",),
+}
 _COUNTED = (tokenize.NAME, tokenize.OP, tokenize.NUMBER)
 _BRANCHES = (
     ast.If, ast.IfExp, ast.For, ast.While, ast.ExceptHandler, ast.comprehension, ast.BoolOp,
@@ -162,12 +175,22 @@ def is_arithmetic_on_a_condition(node: ast.BinOp) -> bool:
 
 
 def string_keys() -> Places:
-    """`row["key"]` and `row.get("key")` in rooms that render results."""
+    """`row["key"]` and `row.get("key")` in files that render results, but for rows of tables of
+    constants, such as `METRICS["k3"]`, and `_NOT_RESULTS`.
+    """
     for file in files():
         if set(file.name.split("/")[:-1]) & set(_RENDERS):
-            for node in file.nodes:
-                if is_string_key(node):
+            for node in filter(is_string_key, file.nodes):
+                keyed = _keyed_by_string(node)
+                if not keyed.isupper() and keyed not in _NOT_RESULTS.get(file.name, ()):
                     yield file.place(node)
+
+
+def _keyed_by_string(node: ast.AST) -> str:
+    """What a string key is looked up in, as written."""
+    if isinstance(node, ast.Subscript):
+        return ast.unparse(node.value)
+    return ast.unparse(node.func.value) if isinstance(node, ast.Call) else ""
 
 
 def is_string_key(node: ast.AST) -> bool:

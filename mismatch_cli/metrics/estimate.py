@@ -13,7 +13,7 @@ lab/interval_coverage.py measures the resulting coverage.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -51,9 +51,6 @@ class Estimate:
     low: float | None = None
     high: float | None = None
     note: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"value": self.value, "low": self.low, "high": self.high, "note": self.note}
 
 
 def clamped(estimate: Estimate, lowest: float | None, highest: float | None) -> Estimate:

@@ -4,7 +4,7 @@ missing.
 
 from __future__ import annotations
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -35,10 +35,12 @@ class Study(ABC):
     FORMAT: ClassVar[str]  # of its JSON
     VERSION: ClassVar[int] = 1
 
-    @cached_property
+    @property
+    @abstractmethod
     def result(self) -> Any:
-        """The numbers and words, as a dataclass whose fields are the keys of its JSON."""
-        return self.json
+        """The numbers and words, as a dataclass whose fields are the keys of its JSON; a study
+        makes it once (`cached_property`).
+        """
 
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints and `summary.json` holds."""

@@ -174,8 +174,14 @@ class About:
         return side_of(self.recomputed)
 
     @property
+    def sampling_settings(self) -> Mapping[str, Any]:
+        """All that the manifest says of how responses were sampled."""
+        settings: Mapping[str, Any] = (self.config or {}).get("sampling") or {}
+        return settings
+
+    @property
     def sampling(self) -> Sampling:
-        return from_json(Sampling, (self.config or {}).get("sampling") or {})
+        return from_json(Sampling, self.sampling_settings)
 
     @property
     def source(self) -> Imported | None:

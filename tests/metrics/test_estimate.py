@@ -19,7 +19,7 @@ INF, NAN = float("inf"), float("nan")
 
 
 def test_values_that_json_cannot_hold() -> None:
-    assert point(NAN).to_dict() == {
+    assert vars(point(NAN)) == {
         "value": None,
         "low": None,
         "high": None,

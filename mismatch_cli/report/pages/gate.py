@@ -183,11 +183,8 @@ def _of_baseline(result: GateResult) -> tuple[str, ...]:
             "omit --baseline."
         )
         return (*notes, unused)
-    sampling = [
-        s.traces[0].manifest.get("config", {}).get("sampling")
-        for s in (result.measured, result.baseline)
-    ]
-    if sampling[0] != sampling[1]:
+    about, earlier = result.measured.result.about, result.baseline.result.about
+    if about.sampling_settings != earlier.sampling_settings:
         return (
             *notes,
             "The baseline was sampled with different settings: its gap may differ for that alone.",

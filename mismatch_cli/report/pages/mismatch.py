@@ -101,7 +101,8 @@ _DIAGNOSE = (
 _NOISE = "× noise: multiples of the trainer's gap to itself in another batch shape"
 _OF_PAIR = {"total": "stale", "staleness": "staleness alone", "mismatch": "equal weights"}
 _MOST_ROWS = 7  # of a screen: beyond, numbers without a limit that are not leading give way
-_OUTSIDE = "ratio_outside_0.8_1.28"
+_DIFFERENCE, _OUTSIDE = "tv_binary_mean", "ratio_outside_0.8_1.28"
+_OF_RATIO = "ratio_sd"
 
 
 def page(study: MismatchAnalysis, worst: int | None = None) -> Outline:
@@ -156,10 +157,10 @@ def page(study: MismatchAnalysis, worst: int | None = None) -> Outline:
 
 def _headline(result: MismatchResult) -> str:
     main = result.main
-    noise = times_noise(main.metrics["tv_binary_mean"].noise)
+    noise = times_noise(main.metrics[_DIFFERENCE].noise)
     floor = f", {noise} the trainer's own noise" if noise.endswith("×") else ""
     text = (
-        f"The two policies differ by {_value(main, 'tv_binary_mean')} in probability on the "
+        f"The two policies differ by {_value(main, _DIFFERENCE)} in probability on the "
         f"average token{floor}. {_value(main, _OUTSIDE)} of the tokens have a ratio outside "
         "[0.8, 1.28]."
     )
@@ -167,7 +168,7 @@ def _headline(result: MismatchResult) -> str:
     if total is not None and total is not main:
         text = (
             f"At equal weights: {text[0].lower()}{text[1:]} At the trainer's current weights: "
-            f"{_value(total, 'tv_binary_mean')}, with {_value(total, _OUTSIDE)} outside."
+            f"{_value(total, _DIFFERENCE)}, with {_value(total, _OUTSIDE)} outside."
         )
     return text
 
@@ -203,7 +204,7 @@ def _remarks(result: MismatchResult) -> Facts:
     measured = " · ".join(part for part in responses if numbers.MISSING not in part)
     remarks = [("Responses", measured)] if measured else []
     if total is not None and total is not main:
-        stale = f"mean |π − μ| {_value(total, 'tv_binary_mean')}"
+        stale = f"mean |π − μ| {_value(total, _DIFFERENCE)}"
         outside = f"{_value(total, _OUTSIDE)} outside [0.8, 1.28]"
         remarks.insert(0, ("With staleness", f"{stale}, {outside}"))
     return (*remarks, *routing_remark(result.routing))
@@ -229,7 +230,7 @@ def _profiles(pair: PairSummary) -> tuple[Profile, ...]:
     profiles = []
     if len(bins) > 1:
         ends = f"{bins[0].mu_low:g}", f"{bins[-1].mu_high:g}"
-        spread = [row.metrics["ratio_sd"] for row in bins]
+        spread = [row.metrics[_OF_RATIO] for row in bins]
         profiles.append(_profile("Where, by μ", spread, ends, "SD of the ratio"))
     if len(pair.positions) > 1:
         ends = str(pair.positions[0].first), str(pair.positions[-1].last)
