@@ -192,11 +192,11 @@ class Run:
         named = [limit if isinstance(limit, Mapping) else str(limit) for limit in limits]
         sets = asked.limit_sets(named, has_baseline=baseline is not None)
         before = baseline if isinstance(baseline, Run) or baseline is None else Run([baseline])
-        from mismatch_cli.studies.gate import GateResult
+        from mismatch_cli.studies.gate import GateAnalysis
 
         compared = before._traces if before else []
         return Gate(
-            GateResult.of(
+            GateAnalysis.of(
                 sets, self._traces, compared, allow_partial=allow_partial, workers=self._workers
             )
         )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mismatch_cli.studies.clipping import ClippingAnalysis
     from mismatch_cli.studies.comparison import ComparisonAnalysis
     from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
-    from mismatch_cli.studies.gate import GateResult
+    from mismatch_cli.studies.gate import GateAnalysis
     from mismatch_cli.studies.mismatch import MismatchAnalysis
     from mismatch_cli.studies.study import Study
 
@@ -183,7 +183,7 @@ class Comparison(Result):
 class Gate(Result):
     """Whether limits hold, as `mismatch-cli gate` shows it."""
 
-    _study: GateResult
+    _study: GateAnalysis
 
     @property
     def passed(self) -> bool:

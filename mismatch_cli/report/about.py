@@ -153,6 +153,8 @@ def _adapter(side: Side) -> str:
 
 def _sampling(about: About) -> str:
     """The settings that differ from plain sampling, and how long responses and context may be."""
+    if not about.sampling_settings:
+        return ""
     sampling, engine = about.sampling, about.engine_side
     context = engine.max_model_len if engine else None
     return _joined(

@@ -80,14 +80,16 @@ class Column:
 class Brief:
     """A table on a screen: these of its rows, the most important first, and another note.
 
-    They are shown in the table's order; where there is no room, the last ones named are left out.
+    They are shown in the table's order; where there is no room, the last ones named are left out,
+    and the table says how many.
     """
 
     rows: Sequence[int]
     note: str = ""
     title: str = ""
-    counts_rest: bool = True  # whether it says how many rows are left out
-    fewest: int = 3  # rows that stay where others give way
+    fewest: int = 3  # rows that stay where others give way; with 0 the table may go
+    counts_rest: bool = True  # whether it counts the rows that are only on the page, too
+    left_out: int = 0  # rows for which there was no room
 
     @classmethod
     def first(cls, rows: int, **words: Any) -> Brief:
@@ -174,6 +176,24 @@ class Verdict:
     status: Status = ""
 
 
+class Note(str):
+    """What a reader has to know of the numbers; `short` is how a screen says it, empty if it
+    does not.
+    """
+
+    short: str
+
+    def __new__(cls, text: str, short: str | None = None) -> Note:
+        note = super().__new__(cls, text)
+        note.short = text if short is None else short
+        return note
+
+
+def short_note(note: str) -> str:
+    """A note as a screen has it."""
+    return note.short if isinstance(note, Note) else note
+
+
 @dataclass(frozen=True)
 class Profile:
     """A quantity along an axis, on one line: bars from 0 to the largest value, between labels of
@@ -200,6 +220,8 @@ class Screen:
     profiles: tuple[Profile, ...] = ()  # where the gap is
     excerpts: tuple[Excerpt, ...] = ()  # tokens in context, a line or two each
     next: Facts = ()  # commands, and what they show
+    left_out: tuple[str, ...] = ()  # what there was no room for, by name
+    everything: str = "--full"  # what shows it
 
 
 def with_figures(sections: Iterable[Section], figures: Sequence[FigureView]) -> tuple[Section, ...]:
@@ -228,6 +250,7 @@ class Outline:
     remarks: Facts = ()  # beside the answer: label and sentence
     profiles: tuple[Profile, ...] = ()  # where the gap is
     next: Facts = ()  # commands, and what they show
+    everything: str = "--full"  # the flag that shows what a screen leaves out
     notes: tuple[str, ...] = ()  # what was left out, and why
     leading: tuple[MetricRow, ...] = ()  # the three or four numbers of the headline
     # How it was measured: tables of settings with their titles
@@ -249,12 +272,13 @@ class Outline:
         return Screen(
             subject=self.subject,
             verdict=self.verdict,
-            notes=self.notes,
+            notes=tuple(filter(None, map(short_note, self.notes))),
             tables=tuple(table for table in tables if table.rows and table.brief),
             remarks=self.remarks,
             profiles=self.profiles,
             excerpts=tuple(replace(each, title=each.short) for each in excerpts),
             next=self.next,
+            everything=self.everything,
         )
 
     @cached_property

@@ -31,6 +31,7 @@ _SIGNS = {"good": "✔ ", "mixed": "! ", "bad": "✘ ", "": ""}
 
 _WIDTH = 100  # characters per line of a screen as text
 _MOST_LINES, _FITTED_WIDTH = 40, 80  # of a screen, whatever the terminal has
+_NOTE = "a note"  # among what is left out: counted, not named
 
 
 def print_view(view: Outline, console: Console, *, full: bool = False) -> None:
@@ -63,23 +64,14 @@ def as_text(screen: Screen, width: int = _WIDTH) -> str:
 
 
 def _fitted(screen: Screen) -> Screen:
-    """The screen with what fits: notes give way first, then rows, excerpts, curves and remarks."""
-    if _lines_too_many(screen):
-        screen = _with_first_note(screen)
-    while True:
-        most = _lines_too_many(screen)
-        smaller = _with_fewer_rows(screen, most) if most else None
+    """The screen with what fits into its lines; what does not is counted or named."""
+    most = _lines_too_many(screen)
+    while most:
+        smaller = _smaller(screen, most)
         if smaller is None:
             break
-        screen = smaller
-    for part in ("excerpts", "profiles", "remarks"):
-        while getattr(screen, part) and _lines_too_many(screen):
-            screen = replace(screen, **{part: getattr(screen, part)[:-1]})
+        screen, most = smaller, _lines_too_many(smaller)
     return _shown(screen)
-
-
-def _shown(screen: Screen) -> Screen:
-    return replace(screen, tables=tuple(map(_brief, screen.tables)))
 
 
 def _lines_too_many(screen: Screen) -> int:
@@ -87,12 +79,23 @@ def _lines_too_many(screen: Screen) -> int:
     return max(0, lines - _MOST_LINES)
 
 
-def _with_first_note(screen: Screen) -> Screen:
-    left = len(screen.notes) - 1
-    if left < 1:
-        return screen
-    more = f"{numbers.things(left, 'more note')}: --full"
-    return replace(screen, notes=(screen.notes[0], more))
+def _smaller(screen: Screen, most: int) -> Screen | None:
+    """The screen without some rows, else a note, an excerpt, a curve or a remark, the last one
+    first; None if nothing else may go.
+    """
+    smaller = _with_fewer_rows(screen, most)
+    if smaller is None and len(screen.notes) > 1:
+        smaller = replace(screen, notes=screen.notes[:-1], left_out=(*screen.left_out, _NOTE))
+    if smaller is None and screen.excerpts:
+        names = dict.fromkeys((*screen.left_out, "tokens in context"))
+        smaller = replace(screen, excerpts=screen.excerpts[:-1], left_out=tuple(names))
+    if smaller is None and screen.profiles:
+        names_of_curves = (*screen.left_out, screen.profiles[-1].title)
+        smaller = replace(screen, profiles=screen.profiles[:-1], left_out=names_of_curves)
+    if smaller is None and screen.remarks:
+        names_of_facts = (*screen.left_out, screen.remarks[-1][0])
+        smaller = replace(screen, remarks=screen.remarks[:-1], left_out=names_of_facts)
+    return smaller
 
 
 def _with_fewer_rows(screen: Screen, most: int) -> Screen | None:
@@ -105,7 +108,12 @@ def _with_fewer_rows(screen: Screen, most: int) -> Screen | None:
     longest = max(spare, key=lambda n: len(spare[n].rows))
     tables, brief = list(screen.tables), spare[longest]
     stay = max(brief.fewest, len(brief.rows) - most)
-    tables[longest] = replace(tables[longest], brief=replace(brief, rows=brief.rows[:stay]))
+    if not stay:
+        gone = tables.pop(longest)
+        return replace(screen, tables=tuple(tables), left_out=(*screen.left_out, gone.title))
+    left_out = brief.left_out + len(brief.rows) - stay
+    fewer = replace(brief, rows=brief.rows[:stay], left_out=left_out)
+    tables[longest] = replace(tables[longest], brief=fewer)
     return replace(screen, tables=tuple(tables))
 
 
@@ -113,20 +121,34 @@ def _can_shrink(brief: Brief | None) -> TypeGuard[Brief]:
     return brief is not None and len(brief.rows) > brief.fewest
 
 
-def _brief(table: Table) -> Table:
+def _shown(screen: Screen) -> Screen:
+    """The screen with its tables in brief, and the names of what it leaves out."""
+    notes, names = screen.notes, [name for name in screen.left_out if name != _NOTE]
+    left = len(screen.left_out) - len(names)
+    if left:
+        notes = (*notes, f"{numbers.things(left, 'more note')}: {screen.everything}")
+    remarks = screen.remarks
+    if names:
+        remarks = (*remarks, ("No room for", f"{', '.join(names)}: {screen.everything}"))
+    tables = tuple(_brief_table(table, screen.everything) for table in screen.tables)
+    return replace(screen, notes=notes, remarks=remarks, tables=tables, left_out=())
+
+
+def _brief_table(table: Table, everything: str) -> Table:
     """The rows and columns of a table that a screen shows."""
-    if table.brief is None:
+    brief = table.brief
+    if brief is None:
         return table
     columns = [n for n, column in enumerate(table.columns) if column.priority < Priority.FULL]
-    rows = sorted(n for n in table.brief.rows if n < len(table.rows))
-    left = len(table.rows) - len(rows)
-    rest = f"… {left:,} more: --full" if left and table.brief.counts_rest else ""
+    rows = sorted(brief.rows)
+    left = len(table.rows) - len(rows) if brief.counts_rest else brief.left_out
+    rest = f"… {left:,} more: {everything}" if left else ""
     heads = (table.columns[n] for n in columns)
     return Table(
-        title=table.brief.title,
+        title=brief.title,
         columns=tuple(replace(head, title=head.short or head.title) for head in heads),
         rows=tuple(tuple(table.rows[n][column] for column in columns) for n in rows),
-        note="   ".join(filter(None, (rest, table.brief.note))),
+        note="   ".join(filter(None, (rest, brief.note))),
     )
 
 

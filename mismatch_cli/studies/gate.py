@@ -251,7 +251,7 @@ def _comparable(limit: Limit, found: Found) -> Number:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateJson:
+class GateResult:
     """What docs/json/gate.md describes."""
 
     traces: Sequence[str]
@@ -265,7 +265,7 @@ class GateJson:
 
 
 @dataclass(frozen=True)
-class GateResult(Study):
+class GateAnalysis(Study):
     """The checks of every set of limits on some traces, with or without a baseline."""
 
     STUDY, FORMAT = "gate", "mismatch-cli gate"
@@ -285,7 +285,7 @@ class GateResult(Study):
         *,
         allow_partial: bool = False,
         workers: Workers = ALONE,
-    ) -> GateResult:
+    ) -> GateAnalysis:
         """Measure the traces, and the baseline if there is one, and check every limit."""
         frameworks = frameworks_of(sets)
         measured = Measurement(traces, frameworks, workers)
@@ -374,10 +374,10 @@ class GateResult(Study):
         return f", {len(undecided)} of them undecided: the interval contains the limit"
 
     @cached_property
-    def result(self) -> GateJson:
+    def result(self) -> GateResult:
         """What `--json` prints."""
         baseline = self.baseline.traces if self.baseline else None
-        return GateJson(
+        return GateResult(
             traces=_folders(self.measured.traces),
             baseline=None if baseline is None else _folders(baseline),
             passed=self.passed,

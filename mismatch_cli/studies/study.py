@@ -116,11 +116,7 @@ def notes_of(source: Imported | None) -> tuple[str, ...]:
         + (f" (first: {first[reason]})." if reason in first else ".")
         for reason, count in source.left_out.items()
     )
-    return (*left_out, *(f"{counted(count, what)}." for count, what in _noted(source)))
-
-
-def _noted(source: Imported) -> list[tuple[int, str]]:
-    return [(count, what) for what, count in source.noted.items()]
+    return (*left_out, *(f"{counted(count, what)}." for what, count in source.noted.items()))
 
 
 def check_poolable(traces: Sequence[Trace]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.base.json_form import from_json, left_out_if_none
@@ -179,32 +180,21 @@ class About:
         settings: Mapping[str, Any] = (self.config or {}).get("sampling") or {}
         return settings
 
-    @property
+    @cached_property
     def sampling(self) -> Sampling:
         return from_json(Sampling, self.sampling_settings)
 
-    @property
+    @cached_property
     def source(self) -> Imported | None:
         """The dump or record; None for a trace that was made here."""
         return from_json(Imported, self.imported) if self.imported else None
 
-    @property
+    @cached_property
     def prompt_facts(self) -> PromptFacts | None:
         return from_json(PromptFacts, self.prompts) if self.prompts else None
 
 
-_OF_MANIFEST = (
-    "imported",
-    "rollout",
-    "trainer",
-    "recomputed",
-    "equal_weights",
-    "prompts",
-    "config",
-    "libraries",
-    "threads",
-    "top_logprobs",
-)
+_OF_MANIFEST = tuple(each.name for each in fields(About) if each.metadata)
 
 
 def _shown_parts(manifest: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def screens() -> dict[str, Screen]:
         "clipstats of one": clipping.analyse_clipping([trace], [TABLE["dppo-binary-tv"]]),
         "compare": comparison.analyse_comparison([trace, control]),
         "diagnose": diagnosis.analyse_diagnosis([trace]),
-        "gate": gate.GateResult.of(
+        "gate": gate.GateAnalysis.of(
             [limits.load_limits("verl"), limits.load_limits("tinker")], [trace], []
         ),
         "train": training.TrainingAnalysis(runs),

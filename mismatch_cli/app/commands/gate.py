@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mismatch_cli.limits.limit_sets import LimitSet
-    from mismatch_cli.studies.gate import GateResult
+    from mismatch_cli.studies.gate import GateAnalysis
 
 PANEL, PLACE = "Use elsewhere", 3
 
@@ -104,7 +104,7 @@ def command(
         return
     sets = limit_sets(by.limits or (), has_baseline=bool(baseline))
     from mismatch_cli.report.pages import gate as forms
-    from mismatch_cli.studies.gate import GateResult
+    from mismatch_cli.studies.gate import GateAnalysis
     from mismatch_cli.trace.reader import Trace
 
     progress = common.progress
@@ -113,7 +113,7 @@ def command(
         progress.say(f"No --limits: using those of {default_set()}.")
     progress.say("Measuring")
     before = [Trace.open(path, skip_broken=common.skip_broken) for path in baseline]
-    result = GateResult.of(
+    result = GateAnalysis.of(
         sets, opened, before, allow_partial=gate.allow_partial, workers=common.read_by
     )
     for name, path in written.items():
@@ -157,7 +157,7 @@ def _init(path: Path, traces: list[Path] | None, common: Common, allow_partial: 
     _show_presets([load_limits(str(path))], common.json, suggest("gate", "RUN", "--limits", path))
 
 
-def _show(result: GateResult, common: Common) -> None:
+def _show(result: GateAnalysis, common: Common) -> None:
     """Print the result; a reader that stops early (`| head`) must not turn a failure into a
     success.
     """

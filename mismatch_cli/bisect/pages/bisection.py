@@ -1,4 +1,4 @@
-"""The page of a search: a `Outline`, which terminal and HTML print."""
+"""The page of a search: an `Outline`, which terminal and HTML print."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby

@@ -1,4 +1,4 @@
-"""The page of `clipstats`: a `Outline` of its result, which terminal and HTML print."""
+"""The page of `clipstats`: an `Outline` of its result, which terminal and HTML print."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from mismatch_cli.report.about import (
     who_facts,
 )
 from mismatch_cli.report.excerpts import TitledToken, token_excerpts
-from mismatch_cli.report.outline import Excerpt, Facts, MetricRow, Outline, Section, Table
+from mismatch_cli.report.outline import Excerpt, Facts, MetricRow, Note, Outline, Section, Table
 from mismatch_cli.report.pages.clipping_blocked import (
     algorithms_section,
     overlap_section,
@@ -167,8 +167,11 @@ def _notes(result: ClippingResult) -> Iterator[str]:
     for column, responses in counts.lacking.items():
         if column != "logp_trainer":  # `left_out_of` names responses without a trainer score
             yield _LACKING.format(number=numbers.count(responses), column=column)
-    if not result.names_algorithms:
-        yield from unsupported
+    if unsupported and not result.names_algorithms:
+        first, *others = unsupported
+        skipped = numbers.things(len(result.skipped), "algorithm")
+        yield Note(first, f"{skipped} cannot be judged on this trace: --full says why")
+        yield from (Note(reason, short="") for reason in others)
 
 
 def _way_to(column: str, about: About) -> str:

@@ -1,4 +1,4 @@
-"""The page of a comparison: a `Outline`, which terminal and HTML print."""
+"""The page of a comparison: an `Outline`, which terminal and HTML print."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -90,6 +90,7 @@ _VERDICTS: dict[str, tuple[str, Status]] = {  # the strongest first
     "untested": ("UNDECIDED", ""),
 }
 _SETTINGS = 4  # of all comparisons, on a screen
+_MANY = 3  # comparisons
 _GAP, _GAP_IN_PROBABILITY, _LARGEST = "abs_d_mean", "tv_binary_mean", "abs_d_max"
 _Other = tuple[ComparedTrace, TraceDifference]
 CLIP_FLIPS = Metric(
@@ -118,13 +119,13 @@ def page(study: ComparisonAnalysis) -> Outline:
         remarks=_untested(rows),
         next=_next(study),
         parts=(
+            Section("Differences in the gap", _DIFFERENCES, tables=_difference_tables(result)),
             Section(
                 "Differences in settings",
                 _settings_text(rows),
                 tables=_settings_tables(rows),
                 stays=True,
             ),
-            Section("Differences in the gap", _DIFFERENCES, tables=_difference_tables(result)),
             Section("On the same tokens", _ON_TOKENS if on_tokens else "", tables=tuple(on_tokens)),
             Section("Distribution of the gap"),
             Section("Ratio and TV by probability"),
@@ -266,9 +267,10 @@ def _two_digits(value: float) -> str:
 def _verdict(rows: Sequence[TraceDifference]) -> Verdict:
     strongest = min((row.differs for row in rows), key=list(_VERDICTS).index)
     words, status = _VERDICTS[strongest]
-    sentences = [_how_much, _how_many, _likeliest]
-    said = [sentence(row) for row in rows for sentence in sentences]
-    return Verdict(words, " ".join(filter(None, said)), status)
+    # Of several traces, the tables say the rest
+    sentences = [_how_much, _how_many, _likeliest] if len(rows) < _MANY else [_how_much]
+    text_of_rows = [sentence(row) for row in rows for sentence in sentences]
+    return Verdict(words, " ".join(filter(None, text_of_rows)), status)
 
 
 def _how_much(row: TraceDifference) -> str:
@@ -323,8 +325,11 @@ def _untested(rows: Sequence[TraceDifference]) -> Facts:
 
 
 def _next(study: ComparisonAnalysis) -> Facts:
+    every = "every metric and setting"
+    if len(study.typed) == 2:
+        every = "every metric, its difference and factor"
     return (
-        (suggest("compare", *study.typed, "--full"), "every metric, its difference and factor"),
+        (suggest("compare", *study.typed, "--full"), every),
         *(
             (suggest("diagnose", run), f"a mistake in {run}, or which setting?")
             for run in dict.fromkeys(study.typed[:2])
@@ -348,9 +353,10 @@ def _settings_text(rows: Sequence[TraceDifference]) -> str:
 
 
 def _settings_tables(rows: Sequence[TraceDifference]) -> tuple[Table, ...]:
-    brief = Brief.first(max(1, _SETTINGS // len(rows)))
-    likely = [_settings_table(row, brief) for row in rows]
-    return filled(*likely, *map(_harmless_table, rows))
+    of_each = max(1, _SETTINGS // len(rows))
+    first = _settings_table(rows[0], Brief.first(of_each, fewest=1))
+    others = [_settings_table(row, Brief.first(of_each, fewest=0)) for row in rows[1:]]
+    return filled(first, *others, *map(_harmless_table, rows))
 
 
 def _settings_table(row: TraceDifference, brief: Brief) -> Table:
@@ -422,7 +428,7 @@ def _gap_table(first: ComparedTrace, others: Sequence[_Other], title: str) -> Ta
         columns,
         note=f"{_MARKED} Differences are from {first.name}.",
         row_metrics=metrics,
-        brief=Brief(deciding, _MARKED, counts_rest=False),
+        brief=Brief(deciding, _MARKED, fewest=len(deciding), counts_rest=False),
     )
 
 

@@ -1,4 +1,4 @@
-"""The page of a curation: a `Outline`, which terminal and HTML print."""
+"""The page of a curation: an `Outline`, which terminal and HTML print."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -44,6 +44,7 @@ def page(study: DashboardNumbers) -> Outline:
     if status != "good":
         tables.append(_suspects(result))
     return Outline(
+        everything="--json",
         title="Is this number normal?",
         about=(),
         subject=_subject(result),
@@ -86,7 +87,9 @@ def _limits(rows: Sequence[JudgedNumber]) -> Table:
     ]
     if len(rows) > 1:
         columns.insert(1, text("metric", lambda pair: pair[0].short_name))
-    return table("Published limits", limits, columns, brief=Brief.first(len(limits)))
+    return table(
+        "Published limits", limits, columns, brief=Brief.first(len(limits), fewest=len(limits))
+    )
 
 
 def _measured(rows: Sequence[JudgedNumber]) -> Table:
@@ -101,7 +104,7 @@ def _measured(rows: Sequence[JudgedNumber]) -> Table:
             col("value", lambda case: _span(case.low, case.high)),
             text("source", lambda case: case.source),
         ],
-        brief=Brief.first(_MOST_MEASURED, counts_rest=False),
+        brief=Brief.first(_MOST_MEASURED, fewest=0, counts_rest=False),
     )
 
 
@@ -123,7 +126,7 @@ def _suspects(result: DashboardResult) -> Table:
         text("here", _here),
         text("why it can cause a gap", lambda suspect: suspect.why),
     ]
-    return table("Check first", result.suspects[:most], columns, brief=Brief.first(most))
+    return table("Check first", result.suspects[:most], columns, brief=Brief.first(most, fewest=1))
 
 
 def _here(suspect: Suspect) -> str:

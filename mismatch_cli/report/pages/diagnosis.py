@@ -1,4 +1,4 @@
-"""The page of a diagnosis: a `Outline`, which terminal and HTML print."""
+"""The page of a diagnosis: an `Outline`, which terminal and HTML print."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,6 +92,7 @@ def page(analysis: DiagnosisAnalysis) -> Outline:
         about=(*who_facts(about), ("Checked", _checked(analysis))),
         subject=subject_lines(about, analysis.covered),
         notes=_notes(analysis),
+        headline=_not_tested(analysis),
         leading=_leading(analysis),
         verdict=Verdict(words, _reason(analysis), status),
         remarks=(("Checks", _checks_made(analysis)),),
@@ -202,6 +203,16 @@ def _checks_made(analysis: DiagnosisAnalysis) -> str:
     needs = [row.needs for row in untested if row.needs]
     allowed = [f"{need} allows {needs.count(need)} more" for need in dict.fromkeys(needs)]
     return "; ".join([f"{checks - len(untested)} of {checks} made", *allowed])
+
+
+def _not_tested(analysis: DiagnosisAnalysis) -> str:
+    """The checks that more input would allow, by what to type for them."""
+    titles: dict[str, list[str]] = {}
+    for row in analysis.result.untested:
+        if row.needs:
+            titles.setdefault(row.needs, []).append(row.title)
+    by_need = "; ".join(f"{need}: {', '.join(names)}" for need, names in titles.items())
+    return f"Not tested. {by_need}." if by_need else ""
 
 
 def _leading(analysis: DiagnosisAnalysis) -> tuple[MetricRow, ...]:

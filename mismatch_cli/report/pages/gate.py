@@ -28,10 +28,10 @@ from mismatch_cli.report.outline import (
     Status,
     Verdict,
 )
-from mismatch_cli.report.tables import Col, col, filled, pairs_table, table, text
+from mismatch_cli.report.tables import Col, col, filled, table, text
 from mismatch_cli.studies.gate import (
     Check,
-    GateResult,
+    GateAnalysis,
     limit_text,
     measured_parts,
     measured_text,
@@ -52,21 +52,25 @@ _VERDICTS: dict[str, tuple[str, Status]] = {
 }
 
 
-def page(result: GateResult) -> Outline:
+def page(result: GateAnalysis) -> Outline:
     """Every limit, failed ones first, and why sets of limits disagree."""
     measured = result.measured.result
     words, status = _VERDICTS[result.status]
-    sources = dict.fromkeys(
-        (check.limit.metric, source_text(check)) for check in result.checks if source_text(check)
+    checks = _failed_first(result)
+    limits = table("Limits", checks, _columns(result), brief=Brief.first(_MOST))
+    which: list[Col[Check]] = [
+        text("limit", lambda check: f"{_named(result, check)} {check.limit.text}")
+    ]
+    why = table(
+        "Limits that do not hold, or are not decided",
+        [check for check in checks if check.reason],
+        [*which, text("why", lambda check: check.reason)],
     )
-    limits = table("Limits", _failed_first(result), _columns(result), brief=Brief.first(_MOST))
-    reasons = (
-        (f"{check.limit.metric} {check.limit.text}", check.reason)
-        for check in result.checks
-        if check.reason
+    sources = table(
+        "Sources",
+        [check for check in checks if source_text(check)],
+        [*which, text("source", source_text)],
     )
-    failed = pairs_table("Limits that do not hold, or are not decided", reasons, "limit", "why")
-    listed = pairs_table("Sources", sources, "metric", "source")
     return Outline(
         title="Does the gap stay within its limits?",
         about=about_facts(measured.about, measured.main.counts),
@@ -76,16 +80,16 @@ def page(result: GateResult) -> Outline:
         verdict=Verdict(words, result.reason, status),
         remarks=(*_by_value_alone(result), *_reconciled(result)),
         next=_next(result),
-        parts=(Section("Checks", tables=(limits, *filled(failed, listed))),),
+        parts=(Section("Checks", tables=(limits, *filled(why, sources))),),
         command=command_line("gate", typed(result.measured.traces)),
     )
 
 
-def _failed_first(result: GateResult) -> list[Check]:
+def _failed_first(result: GateAnalysis) -> list[Check]:
     return sorted(result.checks, key=lambda check: check.holds)
 
 
-def _columns(result: GateResult) -> list[Col[Check]]:
+def _columns(result: GateAnalysis) -> list[Col[Check]]:
     """What each row says about its limit."""
     return [
         text("metric", partial(_named, result)),
@@ -97,7 +101,7 @@ def _columns(result: GateResult) -> list[Col[Check]]:
     ]
 
 
-def _named(result: GateResult, check: Check) -> str:
+def _named(result: GateAnalysis, check: Check) -> str:
     """The metric, with the set that limits it if another set limits it too; a file without its
     folder.
     """
@@ -122,7 +126,7 @@ def _signed(check: Check) -> str:
     return f"{_SIGNS.get(check.status, '?')} {_status(check)}"
 
 
-def _by_value_alone(result: GateResult) -> Facts:
+def _by_value_alone(result: GateAnalysis) -> Facts:
     """Failed limits of metrics without an interval, which another sample could pass."""
     # Not counts
     estimated = [check for check in result.exceeded if check.limit.framework != DIAGNOSIS]
@@ -134,7 +138,7 @@ def _by_value_alone(result: GateResult) -> Facts:
     return (("No interval", words),)
 
 
-def _reconciled(result: GateResult) -> Facts:
+def _reconciled(result: GateAnalysis) -> Facts:
     """Why one set of limits holds and another fails; empty where all agree."""
     failed = {check.limits for check in result.exceeded}
     passed = [limits.name for limits in result.sets if limits.name not in failed]
@@ -159,21 +163,21 @@ def _reconciled(result: GateResult) -> Facts:
     )
 
 
-def _next(result: GateResult) -> Facts:
+def _next(result: GateAnalysis) -> Facts:
     """What to look at when a limit fails."""
     if result.passed:
         return ()
     return ((suggest("diagnose", *typed(result.measured.traces)), "a mistake, or which setting?"),)
 
 
-def _notes(result: GateResult) -> tuple[str, ...]:
+def _notes(result: GateAnalysis) -> tuple[str, ...]:
     measured = result.measured.result
     counts, total = measured.main.counts, measured.total
     left = left_out(measured.about, counts, total.counts if total else None)
     return (*left, *_of_baseline(result))
 
 
-def _of_baseline(result: GateResult) -> tuple[str, ...]:
+def _of_baseline(result: GateAnalysis) -> tuple[str, ...]:
     if result.baseline is None:
         return ()
     notes = partial_notes(result.baseline.result.about)
@@ -192,7 +196,7 @@ def _of_baseline(result: GateResult) -> tuple[str, ...]:
     return notes
 
 
-def junit(result: GateResult) -> str:
+def junit(result: GateAnalysis) -> str:
     """A suite per set of limits and a test case per limit, with the same name in every run so
     that CI can track it.
     """
@@ -213,7 +217,7 @@ def junit(result: GateResult) -> str:
     return tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _about(result: GateResult) -> list[tuple[str, str]]:
+def _about(result: GateAnalysis) -> list[tuple[str, str]]:
     measured = result.measured.result
     return list(about_facts(measured.about, measured.main.counts))
 
@@ -229,7 +233,7 @@ def _attributes(name: str, checks: Sequence[Check], refused: bool = False) -> di
     }
 
 
-def _add_properties(suite: Element, result: GateResult, limits: LimitSet) -> None:
+def _add_properties(suite: Element, result: GateAnalysis, limits: LimitSet) -> None:
     properties = SubElement(suite, "properties")
     facts = _about(result)
     if limits.about:
@@ -263,12 +267,12 @@ def _add_case(suite: Element, check: Check) -> None:
     answer.text = "\n".join(map(visible, lines))
 
 
-def markdown(result: GateResult) -> str:
+def markdown(result: GateAnalysis) -> str:
     """The page for a job summary, a comment or an issue."""
     return as_markdown(page(result))
 
 
-def annotations(result: GateResult) -> str:
+def annotations(result: GateAnalysis) -> str:
     """A GitHub Actions workflow command per failed limit, at most as many as GitHub shows for a
     step.
     """

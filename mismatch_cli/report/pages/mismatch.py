@@ -1,4 +1,4 @@
-"""The page of a trace: a `Outline` of its gap, which terminal and HTML print."""
+"""The page of a trace: an `Outline` of its gap, which terminal and HTML print."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -462,8 +462,9 @@ def _deciding(result: MismatchResult) -> Table:
     ]
     if noisy:
         columns.insert(3, col("× noise", lambda row: times_noise(row.estimate.noise)))
-    brief = replace(_brief(rows), note=_NOISE if noisy else "")
-    return table("The numbers that decide", rows, columns, brief=brief)
+    note = _NOISE if noisy else ""
+    brief = replace(_fitting(rows), note=note)
+    return table("The numbers that decide", rows, columns, note=note, brief=brief)
 
 
 def _judged(result: MismatchResult) -> list[_Deciding]:
@@ -480,7 +481,7 @@ def _judged(result: MismatchResult) -> list[_Deciding]:
     ]
 
 
-def _brief(rows: Sequence[_Deciding]) -> Brief:
+def _fitting(rows: Sequence[_Deciding]) -> Brief:
     """As many rows as a screen has room for: numbers without a limit that are not leading give
     way, the last ones first.
     """

@@ -1,4 +1,4 @@
-"""The page of training runs: a `Outline`, which terminal and HTML print."""
+"""The page of training runs: an `Outline`, which terminal and HTML print."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain

@@ -26,7 +26,7 @@ from mismatch_cli.report.screen import screen_of
 from mismatch_cli.report.terminal import print_report
 from mismatch_cli.studies.comparison_result import ComparisonResult
 from mismatch_cli.studies.curation import CurationAnalysis
-from mismatch_cli.studies.gate import GateResult
+from mismatch_cli.studies.gate import GateAnalysis
 from mismatch_cli.studies.mismatch import MismatchAnalysis, analyse
 from mismatch_cli.trace.reader import Trace
 from tests.report.test_every_cell import equals, is_interval
@@ -58,7 +58,7 @@ def shown(study: MismatchAnalysis, **changes: Any) -> Outline:
 
 def test_a_gate_shows_the_measured_value_its_interval_and_the_limit(study):
     limits = (Limit("abs_d_mean", "max", 0.5), Limit("pearson", "min", 0.25, pair="total"))
-    result = GateResult.of([LimitSet("own", limits)], [Trace.open(TRACE)], [])
+    result = GateAnalysis.of([LimitSet("own", limits)], [Trace.open(TRACE)], [])
     (table, *_) = gate.page(result).parts[0].tables
     for row, (pair, metric, bound) in zip(
         rows(table), [("mismatch", "abs_d_mean", "0.5"), ("total", "pearson", "0.25")], strict=True
