@@ -154,24 +154,34 @@ def _about(result: ClippingResult) -> Facts:
 def _notes(result: ClippingResult) -> Iterator[str]:
     """How the numbers differ from what was asked, then what they leave out."""
     about, counts = result.about, result.counts
-    unsupported = [f"{', '.join(names)}: {why}." for why, names in result.unsupported.items()]
     if not result.has_advantages:
         yield _NO_ADVANTAGES.format(way=_way_to("advantage", about))
     if "--theory" in result.arguments and result.theory is None:
         way = _way_to("reward", about)
         yield f"--theory needs rewards, and the trace has none. To get them: {way}."
     if result.names_algorithms:
-        yield from unsupported
+        yield from _unsupported(result)
     left_out = [(getattr(counts, name), what) for name, what in _LEFT_OUT.items()]
     yield from left_out_of(about, left_out)
     for column, responses in counts.lacking.items():
         if column != "logp_trainer":  # `left_out_of` names responses without a trainer score
             yield _LACKING.format(number=numbers.count(responses), column=column)
-    if unsupported and not result.names_algorithms:
-        first, *others = unsupported
-        skipped = numbers.things(len(result.skipped), "algorithm")
-        yield Note(first, f"{skipped} cannot be judged on this trace: --full says why")
-        yield from (Note(reason, short="") for reason in others)
+    if not result.names_algorithms:
+        yield from _in_short(result, _unsupported(result))
+
+
+def _unsupported(result: ClippingResult) -> list[str]:
+    """A sentence for each reason for which algorithms cannot be judged."""
+    return [f"{', '.join(names)}: {why}." for why, names in result.unsupported.items()]
+
+
+def _in_short(result: ClippingResult, reasons: Sequence[str]) -> Iterator[Note]:
+    """These reasons, for which a screen has one line."""
+    skipped = numbers.things(len(result.skipped), "algorithm")
+    short = f"{skipped} cannot be judged on this trace: --full says why"
+    for reason in reasons:
+        yield Note(reason, short)
+        short = ""
 
 
 def _way_to(column: str, about: About) -> str:
