@@ -20,7 +20,7 @@ from mismatch_cli.base.numbers import MISSING
 from mismatch_cli.base.places import shown
 from mismatch_cli.base.text import for_html, visible
 from mismatch_cli.report.drawing.style import DARK, LIGHT
-from mismatch_cli.report.outline import Outline, Screen, Table, definition_anchor, status_of
+from mismatch_cli.report.outline import SIGNS, Outline, Screen, Table, definition_anchor, status_of
 from mismatch_cli.report.screen import curve
 from mismatch_cli.report.tables import logged_by
 from mismatch_cli.trace.files import write_atomically
@@ -42,7 +42,6 @@ _EXPLORER_SCRIPTS = (
     "explorer_link.js",
     "explorer.js",
 )
-_SIGNS = {"good": "✔ ", "mixed": "! ", "bad": "✘ ", "": ""}
 _FEWEST_CHOICES = 4  # folds on one subject that get a menu; fewer are easy to scan
 _CODE = re.compile(r"`([^`<>]+)`")
 _WHOLE = re.compile(r"\|[^|<>&]{1,20}\||(?<![\w-])--[a-z][\w-]*")  # an absolute value, a flag
@@ -106,7 +105,7 @@ def _rendered(template: str, **values: object) -> str:
         "missing": MISSING,
         "light": LIGHT,
         "dark": DARK,
-        "signs": _SIGNS,
+        "signs": SIGNS,
     }
     environment.filters |= {
         "math": _math,

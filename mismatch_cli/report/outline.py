@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 Facts = tuple[tuple[str, str], ...]  # label and value
 Status = Literal["good", "mixed", "bad", ""]  # sets the colour and sign of a verdict
-_STATUS_OF_SIGN: dict[str, Status] = {"✔ ": "good", "! ": "mixed", "? ": "mixed", "✘ ": "bad"}
+SIGNS: dict[Status, str] = {"good": "✔ ", "mixed": "! ", "bad": "✘ ", "": ""}  # of a verdict
+# What is undecided has a sign of its own in tables
+_STATUS_OF_SIGN = {sign: status for status, sign in SIGNS.items() if sign} | {"? ": "mixed"}
 NOTATION = (
     "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ "
     "in nats, r = π/μ. E is the mean over the tokens that count, E_y over responses, Σd the sum "

@@ -14,6 +14,7 @@ from rich.text import Text
 from mismatch_cli.base import numbers
 from mismatch_cli.base.text import for_terminal, visible
 from mismatch_cli.report.outline import (
+    SIGNS,
     Brief,
     Facts,
     Outline,
@@ -26,7 +27,6 @@ from mismatch_cli.report.outline import (
 from mismatch_cli.report.terminal import excerpt_line, print_report, print_table, prose_width
 
 STATUS_STYLES = {"good": "bold green", "mixed": "bold yellow", "bad": "bold red", "": "bold"}
-_SIGNS = {"good": "✔ ", "mixed": "! ", "bad": "✘ ", "": ""}
 
 
 _WIDTH = 100  # characters per line of a screen as text
@@ -230,5 +230,5 @@ def curve(profile: Profile) -> str:
 def _verdict(verdict: Verdict) -> RenderableType:
     style = STATUS_STYLES[verdict.status]
     return Text.assemble(
-        (_SIGNS[verdict.status] + visible(verdict.words), style), "  ", visible(verdict.text)
+        (SIGNS[verdict.status] + visible(verdict.words), style), "  ", visible(verdict.text)
     )
