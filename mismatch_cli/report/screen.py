@@ -27,8 +27,6 @@ from mismatch_cli.report.outline import (
 from mismatch_cli.report.terminal import excerpt_line, print_report, print_table, prose_width
 
 STATUS_STYLES = {"good": "bold green", "mixed": "bold yellow", "bad": "bold red", "": "bold"}
-
-
 _WIDTH = 100  # characters per line of a screen as text
 _MOST_LINES, _FITTED_WIDTH = 40, 80  # of a screen, whatever the terminal has
 _NOTE = "a note"  # among what is left out: counted, not named
