@@ -30,17 +30,17 @@ def test_tokens_are_counted_by_how_many_layers_flip_them(make_batch):
     result = routing.result(1, {"experts_per_token": 1})
     assert result is not None
 
-    low, rows = (0, *FLIP_EDGES), result["by_flips"]
-    assert [row["low"] for row in rows] == list(low)
+    low, rows = (0, *FLIP_EDGES), result.by_flips
+    assert [row.low for row in rows] == list(low)
     bin_T = np.searchsorted(low, flips_T, side="right") - 1
     gap_T = 0.01 * flips_T
     for number, row in enumerate(rows):
         inside_T = bin_T == number
-        assert row["tokens"] == inside_T.sum()
+        assert row.tokens == inside_T.sum()
         share = gap_T[inside_T].sum() / gap_T.sum()
-        assert row["share_of_gap"] == pytest.approx(share, abs=1e-6)
-        assert row["abs_d_mean"]["value"] == pytest.approx(gap_T[inside_T].mean(), abs=1e-6)
-    assert result["metrics"]["flipped_tokens"]["value"] == pytest.approx(_LAYERS / (_LAYERS + 1))
+        assert row.share_of_gap == pytest.approx(share, abs=1e-6)
+        assert row.abs_d_mean.value == pytest.approx(gap_T[inside_T].mean(), abs=1e-6)
+    assert result.metrics["flipped_tokens"].value == pytest.approx(_LAYERS / (_LAYERS + 1))
 
 
 def _unflipped(tokens: int) -> GroupSums:

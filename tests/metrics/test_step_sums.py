@@ -105,16 +105,14 @@ def test_a_summary_of_many_steps():
     batch = simple([[-1.0, -2.0]] * 1000, [[-1.5, -1.0]] * 1000, [1.0, -1.0] * 500, step_S=steps)
     summary = summarise(batch, needs=PLAIN, algorithms=plain_algorithms())
     found = summary.result(5)
-    for row in found["algorithms"]:
-        spans = [(stretch["first"], stretch["last"]) for stretch in row["by_step"]]
+    for row in found.algorithms:
+        spans = [(stretch.first, stretch.last) for stretch in row.by_step]
         assert (
             spans == [(first, min(first + 15, 999)) for first in range(0, 1000, 16)]
             and len(spans) <= 64
         )
-        assert [stretch["tokens"] for stretch in row["by_step"]] == [
+        assert [stretch.tokens for stretch in row.by_step] == [
             2 * (last - first + 1) for first, last in spans
         ]
-    by_step = found["bad_updates"]["by_step"]
-    assert [(row["first"], row["last"]) for row in by_step] == [
-        (step, step) for step in range(1000)
-    ]
+    by_step = found.bad_updates.by_step
+    assert [(row.first, row.last) for row in by_step] == [(step, step) for step in range(1000)]
