@@ -75,7 +75,7 @@ def test_the_wrong_attention_is_reported_recorded_named_and_fixed(model, tmp_pat
     named, _ = summary(capfd, "diagnose", tmp_path / "run")
     assert named["first_cause"] == "attention" and named["faults"] == ["attention"]
     finding = next(f for f in named["findings"] if f["check"] == "attention")
-    assert "Use --attn eager." in finding["sentence"]
+    assert "Use attn = eager." in finding["sentence"]
     measured, _ = summary(capfd, "diagnose", tmp_path / "run", "--trainer-model", model, "--force")
     finding = next(f for f in measured["findings"] if f["check"] == "attention")
     assert measured["first_cause"] == "attention" and finding["explains"] > 0.999

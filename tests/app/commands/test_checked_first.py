@@ -54,7 +54,7 @@ TAKEN = "--output ../files/taken"
 SAMPLED = (
     ("--engine vlm", "Did you mean vllm?"),
     ("--engine hf --engine-arg seven=7", "has no argument seven"),
-    ("--engine-arg seven", "is not key=value"),
+    ("--engine-arg seven", "is not KEY=VALUE"),
     ("--engine-url http://localhost", "needs --engine server"),
     ("--prompts gone.jsonl", "gone.jsonl does not exist"),
     ("--prompts ../files/bad.jsonl", "line 2 is not a JSON object"),

@@ -26,7 +26,7 @@ for line in sys.argv[1:]:
 _STUDIES = "report", "clipstats", "compare", "diagnose", "clipstats -a ppo --full"
 _LINES = [
     *(f"{line} --no-plots -o {number}" for number, line in enumerate(_STUDIES)),
-    "gate --limits prime-rl --limits verl",
+    "gate --limits verl --limits tinker",
     "report --as trl",
     "verdict trl sampling/sampling_logp_difference/mean=0.02",
 ]
@@ -54,7 +54,8 @@ def test_a_terminal_gets_lines_that_fit_and_a_verdict_in_colour(tmp_path, width)
     for command, lines in outputs(in_terminal(tmp_path, width, *_LINES)).items():
         judged = "--as" not in command and "clipstats" not in command  # which show no verdict
         assert any(re.search(r"\x1b\[1;3[123]m", line) for line in lines) or not judged, command
-        assert len(lines) <= 40 or width < 80 or "--full" in command, command
+        whole = "--full" in command or "--as" in command  # everything, without a screen
+        assert len(lines) <= 40 or width < 80 or whole, command
         for line in lines:
             shown = _STYLE.sub("", line)
             assert not shown.endswith(" "), (command, line)
