@@ -152,15 +152,16 @@ class Common:
 
     def meant(self, algorithms: Sequence[str] | None) -> list[str]:
         """What is meant by typed algorithms: `dppo` is one of several, and which is said once."""
+        if not algorithms:
+            return []
         from mismatch_cli.rules.algorithms.parse import meant
         from mismatch_cli.rules.algorithms.table import MEANINGS
 
-        typed = list(algorithms or ())
-        for spec in dict.fromkeys(typed):
+        for spec in dict.fromkeys(algorithms):
             if meant(spec) != spec:
                 others = MEANINGS[spec.partition(":")[0].lower()][1:]
                 self.progress.say(f"{spec} is {meant(spec)}; others are {' and '.join(others)}.")
-        return [meant(spec) for spec in typed]
+        return list(map(meant, algorithms))
 
     def check(
         self, named: Sequence[Path] | None, folder: Path | None = None, *, own: bool = False

@@ -86,12 +86,12 @@ def command(
       mismatch-cli gate run --limits limits.toml --baseline last-release
       mismatch-cli gate good-run another-good-run --init limits.toml
     """
-    from mismatch_cli.library.asked import limit_sets
-    from mismatch_cli.limits.limit_sets import load_limits, presets
     from mismatch_cli.trace.files import write_named
     from mismatch_cli.trace.run_folder import check_file
 
     if listing.list:
+        from mismatch_cli.limits.limit_sets import load_limits, presets
+
         _show_presets([load_limits(name) for name in presets()], common.json)
         return
     written, baseline = flat(summaries), by.baseline or []
@@ -102,6 +102,8 @@ def command(
         _refuse_beside_init({"limits": by.limits, "baseline": baseline, **written})
         _init(gate.init, read.traces, common, gate.allow_partial)
         return
+    from mismatch_cli.library.asked import limit_sets
+
     sets = limit_sets(by.limits or (), has_baseline=bool(baseline))
     from mismatch_cli.report.pages import gate as forms
     from mismatch_cli.studies.gate import GateAnalysis

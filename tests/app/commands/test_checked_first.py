@@ -170,14 +170,11 @@ LIGHT = {
     "gate": (
         NO_TRACE,
         ("--baseline gone", NO_TRACE[1]),
-        ("--limits prime", "Did you mean prime-rl?"),
-        ("--limits gone.toml", "gone.toml"),
         ("--junit ../files/few.jsonl", "already exists"),
     ),
     "watch": (
         ("gone/run", "nor does the folder around it"),
         ("--baseline gone", NO_TRACE[1]),
-        ("--limits prime", "Did you mean prime-rl?"),
         ("--on-alarm true", "Without limits there are no alarms"),
         ("s3://bucket/run", "watch follows local files"),
         (f"--output {FLOAT32}/new {FLOAT32}", "overlaps the input"),
@@ -221,6 +218,11 @@ ALGORITHMS = (
 )
 # These need tables of formulas (numpy) or of columns (Arrow).
 WITH_NUMPY = {
+    "gate": (
+        ("--limits prime", "Did you mean prime-rl?"),
+        ("--limits gone.toml", "gone.toml"),
+    ),
+    "watch": (("--limits prime", "Did you mean prime-rl?"),),
     "train": (
         *ALGORITHMS,
         (
