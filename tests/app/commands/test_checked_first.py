@@ -222,7 +222,6 @@ WITH_NUMPY = {
         ("--limits prime", "Did you mean prime-rl?"),
         ("--limits gone.toml", "gone.toml"),
     ),
-    "watch": (("--limits prime", "Did you mean prime-rl?"),),
     "train": (
         *ALGORITHMS,
         (
@@ -235,7 +234,10 @@ WITH_NUMPY = {
         ("--reward ../files/broken.py:score", "cannot be loaded (ModuleNotFoundError"),
         (TAKEN, "contains no training run"),
     ),
-    "watch": (("--algorithm dpo-binary-tv", "Unknown algorithm 'dpo-binary-tv'. Did you mean"),),
+    "watch": (
+        ("--limits prime", "Did you mean prime-rl?"),
+        ("--algorithm dpo-binary-tv", "Unknown algorithm 'dpo-binary-tv'. Did you mean"),
+    ),
     "clipstats": (*ALGORITHMS, ("--compare pg-is dpo", "Unknown algorithm 'dpo'")),
     "verdict": (
         ("mismatch abs_d_maen=1", "Did you mean abs_d_mean"),
