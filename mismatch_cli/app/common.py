@@ -316,7 +316,7 @@ class Common:
         from mismatch_cli.report.screen import print_view
 
         if self.json:
-            print_json(study.json)
+            print_json(study.to_json())
         else:
             print_view(view or page_of(study), console(), full=self.full)
 

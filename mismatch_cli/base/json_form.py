@@ -106,7 +106,7 @@ def _fitting(kinds: Sequence[Any], content: Any) -> Any:
 
 @cache
 def _required(kind: type) -> frozenset[str]:
-    """The keys without which there is no such object."""
+    """The keys that an object of this type must have."""
     return frozenset(
         _key(each)
         for each in fields(kind)
@@ -140,9 +140,5 @@ def _read_beside(kind: Any, others: Mapping[str, Any]) -> Any:
     """A mapping, or the dataclass of a union with None; None where its keys are absent."""
     if get_origin(kind) not in (Union, UnionType):
         return _read(kind, others)
-    part = next(filter(is_dataclass, get_args(kind)))
-    return (
-        _read_object(cast(type, part), others)
-        if _required(cast(type, part)) <= others.keys()
-        else None
-    )
+    part = cast(type, next(filter(is_dataclass, get_args(kind))))
+    return _read_object(part, others) if _required(part) <= others.keys() else None

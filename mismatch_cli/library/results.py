@@ -5,7 +5,6 @@ frames, figures.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -41,7 +40,7 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """What the command prints with `--json`, bit for bit."""
-        return deepcopy(self._study.json)
+        return self._study.to_json()
 
     @property
     def plots(self) -> list[str]:

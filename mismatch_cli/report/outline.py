@@ -222,7 +222,8 @@ class Screen:
     profiles: tuple[Profile, ...] = ()  # where the gap is
     excerpts: tuple[Excerpt, ...] = ()  # tokens in context, a line or two each
     next: Facts = ()  # commands, and what they show
-    left_out: tuple[str, ...] = ()  # what there was no room for, by name
+    more_notes: int = 0  # for which there was no room
+    left_out: tuple[str, ...] = ()  # what else there was no room for, by name
     everything: str = "--full"  # what shows it
 
 

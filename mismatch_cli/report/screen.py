@@ -29,7 +29,6 @@ from mismatch_cli.report.terminal import excerpt_line, print_report, print_table
 STATUS_STYLES = {"good": "bold green", "mixed": "bold yellow", "bad": "bold red", "": "bold"}
 _WIDTH = 100  # characters per line of a screen as text
 _MOST_LINES, _FITTED_WIDTH = 40, 80  # of a screen, whatever the terminal has
-_NOTE = "a note"  # among what is left out: counted, not named
 
 
 def print_view(view: Outline, console: Console, *, full: bool = False) -> None:
@@ -81,19 +80,23 @@ def _smaller(screen: Screen, most: int) -> Screen | None:
     """The screen without some rows, else a note, an excerpt, a curve or a remark, the last one
     first; None if nothing else may go.
     """
-    smaller = _with_fewer_rows(screen, most)
-    if smaller is None and len(screen.notes) > 1:
-        smaller = replace(screen, notes=screen.notes[:-1], left_out=(*screen.left_out, _NOTE))
-    if smaller is None and screen.excerpts:
-        names = dict.fromkeys((*screen.left_out, "tokens in context"))
-        smaller = replace(screen, excerpts=screen.excerpts[:-1], left_out=tuple(names))
-    if smaller is None and screen.profiles:
-        names_of_curves = (*screen.left_out, screen.profiles[-1].title)
-        smaller = replace(screen, profiles=screen.profiles[:-1], left_out=names_of_curves)
-    if smaller is None and screen.remarks:
-        names_of_facts = (*screen.left_out, screen.remarks[-1][0])
-        smaller = replace(screen, remarks=screen.remarks[:-1], left_out=names_of_facts)
-    return smaller
+    fewer = _with_fewer_rows(screen, most)
+    if fewer is not None:
+        return fewer
+    if len(screen.notes) > 1:
+        return replace(screen, notes=screen.notes[:-1], more_notes=screen.more_notes + 1)
+    if screen.excerpts:
+        return replace(_naming(screen, "tokens in context"), excerpts=screen.excerpts[:-1])
+    if screen.profiles:
+        return replace(_naming(screen, screen.profiles[-1].title), profiles=screen.profiles[:-1])
+    if screen.remarks:
+        return replace(_naming(screen, screen.remarks[-1][0]), remarks=screen.remarks[:-1])
+    return None
+
+
+def _naming(screen: Screen, name: str) -> Screen:
+    """The screen with a name more among what it leaves out."""
+    return replace(screen, left_out=tuple(dict.fromkeys((*screen.left_out, name))))
 
 
 def _with_fewer_rows(screen: Screen, most: int) -> Screen | None:
@@ -108,7 +111,7 @@ def _with_fewer_rows(screen: Screen, most: int) -> Screen | None:
     stay = max(brief.fewest, len(brief.rows) - most)
     if not stay:
         gone = tables.pop(longest)
-        return replace(screen, tables=tuple(tables), left_out=(*screen.left_out, gone.title))
+        return replace(_naming(screen, gone.title), tables=tuple(tables))
     left_out = brief.left_out + len(brief.rows) - stay
     fewer = replace(brief, rows=brief.rows[:stay], left_out=left_out)
     tables[longest] = replace(tables[longest], brief=fewer)
@@ -121,15 +124,15 @@ def _can_shrink(brief: Brief | None) -> TypeGuard[Brief]:
 
 def _shown(screen: Screen) -> Screen:
     """The screen with its tables in brief, and the names of what it leaves out."""
-    notes, names = screen.notes, [name for name in screen.left_out if name != _NOTE]
-    left = len(screen.left_out) - len(names)
-    if left:
-        notes = (*notes, f"{numbers.things(left, 'more note')}: {screen.everything}")
-    remarks = screen.remarks
-    if names:
-        remarks = (*remarks, ("No room for", f"{', '.join(names)}: {screen.everything}"))
+    notes, remarks = screen.notes, screen.remarks
+    if screen.more_notes:
+        more = numbers.things(screen.more_notes, "more note")
+        notes = (*notes, f"{more}: {screen.everything}")
+    if screen.left_out:
+        names = ", ".join(screen.left_out)
+        remarks = (*remarks, ("No room for", f"{names}: {screen.everything}"))
     tables = tuple(_brief_table(table, screen.everything) for table in screen.tables)
-    return replace(screen, notes=notes, remarks=remarks, tables=tables, left_out=())
+    return replace(screen, notes=notes, remarks=remarks, tables=tables)
 
 
 def _brief_table(table: Table, everything: str) -> Table:

@@ -19,7 +19,7 @@ _Working = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 def write_numbers(study: Study, folder: Path) -> Path:
     """Write `summary.json`: what `--json` prints."""
-    write_atomically(folder / SUMMARY_FILE, json.dumps(study.json, indent=2) + "\n")
+    write_atomically(folder / SUMMARY_FILE, json.dumps(study.to_json(), indent=2) + "\n")
     return folder / SUMMARY_FILE
 
 

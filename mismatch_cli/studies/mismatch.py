@@ -171,7 +171,8 @@ class MismatchAnalysis(Study):
             name: without_unknown(_with_noise(summary.result(), floor), about.source)
             for name, summary in self.pairs.items()
         }
-        main, expected = next(iter(pairs.values())), self.expected
+        main = next(iter(pairs.values()))
+        expected = self._expected(main.metrics[LEADING].value)
         return MismatchResult(
             traces=shown([str(trace.folder) for trace in self.traces]),
             about=about,
@@ -191,10 +192,8 @@ class MismatchAnalysis(Study):
             suspects=self._suspects,
         )
 
-    @property
-    def expected(self) -> Expected:
+    def _expected(self, gap: float | None) -> Expected:
         """The gap of the first pair that the traces would have without a fault, nats."""
-        gap = self.pairs[self.main_pair.name].estimates()[LEADING].value
         return expected_gap(self.manifest, self.scale, self.lattice.result(), gap=gap)
 
     @property

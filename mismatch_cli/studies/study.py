@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -45,11 +44,6 @@ class Study(ABC):
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints and `summary.json` holds."""
         return {"format": self.FORMAT, "version": self.VERSION, **to_json(self.result)}
-
-    @cached_property
-    def json(self) -> dict[str, Any]:
-        """`to_json`, made once."""
-        return self.to_json()
 
     @property
     def explored_responses(self) -> int:

@@ -15,7 +15,7 @@ from mismatch_cli.base.json_form import beside_if_any, from_json, to_json
 from mismatch_cli.base.numbers import things
 from mismatch_cli.base.text import parsed_json
 from mismatch_cli.limits.judge import Range, pair_for
-from mismatch_cli.limits.limit_sets import CheckRow, Limit
+from mismatch_cli.limits.limit_sets import CheckRow, Limit, LimitSet
 from mismatch_cli.trace.training_folder import WATCH_FILE
 
 
@@ -76,6 +76,11 @@ class SetLimit(Limit):
     """A limit with the name of the set that it is from."""
 
     limits: str = ""
+
+    @classmethod
+    def all_of(cls, sets: Iterable[LimitSet]) -> list[SetLimit]:
+        """Every limit of these sets."""
+        return [cls(**vars(limit), limits=of.name) for of in sets for limit in of.limits]
 
     @property
     def key(self) -> tuple[str, str, str, float, str]:

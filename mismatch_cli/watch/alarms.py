@@ -17,7 +17,7 @@ from mismatch_cli.base.json_form import to_json
 from mismatch_cli.limits.judge import HOLDS, UNDECIDED
 from mismatch_cli.limits.limit_sets import CheckRow, LimitSet
 from mismatch_cli.studies.gate import Check, row_of
-from mismatch_cli.studies.watch_state import Alarm
+from mismatch_cli.studies.watch_state import Alarm, SetLimit
 
 EVERY = 25  # steps between two reminders: a few in a run of hundreds of steps
 BEGINS, STILL, OVER = "begins", "still", "over"
@@ -108,12 +108,8 @@ class Alarms:
 
     def of(self, sets: Sequence[LimitSet]) -> list[Alarm]:
         """Those of the limits that are set now."""
-        limits = {
-            (of.name, limit.metric, limit.bound, limit.threshold, limit.decide)
-            for of in sets
-            for limit in of.limits
-        }
-        return [alarm for alarm in self.all if alarm.check.key in limits]
+        keys = {limit.key for limit in SetLimit.all_of(sets)}
+        return [alarm for alarm in self.all if alarm.check.key in keys]
 
     def to_json(self) -> list[dict[str, Any]]:
         return [asdict(alarm) for alarm in self.all]

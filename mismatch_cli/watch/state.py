@@ -100,11 +100,10 @@ class State:
             self._rewrite_lines({step: record}) if step in self.told else self._append(record)
         self.told[step] = shards
 
-    def unmeasured(self, sets: Sequence[LimitSet]) -> list[Limit]:
+    def unmeasured(self, sets: Sequence[LimitSet]) -> list[SetLimit]:
         """The limits that could not be measured at any step."""
-        return [
-            limit for of in sets for limit in of.limits if _key(of.name, limit) not in self._known
-        ]
+        limits = SetLimit.all_of(sets)
+        return [limit for limit in limits if limit.state_key not in self._known]
 
     @property
     def uncalled(self) -> list[Event]:

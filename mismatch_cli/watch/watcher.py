@@ -17,7 +17,7 @@ from mismatch_cli.base.registry import names_file
 from mismatch_cli.frameworks import dialects
 from mismatch_cli.limits.limit_sets import LimitSet
 from mismatch_cli.rules.algorithms.parse import find
-from mismatch_cli.studies.watch_state import Alarm, SetLimit
+from mismatch_cli.studies.watch_state import Alarm
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.training_folder import AS
 from mismatch_cli.watch.alarms import Event
@@ -221,8 +221,6 @@ class Watcher:
 
     def unmeasured(self) -> list[str]:
         """The limits that could not be measured at any step; empty if there was no step."""
-        return (
-            [SetLimit(**vars(limit)).name for limit in self.state.unmeasured(self._sets)]
-            if self.state.told
-            else []
-        )
+        if not self.state.told:
+            return []
+        return [limit.name for limit in self.state.unmeasured(self._sets)]

@@ -24,7 +24,7 @@ def test_a_healthy_real_model_has_no_fault(name, suspect, is_explained):
     assert result.first_cause is None
     assert result.suspects[0].setting == suspect
     assert (result.faults == []) == is_explained
-    content = {key: study.json[key] for key in study.json.keys() - {"format", "version"}}
+    content = {key: study.to_json()[key] for key in study.to_json().keys() - {"format", "version"}}
     assert to_json(from_json(DiagnosisResult, content)) == content
 
 

@@ -122,7 +122,7 @@ def test_two_workers_give_the_same_bits(found, trace):
 def test_a_stored_result_is_read_as_it_was_written(tmp_path, without):
     trace = write_trace(tmp_path / "trace", world(0, 24), without=without)
     study = analyse_clipping([trace], ALL, theory=True)
-    stored = json.loads(json.dumps(study.json))
+    stored = json.loads(json.dumps(study.to_json()))
     result = from_json(ClippingResult, stored)
     assert stored == {"format": study.FORMAT, "version": study.VERSION, **to_json(result)}
     assert result.in_order[0].lost == study.result.in_order[0].lost
