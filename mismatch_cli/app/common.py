@@ -65,7 +65,7 @@ class Common:
     skip_broken: bool = of_running(False, "Skip shards that cannot be read, and report how many.")
     output: Path | None = of_output(
         None,
-        "Folder for summary.json, report.html and plots/.",
+        "Folder for summary.json and report.html.",
         short="-o",
         show_default="in the run or here, named after the command",
     )
@@ -78,10 +78,10 @@ class Common:
     open: bool = of_output(False, "Open the page in the browser once it is written.")
     plots: str | None = of_output(
         None,
-        "Formats of plots/: png, svg, pdf; separate several with commas.",
+        "Also write the figures into plots/: png, svg, pdf; separate several with commas.",
         metavar="FORMATS",
         completes=("png", "svg", "pdf"),
-        show_default="png",
+        show_default="only on the page",
     )
     plot_width: str | None = of_output(
         None,
@@ -295,8 +295,8 @@ class Common:
             self.progress.say(f"Wrote {write_numbers(study, folder)}")
             return
         files = None if self.no_plots else self.files
-        drawn = write_report(study, view, folder, files, self.progress.working)
-        others = f", {SUMMARY_FILE} and {PLOTS_FOLDER}/" if drawn else f" and {SUMMARY_FILE}"
+        has_plots = write_report(study, view, folder, files, self.progress.working)
+        others = f", {SUMMARY_FILE} and {PLOTS_FOLDER}/" if has_plots else f" and {SUMMARY_FILE}"
         self.progress.say(f"Wrote {folder / HTML_FILE}{others}")
         if self.open:
             self._open(folder / HTML_FILE)

@@ -58,8 +58,8 @@ class Result:
         return figure_of(self._study.plot_data, name)
 
     def save(self, folder: str | PathLike[str], *, force: bool = False) -> Path:
-        """Write `summary.json`, `report.html` and `plots/` into a folder, as the command does;
-        `force` overwrites.
+        """Write `summary.json` and `report.html` into a folder, as the command does; `force`
+        overwrites.
         """
         from mismatch_cli.report.pages import page_of
         from mismatch_cli.report.written import HTML_FILE, write_report

@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 import base64
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from textwrap import shorten
@@ -17,10 +15,10 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from mismatch_cli.base import registry
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.report.drawing.style import CSS_PX, NARROW, WIDE, Style
-from mismatch_cli.report.picture_files import PictureFiles
+from mismatch_cli.report.picture_files import PictureFiles, page_svg
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from mismatch_cli.report.drawing.panels import Sheet
 
 
 PLOTS = "mismatch_cli.*.plots.NAME"
@@ -81,24 +79,11 @@ def studies_of(name: str) -> tuple[str, ...]:
 
 def plots_of(study: str) -> dict[str, ModuleType]:
     """The plots of a study by name; those with a `PLACE` come first, in its order."""
-    with _without_documentation():
-        plots = {name: registry.load(PLOTS, name, "plot") for name in registry.names(PLOTS)}
+    plots = {name: registry.load(PLOTS, name, "plot") for name in registry.names(PLOTS)}
     ordered = sorted(plots.items(), key=lambda item: (getattr(item[1], "PLACE", inf), item[0]))
     return {
         name: plot for name, plot in ordered if study in _listed(getattr(plot, "STUDY", _STUDY))
     }
-
-
-@contextmanager
-def _without_documentation() -> Iterator[None]:
-    """Keep matplotlib from generating documentation of every artist, a fifth of its import time."""
-    from matplotlib import artist
-
-    written, artist.kwdoc = artist.kwdoc, lambda artist: ""  # noqa: ARG005
-    try:
-        yield
-    finally:
-        artist.kwdoc = written
 
 
 def text_of(plot: ModuleType, what: str, study: str) -> str:
@@ -120,21 +105,27 @@ def figure_views(
     data: Drawable,
     folder: Path | None = None,
     files: PictureFiles = PictureFiles(),
+    *,
+    explored: bool = False,
     on_drawn: Callable[[int], None] = lambda _count: None,
 ) -> list[FigureView]:
     """Every plot that the data suffices for, as `report.html` shows it; with a folder, also as
     files in it.
 
-    `on_drawn` gets the number of figures just drawn.
+    Plots of `EXPLORED` dots are not on a page whose explorer draws the same ones. `on_drawn` gets
+    the number of figures just drawn.
     """
-    drawn = []
+    views = []
     for name, plot in plots_for(data):
-        drawn.append(_figure_view(name, plot, data, folder, files))
+        if folder is not None and files.formats:
+            files.write(folder, name, draw(plot, data, files.style))
+        if not (explored and getattr(plot, "EXPLORED", False)):
+            views.append(_figure_view(name, plot, data))
         on_drawn(1)
-    return drawn
+    return views
 
 
-def figure_of(data: Drawable, name: str) -> Figure:
+def figure_of(data: Drawable, name: str) -> Sheet:
     """One plot of a study; raises a `UsageError` for an unknown name, a `MismatchError` if there
     is nothing to draw.
     """
@@ -158,30 +149,29 @@ def lacking(data: Drawable, name: str) -> MismatchError:
 
 
 def write_figure(data: Drawable, name: str, folder: Path, files: PictureFiles) -> list[Path]:
-    """Write one plot of a study, whose data suffices, into a folder; returns its files."""
+    """Write one plot of a study, whose data suffices, into a folder, as PNG unless `files` has
+    formats; returns its files.
+    """
+    files = replace(files, formats=files.formats or ("png",))
     plot = plots_of(data.STUDY)[name]
-    wide = draw(plot, data, WIDE)
-    folder.mkdir(exist_ok=True)
-    return files.write(folder, name, partial(draw, plot, data), wide, files.for_page(wide)[1])
+    return files.write(folder, name, draw(plot, data, files.style))
 
 
-def _figure_view(
-    name: str, plot: ModuleType, data: Drawable, folder: Path | None, files: PictureFiles
-) -> FigureView:
-    """A figure on the page, which is also written as files if there is a folder."""
-    from mismatch_cli.report.drawing.svg import to_svg
-
+def _figure_view(name: str, plot: ModuleType, data: Drawable) -> FigureView:
+    """A figure on the page."""
     wide, narrow = draw(plot, data, WIDE), draw(plot, data, NARROW)
-    svg, pixels = (to_svg(wide), None) if folder is None else files.for_page(wide)
-    pictures = _picture(wide, svg), _picture(narrow, to_svg(narrow))
-    title, caption = text_of(plot, "TITLE", data.STUDY), text_of(plot, "CAPTION", data.STUDY)
-    if folder is not None:
-        files.write(folder, name, partial(draw, plot, data), wide, pixels)
-    sections = _listed(getattr(plot, "SECTION", ()))
-    return FigureView(name, title, caption, sections, *pictures, alternative_text(plot, data, wide))
+    return FigureView(
+        name=name,
+        title=text_of(plot, "TITLE", data.STUDY),
+        caption=text_of(plot, "CAPTION", data.STUDY),
+        sections=_listed(getattr(plot, "SECTION", ())),
+        wide=_picture(wide),
+        narrow=_picture(narrow),
+        alt=alternative_text(plot, data, wide),
+    )
 
 
-def alternative_text(plot: ModuleType, data: Drawable, figure: Figure) -> str:
+def alternative_text(plot: ModuleType, data: Drawable, figure: Sheet) -> str:
     """What a drawn plot shows: in the plot's own words, or read off the figure."""
     from mismatch_cli.report.drawing.words import MOST, in_words
 
@@ -189,7 +179,7 @@ def alternative_text(plot: ModuleType, data: Drawable, figure: Figure) -> str:
     return shorten(own(data), MOST, placeholder="…") if own else in_words(figure)
 
 
-def draw(plot: ModuleType, data: Drawable, style: Style) -> Figure:
+def draw(plot: ModuleType, data: Drawable, style: Style) -> Sheet:
     """Draw one plot on a figure without window or global state."""
     from matplotlib import rc_context
 
@@ -202,11 +192,7 @@ def draw(plot: ModuleType, data: Drawable, style: Style) -> Figure:
     return figure
 
 
-def _picture(figure: Figure, svg: str) -> Picture:
-    """SVG with real text in the page's fonts, which are at most as wide as the font that was
-    measured.
-    """
+def _picture(figure: Sheet) -> Picture:
     width, height = (round(inches / CSS_PX) for inches in figure.get_size_inches())
-    return Picture(
-        f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}", width, height
-    )
+    content = base64.b64encode(page_svg(figure).encode()).decode()
+    return Picture(f"data:image/svg+xml;base64,{content}", width, height)

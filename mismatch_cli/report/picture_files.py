@@ -1,42 +1,55 @@
-"""The files in `plots/`: their formats and width, and how each is written."""
+"""The files in `plots/`: their formats and width, and how a figure is written."""
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.base import registry
 from mismatch_cli.base.errors import UsageError
-from mismatch_cli.report.drawing.style import CSS_PX, LIGHT, WIDE, Style, paper
+from mismatch_cli.report.drawing.style import CSS_PX, DARK, LIGHT, WIDE, Style, Theme, paper
 from mismatch_cli.trace.files import replacing, write_atomically
 
 if TYPE_CHECKING:
-    import numpy as np
-    from matplotlib.figure import Figure
+    from mismatch_cli.report.drawing.panels import Sheet
 
+FORMATS = ("png", "svg", "pdf")
 _UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}  # inches; pt is the PDF point
 _NARROWEST, _WIDEST = 2.5, 12.0  # inches
-_PNG_DPI, _PAPER_DPI = 192, 300  # twice the page's pixels; what printing needs
+_SCREEN_DPI, _PAPER_DPI = 192, 300  # twice the page's pixels; what printing needs
+_DOTS_DPI = 144  # of dots on the page
 _CREATOR = "mismatch-cli"
+_MARK = "<!-- mismatch-cli -->"  # marks a file as written by mismatch-cli
+_FONTS = (
+    "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue','Liberation Sans',Arial,sans-serif"
+)
+_NAME_OF = {colour: name for name, colour in asdict(LIGHT).items()}
+# What a file says of its maker; no date, so that the same data gives the same bytes
+_SVG: dict[str, Any] = {"Date": None, "Creator": _CREATOR}
+_ABOUT: dict[str, dict[str, Any]] = {
+    "png": {"Software": _CREATOR},
+    "pdf": {"Creator": _CREATOR, "Producer": _CREATOR, "CreationDate": None},
+}
 
 
 @dataclass(frozen=True)
 class PictureFiles:
     """Which files are written for each figure."""
 
-    formats: tuple[str, ...] = ("png",)
+    formats: tuple[str, ...] = ()
     width: float | None = None  # inches
 
     @classmethod
     def asked(cls, formats: str | None, width: str | None) -> PictureFiles:
         """From what the user typed; raises a `UsageError` for what cannot be drawn."""
-        names = tuple(dict.fromkeys(name.strip().lower() for name in (formats or "png").split(",")))
+        listed = formats or ("png" if width else "")
+        names = tuple(dict.fromkeys(name.strip().lower() for name in listed.split(",") if name))
         for name in names:
-            if name not in _WRITERS:
-                raise UsageError(f"plots: {registry.unknown('format', name, _WRITERS)}")
+            if name not in FORMATS:
+                raise UsageError(f"plots: {registry.unknown('format', name, FORMATS)}")
         return cls(names, None if width is None else _inches(width))
 
     @property
@@ -44,37 +57,51 @@ class PictureFiles:
         """The style of the page, or of a paper: narrower, with a label on each axis."""
         return WIDE if self.width is None else paper(self.width / CSS_PX)
 
-    def for_page(self, wide: Figure) -> tuple[str, np.ndarray | None]:
-        """The page's figure as SVG, and its pixels if they are to be written: both are drawn at
-        once.
-        """
-        from mismatch_cli.report.drawing.both import to_svg_and_pixels
-        from mismatch_cli.report.drawing.svg import to_svg
-
-        if self.style is WIDE and "png" in self.formats:
-            return to_svg_and_pixels(wide, _PNG_DPI)
-        return to_svg(wide), None
-
-    def write(
-        self,
-        folder: Path,
-        name: str,
-        draw: Callable[[Style], Figure],
-        wide: Figure,
-        pixels: np.ndarray | None,
-    ) -> list[Path]:
-        """Write a figure, and return its files; `draw` draws it in a style, and `wide` is the
-        page's figure.
-        """
-        figure = wide if self.style is WIDE else draw(self.style)
-        paths = self.paths(folder, name)
-        for format_, path in zip(self.formats, paths, strict=True):
-            _WRITERS[format_](figure, path, pixels)
+    def write(self, folder: Path, name: str, figure: Sheet) -> list[Path]:
+        """Write a figure, drawn in `style`, in every format; returns its files."""
+        folder.mkdir(exist_ok=True)
+        paths = [folder / f"{name}.{format_}" for format_ in self.formats]
+        for path in paths:
+            _write(figure, path, _SCREEN_DPI if self.width is None else _PAPER_DPI)
         return paths
 
-    def paths(self, folder: Path, name: str) -> list[Path]:
-        """The files of a figure."""
-        return [folder / f"{name}.{format_}" for format_ in self.formats]
+
+def svg_of(figure: Sheet, **settings: Any) -> str:
+    """The figure as SVG with our mark, and its text as text."""
+    from matplotlib import rc_context
+
+    content = io.StringIO()
+    with rc_context(figure.style.rc()):
+        figure.savefig(content, format="svg", metadata=_SVG, **settings)
+    return content.getvalue().replace("<defs>", f"{_MARK}<defs>", 1)
+
+
+def page_svg(figure: Sheet) -> str:
+    """The figure as the page has it: in the reader's fonts, and light or dark as the reader is.
+
+    It is drawn in light colours, and those of the theme become CSS variables. Pixels, which dots
+    are, keep their colours. Places have two decimals, which halves the size.
+    """
+    svg = re.sub(r"<[^>]*>", _for_page, svg_of(figure, dpi=_DOTS_DPI))
+    dark = f"@media screen and (prefers-color-scheme:dark){{:root{{{_colours(DARK)}}}}}"
+    look = f":root{{{_colours(LIGHT)}}}{dark}text{{font-family:{_FONTS}!important}}"
+    return svg.replace("<defs>", f"<style>{look}</style><defs>", 1)
+
+
+def _for_page(tag: re.Match[str]) -> str:
+    """A tag with short numbers and variable colours; texts between tags stay as they are."""
+    short = re.sub(r"(\.\d\d)\d+", r"\1", tag[0])
+    return re.sub(r"(?<=: )#[0-9a-f]{6}", _variable, short)
+
+
+def _variable(colour: re.Match[str]) -> str:
+    name = _NAME_OF.get(colour[0])
+    return f"var(--{name})" if name else colour[0]
+
+
+def _colours(theme: Theme) -> str:
+    """The theme as CSS variables; that of its name is not used."""
+    return ";".join(f"--{name}:{colour}" for name, colour in asdict(theme).items())
 
 
 def _inches(width: str) -> float:
@@ -92,32 +119,13 @@ def _inches(width: str) -> float:
     return inches
 
 
-def _write_png(figure: Figure, path: Path, pixels: np.ndarray | None) -> None:
-    from mismatch_cli.report.drawing.both import to_png, to_svg_and_pixels
-
-    dpi = _PAPER_DPI if pixels is None else _PNG_DPI
-    pixels = to_svg_and_pixels(figure, dpi)[1] if pixels is None else pixels
-    with replacing(path) as temporary:
-        temporary.write_bytes(to_png(pixels, dpi, _CREATOR))
-
-
-def _write_svg(figure: Figure, path: Path, _pixels: np.ndarray | None) -> None:
-    from mismatch_cli.report.drawing.svg import to_svg
-
-    write_atomically(path, to_svg(figure, themed=False))
-
-
-def _write_pdf(figure: Figure, path: Path, _pixels: np.ndarray | None) -> None:
+def _write(figure: Sheet, path: Path, dpi: int) -> None:
     from matplotlib import rc_context
 
-    about = {"Creator": _CREATOR, "Producer": _CREATOR, "CreationDate": None}
-    # TrueType, which journals require
-    with replacing(path) as temporary, rc_context({"pdf.fonttype": 42}):
-        figure.savefig(temporary, format="pdf", facecolor=LIGHT.page, metadata=about)
-
-
-_WRITERS: dict[str, Callable[[Figure, Path, np.ndarray | None], None]] = {
-    "png": _write_png,
-    "svg": _write_svg,
-    "pdf": _write_pdf,
-}
+    format_ = path.suffix.removeprefix(".")
+    look: dict[str, Any] = {"facecolor": LIGHT.page, "dpi": dpi}
+    if format_ == "svg":
+        write_atomically(path, svg_of(figure, **look))
+        return
+    with replacing(path) as temporary, rc_context(figure.style.rc()):
+        figure.savefig(temporary, format=format_, metadata=_ABOUT[format_], **look)

@@ -30,9 +30,10 @@ def write_report(
     files: PictureFiles | None = PictureFiles(),
     working: _Working = lambda _phase, _total: nullcontext(lambda _done: None),
 ) -> bool:
-    """Replace the report in a folder, all at once; return whether the new one has figures.
+    """Replace the report in a folder, all at once; return whether the new one has `plots/`.
 
-    It is `summary.json`, `report.html` and `plots/`. Without `files` nothing is drawn. `working`
+    It is `summary.json`, `report.html`, and `plots/` if `files` has formats; without `files`
+    nothing is drawn. `working`
     gets the name of each long phase and how much it has to do; what it yields, how much is done.
     """
     from mismatch_cli.report.explorer import explorer_view
@@ -42,15 +43,20 @@ def write_report(
 
     with replacing_entries(folder / HTML_FILE, lambda: pictures_in(folder / PLOTS_FOLDER)) as new:
         write_numbers(study, new)
-        if files is not None and (count := len(list(plots_for(study.plot_data)))):
-            with working("Drawing", count) as on_drawn:
-                view = replace(
-                    view, figures=figure_views(study.plot_data, new / PLOTS_FOLDER, files, on_drawn)
-                )
         if responses := study.explored_responses:
             with working("Exploring", 2 * responses) as on_responses:
                 explored = study.exploration(on_responses)
             if explored is not None:
                 view = replace(view, explorer=explorer_view(explored))
+        if files is not None and (count := len(list(plots_for(study.plot_data)))):
+            with working("Drawing", count) as on_drawn:
+                figures = figure_views(
+                    study.plot_data,
+                    new / PLOTS_FOLDER,
+                    files,
+                    explored=view.explorer is not None,
+                    on_drawn=on_drawn,
+                )
+            view = replace(view, figures=figures)
         write_html(new / HTML_FILE, view)
-    return bool(view.figures)
+        return (new / PLOTS_FOLDER).exists()

@@ -16,6 +16,7 @@ from mismatch_cli.metrics.clipping.overlap import DisputedToken, PairOverlap
 from mismatch_cli.studies.support import Available
 from mismatch_cli.trace.origin import About
 
+_ALIKE = 0.65  # algorithms with a higher Jaccard index look nearly the same
 SIGNS = {"positive": "A > 0", "negative": "A < 0"}  # of an advantage
 
 
@@ -170,6 +171,18 @@ class ClippingResult(ClippingNumbers, ClippingQuestion):
             mask = group_of.get(row.name, row.name), key(row)
             by_mask.setdefault(mask, []).append(row)
         return list(chain.from_iterable(map(self._shown, by_mask.values())))
+
+    def distinct_masks(self, rows: Sequence[AlgorithmRow], most: int) -> list[OneMask]:
+        """The compared algorithms among these rows, then those that block different tokens from
+        the ones before.
+        """
+        chosen: list[OneMask] = []
+        for mask in sorted(self.masks(rows), key=lambda mask: mask.row not in self.leading):
+            pairs = [self.overlap.pair(mask.row.name, before.row.name) for before in chosen]
+            is_alike = any((pair.jaccard.value or 0.0) > _ALIKE for pair in pairs)
+            if mask.row in self.leading or not is_alike:
+                chosen.append(mask)
+        return chosen[:most]
 
     def _shown(self, alike: list[AlgorithmRow]) -> list[OneMask]:
         shown = [row for row in alike if row.name in self.compared] or alike[:1]

@@ -1,20 +1,12 @@
-"""Horizontal bars, one below the other."""
+"""The end of a horizontal bar."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from mismatch_cli.report.drawing.panels import Panel
 
 _CAP = 0.13  # half the height of the end of an interval, of a row
-
-
-def name_rows(axes: Panel, names: Sequence[str]) -> None:
-    """A named row for each bar, the first on top."""
-    axes.set_yticks(range(len(names)), names, fontsize=axes.style.small)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.grid(visible=False, axis="y")
 
 
 def end_bar(
@@ -27,12 +19,4 @@ def end_bar(
         axes.hlines(row, low, high, **ink)
         axes.vlines((low, high), row - _CAP, row + _CAP, **ink)
         end = max(end, high)
-    axes.annotate(
-        words,
-        (end, row),
-        xytext=(5, 0),
-        textcoords="offset points",
-        va="center_baseline",
-        fontsize=axes.style.small,
-        color=axes.theme.ink,
-    )
+    axes.annotate_beside(words, (end, row), (5, 0), va="center_baseline", color=axes.theme.ink)

@@ -8,8 +8,9 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from mismatch_cli.base import numbers
-from mismatch_cli.bisect.plots._rows import end_bar, name_rows
-from mismatch_cli.report.drawing.panels import BOTTOM, RIGHT, TOP, Box, Panel, Sheet, width_of
+from mismatch_cli.bisect.plots._rows import end_bar
+from mismatch_cli.report.drawing.marks import names_beside
+from mismatch_cli.report.drawing.panels import Panel, Sheet
 
 if TYPE_CHECKING:
     from mismatch_cli.bisect.studies.bisection import BisectionAnalysis
@@ -37,28 +38,23 @@ _ASIDE_OF = {  # of each edge, where its label is: points to the right and up, a
 }
 _WIDEST = 9.0  # points of an edge
 _ROW = 31  # pixels of a bar
-_ASIDE = 18  # pixels for half of the last tick label
-_HEIGHT = 210  # pixels of the triangle
+_HEIGHT = 210  # pixels at least
 
 
 def needs(data: BisectionAnalysis) -> bool:
-    found = data.triangle
-    return found.as_recorded.value is not None and len(found.between | found.within) > 1
+    distances = data.triangle
+    has_several = len(distances.between | distances.within) > 1
+    return distances.as_recorded.value is not None and has_several
 
 
 def draw(figure: Sheet, data: BisectionAnalysis) -> None:
-    distances, style = data.triangle.between | data.triangle.within, figure.style
-    left = max(width_of(name, style.small) for name in distances) + 14
-    beside = style.pick(0.42 * style.width, 0)  # where the bars with their names begin
-    room = style.pick(beside - figure.flush, style.width - 2 * figure.flush)
-    height = _ROW * len(distances)
-    corners = Box(figure.flush, style.pick(8, TOP), room, max(_HEIGHT, style.pick(height, 0)))
-    top = style.pick(TOP, corners.top + corners.height + TOP + 10)
-    within = Box(beside + left, top, style.width - beside - left - RIGHT - _ASIDE, height)
-    triangle, bars = figure.place([corners, within], style.pick(BOTTOM - 22, BOTTOM))
+    distances = data.triangle.between | data.triangle.within
+    names, left = names_beside(list(distances), figure.style)
+    high = max(_HEIGHT, _ROW * len(distances))
+    triangle, bars = figure.panels(2, height=(high, high), left=left)
     _draw_corners(triangle, data.triangle)
+    bars.name_rows(names)
     _draw_bars(bars, data.triangle)
-    bars.flush = (max(beside, figure.flush) - within.left) / within.width
     bars.headline("Mean |difference|, nats", is_axis=False)
 
 
@@ -98,14 +94,8 @@ def _draw_edge(axes: Panel, value: float, start: _Place, end: _Place, width: flo
     ends = np.array((start, end))
     look: dict[str, Any] = {"color": axes.theme.purple, "alpha": 0.4, "zorder": 1}
     axes.plot(*ends.T, linewidth=width, solid_capstyle="butt", **look)
-    axes.annotate(
-        numbers.number(value),
-        tuple(ends.mean(0)),
-        xytext=_ASIDE_OF[start, end][:2],
-        textcoords="offset points",
-        ha=_ASIDE_OF[start, end][2],
-        color=axes.theme.ink,
-    )
+    x, y, align = _ASIDE_OF[start, end]
+    axes.annotate_beside(numbers.number(value), tuple(ends.mean(0)), (x, y), ha=align)
 
 
 def _draw_corner(
@@ -113,21 +103,11 @@ def _draw_corner(
 ) -> None:
     """A dot with its name and its noise, above it, or below it for the lowest dot."""
     axes.plot(*place, "o", color=colour, markersize=11, zorder=2)
-    below = place == _REFERENCE
-    offset: dict[str, Any] = {"textcoords": "offset points", "ha": "center"}
-    axes.annotate(
-        name, place, xytext=(0, -22 if below else 25 if noise else 11), fontweight="bold", **offset
-    )
+    height = -22 if place == _REFERENCE else 25 if noise else 11
+    axes.annotate_beside(name, place, (0, height), ha="center", fontweight="bold")
     if noise is not None:
         words = f"noise {numbers.number(noise.value, 2)}"
-        axes.annotate(
-            words,
-            place,
-            xytext=(0, 11),
-            fontsize=axes.style.small,
-            color=axes.theme.muted,
-            **offset,
-        )
+        axes.annotate_beside(words, place, (0, 11), ha="center", color=axes.theme.muted)
 
 
 def _draw_bars(axes: Panel, found: Triangle) -> None:
@@ -136,8 +116,7 @@ def _draw_bars(axes: Panel, found: Triangle) -> None:
         value, colour = distance.value or 0.0, theme.gold if name in found.within else theme.purple
         axes.barh(row, value, 0.6, color=colour, alpha=0.85, linewidth=0, zorder=2)
         end_bar(axes, row, value, (distance.low, distance.high), numbers.number(distance.value))
-    name_rows(axes, list(distances))
     reach = max(max(each.value or 0.0, each.high or 0.0) for each in distances.values())
     axes.set_xlim(0, reach * axes.style.pick(1.2, 1.4) or 1.0)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=axes.style.pick(7, 3)))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=axes.style.pick(6, 3), steps=[1, 2, 5, 10]))
     axes.set_xlabel("nats")

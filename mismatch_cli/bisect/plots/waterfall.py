@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from matplotlib.ticker import MultipleLocator
 
 from mismatch_cli.base import numbers
-from mismatch_cli.bisect.plots._rows import end_bar, name_rows
+from mismatch_cli.bisect.plots._rows import end_bar
 from mismatch_cli.bisect.studies.bisection import in_percent
 from mismatch_cli.metrics.estimate import Estimate
-from mismatch_cli.report.drawing.lines import DASHED
-from mismatch_cli.report.drawing.panels import RIGHT, TOP, Box, Panel, Sheet, short_names, width_of
+from mismatch_cli.report.drawing.marks import DASHED, names_beside
+from mismatch_cli.report.drawing.panels import Panel, Sheet, plain_label
 from mismatch_cli.report.drawing.style import LIGHT, Theme
 
 if TYPE_CHECKING:
@@ -51,6 +51,16 @@ class _Bar(NamedTuple):
     look: str = "full"  # or hatched, hollow
     leads: bool = True  # to the row below
 
+    @property
+    def lowest(self) -> float:
+        """The left end of the bar and of its interval."""
+        return min(self.first, self.last, self.last if self.low is None else self.low)
+
+    @property
+    def highest(self) -> float:
+        """The right end of the bar and of its interval."""
+        return max(self.first, self.last, self.last if self.high is None else self.high)
+
 
 def needs(data: BisectionAnalysis) -> bool:
     return bool(data.causes) and not data.is_equal
@@ -59,27 +69,26 @@ def needs(data: BisectionAnalysis) -> bool:
 def draw(figure: Sheet, data: BisectionAnalysis) -> None:
     style = figure.style
     bars = list(_bars(data, figure.theme, sides=style.pick(True, False)))
-    labels = short_names([bar.label for bar in bars], style.pick(300, 110), style.small)
-    left = max(width_of(label, style.small) for label in labels) + 14
-    (axes,) = figure.place([Box(left, TOP, style.width - left - RIGHT, _ROW * len(bars))])
-    axes.flush = (figure.flush - left) / axes.box.width
-    ends = [end for bar in bars for end in (bar.first, bar.last, bar.low, bar.high)]
-    lowest = min(end for end in ends if end is not None)
-    highest = max(end for end in ends if end is not None)
+    names, left = names_beside([bar.label for bar in bars], style)
+    high = _ROW * len(bars)
+    (axes,) = figure.panels(1, height=(high, high), left=left)
+    axes.name_rows(names)
+    lowest, highest = min(bar.lowest for bar in bars), max(bar.highest for bar in bars)
     room = style.pick(0.13, 0.34) * (highest - lowest)  # for labels at the right
     axes.set_xlim(lowest - 0.02, highest + room)
     for row, bar in enumerate(bars):
         _draw(axes, row, bar)
         end_bar(axes, row, max(bar.first, bar.last), (bar.low, bar.high), bar.share)
-    name_rows(axes, labels)
-    axes.axvline(0, color=axes.theme.muted, linewidth=0.9, zorder=1)
-    axes.xaxis.set_major_locator(MultipleLocator(style.pick(0.2, 0.5)))
-    axes.xaxis.set_major_formatter(
-        lambda value, _position: f"{100 * value:.0f} %".replace("-", "−")
-    )
-    axes.set_xlabel(style.pick("share of the recorded gap", "share of the gap"))
+    _label_shares(axes)
     whole = numbers.number(data.search.gap)
     axes.headline(f"Shares of the gap of {whole} nats", f"Shares of {whole} nats", is_axis=False)
+
+
+def _label_shares(axes: Panel) -> None:
+    axes.axvline(0, color=axes.theme.muted, linewidth=0.9, zorder=1)
+    axes.xaxis.set_major_locator(MultipleLocator(axes.style.pick(0.2, 0.5)))
+    axes.xaxis.set_major_formatter(lambda value, _position: f"{plain_label(100 * value)} %")
+    axes.set_xlabel("share of the recorded gap")
 
 
 def alternative(data: BisectionAnalysis) -> str:
@@ -94,29 +103,16 @@ def alternative(data: BisectionAnalysis) -> str:
 
 def _draw(axes: Panel, row: int, bar: _Bar) -> None:
     left, width = min(bar.first, bar.last), abs(bar.last - bar.first)
-    look: dict[str, Any] = {"color": bar.colour, "alpha": 0.85, "linewidth": 0}
-    if bar.look != "full":
-        look = {"facecolor": "none", "edgecolor": bar.colour, "linewidth": 1.1}
-    line = DASHED if bar.look == "hollow" else "-"
-    axes.barh(row, width, _BAR, left, zorder=2, linestyle=line, **look)
-    if bar.look == "hatched":
-        _hatch(axes, row, left, width, bar.colour)
+    outline: dict[str, Any] = {"facecolor": "none", "edgecolor": bar.colour, "linewidth": 1.1}
+    looks: dict[str, dict[str, Any]] = {
+        "full": {"color": bar.colour, "alpha": 0.85, "linewidth": 0},
+        "hatched": outline | {"hatch": "///"},
+        "hollow": outline | {"linestyle": DASHED},
+    }
+    axes.barh(row, width, _BAR, left, zorder=2, **looks[bar.look])
     if bar.leads:
         ends = row - _BAR / 2, row + 1 + _BAR / 2
         axes.vlines(bar.last, *ends, color=axes.theme.muted, linewidth=0.7, zorder=1)
-
-
-def _hatch(axes: Panel, row: int, left: float, width: float, colour: str) -> None:
-    """Slanted lines within a bar."""
-    low, high = axes.get_xlim()
-    # As wide as the bar is high, in the units of the axis
-    slant = (high - low) * _BAR * _ROW / axes.box.width
-    place = left - slant
-    while place < left + width:
-        first, last = max(place, left), min(place + slant, left + width)
-        heights = [row + _BAR / 2 - _BAR * (x - place) / slant for x in (first, last)]
-        axes.plot((first, last), heights, color=colour, linewidth=0.8, zorder=2)
-        place += slant / 2.5
 
 
 def _bars(data: BisectionAnalysis, theme: Theme, *, sides: bool) -> Iterator[_Bar]:

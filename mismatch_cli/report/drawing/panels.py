@@ -1,55 +1,43 @@
 """The figure that a plot draws on, and its panels: placed in CSS pixels, with readable titles and
 axes.
-
-There is no layout engine because it would draw everything twice.
 """
 
 from __future__ import annotations
 
+import io
+import textwrap
 from base64 import b64encode
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from math import log10
-from textwrap import wrap
-from typing import Any, NamedTuple
+from math import ceil, floor, log10
+from typing import Any
 
 import numpy as np
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 
 from mismatch_cli.base.text import for_mathtext
-from mismatch_cli.report.drawing.axis import PanelRightAxis, PanelXAxis, PanelYAxis
-from mismatch_cli.report.drawing.style import CSS_PX, Style
-from mismatch_cli.report.drawing.svg import measured, to_svg
+from mismatch_cli.report.drawing.style import CSS_PX, PT, Style
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 30, 44  # pixels around a panel with ordinary labels
-LEGEND = 20  # pixels for a legend line between title and panel
-# Pixels for the first line below all panels, and for each further one
-_SUBJECT, _SUBJECT_LINE = 22, 15
-_NAMES = 4  # names per line of the legend above a panel
-_LINE = 18  # pixels per line of the legend below all panels
-_CELL = 300  # pixels that each of several columns needs in small text
-_LABEL = 20  # pixels of a rotated label of two lines
-
-
-class Box(NamedTuple):
-    """The place of a panel, in CSS pixels from the upper left corner of the figure."""
-
-    left: float
-    top: float
-    width: float
-    height: float
-    legend: int = 0  # pixels above the panel for its legend
-
-
-class HeatCells(NamedTuple):
-    """A heat map: its shares, NaN where a cell is empty, and the names of its rows."""
-
-    share_RC: np.ndarray
-    names: Sequence[str]
+LEGEND = 20  # pixels of a line of a legend
+NAMES = 4  # names per line of the legend above a panel
+_SUBJECT, _SUBJECT_LINE = 22, 15  # pixels below all panels: of the first line, of another
+_LABEL = 34  # pixels of a rotated label of two lines
+_NARROWEST = 300  # pixels of each of several columns, in small text
+_LETTER = 0.6  # the mean width of a letter, as a share of its size
+HIGHEST = 0.9995  # of an axis of probabilities: higher ones are at the edge
+_LOWEST, _RARE = (1e-5, 1e-3), 2e-3  # its lower end, and the share of tokens below it
+_PROBABILITIES = {
+    1e-5: "10⁻⁵", 1e-4: "10⁻⁴", 1e-3: "0.001", 0.01: "0.01", 0.1: "0.1", 0.5: "0.5",
+    0.9: "0.9", 0.99: "0.99", 0.999: "0.999",
+}  # fmt: skip
+_CROWDED = (1e-4, 0.01, 0.999)  # a narrow axis has no room for their labels
+_FEW_POWERS = 2  # of ten, on a stretched axis
+_MOST_IN_FULL = 1e5  # larger tick labels have an exponent
 
 
 class Sheet(Figure):
@@ -58,128 +46,99 @@ class Sheet(Figure):
     def __init__(self, style: Style) -> None:
         super().__init__()
         self.style, self.theme = style, style.theme
-        # Titles begin above the panel if wide; above its labels if narrow, which gives more room.
-        self.flush = style.pick(LEFT, 8)
-        self.subject_lines = style.pick(1, 2)
-        self.subject_height = _SUBJECT + (self.subject_lines - 1) * _SUBJECT_LINE
+        self._subject_lines = style.pick(1, 2)
+        self._subject = _SUBJECT + _SUBJECT_LINE * (self._subject_lines - 1)
 
     def _repr_html_(self) -> str:
         """The figure for a notebook, always on white."""
-        svg = b64encode(to_svg(self, themed=False).encode()).decode()
-        return f'<img src="data:image/svg+xml;base64,{svg}" style="max-width: 100%" alt="Plot">'
+        svg = io.StringIO()
+        self.savefig(svg, format="svg", facecolor=self.theme.page)
+        content = b64encode(svg.getvalue().encode()).decode()
+        return f'<img src="data:image/svg+xml;base64,{content}" style="max-width: 100%" alt="Plot">'
 
     def panels(
         self,
         count: int,
         *,
         height: tuple[int, int] = (300, 300),
-        legend: int = 0,
         columns: int = 2,
+        legend: int = 0,
+        names: float = 0,
+        left: float = LEFT,
+        right: float = RIGHT,
         between: int = BOTTOM,
         below: int = 0,
-        label: int = 0,
-        right: int = 0,
         cells: Sequence[int] = (),
     ) -> list[Panel]:
-        """Panels in `columns` if wide, in one column if narrow; `height` in pixels is for wide and
-        narrow.
+        """Equal panels in `columns` if wide, in one column if narrow; sets the figure's height.
 
-        Free pixels: `legend` between the title and the panel, `between` below a panel above another, `below` more under
-        the lowest, `label` at the left for a rotated axis label, `right` for a second axis.
-        `cells` are the occupied places, row by row, if all columns fit; the other places stay empty.
+        `height` of a panel in pixels, wide and narrow. Free pixels: `legend` between title and
+        panel, `names` at the left of each row of panels, `left` and `right` of each panel,
+        `between` below a panel above another, `below` more under the lowest. `cells` are the
+        occupied places, row by row, if all columns fit; the others stay empty.
         """
-        fitting = self.style.pick(columns, int(self.style.width // _CELL))
-        taken = cells if cells and fitting >= columns else range(count)
-        columns, high = max(1, min(columns, max(taken) + 1, fitting)), self.style.pick(*height)
-        left = LEFT + (0 if self.style.labelled else label)
-        cell, row = self.style.width / columns, TOP + legend + high + between
-        boxes = [
-            Box(
-                left + i % columns * cell,
-                i // columns * row + TOP + legend,
-                cell - left - RIGHT - right,
-                high,
-                legend,
-            )
-            for i in taken
-        ]
-        return self.place(boxes, BOTTOM + below)
-
-    def place(self, boxes: Sequence[Box], below: float = BOTTOM) -> list[Panel]:
-        """Set the figure's size and add a panel for each box, with `below` pixels and the
-        subject under the lowest.
-        """
-        if self.style.labelled:
-            boxes = [
-                box._replace(left=box.left + _LABEL, width=box.width - _LABEL) for box in boxes
-            ]
-        height = max(box.top + box.height for box in boxes) + below + self.subject_height
-        self.set_size_inches(self.style.width * CSS_PX, height * CSS_PX)
-        panels = [Panel(self, box, height) for box in boxes]
-        for axes in panels:
-            self.add_axes(axes)
+        fitting = self.style.pick(columns, int(self.style.width // _NARROWEST))
+        places = cells if cells and fitting >= columns else range(count)
+        columns = max(1, min(columns, fitting, max(places) + 1))
+        high, left = self.style.pick(*height), left + _LABEL * self.style.labelled
+        row, cell = TOP + legend + high + between, (self.style.width - names) / columns
+        whole = row * (max(places) // columns + 1) - between + BOTTOM + below + self._subject
+        self.set_size_inches(self.style.width * CSS_PX, whole * CSS_PX)
+        panels = []
+        for place in places:
+            x = names + place % columns * cell + left
+            y = whole - place // columns * row - TOP - legend - high
+            panel = self._add_panel(x, y, cell - left - right, high)
+            panel.set_room(names + left, legend)
+            panels.append(panel)
         return panels
 
+    def _add_panel(self, x: float, y: float, wide: float, high: float) -> Panel:
+        """A panel at pixels from the lower left corner."""
+        panel = Panel(self, (*self._share_of(x, y), *self._share_of(wide, high)))
+        panel.room, panel.high = wide, high
+        self.add_axes(panel)
+        return panel
+
     def second_axis(self, panel: Panel) -> Panel:
-        """An empty panel on top of another with its vertical axis at the right; it has no ticks
-        below and no grid.
-        """
-        second = _RightPanel(self, panel.box, self.get_size_inches()[1] / CSS_PX)
+        """An empty panel on top of another: with its vertical axis at the right, and no grid."""
+        second = Panel(self, panel.get_position(), sharex=panel)
         self.add_axes(second)
-        second.set_xticks([])
-        second.grid(visible=False)
-        for side, spine in second.spines.items():
-            spine.set_visible(side == "right")
-        second.spines.right.set_position(("outward", 0))
+        second.yaxis.tick_right()
         second.yaxis.set_label_position("right")
+        second.xaxis.set_visible(False)
+        second.grid(visible=False)
+        second.spines[["left", "bottom"]].set_visible(False)
+        second.spines.right.set_visible(True)
+        second.room, second.high = panel.room, panel.high
         return second
 
     def add_subject(self, subject: str) -> None:
         """Print the subject below all panels, so that a copied picture says what it shows."""
-        small, room, text = (
-            self.style.small,
-            self.style.width - self.flush - RIGHT,
-            for_mathtext(subject),
+        letters = letters_in(self.style.width - 2 * RIGHT, self.style.small)
+        lines = textwrap.wrap(
+            for_mathtext(subject), letters, max_lines=self._subject_lines, placeholder=" …"
         )
-        if (width := width_of(text, small)) > room:
-            letters = int(0.95 * len(text) * room / width)  # some lines have wider letters
-            text = "\n".join(wrap(text, letters, max_lines=self.subject_lines, placeholder="…"))
-        self.text(*self._fraction(self.flush, 7), text, color=self.theme.muted, fontsize=small)
+        look: dict[str, Any] = {"color": self.theme.muted, "fontsize": self.style.small}
+        self.text(*self._share_of(self._margin, 7), "\n".join(lines), **look)
 
-    def legend_below(
-        self,
-        look_of: Mapping[str, Mapping[str, Any]],
-        columns: int,
-        *,
-        beside: int = 62,
-        **spacing: float,
-    ) -> None:
-        """A legend below all panels, for names too long to fit above one; `beside` pixels per
-        name are for its mark.
-        """
-        names = short_names(
-            list(look_of), (self.style.width - LEFT) / columns - beside, rcParams["legend.fontsize"]
-        )
+    def legend_below(self, look_of: Mapping[str, Mapping[str, Any]], columns: int) -> None:
+        """A legend below all panels, for names too long to fit above one."""
+        room = self.style.width / columns - 62
+        names = short_names(list(look_of), room, rcParams["legend.fontsize"])
         handles = [
             Line2D([], [], label=name, **look)
             for name, look in zip(names, look_of.values(), strict=True)
         ]
-        self.legend(
-            handles=handles,
-            loc="lower left",
-            ncols=columns,
-            bbox_to_anchor=self._fraction(self.flush, self.subject_height),
-            **{
-                "borderaxespad": 0,
-                "borderpad": 0.2,
-                "handlelength": 2.4,
-                "columnspacing": 1.8,
-                "labelspacing": 0.35,
-            }
-            | spacing,
-        )
+        place = self._share_of(self._margin, self._subject)
+        self.legend(handles=handles, loc="lower left", ncols=columns, bbox_to_anchor=place)
 
-    def _fraction(self, x: float, y: float) -> tuple[float, float]:
+    @property
+    def _margin(self) -> int:
+        """Where texts begin: at the panels if wide, at the edge if narrow."""
+        return self.style.pick(LEFT, 8)
+
+    def _share_of(self, x: float, y: float) -> tuple[float, float]:
         """Pixels from the lower left corner, as figure coordinates."""
         width, height = self.get_size_inches() / CSS_PX
         return x / width, y / height
@@ -187,49 +146,32 @@ class Sheet(Figure):
 
 def legend_below_height(entries: int, columns: int) -> int:
     """Pixels for a legend below all panels."""
-    return _LINE * -(-entries // columns)
+    return LEGEND * ceil(entries / columns)
 
 
-def legend_height(names: Collection[str], columns: int = _NAMES) -> int:
+def legend_height(names: Sequence[str], columns: int = NAMES) -> int:
     """Pixels for a legend above a panel; a single line needs none."""
-    return LEGEND * -(-len(names) // columns) if len(names) > 1 else 0
+    return legend_below_height(len(names), columns) if len(names) > 1 else 0
 
 
 class Panel(Axes):
-    """Axes in a sheet, with plain tick labels.
+    """Axes in a sheet, with plain tick labels."""
 
-    What the artists of a panel do not say is kept for its description: the `factor` from values to
-    labels of the vertical axis, whether the horizontal one has `whole` steps only, `dots` as x and
-    y of each image of points, and `cells`.
-    """
-
-    vertical: type[PanelYAxis | PanelRightAxis] = PanelYAxis
-
-    def __init__(self, sheet: Sheet, box: Box, height: float) -> None:
-        width = sheet.style.width
-        bottom = height - box.top - box.height
-        super().__init__(
-            sheet, (box.left / width, bottom / height, box.width / width, box.height / height)
-        )
-        self.style, self.theme, self.box = sheet.style, sheet.theme, box
-        self.factor, self.whole = 1.0, False
-        self.dots: list[tuple[np.ndarray, np.ndarray]] = []
-        self.cells: HeatCells | None = None
-        self.flush = (sheet.flush - LEFT) / box.width  # where its title begins, in axes coordinates
-        for side in ("left", "bottom"):  # as matplotlib's first tick would do
-            self.spines[side].set_position(("outward", 0))
+    def __init__(self, figure: Sheet, *place: Any, **settings: Any) -> None:
+        super().__init__(figure, *place, **settings)
+        self.style, self.theme = figure.style, figure.theme
+        self.room, self.high = 0.0, 0.0  # pixels
+        self.factor = 1.0  # from values to the labels of the vertical axis
+        self.whole = False  # the horizontal axis has whole steps only
         self.xaxis.set_major_formatter(plain_label)
         self.yaxis.set_major_formatter(plain_label)
+        self.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
 
-    def _init_axis(self) -> None:
-        self.xaxis, self.yaxis = PanelXAxis(self, clear=False), self.vertical(self, clear=False)
-        for side, spine in self.spines.items():
-            spine.register_axis(self.xaxis if side in ("bottom", "top") else self.yaxis)
-
-    @property
-    def headline_room(self) -> float:
-        """Pixels from the beginning of the title to the right end of the panel."""
-        return float(self.box.width * (1 - self.flush))
+    def set_room(self, left: float, legend: int) -> None:
+        """The pixels that are free at its left and for its legend."""
+        self._legend = legend
+        # Titles begin above the panel if wide; above its labels if narrow, which gives more room
+        self.flush = self.style.pick(0.0, (8 - left) / self.room)
 
     def headline(
         self, text: str, short: str = "", note: str = "", *, is_axis: bool = True, **legend: Any
@@ -237,74 +179,35 @@ class Panel(Axes):
         """The title (`short` if narrow), which replaces the label of the vertical axis if it names
         that axis.
 
-        The note is at its right, and the legend of the lines drawn so far below it, if the panel
-        has room for one.
+        The note is at its right, and the legend of the lines drawn so far below it.
         """
-        pad = (7 + self.box.legend) * 0.75
+        pad = (7 + self._legend) * PT
         if is_axis and self.style.labelled:
-            self.set_ylabel(self._in_lines(text, short), linespacing=1.1)
+            letters = letters_in(self.high, rcParams["axes.labelsize"])
+            label = text if len(text) <= 2 * letters else short or text
+            self.set_ylabel(textwrap.fill(label, letters))
         else:
             self.set_title(self.style.pick(text, short or text), pad=pad, x=self.flush)
-        self.set_title(
-            note,
-            loc="right",
-            pad=pad,
-            fontsize=self.style.small,
-            fontweight="normal",
-            color=self.theme.muted,
-        )
-        if self.box.legend and self.get_legend_handles_labels()[0]:
-            spacing = {
-                "borderaxespad": 0.25,
-                "handlelength": 1.5,
-                "handletextpad": 0.5,
-                "columnspacing": 1.3,
-            }
-            self.legend(
-                loc="lower left",
-                bbox_to_anchor=(self.flush, 1.0),
-                borderpad=0.1,
-                **{"ncols": _NAMES} | spacing | legend,
-            )
+        look: dict[str, Any] = {"fontsize": self.style.small, "fontweight": "normal"}
+        self.set_title(note, loc="right", pad=pad, color=self.theme.muted, **look)
+        if self._legend and self.get_legend_handles_labels()[0]:
+            place = self.flush, 1.0
+            self.legend(loc="lower left", bbox_to_anchor=place, **{"ncols": NAMES} | legend)
 
-    def set_xscale(self, value: Any, **how: Any) -> None:
-        super().set_xscale(value, **how)
-        if value == "log":
-            self.xaxis.set_major_formatter(power_label)  # matplotlib's formatter writes markup
-
-    def set_yscale(self, value: Any, **how: Any) -> None:
-        super().set_yscale(value, **how)
-        if value == "log":
-            self.yaxis.set_major_formatter(power_label)
+    @property
+    def title_room(self) -> float:
+        """Pixels from the beginning of the title to the right end of the panel."""
+        return self.room * (1 - self.flush)
 
     def set_xlabel(self, xlabel: str, *args: Any, **text: Any) -> Any:
         """A label centred below the panel, or aligned with its right end if it is wider."""
-        loc = (
-            "center" if width_of(xlabel, rcParams["axes.labelsize"]) <= self.box.width else "right"
-        )
-        return super().set_xlabel(xlabel, *args, **{"loc": loc} | text)
+        fits = width_of(xlabel, rcParams["axes.labelsize"]) <= self.room
+        return super().set_xlabel(xlabel, *args, loc="center" if fits else "right", **text)
 
-    def _in_lines(self, text: str, short: str) -> str:
-        """The label beside the panel, in one or two lines; the short text if it does not fit
-        two.
-        """
-        points, label = rcParams["axes.labelsize"], text
-        for label in (text, short or text):
-            lines = wrapped(label, self.box.height, points)
-            if len(lines) <= 2:
-                return "\n".join(lines)
-        return label
-
-    def drawn_values(self) -> np.ndarray:
-        """The values of every line."""
-        return np.concatenate(
-            [np.asarray(line.get_ydata(), dtype=np.float64) for line in self.lines]
-        )
-
-    def in_percent(self, label: Callable[[float], str] | None = None) -> None:
+    def in_percent(self) -> None:
         """Label vertical ticks in percent."""
         self.factor = 100
-        self.yaxis.set_major_formatter(lambda value, _position: (label or plain_label)(100 * value))
+        self.yaxis.set_major_formatter(lambda value, _position: plain_label(100 * value))
 
     def logarithmic(self, which: str) -> None:
         """A logarithmic axis with at most six labelled ticks, at powers of ten if they suffice."""
@@ -315,12 +218,34 @@ class Panel(Axes):
         axis.set_major_formatter(power_label)
         axis.set_minor_locator(NullLocator())
 
+    def stretch(self, linear: float, limits: tuple[float, float], *, percent: bool = False) -> None:
+        """A vertical axis that is linear within `linear` of 0 and logarithmic beyond, so that it
+        can show 0.
+        """
+        self.set_yscale("asinh", linear_width=linear)
+        self.set_ylim(*limits)
+        self.yaxis.set_major_locator(FixedLocator(_stretched_ticks(linear, *limits)))
+        self.yaxis.set_minor_locator(NullLocator())
+        factor = self.factor = 100 if percent else 1
+        self.yaxis.set_major_formatter(lambda value, _position: power_label(factor * value))
+
+    def spread_probability(self, lowest: float, which: str = "x") -> None:
+        """Stretch axes of probabilities (`x` or `xy`) from `lowest` on towards 0 and 1."""
+        crowded = self.style.pick((), _CROWDED)
+        labels = {tick: label for tick, label in _PROBABILITIES.items() if tick >= lowest}
+        for name in which:
+            left_out = crowded if name == "x" else ()
+            ticks = [tick for tick in labels if tick == lowest or tick not in left_out]
+            self.set(**{f"{name}scale": "logit", f"{name}lim": (lowest, HIGHEST)})
+            names = [labels[tick] for tick in ticks]
+            self.set(**{f"{name}ticks": ticks, f"{name}ticklabels": names})
+            getattr(self, f"{name}axis").set_minor_locator(NullLocator())
+
     def whole_steps(self, ticks: int = 8) -> None:
         """An axis of training steps: whole numbers only."""
         self.whole = True
-        self.xaxis.set_major_locator(
-            MaxNLocator(nbins=ticks, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1)
-        )
+        locator = MaxNLocator(nbins=ticks, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1)
+        self.xaxis.set_major_locator(locator)
         self.set_xlabel("step")
 
     def label_bins(self, edges: Sequence[float], every: int = 2) -> None:
@@ -329,79 +254,115 @@ class Panel(Axes):
         """
         every = self.style.pick(1, every)
         labels = [f"{edge:g}".removeprefix("0") or "0" for edge in edges]
-        labels = [
-            label if index % every == len(labels) % every else ""
-            for index, label in enumerate(labels)
-        ]
+        places = range(len(edges) % every, len(edges), every)
         self.set_xlim(0, len(edges) - 1)
-        self.set_xticks(range(len(edges)), labels)
+        self.set_xticks(places, [labels[place] for place in places])
+
+    def name_rows(self, names: Sequence[str]) -> None:
+        """A named row for each unit of the vertical axis, the first on top."""
+        self.set_yticks(range(len(names)), names, fontsize=self.style.small)
+        self.set_ylim(len(names) - 0.5, -0.5)
+        self.grid(visible=False, axis="y")
+        self.tick_params(axis="y", length=0)
+
+    def drawn_values(self) -> np.ndarray:
+        """The values of every line."""
+        return np.concatenate([np.asarray(line.get_ydata(), np.float64) for line in self.lines])
+
+    def name_threshold(self, name: str, place: float, row: int = 0, side: str = "right") -> None:
+        """The name of a threshold on the horizontal axis, at its `side` and below the top."""
+        offset = 3 if side == "right" else -3, -2 - 11 * row
+        align = "left" if side == "right" else "right"
+        self.annotate_beside(
+            name,
+            (place, 1),
+            offset,
+            xycoords=("data", "axes fraction"),
+            color=self.theme.muted,
+            ha=align,
+            va="top",
+            zorder=6,
+            bbox={"facecolor": self.theme.page, "linewidth": 0, "pad": 0.5},
+        )
+
+    def annotate_beside(
+        self, text: str, place: tuple[float, float], offset: tuple[float, float], **look: Any
+    ) -> None:
+        """A small text, `offset` points from a place in the data."""
+        settings: dict[str, Any] = {"fontsize": self.style.small, "textcoords": "offset points"}
+        self.annotate(text, place, xytext=offset, **settings | look)
 
 
-class _RightPanel(Panel):
-    """A panel whose vertical axis is at its right."""
+def _stretched_ticks(linear: float, low: float, high: float) -> list[float]:
+    """0, and sizes beyond the linear part: powers of ten, if they are few also three times
+    those.
+    """
+    first, last = floor(log10(linear)), floor(log10(max(-low, high)))
+    digits = (1, 3) if last - first <= _FEW_POWERS else (1,)
+    sizes = [digit * 10.0**power for power in range(first, last + 1) for digit in digits]
+    beyond = [size for size in sizes if size >= linear]
+    ticks = [*(-size for size in beyond), 0.0, *beyond]
+    return [tick for tick in ticks if low <= tick <= high]
 
-    vertical = PanelRightAxis
+
+def lowest_of(log_mu_N: np.ndarray) -> float:
+    """The lower end of an axis of probabilities: a power of ten below nearly all of them."""
+    finite_N = log_mu_N[np.isfinite(log_mu_N)]
+    exponent = np.floor(np.quantile(finite_N, _RARE) / np.log(10)) if len(finite_N) else -3
+    return float(np.clip(10.0**exponent, *_LOWEST))
 
 
 def plain_label(value: float, _position: float = 0) -> str:
     """A tick on a linear axis, without the offset above the axis that matplotlib would use."""
     # A ratio very close to 1: only its distance from 1 fits beside the panel
     if 0 < abs(value - 1) < 5e-4:
-        return f"{value - 1:+.2g}".replace("e-0", "e-").replace("-", "−")
-    return f"{value:.7g}".replace("e-0", "e-").replace("-", "−")
+        text = f"{value - 1:+.2g}"
+    elif abs(value) >= _MOST_IN_FULL:
+        text = f"{value:.3g}".replace("e+0", "e").replace("e+", "e")
+    else:
+        text = f"{value:.5g}"
+    return text.replace("e-0", "e-").replace("-", "−")
 
 
 def power_label(value: float, _position: float = 0) -> str:
     """A tick on a logarithmic axis: 0.01 and 10 in full, smaller and larger ones as 10⁻⁵."""
-    if 1e-3 <= value < 1e4:
-        return f"{value:.10f}".rstrip("0").rstrip(".") if value < 1 else f"{value:g}"
-    exponent = round(log10(value))
-    return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    if value == 0 or 1e-3 <= abs(value) < 1e4:
+        return f"{value:.4g}".replace("-", "−")
+    sign, exponent = "−" if value < 0 else "", round(log10(abs(value)))
+    return f"{sign}10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
-def width_of(text: str, points: float, *, bold: bool = False) -> float:
-    """The largest width of a text, in CSS pixels: fitting letters to output dots adds some
-    percent.
-    """
-    return 1.07 * measured(text, points, bold)[0]
+def width_of(text: str, points: float) -> float:
+    """About how wide a text is, in CSS pixels."""
+    return len(text) * _LETTER * points / PT
 
 
-def wrapped(text: str, room: float, points: float) -> list[str]:
-    """Lines of whole words, each at most `room` CSS pixels wide unless a single word is wider."""
-    lines: list[str] = []
-    for word in text.split():
-        if lines and width_of(f"{lines[-1]} {word}", points) <= room:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
-    return lines
+def letters_in(room: float, points: float) -> int:
+    """About how many letters fit into so many CSS pixels."""
+    return max(4, int(room / width_of("m", points)))
 
 
-def short_names(
-    names: Sequence[str], room: float, points: float, *, bold: bool = False
-) -> list[str]:
-    """Names for a figure, at most `room` CSS pixels wide: long ones lose their middle.
+def short_names(names: Sequence[str], room: float, points: float) -> list[str]:
+    """Names for a figure, about `room` CSS pixels wide at most: long ones lose their middle.
 
     Names that would then look alike also lose the end that they share, so that their parameters
     tell them apart.
     """
+    letters = letters_in(room, points)
     drawable = [for_mathtext(name).replace(r"\$", "$") for name in names]
-    short = [_cut(name, room, points, bold) for name in drawable]
+    short = [_without_middle(name, letters) for name in drawable]
     for text in {text for text in short if short.count(text) > 1}:
-        same = [index for index, other in enumerate(short) if other == text]
-        endings = zip(*(reversed(drawable[index]) for index in same), strict=False)
+        alike = [place for place, other in enumerate(short) if other == text]
+        endings = zip(*(reversed(drawable[place]) for place in alike), strict=False)
         shared = sum(1 for _ in takewhile(lambda letters: len(set(letters)) == 1, endings))
-        for index in same:
-            short[index] = _cut(
-                drawable[index][: len(drawable[index]) - shared] + "…", room, points, bold
-            )
+        for place in alike:
+            name = drawable[place]
+            short[place] = _without_middle(name[: len(name) - shared] + "…", letters)
     return [text.replace("$", r"\$") for text in short]
 
 
-def _cut(name: str, room: float, points: float, bold: bool) -> str:
-    text = name
-    for kept in range(len(name) - 1, 1, -1):
-        if width_of(text, points, bold=bold) <= room:
-            break
-        text = f"{name[: kept // 2]}…{name[len(name) - (kept - kept // 2) :]}"
-    return text
+def _without_middle(name: str, letters: int) -> str:
+    if len(name) <= letters:
+        return name
+    begin = (letters - 1) // 2
+    return f"{name[:begin]}…{name[len(name) - (letters - 1 - begin) :]}"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mismatch_cli.report.drawing.lines import draw_bars
+from mismatch_cli.report.drawing.marks import DASHED, draw_bars, draw_points
 from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ CAPTION = (
     "to the mean."
 )
 
-_FEW = 100  # problems up to which dots are larger
 _JITTER = 0.35  # of the step between two accuracies: separates dots with equal numbers
 
 
@@ -39,15 +38,8 @@ def draw(figure: Sheet, data: CurationAnalysis) -> None:
 
 def _draw_all(axes: Panel, data: CurationAnalysis) -> None:
     count_B, edge_B = data.histogram
-    axes.bar(
-        edge_B[:-1],
-        count_B,
-        np.diff(edge_B),
-        align="edge",
-        color=axes.theme.blue,
-        edgecolor=axes.theme.page,
-        linewidth=0.6,
-    )
+    look: dict[str, Any] = {"color": axes.theme.blue, "edgecolor": axes.theme.page}
+    axes.bar(edge_B[:-1], count_B, np.diff(edge_B), align="edge", linewidth=0.6, **look)
     axes.axvspan(*data.curation.keep, color=axes.theme.orange, alpha=0.12, zorder=0, linewidth=0)
     axes.set_xlim(min(edge_B[0], -0.02), max(edge_B[-1], 1.02))
     axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 1])
@@ -59,23 +51,23 @@ def _draw_all(axes: Panel, data: CurationAnalysis) -> None:
 def _draw_kept(axes: Panel, data: CurationAnalysis) -> None:
     from mismatch_cli.studies.curation import mean_over_problems
 
-    curation, random, theme = data.curation, np.random.default_rng(0), axes.theme
-    step_2 = 1 / np.array([curation.samples, curation.held_out_samples])
-    dot_K2 = data.pairs_K2 + random.uniform(-_JITTER, _JITTER, data.pairs_K2.shape) * step_2
-    axes.plot(
-        [0, 1], [0, 1], color=theme.muted, linewidth=0.9, linestyle=(0, (4, 2)), label="equal"
-    )
-    axes.axhspan(*curation.keep, color=theme.orange, alpha=0.12, zorder=0, linewidth=0)
-    size = 8 if len(dot_K2) <= _FEW else 4
-    axes.plot(
-        *dot_K2.T, ".", color=theme.blue, markersize=size, alpha=0.5, markeredgewidth=0, zorder=2
-    )
+    theme = axes.theme
+    axes.plot([0, 1], [0, 1], color=theme.muted, linewidth=0.9, linestyle=DASHED, label="equal")
+    axes.axhspan(*data.curation.keep, color=theme.orange, alpha=0.12, zorder=0, linewidth=0)
+    dot_K2 = _apart(data)
+    draw_points(axes, dot_K2[:, 0], dot_K2[:, 1], theme.blue)
     x_B = [pairs[:, 0].mean() for _, _, pairs in data.bins]
     means = [mean_over_problems(pairs[:, 1]) for _, _, pairs in data.bins]
-    draw_bars(
-        axes, x_B, means, theme.orange, markersize=4, linewidth=1.6, label="mean of each sixth"
-    )
+    draw_bars(axes, x_B, means, theme.orange, markersize=4, label="mean of each sixth")
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1)
     axes.set_xlabel("accuracy when chosen")
     axes.headline("Held-out accuracy")
+
+
+def _apart(data: CurationAnalysis) -> np.ndarray:
+    """Both accuracies of each kept problem, [K, 2], moved a little: many are equal."""
+    samples = data.curation.samples, data.curation.held_out_samples
+    random = np.random.default_rng(0)
+    jitter_K2 = random.uniform(-_JITTER, _JITTER, data.pairs_K2.shape) / np.array(samples)
+    return np.clip(data.pairs_K2 + jitter_K2, 0, 1)

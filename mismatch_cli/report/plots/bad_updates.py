@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mismatch_cli.report.drawing.lines import any_above_0, draw_line, middle_of_steps, values_of
+from mismatch_cli.report.drawing.marks import any_above_0, draw_line, middle_of_steps, values_of
 from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet
-from mismatch_cli.report.drawing.scales import stretch
 
 if TYPE_CHECKING:
     from mismatch_cli.metrics.clipping.bad_updates import BadUpdatesAtDelta, BadUpdatesOfStep
@@ -52,7 +51,7 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
     share_N = values_of([*_shares(bad.sweep), *_shares(steps)])
     lowest = max(share_N[share_N > 0].min() / 2, 1e-4)
     for axes in panels[:2] if steps else panels[:1]:  # equal shares at equal heights
-        stretch(axes, lowest, (0, 3 * np.nanmax(share_N)), percent=True)
+        axes.stretch(lowest, (0, 3 * np.nanmax(share_N)), percent=True)
 
 
 def _shares(rows: Sequence[BadUpdatesAtDelta] | Sequence[BadUpdatesOfStep]) -> list[Estimate]:
@@ -69,16 +68,7 @@ def _draw_sweep(axes: Panel, data: ClippingPlotData) -> None:
     ):
         draw_line(axes, delta_B, estimates, colour, marker="o", markersize=4, label=label)
     axes.axvline(bad.delta, color=theme.muted, linewidth=0.9, linestyle=":", zorder=1)
-    axes.annotate(
-        f"δ = {bad.delta:g}",
-        (bad.delta, 1),
-        xycoords=("data", "axes fraction"),
-        xytext=(3, -2),
-        textcoords="offset points",
-        va="top",
-        color=theme.muted,
-        fontsize=axes.style.small,
-    )
+    axes.name_threshold(f"δ = {bad.delta:g}", bad.delta)
     axes.set_xlabel("δ: bad where A < 0 and μ − π ≥ δ")
     axes.headline("Bad updates by threshold δ, %")
 

@@ -7,22 +7,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mismatch_cli.report.drawing.fills import (
-    HEAT_LEGEND,
+from mismatch_cli.report.drawing.marks import (
+    HEAT_ROW,
     Scale,
     draw_heat,
-    heat_row,
-    note_left_out,
+    left_out,
+    names_beside,
     reach_of,
+    values_of,
 )
-from mismatch_cli.report.drawing.lines import values_of
-from mismatch_cli.report.drawing.masks import distinct_masks
-from mismatch_cli.report.drawing.panels import LEFT, RIGHT, TOP, Box, Sheet, short_names, width_of
+from mismatch_cli.report.drawing.panels import Sheet
+from mismatch_cli.report.drawing.style import Style
 from mismatch_cli.studies.clipping_result import SIGNS
 
 if TYPE_CHECKING:
     from mismatch_cli.metrics.clipping.blocked_rows import AlgorithmRow
     from mismatch_cli.studies.clipping import ClippingPlotData
+    from mismatch_cli.studies.clipping_result import ClippingResult, OneMask
 
 STUDY = "clipping"
 SECTION = "What each algorithm blocks"
@@ -37,7 +38,6 @@ CAPTION = (
     "tokens alone."
 )
 
-_GAP, _BELOW = 26, 44
 _MOST = 10  # masks on a narrow figure
 
 
@@ -47,41 +47,34 @@ def needs(data: ClippingPlotData) -> bool:
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:
     style, result = figure.style, data.result
-    blocking = result.blocking
-    masks = style.pick(result.masks(blocking), distinct_masks(result, blocking, _MOST))
+    masks = _masks(result, style)
     rows = [mask.row for mask in masks]
-    names = short_names(
-        [mask.label for mask in masks], style.pick(280, style.width - 30), style.small
-    )
-    beside = style.pick(max(LEFT, 14 + max(width_of(name, style.small) for name in names)), 8)
-    columns = style.pick(2, 1)
-    width = (style.width - beside - RIGHT - (columns - 1) * _GAP) / columns
-    height = len(rows) * heat_row(style)
-    places = [divmod(index, columns) for index in range(len(SIGNS))]
-    top, row = TOP + HEAT_LEGEND, TOP + HEAT_LEGEND + height + _BELOW
-    boxes = [
-        Box(beside + j * (width + _GAP), top + i * row, width, height, HEAT_LEGEND)
-        for i, j in places
-    ]
-    shares = [_shares(rows, sign) for sign in SIGNS]
-    # A cube root separates 1 % from 0 on a scale to 100 %
-    scale = Scale(style.theme.orange, reach_of(*shares), 3)
-    for axes, (_, column), share_RC, sign in zip(
-        figure.place(boxes, _BELOW), places, shares, SIGNS, strict=True
-    ):
-        axes.flush = 0
-        draw_heat(
-            axes,
-            share_RC,
-            scale,
-            f"{result.when(sign)}: blocked, %",
-            names,
-            named=not column,
-        )
+    names, beside = names_beside([mask.label for mask in masks], style)
+    height = len(masks) * HEAT_ROW[0], len(masks) * HEAT_ROW[1]
+    panels = figure.panels(len(SIGNS), height=height, names=beside, left=12)
+    shares = {sign: _shares(rows, sign) for sign in SIGNS}
+    scale = Scale(style.theme.orange, reach_of(*shares.values()))
+    for axes, (sign, share_RC) in zip(panels, shares.items(), strict=True):
+        draw_heat(axes, share_RC, scale, names)
         axes.label_bins([each.mu_low for each in rows[0].by_mu] + [1.0])
-        axes.set_xlabel(style.pick("rollout probability μ, bin edges", "μ, bin edges"))
-    shown = sum(1 + len(mask.others) for mask in masks)
-    note_left_out(figure, len(result.algorithms) - len(blocking), len(blocking) - shown)
+        axes.set_xlabel("rollout probability μ, bin edges")
+        note = scale.note if axes is panels[-1] else _left_out(result, masks)
+        axes.headline(f"{result.when(sign)}: blocked, %", note=note, is_axis=False)
+    # Beside each other, one column of names serves both
+    panels[-1].tick_params(labelleft=style.pick(False, True))
+
+
+def _masks(result: ClippingResult, style: Style) -> list[OneMask]:
+    """All that differ if wide, fewer if narrow."""
+    if style.pick(True, False):
+        return result.masks(result.blocking)
+    return result.distinct_masks(result.blocking, _MOST)
+
+
+def _left_out(result: ClippingResult, masks: Sequence[OneMask]) -> str:
+    drawn = sum(1 + len(mask.others) for mask in masks)
+    silent = len(result.algorithms) - len(result.blocking)
+    return left_out(silent, len(result.blocking) - drawn)
 
 
 def _shares(rows: Sequence[AlgorithmRow], sign: str) -> np.ndarray:

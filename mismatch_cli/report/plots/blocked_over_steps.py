@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mismatch_cli.report.drawing.lines import (
+from mismatch_cli.report.drawing.marks import (
     DASHED,
     any_above_0,
     draw_line,
     middle_of_steps,
-    parts_of,
 )
-from mismatch_cli.report.drawing.masks import distinct_masks
 from mismatch_cli.report.drawing.panels import Panel, Sheet, legend_below_height
-from mismatch_cli.report.drawing.scales import stretch
 from mismatch_cli.report.drawing.style import Style
 
 if TYPE_CHECKING:
@@ -40,26 +37,22 @@ CAPTION = (
 
 
 class _ByStep(NamedTuple):
-    """What a panel shows by step."""
+    """What a panel shows by step: fields of `BlockedInSteps`."""
 
     title: str
-    blocked: Callable[[BlockedInSteps], Estimate]
-    kept: Callable[[BlockedInSteps], Estimate] | None = None
-    highest: float | None = None  # of the axis
+    blocked: str
+    kept: str = ""
+
+    def estimates(self, rows: Sequence[BlockedInSteps]) -> list[Estimate]:
+        """Of blocked tokens."""
+        return list(map(attrgetter(self.blocked), rows))
 
 
-_SHARE = _ByStep("Blocked tokens, %", attrgetter("blocked.all"))
-_QUANTITIES = (
-    _SHARE,
-    _ByStep("Mean μ of blocked tokens", attrgetter("mu_blocked"), attrgetter("mu_kept"), highest=1),
-    _ByStep(
-        "Mean entropy of blocked tokens, nats",
-        attrgetter("entropy_blocked"),
-        attrgetter("entropy_kept"),
-    ),
-)
+_SHARE = _ByStep("Blocked tokens, %", "blocked.all")
+_MU = _ByStep("Mean μ of blocked tokens", "mu_blocked", "mu_kept")
+_ENTROPY = _ByStep("Mean entropy of blocked tokens, nats", "entropy_blocked", "entropy_kept")
 _KEPT = "kept by the first"
-_MOST = 6
+_MOST, _BANDS = 6, 3  # algorithms, and those with a band
 _FAR_APART = 40  # times between shares: beyond, a linear axis hides the smaller ones
 _FEWEST_STEPS = 3
 
@@ -71,56 +64,62 @@ def needs(data: ClippingPlotData) -> bool:
 
 def draw(figure: Sheet, data: ClippingPlotData) -> None:
     blocking = [row for row in data.result.algorithms if _has(row, _SHARE)]
-    masks = distinct_masks(data.result, blocking, _MOST)
-    rows = [mask.row for mask in masks]
-    shown = [each for each in _QUANTITIES if any(_has(row, each) for row in rows)]
-    columns = figure.style.pick(len(shown), 1)
-    below = legend_below_height(len(rows) + 1, columns)
-    panels = figure.panels(len(shown), height=(270, 190), columns=columns, below=below)
-    looks = list(zip(masks, _looks(figure.style), strict=False))
-    x_B = middle_of_steps(rows[0].by_step)
-    kept_line: dict[str, Any] = {"color": figure.theme.ink, "linestyle": ":", "linewidth": 1.8}
-    for axes, quantity in zip(panels, shown, strict=True):
-        bands = False
-        for mask, (band, line) in looks:
-            steps = mask.row.by_step
-            estimates = list(map(quantity.blocked, steps))
-            draw_line(axes, middle_of_steps(steps), estimates, band=band, gid=mask.label, **line)
-            bands |= bool(np.isfinite(parts_of(estimates)[:, 1]).any())
-        if quantity.kept:
-            estimates = list(map(quantity.kept, rows[0].by_step))
-            draw_line(axes, x_B, estimates, gid=_KEPT, **kept_line)
-        # A step with a handful of blocked tokens has a band that would flatten the lines.
-        axes.set_ylim(0, quantity.highest or 1.25 * np.nanmax(axes.drawn_values()))
-        axes.whole_steps()
-        few = "" if bands or quantity.kept else "few prompts: no bands"
-        axes.headline(quantity.title, note=few)
-    _scale_share(panels[0])
-    lines = {mask.label: line for mask, (_, line) in looks} | {_KEPT: kept_line}
-    figure.legend_below(lines, columns, beside=75, handlelength=2.6, columnspacing=2.5)
+    masks = data.result.distinct_masks(blocking, _MOST)
+    rows_of = {mask.label: mask.row for mask in masks}
+    lines = dict(zip(rows_of, _looks(figure.style), strict=False))
+    lines[_KEPT] = {"color": figure.theme.ink, "linestyle": ":", "linewidth": 1.8}
+    quantities = [
+        each for each in (_SHARE, _MU, _ENTROPY) if any(_has(mask.row, each) for mask in masks)
+    ]
+    columns = figure.style.pick(len(quantities), 1)
+    below = legend_below_height(len(lines), columns)
+    panels = figure.panels(len(quantities), height=(270, 190), columns=columns, below=below)
+    for axes, quantity in zip(panels, quantities, strict=True):
+        _draw_quantity(axes, quantity, rows_of, lines)
+        _scale(axes, quantity)
+    figure.legend_below(lines, columns)
 
 
 def _has(row: AlgorithmRow, quantity: _ByStep) -> bool:
-    return any_above_0(map(quantity.blocked, row.by_step))
+    return any_above_0(quantity.estimates(row.by_step))
 
 
-def _looks(style: Style) -> list[tuple[float, dict[str, Any]]]:
-    """Opacity of the band and look of each line: three solid ones with a band, then dashed ones."""
+def _looks(style: Style) -> list[dict[str, Any]]:
+    """The look of each line: three solid ones, then three dashed ones."""
     colours, size = (style.theme.blue, style.theme.orange, style.theme.green), style.pick(4.5, 4)
     return [
-        (
-            0.17 * (marker in "os"),
-            {"color": colour, "linestyle": line, "marker": marker, "markersize": size},
-        )
+        {"color": colour, "linestyle": line, "marker": marker, "markersize": size}
         for line, markers in (("-", "osD"), (DASHED, "v^P"))
         for colour, marker in zip(colours, markers, strict=True)
     ]
 
 
-def _scale_share(axes: Panel) -> None:
-    """Shares in percent, from 0; nearly logarithmic if the algorithms are far apart."""
+def _draw_quantity(
+    axes: Panel,
+    quantity: _ByStep,
+    rows_of: Mapping[str, AlgorithmRow],
+    lines: Mapping[str, dict[str, Any]],
+) -> None:
+    """A line per algorithm, the first ones with bands; and one for the tokens that the first keeps."""
+    for place, (name, row) in enumerate(rows_of.items()):
+        look = lines[name] | {"band": 0.17 if place < _BANDS else 0.0, "label": name}
+        draw_line(axes, middle_of_steps(row.by_step), quantity.estimates(row.by_step), **look)
+    if quantity.kept:
+        steps = next(iter(rows_of.values())).by_step
+        kept = list(map(attrgetter(quantity.kept), steps))
+        draw_line(axes, middle_of_steps(steps), kept, label=_KEPT, **lines[_KEPT])
+
+
+def _scale(axes: Panel, quantity: _ByStep) -> None:
+    """From 0; shares in percent, and nearly logarithmic if the algorithms are far apart."""
     values = axes.drawn_values()
-    above_0 = values[values > 0]
+    # A step with a handful of blocked tokens has a band that would flatten the lines
+    axes.set_ylim(0, 1 if quantity is _MU else 1.25 * np.nanmax(values))
+    axes.whole_steps()
+    axes.headline(quantity.title)
+    if quantity is not _SHARE:
+        return
     axes.in_percent()
+    above_0 = values[values > 0]
     if above_0.max() > _FAR_APART * above_0.min():
-        stretch(axes, 0.5 * above_0.min(), (0, 1.6 * above_0.max()), percent=True)
+        axes.stretch(0.5 * above_0.min(), (0, 1.6 * above_0.max()), percent=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mismatch_cli.report.drawing.lines import draw_profile
+from mismatch_cli.report.drawing.marks import draw_profile
 from mismatch_cli.report.drawing.panels import Sheet
 
 if TYPE_CHECKING:

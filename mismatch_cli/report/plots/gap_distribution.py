@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mismatch_cli.report.drawing.lines import RUNS, looks, run_labels
+from mismatch_cli.report.drawing.marks import RUNS, looks, run_labels
 from mismatch_cli.report.drawing.panels import Sheet, legend_height
 
 if TYPE_CHECKING:
@@ -31,14 +31,7 @@ def draw(figure: Sheet, data: ComparisonPlotData) -> None:
     for (name, look), (abs_d, share) in zip(
         looks(data.names, figure.style).items(), data.exceedance, strict=True
     ):
-        axes.plot(
-            abs_d,
-            share,
-            color=look.colour,
-            linestyle=look.dash,
-            label=labels[name],
-            drawstyle="steps-pre",
-        )
+        axes.plot(abs_d, share, label=labels[name], drawstyle="steps-pre", **look.of_line)
     axes.margins(x=0.02)
     axes.logarithmic("x")
     axes.logarithmic("y")

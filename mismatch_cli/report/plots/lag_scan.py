@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mismatch_cli.report.drawing.panels import Sheet
+from mismatch_cli.report.drawing.panels import Panel, Sheet, plain_label
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
@@ -31,27 +32,28 @@ def needs(data: DiagnosisAnalysis) -> bool:
 
 def draw(figure: Sheet, data: DiagnosisAnalysis) -> None:
     (axes,) = figure.panels(1, height=(220, 180))
-    found = {lag: gap for lag, gap in data.lags.items() if np.isfinite(gap)}
-    lowest = min(gap for gap in found.values() if gap > 0) if any(found.values()) else _NOTHING
-    floor, theme = lowest / _BELOW, axes.theme
-    for lag, gap in found.items():
-        colour, shown = theme.blue if lag else theme.orange, max(gap, floor)
-        axes.vlines(lag, floor, shown, color=colour, linewidth=1.2, alpha=0.5)
-        axes.plot(lag, shown, "o", color=colour, markersize=7)
-        axes.annotate(
-            f"{gap:.2g}".replace("e-0", "e-").replace("-", "−"),
-            (lag, shown),
-            xytext=(0, 7),
-            textcoords="offset points",
-            ha="center",
-            fontsize=axes.style.small,
-        )
-    lags = list(data.lags)
-    axes.set_xlim(min(lags) - 0.6, max(lags) + 0.6)
-    highest = max(*found.values(), floor)
+    gaps = {lag: gap for lag, gap in data.lags.items() if np.isfinite(gap)}
+    floor = min([gap for gap in gaps.values() if gap > 0], default=_NOTHING) / _BELOW
+    highest = max(*gaps.values(), floor)
     axes.set_ylim(floor, 2 * highest * (highest / floor) ** 0.15)
     axes.logarithmic("y")
-    axes.set_xticks(lags, [f"{lag:+d}".replace("-", "−") if lag else "0" for lag in lags])
+    for lag, gap in gaps.items():
+        _draw_gap(axes, lag, gap, floor)
+    _label_lags(axes, list(data.lags))
+    axes.headline("Mean |log π[t + lag] − log μ[t]|, nats", "Mean gap, nats")
+
+
+def _draw_gap(axes: Panel, lag: int, gap: float, floor: float) -> None:
+    """A dot on a stem, with its value."""
+    colour, height = axes.theme.blue if lag else axes.theme.orange, max(gap, floor)
+    axes.vlines(lag, floor, height, color=colour, linewidth=1.2, alpha=0.5)
+    axes.plot(lag, height, "o", color=colour, markersize=7)
+    axes.annotate_beside(plain_label(float(f"{gap:.2g}")), (lag, height), (0, 7), ha="center")
+
+
+def _label_lags(axes: Panel, lags: Sequence[int]) -> None:
+    labels = [f"{lag:+d}".replace("-", "−") if lag else "0" for lag in lags]
+    axes.set_xlim(min(lags) - 0.6, max(lags) + 0.6)
+    axes.set_xticks(lags, labels)
     axes.set_xlabel("lag of the trainer, tokens")
     axes.grid(visible=False, axis="x")
-    axes.headline("Mean |log π[t + lag] − log μ[t]|, nats", "Mean gap, nats")

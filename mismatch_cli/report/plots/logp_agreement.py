@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mismatch_cli.report.drawing.fills import draw_points, thin
+from mismatch_cli.report.drawing.marks import draw_points, thin
 from mismatch_cli.report.drawing.panels import Panel, Sheet
-from mismatch_cli.report.drawing.scales import stretch
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.mismatch import PlotData
@@ -25,6 +24,8 @@ CAPTION = (
     "give d = ±s − log(1 + μ(exp(±s) − 1))."
 )
 
+EXPLORED = True
+
 _BULK = 0.95  # of the tokens are in the linear part of the axis
 
 
@@ -33,23 +34,27 @@ def needs(data: PlotData) -> bool:
 
 
 def draw(figure: Sheet, data: PlotData) -> None:
-    chosen = thin(len(data.logq_N), figure.style)
-    logq_N = data.logq_N[chosen].astype(np.float64)
-    d_N = data.logp_N[chosen].astype(np.float64) - logq_N
-    finite_N = np.abs(d_N[np.isfinite(d_N)])
+    chosen = thin(len(data.logq_N))
+    logq_N, logp_N = (of[chosen].astype(np.float64) for of in (data.logq_N, data.logp_N))
+    d_N = logp_N - logq_N
     (axes,) = figure.panels(1, height=(320, 270))
-    lowest = float(min(-1.0, 1.04 * logq_N[np.isfinite(logq_N)].min()))
-    axes.set_xlim(lowest, -0.02 * lowest)
-    reach = max(1e-6, 1.3 * float(finite_N.max()))
-    stretch(axes, max(1e-7, float(np.quantile(finite_N, _BULK))), (-reach, reach))
+    _scale(axes, logq_N, d_N)
     draw_points(axes, logq_N, d_N, figure.theme.blue)
     axes.axhline(0, color=figure.theme.muted, linewidth=0.9, zorder=3)
     _draw_lattice(axes, data.lattice_steps)
-    outside = int(np.isneginf(d_N).sum())
     axes.set_xlabel("log μ, nats")
-    axes.headline(
-        "d = log π − log μ, nats", note=f"{outside:,} with π = 0 not shown" if outside else ""
-    )
+    outside = int(np.isneginf(d_N).sum())
+    note = f"{outside:,} with π = 0 not shown" if outside else ""
+    axes.headline("d = log π − log μ, nats", note=note)
+
+
+def _scale(axes: Panel, logq_N: np.ndarray, d_N: np.ndarray) -> None:
+    """All tokens; linear over the bulk of the gaps, and symmetric around 0."""
+    lowest = float(min(-1.0, 1.04 * logq_N[np.isfinite(logq_N)].min()))
+    axes.set_xlim(lowest, -0.02 * lowest)
+    size_N = np.abs(d_N[np.isfinite(d_N)])
+    reach = max(1e-6, 1.3 * float(size_N.max()))
+    axes.stretch(max(1e-7, float(np.quantile(size_N, _BULK))), (-reach, reach))
 
 
 def _draw_lattice(axes: Panel, steps: tuple[float, ...]) -> None:
@@ -60,13 +65,5 @@ def _draw_lattice(axes: Panel, steps: tuple[float, ...]) -> None:
         for signed in (step, -step):
             d = signed - np.log1p(np.exp(log_mu) * np.expm1(signed))
             axes.plot(log_mu, d, color=theme.orange, linewidth=1.1, linestyle=(0, (3, 2)), zorder=5)
-        axes.annotate(
-            f"rounded logits: s = 1/{round(1 / step)} nat",
-            (low, step),
-            xytext=(4, 2),
-            textcoords="offset points",
-            color=theme.orange,
-            fontsize=axes.style.small,
-            va="bottom",
-            zorder=6,
-        )
+        words = f"rounded logits: s = 1/{round(1 / step)} nat"
+        axes.annotate_beside(words, (low, step), (4, 2), color=theme.ink, va="bottom", zorder=6)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from math import log10
+from collections.abc import Sequence
+from math import ceil, floor, log10
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from mismatch_cli.metrics.gap_table import METRICS
-from mismatch_cli.report.drawing.lines import RUNS, looks, parts_of, run_labels
+from mismatch_cli.report.drawing.marks import RUNS, looks, names_beside, parts_of, run_labels
 from mismatch_cli.report.drawing.panels import (
-    RIGHT,
-    TOP,
-    Box,
     Panel,
     Sheet,
     legend_height,
     plain_label,
     power_label,
-    width_of,
 )
 
 if TYPE_CHECKING:
@@ -59,31 +56,29 @@ def needs(data: ComparisonPlotData) -> bool:
 
 def draw(figure: Sheet, data: ComparisonPlotData) -> None:
     factors, (first, *others), style = _factors(data), data.names, figure.style
-    labels = run_labels(data.names, style)
-    left = max(width_of(label, style.small) for label in factors) + 14
+    names, left = names_beside(list(factors), style)
+    high = len(factors) * (_ROW + 3 * (len(others) - 1))
     legend = legend_height(others, RUNS)
-    height = len(factors) * (_ROW + 3 * (len(others) - 1))
-    (axes,) = figure.place([Box(left, TOP + legend, style.width - left - RIGHT, height, legend)])
-    axes.flush = (figure.flush - left) / axes.box.width
-    look_of, step, factor_RC3 = (
-        looks(data.names, style),
-        0.7 / len(others),
-        np.stack(list(factors.values())),
-    )
-    for number, name in enumerate(others):
-        place_R = np.arange(len(factors)) + step * (number - (len(others) - 1) / 2)
-        _draw_factors(axes, factor_RC3[:, number], place_R, look_of[name].colour, labels[name])
-    axes.set_yticks(range(len(factors)), factors, fontsize=style.small)
-    axes.set_ylim(len(factors) - 0.4, -0.6)
+    (axes,) = figure.panels(1, height=(high, high), left=left, legend=legend)
+    axes.name_rows(names)
+    factor_RC3 = np.stack(list(factors.values()))
+    _draw_traces(axes, factor_RC3, data.names)
     _scale(axes, factor_RC3, most=style.pick(8, 3))
     axes.axvline(1, color=style.theme.muted, linewidth=0.9, zorder=1)
+    labels = run_labels(data.names, style)
+    which = labels[others[0]] if len(others) == 1 else "each run"
     axes.set_xlabel(style.pick(f"gap relative to that of {labels[first]}", ""))
-    axes.headline(
-        f"Gap of {labels[others[0]] if len(others) == 1 else 'each run'} relative to "
-        f"{labels[first]}",
-        is_axis=False,
-        ncols=RUNS,
-    )
+    axes.headline(f"Gap of {which} relative to {labels[first]}", is_axis=False, ncols=RUNS)
+
+
+def _draw_traces(axes: Panel, factor_RC3: np.ndarray, traces: Sequence[str]) -> None:
+    """Every trace but the first, side by side within a row."""
+    labels, look_of = run_labels(traces, axes.style), looks(traces, axes.style)
+    others = traces[1:]
+    for number, name in enumerate(others):
+        aside = 0.7 / len(others) * (number - (len(others) - 1) / 2)
+        place_R = np.arange(len(factor_RC3)) + aside
+        _draw_factors(axes, factor_RC3[:, number], place_R, look_of[name].colour, labels[name])
 
 
 def _factors(data: ComparisonPlotData) -> dict[str, np.ndarray]:
@@ -103,12 +98,11 @@ def _draw_factors(
     axes: Panel, factor_R3: np.ndarray, place_R: np.ndarray, colour: str, name: str
 ) -> None:
     sure_R = np.isfinite(factor_R3[:, 1])
-    axes.hlines(
-        place_R[sure_R], factor_R3[sure_R, 1], factor_R3[sure_R, 2], color=colour, linewidth=1.6
-    )
+    ends_2R = factor_R3[sure_R, 1:].T
+    axes.hlines(place_R[sure_R], *ends_2R, color=colour, linewidth=1.6)
     dots: dict[str, Any] = {"color": colour, "markersize": 4.5}
     axes.plot(factor_R3[sure_R, 0], place_R[sure_R], "o", label=name, **dots)
-    unsure: dict[str, Any] = {"markerfacecolor": axes.theme.page, "gid": name}
+    unsure: dict[str, Any] = {"markerfacecolor": axes.theme.page, "label": f"_{name}"}
     axes.plot(factor_R3[~sure_R, 0], place_R[~sure_R], "o", **unsure, **dots)
 
 
@@ -127,23 +121,23 @@ def _scale(axes: Panel, factor_RC3: np.ndarray, most: int) -> None:
     axes.set_xscale("log")
     axes.minorticks_off()
     axes.set_xticks(_ticks(low / margin, high * margin, most))
-    axes.xaxis.set_major_formatter(_times)
+    axes.xaxis.set_major_formatter(times)
 
 
 def _ticks(low: float, high: float, most: int) -> list[float]:
     """1, and factors to both sides of it: powers of ten, and their multiples by 2 and 5 if there
     is room.
     """
-    powers = range(-int(log10(1 / low)) - 1, int(log10(high)) + 2)
-    every = next(n for n in range(1, 100) if len([p for p in powers if p % n == 0]) <= most)
-    fine = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
-    ticks = (
-        fine if high / low < _DECADES else [10.0**power for power in powers if power % every == 0]
-    )
+    first, last = floor(log10(low)), ceil(log10(high))
+    if high / low < _DECADES:
+        ticks = [digit * 10.0**power for power in range(first, last + 1) for digit in (1, 2, 5)]
+    else:
+        every = ceil((last - first + 1) / most)
+        ticks = [10.0**power for power in range(first, last + 1) if power % every == 0]
     return [tick for tick in ticks if low <= tick <= high]
 
 
-def _times(value: float, _position: float = 0) -> str:
+def times(value: float, _position: float = 0) -> str:
     """×2, or ÷2 for a half."""
     size = max(value, 1 / value)
     return f"{'×' if value > 0.999 else '÷'}{f'{size:,.0f}' if size < 1e4 else power_label(size)}"

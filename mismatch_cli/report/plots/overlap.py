@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mismatch_cli.report.drawing.fills import (
-    HEAT_LEGEND,
+from mismatch_cli.report.drawing.marks import (
+    HEAT_ROW,
     Scale,
     draw_heat,
-    heat_row,
-    middle_of_cell,
-    note_left_out,
+    left_out,
+    names_beside,
     reach_of,
+    values_of,
 )
-from mismatch_cli.report.drawing.lines import values_of
-from mismatch_cli.report.drawing.panels import LEFT, RIGHT, TOP, Box, Sheet, short_names, width_of
+from mismatch_cli.report.drawing.panels import Panel, Sheet
 
 if TYPE_CHECKING:
     from mismatch_cli.metrics.clipping.overlap import OverlapCounts
@@ -28,13 +28,11 @@ TITLE = "Which algorithms block the same tokens"
 DATA = "two algorithms that block tokens"
 CAPTION = (
     "Tokens that both algorithms block ÷ tokens that at least one of them blocks, in percent "
-    "(Jaccard index). Each row compares its algorithm with those above it; a column begins below "
-    "the number of its algorithm. Similar algorithms are next to each other. Algorithms that "
-    "decide alike on every token of this trace share a row; those that block nothing are left "
-    "out."
+    "(Jaccard index). Each row compares its algorithm with those above it, by their numbers. "
+    "Similar algorithms are next to each other. Algorithms that decide alike on every token of "
+    "this trace share a row; those that block nothing are left out."
 )
-
-_BELOW = 14
+_NUMBERS = 8  # of columns, on a narrow figure
 
 
 def needs(data: ClippingPlotData) -> bool:
@@ -45,39 +43,23 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
     result, style = data.result, figure.style
     masks = result.masks(result.blocking)
     jaccard = _matrix(result.overlap, [mask.row.name for mask in masks])
-    order = _side_by_side(jaccard)
-    jaccard = jaccard[np.ix_(order, order)]
+    order = side_by_side(jaccard)
+    below_NN = np.where(np.tri(len(order), k=-1, dtype=bool), jaccard[np.ix_(order, order)], np.nan)
     labels = [f"{number}  {masks[place].label}" for number, place in enumerate(order, 1)]
-    names = short_names(labels, style.pick(280, style.width - 30), style.small)
-    beside = style.pick(max(LEFT, 14 + max(width_of(name, style.small) for name in names)), 8)
-    width = min(64.0 * len(names), style.width - beside - RIGHT)
-    (axes,) = figure.place(
-        [Box(beside, TOP + HEAT_LEGEND, width, len(names) * heat_row(style), HEAT_LEGEND)], _BELOW
-    )
-    below_NN = np.where(np.tri(len(names), k=-1, dtype=bool), jaccard, np.nan)
-    title = style.pick("Blocked by both, % of blocked by either", "Jaccard index, %")
-    axes.flush = 0
-    draw_heat(
-        axes,
-        below_NN,
-        Scale(figure.theme.blue, reach_of(below_NN), 2),
-        title,
-        names,
-        lambda share: f"{100 * share:.0f}",
-    )
-    axes.set_xticks([])
-    for place in range(len(names)):
-        axes.text(
-            place + 0.5,
-            place + middle_of_cell(style),
-            str(place + 1),
-            ha="center",
-            va="center_baseline",
-            fontsize=style.small,
-            fontweight="bold",
-            color=figure.theme.ink,
-        )
-    note_left_out(figure, len(result.algorithms) - len(result.blocking))
+    names, beside = names_beside(labels, style)
+    height = len(names) * HEAT_ROW[0], len(names) * HEAT_ROW[1]
+    (axes,) = figure.panels(1, height=height, names=beside, left=12)
+    scale = Scale(axes.theme.blue, reach_of(below_NN))
+    draw_heat(axes, below_NN, scale, names)
+    _number_columns(axes, len(names))
+    note = style.pick(left_out(len(result.algorithms) - len(result.blocking)), scale.note)
+    axes.headline("Blocked by both, % of blocked by either", "Jaccard index, %", note)
+
+
+def _number_columns(axes: Panel, count: int) -> None:
+    """The number of each column, or of some if they are narrow."""
+    numbers = range(1, count + 1, axes.style.pick(1, ceil(count / _NUMBERS)))
+    axes.set_xticks(np.array(numbers) - 0.5, map(str, numbers))
 
 
 def _matrix(overlap: OverlapCounts, names: list[str]) -> np.ndarray:
@@ -86,7 +68,7 @@ def _matrix(overlap: OverlapCounts, names: list[str]) -> np.ndarray:
     return np.array([values_of(overlap.jaccard[place])[places] for place in places])
 
 
-def _side_by_side(jaccard: np.ndarray) -> np.ndarray:
+def side_by_side(jaccard: np.ndarray) -> np.ndarray:
     """An order that puts similar algorithms together: by the Fiedler vector of the graph of
     their similarities.
     """

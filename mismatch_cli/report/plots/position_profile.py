@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mismatch_cli.report.drawing.lines import RUNS
+from mismatch_cli.report.drawing.marks import RUNS, Rows, draw_steps, measured, share_vertical
 from mismatch_cli.report.drawing.panels import Panel, Sheet, legend_height
-from mismatch_cli.report.drawing.steps import Rows, draw_steps, measured, share_vertical
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.comparison import ComparisonPlotData
@@ -48,12 +47,9 @@ def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
         if any(rows_of.values()):
             _label_positions(axes, max(rows_of.values(), key=len))
         axes.set_xlabel(f"tokens from the {name} token, bin edges")
-    unit = share_vertical(panels, _positions(data), _GAP)
-    for axes, name in zip(panels, ("first", "last"), strict=True):
-        title, short = (
-            f"{gap} from the {name} token, nats" for gap in ("Mean |log π − log μ|", "Mean |d|")
-        )
-        axes.headline(title, short, note=unit, ncols=RUNS)
+        title = f"Mean |log π − log μ| from the {name} token, nats"
+        axes.headline(title, f"Mean |d| from the {name} token, nats", ncols=RUNS)
+    share_vertical(panels, _positions(data), _GAP)
 
 
 def _positions(data: PlotData | ComparisonPlotData) -> dict[str, Rows]:
@@ -64,6 +60,8 @@ def _label_positions(axes: Panel, rows: Rows) -> None:
     """Label each bin with its first distance, and the end with the distance after the last."""
     every = axes.style.pick(1, 2)
     edges = [row.first for row in rows] + [(rows[-1].last or 0) + 1]
-    labels = [f"{edge}" if i % every == 0 else "" for i, edge in enumerate(edges)]
-    labels[-1] = labels[-1] if len(labels[-1]) <= 3 else ""  # it would leave the figure
-    axes.set_xticks(range(len(edges)), labels)
+    # A long last label would leave the figure
+    places = [place for place in range(0, len(edges), every) if place < len(rows)]
+    if len(str(edges[-1])) <= 3:
+        places.append(len(rows))
+    axes.set_xticks(places, [str(edges[place]) for place in places])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mismatch_cli.metrics.route_flips import FlipsRow, LayerRow, Margins
-from mismatch_cli.report.drawing.lines import draw_line, parts_of, values_of
+from mismatch_cli.report.drawing.marks import draw_line, parts_of, values_of
 from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet
 
 if TYPE_CHECKING:
@@ -42,9 +42,8 @@ def draw(figure: Sheet, data: PlotData) -> None:
 
 def _draw_layers(axes: Panel, rows: Sequence[LayerRow]) -> None:
     place_M = np.array([row.layer for row in rows])
-    draw_line(
-        axes, place_M, [row.flipped for row in rows], axes.theme.blue, marker="o", markersize=3.5
-    )
+    flipped = [row.flipped for row in rows]
+    draw_line(axes, place_M, flipped, axes.theme.blue, marker="o", markersize=3.5)
     axes.set_ylim(bottom=0)
     axes.in_percent()
     axes.whole_steps()
@@ -56,13 +55,8 @@ def _draw_flips(axes: Panel, rows: Sequence[FlipsRow]) -> None:
     part_B3, place_B = parts_of(row.abs_d_mean for row in rows), np.arange(len(rows))
     sure_B = np.isfinite(part_B3[:, 2])
     look: dict[str, Any] = {"color": axes.theme.orange, "markersize": 5}
-    axes.vlines(
-        place_B[sure_B],
-        part_B3[sure_B, 1],
-        part_B3[sure_B, 2],
-        color=axes.theme.orange,
-        linewidth=1.4,
-    )
+    ends_2B = part_B3[sure_B, 1:].T
+    axes.vlines(place_B[sure_B], *ends_2B, color=axes.theme.orange, linewidth=1.4)
     axes.plot(place_B[sure_B], part_B3[sure_B, 0], "o", **look)
     axes.plot(place_B[~sure_B], part_B3[~sure_B, 0], "o", markerfacecolor=axes.theme.page, **look)
     axes.set_xlim(-0.5, len(rows) - 0.5)
@@ -81,21 +75,23 @@ def _span(row: FlipsRow) -> str:
 
 def _draw_margins(axes: Panel, margins: Margins) -> None:
     """Draw each side as shares of its own total, or flips would be invisible."""
-    inner = np.array(margins.edges)  # and a bin beyond each end
-    edges = np.concatenate([inner[:1] ** 2 / inner[1:2], inner, inner[-1:] ** 2 / inner[-2:-1]])
-    colours = {"agreeing": axes.theme.blue, "flipped": axes.theme.orange}
-    sides = {"agreeing": margins.agreeing, "flipped": margins.flipped}
-    for name, colour in colours.items():
-        counts_B = np.array(sides[name].counts, dtype=np.float64)
+    edges = _with_ends(np.array(margins.edges))
+    counts_2B = np.array([margins.agreeing.counts, margins.flipped.counts], dtype=np.float64)
+    looks = ("agreeing", axes.theme.blue), ("flipped", axes.theme.orange)
+    for counts_B, (name, colour) in zip(counts_2B, looks, strict=True):
         if counts_B.sum():
-            axes.stairs(
-                counts_B / counts_B.sum(), edges, color=colour, label=name, fill=True, alpha=0.35
-            )
-            axes.stairs(counts_B / counts_B.sum(), edges, color=colour, linewidth=1.2, gid=name)
-    occupied = np.flatnonzero(np.sum([side.counts for side in sides.values()], axis=0))
+            share_B = counts_B / counts_B.sum()
+            axes.stairs(share_B, edges, color=colour, fill=True, alpha=0.35)
+            axes.stairs(share_B, edges, color=colour, linewidth=1.2, label=name)
+    occupied = np.flatnonzero(counts_2B.sum(axis=0))
     axes.set_xlim(edges[occupied[0]], edges[occupied[-1] + 1])
     axes.logarithmic("x")
     axes.set_ylim(bottom=0)
     axes.in_percent()
     axes.set_xlabel("router margin, logits")
     axes.headline("Routers, % of each", is_axis=False)
+
+
+def _with_ends(edges: np.ndarray) -> np.ndarray:
+    """The edges of bins, and of a bin beyond each end that is as wide on a logarithmic axis."""
+    return np.concatenate([edges[:1] ** 2 / edges[1:2], edges, edges[-1:] ** 2 / edges[-2:-1]])

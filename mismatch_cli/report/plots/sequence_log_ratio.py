@@ -10,8 +10,7 @@ import numpy as np
 
 from mismatch_cli.base.numbers import estimate
 from mismatch_cli.metrics.estimate import Estimate
-from mismatch_cli.report.drawing.fills import draw_points, thin
-from mismatch_cli.report.drawing.lines import DASHED, label_in_units
+from mismatch_cli.report.drawing.marks import DASHED, draw_points, thin
 from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet
 
 if TYPE_CHECKING:
@@ -38,11 +37,9 @@ def needs(data: PlotData) -> bool:
 
 
 def draw(figure: Sheet, data: PlotData) -> None:
-    chosen, theme = thin(len(data.length_S), figure.style), figure.theme
-    length_S, d_S = (
-        data.length_S[chosen].astype(np.float64),
-        data.sequence_d_S[chosen].astype(np.float64),
-    )
+    chosen, theme = thin(len(data.length_S)), figure.theme
+    length_S = data.length_S[chosen].astype(np.float64)
+    d_S = data.sequence_d_S[chosen].astype(np.float64)
     (axes,) = figure.panels(1, height=(300, 270), legend=LEGEND)
     axes.set_xlim(*_lengths(length_S))
     axes.axhline(0, color=theme.muted, linewidth=0.9)
@@ -54,7 +51,7 @@ def draw(figure: Sheet, data: PlotData) -> None:
     axes.plot([], [], "o", color=theme.blue, markersize=4, markeredgewidth=0, label="response")
     _draw_slope(axes, data.metric("sequence_slope"))
     axes.set_xlabel("length of the response, tokens")
-    axes.headline("Σ (log π − log μ), nats", note=label_in_units(axes, 1))
+    axes.headline("Σ (log π − log μ), nats")
 
 
 def _lengths(length_S: np.ndarray) -> tuple[float, float]:
@@ -69,22 +66,20 @@ def _lengths(length_S: np.ndarray) -> tuple[float, float]:
 
 
 def _draw_slope(axes: Panel, slope: Estimate) -> None:
+    """The line through the origin; thin and dashed if its slope may be 0."""
     if slope.value is None:
         return
     value, interval = estimate(slope.value, slope.low, slope.high)
-    ends, orange = np.array(axes.get_xlim()), axes.theme.orange
-    sure, zero = False, True
+    ends, orange, may_be_0 = np.array(axes.get_xlim()), axes.theme.orange, True
     if slope.low is not None and slope.high is not None:
-        sure, zero = True, slope.low <= 0 <= slope.high
+        may_be_0 = slope.low <= 0 <= slope.high
         low_2, high_2 = ends * slope.low / 1000, ends * slope.high / 1000
         axes.fill_between(ends, low_2, high_2, color=orange, alpha=0.15, linewidth=0)
-    unit = axes.style.pick(" nats per 1,000 tokens", "") + axes.style.pick(": it may be 0", "") * (
-        sure and zero
-    )
-    label = (
-        f"slope {value} {interval}"
-        if len(interval) <= axes.style.pick(40, 16)
-        else f"slope {value}"
-    )
-    look: dict[str, Any] = {"linewidth": 1.1, "linestyle": DASHED} if zero else {"linewidth": 2}
-    axes.plot(ends, ends * slope.value / 1000, color=orange, label=label + unit, **look)
+    words = f"slope {value} {interval} nats per 1,000 tokens"
+    if may_be_0 and slope.low is not None:
+        words += ": it may be 0"
+    look: dict[str, Any] = {"linewidth": 2}
+    if may_be_0:
+        look = {"linewidth": 1.1, "linestyle": DASHED}
+    label = axes.style.pick(words, f"slope {value}")
+    axes.plot(ends, ends * slope.value / 1000, color=orange, label=label, **look)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mismatch_cli.report.drawing.lines import DASHED, draw_line, values_of
-from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet, width_of
-from mismatch_cli.report.drawing.scales import stretch
+from mismatch_cli.report.drawing.marks import DASHED, draw_line, values_of
+from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.clipping import ClippingPlotData
@@ -106,42 +105,17 @@ def _draw_sweep(axes: Panel, data: ClippingPlotData, sweep: _Sweep) -> None:
 
 def _set_scales(axes: Panel, published: Sequence[tuple[float, str]]) -> None:
     """The horizontal axis covers all thresholds that block anything, and the published ones."""
-    x, y = (
-        np.concatenate(columns)
-        for columns in zip(*(line.get_data() for line in axes.lines), strict=True)
-    )
+    points = [line.get_xydata() for line in axes.lines]
+    x, y = np.concatenate(points).T
     x, highest = x[y > 0], np.nanmax(y)
     axes.set_xlim(min(x.min(), published[0][0] / 1.3), max(x.max(), 1.3 * published[-1][0]))
     axes.logarithmic("x")
-    stretch(
-        axes,
-        _LINEAR * highest,
-        (0, min(_HEADROOM * highest, max(1.0, 1.5 * highest))),
-        percent=True,
-    )
+    top = min(_HEADROOM * highest, max(1.0, 1.5 * highest))
+    axes.stretch(_LINEAR * highest, (0, top), percent=True)
 
 
 def _draw_published(axes: Panel, thresholds: Sequence[tuple[float, str]]) -> None:
-    """Draw each threshold with its name, which covers the lines: on the right for the last if
-    there is room.
-    """
+    """Mark each threshold with its name, one below the other."""
     for row, (threshold, name) in enumerate(thresholds):
         axes.axvline(threshold, color=axes.theme.muted, linewidth=0.9, linestyle=":", zorder=1)
-        place = axes.transAxes.inverted().transform(axes.transData.transform((threshold, 1)))[0]
-        right = (
-            row == len(thresholds) - 1
-            and (1 - place) * axes.box.width > width_of(name, axes.style.small) + 4
-        )
-        axes.annotate(
-            name,
-            (threshold, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(3 if right else -3, -2 - 11 * row),
-            textcoords="offset points",
-            ha="left" if right else "right",
-            va="top",
-            color=axes.theme.muted,
-            fontsize=axes.style.small,
-            zorder=6,
-            bbox={"facecolor": axes.theme.page, "linewidth": 0, "pad": 0.5},
-        )
+        axes.name_threshold(name, threshold, row, side="left")

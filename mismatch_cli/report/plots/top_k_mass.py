@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mismatch_cli.metrics.gap_table import METRICS
-from mismatch_cli.report.drawing.lines import DASHED, draw_line, middle_of_steps, parts_of
-from mismatch_cli.report.drawing.panels import LEGEND, Sheet
-from mismatch_cli.report.drawing.scales import margin_of
+from mismatch_cli.report.drawing.marks import (
+    DASHED,
+    draw_line,
+    margin_of,
+    middle_of_steps,
+    parts_of,
+)
+from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.mismatch import PlotData
@@ -36,22 +42,19 @@ def needs(data: PlotData) -> bool:
 def draw(figure: Sheet, data: PlotData) -> None:
     (axes,) = figure.panels(1, height=(240, 200), legend=LEGEND)
     rows, colours = data.summary.by_step, (axes.theme.blue, axes.theme.orange)
+    masses = {key: [row.masses[key] for row in rows] for key in _POLICIES}
     for (key, dash), colour in zip(_POLICIES.items(), colours, strict=True):
-        estimates, name = [row.masses[key] for row in rows], METRICS[key].label.rpartition(" ")[2]
-        draw_line(
-            axes,
-            middle_of_steps(rows),
-            estimates,
-            colour,
-            linestyle=dash,
-            marker="o",
-            markersize=3,
-            label=name,
-        )
-    shown = np.concatenate([parts_of(row.masses[key] for row in rows) for key in _POLICIES])
-    low, high = float(np.nanmin(shown)), float(np.nanmax(shown))
-    margin = margin_of(low, high, 0.08, _LEAST)
-    axes.set_ylim(low - margin, min(high + margin, 1.0) if high < 1 else 1 + margin / 8)
-    axes.in_percent(lambda value: f"{value:.7g}")
+        name = METRICS[key].label.rpartition(" ")[2]
+        look: dict[str, Any] = {"linestyle": dash, "marker": "o", "markersize": 3, "label": name}
+        draw_line(axes, middle_of_steps(rows), masses[key], colour, **look)
+    _scale(axes, parts_of(chain.from_iterable(masses.values())))
     axes.whole_steps()
     axes.headline("Mean mass of the top K, %", "Mass of the top K, %")
+
+
+def _scale(axes: Panel, part_B3: np.ndarray) -> None:
+    """Show every interval, and nothing above 100 %."""
+    low, high = float(np.nanmin(part_B3)), float(np.nanmax(part_B3))
+    margin = margin_of(low, high, 0.08, _LEAST)
+    axes.set_ylim(low - margin, min(high + margin, 1.0) if high < 1 else 1 + margin / 8)
+    axes.in_percent()

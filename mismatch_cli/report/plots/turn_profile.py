@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mismatch_cli.report.drawing.lines import RUNS
+from mismatch_cli.report.drawing.marks import RUNS, Rows, draw_steps, measured, share_vertical
 from mismatch_cli.report.drawing.panels import Panel, Sheet, legend_height
-from mismatch_cli.report.drawing.steps import Rows, draw_steps, measured, share_vertical
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.comparison import ComparisonPlotData
@@ -51,7 +50,8 @@ def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
     for axes, (key, titles) in zip(panels, _PANELS.items(), strict=True):
         draw_steps(axes, rows_of, key)
         _label_turns(axes, max(rows_of.values(), key=len))
-        axes.headline(*titles, note=share_vertical([axes], rows_of, key), ncols=RUNS)
+        share_vertical([axes], rows_of, key)
+        axes.headline(*titles, ncols=RUNS)
         axes.set_xlabel("turn")
 
 

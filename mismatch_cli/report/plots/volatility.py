@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mismatch_cli.metrics.pair_summary import ProbabilityBin
-from mismatch_cli.report.drawing.lines import RUNS, Part, looks, parts_of, run_labels, values_of
+from mismatch_cli.report.drawing.marks import RUNS, Part, looks, parts_of, run_labels, values_of
 from mismatch_cli.report.drawing.panels import LEGEND, Panel, Sheet, legend_height
 from mismatch_cli.report.drawing.style import Style
 
@@ -65,17 +65,10 @@ def needs(data: PlotData | ComparisonPlotData) -> bool:
 
 
 def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
-    rows_of = {trace: summary.volatility for trace, summary in data.by_trace.items()}
-    occupied = [
-        place
-        for place, bins in enumerate(zip(*rows_of.values(), strict=True))
-        if any(row.tokens for row in bins)
-    ]
-    rows_of = {trace: [rows[place] for place in occupied] for trace, rows in rows_of.items()}
+    rows_of = _occupied({trace: summary.volatility for trace, summary in data.by_trace.items()})
     first, single = next(iter(rows_of.values())), len(rows_of) == 1
-    panels = figure.panels(
-        2, height=(300, 240), legend=LEGEND if single else legend_height(rows_of, RUNS)
-    )
+    legend = LEGEND if single else legend_height(list(rows_of), RUNS)
+    panels = figure.panels(2, height=(300, 240), legend=legend)
     lines_of = _quantities(first, figure.style) if single else _traces(rows_of, figure.style)
     for axes, (words, lines) in zip(panels, lines_of.items(), strict=True):
         for line in lines:
@@ -86,34 +79,36 @@ def draw(figure: Sheet, data: PlotData | ComparisonPlotData) -> None:
     _set_vertical([axes for axes in panels if axes.lines], shared=single)
 
 
+def _occupied(rows_of: Mapping[str, Rows]) -> dict[str, Rows]:
+    """The bins in which any trace has tokens."""
+    bins = list(zip(*rows_of.values(), strict=True))
+    places = [place for place, rows in enumerate(bins) if any(row.tokens for row in rows)]
+    return {trace: [rows[place] for place in places] for trace, rows in rows_of.items()}
+
+
 def _quantities(rows: Rows, style: Style) -> dict[str, list[_Line]]:
     """For one trace: standard deviations and tails of the ratio and of the total variations."""
-    looks = (style.theme.blue, "o"), (style.theme.green, "s"), (style.theme.orange, "D")
-    spread = (
-        ("ratio_sd", "ratio", 0.0),
-        ("tv_binary_sd", "binary TV", 0.0),
-        ("tv_topk_sd", "top-K TV", 0.0),
-    )
-    tails = (
-        ("ratio_p99", "ratio − 1", 1.0),
-        ("tv_binary_p99", "binary TV", 0.0),
-        ("tv_topk_p99", "top-K TV", 0.0),
-    )
     return {
-        words: [
-            _Line(
-                label,
-                [row.metrics.get(key) if row.tokens >= fewest else None for row in rows],
-                *look,
-                shift,
-            )
-            for (key, label, shift), look in zip(series, looks, strict=True)
-        ]
-        for words, fewest, series in (
-            ("Standard deviation per bin", 0, spread),
-            ("99th percentile per bin", _FEWEST, tails),
-        )
+        "Standard deviation per bin": _spreads(rows, "sd", style),
+        "99th percentile per bin": _spreads(rows, "p99", style),
     }
+
+
+def _spreads(rows: Rows, end: str, style: Style) -> list[_Line]:
+    """Percentiles of the ratio are those of r − 1, over bins with enough tokens."""
+    tail = end == "p99"
+    fewest, shift, of_ratio = (_FEWEST, 1.0, "ratio − 1") if tail else (0, 0.0, "ratio")
+    bins = [row.metrics if row.tokens >= fewest else {} for row in rows]
+    theme = style.theme
+    return [
+        _Line(of_ratio, _column(bins, f"ratio_{end}"), theme.blue, "o", shift),
+        _Line("binary TV", _column(bins, f"tv_binary_{end}"), theme.green, "s"),
+        _Line("top-K TV", _column(bins, f"tv_topk_{end}"), theme.orange, "D"),
+    ]
+
+
+def _column(bins: Sequence[Mapping[str, Part]], key: str) -> list[Part]:
+    return [metrics.get(key) for metrics in bins]
 
 
 def _traces(rows_of: Mapping[str, Rows], style: Style) -> dict[str, list[_Line]]:
@@ -132,8 +127,8 @@ def _traces(rows_of: Mapping[str, Rows], style: Style) -> dict[str, list[_Line]]
 
 
 def _draw_line(axes: Panel, line: _Line) -> None:
-    """A line through the middles of the bins, with whiskers for intervals; zeros are not drawn
-    on the log axis.
+    """A line through the middles of the bins, hollow where there is no interval; zeros are not
+    drawn on the log axis.
     """
     value_B, low_B, high_B = parts_of(line.estimates).T - line.shift
     centre_B, drawn_B = np.arange(len(value_B)) + 0.5, value_B > 0
@@ -142,24 +137,28 @@ def _draw_line(axes: Panel, line: _Line) -> None:
     look: dict[str, Any] = {"color": line.colour, "marker": line.marker, "markersize": 4.5}
     axes.plot(centre_B[drawn_B], value_B[drawn_B], linewidth=1.5, label=line.label, **look)
     sure_B = drawn_B & np.isfinite(high_B)
+    hollow = {"linestyle": "none", "markerfacecolor": axes.theme.page, "label": f"_{line.label}"}
     unsure_B = drawn_B & ~sure_B
-    axes.plot(
-        centre_B[unsure_B],
-        value_B[unsure_B],
-        linestyle="none",
-        markerfacecolor=axes.theme.page,
-        gid=line.label,
-        **look,
-    )
+    axes.plot(centre_B[unsure_B], value_B[unsure_B], **look | hollow)
+    _draw_whiskers(axes, centre_B[sure_B], value_B[sure_B], low_B[sure_B], high_B[sure_B], line)
+
+
+def _draw_whiskers(
+    axes: Panel,
+    centre_B: np.ndarray,
+    value_B: np.ndarray,
+    low_B: np.ndarray,
+    high_B: np.ndarray,
+    line: _Line,
+) -> None:
+    """Intervals; one that reaches far down ends in an arrow."""
     end_B = np.maximum(low_B, value_B / _LONGEST)
-    axes.vlines(centre_B[sure_B], end_B[sure_B], high_B[sure_B], color=line.colour, linewidth=1.2)
-    cut_B = sure_B & (low_B < end_B)
-    for at_B, marker, ends_B in (
-        (high_B, "_", sure_B),
-        (end_B, "_", sure_B & ~cut_B),
-        (end_B, "v", cut_B),
-    ):
-        axes.plot(centre_B[ends_B], at_B[ends_B], marker, color=line.colour, markersize=5)
+    cut_B = low_B < end_B
+    axes.vlines(centre_B, end_B, high_B, color=line.colour, linewidth=1.2)
+    ends: dict[str, Any] = {"color": line.colour, "markersize": 5, "linestyle": "none"}
+    axes.plot(centre_B, high_B, marker="_", **ends)
+    axes.plot(centre_B[~cut_B], end_B[~cut_B], marker="_", **ends)
+    axes.plot(centre_B[cut_B], end_B[cut_B], marker="v", **ends)
 
 
 def _set_vertical(filled: Sequence[Panel], *, shared: bool) -> None:

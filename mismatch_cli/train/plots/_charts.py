@@ -2,21 +2,20 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import repeat
-from typing import NamedTuple
+from math import ceil
+from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.ticker import MaxNLocator
 
-from mismatch_cli.report.drawing.lines import DASHED, DASHES, Look, looks
+from mismatch_cli.report.drawing.marks import DASHED, DASHES, Look, looks
 from mismatch_cli.report.drawing.panels import (
     LEGEND,
     Panel,
     Sheet,
     legend_below_height,
-    plain_label,
     short_names,
 )
-from mismatch_cli.report.drawing.style import Style
+from mismatch_cli.report.drawing.style import PT, Style
 from mismatch_cli.train.studies.paper_runs import PaperValue
 from mismatch_cli.train.studies.run_settings import SEPARATOR
 from mismatch_cli.train.studies.training import SMOOTHED_FROM, Curve, envelope, smoothed, thinned
@@ -40,7 +39,6 @@ _MARKED_APART = 12  # evaluations up to which diamonds are large
 _NARROWEST = 0.01  # of the value: the smallest range of a vertical axis
 _MARGIN = 0.05  # of the range of values, above and below
 _MARGIN_OF_PAPER = 0.1  # the same with values of the paper, whose names need a line of text
-_MOST_IN_FULL = 1e5  # larger tick labels have an exponent
 _FEW = 4  # lines up to which bands are strong
 _FLAT = 0.3  # of a shared axis: the least that each panel has to fill
 _RELAXED = "relax-"
@@ -74,7 +72,7 @@ def has_curves(charts: Iterable[Chart]) -> bool:
 
 def name_panel(axes: Panel, name: str, note: str = "") -> None:
     """Write a name above a panel, shortened to the room there is."""
-    (title,) = short_names([name], axes.headline_room, axes.style.text, bold=True)
+    (title,) = short_names([name], axes.title_room, axes.style.text * PT)
     axes.headline(title, is_axis=False, note=note)
 
 
@@ -102,35 +100,36 @@ def draw_grid(
     Panels of a row share their axis unless one of them would be flat on it; panels of a setting
     share the steps.
     """
-    width = columns * -(-max(map(len, rows)) // columns)  # of a row, in cells
-    placed = [
-        (width * row + place, chart)
-        for row, charts in enumerate(rows)
-        for place, chart in enumerate(charts)
-        if any(chart.curves)
-    ]
-    cells, charts = zip(*placed, strict=True)
-    look_of = _shown(charts, looks_of(names, figure.style))
+    width = columns * ceil(max(map(len, rows)) / columns)  # of a row, in cells
+    placed = _placed(rows, width)
+    look_of = _shown(placed.values(), looks_of(names, figure.style))
     panels = figure.panels(
-        len(cells),
+        len(placed),
         columns=columns,
         height=(180, 160),
         legend=LEGEND,
         below=room_for_legend(figure, look_of),
-        cells=cells,
+        cells=list(placed),
     )
-    for axes, chart in zip(panels, charts, strict=True):
+    for axes, chart in zip(panels, placed.values(), strict=True):
         draw_chart(axes, chart, look_of)
         _name_setting(axes, chart.setting)
-    for row in {cell // width for cell in cells}:
-        _share_values(
-            [axes for axes, cell in zip(panels, cells, strict=True) if cell // width == row]
-        )
-    for place in {cell % width for cell in cells}:
-        share_steps(
-            [axes for axes, cell in zip(panels, cells, strict=True) if cell % width == place]
-        )
+    panel_at = dict(zip(placed, panels, strict=True))
+    for row in {cell // width for cell in placed}:
+        _share_values([axes for cell, axes in panel_at.items() if cell // width == row])
+    for place in {cell % width for cell in placed}:
+        share_steps([axes for cell, axes in panel_at.items() if cell % width == place])
     draw_legend(figure, look_of)
+
+
+def _placed(rows: Sequence[Sequence[Chart]], width: int) -> dict[int, Chart]:
+    """The charts that have curves by their cell, in rows of `width` cells."""
+    return {
+        width * row + place: chart
+        for row, charts in enumerate(rows)
+        for place, chart in enumerate(charts)
+        if any(chart.curves)
+    }
 
 
 def _shown(charts: Iterable[Chart], look_of: Mapping[str, Look]) -> dict[str, Look]:
@@ -190,26 +189,14 @@ def draw_paper_values(axes: Panel, values: Sequence[PaperValue]) -> None:
     left one.
     """
     for value in values:
-        axes.axhspan(
-            value.low, value.high, color=axes.theme.muted, alpha=0.25, linewidth=0, zorder=0.5
-        )
-        place, aside, alignment = (
-            ((1.0, value.high), (-3, 1), ("right", "bottom"))
-            if value.is_start
-            else ((0.0, value.low), (3, -1), ("left", "top"))
-        )
-        axes.annotate(
-            value.words,
-            place,
-            xycoords=("axes fraction", "data"),
-            xytext=aside,
-            textcoords="offset points",
-            ha=alignment[0],
-            va=alignment[1],
-            color=axes.theme.muted,
-            fontsize=axes.style.small,
-            zorder=1,
-        )
+        grey: dict[str, Any] = {"color": axes.theme.muted, "alpha": 0.25, "linewidth": 0}
+        axes.axhspan(value.low, value.high, zorder=0.5, **grey)
+        look: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "color": axes.theme.muted}
+        if value.is_start:
+            above: dict[str, Any] = {"ha": "right", "va": "bottom"}
+            axes.annotate_beside(value.words, (1.0, value.high), (-3, 1), **above, **look)
+        else:
+            axes.annotate_beside(value.words, (0.0, value.low), (3, -1), va="top", **look)
 
 
 def _draw_limits(axes: Panel, limits: Sequence[float]) -> None:
@@ -231,21 +218,13 @@ def _mark_alarms(axes: Panel, alarms: Sequence[tuple[float, float]]) -> None:
     if alarms:
         begins = [first for first, _ in alarms]
         (crosses,) = axes.plot(begins, [top] * len(begins), "X", color=colour, markersize=6)
-        crosses.set(clip_on=False, zorder=3, gid="an alarm begins")
+        crosses.set(clip_on=False, zorder=3, label="an alarm begins")
 
 
 def _name_setting(axes: Panel, setting: str) -> None:
-    (short,) = short_names([setting], axes.headline_room, axes.style.small)
-    axes.annotate(
-        short,
-        (axes.flush, 1),
-        xycoords="axes fraction",
-        xytext=(0, 5),
-        textcoords="offset points",
-        color=axes.theme.muted,
-        fontsize=axes.style.small,
-        annotation_clip=False,
-    )
+    (short,) = short_names([setting], axes.title_room, axes.style.small)
+    look: dict[str, Any] = {"xycoords": "axes fraction", "color": axes.theme.muted}
+    axes.annotate_beside(short, (axes.flush, 1), (0, 5), **look)
 
 
 def _share_values(panels: Sequence[Panel]) -> None:
@@ -315,33 +294,20 @@ def draw_curve(
     """A line with its band; a long one is smoothed, with the raw curve behind it if there are
     few lines. The name is not drawn.
     """
-    long = curve.is_long
-    if long:
+    if curve.is_long:
         if not faint:
-            axes.plot(
-                *envelope(curve, _COLUMNS), color=look.colour, alpha=0.22, linewidth=0.8, zorder=1.5
-            )
+            raw: dict[str, Any] = {"color": look.colour, "alpha": 0.22, "linewidth": 0.8}
+            axes.plot(*envelope(curve, _COLUMNS), zorder=1.5, **raw)
         curve = thinned(smoothed(curve), _POINTS)
+    low_N, value_N = curve.low_N, curve.value_N
+    if log:
+        low_N = np.where(low_N > 0, low_N, 1e-3 * value_N)
+        value_N = np.where(value_N > 0, value_N, np.nan)
     if np.isfinite(curve.high_N).any():
-        low_N = np.where(curve.low_N > 0, curve.low_N, 1e-3 * curve.value_N) if log else curve.low_N
-        axes.fill_between(
-            curve.step_N,
-            low_N,
-            curve.high_N,
-            color=look.colour,
-            alpha=0.06 if faint else 0.15,
-            linewidth=0,
-        )
-    value_N = np.where(curve.value_N > 0, curve.value_N, np.nan) if log else curve.value_N
-    axes.plot(
-        curve.step_N,
-        value_N,
-        marker="o",
-        markersize=3.5,
-        markevery=_marked(value_N, long=long),
-        gid=name,
-        **look.of_line,
-    )
+        band: dict[str, Any] = {"color": look.colour, "alpha": 0.06 if faint else 0.15}
+        axes.fill_between(curve.step_N, low_N, curve.high_N, linewidth=0, **band)
+    line: dict[str, Any] = {"marker": "o", "markersize": 3.5, "label": f"_{name}", **look.of_line}
+    axes.plot(curve.step_N, value_N, markevery=_marked(value_N), **line)
 
 
 def _draw_points(axes: Panel, curve: Curve, colour: str, aside: float, name: str) -> None:
@@ -349,29 +315,19 @@ def _draw_points(axes: Panel, curve: Curve, colour: str, aside: float, name: str
     that none is hidden.
     """
     step_N = curve.step_N + aside * max(np.ptp(curve.step_N), np.ptp(axes.dataLim.intervalx))
-    many = len(axes.containers) > _FEW or len(curve.step_N) > _MARKED_APART
+    is_crowded = len(axes.containers) > _FEW or len(curve.step_N) > _MARKED_APART
     bar_2N = np.nan_to_num(np.abs(np.array([curve.low_N, curve.high_N]) - curve.value_N))
-    axes.errorbar(
-        step_N,
-        curve.value_N,
-        yerr=bar_2N,
-        color=colour,
-        linestyle="none",
-        marker="D",
-        markersize=3.5 if many else 5.5,
-        markeredgecolor=axes.theme.page,
-        elinewidth=1,
-        zorder=3,
-        label=name,
-    )
+    diamonds: dict[str, Any] = {"marker": "D", "markersize": 3.5 if is_crowded else 5.5}
+    diamonds |= {"color": colour, "markeredgecolor": axes.theme.page, "linestyle": "none"}
+    axes.errorbar(step_N, curve.value_N, bar_2N, elinewidth=1, zorder=3, label=name, **diamonds)
 
 
-def _marked(value_N: np.ndarray, *, long: bool) -> list[int]:
+def _marked(value_N: np.ndarray) -> list[int]:
     """The points to mark: all if there are few, else those without a neighbour, which no line
     shows.
     """
     marked_N = np.isfinite(value_N)
-    if long or marked_N.sum() > _MARKED_UP_TO:
+    if marked_N.sum() > _MARKED_UP_TO:
         beside_N = np.pad(marked_N, 1)
         marked_N &= ~beside_N[:-2] & ~beside_N[2:]
     return [int(place) for place in np.flatnonzero(marked_N)]
@@ -386,31 +342,23 @@ def _scale(axes: Panel, chart: Chart) -> None:
         axes.logarithmic("y")
         return
     low, high = map(float, axes.dataLim.intervaly)
-    short = (max(chart.least, _NARROWEST * max(abs(low), abs(high))) or _NARROWEST) - (high - low)
-    if short > 0:
-        low, high = low - short / 2, high + short / 2
-    bottom = min(low, 0.0) if chart.from_0 or chart.ideal else low
-    margin = (_MARGIN_OF_PAPER if chart.of_paper else _MARGIN) * (high - bottom)
-    axes.set_ylim(0 if chart.from_0 and low >= 0 else bottom - margin, high + margin)
+    axes.set_ylim(*_limits(chart, low, high))
     if chart.ideal:
         axes.axhline(0, color=axes.theme.muted, linewidth=1.2, linestyle=DASHES[2], zorder=1)
     elif low < 0 < high:
         axes.axhline(0, color=axes.theme.muted, linewidth=0.8, zorder=1)
-    label_values(axes, high - low, 100 if chart.percent else 1)
+    if chart.percent:
+        axes.in_percent()
 
 
-def label_values(axes: Panel, span: float, factor: float) -> None:
-    """Few and short tick labels that fit beside a panel: `0.0005`, `2e−6`, `1.5e6`."""
-    axes.factor = factor
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10]))
-
-    def label(value: float, _position: float = 0) -> str:
-        shown = 0.0 if abs(value) < 1e-9 * span else factor * value
-        if abs(shown) >= _MOST_IN_FULL:
-            return f"{shown:.3g}".replace("e+0", "e").replace("-", "−")
-        return plain_label(float(f"{shown:.5g}"))
-
-    axes.yaxis.set_major_formatter(label)
+def _limits(chart: Chart, low: float, high: float) -> tuple[float, float]:
+    """The ends of a linear axis around the drawn values: wide enough that noise looks small."""
+    least = max(chart.least, _NARROWEST * max(abs(low), abs(high))) or _NARROWEST
+    widened = max(0.0, (least - (high - low)) / 2)
+    low, high = low - widened, high + widened
+    bottom = min(low, 0.0) if chart.from_0 or chart.ideal else low
+    margin = (_MARGIN_OF_PAPER if chart.of_paper else _MARGIN) * (high - bottom)
+    return 0.0 if chart.from_0 and low >= 0 else bottom - margin, high + margin
 
 
 def share_steps(panels: Sequence[Panel]) -> None:

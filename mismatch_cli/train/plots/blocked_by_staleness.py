@@ -1,8 +1,10 @@
 """Blocked tokens by how many updates old the weights are that sample."""
 
+from typing import Any
+
 from matplotlib.ticker import MaxNLocator
 
-from mismatch_cli.report.drawing.lines import Look, draw_bars, looks
+from mismatch_cli.report.drawing.marks import Look, draw_bars, looks
 from mismatch_cli.report.drawing.panels import Panel, Sheet
 from mismatch_cli.train.plots._charts import draw_legend, room_for_legend
 from mismatch_cli.train.studies.staleness import SHARES, DoseResponse
@@ -47,12 +49,6 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
 
 def _draw_doses(axes: Panel, response: DoseResponse, key: str, look: Look) -> None:
     doses = [dose for dose in response.doses if getattr(dose, key).value is not None]
-    draw_bars(
-        axes,
-        [dose.staleness for dose in doses],
-        [getattr(dose, key) for dose in doses],
-        look.colour,
-        markersize=5,
-        linestyle=look.dash,
-        label=response.algorithm,
-    )
+    staleness, shares = zip(*[(dose.staleness, getattr(dose, key)) for dose in doses], strict=True)
+    line: dict[str, Any] = {"markersize": 5, "linestyle": look.dash, "label": response.algorithm}
+    draw_bars(axes, staleness, shares, look.colour, **line)

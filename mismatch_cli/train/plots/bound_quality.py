@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import islice
 
 from mismatch_cli.base.numbers import counted
-from mismatch_cli.report.drawing.lines import DASHED, DASHES, Look
+from mismatch_cli.report.drawing.marks import DASHED, DASHES, Look
 from mismatch_cli.report.drawing.panels import Panel, Sheet
 from mismatch_cli.report.drawing.style import Theme
 from mismatch_cli.train.plots._charts import (

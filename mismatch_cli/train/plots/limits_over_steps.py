@@ -22,14 +22,14 @@ _OF_PAIR = {"mismatch": "", "total": ", with staleness"}
 
 
 def needs(data: TrainingAnalysis) -> bool:
-    return data.watched is not None and has_curves(_charts(data))
+    return data.watched is not None and has_curves(charts(data))
 
 
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:
-    draw_charts(figure, _charts(data), data.algorithms)
+    draw_charts(figure, charts(data), data.algorithms)
 
 
-def _charts(data: TrainingAnalysis) -> list[Chart]:
+def charts(data: TrainingAnalysis) -> list[Chart]:
     """A chart for each metric and pair that has a limit and that steps have a number for."""
     assert data.watched is not None
     recorded = [pair for pair, key in PAIRS_OF_STEP.items() if data.has(key, "abs_dp_mean")]

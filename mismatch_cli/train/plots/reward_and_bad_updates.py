@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from mismatch_cli.report.drawing.lines import DASHES, Look
+from mismatch_cli.report.drawing.marks import DASHES, Look, margin_of
 from mismatch_cli.report.drawing.panels import Panel, Sheet
-from mismatch_cli.report.drawing.scales import margin_of
 from mismatch_cli.train.plots._charts import (
     AS_ABOVE,
     OF_PAPER,
     draw_curve,
     draw_legend,
     draw_paper_values,
-    label_values,
     looks_of,
     name_panel,
     panels_by_algorithm,
@@ -90,6 +88,5 @@ def _scale(left: Sequence[Panel], right: Sequence[Panel]) -> None:
         axes.set_ylim(low - margin, high + margin)
         second.set_xlim(axes.get_xlim())
         second.set_ylim(0, _HEADROOM * most)
-        label_values(axes, high - low, 1)
-        label_values(second, most, 100)
+        second.in_percent()
         axes.whole_steps(axes.style.pick(6, 5))

@@ -1,12 +1,12 @@
 """Final results by threshold, and the curves of each (DPPO paper, figure 19)."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from mismatch_cli.report.drawing.lines import DASHED, Look, draw_bars, parts_of
+from mismatch_cli.report.drawing.marks import DASHED, Look, draw_bars, margin_of, parts_of
 from mismatch_cli.report.drawing.panels import Panel, Sheet
-from mismatch_cli.report.drawing.scales import margin_of
 from mismatch_cli.report.drawing.style import Style
 from mismatch_cli.train.plots._charts import Chart, draw_chart, draw_legend, room_for_legend
 from mismatch_cli.train.studies.sensitivity import Family, families
@@ -49,11 +49,8 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
         for key in family.measured:
             _draw_ends(next(panels), family, key, look_of)
         curves = {ending.name: ending.curve for ending in family.endings}
-        draw_chart(
-            next(panels),
-            Chart(f"Mean reward by {family.threshold}", [curves], least=_LEAST),
-            look_of,
-        )
+        chart = Chart(f"Mean reward by {family.threshold}", [curves], least=_LEAST)
+        draw_chart(next(panels), chart, look_of)
     draw_legend(figure, look_of)
 
 
@@ -74,27 +71,20 @@ def _looks(swept: Sequence[Family], style: Style) -> dict[str, Look]:
 
 
 def _draw_ends(axes: Panel, family: Family, key: str, look_of: Mapping[str, Look]) -> None:
+    """A result by threshold, and that of other algorithms as levels."""
+    ends = [getattr(ending, key) for ending in family.endings]
     colour = look_of[family.endings[-1].name].colour
-    part_B3 = draw_bars(
-        axes,
-        family.values,
-        [getattr(end, key) for end in family.endings],
-        colour,
-        markersize=5,
-        label=family.name,
-    )
-    drawn = [part_B3]
+    parts = [draw_bars(axes, family.values, ends, colour, markersize=5, label=family.name)]
     for ending in family.others:
-        estimate = getattr(ending, key)
-        if ending.name in look_of and estimate.value is not None:
-            look = look_of[ending.name]
-            axes.axhline(estimate.value, **look.of_line)
-            if estimate.low is not None:
-                axes.axhspan(
-                    estimate.low, estimate.high, color=look.colour, alpha=0.08, linewidth=0
-                )
-            drawn.append(parts_of([estimate]))
-    _scale(axes, family.values, np.concatenate(drawn))
+        estimate, look = getattr(ending, key), look_of.get(ending.name)
+        if look is None or estimate.value is None:
+            continue
+        axes.axhline(estimate.value, **look.of_line)
+        if estimate.low is not None:
+            band: dict[str, Any] = {"color": look.colour, "alpha": 0.08, "linewidth": 0}
+            axes.axhspan(estimate.low, estimate.high, **band)
+        parts.append(parts_of([estimate]))
+    _scale(axes, family.values, np.concatenate(parts))
     axes.set_xlabel(f"{family.threshold} of {family.name}")
     axes.headline(f"Final {key} by {family.threshold}")
 

@@ -1,9 +1,12 @@
 """Where the time of a step goes, by algorithm."""
 
+from typing import Any
+
 import numpy as np
 
 from mismatch_cli.base import numbers
-from mismatch_cli.report.drawing.panels import LEFT, RIGHT, TOP, Box, Panel, Sheet, short_names
+from mismatch_cli.report.drawing.marks import names_beside
+from mismatch_cli.report.drawing.panels import Panel, Sheet, legend_below_height
 from mismatch_cli.train.studies.phases import OTHER, PHASES, StepTime, mean_time, phases_of
 from mismatch_cli.train.studies.training import TrainingAnalysis
 
@@ -16,8 +19,7 @@ CAPTION = (
     "the end of each bar."
 )
 
-_BAR, _NAMES = 15, 250  # pixels of a bar, and of the names beside the bars
-_LEGEND = 22
+_ROW = 24  # pixels
 _IN_DETAIL = 4  # algorithms whose phases are named in words
 
 
@@ -26,19 +28,16 @@ def needs(data: TrainingAnalysis) -> bool:
 
 
 def draw(figure: Sheet, data: TrainingAnalysis) -> None:
-    style, time_of = figure.style, _times(data)
-    rows, phases = list(time_of.values()), phases_of(time_of.values())
-    left, row_height, columns = style.pick((LEFT + _NAMES, 24, len(phases)), (12, 42, 3))
-    legend = _LEGEND * -(-len(phases) // columns)
-    box = Box(left, TOP + legend, style.width - left - RIGHT, len(rows) * row_height, legend)
-    (axes,) = figure.place([box], 40)
-    _draw_bars(axes, rows, phases, _BAR / row_height)
-    _write_names(axes, list(time_of))
+    time_of = _times(data)
+    phases = phases_of(time_of.values())
+    names, left = names_beside(list(time_of), figure.style)
+    columns, high = figure.style.pick(len(phases), 3), _ROW * len(names)
+    legend = legend_below_height(len(phases), columns)
+    (axes,) = figure.panels(1, height=(high, high), left=left, legend=legend)
+    axes.name_rows(names)
+    _draw_bars(axes, list(time_of.values()), phases)
     axes.set_xlabel("seconds")
-    axes.flush = (figure.flush - left) / box.width
-    axes.headline(
-        "Seconds per step", ncols=columns, handlelength=1.0, handletextpad=0.4, columnspacing=1.2
-    )
+    axes.headline("Seconds per step", is_axis=False, ncols=columns, handlelength=1.0)
 
 
 def _times(data: TrainingAnalysis) -> dict[str, StepTime]:
@@ -59,54 +58,16 @@ def alternative(data: TrainingAnalysis) -> str:
     )
 
 
-def _draw_bars(axes: Panel, rows: list[StepTime], phases: list[str], height: float) -> None:
-    # Narrow: below the name
-    centre_N = np.arange(len(rows)) + axes.style.pick(0.5, 0.95 - height / 2)
-    end_N = np.zeros(len(rows))
+def _draw_bars(axes: Panel, rows: list[StepTime], phases: list[str]) -> None:
+    """The phases of each row one after the other, and their sum at the end."""
+    place_N, end_N = np.arange(len(rows)), np.zeros(len(rows))
     colours = dict(zip((*PHASES, OTHER), (*axes.theme.accents, axes.theme.muted), strict=True))
     for phase in phases:
         seconds_N = np.array([row.of(phase) for row in rows])
-        axes.barh(
-            centre_N,
-            seconds_N,
-            height,
-            left=end_N,
-            color=colours[phase],
-            label=phase,
-            edgecolor=axes.theme.page,
-            linewidth=0.6,
-        )
+        look: dict[str, Any] = {"color": colours[phase], "edgecolor": axes.theme.page}
+        axes.barh(place_N, seconds_N, 0.62, end_N, label=phase, linewidth=0.6, **look)
         end_N += seconds_N
-    for centre, total in zip(centre_N, end_N, strict=True):
-        axes.annotate(
-            f"{numbers.number(total)} s",
-            (total, centre),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=axes.style.small,
-        )
+    for place, seconds in enumerate(end_N.tolist()):
+        words = f"{numbers.number(seconds)} s"
+        axes.annotate_beside(words, (seconds, place), (4, 0), va="center")
     axes.set_xlim(0, axes.style.pick(1.16, 1.28) * (end_N.max() or 1.0))  # with room for the sums
-    axes.set_ylim(len(rows), 0)
-    axes.grid(visible=False, axis="y")
-
-
-def _write_names(axes: Panel, names: list[str]) -> None:
-    """Write names to the left of the bars, or above them."""
-    axes.set_yticks([])
-    axes.spines["left"].set_visible(False)
-    style = axes.style
-    room, place, shift, align = style.pick(
-        (_NAMES - 12, 0.5, -6, "right"), (style.width - 40, 0.3, 1, "left")
-    )
-    for index, name in enumerate(short_names(names, room, style.small)):
-        axes.annotate(
-            name,
-            (0, index + place),
-            xytext=(shift, 0),
-            textcoords="offset points",
-            ha=align,
-            va="center",
-            fontsize=style.small,
-            annotation_clip=False,
-        )

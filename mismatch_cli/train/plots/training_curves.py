@@ -1,6 +1,6 @@
 """Training curves, a panel per quantity (DPPO paper, figures 3, 4 and 7, and figures 13 to 18)."""
 
-from mismatch_cli.report.drawing.lines import DASHES
+from mismatch_cli.report.drawing.marks import DASHES
 from mismatch_cli.report.drawing.panels import Sheet
 from mismatch_cli.train.plots._charts import BANDS, OF_PAPER, Chart, draw_charts, has_curves
 from mismatch_cli.train.plots._training_charts import (

@@ -12,6 +12,7 @@ import pytest
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.report.drawing.style import NARROW, WIDE, Style
 from mismatch_cli.report.figures import plots_for, plots_of, text_of
+from mismatch_cli.report.plots.metric_factors import times
 from mismatch_cli.studies.comparison import (
     ComparisonAnalysis,
     ComparisonPlotData,
@@ -116,9 +117,7 @@ def test_a_control_needs_no_picture(
 
 
 def test_factors_are_read_as_times() -> None:
-    from mismatch_cli.report.plots.metric_factors import _times
-
-    assert [_times(10.0**power) for power in (-6, -3, 0, 2, 3, 7)] == [
+    assert [times(10.0**power) for power in (-6, -3, 0, 2, 3, 7)] == [
         "÷10⁶",
         "÷1,000",
         "×1",

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mismatch_cli.base.places import bundled
-from mismatch_cli.report.drawing.fills import Scale, draw_heat, draw_points
+from mismatch_cli.report.drawing.marks import Scale, draw_heat, draw_points
 from mismatch_cli.report.drawing.panels import Sheet
 from mismatch_cli.report.drawing.style import WIDE
 from mismatch_cli.report.drawing.words import MOST, in_words
@@ -121,8 +121,9 @@ def test_points_are_counted_and_a_heat_map_has_its_largest_cell() -> None:
         draw_points(points, x_N, y_N, sheet.theme.blue)  # the last one is outside
         points.headline("|d|")
         share_RC = np.array([[0.1, 0.02, 0.1], [0, np.nan, 0.3]])
-        draw_heat(heat, share_RC, Scale(sheet.theme.orange, 1, 2), "Blocked, %", ["ppo", "ipo"])
+        draw_heat(heat, share_RC, Scale(sheet.theme.orange, 1.0), ["ppo", "ipo"])
         heat.set_xticks([0, 1, 2, 3], ["0", "0.5", "0.9", "1"])
+        heat.headline("Blocked, %", is_axis=False)
 
     text = words_of(draw_on)
     assert "|d| (horizontal: length, from 1 to 4): 2 points, from 0.250 to 0.500." in text
@@ -134,6 +135,7 @@ def test_an_empty_panel_says_so() -> None:
 
     def draw_on(sheet: Sheet) -> None:
         points, empty = sheet.panels(2)
+        points.set(xlim=(0, 3), ylim=(0, 1))
         draw_points(points, np.array([1.0, 2.0]), np.array([0.1, 0.2]), sheet.theme.blue)
         points.headline("|d|")
         empty.headline("99th percentile")

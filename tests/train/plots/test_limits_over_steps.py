@@ -19,7 +19,7 @@ def test_each_limited_metric_that_steps_record_has_a_chart():
         limit("pearson", "min", 0.9),
         alarms=((3, 5), (9, 9)),
     )
-    gap, stale, k1 = limits_over_steps._charts(study)
+    gap, stale, k1 = limits_over_steps.charts(study)
     assert (gap.title, gap.limits, gap.note) == ("mean |π − μ|", [0.01], "≤ 0.01")
     assert gap.alarms == [(3, 5), (9, 9)] and stale.alarms == k1.alarms == []
     assert stale.title == "mean |π − μ|, with staleness" and stale.limits == [0.02]
@@ -45,5 +45,5 @@ def test_a_limit_near_the_values_is_a_line_and_an_alarm_is_marked(far):
     assert len(lines) == (not far)
     low, high = axes.get_ylim()
     assert low < value_N.min() and value_N.max() < high < 3 * value_N.max()
-    (mark,) = [line for line in axes.get_lines() if line.get_gid() == "an alarm begins"]
+    (mark,) = [line for line in axes.get_lines() if line.get_label() == "an alarm begins"]
     assert list(mark.get_xdata()) == [3]
