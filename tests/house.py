@@ -37,18 +37,15 @@ FRAMEWORKS = (
     "rlinf", "roll", "skyrl", "slime", "tinker", "trl", "unsloth", "verl",
 )  # fmt: skip
 _RENDERS = ("report", "pages", "plots", "commands")  # rooms, and folders of rooms
-# Dictionaries in there that are no results: of matplotlib, of a font, of Parquet's footers, of
-# metrics.jsonl, of a manifest, and what was typed
+# Dictionaries in there that are no results: of matplotlib, of Parquet's footers, of metrics.jsonl,
+# of a manifest, and what was typed
 _NOT_RESULTS = {
     "app/commands/verdict.py": ("stated(dtype)",),
     "bisect/commands/bisect.py": ("manifest",),
-    "report/drawing/axis.py": ("looks",),
     "report/drawing/panels.py": ("rcParams",),
-    "report/drawing/svg.py": ("table",),
     "report/excerpts.py": ("group",),
     "report/plots/mask_regions.py": ("rcParams",),
     "train/commands/train.py": ("record", "values"),
-    "train/plots/time.py": ("axes.spines",),
 }
 _COUNTED = (tokenize.NAME, tokenize.OP, tokenize.NUMBER)
 _BRANCHES = (

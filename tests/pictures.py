@@ -9,8 +9,7 @@ import pytest
 
 def leave_blank(patch: pytest.MonkeyPatch) -> None:
     """Let reports in this process write every file, but with blank pictures."""
-    from matplotlib.figure import Figure
-
     from mismatch_cli.report import figures
+    from mismatch_cli.report.drawing.panels import Sheet
 
-    patch.setattr(figures, "draw", lambda plot, data, style: Figure())
+    patch.setattr(figures, "draw", lambda plot, data, style: Sheet(style))

@@ -87,7 +87,7 @@ def shifted(folder: Path) -> bytes:
     with chdir(folder):
         exec(script.text, {})
         typed("import late/dump.parquet --quiet --output late-run")
-        return drawn("diagnose late-run", "lag-scan")(folder)
+        return drawn("diagnose late-run --plots png", "lag-scan")(folder)
 
 
 def narrow(png: bytes) -> bytes:
@@ -99,13 +99,13 @@ def narrow(png: bytes) -> bytes:
 
 MADE: dict[str, Callable[[Path], bytes]] = {
     "explorer": explorer,
-    "ratio-and-tv": drawn("report", "ratio-and-tv"),
-    "position-profile": drawn("report", "position-profile"),
-    "mask-regions": drawn("clipstats", "mask-regions"),
-    "sweeps": drawn("clipstats", "sweeps"),
-    "gap-distribution": drawn("compare float32 fp8-kv", "gap-distribution"),
+    "ratio-and-tv": drawn("report --plots png", "ratio-and-tv"),
+    "position-profile": drawn("report --plots png", "position-profile"),
+    "mask-regions": drawn("clipstats --plots png", "mask-regions"),
+    "sweeps": drawn("clipstats --plots png", "sweeps"),
+    "gap-distribution": drawn("compare float32 fp8-kv --plots png", "gap-distribution"),
     "lag-scan": shifted,
-    "waterfall": drawn("bisect", "waterfall"),
+    "waterfall": drawn("bisect plots=png", "waterfall"),
 }
 
 

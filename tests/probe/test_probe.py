@@ -66,7 +66,6 @@ def test_the_run_folder_has_the_promised_files(control):
     for name in (
         "summary.json",
         "report.html",
-        "plots/ratio-and-tv.png",
         "log/vllm.log",
         "trace/vocab.parquet",
     ):

@@ -75,7 +75,8 @@ def test_a_new_plot_is_on_the_page(
         lambda package: modules(package) | ({"lengths": "lengths"} if package == PLOTS else {}),
     )
     trace = bundled("traces") / "float32"
-    assert run(["report", str(trace), "--output", str(tmp_path / "report"), "--quiet"]) == 0
+    words = ["--output", str(tmp_path / "report"), "--plots", "png", "--quiet"]
+    assert run(["report", str(trace), *words]) == 0
     page = (tmp_path / "report/report.html").read_text(encoding="utf-8")
     before, found, _ = page.partition("Lengths of the responses")
     assert found

@@ -4,6 +4,7 @@ each.
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, floor, log10
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -68,8 +69,7 @@ def run_labels(names: Sequence[str], style: Style) -> dict[str, str]:
 
 def parts_of(estimates: Iterable[Part]) -> np.ndarray:
     """Value, low and high of each estimate, one row each; NaN where missing."""
-    rows = [_parts(estimate) for estimate in estimates]
-    return np.array(rows, dtype=np.float64).reshape(-1, 3)
+    return np.array(list(map(_parts, estimates)), dtype=np.float64).reshape(-1, 3)
 
 
 def _parts(estimate: Part) -> tuple[float | None, ...]:
@@ -147,10 +147,14 @@ def measured(rows_of: Mapping[str, Rows], key: str) -> dict[str, Rows]:
     """The rows of each trace, up to the last one with a value."""
     rows_with_values = {}
     for trace, rows in rows_of.items():
-        value_B = values_of(getattr(row, key) for row in rows)
+        value_B = _parts_of_rows(rows, key)[:, 0]
         last = max(np.flatnonzero(np.isfinite(value_B)), default=-1)
         rows_with_values[trace] = rows[: last + 1]
     return rows_with_values
+
+
+def _parts_of_rows(rows: Rows, key: str) -> np.ndarray:
+    return parts_of(map(attrgetter(key), rows))
 
 
 def draw_steps(axes: Panel, rows_of: Mapping[str, Rows], key: str) -> None:
@@ -160,8 +164,10 @@ def draw_steps(axes: Panel, rows_of: Mapping[str, Rows], key: str) -> None:
     labels = run_labels(list(rows_of), axes.style)
     for trace, look in looks(rows_of, axes.style).items():
         rows = rows_of[trace]
+        if not rows:
+            continue
         edges = np.arange(len(rows) + 1)
-        value_B, low_B, high_B = parts_of(getattr(row, key) for row in rows).T
+        value_B, low_B, high_B = _parts_of_rows(rows, key).T
         line = look.of_line | {"linewidth": 1.8, "label": labels[trace]}
         axes.stairs(value_B, edges, baseline=None, **line)
         band: dict[str, Any] = {"color": look.colour, "alpha": 0.2, "linewidth": 0}
@@ -173,14 +179,17 @@ def share_vertical(panels: Sequence[Panel], rows_of: Mapping[str, Rows], key: st
     """Give all panels one scale: from 0, or logarithmic if one of the traces would be flat on
     it.
     """
-    values = [values_of(getattr(row, key) for row in rows) for rows in rows_of.values()]
-    above_0 = [value_B[value_B > 0] for value_B in values if (value_B > 0).any()]
-    largest = [value_B.max() for value_B in above_0]
+    above_0 = []
+    for rows in rows_of.values():
+        value_B = _parts_of_rows(rows, key)[:, 0]
+        if (value_B > 0).any():
+            above_0.append(value_B[value_B > 0])
+    largest = list(map(np.max, above_0))
     far_apart = len(largest) > 1 and max(largest) >= _FAR_APART * min(largest)
     top = max(float(axes.dataLim.y1) for axes in panels if axes.patches)
     for axes in panels:
         if far_apart:
-            axes.set_ylim(min(value_B.min() for value_B in above_0) / 2, 1.5 * top)
+            axes.set_ylim(min(map(np.min, above_0)) / 2, 1.5 * top)
             axes.logarithmic("y")
         else:
             axes.set_ylim(0, 1.1 * min(top, _BEYOND * max(largest, default=1.0)) or 1.0)
@@ -203,8 +212,8 @@ def draw_points(axes: Panel, x_N: np.ndarray, y_N: np.ndarray, colour: str, **lo
 def reach_of(*shares: np.ndarray) -> float:
     """The share with the full colour: 1, 2 or 5 times a power of ten that none exceeds."""
     highest = float(np.clip(max(np.nanmax(share, initial=0) for share in shares), 1e-4, 1))
-    power = 10.0 ** floor(log10(highest))
-    return min(digit * power for digit in (1, 2, 5, 10) if digit * power >= highest)
+    round_N = 10.0 ** floor(log10(highest)) * np.array([1, 2, 5, 10])
+    return float(round_N[round_N >= highest][0])
 
 
 def percent(share: float) -> str:

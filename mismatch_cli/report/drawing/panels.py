@@ -299,10 +299,10 @@ def _stretched_ticks(linear: float, low: float, high: float) -> list[float]:
     """
     first, last = floor(log10(linear)), floor(log10(max(-low, high)))
     digits = (1, 3) if last - first <= _FEW_POWERS else (1,)
-    sizes = [digit * 10.0**power for power in range(first, last + 1) for digit in digits]
-    beyond = [size for size in sizes if size >= linear]
-    ticks = [*(-size for size in beyond), 0.0, *beyond]
-    return [tick for tick in ticks if low <= tick <= high]
+    size_N = np.outer(10.0 ** np.arange(first, last + 1), digits).ravel()
+    beyond_N = size_N[size_N >= linear]
+    tick_N = np.concatenate([-beyond_N, [0.0], beyond_N])
+    return list(tick_N[(tick_N >= low) & (tick_N <= high)])
 
 
 def lowest_of(log_mu_N: np.ndarray) -> float:

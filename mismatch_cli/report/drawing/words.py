@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from textwrap import shorten
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from matplotlib.collections import PathCollection
@@ -37,6 +37,7 @@ class DrawnSeries(NamedTuple):
     y_N: np.ndarray  # as labelled: in percent where the axis is
 
 
+T = TypeVar("T")
 Words = Callable[[Panel, DrawnSeries], str]
 
 
@@ -113,17 +114,21 @@ def _data_lines(axes: Panel) -> list[Line2D]:
 
 def _outlines(axes: Panel) -> list[StepPatch]:
     """Steps without the bands around them."""
-    return [each for each in axes.patches if isinstance(each, StepPatch) and not each.get_fill()]
+    return [step for step in _of_kind(axes.patches, StepPatch) if not step.get_fill()]
 
 
 def _bars(axes: Panel) -> list[BarContainer]:
-    return [each for each in axes.containers if isinstance(each, BarContainer)]
+    return _of_kind(axes.containers, BarContainer)
 
 
 def _dots(axes: Panel) -> list[np.ndarray]:
     """x and y of the points of each scatter within the panel, [N, 2]."""
-    scatters = [each for each in axes.collections if isinstance(each, PathCollection)]
+    scatters = _of_kind(axes.collections, PathCollection)
     return [_inside(axes, np.ma.filled(each.get_offsets(), np.nan)) for each in scatters]
+
+
+def _of_kind(artists: Iterable[Any], kind: type[T]) -> list[T]:
+    return [each for each in artists if isinstance(each, kind)]
 
 
 def _inside(axes: Panel, point_N2: np.ndarray) -> np.ndarray:
@@ -143,7 +148,7 @@ def _series(axes: Panel) -> list[DrawnSeries]:
 
 
 def _line_points(axes: Panel) -> Iterator[tuple[str, np.ndarray]]:
-    means = [each for each in axes.containers if isinstance(each, ErrorbarContainer)]
+    means = _of_kind(axes.containers, ErrorbarContainer)
     label_of = {each.lines[0]: each.get_label() for each in means}
     for line in _data_lines(axes):
         name = _name(label_of.get(line, line.get_label()))
@@ -309,7 +314,7 @@ def _names(axis: Any) -> list[tuple[float, str]]:
     """The ticks of an axis and their labels, if those are names, not numbers on a scale."""
     if axis.get_scale() != "linear" or not isinstance(axis.get_major_locator(), FixedLocator):
         return []
-    places = [float(place) for place in axis.get_majorticklocs()]
+    places = list(map(float, axis.get_majorticklocs()))
     labels = axis.get_major_formatter().format_ticks(places)
     named = list(zip(places, labels, strict=True))
     return named if labels != list(map(plain_label, places)) else []

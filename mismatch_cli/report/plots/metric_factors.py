@@ -124,17 +124,16 @@ def _scale(axes: Panel, factor_RC3: np.ndarray, most: int) -> None:
     axes.xaxis.set_major_formatter(times)
 
 
-def _ticks(low: float, high: float, most: int) -> list[float]:
+def _ticks(low: float, high: float, most: int) -> np.ndarray:
     """1, and factors to both sides of it: powers of ten, and their multiples by 2 and 5 if there
     is room.
     """
-    first, last = floor(log10(low)), ceil(log10(high))
+    powers = np.arange(floor(log10(low)), ceil(log10(high)) + 1)
     if high / low < _DECADES:
-        ticks = [digit * 10.0**power for power in range(first, last + 1) for digit in (1, 2, 5)]
+        tick_N = np.outer(10.0**powers, (1, 2, 5)).ravel()
     else:
-        every = ceil((last - first + 1) / most)
-        ticks = [10.0**power for power in range(first, last + 1) if power % every == 0]
-    return [tick for tick in ticks if low <= tick <= high]
+        tick_N = 10.0 ** powers[powers % ceil(len(powers) / most) == 0]
+    return tick_N[(tick_N >= low) & (tick_N <= high)]
 
 
 def times(value: float, _position: float = 0) -> str:

@@ -60,7 +60,7 @@ def test_figures_gather_and_a_report_replaces_them(tmp_path, capfd):
     for name in ("paper-2", "overlap"):
         assert figure(capfd, FLOAT32, "--figure", name, *where)[0] == 0
     assert files_in(folder) == ["plots/overlap.png", "plots/ratio-and-tv.png"]
-    assert run(["report", FLOAT32, *where, "--quiet"]) == 0
+    assert run(["report", FLOAT32, *where, "--plots", "png", "--quiet"]) == 0
     drawn = files_in(folder)
     assert "report.html" in drawn and "plots/overlap.png" not in drawn
     before = (folder / "report.html").read_bytes()
@@ -76,7 +76,7 @@ def test_formats_and_width_are_those_of_a_report(trained, tmp_path, capfd, monke
     assert code == 0 and out.split() == [
         f"{tmp_path}/f/plots/time.{kind}" for kind in ("pdf", "svg")
     ]
-    assert 'width="3.25in"' in (tmp_path / "f" / "plots" / "time.svg").read_text()
+    assert 'width="234pt"' in (tmp_path / "f" / "plots" / "time.svg").read_text()
 
 
 def test_runs_that_are_named_give_the_end_of_training_by_threshold(tmp_path, capfd):
