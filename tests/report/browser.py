@@ -23,7 +23,8 @@ _FLAGS = (
 # The width of the page, elements that reach beyond the window, and the sizes of pictures.
 LAYOUT = """(() => {
   const boxes = [...document.querySelectorAll("body *")].filter(e => !e.closest(".scroll, pre, thead, nav, .unseen"));
-  const images = [...document.images].map(i => [i.complete, i.naturalWidth, Math.round(i.offsetWidth)]);
+  const shown = [...document.images].filter(i => i.checkVisibility());
+  const images = shown.map(i => [i.complete, i.naturalWidth, Math.round(i.offsetWidth)]);
   return {
     scroll: document.documentElement.scrollWidth, images,
     beyond: boxes.filter(e => e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 200)),

@@ -4,10 +4,11 @@ script.
 
 from __future__ import annotations
 
+import base64
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from mismatch_cli.app.cli import run
 from mismatch_cli.report.drawing.style import DARK, LIGHT, Theme
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.outline import Column, Outline, Profile, Section, Table, Verdict
+from tests.golden.lines import TRACES
+from tests.paths import ROOT
 from tests.report.browser import CONTRASTS, LAYOUT, Browser
 
 NUMBERS = (
@@ -122,6 +125,7 @@ def test_at_most_sixty_tab_stops_come_before_the_explorer(browser: Browser, real
         assert 10 < browser.run(preceding) <= 60
 
 
+NARROW = "[...document.querySelectorAll('img.narrow')]"  # loaded when they are scrolled to
 CASES = [(400, LIGHT), (400, DARK), (1280, LIGHT), (1280, DARK)]
 
 
@@ -133,6 +137,9 @@ def test_nothing_overflows_and_the_theme_is_the_readers(
 
     browser.open(page, width, 1600, dark=theme is DARK)
     shown = [True, 1080, 1032] if width > 900 else [True, 344, 368]
+    browser.run(
+        f"Promise.all({NARROW}.map(each => {{ each.loading = 'eager'; return each.decode(); }}))"
+    )
     found = browser.run(LAYOUT)
     assert found == {"scroll": width, "beyond": [], "images": [shown] * len(found["images"])}
     with Image.open(io.BytesIO(browser.screenshot())) as image:
@@ -304,17 +311,6 @@ def test_a_command_that_cannot_be_copied_is_selected(browser: Browser, page: Pat
     ]
 
 
-def test_buttons_that_copy_are_not_printed(browser: Browser, page: Path) -> None:
-    browser.open(page, 794, media="print")
-    assert browser.run(f"[...{COPY}].filter(each => each.checkVisibility()).length") == 0
-
-
-def test_print_cuts_no_table(browser: Browser, page: Path) -> None:
-    browser.open(page, 718, media="print")  # A4 between its margins
-    ends = "[...document.querySelectorAll('table')].map(e => e.getBoundingClientRect().right)"
-    assert max(browser.run(ends)) <= 718
-
-
 def test_tables_sort_as_numbers_do(browser: Browser, page: Path) -> None:
     browser.open(page, 1280)
     assert browser.run(SHOWN) == list(NUMBERS[:6])  # folded
@@ -368,7 +364,7 @@ def test_the_navigation_follows_the_reader_and_opens_folds(browser: Browser, pag
     assert browser.run("document.querySelector(':target').checkVisibility()")
 
 
-UNSEEN = """[...document.querySelectorAll("main td, main th, main figure img, main dd, main h2, main .excerpt, main p")]
+UNSEEN = """[...document.querySelectorAll("main td, main th, main .wide, main dd, main h2, main .excerpt, main p")]
   .filter(e => !e.checkVisibility({ contentVisibilityAuto: true, visibilityProperty: true })).length"""
 
 
@@ -383,13 +379,73 @@ def test_everything_is_visible_without_script(browser: Browser, page: Path) -> N
     assert browser.run(UNSEEN) == 0
 
 
-@pytest.mark.parametrize("scripts", [False, True])
-def test_print_unfolds_everything(browser: Browser, page: Path, scripts: bool) -> None:
-    browser.open(page, 794, dark=True, media="print", scripts=scripts)
-    browser.run("dispatchEvent(new Event('beforeprint'))")
-    assert browser.run(UNSEEN) == 0
-    styles: dict[str, Any] = browser.run(
-        "({paper: getComputedStyle(document.body).backgroundColor})"
-    )
-    assert styles == {"paper": "rgb(255, 255, 255)"}
-    assert not browser.run("document.querySelector('nav').checkVisibility()")
+# A4 between margins of 1 cm, which are Chromium's own: inches of the sheet, CSS pixels of the text.
+A4, TEXT_WIDTH = {"paperWidth": 8.27, "paperHeight": 11.69}, 718
+MOST_SHEETS = 12
+# Texts that paper would cut, and the titles of folds that are open.
+ON_PAPER = """(() => {
+  const beyond = [], range = document.createRange();
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const text = texts.currentNode;
+    if (!text.data.trim() || !text.parentElement.checkVisibility() || text.parentElement.closest(".unseen")) continue;
+    range.selectNodeContents(text);
+    if ([...range.getClientRects()].some(box => box.right > innerWidth + 1)) beyond.push(text.data);
+  }
+  return { beyond, open: [...document.querySelectorAll("[open] > summary")].map(each => each.innerText) };
+})()"""
+
+
+def sheets(browser: Browser) -> int:
+    pdf = base64.b64decode(browser.call("Page.printToPDF", **A4)["data"])
+    return len(re.findall(rb"/Type /Page\b", pdf))
+
+
+def test_paper_shows_what_the_page_shows_first(browser: Browser, page: Path) -> None:
+    browser.open(page, TEXT_WIDTH, dark=True, media="print")
+    assert browser.run(ON_PAPER) == {"beyond": [], "open": []}
+    assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    visible = "[...document.querySelectorAll(`{}`)].filter(each => each.checkVisibility())"
+    assert browser.run(f"{visible.format('nav, select, .copy, .sort, img.narrow')}.length") == 0
+    images = browser.run(f"{visible.format('img')}.map(each => [each.complete, each.className])")
+    assert images == [[True, "wide"]] * len(images)
+    assert images
+    # What is left out has its name
+    folds = browser.run(f"{visible.format('#chosen summary')}.map(each => each.innerText)")
+    assert folds == [f"{name}, by step" for name in ALGORITHMS]
+    assert browser.run(SHOWN) == list(NUMBERS[:6])
+    rest = "getComputedStyle(document.querySelector('#sorted .more'), '::after').content"
+    assert browser.run(rest) == f'"The first 6 of {len(NUMBERS)}."'
+    assert sheets(browser) <= MOST_SHEETS
+
+
+def test_a_real_page_is_not_cut_on_paper(browser: Browser, real: Path) -> None:
+    browser.open(real, TEXT_WIDTH, media="print")
+    assert browser.run(ON_PAPER) == {"beyond": [], "open": []}
+    browser.run("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+    assert browser.run(ON_PAPER)["beyond"] == []
+
+
+EVIDENCE = [
+    str(ROOT / f"lab/evidence/tokens-16-updates-{name}-21") for name in ("pg-is", "dppo-binary-tv")
+]
+PRINTED = {
+    "training": ["report", *EVIDENCE],
+    "pair": ["compare", "bfloat16", "fp8-kv"],
+    **{
+        f"{command}-{trace}": [command, trace]
+        for trace in TRACES
+        for command in ("report", "clipstats", "diagnose")
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRINTED)
+def test_a_page_with_figures_has_at_most_twelve_sheets(
+    browser: Browser, tmp_path: Path, name: str
+) -> None:
+    assert run([*PRINTED[name], "--quiet", "-o", str(tmp_path / name)]) == 0
+    browser.open(tmp_path / name / "report.html", TEXT_WIDTH, media="print")
+    assert browser.run(ON_PAPER) == {"beyond": [], "open": []}
+    assert 1 < sheets(browser) <= MOST_SHEETS

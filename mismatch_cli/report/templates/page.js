@@ -47,7 +47,7 @@ async function copyText(text) {
   for (const list of all("[data-first]")) {
     const count = itemsOf(list).length, first = Number(list.dataset.first);
     if (count <= first) continue;
-    const button = make("button", { type: "button", class: "more", "aria-expanded": "false" }, `Show all ${count}`);
+    const button = make("button", { type: "button", class: "more", "aria-expanded": "false", "data-paper": `The first ${first} of ${count}.` }, `Show all ${count}`);
     button.addEventListener("click", () => {
       const whole = list.classList.toggle("whole-list");
       button.textContent = whole ? `Show the first ${first}` : `Show all ${count}`;
@@ -177,7 +177,7 @@ async function copyText(text) {
   }, { rootMargin: "-10% 0px -60% 0px" });
   sections.forEach(section => watch.observe(section));
 
-  // Opens folds around the target of a link, and all folds for printing.
+  // Opens folds around the target of a link.
   const open = element => {
     for (let each = element; each; each = each.parentElement) if (each.tagName === "DETAILS") each.open = true;
   };
@@ -189,10 +189,4 @@ async function copyText(text) {
   };
   addEventListener("hashchange", arrive);
   if (location.hash) arrive();
-  let folded = [];
-  addEventListener("beforeprint", () => {
-    folded = all("details:not([open])");
-    for (const each of folded) each.open = true;
-  });
-  addEventListener("afterprint", () => { for (const each of folded) each.open = false; });
 })();
