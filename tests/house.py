@@ -44,7 +44,6 @@ _NOT_RESULTS = {
     "bisect/commands/bisect.py": ("manifest",),
     "report/drawing/panels.py": ("rcParams",),
     "report/excerpts.py": ("group",),
-    "report/plots/mask_regions.py": ("rcParams",),
     "train/commands/train.py": ("record", "values"),
 }
 _COUNTED = (tokenize.NAME, tokenize.OP, tokenize.NUMBER)

@@ -286,9 +286,10 @@ def test_reading_imports_neither_torch_nor_what_samples(tmp_path):
     steps = ('{"step": 1, "reward": 0.5}\n', '{"step": 2, "reward": 0.6}\n')
     (tmp_path / "trained/metrics.jsonl").write_text("".join(steps), encoding="utf-8")
     script = (
-        "import sys; from matplotlib.figure import Figure; from mismatch_cli.app.cli import run; "
-        "from mismatch_cli.base.places import bundled; from mismatch_cli.report import figures; "
-        "figures.draw = lambda *_: Figure(); float32 = str(bundled('traces') / 'float32')\n"
+        "import sys; from mismatch_cli.app.cli import run; from mismatch_cli.base.places import "
+        "bundled; from mismatch_cli.report import figures; from "
+        "mismatch_cli.report.drawing.panels import Sheet; "
+        "figures.draw = lambda *of: Sheet(of[-1]); float32 = str(bundled('traces') / 'float32')\n"
         f"for line in {READING.split(chr(10))[1:-1]!r}:\n"
         "    code = run([*line.replace('FLOAT32', float32).split(), *['--force'] * ('exported' "
         "in line)])\n"

@@ -12,7 +12,7 @@ from matplotlib.colors import LinearSegmentedColormap, PowerNorm, to_rgba
 
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pair_summary import PlaceRow
-from mismatch_cli.report.drawing.panels import Panel, Sheet, short_names, width_of
+from mismatch_cli.report.drawing.panels import Panel, Sheet, letters_in, short_names, width_of
 from mismatch_cli.report.drawing.style import Style
 
 Part = Estimate | None
@@ -64,7 +64,8 @@ def looks(names: Iterable[str], style: Style) -> dict[str, Look]:
 
 def run_labels(names: Sequence[str], style: Style) -> dict[str, str]:
     """The names of runs in a legend, shortened to fit `RUNS` per line."""
-    return dict(zip(names, short_names(names, style.pick(185, 95), style.small), strict=True))
+    letters = letters_in(style.pick(185, 95), style.small)
+    return dict(zip(names, short_names(names, letters), strict=True))
 
 
 def parts_of(estimates: Iterable[Part]) -> np.ndarray:
@@ -229,8 +230,8 @@ def percent(share: float) -> str:
 
 def names_beside(names: Sequence[str], style: Style) -> tuple[list[str], float]:
     """Names of rows, shortened to a quarter of the figure, and the pixels at its left for them."""
-    short = short_names(names, style.pick(280, 150), style.small)
-    return short, 14 + max(width_of(name, style.small) for name in short)
+    short = short_names(names, letters_in(style.pick(280, 150), style.small))
+    return short, 20 + max(width_of(name, style.small) for name in short)
 
 
 class Scale(NamedTuple):

@@ -22,13 +22,13 @@ from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 from mismatch_cli.base.text import for_mathtext
 from mismatch_cli.report.drawing.style import CSS_PX, PT, Style
 
-LEFT, RIGHT, TOP, BOTTOM = 58, 12, 30, 44  # pixels around a panel with ordinary labels
+LEFT, RIGHT, TOP, BOTTOM = 58, 16, 30, 44  # pixels around a panel with ordinary labels
 LEGEND = 20  # pixels of a line of a legend
 NAMES = 4  # names per line of the legend above a panel
 _SUBJECT, _SUBJECT_LINE = 22, 15  # pixels below all panels: of the first line, of another
 _LABEL = 34  # pixels of a rotated label of two lines
 _NARROWEST = 300  # pixels of each of several columns, in small text
-_LETTER = 0.6  # the mean width of a letter, as a share of its size
+_LETTER, _BOLD = 0.6, 0.7  # the mean width of a letter, as a share of its size
 HIGHEST = 0.9995  # of an axis of probabilities: higher ones are at the edge
 _LOWEST, _RARE = (1e-5, 1e-3), 2e-3  # its lower end, and the share of tokens below it
 _PROBABILITIES = {
@@ -125,7 +125,7 @@ class Sheet(Figure):
     def legend_below(self, look_of: Mapping[str, Mapping[str, Any]], columns: int) -> None:
         """A legend below all panels, for names too long to fit above one."""
         room = self.style.width / columns - 62
-        names = short_names(list(look_of), room, rcParams["legend.fontsize"])
+        names = short_names(list(look_of), letters_in(room, rcParams["legend.fontsize"]))
         handles = [
             Line2D([], [], label=name, **look)
             for name, look in zip(names, look_of.values(), strict=True)
@@ -195,9 +195,15 @@ class Panel(Axes):
             self.legend(loc="lower left", bbox_to_anchor=place, **{"ncols": NAMES} | legend)
 
     @property
-    def title_room(self) -> float:
-        """Pixels from the beginning of the title to the right end of the panel."""
-        return self.room * (1 - self.flush)
+    def title_letters(self) -> int:
+        """How many letters of a title fit above the panel."""
+        room = self.room * (1 - self.flush)
+        return letters_in(room * _LETTER / _BOLD, rcParams["axes.titlesize"])
+
+    def headline_name(self, name: str, note: str = "") -> None:
+        """A name as title, shortened to the room there is beside the note."""
+        (short,) = short_names([name], max(8, self.title_letters - len(note)))
+        self.headline(short, is_axis=False, note=note)
 
     def set_xlabel(self, xlabel: str, *args: Any, **text: Any) -> Any:
         """A label centred below the panel, or aligned with its right end if it is wider."""
@@ -342,13 +348,12 @@ def letters_in(room: float, points: float) -> int:
     return max(4, int(room / width_of("m", points)))
 
 
-def short_names(names: Sequence[str], room: float, points: float) -> list[str]:
-    """Names for a figure, about `room` CSS pixels wide at most: long ones lose their middle.
+def short_names(names: Sequence[str], letters: int) -> list[str]:
+    """Names for a figure, of so many letters at most: long ones lose their middle.
 
     Names that would then look alike also lose the end that they share, so that their parameters
     tell them apart.
     """
-    letters = letters_in(room, points)
     drawable = [for_mathtext(name).replace(r"\$", "$") for name in names]
     short = [_without_middle(name, letters) for name in drawable]
     for text in {text for text in short if short.count(text) > 1}:

@@ -56,7 +56,7 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
     scale = Scale(style.theme.orange, reach_of(*shares.values()))
     for axes, (sign, share_RC) in zip(panels, shares.items(), strict=True):
         draw_heat(axes, share_RC, scale, names)
-        axes.label_bins([each.mu_low for each in rows[0].by_mu] + [1.0])
+        axes.label_bins([each.mu_low for each in rows[0].by_mu] + [1.0], every=4)
         axes.set_xlabel("rollout probability μ, bin edges")
         note = scale.note if axes is panels[-1] else _left_out(result, masks)
         axes.headline(f"{result.when(sign)}: blocked, %", note=note, is_axis=False)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 STUDY = "comparison"
 SECTION = "Distribution of the gap"
+PLACE = 1
 TITLE = "Distribution of the gap"
 DATA = "tokens with a gap"
 CAPTION = (

@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib import rcParams
 
 from mismatch_cli.base import numbers
 from mismatch_cli.report.drawing.marks import draw_points, thin
@@ -19,7 +18,6 @@ from mismatch_cli.report.drawing.panels import (
     Sheet,
     lowest_of,
     short_names,
-    width_of,
 )
 from mismatch_cli.studies.clipping_result import SIGNS
 
@@ -124,11 +122,11 @@ def _write(axes: Panel, data: ClippingPlotData, algorithm: Algorithm, sign: str)
 
 def _title(axes: Panel, when: str, algorithm: Algorithm) -> str:
     """The sign, the algorithm's name, and its thresholds if there is room for them."""
-    points, name = rcParams["axes.titlesize"], algorithm.name.partition(":")[0]
+    name = algorithm.name.partition(":")[0]
+    (short,) = short_names([name], axes.title_letters - len(f"{when}:  "))
     settings = ", ".join(mask.settings for mask in algorithm.limiting.masks if mask.settings)
-    (short,) = short_names([name], axes.title_room - width_of(f"{when}:  ", points), points)
     title = f"{when}:  {short}"
-    fits = width_of(f"{title}  {settings}", points) <= axes.title_room
+    fits = len(f"{title}  {settings}") <= axes.title_letters
     return f"{title}  {settings}" if fits else title
 
 

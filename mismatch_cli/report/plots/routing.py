@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 STUDY = "mismatch"
 SECTION = "Routing"
-PLACE = 1
+PLACE = 2
 TITLE = "Routing of engine and trainer"
 DATA = "the experts that both sides chose, of a mixture of experts"
 CAPTION = (

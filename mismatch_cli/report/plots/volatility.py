@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 STUDY = ("mismatch", "comparison")
 SECTION = "Ratio and TV by probability"
+PLACE = 1
 TITLE = {
     "mismatch": "Volatility by rollout probability",
     "comparison": "Ratio and TV by probability",

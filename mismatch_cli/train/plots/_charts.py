@@ -10,12 +10,13 @@ import numpy as np
 from mismatch_cli.report.drawing.marks import DASHED, DASHES, Look, looks
 from mismatch_cli.report.drawing.panels import (
     LEGEND,
+    RIGHT,
     Panel,
     Sheet,
     legend_below_height,
     short_names,
 )
-from mismatch_cli.report.drawing.style import PT, Style
+from mismatch_cli.report.drawing.style import Style
 from mismatch_cli.train.studies.paper_runs import PaperValue
 from mismatch_cli.train.studies.run_settings import SEPARATOR
 from mismatch_cli.train.studies.training import SMOOTHED_FROM, Curve, envelope, smoothed, thinned
@@ -68,12 +69,6 @@ class Chart(NamedTuple):
 
 def has_curves(charts: Iterable[Chart]) -> bool:
     return any(any(chart.curves) for chart in charts)
-
-
-def name_panel(axes: Panel, name: str, note: str = "") -> None:
-    """Write a name above a panel, shortened to the room there is."""
-    (title,) = short_names([name], axes.title_room, axes.style.text * PT)
-    axes.headline(title, is_axis=False, note=note)
 
 
 def draw_charts(figure: Sheet, charts: Iterable[Chart], names: Iterable[str]) -> None:
@@ -176,7 +171,7 @@ def draw_chart(axes: Panel, chart: Chart, look_of: Mapping[str, Look]) -> None:
 
 
 def panels_by_algorithm(
-    figure: Sheet, count: int, names: Collection[str], height: tuple[int, int], right: int = 0
+    figure: Sheet, count: int, names: Collection[str], height: tuple[int, int], right: int = RIGHT
 ) -> list[Panel]:
     """A panel for each algorithm, with room for the legend of these names."""
     columns = 2 if count in (2, 4) else 3
@@ -222,7 +217,7 @@ def _mark_alarms(axes: Panel, alarms: Sequence[tuple[float, float]]) -> None:
 
 
 def _name_setting(axes: Panel, setting: str) -> None:
-    (short,) = short_names([setting], axes.title_room, axes.style.small)
+    (short,) = short_names([setting], axes.title_letters)
     look: dict[str, Any] = {"xycoords": "axes fraction", "color": axes.theme.muted}
     axes.annotate_beside(short, (axes.flush, 1), (0, 5), **look)
 

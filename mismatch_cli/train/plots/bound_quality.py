@@ -13,7 +13,6 @@ from mismatch_cli.train.plots._charts import (
     AS_ABOVE,
     draw_curve,
     draw_legend,
-    name_panel,
     panels_by_algorithm,
     share_steps,
 )
@@ -45,7 +44,7 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
     panels = panels_by_algorithm(figure, len(curves_of), look_of, height=(210, 170))
     for axes, (name, curves) in zip(panels, curves_of.items(), strict=True):
         _draw_bounds(axes, curves, look_of)
-        name_panel(axes, name, counted(tokens_per_step(data.algorithms[name]), "tokens a step"))
+        axes.headline_name(name, counted(tokens_per_step(data.algorithms[name]), "tokens a step"))
         if axes.style.labelled:
             axes.set_ylabel("bound, % of the full TV")
     share_steps(panels)

@@ -14,7 +14,6 @@ from mismatch_cli.train.plots._charts import (
     draw_legend,
     draw_paper_values,
     looks_of,
-    name_panel,
     panels_by_algorithm,
     share_steps,
 )
@@ -35,7 +34,7 @@ CAPTION = (
 )
 
 _MOST = 9
-_RIGHT = 44  # pixels for the labels of the right axis, such as `1.5e−8`
+_RIGHT = 60  # pixels for the labels of the right axis, such as `1.5e−8`
 _HEADROOM = 1.5  # times the largest share: bad updates stay below the end of the reward
 _MARGIN = 0.05  # of the range of rewards
 _LEAST = 0.05  # of a reward: the smallest range of the axis
@@ -57,7 +56,7 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
     right = [figure.second_axis(axes) for axes in left]
     for axes, second, (name, course) in zip(left, right, courses.items(), strict=True):
         _draw_course(axes, second, course, look_of[name].colour)
-        name_panel(axes, name)
+        axes.headline_name(name)
         if figure.style.labelled:
             axes.set_ylabel("mean reward")
             second.set_ylabel("bad updates, %")

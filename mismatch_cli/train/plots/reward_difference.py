@@ -4,7 +4,6 @@ import numpy as np
 
 from mismatch_cli.report.drawing.marks import Look, parts_of
 from mismatch_cli.report.drawing.panels import Panel, Sheet, short_names
-from mismatch_cli.report.drawing.style import PT
 from mismatch_cli.train.plots._charts import Chart, draw_chart
 from mismatch_cli.train.studies.learning_speed import Claim
 from mismatch_cli.train.studies.training import SMOOTHED_FROM, Curve, TrainingAnalysis
@@ -54,6 +53,6 @@ def _curve(claim: Claim) -> Curve:
 
 
 def _draw(axes: Panel, claim: Claim) -> None:
-    (short,) = short_names([claim.title], axes.title_room, axes.style.text * PT)
+    (short,) = short_names([claim.title], axes.title_letters)
     chart = Chart(short, [{short: _curve(claim)}], least=_LEAST, ideal=True)
     draw_chart(axes, chart, {short: Look(axes.theme.blue)})

@@ -16,7 +16,7 @@ from mismatch_cli.base.json_form import from_json, to_json
 from mismatch_cli.metrics.clipping.sweeps import SweepTables
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.report.drawing.marks import percent, reach_of
-from mismatch_cli.report.drawing.panels import letters_in, short_names
+from mismatch_cli.report.drawing.panels import short_names
 from mismatch_cli.report.drawing.style import NARROW, WIDE, Style
 from mismatch_cli.report.figures import draw, plots_for, plots_of
 from mismatch_cli.report.picture_files import page_svg
@@ -297,9 +297,9 @@ def test_similar_algorithms_are_neighbours() -> None:
 
 def test_short_names_fit_and_stay_apart() -> None:
     names = [LONG.format(i) for i in range(2, 12)]
-    short = short_names([*names, "ppo", "$x$"], 150, 9)
+    short = short_names([*names, "ppo", "$x$"], 21)
     assert len(set(short)) == len(short)
-    assert max(map(len, short[:-1])) <= letters_in(150, 9)
+    assert max(map(len, short[:-1])) <= 21
     assert [
         f"max_tv=0.{i:02}"[-6:] in text for i, text in zip(range(2, 12), short, strict=False)
     ] == [True] * 10
