@@ -57,26 +57,21 @@ def test_jaccard_intervals_stay_in_the_unit_interval(judged_world):
             )
 
 
-def key(row: Any) -> tuple[int, ...]:
-    return row["step"], row["prompt_id"], row["sample_index"], row["position"]
-
-
 @pytest.mark.slow
 def test_examples_are_the_smallest_hashes_that_one_blocks_and_the_other_keeps(judged_world):
     judged, found = judged_world.judged, defaultdict(list)
     for row in judged_world.result["overlap"]["examples"]:
         found[row["only"], row["not"]].append(row)
-    judged = judged.assign(hash=brute.token_hashes(judged)).sort_values("hash")
+    hash_T = brute.token_hashes(judged, ("prompt_id", "sample_index", "step"))
+    judged = judged.assign(hash=hash_T, position=judged["pos"]).sort_values("hash")
+    place = ["step", "prompt_id", "sample_index", "position"]
     names = judged_world.result["overlap"]["names"]
     assert sum(map(len, found.values())) > 100
     for first in names:
         for second in names:
             expected = judged[judged[first] & ~judged[second]].head(3)
             rows = found[first, second]
-            keys = zip(
-                *(expected[c] for c in ("step", "prompt_id", "sample_index", "pos")), strict=True
-            )
-            assert [key(row) for row in rows] == list(keys), (first, second)
+            assert [[row[c] for c in place] for row in rows] == expected[place].to_numpy().tolist()
             for row, (_, token) in zip(rows, expected.iterrows(), strict=True):
                 assert row["token_id"] == token["id"] and row["trace"] == 0
                 assert row["logp_reference"] == token["lq"] and row["logp_current"] == token["lp"]
