@@ -69,6 +69,14 @@ def test_a_contrast_without_an_error_proves_no_penalty(monkeypatch):
     assert repetition_penalty.check(evidence).status == "clear"
 
 
+def tokens_of(d_N: np.ndarray, group_N: np.ndarray, **columns: object) -> SimpleNamespace:
+    """Tokens that all count, each a response of its own, with log μ = −1."""
+    every_N = np.arange(len(d_N))
+    plain = {"logq_T": np.full(len(d_N), -1.0), "logp_T": d_N - 1, "u_N": np.abs(d_N)}
+    plain |= {"kept": every_N, "response_T": every_N, "half_N": group_N % 2}
+    return SimpleNamespace(d_N=d_N, group_N=group_N, **plain | columns)
+
+
 def offset_beside(d_N: np.ndarray, second: float = -0.1) -> bool:
     """Whether two responses of −0.1 and another constant are put down to truncation, beside tokens
     of 40 others.
@@ -76,9 +84,7 @@ def offset_beside(d_N: np.ndarray, second: float = -0.1) -> bool:
     constant_S = np.array([-0.1, second, *[0.0] * 40])
     response_T = np.repeat(np.arange(42), 25)
     all_N = np.concatenate([np.repeat(constant_S[:2], 25), d_N])
-    sample = SimpleNamespace(
-        response_T=response_T, kept=np.arange(1050), d_N=all_N, group_N=response_T % GROUPS
-    )
+    sample = tokens_of(all_N, response_T % GROUPS, response_T=response_T)
     return constant_offset._renormalised(sample, constant_S)
 
 
@@ -95,14 +101,7 @@ def growth(mean_by_step: list[float], rng: np.random.Generator):
     steps = np.arange(len(mean_by_step))
     step_S = np.repeat(steps, GROUPS)
     u_N = np.repeat(mean_by_step, GROUPS) * rng.uniform(0.95, 1.05, len(step_S))
-    sample = SimpleNamespace(
-        step_S=step_S,
-        response_T=np.arange(len(step_S)),
-        kept=np.arange(len(step_S)),
-        u_N=u_N,
-        d_N=u_N,
-        group_N=np.tile(np.arange(GROUPS), len(steps)),
-    )
+    sample = tokens_of(u_N, np.tile(np.arange(GROUPS), len(steps)), step_S=step_S)
     return growth_over_steps.check(SimpleNamespace(sample=sample, change=None))
 
 
@@ -132,16 +131,8 @@ def penalised(nats: float | np.ndarray, rng: np.random.Generator):
     seen_T = rng.random(tokens) < 0.5
     odds_T = rng.uniform(-6.0, -3.0, tokens)
     logq_T, logp_T = (-np.logaddexp(0, -x_T) for x_T in (odds_T, odds_T + nats * seen_T))
-    group_N = np.arange(tokens) % GROUPS
-    sample = SimpleNamespace(
-        logq_T=logq_T,
-        logp_T=logp_T,
-        d_N=logp_T - logq_T,
-        kept=np.arange(tokens),
-        seen_T=seen_T,
-        group_N=group_N,
-        half_N=group_N % 2,
-    )
+    group_N, columns = np.arange(tokens) % GROUPS, {"logq_T": logq_T, "logp_T": logp_T}
+    sample = tokens_of(logp_T - logq_T, group_N, seen_T=seen_T, **columns)
     return repetition_penalty._from_log_odds(sample)
 
 
@@ -265,17 +256,9 @@ def tail_in(
     tokens = len(response_T)
     d_N = rng.choice([-1.0, 1.0], tokens) * rng.uniform(0.006, 0.01, tokens)
     d_N[::length] = far
-    sample = SimpleNamespace(
-        d_N=d_N,
-        typical_N=np.full(tokens, 0.008),
-        u_N=np.abs(d_N) / 0.008,
-        response_T=response_T,
-        num_responses=responses,
-        kept=np.arange(tokens),
-        group_N=response_T % GROUPS,
-        logq_T=np.full(tokens, -1.0),
-        logp_T=d_N - 1.0,
-    )
+    columns = {"typical_N": np.full(tokens, 0.008), "u_N": np.abs(d_N) / 0.008}
+    columns |= {"response_T": response_T, "num_responses": responses}
+    sample = tokens_of(d_N, response_T % GROUPS, **columns)
     gap, expected = SimpleNamespace(value=np.abs(d_N).mean()), SimpleNamespace(high=0.005)
     evidence = SimpleNamespace(sample=sample, gap=gap, expected=expected, family=family)
     return heavy_tail.check(evidence)

@@ -5,7 +5,6 @@ one, and no gap far above a healthy one gets a ✔.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,11 +17,10 @@ from lab.faults import (
     response_mean,
     running_sum,
 )
-from lab.pool import Pool, gather_tables
-from mismatch_cli.diagnosis.diagnose import FLOOR_STAGE, Diagnosis, diagnose, module
-from mismatch_cli.metrics.pairs import PAIRS
+from lab.pool import Pool
+from mismatch_cli.diagnosis.diagnose import FLOOR_STAGE, Diagnosis, module
 from mismatch_cli.report.pages.diagnosis import answer
-from tests.diagnosis.conftest import finding_of, judged, sampled_alone, whole
+from tests.diagnosis.conftest import finding_of, judged, judged_with_earlier, sampled_alone, whole
 
 TIMES_HEALTHY = 3.0
 Plant = Callable[[Pool], None]
@@ -125,19 +123,11 @@ def stale(pool: Pool, share: float) -> tuple[Pool, np.ndarray]:
     return broken, broken.variants["weights0.1"].logp_T
 
 
-def with_earlier(pool: Pool, earlier_T: np.ndarray) -> Diagnosis:
-    keys = [pool.rows[name] for name in ("sample_index", "prompt_id", "step")]
-    spans = [slice(pool.offset_S1[s], pool.offset_S1[s + 1]) for s in np.lexsort(keys)]
-    earlier_T = np.concatenate([earlier_T[span] for span in spans]).astype(np.float64)
-    evidence = gather_tables([pool.table()], PAIRS["mismatch"], {"temperature": 1.0}, pool.about)
-    return diagnose(replace(evidence, earlier_logp_T=earlier_T))
-
-
 @pytest.mark.parametrize("name", ["float32", "fp8-kv"])
 def test_stale_weights_in_part_of_the_responses_are_named_with_that_part(pools, name):
     for share in (0.1, 0.25, 0.5, 0.75):
         broken, earlier_T = stale(pools[name], share)
-        diagnosis = with_earlier(broken, earlier_T)
+        diagnosis = judged_with_earlier(broken, earlier_T)
         finding = diagnosis.first_cause
         assert finding is not None and finding.check == "stale-weights", share
         count = int(finding.where.split()[1]) / broken.num_responses
@@ -148,7 +138,7 @@ def test_stale_weights_in_part_of_the_responses_are_named_with_that_part(pools, 
 def test_current_weights_are_not_stale_whatever_the_earlier_ones_are(pools):
     healthy = whole(pools["fp8-kv"])
     finding = finding_of(
-        with_earlier(healthy, healthy.variants["weights0.1"].logp_T), "stale-weights"
+        judged_with_earlier(healthy, healthy.variants["weights0.1"].logp_T), "stale-weights"
     )
     assert finding.status == "clear" and finding.reason.startswith("would have found")
 
@@ -158,7 +148,7 @@ def test_stale_weights_count_whatever_else_the_gap_has(pools):
     broken, earlier_T = stale(pools["float32"], 0.25)
     for logp_T in (broken.tokens["logp_trainer"], earlier_T):
         logp_T *= np.float32(0.99)
-    assert "stale-weights" in causes(with_earlier(broken, earlier_T))
+    assert "stale-weights" in causes(judged_with_earlier(broken, earlier_T))
 
 
 def test_every_clear_answer_says_what_it_would_have_found(pools, bf16_pool):

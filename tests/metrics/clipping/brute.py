@@ -83,7 +83,7 @@ def counted(batch: TokenBatch, needs: Needs) -> pd.DataFrame:
     t = t[batch.loss_mask_T & t[needed].notna().all(axis=1)].reset_index(drop=True)
     for k in (1, 5, 10, RANKS) if needs.top_k else ():
         q, p = partition(batch, t, k, "rollout"), partition(batch, t, k, "trainer")
-        t[f"tv{k}"], t[f"kl{k}"] = topk_tv(q, p), topk_kl(q, p)
+        t[f"tv{k}"], t[f"kl{k}"] = topk_tv(q, p).numpy(), topk_kl(q, p).numpy()
     with_signs = [t] if needs.advantages else [t.assign(A=1.0), t.assign(A=-1.0)]
     parts = [with_blocked(batch, signed, needs) for signed in with_signs]
     return pd.concat(parts, ignore_index=True)

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -34,6 +33,7 @@ from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.studies.study import Study
 from mismatch_cli.studies.translation import Translation
 from mismatch_cli.trace.reader import RowGroup, Trace
+from tests.leaves import assert_close
 from tests.metrics.clipping.world import world
 from tests.studies.compared import FLOAT32, Row, write_rows
 from tests.studies.written import write_trace
@@ -137,27 +137,11 @@ def test_tokens_are_compared_across_portions_in_any_order(tmp_path, float32_rows
 @pytest.mark.slow
 def test_portions_change_no_count_and_no_printed_digit(two_traces, monkeypatch):
     """Compared with one accumulator that reads everything."""
-    for name, study in STUDIES.items():
+    for study in STUDIES.values():
         whole = study(two_traces, 1).to_json()
         with monkeypatch.context() as patched:
             patched.setattr(portions_module, "PORTION_BYTES", EACH_SHARD)
-            assert_close(study(two_traces, 1).to_json(), whole, name)
-
-
-def assert_close(found: Any, expected: Any, where: str) -> None:
-    assert type(found) is type(expected), where
-    if isinstance(found, dict):
-        assert found.keys() == expected.keys(), where
-        for key, value in found.items():
-            assert_close(value, expected[key], f"{where}.{key}")
-    elif isinstance(found, list):
-        assert len(found) == len(expected), where
-        for number, pair in enumerate(zip(found, expected, strict=True)):
-            assert_close(*pair, f"{where}[{number}]")
-    else:
-        assert found == (
-            pytest.approx(expected, rel=1e-9, abs=1e-12) if isinstance(found, float) else expected
-        ), where
+            assert_close(study(two_traces, 1).to_json(), whole)
 
 
 @pytest.mark.slow
