@@ -11,6 +11,7 @@ import pytest
 from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled, shown, shown_apart
 from tests import pictures
+from tests.folders import contents
 from tests.paths import PACKAGE
 from tests.train.training_runs import make_run
 
@@ -43,11 +44,6 @@ def test_paths_are_shown_from_here_or_by_their_last_name(tmp_path, monkeypatch):
     assert shown_apart("/a/x/ckpt", "/b/y/ckpt") == ("…/x/ckpt", "…/y/ckpt") and shown_apart(
         1, 2
     ) == (1, 2)
-
-
-def contents(folder: Path) -> str:
-    """Every file of a report as text."""
-    return "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
 
 
 def write_training_run(folder: Path, secret: Path) -> None:
@@ -94,7 +90,8 @@ def test_no_report_reveals_local_paths(tmp_path, monkeypatch, capfd):
     }
     for name, command in commands.items():
         assert run([*command, "-q", "--force", "--json", "-o", name]) == 0, capfd.readouterr().err
-        found = contents(Path(name)) + capfd.readouterr().out
+        files = contents(Path(name)).values()
+        found = b"".join(files).decode(errors="replace") + capfd.readouterr().out
         assert str(secret) not in found, (
             name,
             found[max(0, found.find(str(secret)) - 200) :][:400],

@@ -13,9 +13,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 
@@ -181,7 +183,8 @@ class Numbering:
     columns = ()
     seconds: float = 0.0
     slow: bool = False  # except for the first portion
-    dies_until: Path | None = None  # a folder holds enough files, one from each death
+    dies_in: Path | None = None  # a folder that gets a file from each death
+    deaths: int = 2
 
     def begin(self, _portion: Portion) -> Readers:
         return Readers()
@@ -190,8 +193,8 @@ class Numbering:
         time.sleep(
             60 if self.slow and "shard-00000" not in portion.shards[0].name else self.seconds
         )
-        if self.dies_until is not None and len(list(self.dies_until.iterdir())) < 2:
-            (self.dies_until / str(os.getpid())).touch()
+        if self.dies_in is not None and len(list(self.dies_in.iterdir())) < self.deaths:
+            (self.dies_in / str(os.getpid())).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         found.responses[os.getpid()] += sum(group.batch.num_responses for group in groups)
 
@@ -209,25 +212,13 @@ def test_one_worker_or_one_portion_is_this_process(two_traces, monkeypatch):
 @pytest.mark.usefixtures("in_shards")
 def test_killed_workers_are_replaced_until_one_sentence_gives_up(two_traces, tmp_path):
     (tmp_path / "deaths").mkdir()
-    assert (
-        read_through(
-            two_traces, Numbering(dies_until=tmp_path / "deaths"), Workers(2)
-        ).responses.total()
-        == 108
-    )
+    dying = Numbering(dies_in=tmp_path / "deaths")
+    assert read_through(two_traces, dying, Workers(2)).responses.total() == 108
     assert len(list((tmp_path / "deaths").iterdir())) >= 2
     with pytest.raises(
         MismatchError, match=r"^A worker process died 3 times, .* Use fewer --workers\.$"
     ):
-        read_through(two_traces, Dying(), Workers(2))
-
-
-@dataclass(frozen=True)
-class Dying(Numbering):
-    """A pass that no process survives."""
-
-    def read(self, found: Readers, portion: Portion, groups: Iterator[RowGroup]) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
+        read_through(two_traces, replace(dying, deaths=99), Workers(2))
 
 
 @pytest.mark.usefixtures("in_shards")
@@ -300,15 +291,8 @@ def test_ctrl_c_ends_all_of_it_at_once(tmp_path, float32_rows, command):
 
 def _children(pid: int) -> list[int]:
     """Its running child processes, except the resource tracker."""
-    try:
-        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return []
-    return [int(child) for child in found if b"spawn_main" in _command_line(child)]
-
-
-def _command_line(pid: str) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
+    found = []
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.Error):  # it has just ended
+            found += [child.pid] * ("spawn_main" in " ".join(child.cmdline()))
+    return found

@@ -1,0 +1,19 @@
+"""Folders of small files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def write_files(folder: Path, texts: Mapping[str, str]) -> Path:
+    """Write texts by their names below a folder."""
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder by its name."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
