@@ -93,6 +93,11 @@ class Child:
         """Whether it was started, and not stopped since."""
         return self._process is not None
 
+    @property
+    def pid(self) -> int | None:
+        """Of its process, while it runs."""
+        return self._process and self._process.pid
+
     def start(self) -> None:
         """Start the process, as the first question does; a `MismatchError` if it does not get
         ready.

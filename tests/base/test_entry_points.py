@@ -105,10 +105,10 @@ def here(site, tmp_path, monkeypatch):
 
 
 def forget() -> None:
-    entry_points._of_group.cache_clear()
-    entry_points._metadata_folders.cache_clear()
+    entry_points.of_group.cache_clear()
+    entry_points.metadata_folders.cache_clear()
     registry.installed.cache_clear()
-    entry_points._ignored.clear()
+    entry_points.ignored_points.clear()
 
 
 def typed(capfd, line: str) -> tuple[int, str, str]:

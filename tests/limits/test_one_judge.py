@@ -29,7 +29,7 @@ from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.pair_summary import MetricEstimate
 from mismatch_cli.metrics.update_table import OF_STEP
 from mismatch_cli.studies.dashboard import Quoted
-from mismatch_cli.studies.gate import Measurement, check_limits
+from mismatch_cli.studies.gate import Findable, Found, Measurement, check_limits
 from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.watch.watched import Judge
@@ -76,18 +76,15 @@ def measurement() -> Measurement:
     return Measurement([Trace.open(bundled("traces") / "float32")], [])
 
 
-def measured(measurement: Measurement, row: Published, value: float, pair: str) -> Measurement:
+def measured(measurement: Measurement, row: Published, value: float, pair: str) -> Findable:
     """What `report` and `gate` find in a trace, with one number in place of its own."""
+    if ":" in row.metric:
+        found = Found(value, pair=pair) if pair == row.pair else Found(pair=pair, why="not measured")
+        return SimpleNamespace(find=lambda _: found)
     other = copy(measurement)
     metrics = {row.metric: MetricEstimate(value)}
-    pair_summary = replace(measurement.result.main, pair=pair, metrics=metrics)
-    other.result = replace(
-        measurement.result, about=About(**about(row)), pairs={pair: pair_summary}
-    )
-    line = SimpleNamespace(pair=pair)
-    why = "" if pair == row.pair else "not measured"
-    reading = SimpleNamespace(value=None if why else value, line=line, why=why)
-    other._readings = {row.metric: reading}
+    pairs = {pair: replace(measurement.result.main, pair=pair, metrics=metrics)}
+    other.result = replace(measurement.result, about=About(**about(row)), pairs=pairs)
     return other
 
 

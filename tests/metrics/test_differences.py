@@ -14,7 +14,7 @@ from mismatch_cli.metrics.differences import (
     NO_DIFFERENCE,
     Difference,
     Measured,
-    _change,
+    change_between,
     differences,
 )
 from mismatch_cli.metrics.estimate import (
@@ -167,18 +167,20 @@ def test_the_same_noise_in_both_makes_the_interval_vanish():
 def test_each_value_keeps_its_own_reach():
     """Without correlation each end is at the root of the summed squares of the opposing reaches."""
     first_trace, second_trace = Estimate(1.0, 0.9, 1.3), Estimate(2.0, 1.6, 2.4)
-    found = _change(first_trace, second_trace, 0.0, 1.0)
+    found = change_between(first_trace, second_trace, 0.0, 1.0)
     assert (found.low, found.high) == (
         pytest.approx(1 - 0.5, abs=1e-4),
         pytest.approx(1 + np.hypot(0.4, 0.1), abs=1e-4),
     )
-    shared = _change(first_trace, second_trace, 1.0, 1.0)
+    shared = change_between(first_trace, second_trace, 1.0, 1.0)
     assert (shared.low, shared.high) == (pytest.approx(1 - 0.3), pytest.approx(1 + 0.1))
-    still = _change(Estimate(1.0, note=NO_SPREAD), second_trace, 0.0, 1.0)
+    still = change_between(Estimate(1.0, note=NO_SPREAD), second_trace, 0.0, 1.0)
     assert (still.low, still.high) == (pytest.approx(0.6), pytest.approx(1.4))
-    assert _change(Estimate(1.0, note=FEW_PROMPTS), second_trace, 0.0, 1.0).note == FEW_PROMPTS
+    assert (
+        change_between(Estimate(1.0, note=FEW_PROMPTS), second_trace, 0.0, 1.0).note == FEW_PROMPTS
+    )
     few = Estimate(1.0, 0.9, 1.3, FEW_DECIDE)
-    assert _change(second_trace, few, 0.0, -1.0).note == FEW_DECIDE
+    assert change_between(second_trace, few, 0.0, -1.0).note == FEW_DECIDE
     assert found.note is None
 
 

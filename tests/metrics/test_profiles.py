@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from mismatch_cli.metrics.correlation import SAMPLE_TOKENS, SampledSpearman
-from mismatch_cli.metrics.profiles import POSITION_BINS, _largest, bin_bounds, cut_by_position
+from mismatch_cli.metrics.profiles import POSITION_BINS, bin_bounds, cut_by_position, largest_of
 from mismatch_cli.rules.batch import TokenBatch
 from tests.metrics.summaries import filled, summarise
 
@@ -168,9 +168,9 @@ def test_spearman_of_a_long_trace_uses_a_sample(random_batch) -> None:
 def test_a_shard_without_a_finite_divergence_leaves_the_largest_of_the_others():
     """Nothing has no largest value; it is neither 0 nor infinite."""
     value_N = np.array([0.2, 0.7, 0.4])
-    assert _largest(value_N, None) == 0.7
-    assert _largest(value_N, np.array([True, False, True])) == 0.4
-    assert _largest(value_N, np.zeros(3, dtype=bool)) == -np.inf
+    assert largest_of(value_N, None) == 0.7
+    assert largest_of(value_N, np.array([True, False, True])) == 0.4
+    assert largest_of(value_N, np.zeros(3, dtype=bool)) == -np.inf
 
 
 def test_the_last_bin_begins_at_four_million_tokens() -> None:

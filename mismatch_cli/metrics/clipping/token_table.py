@@ -17,7 +17,7 @@ from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.estimate import finite_or_none
 from mismatch_cli.metrics.histograms import count_into
 
-_BUFFERED = 2**16
+BUFFERED = 2**16
 _SIGN_BIT = 32
 _CHANCE = 0.05  # that a token id is called over-represented, though none is
 
@@ -149,7 +149,7 @@ class _SparseSums(Accumulator):
     def add(self, key_U: np.ndarray, values_4U: np.ndarray) -> None:
         self._waiting.append((key_U, values_4U))
         self._size += len(key_U)
-        if self._size > max(_BUFFERED, len(self._key)):
+        if self._size > max(BUFFERED, len(self._key)):
             self.totals()
 
     def merge(self, other: _SparseSums) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mismatch_cli.metrics.clipping.masked import apply_masks
-from mismatch_cli.metrics.clipping.overlap import Overlap, _distinct
+from mismatch_cli.metrics.clipping.overlap import Overlap, distinct_patterns
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import ALL, EVERYTHING, PLAIN, found_in, plain_algorithms, world
 
@@ -86,7 +86,7 @@ def judged_slices(batch: Any, needs: Any = EVERYTHING, algorithms: Any = ALL) ->
 @pytest.mark.parametrize("limit", [4, 1024])
 def test_the_number_of_patterns_with_examples_is_limited(monkeypatch, limit):
     """The same patterns keep their examples in any order; the counts stay exact."""
-    monkeypatch.setattr("mismatch_cli.metrics.clipping.overlap._PATTERNS", limit)
+    monkeypatch.setattr("mismatch_cli.metrics.clipping.overlap.PATTERNS", limit)
     slices = [judged for seed in range(4) for judged in judged_slices(world(seed, 20))]
     first_overlap, other = Overlap(len(ALL)), Overlap(len(ALL))
     for judged in slices:
@@ -135,7 +135,7 @@ def test_many_patterns_take_no_more_memory_than_their_tokens(rng):
     pattern_U = (high << np.uint64(16)) | low
     tracemalloc.start()
     try:
-        pattern_P, kind_U = _distinct(pattern_U)
+        pattern_P, kind_U = distinct_patterns(pattern_U)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

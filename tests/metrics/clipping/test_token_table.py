@@ -60,7 +60,7 @@ def dense(slices: list[Masked], algorithm: int, sign: int, ids: int) -> dict[str
 @pytest.mark.parametrize("merged", [False, True])
 def test_against_dense_counting(monkeypatch, buffered, merged):
     """A buffer that overflows in every slice, in some, or never gives the same counts and means."""
-    monkeypatch.setattr(token_table, "_BUFFERED", buffered)
+    monkeypatch.setattr(token_table, "BUFFERED", buffered)
     slices = [made_up(seed, ids=100 * (seed + 1)) for seed in range(6)]
     table = TokenTable(3)
     for judged in slices:
@@ -106,10 +106,10 @@ def test_the_real_buffer_overflows():
     table, slices = TokenTable(1), [made_up(seed, 40_000, 300, 1) for seed in range(6)]
     for judged in slices:
         table.update(judged)
-    assert sum(len(judged.blocked[0]) for judged in slices) <= token_table._BUFFERED
+    assert sum(len(judged.blocked[0]) for judged in slices) <= token_table.BUFFERED
     for judged in slices:
         table.update(judged)
-    assert table.blocked[0]._size < token_table._BUFFERED  # the first ones were folded in
+    assert table.blocked[0]._size < token_table.BUFFERED  # the first ones were folded in
     expected = dense(slices, 0, NEGATIVE, 300)
     for row in table.result(0, NEGATIVE, 300):
         assert row.blocked == 2 * expected["blocked"][row.token_id]

@@ -87,10 +87,10 @@ def rollouts(engine) -> list[Rollout]:
 
 @contextmanager
 def sampling_as(engine: Any, sampling: SamplingSettings) -> Iterator[None]:
-    before = engine._settings
-    engine._settings = replace(before, sampling=sampling)
+    before = engine.settings
+    engine.settings = replace(before, sampling=sampling)
     yield
-    engine._settings = before
+    engine.settings = before
 
 
 def sampled(engine: Any) -> list[Rollout]:
@@ -397,7 +397,7 @@ def test_vllm_on_a_gpu_is_started_for_replay(runs_v2, monkeypatch, tmp_path):
     monkeypatch.setattr(vllm, "LLM", start)
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
     monkeypatch.setattr(ours, "kept_apart", nullcontext)
-    ours._load(EngineSettings(MODEL, HOT, K, log_file=tmp_path / "log", replays=True), {})
+    ours.load_llm(EngineSettings(MODEL, HOT, K, log_file=tmp_path / "log", replays=True), {})
     assert [arguments["enable_trace_replay"] for arguments in started] == [True, False][
         : 2 - runs_v2
     ]

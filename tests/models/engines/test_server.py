@@ -207,10 +207,9 @@ def test_raw_logprobs_are_accepted_only_where_they_are_mu(raw_url, model):
             engine_at(raw_url, sampling)
 
 
-def test_a_server_that_comes_back_with_other_settings_is_noticed(url, raw_url):
-    engine = engine_at(url)
-    (server,) = engine._engines
-    server._address = replace(server._address, url=raw_url)
+def test_a_server_that_comes_back_with_other_settings_is_noticed(fake, raw_url):
+    engine = engine_at(fake.url)
+    fake.model = raw_url
     with pytest.raises(
         MismatchError, match=r"changed its settings.*processed_logprobs before.*raw_logprobs now"
     ):

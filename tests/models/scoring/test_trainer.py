@@ -18,7 +18,7 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.scoring import trainer as trainer_module
 from mismatch_cli.models.scoring.layout import micro_batches, other_shape, pad_right
-from mismatch_cli.models.scoring.proven_head import _candidates
+from mismatch_cli.models.scoring.proven_head import candidates
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import ResponseScores, Trainer
 from tests.models.plain_torch import at_sampled, logits_of
@@ -282,14 +282,14 @@ def test_nan_in_either_score_of_a_token_is_an_overflow(
     monkeypatch: pytest.MonkeyPatch, logp: float, entropy: float
 ) -> None:
     part = SimpleNamespace(logp_T=np.array([-1.0, logp]), entropy_T=np.array([1.0, entropy]))
-    monkeypatch.setattr(trainer_module, "_split", lambda *_: [part])
+    monkeypatch.setattr(trainer_module, "split_requests", lambda *_: [part])
     trainer = SimpleNamespace(
         packed=False,
         routing=SimpleNamespace(compared=lambda *_: [None]),
         _score_batch=lambda _: None,
     )
     with pytest.raises(MismatchError, match="token 1 of response 0 is NaN"):
-        Trainer._score_into(trainer, [part], [ScoreRequest([1], [2, 3])], [0])
+        Trainer.score_into(trainer, [part], [ScoreRequest([1], [2, 3])], [0])
 
 
 @pytest.mark.parametrize(("scale", "heads"), [
@@ -300,8 +300,8 @@ def test_a_scale_of_0_or_1_in_a_config_scales_nothing(
 ) -> None:
     text = SimpleNamespace(logit_scale=scale)
     model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text))
-    candidates = list(_candidates(model, torch.zeros(3, 2), None))
-    assert [(head.multiplier, head.divisor) for head in candidates] == heads
+    found = list(candidates(model, torch.zeros(3, 2), None))
+    assert [(head.multiplier, head.divisor) for head in found] == heads
 
 
 @pytest.mark.parametrize(

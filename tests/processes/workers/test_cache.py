@@ -108,7 +108,9 @@ def test_changed_shards_are_read_again(whole, tmp_path, read, monkeypatch):
     for path in (tmp_path / "cache").iterdir():
         path.write_bytes(path.read_bytes()[:-1] + b"?")
     assert len(reread()) == 5
-    monkeypatch.setattr("mismatch_cli.processes.workers.cache._program", lambda: "another version")
+    monkeypatch.setattr(
+        "mismatch_cli.processes.workers.cache.program_hash", lambda: "another version"
+    )
     assert len(reread()) == 5
 
 
