@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,3 +18,8 @@ def write_files(folder: Path, texts: Mapping[str, str]) -> Path:
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file below a folder by its name."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def change_json(path: Path, **content: object) -> None:
+    """Write other values of a JSON object into its file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | content))

@@ -96,7 +96,9 @@ class Child:
     @property
     def pid(self) -> int | None:
         """Of its process, while it runs."""
-        return self._process and self._process.pid
+        if self._process is None:
+            return None
+        return self._process.pid
 
     def start(self) -> None:
         """Start the process, as the first question does; a `MismatchError` if it does not get

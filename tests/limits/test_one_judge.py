@@ -79,7 +79,9 @@ def measurement() -> Measurement:
 def measured(measurement: Measurement, row: Published, value: float, pair: str) -> Findable:
     """What `report` and `gate` find in a trace, with one number in place of its own."""
     if ":" in row.metric:
-        found = Found(value, pair=pair) if pair == row.pair else Found(pair=pair, why="not measured")
+        found = (
+            Found(value, pair=pair) if pair == row.pair else Found(pair=pair, why="not measured")
+        )
         return SimpleNamespace(find=lambda _: found)
     other = copy(measurement)
     metrics = {row.metric: MetricEstimate(value)}

@@ -42,12 +42,12 @@ class Case(NamedTuple):
     def leaves(self) -> list[Tensor]:
         return [x for x in (self.hidden_NH, self.head.weight_VH, self.head.bias_V) if x is not None]
 
-    def to(self, dtype: torch.dtype) -> Case:
-        leaves = [x.detach().to(dtype).requires_grad_() for x in self.leaves]
-        head = replace(
-            self.head, weight_VH=leaves[1], bias_V=leaves[2] if len(leaves) == 3 else None
-        )
-        return Case(leaves[0], head, self.ids_N, self.coefficient_N)
+    def to(self, how: torch.dtype | str) -> Case:
+        """In another dtype, or on another device."""
+        leaves = [x.detach().to(how).requires_grad_() for x in self.leaves]
+        columns = (x.to(leaves[0].device) for x in (self.ids_N, self.coefficient_N))
+        head = replace(self.head, **dict(zip(("weight_VH", "bias_V"), leaves[1:], strict=False)))
+        return Case(leaves[0], head, *columns)
 
 
 def make_case(

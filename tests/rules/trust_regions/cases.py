@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from math import log
 from typing import Any
@@ -82,14 +82,18 @@ def random_policies(
     trainer_TV = recomputed_TV + step_T1 * normal()
     logp_TV = [x_TV.log_softmax(-1) for x_TV in (logits_TV, trainer_TV, recomputed_TV)]
     ids_T = torch.multinomial(logp_TV[0].exp(), 1, generator=generator).squeeze(1)
-    top_TK = logp_TV[0].topk(K, dim=-1).indices
-    rollout, trainer, recomputed = (x_TV[torch.arange(tokens), ids_T] for x_TV in logp_TV)
+    drawn = policies_of(logp_TV, ids_T, length_S.tolist())
+    # Between the two, as for averaged weights
+    return replace(drawn, average=torch.logaddexp(drawn.recomputed, drawn.trainer) - log(2))
+
+
+def policies_of(logp_TV: Sequence[Tensor], ids_T: Tensor, lengths: list[int]) -> Policies:
+    """Of the whole distributions of rollout, trainer and recomputed, and the sampled ids."""
+    own_T1, top_TK = ids_T[:, None], logp_TV[0].topk(K, dim=-1).indices
+    own = [x_TV.gather(1, own_T1).squeeze(1) for x_TV in logp_TV]
     topk = TopKLogProbs(ids_T, top_TK, *(x_TV.gather(1, top_TK) for x_TV in logp_TV))
     entropy_T = torch.special.entr(logp_TV[1].exp()).sum(-1)
-    offset_S1 = torch.tensor([0, *length_S.tolist()]).cumsum(0)
-    # Between the two, as for averaged weights
-    average = torch.logaddexp(recomputed, trainer) - log(2)
-    return Policies(rollout, trainer, recomputed, offset_S1, topk, entropy_T, average=average)
+    return Policies(*own, torch.tensor([0, *lengths]).cumsum(0), topk, entropy_T)
 
 
 def mapped(given: Any, function: Callable[[Tensor], Array]) -> Any:
