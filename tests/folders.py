@@ -20,6 +20,10 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
+def texts(folder: Path) -> dict[str, str]:
+    return {name: content.decode() for name, content in contents(folder).items()}
+
+
 def change_json(path: Path, **content: object) -> None:
     """Write other values of a JSON object into its file."""
     path.write_text(json.dumps(json.loads(path.read_text()) | content))

@@ -68,11 +68,6 @@ FAULTS: dict[str, tuple[Plant, set[str], set[str]]] = {
 }
 
 
-def healthy_gap(pool: Pool) -> float:
-    d_T = pool.tokens["logp_trainer"].astype(np.float64) - pool.tokens["logp_rollout"]
-    return float(np.nanmean(np.abs(d_T)))
-
-
 def causes(diagnosis: Diagnosis) -> set[str]:
     """The faults with a name; rounding and an unexplained gap are none."""
     return {f.check for f in diagnosis.faults if module(f.check).STAGE < FLOOR_STAGE} - {"lm-head"}
@@ -91,7 +86,7 @@ def diagnoses(pool: Pool) -> Iterator[tuple[str, set[str], Diagnosis]]:
 def test_no_wrong_name_and_no_tick_above_three_times_the_healthy_gap(pools, bf16_pool, name):
     pool = bf16_pool if name == "bfloat16" else pools[name]
     few = pool.take(np.arange(96))
-    healthy = healthy_gap(few)
+    healthy = judged(few).evidence.gap.value
     wrong, green, named, expected = [], [], 0, 0
     for fault, right, diagnosis in diagnoses(few):
         found, gap = causes(diagnosis), diagnosis.evidence.gap.value

@@ -19,7 +19,7 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.trace.drafts import draft, files_in, remove_unfinished
 from mismatch_cli.trace.files import replacing, replacing_entries, replacing_folder, write_named
 from mismatch_cli.trace.run_folder import claimed
-from tests.folders import contents, write_files
+from tests.folders import texts, write_files
 from tests.leftovers import leave_draft
 from tests.tiers import at_night
 
@@ -93,7 +93,7 @@ def test_one_of_the_two_is_complete_whenever_a_kill_or_a_failure_comes(action, b
         outcome = attempt(act, prepare(), fault)
         assert outcome.code in ((0, 1) if fault.what != KILL else (-9,)), (fault, outcome)
         with claimed(folder, lambda: None):
-            found = {name: text.decode() for name, text in contents(folder).items()}
+            found = texts(folder)
         found.pop(".lock")
         assert found in (before | users, after | users), (fault, outcome)
         assert outcome.code or found == after | users, (fault, outcome)
@@ -116,7 +116,7 @@ def test_only_a_draft_with_our_mark_whose_process_is_gone_is_removed(tmp_path):
         remove_unfinished(tmp_path)
         assert alive.is_dir() and not dead.exists() and not killed_before_its_mark.exists()
     assert not alive.exists()
-    assert {*contents(tmp_path)} == {*theirs} and (tmp_path / ".backup.20261123.part").is_dir()
+    assert {*texts(tmp_path)} == {*theirs} and (tmp_path / ".backup.20261123.part").is_dir()
 
 
 def test_a_process_that_was_forked_meanwhile_does_not_keep_a_draft_alive(tmp_path):
@@ -124,7 +124,7 @@ def test_a_process_that_was_forked_meanwhile_does_not_keep_a_draft_alive(tmp_pat
         "import os, sys, time; from pathlib import Path; from mismatch_cli.trace.drafts import "
         "draft\n"
         "with draft(Path(sys.argv[1]) / 'page'):\n"
-        "    os.write_files(1, b'forked\\n' if os.fork() else b'drafted\\n'); time.sleep(60)\n"
+        "    os.write(1, b'forked\\n' if os.fork() else b'drafted\\n'); time.sleep(60)\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path)],
@@ -163,7 +163,7 @@ def test_a_file_that_appears_meanwhile_is_neither_replaced_nor_removed(tmp_path,
         except MismatchError as error:
             assert "trace/notes.txt has appeared meanwhile" in str(error)  # noqa: PT017 - either end is right
             expected = OLD
-        assert contents(folder) == expected | {"trace/notes.txt": "mine"}, moment
+        assert texts(folder) == expected | {"trace/notes.txt": "mine"}, moment
         assert len(listed) >= moment
 
 

@@ -5,6 +5,8 @@ objectives as published.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +16,7 @@ from torch import Tensor
 from mismatch_cli.base.hashing import hash_keys, mix
 from mismatch_cli.metrics.clipping.masked import Needs
 from mismatch_cli.rules.batch import TokenBatch
-from tests.metrics.clipping.world import ALL
+from tests.metrics.clipping.world import ALL, result_of
 from tests.rules.algorithms.published import Sample, gspo_token, prime_rl, topk_kl, topk_tv
 from tests.rules.algorithms.published_owners import OF_TABLE
 
@@ -176,3 +178,14 @@ def outward(t: pd.DataFrame, family: str) -> pd.Series:
         "top_k_kl": t.get("kl20"),
     }[family]
     return magnitude * np.sign(t["p"] - t["q"]) * np.sign(t["A"])
+
+
+def judged(batch: TokenBatch, needs: Needs, **question: Any) -> SimpleNamespace:
+    """A batch, the result for all algorithms, and its tokens: `t` holds the counted ones, `judged`
+    those with an advantage.
+    """
+    t, result = counted(batch, needs), result_of(batch, needs=needs, **question)
+    rows = {row["name"]: row for row in result["algorithms"]}
+    return SimpleNamespace(
+        batch=batch, needs=needs, t=t, judged=t[t["A"] != 0], result=result, rows=rows
+    )
