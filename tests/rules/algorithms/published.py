@@ -168,7 +168,8 @@ def opsm(s: Sample) -> Tensor:
     return ppo(s, (~((s.advantage < 0) & (drift > 1e-4))).detach().double())
 
 
-OBJECTIVES: dict[str, Callable[[Sample], Tensor]] = {
+Objective = Callable[[Sample], Tensor]
+OBJECTIVES: dict[str, Objective] = {
     "pg-is": surrogate,
     "pg-tis": lambda s: policy_gradient(s, s.r.clamp(max=3)),
     "grpo-clip-higher": lambda s: clipped(s.r, s.advantage, 0.2, 0.28),
