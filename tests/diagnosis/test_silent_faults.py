@@ -10,7 +10,7 @@ import pytest
 from lab.pool import Pool
 from mismatch_cli.diagnosis.alignment import real_gap
 from mismatch_cli.diagnosis.checks import credit as credit_check
-from mismatch_cli.diagnosis.checks import not_as_sampled, placeholders, stored_values
+from mismatch_cli.diagnosis.checks import not_as_sampled, stored_values
 from mismatch_cli.diagnosis.checks.placeholders import OF_A_CLAMP, OF_DRAFTS
 from mismatch_cli.diagnosis.counts import ZeroCounts
 from mismatch_cli.diagnosis.credit import Credit
@@ -183,19 +183,20 @@ def test_certain_tokens_of_a_confident_policy_are_no_placeholders():
     assert not ZeroCounts(tokens=1, zeros=6000, nearly=2000).are_legitimate
 
 
-def test_values_that_repeat_on_a_grid_are_no_placeholders(rng):
+def test_values_that_repeat_on_a_grid_are_no_placeholders(bf16_pool, rng):
     """A choice of two tokens on a grid of logits, scored by other weights in float32."""
-    logit_N = 0.25 * rng.integers(-12, 13, 4000)
-    own_N = -np.logaddexp(0, -logit_N)
-    other_N = -np.logaddexp(0, -(logit_N + rng.normal(0, 1.5, 4000)))
-    sample = SimpleNamespace(logq_T=own_N, logp_T=other_N, kept=np.arange(4000))
-    sample.d_N = other_N - own_N
-    evidence = SimpleNamespace(sample=sample, counts=SimpleNamespace(sides={}))
-    assert placeholders.check(evidence).status == "clear"
-    own_N[:80] = -7.0
-    found = placeholders.check(evidence)
-    assert (found.status, found.effect) == ("found", 80 / 4000)
-    assert found.evidence[0][1] == -7.0
+    pool = sampled_alone(whole(bf16_pool))
+    logit_T = 0.25 * rng.integers(-12, 13, len(pool.response_T))
+    other_T = logit_T + rng.normal(0, 1.5, len(logit_T))
+    for side, side_T in (("rollout", logit_T), ("trainer", other_T)):
+        pool.tokens[f"logp_{side}"] = -np.logaddexp(0, -side_T).astype(np.float32)
+    assert finding_of(judged(pool), "placeholders").status == "clear"
+    pool.tokens["logp_rollout"][:80] = -7.0
+    found = finding_of(judged(pool), "placeholders")
+    assert found.status == "found" and found.effect == pytest.approx(80 / len(logit_T))
+    assert found.evidence == (
+        ("logp_rollout: the value, nats", -7.0), ("tokens of the sample with it", 80),
+    )  # fmt: skip
 
 
 def test_a_clamp_is_called_one(bf16_pool):

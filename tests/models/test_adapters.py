@@ -159,14 +159,11 @@ def sum_of_products(layer, weight: torch.Tensor) -> torch.Tensor:
         return delta.T if layer.fan_in_fan_out else delta
     experts = len(weight)
     rank = len(a) // experts
+    is_transposed = getattr(layer.get_base_layer(), "is_transposed", False)
     deltas = [scale * b[:, e::experts] @ a[e * rank : (e + 1) * rank] for e in range(experts)]
     return torch.stack(
-        [d if d.shape == weight.shape[1:] and not transposed(layer) else d.T for d in deltas]
+        [d if d.shape == weight.shape[1:] and not is_transposed else d.T for d in deltas]
     )
-
-
-def transposed(layer) -> bool:
-    return getattr(layer.get_base_layer(), "is_transposed", False)
 
 
 def test_adapters_are_the_same_by_what_they_hold(model, tmp_path):

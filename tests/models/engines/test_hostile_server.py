@@ -253,10 +253,12 @@ def _at_top(value: float | None) -> Change:
     return change
 
 
-def _all_at(value: float | None) -> Change:
+def _each(of_value: Callable[[float], float | None]) -> Change:
     def change(answer: Json, choice: Json) -> None:
-        entries = [dict.fromkeys(top, value) for top in choice["logprobs"]["top_logprobs"]]
-        choice["logprobs"].update(token_logprobs=[value] * 4, top_logprobs=entries)
+        logprobs = choice["logprobs"]
+        entries = [{k: of_value(v) for k, v in top.items()} for top in logprobs["top_logprobs"]]
+        own = [of_value(value) for value in logprobs["token_logprobs"]]
+        logprobs.update(token_logprobs=own, top_logprobs=entries)
 
     return change
 
@@ -267,6 +269,12 @@ def _other_spelling(spelling: str) -> Change:
         entries[spelling] = entries.pop("token_id:3", -3.0)
 
     return change
+
+
+def _without_first_value(answer: Json, choice: Json) -> None:
+    logprobs = choice["logprobs"]
+    logprobs["token_logprobs"][0] = -9999.0
+    logprobs["top_logprobs"][0][logprobs["tokens"][0]] = -9999.0
 
 
 def _same_key_twice(answer: Json, choice: Json) -> bytes:
@@ -296,9 +304,9 @@ TAMPERED: list[tuple[str, Change]] = [
     ("add up to more than 1", _at_top(0.5)),
     ("add up to more than 1", _at_top(1e-4)),
     ("add up to more than 1", _at_top(None)),
-    ("add up to more than 1", _all_at(-0.1)),
-    ("cannot add up to 1", _all_at(-30.0)),
-    ("log μ = nan|add up to", _all_at(None)),
+    ("add up to more than 1", _each(lambda _: -0.1)),
+    ("cannot add up to 1", _each(lambda _: -30.0)),
+    ("log μ = nan|add up to", _each(lambda _: None)),
     ("not belong|for a token instead of|does not return",
      _other_spelling("token_id:03")),
     ("does not return", _other_spelling("token_id:٣")),
@@ -306,6 +314,22 @@ TAMPERED: list[tuple[str, Change]] = [
     ("does not return", _other_spelling("token_id:" + "3" * 5000)),
     ("not belong", _other_spelling("token_id:2048")),
     ("one token two log-probs", _same_key_twice),
+    ("does not return token ids", lambda a, c: c["logprobs"].update(tokens=["a"] * 4)),
+    ("log-probs do not belong",
+     lambda a, c: c["token_ids"].__setitem__(0, (c["token_ids"][0] + 1) % 2048)),
+    ("add up to more than 1.*--logprobs-mode processed_logprobs", _each(lambda value: value + 20)),
+    ("log μ = -inf for token 0|cannot add up to 1", _without_first_value),
+    ("does not have", lambda a, c: c["logprobs"]["token_logprobs"].pop()),
+    ("log-probs for a token instead of 5|not belong",
+     lambda a, c: c["logprobs"]["top_logprobs"][0].popitem()),
+    ("no top log-probs", lambda a, c: c["logprobs"]["top_logprobs"].__setitem__(0, None)),
+    ("does not start from the prompt",
+     lambda a, c: c.update(prompt_token_ids=[1, *c["prompt_token_ids"]])),
+    ("outside the model's 2048", lambda a, c: c["token_ids"].__setitem__(0, 10**6)),
+    ("ended a response with 'abort'.*--resume", lambda a, c: c.update(finish_reason="abort")),
+    ("cut a response at 2 of ", lambda a, c: c.update(token_ids=c["token_ids"][:2])),
+    ("no log-probs", lambda a, c: c.update(logprobs=None)),
+    ("does not return token ids", lambda a, c: c.clear()),
 ]  # fmt: skip
 
 
@@ -316,6 +340,7 @@ def test_an_impossible_answer_is_not_recorded(fake):
         with pytest.raises(MismatchError, match=message) as caught:
             sample(engine)
         assert "failed while" not in str(caught.value) and len(str(caught.value)) < 400
+        assert "\n" not in str(caught.value)
 
 
 def test_an_alias_of_the_same_weights_may_answer_and_another_model_may_not(fake):
