@@ -102,7 +102,7 @@ def test_the_real_buffer_overflows():
     assert sum(len(judged.blocked[0]) for judged in slices) <= token_table.BUFFERED
     for judged in slices:
         table.update(judged)
-    assert table.blocked[0]._size < token_table.BUFFERED  # the first ones were folded in
+    assert table.blocked[0].size < token_table.BUFFERED  # the first ones were folded in
     expected = dense(slices, 0, NEGATIVE, 300)
     for row in table.result(0, NEGATIVE, 300):
         assert row.blocked == 2 * expected["blocked"][row.token_id]
