@@ -42,7 +42,7 @@ GROUPS = {
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _SECTION = b"[mismatch_cli."
 _METADATA = (".dist-info", ".egg-info")
-_ignored: list[str] = []
+ignored_points: list[str] = []
 _leave = os._exit
 
 
@@ -64,18 +64,18 @@ def beside(package: str, taken: Collection[str]) -> Mapping[str, EntryPoint]:
     says why.
     """
     found: dict[str, EntryPoint] = {}
-    for point in _of_group(GROUPS[package]):
+    for point in of_group(GROUPS[package]):
         where = f"{GROUPS[package]}: '{point.name}' {point.whose} is ignored"
         if point.name in taken:
-            _ignored.append(
+            ignored_points.append(
                 f"{where}: mismatch-cli itself has that name. Ask its author for another name."
             )
         elif point.name in found:
-            _ignored.append(
+            ignored_points.append(
                 f"{where}: {found[point.name].package} has that name too. Uninstall one of them."
             )
         elif not _NAME.fullmatch(point.name):
-            _ignored.append(
+            ignored_points.append(
                 f"{where}: a name has lower-case letters, digits and single hyphens. Ask for "
                 "another."
             )
@@ -86,7 +86,7 @@ def beside(package: str, taken: Collection[str]) -> Mapping[str, EntryPoint]:
 
 def ignored() -> list[str]:
     """A sentence for each entry point that was found but cannot be used."""
-    return list(dict.fromkeys(_ignored))
+    return list(dict.fromkeys(ignored_points))
 
 
 @contextmanager
@@ -145,7 +145,7 @@ def at_fault(error: BaseException) -> str:
     by_root = {
         point.module.partition(".")[0]: point
         for group in GROUPS.values()
-        for point in _of_group(group)
+        for point in of_group(group)
     }
     guilty = (by_root.get(module.partition(".")[0]) for module in modules)
     return next((f"{point.package} {point.version}" for point in guilty if point), "")
@@ -154,16 +154,16 @@ def at_fault(error: BaseException) -> str:
 def fingerprint() -> Iterator[bytes]:
     """What identifies the code of each entry point, so that caches notice another version."""
     for group in GROUPS.values():
-        for point in _of_group(group):
+        for point in of_group(group):
             yield repr((group, point)).encode()
             source = getattr(sys.modules.get(point.module), "__file__", None)
             yield Path(source).read_bytes() if source else b""
 
 
 @cache
-def _of_group(group: str) -> tuple[EntryPoint, ...]:
+def of_group(group: str) -> tuple[EntryPoint, ...]:
     """The entry points of a group in all installed packages, ordered by package name."""
-    folders = _metadata_folders()
+    folders = metadata_folders()
     if not folders:
         return ()
     from importlib.metadata import Distribution
@@ -185,7 +185,7 @@ def _of_group(group: str) -> tuple[EntryPoint, ...]:
 
 
 @cache
-def _metadata_folders() -> tuple[str, ...]:
+def metadata_folders() -> tuple[str, ...]:
     """The metadata folders of installed packages that name one of our groups, in the order of the
     path.
 

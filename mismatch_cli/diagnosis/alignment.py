@@ -62,12 +62,12 @@ def align(sample: Sample) -> Alignment:
     """Find for each response the lag, and its first token, that leave the smallest gap."""
     spans = list(sample.spans())
     real = real_gap(sample)
-    found = [_align(sample.logq_T[s], sample.logp_T[s], sample.counts_T[s], real) for s in spans]
+    found = [aligned(sample.logq_T[s], sample.logp_T[s], sample.counts_T[s], real) for s in spans]
     gap_S, lag_S, start_S, better_S = np.array(found, dtype=np.float64).reshape(-1, 4).T
     misfit = np.flatnonzero((lag_S == 0) & (gap_S >= real))
     for s in misfit[:: max(1, len(misfit) // _MOST_TRIED)].tolist():
         span = spans[s]
-        lag_S[s] = _far_lag(
+        lag_S[s] = far_lag(
             sample.logq_T[span], sample.logp_T[span], sample.counts_T[span], float(gap_S[s])
         )
         better_S[s] = better_S[s] or lag_S[s] != 0
@@ -84,7 +84,7 @@ def real_gap(sample: Sample) -> float:
     return min(_REAL, _OF_STEPS * float(steps.mean())) if len(steps) else _REAL
 
 
-def _far_lag(logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray, gap: float) -> int:
+def far_lag(logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray, gap: float) -> int:
     """The lag beyond `LAGS` that fits a whole response best; 0 if none fits well."""
     best, best_lag = _FITS_FAR * gap, 0
     furthest = min(_FURTHEST, len(logq_T) - _SHARED)
@@ -133,7 +133,7 @@ def lag_scan(sample: Sample, alignment: Alignment) -> dict[int, float]:
     }
 
 
-def _align(
+def aligned(
     logq_T: np.ndarray, logp_T: np.ndarray, counts_T: np.ndarray, real: float
 ) -> tuple[float, int, int, bool]:
     zero_T = _cost(logq_T, logp_T, counts_T, 0)

@@ -170,7 +170,7 @@ def module(name: str) -> ModuleType:
 def diagnose(evidence: Evidence) -> Diagnosis:
     """Run every check, each on what stronger causes leave of the gap."""
     total = float(np.abs(evidence.sample.d_N).sum())
-    weighing = _Weighing(total)
+    weighing = Weighing(total)
     present = evidence
     for name in weighing.exact:
         present = weighing.undo(weighing.answer(name, present), present)
@@ -186,7 +186,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     return Diagnosis(evidence, tuple(weighing.answers[name] for name in names()), unexplained)
 
 
-class _Weighing:
+class Weighing:
     """The answers of all checks, gathered one after the other."""
 
     def __init__(self, total: float) -> None:
@@ -208,7 +208,7 @@ class _Weighing:
     def answer(self, name: str, evidence: Evidence) -> Finding:
         """Run a check, and add the share of the whole gap that undoing its finding removes."""
         if evidence.sample.counts_T.any():
-            finding = _check(name, evidence)
+            finding = run_check(name, evidence)
             if finding.left_N is not None:
                 gone = float(np.abs(evidence.sample.d_N).sum() - np.nansum(np.abs(finding.left_N)))
                 finding = replace(finding, explains=gone / self._total if self._total else 0.0)
@@ -251,7 +251,7 @@ class _Weighing:
         in_it_T = part.in_it_S[sample.response_T]
         alone, others = (sample.only(chosen_T) for chosen_T in (in_it_T, ~in_it_T))
         own_total = float(np.abs(alone.d_N).sum())
-        within = _Weighing(own_total)
+        within = Weighing(own_total)
         within.causes = [name for name in within.causes if not _compares_parts(name)]
         left = within.compete(replace(evidence, sample=alone)).sample
         causes = [within.answers[name] for name in within.causes]
@@ -260,7 +260,7 @@ class _Weighing:
             return None
         # What the others have as well is a cause of the whole trace
         largest = max(causes, key=lambda cause: cause.explains or 0.0)
-        if _check(largest.check, replace(evidence, sample=others)).status == "found":
+        if run_check(largest.check, replace(evidence, sample=others)).status == "found":
             return None
         for cause in causes:
             self._name_in(part, cause, own_total / self._total)
@@ -414,7 +414,7 @@ def _is_any_share(name: str) -> bool:
     return bool(getattr(module(name), "ANY_SHARE", False))
 
 
-def _check(name: str, evidence: Evidence) -> Finding:
+def run_check(name: str, evidence: Evidence) -> Finding:
     check = module(name)
     gap = evidence.gap.value
     reads = getattr(check, "READS", False) and evidence.model is not None  # a model is always read

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Frequencies = Callable[[torch.Tensor], torch.Tensor]
 
-_ROUND = (8, 64, 128, 256, 512, 1024, 2048)  # common multiples for padded lengths
+ROUND = (8, 64, 128, 256, 512, 1024, 2048)  # common multiples for padded lengths
 
 
 def scaled_positions(factor: float) -> Hypothesis:
@@ -85,7 +85,7 @@ def padding_tokens(config: Any) -> list[int]:
 
 def padded_lengths(longest: int) -> list[int]:
     """To which prompts are padded: the longest, and the usual multiples above it."""
-    return sorted({longest, *(-(-longest // n) * n for n in _ROUND)})
+    return sorted({longest, *(-(-longest // n) * n for n in ROUND)})
 
 
 def other_prompts(config: Any) -> list[Hypothesis]:

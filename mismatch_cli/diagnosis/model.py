@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _RESPONSES = 128  # to score
 # To try hypotheses on: so many of their shorter half, one in sixteen of all
-_FEW, _FEW_OF_ALL = 8, 16
+FEW, _FEW_OF_ALL = 8, 16
 _TIMES_SAMPLE = 8  # the budget of all readings together, of the tokens of one
 _CONFIRMED = 2  # readings of all responses that trying hypotheses on a few leaves tokens for
 _TOKEN_BUDGET = 8192
@@ -116,7 +116,7 @@ class ModelAtHand:
         return self._few_of(self.rows)
 
     def _few_of(self, rows: Sequence[int]) -> list[int]:
-        count = min(_FEW, max(1, round(len(self.rows) / _FEW_OF_ALL)))
+        count = min(FEW, max(1, round(len(self.rows) / _FEW_OF_ALL)))
         by_length = sorted(rows, key=lambda s: self._cost([s]))
         shorter = by_length[: max(count, len(rows) // 2)]
         return sorted(shorter[:: max(1, len(shorter) // count)][:count])

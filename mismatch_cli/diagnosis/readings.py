@@ -38,7 +38,7 @@ _PROMISES = 0.9  # of the gap that may be left on a few responses
 # Of the gap that may be left on all: in any case, and if that is clear from prompt to prompt
 _FITS, _LESS, _Z = 0.5, 0.8, 5.0
 _FEWEST_GROUPS = 4  # of prompts; with fewer, responses are compared
-_STEPS = 7  # of the search between two factors
+STEPS = 7  # of the search between two factors
 PADDINGS = (1, 2, 4, 8, 16, 32, 64)  # tokens, tried first
 SIDES = ("trainer", "rollout")
 
@@ -159,7 +159,7 @@ class Readings:
         """
         yield from positions_of(self._model.config)
         for make, factors in ((scaled_positions, FACTORS), (scaled_base, BASE_FACTORS)):
-            yield from self._between(make, factors)
+            yield from self.factor_between(make, factors)
 
     def _padding(self) -> Iterable[Hypothesis]:
         """Left padding that attention sees: the same number of tokens everywhere, or prompts padded
@@ -195,7 +195,7 @@ class Readings:
     def _is_read(self, hypothesis: Hypothesis) -> bool:
         return (hypothesis.name, True) in self._model.scored
 
-    def _between(
+    def factor_between(
         self, make: Callable[[float], Hypothesis], factors: Sequence[float]
     ) -> Iterator[Hypothesis]:
         """A ternary search on the logarithm between the neighbours of the best of these factors;
@@ -206,7 +206,7 @@ class Readings:
         if lefts[at] >= 1:
             return
         low, high = (np.log(factors[i]) for i in (max(0, at - 1), min(len(factors) - 1, at + 1)))
-        for _ in range(_STEPS):
+        for _ in range(STEPS):
             left, right = low + (high - low) / 3, high - (high - low) / 3
             pair = [make(float(np.exp(third))) for third in (left, right)]
             yield from pair

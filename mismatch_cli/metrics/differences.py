@@ -104,7 +104,7 @@ def _difference(metric: Metric, first: Measured, other: Measured, paired: bool) 
     elif paired and change.note == FEW_PROMPTS:
         change = jackknife.paired()
     elif change.low is not None:
-        change = _change(
+        change = change_between(
             a.estimate(prompts), b.estimate(prompts), _correlation(a.scale, x_G, y_G), y - x
         )
     if any(_holds_agreement(metric, side.estimates[metric.key]) for side in (first, other)):
@@ -132,7 +132,7 @@ def _correlation(scale: Scale, x_G: np.ndarray, y_G: np.ndarray) -> float:
     return float(np.clip(u_2G[0] @ u_2G[1] / norms, -1, 1)) if norms > 0 else 0.0
 
 
-def _change(first: Estimate, other: Estimate, correlation: float, change: float) -> Estimate:
+def change_between(first: Estimate, other: Estimate, correlation: float, change: float) -> Estimate:
     """The interval of a difference from those of both values, each with its own reach below and
     above.
 

@@ -200,7 +200,7 @@ def interval(value: float, without_G: np.ndarray, prompts: int, scale: Scale = S
         low, high = scale.back(y - reach).tolist()
     if not (isfinite(low) and isfinite(high)):
         return point(value, OVERFLOW)
-    few = _deciding(u_G) < _FEWEST_DECIDING
+    few = deciding(u_G) < _FEWEST_DECIDING
     return Estimate(float(value), low, high, FEW_DECIDE if few else None)
 
 
@@ -223,7 +223,7 @@ def _on_scale(
     return scale.skewness, y, y_G, scale
 
 
-def _deciding(u_G: np.ndarray) -> float:
+def deciding(u_G: np.ndarray) -> float:
     """The number of equally weighted groups with the same effect."""
     squares = float(u_G @ u_G)
     return float(np.abs(u_G).sum()) ** 2 / squares if squares > 0 else 0.0

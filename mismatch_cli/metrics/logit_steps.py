@@ -51,7 +51,7 @@ class LogitSteps(Accumulator):
         measured_N = np.isfinite(logp_N) & np.isfinite(topk_logp_NK[:, 0])
         logp_N, topk_logp_NK = logp_N[measured_N], topk_logp_NK[measured_N]
         weight_N = _weights(logp_N, topk_logp_NK)
-        known_N, exponent_N = _exponents(topk_logp_NK[:, :RANKS], self.temperature)
+        known_N, exponent_N = step_exponents(topk_logp_NK[:, :RANKS], self.temperature)
         on_grid_N = known_N & (exponent_N >= _FINEST)
         place_N = exponent_N[on_grid_N] - _FINEST
         self.tokens += len(logp_N)
@@ -102,7 +102,7 @@ def _weights(logp_N: np.ndarray, topk_logp_NK: np.ndarray) -> np.ndarray:
     return np.asarray(np.sqrt((1 - p_N) ** 2 + np.maximum(squares_N - p_N**2, 0.0)))
 
 
-def _exponents(topk_logp_NK: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray]:
+def step_exponents(topk_logp_NK: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray]:
     """Whether a token has enough ranks, and the exponent of its step; below `_FINEST` if its logits
     are on no grid.
     """

@@ -299,8 +299,8 @@ class Extremes(Accumulator):
             -np.inf,
         ]
         if (topk := gaps.topk) is not None:
-            found[5] = _largest(topk.tv_N, topk.tv_counts_N)
-            found[6] = _largest(topk.kl_N, topk.kl_counts_N)
+            found[5] = largest_of(topk.tv_N, topk.tv_counts_N)
+            found[6] = largest_of(topk.kl_N, topk.kl_counts_N)
         np.maximum(self.largest, found, out=self.largest)
 
     def result(self) -> dict[str, Estimate]:
@@ -322,6 +322,6 @@ class Extremes(Accumulator):
         }
 
 
-def _largest(values_N: np.ndarray, counts_N: np.ndarray | None) -> float:
+def largest_of(values_N: np.ndarray, counts_N: np.ndarray | None) -> float:
     values_N = values_N if counts_N is None else values_N[counts_N]
     return float(values_N.max()) if len(values_N) else -np.inf

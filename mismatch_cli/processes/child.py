@@ -93,6 +93,13 @@ class Child:
         """Whether it was started, and not stopped since."""
         return self._process is not None
 
+    @property
+    def pid(self) -> int | None:
+        """Of its process, while it runs."""
+        if self._process is None:
+            return None
+        return self._process.pid
+
     def start(self) -> None:
         """Start the process, as the first question does; a `MismatchError` if it does not get
         ready.

@@ -43,7 +43,7 @@ _SERIES_TERMS = {4: 5, 8: 10}
 _SERIES = {
     size: [1 / factorial(k + 2) for k in range(terms)] for size, terms in _SERIES_TERMS.items()
 }
-_BLOCK = 2**17  # entries of top-K columns per block: half a megabyte each, which stays in cache
+BLOCK = 2**17  # entries of top-K columns per block: half a megabyte each, which stays in cache
 _BLOCK_TOKENS = 2**16  # tokens per block of the sampled token's columns
 
 
@@ -167,7 +167,7 @@ def topk_divergences(
     infinite, which is correct.
     """
     tokens, k = topk_logp_rollout_TK.shape
-    rows = max(1, _BLOCK // k) if is_on_cpu(topk_logp_rollout_TK) else max(1, tokens)
+    rows = max(1, BLOCK // k) if is_on_cpu(topk_logp_rollout_TK) else max(1, tokens)
     columns = (
         logp_rollout_T,
         logp_trainer_T,

@@ -79,7 +79,7 @@ _OF_SIDES = {
     _flag: "prefix_caching chunked_prefill enforce_eager cascade_attention adapter_merged packed",
     _list: "router_layers",
 }
-_OPTIONAL = {
+OPTIONAL = {
     **{
         f"{side}.{name}": check
         for side in ("rollout", "trainer", "recomputed")
@@ -98,7 +98,7 @@ _OPTIONAL = {
     "equal_weights": _flag,
     "shard_rows.*": _count,
 }
-_REQUIRED = {
+REQUIRED = {
     **dict.fromkeys(
         ("rollout", "trainer", "recomputed", "config", "prompts", "imported", "rescored"), _object
     ),
@@ -133,7 +133,7 @@ def check_contents(path: Path, content: dict[str, Any]) -> None:
     """Raise a `MismatchError` if something that readers use or show is missing or has the wrong
     type.
     """
-    for checks, nullable in ((_REQUIRED, False), (_OPTIONAL, True)):
+    for checks, nullable in ((REQUIRED, False), (OPTIONAL, True)):
         for key, check in checks.items():
             for name, value in _places(content, key.split(".")):
                 if not (check(value) or (nullable and value is None)):
@@ -147,8 +147,8 @@ def check_contents(path: Path, content: dict[str, Any]) -> None:
 
 def fits(key: str, value: Any) -> bool:
     """Whether a manifest may hold this value under this key, such as `rollout.version`."""
-    check = _REQUIRED.get(key) or _OPTIONAL.get(key)
-    return check is None or check(value) or (key in _OPTIONAL and value is None)
+    check = REQUIRED.get(key) or OPTIONAL.get(key)
+    return check is None or check(value) or (key in OPTIONAL and value is None)
 
 
 def _places(content: Any, key: list[str]) -> Iterator[tuple[str, Any]]:

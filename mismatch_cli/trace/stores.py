@@ -257,7 +257,7 @@ def file_system(scheme: str, bucket: str) -> FileSystem:
             retry_strategy=retries,
             connect_timeout=_CONNECT,
             request_timeout=_ANSWER,
-            **_of_bucket(bucket),
+            **of_bucket(bucket),
         )
     if scheme in _BUCKETS:
         return fs.GcsFileSystem(retry_time_limit=_AGAIN)
@@ -275,7 +275,7 @@ def file_system(scheme: str, bucket: str) -> FileSystem:
     return fs.PyFileSystem(fs.FSSpecHandler(found))
 
 
-def _of_bucket(bucket: str) -> dict[str, str]:
+def of_bucket(bucket: str) -> dict[str, str]:
     """The location of an S3 bucket: your own endpoint, the configured region, or the one that
     Amazon reports.
     """

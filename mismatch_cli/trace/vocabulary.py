@@ -118,14 +118,14 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes]:
     and <0xNN>.
     """
     added = {t.content for t in tokenizer.added_tokens_decoder.values()}
-    byte_level = _is_byte_level(tokenizer)
+    byte_level = is_byte_level(tokenizer)
     return {
-        token_id: token.encode() if token in added else _piece_bytes(token, byte_level)
+        token_id: token.encode() if token in added else piece_bytes(token, byte_level)
         for token, token_id in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     }
 
 
-def _is_byte_level(tokenizer: Any) -> bool:
+def is_byte_level(tokenizer: Any) -> bool:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return False
@@ -135,7 +135,7 @@ def _is_byte_level(tokenizer: Any) -> bool:
     )
 
 
-def _piece_bytes(token: str, byte_level: bool) -> bytes:
+def piece_bytes(token: str, byte_level: bool) -> bytes:
     if byte_level and all(char in _BYTE_OF_CHAR for char in token):
         return bytes(_BYTE_OF_CHAR[char] for char in token)
     if match := _BYTE_TOKEN.fullmatch(token):

@@ -18,6 +18,7 @@ from mismatch_cli.app.cli import run
 from mismatch_cli.base import custom_code
 from mismatch_cli.base.places import bundled
 from mismatch_cli.trace.manifest import read_manifest
+from tests.folders import change_json
 
 MODEL = bundled("model")
 FLOAT32 = str(bundled("traces") / "float32")
@@ -62,23 +63,16 @@ def _agreeing(monkeypatch):
 def hostile(tmp_path, proof, monkeypatch) -> Path:
     """A model folder with its own code for configuration, model and tokenizer."""
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
-    return make_hostile(tmp_path / "hostile", proof)
-
-
-def make_hostile(folder: Path, proof: Path) -> Path:
-    shutil.copytree(MODEL, folder, dirs_exist_ok=True)
+    folder = tmp_path / "hostile"
+    shutil.copytree(MODEL, folder)
     (folder / "code.py").write_text(_CODE.format(proof=str(proof)))
-    config = json.loads((folder / "config.json").read_text())
     names = {"AutoConfig": "code.MyConfig", "AutoModelForCausalLM": "code.MyModel"}
-    (folder / "config.json").write_text(
-        json.dumps(config | {"model_type": "my-model", "auto_map": names})
+    change_json(folder / "config.json", model_type="my-model", auto_map=names)
+    change_json(
+        folder / "tokenizer_config.json",
+        tokenizer_class="MyTokenizer",
+        auto_map={"AutoTokenizer": [None, "code.MyTokenizer"]},
     )
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    tokenizer = {
-        "tokenizer_class": "MyTokenizer",
-        "auto_map": {"AutoTokenizer": [None, "code.MyTokenizer"]},
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | tokenizer))
     return folder
 
 

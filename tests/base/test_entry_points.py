@@ -19,6 +19,7 @@ from mismatch_cli.app.cli import COMMANDS, run
 from mismatch_cli.base import entry_points, registry
 from tests import pictures
 from tests.docs.pages import DOCS, additions, steps
+from tests.folders import write_files
 
 PAGE = DOCS / "extending.md"
 OFFERED = {  # group: name, and its file on the page
@@ -44,28 +45,17 @@ packages = ["mismatch_toy"]
 
 def installed(folder: Path, points: dict[str, dict[str, str]], modules: dict[str, str]) -> Path:
     """The folder into which pip has installed a package with these entry points and modules."""
-    package, target = folder / "source" / "mismatch_toy", folder / "site"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    for name, text in modules.items():
-        (package / name).write_text(text, encoding="utf-8")
     tables = (
         f'[project.entry-points."mismatch_cli.{group}"]\n'
         + "".join(f'"{k}" = "{v}"\n' for k, v in named.items())
         for group, named in points.items()
     )
-    (package.parent / "pyproject.toml").write_text(PYPROJECT + "".join(tables), encoding="utf-8")
-    line = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--no-index",
-    ]
-    subprocess.run([*line, "--no-build-isolation", "--target", target, package.parent], check=True)
+    files = {f"mismatch_toy/{name}": text for name, text in modules.items()}
+    files |= {"mismatch_toy/__init__.py": "", "pyproject.toml": PYPROJECT + "".join(tables)}
+    line = "-m pip install --quiet --disable-pip-version-check --no-deps --no-index"
+    line += " --no-build-isolation --target"
+    source, target = write_files(folder / "source", files), folder / "site"
+    subprocess.run([sys.executable, *line.split(), target, source], check=True)
     return target
 
 
@@ -105,10 +95,10 @@ def here(site, tmp_path, monkeypatch):
 
 
 def forget() -> None:
-    entry_points._of_group.cache_clear()
-    entry_points._metadata_folders.cache_clear()
+    entry_points.of_group.cache_clear()
+    entry_points.metadata_folders.cache_clear()
     registry.installed.cache_clear()
-    entry_points._ignored.clear()
+    entry_points.ignored_points.clear()
 
 
 def typed(capfd, line: str) -> tuple[int, str, str]:

@@ -11,6 +11,7 @@ import pytest
 from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled, shown, shown_apart
 from tests import pictures
+from tests.folders import contents, write_files
 from tests.paths import PACKAGE
 from tests.train.training_runs import make_run
 
@@ -45,26 +46,13 @@ def test_paths_are_shown_from_here_or_by_their_last_name(tmp_path, monkeypatch):
     ) == (1, 2)
 
 
-def contents(folder: Path) -> str:
-    """Every file of a report as text."""
-    return "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
-
-
 def write_training_run(folder: Path, secret: Path) -> None:
-    folder.mkdir(parents=True)
-    made = make_run(
-        steps=3,
-        model=f"{secret}/model",
-        dataset=f"{secret}/data.jsonl",
-        reward=f"{secret}/reward.py:f",
-    )
-    (folder / "metrics.jsonl").write_text(
-        "".join(json.dumps(record) + "\n" for record in made.records)
-    )
+    places = {"model": f"{secret}/model", "dataset": f"{secret}/data.jsonl"}
+    made = make_run(steps=3, reward=f"{secret}/reward.py:f", **places)
     settings = made.config | {"output": str(folder), "init_from": f"{secret}/other"}
-    (folder / "config.toml").write_text(
-        "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
-    )
+    lines = (f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
+    records = (json.dumps(record) + "\n" for record in made.records)
+    write_files(folder, {"metrics.jsonl": "".join(records), "config.toml": "".join(lines)})
 
 
 @pytest.mark.slow
@@ -94,7 +82,8 @@ def test_no_report_reveals_local_paths(tmp_path, monkeypatch, capfd):
     }
     for name, command in commands.items():
         assert run([*command, "-q", "--force", "--json", "-o", name]) == 0, capfd.readouterr().err
-        found = contents(Path(name)) + capfd.readouterr().out
+        files = contents(Path(name)).values()
+        found = b"".join(files).decode(errors="replace") + capfd.readouterr().out
         assert str(secret) not in found, (
             name,
             found[max(0, found.find(str(secret)) - 200) :][:400],

@@ -206,7 +206,7 @@ def test_a_penalty_on_sampled_tokens_alone_is_not_called_a_temperature(pools):
         broken.engine_uses(variant)
         diagnosis = judged(broken)
         assert finding_of(diagnosis, "temperature").status == status
-        assert temperature._differs_where_seen(diagnosis.evidence.sample) == differs
+        assert temperature.differs_where_seen(diagnosis.evidence.sample) == differs
 
 
 @pytest.mark.parametrize(
@@ -219,8 +219,8 @@ def test_a_penalty_on_sampled_tokens_alone_is_not_called_a_temperature(pools):
 def test_a_penalty_is_found_from_the_limits_of_the_guide_on(monkeypatch, nats, z, explains, status):
     """0.01 nats, z > 6, a fifth of the gap: docs/diagnose.md."""
     d_N = np.full(100, 0.1)
-    fit = repetition_penalty._Fit(nats, abs(nats / z), (1 - explains) * d_N, "a table")
-    monkeypatch.setattr(repetition_penalty, "_from_topk", lambda _: fit)
+    fit = repetition_penalty.PenaltyFit(nats, abs(nats / z), (1 - explains) * d_N, "a table")
+    monkeypatch.setattr(repetition_penalty, "from_topk", lambda _: fit)
     evidence = SimpleNamespace(sample=SimpleNamespace(d_N=d_N))
     assert repetition_penalty.check(evidence).status == status
 

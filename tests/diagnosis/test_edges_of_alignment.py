@@ -10,8 +10,8 @@ import pytest
 from mismatch_cli.diagnosis.alignment import (
     HeadCollector,
     Heads,
-    _align,
-    _far_lag,
+    aligned,
+    far_lag,
     find_exchanges,
     real_gap,
 )
@@ -22,12 +22,12 @@ from mismatch_cli.trace.writer import rows_to_table
 
 def test_a_response_in_step_or_too_short_for_a_shift_begins_none(rng):
     logq_T = -rng.exponential(1.0, 40)
-    in_step = _align(logq_T, logq_T - 0.01, np.ones(40, dtype=bool), 0.15)
+    in_step = aligned(logq_T, logq_T - 0.01, np.ones(40, dtype=bool), 0.15)
     assert in_step[1:] == (0, 0, False)
-    short = _align(logq_T[:5], logq_T[:5] - 1.0, np.ones(5, dtype=bool), 0.15)
+    short = aligned(logq_T[:5], logq_T[:5] - 1.0, np.ones(5, dtype=bool), 0.15)
     assert short[1:] == (0, 0, False)
     late_T = np.concatenate([[-1.0], logq_T[:-1]])
-    lag_1 = _align(logq_T, late_T, np.ones(40, dtype=bool), 0.15)
+    lag_1 = aligned(logq_T, late_T, np.ones(40, dtype=bool), 0.15)
     assert lag_1[1:] == (1, 0, True)
 
 
@@ -80,4 +80,4 @@ def test_of_lags_that_fit_alike_the_nearest_is_named(rng):
     """A response that repeats itself every 13 tokens, shifted by 5: 18 and 31 fit as well."""
     logq_T = -np.tile(rng.exponential(1.0, 13), 5)
     logp_T = np.roll(logq_T, 5)
-    assert _far_lag(logq_T, logp_T, np.ones(65, dtype=bool), 1.0) == 5
+    assert far_lag(logq_T, logp_T, np.ones(65, dtype=bool), 1.0) == 5

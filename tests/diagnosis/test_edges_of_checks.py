@@ -40,7 +40,7 @@ def test_a_token_without_the_constant_keeps_its_gap_unless_it_was_clipped_at_0()
     """The constant is −0.5: two usual tokens, one clipped on either side, and one beyond it."""
     logq_T = np.array([-1.0, -1.0, 0.0, -0.3, 0.0])
     logp_T = np.array([-1.5, -1.2, -0.4, 0.0, -0.9])
-    left_T = constant_offset._without(logq_T, logp_T, -0.5)
+    left_T = constant_offset.without_constant(logq_T, logp_T, -0.5)
     assert left_T == pytest.approx([0.0, 0.3, 0.0, 0.0, -0.4])
 
 
@@ -63,10 +63,18 @@ def test_what_attention_leaves_out_is_read_of_the_trainer_that_the_pair_is_about
 
 def test_a_contrast_without_an_error_proves_no_penalty(monkeypatch):
     """All prompts agree to the bit: nothing is divided by 0, and nothing is called found."""
-    fit = repetition_penalty._Fit(0.5, 0.0, np.zeros(4), "the top K")
-    monkeypatch.setattr(repetition_penalty, "_from_topk", lambda _: fit)
+    fit = repetition_penalty.PenaltyFit(0.5, 0.0, np.zeros(4), "the top K")
+    monkeypatch.setattr(repetition_penalty, "from_topk", lambda _: fit)
     evidence = SimpleNamespace(sample=SimpleNamespace(d_N=np.full(4, 0.5)))
     assert repetition_penalty.check(evidence).status == "clear"
+
+
+def tokens_of(d_N: np.ndarray, group_N: np.ndarray, **columns: object) -> SimpleNamespace:
+    """Tokens that all count, each a response of its own, with log μ = −1."""
+    every_N = np.arange(len(d_N))
+    plain = {"logq_T": np.full(len(d_N), -1.0), "logp_T": d_N - 1, "u_N": np.abs(d_N)}
+    plain |= {"kept": every_N, "response_T": every_N, "half_N": group_N % 2}
+    return SimpleNamespace(d_N=d_N, group_N=group_N, **plain | columns)
 
 
 def offset_beside(d_N: np.ndarray, second: float = -0.1) -> bool:
@@ -76,10 +84,8 @@ def offset_beside(d_N: np.ndarray, second: float = -0.1) -> bool:
     constant_S = np.array([-0.1, second, *[0.0] * 40])
     response_T = np.repeat(np.arange(42), 25)
     all_N = np.concatenate([np.repeat(constant_S[:2], 25), d_N])
-    sample = SimpleNamespace(
-        response_T=response_T, kept=np.arange(1050), d_N=all_N, group_N=response_T % GROUPS
-    )
-    return constant_offset._renormalised(sample, constant_S)
+    sample = tokens_of(all_N, response_T % GROUPS, response_T=response_T)
+    return constant_offset.renormalised(sample, constant_S)
 
 
 def test_constants_are_those_of_truncation_only_if_all_responses_lean_the_same_way(rng):
@@ -95,14 +101,7 @@ def growth(mean_by_step: list[float], rng: np.random.Generator):
     steps = np.arange(len(mean_by_step))
     step_S = np.repeat(steps, GROUPS)
     u_N = np.repeat(mean_by_step, GROUPS) * rng.uniform(0.95, 1.05, len(step_S))
-    sample = SimpleNamespace(
-        step_S=step_S,
-        response_T=np.arange(len(step_S)),
-        kept=np.arange(len(step_S)),
-        u_N=u_N,
-        d_N=u_N,
-        group_N=np.tile(np.arange(GROUPS), len(steps)),
-    )
+    sample = tokens_of(u_N, np.tile(np.arange(GROUPS), len(steps)), step_S=step_S)
     return growth_over_steps.check(SimpleNamespace(sample=sample, change=None))
 
 
@@ -132,17 +131,9 @@ def penalised(nats: float | np.ndarray, rng: np.random.Generator):
     seen_T = rng.random(tokens) < 0.5
     odds_T = rng.uniform(-6.0, -3.0, tokens)
     logq_T, logp_T = (-np.logaddexp(0, -x_T) for x_T in (odds_T, odds_T + nats * seen_T))
-    group_N = np.arange(tokens) % GROUPS
-    sample = SimpleNamespace(
-        logq_T=logq_T,
-        logp_T=logp_T,
-        d_N=logp_T - logq_T,
-        kept=np.arange(tokens),
-        seen_T=seen_T,
-        group_N=group_N,
-        half_N=group_N % 2,
-    )
-    return repetition_penalty._from_log_odds(sample)
+    group_N, columns = np.arange(tokens) % GROUPS, {"logq_T": logq_T, "logp_T": logp_T}
+    sample = tokens_of(logp_T - logq_T, group_N, seen_T=seen_T, **columns)
+    return repetition_penalty.from_log_odds(sample)
 
 
 @pytest.mark.parametrize("nats", [2.5, -2.5])
@@ -198,14 +189,14 @@ def test_another_base_fits_to_six_per_cent_and_three_hundredths_of_a_nat(off, pa
     """At −0.5 nats that is 0.06."""
     logp_N = np.full(10, -0.5)
     logq_N = (logp_N + off * np.tile([1.0, -1.0], 5)) / np.log(2.0)
-    assert log_base._pair(logq_N, logp_N) == pair
+    assert log_base.pair_of_bases(logq_N, logp_N) == pair
 
 
 def test_a_run_reaches_the_end_of_its_own_response():
     """Three responses: a run within it and one at its end, no run at its end, and all of it."""
     flags = ["xx.xx", ".xx.", "xx"]
     flag_T = np.array([flag == "x" for flag in "".join(flags)])
-    reaches_T = masked_tokens._reaches_the_end(flag_T, np.cumsum([0, *map(len, flags)]))
+    reaches_T = masked_tokens.reaches_the_end(flag_T, np.cumsum([0, *map(len, flags)]))
     assert "".join("x" if reaches else "." for reaches in reaches_T) == "...xx" + "...." + "xx"
 
 
@@ -216,7 +207,7 @@ def test_a_jump_is_judged_by_the_standard_errors_of_eight_positions_on_either_si
     sample = SimpleNamespace(
         axis_N=lambda _: position_N, u_N=u_N, group_N=np.repeat(np.arange(GROUPS), 40)
     )
-    jump = sharp_onset._jump(sample, "response")
+    jump = sharp_onset.jump_on(sample, "response")
     before_N = u_N[(position_N >= 16) & (position_N < 24)]
     after_N = u_N[(position_N >= 24) & (position_N < 32)]
     rise = after_N.mean() - before_N.mean()
@@ -265,17 +256,9 @@ def tail_in(
     tokens = len(response_T)
     d_N = rng.choice([-1.0, 1.0], tokens) * rng.uniform(0.006, 0.01, tokens)
     d_N[::length] = far
-    sample = SimpleNamespace(
-        d_N=d_N,
-        typical_N=np.full(tokens, 0.008),
-        u_N=np.abs(d_N) / 0.008,
-        response_T=response_T,
-        num_responses=responses,
-        kept=np.arange(tokens),
-        group_N=response_T % GROUPS,
-        logq_T=np.full(tokens, -1.0),
-        logp_T=d_N - 1.0,
-    )
+    columns = {"typical_N": np.full(tokens, 0.008), "u_N": np.abs(d_N) / 0.008}
+    columns |= {"response_T": response_T, "num_responses": responses}
+    sample = tokens_of(d_N, response_T % GROUPS, **columns)
     gap, expected = SimpleNamespace(value=np.abs(d_N).mean()), SimpleNamespace(high=0.005)
     evidence = SimpleNamespace(sample=sample, gap=gap, expected=expected, family=family)
     return heavy_tail.check(evidence)
@@ -321,12 +304,12 @@ def test_either_part_of_the_tokens_may_be_the_one_at_another_temperature(
         group_N=group_N,
         half_N=group_N % 2,
     )
-    assert temperature._differs_where_seen(sample) == differs
+    assert temperature.differs_where_seen(sample) == differs
 
 
-def fit_of(beta: float, error: float) -> temperature._Fit:
+def fit_of(beta: float, error: float) -> temperature.TemperatureFit:
     """Among the top-K ids, which noise on one side would not give."""
-    return temperature._Fit(beta, error, (beta, beta), (beta, beta), "top-20", topk=True)
+    return temperature.TemperatureFit(beta, error, (beta, beta), (beta, beta), "top-20", topk=True)
 
 
 @pytest.mark.parametrize(
@@ -347,7 +330,7 @@ def test_a_temperature_is_certain_by_its_distance_from_1_and_its_standard_errors
 ):
     """Five errors are not enough; twenty are six even with 32 groups of prompts."""
     sample = SimpleNamespace(group_N=np.arange(GROUPS))
-    assert temperature._is_certain(sample, fit_of(beta, error)) == is_certain
+    assert temperature.is_certain(sample, fit_of(beta, error)) == is_certain
 
 
 def test_the_temperature_that_would_have_been_found_is_the_one_with_that_share_of_the_gap():
@@ -362,7 +345,7 @@ def test_the_temperature_that_would_have_been_found_is_the_one_with_that_share_o
         group_N=np.arange(50) % GROUPS,
     )
     for least, times in ((1.0, "1.02"), (0.5, "1.01")):
-        power = temperature._power(sample, fit_of(1.0, 0.0), least)
+        power = temperature.power(sample, fit_of(1.0, 0.0), least)
         assert power == f"a temperature of ≥ {times} times"
 
 
@@ -424,7 +407,7 @@ def test_tokens_at_cuts_get_their_models_numbers_or_are_left_out(off_N, left_N, 
         readings = SimpleNamespace(off_T=np.zeros(6))
         readings.off_T[kept] = off_N
     evidence = SimpleNamespace(sample=sample, readings=readings)
-    found_N, named = context_parallel._left(evidence, np.array([False, True, False, True]))
+    found_N, named = context_parallel.left_of_cuts(evidence, np.array([False, True, False, True]))
     np.testing.assert_allclose(found_N, left_N, atol=1e-12)
     assert named.startswith(side) and bool(named) == bool(side)
 
@@ -442,7 +425,7 @@ def test_a_response_of_eight_tokens_shows_which_checkpoint_sampled_it(tokens, sh
         group_N=np.zeros(tokens, dtype=int),
     )
     earlier_d_N = 0.01 * rng.normal(size=tokens)
-    kinds = stale_weights._kinds(SimpleNamespace(sample=sample), earlier_d_N)
+    kinds = stale_weights.kinds_of_tokens(SimpleNamespace(sample=sample), earlier_d_N)
     assert kinds.way_S == pytest.approx(1, abs=0.05)
     assert kinds.decided_S.tolist() == kinds.stale_S.tolist() == [shows]
 
@@ -454,7 +437,7 @@ def test_six_tokens_show_which_constant_would_have_been_found(tokens, shows):
         abs_d_T=np.full(tokens, 0.2),
         spans=lambda: [slice(0, tokens)],
     )
-    power = constant_offset._power(sample)
+    power = constant_offset.power(sample)
     assert power.startswith("≥ 1 nats") == shows and ("no response has 6 tokens" in power) != shows
 
 

@@ -35,7 +35,7 @@ def test_a_factor_is_searched_beside_the_one_that_leaves_least():
 
     def factors_tried(least: float) -> list[float]:
         readings = SimpleNamespace(_few_left=lambda f: (abs(np.log(f / 3.0)) + least, None))
-        return list(Readings._between(readings, float, [0.5, 1.0, 2.5, 6.0, 20.0]))
+        return list(Readings.factor_between(readings, float, [0.5, 1.0, 2.5, 6.0, 20.0]))
 
     tried = factors_tried(0.1)
     assert all(1.0 <= factor <= 6.0 for factor in tried)

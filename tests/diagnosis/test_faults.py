@@ -188,7 +188,7 @@ def test_two_faults_are_both_named_the_larger_first(pools):
 
 def test_any_sharding_gives_the_same_findings(pools):
     pool = pools["fp8-kv"]
-    whole, cut = (judged(pool, pieces).findings for pieces in (1, 5))
+    whole, cut = (judged(pool, pieces=pieces).findings for pieces in (1, 5))
     for one, other in zip(whole, cut, strict=True):
         assert replace(one, left_N=None) == replace(other, left_N=None)
 

@@ -10,12 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from lab.pool import Pool
-from mismatch_cli.base.places import bundled
+from mismatch_cli.diagnosis.alignment import HeadCollector
+from mismatch_cli.diagnosis.counts import Copies
 from mismatch_cli.diagnosis.evidence import Gathering, Limits
+from mismatch_cli.diagnosis.sample import SampleCollector
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.trace.reader import Trace, table_to_batch
-from tests.diagnosis.conftest import at_equal_weights, whole
+from mismatch_cli.trace.reader import table_to_batch
+from tests.diagnosis.conftest import healthy, whole
 
 TRIALS = 20
 
@@ -25,12 +26,10 @@ def table() -> pa.Table:
     """Every third response is used twice, with different log-probabilities; some are copied
     under another key.
     """
-    pool = Pool.of(at_equal_weights(Trace.open(bundled("traces") / "fp8-kv")))
+    pool = healthy("fp8-kv")[1]
     again, copied = whole(pool), whole(pool)
     again.rows["epoch"] = again.rows["epoch"] + 1
-    again.tokens["logp_trainer"] = np.minimum(again.tokens["logp_trainer"] - 0.01, 0).astype(
-        np.float32
-    )
+    again.tokens["logp_trainer"] = np.minimum(again.tokens["logp_trainer"] - np.float32(0.01), 0)
     copied.rows["prompt_id"] = copied.rows["prompt_id"] + 10_000
     thirds = np.arange(0, len(again.table()), 3)
     return pa.concat_tables(
@@ -39,29 +38,30 @@ def table() -> pa.Table:
 
 
 def gathering(limits: Limits, tokens: int, responses: int) -> Gathering:
+    """With room for so many tokens and responses."""
     found = Gathering(PAIRS["mismatch"], limits)
-    found.sample._most_tokens, found.heads._most, found.copies._most = tokens, responses, responses
+    found.sample = SampleCollector(found.pair, tokens, limits.sample)
+    found.heads = HeadCollector(found.pair, responses, limits.heads)
+    found.copies = Copies(responses, limits.copies)
     return found
 
 
 def held(found: Gathering) -> dict[str, Any]:
     """Everything that a check could see."""
-    sample, heads = found.sample.result(), found.heads.result()
+    counts, sides = found.counts, found.own_columns.sides.keys()
     return {
-        **{f"sample {name}": value for name, value in vars(sample).items() if value is not None},
-        **{f"heads {name}": value for name, value in vars(heads).items()},
+        "sample": vars(found.sample.result()),
+        "heads": vars(found.heads.result()),
         "copies": found.copies.count(),
-        "counts": repr(
-            [found.counts.responses, found.counts.out_of_support, found.own_columns.sides.keys()]
-        ),
-        "sides": repr(found.counts.sides),
+        "counts": (counts.responses, counts.out_of_support, list(sides), repr(counts.sides)),
         "lattice": found.lattice.counts,
     }
 
 
-def cuts(length: int, most: int, rng: np.random.Generator) -> Iterator[slice]:
-    bounds = np.unique([0, length, *rng.integers(0, length, rng.integers(1, most))]).tolist()
-    return (slice(*pair) for pair in pairwise(bounds))
+def cuts(table: pa.Table, most: int, rng: np.random.Generator) -> Iterator[pa.Table]:
+    bounds = np.unique([0, len(table), *rng.integers(0, len(table), rng.integers(1, most))])
+    for first, end in pairwise(bounds.tolist()):
+        yield table.slice(first, end - first).combine_chunks()
 
 
 @pytest.mark.slow
@@ -73,28 +73,16 @@ def test_any_sharding_gives_the_same(table, known):
 
 
 def check(table: pa.Table, rng: np.random.Generator, *, knows: bool) -> None:
-    rows, bounds = (
-        table.take(rng.permutation(len(table))[:120]),
-        (int(rng.integers(100, 900)), int(rng.integers(2, 30))),
-    )
+    rows = table.take(rng.permutation(len(table))[:120])
+    bounds = int(rng.integers(100, 900)), int(rng.integers(2, 30))
     expected, found, known = gathering(Limits(), *bounds), gathering(Limits(), *bounds), [Limits()]
-    for portion in cuts(len(rows), 20, rng):
-        piece = gathering(
-            known[max(0, len(known) - 1 - int(rng.integers(0, 4)))] if knows else Limits(), *bounds
-        )
-        inner = rows.slice(portion.start, portion.stop - portion.start)
-        for part in cuts(len(inner), 6, rng):
-            piece.update(*_read(inner, part))
-        expected.update(*_read(inner, slice(0, len(inner))))
+    for portion in cuts(rows, 20, rng):
+        limits = known[max(0, len(known) - 1 - int(rng.integers(0, 4)))] if knows else Limits()
+        piece = gathering(limits, *bounds)
+        for part in cuts(portion, 6, rng):
+            piece.update(part, table_to_batch(part))
+        expected.update(portion, table_to_batch(portion))
         found.merge(piece)
         known.append(found.limits)
-        one, other = held(expected), held(found)
-        assert one.keys() == other.keys()
-        for name, value in one.items():
-            np.testing.assert_array_equal(other[name], value, err_msg=name)
+        np.testing.assert_equal(held(found), held(expected))
     assert known[-1].sample < 2**64 and known[-1].copies < 2**64  # something was dropped
-
-
-def _read(table: pa.Table, rows: slice) -> tuple[pa.Table, Any]:
-    part = table.slice(rows.start, rows.stop - rows.start).combine_chunks()
-    return part, table_to_batch(part)

@@ -13,13 +13,20 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from lab.faults import FAULTS
-from lab.pool import Pool, gather_tables
+from lab.pool import Pool
 from lab.variants import model_at_hand
 from mismatch_cli.diagnosis import hypotheses
-from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
+from mismatch_cli.diagnosis.diagnose import diagnose
 from mismatch_cli.diagnosis.model import AS_RECORDED, rounded_to
-from mismatch_cli.metrics.pairs import PAIRS
-from tests.diagnosis.conftest import MODEL, finding_of
+from tests.diagnosis.conftest import (
+    MODEL,
+    evidence_of,
+    finding_of,
+    imported,
+    judged_with_model,
+    scored,
+    whole,
+)
 from tests.diagnosis.few import few_hypotheses
 from tests.families import FAMILIES, config_of
 
@@ -34,38 +41,7 @@ def _few_hypotheses(monkeypatch):
 
 @pytest.fixture(scope="module")
 def few(pools) -> Pool:
-    pool = pools["float32"].take(np.arange(0, 96, 8))
-    pool.ranks.clear()
-    pool.about = {side: {"dtype": "float32", "model": MODEL} for side in ("rollout", "trainer")}
-    return pool
-
-
-def judged(pool: Pool) -> Diagnosis:
-    evidence = gather_tables([pool.table()], PAIRS["mismatch"], {"temperature": 1.0}, pool.about)
-    return diagnose(replace(evidence, model=model_at_hand(pool, evidence.sample)))
-
-
-def copied(pool: Pool) -> Pool:
-    return pool.take(np.arange(pool.num_responses))
-
-
-def rescored(pool: Pool, hypothesis: hypotheses.Hypothesis) -> np.ndarray:
-    """The model's log-probabilities under a hypothesis, in the order of the pool."""
-    evidence = gather_tables([pool.table()], PAIRS["mismatch"], {}, pool.about)
-    keys = [
-        tuple(int(pool.rows[n][s]) for n in ("step", "prompt_id", "sample_index"))
-        for s in range(pool.num_responses)
-    ]
-    logp_T = model_at_hand(pool, evidence.sample).logp_T(hypothesis)
-    sample = evidence.sample
-    spans = dict(
-        zip(
-            zip(sample.step_S, sample.prompt_id_S, sample.sample_index_S, strict=True),
-            sample.spans(),
-            strict=True,
-        )
-    )
-    return np.concatenate([logp_T[spans[key]] for key in keys]).astype(np.float32)
+    return imported(pools["float32"], np.arange(0, 96, 8), "float32")
 
 
 @pytest.mark.parametrize(("name", "severity", "side"), [
@@ -73,9 +49,9 @@ def rescored(pool: Pool, hypothesis: hypotheses.Hypothesis) -> np.ndarray:
     ("RoPE base, model at hand", 4, "trainer"),
 ])  # fmt: skip
 def test_the_scaling_of_positions_is_named_with_its_side(few, name, severity, side):
-    broken = copied(few)
+    broken = whole(few)
     BY_NAME[name].plant(broken, severity, np.random.default_rng(0))
-    first = judged(broken).first_cause
+    first = judged_with_model(broken).first_cause
     assert first.check == "position-encoding" and first.explains > 0.95
     assert dict(first.evidence)["the side that differs"] == side
     assert f"{severity}" in dict(first.evidence)["it read the responses with"]
@@ -87,26 +63,26 @@ def test_the_scaling_of_positions_is_named_with_its_side(few, name, severity, si
     (hypotheses.other_prompts(type("Config", (), {}))[1], "another-prompt", "logp_rollout"),
 ])  # fmt: skip
 def test_padding_and_a_prompt_with_an_extra_token_are_named(few, hypothesis, check, side):
-    broken = copied(few)
-    broken.tokens[side] = rescored(few, hypothesis)
-    first = judged(broken).first_cause
+    broken = whole(few)
+    broken.tokens[side] = scored(few, hypothesis)
+    first = judged_with_model(broken).first_cause
     assert first.check == check and first.explains > 0.95
     assert dict(first.evidence)["the side that differs"] == side.removeprefix("logp_")
     assert dict(first.evidence)["it read the responses with"] == hypothesis.name
 
 
 def test_trainer_numbers_that_its_model_does_not_give_are_called_so(few):
-    broken = copied(few)
+    broken = whole(few)
     broken.use("weights0.1")
-    first = judged(broken).first_cause
+    first = judged_with_model(broken).first_cause
     assert first.check == "not-reproduced" and first.explains > 0.95
 
 
 def test_other_weights_in_the_engine_stay_a_set(few):
     """The model confirms the trainer; for the engine it only shows that something differs."""
-    broken = copied(few)
+    broken = whole(few)
     broken.engine_uses("weights0.1")
-    diagnosis = judged(broken)
+    diagnosis = judged_with_model(broken)
     assert diagnosis.first_cause is None
     assert "stale-weights" in [suspect.check for suspect in diagnosis.suspects]
 
@@ -134,20 +110,15 @@ def test_rounded_weights_are_not_called_stale(few):
     """A float32 trainer, whose engine has its weights in bfloat16: after a small step those
     before are as near.
     """
-    rounded = copied(few)
-    rounded.about = {
-        "rollout": {"dtype": "bfloat16", "model": MODEL},
-        "trainer": {"dtype": "float32", "model": MODEL},
-    }
-    rounded.tokens["logp_rollout"] = rescored(few, moved(rounded_to("bfloat16")))
-    rounded.tokens["logp_trainer"] = rescored(few, moved())
-    evidence = gather_tables(
-        [rounded.table()], PAIRS["mismatch"], {"temperature": 1.0}, rounded.about
-    )
+    rounded = whole(few)
+    rounded.about = few.about | {"rollout": {"dtype": "bfloat16", "model": MODEL}}
+    rounded.tokens["logp_rollout"] = scored(few, moved(rounded_to("bfloat16")))
+    rounded.tokens["logp_trainer"] = scored(few, moved())
+    evidence = evidence_of(rounded)
     model = model_at_hand(rounded, evidence.sample)
     earlier = replace(evidence, earlier_logp_T=model.logp_T())
     model.scored.clear()
-    step(model._trainer.model, 1.0015)
+    step(model.loaded, 1.0015)
     answers = {
         finding.check: finding for finding in diagnose(replace(earlier, model=model)).findings
     }
@@ -162,15 +133,15 @@ def test_rounded_weights_are_not_called_stale(few):
     )
     assert "--trainer-model tells the two apart" in alone["stale-weights"].sentence
     model.scored.clear()
-    step(model._trainer.model, 1 / 1.0015)
-    healthy = gather_tables([few.table()], PAIRS["mismatch"], {"temperature": 1.0}, rounded.about)
+    step(model.loaded, 1 / 1.0015)
+    healthy = evidence_of(few, rounded.about)
     assert "rounded-weights" not in [
         fault.check for fault in diagnose(replace(healthy, model=model)).faults
     ]
 
 
 def test_a_healthy_trace_is_read_too_and_clear_says_how(few):
-    evidence = gather_tables([few.table()], PAIRS["mismatch"], {}, few.about)
+    evidence = evidence_of(few)
     model = model_at_hand(few, evidence.sample)
     diagnosis = diagnose(replace(evidence, model=model))
     assert diagnosis.faults == ()
@@ -182,7 +153,7 @@ def test_a_healthy_trace_is_read_too_and_clear_says_how(few):
 
 
 def test_a_hypothesis_leaves_the_model_as_it_was(few):
-    evidence = gather_tables([few.table()], PAIRS["mismatch"], {}, few.about)
+    evidence = evidence_of(few)
     model = model_at_hand(few, evidence.sample)
     before = model.logp_T(AS_RECORDED, few=True).copy()
     for hypothesis in hypotheses.positions_of(model.config):
@@ -208,12 +179,10 @@ def test_a_model_that_scales_its_positions_can_be_read_without_scaling():
 
 def test_the_model_shows_the_scale_of_a_trace_without_top_k(bf16_pool):
     """At most 1.6 times what the top-K columns show: other logits of a token have finer steps."""
-    plain = copied(bf16_pool)
-    plain.ranks.clear()
-    plain.about = {side: {"dtype": "bfloat16", "model": MODEL} for side in ("rollout", "trainer")}
-    evidence = gather_tables([plain.table()], PAIRS["mismatch"], {}, plain.about)
+    plain = imported(bf16_pool, np.arange(bf16_pool.num_responses), "bfloat16")
+    evidence = evidence_of(plain)
     assert not evidence.expected.of_this_trace
+    with_ranks = evidence_of(bf16_pool, plain.about)
     at_hand = replace(evidence, model=model_at_hand(plain, evidence.sample))
-    whole = gather_tables([bf16_pool.table()], PAIRS["mismatch"], {}, plain.about)
     assert at_hand.expected.basis.endswith("read from the model")
-    assert 1 <= at_hand.expected.high / whole.expected.high < 1.6
+    assert 1 <= at_hand.expected.high / with_ranks.expected.high < 1.6

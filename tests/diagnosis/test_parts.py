@@ -90,11 +90,11 @@ def test_only_long_responses_can_be_far_and_they_alone_set_the_median():
         num_responses=len(lengths),
         u_N=mean_S[response_N],
     )
-    assert np.flatnonzero(heavy_tail._are_far_S(sample)).tolist() == [2]
+    assert np.flatnonzero(heavy_tail.are_far_S(sample)).tolist() == [2]
     only_short = SimpleNamespace(
         response_T=np.zeros(7, dtype=int), kept=np.arange(7), num_responses=1, u_N=np.full(7, 9.0)
     )
-    assert not heavy_tail._are_far_S(only_short).any()
+    assert not heavy_tail.are_far_S(only_short).any()
 
 
 def test_a_gap_that_rises_with_the_position_rises_steadily(rng):
@@ -108,7 +108,7 @@ def test_a_gap_that_rises_with_the_position_rises_steadily(rng):
             u_N=gap_by_position[position_T],
             group_N=np.repeat(np.arange(20), 240),
         )
-        early, late, steady = position_drift._drift(sample)
+        early, late, steady = position_drift.drift_of(sample)
         return early.value, late.value, steady
 
     early, late, steady = drift(np.exp(np.arange(240) / 100))
@@ -147,22 +147,22 @@ def test_two_means_are_not_compared_if_one_of_them_is_0():
 def test_only_a_run_at_the_end_reaches_the_end():
     """Two runs in the first response, and one in the second, which it fills."""
     flag_T = np.array([False, True, True, False, True, True, True])
-    reaches_T = masked_tokens._reaches_the_end(flag_T, np.array([0, 5, 7]))
+    reaches_T = masked_tokens.reaches_the_end(flag_T, np.array([0, 5, 7]))
     assert np.flatnonzero(reaches_T).tolist() == [4, 5, 6]
 
 
 def test_another_base_must_fit_nearly_every_token_and_not_only_most_of_the_gap():
     """Three of five tokens fit base 2 exactly, the others are a tenth away from it."""
     logp_N = np.full(20, -2.0)
-    assert log_base._pair(logp_N / np.log(2), logp_N) == ("2", "e")
+    assert log_base.pair_of_bases(logp_N / np.log(2), logp_N) == ("2", "e")
     factor_N = np.tile([1 / np.log(2), 1 / np.log(2), 1 / np.log(2), 1.6, 1.6], 4)
-    assert log_base._pair(factor_N * logp_N, logp_N) is None
+    assert log_base.pair_of_bases(factor_N * logp_N, logp_N) is None
 
 
 def test_six_uncertain_tokens_tell_a_base_and_five_do_not():
     logp_N = np.full(6, -2.0)
-    assert log_base._pair(logp_N / np.log(2), logp_N) == ("2", "e")
-    assert log_base._pair(logp_N[1:] / np.log(2), logp_N[1:]) is None
+    assert log_base.pair_of_bases(logp_N / np.log(2), logp_N) == ("2", "e")
+    assert log_base.pair_of_bases(logp_N[1:] / np.log(2), logp_N[1:]) is None
 
 
 def test_rounding_the_other_side_too_counts_only_if_it_makes_the_gap_smaller(rng):
@@ -171,16 +171,16 @@ def test_rounding_the_other_side_too_counts_only_if_it_makes_the_gap_smaller(rng
         return SimpleNamespace(logq_T=logq_N, logp_T=logp_N, kept=kept, d_N=logp_N - logq_N)
 
     exact_N = -rng.uniform(0.5, 5, 200)
-    rounded_N = lm_head._rounded(exact_N)
+    rounded_N = lm_head.as_rounded(exact_N)
     for sample, side in (
         (stored(rounded_N, exact_N), "rollout"),
         (stored(exact_N, rounded_N), "trainer"),
     ):
         assert np.abs(sample.d_N).sum() > 0
-        assert not lm_head._left_by_rounding(sample, [side]).any()
+        assert not lm_head.left_by_rounding(sample, [side]).any()
     # −1.005 is between −1 and −1.0078: rounded, it is further away
     away = stored(np.full(200, -1.0), np.full(200, -1.005))
-    assert lm_head._left_by_rounding(away, ["rollout"]) is None
+    assert lm_head.left_by_rounding(away, ["rollout"]) is None
 
 
 def test_top_k_columns_settle_a_contradiction_only_if_they_show_the_same_gap():
@@ -191,7 +191,7 @@ def test_top_k_columns_settle_a_contradiction_only_if_they_show_the_same_gap():
             kept=np.arange(50),
             d_N=np.full(50, 0.3),
         )
-        return columns_at_odds._settled(SimpleNamespace(sample=sample))
+        return columns_at_odds.settled(SimpleNamespace(sample=sample))
 
     assert settled(0.31)
     assert not settled(0.1)
@@ -262,9 +262,9 @@ def test_once_the_gap_is_as_expected_no_second_cause_is_looked_for(monkeypatch):
         left = {"temperature": 0.2, PENALTY: later, "stale-weights": later}[name]
         return Finding(name, "found", left_N=left * evidence.sample.d_N)
 
-    monkeypatch.setattr(diagnose, "_check", check)
+    monkeypatch.setattr(diagnose, "run_check", check)
     for name, status, left in ((PENALTY, "clear", 0.02), ("stale-weights", "found", 0.0)):
-        weighing = diagnose._Weighing(total=10.0)
+        weighing = diagnose.Weighing(total=10.0)
         weighing.causes = ["temperature", name]
         weighing.undo = lambda finding, _: evidence(finding.left_N)
         present = weighing.compete(evidence(np.full(100, 0.1)))

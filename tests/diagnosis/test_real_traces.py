@@ -34,5 +34,5 @@ def test_a_token_that_has_the_gap_of_its_context_is_not_biased(rng, prompts, is_
     gap_M = np.concatenate([rng.normal(0, 0.05, 400), np.ones(16)])
     id_M = np.concatenate([rng.integers(0, 20, 400), np.full(16, 99)])
     group_M = np.concatenate([rng.integers(0, 128, 400), np.arange(16) % prompts])
-    bias = biased_token._largest(gap_M, id_M, biased_token._frequent(id_M, group_M))
+    bias = biased_token.largest_bias(gap_M, id_M, biased_token.frequent_ids(id_M, group_M))
     assert (bias is not None and bias.token == 99) == is_biased

@@ -14,8 +14,10 @@ from mismatch_cli.diagnosis.checks import not_as_sampled, stored_values
 from mismatch_cli.diagnosis.checks.placeholders import OF_A_CLAMP, OF_DRAFTS
 from mismatch_cli.diagnosis.counts import ZeroCounts
 from mismatch_cli.diagnosis.credit import Credit
+from mismatch_cli.diagnosis.evidence import Finding
 from mismatch_cli.diagnosis.two_kinds import part_of
 from tests.diagnosis.conftest import finding_of, judged, sampled_alone, whole
+from tests.metrics.batches import make_batch
 
 
 def tempered(pool: Pool, beta: float) -> None:
@@ -41,7 +43,7 @@ def test_tokens_that_were_not_drawn_from_the_recorded_distribution(bf16_pool, be
     else:
         broken.ranks.clear()
         broken.tokens["entropy_trainer"] /= np.float32(beta)
-    found = finding_of(judged(broken, about=bf16_pool.about), not_as_sampled.NAME)
+    found = finding_of(judged(broken), not_as_sampled.NAME)
     assert found.status == "found" and f"are {how} probable than" in found.sentence
     measured, recorded = (value for _, value in found.evidence[:2])
     assert (measured < recorded) == (how == "more")
@@ -52,23 +54,21 @@ def test_an_honest_record_says_what_would_have_been_found(bf16_pool):
         healthy = whole(bf16_pool)
         if not ranks:
             healthy.ranks.clear()
-        found = finding_of(judged(healthy, about=bf16_pool.about), not_as_sampled.NAME)
+        found = finding_of(judged(healthy), not_as_sampled.NAME)
         assert found.status == "clear" and abs(found.effect) < 0.1
         assert 0.1 <= dict(found.evidence)["a share that would have been found"] < 0.5
-    alone = judged(sampled_alone(whole(bf16_pool)), about=bf16_pool.about)
+    alone = judged(sampled_alone(whole(bf16_pool)))
     assert finding_of(alone, not_as_sampled.NAME).status == "untested"
 
 
-def graded(advantages_S: np.ndarray, rewards_S: np.ndarray, per_prompt: int) -> Credit:
-    count = len(rewards_S)
-    batch = SimpleNamespace(
-        reward_S=rewards_S.astype(np.float32),
-        advantage_T=np.repeat(advantages_S, 2).astype(np.float32),
-        loss_mask_T=np.ones(2 * count, dtype=bool),
-        offset_S1=np.arange(0, 2 * count + 1, 2),
-        num_responses=count,
-        prompt_id_S=np.repeat(np.arange(count // per_prompt), per_prompt),
-        step_S=np.zeros(count, dtype=np.int32),
+def credit_of(advantages_PS: np.ndarray, rewards_PS: np.ndarray, first_prompt: int = 0) -> Credit:
+    """Of responses of two tokens."""
+    prompts, samples = rewards_PS.shape
+    batch = make_batch(
+        [[-1.0, -1.0]] * rewards_PS.size,
+        reward=rewards_PS.ravel(),
+        advantage=np.repeat(advantages_PS, 2),
+        prompt_id=first_prompt + np.repeat(np.arange(prompts), samples),
     )
     found = Credit()
     found.update(batch)
@@ -81,10 +81,8 @@ def rewards_and_advantages(rng: np.random.Generator) -> tuple[np.ndarray, np.nda
     return rewards_PS, (rewards_PS - rewards_PS.mean(axis=1, keepdims=True)) / spread_P1
 
 
-def judged_credit(advantages: np.ndarray, rewards: np.ndarray):
-    return credit_check.check(
-        SimpleNamespace(credit=graded(advantages.ravel(), rewards.ravel(), 8))
-    )
+def judged_credit(advantages_PS: np.ndarray, rewards_PS: np.ndarray) -> Finding:
+    return credit_check.check(SimpleNamespace(credit=credit_of(advantages_PS, rewards_PS)))
 
 
 def test_advantages_that_do_not_follow_the_rewards(rng):
@@ -109,29 +107,20 @@ def test_a_penalty_that_turns_a_few_pairs_is_no_fault(rng):
 def test_equal_rewards_and_varying_advantages_are_not_compared(rng):
     _, advantages_PS = rewards_and_advantages(rng)
     assert judged_credit(advantages_PS, np.ones((24, 8))).status == "untested"
-    credit = graded(advantages_PS.ravel(), np.ones(192), 8)
+    credit = credit_of(advantages_PS, np.ones((24, 8)))
     assert (credit.varying, int(credit.pairs().count_G.sum())) == (0, 0)
-    without_spread = graded(np.zeros(192), advantages_PS.ravel(), 8).pairs()
+    without_spread = credit_of(np.zeros((24, 8)), advantages_PS).pairs()
     assert not without_spread.count_G.any() and not without_spread.permuted_G.any()
-    batch = SimpleNamespace(
-        reward_S=np.zeros(1), advantage_T=np.array([1.0, -1.0]), loss_mask_T=np.ones(2, dtype=bool),
-        offset_S1=np.array([0, 2]), num_responses=1, prompt_id_S=np.zeros(1, dtype=int),
-        step_S=np.zeros(1, dtype=int),
-    )  # fmt: skip
-    credit.update(batch)
+    credit.update(make_batch([[-1.0, -1.0]], reward=[0.0], advantage=[1.0, -1.0]))
     assert credit.varying == 1
 
 
 def test_credit_of_pieces_is_that_of_the_whole(rng):
     rewards_PS, advantages_PS = rewards_and_advantages(rng)
     turned_PS = rng.permuted(advantages_PS, axis=1)
-    whole_found = graded(turned_PS.ravel(), rewards_PS.ravel(), 8)
-    half = graded(turned_PS[:12].ravel(), rewards_PS[:12].ravel(), 8)
-    other = graded(turned_PS.ravel(), rewards_PS.ravel(), 8)
-    # Of the second half: the prompts that the first has not
-    later = other._groups[1], other._values[1]
-    other._groups[1], other._values[1] = later[0][96:], later[1][96:]
-    half.merge(other)
+    whole_found = credit_of(turned_PS, rewards_PS)
+    half = credit_of(turned_PS[:12], rewards_PS[:12])
+    half.merge(credit_of(turned_PS[12:], rewards_PS[12:], first_prompt=12))
     pairs, whole_pairs = half.pairs(), whole_found.pairs()
     assert pairs.against_G.sum() == whole_pairs.against_G.sum() > 0
     assert pairs.count_G.sum() == whole_pairs.count_G.sum()
@@ -140,10 +129,11 @@ def test_credit_of_pieces_is_that_of_the_whole(rng):
 def test_a_long_trace_keeps_whole_groups(rng):
     rewards_PS, advantages_PS = rewards_and_advantages(rng)
     few = Credit(most_responses=40)
-    few.merge(graded(advantages_PS.ravel(), rewards_PS.ravel(), 8))
-    few._forget()
-    _, sizes = np.unique(few._groups[0], return_counts=True)
-    assert set(sizes) == {8} and 0 < sizes.sum() <= 40
+    credit = credit_of(advantages_PS, rewards_PS)
+    few.merge(credit)
+    pairs_G = few.pairs().count_G
+    assert 0 < len(pairs_G) <= 40 / 8
+    assert pairs_G.tolist() == credit.pairs().count_G[: len(pairs_G)].tolist()
 
 
 def test_a_temperature_on_some_prompts_is_named_with_them(bf16_pool):
@@ -154,7 +144,7 @@ def test_a_temperature_on_some_prompts_is_named_with_them(bf16_pool):
     logit_T = logp_T - np.log(-np.expm1(np.minimum(logp_T, -1e-9)))
     sharper_T = -np.logaddexp(0, -1.6 * logit_T)
     broken.tokens["logp_rollout"][chosen_T] = sharper_T[chosen_T].astype(np.float32)
-    first = judged(broken, about=bf16_pool.about).first_cause
+    first = judged(broken).first_cause
     count = len(np.unique(of_S[of_S % 4 == 0]))
     assert first.check == "temperature"
     assert first.where.endswith(f"all of {count} of {len(prompts)} prompts")
@@ -181,7 +171,7 @@ def test_a_part_needs_five_responses_and_three_times_the_gap(pools):
 def test_accepted_drafts_are_not_to_be_masked_and_tool_output_is(bf16_pool, rng):
     drafts = sampled_alone(whole(bf16_pool))
     drafts.tokens["logp_rollout"][rng.random(len(drafts.tokens["logp_rollout"])) < 0.8] = 0.0
-    first = judged(drafts, about=bf16_pool.about).first_cause
+    first = judged(drafts).first_cause
     assert (first.check, first.change) == ("placeholders", OF_DRAFTS)
 
 
@@ -193,24 +183,27 @@ def test_certain_tokens_of_a_confident_policy_are_no_placeholders():
     assert not ZeroCounts(tokens=1, zeros=6000, nearly=2000).are_legitimate
 
 
-def test_values_that_repeat_on_a_grid_are_no_placeholders(rng):
+def test_values_that_repeat_on_a_grid_are_no_placeholders(bf16_pool, rng):
     """A choice of two tokens on a grid of logits, scored by other weights in float32."""
-    from mismatch_cli.diagnosis.checks.placeholders import _most_suspicious
-
-    logit_N = 0.25 * rng.integers(-12, 13, 4000)
-    own_N = -np.logaddexp(0, -logit_N)
-    other_N = -np.logaddexp(0, -(logit_N + rng.normal(0, 1.5, 4000)))
-    assert _most_suspicious(own_N, other_N) == (0.0, 0)
-    replaced_N = own_N.copy()
-    replaced_N[:80] = -7.0
-    assert _most_suspicious(replaced_N, other_N) == (-7.0, 80)
+    pool = sampled_alone(whole(bf16_pool))
+    logit_T = 0.25 * rng.integers(-12, 13, len(pool.response_T))
+    other_T = logit_T + rng.normal(0, 1.5, len(logit_T))
+    for side, side_T in (("rollout", logit_T), ("trainer", other_T)):
+        pool.tokens[f"logp_{side}"] = -np.logaddexp(0, -side_T).astype(np.float32)
+    assert finding_of(judged(pool), "placeholders").status == "clear"
+    pool.tokens["logp_rollout"][:80] = -7.0
+    found = finding_of(judged(pool), "placeholders")
+    assert found.status == "found" and found.effect == pytest.approx(80 / len(logit_T))
+    assert found.evidence == (
+        ("logp_rollout: the value, nats", -7.0), ("tokens of the sample with it", 80),
+    )  # fmt: skip
 
 
 def test_a_clamp_is_called_one(bf16_pool):
     clamped = sampled_alone(whole(bf16_pool))
     column = clamped.tokens["logp_rollout"]
     clamped.tokens["logp_rollout"] = np.maximum(column, -2.0).astype(np.float32)
-    first = judged(clamped, about=bf16_pool.about).first_cause
+    first = judged(clamped).first_cause
     assert first.check == "placeholders" and "the column is clamped" in first.sentence
     assert first.change == OF_A_CLAMP
 
@@ -222,7 +215,7 @@ def test_a_clamp_is_called_one(bf16_pool):
 def test_one_constant_is_named(bf16_pool, value, name):
     broken = whole(bf16_pool)
     broken.tokens["logp_trainer"][7] = value
-    found = finding_of(judged(broken, about=bf16_pool.about), stored_values.NAME)
+    found = finding_of(judged(broken), stored_values.NAME)
     assert found.status == "found"
     assert found.sentence == f"1 token of the sample: logp_trainer is {name}, a constant."
     assert found.effect == 1 / len(broken.tokens["logp_trainer"]), "a share of the tokens"
@@ -233,7 +226,7 @@ def test_rounded_columns_are_named_with_their_decimals(bf16_pool, decimals):
     broken = sampled_alone(whole(bf16_pool))
     rounded = np.round(broken.tokens["logp_rollout"], decimals)
     broken.tokens["logp_rollout"] = rounded.astype(np.float32)
-    found = finding_of(judged(broken, about=bf16_pool.about), stored_values.NAME)
+    found = finding_of(judged(broken), stored_values.NAME)
     assert found.status == "found"
     assert f"logp_rollout is rounded to {decimals} decimal" in found.sentence
 

@@ -18,7 +18,7 @@ from mismatch_cli.diagnosis.evidence import Evidence, Gathering
 from mismatch_cli.diagnosis.origins import Origin, Traces
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import table_to_batch
-from tests.diagnosis.conftest import finding_of, judged, sampled_alone, whole
+from tests.diagnosis.conftest import finding_of, judged, judged_with_earlier, sampled_alone, whole
 
 STEPS = 8
 
@@ -94,7 +94,7 @@ def tempered(pool: Pool, where_T: np.ndarray) -> None:
 def test_a_temperature_that_changes_at_a_step_is_named_with_the_steps(bf16_pool):
     broken = sampled_alone(whole(bf16_pool))
     tempered(broken, of_eight_steps(broken, 5, 8))
-    diagnosis = judged(broken, about=bf16_pool.about)
+    diagnosis = judged(broken)
     first = diagnosis.first_cause
     assert first.check == "temperature"
     assert "from step 5 on" in first.where or "all of steps 5 to 7 (3 of 8)" in first.where
@@ -114,14 +114,10 @@ def test_stale_weights_of_some_steps_are_named_with_them(pools):
     broken = whole(pools["fp8-kv"])
     earlier_T = broken.tokens["logp_trainer"].copy()
     broken.use("weights0.1", of_eight_steps(broken, 3, 6))
-    evidence = gather_tables([broken.table()], PAIRS["mismatch"], {})
-    without = diagnose(evidence)
+    without = judged(broken)
     assert without.first_cause.check == step_change.NAME
     assert without.first_cause.sentence.startswith("In steps 3 to 5, the gap is ")
-    order = np.lexsort([broken.rows[name] for name in ("sample_index", "prompt_id", "step")])
-    spans = [slice(broken.offset_S1[s], broken.offset_S1[s + 1]) for s in order]
-    earlier_T = np.concatenate([earlier_T[span] for span in spans])
-    first = diagnose(replace(evidence, earlier_logp_T=earlier_T)).first_cause
+    first = judged_with_earlier(broken, earlier_T).first_cause
     assert first.check == "stale-weights"
     assert "in steps 3 to 5" in first.where or "all of steps 3 to 5 (3 of 8)" in first.where
 

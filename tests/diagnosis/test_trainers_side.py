@@ -6,25 +6,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from lab.pool import Pool, gather_tables
+from lab.pool import Pool
 from lab.variants import model_at_hand
-from mismatch_cli.base.places import bundled
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.diagnosis import other_weights
-from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
 from mismatch_cli.diagnosis.hypotheses import other_prompts
-from mismatch_cli.diagnosis.model import AS_RECORDED, Hypothesis, ModelAtHand
-from mismatch_cli.metrics.pairs import PAIRS
+from mismatch_cli.diagnosis.model import AS_RECORDED, Hypothesis
 from mismatch_cli.models.scoring.trainer import Trainer
-from mismatch_cli.trace.reader import Trace
-from tests.diagnosis.conftest import MODEL, at_equal_weights, finding_of
+from tests.diagnosis.conftest import (
+    MODEL,
+    evidence_of,
+    finding_of,
+    healthy,
+    imported,
+    judged_with_model,
+    scored,
+    whole,
+)
 from tests.diagnosis.few import few_hypotheses
 from tests.lora import save_adapter
 
@@ -39,50 +43,19 @@ def _few_hypotheses(monkeypatch):
 
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, Pool]:
-    """Whole prompts of the bundled traces, as an imported dump has them."""
-    pools = {}
-    for name in PRECISIONS:
-        trace = Trace.open(bundled("traces") / name)
-        pool = Pool.of(at_equal_weights(trace)).take(np.arange(32))
-        pool.ranks.clear()
-        pool.tokens.pop("entropy_trainer", None)
-        pool.about = {side: {"dtype": name, "model": MODEL} for side in ("rollout", "trainer")}
-        pools[name] = pool
-    return pools
-
-
-def scored(pool: Pool, hypothesis: Hypothesis, trainer: Trainer | None = None) -> np.ndarray:
-    """The model's log-probabilities under a hypothesis, in the order of the pool."""
-    evidence = gather_tables([pool.table()], PAIRS["mismatch"], {}, pool.about)
-    model = model_at_hand(pool, evidence.sample)
-    if trainer is not None:
-        model = ModelAtHand(evidence.sample, model._prompts, lambda: trainer)
-    model.budget = 10**9
-    sample, logp_T = evidence.sample, model.logp_T(hypothesis)
-    keys = zip(sample.step_S, sample.prompt_id_S, sample.sample_index_S, strict=True)
-    spans = dict(zip(keys, sample.spans(), strict=True))
-    names = ("step", "prompt_id", "sample_index")
-    own = zip(*(pool.rows[name].tolist() for name in names), strict=True)
-    return np.concatenate([logp_T[spans[key]] for key in own]).astype(np.float32)
+    """Whole prompts of the bundled traces."""
+    return {name: imported(healthy(name)[1], np.arange(32), name) for name in PRECISIONS}
 
 
 def with_trainer(pool: Pool, logp_T: np.ndarray) -> Pool:
-    copy = pool.take(np.arange(pool.num_responses))
+    copy = whole(pool)
     copy.tokens["logp_trainer"] = logp_T
     return copy
 
 
-def judged(pool: Pool, trainer: Trainer | None = None) -> Diagnosis:
-    evidence = gather_tables([pool.table()], PAIRS["mismatch"], {"temperature": 1.0}, pool.about)
-    model = model_at_hand(pool, evidence.sample)
-    if trainer is not None:
-        model = ModelAtHand(evidence.sample, model._prompts, lambda: trainer)
-    return diagnose(replace(evidence, model=model))
-
-
 def named(pool: Pool, check: str, side: str, trainer: Trainer | None = None) -> str:
     """The misreading that is the first cause, by this check and on this side."""
-    diagnosis = judged(pool, trainer)
+    diagnosis = judged_with_model(pool, trainer)
     assert diagnosis.first_cause is not None, [f.sentence for f in diagnosis.found]
     assert diagnosis.first_cause.check == check, diagnosis.first_cause.sentence
     assert diagnosis.faults[0].check == check
@@ -93,7 +66,7 @@ def named(pool: Pool, check: str, side: str, trainer: Trainer | None = None) -> 
 
 def test_nothing_is_found_in_healthy_traces(recorded):
     for pool in recorded.values():
-        diagnosis = judged(pool)
+        diagnosis = judged_with_model(pool)
         assert diagnosis.faults == ()
         for check in ("another-prompt", "missing-tensor", "packed-responses"):
             assert "The model read" in finding_of(diagnosis, check).sentence
@@ -126,8 +99,7 @@ def test_norms_that_one_side_lacks(recorded):
     """Not the last norm's: of this model it is a constant, and its loss a temperature."""
     for lost in ("no norms of queries and keys", "input_layernorm weights never loaded"):
         pool = recorded["bfloat16"]
-        evidence = gather_tables([pool.table()], PAIRS["mismatch"], {}, pool.about)
-        model = model_at_hand(pool, evidence.sample).loaded
+        model = model_at_hand(pool, evidence_of(pool).sample).loaded
         (hypothesis,) = (h for h in other_weights.missing_tensors(model) if h.name == lost)
         broken = with_trainer(pool, scored(pool, hypothesis))
         assert named(broken, "missing-tensor", "trainer") == lost
@@ -138,11 +110,11 @@ def test_an_adapter_that_the_engine_lacks_or_counts_twice(recorded, tmp_path):
     adapter = save_adapter(MODEL, tmp_path / "adapter", size=0.01)
     sampling = SamplingSettings()
     trainer = Trainer.load(MODEL, dtype="float32", sampling=sampling, adapter=adapter)
-    whole = with_trainer(pool, scored(pool, AS_RECORDED, trainer))
+    adapted = with_trainer(pool, scored(pool, AS_RECORDED, trainer))
     without, _, twice = other_weights.adapter_scales(trainer.model)
     for hypothesis in (without, twice):
-        whole.tokens["logp_rollout"] = scored(pool, hypothesis, trainer)
-        assert named(whole, "adapter-scale", "rollout", trainer) == hypothesis.name
+        adapted.tokens["logp_rollout"] = scored(pool, hypothesis, trainer)
+        assert named(adapted, "adapter-scale", "rollout", trainer) == hypothesis.name
 
 
 @contextmanager
@@ -161,7 +133,7 @@ def dropped(model: Any) -> Iterator[None]:
 def test_dropout_is_named(recorded):
     pool = recorded["float32"]
     broken = with_trainer(pool, scored(pool, Hypothesis("dropout", changed=dropped)))
-    first = judged(broken).first_cause
+    first = judged_with_model(broken).first_cause
     assert first is not None and first.check == "not-repeatable"
     assert "the same tokens after the same context" in first.sentence
     assert "has no dropout, so the script may set one" in first.sentence
@@ -177,6 +149,6 @@ def test_labels_that_are_wrong_where_context_parallelism_cuts(recorded):
             for cut in range(part, len(prompt) + length, part):
                 if cut >= len(prompt):
                     logp_T[first + cut - len(prompt)] = -12.0 - 0.1 * (s % 7) - 0.01 * cut
-        first_cause = judged(with_trainer(pool, logp_T)).first_cause
+        first_cause = judged_with_model(with_trainer(pool, logp_T)).first_cause
         assert first_cause is not None and first_cause.check == "context-parallel"
         assert "k/4 of the sequence" in first_cause.sentence

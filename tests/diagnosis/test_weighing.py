@@ -4,19 +4,16 @@ rest is reported.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from lab.faults import FAULTS
-from lab.pool import Pool, gather_tables
-from mismatch_cli.diagnosis.diagnose import Diagnosis, Unexplained, diagnose
+from mismatch_cli.diagnosis.diagnose import Diagnosis, Unexplained
 from mismatch_cli.diagnosis.evidence import Finding
 from mismatch_cli.limits.expected import Expected
-from mismatch_cli.metrics.pairs import PAIRS
-from tests.diagnosis.conftest import finding_of, sampled_alone, whole
+from tests.diagnosis.conftest import finding_of, judged, judged_with_earlier, sampled_alone, whole
 
 FLOAT32 = {
     "rollout": {"dtype": "float32"},
@@ -28,24 +25,13 @@ FP8 = {
 }
 
 
-def judged(pool: Pool, about: dict, earlier_T: np.ndarray | None = None) -> Diagnosis:
-    evidence = gather_tables([pool.table()], PAIRS["mismatch"], {"temperature": 1.0}, about)
-    if earlier_T is not None:
-        order = np.lexsort([pool.rows[name] for name in ("sample_index", "prompt_id", "step")])
-        spans = [slice(pool.offset_S1[s], pool.offset_S1[s + 1]) for s in order]
-        evidence = replace(
-            evidence, earlier_logp_T=np.concatenate([earlier_T[span] for span in spans])
-        )
-    return diagnose(evidence)
-
-
 def test_stale_weights_that_explain_most_come_before_a_temperature(pools):
     """Other weights, and a temperature of 1.02 on top: the earlier checkpoint explains 95 %."""
     broken = whole(pools["float32"])
     cold_T = broken.tokens["logp_trainer"] * np.float32(0.98)
     broken.use("weights0.1")
     broken.tokens["logp_trainer"] *= np.float32(0.98)
-    diagnosis = judged(broken, FLOAT32, cold_T)
+    diagnosis = judged_with_earlier(broken, cold_T, FLOAT32)
     assert diagnosis.first_cause.check == "stale-weights" and diagnosis.first_cause.explains > 0.8
     assert diagnosis.unexplained.share < 0.2
 
@@ -196,17 +182,17 @@ def test_a_few_tokens_that_make_the_gap_are_a_fault_with_their_values(bf16_pool,
         broken = whole(bf16_pool)
         places = np.random.default_rng(0).choice(len(broken.tokens[column]), tokens, replace=False)
         broken.tokens[column][places] = value
-        diagnosis = judged(sampled_alone(broken) if alone else broken, broken.about)
+        diagnosis = judged(sampled_alone(broken) if alone else broken)
         (tail,) = diagnosis.faults
         assert tail.check == "heavy-tail" and tail.beyond_expected and tail.explains > 0.6
         assert f"{value:.4g}" in tail.sentence and "nats without them" in tail.sentence
 
 
 def test_a_trace_without_a_fault_and_one_with_a_large_gap_are_decided(bf16_pool):
-    healthy = judged(whole(bf16_pool), bf16_pool.about)
+    healthy = judged(whole(bf16_pool))
     assert healthy.is_decided and healthy.is_at_own_scale and not healthy.is_unexplained
     # Sampled tokens alone do not show the logits, and the range of other models clears nobody
-    alone = judged(sampled_alone(whole(bf16_pool)), bf16_pool.about)
+    alone = judged(sampled_alone(whole(bf16_pool)))
     assert alone.faults == () and alone.is_decided and not alone.is_at_own_scale
 
 

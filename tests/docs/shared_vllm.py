@@ -66,5 +66,5 @@ class SharedVllm:
         self._shared, self._all = {}, []
         if self._last is not None:
             # The folder of its log is gone
-            self._last._settings = replace(self._last._settings, log_file=None)
+            self._last.settings = replace(self._last.settings, log_file=None)
             self._close(self._last)

@@ -10,12 +10,11 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
+import pandas as pd
 import typer
 
 from tests import faults as faults_package
@@ -44,7 +43,7 @@ def record(paths: Annotated[list[str] | None, typer.Argument()] = None) -> None:
         subprocess.run(line, cwd=copy.folder, env=environment, check=False)
         part = len(list(RECORDED.glob("*.json")))
         for path in [*Path(folder).glob("*.db"), *Path(folder).glob("*.json")]:
-            shutil.move(path, RECORDED / f"{part}-{path.name}")
+            shutil.move(path, RECORDED / f"{part:04}-{path.name}")
     DIGEST.write_text(package_digest(), encoding="utf-8")
     print(f"{len(reach.Reach.gathered(RECORDED).seconds)} tests")
 
@@ -110,25 +109,19 @@ def named(names: list[str]) -> list[Fault]:
 def summarise(verdicts: list[Verdict]) -> None:
     """The rates by operator and by room, and every survivor."""
     equivalent = tomllib.loads(EQUIVALENT.read_text(encoding="utf-8"))
-    counted = [verdict for verdict in verdicts if verdict.name not in equivalent]
-    parts: dict[str, Callable[[str], str]] = {
-        "operator": lambda name: name.split(":")[2],
-        "room": lambda name: name.split("/")[0],
-    }
+    counted = pd.DataFrame(verdict for verdict in verdicts if verdict.name not in equivalent)
+    counted["noticed"] = counted["outcome"] != "survived"
+    parts = {"operator": counted["name"].str.split(":").str[2]}
+    parts["room"] = counted["name"].str.split("/").str[0]
     for title, part in parts.items():
-        planted = Counter(part(verdict.name) for verdict in counted)
-        noticed = Counter(
-            part(verdict.name) for verdict in counted if verdict.outcome != "survived"
-        )
-        print(f"\n{title}")
-        for name, number in planted.most_common():
-            print(f"  {name:<14} {noticed[name]:>4} of {number}")
-    survivors = {v.name: v.tests for v in counted if v.outcome == "survived"}
+        rates = counted.groupby(part.rename(title))["noticed"].agg(["sum", "count"])
+        print(f"\n{rates.sort_values('count', ascending=False).to_string()}")
+    survivors = counted[~counted["noticed"]].set_index("name")["tests"]
     print("\nsurvivors")
-    for fault in named(sorted(survivors)):
+    for fault in named(sorted(survivors.index)):
         print(f"  {fault.name} ({survivors[fault.name]} tests)\n    {fault.shown()}")
-    share = 1 - len(survivors) / max(1, len(counted))
     left_out = len(verdicts) - len(counted)
+    share = counted["noticed"].mean()
     print(f"\n{share:.1%} of {len(counted)} noticed; {left_out} equivalent left out")
 
 

@@ -6,9 +6,9 @@ import ast
 import copy
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import accumulate
 from typing import Any
 
 from tests.paths import PACKAGE
@@ -54,7 +54,7 @@ _SYMMETRIC = (
 # Columns of the two policies, μ of the engine and π of the trainer.
 _POLICIES = {"rollout": "trainer", "trainer": "rollout", "recomputed": "rollout"}
 _OF_A_POLICY = ("logp_", "topk_logp_", "entropy_", "rank_", "version_")
-_AXES = {-1: 0, 0: 1, 1: 0, 2: 1}
+_AXES = {"-1": "0", "0": "1", "1": "0", "2": "1"}
 _WITHOUT_EFFECT = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)
 
 
@@ -63,13 +63,16 @@ class Fault:
     """An expression of a file, as bytes `start:stop`, and the code in its place."""
 
     name: str  # FILE:FUNCTION:OPERATOR:NUMBER, which survives changes elsewhere in the file
-    path: str  # from the package
     line: int
     last_line: int
-    function: str
     start: int
     stop: int
     code: str
+
+    @property
+    def path(self) -> str:
+        """From the package."""
+        return self.name.split(":")[0]
 
     def planted(self, source: bytes) -> bytes:
         return source[: self.start] + self.code.encode() + source[self.stop :]
@@ -83,57 +86,47 @@ class Fault:
 
 def package_digest() -> str:
     """Of the sources, whose lines are numbered."""
-    digest = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    sources = (path.read_bytes() for path in sorted(PACKAGE.rglob("*.py")))
+    return hashlib.sha256(b"".join(sources)).hexdigest()
 
 
 def all_faults() -> list[Fault]:
     """Of every module of the rooms whose numbers users decide by."""
     files = sorted(path for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))
-    decided_by = [
-        path for path in files if not path.relative_to(PACKAGE).as_posix().startswith(_DRAWN)
-    ]
-    return [fault for path in decided_by for fault in faults_of(path)]
+    names = [path.relative_to(PACKAGE).as_posix() for path in files]
+    return [fault for name in names if not name.startswith(_DRAWN) for fault in faults_of(name)]
 
 
-def faults_of(path: Path) -> Iterator[Fault]:
-    source = path.read_bytes()
-    starts = [0]
-    for line in source.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
-    name = path.relative_to(PACKAGE).as_posix()
+def faults_of(path: str) -> Iterator[Fault]:
+    source = (PACKAGE / path).read_bytes()
+    starts = list(accumulate(map(len, source.splitlines(keepends=True)), initial=0))
     numbers: Counter[str] = Counter()
     for function, node in _expressions(ast.parse(source), ""):
+        at = node.value if isinstance(node, ast.keyword) else node
+        start = starts[at.lineno - 1] + at.col_offset
+        stop = starts[at.end_lineno - 1] + at.end_col_offset
         for operator, code in _alternatives(node):
-            prefix = f"{name}:{function or 'module'}:{operator}"
-            numbers[prefix] += 1
-            assert node.end_lineno is not None and node.end_col_offset is not None
-            yield Fault(
-                name=f"{prefix}:{numbers[prefix]}",
-                path=name,
-                line=node.lineno,
-                last_line=node.end_lineno,
-                function=function,
-                start=starts[node.lineno - 1] + node.col_offset,
-                stop=starts[node.end_lineno - 1] + node.end_col_offset,
-                code=code,
-            )
+            name = f"{path}:{function or 'module'}:{operator}"
+            numbers[name] += 1
+            yield Fault(f"{name}:{numbers[name]}", at.lineno, at.end_lineno, start, stop, code)
 
 
-def _expressions(node: ast.AST, function: str) -> Iterator[tuple[str, ast.expr]]:
-    """Every expression that runs, with its function; annotations, decorators, texts
-    and messages are left out.
+def _expressions(node: ast.AST, function: str) -> Iterator[tuple[str, ast.expr | ast.keyword]]:
+    """Every expression that runs and every `dim=` and `axis=`, with its function; annotations,
+    decorators, texts and messages are left out.
     """
     if isinstance(node, _WITHOUT_EFFECT) or _is_for_types_or_readers(node):
         return
-    if isinstance(node, ast.expr):
+    if isinstance(node, ast.expr) or _is_axis(node):
         yield function, node
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         function = f"{function}.{node.name}".lstrip(".")
     for child in _that_run(node):
         yield from _expressions(child, function)
+
+
+def _is_axis(node: ast.AST) -> bool:
+    return isinstance(node, ast.keyword) and node.arg in ("dim", "axis")
 
 
 def _is_for_types_or_readers(node: ast.AST) -> bool:
@@ -144,48 +137,28 @@ def _is_for_types_or_readers(node: ast.AST) -> bool:
     return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
 
 
-def _that_run(node: ast.AST) -> list[ast.AST]:
+def _that_run(node: ast.AST) -> Iterable[ast.AST]:
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
-            arguments = node.args
-            defaults = [*arguments.defaults, *arguments.kw_defaults]
-            return [*(default for default in defaults if default is not None), *node.body]
+            defaults = [*node.args.defaults, *node.args.kw_defaults]
+            return [*filter(None, defaults), *node.body]
         case ast.ClassDef():
-            return list(node.body)
+            return node.body
         case ast.AnnAssign():
             return [node.value] if node.value is not None else []
-        case ast.keyword(arg="dim" | "axis"):
-            return []
-        case ast.Call(keywords=keywords):
-            axes = [k for k in keywords if k.arg in ("dim", "axis")]
-            values = [k.value for k in axes if _integer(k.value) is not None]
-            return [*(_Axis(value) for value in values), *ast.iter_child_nodes(node)]
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant()):
+        case ast.keyword(arg="dim" | "axis") | ast.UnaryOp(op=ast.USub(), operand=ast.Constant()):
             return []
         case _:
-            return list(ast.iter_child_nodes(node))
+            return ast.iter_child_nodes(node)
 
 
-class _Axis(ast.expr):
-    """The value of `dim=` or `axis=`."""
-
-    def __init__(self, value: ast.expr) -> None:
-        super().__init__(
-            lineno=value.lineno,
-            col_offset=value.col_offset,
-            end_lineno=value.end_lineno,
-            end_col_offset=value.end_col_offset,
-        )
-        self.value = value
-
-
-def _alternatives(node: ast.expr) -> Iterator[tuple[str, str]]:
+def _alternatives(node: ast.expr | ast.keyword) -> Iterator[tuple[str, str]]:
     """The operator and the new code of each fault of one expression."""
     match node:
-        case _Axis(value=value):
-            axis = _integer(value)
-            if axis in _AXES:
-                yield "axis", str(_AXES[axis])
+        case ast.keyword(value=value):
+            axis = _AXES.get(ast.unparse(value))
+            if axis is not None:
+                yield "axis", axis
         case ast.Compare():
             for place, operator in enumerate(node.ops):
                 for other in _COMPARISONS[type(operator)]:
@@ -223,26 +196,16 @@ def _alternatives(node: ast.expr) -> Iterator[tuple[str, str]]:
 
 
 def _of_a_call(node: ast.Call) -> Iterator[tuple[str, str]]:
-    arguments = node.args
+    arguments, name = node.args, ast.unparse(node.func)
     if any(isinstance(argument, ast.Starred) for argument in arguments):
         return
-    changed = copy.deepcopy(node)
-    if ast.unparse(node.func).endswith("where") and len(arguments) == 3:
-        changed.args[1:] = changed.args[:0:-1]
-        yield "mask", _code(changed)
-    elif _have_an_order(node):
-        changed.args[:2] = changed.args[1::-1]
-        yield "arguments", _code(changed)
-
-
-def _have_an_order(call: ast.Call) -> bool:
-    """Whether the first two arguments of a call can be exchanged with an effect."""
-    name = ast.unparse(call.func).split(".")[-1]
-    return (
-        len(call.args) > 1
-        and name not in _SYMMETRIC
-        and ast.dump(call.args[0]) != ast.dump(call.args[1])
-    )
+    if name.endswith("where") and len(arguments) == 3:
+        condition, first, other = arguments
+        yield "mask", _code(ast.Call(node.func, [condition, other, first], node.keywords))
+    elif len(arguments) > 1 and name.split(".")[-1] not in _SYMMETRIC:
+        first, other, *rest = arguments
+        if ast.dump(first) != ast.dump(other):
+            yield "arguments", _code(ast.Call(node.func, [other, first, *rest], node.keywords))
 
 
 def _other_names(name: str) -> Iterator[tuple[str, str]]:
@@ -263,19 +226,10 @@ def _other_policy(name: str) -> str | None:
     return None
 
 
-def _integer(node: ast.expr) -> int | None:
-    try:
-        value = ast.literal_eval(node)
-    except ValueError:
-        return None
-    return value if isinstance(value, int) else None
-
-
 def _joins_texts(node: ast.BinOp) -> bool:
     """Whether an operand is a text, a list or a type, which have no sign."""
-    plain = (ast.JoinedStr, ast.List, ast.ListComp, ast.Tuple, ast.Dict)
     return any(
-        isinstance(side, plain)
+        isinstance(side, ast.JoinedStr | ast.List | ast.ListComp | ast.Tuple | ast.Dict)
         or (isinstance(side, ast.Constant) and not isinstance(side.value, int | float))
         for side in (node.left, node.right)
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,42 +73,37 @@ class Reach:
     """`seconds` of every test that passed; `tests[path][line]`: those that run the line."""
 
     seconds: dict[str, float]
-    tests: dict[str, dict[int, list[str]]]
+    tests: dict[str, dict[int, set[str]]]
 
     @classmethod
     def gathered(cls, folder: Path) -> Reach:
         """What all workers have recorded; of a file that was recorded again, the latest."""
-        parts = {path: json.loads(path.read_text("utf-8")) for path in folder.glob("*.json")}
-        latest: dict[str, int] = {}
+        parts = {
+            path: json.loads(path.read_text("utf-8")) for path in sorted(folder.glob("*.json"))
+        }
+        latest = {_file(test): path for path, passed in parts.items() for test in passed}
+        reach = cls({}, defaultdict(lambda: defaultdict(set)))
         for path, passed in parts.items():
-            for test in passed:
-                latest[_file(test)] = max(latest.get(_file(test), 0), _number(path))
-        seconds: dict[str, float] = {}
-        in_file: dict[str, list[str]] = defaultdict(list)
-        for path, passed in parts.items():
-            for test, duration in passed.items():
-                if latest[_file(test)] == _number(path):
-                    seconds[test] = duration
-                    in_file[_file(test)].append(test)
-        reach = cls(seconds, {})
-        for path in folder.glob("*.db"):
-            reach._read(path, in_file, latest)
+            own = {test: s for test, s in passed.items() if latest[_file(test)] == path}
+            reach.seconds |= own
+            reach._read(path.with_suffix(".db"), own)
         return reach
 
-    def _read(self, path: Path, in_file: dict[str, list[str]], latest: dict[str, int]) -> None:
-        """Add the lines that one worker has seen."""
+    def _read(self, path: Path, own: Iterable[str]) -> None:
+        """Add the lines that one worker has seen its own tests run."""
+        in_file: dict[str, list[str]] = defaultdict(list)
+        for test in own:
+            in_file[_file(test)].append(test)
         data = Coverage(data_file=str(path), config_file=False).get_data()
         data.read()
         for source in data.measured_files():
             # A copy of the checkout has its own folder, with the package inside.
-            lines = self.tests.setdefault(source.split("/mismatch_cli/", 1)[1], {})
+            lines = self.tests[source.split("/mismatch_cli/", 1)[1]]
             for line, contexts in data.contexts_by_lineno(source).items():
-                reached = set(lines.get(line, []))
                 for context in contexts:
                     test, _, phase = context.rpartition("|")
-                    if latest.get(_file(test)) == _number(path):
-                        reached.update(in_file[_file(test)] if phase == "setup" else [test])
-                lines[line] = sorted(reached & self.seconds.keys())
+                    reached = in_file[_file(test)] if phase == "setup" else [test]
+                    lines[line].update(set(own).intersection(reached))
 
     def of(self, fault: Fault, at_most: float) -> list[str]:
         """The tests that can notice a fault, at most so many seconds of them: those of the
@@ -118,44 +113,32 @@ class Reach:
         test that imports it first is only one of them.
         """
         lines = self.tests.get(fault.path, {})
-        reached = {t for n in range(fault.line, fault.last_line + 1) for t in lines.get(n, [])}
-        if not fault.function:
-            reached = {test for tests in lines.values() for test in tests}
+        own = lines if ":module:" in fault.name else range(fault.line, fault.last_line + 1)
+        reached = {test for line in own for test in lines.get(line, ())}
         if not reached:
             room = f"tests/{Path(fault.path).parts[0]}/"
             reached = {test for test in self.seconds if test.startswith(room)}
         files: dict[str, list[str]] = defaultdict(list)
         left = at_most
-        for test in sorted(reached, key=lambda test: (self._distance(test, fault), test)):
+
+        def cost(tests: list[str]) -> tuple[int, float]:
+            return _rooms_apart(_file(tests[0]), fault.path), sum(self.seconds[t] for t in tests)
+
+        for test in sorted(sorted(reached), key=lambda test: cost([test])):
             is_new = _file(test) not in files
             if self.seconds[test] <= left and not (is_new and len(files) == _MOST_FILES):
                 left -= self.seconds[test]
                 files[_file(test)].append(test)
-        return self._by_file(files, fault)
-
-    def _distance(self, test: str, fault: Fault) -> tuple[int, float]:
-        return _rooms_apart(_file(test), fault.path), self.seconds[test]
-
-    def _by_file(self, files: dict[str, list[str]], fault: Fault) -> list[str]:
-        """The tests of one file after another, so that they share its fixtures."""
-
-        def cost(file: str) -> tuple[int, float]:
-            return _rooms_apart(file, fault.path), sum(self.seconds[t] for t in files[file])
-
-        return [test for file in sorted(files, key=cost) for test in files[file]]
+        # The tests of one file after another, so that they share its fixtures.
+        return [test for tests in sorted(files.values(), key=cost) for test in tests]
 
 
 def _rooms_apart(file: str, module: str) -> int:
     """0 for a module's own file of tests, 1 for one in its room, 2 for others."""
-    path = Path(file).relative_to("tests")
-    if path.stem == f"test_{Path(module).stem}" and path.parts[0] == Path(module).parts[0]:
-        return 0
-    return 1 if path.parts[0] == Path(module).parts[0] else 2
-
-
-def _number(recorded: Path) -> int:
-    """Which recording a file comes from: later ones replace earlier ones."""
-    return int(recorded.name.split("-")[0])
+    path, tested = Path(file).relative_to("tests"), Path(module)
+    if path.parts[0] != tested.parts[0]:
+        return 2
+    return int(path.stem != f"test_{tested.stem}")
 
 
 def _file(test: str) -> str:

@@ -1,13 +1,12 @@
 """Each fault in a copy of the checkout, against the tests that can notice it.
 
-The tests run in a process forked from this one, which has imported torch, transformers and vLLM;
-the package itself is imported after the fork, with the fault.
+The tests run in a process forked from one that has imported torch, transformers and vLLM; the
+package itself is imported after the fork, with the fault.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm
 from tests.faults.operators import Fault
 from tests.paths import ROOT
+from tests.warm import Forked
 
 # A busy machine is several times slower than at the recording.
 _LEAST_SECONDS, _TIMES_EXPECTED = 300.0, 10.0
@@ -44,17 +43,11 @@ class Copy:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        listed = subprocess.run(
-            ["git", "ls-files", "-co", "--exclude-standard", "-z"],
-            cwd=ROOT,
-            capture_output=True,
-            check=True,
-            text=True,
-        )
-        for name in filter(None, listed.stdout.split("\0")):
-            if (ROOT / name).is_file():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, folder / name)
+        folder.mkdir()
+        files = "git ls-files -co --exclude-standard -z"
+        copied = f"{files} | xargs -0 cp --preserve=all --parents --target-directory '{folder}'"
+        # A file that git lists and somebody has removed is not copied
+        subprocess.run(copied, cwd=ROOT, shell=True, stderr=subprocess.DEVNULL, check=False)
         self._clock = int(time.time())
 
     def write(self, path: str, source: bytes) -> None:
@@ -72,43 +65,38 @@ class Trial:
         self.fault, self._copy, self._tests = fault, copy, tests
         self._sound = (copy.folder / "mismatch_cli" / fault.path).read_bytes()
         copy.write(fault.path, fault.planted(self._sound))
-        self._log = copy.folder / "trial.log"
+        log = copy.folder / "trial.log"
+        log.unlink(missing_ok=True)
         self._started = time.monotonic()
         self._until = self._started + max(_LEAST_SECONDS, _TIMES_EXPECTED * expected)
-        self._pid = os.fork()
-        if not self._pid:
-            _run_tests(copy.folder, self._log, tests)
+        self._running = Forked("tests.faults.trials", str(copy.folder), *tests, log=log)
 
     def verdict(self) -> Verdict | None:
         """None while the tests run."""
-        ended, status = os.waitpid(self._pid, os.WNOHANG)
-        late = time.monotonic() > self._until
-        if not ended and not late:
+        code = self._running.poll()
+        if code is None and time.monotonic() < self._until:
             return None
         self.kill()
-        if not ended:
-            os.waitpid(self._pid, 0)
         self._copy.write(self.fault.path, self._sound)
-        code = os.waitstatus_to_exitcode(status) if ended else None
-        if code == pytest.ExitCode.USAGE_ERROR and "not found:" in self._log.read_text("utf-8"):
+        said = self._running.said()
+        if code == pytest.ExitCode.USAGE_ERROR and "not found:" in said:
             raise LookupError("A test is gone: first `python -m tests.faults record`.")
         survived = code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
         outcome = "hung" if code is None else "survived" if survived else "killed"
-        by = "" if survived else _who_failed(self._log)
+        by = "" if survived else _who_failed(said)
         seconds = time.monotonic() - self._started
         return Verdict(self.fault.name, outcome, by, len(self._tests), seconds)
 
     def kill(self) -> None:
         """End the tests, with whatever they started in their session."""
         with suppress(ProcessLookupError):
-            os.killpg(self._pid, signal.SIGKILL)
+            os.killpg(self._running.pid, signal.SIGKILL)
 
 
 def run_trials(
     planned: Sequence[tuple[Fault, Sequence[str], float]], at_a_time: int
 ) -> Iterator[Verdict]:
     """The verdicts of faults with their tests and the seconds that these take, as they come."""
-    warm.import_what_is_slow()
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         idle = [Copy(Path(folder) / str(i)) for i in range(at_a_time)]
         waiting = list(reversed(planned))
@@ -130,30 +118,24 @@ def run_trials(
                 trial.kill()
 
 
-def _run_tests(folder: Path, log: Path, tests: Sequence[str]) -> None:
-    """In the forked process, which it ends: pytest on the copy until the first failure."""
-    os.setsid()
-    code: int = pytest.ExitCode.INTERNAL_ERROR
-    try:
-        os.chdir(folder)
-        output = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644)
-        for stream in (1, 2):
-            os.dup2(output, stream)
-        os.environ["PYTHONPATH"] = str(folder)
-        for name in [
-            name for name in sys.modules if name.split(".")[0] in ("tests", "mismatch_cli")
-        ]:
-            del sys.modules[name]
-        sys.path.insert(0, str(folder))
-        quiet = ["-x", "-q", "-p", "no:cacheprovider", "--timeout", "300", "-m", "not slow"]
-        code = pytest.main([*quiet, *(f"{folder}/{test}" for test in tests)])
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
-
-
-def _who_failed(log: Path) -> str:
+def _who_failed(log: str) -> str:
     """The test named in pytest's summary, or what ended it before."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = log.splitlines()
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return failed[0].split(" - ")[0] if failed else (lines[-1] if lines else "nothing was said")
+    return failed[0].split(" - ")[0] if failed else (lines or ["nothing was said"])[-1]
+
+
+def main(folder: str, *tests: str) -> int:
+    """In the forked process, which it ends: pytest on the copy until the first failure."""
+    os.chdir(folder)
+    os.environ["PYTHONPATH"] = folder
+    for name in list(sys.modules):
+        if name.split(".")[0] in ("tests", "mismatch_cli"):
+            del sys.modules[name]
+    sys.path.insert(0, folder)
+    quiet = ["-x", "-q", "-p", "no:cacheprovider", "--timeout", "300", "-m", "not slow"]
+    return pytest.main([*quiet, *(f"{folder}/{test}" for test in tests)])
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

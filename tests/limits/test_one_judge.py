@@ -22,14 +22,14 @@ from mismatch_cli.limits.judge import (
     Range,
     judge,
 )
-from mismatch_cli.limits.limit_sets import LimitSet, load_limits
+from mismatch_cli.limits.limit_sets import load_limits
 from mismatch_cli.limits.published import Published, published
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.pair_summary import MetricEstimate
 from mismatch_cli.metrics.update_table import OF_STEP
 from mismatch_cli.studies.dashboard import Quoted
-from mismatch_cli.studies.gate import Measurement, check_limits
+from mismatch_cli.studies.gate import Findable, Found, Measurement, check_limits
 from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.watch.watched import Judge
@@ -41,7 +41,8 @@ OF_PAIRS = {"mismatch": "mismatch", "total": "current"}  # keys of metrics.jsonl
 def cases(row: Published) -> Iterator[tuple[float, str, str]]:
     """A value, and the judge's word and level."""
     healthy, broken = (upper(row, level) for level in (HEALTHY, BROKEN))
-    agreement = 1.0 if row.direction == "min" else of_ours(row)
+    ours = METRICS.get(row.metric)
+    agreement = 1.0 if row.direction == "min" else (ours and ours.agreement) or 0.0
     yield agreement + (healthy - agreement) / 2, HOLDS, ""
     yield healthy, HOLDS, ""
     if healthy != broken:
@@ -54,10 +55,6 @@ def cases(row: Published) -> Iterator[tuple[float, str, str]]:
 def upper(row: Published, level: str) -> float:
     """The bound; of a range, the upper one."""
     return next(reversed(row.bounds(level).values()))
-
-
-def of_ours(row: Published) -> float:
-    return METRICS[row.metric].agreement or 0.0 if row.metric in METRICS else 0.0
 
 
 def about(row: Published) -> dict:
@@ -76,33 +73,18 @@ def measurement() -> Measurement:
     return Measurement([Trace.open(bundled("traces") / "float32")], [])
 
 
-def measured(measurement: Measurement, row: Published, value: float, pair: str) -> Measurement:
+def measured(measurement: Measurement, row: Published, value: float, pair: str) -> Findable:
     """What `report` and `gate` find in a trace, with one number in place of its own."""
+    if ":" in row.metric:
+        found = (
+            Found(value, pair=pair) if pair == row.pair else Found(pair=pair, why="not measured")
+        )
+        return SimpleNamespace(find=lambda _: found)
     other = copy(measurement)
     metrics = {row.metric: MetricEstimate(value)}
-    pair_summary = replace(measurement.result.main, pair=pair, metrics=metrics)
-    other.result = replace(
-        measurement.result, about=About(**about(row)), pairs={pair: pair_summary}
-    )
-    line = SimpleNamespace(pair=pair)
-    why = "" if pair == row.pair else "not measured"
-    reading = SimpleNamespace(value=None if why else value, line=line, why=why)
-    other._readings = {row.metric: reading}
+    pairs = {pair: replace(measurement.result.main, pair=pair, metrics=metrics)}
+    other.result = replace(measurement.result, about=About(**about(row)), pairs=pairs)
     return other
-
-
-def set_of(name: str, row: Published) -> LimitSet:
-    """The bounds of a row, in a set of limits that people name."""
-    limits = load_limits(name)
-    own = [limit for limit in limits.limits if limit.source.startswith(f"{row.who}: ")]
-    return replace(limits, limits=tuple(own))
-
-
-def word_at(word: str, level: str, asked: str) -> str:
-    """What a limit at one level is called, if the row has this word and level."""
-    if (word, level) == (EXCEEDED, HEALTHY):
-        return EXCEEDED if asked == HEALTHY else HOLDS
-    return word
 
 
 @pytest.mark.parametrize("row", published(), ids=lambda row: row.who)
@@ -127,9 +109,12 @@ def test_every_command_says_the_same(row, measurement):
         for name, asked in ((row.gate, BROKEN), (f"{row.gate}-{HEALTHY}", HEALTHY)):
             if not row.gate or (asked == HEALTHY and not row.has_two_levels):
                 continue
-            sets = [set_of(name, row)]
+            limits = load_limits(name)
+            own = (each for each in limits.limits if each.source.startswith(f"{row.who}: "))
+            sets = [replace(limits, limits=tuple(own))]
             number = measured(measurement, row, value, pair)
-            expected = word_at(word, level, asked)
+            is_within = (word, level, asked) == (EXCEEDED, HEALTHY, BROKEN)
+            expected = HOLDS if is_within else word
             # Of a range, the last is the bound that the value is beyond
             assert check_limits(sets, number, None)[-1].status == expected, f"{name}: {at}"
             if row.metric in OF_STEP.values() and row.family == "":

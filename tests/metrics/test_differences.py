@@ -4,7 +4,6 @@ equality.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +14,7 @@ from mismatch_cli.metrics.differences import (
     NO_DIFFERENCE,
     Difference,
     Measured,
-    _change,
+    change_between,
     differences,
 )
 from mismatch_cli.metrics.estimate import (
@@ -28,91 +27,63 @@ from mismatch_cli.metrics.estimate import (
     Estimate,
 )
 from mismatch_cli.metrics.gap_table import METRICS
-from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.rules.batch import TokenBatch
+from tests.metrics.batches import make_batch
+from tests.metrics.summaries import summarise
 
 PROMPTS, SAMPLES, LENGTH = 40, 2, 25
 TRUE_FACTOR = 1.3
 MEAN, MEDIAN = "abs_d_mean", "abs_d_p50"
 
 
-def measured(*batches: TokenBatch) -> Measured:
-    summary = MismatchSummary(PAIRS["mismatch"])
-    for batch in batches:
-        summary.update(batch)
-    return Measured(summary)
+def measured(batch: TokenBatch) -> Measured:
+    return Measured(summarise(batch))
 
 
 def gaps(rng: np.random.Generator, prompt_scale_P: np.ndarray) -> np.ndarray:
     """Independent gaps whose size depends on the prompt: [responses, tokens]."""
-    return (
-        np.abs(rng.normal(size=(PROMPTS * SAMPLES, LENGTH)))
-        * np.repeat(prompt_scale_P, SAMPLES)[:, None]
-    )
+    size_ST = np.abs(rng.normal(size=(PROMPTS * SAMPLES, LENGTH)))
+    return size_ST * np.repeat(prompt_scale_P, SAMPLES)[:, None]
 
 
-def batch_of(
-    make_batch: Callable[..., TokenBatch], d_ST: np.ndarray, first_prompt: int
-) -> TokenBatch:
+def of_gaps(d_ST: np.ndarray, first_prompt: int = 0) -> Measured:
     mu_ST = np.full(d_ST.shape, -8.0)
-    prompt_id = [first_prompt + p for p in range(PROMPTS) for _ in range(SAMPLES)]
-    return make_batch(mu_ST.tolist(), logp_recomputed=(mu_ST + d_ST).tolist(), prompt_id=prompt_id)
+    prompt_id = first_prompt + np.arange(len(d_ST)) // SAMPLES
+    return measured(make_batch(mu_ST, logp_recomputed=(mu_ST + d_ST).ravel(), prompt_id=prompt_id))
 
 
-def trials(
-    make_batch: Callable[..., TokenBatch], count: int, paired: bool
-) -> list[dict[str, Difference]]:
+def trials(count: int, paired: bool) -> list[dict[str, Difference]]:
     """Two traces whose gaps differ by a factor of 1.3, on the same or on different prompts."""
     rng, found = np.random.default_rng(0), []
     for trial in range(count):
         scale_P = rng.gamma(4, 0.02 / 4, PROMPTS)
         other_P = scale_P if paired else rng.gamma(4, 0.02 / 4, PROMPTS)
-        first_trace = batch_of(make_batch, gaps(rng, scale_P), 1000 * trial)
-        second_trace = batch_of(
-            make_batch, TRUE_FACTOR * gaps(rng, other_P), 1000 * trial + (0 if paired else 500)
-        )
-        found.append(differences(measured(first_trace), measured(second_trace)))
+        first = of_gaps(gaps(rng, scale_P), 1000 * trial)
+        other_ST = TRUE_FACTOR * gaps(rng, other_P)
+        found.append(differences(first, of_gaps(other_ST, 1000 * trial + 500 * (not paired))))
     return found
-
-
-@pytest.fixture(scope="module")
-def truth() -> dict[str, float]:
-    rng = np.random.default_rng(1)
-    d = np.abs(rng.normal(size=10**6)) * rng.gamma(4, 0.02 / 4, 10**6)
-    return {MEAN: 0.02 * np.sqrt(2 / np.pi), MEDIAN: float(np.median(d))}
-
-
-def covered(found: list[dict[str, Difference]], key: str, truth: float) -> tuple[float, float]:
-    """The shares of intervals of the difference and of the factor that cover the truth."""
-    difference = (TRUE_FACTOR - 1) * truth
-    inside = [
-        (
-            trial[key].difference.low <= difference <= trial[key].difference.high,
-            trial[key].factor.low <= TRUE_FACTOR <= trial[key].factor.high,
-        )
-        for trial in found
-    ]
-    return tuple(np.mean(inside, axis=0))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("paired", [True, False], ids=["same prompts", "other prompts"])
-def test_intervals_cover_the_truth(make_batch, truth, paired):
+def test_intervals_cover_the_truth(paired):
     """60 pairs of traces: binomial limits around 95 %."""
-    found = trials(make_batch, 60, paired)
-    for key in (MEAN, MEDIAN):
-        for share in covered(found, key, truth[key]):
-            assert share >= 0.86, (key, share)
+    rng, found = np.random.default_rng(1), trials(60, paired)
+    d = np.abs(rng.normal(size=10**6)) * rng.gamma(4, 0.02 / 4, 10**6)
+    for key, truth in ((MEAN, 0.02 * np.sqrt(2 / np.pi)), (MEDIAN, np.median(d))):
+        for name, value in (("difference", (TRUE_FACTOR - 1) * truth), ("factor", TRUE_FACTOR)):
+            intervals = [getattr(trial[key], name) for trial in found]
+            share = np.mean([each.low <= value <= each.high for each in intervals])
+            assert share >= 0.86, (key, name)
     if paired:
         assert np.mean([trial[MEAN].more_than_noise for trial in found]) > 0.99
 
 
-def test_the_same_prompts_narrow_the_interval(make_batch):
+def test_the_same_prompts_narrow_the_interval():
     """The same difference, with the same or with different prompts in the second trace: the
     point of pairing.
     """
-    same, other = (trials(make_batch, 10, paired) for paired in (True, False))
+    same, other = (trials(10, paired) for paired in (True, False))
     for key, least in ((MEAN, 2.0), (MEDIAN, 1.3)):
         width = [
             np.mean([trial[key].difference.high - trial[key].difference.low for trial in found])
@@ -136,22 +107,22 @@ def test_a_trace_does_not_differ_from_itself(random_batch, take_responses):
 
 
 @pytest.mark.slow
-def test_noise_exceeds_the_interval_in_one_of_twenty_means(make_batch):
+def test_noise_exceeds_the_interval_in_one_of_twenty_means():
     """Traces that differ only by chance."""
     rng, marked = np.random.default_rng(2), 0
     for trial in range(60):
         scale_P = rng.gamma(4, 0.02 / 4, PROMPTS)
-        sides = [measured(batch_of(make_batch, gaps(rng, scale_P), 1000 * trial)) for _ in range(2)]
+        sides = [of_gaps(gaps(rng, scale_P), 1000 * trial) for _ in range(2)]
         marked += differences(*sides)[MEAN].more_than_noise
     assert 0 < marked <= 9
 
 
-def test_a_group_of_prompts_in_only_one_trace_leaves_the_other_unchanged(make_batch):
+def test_a_group_of_prompts_in_only_one_trace_leaves_the_other_unchanged():
     """Half of the prompts of B are in A: the same groups are left out of both."""
     rng = np.random.default_rng(3)
     scale_P = np.full(PROMPTS, 0.02)
-    first_trace = measured(batch_of(make_batch, gaps(rng, scale_P), 0))
-    second_trace = measured(batch_of(make_batch, gaps(rng, scale_P), PROMPTS // 2))
+    first_trace = of_gaps(gaps(rng, scale_P))
+    second_trace = of_gaps(gaps(rng, scale_P), PROMPTS // 2)
     empty = [np.isnan(side.jackknife[MEDIAN].without_G) for side in (first_trace, second_trace)]
     assert (empty[0] != empty[1]).any()
     difference = differences(first_trace, second_trace)[MEDIAN].difference
@@ -178,15 +149,13 @@ def test_extremes_have_values_without_intervals(random_batch):
     assert largest.factor.value > 1 and largest.factor.low is None
 
 
-def test_the_same_noise_in_both_makes_the_interval_vanish(make_batch):
+def test_the_same_noise_in_both_makes_the_interval_vanish():
     """B is A with every gap 0.1 % larger: the interval of the difference is far narrower than
     those of both.
     """
     rng = np.random.default_rng(4)
     d_ST = gaps(rng, rng.gamma(4, 0.02 / 4, PROMPTS))
-    first_trace, second_trace = (
-        measured(batch_of(make_batch, factor * d_ST, 0)) for factor in (1, 1.001)
-    )
+    first_trace, second_trace = (of_gaps(factor * d_ST) for factor in (1, 1.001))
     own, found = (
         first_trace.estimates[MEAN],
         differences(first_trace, second_trace)[MEAN].difference,
@@ -198,18 +167,20 @@ def test_the_same_noise_in_both_makes_the_interval_vanish(make_batch):
 def test_each_value_keeps_its_own_reach():
     """Without correlation each end is at the root of the summed squares of the opposing reaches."""
     first_trace, second_trace = Estimate(1.0, 0.9, 1.3), Estimate(2.0, 1.6, 2.4)
-    found = _change(first_trace, second_trace, 0.0, 1.0)
+    found = change_between(first_trace, second_trace, 0.0, 1.0)
     assert (found.low, found.high) == (
         pytest.approx(1 - 0.5, abs=1e-4),
         pytest.approx(1 + np.hypot(0.4, 0.1), abs=1e-4),
     )
-    shared = _change(first_trace, second_trace, 1.0, 1.0)
+    shared = change_between(first_trace, second_trace, 1.0, 1.0)
     assert (shared.low, shared.high) == (pytest.approx(1 - 0.3), pytest.approx(1 + 0.1))
-    still = _change(Estimate(1.0, note=NO_SPREAD), second_trace, 0.0, 1.0)
+    still = change_between(Estimate(1.0, note=NO_SPREAD), second_trace, 0.0, 1.0)
     assert (still.low, still.high) == (pytest.approx(0.6), pytest.approx(1.4))
-    assert _change(Estimate(1.0, note=FEW_PROMPTS), second_trace, 0.0, 1.0).note == FEW_PROMPTS
+    assert (
+        change_between(Estimate(1.0, note=FEW_PROMPTS), second_trace, 0.0, 1.0).note == FEW_PROMPTS
+    )
     few = Estimate(1.0, 0.9, 1.3, FEW_DECIDE)
-    assert _change(second_trace, few, 0.0, -1.0).note == FEW_DECIDE
+    assert change_between(second_trace, few, 0.0, -1.0).note == FEW_DECIDE
     assert found.note is None
 
 
@@ -220,11 +191,9 @@ def test_metrics_that_few_responses_decide_have_no_interval(random_batch):
         assert found.difference.note == LARGEST_WEIGHTS and found.factor.low is None
 
 
-def test_a_distance_that_may_be_zero_has_a_factor_without_an_interval(make_batch):
+def test_a_distance_that_may_be_zero_has_a_factor_without_an_interval():
     rng, mu_ST = np.random.default_rng(5), np.full((PROMPTS * SAMPLES, LENGTH), -8.0)
-    first_trace, second_trace = (
-        measured(batch_of(make_batch, 0.01 * rng.normal(size=mu_ST.shape), 0)) for _ in range(2)
-    )
+    first_trace, second_trace = (of_gaps(0.01 * rng.normal(size=mu_ST.shape)) for _ in range(2))
     assert differences(first_trace, second_trace)["ratio_mean"].factor.note == AT_AGREEMENT
 
 
@@ -236,7 +205,7 @@ def test_few_prompts_have_no_interval(random_batch):
     )
 
 
-def test_the_factor_compares_distances_from_agreement(make_batch):
+def test_the_factor_compares_distances_from_agreement():
     """Ratios of 1.01 and 1.02: twice as far from 1; a signed mean has no factor."""
     mu = [[-8.0, -8.0]] * 12
 
@@ -257,10 +226,10 @@ def test_an_interval_that_ends_at_zero_shows_nothing():
         assert Difference.of(Estimate(0.5, low, high), factor).more_than_noise is shows
 
 
-def test_gaps_that_other_prompts_make_up_for_differ_by_0_with_an_interval(make_batch):
+def test_gaps_that_other_prompts_make_up_for_differ_by_0_with_an_interval():
     """The gaps of two halves of the prompts are exchanged: the mean alone is the same."""
     d_ST = np.tile(np.linspace(0.01, 0.05, PROMPTS).repeat(SAMPLES)[:, None], LENGTH)
-    first, other = (measured(batch_of(make_batch, rows_ST, 0)) for rows_ST in (d_ST, d_ST[::-1]))
+    first, other = (of_gaps(rows_ST) for rows_ST in (d_ST, d_ST[::-1]))
     found = differences(first, other)[MEAN].difference
     assert found.value == pytest.approx(0, abs=1e-9) and found.note != NO_DIFFERENCE
     assert found.low < 0 < found.high

@@ -7,7 +7,7 @@ import pytest
 
 from mismatch_cli.metrics.estimate import (
     BELOW_RESOLUTION,
-    _deciding,
+    deciding,
     paired_test,
     point,
     student_t,
@@ -74,6 +74,6 @@ def test_the_paired_test_finds_the_weights_that_sampled() -> None:
 @pytest.mark.parametrize("groups", [1, 3, 40])
 def test_equal_groups_decide_together_and_one_alone(groups: int) -> None:
     equal_G = np.full(groups, -0.5)
-    assert _deciding(equal_G) == pytest.approx(groups)
-    assert _deciding(np.append(equal_G, 1e6)) == pytest.approx(1, abs=1e-3)
-    assert _deciding(np.zeros(groups)) == 0
+    assert deciding(equal_G) == pytest.approx(groups)
+    assert deciding(np.append(equal_G, 1e6)) == pytest.approx(1, abs=1e-3)
+    assert deciding(np.zeros(groups)) == 0

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.metrics.summary import MismatchSummary
+from tests.metrics.summaries import summarise
 
 MU = [[-0.1, -2.0, -0.5, -6.0], [-0.01, -1.0, -3.0]]
 PI = [[-0.12, -1.7, -0.5, -4.5], [-0.02, -1.3, -3.2]]
@@ -39,8 +38,7 @@ GOLDEN = {
 
 @pytest.fixture(scope="module")
 def metrics(make_batch) -> dict[str, float]:
-    summary = MismatchSummary(PAIRS["total"])
-    summary.update(make_batch(MU, logp_trainer=PI))
+    summary = summarise(make_batch(MU, logp_trainer=PI), pair="total")
     return {key: estimate.value for key, estimate in summary.result().metrics.items()}
 
 
@@ -75,15 +73,13 @@ def test_by_hand_in_float64(metrics: dict[str, float]) -> None:
 
 
 def test_two_prompts_give_no_interval(make_batch) -> None:
-    summary = MismatchSummary(PAIRS["total"])
-    summary.update(make_batch(MU, logp_trainer=PI))
+    summary = summarise(make_batch(MU, logp_trainer=PI), pair="total")
     for key, estimate in summary.result().metrics.items():
         assert estimate.low is None and estimate.high is None, key
         assert estimate.note, key
 
 
 def test_a_ratio_between_the_two_bands_is_outside_one_of_them(make_batch):
-    summary = MismatchSummary(PAIRS["total"])
-    summary.update(make_batch([[-1.0]], logp_trainer=[[-1.0 + math.log(1.26)]]))
+    summary = summarise(make_batch([[-1.0]], logp_trainer=[[-1.0 + math.log(1.26)]]), pair="total")
     values = {key: each.value for key, each in summary.result().metrics.items()}
     assert (values["ratio_outside_0.8_1.25"], values["ratio_outside_0.8_1.28"]) == (1, 0)

@@ -7,21 +7,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.kept_rows import KeptToken, ScatterSample, Worst, WorstTokens
-from mismatch_cli.metrics.pairs import PAIRS
-
-
-def fill(accumulator, *batches, pair: str = "mismatch"):
-    for batch in batches:
-        for gaps in token_gaps(batch, PAIRS[pair]):
-            accumulator.update(gaps)
-    return accumulator
+from tests.metrics.summaries import filled
 
 
 def test_worst_tokens_equal_a_full_sort(random_batch) -> None:
     batch = random_batch(1, responses=80, top_k=2)
-    worst = fill(WorstTokens(count=10), batch).result()
+    worst = filled(WorstTokens(count=10), batch).result()
     d = batch.logp_recomputed_T - batch.logp_rollout_T
     dp = np.exp(batch.logp_recomputed_T) - np.exp(batch.logp_rollout_T)
     expected = np.sort(np.abs(d))[::-1][:10]
@@ -47,8 +39,8 @@ def test_rows_lead_back_to_the_trace(random_batch) -> None:
             strict=False,
         )
     )
-    rows = fill(WorstTokens(), batch).result().abs_d
-    sample = fill(ScatterSample(tokens=100), batch).result()["tokens"]
+    rows = filled(WorstTokens(), batch).result().abs_d
+    sample = filled(ScatterSample(tokens=100), batch).result()["tokens"]
     sampled = (
         dict(zip(sample, values, strict=True)) for values in zip(*sample.values(), strict=True)
     )
@@ -67,11 +59,11 @@ def test_rows_lead_back_to_the_trace(random_batch) -> None:
 )
 def test_order_and_sharding_do_not_matter(random_batch, take_responses, make) -> None:
     batches = [random_batch(seed, responses=30, top_k=2) for seed in range(3)]
-    whole = fill(make(), *batches).result()
+    whole = filled(make(), *batches).result()
     merged = make()
     for batch in reversed(batches):
-        merged.merge(fill(make(), take_responses(batch, range(29, 14, -1))))
-        merged.merge(fill(make(), take_responses(batch, range(15))))
+        merged.merge(filled(make(), take_responses(batch, range(29, 14, -1))))
+        merged.merge(filled(make(), take_responses(batch, range(15))))
     assert merged.result() == whole
 
 
@@ -79,12 +71,12 @@ def test_ties_are_broken_by_the_keys(make_batch) -> None:
     batch = make_batch(
         [[-1.0, -1.0]] * 6, logp_recomputed=[[-1.5, -1.5]] * 6, prompt_id=[5, 4, 3, 2, 1, 0]
     )
-    rows = fill(WorstTokens(3), batch).result().abs_d
+    rows = filled(WorstTokens(3), batch).result().abs_d
     assert [(row.prompt_id, row.position) for row in rows] == [(0, 0), (0, 1), (1, 0)]
 
 
 def test_equal_policies_have_no_worst_token(make_batch) -> None:
-    worst = fill(
+    worst = filled(
         WorstTokens(), make_batch([[-1.0] * 100] * 10, logp_recomputed=[[-1.0] * 100] * 10)
     ).result()
     assert worst == Worst([], [], [])
@@ -92,7 +84,7 @@ def test_equal_policies_have_no_worst_token(make_batch) -> None:
 
 def test_a_token_out_of_support_is_worst_by_probability_only(make_batch) -> None:
     batch = make_batch([[-0.1, -1.0]], logp_recomputed=[[-float("inf"), -1.5]])
-    worst = fill(WorstTokens(1), batch).result()
+    worst = filled(WorstTokens(1), batch).result()
     assert worst.abs_d[0].position == 1
     assert worst.abs_dp[0].position == 0 and worst.abs_dp[0].logp_current is None
     assert worst.responses[0].length == 1
@@ -100,7 +92,7 @@ def test_a_token_out_of_support_is_worst_by_probability_only(make_batch) -> None
 
 def test_the_sample_is_fair(make_batch) -> None:
     batch = make_batch([[-1.0] * 200] * 100, logp_recomputed=[[-1.0] * 200] * 100)
-    sample = fill(ScatterSample(tokens=4000, responses=20), batch).result()
+    sample = filled(ScatterSample(tokens=4000, responses=20), batch).result()
     assert len(sample["tokens"]["position"]) == 4000 and len(sample["responses"]["length"]) == 20
     assert np.mean(sample["tokens"]["position"]) == pytest.approx(99.5, abs=4)
     assert np.bincount(sample["tokens"]["prompt_id"], minlength=100).std() < 8

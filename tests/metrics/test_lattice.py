@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.lattice import Lattice
-from mismatch_cli.metrics.pairs import PAIRS
+from tests.metrics.summaries import filled
 
 RESPONSES, LENGTH = 128, 250
 
@@ -20,10 +19,7 @@ def lines(make_batch, logq: torch.Tensor, logp: torch.Tensor) -> dict[float, flo
         logp_recomputed=logp.reshape(-1),
         prompt_id=torch.arange(RESPONSES),
     )
-    lattice = Lattice()
-    for gaps in token_gaps(batch, PAIRS["mismatch"]):
-        lattice.update(gaps)
-    return {line.spacing: line.share for line in lattice.result()}
+    return {line.spacing: line.share for line in filled(Lattice(), batch).result()}
 
 
 def two_engines(
@@ -88,10 +84,7 @@ def test_smooth_noise_has_no_lattice(make_batch, kind: str, scale: float) -> Non
 
 def test_too_little_data_has_no_lattice(make_batch) -> None:
     batch = make_batch([[-1.0] * 20], logp_recomputed=[[-0.9] * 20])
-    lattice = Lattice()
-    for gaps in token_gaps(batch, PAIRS["mismatch"]):
-        lattice.update(gaps)
-    assert lattice.result() == [] and Lattice().result() == []
+    assert filled(Lattice(), batch).result() == [] and Lattice().result() == []
 
 
 def test_the_share_of_a_line_is_what_rises_above_the_valley(make_batch) -> None:

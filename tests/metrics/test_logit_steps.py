@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mismatch_cli.metrics.logit_steps import LogitSteps, _exponents
+from mismatch_cli.metrics.logit_steps import LogitSteps, step_exponents
 
 TOKENS, VOCABULARY, K = 4000, 60, 20
 
@@ -111,6 +111,6 @@ def test_a_distance_from_the_grid_is_not_rounded_to_float32(off, on_grid):
     last = np.float32(-15.5)
     first = np.float32(np.float64(last) + 15.25 + off)
     topk = np.array([[first, first - 1, first - 2, last]], dtype=np.float32)
-    known_N, exponent_N = _exponents(topk, 1.0)
+    known_N, exponent_N = step_exponents(topk, 1.0)
     assert known_N[0]
     assert (exponent_N[0] >= -12) == on_grid

@@ -21,17 +21,15 @@ from mismatch_cli.trace.writer import shard_path, write_shard
 def a_trace(folder, newer, recomputed=False):
     """The bundled trace, with a trainer one update newer if `newer(row)` is true."""
     source = Trace.open(bundled("traces/float32"))
-    table = pa.concat_tables(source.tables())
-    place = table.schema.get_field_index("version_trainer")
-    versions = pa.array([int(newer(row)) for row in range(table.num_rows)], pa.int32())
-    table = table.set_column(place, "version_trainer", versions)
+    table = pa.concat_tables(source.tables()).drop_columns("version_trainer")
+    versions = [int(newer(row)) for row in range(len(table))]
+    table = table.append_column("version_trainer", pa.array(versions, pa.int32()))
     if recomputed:
         table = table.append_column("logp_recomputed", table.column("logp_trainer"))
     write_shard(shard_path(folder, 0), table)
-    write_manifest(
-        folder,
-        {name: value for name, value in read_manifest(source.folder).items() if name != "shards"},
-    )
+    content = read_manifest(source.folder)
+    content.pop("shards")
+    write_manifest(folder, content)
     return Trace.open(folder)
 
 

@@ -12,9 +12,7 @@ from mismatch_cli.metrics.population import (
     RewardGroups,
     accuracy_by_prompt,
 )
-from mismatch_cli.trace.manifest import write_manifest
-from mismatch_cli.trace.reader import Trace
-from mismatch_cli.trace.writer import rows_to_table, shard_path, write_shard
+from tests.studies.written import write_trace
 
 
 def test_prompts_are_counted_once_and_exactly() -> None:
@@ -76,37 +74,18 @@ def test_groups_beyond_the_bound_are_a_sample(make_batch) -> None:
     assert estimate.value == pytest.approx(0.5, abs=0.1) and estimate.low < 0.5 < estimate.high
 
 
-def write_trace(folder, shards):
-    """Shards of (prompt_id, reward); the responses have one token each."""
-    folder.mkdir()
-    write_manifest(folder, {})
-    for index, rows in enumerate(shards):
-        columns = {
-            **{name: [0] * len(rows) for name in ("step", "epoch", "minibatch", "version_rollout")},
-            "prompt_id": [prompt for prompt, _ in rows],
-            "sample_index": list(range(len(rows))),
-            "prompt_ids": [[1]] * len(rows),
-            "response_ids": [[2]] * len(rows),
-            "finish_reason": ["stop"] * len(rows),
-            "loss_mask": [np.ones(1, dtype=bool)] * len(rows),
-            "logp_rollout": [np.zeros(1, dtype=np.float32)] * len(rows),
-        }
-        if rows[0][1] is not None:
-            columns["reward"] = [reward for _, reward in rows]
-        write_shard(shard_path(folder, index), rows_to_table(columns))
-    return Trace.open(folder)
-
-
-def test_a_problem_may_span_several_shards(tmp_path):
-    trace = write_trace(
-        tmp_path / "t", [[(3, 1.0), (7, 0.0), (3, 0.0)], [(3, 0.0), (3, 0.0), (7, 0.5)]]
-    )
+def test_a_problem_may_span_several_shards(make_batch, tmp_path):
+    shards = [
+        make_batch([[-1.0]] * 3, prompt_id=[3, 7, 3], reward=[1.0, 0.0, 0.0]),
+        make_batch([[-1.0]] * 3, prompt_id=[3, 3, 7], reward=[0.0, 0.0, 0.5]),
+    ]
+    trace = write_trace(tmp_path / "t", *shards)
     assert accuracy_by_prompt(trace) == {3: 0.25, 7: 0.25}
 
 
-def test_without_rewards_there_is_no_accuracy(tmp_path):
+def test_without_rewards_there_is_no_accuracy(make_batch, tmp_path):
     with pytest.raises(MismatchError, match="has no rewards"):
-        accuracy_by_prompt(write_trace(tmp_path / "t", [[(0, None)]]))
+        accuracy_by_prompt(write_trace(tmp_path / "t", make_batch([[-1.0]])))
 
 
 def test_both_ends_of_the_range_are_kept():

@@ -7,33 +7,27 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from mismatch_cli.metrics.correlation import SAMPLE_TOKENS, SampledSpearman
-from mismatch_cli.metrics.gaps import token_gaps
-from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.metrics.profiles import POSITION_BINS, _largest, bin_bounds, cut_by_position
-from mismatch_cli.metrics.summary import MismatchSummary
-
-
-def _octave(distance: int) -> int:
-    return distance.bit_length()
+from mismatch_cli.metrics.profiles import POSITION_BINS, bin_bounds, cut_by_position, largest_of
+from mismatch_cli.rules.batch import TokenBatch
+from tests.metrics.summaries import filled, summarise
 
 
 def test_positions_against_a_loop(random_batch) -> None:
     batch = random_batch(5, responses=50, longest=90)
-    summary = MismatchSummary(PAIRS["mismatch"])
-    summary.update(batch)
-    result = summary.result()
+    result = summarise(batch).result()
     d = (batch.logp_recomputed_T - batch.logp_rollout_T).astype(np.float64)
     expected: dict[str, dict[int, list[float]]] = {"positions": {}, "from_end": {}}
     offsets = batch.offset_S1.tolist()
     for first, end in pairwise(offsets):
         for token in range(first, end):
-            expected["positions"].setdefault(_octave(token - first), []).append(d[token])
-            expected["from_end"].setdefault(_octave(end - 1 - token), []).append(d[token])
+            expected["positions"].setdefault((token - first).bit_length(), []).append(d[token])
+            expected["from_end"].setdefault((end - 1 - token).bit_length(), []).append(d[token])
     for direction, bins in expected.items():
-        rows = {_octave(row.first): row for row in getattr(result, direction)}
+        rows = {row.first.bit_length(): row for row in getattr(result, direction)}
         assert rows.keys() == bins.keys()
         for number, values in bins.items():
             assert rows[number].tokens == len(values)
@@ -52,8 +46,7 @@ def test_turns_by_hand(make_batch) -> None:
     batch = make_batch(
         mu, logp_recomputed=pi, loss_mask=[[c == "1" for c in mask] for mask in masks]
     )
-    summary = MismatchSummary(PAIRS["mismatch"])
-    summary.update(batch)
+    summary = summarise(batch)
     rows = summary.result().turns
     assert [
         [getattr(row, key) for key in ("first", "last", "turns", "tokens")] for row in rows
@@ -101,11 +94,9 @@ def test_turns_against_a_loop(random_batch) -> None:
                 if before and not np.isnan(d_T[token]):
                     counted.add(turn)
                     found.setdefault(min(turn, 23), []).append(d_T[token])
-                    by_octave.setdefault(_octave(token - first), []).append(d_T[token])
+                    by_octave.setdefault((token - first).bit_length(), []).append(d_T[token])
             turns.update(min(turn, 23) for turn in counted)
-        summary = MismatchSummary(PAIRS["mismatch"])
-        summary.update(batch)
-        result = summary.result()
+        result = summarise(batch).result()
         rows = {row.first - 1: row for row in result.turns}
         assert rows.keys() == found.keys()
         assert [row.last for row in rows.values()] == [
@@ -116,15 +107,13 @@ def test_turns_against_a_loop(random_batch) -> None:
             assert (row.tokens, row.turns) == (len(values), turns[turn])
             assert row.length_mean.value == pytest.approx(len(values) / turns[turn])
             assert row.d_mean.value == pytest.approx(np.mean(inside), rel=1e-5, abs=1e-8)
-        assert {_octave(row.first): row.tokens for row in result.positions} == {
+        assert {row.first.bit_length(): row.tokens for row in result.positions} == {
             octave: len(values) for octave, values in by_octave.items()
         }
 
 
 def test_a_response_without_masked_tokens_is_one_turn(random_batch) -> None:
-    summary = MismatchSummary(PAIRS["mismatch"])
-    summary.update(random_batch(1, responses=40))
-    result = summary.result()
+    result = summarise(random_batch(1, responses=40)).result()
     (row,) = result.turns
     assert (row.first, row.last, row.turns, row.tokens) == (
         1,
@@ -143,9 +132,7 @@ def test_lengths_and_slope(make_batch) -> None:
     lengths = [1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 200]
     mu = [[-3.0] * n for n in lengths]
     pi = [[-3.002] * n for n in lengths]
-    summary = MismatchSummary(PAIRS["mismatch"])
-    summary.update(make_batch(mu, logp_recomputed=pi))
-    result = summary.result()
+    result = summarise(make_batch(mu, logp_recomputed=pi)).result()
     slope = result.metrics["sequence_slope"]
     assert slope.value == pytest.approx(-2, rel=1e-4)
     assert slope.low is None and "the same for all prompts" in slope.note
@@ -159,38 +146,31 @@ def test_lengths_and_slope(make_batch) -> None:
     assert rows[1].d_sum_sd.value == pytest.approx(0.001, rel=1e-2)
 
 
-def _ranks(x: np.ndarray) -> np.ndarray:
-    _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-
-
-def _spearman(random_batch, **options) -> tuple[float, np.ndarray, np.ndarray]:
-    batch = random_batch(**options)
-    accumulator = SampledSpearman()
-    for gaps in token_gaps(batch, PAIRS["mismatch"]):
-        accumulator.update(gaps)
-    return accumulator.result(1).value, batch.logp_rollout_T, batch.logp_recomputed_T
+def _spearman(batch: TokenBatch) -> tuple[float, float]:
+    """As accumulated, and of all tokens."""
+    q, p = (pd.Series(x).rank() for x in (batch.logp_rollout_T, batch.logp_recomputed_T))
+    return filled(SampledSpearman(), batch).result(1).value, q.corr(p)
 
 
 @pytest.mark.parametrize("gap", [0.001, 0.05, 0.5, 2.0])
 def test_spearman_is_exact_on_a_short_trace(random_batch, gap: float) -> None:
-    found, q, p = _spearman(random_batch, seed=2, responses=200, longest=100, gap=gap)
-    assert len(q) < SAMPLE_TOKENS
-    assert found == pytest.approx(np.corrcoef(_ranks(q), _ranks(p))[0, 1], abs=1e-12)
+    batch = random_batch(seed=2, responses=200, longest=100, gap=gap)
+    found, exact = _spearman(batch)
+    assert batch.num_tokens < SAMPLE_TOKENS and found == pytest.approx(exact, abs=1e-12)
 
 
 def test_spearman_of_a_long_trace_uses_a_sample(random_batch) -> None:
-    found, q, p = _spearman(random_batch, seed=3, responses=1500, longest=100, gap=0.5)
-    assert len(q) > 2 * SAMPLE_TOKENS
-    assert found == pytest.approx(np.corrcoef(_ranks(q), _ranks(p))[0, 1], abs=0.01)
+    batch = random_batch(seed=3, responses=1500, longest=100, gap=0.5)
+    found, exact = _spearman(batch)
+    assert batch.num_tokens > 2 * SAMPLE_TOKENS and found == pytest.approx(exact, abs=0.01)
 
 
 def test_a_shard_without_a_finite_divergence_leaves_the_largest_of_the_others():
     """Nothing has no largest value; it is neither 0 nor infinite."""
     value_N = np.array([0.2, 0.7, 0.4])
-    assert _largest(value_N, None) == 0.7
-    assert _largest(value_N, np.array([True, False, True])) == 0.4
-    assert _largest(value_N, np.zeros(3, dtype=bool)) == -np.inf
+    assert largest_of(value_N, None) == 0.7
+    assert largest_of(value_N, np.array([True, False, True])) == 0.4
+    assert largest_of(value_N, np.zeros(3, dtype=bool)) == -np.inf
 
 
 def test_the_last_bin_begins_at_four_million_tokens() -> None:

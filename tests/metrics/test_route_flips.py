@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mismatch_cli.metrics.gaps import token_gaps
-from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.route_flips import FLIP_EDGES, Routing
 from mismatch_cli.metrics.sums import GroupSums
 from mismatch_cli.trace.routes import LAYER_COUNTS
+from tests.metrics.summaries import filled
 
 _LAYERS = 24
 
@@ -22,11 +21,11 @@ def test_tokens_are_counted_by_how_many_layers_flip_them(make_batch):
     logp_T = -1 - 0.01 * flips_T
     batch = make_batch([[-1.0] * len(flips_T)], logp_recomputed=[logp_T.tolist()])
     batch = replace(batch, route_flips_T=flips_T.astype(np.uint8))
-    routing = Routing()
-    for gaps in token_gaps(batch, PAIRS["mismatch"]):
-        routing.update(gaps)
-    for layer in range(_LAYERS):
-        routing.layers[layer] = _unflipped(len(flips_T))
+    routing = filled(Routing(), batch)
+    # Counts of a layer, which are recorded per response and apart from those of tokens
+    unflipped = GroupSums(len(LAYER_COUNTS))
+    unflipped.sums_GM[0] = (len(flips_T), 0, len(flips_T), len(flips_T))
+    routing.layers |= dict.fromkeys(range(_LAYERS), unflipped)
     result = routing.result(1, {"experts_per_token": 1})
     assert result is not None
 
@@ -41,10 +40,3 @@ def test_tokens_are_counted_by_how_many_layers_flip_them(make_batch):
         assert row.share_of_gap == pytest.approx(share, abs=1e-6)
         assert row.abs_d_mean.value == pytest.approx(gap_T[inside_T].mean(), abs=1e-6)
     assert result.metrics["flipped_tokens"].value == pytest.approx(_LAYERS / (_LAYERS + 1))
-
-
-def _unflipped(tokens: int) -> GroupSums:
-    """Counts of a layer, which are recorded per response and apart from those of tokens."""
-    counts = GroupSums(len(LAYER_COUNTS))
-    counts.sums_GM[0] = (tokens, 0, tokens, tokens)
-    return counts

@@ -18,36 +18,10 @@ from mismatch_cli.metrics.gap_table import METRICS, VOLATILITY
 from mismatch_cli.metrics.pair_summary import PairSummary
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
+from tests.leaves import assert_close
+from tests.metrics.summaries import summarise
 
 INF, NAN = float("inf"), float("nan")
-
-
-def summarise(*batches, pair: str = "mismatch") -> MismatchSummary:
-    summary = MismatchSummary(PAIRS[pair])
-    for batch in batches:
-        summary.update(batch)
-    return summary
-
-
-def flat(result: object, path: str = "") -> dict[str, object]:
-    result = to_json(result)
-    if isinstance(result, dict):
-        pairs = result.items()
-    elif isinstance(result, list):
-        pairs = enumerate(result)
-    else:
-        return {path: result}
-    return {k: v for key, value in pairs for k, v in flat(value, f"{path}/{key}").items()}
-
-
-def assert_close(first: dict, other: dict, rel: float = 1e-9) -> None:
-    first, other = flat(first), flat(other)
-    assert first.keys() == other.keys()
-    for key, value in first.items():
-        if isinstance(value, float) and isinstance(other[key], float):
-            assert other[key] == pytest.approx(value, rel=rel, abs=1e-12), key
-        else:
-            assert other[key] == value, key
 
 
 def test_shards_merged_in_order_give_the_bits_of_one_pass(random_batch) -> None:
@@ -56,7 +30,7 @@ def test_shards_merged_in_order_give_the_bits_of_one_pass(random_batch) -> None:
     merged = MismatchSummary(PAIRS["mismatch"])
     for batch in batches:
         merged.merge(pickle.loads(pickle.dumps(summarise(batch))))
-    assert flat(merged.result()) == flat(whole.result())
+    assert to_json(merged.result()) == to_json(whole.result())
 
 
 @settings(max_examples=8, deadline=None)
@@ -117,7 +91,7 @@ def test_result_is_plain_json_with_every_metric_of_the_catalog(random_batch) -> 
 def test_an_empty_batch_changes_nothing(random_batch, take_responses) -> None:
     batch = random_batch()
     empty = take_responses(batch, [])
-    assert flat(summarise(empty, batch, empty).result()) == flat(summarise(batch).result())
+    assert to_json(summarise(empty, batch, empty).result()) == to_json(summarise(batch).result())
     nothing = summarise(empty).result()
     assert nothing.counts.tokens == 0
     assert all(estimate.value is None for estimate in nothing.metrics.values())
@@ -157,7 +131,7 @@ def test_masked_tokens_have_no_influence(random_batch, take_responses) -> None:
     result = summarise(padded)
     wild = np.where(padded.loss_mask_T, padded.logp_recomputed_T, np.float32(-25))
     wild_result = summarise(type(batch)(**{**vars(padded), "logp_recomputed_T": wild})).result()
-    assert flat(wild_result) == flat(result.result())
+    assert to_json(wild_result) == to_json(result.result())
     assert wild_result.counts.masked == int((~padded.loss_mask_T).sum())
     d = (padded.logp_recomputed_T - padded.logp_rollout_T)[padded.loss_mask_T].astype(np.float64)
     assert wild_result.metrics["abs_d_mean"].value == pytest.approx(np.abs(d).mean(), rel=1e-9)

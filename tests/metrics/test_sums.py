@@ -11,8 +11,8 @@ from mismatch_cli.base.hashing import prompt_groups
 from mismatch_cli.metrics.estimate import LARGEST_WEIGHTS
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.sums import INDEX, SequenceWeights, token_sums
+from tests.metrics.summaries import summarise
 
 
 @pytest.mark.slow
@@ -26,8 +26,7 @@ def test_the_jackknife_covers_the_median_for_clustered_prompts(make_batch) -> No
         d = np.abs(rng.normal(size=(128, 50)) * scale[:, None]) + 1e-6
         prompt_id = [p + 1000 * trial for p in range(64) for _ in range(2)]
         mu = np.full((128, 50), -8.0)
-        summary = MismatchSummary(PAIRS["mismatch"])
-        summary.update(
+        summary = summarise(
             make_batch(mu.tolist(), logp_recomputed=(mu + d).tolist(), prompt_id=prompt_id)
         )
         estimate = summary.result().metrics["abs_d_p50"]

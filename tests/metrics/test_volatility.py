@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 
 from mismatch_cli.metrics.estimate import CROWDED, FEW_TOKENS
-from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.volatility import MU_EDGES
+from tests.metrics.summaries import summarise
 
 
 @pytest.fixture(scope="module")
 def measured(random_batch):
     batch = random_batch(0, responses=300, longest=300, gap=0.2, top_k=3)
-    summary = MismatchSummary(PAIRS["mismatch"])
-    summary.update(batch)
+    summary = summarise(batch)
     q, p = batch.logp_rollout_T.astype(np.float64), batch.logp_recomputed_T.astype(np.float64)
     return summary.result(), q, p
 
@@ -56,8 +54,7 @@ def test_overall_quantiles_agree_with_numpy(measured) -> None:
 
 
 def test_an_empty_bin_has_no_values(make_batch) -> None:
-    summary = MismatchSummary(PAIRS["mismatch"])
-    summary.update(make_batch([[-0.005, -0.005]], logp_recomputed=[[-0.006, -0.004]]))
+    summary = summarise(make_batch([[-0.005, -0.005]], logp_recomputed=[[-0.006, -0.004]]))
     *empty, last = summary.result().volatility
     assert last.tokens == 2 and last.metrics["ratio_max"].value == pytest.approx(
         np.exp(0.001), rel=1e-6
@@ -71,8 +68,7 @@ def test_a_bin_of_a_thousand_tokens_has_enough_for_a_spread(make_batch, tokens, 
     logq_ST = np.full((responses, tokens // responses), -2.0).tolist()
     logq_ST[0] += [-2.0] * (tokens % responses)
     d_T = np.linspace(-0.1, 0.1, tokens)
-    summary = MismatchSummary(PAIRS["mismatch"])
-    summary.update(make_batch(logq_ST, logp_recomputed=d_T - 2.0))
+    summary = summarise(make_batch(logq_ST, logp_recomputed=d_T - 2.0))
     (row,) = (row for row in summary.result().volatility if row.tokens)
     assert row.tokens == tokens
     assert row.metrics["ratio_sd"].note == note

@@ -4,7 +4,6 @@ dropped.
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from mismatch_cli.models.adapters import save_adapter as save_adapter_of_run
 from mismatch_cli.models.loading import load_causal_lm
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import Trainer
+from tests.folders import change_json
 from tests.lora import save_adapter
 
 IDS = torch.tensor([[5, 9, 300, 7, 41, 2]])
@@ -159,14 +159,11 @@ def sum_of_products(layer, weight: torch.Tensor) -> torch.Tensor:
         return delta.T if layer.fan_in_fan_out else delta
     experts = len(weight)
     rank = len(a) // experts
+    is_transposed = getattr(layer.get_base_layer(), "is_transposed", False)
     deltas = [scale * b[:, e::experts] @ a[e * rank : (e + 1) * rank] for e in range(experts)]
     return torch.stack(
-        [d if d.shape == weight.shape[1:] and not transposed(layer) else d.T for d in deltas]
+        [d if d.shape == weight.shape[1:] and not is_transposed else d.T for d in deltas]
     )
-
-
-def transposed(layer) -> bool:
-    return getattr(layer.get_base_layer(), "is_transposed", False)
 
 
 def test_adapters_are_the_same_by_what_they_hold(model, tmp_path):
@@ -175,7 +172,7 @@ def test_adapters_are_the_same_by_what_they_hold(model, tmp_path):
     assert same_adapter(one, str(tmp_path / "copy")) and same_adapter(None, None)
     assert not same_adapter(one, None)
     assert not same_adapter(one, save_adapter(model, tmp_path / "other", seed=1))
-    change_config(tmp_path / "copy", lora_alpha=9)
+    change_json(tmp_path / "copy" / "adapter_config.json", lora_alpha=9)
     assert not same_adapter(one, str(tmp_path / "copy")), "the same weights, scaled otherwise"
 
 
@@ -187,7 +184,7 @@ def test_what_is_not_an_adapter_is_reported(model, tmp_path):
     with pytest.raises(MismatchError, match=r"is not a readable LoRA adapter"):
         read_adapter(str(folder))
     whole = Path(save_adapter(model, tmp_path / "whole"))
-    change_config(whole, modules_to_save=["lm_head"])
+    change_json(whole / "adapter_config.json", modules_to_save=["lm_head"])
     with pytest.raises(MismatchError, match=r"full modules \(lm_head\)"):
         read_adapter(str(whole))
 
@@ -222,8 +219,3 @@ def test_an_adapter_that_would_be_dropped_in_part_is_refused(model, save_model, 
 def test_what_cannot_be_trained_is_reported(model, targets, said):
     with pytest.raises(MismatchError, match=said):
         start_lora(load_causal_lm(model), rank=2, alpha=2, targets=targets, seed=0)
-
-
-def change_config(folder: Path, **changes: object) -> None:
-    path = folder / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes), encoding="utf-8")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import psutil
 
 from mismatch_cli.processes.child import Child
 
 
 def kept(child: Child) -> list[int]:
     """The process that a child's keeper keeps, once it has started it."""
-    assert child._process is not None
-    keeper = child._process.pid
-    return [int(pid) for pid in Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split()]
+    keeper = psutil.Process(child.pid)
+    return [process.pid for process in keeper.children()]

@@ -331,7 +331,7 @@ def test_block_size_changes_no_bit(dtype, replace_last, monkeypatch) -> None:
     columns[1][::13] = columns[2][::7, -1] = columns[3][::11, 0] = -INF
     found = []
     for block in (2**30, 600, 1):
-        monkeypatch.setattr(dv, "_BLOCK", block)
+        monkeypatch.setattr(dv, "BLOCK", block)
         found.append(
             dv.topk_divergences(*columns, dv.sampled_in_topk(ids, top), replace_last=replace_last)
         )

@@ -20,11 +20,7 @@ WORLDS: list[Callable[[np.ndarray], Array]] = [np.asarray, torch.from_numpy]
 
 
 def responses(lengths: list[int], as_array: Callable[[np.ndarray], Array]) -> Responses:
-    return Responses(
-        as_array(
-            np.concatenate([[0], np.cumsum(np.array(lengths, dtype=np.int64))]).astype(np.int64)
-        )
-    )
+    return Responses(as_array(np.cumsum([0, *lengths])))
 
 
 def drawn(dtype: type = np.float64) -> list[np.ndarray]:

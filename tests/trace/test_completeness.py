@@ -32,10 +32,6 @@ def change(folder: Path, **content: object) -> None:
     write_manifest(folder, read_manifest(folder) | content)
 
 
-def cut(path: Path, rows: int) -> None:
-    pq.write_table(pq.read_table(path).slice(0, rows), path)
-
-
 def test_a_complete_trace_is_complete(trace):
     found = Trace.open(trace).completeness
     assert not found.partial and found.reasons == ()
@@ -57,7 +53,8 @@ def test_lost_shards_are_named(trace, lost, counted):
 
 
 def test_a_shard_that_lost_rows_is_named(trace):
-    cut(trace / "shard-00003.parquet", 2)
+    shard = trace / "shard-00003.parquet"
+    pq.write_table(pq.read_table(shard).slice(0, 2), shard)
     assert Trace.open(trace).completeness.reasons == (
         "shard-00003.parquet holds fewer responses than were recorded",
     )

@@ -50,7 +50,7 @@ def test_every_typed_key_refuses_other_values(tmp_path):
     """
     head = {"format": "mismatch-cli trace", "format_version": 1}
     refused = 0
-    for key in contents._REQUIRED | contents._OPTIONAL:
+    for key in contents.REQUIRED | contents.OPTIONAL:
         above, _, last = key.rpartition(".")
         in_list = last == "*" and contents.fits(above, [])
         named = key.replace("*", "0")

@@ -19,6 +19,7 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.trace.drafts import draft, files_in, remove_unfinished
 from mismatch_cli.trace.files import replacing, replacing_entries, replacing_folder, write_named
 from mismatch_cli.trace.run_folder import claimed
+from tests.folders import texts, write_files
 from tests.leftovers import leave_draft
 from tests.tiers import at_night
 
@@ -32,21 +33,6 @@ OLD = {
 USERS = {"thesis.txt": "mine", "plots/mine.png": "mine", ".backup.20261122.part/a.jpg": "mine"}
 
 
-def write(folder: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
-
-
-def contents(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): path.read_text()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
 def replace_file(folder: Path) -> None:
     with replacing(folder / "page") as new:
         new.write_text("new")
@@ -58,7 +44,7 @@ def replace_named(folder: Path) -> None:
 
 def replace_folder(folder: Path) -> None:
     with replacing_folder(folder / "trace") as new:
-        write(new, {"a": "new", "c": "new"})
+        write_files(new, {"a": "new", "c": "new"})
 
 
 def replace_entries(folder: Path) -> None:
@@ -66,7 +52,7 @@ def replace_entries(folder: Path) -> None:
         return [folder / name for name in OLD if name != "page"]
 
     with replacing_entries(folder / "page", old) as new:
-        write(new, {"trace/a": "new", "page": "new", "plots/x.svg": "new"})
+        write_files(new, {"trace/a": "new", "page": "new", "plots/x.svg": "new"})
 
 
 NEW: dict[Callable[[Path], None], dict[str, str]] = {
@@ -98,7 +84,7 @@ def test_one_of_the_two_is_complete_whenever_a_kill_or_a_failure_comes(action, b
     def prepare() -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        return write(folder, before | users)
+        return write_files(folder, before | users)
 
     if action is replace_entries and not before:
         return  # it names what goes
@@ -107,7 +93,7 @@ def test_one_of_the_two_is_complete_whenever_a_kill_or_a_failure_comes(action, b
         outcome = attempt(act, prepare(), fault)
         assert outcome.code in ((0, 1) if fault.what != KILL else (-9,)), (fault, outcome)
         with claimed(folder, lambda: None):
-            found = contents(folder)
+            found = texts(folder)
         found.pop(".lock")
         assert found in (before | users, after | users), (fault, outcome)
         assert outcome.code or found == after | users, (fault, outcome)
@@ -121,7 +107,7 @@ def test_only_a_draft_with_our_mark_whose_process_is_gone_is_removed(tmp_path):
         ".notes.0123abcd.part",
         ".x.0123abcd.mismatch-cli.part/a.jpg",
     ]
-    write(tmp_path, dict.fromkeys(theirs, "mine"))
+    write_files(tmp_path, dict.fromkeys(theirs, "mine"))
     (tmp_path / ".backup.20261123.part").mkdir()
     dead = leave_draft(tmp_path, "page")
     killed_before_its_mark = tmp_path / ".page.89abcdef.mismatch-cli.part"
@@ -130,7 +116,7 @@ def test_only_a_draft_with_our_mark_whose_process_is_gone_is_removed(tmp_path):
         remove_unfinished(tmp_path)
         assert alive.is_dir() and not dead.exists() and not killed_before_its_mark.exists()
     assert not alive.exists()
-    assert {*contents(tmp_path)} == {*theirs} and (tmp_path / ".backup.20261123.part").is_dir()
+    assert {*texts(tmp_path)} == {*theirs} and (tmp_path / ".backup.20261123.part").is_dir()
 
 
 def test_a_process_that_was_forked_meanwhile_does_not_keep_a_draft_alive(tmp_path):
@@ -161,13 +147,13 @@ def test_a_process_that_was_forked_meanwhile_does_not_keep_a_draft_alive(tmp_pat
 def test_a_file_that_appears_meanwhile_is_neither_replaced_nor_removed(tmp_path, monkeypatch):
     """Whether it comes before the old ones are listed, or between that and their renaming."""
     for moment in range(1, 4):
-        folder, listed = write(tmp_path / str(moment), OLD), []
+        folder, listed = write_files(tmp_path / str(moment), OLD), []
 
         def list_files(path: Path, folder=folder, listed=listed, moment=moment) -> set[Path]:
             listed.append(path)
             found = files_in(path)
             if len(listed) == moment:
-                write(folder, {"trace/notes.txt": "mine"})
+                write_files(folder, {"trace/notes.txt": "mine"})
             return found
 
         monkeypatch.setattr("mismatch_cli.trace.drafts.files_in", list_files)
@@ -177,7 +163,7 @@ def test_a_file_that_appears_meanwhile_is_neither_replaced_nor_removed(tmp_path,
         except MismatchError as error:
             assert "trace/notes.txt has appeared meanwhile" in str(error)  # noqa: PT017 - either end is right
             expected = OLD
-        assert contents(folder) == expected | {"trace/notes.txt": "mine"}, moment
+        assert texts(folder) == expected | {"trace/notes.txt": "mine"}, moment
         assert len(listed) >= moment
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_cli.trace.stores import StorePath, _of_bucket, located
+from mismatch_cli.trace.stores import StorePath, located, of_bucket
 
 VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
 MINIO = {"endpoint_override": "minio:9000", "scheme": "http"}
@@ -29,7 +29,7 @@ def test_one_variable_is_enough_and_the_more_specific_one_wins(monkeypatch, give
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    assert _of_bucket("bucket") == expected
+    assert of_bucket("bucket") == expected
 
 
 @pytest.mark.parametrize("url", ["file:///no/such/run", "file:/no/such/run"])

@@ -9,6 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,7 @@ from mismatch_cli.trace.work import (
     replacing_run,
     replacing_when_complete,
 )
+from tests.folders import contents, write_files
 from tests.leftovers import leave_draft
 from tests.paths import ROOT
 
@@ -67,15 +70,6 @@ REPORTERS = {
 }
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-def write(folder: Path, name: str, text: str) -> None:
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(text)
-
-
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory) -> Path:
     """A run folder with everything that reading commands make of a trace."""
@@ -99,7 +93,7 @@ def test_no_run_replaces_a_file_of_the_user_whatever_its_name(command, force, tm
         return  # it has no --force
     for number, (name, text) in enumerate(OF_THE_USER.items()):
         folder = tmp_path / str(number)
-        write(folder, name, text)
+        write_files(folder, {name: text})
         before = contents(folder)
         assert run([*WRITERS[command], "-q", "-o", str(folder), *force]) == 1, name
         said = capfd.readouterr().err
@@ -115,7 +109,7 @@ def test_a_report_is_written_beside_the_files_of_the_user_and_never_over_them(
 
     pictures.leave_blank(monkeypatch)
     for name, text in OF_THE_USER.items():
-        write(tmp_path / "proj", name, text)
+        write_files(tmp_path / "proj", {name: text})
     before = contents(tmp_path / "proj")
     for force in ([], ["--force"]):
         assert run([*REPORTERS[command], "-q", "-o", str(tmp_path / "proj"), *force]) == 1
@@ -133,7 +127,7 @@ def test_everything_that_commands_write_is_known_as_ours_and_a_new_run_removes_i
 ):
     folder = shutil.copytree(reported, tmp_path / "run")
     assert foreign_in(folder) is None
-    write(folder, "log/hf.log", "mismatch-cli: log\n")
+    write_files(folder, {"log/hf.log": "mismatch-cli: log\n"})
     draft = leave_draft(folder, "trace")
     remove_results(folder)
     assert sorted(path.name for path in folder.iterdir()) == [draft.name, "log"]
@@ -142,10 +136,10 @@ def test_everything_that_commands_write_is_known_as_ours_and_a_new_run_removes_i
 
 def test_a_run_that_replaces_another_keeps_the_lock_and_the_logs(reported, tmp_path):
     folder = shutil.copytree(reported, tmp_path / "run")
-    write(folder, "log/hf.log", "mismatch-cli: log\n")
+    write_files(folder, {"log/hf.log": "mismatch-cli: log\n"})
     with claimed(folder, lambda: None):
         with replacing_run(folder) as new:
-            write(new, "trace/manifest.json", "{}")
+            write_files(new, {"trace/manifest.json": "{}"})
         assert sorted(contents(folder)) == [".lock", "log/hf.log", "trace/manifest.json"]
 
 
@@ -182,7 +176,7 @@ def test_a_run_is_not_recorded_through_a_link(reported, tmp_path, capfd):
 def test_a_training_run_is_not_resumed_through_a_link(tmp_path, name):
     folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     elsewhere.mkdir()
-    write(folder, "config.toml", "same")
+    write_files(folder, {"config.toml": "same"})
     (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).symlink_to(elsewhere)
     held = training_folder(folder, "config.toml", lambda text: text == "same", resume=True)
@@ -193,7 +187,7 @@ def test_a_training_run_is_not_resumed_through_a_link(tmp_path, name):
 
 def test_a_folder_that_is_a_link_is_not_replaced(tmp_path):
     elsewhere = tmp_path / "elsewhere"
-    write(elsewhere, "mine.txt", "mine")
+    write_files(elsewhere, {"mine.txt": "mine"})
     (tmp_path / "model").symlink_to(elsewhere)
     refused = pytest.raises(MismatchError, match="Too many levels of symbolic links")
     with refused, replacing_folder(tmp_path / "model") as new:
@@ -207,7 +201,7 @@ def test_force_replaces_our_run_but_no_foreign_file_in_it(reported, tmp_path, ca
     assert "already exists. Replace it with --force" in capfd.readouterr().err
     for name in ("plots/mine.png", "trace/notes.txt", "clipstats/mine/figure.png", "tokens.csv"):
         kept = (folder / name).read_bytes() if (folder / name).exists() else None
-        write(folder, name, "mine")
+        write_files(folder, {name: "mine"})
         before = contents(folder)
         assert run(["import", DUMP, "-q", "-o", str(folder), "--force"]) == 1
         held = name if name.count("/") < 2 else name.rpartition("/")[0]
@@ -260,8 +254,8 @@ def test_nothing_is_written_through_a_link(hard, tmp_path, capfd, monkeypatch):
                 tmp_path / f"{number}-{command[0]}",
                 tmp_path / f"{number}-{command[0]}-elsewhere",
             )
-            write(elsewhere, "inside/precious.txt", "precious")
-            write(elsewhere, "precious.txt", "precious")
+            precious = ("inside/precious.txt", "precious.txt")
+            write_files(elsewhere, dict.fromkeys(precious, "precious"))
             (folder / name).parent.mkdir(parents=True)
             is_folder = "." not in name
             if hard and is_folder:
@@ -313,39 +307,35 @@ def test_two_processes_cannot_hold_one_folder_and_the_refused_one_changes_nothin
     assert not (folder / ".lock").exists() and not draft.exists()
 
 
-class held_by_another:
+@contextmanager
+def held_by_another(folder: Path) -> Iterator[None]:
     """A process that holds a folder until the block ends, and is then killed."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __enter__(self) -> None:
-        script = (
-            "import sys, os, time; from pathlib import Path; from mismatch_cli.trace import run_folder as folder\n"
-            "with folder.claimed(Path(sys.argv[1]), lambda: None):\n"
-            "    os.fork() or time.sleep(60)\n"  # a child that outlives it does not hold the folder
-            "    print('held', flush=True); time.sleep(60)\n"
-        )
-        # The test's unfinished folder must stay: what a claim clears is not the subject here.
-        script = script.replace(
-            "with folder", "folder.remove_unfinished = lambda _: None\nwith folder"
-        )
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", script, str(self._folder)],
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-        )
-        assert self._process.stdout.readline() == b"held\n"
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        os.killpg(self._process.pid, 0)  # its child is there still
-        with claimed(self._folder / "another", lambda: None):
+    # The test's unfinished folder must stay: what a claim clears is not the subject here.
+    # A child that outlives the holder does not hold the folder.
+    script = """
+import sys, os, time; from pathlib import Path; from mismatch_cli.trace import run_folder as folder
+folder.remove_unfinished = lambda _: None
+with folder.claimed(Path(sys.argv[1]), lambda: None):
+    os.fork() or time.sleep(60)
+    print('held', flush=True); time.sleep(60)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(folder)],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    try:
+        assert process.stdout.readline() == b"held\n"
+        yield
+    finally:
+        process.kill()
+        process.wait()
+        os.killpg(process.pid, 0)  # its child is there still
+        with claimed(folder / "another", lambda: None):
             pass
-        with claimed(self._folder, lambda: None):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        with claimed(folder, lambda: None):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_the_lock_of_a_removed_folder_does_not_count(tmp_path):

@@ -35,19 +35,14 @@ class Store:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def _at_the_gate(self, environ: dict[str, Any], start_response: Any) -> Any:
-        asked = (
-            environ["REQUEST_METHOD"],
-            environ["PATH_INFO"] + "?" + environ.get("QUERY_STRING", ""),
-        )
-        key = (*asked, environ.get("HTTP_RANGE", ""))
+        from werkzeug.wrappers import Response
+
+        place = f"{environ['PATH_INFO']}?{environ['QUERY_STRING']}"
+        key = environ["REQUEST_METHOD"], place, environ.get("HTTP_RANGE", "")
         self.requests[key] += 1
-        if self.requests[key] <= self.busy and self.busy_with in asked[1]:
-            start_response(
-                "503 Slow Down",
-                [("Content-Type", "application/xml"), ("Content-Length", str(len(BUSY)))],
-            )
-            return [BUSY]
-        return self._app(environ, start_response)
+        is_refused = self.requests[key] <= self.busy and self.busy_with in place
+        answer = Response(BUSY, 503, content_type="application/xml") if is_refused else self._app
+        return answer(environ, start_response)
 
     def close(self) -> None:
         self._server.shutdown()
@@ -101,11 +96,8 @@ def fresh(store: Store) -> None:
 def numbers(capsys: pytest.CaptureFixture[str], *typed: str) -> Any:
     assert run([*typed, "--json", "--quiet"]) == 0, capsys.readouterr().err
     found = json.loads(capsys.readouterr().out)
-    return {
-        name: value
-        for name, value in found.items()
-        if name not in ("traces", "suspects", "skipped")
-    }
+    own = found.keys() - {"traces", "suspects", "skipped"}
+    return {name: found[name] for name in own}
 
 
 READING = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_cli.trace.vocabulary import CONTINUED, Vocabulary, _is_byte_level, _piece_bytes
+from mismatch_cli.trace.vocabulary import CONTINUED, Vocabulary, is_byte_level, piece_bytes
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,8 @@ from mismatch_cli.trace.vocabulary import CONTINUED, Vocabulary, _is_byte_level,
 )
 def test_bytes_are_recognised_by_either_end_of_a_tokenizer(settings: Any, expected: bool):
     backend = SimpleNamespace(to_str=lambda: json.dumps(settings))
-    assert _is_byte_level(SimpleNamespace(backend_tokenizer=backend)) == expected
-    assert not _is_byte_level(SimpleNamespace())
+    assert is_byte_level(SimpleNamespace(backend_tokenizer=backend)) == expected
+    assert not is_byte_level(SimpleNamespace())
 
 
 def test_characters_that_stand_for_bytes_are_those_of_byte_level_tokenizers():
@@ -31,8 +31,8 @@ def test_characters_that_stand_for_bytes_are_those_of_byte_level_tokenizers():
 
     text = "".join(map(chr, range(0x800))) + "東京🎂"
     ((piece, _),) = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
-    assert _piece_bytes(piece, byte_level=True) == text.encode()
-    assert _piece_bytes("ĠaĊ", byte_level=True) == b" a\n"
+    assert piece_bytes(piece, byte_level=True) == text.encode()
+    assert piece_bytes("ĠaĊ", byte_level=True) == b" a\n"
 
 
 def vocabulary_of(*pieces: bytes) -> Vocabulary:

@@ -51,8 +51,8 @@ def check(evidence: Evidence) -> Finding:
         return untested(NAME, WITHOUT_IDS)
     id_N = sample.response_ids_T[sample.kept]
     gap_M, id_M, group_M = _log_odds_gaps(sample, id_N)
-    frequent_I = _frequent(id_M, group_M)
-    bias = _largest(gap_M, id_M, frequent_I)
+    frequent_I = frequent_ids(id_M, group_M)
+    bias = largest_bias(gap_M, id_M, frequent_I)
     measure = "nats on one token's logit"
     if bias is None:
         return clear(NAME, 0.0, measure, _power(gap_M, len(frequent_I)))
@@ -83,7 +83,7 @@ def _log_odds_gaps(sample: Sample, id_N: np.ndarray) -> tuple[np.ndarray, np.nda
     return (y_N - x_N)[usable_N], id_N[usable_N], sample.group_N[usable_N]
 
 
-def _frequent(id_M: np.ndarray, group_M: np.ndarray) -> np.ndarray:
+def frequent_ids(id_M: np.ndarray, group_M: np.ndarray) -> np.ndarray:
     """The ids that occur often enough, and under enough prompts."""
     ids_I, at_M, count_I = np.unique(id_M, return_inverse=True, return_counts=True)
     places = np.unique(np.stack([at_M, group_M]), axis=1)
@@ -91,7 +91,7 @@ def _frequent(id_M: np.ndarray, group_M: np.ndarray) -> np.ndarray:
     return ids_I[(count_I >= _FEWEST) & (prompts_I >= _FEWEST_PROMPTS)]
 
 
-def _largest(gap_M: np.ndarray, id_M: np.ndarray, frequent_I: np.ndarray) -> _Bias | None:
+def largest_bias(gap_M: np.ndarray, id_M: np.ndarray, frequent_I: np.ndarray) -> _Bias | None:
     """The frequent id with the largest bias that nearly all its occurrences have, and other tokens
     do not; None if there is none.
     """

@@ -40,7 +40,7 @@ def check(evidence: Evidence) -> Finding:
         ]
         if found.at_odds:
             rows.append((f"{name}: mean difference there, nats", found.difference / found.at_odds))
-    if shares[side] < _SHARE or _settled(evidence):
+    if shares[side] < _SHARE or settled(evidence):
         power = f"it in ≥ {percent(_SHARE)} of {sides[side].compared:,} tokens"
         return clear(NAME, shares[side], "share of tokens", power, tuple(rows))
     sentence = (
@@ -58,7 +58,7 @@ def check(evidence: Evidence) -> Finding:
     )
 
 
-def _settled(evidence: Evidence) -> bool:
+def settled(evidence: Evidence) -> bool:
     """Whether another fault was undone, and the top-K columns now give the same gap as the
     sampled ones.
     """

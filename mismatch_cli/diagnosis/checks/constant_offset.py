@@ -41,8 +41,8 @@ def check(evidence: Evidence) -> Finding:
             constant_S[s], left_T[span] = found
     offset_S = constant_S != 0
     count, share = int(offset_S.sum()), float(offset_S.mean()) if len(offset_S) else 0.0
-    if too_few(offset_S) or _renormalised(sample, constant_S) or mixture_in(sample):
-        return clear(NAME, share, "share of responses", _power(sample))
+    if too_few(offset_S) or renormalised(sample, constant_S) or mixture_in(sample):
+        return clear(NAME, share, "share of responses", power(sample))
     low, middle, high = np.quantile(constant_S[offset_S], [0.05, 0.5, 0.95])
     sentence = (
         f"In {count:,} of {sample.num_responses:,} responses log π − log μ is the same number at "
@@ -55,7 +55,7 @@ def check(evidence: Evidence) -> Finding:
     )
 
 
-def _power(sample: Sample) -> str:
+def power(sample: Sample) -> str:
     """The constant that would have been found in half of the responses: 60 % of a response's gaps
     are within a fifth of it.
     """
@@ -67,7 +67,7 @@ def _power(sample: Sample) -> str:
     return f"≥ {max(_LEAST, float(np.median(sizes))):.2g} nats in half of the responses"
 
 
-def _renormalised(sample: Sample, constant_S: np.ndarray) -> bool:
+def renormalised(sample: Sample, constant_S: np.ndarray) -> bool:
     """Whether the engine's truncation made the constants: all have one sign, and other responses
     lean that way too.
 
@@ -96,13 +96,13 @@ def _constant(
     for half in (0, 1):
         own_T = np.arange(len(d_T)) % 2 == half
         fitted = float(np.median(d_T[inner_T & ~own_T])) if (inner_T & ~own_T).any() else constant
-        left_T[own_T] = _without(logq_T[own_T], logp_T[own_T], fitted)
+        left_T[own_T] = without_constant(logq_T[own_T], logp_T[own_T], fitted)
     if np.abs(left_T[counts_T]).sum() > _LEFT * np.abs(d_T[counts_T]).sum():
         return None
     return constant, left_T
 
 
-def _without(logq_T: np.ndarray, logp_T: np.ndarray, constant: float) -> np.ndarray:
+def without_constant(logq_T: np.ndarray, logp_T: np.ndarray, constant: float) -> np.ndarray:
     """log π − log μ without the constant, and 0 where clipping at 0 explains the rest."""
     taken_T = logp_T - logq_T - constant
     clipped_T = (logp_T == 0) | (logq_T == 0)

@@ -57,7 +57,7 @@ def check(evidence: Evidence) -> Finding:
     )
     if share < _AT_CUTS or chance > _BY_CHANCE:
         return clear(NAME, share, MEASURE, of_tokens(_FEWEST, sample), rows)
-    left_N, side = _left(evidence, cuts.at_N & outlying_N)
+    left_N, side = left_of_cuts(evidence, cuts.at_N & outlying_N)
     sentence = (
         f"{100 * share:.0f} % of the tokens with a huge gap are at k/{cuts.parts} of "
         f"{cuts.length}, where {100 * chance:.1f} % of all tokens are{side}."
@@ -89,7 +89,7 @@ def _cuts(sample: Sample, own_S: np.ndarray) -> Iterator[Cuts]:
                 yield Cuts(parts, words, (position_N - beside) % part_N == 0)
 
 
-def _left(evidence: Evidence, wrong_N: np.ndarray) -> tuple[np.ndarray, str]:
+def left_of_cuts(evidence: Evidence, wrong_N: np.ndarray) -> tuple[np.ndarray, str]:
     """The gap with the model's own numbers in these tokens, or without them; and the side that
     the model names.
     """

@@ -130,12 +130,12 @@ def _far_tokens(sample: Sample) -> _Tail:
 
 
 def _far_responses(sample: Sample) -> _Tail:
-    far_S = _are_far_S(sample)
+    far_S = are_far_S(sample)
     far_N = far_S[sample.response_T[sample.kept]]
     return _tail(sample, far_N, int(far_S.sum()), "response", _FEWEST)
 
 
-def _are_far_S(sample: Sample) -> np.ndarray:
+def are_far_S(sample: Sample) -> np.ndarray:
     """Responses of at least 8 counted tokens whose mean normalised gap is far above the median
     response's.
     """

@@ -57,7 +57,7 @@ def check(evidence: Evidence) -> Finding:
         sentence = (
             f"The log-probabilities of the {' and the '.join(named)} were stored in bfloat16."
         )
-        measure, left_N = "share of rounded values", _left_by_rounding(sample, named)
+        measure, left_N = "share of rounded values", left_by_rounding(sample, named)
         return Finding(NAME, "found", max(stored.values()), measure, sentence, rows, left_N=left_N)
     if abs((temperature.check(evidence).effect or 1.0) - 1) > _OTHER_TEMPERATURE:
         return untested(NAME, f"the temperatures differ: fix “{temperature.TITLE}” first")
@@ -74,16 +74,16 @@ def check(evidence: Evidence) -> Finding:
     return clear(NAME, min(shares), "share on the grid, both sides", power, rows)
 
 
-def _left_by_rounding(sample: Sample, sides: Sequence[str]) -> np.ndarray | None:
+def left_by_rounding(sample: Sample, sides: Sequence[str]) -> np.ndarray | None:
     """log π − log μ with the other side rounded too; None if that does not reduce it."""
     if len(sides) > 1:
         return None
     logq_N, logp_N = sample.logq_T[sample.kept], sample.logp_T[sample.kept]
-    left_N = _rounded(logp_N) - logq_N if sides[0] == "rollout" else logp_N - _rounded(logq_N)
+    left_N = as_rounded(logp_N) - logq_N if sides[0] == "rollout" else logp_N - as_rounded(logq_N)
     return left_N if np.abs(left_N).sum() < np.abs(sample.d_N).sum() else None
 
 
-def _rounded(logp_N: np.ndarray) -> np.ndarray:
+def as_rounded(logp_N: np.ndarray) -> np.ndarray:
     """To the nearest bfloat16 number, halves to even."""
     bits = logp_N.astype(np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & ~_ROUNDED_BITS

@@ -51,7 +51,7 @@ def check(evidence: Evidence) -> Finding:
     found = {}
     for s, span in enumerate(sample.spans()):
         counts_T = sample.counts_T[span]
-        if pair := _pair(sample.logq_T[span][counts_T], sample.logp_T[span][counts_T]):
+        if pair := pair_of_bases(sample.logq_T[span][counts_T], sample.logp_T[span][counts_T]):
             found[s] = pair
     chosen_S = np.isin(np.arange(sample.num_responses), list(found))
     if too_few(chosen_S):
@@ -94,7 +94,7 @@ def _finding(
     )
 
 
-def _pair(logq_N: np.ndarray, logp_N: np.ndarray) -> tuple[str, str] | None:
+def pair_of_bases(logq_N: np.ndarray, logp_N: np.ndarray) -> tuple[str, str] | None:
     """The two sides' bases in one response, if natural logarithms leave a gap and these do not."""
     before = float(np.abs(logp_N - logq_N).sum())
     telling_N = np.minimum(logq_N, logp_N) < _TELLING

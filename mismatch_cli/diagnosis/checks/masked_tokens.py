@@ -34,7 +34,7 @@ def check(evidence: Evidence) -> Finding:
         _HUGE, np.minimum(_TIMES_TYPICAL * sample.typical_N, 2 * _HUGE)
     )
     huge_T[sample.kept[far_N]] = True
-    runs_T = in_runs(huge_T, sample.offset_S1, _RUN) & ~_reaches_the_end(huge_T, sample.offset_S1)
+    runs_T = in_runs(huge_T, sample.offset_S1, _RUN) & ~reaches_the_end(huge_T, sample.offset_S1)
     tokens, huge = int(runs_T.sum()), int(huge_T.sum())
     responses = len(np.unique(sample.response_T[runs_T]))
     share = tokens / max(1, len(sample.kept))
@@ -56,7 +56,7 @@ def spoiled_T(evidence: Evidence) -> np.ndarray:
     return zeros_T(evidence.sample) | (evidence.sample.abs_d_T > _HUGE)
 
 
-def _reaches_the_end(flag_T: np.ndarray, offset_S1: np.ndarray) -> np.ndarray:
+def reaches_the_end(flag_T: np.ndarray, offset_S1: np.ndarray) -> np.ndarray:
     """Flags whose run reaches the last token of the response, which is another fault."""
     reaches_T = np.zeros(len(flag_T), dtype=bool)
     for start, stop in zip(offset_S1[:-1].tolist(), offset_S1[1:].tolist(), strict=True):

@@ -30,7 +30,7 @@ def check(evidence: Evidence) -> Finding:
     """Compare the normalised gap in the second half of the positions with the first quarter,
     unless it jumps.
     """
-    found = _drift(evidence.sample)
+    found = drift_of(evidence.sample)
     if found is None:
         return untested(NAME, "too few tokens")
     early, late, correlation = found
@@ -54,7 +54,7 @@ def check(evidence: Evidence) -> Finding:
     return Finding(NAME, "found", factor, _MEASURE, sentence, rows, left_N=left_N)
 
 
-def _drift(sample: Sample) -> tuple[Mean, Mean, float] | None:
+def drift_of(sample: Sample) -> tuple[Mean, Mean, float] | None:
     """The mean gap in the first quarter and in the second half of the tokens by position, and how
     steadily it rises.
 

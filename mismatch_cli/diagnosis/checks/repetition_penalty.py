@@ -43,7 +43,7 @@ def check(evidence: Evidence) -> Finding:
     Among the top-K ids of one token (whose differences are free of the normaliser), else in sampled
     tokens' log-odds.
     """
-    fit = _from_topk(evidence.sample) or _from_log_odds(evidence.sample)
+    fit = from_topk(evidence.sample) or from_log_odds(evidence.sample)
     if fit is None:
         return untested(
             NAME, "too few tokens that are already in the context, or too few that are not"
@@ -65,14 +65,14 @@ def check(evidence: Evidence) -> Finding:
     return Finding(NAME, "found", fit.nats, measure, sentence, rows, left_N=fit.left_N)
 
 
-def _power(fit: _Fit) -> str:
+def _power(fit: PenaltyFit) -> str:
     """The penalty that would have been found, if it makes a fifth of the gap."""
     least = max(_LEAST, _Z * fit.error)
     return f"≥ {least:.2g} nats" if np.isfinite(least) else none("too few prompts")
 
 
 @dataclass(frozen=True)
-class _Fit:
+class PenaltyFit:
     """The contrast with its error, and the gap left by a fit on the other prompts."""
 
     nats: float
@@ -100,7 +100,7 @@ class _Ranks:
         return np.where(self.usable_NK, self.seen_NK * np.maximum(self.q_NK, DEEPEST), 0)
 
 
-def _from_topk(sample: Sample) -> _Fit | None:
+def from_topk(sample: Sample) -> PenaltyFit | None:
     """The slope of the ids' log π − log μ on whether they were seen, with log μ regressed out of
     both.
     """
@@ -118,7 +118,7 @@ def _from_topk(sample: Sample) -> _Fit | None:
         shift = _shift(ranks.rows(other_N))
         logq_N, seen_N = sample.logq_T[sample.kept][own_N], sample.seen_T[sample.kept][own_N]  # type: ignore[index]
         left_N[own_N] -= _predicted(ranks.rows(own_N), logq_N, seen_N, shift)
-    return _Fit(nats, error, left_N, f"top-{ranks.q_NK.shape[1]} log-probabilities")
+    return PenaltyFit(nats, error, left_N, f"top-{ranks.q_NK.shape[1]} log-probabilities")
 
 
 def _ranks(sample: Sample) -> _Ranks | None:
@@ -172,7 +172,7 @@ def _contrast(
     return slope_over_prompts(x_M, y_M, group_M)
 
 
-def _from_log_odds(sample: Sample) -> _Fit | None:
+def from_log_odds(sample: Sample) -> PenaltyFit | None:
     """A token moves by zero up to the whole penalty, depending on how much of the rest was seen.
 
     What is between the two is not a gap. A penalty explains far more of it than its mirror image;
@@ -196,7 +196,7 @@ def _from_log_odds(sample: Sample) -> _Fit | None:
         )
     left_N, mirrored_N = (_beyond(sample, x_N, seen_N, way * moved_N) for way in (sign, -sign))
     told = float((np.abs(mirrored_N).sum() - np.abs(left_N).sum()) / np.abs(sample.d_N).sum())
-    return _Fit(
+    return PenaltyFit(
         nats if told > _TELLS else 0.0, error, left_N, "the sampled tokens' log-odds, approximate"
     )
 

@@ -89,11 +89,13 @@ def sharpest_jump(sample: Sample) -> Jump | None:
     """The most significant rise between neighbouring windows of positions in the response or in
     the whole context.
     """
-    jumps = [jump for axis in ("response", "context") if (jump := _jump(sample, axis)) is not None]
+    jumps = [
+        jump for axis in ("response", "context") if (jump := jump_on(sample, axis)) is not None
+    ]
     return max(jumps, key=lambda jump: jump.z, default=None)
 
 
-def _jump(sample: Sample, axis: str) -> Jump | None:
+def jump_on(sample: Sample, axis: str) -> Jump | None:
     position_N = sample.axis_N(axis)
     if len(position_N) < _LEAST_TOKENS or position_N.max() <= 2 * _WINDOW:
         return None

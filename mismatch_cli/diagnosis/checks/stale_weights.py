@@ -48,7 +48,7 @@ def check(evidence: Evidence) -> Finding:
     if evidence.earlier_logp_T is None:
         return untested(NAME, "needs an earlier checkpoint", needs="--earlier-model MODEL")
     result = compared(evidence, evidence.earlier_logp_T)
-    kinds = _kinds(evidence, result.d_N)
+    kinds = kinds_of_tokens(evidence, result.d_N)
     rows: tuple[Row, ...] = (
         ("mean |Δlog p| to the current checkpoint, nats", result.now.value),
         ("to the earlier one, nats", result.other.value),
@@ -149,7 +149,7 @@ class _Kinds:
         return f"it in ≥ {percent(share)} of the responses"
 
 
-def _kinds(evidence: Evidence, other_d_N: np.ndarray) -> _Kinds:
+def kinds_of_tokens(evidence: Evidence, other_d_N: np.ndarray) -> _Kinds:
     """The slope of each response, in units of what is typical at the same probability."""
     sample = evidence.sample
     scored_N = np.isfinite(other_d_N)

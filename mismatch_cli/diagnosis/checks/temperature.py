@@ -83,15 +83,15 @@ def check(evidence: Evidence) -> Finding:
     # A share of what rounding does not make: noise and coarse caches flatten a distribution, too
     least = max(_TAKES, _MAIN * (1 - (evidence.expected.share_by_grid or 0.0)))
     explains = takes - max(mirrored_takes, 0.0) > least
-    if not (explains and _is_certain(sample, fit) and _is_like_one(evidence, fit, left_N)):
-        return clear(NAME, fit.beta, "fitted β", _power(sample, fit, least), rows)
+    if not (explains and is_certain(sample, fit) and _is_like_one(evidence, fit, left_N)):
+        return clear(NAME, fit.beta, "fitted β", power(sample, fit, least), rows)
     sentence = _sentence(evidence, fit)
     return Finding(
         NAME, "found", fit.beta, "fitted β", sentence, rows, left_N=left_N, at_most=fit.is_bound
     )
 
 
-def _is_like_one(evidence: Evidence, fit: _Fit, left_N: np.ndarray) -> bool:
+def _is_like_one(evidence: Evidence, fit: TemperatureFit, left_N: np.ndarray) -> bool:
     """Whether sampled tokens alone show a temperature, and not what its bounds absorb as well.
 
     A temperature leaves noise. Where next to nothing is left, it is one; else what is left must be
@@ -106,7 +106,7 @@ def _is_like_one(evidence: Evidence, fit: _Fit, left_N: np.ndarray) -> bool:
     return is_noise and not OneSided.of(d_N, evidence.sample.group_N).is_no_distribution
 
 
-def _is_certain(sample: Sample, fit: _Fit) -> bool:
+def is_certain(sample: Sample, fit: TemperatureFit) -> bool:
     """Whether β is not 1: not by chance, not by noise on one side, and not by a penalty."""
     if fit.source == _STATED:
         return True
@@ -115,10 +115,10 @@ def _is_certain(sample: Sample, fit: _Fit) -> bool:
         z = as_normal((fit.beta - 1) / fit.error, len(np.unique(sample.group_N)))
     if abs(fit.beta - 1) <= _LEAST or abs(z) <= _Z or fit.may_be_noise:
         return False
-    return fit.topk or not _differs_where_seen(sample)
+    return fit.topk or not differs_where_seen(sample)
 
 
-def _power(sample: Sample, fit: _Fit, least: float) -> str:
+def power(sample: Sample, fit: TemperatureFit, least: float) -> str:
     """The temperature that would have been found: more than chance, than noise on one side, and
     with the least share of the gap.
 
@@ -140,7 +140,7 @@ def _normal_of_t(groups: int) -> tuple[np.ndarray, np.ndarray]:
     return np.array([as_normal(float(t), groups) for t in t_I]), t_I
 
 
-def _sentence(evidence: Evidence, fit: _Fit) -> str:
+def _sentence(evidence: Evidence, fit: TemperatureFit) -> str:
     if fit.source == _STATED:
         engine, trainer = temperatures_of(evidence.about)
         return f"The engine's temperature is {engine:g}, and the trainer's {trainer:g}."
@@ -152,7 +152,7 @@ def _sentence(evidence: Evidence, fit: _Fit) -> str:
 
 
 @dataclass(frozen=True)
-class _Fit:
+class TemperatureFit:
     """β of all prompts with its error, and of each half, for use on the other.
 
     `bounds` are β if all noise is the trainer's, and if all of it is the rollout's.
@@ -176,18 +176,18 @@ class _Fit:
         return min(self.bounds) <= 1 <= max(self.bounds)
 
 
-def _stated(evidence: Evidence) -> _Fit | None:
+def _stated(evidence: Evidence) -> TemperatureFit | None:
     """From the manifest, if it names two temperatures."""
     engine, trainer = temperatures_of(evidence.about)
     if engine == trainer:
         return None
     beta, has_topk = engine / trainer, evidence.sample.topk_logq_TK is not None
-    return _Fit(beta, 0.0, (beta, beta), (beta, beta), _STATED, has_topk)
+    return TemperatureFit(beta, 0.0, (beta, beta), (beta, beta), _STATED, has_topk)
 
 
 def _fit(
     sample: Sample, x_M: np.ndarray, y_M: np.ndarray, group_M: np.ndarray, source: str, topk: bool
-) -> _Fit | None:
+) -> TemperatureFit | None:
     if len(x_M) < FEWEST:
         return None
     whole, half_M = _slope(x_M, y_M, group_M), sample.half_G[group_M]
@@ -196,7 +196,7 @@ def _fit(
     ]
     if whole is None or halves[0] is None or halves[1] is None:
         return None
-    return _Fit(*whole, (halves[0][0], halves[1][0]), source, topk)
+    return TemperatureFit(*whole, (halves[0][0], halves[1][0]), source, topk)
 
 
 def _slope(
@@ -212,7 +212,7 @@ def _slope(
     return float(np.sqrt(down / up)), error, (down, 1 / up)
 
 
-def _from_topk(sample: Sample) -> _Fit | None:
+def _from_topk(sample: Sample) -> TemperatureFit | None:
     if (ranks := ranks_of(sample)) is None:
         return None
     q_NK, p_NK, usable_NK = ranks
@@ -242,7 +242,7 @@ def centred(v_NK: np.ndarray, among_NK: np.ndarray) -> np.ndarray:
     return np.where(among_NK, v_NK - mean_N[:, None], 0)
 
 
-def _from_log_odds(sample: Sample) -> _Fit | None:
+def _from_log_odds(sample: Sample) -> TemperatureFit | None:
     """Fit the log-odds, as if all other ids were one: exact for two ids; else the log-odds are
     off by a constant.
     """
@@ -268,7 +268,7 @@ def log_odds(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return x_N, y_N, np.maximum(np.abs(x_N), np.abs(y_N)) < _MOST_LOG_ODDS
 
 
-def _differs_where_seen(sample: Sample) -> bool:
+def differs_where_seen(sample: Sample) -> bool:
     """Whether the slope differs clearly on tokens that are in the context: a penalty, not a
     temperature.
     """
@@ -285,7 +285,7 @@ def _differs_where_seen(sample: Sample) -> bool:
     return bool(far and abs(seen - other) > _APART * np.hypot(seen_error, other_error))
 
 
-def _left(sample: Sample, fit: _Fit, *, mirrored: bool) -> np.ndarray:
+def _left(sample: Sample, fit: TemperatureFit, *, mirrored: bool) -> np.ndarray:
     """log π − log μ, nats, beyond what β from the other prompts makes of μ, however the unknown
     rest is spread.
     """

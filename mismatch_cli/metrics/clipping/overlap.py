@@ -18,7 +18,7 @@ from mismatch_cli.metrics.histograms import without_each_group
 from mismatch_cli.metrics.kept_rows import TOKEN_ROW, token_rows
 
 MOST_ALGORITHMS = 64  # the bits of a pattern
-_EXAMPLES, _PATTERNS = 3, 1024
+_EXAMPLES, PATTERNS = 3, 1024
 _MOST_CELLS = 2**22
 _ROW = np.dtype(
     [
@@ -94,7 +94,7 @@ class Overlap(Accumulator):
         index_U = np.flatnonzero(judged.blocked_by_N)
         if not len(index_U):
             return
-        pattern_P, kind_U = _distinct(judged.blocked_by_N[index_U])
+        pattern_P, kind_U = distinct_patterns(judged.blocked_by_N[index_U])
         place_U = judged.group_N[index_U] * len(pattern_P) + kind_U
         tokens_GP = np.bincount(place_U, minlength=GROUPS * len(pattern_P)).reshape(GROUPS, -1)
         # Counts below 2^53 are exact
@@ -124,8 +124,8 @@ class Overlap(Accumulator):
         rows = np.concatenate([self.examples, rows])
         rows = rows[_first_of_each(rows["pattern"], rows["hash"])]
         kinds = np.unique(rows["pattern"])
-        if len(kinds) > _PATTERNS:
-            limit = np.partition(mix(kinds), _PATTERNS - 1)[_PATTERNS - 1]
+        if len(kinds) > PATTERNS:
+            limit = np.partition(mix(kinds), PATTERNS - 1)[PATTERNS - 1]
             rows = rows[mix(rows["pattern"]) <= limit]
         self.examples = rows
 
@@ -190,7 +190,7 @@ def _disputed(only: str, other: str, row: np.ndarray) -> DisputedToken:
     )
 
 
-def _distinct(pattern_U: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def distinct_patterns(pattern_U: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """`np.unique` with the inverse, sixteen bits at a time without sorting, as there are few
     patterns.
     """

@@ -153,16 +153,16 @@ class Sweeps(Accumulator):
             return grouped_ratio(more_GB[:, b], self.total[0], prompts, SIGNED)
 
         middle = int(BINS.edges[0].searchsorted(value))
-        below = bisect_left(range(middle), True, key=lambda b: not _above_0(difference(b).low)) - 1
+        below = bisect_left(range(middle), True, key=lambda b: not above_0(difference(b).low)) - 1
         above = bisect_left(
-            range(BINS.count), True, middle, key=lambda b: _above_0(difference(b).high, -1)
+            range(BINS.count), True, middle, key=lambda b: above_0(difference(b).high, -1)
         )
         if below < 1 or above >= BINS.count - 1:
             return point(value, FEW_AT_EDGE)
         return Estimate(value, float(BINS.edges[0][below]), float(BINS.edges[0][above]))
 
 
-def _above_0(limit: float | None, sign: int = 1) -> bool:
+def above_0(limit: float | None, sign: int = 1) -> bool:
     return limit is not None and sign * limit > 0
 
 

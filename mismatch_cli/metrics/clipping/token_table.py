@@ -17,7 +17,7 @@ from mismatch_cli.metrics.clipping.masked import Masked
 from mismatch_cli.metrics.estimate import finite_or_none
 from mismatch_cli.metrics.histograms import count_into
 
-_BUFFERED = 2**16
+BUFFERED = 2**16
 _SIGN_BIT = 32
 _CHANCE = 0.05  # that a token id is called over-represented, though none is
 
@@ -139,7 +139,7 @@ class _SparseSums(Accumulator):
         self._key = np.zeros(0, dtype=np.int64)
         self._sums_4 = np.zeros((4, 0))
         self._waiting: list[tuple[np.ndarray, np.ndarray]] = []
-        self._size = 0
+        self.size = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Sort before pickling: the worker has the time, and there is less to send."""
@@ -148,8 +148,8 @@ class _SparseSums(Accumulator):
 
     def add(self, key_U: np.ndarray, values_4U: np.ndarray) -> None:
         self._waiting.append((key_U, values_4U))
-        self._size += len(key_U)
-        if self._size > max(_BUFFERED, len(self._key)):
+        self.size += len(key_U)
+        if self.size > max(BUFFERED, len(self._key)):
             self.totals()
 
     def merge(self, other: _SparseSums) -> None:
@@ -164,5 +164,5 @@ class _SparseSums(Accumulator):
             self._sums_4 = np.stack(
                 [np.bincount(place, weights=row, minlength=len(self._key)) for row in sums_4]
             )
-            self._waiting, self._size = [], 0
+            self._waiting, self.size = [], 0
         return self._key, self._sums_4

@@ -26,7 +26,7 @@ _CONNECT_TIMEOUT = 10.0
 _LONGEST_TOLD = 300  # characters of a server's message
 _MOST_TOLD = 2**22  # bytes of an answer about the server itself
 MOST_BYTES = 2**26  # of any answer
-_BODY_SECONDS = 60.0  # answers are sent in one go: one that has begun must end
+BODY_SECONDS = 60.0  # answers are sent in one go: one that has begun must end
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class Server:
             )
         found = bytearray()
         try:
-            async with asyncio.timeout(_BODY_SECONDS):
+            async with asyncio.timeout(BODY_SECONDS):
                 async for piece in response.content.iter_any():
                     found += piece
                     if len(found) > most:
@@ -218,7 +218,7 @@ class Server:
                         )
         except TimeoutError as error:
             raise _DrippingError(
-                f"an answer that began had not ended {_BODY_SECONDS:g} s later"
+                f"an answer that began had not ended {BODY_SECONDS:g} s later"
             ) from error
         return bytes(found)
 

@@ -276,7 +276,7 @@ class TemporaryFolder:
     left by a kill.
     """
 
-    _shared: ClassVar[TemporaryFolder | None] = None
+    current: ClassVar[TemporaryFolder | None] = None
 
     @classmethod
     def shared(cls) -> TemporaryFolder:
@@ -284,9 +284,9 @@ class TemporaryFolder:
 
         Nested folders would soon make paths too long for sockets.
         """
-        cls._shared = cls._shared or cls()
-        cls._shared._users += 1
-        return cls._shared
+        cls.current = cls.current or cls()
+        cls.current._users += 1
+        return cls.current
 
     def __init__(self) -> None:
         self._users = 0
@@ -312,8 +312,8 @@ class TemporaryFolder:
         self._users -= 1
         if self._users > 0:
             return
-        if TemporaryFolder._shared is self:
-            TemporaryFolder._shared = None
+        if TemporaryFolder.current is self:
+            TemporaryFolder.current = None
         tempfile.tempdir = self._tempdir
         if self._environment is None:
             os.environ.pop("TMPDIR", None)

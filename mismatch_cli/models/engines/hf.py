@@ -94,7 +94,7 @@ class HfEngine:
         self._stop_ids = _as_set(model.generation_config.eos_token_id) | _as_set(
             model.config.eos_token_id
         )
-        self._settings = settings
+        self.settings = settings
         self._batch_size = batch_size
         # Responses end where positions would begin to depend on the length of a batch.
         context = first_context(model.config) or int(
@@ -138,7 +138,7 @@ class HfEngine:
     def pass_over(self, token_ids: list[int]) -> AbstractContextManager[EnginePass]:
         from mismatch_cli.models.engines._hf_modules import pass_over
 
-        return pass_over(self._model, token_ids, self._settings.sampling)
+        return pass_over(self._model, token_ids, self.settings.sampling)
 
     def replay(
         self,
@@ -169,7 +169,7 @@ class HfEngine:
         check_known([response.response_ids for response in responses], self._vocabulary)
         logps = []
         for response in responses:
-            logps.append(read_at_once(self._model, response, self._settings.sampling))
+            logps.append(read_at_once(self._model, response, self.settings.sampling))
             on_finished(1)
         return logps
 
@@ -191,7 +191,7 @@ class HfEngine:
         return {
             "engine": "hf",
             "version": transformers.__version__,
-            "model": self._settings.model,
+            "model": self.settings.model,
             "architecture": type(self._model).__name__,
             "dtype": str(self._model.dtype).removeprefix("torch."),
             "kv_cache_dtype": str(self._model.dtype).removeprefix("torch."),
@@ -201,7 +201,7 @@ class HfEngine:
             "batch_size": self._batch_size,
             "max_model_len": self.max_model_len,
             "device": self._model.device.type,
-            "seed": self._settings.seed,
+            "seed": self.settings.seed,
             **_experts(self._model, self._routers is not None),
         }
 
@@ -218,7 +218,7 @@ class HfEngine:
     ) -> list[Rollout]:
         import torch
 
-        settings = replace(self._settings, sampling=self._sampling(batch[0]))
+        settings = replace(self.settings, sampling=self._sampling(batch[0]))
         recorder = _Recorder(
             settings, self._stop_ids, sinks, self._routers, token_counter(on_finished)
         )
@@ -231,7 +231,7 @@ class HfEngine:
         return [recorder.rollout(row, r.prompt_ids, ids[row]) for row, r in enumerate(batch)]
 
     def _replay_batch(self, batch: Sequence[Forced]) -> list[Rollout]:
-        recorder = _Recorder(self._settings, self._stop_ids, {}, self._routers)
+        recorder = _Recorder(self.settings, self._stop_ids, {}, self._routers)
         config = self._generation_config(
             max_new_tokens=max(len(r.response_ids) for r in batch), forced=True
         )
@@ -292,7 +292,7 @@ class HfEngine:
         return int(self._model.get_input_embeddings().num_embeddings)
 
     def _sampling(self, request: Request) -> SamplingSettings:
-        return request.sampling or self._settings.sampling
+        return request.sampling or self.settings.sampling
 
     def _room(self, request: Request) -> int:
         """The most tokens that its row may have, by its sampling's limit and the context."""
@@ -302,7 +302,7 @@ class HfEngine:
         """The number of tokens in its row that are this request's: it may end before the others
         of its batch.
         """
-        return min(request.longest(self._settings.sampling), self._room(request))
+        return min(request.longest(self.settings.sampling), self._room(request))
 
 
 class _Recorder:

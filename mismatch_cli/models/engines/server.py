@@ -46,9 +46,9 @@ PREFILLS = True  # but not REPLAYS: a server draws its tokens itself
 _ATTEMPTS = 3  # at sampling a batch while the server restarts
 _ADDRESS = ("concurrency", "timeout", "patience")
 _ARGUMENTS = ("url", "served_model", "max_model_len", *_ADDRESS)
-_PATIENCE_AT_START, _FOR_THE_LIST = 3.0, 5.0  # a wrong URL should fail at once
+_PATIENCE_AT_START, FOR_THE_LIST = 3.0, 5.0  # a wrong URL should fail at once
 # Seconds for the next answers of a server that may be busy, unless `timeout` is set
-_FIRST_ANSWER = 60.0
+FIRST_ANSWER = 60.0
 
 
 def check(settings: EngineSettings) -> None:
@@ -112,7 +112,7 @@ class ServerEngine:
         speaks: bool = True,
     ) -> None:
         """`speaks`: whether this rank, among those that share the server, gives it its weights."""
-        self._settings = settings
+        self.settings = settings
         self._address = address
         self._weights, self._speaks = weights, speaks
         self.url, self.checksums = address.url, dict[str, str]()
@@ -126,13 +126,13 @@ class ServerEngine:
     def sample(
         self, requests: Sequence[Request], on_finished: Callable[[int], None]
     ) -> list[Rollout]:
-        sampling, top_logprobs = self._settings.sampling, self._settings.top_logprobs
+        sampling, top_logprobs = self.settings.sampling, self.settings.top_logprobs
         return asyncio.run(
             self._asked(lambda server: server.sample(requests, sampling, top_logprobs, on_finished))
         )
 
     def prefill(self, responses: Sequence[Forced], on_finished: Told) -> list[np.ndarray]:
-        check_as_it_comes(self._settings.sampling)
+        check_as_it_comes(self.settings.sampling)
         check_known([response.response_ids for response in responses], self._vocabulary)
         return asyncio.run(self._asked(lambda server: prefilled(server, responses, on_finished)))
 
@@ -143,9 +143,9 @@ class ServerEngine:
 
     async def _take_over(self) -> None:
         assert self._weights is not None
-        async with Server(self._address, self._settings.say) as server:
+        async with Server(self._address, self.settings.say) as server:
             await self._weights.give(server, self.url)
-        async with Server(replace(self._address, patience=0), self._settings.say) as server:
+        async with Server(replace(self._address, patience=0), self.settings.say) as server:
             self.checksums = await told_checksums(server)
 
     def describe(self) -> dict[str, Any]:
@@ -158,26 +158,26 @@ class ServerEngine:
             "max_model_len": self._served.context,
             "logprobs_mode": self._mode,
             "concurrency": self._address.concurrency,
-            "seed": self._settings.seed,
+            "seed": self.settings.seed,
         }
 
     async def _look(self) -> tuple[Served, str, dict[str, Any]]:
         at_start = replace(self._address, patience=min(self._address.patience, _PATIENCE_AT_START))
-        async with Server(at_start, self._settings.say, within=_FOR_THE_LIST) as server:
-            served = await self._find(server, self._settings.extra.get("served_model"))
-        first = replace(at_start, timeout=self._settings.extra.get("timeout", _FIRST_ANSWER))
-        async with Server(first, self._settings.say) as server:
+        async with Server(at_start, self.settings.say, within=FOR_THE_LIST) as server:
+            served = await self._find(server, self.settings.extra.get("served_model"))
+        first = replace(at_start, timeout=self.settings.extra.get("timeout", FIRST_ANSWER))
+        async with Server(first, self.settings.say) as server:
             completions = self._completions(server, served)
             mode = await measure_mode(completions)
-            check_mode(mode, self._settings.sampling)
-            await check_top_logprobs(completions, self._settings.top_logprobs)
+            check_mode(mode, self.settings.sampling)
+            await check_top_logprobs(completions, self.settings.top_logprobs)
             return served, mode, await read_settings(server)
 
     async def _asked(self, ask: Callable[[Completions], Awaitable[list[Answer]]]) -> list[Answer]:
         """The server's answers, given with the weights it was sent and the settings it had at
         the start.
         """
-        async with Server(self._address, self._settings.say) as server:
+        async with Server(self._address, self.settings.say) as server:
             completions = self._completions(server, self._served)
             for _ in range(_ATTEMPTS):
                 await self._keep_weights(server)
@@ -202,7 +202,7 @@ class ServerEngine:
     async def _keep_weights(self, server: Server) -> None:
         """Send the weights again to a server that has restarted, and so has its original ones."""
         if self._weights is not None and not await self._has_weights(server):
-            self._settings.say(
+            self.settings.say(
                 f"{self._address.url} has lost this step's weights: sending them again"
             )
             await self._weights.give(server, self.url)
@@ -225,8 +225,8 @@ class ServerEngine:
             )
 
     async def _find(self, server: Server, name: str | None) -> Served:
-        longest = self._settings.extra.get("max_model_len")
-        return await find_served(server, self._address.url, self._settings.model, name, longest)
+        longest = self.settings.extra.get("max_model_len")
+        return await find_served(server, self._address.url, self.settings.model, name, longest)
 
     def _completions(self, server: Server, served: Served) -> Completions:
         return Completions(server, served.name, served.also_named, self._vocabulary, served.context)

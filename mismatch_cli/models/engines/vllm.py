@@ -66,7 +66,7 @@ def create(settings: EngineSettings) -> VllmEngine:
     )
     with engine_log(settings.log_file):
         try:
-            llm = _load(settings, lora_arguments(adapter))
+            llm = load_llm(settings, lora_arguments(adapter))
             lora = load_adapter(llm, adapter)
             custom_code.note(settings.model, llm.llm_engine.vllm_config.model_config.hf_config)
             # vLLM's Transformers backend has decorated transformers' decoder class in this process.
@@ -103,7 +103,7 @@ def _set_environment() -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
-def _load(settings: EngineSettings, lora: dict[str, Any]) -> Any:
+def load_llm(settings: EngineSettings, lora: dict[str, Any]) -> Any:
     import torch
     from vllm import LLM, EngineArgs
     from vllm.platforms import current_platform
@@ -173,7 +173,7 @@ class VllmEngine:
     ) -> None:
         self.llm = llm
         self._lora = lora  # vLLM's request object of the adapter, for every response
-        self._settings = settings
+        self.settings = settings
         self._before, self._temporary = before, temporary
         self._asleep: set[str] = set()
         self._router_layers: list[int] = (
@@ -185,7 +185,7 @@ class VllmEngine:
     ) -> list[Rollout]:
         with self._awake():
             together, part = self._of_all(requests)
-            outputs = self._generate(together, self._settings.top_logprobs, on_finished)[part]
+            outputs = self._generate(together, self.settings.top_logprobs, on_finished)[part]
         return [
             self._rollout(request, output)
             for request, output in zip(requests, outputs, strict=True)
@@ -205,7 +205,7 @@ class VllmEngine:
         with self._awake():
             together, part = self._of_all(responses)
             ask = partial(self._ask, on_finished=on_finished)
-            outputs = replayed(self.llm, together, self._settings, ask, alone=alone, cached=cached)[
+            outputs = replayed(self.llm, together, self.settings, ask, alone=alone, cached=cached)[
                 part
             ]
         ends = stop_ids(self.llm)
@@ -223,13 +223,13 @@ class VllmEngine:
         with self._awake():
             together, part = self._of_all(responses)
             return prefilled(
-                self.llm, together, self._settings, partial(self._ask, on_finished=on_finished)
+                self.llm, together, self.settings, partial(self._ask, on_finished=on_finished)
             )[part]
 
     def _rollout(self, asked: Asked, output: Any, sink: Sink | None = None) -> Rollout:
         completion = output.outputs[0]
         return self._routed(
-            to_rollout(asked.prompt_ids, completion, self._settings.top_logprobs, sink), completion
+            to_rollout(asked.prompt_ids, completion, self.settings.top_logprobs, sink), completion
         )
 
     def _routed(self, rollout: Rollout, completion: Any) -> Rollout:
@@ -246,7 +246,7 @@ class VllmEngine:
         """All ranks that share an engine send it the same requests: those of all, and the slice
         that is this rank's.
         """
-        world, size = self._settings.world, self._settings.tensor_parallel
+        world, size = self.settings.world, self.settings.tensor_parallel
         if size == 1:
             return requests, slice(None)
         first = world.rank // size * size
@@ -262,7 +262,7 @@ class VllmEngine:
         self._wake(*_PARTS)
         self.llm.reset_prefix_cache()
         yield
-        if self._settings.sleeps:
+        if self.settings.sleeps:
             self.llm.sleep(level=1)
             self._asleep = set(_PARTS)
 
@@ -291,7 +291,7 @@ class VllmEngine:
         self, requests: Sequence[Request], logprobs: int, on_finished: Callable[[int], None]
     ) -> list[Any]:
         parameters = [
-            sampling_params(r.sampling or self._settings.sampling, logprobs, r) for r in requests
+            sampling_params(r.sampling or self.settings.sampling, logprobs, r) for r in requests
         ]
         return self._ask([r.prompt_ids for r in requests], parameters, on_finished)
 
@@ -330,12 +330,12 @@ class VllmEngine:
         # Imports torch, which checking settings must not
         from mismatch_cli.models.engines._vllm_modules import pass_over
 
-        return pass_over(self.llm, read, token_ids, self._settings.sampling)
+        return pass_over(self.llm, read, token_ids, self.settings.sampling)
 
     def load_weights(self, model: Any) -> None:
         # The cache sleeps until the next response: both models are in memory now
         self._wake("weights")
-        with engine_log(self._settings.log_file):
+        with engine_log(self.settings.log_file):
             take_over(self.llm, model)
         if not self.llm.reset_prefix_cache():
             raise MismatchError(
@@ -348,8 +348,8 @@ class VllmEngine:
 
         self._wake("weights")
         quantised = self.llm.llm_engine.vllm_config.model_config.quantization is not None
-        shapes = plain if quantised and plain else SavedTensors(self._settings.model).shapes
-        with engine_log(self._settings.log_file):
+        shapes = plain if quantised and plain else SavedTensors(self.settings.model).shapes
+        with engine_log(self.settings.log_file):
             return live_tensors(self.llm, shapes)
 
     @property
@@ -360,7 +360,7 @@ class VllmEngine:
         # the name as asked for: vLLM puts the folder of the cache in its place when the hub is not
         # to be asked
         described = describe_config(self.llm.llm_engine.vllm_config) | {
-            "model": self._settings.model
+            "model": self.settings.model
         }
         return described | ({"router_layers": self._router_layers} if self._router_layers else {})
 
@@ -369,12 +369,12 @@ class VllmEngine:
 
         core = self.llm.llm_engine.engine_core
         del self.llm
-        with engine_log(self._settings.log_file), kept_apart(), group_kept(self._settings.world):
+        with engine_log(self.settings.log_file), kept_apart(), group_kept(self.settings.world):
             try:
                 core.shutdown()  # includes this clean-up; a second one would take half a second
             except Exception:  # a failure here cannot harm what has been recorded
                 cleanup_dist_env_and_memory()
-        gc.unfreeze()  # undoes `_load`
+        gc.unfreeze()  # undoes `load_llm`
         self._before.restore()
         self._temporary.close()
 

@@ -144,11 +144,11 @@ def _score_rows(
     rollout: RolloutRows,
 ) -> HeadScores:
     if sampling.truncates or len(hidden_TH) <= _FEW_ROWS:
-        return _score_full_rows(hidden_TH, head, ids_TQ, sampling, rollout)
+        return score_full_rows(hidden_TH, head, ids_TQ, sampling, rollout)
     scores, redo_T = _score_tiles(hidden_TH, head, ids_TQ, sampling, width, rollout)
     if redo_T.any():
         redo_rows = rollout.at(redo_T.nonzero()[:, 0].tolist())
-        redone = _score_full_rows(hidden_TH[redo_T], head, ids_TQ[redo_T], sampling, redo_rows)
+        redone = score_full_rows(hidden_TH[redo_T], head, ids_TQ[redo_T], sampling, redo_rows)
         for column, values in zip(scores, redone, strict=True):
             column[redo_T] = values
     return scores
@@ -168,21 +168,21 @@ def _score_tiles(
     of the same tokens gives it, on a CPU almost always to the bit. If it differs, the caller
     computes the full row; if it differs for many, the tiles are first computed again, to the bit.
     """
-    expected_T = _sampler_logits(head.rows(ids_TQ[:, 0]).logits(hidden_TH).diagonal(), sampling)
+    expected_T = sampler_logits(head.rows(ids_TQ[:, 0]).logits(hidden_TH).diagonal(), sampling)
     running = RunningRows(ids_TQ, expected_T)
-    running.update_all(_tiles(hidden_TH, head, sampling, width))
+    running.update_all(tiles_of(hidden_TH, head, sampling, width))
     if (running.target_T != expected_T).sum() > _FULL_ROWS:  # on a GPU these can be all tokens
         expected_T = running.target_T
         running = RunningRows(ids_TQ, expected_T)
-        running.update_all(_tiles(hidden_TH, head, sampling, width))
+        running.update_all(tiles_of(hidden_TH, head, sampling, width))
     full = FullDivergence(rollout, running.log_sum_exp_T)
     if rollout:
-        for start, z_TN, _ in _tiles(hidden_TH, head, sampling, width):
+        for start, z_TN, _ in tiles_of(hidden_TH, head, sampling, width):
             full.update(z_TN, start)
     return _scores(running, full), running.target_T != expected_T
 
 
-def _tiles(
+def tiles_of(
     hidden_TH: Tensor, head: Head, sampling: SamplingSettings, width: int
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """First column, the sampler's logits and scratch space of each tile, in buffers that the
@@ -197,7 +197,7 @@ def _tiles(
         logits_TN = part.logits(hidden_TH, out=_view(product, shape))
         yield (
             start,
-            _sampler_logits(logits_TN, sampling, out=_view(z, shape)),
+            sampler_logits(logits_TN, sampling, out=_view(z, shape)),
             _view(scratch, shape),
         )
 
@@ -210,9 +210,7 @@ def _view(buffer: Tensor, shape: tuple[int, int]) -> Tensor:
     return buffer[: shape[0] * shape[1]].view(shape)
 
 
-def _sampler_logits(
-    logits: Tensor, sampling: SamplingSettings, out: Tensor | None = None
-) -> Tensor:
+def sampler_logits(logits: Tensor, sampling: SamplingSettings, out: Tensor | None = None) -> Tensor:
     """The logits in float32, divided by the temperature, in place or in `out`."""
     z = (
         logits
@@ -224,7 +222,7 @@ def _sampler_logits(
     return z if sampling.temperature == 1 else z.div_(sampling.temperature)
 
 
-def _score_full_rows(
+def score_full_rows(
     hidden_TH: Tensor, head: Head, ids_TQ: Tensor, sampling: SamplingSettings, rollout: RolloutRows
 ) -> HeadScores:
     parts, first = [], 0

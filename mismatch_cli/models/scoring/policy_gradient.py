@@ -24,8 +24,8 @@ from mismatch_cli.models.scoring.head import Head, score_hidden
 _CPU_TILE, _GPU_TILE = 256, 2048
 # How many of those the softmax takes at once: on a CPU, as many as fit the cache. This does not
 # change a bit.
-_CPU_LOGITS, _LEAST_CPU_ROWS, _GPU_ROWS = 1 << 17, 4, 256
-_SLICE = 8192  # vocabulary entries per backward product
+CPU_LOGITS, LEAST_CPU_ROWS, _GPU_ROWS = 1 << 17, 4, 256
+SLICE = 8192  # vocabulary entries per backward product
 _MOVED = 16  # rows to move at a time
 _NEVER = -1e30  # stands for a logit of -inf: probability 0, and their product is 0 as well
 
@@ -136,7 +136,7 @@ class _FormedInForward(torch.autograd.Function):
             _zeros(x) if need and x is not None else None
             for need, x in zip(wanted, inputs, strict=True)
         ]
-        gradients = _Gradients(*sums)
+        gradients = WantedGradients(*sums)
         result = _form(hidden_NH, job, gradients)
         ctx.formed, ctx.dtype = gradients, weight_VH.dtype
         ctx.mark_non_differentiable(result.logp_N, result.entropy_N)
@@ -154,7 +154,7 @@ class _FormedInForward(torch.autograd.Function):
         return (*scaled, None)
 
 
-class _Gradients(NamedTuple):
+class WantedGradients(NamedTuple):
     """Sums of d loss / d input; None where not needed."""
 
     hidden_NH: Tensor | None
@@ -170,12 +170,12 @@ def _zeros(like: Tensor) -> Tensor:
     return torch.zeros(like.shape, dtype=_sum_dtype(like.dtype), device=like.device)
 
 
-def _form(hidden_NH: Tensor, job: _Job, gradients: _Gradients) -> PolicyGradient:
+def _form(hidden_NH: Tensor, job: _Job, gradients: WantedGradients) -> PolicyGradient:
     """Loss, log π and entropy; adds each tile's share to the gradients."""
     head, count = job.head, len(hidden_NH)
     logp_N, entropy_N = (_zeros(hidden_NH[:, 0]) for _ in range(2))
     loss = logp_N.new_zeros(())
-    tiles = _Tiles(
+    tiles = GradientTiles(
         head, job.temperature, hidden_NH.new_empty(min(job.row_tile, count), head.vocabulary)
     )
     for start in range(0, count, job.row_tile):
@@ -202,11 +202,11 @@ def _form(hidden_NH: Tensor, job: _Job, gradients: _Gradients) -> PolicyGradient
                     active_U + start,
                 )
             else:
-                _add(gradients, head, slope_UV, hidden_UH, factor_U, active_U + start)
+                add_products(gradients, head, slope_UV, hidden_UH, factor_U, active_U + start)
     return PolicyGradient(loss, logp_N, entropy_N)
 
 
-class _Tiles:
+class GradientTiles:
     """Logits, log π, entropy and slopes, one row tile after the other in the same memory.
 
     The slope is −d log π / d (h Wᵀ + b) up to the constant `unit`, which combines divisor,
@@ -216,13 +216,13 @@ class _Tiles:
 
     def __init__(self, head: Head, temperature: float, logits_RV: Tensor) -> None:
         self._head, self._temperature, self.logits_RV = head, temperature, logits_RV
-        rows, on_cpu = _CPU_LOGITS // head.vocabulary, logits_RV.device.type == "cpu"
-        self._rows = max(_LEAST_CPU_ROWS, rows) if on_cpu else _GPU_ROWS
+        rows, on_cpu = CPU_LOGITS // head.vocabulary, logits_RV.device.type == "cpu"
+        self._rows = max(LEAST_CPU_ROWS, rows) if on_cpu else _GPU_ROWS
         dtype = _sum_dtype(logits_RV.dtype)
         self._slope_RV = (
             logits_RV if logits_RV.dtype == dtype else torch.empty_like(logits_RV, dtype=dtype)
         )
-        self._z_RV, self._passed_RV = (
+        self.z_RV, self.passed_RV = (
             torch.empty_like(logits_RV[: self._rows], dtype=dtype) for _ in range(2)
         )
         self.unit = head.multiplier / (head.divisor * temperature)
@@ -258,7 +258,7 @@ class _Tiles:
         for logits, log_sum, ids, logp in zip(
             *(x.split(self._rows) for x in (logits_RV, log_sum_R, ids_R, known.logp_N)), strict=True
         ):
-            passed = self._passed_RV[: len(ids)]
+            passed = self.passed_RV[: len(ids)]
             self._softcap_slope(logits, passed)
             if self._temperature != 1:
                 logits.div_(self._temperature)
@@ -282,8 +282,8 @@ class _Tiles:
         π then keeps its relative precision where π is nearly 1.
         """
         z_RV, passed_RV, ids_R1 = (
-            self._z_RV[: len(ids_R)],
-            self._passed_RV[: len(ids_R)],
+            self.z_RV[: len(ids_R)],
+            self.passed_RV[: len(ids_R)],
             ids_R[:, None],
         )
         z_RV.copy_(logits_RV)
@@ -312,8 +312,8 @@ def _move_up(slope_RV: Tensor, active_U: Tensor) -> Tensor:
     return slope_RV[: len(active_U)]
 
 
-def _add(
-    gradients: _Gradients,
+def add_products(
+    gradients: WantedGradients,
     head: Head,
     slope_UV: Tensor,
     hidden_UH: Tensor,
@@ -328,8 +328,8 @@ def _add(
     coefficient_U1 = coefficient_U[:, None]
     weighted_UH = hidden_UH * coefficient_U1
     back_UH = torch.zeros_like(weighted_UH)
-    for start in range(0, head.vocabulary, _SLICE):
-        part = slice(start, start + _SLICE)
+    for start in range(0, head.vocabulary, SLICE):
+        part = slice(start, start + SLICE)
         slope_UW = slope_UV[:, part]
         if gradients.hidden_NH is not None:
             back_UH.addmm_(slope_UW, head.weight_VH[part].to(slope_UW.dtype))
@@ -342,7 +342,7 @@ def _add(
 
 
 def _add_bfloat16(
-    gradients: _Gradients,
+    gradients: WantedGradients,
     head: Head,
     slope_UV: Tensor,
     logits_RV: Tensor,
@@ -383,8 +383,8 @@ def _add_product(sum_VH: Tensor, slope_UV: Tensor, rounded_UV: Tensor, hidden_UH
         return
     hidden_UH = hidden_UH.float()
     with _products_in_bfloat16():
-        for start in range(0, len(sum_VH), _SLICE):
-            sum_VH[start : start + _SLICE].addmm_(slope_UV[:, start : start + _SLICE].T, hidden_UH)
+        for start in range(0, len(sum_VH), SLICE):
+            sum_VH[start : start + SLICE].addmm_(slope_UV[:, start : start + SLICE].T, hidden_UH)
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def proven_head(model: Any) -> tuple[Head, torch.dtype]:
         def proven(
             hidden_BLH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None
         ) -> Head | None:
-            for head in _candidates(model, weight_VH, bias_V):
+            for head in candidates(model, weight_VH, bias_V):
                 if head.vocabulary == full_LV.shape[1] and _equals(head, hidden_BLH[0], full_LV):
                     return head
             return None
@@ -71,7 +71,7 @@ def _inputs(ids_BL: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"input_ids": ids_BL, "attention_mask": torch.ones_like(ids_BL)}
 
 
-def _candidates(model: Any, weight_VH: torch.Tensor, bias_V: torch.Tensor | None) -> Iterator[Head]:
+def candidates(model: Any, weight_VH: torch.Tensor, bias_V: torch.Tensor | None) -> Iterator[Head]:
     config = model.config.get_text_config()
     scales = [
         s

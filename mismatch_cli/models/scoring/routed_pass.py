@@ -61,7 +61,7 @@ class Routing:
                 )
             return
         if routed:
-            self._check(requests)
+            self.check(requests)
             self.routers.listen()
         if self.replays:
             self.routers.prescribe(self._laid_out(requests, packed) if routed else None)
@@ -83,7 +83,7 @@ class Routing:
             for request, span in zip(requests, spans, strict=True)
         ]
 
-    def _check(self, requests: Sequence[ScoreRequest]) -> None:
+    def check(self, requests: Sequence[ScoreRequest]) -> None:
         assert self.routers is not None
         layers, experts = len(self.routers.layers), self.routers.experts
         for request in requests:

@@ -218,7 +218,7 @@ class Trainer:
         """Score micro-batches; if ranks share them, each gets the others' results."""
         share = batches[self._world.rank :: self._world.size] if self._dealt else batches
         for batch in padded(share, self._world):
-            self._score_into(scores, requests, batch)
+            self.score_into(scores, requests, batch)
             tell(batch)
         if not self._dealt:
             return
@@ -253,7 +253,7 @@ class Trainer:
                     "Score with a model that shares the rollout's vocabulary."
                 )
 
-    def _score_into(
+    def score_into(
         self, scores: list[ResponseScores], requests: Sequence[ScoreRequest], batch: Sequence[int]
     ) -> None:
         """Score one micro-batch; a response that is in it twice is kept once, an empty one not
@@ -261,7 +261,7 @@ class Trainer:
         """
         members = [requests[i] for i in batch] or [NOTHING]
         try:
-            parts = _split(
+            parts = split_requests(
                 self._score_batch(members), members, self.routing.compared(members, self.packed)
             )
         except torch.OutOfMemoryError as error:
@@ -348,7 +348,7 @@ def _spans(members: Sequence[ScoreRequest]) -> Iterator[tuple[ScoreRequest, slic
 
 def _query_ids(members: Sequence[ScoreRequest]) -> torch.Tensor:
     """The top-K ids of all members, `[T, K]`; a member with fewer is padded with id 0, which
-    `_split` cuts off.
+    `split_requests` cuts off.
     """
     width = max(r.num_queries for r in members)
     query_ids_TK = torch.zeros(sum(len(r.response_ids) for r in members), width, dtype=torch.int64)
@@ -360,7 +360,7 @@ def _query_ids(members: Sequence[ScoreRequest]) -> torch.Tensor:
     return query_ids_TK
 
 
-def _split(
+def split_requests(
     scores: HeadScores, members: Sequence[ScoreRequest], routes: Sequence[RouteComparison | None]
 ) -> list[ResponseScores]:
     columns = [column.cpu().numpy() for column in scores]

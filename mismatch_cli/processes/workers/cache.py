@@ -42,7 +42,7 @@ class Cache:
         None if a store does not report modification times: a changed shard would go unnoticed.
         """
         question = (
-            _program(),
+            program_hash(),
             type(asked).__qualname__,
             asked,
             portion.trace,
@@ -88,7 +88,7 @@ class Entry(NamedTuple):
 
 
 @remembered
-def _program() -> str:
+def program_hash() -> str:
     """A hash of the package's code and of entry points: results of different code do not count."""
     digest = sha256()
     for path in sorted(PACKAGE.rglob("*.py")):

@@ -65,7 +65,7 @@ class _OnRay(Executor):
         tree: Reduction[Any] = Reduction(lambda: _References(self._combine))
         waiting: dict[Any, Portion] = {}
         settings = (version("mismatch-cli"), self.cache, self.skip_broken)
-        with _in_words():
+        with in_words():
             for portion in asked:
                 if len(waiting) >= self._window:
                     self._take(waiting, on_responses)
@@ -175,7 +175,7 @@ def _connected(address: str) -> Iterator[Any]:
 
 
 @contextmanager
-def _in_words() -> Iterator[None]:
+def in_words() -> Iterator[None]:
     """Raise a task's error as if it had happened here."""
     from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 

@@ -73,16 +73,16 @@ def is_foreign(name: str) -> bool:
 
 def bring(texts: Mapping[str, str]) -> None:
     """Register users' files, by path, that were read on another machine."""
-    _brought.update(texts)
+    brought_texts.update(texts)
 
 
 def text_of(path: Path) -> str:
     """The text of a user's file, from here or the machine where it was read."""
-    brought = _brought.get(str(path))
+    brought = brought_texts.get(str(path))
     return path.read_text(encoding="utf-8") if brought is None else brought
 
 
-_brought: dict[str, str] = {}
+brought_texts: dict[str, str] = {}
 
 
 def thresholds(region: ModuleType) -> dict[str, Threshold]:
@@ -171,7 +171,7 @@ _MIXED = (
 
 
 def _load_file(path: Path) -> ModuleType:
-    text = _brought.get(str(path))
+    text = brought_texts.get(str(path))
     if text is None and not path.is_file():
         raise UsageError(f"{path} does not exist. Name a Python file that defines trust_region().")
     spec = importlib.util.spec_from_file_location(f"trust_region_{path.stem}", path)

@@ -7,14 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.metrics.clipping import brute
-from tests.metrics.clipping.world import EVERYTHING, result_of, world
+from tests.metrics.clipping.world import EVERYTHING, world
 
 
 @pytest.fixture(scope="session")
 def judged_world() -> SimpleNamespace:
-    """`t` holds the counted tokens, `judged` those with an advantage."""
-    batch = world(0)
-    t = brute.counted(batch, EVERYTHING)
-    return SimpleNamespace(
-        batch=batch, t=t, judged=t[t["A"] != 0], result=result_of(batch, theory=True)
-    )
+    return brute.judged(world(0), EVERYTHING, theory=True)

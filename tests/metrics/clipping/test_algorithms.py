@@ -18,12 +18,9 @@ from tests.metrics.clipping.world import ALL, EVERYTHING, result_of, without, wo
 from tests.tiers import at_night
 
 CASES = {
-    "one advantage per response": {"batch": world(0), "needs": EVERYTHING},
-    "an advantage per token": {"batch": world(1, per_token=True), "needs": EVERYTHING},
-    "no advantages": {
-        "batch": without(world(2), "advantage_T"),
-        "needs": replace(EVERYTHING, advantages=False),
-    },
+    "one advantage per response": (world(0), EVERYTHING),
+    "an advantage per token": (world(1, per_token=True), EVERYTHING),
+    "no advantages": (without(world(2), "advantage_T"), replace(EVERYTHING, advantages=False)),
 }
 NAMES = [algorithm.name for algorithm in ALL]
 MU_EDGES = (0, 1e-4, 1e-3, 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.99, 1)
@@ -31,22 +28,7 @@ MU_EDGES = (0, 1e-4, 1e-3, 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.99, 1)
 
 @pytest.fixture(scope="module", params=[*list(CASES)[:1], *at_night(*list(CASES)[1:])])
 def case(request: pytest.FixtureRequest) -> SimpleNamespace:
-    """A batch, its counted tokens (`t`) and judged ones (`judged`), and the result for all
-    algorithms.
-    """
-    batch, needs = CASES[request.param]["batch"], CASES[request.param]["needs"]
-    t = brute.counted(batch, needs)
-    result = result_of(batch, needs=needs)
-    rows = {row["name"]: row for row in result["algorithms"]}
-    return SimpleNamespace(
-        batch=batch,
-        t=t,
-        judged=t[t["A"] != 0],
-        signed=needs.advantages,
-        result=result,
-        rows=rows,
-        needs=needs,
-    )
+    return brute.judged(*CASES[request.param])
 
 
 def value(estimate: dict[str, Any]) -> float:
@@ -70,11 +52,9 @@ def test_the_table_is_complete_and_the_batches_are_informative(case):
     """Every algorithm is in the second opinion, and every mask except the rarest blocks
     something here.
     """
-    assert {algorithm.name for algorithm in ALL} == set(brute.BLOCKED)
+    assert {algorithm.name for algorithm in ALL} == set(brute.OBJECTIVES) - {"top-entropy"}
     never = {name for name in case.rows if not case.judged[name].any()}
-    without_mask = {
-        name for name, rule in brute.BLOCKED.items() if rule is brute.never and name in case.t
-    }
+    without_mask = brute.UNMASKED & set(case.t)
     assert without_mask <= never <= without_mask | {"mask-0.8"}
 
 
@@ -100,7 +80,7 @@ def test_blocked_shares(case):
     for name in case.rows:
         for sign, estimate in case.rows[name]["blocked"].items():
             tokens = of_sign(case.judged, sign)
-            expected = share(tokens[name]) if case.signed or sign != "all" else np.nan
+            expected = share(tokens[name]) if case.needs.advantages or sign != "all" else np.nan
             assert value(estimate) == near(expected), (name, sign)
 
 
@@ -115,7 +95,9 @@ def test_update_weight_lost(case):
             ), (name, sign)
         expected = brute.lost(case.judged, name)
         for part in ("all", "masked", "capped"):
-            assert row["lost"][part]["value"] == (near(expected[part]) if case.signed else None), (
+            assert row["lost"][part]["value"] == (
+                near(expected[part]) if case.needs.advantages else None
+            ), (
                 name,
                 part,
             )
@@ -123,7 +105,7 @@ def test_update_weight_lost(case):
 
 
 def test_caps_take_something(case):
-    if case.signed:
+    if case.needs.advantages:
         assert all(
             case.rows[name]["lost"]["capped"]["value"] > 0 for name in ("pg-tis", "minirl-tis")
         )
@@ -132,7 +114,9 @@ def test_caps_take_something(case):
 def test_responses_touched(case):
     for name in case.rows:
         out = case.judged[case.judged[name]]
-        expected = out["s"].nunique() / case.judged["s"].nunique() if case.signed else np.nan
+        expected = (
+            out["s"].nunique() / case.judged["s"].nunique() if case.needs.advantages else np.nan
+        )
         assert value(case.rows[name]["responses_touched"]) == near(expected), name
 
 
@@ -196,7 +180,9 @@ def check_bin(case: SimpleNamespace, name: str, row: dict[str, Any], inside: pd.
     for sign, estimate in row["blocked"].items():
         tokens = of_sign(inside, sign)
         expected = share(tokens[name])
-        assert value(estimate) == near(expected if case.signed or sign != "all" else np.nan), (
+        assert value(estimate) == near(
+            expected if case.needs.advantages or sign != "all" else np.nan
+        ), (
             name,
             row,
             sign,

@@ -88,13 +88,8 @@ def slack(judged_world, k: int) -> pd.Series:
     t, batch = judged_world.t, judged_world.batch
     if not k:
         return np.minimum(1 - t["q"], 1 - t["p"])
-    ids = batch.topk_ids_TK[t["row"], :k]
-    alone = (ids != t["id"].to_numpy()[:, None]).all(axis=1)
-    rests = []
-    for name, short in (("rollout", "q"), ("trainer", "p")):
-        logp = getattr(batch, f"topk_logp_{name}_TK").astype(np.float64)[t["row"], :k]
-        rests.append((1 - np.exp(logp).sum(axis=1) - np.where(alone, t[short], 0)).clip(min=0))
-    return pd.Series(np.minimum(*rests), index=t.index)
+    rests = (brute.partition(batch, t, k, policy)[:, -1] for policy in ("rollout", "trainer"))
+    return pd.Series(np.minimum(*rests))
 
 
 def test_the_bracket_contains_the_full_tv(judged_world):

@@ -16,6 +16,7 @@ from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Ques
 from mismatch_cli.metrics.estimate import FEW_DECIDE
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.rules.batch import TokenBatch
+from tests.leaves import assert_close
 from tests.metrics.clipping.world import (
     ALL,
     EVERYTHING,
@@ -29,21 +30,6 @@ from tests.metrics.clipping.world import (
 )
 
 SHARES = ("blocked", "touched", "over_", "share", "wrong", "decided", "lost/", "/ess")
-
-
-def flat(result: Any, path: str = "") -> dict[str, Any]:
-    items = (
-        result.items()
-        if isinstance(result, dict)
-        else enumerate(result)
-        if isinstance(result, list)
-        else None
-    )
-    if items is None:
-        return {path: result}
-    return {
-        name: value for key, inner in items for name, value in flat(inner, f"{path}/{key}").items()
-    }
 
 
 def merged(parts: list[TokenBatch]) -> ClippingSummary:
@@ -68,33 +54,20 @@ def test_merging_the_same_shards_again_gives_the_same_bits(shards, in_order):
     assert json.dumps(to_json(merged(shards).result(50))) == json.dumps(in_order)
 
 
-def assert_same_counts(first: dict[str, Any], other: dict[str, Any]) -> None:
-    """Everything except floats is equal, floats within rounding; correlations of noise-free
-    series as well.
-    """
-    first, other = flat(first), flat(other)
-    assert first.keys() == other.keys()
-    for name, value in first.items():
-        if isinstance(value, float):
-            assert other[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
-        else:
-            assert other[name] == value and type(other[name]) is type(value), name
-
-
 def test_shards_in_another_order_give_the_same_counts(shards, in_order):
-    assert_same_counts(in_order, to_json(merged(shards[::-1]).result(50)))
+    assert_close(in_order, to_json(merged(shards[::-1]).result(50)))
 
 
 @pytest.mark.slow
 def test_one_summary_of_all_shards_gives_the_same_counts(shards, in_order):
-    assert_same_counts(in_order, to_json(summarise(*shards, theory=True).result(50)))
+    assert_close(in_order, to_json(summarise(*shards, theory=True).result(50)))
 
 
 @pytest.mark.slow
 def test_responses_in_another_order_give_the_same_counts(take_responses):
     batch = world(5, 40)
     order = np.random.default_rng(0).permutation(batch.num_responses)
-    assert_same_counts(
+    assert_close(
         result_of(batch, theory=True), result_of(take_responses(batch, order), theory=True)
     )
 
@@ -105,7 +78,7 @@ def test_the_size_of_slices_does_not_matter(monkeypatch, max_tokens):
     batch = world(6, 40)
     whole = result_of(batch, theory=True)
     monkeypatch.setattr(masked, "token_gaps", partial(token_gaps, max_tokens=max_tokens))
-    assert_same_counts(whole, result_of(batch, theory=True))
+    assert_close(whole, result_of(batch, theory=True))
 
 
 def test_the_sample_is_the_same_in_any_order(monkeypatch, shards):

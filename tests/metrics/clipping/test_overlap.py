@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mismatch_cli.metrics.clipping.masked import apply_masks
-from mismatch_cli.metrics.clipping.overlap import Overlap, _distinct
+from mismatch_cli.metrics.clipping.overlap import Overlap, distinct_patterns
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import ALL, EVERYTHING, PLAIN, found_in, plain_algorithms, world
 
@@ -57,26 +57,21 @@ def test_jaccard_intervals_stay_in_the_unit_interval(judged_world):
             )
 
 
-def key(row: Any) -> tuple[int, ...]:
-    return row["step"], row["prompt_id"], row["sample_index"], row["position"]
-
-
 @pytest.mark.slow
 def test_examples_are_the_smallest_hashes_that_one_blocks_and_the_other_keeps(judged_world):
     judged, found = judged_world.judged, defaultdict(list)
     for row in judged_world.result["overlap"]["examples"]:
         found[row["only"], row["not"]].append(row)
-    judged = judged.assign(hash=brute.token_hashes(judged)).sort_values("hash")
+    hash_T = brute.token_hashes(judged, ("prompt_id", "sample_index", "step"))
+    judged = judged.assign(hash=hash_T, position=judged["pos"]).sort_values("hash")
+    place = ["step", "prompt_id", "sample_index", "position"]
     names = judged_world.result["overlap"]["names"]
     assert sum(map(len, found.values())) > 100
     for first in names:
         for second in names:
             expected = judged[judged[first] & ~judged[second]].head(3)
             rows = found[first, second]
-            keys = zip(
-                *(expected[c] for c in ("step", "prompt_id", "sample_index", "pos")), strict=True
-            )
-            assert [key(row) for row in rows] == list(keys), (first, second)
+            assert [[row[c] for c in place] for row in rows] == expected[place].to_numpy().tolist()
             for row, (_, token) in zip(rows, expected.iterrows(), strict=True):
                 assert row["token_id"] == token["id"] and row["trace"] == 0
                 assert row["logp_reference"] == token["lq"] and row["logp_current"] == token["lp"]
@@ -91,7 +86,7 @@ def judged_slices(batch: Any, needs: Any = EVERYTHING, algorithms: Any = ALL) ->
 @pytest.mark.parametrize("limit", [4, 1024])
 def test_the_number_of_patterns_with_examples_is_limited(monkeypatch, limit):
     """The same patterns keep their examples in any order; the counts stay exact."""
-    monkeypatch.setattr("mismatch_cli.metrics.clipping.overlap._PATTERNS", limit)
+    monkeypatch.setattr("mismatch_cli.metrics.clipping.overlap.PATTERNS", limit)
     slices = [judged for seed in range(4) for judged in judged_slices(world(seed, 20))]
     first_overlap, other = Overlap(len(ALL)), Overlap(len(ALL))
     for judged in slices:
@@ -140,7 +135,7 @@ def test_many_patterns_take_no_more_memory_than_their_tokens(rng):
     pattern_U = (high << np.uint64(16)) | low
     tracemalloc.start()
     try:
-        pattern_P, kind_U = _distinct(pattern_U)
+        pattern_P, kind_U = distinct_patterns(pattern_U)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

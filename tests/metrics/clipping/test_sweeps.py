@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mismatch_cli.base.hashing import GROUPS, prompt_groups
-from mismatch_cli.metrics.clipping.sweeps import BINS, FAMILIES, _above_0
+from mismatch_cli.metrics.clipping.sweeps import BINS, FAMILIES, above_0
 from mismatch_cli.metrics.estimate import FEWEST_PROMPTS, SHARE, SIGNED, interval
 from mismatch_cli.rules.algorithms.parse import find
 from tests.metrics.clipping import brute
@@ -227,7 +227,7 @@ def test_intervals_delete_one_group_of_prompts_at_a_time(judged_world):
 def test_an_interval_that_ends_at_0_contains_0():
     """So its threshold may be an equal one; the same for an interval without an end."""
     for sign in (1, -1):
-        assert _above_0(sign * 1e-9, sign)
-        assert not _above_0(0.0, sign)
-        assert not _above_0(sign * -1e-9, sign)
-        assert not _above_0(None, sign)
+        assert above_0(sign * 1e-9, sign)
+        assert not above_0(0.0, sign)
+        assert not above_0(sign * -1e-9, sign)
+        assert not above_0(None, sign)

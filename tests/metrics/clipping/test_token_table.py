@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+import pandas as pd
 import pytest
 
 from mismatch_cli.metrics.clipping import token_table
@@ -19,48 +18,42 @@ def made_up(seed: int, tokens: int = 4000, ids: int = 500, algorithms: int = 3) 
     """Random tokens of one response, with random decisions instead of those of algorithms."""
     rng = np.random.default_rng(seed)
     logq, logp = -rng.exponential(1.0, (2, tokens))
-    columns = {"response_ids_T": rng.integers(0, ids, tokens).astype(np.int32)}
-    return decided(logq, logp, rng.choice([-1.0, 0.0, 2.0], tokens), rng, algorithms, **columns)
-
-
-def decided(
-    logq: np.ndarray,
-    logp: np.ndarray,
-    advantage: np.ndarray,
-    rng: np.random.Generator,
-    algorithms: int,
-    **columns: Any,
-) -> Masked:
-    batch = simple([logq.tolist()], [logp.tolist()], [0.0], advantage_T=advantage, **columns)
-    ((judged,),) = apply_masks(batch, PLAIN, plain_algorithms()[:1], {})
-    judged.blocked = [
-        np.flatnonzero((rng.random(len(logq)) < 0.3) & (advantage != 0)) for _ in range(algorithms)
-    ]
+    ids_T = rng.integers(0, ids, tokens)
+    judged = judged_as(logq, logp, ids_T, rng.choice([-1.0, 0.0, 2.0], tokens))
+    is_judged_N = judged.positive_N | judged.negative_N
+    draws = rng.random((algorithms, tokens))
+    judged.blocked = [np.flatnonzero((draw_N < 0.3) & is_judged_N) for draw_N in draws]
     return judged
 
 
-def dense(slices: list[Masked], algorithm: int, sign: int, ids: int) -> dict[str, np.ndarray]:
-    found = {name: np.zeros(ids) for name in ("blocked", "tokens", "mu", "pi", "ratio")}
+def judged_as(logq: np.ndarray, logp: np.ndarray, ids: np.ndarray, advantage: np.ndarray) -> Masked:
+    """One response, of which the algorithm blocks every token."""
+    columns = {"response_ids": ids, "advantage_T": advantage}
+    batch = simple([logq], [logp.tolist()], [0.0], **columns)
+    ((judged,),) = apply_masks(batch, PLAIN, plain_algorithms()[:1], {})
+    judged.blocked = [np.arange(len(ids))]
+    return judged
+
+
+def dense(slices: list[Masked], algorithm: int, sign: int, ids: int) -> pd.DataFrame:
+    """By id: its tokens and those blocked, and the sums of these."""
+    parts = []
     for judged in slices:
-        ids_N = judged.gaps.column("response_ids_T")
-        own_N = judged.negative_N if sign == NEGATIVE else judged.positive_N
-        np.add.at(found["tokens"], ids_N[own_N], 1)
-        out = np.intersect1d(judged.blocked[algorithm], np.flatnonzero(own_N))
-        for name, column in (
-            ("blocked", np.ones(len(ids_N))),
-            ("mu", judged.gaps.q_N),
-            ("pi", np.exp(judged.gaps.logp_N)),
-            ("ratio", judged.ratio_N),
-        ):
-            np.add.at(found[name], ids_N[out], column[out].astype(np.float64))
-    return found
+        t = pd.DataFrame({"id": judged.gaps.column("response_ids_T"), "tokens": 1, "blocked": 1.0})
+        t["mu"], t["pi"] = judged.gaps.q_N, np.exp(judged.gaps.logp_N)
+        t["ratio"] = judged.ratio_N
+        kept = ~t.index.isin(judged.blocked[algorithm])
+        t.loc[kept, ["blocked", "mu", "pi", "ratio"]] = 0.0
+        parts.append(t[judged.negative_N if sign == NEGATIVE else judged.positive_N])
+    sums = pd.concat(parts).astype(np.float64).groupby("id").sum()
+    return sums.reindex(np.arange(ids), fill_value=0.0)
 
 
 @pytest.mark.parametrize("buffered", [10, 2500, 2**16])
 @pytest.mark.parametrize("merged", [False, True])
 def test_against_dense_counting(monkeypatch, buffered, merged):
     """A buffer that overflows in every slice, in some, or never gives the same counts and means."""
-    monkeypatch.setattr(token_table, "_BUFFERED", buffered)
+    monkeypatch.setattr(token_table, "BUFFERED", buffered)
     slices = [made_up(seed, ids=100 * (seed + 1)) for seed in range(6)]
     table = TokenTable(3)
     for judged in slices:
@@ -106,10 +99,10 @@ def test_the_real_buffer_overflows():
     table, slices = TokenTable(1), [made_up(seed, 40_000, 300, 1) for seed in range(6)]
     for judged in slices:
         table.update(judged)
-    assert sum(len(judged.blocked[0]) for judged in slices) <= token_table._BUFFERED
+    assert sum(len(judged.blocked[0]) for judged in slices) <= token_table.BUFFERED
     for judged in slices:
         table.update(judged)
-    assert table.blocked[0]._size < token_table._BUFFERED  # the first ones were folded in
+    assert table.blocked[0].size < token_table.BUFFERED  # the first ones were folded in
     expected = dense(slices, 0, NEGATIVE, 300)
     for row in table.result(0, NEGATIVE, 300):
         assert row.blocked == 2 * expected["blocked"][row.token_id]
@@ -117,10 +110,7 @@ def test_the_real_buffer_overflows():
 
 def test_ties_are_in_order_of_id():
     ids = np.array([7, 3, 5, 1, 3, 7, 9, 9], dtype=np.int32)
-    judged = decided(
-        -np.ones(8), -np.ones(8), np.ones(8), np.random.default_rng(0), 1, response_ids_T=ids
-    )
-    judged.blocked = [np.arange(8)]
+    judged = judged_as(-np.ones(8), -np.ones(8), ids, np.ones(8))
     table = TokenTable(1)
     table.update(judged)
     assert [row.token_id for row in table.result(0, POSITIVE, 5)] == [3, 7, 9, 1, 5]
@@ -128,10 +118,7 @@ def test_ties_are_in_order_of_id():
 
 
 def test_an_infinite_ratio_is_null():
-    judged = decided(
-        np.full(10, -99.0), np.full(10, -0.1), np.ones(10), np.random.default_rng(0), 1
-    )
-    judged.blocked = [np.arange(10)]
+    judged = judged_as(np.full(10, -99.0), np.full(10, -0.1), np.arange(10), np.ones(10))
     table = TokenTable(1)
     table.update(judged)
     rows = table.result(0, POSITIVE, 5)

@@ -10,13 +10,15 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
 
 VOCABULARY = 2048  # of the bundled model
+COMPLETIONS = "/v1/completions"
+Reply = tuple[int, dict[str, str], bytes]
 _CLIPPED = -9999.0
 
 
@@ -31,19 +33,14 @@ class FakeServer:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            def do_GET(self) -> None:
-                self.answer(b"")
-
             def do_POST(self) -> None:
-                self.answer(self.rfile.read(int(self.headers["Content-Length"])))
-
-            def answer(self, body: bytes) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 fake.asked.append(self.path)
                 try:
                     if fake.talk is not None and fake.talk(self.path, self.say):
                         self.close_connection = True
                         return
-                    status, headers, content = fake.reply(self.path) or fake.honest(self.path, body)
+                    status, headers, content = fake.answered(self.path, self.headers, body)
                     self.send_response(status)
                     for name, value in ({"Content-Length": str(len(content))} | headers).items():
                         self.send_header(name, value)
@@ -51,6 +48,8 @@ class FakeServer:
                     self.wfile.write(content)
                 except OSError:
                     self.close_connection = True  # the client has hung up
+
+            do_GET = do_POST
 
             def say(self, content: bytes) -> None:
                 self.connection.sendall(content)
@@ -68,7 +67,7 @@ class FakeServer:
 
     def restore(self) -> None:
         """Be honest again."""
-        self.reply: Callable[[str], tuple[int, dict[str, str], bytes] | None] = lambda path: None
+        self.reply: Callable[[str, Mapping[str, str]], Reply | None] = lambda path, headers: None
         self.talk: Callable[[str, Callable[[bytes], None]], bool] | None = None
         self.tamper: Callable[[dict[str, Any]], Any] = lambda answer: None
         self.card: dict[str, Any] = {}
@@ -79,24 +78,30 @@ class FakeServer:
         self._server.shutdown()
         self._server.server_close()
 
-    def honest(self, path: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        if path == "/v1/models":
-            card = {"id": "tiny", "root": self.model, "max_model_len": 512} | self.card
-            return 200, {}, json.dumps({"data": [card]}).encode()
-        if path == "/version":
-            return 200, {}, b'{"version": "0.99"}'
-        if path == "/metrics":
-            return (
-                200,
-                {},
-                b'vllm:cache_config_info{cache_dtype="auto",enable_prefix_caching="True"} 1.0\n',
-            )
-        if path != "/v1/completions":
-            return 404, {}, b"{}"
-        asked = json.loads(body)
-        answer = reading(asked["prompt"]) if "prompt_logprobs" in asked else completion(asked)
-        changed = self.tamper(answer)
-        return 200, {}, changed if isinstance(changed, bytes) else json.dumps(answer).encode()
+    def answered(self, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
+        if reply := self.reply(path, headers):
+            return reply
+        status, content = self.honest(path, body)
+        if path == COMPLETIONS and status == 200:
+            answer = json.loads(content)
+            changed = self.tamper(answer)
+            content = changed if isinstance(changed, bytes) else json.dumps(answer).encode()
+        return status, {}, content
+
+    def honest(self, path: str, body: bytes) -> tuple[int, bytes]:
+        card = {"id": "tiny", "root": self.model, "max_model_len": 512} | self.card
+        if path == COMPLETIONS:
+            asked = json.loads(body)
+            answer = reading(asked["prompt"]) if "prompt_logprobs" in asked else completion(asked)
+            return 200, json.dumps(answer).encode()
+        pages = {
+            "/v1/models": json.dumps({"data": [card]}).encode(),
+            "/version": b'{"version": "0.99"}',
+            "/metrics": (
+                b'vllm:cache_config_info{cache_dtype="auto",enable_prefix_caching="True"} 1.0\n'
+            ),
+        }
+        return (200, pages[path]) if path in pages else (404, b"{}")
 
 
 def completion(asked: dict[str, Any]) -> dict[str, Any]:
@@ -106,32 +111,20 @@ def completion(asked: dict[str, Any]) -> dict[str, Any]:
     logits_V = -0.05 * np.arange(VOCABULARY) / asked["temperature"]
     if asked["top_k"] > 0:
         logits_V[asked["top_k"] :] = -np.inf
-    logp_V = (logits_V - np.logaddexp.reduce(logits_V)).astype(np.float32)
-    drawn = np.random.default_rng(asked["seed"]).choice(
-        VOCABULARY, asked["max_tokens"], p=_normalised(logp_V)
+    logp_V = logits_V - np.logaddexp.reduce(logits_V)
+    rng = np.random.default_rng(asked["seed"])
+    ids = rng.choice(VOCABULARY, asked["max_tokens"], p=np.exp(logp_V)).tolist()
+    value_V, top = (
+        np.maximum(logp_V.astype(np.float32), _CLIPPED).tolist(),
+        range(asked["logprobs"]),
     )
-    ids, top = drawn.tolist(), range(asked["logprobs"])
-    value = {i: max(float(logp_V[i]), _CLIPPED) for i in {*ids, *top}}
-    return {
-        "id": f"cmpl-{uuid.uuid4().hex}",
-        "model": "tiny",
-        "choices": [
-            {
-                "index": 0,
-                "text": 'a \\ and "token_id:7": of its own',
-                "token_ids": ids,
-                "prompt_token_ids": asked["prompt"],
-                "finish_reason": "length",
-                "logprobs": {
-                    "tokens": [f"token_id:{i}" for i in ids],
-                    "token_logprobs": [value[i] for i in ids],
-                    "top_logprobs": [
-                        {f"token_id:{t}": value[t] for t in dict.fromkeys((i, *top))} for i in ids
-                    ],
-                },
-            }
-        ],
+    logprobs = {
+        "tokens": [f"token_id:{i}" for i in ids],
+        "token_logprobs": [value_V[i] for i in ids],
+        "top_logprobs": [{f"token_id:{t}": value_V[t] for t in (i, *top)} for i in ids],
     }
+    text = 'a \\ and "token_id:7": of its own'
+    return _answer(text=text, token_ids=ids, prompt_token_ids=asked["prompt"], logprobs=logprobs)
 
 
 def reading(prompt: list[int]) -> dict[str, Any]:
@@ -139,22 +132,15 @@ def reading(prompt: list[int]) -> dict[str, Any]:
     their id.
     """
     logits_V = -0.05 * np.arange(VOCABULARY)
-    logp_V = logits_V - np.logaddexp.reduce(logits_V)
+    logp_V = (logits_V - np.logaddexp.reduce(logits_V)).tolist()
     entries = [
-        {str(i): {"logprob": float(logp_V[i]), "rank": i + 1, "decoded_token": '"1": '}}
+        {str(i): {"logprob": logp_V[i], "rank": i + 1, "decoded_token": '"1": '}}
         for i in prompt[1:]
     ]
-    choice = {
-        "index": 0,
-        "text": "x",
-        "token_ids": [0],
-        "finish_reason": "length",
-        "logprobs": None,
-    }
-    choice |= {"prompt_token_ids": prompt, "prompt_logprobs": [None, *entries]}
+    read = {"prompt_token_ids": prompt, "prompt_logprobs": [None, *entries]}
+    return _answer(text="x", token_ids=[0], logprobs=None, **read)
+
+
+def _answer(**choice: Any) -> dict[str, Any]:
+    choice |= {"index": 0, "finish_reason": "length"}
     return {"id": f"cmpl-{uuid.uuid4().hex}", "model": "tiny", "choices": [choice]}
-
-
-def _normalised(logp_V: np.ndarray) -> np.ndarray:
-    p_V = np.exp(logp_V.astype(np.float64))
-    return p_V / p_V.sum()

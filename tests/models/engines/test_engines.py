@@ -15,7 +15,8 @@ from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.base.places import bundled
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.engines import EngineSettings, Request, create_engine
-from mismatch_cli.models.loading import load_causal_lm, load_tokenizer
+from mismatch_cli.models.loading import load_tokenizer
+from tests.models.plain_torch import at_sampled, logp_of
 
 MODEL = str(bundled("model"))
 TRUNCATED = SamplingSettings(temperature=0.8, top_p=0.9, top_k=30, min_p=0.01, max_tokens=24)
@@ -38,11 +39,6 @@ def prompts() -> list[list[int]]:
     return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
 
-@pytest.fixture(scope="module")
-def model():
-    return load_causal_lm(MODEL, dtype="float32")
-
-
 @pytest.fixture(scope="module", params=["hf", "vllm"])
 def engine(request, tmp_path_factory):
     settings = EngineSettings(
@@ -62,22 +58,14 @@ def engine(request, tmp_path_factory):
     torch.set_num_threads(before)
 
 
-def reference_logp_TV(model, rollout, sampling: SamplingSettings = TRUNCATED) -> torch.Tensor:
-    ids = torch.tensor([rollout.prompt_ids + rollout.response_ids])
-    with torch.inference_mode():
-        logits_TV = model(ids).logits[0, len(rollout.prompt_ids) - 1 : -1]
-    return sampling.process(logits_TV).log_softmax(-1)
-
-
 def test_mu_is_the_distribution_that_was_sampled(engine, prompts, model):
     """With temperature, min-p, top-k and top-p together: log μ, ranks, top-K ids and log-probs
     against plain torch.
     """
     requests = [Request(prompts[i % 2], seed=i) for i in range(8)]
     for rollout in engine.sample(requests, lambda n: None):
-        logp_TV = reference_logp_TV(model, rollout)
-        ids_T = torch.tensor(rollout.response_ids)
-        expected_T = logp_TV.gather(1, ids_T[:, None])[:, 0]
+        logp_TV = logp_of(model, rollout, TRUNCATED)
+        expected_T = at_sampled(logp_TV, rollout)
         np.testing.assert_allclose(rollout.logp_rollout_T, expected_T, atol=2e-5)
         supported = torch.isfinite(logp_TV).sum(1).clamp(max=K)
         for position, count in enumerate(supported.tolist()):
@@ -106,8 +94,8 @@ def test_a_request_may_have_its_own_sampling_settings(engine, prompts, model):
         > 7
     )
     for request, rollout in zip(requests, rollouts, strict=True):
-        logp_TV = reference_logp_TV(model, rollout, request.sampling or TRUNCATED)
-        expected_T = logp_TV.gather(1, torch.tensor(rollout.response_ids)[:, None])[:, 0]
+        logp_TV = logp_of(model, rollout, request.sampling or TRUNCATED)
+        expected_T = at_sampled(logp_TV, rollout)
         np.testing.assert_allclose(rollout.logp_rollout_T, expected_T, atol=2e-5)
 
 
@@ -137,7 +125,7 @@ def test_the_full_distributions_of_the_first_responses_reach_the_sinks(engine, p
     found = engine.sample_full(requests, [rows.append for rows in taken], counts.append)
     assert sum(counts) == 8
     for rollout, rows in zip(found, taken, strict=False):
-        mu_TV, expected_TV = torch.from_numpy(np.stack(rows)), reference_logp_TV(model, rollout)
+        mu_TV, expected_TV = torch.from_numpy(np.stack(rows)), logp_of(model, rollout, TRUNCATED)
         assert mu_TV.shape == expected_TV.shape == (len(rollout.response_ids), 2048)
         np.testing.assert_allclose(mu_TV.double().exp().sum(1), 1, atol=1e-5)
         # A token at the edge of the support may be on either side of it.
@@ -298,8 +286,7 @@ def test_new_weights_replace_all_old_ones(tmp_path, prompts, model):
             engine.load_weights(weights)
             rollouts = engine.sample(requests, lambda n: None)
             for rollout in rollouts:
-                ids_T = torch.tensor(rollout.response_ids)
-                expected_T = reference_logp_TV(weights, rollout).gather(1, ids_T[:, None])[:, 0]
+                expected_T = at_sampled(logp_of(weights, rollout, TRUNCATED), rollout)
                 np.testing.assert_allclose(rollout.logp_rollout_T, expected_T, atol=2e-5)
         # With the first weights again: the same responses
         for before, after in zip(first, rollouts, strict=True):

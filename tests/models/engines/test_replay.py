@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from torch import Tensor
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import bundled
@@ -33,6 +33,7 @@ from mismatch_cli.models.loading import load_causal_lm
 from mismatch_cli.rules.batch import Rollout
 from tests.families import save_family
 from tests.lora import save_adapter
+from tests.models.plain_torch import at_sampled, logp_of
 
 MODEL, K, CONTEXT = str(bundled("model")), 5, 320
 HOT = SamplingSettings(temperature=0.7, max_tokens=9)
@@ -84,17 +85,12 @@ def rollouts(engine) -> list[Rollout]:
     return sampled(engine)
 
 
-@pytest.fixture(scope="module")
-def model():
-    return load_causal_lm(MODEL, dtype="float32")
-
-
 @contextmanager
 def sampling_as(engine: Any, sampling: SamplingSettings) -> Iterator[None]:
-    before = engine._settings
-    engine._settings = replace(before, sampling=sampling)
+    before = engine.settings
+    engine.settings = replace(before, sampling=sampling)
     yield
-    engine._settings = before
+    engine.settings = before
 
 
 def sampled(engine: Any) -> list[Rollout]:
@@ -135,21 +131,8 @@ def logps(rollouts: Sequence[Rollout]) -> list[np.ndarray]:
     return [rollout.logp_rollout_T for rollout in rollouts]
 
 
-def expected(
-    model: Any, responses: Sequence[Forced], sampling: SamplingSettings
-) -> list[np.ndarray]:
-    """Plain torch."""
-    found = []
-    for response in responses:
-        with torch.inference_mode():
-            logits_TV = model(torch.tensor([response.prompt_ids + response.response_ids])).logits[0]
-        logp_TV = sampling.process(logits_TV[len(response.prompt_ids) - 1 : -1]).log_softmax(-1)
-        found.append(
-            logp_TV.gather(1, torch.tensor(response.response_ids, dtype=torch.long)[:, None])[
-                :, 0
-            ].numpy()
-        )
-    return found
+def expected(model: Any, responses: Sequence[Forced]) -> list[Tensor]:
+    return [at_sampled(logp_of(model, response, HOT), response) for response in responses]
 
 
 @pytest.mark.parametrize("sampling", [HOT, TRUNCATED])
@@ -174,8 +157,8 @@ def test_finished_and_truncated_responses_are_distinguished(engine):
 
 def test_improbable_tokens_are_read_as_plain_torch_reads_them(engine, model):
     """Decoded and in one pass, from one token to the full context, alone and among others."""
-    correct = expected(model, FOREIGN, HOT)
-    assert min(logp_T.min(initial=0) for logp_T in correct) < -15
+    correct = expected(model, FOREIGN)
+    assert min(logp_T.min() for logp_T in correct if len(logp_T)) < -15
     for found in (replay(engine, FOREIGN), replay(engine, FOREIGN, alone=True, cached=False)):
         assert [r.response_ids for r in found] == [r.response_ids for r in FOREIGN]
         hold_close(logps(found), correct)
@@ -293,7 +276,7 @@ def test_a_cache_in_fp8_is_replayed_with_its_rounding(tmp_path):
 def test_families_are_read_with_their_parts_and_prompts_in_chunks(family, tmp_path):
     """Without seeds, vLLM may read prompts in chunks on a CPU: unfinished rows choose nothing."""
     folder = save_family(tmp_path, family)
-    correct = expected(load_causal_lm(folder, dtype="float32"), FOREIGN, HOT)
+    correct = expected(load_causal_lm(folder, dtype="float32"), FOREIGN)
     chunked = {"enable_chunked_prefill": True, "max_num_batched_tokens": 64} | SHORTER["vllm"]
     for name, extra in {"hf": SHORTER["hf"], "vllm": chunked}.items():
         settings = EngineSettings(
@@ -414,7 +397,7 @@ def test_vllm_on_a_gpu_is_started_for_replay(runs_v2, monkeypatch, tmp_path):
     monkeypatch.setattr(vllm, "LLM", start)
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
     monkeypatch.setattr(ours, "kept_apart", nullcontext)
-    ours._load(EngineSettings(MODEL, HOT, K, log_file=tmp_path / "log", replays=True), {})
+    ours.load_llm(EngineSettings(MODEL, HOT, K, log_file=tmp_path / "log", replays=True), {})
     assert [arguments["enable_trace_replay"] for arguments in started] == [True, False][
         : 2 - runs_v2
     ]

@@ -1,7 +1,7 @@
 """`--engine server` against real vLLM servers on loopback: their numbers, their death and return,
 and what is refused.
 
-What a healthy vLLM does not do (answer 429, lose a log-prob, rewrite ids) is done by `FakeServer`,
+What a healthy vLLM does not do (answer 429, lose a log-prob, rewrite ids) is done by `Proxy`,
 which passes everything else on to the real one.
 """
 
@@ -15,8 +15,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -36,10 +36,11 @@ from mismatch_cli.models.engines import (
     prefill_checked,
     sample_checked,
 )
-from mismatch_cli.models.loading import load_causal_lm
 from mismatch_cli.trace.manifest import read_manifest
 from mismatch_cli.trace.reader import Trace
+from tests.models.engines.fake_server import COMPLETIONS, FakeServer
 from tests.models.engines.vllm_servers import VllmServers, free_port
+from tests.models.plain_torch import at_sampled, logp_of
 
 MODEL = str(bundled("model"))
 K = 20
@@ -82,11 +83,6 @@ def raw_url(both) -> str:
     return both[1]
 
 
-@pytest.fixture(scope="module")
-def model():
-    return load_causal_lm(MODEL, dtype="float32")
-
-
 def engine_at(url: str, sampling: SamplingSettings = PLAIN, top_logprobs: int = K, **extra: Any):
     say = extra.pop("say", lambda message: None)
     return create_engine(
@@ -101,11 +97,8 @@ def sample(engine, requests=REQUESTS, on_finished=lambda count: None):
 def assert_mu_is_what_was_sampled(model, rollouts, sampling) -> None:
     """log μ, ranks, and top-K ids and log-probs against plain torch in float32."""
     for rollout in rollouts:
-        ids = torch.tensor([rollout.prompt_ids + rollout.response_ids])
-        with torch.inference_mode():
-            logits_TV = model(ids).logits[0, len(rollout.prompt_ids) - 1 : -1]
-        logp_TV = sampling.process(logits_TV).log_softmax(-1)
-        expected_T = logp_TV.gather(1, torch.tensor(rollout.response_ids)[:, None])[:, 0]
+        logp_TV = logp_of(model, rollout, sampling)
+        expected_T = at_sampled(logp_TV, rollout)
         np.testing.assert_allclose(rollout.logp_rollout_T, expected_T, atol=1e-4)
         topk = logp_TV.topk(K)
         np.testing.assert_allclose(rollout.topk_logp_rollout_TK, topk.values, atol=1e-4)
@@ -115,17 +108,8 @@ def assert_mu_is_what_was_sampled(model, rollouts, sampling) -> None:
         known_T = rollout.rank_rollout_T > 0
         assert np.array_equal(known_T[clear_T], rank_T[clear_T] <= K)
         assert np.array_equal(rollout.rank_rollout_T[clear_T & known_T], rank_T[clear_T & known_T])
-        for position, ids_K in enumerate(topk.indices.tolist()):
-            told = dict(
-                zip(
-                    rollout.topk_ids_TK[position],
-                    rollout.topk_logp_rollout_TK[position],
-                    strict=True,
-                )
-            )
-            for token, value in zip(ids_K[:5], topk.values[position, :5].tolist(), strict=True):
-                if np.isfinite(value):
-                    assert told[token] == pytest.approx(value, abs=1e-4)
+        own_TK = logp_TV.gather(1, torch.from_numpy(rollout.topk_ids_TK).long())
+        np.testing.assert_allclose(rollout.topk_logp_rollout_TK, own_TK, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -148,12 +132,7 @@ def test_recorded_tokens_are_read_in_one_pass(both, model):
         found = prefill_checked(engine_at(url), responses, range(9), counts.append)
         assert sum(counts) == 9
         for logp_T, response in zip(found, responses, strict=True):
-            with torch.inference_mode():
-                logits_TV = model(
-                    torch.tensor([response.prompt_ids + response.response_ids])
-                ).logits[0]
-            logp_TV = logits_TV[len(response.prompt_ids) - 1 : -1].log_softmax(-1)
-            expected_T = logp_TV.gather(1, torch.tensor(response.response_ids)[:, None])[:, 0]
+            expected_T = at_sampled(logp_of(model, response, SamplingSettings()), response)
             np.testing.assert_allclose(logp_T, expected_T, atol=1e-5, rtol=1e-6)
         with pytest.raises(
             MismatchError,
@@ -224,10 +203,9 @@ def test_raw_logprobs_are_accepted_only_where_they_are_mu(raw_url, model):
             engine_at(raw_url, sampling)
 
 
-def test_a_server_that_comes_back_with_other_settings_is_noticed(url, raw_url):
-    engine = engine_at(url)
-    (server,) = engine._engines
-    server._address = replace(server._address, url=raw_url)
+def test_a_server_that_comes_back_with_other_settings_is_noticed(fake, raw_url):
+    engine = engine_at(fake.url)
+    fake.model = raw_url
     with pytest.raises(
         MismatchError, match=r"changed its settings.*processed_logprobs before.*raw_logprobs now"
     ):
@@ -296,87 +274,37 @@ def test_weights_under_another_name_need_the_served_name(url, tmp_path):
     assert engine.describe()["model"] == MODEL
 
 
-class FakeServer:
-    """Passes requests on to a real server, unless `before` answers itself; `after` may tamper
-    with a completion.
-    """
+class Proxy(FakeServer):
+    """Passes honest requests on to a real server, at `model`."""
 
-    def __init__(self, real: str) -> None:
-        self.before: Callable[[str, Any], tuple[int, dict[str, str], bytes] | None] = (
-            lambda path, headers: None
-        )
-        self.after: Callable[[dict[str, Any]], None] = lambda answer: None
-        self.under_way = self.most_under_way = self.completions = 0
-        self._lock = threading.Lock()
-        fake = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                self.answer(b"")
-
-            def do_POST(self) -> None:
-                self.answer(self.rfile.read(int(self.headers["Content-Length"])))
-
-            def answer(self, body: bytes) -> None:
-                with fake._lock:
-                    fake.under_way += 1
-                    fake.most_under_way = max(fake.most_under_way, fake.under_way)
-                    fake.completions += self.path == "/v1/completions"
-                try:
-                    status, headers, content = fake.before(
-                        self.path, self.headers
-                    ) or self.passed_on(body)
-                finally:
-                    with fake._lock:
-                        fake.under_way -= 1
-                self.send_response(status)
-                for name, value in {"Content-Length": str(len(content)), **headers}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(content)
-
-            def passed_on(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
-                parts = urlsplit(real)
-                connection = http.client.HTTPConnection(parts.hostname, parts.port)
-                connection.request(
-                    self.command, self.path, body, {"Content-Type": "application/json"}
-                )
-                response = connection.getresponse()
-                content = response.read()
-                if self.path == "/v1/completions" and response.status == 200:
-                    answer = json.loads(content)
-                    fake.after(answer)
-                    content = json.dumps(answer).encode()
-                return response.status, {}, content
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def honest(self, path: str, body: bytes) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(urlsplit(self.model).netloc)
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST" if body else "GET", path, body, headers)
+        response = connection.getresponse()
+        return response.status, response.read()
 
 
 @pytest.fixture
 def fake(url):
-    fake = FakeServer(url)
-    yield fake
-    fake.close()
+    with closing(Proxy(url)) as fake:
+        yield fake
 
 
 @pytest.mark.slow
 def test_no_more_requests_are_under_way_than_allowed(fake):
     engine = engine_at(fake.url, concurrency=3)
-    fake.most_under_way = 0
+    under_way: list[str] = []
+    numbers: list[int] = []
+
+    def begin(path: str, headers: Any) -> None:
+        if path == COMPLETIONS:
+            under_way.append(path)
+            numbers.append(len(under_way))
+
+    fake.reply, fake.tamper = begin, lambda answer: under_way.pop()
     sample(engine)
-    assert fake.most_under_way == 3
+    assert max(numbers) == 3
 
 
 @pytest.mark.slow
@@ -386,12 +314,12 @@ def test_a_request_to_a_busy_server_is_retried(fake, url, status):
     refused: list[str] = []
 
     def refuse_the_first_five(path: str, headers: Any) -> tuple[int, dict[str, str], bytes] | None:
-        if path == "/v1/completions" and len(refused) < 5:
+        if path == COMPLETIONS and len(refused) < 5:
             refused.append(path)
             return status, {"Retry-After": "0"}, b"busy"
         return None
 
-    fake.before = refuse_the_first_five
+    fake.reply = refuse_the_first_five
     assert [r.response_ids for r in sample(engine)] == [
         r.response_ids for r in sample(engine_at(url))
     ]
@@ -400,15 +328,15 @@ def test_a_request_to_a_busy_server_is_retried(fake, url, status):
 
 def test_a_bad_request_is_not_retried(fake):
     engine = engine_at(fake.url)
-    fake.completions = 0
+    fake.asked.clear()
     with pytest.raises(MismatchError, match=r"rejected a request \(status 400\)"):
         sample(engine, [Request([10**6], seed=0)])
-    assert fake.completions == 1
+    assert fake.asked.count(COMPLETIONS) == 1
 
 
 def test_a_server_that_stays_away_is_given_up(fake):
     engine = engine_at(fake.url, patience=0.6)
-    fake.before = lambda path, headers: (500, {}, b'{"error": {"message": "the engine is dead"}}')
+    fake.reply = lambda path, headers: (500, {}, b'{"error": {"message": "the engine is dead"}}')
     began = time.monotonic()
     with pytest.raises(
         MismatchError, match=r"has not answered for 0\.6 s.*the engine is dead.*--resume"
@@ -420,7 +348,7 @@ def test_a_server_that_stays_away_is_given_up(fake):
 def test_an_interrupt_is_heard_at_once(fake):
     engine = engine_at(fake.url)
     hanging = threading.Event()
-    fake.before = lambda path, headers: hanging.wait(20) and None
+    fake.reply = lambda path, headers: hanging.wait(20) and None
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -434,7 +362,7 @@ def test_an_interrupt_is_heard_at_once(fake):
 
 
 def test_the_key_comes_from_the_environment(fake, monkeypatch):
-    fake.before = lambda path, headers: (
+    fake.reply = lambda path, headers: (
         None if headers["Authorization"] == "Bearer abc" else (401, {}, b"")
     )
     monkeypatch.delenv("VLLM_API_KEY", raising=False)
@@ -445,72 +373,14 @@ def test_the_key_comes_from_the_environment(fake, monkeypatch):
 
 
 def test_text_is_never_tokenised_again(fake):
-    fake.after = lambda answer: answer["choices"][0].pop("token_ids")
+    fake.tamper = lambda answer: answer["choices"][0].pop("token_ids")
     with pytest.raises(MismatchError, match=r"does not return token ids.*vLLM 0\.10\.2"):
         engine_at(fake.url)
 
 
-def _text_in_place_of_ids(choice: dict[str, Any]) -> None:
-    choice["logprobs"]["tokens"] = ["a" for _ in choice["logprobs"]["tokens"]]
-
-
-def _one_id_swapped(choice: dict[str, Any]) -> None:
-    choice["token_ids"][0] = (choice["token_ids"][0] + 1) % 2048
-
-
-def _logits(choice: dict[str, Any]) -> None:
-    logprobs = choice["logprobs"]
-    logprobs["token_logprobs"] = [value + 20 for value in logprobs["token_logprobs"]]
-    logprobs["top_logprobs"] = [
-        {k: v + 20 for k, v in one.items()} for one in logprobs["top_logprobs"]
-    ]
-
-
-def _missing_value(choice: dict[str, Any]) -> None:
-    token = choice["logprobs"]["tokens"][0]
-    choice["logprobs"]["token_logprobs"][0] = choice["logprobs"]["top_logprobs"][0][token] = -9999.0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("tamper", "message"),
-    [
-        (_text_in_place_of_ids, "does not return token ids"),
-        (_one_id_swapped, "log-probs do not belong"),
-        (_logits, "add up to more than 1.*--logprobs-mode processed_logprobs"),
-        (_missing_value, "log μ = -inf for token 0|cannot add up to 1"),
-        (lambda c: c["logprobs"]["token_logprobs"].pop(), "does not have"),
-        (
-            lambda c: c["logprobs"]["top_logprobs"][1].popitem(),
-            "log-probs for a token instead of 20|not belong",
-        ),
-        (lambda c: c["logprobs"]["top_logprobs"].__setitem__(0, None), "no top log-probs"),
-        (
-            lambda c: c.update(prompt_token_ids=[1, *c["prompt_token_ids"]]),
-            "does not start from the prompt",
-        ),
-        (lambda c: c["token_ids"].__setitem__(0, 10**6), "outside the model's 2048"),
-        (lambda c: c.update(finish_reason="abort"), "ended a response with 'abort'.*--resume"),
-        (
-            lambda c: c.update(finish_reason="length", token_ids=c["token_ids"][:2]),
-            "cut a response at 2 of ",
-        ),
-        (lambda c: c.update(logprobs=None), "no log-probs"),
-        (lambda c: c.clear(), "does not return token ids"),
-    ],
-)
-def test_an_answer_with_any_error_is_refused(fake, tamper, message):
-    engine = engine_at(fake.url)
-    tampers = iter([tamper])  # only the first answer, not those of the check afterwards
-    fake.after = lambda answer: next(tampers, lambda choice: None)(answer["choices"][0])
-    with pytest.raises(MismatchError, match=message) as caught:
-        sample(engine, REQUESTS[:1])
-    assert "\n" not in str(caught.value)
-
-
 def test_garbage_is_reported(fake):
     engine = engine_at(fake.url)
-    fake.before = lambda path, headers: (200, {}, b"<html>" if path == "/v1/completions" else b"[]")
+    fake.reply = lambda path, headers: (200, {}, b"<html>" if path == COMPLETIONS else b"[]")
     with pytest.raises(MismatchError, match="did not answer in JSON"):
         sample(engine)
     with pytest.raises(MismatchError, match="lists no models"):

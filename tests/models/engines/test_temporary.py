@@ -26,7 +26,7 @@ sys.stdin.read()
 def test_a_killed_engine_is_cleaned_up_after_and_a_living_one_left_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(TemporaryFolder, "_shared", None)  # of an engine that another test keeps
+    monkeypatch.setattr(TemporaryFolder, "current", None)  # of an engine that another test keeps
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     engines = [
         subprocess.Popen(

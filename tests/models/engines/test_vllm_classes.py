@@ -4,6 +4,8 @@ same bits.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -30,16 +32,6 @@ class Compiled:
         return "compiled"
 
 
-class Served:
-    """Mocks an engine, with a model that it has made."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.model = model
-
-    def apply_model(self, function) -> None:
-        function(self.model)
-
-
 def decorate(kind: type) -> None:
     """Change a class in place as vLLM does: another base, `__init__` and `__call__`."""
 
@@ -61,7 +53,8 @@ def test_a_decorated_class_is_given_back_and_the_engine_keeps_its_own(save_model
     expected = served(IDS).logits
     decorate(LlamaModel)
     assert served.model(IDS) == "compiled"
-    before.give_back(Served(served))
+    # An engine, with a model that it has made
+    before.give_back(SimpleNamespace(apply_model=lambda change: change(served)))
     assert dict(vars(LlamaModel)) == attributes and Compiled not in LlamaModel.__mro__
     assert torch.equal(load_causal_lm(model, "float32")(IDS).logits, expected)
     assert served.model(IDS) == served.model.extra() == "compiled" and isinstance(

@@ -5,7 +5,6 @@ real.
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,20 +17,6 @@ from mismatch_cli.rules.batch import Rollout
 EXPERTS_OF_ALL_LAYERS = np.arange(6 * 3 * 2, dtype=np.uint8).reshape(6, 3, 2)
 
 
-class Llm:
-    """Mocks vLLM on a GPU."""
-
-    def apply_model(self, _: Any) -> list[list[int]]:
-        return [[0, 2]]
-
-    def reset_prefix_cache(self) -> bool:
-        return True
-
-    def generate(self, prompts: list[Any], *_: Any, **__: Any) -> list[Any]:
-        completion = SimpleNamespace(routed_experts=EXPERTS_OF_ALL_LAYERS)
-        return [SimpleNamespace(outputs=[completion]) for _ in prompts]
-
-
 @pytest.mark.parametrize("routes", [True, False, None])
 def test_rollouts_report_the_experts_of_the_layers_with_a_router(routes, monkeypatch):
     nothing = np.zeros(4, dtype=np.float32)
@@ -40,7 +25,14 @@ def test_rollouts_report_the_experts_of_the_layers_with_a_router(routes, monkeyp
     )
     monkeypatch.setattr(vllm, "to_rollout", lambda *_: rollout)
     settings = EngineSettings("model", SamplingSettings(), 0, routes=routes)
-    engine = vllm.VllmEngine(Llm(), settings, SimpleNamespace(), SimpleNamespace())
+    completion = SimpleNamespace(routed_experts=EXPERTS_OF_ALL_LAYERS)
+    outputs = [SimpleNamespace(outputs=[completion])]
+    llm = SimpleNamespace(  # mocks vLLM on a GPU
+        apply_model=lambda _: [[0, 2]],
+        reset_prefix_cache=lambda: True,
+        generate=lambda prompts, *_, **__: outputs * len(prompts),
+    )
+    engine = vllm.VllmEngine(llm, settings, SimpleNamespace(), SimpleNamespace())
     (found,) = engine.sample([Request([1, 2, 3], 0)], lambda _: None)
     if not routes:
         assert found.routes_FMK is None

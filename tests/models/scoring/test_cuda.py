@@ -4,8 +4,6 @@ than autograd's.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -15,7 +13,6 @@ from mismatch_cli.models.scoring.policy_gradient import logp_pass
 from tests.models.scoring.test_head import random_case, some_ids
 from tests.models.scoring.test_policy_gradient import (
     TRANSFORMS,
-    Case,
     assert_same,
     errors,
     make_case,
@@ -26,12 +23,6 @@ from tests.models.scoring.test_policy_gradient import (
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 COLD = SamplingSettings(temperature=0.7)
-
-
-def on_gpu(case: Case) -> Case:
-    leaves = [x.detach().cuda().requires_grad_() for x in case.leaves]
-    head = replace(case.head, weight_VH=leaves[1], bias_V=leaves[2] if len(leaves) == 3 else None)
-    return Case(leaves[0], head, case.ids_N.cuda(), case.coefficient_N.cuda())
 
 
 @pytest.mark.parametrize("sampling", [COLD, SamplingSettings(top_p=0.9, top_k=40)])
@@ -52,7 +43,7 @@ def test_scores_are_those_of_the_cpu(
 
 @pytest.mark.parametrize("steps", TRANSFORMS.values(), ids=TRANSFORMS)
 def test_float32_gradients_are_exact_to_two_parts_in_a_million(steps: dict) -> None:
-    case = on_gpu(make_case(**steps)).to(torch.float32)
+    case = make_case(**steps).to("cuda").to(torch.float32)
     found, exact = ours(case, 0.7), reference(case.to(torch.float64), 0.7)
     assert_same(found, exact, 2e-6)
     assert max(errors(found, exact)) < 2e-6
@@ -64,7 +55,7 @@ def test_float32_gradients_are_exact_to_two_parts_in_a_million(steps: dict) -> N
 def test_half_precision_gradients_are_as_good_as_autograds(
     steps: dict, dtype: torch.dtype, scale: float
 ) -> None:
-    case = on_gpu(make_case(300, **steps)).to(dtype)
+    case = make_case(300, **steps).to("cuda").to(dtype)
     scaled = case._replace(coefficient_N=case.coefficient_N * scale)
     found, exact = ours(case, row_tile=64, scale=scale), reference(scaled.to(torch.float64))
     # Scaling before or after the slopes are rounded rounds different numbers (up to 9 % apart). A
@@ -76,7 +67,7 @@ def test_half_precision_gradients_are_as_good_as_autograds(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_known_log_probs_give_the_same_gradients(dtype: torch.dtype) -> None:
-    case = on_gpu(make_case(300, **TRANSFORMS["everything"])).to(dtype)
+    case = make_case(300, **TRANSFORMS["everything"]).to("cuda").to(dtype)
     known = logp_pass(case.hidden_NH, case.head, case.ids_N, COLD)
     assert_same(
         ours(case, 0.7, known=known), ours(case, 0.7), 1e-5 if dtype == torch.float32 else 1e-2

@@ -22,6 +22,6 @@ def request(expert: int) -> ScoreRequest:
 @pytest.mark.parametrize("experts", [1, 2])
 def test_the_last_expert_is_known_and_the_one_after_it_is_not(experts):
     routing = Routing(SimpleNamespace(layers=[0], experts=experts), replays=False)
-    routing._check([request(0), request(experts - 1), request(UNKNOWN)])
+    routing.check([request(0), request(experts - 1), request(UNKNOWN)])
     with pytest.raises(MismatchError, match=f"experts up to {experts}; the trainer has 1 layers"):
-        routing._check([request(experts)])
+        routing.check([request(experts)])

@@ -336,7 +336,7 @@ def test_targets_whose_logits_the_small_product_rounds_differently_are_ranked_by
         return part if isinstance(ids, slice) else Head(part.weight_VH * 1.0001)
 
     monkeypatch.setattr(Head, "rows", other_rounding)
-    monkeypatch.setattr(head_module, "_score_full_rows", None)  # not needed
+    monkeypatch.setattr(head_module, "score_full_rows", None)  # not needed
     found = score_hidden(hidden_TH, Head(weight_VH), *some_ids(150, 500), PLAIN, (150, 77))
     for column, exact in zip(found[:4], expected[:4], strict=True):
         assert torch.equal(column, exact)
@@ -347,14 +347,14 @@ def test_a_row_that_is_computed_again_replaces_itself(monkeypatch):
     hidden_TH, weight_VH = random_case(64, 500)
     ids_T, query_TK = some_ids(64, 500)
     expected = score_hidden(hidden_TH, Head(weight_VH), ids_T, query_TK, PLAIN, (64, 100))
-    real = head_module._sampler_logits
+    real = head_module.sampler_logits
 
     def differing(logits: torch.Tensor, *more: object, **named: object) -> torch.Tensor:
         """The logits of the targets alone are one row; one of them is made to differ."""
         z = real(logits, *more, **named)
         return z + 10.0 * (torch.arange(len(z)) == 7) if z.dim() == 1 else z
 
-    monkeypatch.setattr(head_module, "_sampler_logits", differing)
+    monkeypatch.setattr(head_module, "sampler_logits", differing)
     found = score_hidden(hidden_TH, Head(weight_VH), ids_T, query_TK, PLAIN, (64, 100))
     for name in ("logp_T", "entropy_T", "rank_T", "logp_at_ids_TK"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name))
@@ -365,6 +365,6 @@ def test_a_tile_takes_the_memory_of_its_width_and_not_of_the_vocabulary(
     width: int, columns: int
 ) -> None:
     hidden_TH, weight_VH = random_case(20, 400)
-    for _, z_TN, scratch_TN in head_module._tiles(hidden_TH, Head(weight_VH), PLAIN, width):
+    for _, z_TN, scratch_TN in head_module.tiles_of(hidden_TH, Head(weight_VH), PLAIN, width):
         assert z_TN.untyped_storage().nbytes() == 20 * columns * 4
         assert scratch_TN.untyped_storage().nbytes() == 20 * columns * 4

@@ -42,12 +42,12 @@ class Case(NamedTuple):
     def leaves(self) -> list[Tensor]:
         return [x for x in (self.hidden_NH, self.head.weight_VH, self.head.bias_V) if x is not None]
 
-    def to(self, dtype: torch.dtype) -> Case:
-        leaves = [x.detach().to(dtype).requires_grad_() for x in self.leaves]
-        head = replace(
-            self.head, weight_VH=leaves[1], bias_V=leaves[2] if len(leaves) == 3 else None
-        )
-        return Case(leaves[0], head, self.ids_N, self.coefficient_N)
+    def to(self, how: torch.dtype | str) -> Case:
+        """In another dtype, or on another device."""
+        leaves = [x.detach().to(how).requires_grad_() for x in self.leaves]
+        columns = (x.to(leaves[0].device) for x in (self.ids_N, self.coefficient_N))
+        head = replace(self.head, **dict(zip(("weight_VH", "bias_V"), leaves[1:], strict=False)))
+        return Case(leaves[0], head, *columns)
 
 
 def make_case(
@@ -224,9 +224,9 @@ def test_the_tile_does_not_change_the_result(
 ) -> None:
     case = make_case(**TRANSFORMS["everything"])
     expected = ours(case)
-    monkeypatch.setattr(policy_gradient, "_SLICE", 100)
-    monkeypatch.setattr(policy_gradient, "_CPU_LOGITS", 0)
-    monkeypatch.setattr(policy_gradient, "_LEAST_CPU_ROWS", 3)
+    monkeypatch.setattr(policy_gradient, "SLICE", 100)
+    monkeypatch.setattr(policy_gradient, "CPU_LOGITS", 0)
+    monkeypatch.setattr(policy_gradient, "LEAST_CPU_ROWS", 3)
     assert_same(ours(case, row_tile=row_tile), expected, 1e-12)
 
 
@@ -234,8 +234,8 @@ def test_the_number_of_rows_in_cache_does_not_change_a_bit(monkeypatch: pytest.M
     case = make_case(**TRANSFORMS["everything"]).to(torch.float32)
     expected = ours(case)
     for logits, least in ((0, 1), (0, 4), (1 << 20, 4)):
-        monkeypatch.setattr(policy_gradient, "_CPU_LOGITS", logits)
-        monkeypatch.setattr(policy_gradient, "_LEAST_CPU_ROWS", least)
+        monkeypatch.setattr(policy_gradient, "CPU_LOGITS", logits)
+        monkeypatch.setattr(policy_gradient, "LEAST_CPU_ROWS", least)
         found = ours(case)
         assert torch.equal(found.logp_N, expected.logp_N) and torch.equal(
             found.entropy_N, expected.entropy_N
@@ -299,16 +299,16 @@ def test_a_rule_sees_each_tile_once_in_order_without_grad_mode() -> None:
     )
 
 
-def spy(monkeypatch: pytest.MonkeyPatch) -> list[tuple[policy_gradient._Gradients, list[int]]]:
+def spy(monkeypatch: pytest.MonkeyPatch) -> list[tuple[policy_gradient.WantedGradients, list[int]]]:
     """The arguments of each tile's backward products: the gradients wanted, and the tokens."""
     calls = []
-    add = policy_gradient._add
+    add = policy_gradient.add_products
 
     def noted(*args: Any) -> None:
         calls.append((args[0], args[-1].tolist()))
         add(*args)
 
-    monkeypatch.setattr(policy_gradient, "_add", noted)
+    monkeypatch.setattr(policy_gradient, "add_products", noted)
     return calls
 
 
@@ -480,5 +480,5 @@ def test_two_thousand_tokens_take_less_than_400_mb() -> None:
 def test_a_cpu_takes_as_many_tokens_at_once_as_fit_its_cache(vocabulary: int, rows: int) -> None:
     """2^17 logits, but at least four tokens: this memory is beside that of a whole tile."""
     head = Head(torch.empty(vocabulary, 1))
-    tiles = policy_gradient._Tiles(head, 1.0, torch.empty(70, vocabulary))
-    assert tiles._z_RV.shape == tiles._passed_RV.shape == (rows, vocabulary)
+    tiles = policy_gradient.GradientTiles(head, 1.0, torch.empty(70, vocabulary))
+    assert tiles.z_RV.shape == tiles.passed_RV.shape == (rows, vocabulary)

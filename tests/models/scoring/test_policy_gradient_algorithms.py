@@ -18,9 +18,9 @@ from mismatch_cli.models.scoring.policy_gradient import logp_pass, policy_gradie
 from mismatch_cli.rules.algorithms.algorithm import Algorithm, judges_single_tokens
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.rules.algorithms.table import TABLE
-from mismatch_cli.rules.policies import Policies, TopKLogProbs
+from mismatch_cli.rules.policies import Policies
 from tests.looped import looped
-from tests.rules.trust_regions.cases import coefficient_T
+from tests.rules.trust_regions.cases import coefficient_T, policies_of
 
 PLAIN = SamplingSettings()
 LENGTHS = (21, 9, 30, 14)
@@ -51,21 +51,14 @@ def flat(x_SL: Tensor) -> Tensor:
     return torch.cat([row[:length] for row, length in zip(x_SL, LENGTHS, strict=True)])
 
 
-def make_batch() -> Batch:
+@pytest.fixture(scope="module")
+def batch() -> Batch:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=211,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        intermediate_size=48,
-        initializer_range=0.2,
-        tie_word_embeddings=True,
-    )
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+    sizes |= {"num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 211}
+    config = Qwen3Config(**sizes, initializer_range=0.2, tie_word_embeddings=True)
     model = Qwen3ForCausalLM(config).double()
     ids_SL = torch.randint(0, 211, (4, max(LENGTHS) + 1))
     response_ids_T = flat(ids_SL[:, 1:])
@@ -74,34 +67,22 @@ def make_batch() -> Batch:
     recomputed_TV = (exact_TV + 0.4 * torch.randn_like(exact_TV)).log_softmax(-1)
     rollout_TV = (recomputed_TV + 0.2 * torch.randn_like(exact_TV)).log_softmax(-1)
     rollout_TV[: LENGTHS[0]] = recomputed_TV[: LENGTHS[0]]  # one response without an engine gap
-    topk_ids_TK = rollout_TV.topk(20).indices
-    sampled = [
-        x.gather(1, response_ids_T[:, None])[:, 0] for x in (rollout_TV, exact_TV, recomputed_TV)
-    ]
-    columns = [x.gather(1, topk_ids_TK) for x in (rollout_TV, exact_TV, recomputed_TV)]
-    offset_S1 = torch.tensor([0, *LENGTHS]).cumsum(0)
-    entropy_T = -(exact_TV.exp() * exact_TV).sum(-1)
-    policies = Policies(
-        *sampled, offset_S1, TopKLogProbs(response_ids_T, topk_ids_TK, *columns), entropy_T
-    )
-    advantage_T = torch.tensor([1.0, -0.5, -1.5, 0.7], dtype=torch.float64)[
-        policies.responses.response_T
-    ]
+    given = policies_of((rollout_TV, exact_TV, recomputed_TV), response_ids_T, LENGTHS)
+    advantage_S = torch.tensor([1.0, -0.5, -1.5, 0.7], dtype=torch.float64)
     return Batch(
         model,
         ids_SL[:, :-1],
         response_ids_T,
-        policies,
-        advantage_T,
+        given,
+        advantage_S[given.responses.response_T],
         logp_TV.gather(1, response_ids_T[:, None])[:, 0],
     )
 
 
 def parameter_gradients(batch: Batch, loss: Tensor) -> dict[str, Tensor]:
     named = dict(batch.model.named_parameters())
-    return dict(
-        zip(named, torch.autograd.grad(loss, list(named.values()), retain_graph=True), strict=True)
-    )
+    gradients = torch.autograd.grad(loss, list(named.values()), retain_graph=True)
+    return dict(zip(named, gradients, strict=True))
 
 
 def in_one_pass(algorithm: Algorithm, batch: Batch) -> Callable[[slice, Tensor], Tensor]:
@@ -111,10 +92,8 @@ def in_one_pass(algorithm: Algorithm, batch: Batch) -> Callable[[slice, Tensor],
     given = batch.policies
 
     def rule(rows: slice, logp_R: Tensor) -> Tensor:
-        assert given.recomputed is not None
-        tile = Policies(
-            given.rollout[rows], logp_R, given.recomputed[rows], torch.tensor([0, len(logp_R)])
-        )
+        anchors = given.rollout[rows], logp_R, given.recomputed[rows]
+        tile = Policies(*anchors, torch.tensor([0, len(logp_R)]))
         return coefficient_T(algorithm, tile, batch.advantage_T[rows])
 
     return rule
@@ -124,23 +103,13 @@ def in_two_passes(algorithm: Algorithm, batch: Batch) -> Callable[[slice, Tensor
     """The rule of a row that looks at whole responses or at top-K log-probs: the scoring head
     comes first.
     """
-    given = batch.policies
-    assert given.topk is not None
-    hidden_TH = batch.hidden_TH().detach()
+    given, hidden_TH = batch.policies, batch.hidden_TH().detach()
     logp_T = logp_pass(hidden_TH, batch.head, batch.response_ids_T, PLAIN).logp_N.double()
     scores = score_hidden(hidden_TH, batch.head, batch.response_ids_T, given.topk.ids_TK, PLAIN)
     topk = replace(given.topk, trainer=scores.logp_at_ids_TK.double())
-    scored = Policies(
-        given.rollout, logp_T, given.recomputed, given.offset_S1, topk, given.entropy_T
-    )
+    scored = replace(given, trainer=logp_T, topk=topk)
     coefficient = coefficient_T(algorithm, scored, batch.advantage_T)
     return lambda rows, _: coefficient[rows]
-
-
-@pytest.fixture(scope="module")
-def batch() -> Batch:
-    torch.set_num_threads(1)
-    return make_batch()
 
 
 @looped("name", TABLE)

@@ -18,9 +18,10 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.scoring import trainer as trainer_module
 from mismatch_cli.models.scoring.layout import micro_batches, other_shape, pad_right
-from mismatch_cli.models.scoring.proven_head import _candidates
+from mismatch_cli.models.scoring.proven_head import candidates
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import ResponseScores, Trainer
+from tests.models.plain_torch import at_sampled, logits_of
 
 PLAIN = SamplingSettings()
 SaveModel = Callable[..., str]
@@ -43,24 +44,16 @@ def requests_for(
     ]
 
 
-@torch.inference_mode()
-def own_logits(trainer: Trainer, request: ScoreRequest) -> torch.Tensor:
-    """The model's full logits at the response's positions, fed as a batch of one, on the CPU."""
-    ids = torch.tensor(
-        [(request.prompt_ids + request.response_ids)[:-1]], device=trainer.model.device
-    )
-    logits = trainer.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-    return logits[0, len(request.prompt_ids) - 1 :].cpu()
-
-
 def assert_scores(
     got: ResponseScores, logits_TV: torch.Tensor, request: ScoreRequest, atol: float
 ) -> None:
     logp_TV = logits_TV.double().log_softmax(-1)
-    target_T1 = torch.tensor(request.response_ids)[:, None]
-    np.testing.assert_allclose(got.logp_T, logp_TV.gather(1, target_T1)[:, 0], atol=atol)
+    np.testing.assert_allclose(got.logp_T, at_sampled(logp_TV, request), atol=atol)
     np.testing.assert_allclose(got.entropy_T, -(logp_TV.exp() * logp_TV).sum(1), atol=atol)
-    assert got.rank_T.tolist() == ((logits_TV > logits_TV.gather(1, target_T1)).sum(1) + 1).tolist()
+    assert (
+        got.rank_T.tolist()
+        == ((logits_TV > at_sampled(logits_TV, request)[:, None]).sum(1) + 1).tolist()
+    )
     if request.topk_ids_TK is not None:
         expected_TK = logp_TV.gather(1, torch.from_numpy(request.topk_ids_TK).long())
         np.testing.assert_allclose(got.logp_at_topk_TK, expected_TK, atol=atol)
@@ -91,7 +84,7 @@ def test_scores_are_those_of_the_models_own_logits(
     requests = requests_for(rng, trainer.head.vocabulary, (30, 7, 21), prompts=(3, 40, 17))
     for request in requests:
         [got] = trainer.score([request], token_budget=1)
-        assert_scores(got, own_logits(trainer, request), request, atol=1e-5)
+        assert_scores(got, logits_of(trainer.model, request), request, atol=1e-5)
 
 
 def test_one_key_that_divides_or_multiplies_is_settled_by_the_proof(save_model: SaveModel) -> None:
@@ -115,7 +108,7 @@ def test_batches_results_in_order_and_padding_within_rounding(
         assert scores.logp_T.dtype == scores.entropy_T.dtype == np.float32
         assert scores.rank_T.dtype == np.int32
         if request.response_ids:
-            assert_scores(scores, own_logits(trainer, request), request, atol=2e-5)
+            assert_scores(scores, logits_of(trainer.model, request), request, atol=2e-5)
     assert got[1].logp_T.shape == (0,)
     assert got[1].logp_at_topk_TK is not None
     assert got[1].logp_at_topk_TK.shape == (0, 4)
@@ -180,7 +173,7 @@ def test_requests_with_different_numbers_of_top_ids(
     got = trainer.score(requests, token_budget=1000)
     assert got[0].logp_at_topk_TK is None
     for scores, request in zip(got, requests, strict=True):
-        assert_scores(scores, own_logits(trainer, request), request, atol=2e-5)
+        assert_scores(scores, logits_of(trainer.model, request), request, atol=2e-5)
 
 
 def test_temperature_and_truncated_support(save_model: SaveModel, rng: np.random.Generator) -> None:
@@ -188,7 +181,7 @@ def test_temperature_and_truncated_support(save_model: SaveModel, rng: np.random
     trainer = Trainer.load(save_model("Qwen3"), sampling=sampling)
     [request] = requests_for(rng, 512, (60,))
     [got] = trainer.score([request], token_budget=1000)
-    processed_TV = sampling.process(own_logits(trainer, request))
+    processed_TV = sampling.process(logits_of(trainer.model, request))
     expected_T = (
         processed_TV.log_softmax(-1)
         .gather(1, torch.tensor(request.response_ids)[:, None])[:, 0]
@@ -289,14 +282,14 @@ def test_nan_in_either_score_of_a_token_is_an_overflow(
     monkeypatch: pytest.MonkeyPatch, logp: float, entropy: float
 ) -> None:
     part = SimpleNamespace(logp_T=np.array([-1.0, logp]), entropy_T=np.array([1.0, entropy]))
-    monkeypatch.setattr(trainer_module, "_split", lambda *_: [part])
+    monkeypatch.setattr(trainer_module, "split_requests", lambda *_: [part])
     trainer = SimpleNamespace(
         packed=False,
         routing=SimpleNamespace(compared=lambda *_: [None]),
         _score_batch=lambda _: None,
     )
     with pytest.raises(MismatchError, match="token 1 of response 0 is NaN"):
-        Trainer._score_into(trainer, [part], [ScoreRequest([1], [2, 3])], [0])
+        Trainer.score_into(trainer, [part], [ScoreRequest([1], [2, 3])], [0])
 
 
 @pytest.mark.parametrize(("scale", "heads"), [
@@ -307,8 +300,8 @@ def test_a_scale_of_0_or_1_in_a_config_scales_nothing(
 ) -> None:
     text = SimpleNamespace(logit_scale=scale)
     model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: text))
-    candidates = list(_candidates(model, torch.zeros(3, 2), None))
-    assert [(head.multiplier, head.divisor) for head in candidates] == heads
+    found = list(candidates(model, torch.zeros(3, 2), None))
+    assert [(head.multiplier, head.divisor) for head in found] == heads
 
 
 @pytest.mark.parametrize(

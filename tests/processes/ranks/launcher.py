@@ -16,8 +16,9 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tests.warm import Forked, become
 
@@ -33,17 +34,12 @@ def launched(*arguments: str, ranks: int) -> Forked:
 def ranks_of(launcher: int) -> dict[int, int]:
     """The process of each rank that has started, a fork or a new Python."""
     found = {}
-    for thread in Path(f"/proc/{launcher}/task").iterdir():
-        for child in (thread / "children").read_text().split():
-            with suppress(OSError):  # it has just ended
-                kind, _, number = Path(f"/proc/{child}/comm").read_text().strip().partition(" ")
-                settings = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-                numbers = (
-                    [number]
-                    if kind == "rank"
-                    else [s[5:].decode() for s in settings if s.startswith(b"RANK=")]
-                )
-                found |= {int(number): int(child) for number in numbers}
+    for child in psutil.Process(launcher).children():
+        with suppress(psutil.Error):  # it has just ended
+            kind, _, number = child.name().partition(" ")
+            rank = number if kind == "rank" else child.environ().get("RANK")
+            if rank:
+                found[int(rank)] = child.pid
     return found
 
 
@@ -95,23 +91,13 @@ def _serve(orders: int) -> None:
 def _begin(handler: Any, command: tuple[str, ...], env: dict[str, str]) -> _Rank:
     """Replaces `SubprocessHandler._popen`."""
     assert command[:4] == (sys.executable, "-P", "-m", "mismatch_cli"), command
-    files = {
-        name: file.name if file else f"/dev/{name}"
-        for name, file in (
-            ("stdout", handler._stdout),
-            ("stderr", handler._stderr),
-        )
-    }
+    order = {"module": "mismatch_cli", "arguments": command[4:], "env": env}
+    order |= {"folder": os.getcwd(), "stdout": "/dev/stdout", "stderr": "/dev/stderr"}
+    for name, file in (("stdout", handler._stdout), ("stderr", handler._stderr)):
+        if file:
+            order[name] = file.name
     rank = _waiting.pop()
-    rank.begin(
-        {
-            "module": "mismatch_cli",
-            "arguments": command[4:],
-            "env": env,
-            "folder": os.getcwd(),
-            **files,
-        }
-    )
+    rank.begin(order)
     return rank
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.processes.workers import Workers, portions
+from mismatch_cli.rules import trust_regions
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.studies.clipping import analyse_clipping
@@ -21,7 +22,6 @@ from mismatch_cli.studies.support import PAPER
 from mismatch_cli.studies.tokens import token_tables
 from mismatch_cli.studies.translation import Translation
 from mismatch_cli.trace import reader
-from mismatch_cli.trace.manifest import FILE_NAME
 from mismatch_cli.trace.reader import Trace
 from tests.metrics.clipping.world import world
 from tests.studies.written import write_trace
@@ -41,13 +41,13 @@ STUDIES: dict[str, Any] = {
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The shards of which a row group was flattened."""
     shards: list[str] = []
-    laid_flat = reader._laid_flat
+    of_group = reader.RowGroup
 
-    def counted(path: Path, number: int, read: Any) -> Any:
+    def counted(path: Path, *parts: Any) -> Any:
         shards.append(path.name)
-        return laid_flat(path, number, read)
+        return of_group(path, *parts)
 
-    monkeypatch.setattr(reader, "_laid_flat", counted)
+    monkeypatch.setattr(reader, "RowGroup", counted)
     return shards
 
 
@@ -59,14 +59,8 @@ def whole(tmp_path: Path) -> Path:
 
 def part_of(whole: Path, folder: Path, shards: int) -> Trace:
     """The first shards of a trace, as while it grew."""
-    folder.mkdir(exist_ok=True)
-    content = json.loads((whole / FILE_NAME).read_text())
-    (folder / FILE_NAME).write_text(
-        json.dumps({k: v for k, v in content.items() if k not in ("shards", "shard_rows")})
-    )
-    for path in [*whole.glob("vocab*"), *Trace.open(whole).shards[:shards]]:
-        if not (folder / path.name).exists():
-            shutil.copy2(path, folder)
+    later = [path.name for path in Trace.open(whole).shards[shards:]]
+    shutil.copytree(whole, folder, ignore=lambda *_: later, dirs_exist_ok=True)
     return Trace.open(folder)
 
 
@@ -114,7 +108,9 @@ def test_changed_shards_are_read_again(whole, tmp_path, read, monkeypatch):
     for path in (tmp_path / "cache").iterdir():
         path.write_bytes(path.read_bytes()[:-1] + b"?")
     assert len(reread()) == 5
-    monkeypatch.setattr("mismatch_cli.processes.workers.cache._program", lambda: "another version")
+    monkeypatch.setattr(
+        "mismatch_cli.processes.workers.cache.program_hash", lambda: "another version"
+    )
     assert len(reread()) == 5
 
 
@@ -168,7 +164,7 @@ def test_skipping_a_broken_shard_equals_removing_it(name, whole, tmp_path):
     )
 
 
-def test_the_content_of_a_mask_file_identifies_it(whole, tmp_path, monkeypatch):
+def test_the_content_of_a_mask_file_identifies_it(whole, tmp_path):
     kept, mask = Workers(cache=tmp_path / "cache"), tmp_path / "mask.py"
     blocked = []
     for limit in ("1.0", "1e10"):
@@ -177,19 +173,10 @@ def test_the_content_of_a_mask_file_identifies_it(whole, tmp_path, monkeypatch):
             "def trust_region(compared, advantage_T, *, limit: float = 2.0):\n"
             f"    return Decision(compared.ratio_T <= {limit}, compared.ratio_less_1_T)\n"
         )
-        monkeypatch.setattr("mismatch_cli.rules.trust_regions.find", _find_again())
+        trust_regions.find.cache_clear()  # as in a new process
         found = analyse_clipping([Trace.open(whole)], [find(str(mask))], workers=kept).to_json()
         blocked.append(found["algorithms"][0]["blocked"]["all"]["value"])
     assert blocked[0] > 0 and blocked[1] == 0
-
-
-def _find_again() -> Any:
-    """As in a new process, which has not loaded any file yet."""
-    from functools import cache
-
-    from mismatch_cli.rules import trust_regions
-
-    return cache(trust_regions.find.__wrapped__)
 
 
 def test_a_trace_with_only_broken_shards_is_refused(whole):

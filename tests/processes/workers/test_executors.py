@@ -13,10 +13,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 
@@ -34,6 +35,7 @@ from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.studies.study import Study
 from mismatch_cli.studies.translation import Translation
 from mismatch_cli.trace.reader import RowGroup, Trace
+from tests.leaves import assert_close
 from tests.metrics.clipping.world import world
 from tests.studies.compared import FLOAT32, Row, write_rows
 from tests.studies.written import write_trace
@@ -137,27 +139,11 @@ def test_tokens_are_compared_across_portions_in_any_order(tmp_path, float32_rows
 @pytest.mark.slow
 def test_portions_change_no_count_and_no_printed_digit(two_traces, monkeypatch):
     """Compared with one accumulator that reads everything."""
-    for name, study in STUDIES.items():
+    for study in STUDIES.values():
         whole = study(two_traces, 1).to_json()
         with monkeypatch.context() as patched:
             patched.setattr(portions_module, "PORTION_BYTES", EACH_SHARD)
-            assert_close(study(two_traces, 1).to_json(), whole, name)
-
-
-def assert_close(found: Any, expected: Any, where: str) -> None:
-    assert type(found) is type(expected), where
-    if isinstance(found, dict):
-        assert found.keys() == expected.keys(), where
-        for key, value in found.items():
-            assert_close(value, expected[key], f"{where}.{key}")
-    elif isinstance(found, list):
-        assert len(found) == len(expected), where
-        for number, pair in enumerate(zip(found, expected, strict=True)):
-            assert_close(*pair, f"{where}[{number}]")
-    else:
-        assert found == (
-            pytest.approx(expected, rel=1e-9, abs=1e-12) if isinstance(found, float) else expected
-        ), where
+            assert_close(study(two_traces, 1).to_json(), whole)
 
 
 @pytest.mark.slow
@@ -197,7 +183,8 @@ class Numbering:
     columns = ()
     seconds: float = 0.0
     slow: bool = False  # except for the first portion
-    dies_until: Path | None = None  # a folder holds enough files, one from each death
+    dies_in: Path | None = None  # a folder that gets a file from each death
+    deaths: int = 2
 
     def begin(self, _portion: Portion) -> Readers:
         return Readers()
@@ -206,8 +193,8 @@ class Numbering:
         time.sleep(
             60 if self.slow and "shard-00000" not in portion.shards[0].name else self.seconds
         )
-        if self.dies_until is not None and len(list(self.dies_until.iterdir())) < 2:
-            (self.dies_until / str(os.getpid())).touch()
+        if self.dies_in is not None and len(list(self.dies_in.iterdir())) < self.deaths:
+            (self.dies_in / str(os.getpid())).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         found.responses[os.getpid()] += sum(group.batch.num_responses for group in groups)
 
@@ -225,25 +212,13 @@ def test_one_worker_or_one_portion_is_this_process(two_traces, monkeypatch):
 @pytest.mark.usefixtures("in_shards")
 def test_killed_workers_are_replaced_until_one_sentence_gives_up(two_traces, tmp_path):
     (tmp_path / "deaths").mkdir()
-    assert (
-        read_through(
-            two_traces, Numbering(dies_until=tmp_path / "deaths"), Workers(2)
-        ).responses.total()
-        == 108
-    )
+    dying = Numbering(dies_in=tmp_path / "deaths")
+    assert read_through(two_traces, dying, Workers(2)).responses.total() == 108
     assert len(list((tmp_path / "deaths").iterdir())) >= 2
     with pytest.raises(
         MismatchError, match=r"^A worker process died 3 times, .* Use fewer --workers\.$"
     ):
-        read_through(two_traces, Dying(), Workers(2))
-
-
-@dataclass(frozen=True)
-class Dying(Numbering):
-    """A pass that no process survives."""
-
-    def read(self, found: Readers, portion: Portion, groups: Iterator[RowGroup]) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
+        read_through(two_traces, replace(dying, deaths=99), Workers(2))
 
 
 @pytest.mark.usefixtures("in_shards")
@@ -316,15 +291,8 @@ def test_ctrl_c_ends_all_of_it_at_once(tmp_path, float32_rows, command):
 
 def _children(pid: int) -> list[int]:
     """Its running child processes, except the resource tracker."""
-    try:
-        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return []
-    return [int(child) for child in found if b"spawn_main" in _command_line(child)]
-
-
-def _command_line(pid: str) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
+    found = []
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.Error):  # it has just ended
+            found += [child.pid] * ("spawn_main" in " ".join(child.cmdline()))
+    return found

@@ -11,7 +11,7 @@ of DeepSeek-V3.2 2512.02556; the rest as in the frameworks' code.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,21 +30,16 @@ class Sample:
     advantage: Tensor
     lengths: list[int]
     # Probabilities of μ, π and the old trainer, each summing to 1
-    parts: tuple[Tensor, Tensor, Tensor]
+    parts: Sequence[Tensor]
     entropy: Tensor  # of π
     prompts: list[int]  # of each response
     luck: Tensor  # a random number per token, from 0 to 1
     logp_average: Tensor | None = None  # an average of the trainer's weights
 
     def __post_init__(self) -> None:
-        self.d, self.d_old, self.gap = (
-            self.logp - self.logq,
-            self.logp - self.logp_old,
-            self.logp_old - self.logq,
-        )
-        self.r = (self.logp - self.logq).exp()
-        self.r_old = (self.logp - self.logp_old).exp()
-        self.rho = (self.logp_old - self.logq).exp()
+        self.d, self.d_old = self.logp - self.logq, self.logp - self.logp_old
+        self.gap = self.logp_old - self.logq
+        self.r, self.r_old, self.rho = self.d.exp(), self.d_old.exp(), self.gap.exp()
         self.p, self.p_old, self.q = self.logp.exp(), self.logp_old.exp(), self.logq.exp()
 
     def per_response(self, x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
@@ -173,7 +168,8 @@ def opsm(s: Sample) -> Tensor:
     return ppo(s, (~((s.advantage < 0) & (drift > 1e-4))).detach().double())
 
 
-OBJECTIVES: dict[str, Callable[[Sample], Tensor]] = {
+Objective = Callable[[Sample], Tensor]
+OBJECTIVES: dict[str, Objective] = {
     "pg-is": surrogate,
     "pg-tis": lambda s: policy_gradient(s, s.r.clamp(max=3)),
     "grpo-clip-higher": lambda s: clipped(s.r, s.advantage, 0.2, 0.28),

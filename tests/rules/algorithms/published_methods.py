@@ -152,7 +152,7 @@ def until_small(square: Tensor, counted: Tensor, limit: float) -> Tensor:
     left = sorted(square[counted].tolist())
     while len(left) > 1 and sum(left) / len(left) >= limit:
         left.pop()
-    return ~counted | (square <= left[-1])
+    return ~counted | (square <= max(left, default=float("inf")))
 
 
 def m2po(s: Sample, limit: float = 0.04) -> Tensor:

@@ -10,7 +10,6 @@ log ratios to ±20 nats, the tests' policies stay inside.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import log
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from tests.rules.algorithms.published import (
     OBJECTIVES,
+    Objective,
     Sample,
     binary_kl,
     clipped,
@@ -49,7 +49,7 @@ def seq_mean_k3(s: Sample, log_ratio: Tensor) -> Tensor:
     return s.per_response(k3(log_ratio), torch.mean) <= 0.01
 
 
-def decoupled(weight: Callable[[Sample], Tensor | float]) -> Callable[[Sample], Tensor]:
+def decoupled(weight: Objective) -> Objective:
     """verl's default loss on r′, which has a dual clip, times a weight or mask of the engine
     gap.
     """
@@ -64,7 +64,7 @@ def sequence_is(s: Sample) -> Tensor:
     return product(s, s.rho).clamp(max=2)
 
 
-VERL: dict[str, Callable[[Sample], Tensor]] = {
+VERL: dict[str, Objective] = {
     "verl-token-is": decoupled(token_is),
     "verl-seq-is": decoupled(sequence_is),
     "verl-token-icepop": decoupled(lambda s: s.rho * within(s.rho, 0.5, 5)),
@@ -100,7 +100,7 @@ def trl_cispo(s: Sample) -> Tensor:
     return policy_gradient(s, s.r_old.clamp(max=0.2) * torch.where(sequence > 3, 0.0, sequence))
 
 
-CISPO: dict[str, Callable[[Sample], Tensor]] = {
+CISPO: dict[str, Objective] = {
     "cispo-verl": lambda s: policy_gradient(s, s.r_old.clamp(1 - 0.2, 1 + 0.2)),
     "cispo-skyrl": lambda s: policy_gradient(s, s.r_old.clamp(1 - 1.0, 1 + 4.0)),
     "cispo-trl": trl_cispo,
@@ -168,7 +168,7 @@ def ppo_ewma(s: Sample) -> Tensor:
     return torch.minimum(*((x - behaviour).exp() * s.advantage for x in (s.logp, held)))
 
 
-OTHERS: dict[str, Callable[[Sample], Tensor]] = {
+OTHERS: dict[str, Objective] = {
     "prime-rl-ipo": lambda s: surrogate(s, ((s.p - s.q).abs() <= 0.3).detach()),
     "prime-rl-icepop": lambda s: surrogate(s, within(s.r, 0.2, 5)),
     "glm5-icepop": glm5_pop,
@@ -194,7 +194,7 @@ def clip_higher(s: Sample) -> Tensor:
     return policy_gradient(s, s.r.clamp(max=5) * ~blocked)
 
 
-DPPO: dict[str, Callable[[Sample], Tensor]] = {
+DPPO: dict[str, Objective] = {
     "dppo-verl": lambda s: truncated_dppo(s, (s.p - s.q).abs(), 0.2, 3),
     "cispo-scaling": lambda s: policy_gradient(s, s.r.clamp(max=5)),
     "clip-higher-scaling": clip_higher,

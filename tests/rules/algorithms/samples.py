@@ -13,40 +13,32 @@ RESPONSES = 250
 PROMPTS = np.arange(RESPONSES) // 5
 
 
-def partition(given: Policies, logp_TK: Tensor, logp_T: Tensor) -> Tensor:
-    """Probabilities of the top-K, of the sampled token if it is not among them, and of all
-    others.
+def partition(
+    given: Policies, logp_TK: Tensor, logp_T: Tensor, replace_last: bool = False
+) -> Tensor:
+    """Probabilities of the top-K, of the sampled token if it is not among them, and of all others;
+    the sampled token may take the place of the last of the top-K.
     """
-    assert given.topk is not None
     alone_T = (given.topk.ids_TK != given.topk.response_ids_T[:, None]).all(-1)
-    named = torch.cat([logp_TK.exp(), torch.where(alone_T, logp_T.exp(), 0.0)[:, None]], -1)
+    p_TK = logp_TK.exp()
+    p_TK[alone_T & replace_last, -1] = 0.0
+    named = torch.cat([p_TK, torch.where(alone_T, logp_T.exp(), 0.0)[:, None]], -1)
     return torch.cat([named, 1 - named.sum(-1, keepdim=True)], -1)
 
 
 def sample(given: Policies, advantage_T: Tensor) -> Sample:
-    topk = given.topk
-    assert topk is not None and topk.recomputed is not None and given.recomputed is not None
-    columns = (
-        (topk.rollout, given.rollout),
-        (topk.trainer, given.trainer),
-        (topk.recomputed, given.recomputed),
-    )
-    parts = [partition(given, *pair) for pair in columns]
-    logp = given.trainer.clone().requires_grad_()
-    lengths, prompts = (
-        given.responses.length_S.tolist(),
-        PROMPTS[: len(given.responses.length_S)].tolist(),
-    )
-    luck, grouped = given.compare(TRAINER_ROLLOUT).draw_T, (parts[0], parts[1], parts[2])
+    names, compared = ("rollout", "trainer", "recomputed"), given.compare(TRAINER_ROLLOUT)
+    parts = [partition(given, getattr(given.topk, name), getattr(given, name)) for name in names]
+    lengths = given.responses.length_S.tolist()
     return Sample(
-        logp,
+        given.trainer.clone().requires_grad_(),
         given.recomputed,
         given.rollout,
         advantage_T,
         lengths,
-        grouped,
-        given.compare(TRAINER_ROLLOUT).entropy_T,
-        prompts,
-        luck,
+        parts,
+        compared.entropy_T,
+        PROMPTS[: len(lengths)].tolist(),
+        compared.draw_T,
         given.average,
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
 from math import log
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +17,9 @@ from mismatch_cli.rules import trust_regions
 from mismatch_cli.rules.algorithms import algorithm
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.gathering import Gathering, as_one_batch
-from mismatch_cli.rules.algorithms.parts import Factor, Mask, Rule
+from mismatch_cli.rules.algorithms.parts import Factor, Mask, Rule, mask
 from mismatch_cli.rules.batches import Batches, Found, RowKey
-from mismatch_cli.rules.policies import Policies, TopKLogProbs
+from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
 from mismatch_cli.rules.trust_regions import Decision, Threshold
 
 REGIONS = registry.names(trust_regions.PACKAGE)
@@ -39,37 +40,22 @@ def policies(
     are given.
 
     The entropy is that of {sampled token, any other}; the average of the weights is the policy that
-    sampled.
+    sampled. The sampled token is first in the top-K if μ > 0.3, else absent; nine tenths of the
+    rest are spread evenly.
     """
-    offset_S1 = torch.tensor([0, *(lengths or [len(rollout)])]).cumsum(0)
     recomputed = trainer if recomputed is None else recomputed
-    entropy_T = torch.special.entr(trainer.exp()) + torch.special.entr(-torch.expm1(trainer))
-    topk = topk_around(rollout, trainer, recomputed)
-    return Policies(rollout, trainer, recomputed, offset_S1, topk, entropy_T, average=recomputed)
-
-
-def topk_around(rollout: Tensor, trainer: Tensor, recomputed: Tensor) -> TopKLogProbs:
-    """A top-K where the sampled token is first if μ > 0.3, else absent; nine tenths of the rest
-    are spread evenly.
-    """
-    ids_TK = torch.arange(1, K + 1).repeat(len(rollout), 1)
-    first_T = rollout > -1.2
+    logp = rollout, trainer, recomputed
+    ids_TK, first_T = torch.arange(1, K + 1).repeat(len(rollout), 1), rollout > -1.2
     ids_TK[first_T, 0] = 0
-
-    def columns(logp_T: Tensor) -> Tensor:
-        rest_T = -torch.expm1(logp_T)
-        logp_TK = (
-            torch.where(first_T, 0.9 * rest_T / (K - 1), 0.9 * rest_T / K)[:, None]
-            .repeat(1, K)
-            .log()
-        )
-        logp_TK[:, 0] = torch.where(first_T, logp_T, logp_TK[:, 0])
-        return logp_TK
-
-    sampled_ids_T = torch.zeros(len(rollout), dtype=torch.int64)
-    return TopKLogProbs(
-        sampled_ids_T, ids_TK, columns(rollout), columns(trainer), columns(recomputed)
-    )
+    logp_TK = [
+        (0.9 * -x_T.expm1() / (K - 1.0 * first_T)).log()[:, None].repeat(1, K) for x_T in logp
+    ]
+    for x_TK, x_T in zip(logp_TK, logp, strict=True):
+        x_TK[first_T, 0] = x_T[first_T]
+    topk = TopKLogProbs(torch.zeros(len(rollout), dtype=torch.int64), ids_TK, *logp_TK)
+    entropy_T = torch.special.entr(trainer.exp()) + torch.special.entr(-trainer.expm1())
+    offset_S1 = torch.tensor([0, *(lengths or [len(rollout)])]).cumsum(0)
+    return Policies(*logp, offset_S1, topk, entropy_T, average=recomputed)
 
 
 def random_policies(
@@ -82,83 +68,59 @@ def random_policies(
     length_S = torch.randint(1, longest + 1, (responses,), generator=generator)
     tokens = int(length_S.sum())
 
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=F64)
+    def uniform(rows: int) -> Tensor:
+        return torch.rand(rows, 1, generator=generator, dtype=F64)
 
-    def per_response(low: float, high: float) -> Tensor:
-        return 10 ** (low + (high - low) * torch.rand(responses, 1, generator=generator, dtype=F64))
+    def normal() -> Tensor:
+        return torch.randn(tokens, vocabulary, generator=generator, dtype=F64)
 
-    sharpness_T1 = 0.5 + 5 * torch.rand(tokens, 1, generator=generator, dtype=F64)
-    logits_TV = sharpness_T1 * normal(tokens, vocabulary)
-    engine_T1, step_T1 = (per_response(-3.5, 0.6).repeat_interleave(length_S, 0) for _ in range(2))
-    recomputed_TV = logits_TV + engine_T1 * normal(tokens, vocabulary)
-    trainer_TV = recomputed_TV + step_T1 * normal(tokens, vocabulary)
+    logits_TV = (0.5 + 5 * uniform(tokens)) * normal()
+    engine_T1, step_T1 = (
+        (10 ** (4.1 * uniform(responses) - 3.5)).repeat_interleave(length_S, 0) for _ in range(2)
+    )
+    recomputed_TV = logits_TV + engine_T1 * normal()
+    trainer_TV = recomputed_TV + step_T1 * normal()
     logp_TV = [x_TV.log_softmax(-1) for x_TV in (logits_TV, trainer_TV, recomputed_TV)]
     ids_T = torch.multinomial(logp_TV[0].exp(), 1, generator=generator).squeeze(1)
-    top_TK = logp_TV[0].topk(K, dim=-1).indices
-    rollout, trainer, recomputed = (x_TV[torch.arange(tokens), ids_T] for x_TV in logp_TV)
+    drawn = policies_of(logp_TV, ids_T, length_S.tolist())
+    # Between the two, as for averaged weights
+    return replace(drawn, average=torch.logaddexp(drawn.recomputed, drawn.trainer) - log(2))
+
+
+def policies_of(logp_TV: Sequence[Tensor], ids_T: Tensor, lengths: list[int]) -> Policies:
+    """Of the whole distributions of rollout, trainer and recomputed, and the sampled ids."""
+    own_T1, top_TK = ids_T[:, None], logp_TV[0].topk(K, dim=-1).indices
+    own = [x_TV.gather(1, own_T1).squeeze(1) for x_TV in logp_TV]
     topk = TopKLogProbs(ids_T, top_TK, *(x_TV.gather(1, top_TK) for x_TV in logp_TV))
     entropy_T = torch.special.entr(logp_TV[1].exp()).sum(-1)
-    offset_S1 = torch.cat([torch.zeros(1).long(), length_S.cumsum(0)])
-    # Between the two, as for averaged weights
-    average = torch.logaddexp(recomputed, trainer) - log(2)
-    return Policies(rollout, trainer, recomputed, offset_S1, topk, entropy_T, average=average)
+    return Policies(*own, torch.tensor([0, *lengths]).cumsum(0), topk, entropy_T)
+
+
+def mapped(given: Any, function: Callable[[Tensor], Array]) -> Any:
+    """The same policies, or top-K, with a function applied to each of their columns."""
+    values = {field.name: getattr(given, field.name) for field in fields(given) if field.init}
+    changed = {name: function(x) for name, x in values.items() if isinstance(x, Tensor)}
+    if values.get("topk") is not None:
+        changed["topk"] = mapped(given.topk, function)
+    return replace(given, **changed)
 
 
 def cast(given: Policies, dtype: torch.dtype) -> Policies:
     """The same policies in another precision."""
-    topk = given.topk
-    assert topk is not None and topk.recomputed is not None and given.recomputed is not None
-    columns = (topk.rollout, topk.trainer, topk.recomputed)
-    converted = TopKLogProbs(topk.response_ids_T, topk.ids_TK, *(x.to(dtype) for x in columns))
-    rollout, trainer, recomputed = (
-        x.to(dtype) for x in (given.rollout, given.trainer, given.recomputed)
-    )
-    entropy_T, average = (
-        None if x is None else x.to(dtype) for x in (given.entropy_T, given.average)
-    )
-    return Policies(
-        rollout, trainer, recomputed, given.offset_S1, converted, entropy_T, given.batches, average
-    )
-
-
-def mapped(topk: TopKLogProbs | None, function: Callable[[Array], Array]) -> TopKLogProbs | None:
-    """Apply a function to each column."""
-    if topk is None:
-        return None
-    columns = (topk.response_ids_T, topk.ids_TK, topk.rollout, topk.trainer, topk.recomputed)
-    return TopKLogProbs(*(None if x is None else function(x) for x in columns))
+    return mapped(given, lambda x: x.to(dtype) if x.is_floating_point() else x)
 
 
 def in_numpy(given: Policies) -> Policies:
     """The same policies as numpy arrays."""
-    return Policies(
-        *(
-            None if x is None else x.numpy()
-            for x in (given.rollout, given.trainer, given.recomputed)
-        ),
-        given.offset_S1.numpy(),
-        mapped(given.topk, Tensor.numpy),
-        None if given.entropy_T is None else given.entropy_T.numpy(),
-        given.batches,
-        None if given.average is None else given.average.numpy(),
-    )
+    return mapped(given, Tensor.numpy)
 
 
 def equal_policies(drawn: Policies) -> Policies:
     """On-policy: the trainer, before and now, equals the rollout."""
-    assert drawn.topk is not None
-    topk = TopKLogProbs(drawn.topk.response_ids_T, drawn.topk.ids_TK, *[drawn.topk.rollout] * 3)
-    columns = (
-        drawn.rollout,
-        drawn.rollout,
-        drawn.rollout,
-        drawn.offset_S1,
-        topk,
-        drawn.entropy_T,
-        drawn.batches,
-    )
-    return Policies(*columns, drawn.rollout)
+    same = dict.fromkeys(("trainer", "recomputed"), drawn.topk.rollout)
+    topk = replace(drawn.topk, **same)
+    same = dict.fromkeys(("trainer", "recomputed", "average"), drawn.rollout)
+    return replace(drawn, topk=topk, **same)
 
 
 def taken(given: Policies, responses: list[int]) -> tuple[Policies, Tensor]:
@@ -168,31 +130,22 @@ def taken(given: Policies, responses: list[int]) -> tuple[Policies, Tensor]:
     offset, batches = given.offset_S1.tolist(), given.batches
     spans = [torch.arange(offset[s], offset[s + 1]) for s in responses]
     place_T = torch.cat([torch.zeros(0, dtype=torch.int64), *spans])
-    topk = mapped(given.topk, lambda x: x[place_T])
-    offset_S1 = torch.tensor([0, *map(len, spans)]).cumsum(0)
-    columns = (
-        None if x is None else x[place_T] for x in (given.rollout, given.trainer, given.recomputed)
-    )
     if batches is not None:
         hash_T = batches.hash_T()[place_T.numpy()]
         batches = Batches(
             batches.batch_S[responses], batches.group_S[responses], lambda: hash_T, batches.found
         )
-    entropy_T, average = (
-        None if x is None else x[place_T] for x in (given.entropy_T, given.average)
-    )
-    return Policies(*columns, offset_S1, topk, entropy_T, batches, average), place_T
+    rows = mapped(replace(given, offset_S1=None), lambda x: x[place_T])
+    offset_S1 = torch.tensor([0, *map(len, spans)]).cumsum(0)
+    return replace(rows, offset_S1=offset_S1, batches=batches), place_T
 
 
 def with_keys(given: Policies, minibatch_S: np.ndarray, prompt_S: np.ndarray) -> Policies:
     """The same, as rows of one step, with a minibatch and a prompt for each."""
     sample_S, zeros_S = np.arange(len(prompt_S)), np.zeros(len(prompt_S), dtype=np.int64)
-    responses = given.responses
-    places = as_numpy(responses.response_T), as_numpy(responses.position_T)
-    batches = Batches.of_rows(
-        RowKey(zeros_S, zeros_S, minibatch_S, prompt_S, sample_S), lambda: places
-    )
-    return replace(given, batches=batches)
+    places = as_numpy(given.responses.response_T), as_numpy(given.responses.position_T)
+    key = RowKey(zeros_S, zeros_S, minibatch_S, prompt_S, sample_S)
+    return replace(given, batches=Batches.of_rows(key, lambda: places))
 
 
 def settled(rule: Rule, parts: list[tuple[Policies, Array]]) -> Found:
@@ -210,13 +163,8 @@ def like(given: Policies, column_T: Tensor) -> Array:
 
 def gathered(given: Policies, rules: Iterable[Rule], advantage_T: Array) -> Policies:
     """The same, after a first pass over all of it."""
-    assert given.batches is not None
-    return replace(
-        given,
-        batches=given.batches.settled(
-            {rule: settled(rule, [(given, advantage_T)]) for rule in rules}
-        ),
-    )
+    found = {rule: settled(rule, [(given, advantage_T)]) for rule in rules}
+    return replace(given, batches=given.batches.settled(found))
 
 
 def whole(given: Policies, rules: Iterable[Rule], advantage_T: Array) -> Policies:
@@ -227,37 +175,26 @@ def whole(given: Policies, rules: Iterable[Rule], advantage_T: Array) -> Policie
     return as_one_batch(given, advantage_T, batch_rules)
 
 
-def decide(mask: Mask, given: Policies, advantage_T: Array) -> Decision:
-    """A mask's decision, after a first pass if it needs one."""
-    return mask.decide(whole(given, [mask], advantage_T), advantage_T)
+def after_a_first_pass(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a rule or algorithm, policies and advantages, which may need to see all."""
+
+    def answer(asked: Rule | Algorithm, given: Policies, advantage_T: Array) -> Any:
+        rules = asked.rules if isinstance(asked, Algorithm) else [asked]
+        return function(asked, whole(given, rules, advantage_T), advantage_T)
+
+    return answer
 
 
-def weigh(factor: Factor, given: Policies, advantage_T: Array) -> Array:
-    """A factor of each token, after a first pass if it needs one."""
-    return factor.weight_T(whole(given, [factor], advantage_T), advantage_T)
-
-
-def keep_T(row: Algorithm, given: Policies, advantage_T: Array) -> Array:
-    """What an algorithm keeps, after a first pass if it needs one."""
-    return algorithm.keep_T(row, whole(given, row.masks, advantage_T), advantage_T)
-
-
-def weight_T(row: Algorithm, given: Policies, advantage_T: Array) -> Array:
-    """An algorithm's weight, after a first pass if it needs one."""
-    return algorithm.weight_T(row, whole(given, row.weight, advantage_T), advantage_T)
-
-
-def coefficient_T(row: Algorithm, given: Policies, advantage_T: Array) -> Array:
-    """An algorithm's coefficients, after a first pass if it needs one."""
-    return algorithm.coefficient_T(row, whole(given, row.rules, advantage_T), advantage_T)
+decide, weigh = after_a_first_pass(Mask.decide), after_a_first_pass(Factor.weight_T)
+keep_T = after_a_first_pass(algorithm.keep_T)
+weight_T = after_a_first_pass(algorithm.weight_T)
+coefficient_T = after_a_first_pass(algorithm.coefficient_T)
 
 
 def columns(given: Policies) -> list[Array]:
     """The columns of policies, their top-K included."""
-    topk = given.topk
-    assert topk is not None and given.recomputed is not None
-    found = [given.rollout, given.trainer, given.recomputed, given.offset_S1, given.entropy_T]
-    return [*found, topk.ids_TK, topk.rollout, topk.trainer]
+    topk, named = given.topk, ("rollout", "trainer", "recomputed", "offset_S1", "entropy_T")
+    return [*(getattr(given, name) for name in named), topk.ids_TK, topk.rollout, topk.trainer]
 
 
 def same(x: Array, y: Array) -> bool:
@@ -273,16 +210,12 @@ def ask(name: str, given: Policies, advantage_T: Array, **chosen: Threshold) -> 
     """A trust region's decision on the trainer relative to the rollout, with all tokens as one
     batch.
     """
-    mask, columns = (
-        Mask(name, chosen=tuple(chosen.items())),
-        (given.compare(Mask(name).ratio), advantage_T),
-    )
-    if mask.scope is None:
-        return mask.module.trust_region(*columns, **chosen)
-    values_F = torch.from_numpy(mask.settle(mask.collect(given, advantage_T)))
-    return mask.module.trust_region(
-        *columns, like(given, values_F.repeat(len(advantage_T), 1)), **chosen
-    )
+    rule = mask(name, **chosen)
+    columns = [given.compare(TRAINER_ROLLOUT), advantage_T]
+    if rule.scope is not None:
+        values_F = torch.from_numpy(rule.settle(rule.collect(given, advantage_T)))
+        columns.append(like(given, values_F.repeat(len(advantage_T), 1)))
+    return rule.module.trust_region(*columns, **chosen)
 
 
 def kept(name: str, given: Policies, advantage_T: Tensor, **chosen: Threshold) -> list[bool]:

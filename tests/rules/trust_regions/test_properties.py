@@ -10,11 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from mismatch_cli.rules import trust_regions
 from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
 from tests.looped import looped
+from tests.rules.algorithms.samples import partition
 from tests.rules.trust_regions.cases import (
     F64,
     ONE_SIDED,
@@ -277,18 +277,6 @@ def test_top_1_with_replacement_is_binary(seed: int) -> None:
         assert top_1 == kept(f"binary-{name}", drawn, advantage_T, **limit)
 
 
-def parts(drawn: Policies, logp_TK: Tensor, logp_T: Tensor, replace_last: bool) -> Tensor:
-    """Probabilities of the top-K, of the sampled token if it is not among them, and of all
-    others.
-    """
-    assert drawn.topk is not None
-    alone_T = (drawn.topk.ids_TK != drawn.topk.response_ids_T[:, None]).all(-1)
-    p_TK = logp_TK.exp()
-    p_TK[:, -1] = torch.where(alone_T & replace_last, 0.0, p_TK[:, -1])
-    named = torch.cat([p_TK, torch.where(alone_T, logp_T.exp(), 0.0)[:, None]], -1)
-    return torch.cat([named, 1 - named.sum(-1, keepdim=True)], -1)
-
-
 @pytest.mark.parametrize("replace_last", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_top_k_decisions_against_brute_force(replace_last: bool, dtype: torch.dtype) -> None:
@@ -298,8 +286,8 @@ def test_top_k_decisions_against_brute_force(replace_last: bool, dtype: torch.dt
     alone_T = (topk.ids_TK != topk.response_ids_T[:, None]).all(-1)
     assert 10 < alone_T.sum() < len(alone_T) - 10
     mu, pi = (
-        parts(drawn, topk.rollout, drawn.rollout, replace_last),
-        parts(drawn, topk.trainer, drawn.trainer, replace_last),
+        partition(drawn, topk.rollout, drawn.rollout, replace_last),
+        partition(drawn, topk.trainer, drawn.trainer, replace_last),
     )
     statistic = {
         "tv": (mu - pi).abs().sum(-1) / 2,

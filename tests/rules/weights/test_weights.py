@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import string
-from math import exp, inf, log
+from math import cosh, exp, inf, log
 
 import pytest
 import torch
@@ -137,10 +137,6 @@ def found(name: str, level: str = "token", **chosen: float) -> list[float]:
     return weigh(factor(name, Ratio(level=level), **chosen), given, advantage_T).tolist()
 
 
-def sech(x: float) -> float:
-    return 2 / (exp(x) + exp(-x))
-
-
 def test_weights_by_hand() -> None:
     r = [exp(d) for d in (0.5, -1, 0.2, -0.3, 0.8)]
     near = pytest.approx
@@ -153,7 +149,7 @@ def test_weights_by_hand() -> None:
     # f′(r) r = sech²(τ (r − 1)/2) r
     tau = [1.0] * 3 + [1.05] * 2
     assert found("sapo") == near(
-        [sech(t * (x - 1) / 2) ** 2 * x for t, x in zip(tau, r, strict=True)]
+        [x / cosh(t * (x - 1) / 2) ** 2 for t, x in zip(tau, r, strict=True)]
     )
     # φ(w) = e^λ w^k e^(−λw) with w = e^(−0.3) and e^0.5
     up, down = exp(-0.3), exp(0.5)
