@@ -93,6 +93,11 @@ class Child:
         """Whether it was started, and not stopped since."""
         return self._process is not None
 
+    @property
+    def pid(self) -> int | None:
+        """The process that keeps it and all that it starts, while it runs."""
+        return self._process.pid if self._process else None
+
     def start(self) -> None:
         """Start the process, as the first question does; a `MismatchError` if it does not get
         ready.

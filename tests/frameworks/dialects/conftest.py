@@ -30,15 +30,14 @@ def rows(rollout: Sequence[Sequence[float]], **columns: Any) -> dict[str, Any]:
     return standard | columns
 
 
+def written(folder: Path, *shards: dict[str, Any]) -> Trace:
+    """A trace with one shard per argument."""
+    for index, columns in enumerate(shards):
+        write_shard(shard_path(folder, index), rows_to_table(columns))
+    write_manifest(folder, {})
+    return Trace.open(folder)
+
+
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Trace]:
-    """A trace with one shard per argument."""
-
-    def make(*shards: dict[str, Any], name: str = "trace") -> Trace:
-        folder = tmp_path / name
-        for index, columns in enumerate(shards):
-            write_shard(shard_path(folder, index), rows_to_table(columns))
-        write_manifest(folder, {})
-        return Trace.open(folder)
-
-    return make
+    return lambda *shards, name="trace": written(tmp_path / name, *shards)
