@@ -4,9 +4,11 @@ never block.
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -116,6 +118,17 @@ def ending(ends: dict[str, tuple[float, ...]], steps: int = 5, **config: Any) ->
         for name, values in ends.items()
         for seed, end in enumerate(values)
     ]
+
+
+def saved(folder: Path, run: TrainingRun) -> Path:
+    """The run in a folder of its name."""
+    own = folder / run.name
+    own.mkdir(parents=True)
+    (own / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in run.records))
+    settings = {"algorithm": run.algorithm, "seed": run.seed, "steps": run.steps} | run.config
+    lines = [f"{key} = {json.dumps(value)}\n" for key, value in settings.items()]
+    (own / "config.toml").write_text("".join(lines))
+    return own
 
 
 def with_bounds(run: TrainingRun, binary: float = 0.5, top_k: float = 0.9) -> TrainingRun:
