@@ -152,7 +152,7 @@ def test_a_planted_temperature_is_read_back(control, tmp_path):
     assert values(pair)["abs_d_mean"] > 0.02
     # Between two tokens of one position, log π1 − log π2 = (log μ1 − log μ2) / T: a line through
     # the origin.
-    mu, pi = (flat(trace, f"topk_logp_{side}_TK") for side in ("rollout", "trainer"))
+    mu, pi = (flat(trace, f"topk_logp_{side}_TK").astype(float) for side in ("rollout", "trainer"))
     x, y = mu[:, 0] - mu[:, 1], pi[:, 0] - pi[:, 1]
     assert (x @ x) / (x @ y) == pytest.approx(0.8, abs=1e-4)
 
@@ -173,7 +173,9 @@ def test_a_planted_shift_by_one_destroys_the_correlation(control, tmp_path):
         pq.write_table(table, path)
     trace = Trace.open(tmp_path / "t")
     found = values(analyse([trace], worst=3).to_json()["pairs"]["mismatch"])
-    mu, pi = (np.exp(flat(trace, f"logp_{side}_T")) for side in ("rollout", "trainer"))
+    mu, pi = (
+        np.exp(flat(trace, f"logp_{side}_T").astype(float)) for side in ("rollout", "trainer")
+    )
     assert found["pearson"] == pytest.approx(np.corrcoef(mu, pi)[0, 1], abs=1e-5)
     assert found["pearson"] < 0.5
     assert found["k3"] > 100 * abs(found["d_mean"] ** 2)

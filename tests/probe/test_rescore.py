@@ -33,6 +33,7 @@ from mismatch_cli.probe.score import noise_responses_of
 from mismatch_cli.report.about import who_facts
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.columns import COLUMNS, Maker, made_by
+from mismatch_cli.trace.contents import NEEDED
 from mismatch_cli.trace.manifest import read_manifest, write_manifest
 from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import Trace
@@ -78,7 +79,7 @@ def rows(trace: Trace) -> dict[str, list]:
 
 
 def flat(trace: Trace, name: str) -> np.ndarray:
-    return np.concatenate([getattr(batch, name).ravel() for batch in trace.batches()])
+    return np.concatenate([getattr(batch, name) for batch in trace.batches()])
 
 
 def pairs(trace: Trace) -> dict[str, float]:
@@ -473,14 +474,15 @@ def test_the_model_that_sampled_is_named_as_it_was_typed(tmp_path):
     """A server may have a different name for it; without a rollout, nothing has sampled."""
     unnamed, adapted = "does not name the model to score with", "--trainer-adapter tuned"
     trace = written(tmp_path, rows_of_log_probs([[-1.0]]))
-    sampled = {"model": MODEL}
-    for rollout, more, weights, refusal in (
-        ({"model": "served-as-this"}, {}, EQUAL, ""),
-        ({"model": "served-as-this"}, {"adapter": "tuned"}, EQUAL, adapted),
-        ({"model": "served-as-this"}, {}, NEWER, unnamed),
+    facts = dict.fromkeys(NEEDED["rollout"], "unknown") | {"model": "served-as-this"}
+    rollout = {"rollout": facts}
+    for sampler, more, weights, refusal in (
+        (rollout, {}, EQUAL, ""),
+        (rollout, {"adapter": "tuned"}, EQUAL, adapted),
+        (rollout, {}, NEWER, unnamed),
         ({}, {}, EQUAL, unnamed),
     ):
-        manifest = {"command": "curate", "config": sampled | more, "rollout": rollout}
+        manifest = {"command": "curate", "config": {"model": MODEL} | more} | sampler
         write_manifest(trace.folder, manifest)
         settings = {"trace": str(trace.folder), "weights": weights}
         if refusal:
