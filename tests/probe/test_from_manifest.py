@@ -304,7 +304,7 @@ def test_a_hub_name_comes_from_the_cache_and_the_hub_is_not_asked(
 def test_a_resumed_search_takes_no_code_from_its_folder(tmp_path, monkeypatch):
     """Changes are read from the manifests of legs."""
     from mismatch_cli.base.errors import UsageError
-    from mismatch_cli.bisect.runner import _environment
+    from mismatch_cli.bisect.runner import changed_environment
     from mismatch_cli.bisect.search_config import BisectConfig
     from mismatch_cli.bisect.sides import RolloutSide, TrainerSide
 
@@ -318,7 +318,7 @@ def test_a_resumed_search_takes_no_code_from_its_folder(tmp_path, monkeypatch):
     hostile = {"trainer_model": "/elsewhere", "trainer_adapter": "/elsewhere", "device_map": "cuda"}
     assert trainer.changed(hostile).config == trainer.config
     monkeypatch.delenv("LD_PRELOAD", raising=False)
-    with _environment({"LD_PRELOAD": "/evil.so", "VLLM_BATCH_INVARIANT": "1"}):
+    with changed_environment({"LD_PRELOAD": "/evil.so", "VLLM_BATCH_INVARIANT": "1"}):
         assert "LD_PRELOAD" not in os.environ and os.environ["VLLM_BATCH_INVARIANT"] == "1"
 
 

@@ -204,4 +204,4 @@ def test_asking_for_more_responses_than_exist_gives_all(tmp_path):
 
 
 def test_free_memory_is_found():
-    assert 2**26 < full_divergence._free_memory() < 2**50
+    assert 2**26 < full_divergence.free_memory() < 2**50

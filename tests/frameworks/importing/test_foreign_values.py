@@ -15,8 +15,8 @@ import torch
 
 from lab.makers.make_dump import export_record
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.frameworks.importing._samples import NO_NUMBER
 from mismatch_cli.frameworks.importing.rows import NO_REWARD, STRANGE_IDS
+from mismatch_cli.frameworks.importing.samples import NO_NUMBER
 from mismatch_cli.trace import foreign
 from tests.frameworks.importing.layouts import (
     Row,

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.frameworks.importing._samples import (
+from mismatch_cli.frameworks.importing.rows import WRONG_LENGTH
+from mismatch_cli.frameworks.importing.samples import (
     EVALUATION,
     NO_IDS,
     NO_LENGTH,
@@ -23,8 +24,7 @@ from mismatch_cli.frameworks.importing._samples import (
     WRONG_TOTAL,
     with_raw_rewards,
 )
-from mismatch_cli.frameworks.importing.rows import WRONG_LENGTH
-from mismatch_cli.frameworks.miles.importer import NO_SAMPLE, SPLIT, _bits, _of_columns
+from mismatch_cli.frameworks.miles.importer import NO_SAMPLE, SPLIT, bits_of, samples_of_columns
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from tests.frameworks.importing.layouts import (
@@ -282,8 +282,8 @@ def test_samples_are_told_apart_by_every_bit_of_their_log_mu():
     """Two values that float16 rounds to the same number; a list and a tensor are the same."""
     one, other = [-0.5, -2.0], [-0.5, -2.0001]
     assert np.array_equal(np.float16(one), np.float16(other))
-    assert _bits(one) == _bits(torch.tensor(one)) != _bits(other)
-    assert _bits(other) == _bits(torch.tensor(other))
+    assert bits_of(one) == bits_of(torch.tensor(one)) != bits_of(other)
+    assert bits_of(other) == bits_of(torch.tensor(other))
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_the_file_of_a_rollout_gives_places_if_it_has_every_sample(raw, more, ex
     """A partition names the places itself."""
     rollout = {5: {"reward": 7.0}, 6: {"reward": 8.0}}
     columns = {"tokens": [[1], [2]], "sample_indices": [6, 5], "raw_reward": raw, **more}
-    samples = _of_columns(columns, rollout)
+    samples = samples_of_columns(columns, rollout)
     assert [sample.get("raw_reward") for sample in samples] == expected
 
 

@@ -70,7 +70,7 @@ def test_answers(grader, response, answer, reward):
 )
 def test_the_shortcut_for_integers_agrees_with_the_library(grader, pair):
     boxed, answer = pair
-    assert grader.grade(f"\\boxed{{{boxed}}}", answer, "stop") == grader._compare(boxed, answer)
+    assert grader.grade(f"\\boxed{{{boxed}}}", answer, "stop") == grader.compare(boxed, answer)
 
 
 @pytest.mark.parametrize(
