@@ -49,6 +49,14 @@ def requests_of(samples: list[Sample]) -> list[ScoreRequest]:
     return [ScoreRequest.of(sample.rollout) for sample in samples]
 
 
+def rollout_of(
+    ids: list[int], logp_T: np.ndarray | None = None, finish_reason: str = "stop"
+) -> Rollout:
+    """A response of these tokens, all of them rank 1."""
+    logp_T = np.zeros(len(ids), dtype=np.float32) if logp_T is None else logp_T
+    return Rollout([0], ids, logp_T, np.ones(len(ids), np.int32), None, None, finish_reason)
+
+
 def make_samples(
     learner: Learner,
     gap: float = 0.4,

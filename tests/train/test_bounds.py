@@ -12,9 +12,9 @@ import torch
 
 from mismatch_cli.base.hashing import mix
 from mismatch_cli.processes.ranks import ALONE, World
-from mismatch_cli.rules.batch import Rollout
 from mismatch_cli.train import bounds
 from tests.train.checkpoints import model_after, responses_of
+from tests.train.learners import rollout_of
 from tests.train.small_runs import SHORT, numbers, reward_file, run, weights
 
 ALL = 0.99999  # the share that rounds up to every token
@@ -75,22 +75,18 @@ def test_they_change_no_update(moved, tmp_path):
     assert lines == numbers(tmp_path / "run")
 
 
-def rollouts(count: int, tokens: int) -> list[Rollout]:
-    nothing_T = np.zeros(tokens, dtype=np.float32)
-    return [Rollout([0], [0] * tokens, nothing_T, nothing_T, None, None, "stop")] * count
-
-
+RESPONSE = rollout_of([0] * 50)
 HASHES = mix(np.arange(320, dtype=np.uint64))
 
 
 def test_one_percent_of_the_tokens_is_in_a_sixteenth_of_the_responses():
-    places = bounds.chosen(rollouts(320, 50), HASHES, 10**6, 0.01, ALONE)
+    places = bounds.chosen([RESPONSE] * 320, HASHES, 10**6, 0.01, ALONE)
     assert sum(map(len, places.values())) == 160
     assert len(places) == 20 and all((at_U < 50).all() for at_U in places.values())
 
 
 def test_memory_bounds_their_number():
-    places = bounds.chosen(rollouts(320, 50), HASHES, 7, 0.01, ALONE)
+    places = bounds.chosen([RESPONSE] * 320, HASHES, 7, 0.01, ALONE)
     assert sum(map(len, places.values())) == 7
 
 
@@ -109,7 +105,7 @@ def test_a_rank_chooses_what_one_process_would():
     halves, found = (HASHES[:160], HASHES[160:]), []
     for rank, half in enumerate(halves):
         world = OneOfTwo(rank, 2, others=(halves[1 - rank],))
-        places = bounds.chosen(rollouts(160, 50), half, 10**6, 1 / 16, world)
+        places = bounds.chosen([RESPONSE] * 160, half, 10**6, 1 / 16, world)
         found += [160 * rank + row for row in places]
-    alone = bounds.chosen(rollouts(320, 50), HASHES, 10**6, 1 / 16, ALONE)
+    alone = bounds.chosen([RESPONSE] * 320, HASHES, 10**6, 1 / 16, ALONE)
     assert found == [*alone] and len(alone) == 20

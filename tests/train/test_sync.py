@@ -16,12 +16,11 @@ import torch
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.models.engines import Unread, hf
 from mismatch_cli.models.engines.hf import HfEngine
-from mismatch_cli.rules.batch import Rollout
 from mismatch_cli.train import sync
 from mismatch_cli.train.run_engine import dtype_of_weights
 from mismatch_cli.train.sync import WeightSync, odds_gap, prove_newer, steps_between_checks
 from tests.tiers import at_night
-from tests.train.learners import STILL
+from tests.train.learners import STILL, rollout_of
 from tests.train.small_runs import numbers, run
 from tests.train.test_lora import LORA
 
@@ -263,7 +262,7 @@ def test_equal_tensors_say_how_far_two_float32_implementations_are_apart():
     trainer: Any = SimpleNamespace(model=None, dtype=None)
     weight_sync = WeightSync(STILL, trainer, exact=True, token_budget=1)
     mu_T = np.log(np.full(20, 0.5))
-    samples: Any = [SimpleNamespace(rollout=engine_answer(mu_T))]
+    samples: Any = [SimpleNamespace(rollout=rollout_of([1] * 20, mu_T))]
 
     def prove(gap: float) -> str:
         return weight_sync.prove(1, samples, [np.log(np.full(20, 0.5 + gap))])["sync"]
@@ -276,15 +275,10 @@ def test_equal_tensors_say_how_far_two_float32_implementations_are_apart():
         prove(2e-4)
 
 
-def engine_answer(logp_T: np.ndarray) -> Rollout:
-    ids = [1] * len(logp_T)
-    return Rollout([0], ids, logp_T, np.ones(len(ids), np.int32), None, None, "stop")
-
-
 def test_a_gap_that_its_error_explains_accuses_nobody(make_learner, monkeypatch):
     """Ten times the gap of before, but from few tokens: three standard errors reach it."""
     trainer = make_learner().trainer
-    samples: Any = [SimpleNamespace(rollout=engine_answer(np.array([-1.0, -2.0])))]
+    samples: Any = [SimpleNamespace(rollout=rollout_of([1, 2], np.array([-1.0, -2.0])))]
     logp = [np.array([-1.0, -2.0])]
     monkeypatch.setattr(sync, "prove_newer", lambda *_: "newer")
     for error, is_accused in ((0.01, True), (0.02, False)):
