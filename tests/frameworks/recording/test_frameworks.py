@@ -133,7 +133,7 @@ def test_verl(monkeypatch, tmp_path):
 def test_verl_in_bypass_mode_has_no_log_probs_of_the_trainer(monkeypatch, tmp_path):
     made, batch = verl_trainer(monkeypatch, tmp_path, rollout_correction={"bypass_mode": True})
     made._compute_advantage(batch, {})
-    made._recorder.close()
+    made.on_train_end()
     assert all("logp_trainer" not in row for row in rows_of(tmp_path / "recorded"))
 
 

@@ -253,9 +253,8 @@ def test_the_report_is_drawn_by_a_process_that_gives_way(tmp_path: Path) -> None
     wait_for(lambda: refresher.step_done() or not refresher.child.runs)
     assert said == []
     assert 'http-equiv="refresh"' in (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert (
-        refresher.next_at - time.monotonic() > 20
-    )  # at least half a second of work is 2 % of that
+    # At least half a second of work is 2 % of that
+    assert refresher.next_at - time.monotonic() > 20
 
 
 def test_a_failed_drawing_is_reported_once_and_a_killed_one_leaves_nothing_behind(
