@@ -37,17 +37,17 @@ class Refresher:
         draws: bool = True,
     ) -> None:
         pictures = "pictures" if draws else ""
-        self._child = Child(_drawer, pictures, str(output), *map(str, folders))
+        self.child = Child(_drawer, pictures, str(output), *map(str, folders))
         self._output, self._every, self._say, self._last_complaint = output, every, say, ""
-        self._next = time.monotonic() + every
+        self.next_at = time.monotonic() + every
 
     def step_done(self) -> None:
         """Check on the process that draws, and start the next when it is time."""
-        if not self._every or self._is_drawing() or time.monotonic() < self._next:
+        if not self._every or self._is_drawing() or time.monotonic() < self.next_at:
             return
-        self._next = time.monotonic() + self._every
+        self.next_at = time.monotonic() + self._every
         try:
-            self._child.tell({"reload_seconds": _RELOAD_SECONDS})
+            self.child.tell({"reload_seconds": _RELOAD_SECONDS})
         except OSError as error:
             self._complain(str(error))
 
@@ -57,21 +57,21 @@ class Refresher:
             return
         self.stop()
         try:
-            self._end(self._child.ask({"reload_seconds": 0}, _LONGEST))
+            self._end(self.child.ask({"reload_seconds": 0}, _LONGEST))
         except (OSError, MismatchError) as error:
             self._complain(str(error))
 
     def stop(self) -> None:
         """End the process that draws, whatever its progress."""
-        if self._child.runs:
-            self._child.stop()  # it writes under temporary names first
+        if self.child.runs:
+            self.child.stop()  # it writes under temporary names first
             remove_unfinished(self._output)
 
     def _is_drawing(self) -> bool:
-        if not self._child.runs:
+        if not self.child.runs:
             return False
-        reply = self._child.receive(0.0)
-        if reply is None and self._child.silence > _LONGEST:
+        reply = self.child.receive(0.0)
+        if reply is None and self.child.silence > _LONGEST:
             reply = LATE
         if reply is None or reply == Reply():  # ready to draw
             return True
@@ -83,9 +83,9 @@ class Refresher:
         before = _seconds_of_children()
         if reply is LATE:
             self.stop()
-        self._child.stop()
+        self.child.stop()
         used = _seconds_of_children() - before
-        self._next = max(self._next, time.monotonic() + used / _SHARE)
+        self.next_at = max(self.next_at, time.monotonic() + used / _SHARE)
         if reply.error:
             self._complain(reply.error)
 

@@ -103,7 +103,7 @@ class Runner:
             change, log_file=log, say=progress.say, world=world, **more
         )
         with (
-            _environment(change.get("environment", {})),
+            changed_environment(change.get("environment", {})),
             closing(create_engine(self.rollout.engine, settings)) as engine,
         ):
             yield engine
@@ -145,7 +145,7 @@ class Runner:
 
 
 @contextmanager
-def _environment(asked: Mapping[str, str]) -> Iterator[None]:
+def changed_environment(asked: Mapping[str, str]) -> Iterator[None]:
     # Of a resumed search: from its folder
     asked = {name: value for name, value in asked.items() if name in SWITCHES}
     before = {name: os.environ.get(name) for name in asked}

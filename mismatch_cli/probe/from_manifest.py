@@ -62,7 +62,7 @@ def taken_from(
         if value is None or value == setting.nothing or setting.key in given:
             continue
         if not (_fits(value, setting.type) and _in_range(value, setting.about)):
-            raise _damaged(source, setting.key, value)
+            raise damaged_setting(source, setting.key, value)
         if not _must_be_given(setting, value):
             taken[setting.key] = _as_data(setting, value, source)
         elif setting.is_typed:
@@ -86,10 +86,10 @@ def _as_data(setting: Setting, value: Any, source: Path) -> Any:
     if kind_of_path == MODEL:
         return model_of(value, source, setting.flag)
     if kind_of_path == DATA:
-        _check_file(value, source, setting)
+        check_file(value, source, setting)
     is_free_text = isinstance(value, str) and not kind_of_path and "choices" not in setting.about
     if is_free_text and not _is_name(setting, value):
-        raise _damaged(source, setting.key, value)
+        raise damaged_setting(source, setting.key, value)
     return value
 
 
@@ -118,7 +118,7 @@ def model_of(name: Any, source: Path, flag: str) -> str:
     if name == BUNDLED_MODEL:
         return str(bundled("model"))
     if not isinstance(name, str) or "://" in name:
-        raise _damaged(source, flag, name)
+        raise damaged_setting(source, flag, name)
     reason = not_only_data(name)
     if not reason:
         if not Path(name).expanduser().is_dir():
@@ -170,7 +170,7 @@ def sampler_of(recorded: Any) -> dict[str, Any]:
 def engine_of(name: Any, source: Path) -> str:
     """The engine that a manifest names."""
     if name not in engine_names():
-        raise _damaged(source, "engine", name)
+        raise damaged_setting(source, "engine", name)
     return str(name)
 
 
@@ -178,7 +178,7 @@ def dtype_of(section: Mapping[str, Any], source: Path) -> str:
     """The dtype in a section of a manifest; the checkpoint's own if it names none."""
     dtype = section.get("dtype") or "auto"
     if dtype not in DTYPES:
-        raise _damaged(source, "dtype", dtype)
+        raise damaged_setting(source, "dtype", dtype)
     return str(dtype)
 
 
@@ -188,7 +188,7 @@ def attention_of(section: Mapping[str, Any], source: Path) -> str | None:
     """
     name = section.get("attn_implementation")
     if name is not None and not is_word(name):
-        raise _damaged(source, "attn_implementation", name)
+        raise damaged_setting(source, "attn_implementation", name)
     return name
 
 
@@ -219,7 +219,7 @@ def _is_name(setting: Setting, value: str) -> bool:
     return _NAME.fullmatch(value) is not None and "://" not in value
 
 
-def _check_file(value: str, source: Path, setting: Setting) -> None:
+def check_file(value: str, source: Path, setting: Setting) -> None:
     """A file or folder of this machine, or the name of a data set, which is read from the hub's
     cache.
     """
@@ -229,7 +229,7 @@ def _check_file(value: str, source: Path, setting: Setting) -> None:
         model_of(value, source, setting.flag)
     elif not os.path.isabs(value) and not Path(value).exists():
         if not _HUB_NAME.fullmatch(value):
-            raise _damaged(source, setting.key, value)
+            raise damaged_setting(source, setting.key, value)
         keep_off_the_hub()
 
 
@@ -250,7 +250,7 @@ def _typed(setting: Setting, value: Any) -> list[str]:
     return [word for each in values for word in (*flag, str(each))]
 
 
-def _damaged(source: Path, name: str, value: Any) -> MismatchError:
+def damaged_setting(source: Path, name: str, value: Any) -> MismatchError:
     shown = shorten(repr(value), 60, placeholder=" …")
     return MismatchError(
         f"The manifest of {source} is damaged ({name} is {shown}). Type that setting yourself."

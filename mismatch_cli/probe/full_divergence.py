@@ -108,7 +108,7 @@ def check_room(config: ProbeConfig, vocabulary: int, run_folder: Path) -> None:
     needed = full_bytes(config.engine.name, vocabulary, tokens)
     limit = (
         config.kept.full_divergence_memory or 0
-    ) * _GIB or _SHARE_OF_FREE_MEMORY * _free_memory()
+    ) * _GIB or _SHARE_OF_FREE_MEMORY * free_memory()
     if needed > limit:
         given = (
             "full_divergence_memory is"
@@ -144,7 +144,7 @@ def _free_disk(folder: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
-def _free_memory() -> int:
+def free_memory() -> int:
     """Bytes of memory free now, within the container's limit; all memory where the system does
     not say.
     """

@@ -95,7 +95,7 @@ def score_shards(
     """
     tokens = [_tokens_fed(path) for path in paths]
     rows = [len(fed_S) for fed_S in tokens]
-    repeated = evenly_spaced(_noise_responses(noise_responses, sum(rows)), sum(rows))
+    repeated = evenly_spaced(noise_responses_of(noise_responses, sum(rows)), sum(rows))
     firsts = [0, *accumulate(rows)]
     repeats = np.split(np.array([repeated(i) for i in range(firsts[-1])], dtype=bool), firsts[1:-1])
     # What is scored twice counts twice: a noise response takes as long again.
@@ -112,7 +112,7 @@ def score_shards(
     ranks.world.barrier()
 
 
-def _noise_responses(asked: int | None, responses: int) -> int:
+def noise_responses_of(asked: int | None, responses: int) -> int:
     if asked is not None:
         return asked
     return min(_MOST_NOISE, max(_LEAST_NOISE, responses // _NOISE_PART))

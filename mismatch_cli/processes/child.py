@@ -95,10 +95,8 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """Of its process, while it runs."""
-        if self._process is None:
-            return None
-        return self._process.pid
+        """The process that keeps it and all that it starts, while it runs."""
+        return self._process.pid if self._process else None
 
     def start(self) -> None:
         """Start the process, as the first question does; a `MismatchError` if it does not get

@@ -66,7 +66,7 @@ def references(
 
     `hash_S` decides which responses and tokens: the same for any number of ranks.
     """
-    at = _chosen(rollouts, hash_S, _MOST // trainer.head.vocabulary, config.bounds_share, world)
+    at = chosen(rollouts, hash_S, _MOST // trainer.head.vocabulary, config.bounds_share, world)
     rows = list(at)
     requests = [ScoreRequest.of(rollouts[row]) for row in rows]
     by_row: dict[int, FullReference] = {}
@@ -142,7 +142,7 @@ _NAMES = ("tv_full", "tv_binary", "tv_topk")
 _NO_HASHES = np.zeros(0, dtype=np.uint64)
 
 
-def _chosen(
+def chosen(
     rollouts: Sequence[Rollout], hash_S: np.ndarray, most: int, share: float, world: World
 ) -> dict[int, np.ndarray]:
     """The places of the chosen tokens by row: sampled tokens of few responses, at most so many."""

@@ -83,7 +83,7 @@ class Environments:
         file, code = users_code.check(where, "--environment", "class", "name")
         self._where, self._seconds = where, seconds
         self.timeouts = self.stated = self.unstated = self._forgotten = 0
-        self._children = [
+        self.children = [
             Child(
                 play,
                 code,
@@ -94,10 +94,10 @@ class Environments:
 
     def start(self) -> None:
         """Start a process now, which shows whether the user's code loads."""
-        self._children[0].start()
+        self.children[0].start()
 
     def stop(self) -> None:
-        for child in self._children:
+        for child in self.children:
             child.stop()
 
     def rewards(self, problems: Sequence[Problem], rollouts: Sequence[Rollout]) -> list[float]:  # noqa: ARG002
@@ -118,7 +118,7 @@ class Environments:
     def forget(self) -> None:
         """Close the environments of all episodes; a process that hangs is ended."""
         self._forgotten += 1
-        for child in self._children:
+        for child in self.children:
             child.ask({"forget": self._forgotten}, self._seconds)
 
     def state_dict(self) -> dict[str, Any]:
@@ -134,11 +134,11 @@ class Environments:
         """Ask all processes in parallel about their shares, each about one episode after
         another.
         """
-        count = len(self._children)
+        count = len(self.children)
 
         def share(number: int) -> list[tuple[int, _Answer]]:
             episodes = [(i, p) for i, p in enumerate(playing) if p.name[-1] % count == number]
-            return [(i, ask(self._children[number], p)) for i, p in episodes]
+            return [(i, ask(self.children[number], p)) for i, p in episodes]
 
         if count == 1:
             return [answer for _, answer in share(0)]

@@ -40,7 +40,7 @@ _SAMPLED, _LEARNT, _CHECKED = 1.25, 3.0, 4.0
 def steps_between_checks(responses: int, epochs: int) -> int:
     """Every how many steps a sync is checked, given the responses of a step."""
     work = responses * (_SAMPLED + _LEARNT * epochs)
-    return math.ceil(_CHECKED * _few(responses) / (_SHARE * work))
+    return math.ceil(_CHECKED * checked_responses(responses) / (_SHARE * work))
 
 
 class WeightSync:
@@ -153,7 +153,7 @@ class WeightSync:
             return {"sync": UNCHECKED}
         if self._as_sent is None:
             return {"sync": PROVEN if self._equal else UNDECIDABLE}
-        few = _few(len(samples))
+        few = checked_responses(len(samples))
         logp_rollout, logp_trainer = logp_rollout[:few], logp_trainer[:few]
         logp_sent = self._logp_sent or logp_trainer
         gap, error = odds_gap(logp_rollout, logp_sent)
@@ -218,7 +218,7 @@ class WeightSync:
         return step <= 2 or step % self._every == 0
 
     def _scored(self, samples: Sequence[Sample]) -> list[np.ndarray]:
-        few = samples[: _few(len(samples))]
+        few = samples[: checked_responses(len(samples))]
         scores = self._trainer.score(
             [ScoreRequest.of(s.rollout) for s in few], token_budget=self._token_budget
         )
@@ -261,7 +261,7 @@ _INSTEAD = (
 )
 
 
-def _few(responses: int) -> int:
+def checked_responses(responses: int) -> int:
     """How many responses are scored again."""
     return min(_MOST, max(_LEAST, responses // 4))
 

@@ -145,7 +145,7 @@ class Trackers:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say, self._offset = say, 0
-        self._open: dict[str, Child] = {}
+        self.children: dict[str, Child] = {}
         self._logs: dict[str, Path] = {}
 
     def begin(self, name: str, folder: Path, about: Mapping[str, Any]) -> None:
@@ -158,14 +158,14 @@ class Trackers:
         except OSError as error:
             self._report(name, first_line(error))
             return
-        self._open[name], self._logs[name] = child, log
+        self.children[name], self._logs[name] = child, log
         places = {"folder": quoted(str(folder / name)), "project": quoted(str(about["project"]))}
         view = TRACKERS[name].format(**places)
         self._say(f"Tracking with {name}" + (f"; view it with: {view}" if view else ""))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics of a step to all of them."""
-        for name, child in list(self._open.items()):
+        for name, child in list(self.children.items()):
             error = _failure(child)
             if error:
                 self._give_up(name, error)
@@ -174,20 +174,20 @@ class Trackers:
 
     def follow(self, metrics: Path) -> None:
         """Log the steps that metrics.jsonl has gained since the last call."""
-        if not self._open:
+        if not self.children:
             return
         try:
             records, self._offset = records_from(metrics, self._offset)
             for record in records:
                 self.log(record["step"], flat(record))
         except Exception as error:
-            for name in list(self._open):
+            for name in list(self.children):
                 self._give_up(name, first_line(error))
 
     def close(self) -> None:
         """Wait until they have everything, up to a time limit."""
         try:
-            for name, child in list(self._open.items()):
+            for name, child in list(self.children.items()):
                 reply = child.finish(END_SECONDS)
                 if reply is LATE:
                     self._give_up(name, f"it did not finish within {END_SECONDS:g} s")
@@ -196,12 +196,12 @@ class Trackers:
                 elif child.dropped:
                     self._report(name, f"it was too slow for {things(child.dropped, 'step')}")
         finally:
-            for child in self._open.values():
+            for child in self.children.values():
                 child.stop()
-            self._open.clear()
+            self.children.clear()
 
     def _give_up(self, name: str, error: str) -> None:
-        self._open.pop(name).stop()
+        self.children.pop(name).stop()
         self._report(name, error, f" See {self._logs[name]}.")
 
     def _report(self, name: str, error: str, where: str = "") -> None:

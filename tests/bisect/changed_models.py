@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -106,23 +107,20 @@ def rounded_norms_in_vllm() -> Iterator[None]:
     """The same in the engine, for every vLLM started in this process meanwhile."""
     from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
 
-    kept = {kind: kind.forward_native for kind in (RMSNorm, GemmaRMSNorm)}
-    for kind, forward in kept.items():
-        kind.forward_native = _rounding(forward)
-    try:
+    with ExitStack() as patched:
+        for kind in (RMSNorm, GemmaRMSNorm):
+            forward = _rounding(kind.forward_native)
+            patched.enter_context(patch.object(kind, "forward_native", forward))
         yield
-    finally:
-        for kind, forward in kept.items():
-            kind.forward_native = forward
 
 
 def _rounding(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Round the norm's output, but not the residual stream that it passes on."""
+    return lambda *arguments, **named: rounded(forward, *arguments, **named)
 
-    def rounded(self: Any, *arguments: Any, **named: Any) -> Any:
-        given = forward(self, *arguments, **named)
-        normed, *residual = given if isinstance(given, tuple) else (given,)
-        normed = normed.to(torch.bfloat16).to(normed.dtype)
-        return (normed, *residual) if residual else normed
 
-    return rounded
+def rounded(norm: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """A norm's output in the numbers of bfloat16, but not the residual stream that it passes on."""
+    given = norm(*arguments, **named)
+    normed, *residual = given if isinstance(given, tuple) else (given,)
+    normed = normed.to(torch.bfloat16).to(normed.dtype)
+    return (normed, *residual) if residual else normed

@@ -9,6 +9,7 @@ allows.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -39,6 +40,7 @@ Typed = Callable[[list[str]], None]  # runs a command line of mismatch-cli, whic
 BUNDLED, LLAMA, GEMMA, MOE = MODELS = ("bundled", "llama", "gemma2", "qwen3_moe")
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 SAMPLED = "--num-prompts 32 --samples-per-prompt 2 --max-tokens 48 --top-logprobs 0"
+_SECTIONS = re.compile(r"^(config\.sampling|rollout|trainer|recomputed)\.")
 _BRIEF = "--noise-responses 16 --threads 1 --no-plots --quiet --force"
 
 
@@ -138,18 +140,12 @@ class Plant:
         only the kind.
         """
         setting = str(cause["setting"])
-        said = setting if setting in self.parts else _bare(setting)
+        said = setting if setting in self.parts else _SECTIONS.sub("", setting)
         right = any(
             f".{said}.".startswith(f".{name}.") or said.endswith(f".{name}") for name in self.right
         )
         of_parts = not self.parts or setting in self.parts or set(cause["parts"]) == set(self.parts)
         return right and of_parts
-
-
-def _bare(setting: str) -> str:
-    for section in ("config.sampling.", "rollout.", "trainer.", "recomputed."):
-        setting = setting.removeprefix(section)
-    return setting
 
 
 SCALED, STALE = "model.layers.1.self_attn.o_proj.weight", "model.layers.0.self_attn.v_proj.weight"
@@ -190,12 +186,9 @@ def other_base(bed: Bed) -> dict[str, Any]:
 
 def other_scaling(bed: Bed) -> dict[str, Any]:
     """Scaled by 2 if the family does not scale, else unscaled."""
-    base = {"rope_theta": bed.rope["rope_theta"]}
-    plain = bed.rope["rope_type"] == "default"
-    return {
-        "rope_parameters": base
-        | ({"rope_type": "linear", "factor": 2.0} if plain else {"rope_type": "default"})
-    }
+    plain, linear = {"rope_type": "default"}, {"rope_type": "linear", "factor": 2.0}
+    kind = linear if bed.rope["rope_type"] == "default" else plain
+    return {"rope_parameters": kind | {"rope_theta": bed.rope["rope_theta"]}}
 
 
 def _positions_of_trainer(

@@ -5,6 +5,7 @@ known parts.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import hypot
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from mismatch_cli.bisect.legs import Legs, write_as_recorded
 from mismatch_cli.bisect.ranking import RECORDED
 from mismatch_cli.bisect.studies.bisection import BisectionAnalysis
 from mismatch_cli.trace.writer import rows_to_table
+from tests.frameworks.dialects.conftest import rows
 
 HOSTILE = "<script>alert(1)</script> \x1b[2J \u202eevil {{ 7 * 7 }} $x$ [bold]y[/bold]"
 PROMPTS, SAMPLES, LENGTH = 24, 2, 12
@@ -71,72 +73,56 @@ def modules(layers: int = 6) -> dict[str, Any]:
     in the middle.
     """
     rng = np.random.default_rng(3)
-    rows, error = [], 1e-4
+    streams, error = [], 1e-4
     for layer in range(layers):
         odd = 40.0 if layer == layers // 2 else 1.0
-        added = [float(x) for x in 2e-4 * np.exp(rng.normal(0, 0.3, 2)) * (odd, 1.0)]
-        before, after = error, float(np.hypot(error, added[0]))
-        error = float(np.hypot(after, added[1]))
-        mlp = {"inherited": error, "added": added[1]}
-        rows.append(
+        attention, mlp = (2e-4 * np.exp(rng.normal(0, 0.3, 2)) * (odd, 1.0)).tolist()
+        before, after = error, hypot(error, attention)
+        error = hypot(after, mlp)
+        streams.append(
             {
                 "layer": layer,
                 "before": {"inherited": before if layer else 0.0},
-                "attention": {"inherited": after, "added": added[0]},
-                "mlp": mlp,
+                "attention": {"inherited": after, "added": attention},
+                "mlp": {"inherited": error, "added": mlp},
             }
         )
-    isolated = [
-        {
-            "module": f"model.layers.{layer}.{kind}",
-            "kind": kind,
-            "relative": relative,
-            "differing": share,
-            "relation": relation,
-        }
-        for layer in range(layers)
-        for kind, relation, relative, share in (
-            ("norm", "bits", 0.0, 0.0),
-            ("attention", "different" if layer == layers // 2 else "rounding", 3e-3, 0.4),
-        )
-    ]
+    isolated = []
+    for layer in range(layers):
+        relation = "different" if layer == layers // 2 else "rounding"
+        norm = {"kind": "norm", "relation": "bits", "relative": 0.0, "differing": 0.0}
+        attention = {"kind": "attention", "relation": relation, "relative": 3e-3, "differing": 0.4}
+        isolated += [
+            {"module": f"model.layers.{layer}.{part['kind']}"} | part for part in (norm, attention)
+        ]
     grafts = [
         {"kind": "attention", "share": 0.61, "left": 0.004},
         {"kind": "all", "share": 0.97, "left": 0.0003},
     ]
-    found = {"responses": 8, "gap": 0.01, "layers": rows, "isolated": isolated, "grafts": grafts}
+    found = {"responses": 8, "gap": 0.01, "layers": streams, "isolated": isolated, "grafts": grafts}
     return found | {"missing": ["rotary: the engine has one for all layers"]}
 
 
-def make_search(
+def analysis(
     folder: Path, *, gap: float = 1.0, stages: int = 4, responses: int = PROMPTS * SAMPLES
-) -> Path:
+) -> BisectionAnalysis:
     """A search through `stages`, on a gap of two causes, a precision and noise; `gap` scales all
     of them.
     """
     rng = np.random.default_rng(0)
     tokens = responses * LENGTH
     logp = -0.5 - np.minimum(rng.exponential(1.0, tokens), 8.0)
-    parts = {
-        name: gap * size * rng.laplace(0, 1, tokens)
-        for name, size in (("head", 0.02), ("cache", 0.03))
-    }
-    parts |= {
-        "rounding": gap * 0.002 * rng.laplace(0, 1, tokens),
-        "noise": gap * 3e-4 * rng.laplace(0, 1, tokens),
-    }
+    sizes = {"head": 0.02, "cache": 0.03, "rounding": 0.002, "noise": 3e-4}
+    parts = {name: gap * size * rng.laplace(0, 1, tokens) for name, size in sizes.items()}
     whole = sum(parts.values())
     _record(folder, logp - parts["cache"], logp + whole - parts["cache"], responses)
     legs = Legs(folder, FixedTokens.read(folder / LEGS / AS_RECORDED), TerminalProgress(quiet=True))
     search = Search(folder, gap=float(np.abs(whole).mean()), like="/runs/probe-model")
-    readings = _readings(logp, parts)
-    for stage, leg, values in readings:
+    for stage, leg, values in _readings(logp, parts):
         if stage < stages:
-            rows = range(16) if stage == 3 else range(responses)
-            columns = [values[row * LENGTH : (row + 1) * LENGTH].astype(np.float32) for row in rows]
-            legs.write_selected(
-                leg, list(rows), {f"logp_{leg.side}": columns}, MANIFEST[leg.side], 1.5
-            )
+            read = list(range(16 if stage == 3 else responses))
+            columns = np.split(values.astype(np.float32), responses)[: len(read)]
+            legs.write_selected(leg, read, {f"logp_{leg.side}": columns}, MANIFEST[leg.side], 1.5)
     search.base = BASE
     search.experiments = [experiment for experiment in _experiments() if experiment.stage < stages]
     for number in range(stages):
@@ -160,33 +146,18 @@ def make_search(
     if stages > 3:
         search.modules = modules()
     search.save()
-    return folder
-
-
-def analysis(folder: Path, **how: Any) -> BisectionAnalysis:
-    """The analysis of such a search."""
-    return BisectionAnalysis.read(make_search(folder, **how))
+    return BisectionAnalysis.read(folder)
 
 
 def _record(folder: Path, rollout: np.ndarray, trainer: np.ndarray, responses: int) -> None:
     """The fixed tokens, of which every fifth is hostile, and their vocabulary."""
-    cut = [slice(row * LENGTH, (row + 1) * LENGTH) for row in range(responses)]
-    table = rows_to_table(
-        {
-            "step": [0] * responses,
-            "epoch": [0] * responses,
-            "minibatch": [0] * responses,
-            "prompt_id": [row // SAMPLES for row in range(responses)],
-            "sample_index": [row % SAMPLES for row in range(responses)],
-            "prompt_ids": [[0, 1]] * responses,
-            "response_ids": [np.arange(LENGTH) % 5 for _ in cut],
-            "loss_mask": [np.ones(LENGTH, dtype=bool) for _ in cut],
-            "logp_rollout": [rollout[own].astype(np.float32) for own in cut],
-            "logp_trainer": [trainer[own].astype(np.float32) for own in cut],
-            "version_rollout": [0] * responses,
-            "version_trainer": [0] * responses,
-            "finish_reason": ["stop"] * responses,
-        }
+    columns = rows(
+        np.split(rollout.astype(np.float32), responses),
+        prompt_id=[row // SAMPLES for row in range(responses)],
+        sample_index=[row % SAMPLES for row in range(responses)],
+        response_ids=[np.arange(LENGTH) % 5] * responses,
+        loss_mask=[[True] * LENGTH] * responses,
+        logp_trainer=np.split(trainer.astype(np.float32), responses),
     )
     folder.mkdir(parents=True, exist_ok=True)
     pieces = [" so", " the", " sum", " is", HOSTILE]
@@ -195,7 +166,9 @@ def _record(folder: Path, rollout: np.ndarray, trainer: np.ndarray, responses: i
     )
     vocabulary = folder / "vocab.parquet"
     pq.write_table(known, vocabulary)
-    write_as_recorded(folder / LEGS / AS_RECORDED, [table], MANIFEST, vocabulary, equal=True)
+    write_as_recorded(
+        folder / LEGS / AS_RECORDED, [rows_to_table(columns)], MANIFEST, vocabulary, equal=True
+    )
     vocabulary.unlink()
 
 

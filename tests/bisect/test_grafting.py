@@ -5,7 +5,7 @@ fault planted in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from mismatch_cli.models.engines import EngineSettings, Request, create_engine
 from mismatch_cli.models.engines._vllm_modules import pass_over
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import Trainer
+from tests.bisect.changed_models import rounded
 from tests.families import FAMILIES, save_family
 from tests.tiny_models import saved_model
 
@@ -59,51 +60,33 @@ def hold_to(findings: ModuleFindings, kind: str) -> None:
         assert left < 0.02 if other in (*taking, ALL) else left > 0.5, (kind, other, left)
 
 
-@contextmanager
-def changed(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
-    """Replace a module's forward; `forward` gets the original and the arguments."""
-    own = module.forward
-    module.forward = lambda *args, **kwargs: forward(own, *args, **kwargs)
-    try:
-        yield
-    finally:
-        del module.forward
-        assert module.forward == own or callable(module.forward)
-
-
-def rounded(own: Any, *args: Any, **kwargs: Any) -> Any:
-    """A norm whose output is rounded to bfloat16."""
-    answer = own(*args, **kwargs)
-    coarse = lambda x: x.bfloat16().to(x)  # noqa: E731
-    return (coarse(answer[0]), *answer[1:]) if isinstance(answer, tuple) else coarse(answer)
-
-
-def off_by_a_hundredth(own: Any, *args: Any, **kwargs: Any) -> Any:
-    return own(*args, **kwargs) * 1.01
-
-
-def norms_of(model: Any) -> list[Any]:
-    return [part.module for part in Parts.of(model).parts if part.kind == "norm"]
-
-
-def mlp_of(model: Any) -> Any:
-    return next(part.module for part in Parts.of(model).parts if part.kind == "mlp")
+def parts_of(model: Any, kind: str) -> list[Any]:
+    return [part.module for part in Parts.of(model).parts if part.kind == kind]
 
 
 @contextmanager
-def rounded_norms(model: Any) -> Iterator[None]:
-    norms = norms_of(model)
-    own = [norm.forward for norm in norms]
-    for norm, forward in zip(norms, own, strict=True):
-        norm.forward = partial(rounded, forward)
+def changed(modules: list[Any], forward: Callable[..., Any]) -> Iterator[None]:
+    """Replace the forward of each module; `forward` gets the original and the arguments."""
+    own = [vars(module).get("forward") for module in modules]  # vLLM keeps its own there
+    for module in modules:
+        module.forward = partial(forward, module.forward)
     try:
         yield
     finally:
-        for norm in norms:
-            del norm.__dict__["forward"]
-        for norm, forward in zip(norms, own, strict=True):
-            if norm.forward != forward:  # vLLM keeps its own in the instance
-                norm.forward = forward
+        for module, before in zip(modules, own, strict=True):
+            del module.forward
+            if before is not None:
+                module.forward = before
+
+
+def rounded_norms(model: Any) -> AbstractContextManager[None]:
+    return changed(parts_of(model, "norm"), rounded)
+
+
+def first_mlp(model: Any, by: float = 1.01) -> AbstractContextManager[None]:
+    """An MLP off by a hundredth, or by another factor."""
+    mlps = parts_of(model, "mlp")
+    return changed(mlps[:1], lambda own, *args, **named: own(*args, **named) * by)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +108,7 @@ def vllm(qwen3, tmp_path_factory) -> Iterator[Any]:
 
 def model_of(engine: Any) -> Any:
     return (
-        engine.llm.apply_model(lambda model: model)[0] if hasattr(engine, "llm") else engine._model
+        engine.llm.apply_model(lambda model: model)[0] if hasattr(engine, "llm") else engine.model
     )
 
 
@@ -184,7 +167,7 @@ def another_base(model: Any) -> Iterator[None]:
 PLANTED = {
     "norm": rounded_norms,
     "rotary": another_base,
-    "mlp": lambda model: changed(mlp_of(model), off_by_a_hundredth),
+    "mlp": first_mlp,
 }
 
 
@@ -275,10 +258,10 @@ def test_another_configuration_on_one_side_is_removed_by_the_graft_of_its_kind(t
 
 def test_a_fault_in_the_hf_engine_is_removed_by_the_graft_of_its_kind(qwen3):
     engine, trainer = hf(qwen3), trainer_of(qwen3)
-    with rounded_norms(engine._model):
+    with rounded_norms(engine.model):
         findings = graft(engine, trainer, RESPONSES)
         hold_to(findings, "norm")
-    with changed(mlp_of(engine._model), off_by_a_hundredth):
+    with first_mlp(engine.model):
         hold_to(graft(engine, trainer, RESPONSES), "mlp")
     assert graft(engine, trainer, RESPONSES).gap < 1e-6
 
@@ -360,7 +343,7 @@ def test_chosen_responses_are_the_worst_and_typical_ones_of_different_prompts():
 @pytest.mark.slow
 def test_a_graft_without_numbers_is_named(qwen3):
     engine = hf(qwen3)
-    with changed(mlp_of(engine._model), lambda own, *args: own(*args) * torch.inf):
+    with first_mlp(engine.model, by=torch.inf):
         findings = graft(engine, trainer_of(qwen3), RESPONSES[:1])
     assert "mlp" not in findings.grafted and "norm" in findings.grafted
     assert (

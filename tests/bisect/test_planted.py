@@ -17,7 +17,7 @@ from mismatch_cli.app.cli import run
 from mismatch_cli.base import custom_code
 from mismatch_cli.base.places import bundled
 from tests.bisect.changed_models import copied, scaled, with_rounded_norms
-from tests.bisect.planted import BUNDLED, FLOAT32, PLANTS, SCALED, Bed, Plant
+from tests.bisect.planted import BUNDLED, PLANTS, SCALED, Bed, Plant
 from tests.diagnosis.few import few_hypotheses
 
 pytestmark = pytest.mark.slow
@@ -47,18 +47,10 @@ def bisected(trace: Path, into: Path, *flags: str) -> dict[str, Any]:
     return json.loads((into / "summary.json").read_text())
 
 
-def rescored(into: Path, model: str, *flags: str) -> Path:
+def rescored(folder: Path, model: str, *flags: str) -> Path:
     """The bundled float32 trace, with a gap caused by scoring with this model."""
-    line = [
-        "rescore",
-        str(TRACES / "float32"),
-        "--trainer-model",
-        model,
-        "--trainer-dtype",
-        FLOAT32,
-    ]
-    typed([*line, "--noise-responses", "0", "--output", str(into), *_BRIEF, *flags])
-    return into
+    bed, source = Bed(folder, BUNDLED, typed), TRACES / "float32"
+    return bed.rescored("trace", source, "--noise-responses", "0", *flags, model=model)
 
 
 def first_of(found: dict[str, Any], plant: Plant) -> dict[str, Any]:
@@ -87,7 +79,7 @@ def test_a_kv_cache_of_eight_bits(tmp_path):
 def test_one_tensor_that_is_a_hundredth_too_large(tmp_path):
     model = copied(MODEL, tmp_path / "model", tensors=scaled(SCALED, 1.01))
     found = bisected(
-        rescored(tmp_path / "trace", model), tmp_path / "run", "--stages", "0", "--responses", "14"
+        rescored(tmp_path, model), tmp_path / "run", "--stages", "0", "--responses", "14"
     )
     first = first_of(found, planted("one tensor × 1.01, trainer"))
     assert first["parts"] == [SCALED] and first["share"]["low"] > 0.99
@@ -97,7 +89,7 @@ def test_one_tensor_that_is_a_hundredth_too_large(tmp_path):
 def test_norms_that_one_side_rounds_to_bfloat16(tmp_path):
     """The trainer's code rounds; vLLM has its own model for the same folder."""
     model, trusted = with_rounded_norms(MODEL, tmp_path / "model"), "--trust-remote-code"
-    trace = rescored(tmp_path / "trace", model, trusted)
+    trace = rescored(tmp_path, model, trusted)
     found = bisected(
         trace,
         tmp_path / "run",

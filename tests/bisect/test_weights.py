@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,40 +24,23 @@ from mismatch_cli.bisect.weights import compare_adapters, compare_weights, group
 from mismatch_cli.models.engines import EngineSettings, create_engine
 from mismatch_cli.models.loading import load_causal_lm
 from mismatch_cli.models.saved_tensors import SavedTensors
+from tests.bisect.changed_models import WEIGHTS, copied, scaled
 from tests.families import FAMILIES, save_family
 from tests.lora import save_adapter
-
-WEIGHTS = "model.safetensors"
 
 
 @contextmanager
 def running(
-    model: str, engine: str = "vllm", dtype: str = "float32", **extra: Any
+    model: str,
+    engine: str = "vllm",
+    dtype: str = "float32",
+    adapter: str | None = None,
+    **extra: Any,
 ) -> Iterator[Any]:
-    extra |= {"max_model_len": 64}
-    started = create_engine(
-        engine, EngineSettings(model, SamplingSettings(max_tokens=4), 0, dtype=dtype, extra=extra)
-    )
-    try:
+    sampling, extra = SamplingSettings(max_tokens=4), extra | {"max_model_len": 64}
+    settings = EngineSettings(model, sampling, 0, dtype=dtype, adapter=adapter, extra=extra)
+    with closing(create_engine(engine, settings)) as started:
         yield started
-    finally:
-        started.close()
-
-
-def altered(
-    model: str, into: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
-) -> str:
-    """A copy of a model folder with changed weights."""
-    into.mkdir()
-    for path in Path(model).iterdir():
-        if path.name != WEIGHTS:
-            (into / path.name).write_bytes(path.read_bytes())
-    save_file(
-        {**load_file(f"{model}/{WEIGHTS}"), **change(load_file(f"{model}/{WEIGHTS}"))},
-        into / WEIGHTS,
-        {"format": "pt"},
-    )
-    return str(into)
 
 
 ON_VLLM = (
@@ -147,7 +130,7 @@ def planted(tmp_path_factory) -> Any:
     """
     folder = tmp_path_factory.mktemp("planted")
     trainer = save_family(folder, "llama")
-    faulty = altered(trainer, folder / "faulty", _faults)
+    faulty = copied(trainer, folder / "faulty", tensors=_faults)
     with running(faulty) as engine:
         return (
             trainer,
@@ -220,7 +203,11 @@ def test_the_trainer_loads_with_the_engines_tensors(planted, tmp_path):
 def test_a_head_that_kept_its_old_weights_is_found_and_given_to_the_trainer(tmp_path):
     """Without the head's name vLLM's reloading silently keeps the packed copy of a tied head."""
     old = save_family(tmp_path, "llama", tie_word_embeddings=True)
-    new = altered(old, tmp_path / "new", lambda weights: {EMBEDDINGS: weights[EMBEDDINGS].flip(0)})
+    new = copied(
+        old,
+        tmp_path / "new",
+        tensors=lambda weights: {EMBEDDINGS: weights[EMBEDDINGS].flip(0).contiguous()},
+    )
     with running(old) as engine:
         engine.llm.collective_rpc(
             "reload_weights",
@@ -239,9 +226,7 @@ def test_a_head_that_kept_its_old_weights_is_found_and_given_to_the_trainer(tmp_
 @pytest.mark.slow
 def test_replacing_only_the_embeddings_leaves_a_tied_head_as_it_is(tmp_path):
     trainer = save_family(tmp_path, "gemma2")
-    faulty = altered(
-        trainer, tmp_path / "faulty", lambda weights: {EMBEDDINGS: weights[EMBEDDINGS] * 2}
-    )
+    faulty = copied(trainer, tmp_path / "faulty", tensors=scaled(EMBEDDINGS, 2))
     with running(faulty, "hf") as engine:
         found = compare_weights(engine, trainer, keep_in=tmp_path / "kept")
     assert _told(found) == {EMBEDDINGS: ("scaled", "× 2.0000"), HEAD: ("scaled", "× 2.0000")}
@@ -265,7 +250,7 @@ def test_one_expert_is_named_and_replaced(tmp_path):
     """Each expert has its own tensor in the folder; vLLM and transformers fuse them."""
     name = "model.layers.1.mlp.experts.5.down_proj.weight"
     trainer = save_family(tmp_path, "qwen3_moe")
-    faulty = altered(trainer, tmp_path / "faulty", lambda weights: {name: weights[name] * 0.99})
+    faulty = copied(trainer, tmp_path / "faulty", tensors=scaled(name, 0.99))
     with running(faulty) as engine:
         found = compare_weights(engine, trainer, keep_in=tmp_path / "kept")
     assert _told(found) == {name: ("scaled", "× 0.9900")}
@@ -276,17 +261,18 @@ def test_one_expert_is_named_and_replaced(tmp_path):
     assert all(torch.equal(loaded[each], engine_model[each]) for each in loaded)
 
 
-def _quantised(model: str, into: Path) -> str:
-    """int8 linear layers as saved by compressed-tensors: a scale per row, inputs rounded at run
-    time.
-    """
-    folder = altered(model, into, dict)
-    weights = load_file(f"{folder}/{WEIGHTS}")
+def _in_int8(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Linear layers as compressed-tensors saves them, with a scale per row."""
+    saved = {}
     for name in [name for name in weights if "_proj" in name]:
         weight = weights[name].float()
         step = weight.abs().amax(1, keepdim=True) / 127
-        weights |= {name: (weight / step).round().to(torch.int8), f"{name}_scale": step}
-    save_file(weights, f"{folder}/{WEIGHTS}", {"format": "pt"})
+        saved |= {name: (weight / step).round().to(torch.int8), f"{name}_scale": step}
+    return saved
+
+
+def _quantised(model: str, into: Path) -> str:
+    """int8 linear layers, whose inputs are rounded at run time."""
     whole = {"num_bits": 8, "type": "int", "symmetric": True}
     group = {
         "targets": ["Linear"],
@@ -297,14 +283,10 @@ def _quantised(model: str, into: Path) -> str:
         "quant_method": "compressed-tensors",
         "format": "int-quantized",
         "quantization_status": "compressed",
-    }
-    config = json.loads((into / "config.json").read_text())
-    config["quantization_config"] = method | {
         "ignore": ["lm_head"],
         "config_groups": {"group_0": group},
     }
-    (into / "config.json").write_text(json.dumps(config))
-    return folder
+    return copied(model, into, {"quantization_config": method}, _in_int8)
 
 
 @pytest.mark.slow
@@ -328,17 +310,11 @@ def test_a_quantised_engine_is_read_under_the_trainers_names(tmp_path):
 def test_the_model_weights_under_an_adapter_are_read(tmp_path):
     """Both engines wrap the adapted layers; adapters are compared by digest."""
     trainer = save_family(tmp_path, "llama")
-    faulty = altered(trainer, tmp_path / "faulty", lambda weights: {Q: weights[Q] * 1.01})
+    faulty = copied(trainer, tmp_path / "faulty", tensors=scaled(Q, 1.01))
     adapter = save_adapter(trainer, tmp_path / "adapter")
     for engine in ("vllm", "hf"):
-        settings = EngineSettings(
-            faulty, SamplingSettings(max_tokens=4), 0, "float32", adapter=adapter
-        )
-        started = create_engine(engine, settings)
-        try:
+        with running(faulty, engine, adapter=adapter) as started:
             found = compare_weights(started, trainer)
-        finally:
-            started.close()
         assert (_told(found), found.unread) == ({Q: ("scaled", "× 1.0100")}, {}), engine
         assert found.compared == len(SavedTensors(trainer).shapes), engine
     assert compare_adapters({"adapter": adapter}, {"adapter": adapter}) is None
@@ -348,12 +324,12 @@ def test_the_model_weights_under_an_adapter_are_read(tmp_path):
 def test_in_several_files_and_in_older_ones(tmp_path):
     """A trainer in shards, one saved as pickles, and names without the prefix of the layers."""
     trainer = save_family(tmp_path, "llama")
-    faulty = altered(trainer, tmp_path / "faulty", lambda weights: {Q: weights[Q] * 1.01})
+    faulty = copied(trainer, tmp_path / "faulty", tensors=scaled(Q, 1.01))
     model = load_causal_lm(trainer)
     model.save_pretrained(tmp_path / "sharded", max_shard_size="200KB")
     assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 2
     for other in ("pickled", "short"):
-        altered(trainer, tmp_path / other, dict)
+        copied(trainer, tmp_path / other)
         (tmp_path / other / WEIGHTS).unlink()
     torch.save(dict(model.state_dict()), tmp_path / "pickled/pytorch_model.bin")
     short = {
@@ -382,12 +358,9 @@ def test_in_several_files_and_in_older_ones(tmp_path):
 
 def test_what_one_side_lacks_is_named(tmp_path):
     trainer = save_family(tmp_path, "llama")
-    more = altered(
-        trainer,
-        tmp_path / "more",
-        lambda _: {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)},
-    )
-    less = altered(trainer, tmp_path / "less", dict)
+    buffer = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    more = copied(trainer, tmp_path / "more", tensors=lambda _: {buffer: torch.ones(4)})
+    less = copied(trainer, tmp_path / "less")
     weights = load_file(f"{trainer}/{WEIGHTS}")
     save_file(
         {name: weights[name] for name in weights if name != NORM},
@@ -395,9 +368,7 @@ def test_what_one_side_lacks_is_named(tmp_path):
         {"format": "pt"},
     )
     with running(trainer, "hf") as engine:
-        assert compare_weights(engine, more).unread == {
-            "model.layers.0.self_attn.rotary_emb.inv_freq": "the engine has no such tensor"
-        }
+        assert compare_weights(engine, more).unread == {buffer: "the engine has no such tensor"}
         assert compare_weights(engine, less).unread == {
             NORM: "the trainer's folder has no such tensor"
         }

@@ -18,6 +18,7 @@ from mismatch_cli.report.about import who_facts
 from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import Trace
 from tests.lora import save_adapter
+from tests.probe.test_rescore import flat
 
 SIZE = [
     "--num-prompts",
@@ -30,17 +31,8 @@ SIZE = [
     "0",
     "--quiet",
 ]
+pytestmark = pytest.mark.usefixtures("no_report")
 FLOAT32 = ["--rollout-dtype", "float32", "--trainer-dtype", "float32"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_report():
-    """Figures would take longer than the probes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "mismatch_cli.app.common.Common.study_mismatch", lambda *arguments, **settings: None
-        )
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +53,9 @@ def probe(folder: Path, *flags: str) -> int:
 
 def gaps(folder: Path) -> dict[str, float]:
     """mean |Δ probability| of the three pairs."""
-    batches = list(Trace.open(folder).batches())
+    names = ("rollout", "trainer", "recomputed")
     rollout, trainer, recomputed = (
-        np.exp(np.concatenate([getattr(batch, f"logp_{name}_T") for batch in batches]))
-        for name in ("rollout", "trainer", "recomputed")
+        np.exp(flat(Trace.open(folder), f"logp_{name}_T")) for name in names
     )
     pairs = {
         "mismatch": (rollout, recomputed),

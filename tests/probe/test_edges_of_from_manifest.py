@@ -10,14 +10,14 @@ import pytest
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.probe import from_manifest
 from mismatch_cli.probe.engine_arguments import unlisted_arguments
-from mismatch_cli.probe.from_manifest import _damaged
+from mismatch_cli.probe.from_manifest import damaged_setting
 
 
 @pytest.mark.parametrize(("letters", "is_whole"), [(58, True), (59, False)])
 def test_a_damaged_value_of_up_to_60_characters_is_shown_whole(letters, is_whole):
     """Its quotes count; a longer value of one word leaves only the mark of what is missing."""
     value = "a" * letters
-    message = str(_damaged(Path("run"), "seed", value))
+    message = str(damaged_setting(Path("run"), "seed", value))
     assert (f"(seed is '{value}')" in message) == is_whole
     assert ("(seed is …)" in message) != is_whole
 
@@ -41,11 +41,11 @@ def test_one_unlisted_engine_argument_among_others_has_to_be_typed(items, unlist
 def test_prompts_that_are_no_file_are_a_data_set_in_the_hubs_cache(name, monkeypatch):
     kept_off = []
     monkeypatch.setattr(from_manifest, "keep_off_the_hub", lambda: kept_off.append(name))
-    from_manifest._check_file(name, Path("run"), SimpleNamespace(key="prompts"))
+    from_manifest.check_file(name, Path("run"), SimpleNamespace(key="prompts"))
     assert kept_off == [name]
 
 
 @pytest.mark.parametrize("name", ["of/no/hub", "two words", "problems?.jsonl"])
 def test_prompts_that_are_no_file_and_no_name_on_the_hub_are_damage(name):
     with pytest.raises(MismatchError, match="is damaged"):
-        from_manifest._check_file(name, Path("run"), SimpleNamespace(key="prompts"))
+        from_manifest.check_file(name, Path("run"), SimpleNamespace(key="prompts"))

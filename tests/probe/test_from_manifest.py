@@ -12,7 +12,6 @@ import socketserver
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
 from mismatch_cli.probe import from_manifest
 from mismatch_cli.probe.engine_arguments import is_listed
-from mismatch_cli.trace.manifest import read_manifest
+from mismatch_cli.trace.manifest import read_manifest, write_manifest
 
 MODEL = bundled("model")
 SMALL = ["--engine", "hf", "--num-prompts", "2", "--samples-per-prompt", "2", "--max-tokens", "4"]
@@ -43,19 +42,9 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.proof, self.file, self.asked = folder / "executed", folder / "evilmod.py", []
         self.file.write_text(CODE.format(proof=str(self.proof)))
-        asked = self.asked
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                asked.append((self.path, self.headers.get("Authorization")))
-                self.send_error(404)
-
-            do_POST = do_GET
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        self.server = socketserver.ThreadingTCPServer(
+            ("127.0.0.1", 0), lambda _, address, __: self.asked.append(address)
+        )
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
@@ -94,13 +83,11 @@ def changed(source: Path, into: Path, where: tuple[str, ...], value: Any) -> Pat
     """A copy of a run whose manifest has another value at `where`."""
     shutil.rmtree(into, ignore_errors=True)
     shutil.copytree(source, into)
-    path = into / "trace" / "manifest.json"
-    content = json.loads(path.read_text())
-    section = content
+    section = content = read_manifest(into / "trace")
     for name in where[:-1]:
         section = section.setdefault(name, {})
     section[where[-1]] = value
-    path.write_text(json.dumps(content))
+    write_manifest(into / "trace", content)
     return into
 
 
@@ -119,16 +106,11 @@ def starts(monkeypatch) -> list[str]:
         started.append(repr(arguments))
         raise KeyboardInterrupt
 
-    for name in (
-        "probe.record.load_tokenizer",
-        "probe.rescore.load_trainer",
-        "bisect.runner.create_engine",
-    ):
+    heavy = ("probe.record.load_tokenizer", "probe.rescore.load_trainer")
+    for name in (*heavy, "bisect.runner.create_engine", "bisect.runner.load_trainer"):
         monkeypatch.setattr(f"mismatch_cli.{name}", start)
-    monkeypatch.setattr("mismatch_cli.bisect.runner.load_trainer", start)
-    monkeypatch.setattr(
-        "mismatch_cli.app.commands.probe.ProbeConfig.check_vocabulary", lambda *_: None
-    )
+    probe_config = "mismatch_cli.app.commands.probe.ProbeConfig"
+    monkeypatch.setattr(f"{probe_config}.check_vocabulary", lambda *_: None)
     return started
 
 
@@ -280,9 +262,9 @@ def test_a_model_of_a_manifest_is_data(recorded, world, tmp_path, capfd, monkeyp
         (tmp_path / "gone", "neither a folder on this machine"),
     ):
         run_folder = changed(recorded, tmp_path / "foreign", ("flags", "model"), str(model))
-        changed_config = json.loads((run_folder / "trace" / "manifest.json").read_text())
-        changed_config["config"]["model"] = changed_config["trainer"]["model"] = str(model)
-        (run_folder / "trace" / "manifest.json").write_text(json.dumps(changed_config))
+        manifest = read_manifest(run_folder / "trace")
+        manifest["config"]["model"] = manifest["trainer"]["model"] = str(model)
+        write_manifest(run_folder / "trace", manifest)
         for command in (
             [
                 "probe",
@@ -322,7 +304,7 @@ def test_a_hub_name_comes_from_the_cache_and_the_hub_is_not_asked(
 def test_a_resumed_search_takes_no_code_from_its_folder(tmp_path, monkeypatch):
     """Changes are read from the manifests of legs."""
     from mismatch_cli.base.errors import UsageError
-    from mismatch_cli.bisect.runner import _environment
+    from mismatch_cli.bisect.runner import changed_environment
     from mismatch_cli.bisect.search_config import BisectConfig
     from mismatch_cli.bisect.sides import RolloutSide, TrainerSide
 
@@ -336,7 +318,7 @@ def test_a_resumed_search_takes_no_code_from_its_folder(tmp_path, monkeypatch):
     hostile = {"trainer_model": "/elsewhere", "trainer_adapter": "/elsewhere", "device_map": "cuda"}
     assert trainer.changed(hostile).config == trainer.config
     monkeypatch.delenv("LD_PRELOAD", raising=False)
-    with _environment({"LD_PRELOAD": "/evil.so", "VLLM_BATCH_INVARIANT": "1"}):
+    with changed_environment({"LD_PRELOAD": "/evil.so", "VLLM_BATCH_INVARIANT": "1"}):
         assert "LD_PRELOAD" not in os.environ and os.environ["VLLM_BATCH_INVARIANT"] == "1"
 
 
@@ -346,8 +328,8 @@ def test_a_mask_that_a_run_names_is_not_run(world, tmp_path, capfd):
     """
     run_folder = tmp_path / "foreign"
     shutil.copytree(bundled("traces") / "float32", run_folder / "trace")
-    path = run_folder / "trace" / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"algorithm": str(world.file)}))
+    manifest = read_manifest(run_folder / "trace")
+    write_manifest(run_folder / "trace", manifest | {"algorithm": str(world.file)})
     assert (
         run(
             ["watch", str(run_folder), "--once", "-o", str(tmp_path / "out"), "--report-every", "0"]

@@ -21,13 +21,13 @@ from mismatch_cli.models.loading import load_causal_lm
 from mismatch_cli.probe import full_divergence
 from mismatch_cli.probe.config import RolloutConfig
 from mismatch_cli.probe.full_divergence import Distributions
-from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.rules.divergences import sampled_in_topk, topk_divergences
 from mismatch_cli.trace.reader import Trace
 from tests.rules.test_divergences import binary_kl, binary_tv
 
 MODEL = str(bundled("model"))
 N = 5
+pytestmark = pytest.mark.usefixtures("no_report")
 SIZE = [
     "--num-prompts",
     "4",
@@ -43,15 +43,8 @@ PROBE = ["probe", *SIZE, *DTYPES, "--noise-responses", "4", "--quiet"]
 FULL = ["--full-divergence", str(N)]
 
 
-def record_only(*arguments: str) -> int:
-    """The command without its report, which takes longer than everything else here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mismatch_cli.app.common.Common.study_mismatch", lambda *_, **__: None)
-        return run(list(arguments))
-
-
 def probe(folder: Path, engine: str, *flags: str) -> dict[str, list]:
-    assert record_only(*PROBE, "--engine", engine, *flags, "--output", str(folder)) == 0
+    assert run([*PROBE, "--engine", engine, *flags, "--output", str(folder)]) == 0
     return pq.read_table(sorted((folder / "trace").glob("shard-*.parquet"))).to_pydict()
 
 
@@ -72,11 +65,8 @@ def recorded(request, tmp_path_factory) -> tuple[Path, dict[str, list]]:
 
 
 @pytest.fixture(scope="module")
-def without() -> dict[str, list]:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        return probe(Path(folder) / "run", "hf")
+def without(tmp_path_factory) -> dict[str, list]:
+    return probe(tmp_path_factory.mktemp("without") / "run", "hf")
 
 
 def test_tv_and_kl_are_those_of_both_distributions_in_float64(recorded):
@@ -113,25 +103,19 @@ def test_binary_is_at_most_top_k_is_at_most_full(recorded):
     measured = [batch for batch in batches if batch.tv_full_T is not None]
     assert [batch.num_responses for batch in measured] == [3, 3], "two shards of N = 5 responses"
     for batch in measured:
-        _check_order(batch)
-
-
-def _check_order(batch: TokenBatch) -> None:
-    known_T = ~np.isnan(batch.tv_full_T)
-    mu_T, pi_T = batch.logp_rollout_T.astype(np.float64), batch.logp_trainer_T.astype(np.float64)
-    rows = [(binary_tv(mu_T, pi_T), binary_kl(mu_T, pi_T))]
-    for k in (1, 5, 20):
-        mu_TK, pi_TK = (
-            getattr(batch, f"topk_logp_{side}_TK")[:, :k].astype(np.float64)
-            for side in ("rollout", "trainer")
-        )
-        in_topk_T = sampled_in_topk(batch.response_ids_T, batch.topk_ids_TK[:, :k])
-        rows.append(topk_divergences(mu_T, pi_T, mu_TK, pi_TK, in_topk_T))
-    rows.append((batch.tv_full_T.astype(np.float64), batch.kl_full_T.astype(np.float64)))
-    for (tv_T, kl_T), (finer_tv_T, finer_kl_T) in pairwise(rows):
-        assert (finer_tv_T - tv_T)[known_T].min() > -2e-6
-        assert (finer_kl_T - kl_T)[known_T].min() > -2e-7
-    assert rows[-1][0][known_T].mean() > 1.2 * rows[0][0][known_T].mean()
+        known_T, ids_T = ~np.isnan(batch.tv_full_T), batch.response_ids_T
+        logp = (batch.logp_rollout_T, batch.logp_trainer_T)
+        topk = (batch.topk_logp_rollout_TK, batch.topk_logp_trainer_TK)
+        mu_T, pi_T, mu_TK, pi_TK = (column.astype(np.float64) for column in (*logp, *topk))
+        rows = [(binary_tv(mu_T, pi_T), binary_kl(mu_T, pi_T))]
+        for k in (1, 5, 20):
+            in_topk_T = sampled_in_topk(ids_T, batch.topk_ids_TK[:, :k])
+            rows.append(topk_divergences(mu_T, pi_T, mu_TK[:, :k], pi_TK[:, :k], in_topk_T))
+        rows.append((batch.tv_full_T.astype(np.float64), batch.kl_full_T.astype(np.float64)))
+        for (tv_T, kl_T), (finer_tv_T, finer_kl_T) in pairwise(rows):
+            assert (finer_tv_T - tv_T)[known_T].min() > -2e-6
+            assert (finer_kl_T - kl_T)[known_T].min() > -2e-7
+        assert rows[-1][0][known_T].mean() > 1.2 * rows[0][0][known_T].mean()
 
 
 def test_the_other_columns_are_the_same_without_it(without, tmp_path):
@@ -174,7 +158,7 @@ def test_a_run_stopped_before_scoring_resumes_with_its_distributions(
     folder = tmp_path / "run" / "distributions"
     assert len(list(folder.iterdir())) == N
     shutil.copytree(tmp_path / "run", tmp_path / "damaged")
-    assert record_only("probe", "--resume", "--quiet", "--output", str(tmp_path / "run")) == 0
+    assert run(["probe", "--resume", "--quiet", "--output", str(tmp_path / "run")]) == 0
     columns = pq.read_table(tmp_path / "run" / "trace" / "shard-00000.parquet").to_pydict()
     assert {name: columns[name] for name in without} == without
     assert columns["tv_full"][N - 1] is not None and not folder.exists()
@@ -220,4 +204,4 @@ def test_asking_for_more_responses_than_exist_gives_all(tmp_path):
 
 
 def test_free_memory_is_found():
-    assert 2**26 < full_divergence._free_memory() < 2**50
+    assert 2**26 < full_divergence.free_memory() < 2**50

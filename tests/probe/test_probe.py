@@ -19,6 +19,7 @@ from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.probe.score import Pass, score_shard
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
+from tests.probe.test_rescore import flat
 
 MODEL = str(bundled("model"))
 SIZE = ["--num-prompts", "24", "--samples-per-prompt", "8", "--quiet"]
@@ -31,10 +32,6 @@ def probe(folder: Path, *flags: str) -> dict:
 
 def values(pair: dict) -> dict[str, float]:
     return {key: estimate["value"] for key, estimate in pair["metrics"].items()}
-
-
-def trainer_columns(trace: Trace, name: str) -> np.ndarray:
-    return np.concatenate([getattr(b, name).astype(np.float64) for b in trace.batches()])
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +151,7 @@ def test_a_planted_temperature_is_read_back(control, tmp_path):
     assert values(pair)["abs_d_mean"] > 0.02
     # Between two tokens of one position, log π1 − log π2 = (log μ1 − log μ2) / T: a line through
     # the origin.
-    mu, pi = (trainer_columns(trace, f"topk_logp_{side}_TK") for side in ("rollout", "trainer"))
+    mu, pi = (flat(trace, f"topk_logp_{side}_TK").astype(float) for side in ("rollout", "trainer"))
     x, y = mu[:, 0] - mu[:, 1], pi[:, 0] - pi[:, 1]
     assert (x @ x) / (x @ y) == pytest.approx(0.8, abs=1e-4)
 
@@ -175,7 +172,9 @@ def test_a_planted_shift_by_one_destroys_the_correlation(control, tmp_path):
         pq.write_table(table, path)
     trace = Trace.open(tmp_path / "t")
     found = values(analyse([trace], worst=3).to_json()["pairs"]["mismatch"])
-    mu, pi = (np.exp(trainer_columns(trace, f"logp_{side}_T")) for side in ("rollout", "trainer"))
+    mu, pi = (
+        np.exp(flat(trace, f"logp_{side}_T").astype(float)) for side in ("rollout", "trainer")
+    )
     assert found["pearson"] == pytest.approx(np.corrcoef(mu, pi)[0, 1], abs=1e-5)
     assert found["pearson"] < 0.5
     assert found["k3"] > 100 * abs(found["d_mean"] ** 2)

@@ -4,7 +4,6 @@ stays untouched.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import signal
@@ -12,31 +11,35 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.base.places import bundled
-from mismatch_cli.probe.config import EQUAL, NEWER, RescoreConfig, _named_scorer
+from mismatch_cli.probe.config import EQUAL, NEWER, RescoreConfig
 from mismatch_cli.probe.rescore import rescore
 from mismatch_cli.probe.rescore_plan import (
     OF_RECOMPUTED,
     OF_ROUTERS,
     OF_TRAINER,
-    _plan_trainer,
-    _Source,
-    _version,
+    RescorePlan,
+    plan_rescoring,
 )
-from mismatch_cli.probe.score import _noise_responses
+from mismatch_cli.probe.score import noise_responses_of
 from mismatch_cli.report.about import who_facts
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.columns import COLUMNS, Maker, made_by
+from mismatch_cli.trace.contents import NEEDED
+from mismatch_cli.trace.manifest import read_manifest, write_manifest
 from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import Trace
+from tests.bisect.changed_models import copied, scaled
+from tests.frameworks.dialects.conftest import rows as rows_of_log_probs
+from tests.frameworks.dialects.conftest import written
 from tests.warm import Forked, cli
 
 MODEL = str(bundled("model"))
@@ -45,17 +48,11 @@ NOT_IN_NUMBERS = {"command", "flags"}
 NEW = {"command": "rescore", "flags": {}}
 
 
-class Talk:
-    """A progress that records its messages."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, message: str) -> None:
-        self.said.append(message)
-
-    def counting(self, phase: str, total: int, done: int = 0, *, unit: str = "responses"):
-        return nullcontext(lambda count: None)
+def talking() -> Any:
+    """A progress that keeps its messages."""
+    said: list[str] = []
+    counting = lambda *_, **__: nullcontext(lambda _: None)  # noqa: E731
+    return SimpleNamespace(said=said, say=said.append, counting=counting)
 
 
 def config(
@@ -72,7 +69,7 @@ def config(
 
 
 def rescored(folder: Path, trace: Path, **settings) -> Trace:
-    rescore(config(trace, **settings), folder, dict(NEW), Talk())
+    rescore(config(trace, **settings), folder, dict(NEW), talking())
     return Trace.open(folder)
 
 
@@ -82,7 +79,7 @@ def rows(trace: Trace) -> dict[str, list]:
 
 
 def flat(trace: Trace, name: str) -> np.ndarray:
-    return np.concatenate([getattr(batch, name).ravel() for batch in trace.batches()])
+    return np.concatenate([getattr(batch, name) for batch in trace.batches()])
 
 
 def pairs(trace: Trace) -> dict[str, float]:
@@ -95,8 +92,7 @@ def changed_copy(trace: Path, folder: Path, change, manifest=lambda content: con
     shutil.copytree(trace, folder)
     for path in Trace.open(folder).shards:
         pq.write_table(change(pq.read_table(path)), path)
-    content = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(manifest(content)))
+    write_manifest(folder, manifest(read_manifest(folder)))
     return folder
 
 
@@ -104,11 +100,8 @@ def without(*names: str):
     return lambda table: table.drop_columns([name for name in names if name in table.column_names])
 
 
-def hashes(folder: Path) -> dict[str, str]:
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.iterdir())
-    }
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture(scope="module")
@@ -120,15 +113,8 @@ def same(tmp_path_factory) -> Trace:
 @pytest.fixture(scope="module")
 def moved(tmp_path_factory) -> str:
     """A later checkpoint of the bundled model, with its tokenizer."""
-    from transformers import AutoModelForCausalLM
-
-    folder = tmp_path_factory.mktemp("moved") / "model"
-    shutil.copytree(MODEL, folder)
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-    with torch.no_grad():
-        model.model.layers[1].mlp.down_proj.weight.mul_(1.05)
-    model.save_pretrained(folder)
-    return str(folder)
+    weight = scaled("model.layers.1.mlp.down_proj.weight", 1.05)
+    return copied(MODEL, tmp_path_factory.mktemp("moved") / "model", tensors=weight)
 
 
 def test_the_schema_says_who_made_every_column():
@@ -148,7 +134,7 @@ def test_a_column_that_nobody_is_known_to_have_made_is_not_carried(tmp_path):
 
     source = changed_copy(FLOAT32, tmp_path / "source", with_margin)
     assert "margin" in Trace.open(source).columns()
-    talk = Talk()
+    talk = talking()
     rescore(config(source, noise=0), tmp_path / "run", dict(NEW), talk)
     found = Trace.open(tmp_path / "run")
     assert "margin" not in found.columns() and "logp_trainer" in found.columns()
@@ -178,9 +164,9 @@ def test_float32_gives_the_recorded_numbers_back_and_leaves_the_input(same):
 
 def test_the_input_is_only_read(tmp_path):
     source = Path(shutil.copytree(FLOAT32, tmp_path / "source"))
-    before = hashes(source)
+    before = contents(source)
     rescored(tmp_path / "run", source, noise=0)
-    assert hashes(source) == before
+    assert contents(source) == before
 
 
 def test_bfloat16_differs_by_its_rounding(same, tmp_path):
@@ -200,7 +186,7 @@ def test_a_trace_with_only_the_rollout_gets_everything(same, tmp_path):
         lambda m: {name: m[name] for name in ("format", "format_version")},
     )
     (only_mu / "vocab.parquet").unlink()
-    talk = Talk()
+    talk = talking()
     rescore(config(only_mu), tmp_path / "run", dict(NEW), talk)
     found = Trace.open(tmp_path / "run")
     assert "assuming temperature 1 and no truncation" in " ".join(talk.said)
@@ -248,7 +234,7 @@ def test_what_the_trace_knew_is_kept_for_a_still_later_checkpoint(tmp_path):
 
 @pytest.mark.slow
 def test_with_some_of_the_sampling_weights_the_mismatch_is_that_of_their_responses(tmp_path):
-    talk = Talk()
+    talk = talking()
     rescore(config(FP8, dtype="bfloat16", weights="0"), tmp_path / "run", dict(NEW), talk)
     found = Trace.open(tmp_path / "run")
     assert pairs(found).keys() == {"mismatch", "total"}
@@ -352,7 +338,7 @@ def test_tokens_that_the_model_lacks_are_named(save_model, tmp_path):
 def test_a_model_without_a_tokenizer_leaves_tokens_as_numbers(save_model, tmp_path):
     source = changed_copy(FLOAT32, tmp_path / "source", lambda table: table)
     (source / "vocab.parquet").unlink()
-    talk = Talk()
+    talk = talking()
     model = save_model("Qwen3", vocab_size=2048)
     rescore(config(source, model=model, noise=0), tmp_path / "run", dict(NEW), talk)
     assert "Tokens will be shown as numbers" in " ".join(talk.said)
@@ -384,7 +370,7 @@ def test_row_groups_are_scored_one_by_one_and_top_k_may_be_null(same, tmp_path):
 
 
 def test_another_temperature_is_measured_and_reported(same, tmp_path):
-    talk = Talk()
+    talk = talking()
     rescore(config(FLOAT32, temperature=0.8, noise=0), tmp_path / "run", dict(NEW), talk)
     found = Trace.open(tmp_path / "run")
     assert "Sampled with temperature 1, scored with 0.8" in " ".join(talk.said)
@@ -417,7 +403,7 @@ def test_what_an_import_noted_about_its_pi_is_dropped_with_it(tmp_path):
         lambda table: table.set_column(0, "step", pa.array(range(96), pa.int32())),
         lambda manifest: manifest | {"imported": imported | of_pi},
     )
-    talk = Talk()
+    talk = talking()
     rescore(config(source, noise=0), tmp_path / "run", dict(NEW), talk)
     assert "has 96 steps and one version of the weights" in " ".join(talk.said)
     found = Trace.open(tmp_path / "run")
@@ -441,17 +427,13 @@ def start(output: Path, *more: str) -> Forked:
     return cli("rescore", str(FP8), *flags, "--output", str(output), *more)
 
 
-def await_shard(process: Forked, folder: Path, index: int) -> None:
-    while not (folder / "trace" / f"shard-{index:05d}.parquet").is_file():
-        assert process.poll() is None, process.said()
-        time.sleep(0.005)
-
-
 @pytest.mark.slow
 def test_killed_and_resumed_equals_unbroken(tmp_path):
     killed = tmp_path / "killed"
     process = start(killed, "--noise-responses", "128")
-    await_shard(process, killed, 1)
+    while not (killed / "trace" / "shard-00001.parquet").is_file():
+        assert process.poll() is None, process.said()
+        time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.ended()
     part = Trace.open(killed)
@@ -460,8 +442,8 @@ def test_killed_and_resumed_equals_unbroken(tmp_path):
     kept = {path.name: path.stat().st_mtime_ns for path in part.shards}
     content = json.loads((killed / "trace" / "manifest.json").read_text())
     whole = config(FP8, dtype="auto", weights="newer", token_budget=400)
-    rescore(whole, killed, content, Talk())
-    rescore(whole, tmp_path / "unbroken", dict(NEW), Talk())
+    rescore(whole, killed, content, talking())
+    rescore(whole, tmp_path / "unbroken", dict(NEW), talking())
     resumed, unbroken = Trace.open(killed), Trace.open(tmp_path / "unbroken")
     assert {
         path.name: path.stat().st_mtime_ns for path in resumed.shards if path.name in kept
@@ -479,55 +461,67 @@ def test_a_run_whose_source_has_changed_is_not_resumed(tmp_path):
     (path,) = Trace.open(source).shards
     pq.write_table(pq.read_table(path).slice(0, 50), path)
     with pytest.raises(MismatchError, match="has changed since this run began"):
-        rescore(config(source, noise=0), tmp_path / "run", done.manifest, Talk())
+        rescore(config(source, noise=0), tmp_path / "run", done.manifest, talking())
     assert np.isfinite(flat(done, "logp_trainer_T")).all()
 
 
 def test_without_a_number_a_fifth_is_scored_twice():
-    assert [_noise_responses(None, count) for count in (5, 40, 200, 5000)] == [16, 16, 40, 128]
-    assert [_noise_responses(asked, 40) for asked in (0, 3, 500)] == [0, 3, 500]
+    assert [noise_responses_of(None, count) for count in (5, 40, 200, 5000)] == [16, 16, 40, 128]
+    assert [noise_responses_of(asked, 40) for asked in (0, 3, 500)] == [0, 3, 500]
 
 
-def test_the_model_that_sampled_is_named_as_it_was_typed():
+def test_the_model_that_sampled_is_named_as_it_was_typed(tmp_path):
     """A server may have a different name for it; without a rollout, nothing has sampled."""
-    manifest = {
-        "command": "curate",
-        "config": {"model": "Qwen/Qwen3-0.6B", "adapter": "tuned"},
-        "rollout": {"model": "served-as-this"},
-    }
-    assert _named_scorer(manifest, EQUAL) == {
-        "model": "Qwen/Qwen3-0.6B",
-        "adapter": "tuned",
-        "adapter_merged": False,
-    }
-    assert _named_scorer(manifest, NEWER) is None
-    assert _named_scorer(manifest | {"rollout": {}}, EQUAL) is None
+    unnamed, adapted = "does not name the model to score with", "--trainer-adapter tuned"
+    trace = written(tmp_path, rows_of_log_probs([[-1.0]]))
+    facts = dict.fromkeys(NEEDED["rollout"], "unknown") | {"model": "served-as-this"}
+    rollout = {"rollout": facts}
+    for sampler, more, weights, refusal in (
+        (rollout, {}, EQUAL, ""),
+        (rollout, {"adapter": "tuned"}, EQUAL, adapted),
+        (rollout, {}, NEWER, unnamed),
+        ({}, {}, EQUAL, unnamed),
+    ):
+        manifest = {"command": "curate", "config": {"model": MODEL} | more} | sampler
+        write_manifest(trace.folder, manifest)
+        settings = {"trace": str(trace.folder), "weights": weights}
+        if refusal:
+            with pytest.raises(UsageError, match=refusal):
+                RescoreConfig.of(settings)
+        else:
+            assert RescoreConfig.of(settings).scorer.model == MODEL
+
+
+def planned(
+    folder: Path, weights: str, rollout: list[int], trainer: list[int], recomputed: bool = True
+) -> RescorePlan:
+    """The plan for two responses, sampled and scored at these versions of the weights."""
+    logp = [[-1.0], [-2.0]]
+    columns = {"logp_trainer": logp} | ({"logp_recomputed": logp} if recomputed else {})
+    versions = {"version_rollout": rollout, "version_trainer": trainer}
+    trace = written(folder, rows_of_log_probs(logp, **columns, **versions))
+    return plan_rescoring(trace, config(folder, weights=weights))
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_newer_weights_keep_log_pi_at_the_weights_that_sampled_if_the_trace_has_it(known):
-    names = {"logp_trainer", "version_trainer", *(["logp_recomputed"] if known else [])}
-    source = _Source(names, sampled_at={0}, scored_at={3}, steps={0}, rows=2)
-    plan = _plan_trainer(SimpleNamespace(shards=[]), source, 4, config(FLOAT32, weights=NEWER))
+def test_newer_weights_keep_log_pi_at_the_weights_that_sampled_if_the_trace_has_it(known, tmp_path):
+    plan = planned(tmp_path, NEWER, [0, 0], [3, 3], recomputed=known)
     assert plan.carried == (("logp_recomputed",) if known else ())
     assert any("has no log π at the weights that sampled" in note for note in plan.notes) != known
 
 
 @pytest.mark.parametrize(
     ("sampled_at", "version", "mixed"),
-    [({0, 4}, 4, True), ({4}, 4, False), ({0, 4}, 5, False)],
+    [([0, 4], 4, True), ([4, 4], 4, False), ([0, 4], 5, False)],
 )
-def test_only_some_of_the_weights_that_sampled_would_mix_two_trainers(sampled_at, version, mixed):
-    names = {"logp_trainer", "version_trainer", "logp_recomputed"}
-    source = _Source(names, sampled_at=sampled_at, scored_at={5}, steps={0}, rows=2)
-    asked = config(FLOAT32, weights=str(version))
-    plan = _plan_trainer(SimpleNamespace(shards=[]), source, version, asked)
+def test_only_some_of_the_weights_that_sampled_would_mix_two_trainers(
+    sampled_at, version, mixed, tmp_path
+):
+    plan = planned(tmp_path, str(version), sampled_at, [5, 5])
     assert any("two trainers would mix" in note for note in plan.notes) == mixed
     assert plan.carried == (("logp_recomputed",) if version == 5 else ())
 
 
 @pytest.mark.parametrize(("weights", "version"), [(NEWER, 6), (EQUAL, 3), ("4", 4)])
-def test_newer_weights_are_the_version_after_all_others(weights, version):
-    source = _Source(set(), sampled_at={3}, scored_at={0, 5})
-    trace = SimpleNamespace(folder=FLOAT32)
-    assert _version(trace, source, config(FLOAT32, weights=weights)) == version
+def test_newer_weights_are_the_version_after_all_others(weights, version, tmp_path):
+    assert planned(tmp_path, weights, [3, 3], [0, 5]).version == version

@@ -43,7 +43,7 @@ def rollouts_of(model: str, perturb: bool) -> list:
         "hf", EngineSettings(model, SAMPLING, 4, dtype="float32", extra={"batch_size": 3})
     )
     if perturb:
-        perturb_routers(engine._model)  # type: ignore[attr-defined]
+        perturb_routers(engine.model)  # type: ignore[attr-defined]
     requests = [Request(list(range(40, 45 + 3 * i)), seed=i) for i in range(7)]
     found = engine.sample(requests, lambda _: None)
     engine.close()

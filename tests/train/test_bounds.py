@@ -12,9 +12,9 @@ import torch
 
 from mismatch_cli.base.hashing import mix
 from mismatch_cli.processes.ranks import ALONE, World
-from mismatch_cli.rules.batch import Rollout
 from mismatch_cli.train import bounds
 from tests.train.checkpoints import model_after, responses_of
+from tests.train.learners import rollout_of
 from tests.train.small_runs import SHORT, numbers, reward_file, run, weights
 
 ALL = 0.99999  # the share that rounds up to every token
@@ -75,45 +75,37 @@ def test_they_change_no_update(moved, tmp_path):
     assert lines == numbers(tmp_path / "run")
 
 
-@dataclass(frozen=True)
-class OneOf(World):
-    """A rank that knows what the others bring."""
-
-    all_hashes: tuple[np.ndarray, ...] = ()
-
-    def gather(self, item: Any) -> list[Any]:
-        return [*self.all_hashes]
-
-
-def rollouts(count: int, tokens: int) -> list[Rollout]:
-    nothing_T = np.zeros(tokens, dtype=np.float32)
-    return [
-        Rollout([0], [0] * tokens, nothing_T, nothing_T, None, None, "stop") for _ in range(count)
-    ]
-
-
+RESPONSE = rollout_of([0] * 50)
 HASHES = mix(np.arange(320, dtype=np.uint64))
 
 
-def chosen(most: int = 10**6, share: float = 0.01) -> dict[int, np.ndarray]:
-    return bounds._chosen(rollouts(320, 50), HASHES, most, share, ALONE)
-
-
 def test_one_percent_of_the_tokens_is_in_a_sixteenth_of_the_responses():
-    places = chosen()
+    places = bounds.chosen([RESPONSE] * 320, HASHES, 10**6, 0.01, ALONE)
     assert sum(map(len, places.values())) == 160
     assert len(places) == 20 and all((at_U < 50).all() for at_U in places.values())
 
 
 def test_memory_bounds_their_number():
-    assert sum(map(len, chosen(most=7).values())) == 7
+    places = bounds.chosen([RESPONSE] * 320, HASHES, 7, 0.01, ALONE)
+    assert sum(map(len, places.values())) == 7
+
+
+@dataclass(frozen=True)
+class OneOfTwo(World):
+    """A rank that knows the hashes of the other's responses."""
+
+    others: tuple[np.ndarray, ...] = ()
+
+    def gather(self, item: Any) -> list[Any]:
+        return [item, *(hashes for hashes in self.others if hashes.shape == item.shape)]
 
 
 def test_a_rank_chooses_what_one_process_would():
-    halves = HASHES[:160], HASHES[160:]
-    kept = [
-        half < bounds._limit(half, 1 / 16, 1000, OneOf(rank, 2, all_hashes=halves))
-        for rank, half in enumerate(halves)
-    ]
-    alone = bounds._limit(HASHES, 1 / 16, 1000, ALONE) > HASHES
-    assert np.array_equal(np.concatenate(kept), alone) and alone.sum() == 20
+    """Every token of a sixteenth of the responses."""
+    halves, found = (HASHES[:160], HASHES[160:]), []
+    for rank, half in enumerate(halves):
+        world = OneOfTwo(rank, 2, others=(halves[1 - rank],))
+        places = bounds.chosen([RESPONSE] * 160, half, 10**6, 1 / 16, world)
+        found += [160 * rank + row for row in places]
+    alone = bounds.chosen([RESPONSE] * 320, HASHES, 10**6, 1 / 16, ALONE)
+    assert found == [*alone] and len(alone) == 20

@@ -126,9 +126,13 @@ def test_episodes_run_side_by_side_with_seed_problem_and_answer(environments):
 def test_processes_share_the_samples_of_a_problem(environments, monkeypatch):
     """With the names that training gives its episodes: step, problem, sample, process."""
     games, asked = environments("Counting", processes=2), list[int]()
-    monkeypatch.setattr(
-        games, "_begin", lambda child, _: asked.append(games._children.index(child))
-    )
+    for number, child in enumerate(games.children):
+
+        def noting(*question: Any, number: int = number, ask: Any = child.ask) -> Any:
+            asked.append(number)
+            return ask(*question)
+
+        monkeypatch.setattr(child, "ask", noting)
     games.begin([starting((1, 7, i, i), 3, Problem(7, "count", None)) for i in range(8)])
     assert sorted(asked) == [0] * 4 + [1] * 4
 

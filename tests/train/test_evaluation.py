@@ -17,13 +17,12 @@ from mismatch_cli.base.json_form import to_json
 from mismatch_cli.base.places import bundled
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.engines.hf import HfEngine
-from mismatch_cli.train.commands.train import _is_saved
 from mismatch_cli.train.evaluation import evaluate, evaluate_before, evaluation_sampling
 from mismatch_cli.train.run import Run
 from mismatch_cli.train.studies.runs import SetAccuracy, read_runs
 from mismatch_cli.train.studies.training import TrainingAnalysis
 from mismatch_cli.train.task import evaluation_sets
-from mismatch_cli.train.train_config import load_config
+from mismatch_cli.train.train_config import load_config, parsed
 from tests.train.small_runs import SMALL, numbers, run
 
 
@@ -75,18 +74,13 @@ def evaluated(
     """A run of two steps with two sets that evaluates before and at both steps, and the requests
     to its engine.
     """
-    folder, asked, said = (
-        tmp_path_factory.mktemp("sets"),
-        list[tuple[int, SamplingSettings | None]](),
-        list[str](),
-    )
+    folder = tmp_path_factory.mktemp("sets")
+    asked, said = list[tuple[int, SamplingSettings | None]](), list[str]()
     settings = {
         "eval_dataset": sets_in(folder),
         "eval_samples": 2,
         "eval_temperature": 0.5,
         "eval_top_p": 0.8,
-    }
-    settings |= {
         "temperature": 0.9,
         "eval_every": 1,
         "steps": 2,
@@ -189,7 +183,7 @@ def test_a_run_older_than_these_settings_resumes(tmp_path):
     config = config_of()
     saved = "".join(line for line in config.to_toml().splitlines(True) if not line.startswith(NEW))
     assert len(tomllib.loads(saved)) == len(tomllib.loads(config.to_toml())) - len(NEW)
-    assert _is_saved(config, saved) and not _is_saved(config_of(eval_top_p=0.9), saved)
+    assert parsed(saved) == config != config_of(eval_top_p=0.9)
 
 
 def test_one_set_is_evaluated_as_before(tmp_path):

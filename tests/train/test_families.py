@@ -48,13 +48,10 @@ def models(tmp_path_factory) -> dict[str, str]:
 def gaps_of(engine, trainer: Trainer, requests: Sequence[Request] = LONG) -> np.ndarray:
     """|log π − log μ| of every token that the engine samples."""
     rollouts = engine.sample(requests, lambda n: None)
-    scores = trainer.score(
-        [ScoreRequest(r.prompt_ids, r.response_ids) for r in rollouts], token_budget=1000
-    )
+    scores = trainer.score(list(map(ScoreRequest.of, rollouts)), token_budget=1000)
     pairs = zip(scores, rollouts, strict=True)
-    return np.abs(
-        np.concatenate([score.logp_T - rollout.logp_rollout_T for score, rollout in pairs])
-    )
+    gaps = [score.logp_T - rollout.logp_rollout_T for score, rollout in pairs]
+    return np.abs(np.concatenate(gaps))
 
 
 def without_its_feature(family: str, weights: torch.nn.Module) -> Trainer:
@@ -66,12 +63,6 @@ def without_its_feature(family: str, weights: torch.nn.Module) -> Trainer:
     return Trainer(model.float().eval(), SMALL)
 
 
-def move(model: torch.nn.Module) -> None:
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.02 * torch.randn_like(weight))
-
-
 def compare_sides(engine, model: str, family: str) -> None:
     """The control, proof that it can fail, and new weights: all of them change, including
     biases, norms and sinks.
@@ -79,10 +70,11 @@ def compare_sides(engine, model: str, family: str) -> None:
     same = IN_CHUNKS.get(family, SAME)
     trainer = Trainer.load(model, sampling=SMALL, dtype="float32")
     assert gaps_of(engine, trainer).max() <= same, family
-    assert gaps_of(engine, without_its_feature(family, trainer.model)).mean() > OTHER, FAMILIES[
-        family
-    ].part
-    move(trainer.model)
+    part, without = FAMILIES[family].part, without_its_feature(family, trainer.model)
+    assert gaps_of(engine, without).mean() > OTHER, part
+    with torch.no_grad():
+        for weight in trainer.model.parameters():
+            weight.add_(0.02 * torch.randn_like(weight))
     assert gaps_of(engine, trainer).mean() > OTHER, family
     engine.load_weights(trainer.model)
     assert gaps_of(engine, trainer).max() <= same, family

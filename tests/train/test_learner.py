@@ -4,121 +4,31 @@ continues to the bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.base.hashing import hash_keys, mix
-from mismatch_cli.base.options import build, replaced
-from mismatch_cli.base.sampling import SamplingSettings
-from mismatch_cli.models.scoring.requests import ScoreRequest
-from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.rules.algorithms.algorithm import judges_single_tokens
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.rules.algorithms.table import TABLE, VARIANTS
 from mismatch_cli.rules.batch import Rollout
 from mismatch_cli.train.checkpoint import latest_checkpoint, save_checkpoint
 from mismatch_cli.train.judged import Judged, Sample
-from mismatch_cli.train.learner import Learner, LossScale, unpublished
+from mismatch_cli.train.learner import LossScale, unpublished
 from mismatch_cli.train.train_config import AGGREGATIONS, TrainConfig
 from tests.looped import looped
-from tests.rules.algorithms import published
-from tests.rules.algorithms.published_owners import OF_TABLE
-
-PLAIN = SamplingSettings()
-CONFIG = build(
-    TrainConfig,
-    {"learning_rate": 1e-30, "max_tokens": 40, "max_grad_norm": 1e9, "token_budget": 120},
+from tests.train.learners import (
+    ADVANTAGES,
+    NEAR,
+    assert_same_gradients,
+    by_hand,
+    gradients,
+    make_samples,
+    requests_of,
 )
-LENGTHS, ADVANTAGES = (21, 9, 30, 14, 1), (1.0, -0.5, -1.5, 0.7, 0.0)
-
-
-@pytest.fixture
-def make_learner(save_model) -> Callable[..., Learner]:
-    folder = save_model("Qwen3", vocab_size=211, tie_word_embeddings=True)
-
-    def make(algorithm: str = "dppo-binary-tv", dtype: str = "float32", **changes: Any) -> Learner:
-        trainer = Trainer.load(folder, sampling=PLAIN, dtype=dtype)
-        return Learner(trainer, find(algorithm), PLAIN, replaced(CONFIG, **changes))
-
-    return make
-
-
-def make_samples(learner: Learner, gap: float = 0.4) -> list[Sample]:
-    """Responses of random tokens, with log-probs near the trainer's own; the last one has no
-    advantage.
-    """
-    rng = np.random.default_rng(0)
-    requests = [
-        ScoreRequest([5, 7 + i], rng.integers(0, 211, n).tolist()) for i, n in enumerate(LENGTHS)
-    ]
-    samples = []
-    for request, score, advantage in zip(
-        requests, learner.trainer.score(requests, token_budget=500), ADVANTAGES, strict=True
-    ):
-        recomputed = np.minimum(
-            score.logp_T + gap * rng.normal(size=len(score.logp_T)), -1e-3
-        ).astype(np.float32)
-        rollout = np.minimum(recomputed + gap / 2 * rng.normal(size=len(recomputed)), -1e-3).astype(
-            np.float32
-        )
-        nothing = np.ones(len(rollout), dtype=np.int32)
-        samples.append(
-            Sample(
-                Rollout(
-                    request.prompt_ids, request.response_ids, rollout, nothing, None, None, "stop"
-                ),
-                advantage,
-                recomputed,
-                row_key=(1, 0, 0, len(samples) // 3, len(samples) % 3),
-            )
-        )
-    return samples
-
-
-def _luck(samples: list[Sample]) -> Tensor:
-    """The random numbers of rules: one per token, from the key of its row and its position."""
-    rows = [hash_keys(*(np.array([key]) for key in sample.row_key)) for sample in samples]
-    hashes = [
-        mix(row + np.arange(n, dtype=np.uint64)) for row, n in zip(rows, LENGTHS, strict=True)
-    ]
-    return torch.from_numpy((np.concatenate(hashes) >> np.uint64(11)) * 2.0**-53)
-
-
-def through_logits(learner: Learner, samples: list[Sample]) -> tuple[Tensor, Tensor]:
-    """log π and entropy of all response tokens, laid flat, with an autograd graph."""
-    rows, entropies = [], []
-    for sample in samples:
-        ids = torch.tensor([sample.rollout.prompt_ids + sample.rollout.response_ids])
-        logits = learner.model(input_ids=ids).logits[0, len(sample.rollout.prompt_ids) - 1 : -1]
-        logp_TV = logits.float().log_softmax(-1)
-        rows.append(logp_TV.gather(1, torch.tensor(sample.rollout.response_ids)[:, None])[:, 0])
-        entropies.append(-(logp_TV.detach().exp() * logp_TV.detach()).sum(-1))
-    return torch.cat(rows), torch.cat(entropies)
-
-
-def gradients(learner: Learner) -> dict[str, Tensor]:
-    return {
-        name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None
-    }
-
-
-def assert_same_gradients(
-    found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 2e-5
-) -> None:
-    assert set(found) == set(expected)
-    largest = max(float(g.abs().max()) for g in expected.values())
-    for name, gradient in expected.items():
-        torch.testing.assert_close(
-            found[name].float(), gradient.float(), atol=tolerance * largest, rtol=1e-4
-        )
-
 
 LOSSES = [(name, "sequence-sum") for name, row in TABLE.items() if not row.needs_top_k]
 LOSSES += [
@@ -143,38 +53,11 @@ def test_an_algorithm_of_means_says_that_an_aggregation_is_not_the_published_one
 @looped(("name", "aggregation"), LOSSES)
 def test_the_gradient_is_that_of_the_published_objective(make_learner, name, aggregation):
     learner = make_learner(name, aggregation=aggregation)
-    samples = make_samples(learner)
+    samples = make_samples(learner, NEAR.get(name, 0.4))
     update = learner.update(samples)
-    found = gradients(learner)
-    logp_T, entropy_T = through_logits(learner, samples)
-    flat = [
-        torch.from_numpy(np.concatenate([pick(s) for s in samples]))
-        for pick in (_recomputed, _rollout)
-    ]
-    advantage_T = torch.tensor(np.repeat(ADVANTAGES, LENGTHS), dtype=torch.float32)
-    nothing = torch.zeros(len(logp_T), 0)
-    context = (
-        (nothing, nothing, nothing),
-        entropy_T,
-        [s.row_key[3] for s in samples],
-        _luck(samples),
-    )
-    terms_T = OF_TABLE[name](published.Sample(logp_T, *flat, advantage_T, list(LENGTHS), *context))
-    learner.model.zero_grad(set_to_none=True)
-    (
-        -published.aggregated(terms_T, list(LENGTHS), aggregation, CONFIG.sampler.max_tokens)
-    ).backward()
-    assert_same_gradients(found, gradients(learner))
-    np.testing.assert_allclose(np.concatenate(update.logp), logp_T.detach().numpy(), atol=2e-5)
-
-
-def _recomputed(sample: Sample) -> np.ndarray:
-    assert sample.logp_recomputed_T is not None
-    return sample.logp_recomputed_T
-
-
-def _rollout(sample: Sample) -> np.ndarray:
-    return sample.rollout.logp_rollout_T
+    expected, logp_T = by_hand(learner, samples, name, aggregation)
+    assert_same_gradients(gradients(learner), expected, tolerance=2e-5)
+    np.testing.assert_allclose(np.concatenate(update.logp), logp_T, atol=2e-5)
 
 
 OWN_MASK = """
@@ -216,7 +99,12 @@ def test_a_custom_mask_changes_nothing_outside_it(make_learner, tmp_path, ratio)
 def test_top_k_rows_need_the_engines_top_k(make_learner):
     learner = make_learner("dppo-topk-tv")
     with pytest.raises(MismatchError, match="top_logprobs = 20"):
-        learner.update(make_samples(make_learner()))
+        learner.update(
+            [
+                replace(sample, rollout=replace(sample.rollout, topk_ids_TK=None))
+                for sample in make_samples(make_learner())
+            ]
+        )
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
@@ -232,9 +120,7 @@ def test_gradient_clipping_means_the_same_for_all_algorithms(make_learner, aggre
                 s, rollout=replace(s.rollout, logp_rollout_T=score.logp_T), logp_recomputed_T=None
             )
             for s in make_samples(learner)
-            for score in learner.trainer.score(
-                [ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids)], token_budget=500
-            )
+            for score in learner.trainer.score(requests_of([s]), token_budget=500)
         ]
         norms[name] = learner.update(samples).grad_norm
     assert norms == pytest.approx(dict.fromkeys(norms, norms["reinforce"]), rel=1e-3)
@@ -245,7 +131,7 @@ def test_micro_batches_do_not_change_the_gradient(make_learner):
     samples = make_samples(one)
     for learner in (one, many):
         learner.update(samples)
-    assert_same_gradients(gradients(many), gradients(one))
+    assert_same_gradients(gradients(many), gradients(one), tolerance=2e-5)
 
 
 def test_without_advantages_nothing_moves(make_learner):
@@ -367,7 +253,7 @@ def test_a_token_counts_by_its_own_response_in_every_tile(make_learner, monkeypa
     whole.update(samples)
     monkeypatch.setattr("mismatch_cli.models.scoring.policy_gradient._CPU_TILE", 8)
     tiled.update(samples)
-    assert_same_gradients(gradients(tiled), gradients(whole))
+    assert_same_gradients(gradients(tiled), gradients(whole), tolerance=2e-5)
 
 
 def test_a_gradient_in_float16_is_measured_without_its_loss_scale(make_learner):

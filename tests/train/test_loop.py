@@ -16,6 +16,7 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import bundled
 from mismatch_cli.models.engines import Request, sample_seed
 from mismatch_cli.models.engines.hf import HfEngine
+from mismatch_cli.models.loading import load_tokenizer
 from mismatch_cli.probe.tasks.grading import MathVerify
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.train.evaluation import evaluate, evaluate_before
@@ -142,9 +143,10 @@ def test_an_evaluation_is_the_mean_over_problems_of_the_mean_over_samples(tmp_pa
         for seed in its_seeds
     ]
     rollouts = made.engine.sample(requests, lambda _: None)
+    tokenizer = load_tokenizer(str(bundled("model")))
     with MathVerify() as grader:
         answers = [json.loads(rows[place])["answer"] for place in range(6) for _ in range(3)]
-        texts = [made.task._tokenizer.decode(r.response_ids) for r in rollouts]
+        texts = [tokenizer.decode(r.response_ids) for r in rollouts]
         judged = zip(texts, answers, rollouts, strict=True)
         reward_S = np.array(
             [grader.grade(text, answer, r.finish_reason) for text, answer, r in judged]

@@ -20,8 +20,8 @@ from mismatch_cli.models.loading import load_causal_lm, load_tokenizer
 from mismatch_cli.train.learner import Learner
 from mismatch_cli.train.train_config import TrainConfig
 from tests.paths import DOCS
+from tests.train.learners import CONFIG, PLAIN, gradients, make_samples
 from tests.train.small_runs import assert_same_run, numbers, run
-from tests.train.test_learner import make_learner, make_samples  # noqa: F401 - a fixture
 
 LORA = {"lora": True, "lora_rank": 4, "lora_alpha": 8.0, "learning_rate": 5e-3}
 
@@ -34,7 +34,7 @@ def unbroken_lora(tmp_path_factory) -> Path:
     return folder
 
 
-def test_the_gradient_is_that_of_all_weights_along_the_low_rank_directions(make_learner):  # noqa: F811
+def test_the_gradient_is_that_of_all_weights_along_the_low_rank_directions(make_learner):
     """d/dB = scale · G Aᵀ and d/dA = scale · Bᵀ G, with G the gradient of every weight at the
     sum.
     """
@@ -43,18 +43,14 @@ def test_the_gradient_is_that_of_all_weights_along_the_low_rank_directions(make_
     for name, weight in small.model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.05)
-    small = Learner(small.trainer, small.algorithm, small._sampling, small._config)
+    small = Learner(small.trainer, small.algorithm, PLAIN, CONFIG)
     whole.model.load_state_dict(Merged(small.model).state_dict())
     samples = make_samples(whole)
     for learner in (whole, small):
         learner.update(samples)
-    gradients = {
-        name: weight.grad
-        for name, weight in small.model.named_parameters()
-        if weight.grad is not None
-    }
-    assert len(gradients) == 2 * 7 * 2 and all(".lora_" in name for name in gradients)
-    largest = max(float(gradient.abs().max()) for gradient in gradients.values())
+    found = gradients(small)
+    assert len(found) == 2 * 7 * 2 and all(".lora_" in name for name in found)
+    largest = max(float(gradient.abs().max()) for gradient in found.values())
     for name, layer in small.model.named_modules():
         if hasattr(layer, "lora_A"):
             g, a, b = (
@@ -69,7 +65,7 @@ def test_the_gradient_is_that_of_all_weights_along_the_low_rank_directions(make_
                 a.weight.grad, 2 * b.weight.T @ g, atol=2e-5 * largest, rtol=1e-3
             )
     assert sum(state["exp_avg"].numel() for state in small.optimizer.state.values()) == sum(
-        gradient.numel() for gradient in gradients.values()
+        gradient.numel() for gradient in found.values()
     )
 
 

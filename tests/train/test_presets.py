@@ -4,7 +4,6 @@ model of its kind.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from typing import Any
@@ -18,6 +17,7 @@ from mismatch_cli.train.loop import train
 from mismatch_cli.train.run import Run
 from mismatch_cli.train.task import evaluation_sets
 from mismatch_cli.train.train_config import TrainConfig, load_config, presets
+from tests.frameworks.importing.layouts import write_lines
 from tests.paths import PACKAGE
 from tests.tiny_models import saved_model
 from tests.train.small_runs import numbers
@@ -107,12 +107,6 @@ def data(tmp_path_factory) -> dict[str, str]:
     """
     folder = tmp_path_factory.mktemp("data")
 
-    def write(name: str, rows: list[dict[str, Any]]) -> str:
-        (folder / name).write_text(
-            "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
-        )
-        return str(folder / name)
-
     words = (
         "The last line of your response should be of the form Answer: $Answer (without quotes).\n\n"
     )
@@ -125,8 +119,11 @@ def data(tmp_path_factory) -> dict[str, str]:
         for i in range(8)
     ]
     aime = [{"problem": f"What is {i} plus 2?", "answer": str(i + 2)} for i in range(2)]
-    sets = [write("aime_2024.jsonl", aime), write("aime25.jsonl", aime[:1])]
-    return {"dataset": write("dapo.jsonl", dapo), "eval_dataset": ",".join(sets)}
+    files = {"dapo": dapo, "aime_2024": aime, "aime25": aime[:1]}
+    dataset, *sets = [
+        str(write_lines(folder / f"{name}.jsonl", rows)) for name, rows in files.items()
+    ]
+    return {"dataset": dataset, "eval_dataset": ",".join(sets)}
 
 
 @pytest.fixture(scope="module")

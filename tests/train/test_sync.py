@@ -16,11 +16,11 @@ import torch
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.models.engines import Unread, hf
 from mismatch_cli.models.engines.hf import HfEngine
-from mismatch_cli.processes.ranks import ALONE
 from mismatch_cli.train import sync
 from mismatch_cli.train.run_engine import dtype_of_weights
 from mismatch_cli.train.sync import WeightSync, odds_gap, prove_newer, steps_between_checks
 from tests.tiers import at_night
+from tests.train.learners import STILL, rollout_of
 from tests.train.small_runs import numbers, run
 from tests.train.test_lora import LORA
 
@@ -50,7 +50,7 @@ def without(part: str) -> Load:
     calls: list[Any] = []
 
     def load(self: HfEngine, model: Any) -> None:
-        own = self._model.state_dict()
+        own = self.model.state_dict()
         kept = {name: own[name].clone() for name in own if part in name}
         real(self, model)
         calls.append(model)
@@ -63,13 +63,13 @@ def without(part: str) -> Load:
 
 def nan(self: HfEngine, model: Any) -> None:
     real(self, model)
-    self._model.get_output_embeddings().weight.data.fill_(torch.nan)
+    self.model.get_output_embeddings().weight.data.fill_(torch.nan)
 
 
 def another(self: HfEngine, model: Any) -> None:
     real(self, model)
     with torch.no_grad():
-        for weight in self._model.parameters():
+        for weight in self.model.parameters():
             weight.mul_(1.01)
 
 
@@ -174,7 +174,7 @@ def test_an_engine_that_lags_by_one_step_is_never_called_proven(
 
     def one_step_late(self: HfEngine, model: Any) -> None:
         kept.append({name: weight.clone() for name, weight in model.state_dict().items()})
-        self._model.load_state_dict(kept[max(0, len(kept) - 2)])
+        self.model.load_state_dict(kept[max(0, len(kept) - 2)])
 
     monkeypatch.setattr(HfEngine, "load_weights", one_step_late)
     changes = LOWER | {"learning_rate": learning_rate, "steps": 8}
@@ -208,7 +208,7 @@ def test_a_tensor_that_cannot_be_read_leaves_the_proof_to_log_probs(
 
 def test_a_check_scores_a_quarter_of_the_responses_but_8_at_least_and_16_at_most():
     few = {4: 8, 32: 8, 36: 9, 64: 16, 68: 16, 4096: 16}
-    assert {responses: sync._few(responses) for responses in few} == few
+    assert {responses: sync.checked_responses(responses) for responses in few} == few
     assert [steps_between_checks(responses, 1) for responses in (16, 32, 4096)] == [32, 16, 1]
 
 
@@ -259,40 +259,41 @@ def test_equal_tensors_say_how_far_two_float32_implementations_are_apart():
     """A large model sums more: a gap above 1e-5 at the first step is its own if the tensors were
     equal.
     """
-    weight_sync = WeightSync(
-        None, type("T", (), {"model": None, "dtype": None}), exact=True, token_budget=1
-    )  # type: ignore[arg-type]
-    mu = [np.log(np.full(20, 0.5))]
+    trainer: Any = SimpleNamespace(model=None, dtype=None)
+    weight_sync = WeightSync(STILL, trainer, exact=True, token_budget=1)
+    mu_T = np.log(np.full(20, 0.5))
+    samples: Any = [SimpleNamespace(rollout=rollout_of([1] * 20, mu_T))]
 
-    def off_by(gap: float) -> list[np.ndarray]:
-        return [np.log(np.full(20, 0.5 + gap))]
+    def prove(gap: float) -> str:
+        return weight_sync.prove(1, samples, [np.log(np.full(20, 0.5 + gap))])["sync"]
 
     with pytest.raises(MismatchError, match="weight sync failed"):
-        weight_sync._prove_equal(mu, off_by(3e-5))
-    weight_sync._equal = True
-    assert [weight_sync._prove_equal(mu, off_by(gap)) for gap in (3e-5, 1e-4)] == ["proven"] * 2
+        prove(3e-5)
+    weight_sync.restore({"before": False, "equal": True}, lambda _: None)
+    assert [prove(gap) for gap in (3e-5, 1e-4)] == ["proven"] * 2
     with pytest.raises(MismatchError, match="weight sync failed"):
-        weight_sync._prove_equal(mu, off_by(2e-4))
+        prove(2e-4)
 
 
-def test_a_gap_that_its_error_explains_accuses_nobody(monkeypatch):
+def test_a_gap_that_its_error_explains_accuses_nobody(make_learner, monkeypatch):
     """Ten times the gap of before, but from few tokens: three standard errors reach it."""
-    logp_T = np.array([-1.0, -2.0])
-    rollout = SimpleNamespace(logp_rollout_T=logp_T, of_sampled=lambda logp_T: logp_T)
-    samples = [SimpleNamespace(rollout=rollout)]
+    trainer = make_learner().trainer
+    samples: Any = [SimpleNamespace(rollout=rollout_of([1, 2], np.array([-1.0, -2.0])))]
+    logp = [np.array([-1.0, -2.0])]
     monkeypatch.setattr(sync, "prove_newer", lambda *_: "newer")
     for error, is_accused in ((0.01, True), (0.02, False)):
-        weight_sync = WeightSync.__new__(WeightSync)
-        vars(weight_sync).update(
-            _exact=False, _as_sent=object(), _equal=False, _every=1, _before=[], _sent=None,
-            _logp_sent=[logp_T], _logp_before=[logp_T], _gap=0.01, _changed=None, _world=ALONE,
-        )  # fmt: skip
-        monkeypatch.setattr(sync, "odds_gap", lambda *_, error=error: (0.1, error))
+        weight_sync = WeightSync(STILL, trainer, exact=False, token_budget=9, dtype=torch.bfloat16)
+        for step, gap in ((1, (0.01, 0.0)), (2, (0.1, error))):
+            weight_sync.load(step)
+            weight_sync.look_back(step, samples)
+            monkeypatch.setattr(sync, "odds_gap", lambda *_, gap=gap: gap)
+            if step == 1:
+                assert weight_sync.prove(step, samples, logp)["sync"] == "undecidable"
         if is_accused:
             with pytest.raises(MismatchError, match="broken or incomplete weights"):
-                weight_sync.prove(1, samples, [logp_T])
+                weight_sync.prove(2, samples, logp)
         else:
-            assert weight_sync.prove(1, samples, [logp_T])["sync"] == "newer"
+            assert weight_sync.prove(2, samples, logp)["sync"] == "newer"
 
 
 def test_the_share_that_changed_is_that_of_the_step_before_a_check(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from mismatch_cli.train.tracking import TRACKERS, asked, open_trackers
 from mismatch_cli.train.train_config import load_config
 from tests.paths import ROOT
 from tests.processes.kept import kept
+from tests.train.commands.test_train_live import wait_for
 from tests.train.small_runs import SMALL
 
 pytestmark = pytest.mark.slow
@@ -173,8 +174,8 @@ def test_a_tracker_that_hangs_never_blocks_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(tracking, "END_SECONDS", 0.5)
     said: list[str] = []
     with open_trackers(["tensorboard"], tmp_path, say=said.append) as trackers:
-        trackers._open["tensorboard"].receive(60)
-        (worker,) = kept(trackers._open["tensorboard"])
+        trackers.children["tensorboard"].receive(60)
+        (worker,) = kept(trackers.children["tensorboard"])
         os.kill(worker, signal.SIGSTOP)
         began = time.monotonic()
         for step in range(200):
@@ -196,9 +197,8 @@ def test_a_tracker_that_dies_or_cannot_start_is_reported_once(tmp_path):
         open_trackers(["tensorboard", "mlflow"], tmp_path, say=said.append) as trackers,
         open_trackers(["tensorboard"], tmp_path / "other", say=said.append) as none,
     ):
-        killed = trackers._open["mlflow"]._process
-        killed.kill()
-        killed.wait()
+        os.kill(killed := trackers.children["mlflow"].pid, signal.SIGKILL)
+        os.waitid(os.P_PID, killed, os.WEXITED | os.WNOWAIT)
         for step in range(3):
             trackers.log(step, STEPS[step])
             none.log(step, STEPS[step])
@@ -216,14 +216,14 @@ def test_a_run_that_is_killed_leaves_the_tracker_time_to_log_the_rest(tmp_path):
         "import os, signal; from pathlib import Path; from mismatch_cli.train.tracking import *\n"
         f"with open_trackers(['mlflow'], Path({str(tmp_path)!r}), 'proj') as trackers:\n"
         "    for step in range(6): trackers.log(step, {'train/reward': 0.5})\n"
-        "    trackers._open['mlflow'].receive(60)\n"
+        "    trackers.children['mlflow'].receive(60)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code], env=environment, check=False)
     store = tmp_path / "trackers/mlflow"
-    ended = _when(lambda: "status: 3" in _text(store, "meta.yaml"))
-    assert ended and len(_text(store, "metrics/train/reward").splitlines()) == 6
+    wait_for(lambda: "status: 3" in _text(store, "meta.yaml"))
+    assert len(_text(store, "metrics/train/reward").splitlines()) == 6
 
 
 def _text(store: Path, file: str) -> str:
@@ -235,21 +235,14 @@ def test_messages_that_nobody_reads_are_dropped_and_counted(tmp_path, monkeypatc
     monkeypatch.setattr(child, "_LONGEST_QUEUE", 10_000)
     said: list[str] = []
     with open_trackers(["tensorboard"], tmp_path, say=said.append) as trackers:
-        (worker,) = _when(lambda: kept(trackers._open["tensorboard"]))
+        (worker,) = wait_for(lambda: kept(trackers.children["tensorboard"]))
         os.kill(worker, signal.SIGSTOP)
         for step in range(20):
             trackers.log(step, {f"train/{i}": 0.1 for i in range(1000)})
-        dropped = trackers._open["tensorboard"].dropped
+        dropped = trackers.children["tensorboard"].dropped
         os.kill(worker, signal.SIGCONT)
     assert 10 < dropped < 20
     assert said[1].startswith(f"--track tensorboard ended: it was too slow for {dropped} steps. ")
-
-
-def _when(condition: Callable[[], Any]) -> Any:
-    until = time.monotonic() + 60
-    while not (value := condition()) and time.monotonic() < until:
-        time.sleep(0.01)
-    return value
 
 
 # In the place of a package: it writes down how it is called

@@ -6,15 +6,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import bundled
 from mismatch_cli.models.loading import load_tokenizer
 from mismatch_cli.probe.tasks.prompts import Problem, encode_prompts
-from mismatch_cli.rules.batch import Rollout
 from mismatch_cli.train.turns import Turns
+from tests.train.learners import rollout_of
 
 CHAT = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n"
@@ -34,11 +33,6 @@ def tokenizer() -> Any:
     return load_tokenizer(str(bundled("model")))
 
 
-def spoken(ids: list[int], finish_reason: str = "stop") -> Rollout:
-    nothing = np.zeros(len(ids), dtype=np.float32)
-    return Rollout([1], ids, nothing, nothing.astype(np.int32), None, None, finish_reason)
-
-
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_whole_reads_as_the_template_renders_the_conversation(tokenizer, name):
     if TEMPLATES[name] is not None:
@@ -51,7 +45,7 @@ def test_the_whole_reads_as_the_template_renders_the_conversation(tokenizer, nam
         ("12", "More."),
         ("47", [{"role": "tool", "content": "Less."}, {"role": "user", "content": "?"}]),
     ):
-        turn = spoken(tokenizer.encode(said) + end)
+        turn = rollout_of(tokenizer.encode(said) + end)
         (between,) = turns.after([turn], [answer])
         ids = ids + turn.response_ids + between
         chat += [
@@ -66,7 +60,7 @@ def test_the_whole_reads_as_the_template_renders_the_conversation(tokenizer, nam
 
 def test_a_template_that_drops_earlier_thoughts_changes_nothing(tokenizer):
     """It would render a different history, which the model did not sample."""
-    said, found = spoken(tokenizer.encode("7</think>12<|im_end|>")), []
+    said, found = rollout_of(tokenizer.encode("7</think>12<|im_end|>")), []
     for template in (CHAT, CHAT.replace("m['content']", "m['content'].split('</think>')[-1]")):
         tokenizer.chat_template = template + GENERATION
         found.append(Turns(tokenizer, "chat").after([said], ["More."]))
@@ -75,18 +69,18 @@ def test_a_template_that_drops_earlier_thoughts_changes_nothing(tokenizer):
 
 def test_the_template_ends_a_truncated_turn(tokenizer):
     end, text = tokenizer.encode("<|im_end|>"), tokenizer.encode("12")
-    cut, whole = spoken(text, "length"), spoken(text + end)
+    cut, whole = rollout_of(text, finish_reason="length"), rollout_of(text + end)
     for answer in ("More.", ""):
         after_cut, after_whole = Turns(tokenizer, "chat").after([cut, whole], [answer] * 2)
         assert after_cut == end + after_whole
-    other = spoken([*text, 0])  # a different end token from the template's
+    other = rollout_of([*text, 0])  # a different end token from the template's
     assert Turns(tokenizer, "chat").after([other], ["More."])[0][:1] == end
 
 
 def test_raw_observations_stay_as_they_are(tokenizer):
     for settings in ("raw", "chat"):  # a tokenizer without a template gets them raw
         tokenizer.chat_template = None
-        said = spoken(tokenizer.encode("\n"), "stop")
+        said = rollout_of(tokenizer.encode("\n"))
         assert Turns(tokenizer, settings).after([said], ["\nMore."]) == [
             tokenizer.encode("\nMore.")
         ]
@@ -95,7 +89,7 @@ def test_raw_observations_stay_as_they_are(tokenizer):
 
 
 def test_repeated_and_new_observations(tokenizer):
-    turns, said = Turns(tokenizer, "chat"), spoken([5], "length")
+    turns, said = Turns(tokenizer, "chat"), rollout_of([5], finish_reason="length")
     first = turns.after([said] * 3, ["a", "b", "a"])
     assert first[0] == first[2] != first[1] and turns.after([said], ["b"]) == [first[1]]
     assert turns.after([], []) == []
@@ -104,4 +98,4 @@ def test_repeated_and_new_observations(tokenizer):
 def test_a_template_that_forgets_the_assistant_is_refused(tokenizer):
     tokenizer.chat_template = "{{ messages[-1]['content'] }}"
     with pytest.raises(MismatchError, match="drops earlier assistant messages"):
-        Turns(tokenizer, "chat").after([spoken([5])], ["a"])
+        Turns(tokenizer, "chat").after([rollout_of([5])], ["a"])

@@ -4,9 +4,11 @@ never block.
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,14 +44,8 @@ def make_record(step: int, steps: int, algorithm: str, rng: np.random.Generator)
     gap = 0.0021 * (1 + 0.4 * done + 8 * fallen) * rng.lognormal(0, 0.08)
     bad = max(0.0, rng.normal(6e-4, 2e-4) * (1 + 30 * fallen))
     blocks = algorithm not in NEVER_BLOCK and rng.random() > 0.05
-    recompute = algorithm.endswith("-recompute")
-    seconds = {
-        "sample": 2.1,
-        "grade": 0.05,
-        "recompute": 0.9 if recompute else 0,
-        "update": 2.6,
-        "sync": 0.2,
-    }
+    seconds = {"sample": 2.1, "grade": 0.05, "update": 2.6, "sync": 0.2}
+    seconds["recompute"] = 0.9 if algorithm.endswith("-recompute") else 0
     return {
         "step": step,
         "updates": 2 * step,
@@ -101,15 +97,49 @@ def make_run(
     return TrainingRun(f"{algorithm}-seed-{seed}", algorithm, seed, records, settings)
 
 
+def run_of(
+    rewards: Sequence[float | None],
+    name: str = "x",
+    seed: int = 0,
+    config: dict[str, Any] | None = None,
+    first: int = 1,
+    **more: Any,
+) -> TrainingRun:
+    """A run with these rewards, and `more` at every step."""
+    steps = enumerate(rewards, start=first)
+    records = [{"step": step, "reward": reward} | more for step, reward in steps]
+    return TrainingRun(f"{name}-seed-{seed}", name, seed, records, config or {})
+
+
+def ending(ends: dict[str, tuple[float, ...]], steps: int = 5, **config: Any) -> list[TrainingRun]:
+    """Runs with a constant reward, one for each seed."""
+    return [
+        run_of([end] * steps, name, seed, config)
+        for name, values in ends.items()
+        for seed, end in enumerate(values)
+    ]
+
+
+def saved(folder: Path, run: TrainingRun) -> Path:
+    """The run in a folder of its name."""
+    own = folder / run.name
+    own.mkdir(parents=True)
+    (own / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in run.records))
+    settings = {"algorithm": run.algorithm, "seed": run.seed, "steps": run.steps} | run.config
+    lines = [f"{key} = {json.dumps(value)}\n" for key, value in settings.items()]
+    (own / "config.toml").write_text("".join(lines))
+    return own
+
+
 def with_bounds(run: TrainingRun, binary: float = 0.5, top_k: float = 0.9) -> TrainingRun:
     """The run with bounds that see these shares of the full TV, as `train` records them."""
 
-    def record(record: dict[str, Any]) -> dict[str, Any]:
+    records = []
+    for record in run.records:
         full = 2 * record["mismatch"]["abs_dp_mean"]
         bounds = {"tv_full": full, "tv_binary": binary * full, "tv_topk": top_k * full}
-        return record | {"bounds": bounds | {"tokens": 400}}
-
-    return replace(run, records=[record(each) for each in run.records])
+        records.append(record | {"bounds": bounds | {"tokens": 400}})
+    return replace(run, records=records)
 
 
 def of_paper(algorithm: str, steps: int = 60, **config: Any) -> TrainingRun:
@@ -122,14 +152,12 @@ def of_paper(algorithm: str, steps: int = 60, **config: Any) -> TrainingRun:
 def evaluated(run: TrainingRun, sets: Sequence[str]) -> TrainingRun:
     """The run, evaluated every ten steps on `sets`, each harder than the one before."""
 
-    def record(record: dict[str, Any]) -> dict[str, Any]:
-        asked = bool(sets) and (record["step"] == 1 or record["step"] % 10 == 0)
-        found = {name: 0.5 * record["reward"] - 0.05 * place for place, name in enumerate(sets)}
-        return record | (
-            {"eval": found, "eval_accuracy": float(np.mean([*found.values()]))} if asked else {}
-        )
-
-    return replace(run, records=[record(each | {"eval_accuracy": None}) for each in run.records])
+    records = [record | {"eval_accuracy": None} for record in run.records]
+    for record in records if sets else ():
+        if record["step"] == 1 or record["step"] % 10 == 0:
+            found = {name: 0.5 * record["reward"] - 0.05 * i for i, name in enumerate(sets)}
+            record |= {"eval": found, "eval_accuracy": float(np.mean([*found.values()]))}
+    return replace(run, records=records)
 
 
 def eight_algorithms() -> list[TrainingRun]:

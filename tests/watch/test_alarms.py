@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,27 +21,19 @@ from mismatch_cli.watch.state import State
 SETS = [LimitSet("mine", (Limit("k3", "max", 0.01, "mismatch"),))]
 
 
-class Value:
-    """A step's number, instead of a measurement."""
-
-    def __init__(self, value: float | None, half: float | None = None) -> None:
-        ends = (None, None) if half is None or value is None else (value - half, value + half)
-        why = "" if value is not None else "not measured"
-        self._found = Found(value, *ends, pair="mismatch", why=why)
-
-    def find(self, limit: Limit) -> Found:
-        return self._found
-
-
-def checks(value: float | None, half: float | None = None) -> list[Check]:
-    return check_limits(SETS, Value(value, half), None)
+def checks(
+    value: float | None, half: float | None = None, sets: list[LimitSet] = SETS
+) -> list[Check]:
+    """The judgement of a step's number, instead of that of a measurement."""
+    ends = (None, None) if half is None else (value - half, value + half)
+    why = "" if value is not None else "not measured"
+    found = Found(value, *ends, pair="mismatch", why=why)
+    return check_limits(sets, SimpleNamespace(find=lambda _: found), None)
 
 
 def said(alarms: Alarms, values: dict[int, float | None]) -> list[tuple[int, str, int]]:
-    events = [
-        event for step, value in values.items() for event in alarms.judged(step, checks(value))
-    ]
-    return [(event.step, event.state, event.since) for event in events]
+    judged = [alarms.judged(step, checks(value)) for step, value in values.items()]
+    return [(event.step, event.state, event.since) for events in judged for event in events]
 
 
 def test_it_begins_once_and_is_over_once():
@@ -83,8 +76,8 @@ def test_an_undecided_step_does_not_end_it():
 def test_with_certainty_asked_for_an_undecided_step_raises_none():
     sure = [LimitSet("s", (Limit("k3", "max", 0.01, "mismatch", WHOLE_INTERVAL),))]
     alarms = Alarms()
-    assert alarms.judged(1, check_limits(sure, Value(0.011, 0.005), None)) == []
-    (event,) = alarms.judged(2, check_limits(sure, Value(0.02, 0.005), None))
+    assert alarms.judged(1, checks(0.011, 0.005, sets=sure)) == []
+    (event,) = alarms.judged(2, checks(0.02, 0.005, sets=sure))
     assert event.text == "k3 (mismatch) at step 2: 0.02 is above 0.01 (s)"
 
 
@@ -134,7 +127,7 @@ def test_a_limit_that_decides_differently_is_another_one():
     alarms = Alarms()
     alarms.judged(1, checks(0.011, 0.005))
     sure = [LimitSet("mine", (Limit("k3", "max", 0.01, "mismatch", WHOLE_INTERVAL),))]
-    assert alarms.judged(1, check_limits(sure, Value(0.011, 0.005), None)) == []
+    assert alarms.judged(1, checks(0.011, 0.005, sets=sure)) == []
     assert len(alarms.of(SETS)) == 1 and alarms.of(sure) == []
 
 

@@ -28,6 +28,7 @@ from mismatch_cli import Recorder
 from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
 from mismatch_cli.limits.limit_sets import load_limits
+from mismatch_cli.trace.manifest import read_manifest, write_manifest
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.writer import write_shard
 from mismatch_cli.watch import alarm_command
@@ -90,9 +91,10 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def unpromised(folder: Path) -> None:
     """The manifest of a trace that does not list its shards."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    told = {name: manifest[name] for name in manifest if name not in ("shards", "shard_rows")}
-    (folder / "manifest.json").write_text(json.dumps(told))
+    manifest = read_manifest(folder)
+    for name in manifest.keys() & {"shards", "shard_rows"}:
+        del manifest[name]
+    write_manifest(folder, manifest)
 
 
 def started(*arguments: str) -> subprocess.Popen[str]:

@@ -50,7 +50,7 @@ def command(
         curation = curate(config, work, manifest, common.progress, confirm=confirm)
         folder = put_in_place(work)
         chosen = folder / PROBLEMS_FILE
-        training = _variables(config) + suggest(*_training(config, chosen))
+        training = reward_variables(config) + suggest(*_training(config, chosen))
         study = CurationAnalysis(
             curation, shown(config.to_json()), confirm, tuple(shown(sys.argv[1:])), training
         )
@@ -58,7 +58,7 @@ def command(
     common.progress.say(f"Wrote {chosen}")
 
 
-def _variables(config: CurateConfig) -> str:
+def reward_variables(config: CurateConfig) -> str:
     """The variables before that command, for settings that have no flag."""
     grading, usual = config.task, TaskSettings()
     unusual = {

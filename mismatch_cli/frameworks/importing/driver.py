@@ -134,7 +134,7 @@ def import_dump(request: Import, folder: Path, progress: Progress) -> dict[str, 
         )
         size = _bytes(sources)
         with progress.counting("Importing", max(1, size // _MEGABYTE), unit="MB") as advance:
-            shards = _shards(
+            shards = joined_shards(
                 _completed(module, sources, tally, _in_megabytes(advance, size), completer)
             )
             rows = _write(shards, folder, in_threads=size >= _LARGE)
@@ -214,7 +214,7 @@ def _completed(
             yield rows
 
 
-def _shards(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+def joined_shards(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
     """Join tables until they are worth a file, but never more than fits."""
     gathered: list[pa.Table] = []
     tokens = size = 0

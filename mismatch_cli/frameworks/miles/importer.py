@@ -20,8 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.frameworks.importing import _samples, torch_file
 from mismatch_cli.frameworks.importing import lists as _lists
+from mismatch_cli.frameworks.importing import samples as shared
+from mismatch_cli.frameworks.importing import torch_file
 from mismatch_cli.frameworks.importing.sources import Peek, Source, parquet_tables
 from mismatch_cli.frameworks.importing.tally import Tally
 from mismatch_cli.trace import foreign
@@ -69,11 +70,11 @@ def recognises(peek: Peek) -> bool:
 def choose(sources: Sequence[Source], tally: Tally) -> list[Source]:
     """Of a folder, choose the files that say most about each sample, and those of the loss."""
     trained = [source for source in sources if "eval_" not in source.path.name]
-    tally.leave_out(_samples.EVALUATION, len(sources) - len(trained))
+    tally.leave_out(shared.EVALUATION, len(sources) - len(trained))
     losses = [source for source in trained if _is_loss(source)]
     for folder in ("train_data", "rollout_data", "dashboard_columns"):
         if best := [source for source in trained if source.path.parent.name == folder]:
-            tally.leave_out(_samples.SAME_SAMPLES, len(trained) - len(losses) - len(best))
+            tally.leave_out(shared.SAME_SAMPLES, len(trained) - len(losses) - len(best))
             return [*best, *losses]
     return trained
 
@@ -125,13 +126,13 @@ def _torch_tables(source: Source, tally: Tally, seen: _Losses | None) -> Iterato
         return
     step = foreign.whole_number(content.get("rollout_id") or 0, np.int32)
     if columns is None:
-        samples = _samples.samples_of(content, source)
+        samples = shared.samples_of(content, source)
     else:
         rollout = source.path.parent.parent / "rollout_data" / f"{step}.pt"
-        samples = _of_columns(columns, _rollout_of(rollout) if rollout.is_file() else {})
+        samples = samples_of_columns(columns, _rollout_of(rollout) if rollout.is_file() else {})
     if seen is not None:
         samples = [seen.join(sample, int(content.get("rank") or 0)) for sample in samples]
-    yield from _samples.tables(samples, step, tally, source.name)
+    yield from shared.tables(samples, step, tally, source.name)
 
 
 @lru_cache(maxsize=1)  # every rank of a rollout asks
@@ -146,7 +147,7 @@ def _rollout_of(path: Path) -> dict[int, dict[str, Any]]:
         return {}
 
 
-def _of_columns(
+def samples_of_columns(
     columns: dict[str, Any], rollout: dict[int, dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """A dict per sample from columns, without those that do not hold one value per sample
@@ -176,13 +177,13 @@ def _of_columns(
                 None if index is None else position.get(foreign.whole_number(index))
             )
         raw = raw or [sample.get("reward") for sample in rollout.values()]
-    return _samples.with_raw_rewards(samples, raw)
+    return shared.with_raw_rewards(samples, raw)
 
 
 def _is_per_sample(name: str, values: Any, count: int) -> bool:
     if values is not None and hasattr(values, "__len__") and len(values) == count:
         return True
-    if values is not None and name in _samples.KINDS.keys() | set(_samples.NUMBERS):
+    if values is not None and name in shared.KINDS.keys() | set(shared.NUMBERS):
         raise ValueError(f"{name} has no value for some samples")
     return False
 
@@ -196,7 +197,7 @@ def _parquet_tables(source: Source, tally: Tally, _seen: Any) -> Iterator[pa.Tab
         samples = [
             dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)
         ]
-        yield from _samples.tables(samples, int(found[-1]) if found else 0, tally, source.name)
+        yield from shared.tables(samples, int(found[-1]) if found else 0, tally, source.name)
 
 
 def _arrays(table: pa.Table, name: str) -> list[np.ndarray | None]:
@@ -218,20 +219,20 @@ class _Losses:
         for source in sources:
             with torch_file.laid_out(source.path, TITLE):
                 content = torch_file.load(source.path)
-                for sample in _samples.samples_of(content, source):
+                for sample in shared.samples_of(content, source):
                     if sample.get("rollout_log_probs") is not None:
                         by_mu = self._found.setdefault(int(content["rank"]), {})
-                        by_mu.setdefault(_bits(sample["rollout_log_probs"]), []).append(sample)
+                        by_mu.setdefault(bits_of(sample["rollout_log_probs"]), []).append(sample)
 
     def join(self, sample: dict[str, Any], rank: int) -> dict[str, Any]:
         """The sample with the current log π, and the loss's old log π as recomputed unless it is
         μ itself.
         """
         mu = sample.get("rollout_log_probs")
-        equal = [] if mu is None else self._found.get(rank, {}).get(_bits(mu), [])
+        equal = [] if mu is None else self._found.get(rank, {}).get(bits_of(mu), [])
         loss = equal.pop(0) if equal else {}
         old = loss.get("old_log_probs")
-        if old is not None and _bits(old) == _bits(mu):
+        if old is not None and bits_of(old) == bits_of(mu):
             old = None  # --use-rollout-logprobs: "old" is the engine's
         old = sample.get("log_probs", old)
         from_loss = {
@@ -247,5 +248,5 @@ class _Losses:
         )
 
 
-def _bits(values: Any) -> bytes:
+def bits_of(values: Any) -> bytes:
     return foreign.flat_array(values, pa.float32()).tobytes()

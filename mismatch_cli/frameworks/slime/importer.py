@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from mismatch_cli.frameworks.importing import _samples, torch_file
+from mismatch_cli.frameworks.importing import samples as shared
+from mismatch_cli.frameworks.importing import torch_file
 from mismatch_cli.frameworks.importing.sources import Peek, Source
 from mismatch_cli.frameworks.importing.tally import Tally
 from mismatch_cli.trace import foreign
@@ -37,10 +38,10 @@ def recognises(peek: Peek) -> bool:
 def choose(sources: Sequence[Source], tally: Tally) -> list[Source]:
     """Of a folder, leave out evaluations, and rollout data where train data exists."""
     trained = [source for source in sources if not source.path.name.startswith("eval_")]
-    tally.leave_out(_samples.EVALUATION, len(sources) - len(trained))
+    tally.leave_out(shared.EVALUATION, len(sources) - len(trained))
     better = [source for source in trained if source.path.parent.name == "train_data"]
     if better:
-        tally.leave_out(_samples.SAME_SAMPLES, len(trained) - len(better))
+        tally.leave_out(shared.SAME_SAMPLES, len(trained) - len(better))
     return better or trained
 
 
@@ -50,10 +51,10 @@ def blocks(
     for source in sources:
         with torch_file.laid_out(source.path, TITLE):
             content = torch_file.load(source.path)
-            samples = _samples.with_raw_rewards(
-                _samples.samples_of(content, source), content.get("raw_reward")
+            samples = shared.with_raw_rewards(
+                shared.samples_of(content, source), content.get("raw_reward")
             )
             step = foreign.whole_number(content.get("rollout_id") or 0, np.int32)
-            for table in _samples.tables(samples, step, tally, source.name):
+            for table in shared.tables(samples, step, tally, source.name):
                 yield table, source.name
         advance(source.size)

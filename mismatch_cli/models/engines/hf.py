@@ -90,7 +90,7 @@ class HfEngine:
     def __init__(
         self, model: Any, settings: EngineSettings, batch_size: int, max_model_len: int | None
     ) -> None:
-        self._model = model
+        self.model = model
         self._stop_ids = _as_set(model.generation_config.eos_token_id) | _as_set(
             model.config.eos_token_id
         )
@@ -138,7 +138,7 @@ class HfEngine:
     def pass_over(self, token_ids: list[int]) -> AbstractContextManager[EnginePass]:
         from mismatch_cli.models.engines._hf_modules import pass_over
 
-        return pass_over(self._model, token_ids, self.settings.sampling)
+        return pass_over(self.model, token_ids, self.settings.sampling)
 
     def replay(
         self,
@@ -169,7 +169,7 @@ class HfEngine:
         check_known([response.response_ids for response in responses], self._vocabulary)
         logps = []
         for response in responses:
-            logps.append(read_at_once(self._model, response, self.settings.sampling))
+            logps.append(read_at_once(self.model, response, self.settings.sampling))
             on_finished(1)
         return logps
 
@@ -177,13 +177,13 @@ class HfEngine:
         from mismatch_cli.models.sharding import fill, whole_state
 
         weights = whole_state(model)
-        for name, own in self._model.state_dict().items():
+        for name, own in self.model.state_dict().items():
             fill(own, weights[name])  # one at a time: each may have to be gathered
 
     def weights(self, plain: Shapes | None = None) -> Iterator[tuple[str, torch.Tensor]]:  # noqa: ARG002
         from mismatch_cli.models.sharding import saved_by_layer
 
-        return saved_by_layer(self._model, state_below(self._model))
+        return saved_by_layer(self.model, state_below(self.model))
 
     def describe(self) -> dict[str, Any]:
         import transformers
@@ -192,23 +192,23 @@ class HfEngine:
             "engine": "hf",
             "version": transformers.__version__,
             "model": self.settings.model,
-            "architecture": type(self._model).__name__,
-            "dtype": str(self._model.dtype).removeprefix("torch."),
-            "kv_cache_dtype": str(self._model.dtype).removeprefix("torch."),
-            "attention_backend": self._model.config._attn_implementation,
-            **attention_facts(self._model),
-            **weights_facts(self._model.config),
+            "architecture": type(self.model).__name__,
+            "dtype": str(self.model.dtype).removeprefix("torch."),
+            "kv_cache_dtype": str(self.model.dtype).removeprefix("torch."),
+            "attention_backend": self.model.config._attn_implementation,
+            **attention_facts(self.model),
+            **weights_facts(self.model.config),
             "batch_size": self._batch_size,
             "max_model_len": self.max_model_len,
-            "device": self._model.device.type,
+            "device": self.model.device.type,
             "seed": self.settings.seed,
-            **_experts(self._model, self._routers is not None),
+            **_experts(self.model, self._routers is not None),
         }
 
     def close(self) -> None:
         import torch
 
-        del self._model
+        del self.model
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -248,9 +248,9 @@ class HfEngine:
         import torch
 
         longest = max(map(len, prompts))
-        input_ids, attention_mask = _left_pad(prompts, longest, self._model.device)
+        input_ids, attention_mask = _left_pad(prompts, longest, self.model.device)
         with torch.inference_mode():
-            sequences = self._model.generate(
+            sequences = self.model.generate(
                 input_ids,
                 attention_mask=attention_mask,
                 generation_config=config,
@@ -284,12 +284,12 @@ class HfEngine:
             # Fills rows that have ended; cut off later
             pad_token_id=min(self._stop_ids, default=0),
         )
-        self._model.generation_config = config
+        self.model.generation_config = config
         return config
 
     @property
     def _vocabulary(self) -> int:
-        return int(self._model.get_input_embeddings().num_embeddings)
+        return int(self.model.get_input_embeddings().num_embeddings)
 
     def _sampling(self, request: Request) -> SamplingSettings:
         return request.sampling or self.settings.sampling

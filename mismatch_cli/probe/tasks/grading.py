@@ -100,7 +100,7 @@ class MathVerify:
         pair = (stated, answer)
         if pair in self._known:
             return self._known[pair]
-        reply = self._compare(stated, answer)
+        reply = self.compare(stated, answer)
         if reply is None:
             self.timeouts += 1
             return 0.0
@@ -112,7 +112,7 @@ class MathVerify:
     def __exit__(self, *_: object) -> None:
         self.child.stop()
 
-    def _compare(self, stated: str, answer: str) -> float | None:
+    def compare(self, stated: str, answer: str) -> float | None:
         """None if it took too long, or two children died of it (one death may be the machine's
         fault).
         """

@@ -361,7 +361,7 @@ def _run(
 
     def on_step(record: dict[str, Any]) -> None:
         if resume and not view.records:
-            for earlier in _steps_before(folder, record["step"]):
+            for earlier in steps_before(folder, record["step"]):
                 view.add(earlier, earlier=True)
         view.add(record)
         trackers.follow(folder / METRICS)
@@ -431,7 +431,7 @@ def _say_start(
         progress.say(sentence)
 
 
-def _steps_before(folder: Path, step: int) -> list[dict[str, Any]]:
+def steps_before(folder: Path, step: int) -> list[dict[str, Any]]:
     """The recorded steps of the run that is resumed."""
     lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()
     return [record for record in map(json.loads, lines) if 0 < record["step"] < step]

@@ -12,36 +12,35 @@ import torch
 
 from mismatch_cli.base.places import bundled
 from mismatch_cli.frameworks import dialects
-from mismatch_cli.frameworks.dialects import Line, Reading
 from mismatch_cli.trace.reader import Trace
 from tests.frameworks.dialects.conftest import rows
 from tests.frameworks.dialects.padded import Padded, padded
-from tests.frameworks.dialects.theirs import THEIRS
+from tests.frameworks.dialects.theirs import THEIRS, Formula
 from tests.looped import looped
 
 Columns = dict[str, list[Any]]
 
 
-def three_policies(seed: int = 0, lengths: tuple[int, ...] = (5, 12, 1, 8, 30, 9)) -> Columns:
-    """μ, π′ and π of responses with tool turns in between, with positive, negative and zero
-    advantages, entropies and rewards.
-    """
-    random = np.random.default_rng(seed)
-    found: Columns = {
-        name: [] for name in ("logp_rollout", "logp_recomputed", "logp_trainer", "loss_mask")
+def response(random: np.random.Generator, number: int, length: int) -> dict[str, Any]:
+    """μ, π′ and π of a response with tool turns in between, and what belongs to it."""
+    mu = -random.exponential(1.5, length)
+    recomputed = np.minimum(mu + random.normal(0, 0.3, length), -1e-3)
+    return {
+        "logp_rollout": mu,
+        "logp_recomputed": recomputed,
+        "logp_trainer": np.minimum(recomputed + random.normal(0, 0.4, length), -1e-3),
+        "loss_mask": (np.arange(length) % 7 < 4) | (length < 6),
+        "advantage": np.full(length, (1.0, -1.0, 0.5, 0.0)[number % 4]),
+        "entropy_trainer": random.exponential(0.5, length),
+        "reward": float(number % 2),
     }
-    found |= {"advantage": [], "entropy_trainer": [], "reward": []}
-    for number, length in enumerate(lengths):
-        mu = -random.exponential(1.5, length)
-        recomputed = np.minimum(mu + random.normal(0, 0.3, length), -1e-3)
-        found["logp_rollout"].append(mu)
-        found["logp_recomputed"].append(recomputed)
-        found["logp_trainer"].append(np.minimum(recomputed + random.normal(0, 0.4, length), -1e-3))
-        found["loss_mask"].append((np.arange(length) % 7 < 4) | (length < 6))
-        found["advantage"].append(np.full(length, (1.0, -1.0, 0.5, 0.0)[number % 4]))
-        found["entropy_trainer"].append(random.exponential(0.5, length))
-        found["reward"].append(float(number % 2))
-    return found
+
+
+def three_policies(seed: int = 0, lengths: tuple[int, ...] = (5, 12, 1, 8, 30, 9)) -> Columns:
+    """Responses with positive, negative and zero advantages, entropies and rewards."""
+    random = np.random.default_rng(seed)
+    responses = [response(random, number, length) for number, length in enumerate(lengths)]
+    return {name: [its[name] for its in responses] for name in responses[0]}
 
 
 def _far(columns: Columns) -> None:
@@ -131,58 +130,43 @@ def trace_of(columns: Columns, write: Callable[..., Trace]) -> Trace:
     return write(rows(mu, **columns, version_trainer=[1] * len(mu)))
 
 
-def theirs_of(line: Line, framework: str, gap: Padded) -> float:
+def theirs_of(formula: Formula, gap: Padded) -> float:
     """The owner's value; if it is infinite or NaN, the value over tokens that π does not
-    exclude.
+    exclude, and NaN if there is none.
     """
-    formula = THEIRS[framework][line.name]
-    shown = float(formula(gap))
-    return shown if math.isfinite(shown) else float(formula(gap.in_support()))
+    try:
+        shown = float(formula(gap))
+        return shown if math.isfinite(shown) else float(formula(gap.in_support()))
+    except (RuntimeError, IndexError):  # torch: max of an empty tensor
+        return math.nan
 
 
-def has(gap: Padded | None, line: Line) -> bool:
-    """Whether the inputs of a line exist."""
-    columns = {
-        "advantage_T": "advantage",
-        "entropy_trainer_T": "entropy",
-        "reward_S": "reward",
-        "logp_recomputed_T": "recomputed",
-    }
-    return gap is not None and all(getattr(gap, columns[name]) is not None for name in line.needs)
+COLUMN_OF = {
+    "advantage_T": "advantage",
+    "entropy_trainer_T": "entropy",
+    "reward_S": "reward",
+    "logp_recomputed_T": "recomputed",
+}
 
 
 def check_all(trace: Trace, gaps: tuple[dict[str, Padded], ...], tolerance: float) -> None:
-    """Check every line of every framework."""
-    for framework, lines in dialects.readings([trace], dialects.names()).by_framework.items():
-        for reading in lines:
-            check(reading, framework, gaps, tolerance)
-
-
-def check(
-    reading: Reading, framework: str, gaps: tuple[dict[str, Padded], ...], tolerance: float
-) -> None:
-    """Check that the value is one of the owner's, in each batch's float type; it is missing only
-    if the owner's is.
+    """Check that every value is one of its owner's, in each batch's float type; it is missing
+    only if the owner's is.
     """
-    line = reading.line
-    if line.lacks or not has(gaps[0].get(line.compares), line):
-        assert reading.value is None and reading.why.startswith("not measured: needs"), line.name
-        return
-    try:
-        theirs = [theirs_of(line, framework, values[line.compares]) for values in gaps]
-    except (RuntimeError, IndexError):  # torch: max of an empty tensor
-        theirs = [math.nan]
-    if reading.value is None:
-        assert not any(map(math.isfinite, theirs[:1])), (line.name, theirs)
-        assert not reading.why.startswith("not measured"), line.name
-    else:
-        assert any(
-            reading.value == pytest.approx(expected, rel=tolerance, abs=1e-6) for expected in theirs
-        ), (
-            line.name,
-            reading.value,
-            theirs,
-        )
+    for framework, lines in dialects.readings([trace], dialects.names()).by_framework.items():
+        for value, why, line in ((reading.value, reading.why, reading.line) for reading in lines):
+            batches = [pairs[line.compares] for pairs in gaps if line.compares in pairs]
+            inputs = [getattr(gap, COLUMN_OF[name]) for gap in batches for name in line.needs]
+            if line.lacks or not batches or any(column is None for column in inputs):
+                assert value is None and why.startswith("not measured: needs"), line.name
+                continue
+            theirs = [theirs_of(THEIRS[framework][line.name], gap) for gap in batches]
+            if value is None:
+                assert not math.isfinite(theirs[0]), (line.name, theirs)
+                assert not why.startswith("not measured"), line.name
+            else:
+                near = [pytest.approx(expected, rel=tolerance, abs=1e-6) for expected in theirs]
+                assert value in near, (line.name, value, theirs)
 
 
 @looped("case", HOSTILE)

@@ -11,9 +11,6 @@ import pytest
 
 from mismatch_cli.base.places import bundled
 from mismatch_cli.frameworks import dialects
-from mismatch_cli.frameworks.dialects._line import ABS_RATIO_LESS_1, Moments
-from mismatch_cli.metrics.gaps import token_gaps
-from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import Trace
 from tests.frameworks.dialects.conftest import rows
 
@@ -102,12 +99,10 @@ def check_equal(found, expected):
 
 
 def test_tis_abs_by_tokens(write):
-    """slime with --calculate-per-token-loss: the same column, averaged over tokens."""
-    (batch,) = write(rows(MU, logp_trainer=PI)).batches()
-    moments = Moments()
-    for gaps in token_gaps(batch, PAIRS["mismatch"]):
-        moments.update(ABS_RATIO_LESS_1(gaps))
-    assert moments.mean == pytest.approx(0.614536, abs=1e-6)
+    """slime with --calculate-per-token-loss: the mean over tokens, here those of one response."""
+    trace = write(rows([MU[0] + MU[1]], logp_trainer=[PI[0] + PI[1]]))
+    found = measure([trace], ["slime"])["slime"]["train/tis_abs"]
+    assert found == pytest.approx(0.614536, abs=1e-6)
 
 
 def test_every_line_names_its_source():
@@ -127,7 +122,7 @@ def test_masked_tokens_do_not_count(write):
     """A tool token between two of the model's: masked, it changes no number."""
     gap = {
         "logp_trainer": [[-1.2, -9.0, -0.7], [-0.3, -0.3, -0.1]],
-        "loss_mask": [[1, 0, 1], [1, 1, 1]],
+        "loss_mask": [[True, False, True], [True] * 3],
     }
     masked = write(rows([[-1.0, 0.0, -0.5], [-0.2, -0.4, -0.1]], **gap), name="masked")
     plain = write(
@@ -143,7 +138,7 @@ def test_a_fully_masked_response(write):
     """verl gives it a perplexity of 1, slime 0, TRL a ratio of 1, NeMo-RL nothing; no token
     metric changes.
     """
-    mask = [[1, 1], [0, 0]]
+    mask = [[True, True], [False, False]]
     trace = write(
         rows(
             [[-1.0, -0.5], [-2.0, -2.0]], logp_trainer=[[-1.2, -0.7], [-3.0, -3.0]], loss_mask=mask
@@ -330,8 +325,7 @@ def test_shards_and_traces_are_one_measurement(write):
     }
     whole = write(rows(MU, **columns), name="whole")
     parts = [
-        rows(MU[i : i + 1], i, **{name: values[i : i + 1] for name, values in columns.items()})
-        for i in (0, 1)
+        {name: values[i : i + 1] for name, values in rows(MU, **columns).items()} for i in (0, 1)
     ]
     shards = write(*parts, name="shards")
     traces = [write(part, name=f"part-{i}") for i, part in enumerate(parts)]
@@ -349,9 +343,11 @@ def test_a_float32_trace_is_measured_too():
     assert found["open-instruct"]["debug/vllm_vs_local_logprob_diff_mean"] > 0
 
 
-def test_moments_of_far_values_keep_their_spread():
-    moments, values = Moments(), 1e6 + np.random.default_rng(0).normal(size=3000)
-    for part in np.array_split(values, 7):
-        moments.update(part)
-    assert math.sqrt(moments.squares / moments.count) == pytest.approx(values.std(), rel=1e-9)
-    assert (moments.least, moments.largest) == (values.min(), values.max())
+def test_far_values_keep_their_spread(write):
+    """Gaps near 64 nats in seven shards, exact in float32."""
+    gap = 64 + np.random.default_rng(0).integers(-9, 10, (7, 400)) * 2.0**-17
+    shards = [rows([[-1.0] * 400], logp_trainer=[-1 - row], prompt_id=[row[0]]) for row in gap]
+    found = measure([write(*shards)], ["skyrl"])["skyrl"]
+    name = "policy/rollout_train_logprobs_abs_diff_"
+    assert found[f"{name}std"] == pytest.approx(gap.std(ddof=1), rel=1e-9)
+    assert (found[f"{name}min"], found[f"{name}max"]) == (gap.min(), gap.max())

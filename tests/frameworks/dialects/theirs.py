@@ -29,6 +29,10 @@ def _k3(d: Tensor) -> Tensor:
     return d.exp() - d - 1
 
 
+def _safe_exp(d: Tensor) -> Tensor:
+    return d.clamp(-20, 20).exp()
+
+
 def _clipped(g: Padded, ratio: Tensor) -> Tensor:
     """Whether PPO uses the clipped loss, ε = 0.2."""
     return -g.advantage * ratio.clamp(0.8, 1.2) > -g.advantage * ratio
@@ -172,16 +176,16 @@ _MIS_ROWS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
         m, p - q, lambda d: d.clamp(-20, 20).exp().square().mean() - 1
     ),
     "chi2_seq": lambda p, q, m: _at(m, p - q, lambda d: (2 * d.sum().clamp(-20, 20)).exp() - 1),
-    "tis_weight_before_bound": lambda p, q, m: (p - q).clamp(-20, 20).exp(),
-    "tis_weight_after_bound": lambda p, q, m: (p - q).clamp(-20, 20).exp().clamp(0, 2),
-    "tis_truncate_fraction": lambda p, q, m: ((p - q).clamp(-20, 20).exp() > 2).double(),
-    "rs_mask_fraction_low": lambda p, q, m: ((p - q).clamp(-20, 20).exp() < 0.5).double(),
-    "rs_mask_fraction_high": lambda p, q, m: ((p - q).clamp(-20, 20).exp() > 2).double(),
+    "tis_weight_before_bound": lambda p, q, m: _safe_exp(p - q),
+    "tis_weight_after_bound": lambda p, q, m: _safe_exp(p - q).clamp(0, 2),
+    "tis_truncate_fraction": lambda p, q, m: (_safe_exp(p - q) > 2).double(),
+    "rs_mask_fraction_low": lambda p, q, m: (_safe_exp(p - q) < 0.5).double(),
+    "rs_mask_fraction_high": lambda p, q, m: (_safe_exp(p - q) > 2).double(),
     "rs_catastrophic_token_fraction": lambda p, q, m: ((p - q) < math.log(1e-4)).double(),
     "rs_catastrophic_seq_fraction": lambda p, q, m: _at(
         m, p - q, lambda d: (d < math.log(1e-4)).any().double()
     ),
-    "is_ratio_mean_after_tis_rs": lambda p, q, m: (p - q).clamp(-20, 20).exp().clamp(0, 2),
+    "is_ratio_mean_after_tis_rs": lambda p, q, m: _safe_exp(p - q).clamp(0, 2),
 }
 _MIS = {f"train/mis_{name}": _of_rows(value) for name, value in _MIS_ROWS.items()}
 _TIS = {
@@ -226,12 +230,12 @@ def _low_var_kl(p: Tensor, q: Tensor, _mask: Tensor) -> Tensor:
 
 
 def _miles_clipfrac(g: Padded) -> Tensor:
-    ratio = _finite(g.d).clamp(-20, 20).exp()
+    ratio = _safe_exp(_finite(g.d))
     return _row_means(_clipped(g, ratio).double(), g.mask).mean()
 
 
 def _ess_ratio(p: Tensor, q: Tensor, m: Tensor) -> Tensor:
-    w = torch.where(m, _finite(p - q).clamp(-20, 20).exp(), 0)
+    w = torch.where(m, _safe_exp(_finite(p - q)), 0)
     return (w.sum() ** 2 / (m.sum().clamp(min=1) * w.square().sum().clamp(min=1e-8))).expand_as(p)
 
 
@@ -356,10 +360,6 @@ def _phi_seq(g: Padded) -> Tensor:
 # SkyRL: off_policy_correction_utils.py and ppo_utils.py
 
 
-def _safe_exp(d: Tensor) -> Tensor:
-    return d.clamp(-20, 20).exp()
-
-
 def _any_share(outside: Callable[[Tensor], Tensor]) -> Formula:
     """Responses with a trained token outside."""
     return lambda g: (outside(_safe_exp(g.d)) & g.mask).any(-1).double().mean()
@@ -479,7 +479,7 @@ def _rho(g: Padded) -> Tensor:
 
 
 def _swift_weight(g: Padded) -> Tensor:
-    return g.d.clamp(-20, 20).exp().clamp(max=2)
+    return _safe_exp(g.d).clamp(max=2)
 
 
 def _swift_ess(g: Padded) -> Tensor:
@@ -515,28 +515,28 @@ THEIRS: dict[str, dict[str, Formula]] = {
             (_mean(g.d.square(), g.mask) - _mean(g.d.abs(), g.mask) ** 2).clamp(min=0).sqrt()
         ),
         f"{_WITHIN}_max": lambda g: (g.d.abs() * g.mask).max(),
-        "policy/is_ratio_mean": lambda g: _mean(g.d.clamp(-20, 20).exp(), g.mask),
-        "policy/is_ratio_max": lambda g: (g.d.clamp(-20, 20).exp() * g.mask).max(),
+        "policy/is_ratio_mean": lambda g: _mean(_safe_exp(g.d), g.mask),
+        "policy/is_ratio_max": lambda g: (_safe_exp(g.d) * g.mask).max(),
         **_SKYRL_CORRECTION,
     },
     "ms-swift": {
         f"{_SWIFT}kl": lambda g: _mean(-g.d, g.mask),
         f"{_SWIFT}k3_kl": lambda g: _mean(_k3(g.d.clamp(-20, 20)).clamp(-10, 10), g.mask),
         **perplexities(_SWIFT),
-        f"{_SWIFT}chi2_token": lambda g: _mean(g.d.clamp(-20, 20).exp().square(), g.mask) - 1,
+        f"{_SWIFT}chi2_token": lambda g: _mean(_safe_exp(g.d).square(), g.mask) - 1,
         f"{_SWIFT}chi2_seq": lambda g: (
             _row_means(g.d, g.mask).clamp(-20, 20).exp().square().mean() - 1
         ),
         f"{_SWIFT}is_weight_mean": lambda g: _mean(_swift_weight(g), g.mask),
         f"{_SWIFT}ess": _swift_ess,
-        f"{_SWIFT}clipped_frac": lambda g: _mean((g.d.clamp(-20, 20).exp() > 2).double(), g.mask),
+        f"{_SWIFT}clipped_frac": lambda g: _mean((_safe_exp(g.d) > 2).double(), g.mask),
         **_CLIPPED,
     },
     "openrlhf": {
         "vllm_kl": lambda g: _mean(-g.d, g.mask),
         "is_filter_ratio": lambda g: _mean((~((g.r >= 0.5) & (g.r <= 5))).double(), g.mask),
         "ppo_kl": lambda g: _mean(-g.d, g.mask),
-        "ppo_clip_ratio": lambda g: _mean(_clipped(g, g.d.clamp(-20, 20).exp()).double(), g.mask),
+        "ppo_clip_ratio": lambda g: _mean(_clipped(g, _safe_exp(g.d)).double(), g.mask),
     },
     "areal": {
         **_three("logp_diff", lambda g: g.q - g.p),

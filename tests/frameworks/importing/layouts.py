@@ -5,10 +5,10 @@ import wrote.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,9 @@ from mismatch_cli.frameworks.importing.driver import Import, import_dump
 from mismatch_cli.trace.reader import Trace
 
 Row = dict[str, Any]
+SILENT: Any = SimpleNamespace(
+    say=lambda _: None, counting=lambda *_, **__: nullcontext(lambda _: None)
+)
 
 
 def real_rows(count: int, step: int = 0) -> list[Row]:
@@ -30,39 +33,67 @@ def real_rows(count: int, step: int = 0) -> list[Row]:
     return [row | {"step": step} for row in table.slice(0, count).to_pylist()]
 
 
-class Silent:
-    """Progress that shows nothing."""
-
-    def say(self, message: str) -> None: ...
-
-    def counting(
-        self, phase: str, total: int, unit: str
-    ) -> AbstractContextManager[Callable[[int], None]]:
-        return nullcontext(lambda count: None)
+def whole(folder: Path) -> pa.Table:
+    """The rows of a trace."""
+    return pa.concat_tables(Trace.open(folder).tables(), promote_options="default")
 
 
 def imported(*paths: Path, into: Path, **more: Any) -> tuple[pa.Table, dict[str, Any]]:
     """The rows of the trace that an import writes, and what its manifest says."""
     into.mkdir(exist_ok=True)
-    import_dump(replace(Import(paths), **more), into, Silent())
-    trace = Trace.open(into)
-    return pa.concat_tables(trace.tables(), promote_options="default"), trace.manifest["imported"]
+    import_dump(Import(paths, **more), into, SILENT)
+    return whole(into), Trace.open(into).manifest["imported"]
 
 
 def same_bits(table: pa.Table, name: str, expected: Iterable[Any]) -> bool:
     """Whether a list column holds these values, in float32 or integers, bit for bit."""
     kind = table.schema.field(name).type.value_type.to_pandas_dtype()
-    found = [
-        None if row is None else np.array(row, kind).tobytes()
-        for row in table.column(name).to_pylist()
-    ]
-    return found == [None if row is None else np.array(row, kind).tobytes() for row in expected]
+
+    def bits(lists: Iterable[Any]) -> list[bytes | None]:
+        return [None if values is None else np.array(values, kind).tobytes() for values in lists]
+
+    return bits(table.column(name).to_pylist()) == bits(expected)
+
+
+def assert_holds(table: pa.Table, rows: list[Row], *names: str, **theirs: str) -> None:
+    """Assert that list columns are those of `rows`, bit for bit; `theirs` are called differently
+    in the rows.
+    """
+    for name, its in (dict(zip(names, names, strict=True)) | theirs).items():
+        assert same_bits(table, name, column(rows, its)), name
+
+
+def column(rows: list[Row], name: str) -> list[Any]:
+    return [row[name] for row in rows]
+
+
+def ones(lists: Iterable[list[Any]]) -> list[list[int]]:
+    return [[1] * len(values) for values in lists]
+
+
+def padded(lists: list[list[Any]], fill: float = 0, *, left: bool = False) -> list[list[Any]]:
+    """Lists of one length, two more than the longest has."""
+    width = max(map(len, lists)) + 2
+    pads = [[fill] * (width - len(values)) for values in lists]
+    pairs = zip(pads, lists, strict=True)
+    return [pad + values if left else values + pad for pad, values in pairs]
 
 
 def write_lines(path: Path, records: Iterable[Row]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return path
+
+
+def write_records(path: Path, records: list[Row], **more: Any) -> Path:
+    """By the suffix: lines, a Parquet file, or a rollout of slime with `more` beside its
+    samples.
+    """
+    if path.suffix == ".pt":
+        return save(path, {"rollout_id": 0, "samples": records} | more)
+    if path.suffix == ".parquet":
+        return write_parquet(path, pa.Table.from_struct_array(pa.array(records)))
+    return write_lines(path, records)
 
 
 def prime_rl(folder: Path, rows: list[Row], rank: int = 0) -> Path:
@@ -72,35 +103,38 @@ def prime_rl(folder: Path, rows: list[Row], rank: int = 0) -> Path:
     )
 
 
-def nemo_record(row: Row, index: int, width: int, *, pad: int = 0) -> Row:
+def nemo_record(row: Row, index: int, width: int = 400) -> Row:
     """One line as `log_batched_dict_as_jsonl` writes it: every value in a list of one,
     right-padded.
     """
     prompt, response = row["prompt_ids"], row["response_ids"]
     size = len(prompt) + len(response)
-    padding, before = [pad] * (width - size), [0.0] * len(prompt)
-    fill = [0.0] * len(padding)
+
+    def padded(values: list[Any], filler: float) -> list[Any]:
+        before, after = [filler] * (size - len(values)), [filler] * (width - size)
+        return [before + values + after]
+
     return {
         "content": ["text"],
         "rewards": [row["reward"]],
         "input_lengths": [size],
-        "token_ids": [prompt + response + padding],
-        "token_loss_mask": [
-            [0] * len(prompt) + [int(m) for m in row["loss_mask"]] + [0] * len(padding)
-        ],
+        "token_ids": padded(prompt + response, 0),
+        "token_loss_mask": padded([int(m) for m in row["loss_mask"]], 0),
         "sample_loss_mask": [1.0],
         "advantages": [[row["advantage"][0]] * width],
-        "generation_logprobs": [before + row["logp_rollout"] + fill],
-        "prev_logprobs": [before + row["logp_recomputed"] + fill],
+        "generation_logprobs": padded(row["logp_rollout"], 0.0),
+        "prev_logprobs": padded(row["logp_recomputed"], 0.0),
         "idx": index,
     }
 
 
-def nemo_rl(
-    path: Path, rows: list[Row], change: Callable[[Row], Row] = lambda record: record
-) -> Path:
+def nemo_records(rows: list[Row]) -> list[Row]:
     width = max(len(row["prompt_ids"]) + len(row["response_ids"]) for row in rows) + 3
-    return write_lines(path, [change(nemo_record(row, i, width)) for i, row in enumerate(rows)])
+    return [nemo_record(row, i, width) for i, row in enumerate(rows)]
+
+
+def nemo_rl(path: Path, rows: list[Row]) -> Path:
+    return write_lines(path, nemo_records(rows))
 
 
 def slime_sample(row: Row, index: int) -> Row:
@@ -125,47 +159,43 @@ def slime_sample(row: Row, index: int) -> Row:
     }
 
 
+def slime_samples(rows: list[Row]) -> list[Row]:
+    return [slime_sample(row, i) for i, row in enumerate(rows)]
+
+
 def slime_columns(rows: list[Row]) -> Row:
     """The trainer's columns of a rank: plural names, tensors, one entry per sample."""
-    tensors = {
-        "rollout_log_probs": "logp_rollout",
-        "log_probs": "logp_recomputed",
-        "advantages": "advantage",
-    }
+
+    def tensors(name: str) -> list[torch.Tensor]:
+        return list(map(torch.tensor, column(rows, name)))
+
+    tokens = [torch.tensor(row["prompt_ids"] + row["response_ids"]) for row in rows]
     return {
-        "tokens": [torch.tensor(row["prompt_ids"] + row["response_ids"]) for row in rows],
+        "tokens": tokens,
         "response_lengths": [len(row["response_ids"]) for row in rows],
-        "total_lengths": [len(row["prompt_ids"] + row["response_ids"]) for row in rows],
-        "rewards": [0.5 for _ in rows],
+        "total_lengths": list(map(len, tokens)),
+        "rewards": [0.5] * len(rows),
         "truncated": [int(row["finish_reason"] == "length") for row in rows],
-        "loss_masks": [torch.tensor([int(m) for m in row["loss_mask"]]) for row in rows],
+        "loss_masks": [mask.long() for mask in tensors("loss_mask")],
         "sample_indices": list(range(len(rows))),
         "num_microbatches": [1],
         "micro_batch_indices": [[[0, 1]]],
-        **{name: [torch.tensor(row[column]) for row in rows] for name, column in tensors.items()},
+        "rollout_log_probs": tensors("logp_rollout"),
+        "log_probs": tensors("logp_recomputed"),
+        "advantages": tensors("advantage"),
     }
 
 
 def slime_train(path: Path, rows: list[Row], rollout_id: int = 0) -> Path:
     """Format 2: a dict per sample, in the order of the rollout (`rollout_position`)."""
     columns = {name: values for name, values in slime_columns(rows).items() if "micro" not in name}
-    names = {"sample_indices": "sample_index"}
+    columns["sample_index"] = columns.pop("sample_indices")
+    columns |= {"rollout_position": range(len(rows)), "data_parallel_rank": [0] * len(rows)}
     samples = [
-        {names.get(name, name): values[i] for name, values in columns.items()}
-        for i in range(len(rows))
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
     ]
-    samples = [
-        sample | {"rollout_position": i, "data_parallel_rank": 0}
-        for i, sample in enumerate(samples)
-    ]
-    content = {
-        "format_version": 2,
-        "rollout_id": rollout_id,
-        "rank": 0,
-        "samples": samples,
-        "dp_shards": [],
-    }
-    return save(path, content | {"raw_reward": [row["reward"] for row in rows]})
+    about = {"format_version": 2, "rollout_id": rollout_id, "rank": 0, "dp_shards": []}
+    return save(path, about | {"samples": samples, "raw_reward": column(rows, "reward")})
 
 
 def open_instruct_record(row: Row, index: int) -> Row:

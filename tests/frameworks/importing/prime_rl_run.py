@@ -16,34 +16,19 @@ _FRAME = 700  # bytes of content, so that lines span frames
 _SKIPPED, _MAGIC = 0x184D2A5E, 0x8F92EAB1
 
 
-def rounded(values: Sequence[float]) -> list[float]:
-    return [round(value, 4) for value in values]
+def node(role: str, token_ids: list[int], logprobs: Sequence[float] = (), **more: Any) -> Row:
+    """A message, sampled if it has log-probs."""
+    mask = [bool(logprobs)] * len(token_ids)
+    columns = {"token_ids": token_ids, "mask": mask, "logprobs": [*logprobs]}
+    return {"message": {"role": role, "content": "1 + 1?"}} | columns | more
 
 
-def trace_of(row: Row, name: str) -> dict[str, Any]:
+def trace_of(row: Row, name: str) -> Row:
     """A conversation of one turn, whose second branch ends at a message that nobody sampled."""
     nodes = [
-        {
-            "message": {"role": "user", "content": "1 + 1?"},
-            "token_ids": row["prompt_ids"],
-            "mask": [False] * len(row["prompt_ids"]),
-            "logprobs": [],
-        },
-        {
-            "parent": 0,
-            "message": {"role": "assistant", "content": "2"},
-            "sampled": True,
-            "token_ids": row["response_ids"],
-            "mask": [True] * len(row["response_ids"]),
-            "logprobs": rounded(row["logp_rollout"]),
-        },
-        {
-            "parent": 0,
-            "message": {"role": "user", "content": "?"},
-            "token_ids": [5, 6],
-            "mask": [False, False],
-            "logprobs": [],
-        },
+        node("user", row["prompt_ids"]),
+        node("assistant", row["response_ids"], row["logp_rollout"], parent=0, sampled=True),
+        node("user", [5, 6], parent=0),
     ]
     return {
         "version": 3,
@@ -56,7 +41,7 @@ def trace_of(row: Row, name: str) -> dict[str, Any]:
     }
 
 
-def episode_of(row: Row, name: str) -> dict[str, Any]:
+def episode_of(row: Row, name: str) -> Row:
     return {
         "id": f"e{name}",
         "env": {"id": "math"},
@@ -67,25 +52,30 @@ def episode_of(row: Row, name: str) -> dict[str, Any]:
     }
 
 
-def shipped(row: Row, name: str) -> dict[str, Any]:
+def annotation(row: Row, name: str, before: float | None, info: Row, **columns: Any) -> Row:
+    """Columns of the response, with `before` at each token of the prompt."""
+    prompt = [before] * len(row["prompt_ids"])
+    branch = {"index": 0} | {its: prompt + values for its, values in columns.items()}
+    return {"version": 1, "trace_id": name, "info": info, "branches": [branch]}
+
+
+def shipped(row: Row, name: str) -> Row:
     """The orchestrator's annotation: the step that a trace is trained in, and its credit."""
-    before = [0.0] * len(row["prompt_ids"])
-    advantages = before + rounded(row["advantage"])
     info = {"effective": True, "ship": {"step": row["step"], "time": 2.0}}
-    branches = [{"index": 0, "advantages": advantages}]
-    return {"version": 1, "trace_id": name, "info": info, "branches": branches}
+    return annotation(row, name, 0.0, info, advantages=row["advantage"])
 
 
-def trained(row: Row, name: str) -> dict[str, Any]:
+def trained(row: Row, name: str) -> Row:
     """The trainer's annotation: null outside the loss."""
-    before = [None] * len(row["prompt_ids"])
-    streams = {
-        "trainer_logprobs": before + rounded(row["logp_trainer"]),
-        "entropies": before + rounded(row["entropy_trainer"]),
-        "is_masked": [*before, *[False] * len(row["response_ids"])],
-    }
-    branches = [{"index": 0, **streams}]
-    return {"version": 1, "trace_id": name, "info": {}, "branches": branches}
+    return annotation(
+        row,
+        name,
+        None,
+        {},
+        trainer_logprobs=row["logp_trainer"],
+        entropies=row["entropy_trainer"],
+        is_masked=[False] * len(row["response_ids"]),
+    )
 
 
 class Run:
@@ -98,13 +88,12 @@ class Run:
 
     def write(self, rows: Sequence[Row], first: int = 0) -> None:
         """Episodes, then what the orchestrator and the trainer add to them."""
-        names = [f"t{first + number}" for number in range(len(rows))]
-        pairs = list(zip(rows, names, strict=True))
-        self.append("stream", [episode_of(*pair) for pair in pairs])
-        self.append("annotations/orchestrator", [shipped(*pair) for pair in pairs])
-        self.append("annotations/trainer", [trained(*pair) for pair in pairs])
+        for number, row in enumerate(rows, first):
+            self.append("stream", [episode_of(row, f"t{number}")])
+            self.append("annotations/orchestrator", [shipped(row, f"t{number}")])
+            self.append("annotations/trainer", [trained(row, f"t{number}")])
 
-    def append(self, stream: str, records: Sequence[dict[str, Any]]) -> None:
+    def append(self, stream: str, records: Sequence[Row]) -> None:
         folder = self.traces / stream
         folder.mkdir(parents=True, exist_ok=True)
         index = folder.with_name(f"{folder.name}.index.jsonl")

@@ -11,20 +11,23 @@ from tests.frameworks.importing.layouts import Row
 Record = dict[str, Any]
 
 
-def _zeros(row: Row) -> list[float]:
-    return [0.0] * len(row["prompt_ids"])
+def whole(row: Row, values: list[Any], filler: float = 0.0) -> list[Any]:
+    """Values of the response, after one for each token of the prompt."""
+    return [filler] * len(row["prompt_ids"]) + values
+
+
+def ones(row: Row) -> list[int]:
+    return [1] * len(row["response_ids"])
 
 
 def atropos(rows: list[Row]) -> Record:
     """A `ScoredDataGroup`: whole sequences, labels of −100 and log-probs of 1.0 at the prompt."""
     return {
         "tokens": [row["prompt_ids"] + row["response_ids"] for row in rows],
-        "masks": [[-100] * len(row["prompt_ids"]) + row["response_ids"] for row in rows],
+        "masks": [whole(row, row["response_ids"], -100) for row in rows],
         "scores": [row["reward"] for row in rows],
         "advantages": None,
-        "inference_logprobs": [
-            [1.0] * len(row["prompt_ids"]) + row["logp_rollout"] for row in rows
-        ],
+        "inference_logprobs": [whole(row, row["logp_rollout"], 1.0) for row in rows],
         "messages": None,
         "group_overrides": {},
     }
@@ -32,9 +35,9 @@ def atropos(rows: list[Row]) -> Record:
 
 def sglang(row: Row) -> Record:
     """An answer of `/generate`: a log-prob, an id and a text for each token."""
-    triples = zip(row["logp_rollout"], row["response_ids"], strict=True)
-    before = [[None, row["prompt_ids"][0], None]]
-    before += [[-1.5, token, None] for token in row["prompt_ids"][1:]]
+    before = [[-1.5, token, None] for token in row["prompt_ids"]]
+    before[0][0] = None
+    pairs = zip(row["logp_rollout"], row["response_ids"], strict=True)
     return {
         "text": "so",
         "output_ids": row["response_ids"],
@@ -43,33 +46,29 @@ def sglang(row: Row) -> Record:
             "finish_reason": {"type": "stop", "matched": 2},
             "prompt_tokens": len(row["prompt_ids"]),
             "input_token_logprobs": before,
-            "output_token_logprobs": [[logp, token, None] for logp, token in triples],
+            "output_token_logprobs": [[*pair, None] for pair in pairs],
         },
     }
 
 
 def vllm_chat(rows: list[Row]) -> Record:
     """A chat completion of vLLM with `return_token_ids`: the choices of one prompt."""
-    return {
-        "object": "chat.completion",
-        "prompt_token_ids": rows[0]["prompt_ids"],
-        "choices": [
-            {
-                "index": number,
-                "token_ids": row["response_ids"],
-                "finish_reason": row["finish_reason"],
-                "logprobs": {
-                    "content": [
-                        {"token": f"token_id:{token}", "logprob": logp, "top_logprobs": []}
-                        for token, logp in zip(
-                            row["response_ids"], row["logp_rollout"], strict=True
-                        )
-                    ]
-                },
-            }
-            for number, row in enumerate(rows)
-        ],
-    }
+    choices = [
+        {
+            "index": number,
+            "token_ids": row["response_ids"],
+            "finish_reason": row["finish_reason"],
+            "logprobs": {
+                "content": [
+                    {"token": "so", "logprob": logp, "top_logprobs": [{"logprob": 0.0}]}
+                    for logp in row["logp_rollout"]
+                ]
+            },
+        }
+        for number, row in enumerate(rows)
+    ]
+    prompt = rows[0]["prompt_ids"]
+    return {"object": "chat.completion", "prompt_token_ids": prompt, "choices": choices}
 
 
 def harbor(rows: list[Row]) -> Record:
@@ -84,51 +83,47 @@ def harbor(rows: list[Row]) -> Record:
 
 def verifiers(rows: list[Row]) -> Record:
     """A state with its trajectory: a step for each model call."""
-    return {
-        "example_id": 0,
-        "reward": 1.0,
-        "trajectory": [
-            {
-                "prompt": [{"role": "user", "content": "1 + 1?"}],
-                "tokens": {
-                    "prompt_ids": row["prompt_ids"],
-                    "prompt_mask": [0] * len(row["prompt_ids"]),
-                    "completion_ids": row["response_ids"],
-                    "completion_mask": [1] * len(row["response_ids"]),
-                    "completion_logprobs": row["logp_rollout"],
-                    "is_truncated": False,
-                },
-                "reward": None,
-            }
-            for row in rows
-        ],
-    }
+    steps = [
+        {
+            "prompt_ids": row["prompt_ids"],
+            "prompt_mask": [0] * len(row["prompt_ids"]),
+            "completion_ids": row["response_ids"],
+            "completion_mask": ones(row),
+            "completion_logprobs": row["logp_rollout"],
+            "is_truncated": False,
+        }
+        for row in rows
+    ]
+    messages = [{"role": "user", "content": "1 + 1?"}]
+    trajectory = [{"prompt": messages, "tokens": tokens, "reward": None} for tokens in steps]
+    return {"example_id": 0, "reward": 1.0, "trajectory": trajectory}
 
 
 def tinker(row: Row, *, mask: bool = False) -> Record:
     """A `Datum`: the inputs, and what each position of them predicts."""
-    sequence, before = row["prompt_ids"] + row["response_ids"], _zeros(row)[1:]
+    sequence = row["prompt_ids"] + row["response_ids"]
     data = {
-        "target_tokens": sequence[1:],
-        "logprobs": before + row["logp_rollout"],
-        "advantages": before + [0.5] * len(row["response_ids"]),
+        "target_tokens": sequence,
+        "logprobs": whole(row, row["logp_rollout"]),
+        "advantages": whole(row, [0.5] * len(row["response_ids"])),
     }
     if mask:
-        data["mask"] = before + [1.0] * len(row["response_ids"])
-    inputs = {name: {"data": values, "shape": [len(values)]} for name, values in data.items()}
+        data["mask"] = whole(row, [1.0] * len(row["response_ids"]))
+    predicted = {name: values[1:] for name, values in data.items()}
+    inputs = {name: {"data": it, "shape": [len(it)]} for name, it in predicted.items()}
     chunk = {"type": "encoded_text", "tokens": sequence[:-1]}
     return {"model_input": {"chunks": [chunk]}, "loss_fn_inputs": inputs}
 
 
 def shifted(row: Row) -> Record:
     """Inputs and targets of a training step, with both sides' log-probs of the targets."""
-    sequence, before = row["prompt_ids"] + row["response_ids"], _zeros(row)[1:]
+    sequence = row["prompt_ids"] + row["response_ids"]
     return {
         "input_ids": sequence[:-1],
         "target_ids": sequence[1:],
-        "loss_mask": [0] * len(before) + [1] * len(row["response_ids"]),
-        "inference_logprobs": before + row["logp_rollout"],
-        "trainer_logprobs": before + row["logp_trainer"],
+        "loss_mask": whole(row, ones(row), 0)[1:],
+        "inference_logprobs": whole(row, row["logp_rollout"])[1:],
+        "trainer_logprobs": whole(row, row["logp_trainer"])[1:],
     }
 
 
@@ -145,7 +140,7 @@ def document(row: Row) -> Record:
         "prompt_id": "prompt-001",
         "rollout_logprobs": row["logp_rollout"],
         "trainer_logprobs": row["logp_trainer"],
-        "mask": [1] * len(row["response_ids"]),
+        "mask": ones(row),
         "notes": ["synthetic"],
     }
 
@@ -155,7 +150,7 @@ def agent_loop(row: Row) -> Record:
     return {
         "prompt_ids": row["prompt_ids"],
         "response_ids": row["response_ids"],
-        "response_mask": [1] * len(row["response_ids"]),
+        "response_mask": ones(row),
         "response_logprobs": row["logp_rollout"],
         "num_turns": 2,
     }

@@ -29,29 +29,21 @@ def sample(length: int) -> dict:
     return {"tokens": ids, "response_length": length - 1, "rollout_log_probs": logp}
 
 
-def write_saved(path, content) -> None:
-    torch.save({"rollout_id": 0, "samples": content}, path)
-
-
 def write_packed(path) -> None:
-    sink = io.BytesIO()
-    torch.save(
-        {"rollout_id": 0, "samples": [{"tokens": torch.zeros(10**6, dtype=torch.int64)}]}, sink
-    )
-    with (
-        zipfile.ZipFile(sink) as source,
-        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as target,
-    ):
-        for name in source.namelist():
-            target.writestr(name, source.read(name))
+    layouts.write_records(path, [{"tokens": torch.zeros(10**6, dtype=torch.int64)}])
+    with zipfile.ZipFile(path) as saved:
+        contents = {name: saved.read(name) for name in saved.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, content in contents.items():
+            packed.writestr(name, content)
 
 
 BOMBS = {
     "ids.parquet": lambda path: pq.write_table(responses(200, 10**5), path, compression="zstd"),
     "row.parquet": lambda path: pq.write_table(responses(1, 2 * 10**7), path, compression="zstd"),
     "rows.parquet": lambda path: pq.write_table(responses(10**6, 1), path, compression="zstd"),
-    "expanded.pt": lambda path: write_saved(path, [sample(10**7)]),
-    "repeated.pt": lambda path: write_saved(path, [sample(10**5)] * 200),
+    "expanded.pt": lambda path: layouts.write_records(path, [sample(10**7)]),
+    "repeated.pt": lambda path: layouts.write_records(path, [sample(10**5)] * 200),
     "packed.pt": write_packed,
     "strangers.parquet": lambda path: pq.write_table(
         responses(1, 2 * 10**7).rename_columns(["mine", "yours", "others"]),

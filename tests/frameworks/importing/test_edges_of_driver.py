@@ -35,4 +35,4 @@ def test_tables_are_joined_until_they_have_two_million_tokens():
     tokens = pa.array(np.zeros(2**20, dtype=np.int8))
     response = pa.ListArray.from_arrays(pa.array([0, 2**20], pa.int32()), tokens)
     table = pa.table({"response_ids": response})
-    assert [shard.num_rows for shard in _driver._shards(iter([table] * 3))] == [2, 1]
+    assert [shard.num_rows for shard in _driver.joined_shards(iter([table] * 3))] == [2, 1]

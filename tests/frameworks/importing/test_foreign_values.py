@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,21 +15,24 @@ import torch
 
 from lab.makers.make_dump import export_record
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.frameworks.importing._samples import NO_NUMBER
 from mismatch_cli.frameworks.importing.rows import NO_REWARD, STRANGE_IDS
+from mismatch_cli.frameworks.importing.samples import NO_NUMBER
 from mismatch_cli.trace import foreign
 from tests.frameworks.importing.layouts import (
     Row,
+    column,
     imported,
     nemo_record,
     open_instruct_record,
     plain_record,
     real_rows,
-    save,
     slime_sample,
+    slime_samples,
     write_lines,
     write_parquet,
+    write_records,
 )
+from tests.frameworks.importing.test_nemo_rl import unwrapped
 
 NAN = float("nan")
 NO_ID = (3.7, -1, "5", True, NAN, 2**40, 2**70, -(2**31), [1], {"a": 1})
@@ -38,16 +40,12 @@ NO_LOGP = ("-0.5", True, False, [1.0], {}, -1e300)
 NO_FLAG = (2, 0.5, -1, "1", NAN)
 
 
-def jsonl(path: Path, records: list[Row]) -> Path:
-    return write_lines(path.with_suffix(".jsonl"), records)
-
-
-def pt(path: Path, records: list[Row]) -> Path:
-    return save(path.with_suffix(".pt"), {"rollout_id": 0, "samples": records})
-
-
-def plain(row: Row, _index: int) -> Row:
+def plain(row: Row, _index: int = 0) -> Row:
     return plain_record(row) | {"loss_mask": [1] * len(row["response_ids"]), "reward": 1.0}
+
+
+def plain_records(count: int) -> list[Row]:
+    return list(map(plain, real_rows(count)))
 
 
 def prime(row: Row, index: int) -> Row:
@@ -55,23 +53,22 @@ def prime(row: Row, index: int) -> Row:
 
 
 def nemo(row: Row, index: int) -> Row:
-    """Unwrapped values, which are read too."""
-    record = nemo_record(row, index, len(row["prompt_ids"]) + len(row["response_ids"]))
-    return {key: value[0] if isinstance(value, list) else value for key, value in record.items()}
+    """Without padding, and with unwrapped values, which are read too."""
+    return unwrapped(nemo_record(row, index, len(row["prompt_ids"]) + len(row["response_ids"])))
 
 
-FORMATS: dict[str, tuple[Callable[..., Path], Callable[[Row, int], Row], str, str, str]] = {
-    "plain": (jsonl, plain, "response_ids", "logp_rollout", "loss_mask"),
-    "prime-rl": (jsonl, prime, "token_ids", "inference_logprobs", "loss_mask"),
-    "nemo-rl": (jsonl, nemo, "token_ids", "generation_logprobs", "token_loss_mask"),
-    "open-instruct": (jsonl, open_instruct_record, "response_tokens", "logprobs", ""),
-    "slime": (pt, slime_sample, "tokens", "rollout_log_probs", "loss_mask"),
+FORMATS: dict[str, tuple[str, Callable[[Row, int], Row], str, str, str]] = {
+    "plain": ("jsonl", plain, "response_ids", "logp_rollout", "loss_mask"),
+    "prime-rl": ("jsonl", prime, "token_ids", "inference_logprobs", "loss_mask"),
+    "nemo-rl": ("jsonl", nemo, "token_ids", "generation_logprobs", "token_loss_mask"),
+    "open-instruct": ("jsonl", open_instruct_record, "response_tokens", "logprobs", ""),
+    "slime": ("pt", slime_sample, "tokens", "rollout_log_probs", "loss_mask"),
 }
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_invalid_values_are_left_out_and_counted(tmp_path, name):
-    write, record, *keys = FORMATS[name]
+    suffix, record, *keys = FORMATS[name]
     rows = real_rows(3)
     expected = [row["response_ids"] for row in (rows[0], rows[2])]
     for key, values in zip(keys, (NO_ID, NO_LOGP, NO_FLAG), strict=True):
@@ -80,18 +77,17 @@ def test_invalid_values_are_left_out_and_counted(tmp_path, name):
             # Most formats join prompt and response: this is in the response
             records[1][key][-2] = value
             folder = tmp_path / f"{key}-{number}"
-            table, about = imported(
-                write(folder / "d_step1", records), into=folder / "trace", format=name
-            )
+            path = write_records(folder / f"d_step1.{suffix}", records)
+            table, about = imported(path, into=folder / "trace", format=name)
             assert table.column("response_ids").to_pylist() == expected, (key, value)
             assert sum(about["left_out"].values()) == 1, (key, value, about["left_out"])
 
 
 def test_whole_numbers_are_ids_however_they_are_written(tmp_path):
-    records = [plain(row, i) for i, row in enumerate(real_rows(2))]
+    records = plain_records(2)
     records[0]["response_ids"] = [float(i) for i in records[0]["response_ids"]]
     records[1]["loss_mask"] = [1.0] * len(records[1]["response_ids"])
-    table, about = imported(jsonl(tmp_path / "d", records), into=tmp_path / "trace")
+    table, about = imported(write_lines(tmp_path / "d.jsonl", records), into=tmp_path / "trace")
     assert table.num_rows == 2 and not about["left_out"]
 
 
@@ -103,112 +99,109 @@ def test_numbers_of_rows_are_not_truncated(tmp_path):
         ("version_rollout", True),
     ):
         records = [
-            plain(row, i) | {"prompt_id": 1, "sample_index": i}
-            for i, row in enumerate(real_rows(2))
+            record | {"prompt_id": 1, "sample_index": i}
+            for i, record in enumerate(plain_records(2))
         ]
         records[1][key] = value
         folder = tmp_path / key
-        table, about = imported(jsonl(folder / "d", records), into=folder / "trace")
+        table, about = imported(write_lines(folder / "d.jsonl", records), into=folder / "trace")
         assert table.num_rows == 1 and sum(about["left_out"].values()) == 1, key
     sample = slime_sample(real_rows(1)[0], 0)
     for key, value in (("response_length", 3.7), ("index", "0"), ("response_length", True)):
         folder = tmp_path / f"pt-{key}-{value}"
         samples = [slime_sample(real_rows(1)[0], 1), sample | {key: value}]
-        table, _ = imported(pt(folder / "0", samples), into=folder / "trace")
+        table, _ = imported(write_records(folder / "0.pt", samples), into=folder / "trace")
         assert table.num_rows == 1, key
 
 
 @pytest.mark.parametrize(
-    ("name", "column", "kind", "bad", "kept"),
+    ("name", "bad", "kind"),
     [
-        ("response_ids", 3.7, pa.float64(), 1, 2),
-        ("response_ids", -1, pa.int64(), 1, 2),
-        ("response_ids", 2**40, pa.int64(), 1, 2),
-        ("response_ids", NAN, pa.float32(), 1, 2),
-        ("loss_mask", 0.5, pa.float64(), 1, 2),
-        ("loss_mask", 2, pa.int8(), 1, 2),
+        ("response_ids", 3.7, pa.float64()),
+        ("response_ids", -1, pa.int64()),
+        ("response_ids", 2**40, pa.int64()),
+        ("response_ids", NAN, pa.float32()),
+        ("loss_mask", 0.5, pa.float64()),
+        ("loss_mask", 2, pa.int8()),
     ],
 )
-def test_a_parquet_loses_the_rows_that_hold_one(tmp_path, name, column, kind, bad, kept):
-    records = [plain(row, i) for i, row in enumerate(real_rows(3))]
-    columns = {
-        key: pa.array([record[key] for record in records]) for key in records[0] if key != name
-    }
-    values = [list(record[name]) for record in records]
-    values[1][0] = column
-    columns[name] = pa.array(values, pa.list_(kind))
+def test_a_parquet_loses_the_rows_that_hold_one(tmp_path, name, bad, kind):
+    records = plain_records(3)
+    columns = {key: column(records, key) for key in records[0]}
+    columns[name][1][0] = bad
+    columns[name] = pa.array(columns[name], pa.list_(kind))
     table, about = imported(
         write_parquet(tmp_path / "d.parquet", pa.table(columns)), into=tmp_path / "trace"
     )
-    assert table.num_rows == kept and sum(about["left_out"].values()) == bad
+    assert table.num_rows == 2 and sum(about["left_out"].values()) == 1
 
 
 @pytest.mark.parametrize(
     ("name", "convert"), [("response_ids", bool), ("response_ids", str), ("logp_rollout", str)]
 )
 def test_a_parquet_of_the_wrong_type_is_one_sentence(tmp_path, name, convert):
-    records = [plain(row, i) for i, row in enumerate(real_rows(2))]
-    columns = {key: pa.array([record[key] for record in records]) for key in records[0]}
-    columns[name] = pa.array([[convert(value) for value in record[name]] for record in records])
+    records = plain_records(2)
+    columns = {key: column(records, key) for key in records[0]}
+    columns[name] = [list(map(convert, values)) for values in columns[name]]
     with pytest.raises(MismatchError, match=rf"column {name} is list.*--schema"):
         imported(write_parquet(tmp_path / "d.parquet", pa.table(columns)), into=tmp_path / "trace")
 
 
 def test_tensors_follow_the_same_rules(tmp_path):
     rows = real_rows(4)
-    samples = [slime_sample(row, i) for i, row in enumerate(rows)]
+    samples = slime_samples(rows)
     samples[0]["tokens"] = torch.tensor(samples[0]["tokens"], dtype=torch.float32)
     samples[1]["tokens"] = torch.tensor(samples[1]["tokens"]) + 0.5
     samples[2]["tokens"] = torch.tensor(samples[2]["tokens"]) > 0
     samples[3]["loss_mask"] = torch.tensor(samples[3]["loss_mask"]) * 3
-    table, about = imported(pt(tmp_path / "0", samples), into=tmp_path / "trace")
+    table, about = imported(write_records(tmp_path / "0.pt", samples), into=tmp_path / "trace")
     assert table.column("response_ids").to_pylist() == [rows[0]["response_ids"]]
     assert sum(about["left_out"].values()) == 3
 
 
 def test_miles_columns_follow_the_same_rules(tmp_path):
-    samples = [slime_sample(row, i) for i, row in enumerate(real_rows(3))]
+    samples = slime_samples(real_rows(3))
     tokens = [[float(i) for i in sample["tokens"]] for sample in samples]
     tokens[0][-1] = 3.7
     tokens[1][-1] = -4.0
     columns = {
-        "tokens": pa.array(tokens),
-        "rollout_log_probs": pa.array([sample["rollout_log_probs"] for sample in samples]),
-        "response_length": pa.array([sample["response_length"] for sample in samples]),
-        "sample_index": pa.array([0, 1, 2]),
+        "tokens": tokens,
+        "rollout_log_probs": column(samples, "rollout_log_probs"),
+        "response_length": column(samples, "response_length"),
+        "sample_index": [0, 1, 2],
     }
     path = write_parquet(tmp_path / "dashboard_columns" / "rollout_0.parquet", pa.table(columns))
     table, about = imported(path, into=tmp_path / "trace")
     assert table.num_rows == 1 and sum(about["left_out"].values()) == 2
 
 
-def rewarded(record: Callable[[Row, int], Row], *rewards: Any) -> list[Row]:
-    rows = real_rows(len(rewards))
-    return [record(row, i) | {"reward": rewards[i]} for i, row in enumerate(rows)]
+def rewarded(records: list[Row], *rewards: Any) -> list[Row]:
+    pairs = zip(records, rewards, strict=True)
+    return [record | {"reward": reward} for record, reward in pairs]
 
 
 def test_rewards_that_are_not_numbers_are_left_empty_and_counted(tmp_path):
     strange = (NAN, float("inf"), -float("inf"))
-    records = rewarded(plain, *strange, 1.0)
-    table, about = imported(jsonl(tmp_path / "d", records), into=tmp_path / "trace")
+    records = rewarded(plain_records(4), *strange, 1.0)
+    table, about = imported(write_lines(tmp_path / "d.jsonl", records), into=tmp_path / "trace")
     assert table.column("reward").to_pylist() == [None, None, None, 1.0] and about["noted"] == {
         NO_REWARD: 3
     }
-    records = rewarded(plain, "good", "1.0", 1)
-    table, about = imported(jsonl(tmp_path / "e", records), into=tmp_path / "e")
+    records = rewarded(plain_records(3), "good", "1.0", 1)
+    table, about = imported(write_lines(tmp_path / "e.jsonl", records), into=tmp_path / "e")
     assert table.num_rows == 1 and sum(about["left_out"].values()) == 2
     values = ("1.0", NAN, torch.tensor(1.0), np.float32(0.5), [1.0], True, torch.tensor([1.0, 2.0]))
-    samples = rewarded(slime_sample, *values)
-    table, about = imported(pt(tmp_path / "0", samples), into=tmp_path / "f")
+    samples = rewarded(slime_samples(real_rows(7)), *values)
+    table, about = imported(write_records(tmp_path / "0.pt", samples), into=tmp_path / "f")
     assert table.column("reward").to_pylist() == [None, None, 1.0, 0.5, None, 1.0, None]
     assert about["noted"] == {NO_NUMBER: 4}
 
 
 def test_ids_beyond_a_known_vocabulary(tmp_path):
-    records = [plain(row, i) for i, row in enumerate(real_rows(3))]
+    records = plain_records(3)
     records[1]["prompt_ids"][0] = 5000
     records[2]["response_ids"][0] = 4999
-    path = jsonl(tmp_path / "d", records)
+    path = write_lines(tmp_path / "d.jsonl", records)
     table, about = imported(path, into=tmp_path / "a", vocabulary=5000)
     assert table.num_rows == 2 and about["left_out"] == {STRANGE_IDS.format(name="prompt_ids"): 1}
     assert imported(path, into=tmp_path / "b")[0].num_rows == 3
@@ -217,7 +210,7 @@ def test_ids_beyond_a_known_vocabulary(tmp_path):
 def test_a_dump_that_was_still_being_written_makes_a_partial_trace(tmp_path):
     from mismatch_cli.trace.reader import Trace
 
-    path = jsonl(tmp_path / "d", [plain(row, i) for i, row in enumerate(real_rows(3))])
+    path = write_lines(tmp_path / "d.jsonl", plain_records(3))
     path.write_bytes(path.read_bytes()[:-20])
     imported(path, into=tmp_path / "trace")
     assert "1 truncated last line" in Trace.open(tmp_path / "trace").completeness.reasons[0]

@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 import shlex
 
-import pyarrow as pa
 import pytest
 
 from mismatch_cli.app.cli import run
@@ -19,7 +18,7 @@ from tests.frameworks.importing.layouts import (
     real_rows,
     same_bits,
     write_lines,
-    write_parquet,
+    write_records,
 )
 
 ROW = real_rows(1)[0]
@@ -195,7 +194,7 @@ def test_the_line_can_be_pasted(tmp_path, monkeypatch, capsys, way):
     monkeypatch.chdir(tmp_path)
     found = rows(**{"the prompt's tokens": P, "completion tokens": R, "engine $logprobs": MU})
     path = tmp_path / f"my dump.{way}"
-    write_lines(path, found) if way == "jsonl" else write_parquet(path, pa.Table.from_pylist(found))
+    write_records(path, found)
     assert run(["import", path.name, "-q"]) == 1
     line = re.search(r"lengths, try: mismatch-cli (.*)", capsys.readouterr().err)[1]
     assert run([*shlex.split(line), "-q"]) == 0
@@ -232,9 +231,7 @@ TEXTS = {
 def test_texts_are_refused_with_what_to_record(tmp_path, log, way):
     (record,) = TEXTS[log]
     path = tmp_path / f"log.{way}"
-    write_lines(path, [record]) if way == "jsonl" else write_parquet(
-        path, pa.Table.from_pylist([record])
-    )
+    write_records(path, [record])
     message = "text without token ids.*Retokenized text is not what.*see mismatch-cli guide record"
     for format in (None, "plain"):
         with pytest.raises(MismatchError, match=message):

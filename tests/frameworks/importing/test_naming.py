@@ -4,19 +4,21 @@ our own names.
 
 from __future__ import annotations
 
-import pyarrow as pa
 import pytest
 
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.frameworks.importing.naming import named
 from mismatch_cli.frameworks.importing.rows import WRONG_LENGTH
 from tests.frameworks.importing.layouts import (
+    assert_holds,
+    column,
     imported,
+    ones,
+    padded,
     plain_record,
     real_rows,
-    same_bits,
     write_lines,
-    write_parquet,
+    write_records,
 )
 
 THEIRS = {
@@ -44,7 +46,7 @@ def test_named_columns_are_read_as_ours(tmp_path, way):
     given = [
         record | {"reward": i, "logp_recomputed": "a note"} for i, record in enumerate(records())
     ]
-    write_lines(path, given) if way == "jsonl" else write_parquet(path, pa.Table.from_pylist(given))
+    write_records(path, given)
     columns = THEIRS | {"logp_recomputed": "reward"}  # wrong on purpose
     with pytest.raises(
         MismatchError,
@@ -54,8 +56,7 @@ def test_named_columns_are_read_as_ours(tmp_path, way):
     table, about = imported(
         path, into=tmp_path / "trace", columns=THEIRS | {"finish_reason": "logp_recomputed"}
     )
-    for ours in THEIRS:
-        assert same_bits(table, ours, [row[ours] for row in rows]), ours
+    assert_holds(table, rows, *THEIRS)
     assert table.column("step").to_pylist() == [0] * 4 and table.column("reward").to_pylist() == [
         0,
         1,
@@ -67,23 +68,18 @@ def test_named_columns_are_read_as_ours(tmp_path, way):
 
 def test_batches_and_padding_under_other_names(tmp_path):
     rows = real_rows(3)
-    width = max(len(row["response_ids"]) for row in rows) + 1
-
-    def padded(values):
-        return [*values, *[0] * (width - len(values))]
-
+    responses = column(rows, "response_ids")
     batch = {
-        "x": [row["prompt_ids"] for row in rows],
-        "y": [padded(row["response_ids"]) for row in rows],
-        "z": [padded(row["logp_rollout"]) for row in rows],
-        "m": [padded([1] * len(row["response_ids"])) for row in rows],
+        "x": column(rows, "prompt_ids"),
+        "y": padded(responses),
+        "z": padded(column(rows, "logp_rollout")),
+        "m": padded(ones(responses)),
     }
     columns = {"prompt_ids": "x", "response_ids": "y", "logp_rollout": "z", "response_mask": "m"}
     table, _ = imported(
         write_lines(tmp_path / "d.jsonl", [batch]), into=tmp_path / "trace", columns=columns
     )
-    assert same_bits(table, "response_ids", [row["response_ids"] for row in rows])
-    assert same_bits(table, "logp_rollout", [row["logp_rollout"] for row in rows])
+    assert_holds(table, rows, "response_ids", "logp_rollout")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mismatch_cli.frameworks.importing.rows import WRONG_LENGTH
 from mismatch_cli.frameworks.open_instruct.importer import TOOLS
 from tests.frameworks.importing.layouts import (
+    assert_holds,
     imported,
     open_instruct_record,
     real_rows,
@@ -20,8 +21,7 @@ def test_every_column_arrives_to_the_bit(tmp_path):
     write_lines(tmp_path / "run_rollouts_000001.jsonl", records[5:])
     write_lines(tmp_path / "run_metadata.jsonl", [{"run_name": "run", "model_name": "a/b"}])
     table, about = imported(tmp_path / "run", into=tmp_path / "trace")  # the prefix of the files
-    for name in ("prompt_ids", "response_ids", "logp_rollout"):
-        assert same_bits(table, name, [row[name] for row in rows]), name
+    assert_holds(table, rows, "prompt_ids", "response_ids", "logp_rollout")
     assert same_bits(
         table, "advantage", [[row["advantage"][0]] * len(row["advantage"]) for row in rows]
     )

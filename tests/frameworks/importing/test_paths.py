@@ -6,20 +6,20 @@ from __future__ import annotations
 
 import re
 
-import pyarrow as pa
 import pytest
 
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.frameworks.importing.guess import columns_in, guessed
 from mismatch_cli.frameworks.importing.paths import at, paths_in
 from tests.frameworks.importing.layouts import (
+    assert_holds,
     imported,
     plain_record,
     real_rows,
-    same_bits,
     write_lines,
-    write_parquet,
+    write_records,
 )
+from tests.frameworks.importing.shapes import sglang, vllm_chat
 
 COLUMNS = {
     "prompt_ids": "rollout.prompt.ids",
@@ -38,39 +38,13 @@ def nested(row):
     }
 
 
-def chat(row):
-    """As a chat server answers: one choice, an object per token."""
-    record = plain_record(row)
-    tokens = [{"logprob": logp, "top": [{"logprob": 0.0}]} for logp in record["logp_rollout"]]
-    choice = {"token_ids": record["response_ids"], "logprobs": {"content": tokens}}
-    return {"prompt_token_ids": record["prompt_ids"], "choices": [choice]}
-
-
-def generate(row):
-    """As SGLang answers: log-prob, id and text of each token."""
-    record = plain_record(row)
-    triples = [
-        [logp, token, None]
-        for logp, token in zip(record["logp_rollout"], record["response_ids"], strict=True)
-    ]
-    return {
-        "input_ids": record["prompt_ids"],
-        "output_ids": record["response_ids"],
-        "meta_info": {"output_token_logprobs": triples},
-    }
-
-
 @pytest.mark.parametrize("way", ["jsonl", "parquet"])
 def test_paths_are_read_as_columns_are(tmp_path, way):
     rows = real_rows(4)
     path, records = tmp_path / f"d.{way}", list(map(nested, rows))
-    if way == "jsonl":
-        write_lines(path, records)
-    else:
-        write_parquet(path, pa.Table.from_pylist(records))
+    write_records(path, records)
     table, about = imported(path, into=tmp_path / "trace", columns=COLUMNS)
-    for ours in COLUMNS:
-        assert same_bits(table, ours, [row[ours] for row in rows]), ours
+    assert_holds(table, rows, *COLUMNS)
     assert not about["left_out"]
     with pytest.raises(UsageError, match=r"no column 'trainer.logprob'. Did you mean .*logprobs"):
         imported(path, into=tmp_path / "t", columns=COLUMNS | {"logp_trainer": "trainer.logprob"})
@@ -81,18 +55,16 @@ def test_paths_are_read_as_columns_are(tmp_path, way):
 
 def test_what_servers_answer_is_proposed_and_read(tmp_path):
     rows = real_rows(4)
-    proposed = {
-        chat: "choices.0.logprobs.content.*.logprob",
-        generate: "meta_info.output_token_logprobs.*.0",
+    answers = {
+        "choices.0.logprobs.content.*.logprob": [vllm_chat([row]) for row in rows],
+        "meta_info.output_token_logprobs.*.0": [sglang(row) for row in rows],
     }
-    for answer, logp in proposed.items():
-        path, records = tmp_path / f"{answer.__name__}.jsonl", list(map(answer, rows))
-        write_lines(path, records)
+    for logp, records in answers.items():
         columns = guessed(columns_in(records), {})
         assert columns["logp_rollout"] == logp
-        table, _ = imported(path, into=tmp_path / answer.__name__, columns=columns)
-        for ours in ("prompt_ids", "response_ids", "logp_rollout"):
-            assert same_bits(table, ours, [row[ours] for row in rows]), (answer, ours)
+        path = write_lines(tmp_path / f"{logp}.jsonl", records)
+        table, _ = imported(path, into=tmp_path / logp, columns=columns)
+        assert_holds(table, rows, "prompt_ids", "response_ids", "logp_rollout")
 
 
 def test_proposals_look_at_the_values():

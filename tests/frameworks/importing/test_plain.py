@@ -9,7 +9,6 @@ from types import ModuleType
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -29,34 +28,32 @@ from mismatch_cli.trace.manifest import write_manifest
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.writer import rows_to_table, shard_path, write_shard
 from tests.frameworks.importing.layouts import (
+    assert_holds,
+    column,
     imported,
+    ones,
     plain_record,
     prime_rl,
     real_rows,
     same_bits,
+    whole,
     write_lines,
     write_parquet,
+    write_records,
 )
 from tests.trace.conftest import row_columns
+
+
+def as_text(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Numbers in their shortest words, where NaN equals itself and −0.0 differs from 0.0."""
+    return values.cast(pa.list_(pa.string()) if pa.types.is_list(values.type) else pa.string())
 
 
 def assert_equal_to_the_bit(found: pa.Table, expected: pa.Table) -> None:
     assert set(found.column_names) == set(expected.column_names)
     for name in expected.column_names:
-        ours, theirs = found.column(name).combine_chunks(), expected.column(name).combine_chunks()
-        assert ours.type == theirs.type and ours.is_null().equals(theirs.is_null()), name
-        if not pa.types.is_list(ours.type):
-            assert ours.equals(theirs), name
-            continue
-        assert pc.list_value_length(ours).equals(pc.list_value_length(theirs)), name
-        bits = [
-            column.flatten().to_numpy(zero_copy_only=False).tobytes() for column in (ours, theirs)
-        ]
-        assert bits[0] == bits[1], name
-
-
-def whole(folder) -> pa.Table:
-    return pa.concat_tables(Trace.open(folder).tables(), promote_options="default")
+        ours, theirs = found.column(name), expected.column(name)
+        assert ours.type == theirs.type and as_text(ours).equals(as_text(theirs)), name
 
 
 @pytest.fixture
@@ -109,7 +106,7 @@ def test_other_forms_of_the_same_values(tmp_path):
     records[3] |= {"advantage": None, "reward": 2}
     path = write_lines(tmp_path / "dump.jsonl", records)
     table, about = imported(path, into=tmp_path / "trace")
-    assert same_bits(table, "logp_trainer", [row["logp_trainer"] for row in rows])
+    assert_holds(table, rows, "logp_trainer")
     assert table.column("reward").to_pylist() == [1.0, 0.0, 1.0, 2.0]
     assert all(all(mask) for mask in table.column("loss_mask").to_pylist())
     assert [None if a is None else set(a) for a in table.column("advantage").to_pylist()] == [
@@ -124,22 +121,22 @@ def test_other_forms_of_the_same_values(tmp_path):
 
 def test_wide_numbers_of_a_foreign_parquet(tmp_path):
     rows = real_rows(3)
-    columns = {
-        "prompt_ids": pa.array([row["prompt_ids"] for row in rows], pa.list_(pa.int64())),
-        "response_ids": pa.array([row["response_ids"] for row in rows], pa.large_list(pa.int64())),
-        "logp_rollout": pa.array([row["logp_rollout"] for row in rows], pa.list_(pa.float64())),
-        "logp_trainer": pa.array([row["logp_trainer"] for row in rows], pa.list_(pa.float64())),
-        "loss_mask": pa.array(
-            [[1] * len(row["response_ids"]) for row in rows], pa.list_(pa.int8())
-        ),
+    kinds = {
+        "prompt_ids": pa.list_(pa.int64()),
+        "response_ids": pa.large_list(pa.int64()),
+        "logp_rollout": pa.list_(pa.float64()),
+        "logp_trainer": pa.list_(pa.float64()),
+    }
+    columns = {name: pa.array(column(rows, name), kind) for name, kind in kinds.items()}
+    columns |= {
+        "loss_mask": pa.array(ones(column(rows, "response_ids")), pa.list_(pa.int8())),
         "advantage": pa.array([0.25, None, -1.0], pa.float64()),
         "prompt_id": pa.array(["a", "b", "a"]),
     }
     table, _ = imported(
         write_parquet(tmp_path / "d.parquet", pa.table(columns)), into=tmp_path / "trace"
     )
-    for name in ("prompt_ids", "response_ids", "logp_rollout", "logp_trainer"):
-        assert same_bits(table, name, [row[name] for row in rows]), name
+    assert_holds(table, rows, "prompt_ids", "response_ids", "logp_rollout", "logp_trainer")
     assert table.column("advantage").to_pylist()[1] is None
 
 
@@ -269,10 +266,7 @@ def test_a_list_of_one_advantage_applies_to_the_response(tmp_path, way):
         record | {"advantage": given} for record, given in zip(records, advantages, strict=True)
     ]
     path = tmp_path / f"d.{way}"
-    write_lines(path, records) if way == "jsonl" else write_parquet(
-        path, pa.Table.from_pylist(records)
-    )
-    table, about = imported(path, into=tmp_path / "trace")
+    table, about = imported(write_records(path, records), into=tmp_path / "trace")
     assert about["left_out"] == {WRONG_ADVANTAGE: 1}
     expected = [[0.3] * lengths[0], [0.5], None, [0.25] * lengths[3]]
     assert same_bits(table, "advantage", expected)

@@ -13,7 +13,13 @@ from mismatch_cli.frameworks.importing import sources as _sources
 from mismatch_cli.frameworks.importing.rows import BEYOND, NO_MASK, SHIFTED, UNEQUAL
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
-from tests.frameworks.importing.layouts import imported, prime_rl, real_rows, same_bits, write_lines
+from tests.frameworks.importing.layouts import (
+    assert_holds,
+    imported,
+    prime_rl,
+    real_rows,
+    write_lines,
+)
 
 COLUMNS = (
     "prompt_ids",
@@ -38,7 +44,7 @@ def test_every_column_arrives_to_the_bit(tmp_path):
     prime_rl(tmp_path / "run", [row | {"step": 9} for row in rows[8:]])
     table, about = imported(tmp_path / "run", into=tmp_path / "trace")
     rows = [*rows[:6], rows[8], *rows[6:8]]  # step 9 before step 10
-    assert all(same_bits(table, name, [row[name] for row in rows]) for name in COLUMNS)
+    assert_holds(table, rows, *COLUMNS)
     assert table.column("step").to_pylist() == [0] * 6 + [9, 10, 10]
     assert len(set(table.column("sample_index").to_pylist())) == 9
     same_prompt = [row["prompt_ids"] == rows[0]["prompt_ids"] for row in rows]
@@ -132,7 +138,7 @@ def test_the_complete_lines_of_a_truncated_file_are_imported(tmp_path, monkeypat
     assert about["left_out"] == {_sources.NO_JSON: 2, _sources.CUT_OFF: 1}
     assert about["left_out_first"][_sources.NO_JSON].startswith("rank_0.jsonl, line 3: column 2, ")
     assert about["left_out_first"][_sources.CUT_OFF] == "rank_0.jsonl, line 10"
-    assert same_bits(table, "logp_trainer", [row["logp_trainer"] for row in real_rows(6)])
+    assert_holds(table, real_rows(6), "logp_trainer")
 
 
 def test_values_of_the_wrong_type_are_left_out_with_their_line(tmp_path):

@@ -11,28 +11,25 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing import opened
 from mismatch_cli.frameworks.prime_rl import _traces
 from mismatch_cli.frameworks.prime_rl.importer import BESIDE_EXPORTS
-from tests.frameworks.importing.layouts import imported, prime_rl, real_rows, same_bits, write_lines
-from tests.frameworks.importing.prime_rl_run import (
-    Run,
-    episode_of,
-    rounded,
-    sealed,
-    trace_of,
-    trained,
+from tests.frameworks.importing.layouts import (
+    assert_holds,
+    column,
+    imported,
+    prime_rl,
+    real_rows,
+    write_lines,
 )
+from tests.frameworks.importing.prime_rl_run import Run, episode_of, sealed, trace_of, trained
 
-ROWS = real_rows(3) + [row | {"step": 1} for row in real_rows(6)[3:]]
-ROUNDED = {"logp_rollout", "logp_trainer", "entropy_trainer", "advantage"}
-COLUMNS = ("prompt_ids", "response_ids", *sorted(ROUNDED))
+EXACT = real_rows(3) + [row | {"step": 1} for row in real_rows(6)[3:]]
+ROUNDED = ("logp_rollout", "logp_trainer", "entropy_trainer", "advantage")
+ROWS = [row | {name: np.round(row[name], 4).tolist() for name in ROUNDED} for row in EXACT]
 
 
-def assert_as_written(table, rows):
-    for name in COLUMNS:
-        expected = [rounded(row[name]) if name in ROUNDED else row[name] for row in rows]
-        assert same_bits(table, name, expected), name
-    assert table.column("step").to_pylist() == [row["step"] for row in rows]
-    assert table.column("reward").to_pylist() == [row["reward"] for row in rows]
-    assert table.column("finish_reason").to_pylist() == [row["finish_reason"] for row in rows]
+def assert_is_of_rows(table):
+    assert_holds(table, ROWS, "prompt_ids", "response_ids", *ROUNDED)
+    for name in ("step", "reward", "finish_reason"):
+        assert table.column(name).to_pylist() == column(ROWS, name)
 
 
 @pytest.mark.parametrize("index", [True, False])
@@ -45,7 +42,7 @@ def test_every_column_arrives_as_it_was_written(tmp_path, index, seals):
             run.seal()
     for number, place in enumerate((tmp_path, run.traces / "annotations" / "trainer")):
         table, about = imported(place, into=tmp_path / f"trace-{number}")
-        assert_as_written(table, ROWS)
+        assert_is_of_rows(table)
         assert about["format"] == "prime-rl" and about["noted"] == {_traces.ROUNDED: 6}
         assert not [reason for reason in about["left_out"] if "episode" in reason]
 
@@ -72,11 +69,10 @@ def test_a_sealed_file_without_a_table_of_frames_is_read_too(tmp_path):
     assert opened.line_at(path, 9 * 299) == b'{"a": 1}\n'
 
 
-def test_full_precision_has_no_note_of_rounding(tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.frameworks.importing.prime_rl_run.rounded", list)
-    Run(tmp_path).write(ROWS)
+def test_full_precision_has_no_note_of_rounding(tmp_path):
+    Run(tmp_path).write(EXACT)
     table, about = imported(tmp_path, into=tmp_path / "trace")
-    assert same_bits(table, "logp_trainer", [row["logp_trainer"] for row in ROWS])
+    assert_holds(table, EXACT, "logp_trainer")
     assert _traces.ROUNDED not in about["noted"]
 
 
@@ -86,9 +82,9 @@ def test_episodes_with_everything_on_their_nodes_are_read_alone(tmp_path):
     for number, row in enumerate(ROWS):
         record = episode_of(row, f"t{number}")
         record["traces"][0]["nodes"][1] |= {
-            "trainer_logprobs": rounded(row["logp_trainer"]),
-            "entropies": rounded(row["entropy_trainer"]),
-            "advantages": rounded(row["advantage"]),
+            "trainer_logprobs": row["logp_trainer"],
+            "entropies": row["entropy_trainer"],
+            "advantages": row["advantage"],
         }
         record["traces"][0]["info"]["arrival"]["step"] = row["step"]
         records.append(record)
@@ -97,7 +93,7 @@ def test_episodes_with_everything_on_their_nodes_are_read_alone(tmp_path):
     for name, lines in (("episodes", records), ("traces", [r["traces"][0] for r in records])):
         path = write_lines(tmp_path / f"{name}.jsonl", [*lines, evaluated])
         table, about = imported(path, into=tmp_path / f"{name}-trace")
-        assert_as_written(table, ROWS)
+        assert_is_of_rows(table)
         assert about["left_out"] == {_traces.EVALUATED: 1, _traces.NO_SAMPLED: 6}
 
 
@@ -138,7 +134,7 @@ def test_what_is_missing_is_said(tmp_path):
     assert about["left_out"][_traces.UNREADABLE] == 1
     prime_rl(folder, real_rows(2))
     table, about = imported(folder, into=tmp_path / "both")
-    assert same_bits(table, "logp_trainer", [row["logp_trainer"] for row in real_rows(2)])
+    assert_holds(table, real_rows(2), "logp_trainer")
     assert about["left_out"][BESIDE_EXPORTS] > 0
     for path in (run.traces / "stream").iterdir():
         path.unlink()

@@ -23,7 +23,14 @@ from mismatch_cli.frameworks.importing.rows import (
 )
 from mismatch_cli.frameworks.importing.sequences import BY_ADVANTAGE, NO_LABELS, NOT_MOVED
 from tests.frameworks.importing import shapes
-from tests.frameworks.importing.layouts import imported, real_rows, same_bits, write_lines
+from tests.frameworks.importing.layouts import (
+    assert_holds,
+    column,
+    imported,
+    real_rows,
+    same_bits,
+    write_lines,
+)
 
 ROWS = real_rows(4)
 OF_ONE_PROMPT = [row for row in real_rows(40) if row["prompt_ids"] == ROWS[0]["prompt_ids"]][:4]
@@ -51,11 +58,10 @@ def test_the_proposed_line_imports_every_token(shape, tmp_path):
     assert columns and "?" not in columns.values()
     path = write_lines(tmp_path / "d.jsonl", records)
     table, about = imported(path, into=tmp_path / "trace", columns=columns)
-    for name in names:
-        if name in ("reward", "finish_reason"):
-            assert table.column(name).to_pylist() == [row[name] for row in rows]
-        else:
-            assert same_bits(table, name, [row[name] for row in rows]), name
+    scalars = {"reward", "finish_reason"} & {*names}
+    assert_holds(table, rows, *{*names} - scalars)
+    for name in scalars:
+        assert table.column(name).to_pylist() == column(rows, name)
     assert about["rows"] == len(rows)
     has_ids = "response_ids" in names
     assert ("response_ids" in table.column_names) == has_ids == (ONLY_LOGP not in about["noted"])
@@ -87,8 +93,7 @@ def test_paths_enter_lists_and_join_what_is_deeper_than_a_batch(tmp_path):
     ]
     path = write_lines(tmp_path / "d.jsonl", [record])
     table, _ = imported(path, into=tmp_path / "trace", columns=columns)
-    for name in IDS:
-        assert same_bits(table, name, [row[name] for row in ROWS])
+    assert_holds(table, ROWS, *IDS)
 
 
 def test_lists_that_fit_by_length_and_sign_are_proposed_whatever_they_are_called():
@@ -107,7 +112,7 @@ def test_a_step_without_tokens_is_left_out(tmp_path):
     columns = guessed(columns_in([shapes.verifiers(ROWS)]), {})
     path = write_lines(tmp_path / "d.jsonl", [record])
     table, about = imported(path, into=tmp_path / "trace", columns=columns)
-    assert same_bits(table, "response_ids", [row["response_ids"] for row in ROWS[1:]])
+    assert_holds(table, ROWS[1:], "response_ids")
     assert about["left_out"]["responses without token ids"] == 1
 
 
@@ -118,12 +123,12 @@ def test_a_document_is_read_as_its_rows(indent, tmp_path):
         json.dumps([shapes.pair(row) for row in ROWS], indent=indent)
     )
     table, about = imported(path, into=tmp_path / "array", columns=columns)
-    assert same_bits(table, "logp_trainer", [row["logp_trainer"] for row in ROWS])
+    assert_holds(table, ROWS, "logp_trainer")
     assert about["noted"] == {ONLY_LOGP: 4, NO_PROMPT: 4}
     assert len(set(table.column("prompt_id").to_pylist())) == 4
     (path := tmp_path / "b.json").write_text(json.dumps(shapes.pair(ROWS[0]), indent=indent))
     table, _ = imported(path, into=tmp_path / "object", columns=columns)
-    assert same_bits(table, "logp_rollout", [ROWS[0]["logp_rollout"]])
+    assert_holds(table, ROWS[:1], "logp_rollout")
 
 
 def test_labels_and_targets_are_checked_row_by_row(tmp_path):

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.frameworks.importing._samples import (
+from mismatch_cli.frameworks.importing.rows import WRONG_LENGTH
+from mismatch_cli.frameworks.importing.samples import (
     EVALUATION,
     NO_IDS,
     NO_LENGTH,
@@ -23,55 +24,59 @@ from mismatch_cli.frameworks.importing._samples import (
     WRONG_TOTAL,
     with_raw_rewards,
 )
-from mismatch_cli.frameworks.importing.rows import WRONG_LENGTH
-from mismatch_cli.frameworks.miles.importer import NO_SAMPLE, SPLIT, _bits, _of_columns
+from mismatch_cli.frameworks.miles.importer import NO_SAMPLE, SPLIT, bits_of, samples_of_columns
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from tests.frameworks.importing.layouts import (
+    Row,
+    assert_holds,
     imported,
     real_rows,
     same_bits,
     save,
     slime_columns,
     slime_sample,
+    slime_samples,
     slime_train,
     write_parquet,
+    write_records,
 )
 
 REPEATED = "repeated responses (same step, prompt and sample index)"
 
 
-def rollout_file(path: Path, rows: list, rollout_id: int = 0, **more) -> Path:
-    samples = [slime_sample(row, i) for i, row in enumerate(rows)]
-    return save(path, {"rollout_id": rollout_id, "samples": samples, **more})
+def save_rank(path: Path, columns: Row, **more) -> Path:
+    """The columns of one rank, in `ROLLOUT_RANK.pt`."""
+    rollout_id, rank = map(int, path.stem.split("_"))
+    about = {"rollout_id": rollout_id, "rank": rank, "cp_rank": 0, "cp_size": 1}
+    return save(path, about | {"qkv_format": "thd", "rollout_data": columns} | more)
 
 
-def rank_file(path: Path, rows: list, rollout_id: int = 0, **more) -> Path:
-    rank = int(path.stem.split("_")[1])
-    content = {
-        "rollout_id": rollout_id,
-        "rank": rank,
-        "cp_rank": 0,
-        "cp_size": 1,
-        "qkv_format": "thd",
+def losses(rows: list[Row], old: str = "logp_recomputed") -> list[Row]:
+    """What the loss dumps of each response."""
+    names = {
+        "train_log_probs": "logp_trainer",
+        "old_log_probs": old,
+        "rollout_log_probs": "logp_rollout",
+        "advantages": "advantage",
     }
-    return save(path, content | {"rollout_data": slime_columns(rows)} | more)
+    return [{its: torch.tensor(row[name]) for its, name in names.items()} for row in rows]
+
+
+def save_losses(path: Path, samples: list[Row]) -> Path:
+    _, rank, _, call = path.stem.split("_")
+    return save(path, {"samples": samples, "rank": int(rank), "call": int(call), "finite": {}})
 
 
 def test_slime_train_data_to_the_bit(tmp_path):
     rows = real_rows(8)
     slime_train(tmp_path / "train_data" / "0.pt", rows[:5])
     slime_train(tmp_path / "train_data" / "12.pt", rows[5:], rollout_id=12)
-    rollout_file(tmp_path / "rollout_data" / "0.pt", rows[:5])
-    rollout_file(tmp_path / "rollout_data" / "eval_0.pt", rows[:2])
+    write_records(tmp_path / "rollout_data" / "0.pt", slime_samples(rows[:5]))
+    write_records(tmp_path / "rollout_data" / "eval_0.pt", slime_samples(rows[:2]))
     table, about = imported(tmp_path, into=tmp_path / "trace")
-    columns = {
-        "logp_rollout": "logp_rollout",
-        "logp_trainer": "logp_recomputed",
-        "advantage": "advantage",
-    }
-    columns |= {name: name for name in ("prompt_ids", "response_ids", "loss_mask")}
-    assert all(same_bits(table, name, [row[its] for row in rows]) for name, its in columns.items())
+    names = ("logp_rollout", "advantage", "prompt_ids", "response_ids", "loss_mask")
+    assert_holds(table, rows, *names, logp_trainer="logp_recomputed")
     # Raw, not the 0.5 of training
     assert table.column("reward").to_pylist() == [row["reward"] for row in rows]
     assert table.column("step").to_pylist() == [0] * 5 + [12] * 3
@@ -82,14 +87,14 @@ def test_slime_train_data_to_the_bit(tmp_path):
 
 def test_slime_rollout_data_has_no_policy_and_says_which_weights_sampled(tmp_path):
     rows = real_rows(4)
-    samples = [slime_sample(row, i) for i, row in enumerate(rows)]
+    samples = slime_samples(rows)
     samples[0] |= {"loss_mask": None, "reward": {"correct": 1}}
     samples[1]["remove_sample"] = True
     samples[2]["status"] = "aborted"
-    path = save(tmp_path / "7.pt", {"rollout_id": 7, "samples": samples})
+    path = write_records(tmp_path / "7.pt", samples, rollout_id=7)
     table, about = imported(path, into=tmp_path / "trace")
     assert "logp_trainer" not in table.column_names and about["rows_with_trainer"] == 0
-    assert same_bits(table, "logp_rollout", [row["logp_rollout"] for row in rows])
+    assert_holds(table, rows, "logp_rollout")
     masks = table.column("loss_mask").to_pylist()
     assert all(masks[0]) and not any(masks[1]) and masks[2] == rows[2]["loss_mask"]
     assert table.column("version_rollout").to_pylist() == [3] * 4
@@ -98,14 +103,14 @@ def test_slime_rollout_data_has_no_policy_and_says_which_weights_sampled(tmp_pat
 
 
 def test_broken_samples_are_left_out_by_reason(tmp_path):
-    samples = [slime_sample(row, i) for i, row in enumerate(real_rows(7))]
+    samples = slime_samples(real_rows(7))
     samples[1]["tokens"] = []
     samples[2]["response_length"] = None
     samples[3]["response_length"] = 10_000
     samples[4]["rollout_log_probs"] = samples[4]["rollout_log_probs"][1:]
     samples[5]["rollout_log_probs"] = None
     samples[6]["response_length"] = 0
-    path = save(tmp_path / "0.pt", {"rollout_id": 0, "samples": samples})
+    path = write_records(tmp_path / "0.pt", samples)
     table, about = imported(path, into=tmp_path / "trace")
     assert table.num_rows == 1
     assert about["left_out"] == {
@@ -121,25 +126,16 @@ def test_broken_samples_are_left_out_by_reason(tmp_path):
 def test_ranks_of_one_rollout_count_once_and_the_stage_with_a_policy_wins(tmp_path):
     rows = real_rows(6)
     folder = tmp_path / "details" / "train_data"
-    first_stage = {
-        name: values for name, values in slime_columns(rows[:3]).items() if name != "log_probs"
-    }
-    save(
-        folder / "3_0.pt",
-        {
-            "rollout_id": 3,
-            "rank": 0,
-            "cp_size": 1,
-            "qkv_format": "thd",
-            "rollout_data": first_stage,
-        },
-    )
-    rank_file(folder / "3_1.pt", rows[:3], 3)
-    rank_file(folder / "3_2.pt", rows[:3], 3)  # another tensor-parallel rank
-    rank_file(folder / "4_0.pt", rows[3:], 4)
-    rollout_file(tmp_path / "details" / "rollout_data" / "3.pt", rows[:3], 3, metadata={})
+    columns = slime_columns(rows[:3])
+    first_stage = {name: values for name, values in columns.items() if name != "log_probs"}
+    save_rank(folder / "3_0.pt", first_stage)
+    save_rank(folder / "3_1.pt", columns)
+    save_rank(folder / "3_2.pt", columns)  # another tensor-parallel rank
+    save_rank(folder / "4_0.pt", slime_columns(rows[3:]))
+    rollout = tmp_path / "details" / "rollout_data" / "3.pt"
+    write_records(rollout, slime_samples(rows[:3]), rollout_id=3, metadata={})
     table, about = imported(tmp_path / "details", into=tmp_path / "trace")
-    assert same_bits(table, "logp_trainer", [row["logp_recomputed"] for row in rows])
+    assert_holds(table, rows, logp_trainer="logp_recomputed")
     assert (about["format"], about["left_out"]) == ("miles", {SAME_SAMPLES: 1, REPEATED: 6})
     # Each response once; the file of rollout 3 has its raw rewards
     assert about["noted"] == {NORMALISED: 3}
@@ -155,10 +151,8 @@ def test_raw_rewards_of_the_whole_rollout_go_to_their_samples(tmp_path):
     samples = [slime_sample(row, 500 + i) for i, row in enumerate(rows)]
     for sample in samples:
         sample["reward"] = {"of a reward model": 1}
-    save(
-        tmp_path / "dump" / "rollout_data" / "3.pt",
-        {"rollout_id": 3, "samples": samples, "metadata": {}},
-    )
+    rollout = tmp_path / "dump" / "rollout_data" / "3.pt"
+    write_records(rollout, samples, rollout_id=3, metadata={})
     order = np.random.default_rng(0).permutation(64)
     raw = [row["reward"] for row in rows]
     # Two tensor-parallel ranks each
@@ -167,19 +161,18 @@ def test_raw_rewards_of_the_whole_rollout_go_to_their_samples(tmp_path):
             "raw_reward": raw,
             "sample_indices": list(500 + indices),
         }
-        content = {"rollout_id": 3, "rank": rank, "cp_size": 1, "rollout_data": columns}
-        save(tmp_path / "dump" / "train_data" / f"3_{rank}.pt", content)
+        save_rank(tmp_path / "dump" / "train_data" / f"3_{rank}.pt", columns)
     table, about = imported(tmp_path / "dump", into=tmp_path / "trace")
     assert table.column("reward").to_pylist() == [raw[i] for i in order]
     assert NORMALISED not in about["noted"] and about["rows"] == 64
-    (tmp_path / "dump" / "rollout_data" / "3.pt").unlink()  # now the raw rewards cannot be assigned
+    rollout.unlink()  # now the raw rewards cannot be assigned
     table, about = imported(tmp_path / "dump", into=tmp_path / "again")
     assert about["noted"][NORMALISED] == 64 and set(table.column("reward").to_pylist()) == {0.5}
 
 
 def test_a_rank_that_holds_parts_of_responses_is_left_out(tmp_path):
-    rank_file(tmp_path / "train_data" / "0_0.pt", real_rows(2))
-    rank_file(tmp_path / "train_data" / "0_1.pt", real_rows(4), cp_size=2)
+    save_rank(tmp_path / "train_data" / "0_0.pt", slime_columns(real_rows(2)))
+    save_rank(tmp_path / "train_data" / "0_1.pt", slime_columns(real_rows(4)), cp_size=2)
     table, about = imported(tmp_path, into=tmp_path / "trace")
     assert table.num_rows == 2 and about["left_out"] == {SPLIT: 1}
 
@@ -192,32 +185,15 @@ def test_the_loss_gives_the_current_policy(tmp_path, old):
     columns = slime_columns(rows)
     if old == "logp_rollout":
         del columns["log_probs"]
-    content = {
-        "rollout_id": 0,
-        "rank": 2,
-        "cp_size": 1,
-        "qkv_format": "thd",
-        "rollout_data": columns,
-    }
-    save(tmp_path / "train_data" / "0_2.pt", content)
-    seen = [
-        {
-            "index": 0,
-            "train_log_probs": torch.tensor(row["logp_trainer"]),
-            "old_log_probs": torch.tensor(row[old]),
-            "rollout_log_probs": torch.tensor(row["logp_rollout"]),
-            "advantages": torch.tensor(row["advantage"]),
-        }
-        for row in reversed([*real_rows(6), real_rows(1)[0]])
-    ]
+    save_rank(tmp_path / "train_data" / "0_2.pt", columns)
+    samples = losses([*real_rows(6), real_rows(1)[0]][::-1], old)
     for call in range(2):
-        samples = {"samples": seen[call::2], "rank": 2, "call": call, "finite": {}}
-        save(tmp_path / "policy_loss_debug" / f"rank_2_call_{call}.pt", samples)
+        save_losses(tmp_path / "policy_loss_debug" / f"rank_2_call_{call}.pt", samples[call::2])
     table, about = imported(tmp_path, into=tmp_path / "trace")
-    assert same_bits(table, "logp_trainer", [row["logp_trainer"] for row in rows])
+    assert_holds(table, rows, "logp_trainer")
     assert about["left_out"] == {NO_SAMPLE: 1}
     if old == "logp_recomputed":
-        assert same_bits(table, "logp_recomputed", [row["logp_recomputed"] for row in rows])
+        assert_holds(table, rows, "logp_recomputed")
         assert list(analyse([Trace.open(tmp_path / "trace")], 1).pairs) == [
             "mismatch",
             "staleness",
@@ -230,20 +206,16 @@ def test_the_loss_gives_the_current_policy(tmp_path, old):
 
 def test_a_sample_outside_the_loss_has_no_current_policy(tmp_path):
     rows = real_rows(3)
-    rank_file(tmp_path / "train_data" / "0_0.pt", rows)
-    sample = {"train_log_probs": torch.tensor(rows[1]["logp_trainer"])}
-    sample |= {"old_log_probs": torch.tensor(rows[1]["logp_recomputed"])}
-    sample |= {"rollout_log_probs": torch.tensor(rows[1]["logp_rollout"])}
-    content = {"samples": [sample], "rank": 0, "call": 0, "finite": {}}
-    save(tmp_path / "policy_loss_debug" / "rank_0_call_0.pt", content)
+    save_rank(tmp_path / "train_data" / "0_0.pt", slime_columns(rows))
+    save_losses(tmp_path / "policy_loss_debug" / "rank_0_call_0.pt", losses(rows[1:2]))
     table, _ = imported(tmp_path, into=tmp_path / "trace")
     assert same_bits(table, "logp_trainer", [None, rows[1]["logp_trainer"], None])
-    assert same_bits(table, "logp_recomputed", [row["logp_recomputed"] for row in rows])
+    assert_holds(table, rows, "logp_recomputed")
 
 
 def test_parquet_columns(tmp_path):
     rows = real_rows(5)
-    samples = [slime_sample(row, i) for i, row in enumerate(rows)]
+    samples = slime_samples(rows)
     samples[1]["loss_mask"] = None
     samples[2]["rollout_log_probs"] = None
     kinds = {"tokens": pa.int32(), "loss_mask": pa.int8(), "rollout_log_probs": pa.float32()}
@@ -258,42 +230,39 @@ def test_parquet_columns(tmp_path):
     write_parquet(tmp_path / "dashboard_columns" / "rollout_12.parquet", pa.table(columns))
     table, about = imported(tmp_path, into=tmp_path / "trace")
     kept = [row for i, row in enumerate(rows) if i != 2]
-    assert same_bits(table, "logp_rollout", [row["logp_rollout"] for row in kept])
-    assert same_bits(table, "response_ids", [row["response_ids"] for row in kept])
+    assert_holds(table, kept, "logp_rollout", "response_ids")
     assert table.column("step").to_pylist() == [12] * 4
     assert about["left_out"] == {"responses without log-probabilities of the rollout engine": 1}
 
 
 def test_numpy_arrays_and_scalars_are_data(tmp_path):
-    samples = [slime_sample(row, i) for i, row in enumerate(real_rows(3))]
+    samples = slime_samples(real_rows(3))
     for sample in samples:
         sample["rollout_log_probs"] = np.array(sample["rollout_log_probs"], np.float32)
         sample["reward"] = np.float64(sample["reward"])
         sample["rollout_routed_experts"] = np.zeros((3, 2), np.int32)
-    path = save(tmp_path / "0.pt", {"rollout_id": 0, "metadata": {}, "samples": samples})
+    path = write_records(tmp_path / "0.pt", samples, metadata={})
     table, _ = imported(path, into=tmp_path / "trace")
-    assert same_bits(table, "logp_rollout", [row["logp_rollout"] for row in real_rows(3)])
+    assert_holds(table, real_rows(3), "logp_rollout")
 
 
 def test_a_column_that_lacks_samples_is_refused(tmp_path):
     columns = slime_columns(real_rows(3))
     columns["log_probs"].pop()
-    path = save(
-        tmp_path / "0_0.pt", {"rollout_id": 0, "rank": 0, "cp_size": 1, "rollout_data": columns}
-    )
+    path = save_rank(tmp_path / "0_0.pt", columns)
     with pytest.raises(MismatchError, match="log_probs has no value for some samples"):
         imported(path, into=tmp_path / "trace")
 
 
 def test_half_precision_and_gradients_are_read(tmp_path):
     rows = real_rows(2)
-    samples = [slime_sample(row, i) for i, row in enumerate(rows)]
+    samples = slime_samples(rows)
     for sample in samples:
         sample["rollout_log_probs"] = torch.tensor(
             sample["rollout_log_probs"], dtype=torch.bfloat16, requires_grad=True
         )
     samples.append(slime_sample(rows[0], 2) | {"tokens": [2**40] * len(samples[0]["tokens"])})
-    path = save(tmp_path / "0.pt", {"rollout_id": 0, "samples": samples})
+    path = write_records(tmp_path / "0.pt", samples)
     table, about = imported(path, into=tmp_path / "trace")
     assert same_bits(
         table, "logp_rollout", [s["rollout_log_probs"].float().tolist() for s in samples[:2]]
@@ -306,15 +275,15 @@ def test_tensors_saved_from_a_gpu(tmp_path, monkeypatch):
     slime_train(tmp_path / "0.pt", real_rows(2))
     monkeypatch.undo()
     table, _ = imported(tmp_path / "0.pt", into=tmp_path / "trace")
-    assert same_bits(table, "logp_rollout", [row["logp_rollout"] for row in real_rows(2)])
+    assert_holds(table, real_rows(2), "logp_rollout")
 
 
 def test_samples_are_told_apart_by_every_bit_of_their_log_mu():
     """Two values that float16 rounds to the same number; a list and a tensor are the same."""
     one, other = [-0.5, -2.0], [-0.5, -2.0001]
     assert np.array_equal(np.float16(one), np.float16(other))
-    assert _bits(one) == _bits(torch.tensor(one)) != _bits(other)
-    assert _bits(other) == _bits(torch.tensor(other))
+    assert bits_of(one) == bits_of(torch.tensor(one)) != bits_of(other)
+    assert bits_of(other) == bits_of(torch.tensor(other))
 
 
 @pytest.mark.parametrize(
@@ -330,7 +299,7 @@ def test_the_file_of_a_rollout_gives_places_if_it_has_every_sample(raw, more, ex
     """A partition names the places itself."""
     rollout = {5: {"reward": 7.0}, 6: {"reward": 8.0}}
     columns = {"tokens": [[1], [2]], "sample_indices": [6, 5], "raw_reward": raw, **more}
-    samples = _of_columns(columns, rollout)
+    samples = samples_of_columns(columns, rollout)
     assert [sample.get("raw_reward") for sample in samples] == expected
 
 

@@ -16,7 +16,17 @@ import torch
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing.torch_file import NeedsItsFramework, pickles
-from tests.frameworks.importing.layouts import imported, real_rows, same_bits, save, slime_sample
+from tests.frameworks.importing.layouts import (
+    assert_holds,
+    column,
+    imported,
+    ones,
+    padded,
+    real_rows,
+    save,
+    slime_samples,
+    write_records,
+)
 
 
 class Harmful:
@@ -57,7 +67,7 @@ def test_pickles_are_never_opened(tmp_path, name):
 
 
 def test_truncated_and_foreign_files_are_one_sentence(tmp_path):
-    path = save(tmp_path / "0.pt", {"rollout_id": 0, "samples": [slime_sample(real_rows(1)[0], 0)]})
+    path = write_records(tmp_path / "0.pt", slime_samples(real_rows(1)))
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(MismatchError, match="is truncated"):
         imported(path, into=tmp_path / "trace")
@@ -66,68 +76,53 @@ def test_truncated_and_foreign_files_are_one_sentence(tmp_path):
         imported(path, into=tmp_path / "trace")
 
 
-def run_lines(error: NeedsItsFramework, folder, monkeypatch) -> None:
-    monkeypatch.chdir(folder)
-    exec(error.lines, {})
+def assert_its_lines_import(path, rows, monkeypatch, *, dump="dump.jsonl", **theirs) -> str:
+    """Run the lines that the refusal of a file prints, and import the file that they write.
 
-
-def refused(path, folder) -> NeedsItsFramework:
-    with pytest.raises(NeedsItsFramework) as found:
-        imported(path, into=folder / "never")
-    return found.value
-
-
-def padded(rows, name: str, left: bool, fill: float = 0) -> torch.Tensor:
-    width = max(len(row[name]) for row in rows) + 2
-    pads = [[fill] * (width - len(row[name])) for row in rows]
-    return torch.tensor(
-        [p + row[name] if left else row[name] + p for p, row in zip(pads, rows, strict=True)]
-    )
-
-
-def masks(rows, name: str, left: bool) -> torch.Tensor:
-    return padded([{name: [1] * len(row[name])} for row in rows], name, left)
-
-
-def check(folder, rows, tmp_path, *, policy: str | None) -> None:
-    table, _ = imported(folder / "dump.jsonl", into=tmp_path / "trace")
-    for name in ("prompt_ids", "response_ids", "logp_rollout"):
-        assert same_bits(table, name, [row[name] for row in rows]), name
-    if policy:
-        assert same_bits(table, "logp_trainer", [row[policy] for row in rows])
+    Returns the format of the file.
+    """
+    with pytest.raises(NeedsItsFramework) as refused:
+        imported(path, into=path.parent / "never")
+    monkeypatch.chdir(path.parent)
+    exec(refused.value.lines, {})
+    table, about = imported(path.parent / dump, into=path.parent / "trace")
+    assert_holds(table, rows, "prompt_ids", "response_ids", "logp_rollout", **theirs)
+    return about["format"]
 
 
 def test_the_lines_for_skyrl(tmp_path, monkeypatch):
     """Sequences padded on the left, values aligned to the right."""
     rows = real_rows(4)
-    joined = [row | {"ids": row["prompt_ids"] + row["response_ids"]} for row in rows]
-    batch = {
-        "sequences": padded(joined, "ids", left=True),
-        "attention_mask": masks(joined, "ids", left=True),
-        "response_mask": masks(rows, "response_ids", left=True),
-        "loss_mask": masks(rows, "response_ids", left=True),
-        "rollout_logprobs": padded(rows, "logp_rollout", left=True),
-        "action_log_probs": padded(rows, "logp_recomputed", left=True),
-        "advantages": padded(rows, "advantage", left=True),
+    responses = column(rows, "response_ids")
+    sequences = [row["prompt_ids"] + row["response_ids"] for row in rows]
+    lists = {
+        "sequences": sequences,
+        "attention_mask": ones(sequences),
+        "response_mask": ones(responses),
+        "loss_mask": ones(responses),
+        "rollout_logprobs": column(rows, "logp_rollout"),
+        "action_log_probs": column(rows, "logp_recomputed"),
+        "advantages": column(rows, "advantage"),
     }
+    batch = {name: torch.tensor(padded(values, left=True)) for name, values in lists.items()}
     path = tmp_path / "global_step_3_training_input.pkl"
     path.write_bytes(pickle.dumps(batch))
-    run_lines(refused(path, tmp_path), tmp_path, monkeypatch)
-    check(tmp_path, rows, tmp_path, policy="logp_recomputed")
+    assert_its_lines_import(path, rows, monkeypatch, logp_trainer="logp_recomputed")
 
 
 def test_the_lines_for_verl(tmp_path, monkeypatch):
     """Prompts padded on the left, responses on the right."""
     rows = real_rows(4)
-    prompt, response = (
-        masks(rows, name, left) for name, left in (("prompt_ids", True), ("response_ids", False))
-    )
+    prompts = torch.tensor(padded(column(rows, "prompt_ids"), left=True))
+    responses = torch.tensor(padded(column(rows, "response_ids")))
+    prompt_mask = torch.tensor(padded(ones(column(rows, "prompt_ids")), left=True))
+    response_mask = torch.tensor(padded(ones(column(rows, "response_ids"))))
     batch = {
-        "prompts": padded(rows, "prompt_ids", left=True),
-        "responses": padded(rows, "response_ids", left=False),
-        "rollout_log_probs": padded(rows, "logp_rollout", left=False),
-        "attention_mask": torch.cat([prompt, response], dim=1),
-        "response_mask": response,
+        "prompts": prompts,
+        "responses": responses,
+        "rollout_log_probs": torch.tensor(padded(column(rows, "logp_rollout"))),
+        "attention_mask": torch.cat([prompt_mask, response_mask], dim=1),
+        "response_mask": response_mask,
     }
     verl = types.ModuleType("verl")
     verl.DataProto = types.SimpleNamespace(
@@ -135,8 +130,7 @@ def test_the_lines_for_verl(tmp_path, monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "verl", verl)
     (tmp_path / "gen_batch.dp").write_bytes(b"")
-    run_lines(refused(tmp_path / "gen_batch.dp", tmp_path), tmp_path, monkeypatch)
-    check(tmp_path, rows, tmp_path, policy=None)
+    assert_its_lines_import(tmp_path / "gen_batch.dp", rows, monkeypatch)
 
 
 def test_the_lines_for_verl_s_queue(tmp_path, monkeypatch):
@@ -148,15 +142,12 @@ def test_the_lines_for_verl_s_queue(tmp_path, monkeypatch):
     }
     nested = {
         ours: torch.nested.nested_tensor(
-            [torch.tensor(row[name]) for row in rows], layout=torch.jagged
+            [torch.tensor(values) for values in column(rows, name)], layout=torch.jagged
         )
         for ours, name in names.items()
     }
-    path = save(
-        tmp_path / "tq_batch.pt", {"tensordict": nested, "tags": Adapter("x"), "global_steps": 1}
-    )
-    run_lines(refused(path, tmp_path), tmp_path, monkeypatch)
-    check(tmp_path, rows, tmp_path, policy=None)
+    content = {"tensordict": nested, "tags": Adapter("x"), "global_steps": 1}
+    assert_its_lines_import(save(tmp_path / "tq_batch.pt", content), rows, monkeypatch)
 
 
 def test_the_lines_for_oat(tmp_path, monkeypatch):
@@ -172,20 +163,15 @@ def test_the_lines_for_oat(tmp_path, monkeypatch):
     ]
     path = tmp_path / "buffer_step00003.pkl"
     path.write_bytes(pickle.dumps(([], [], [items[:2], items[2:]])))
-    run_lines(refused(path, tmp_path), tmp_path, monkeypatch)
-    check(tmp_path, rows, tmp_path, policy=None)
+    assert_its_lines_import(path, rows, monkeypatch)
 
 
 def test_the_lines_for_slime_with_more_than_data(tmp_path, monkeypatch):
     rows = real_rows(3)
-    samples = [slime_sample(row, i) | {"adapter": Adapter("a")} for i, row in enumerate(rows)]
-    path = save(tmp_path / "5.pt", {"rollout_id": 5, "samples": samples})
-    run_lines(refused(path, tmp_path), tmp_path, monkeypatch)
-    table, about = imported(tmp_path / "rollout_data.pt", into=tmp_path / "trace")
-    assert (
-        same_bits(table, "logp_rollout", [row["logp_rollout"] for row in rows])
-        and about["format"] == "slime"
-    )
+    samples = [sample | {"adapter": Adapter("a")} for sample in slime_samples(rows)]
+    path = write_records(tmp_path / "5.pt", samples)
+    format = assert_its_lines_import(path, rows, monkeypatch, dump="rollout_data.pt")
+    assert format == "slime"
 
 
 def test_every_framework_s_lines_are_python():

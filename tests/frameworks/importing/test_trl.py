@@ -14,97 +14,73 @@ from mismatch_cli.frameworks.importing.padded import HIDDEN, OTHER_SIZE, PADDED,
 from mismatch_cli.frameworks.importing.rows import NO_ROLLOUT, WRONG_LENGTH
 from tests.frameworks.importing.layouts import (
     Row,
+    assert_holds,
+    column,
     imported,
+    ones,
+    padded,
     real_rows,
     same_bits,
     write_lines,
     write_parquet,
+    write_records,
 )
 from tests.frameworks.recording.test_trl import batches as real_batches
 from tests.frameworks.recording.test_trl import recorded
-
-PAD = 0
 
 
 def batch(rows: list[Row]) -> Row:
     """What the trainer's method returns for these responses, as lists; the second token is tool
     output.
     """
-    before, after = (
-        max(len(row[name]) for row in rows) + 2 for name in ("prompt_ids", "response_ids")
-    )
-
-    def right(values, fill):
-        return [*values, *[fill] * (after - len(values))]
-
-    def left(values, fill):
-        return [*[fill] * (before - len(values)), *values]
-
+    prompts, responses = column(rows, "prompt_ids"), column(rows, "response_ids")
+    tool_masks = [[1, 0, *[1] * (len(ids) - 2)] for ids in responses]
     return {
-        "prompt_ids": [left(row["prompt_ids"], PAD) for row in rows],
-        "prompt_mask": [left([1] * len(row["prompt_ids"]), 0) for row in rows],
-        "completion_ids": [right(row["response_ids"], PAD) for row in rows],
-        "completion_mask": [right([1] * len(row["response_ids"]), 0) for row in rows],
-        "tool_mask": [right([1, 0, *[1] * (len(row["response_ids"]) - 2)], 1) for row in rows],
-        "sampling_per_token_logps": [right(row["logp_rollout"], 0.0) for row in rows],
-        "old_per_token_logps": [right(row["logp_recomputed"], -7.0) for row in rows],
+        "prompt_ids": padded(prompts, left=True),
+        "prompt_mask": padded(ones(prompts), left=True),
+        "completion_ids": padded(responses),
+        "completion_mask": padded(ones(responses)),
+        "tool_mask": padded(tool_masks, 1),
+        "sampling_per_token_logps": padded(column(rows, "logp_rollout"), 0.0),
+        "old_per_token_logps": padded(column(rows, "logp_recomputed"), -7.0),
         "advantages": [row["advantage"][0] for row in rows],
-        "num_items_in_batch": sum(len(row["response_ids"]) for row in rows),
+        "num_items_in_batch": sum(map(len, responses)),
     }
 
 
 def single(row: Row) -> Row:
     """The same for one response, without padding."""
-    found = {name: value[0] for name, value in batch([row]).items() if isinstance(value, list)}
-    sizes = {True: len(row["prompt_ids"]), False: len(row["response_ids"])}
+    alone = {name: value[0] for name, value in batch([row]).items() if isinstance(value, list)}
     return {
-        name: value
-        if not isinstance(value, list)
-        else value[-sizes[True] :]
-        if name.startswith("prompt")
-        else value[: sizes[False]]
-        for name, value in found.items()
-    }
-
-
-def write(path, records: list[Row]):
-    if path.suffix == ".parquet":
-        return write_parquet(path, pa.Table.from_pylist(records))
-    return write_lines(path, records)
-
-
-def assert_are(table: pa.Table, rows: list[Row]) -> None:
-    names = {
-        "prompt_ids": "prompt_ids",
-        "response_ids": "response_ids",
-        "logp_rollout": "logp_rollout",
-    }
-    for name, its in (
-        names | {"logp_trainer": "logp_recomputed", "advantage": "advantage"}
-    ).items():
-        assert same_bits(table, name, [row[its] for row in rows]), name
-    assert all(mask[:3] == [True, False, True] for mask in table.column("loss_mask").to_pylist())
+        name: value[2:] if name.startswith("prompt") else value[:-2]
+        for name, value in alone.items()
+        if isinstance(value, list)
+    } | {"advantages": alone["advantages"]}
 
 
 @pytest.mark.parametrize("way", ["jsonl", "parquet"])
 def test_batches_and_single_responses_are_the_same_responses(tmp_path, way):
     rows = real_rows(8)
     batches = [batch(rows[:5]) | {"step": 3}, batch(rows[5:]) | {"step": 4}]
-    table, about = imported(write(tmp_path / f"b.{way}", batches), into=tmp_path / "batches")
-    assert_are(table, rows)
+    table, about = imported(
+        write_records(tmp_path / f"b.{way}", batches), into=tmp_path / "batches"
+    )
+    names = ("prompt_ids", "response_ids", "logp_rollout", "advantage")
+    assert_holds(table, rows, *names, logp_trainer="logp_recomputed")
+    assert all(mask[:3] == [True, False, True] for mask in table.column("loss_mask").to_pylist())
     assert about["format"] == "trl" and table.column("step").to_pylist() == [3] * 5 + [4] * 3
     assert about["left_out"] == {"unknown columns (num_items_in_batch)": 1} and not about["noted"]
     singles = [single(row) | {"step": 3 + (i > 4)} for i, row in enumerate(rows)]
-    assert imported(write(tmp_path / f"s.{way}", singles), into=tmp_path / "singles")[0].equals(
-        table
-    )
-    padded = [
+    assert imported(write_records(tmp_path / f"s.{way}", singles), into=tmp_path / "singles")[
+        0
+    ].equals(table)
+    rows_of_batch = [
         {name: value[i] if isinstance(value, list) else value for name, value in batches[0].items()}
         for i in range(5)
     ]
-    assert imported(write(tmp_path / f"p.{way}", padded), into=tmp_path / "padded")[0].equals(
-        table.slice(0, 5)
-    )
+    assert imported(write_records(tmp_path / f"p.{way}", rows_of_batch), into=tmp_path / "padded")[
+        0
+    ].equals(table.slice(0, 5))
 
 
 @pytest.mark.parametrize("way", ["jsonl", "parquet"])
@@ -114,7 +90,7 @@ def test_batches_of_a_real_run_are_what_its_recorder_wrote(tmp_path, way):
         {name: value.tolist() for name, value in batch.items()} | {"step": step}
         for step, batch in enumerate(batches)
     ]
-    table, about = imported(write(tmp_path / f"d.{way}", records), into=tmp_path / "trace")
+    table, about = imported(write_records(tmp_path / f"d.{way}", records), into=tmp_path / "trace")
     expected = pa.concat_tables(
         recorded(tmp_path / "recorded", batches)[0].tables(), promote_options="default"
     )
@@ -152,8 +128,7 @@ def test_what_else_people_write(tmp_path):
     ]
     found["prompt"] = [[{"role": "user", "content": "What is 1 + 1?"}]] * 4
     table, about = imported(write_lines(tmp_path / "d.jsonl", [found]), into=tmp_path / "trace")
-    assert same_bits(table, "advantage", [row["advantage"] for row in rows])
-    assert same_bits(table, "logp_recomputed", [row["logp_recomputed"] for row in rows])
+    assert_holds(table, rows, "advantage", "logp_recomputed")
     assert table.column("logp_trainer").to_pylist()[0] == [-1.0] * len(rows[0]["response_ids"])
     assert (
         table.column("reward").to_pylist() == [1, 0, 1, 0]
@@ -173,7 +148,7 @@ def test_what_else_people_write(tmp_path):
     table, _ = imported(
         write_parquet(tmp_path / "d.parquet", pa.table(wide)), into=tmp_path / "wide"
     )
-    assert same_bits(table, "logp_rollout", [row["logp_rollout"] for row in rows])
+    assert_holds(table, rows, "logp_rollout")
 
 
 def test_hostile_batches(tmp_path):
@@ -193,7 +168,7 @@ def test_hostile_batches(tmp_path):
     broken[3]["completion_mask"][0][0] = 2
     path = write_lines(tmp_path / "d.jsonl", [*batches, *broken])
     table, about = imported(path, into=tmp_path / "trace", vocabulary=10**6)
-    assert same_bits(table, "response_ids", [rows[1]["response_ids"]])
+    assert_holds(table, rows[1:2], "response_ids")
     first = table.column("logp_rollout").to_pylist()[0]
     assert first[0] != first[0] and first[1:] == pytest.approx(rows[1]["logp_rollout"][1:])
     assert about["left_out"] == {
@@ -266,24 +241,23 @@ def test_every_response_has_the_columns_that_it_shows(tmp_path, way):
     for record, row in zip(records[70:], rows[70:], strict=True):
         record["per_token_logps"] = row["logp_trainer"]
     records[79]["logprobs"] = records[79].pop("sampling_per_token_logps")
-    table, about = imported(write(tmp_path / f"a.{way}", records), into=tmp_path / "a")
+    table, about = imported(write_records(tmp_path / f"a.{way}", records), into=tmp_path / "a")
     assert about["left_out"] == {NO_ROLLOUT: 70}
-    for name in ("logp_rollout", "logp_trainer", "logp_recomputed"):
-        assert same_bits(table, name, [row[name] for row in rows[70:]]), name
+    assert_holds(table, rows[70:], "logp_rollout", "logp_trainer", "logp_recomputed")
     for record, row in zip(records, rows, strict=True):
         record["sampling_per_token_logps"] = row["logp_rollout"]
-    table, about = imported(write(tmp_path / f"b.{way}", records), into=tmp_path / "b")
+    table, about = imported(write_records(tmp_path / f"b.{way}", records), into=tmp_path / "b")
     assert not about["left_out"]
     current = [row["logp_recomputed" if i < 70 else "logp_trainer"] for i, row in enumerate(rows)]
     assert same_bits(table, "logp_trainer", current)
-    assert same_bits(
-        table, "logp_recomputed", [None] * 70 + [row["logp_recomputed"] for row in rows[70:]]
-    )
+    assert same_bits(table, "logp_recomputed", [None] * 70 + column(rows[70:], "logp_recomputed"))
     assert table.column("version_trainer").to_pylist() == [0] * 70 + [1] * 10
-    path = write(tmp_path / f"c.{way}", [record | {"per_token_logps": None} for record in records])
+    path = write_records(
+        tmp_path / f"c.{way}", [record | {"per_token_logps": None} for record in records]
+    )
     table, _ = imported(path, into=tmp_path / "c")
-    assert same_bits(table, "logp_trainer", [row["logp_recomputed"] for row in rows])
-    path = write(
+    assert_holds(table, rows, logp_trainer="logp_recomputed")
+    path = write_records(
         tmp_path / f"d.{way}",
         [record | dict.fromkeys(("sampling_per_token_logps", "logprobs")) for record in records],
     )

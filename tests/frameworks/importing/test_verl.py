@@ -21,51 +21,48 @@ import torch
 
 from mismatch_cli.app.cli import run
 from mismatch_cli.frameworks.verl import pickles as _pickles
-from mismatch_cli.trace.reader import Trace
+from tests.frameworks.importing.layouts import assert_holds, imported
+from tests.frameworks.importing.test_torch_files import Harmful
 from tests.frameworks.recording.real_verl import samples
 
 SAVED = [Path(__file__).parent / name for name in ("verl_batch.dp", "verl_batch_numpy.dp")]
+WHOLE = SAVED[0].read_bytes()
+# A file that begins like verl's
+HEAD = b"\x80\x04\x8c\x0dverl.protocol\x8c\x09DataProto\x93)\x81"
+THEIRS = {
+    "prompt_ids": "prompts",
+    "response_ids": "responses",
+    "loss_mask": "loss_mask",
+    "logp_rollout": "rollout_log_probs",
+    "logp_trainer": "old_log_probs",
+}
 
 
-def imported(path: Path, tmp_path: Path) -> Trace:
-    assert run(["import", str(path), "--output", str(tmp_path / "out"), "--quiet"]) == 0
-    return Trace.open(tmp_path / "out")
-
-
-def check(trace: Trace) -> None:
-    """The rows are verl's samples, to the bit."""
-    rows = [row for table in trace.tables() for row in table.to_pylist()]
-    for row, sample in zip(rows, samples(), strict=True):
-        assert (
-            row["prompt_ids"] == sample["prompts"].tolist()
-            and row["response_ids"] == sample["responses"].tolist()
-        )
-        assert row["loss_mask"] == sample["loss_mask"].bool().tolist()
-        for name, theirs in (
-            ("logp_rollout", "rollout_log_probs"),
-            ("logp_trainer", "old_log_probs"),
-        ):
-            np.testing.assert_array_equal(np.float32(row[name]), sample[theirs].numpy())
-        assert row["reward"] == sample["rm_scores"].sum()
-    groups = [row["prompt_id"] for row in rows]
+def check(path: Path, into: Path) -> tuple[pa.Table, dict[str, Any]]:
+    """The rows of a file are verl's samples, to the bit; returns what was imported."""
+    table, about = imported(path, into=into)
+    rows = [{its: sample[its].tolist() for its in THEIRS.values()} for sample in samples()]
+    assert_holds(table, rows, **THEIRS)
+    assert table.column("reward").to_pylist() == [row["rm_scores"].sum() for row in samples()]
+    groups = table.column("prompt_id").to_pylist()
     assert [groups.index(group) for group in groups] == [0] * 4 + [4] * 4 + [8] * 4
+    return table, about
 
 
 @pytest.mark.parametrize("path", SAVED, ids=lambda path: path.stem)
 def test_a_saved_dataproto(path, tmp_path):
-    trace = imported(path, tmp_path)
-    check(trace)
-    assert {row["step"] for table in trace.tables() for row in table.to_pylist()} == {7}
-    assert "old_log_probs" in trace.manifest["imported"]["holds"]
+    table, about = check(path, tmp_path / "trace")
+    assert set(table.column("step").to_pylist()) == {7}
+    assert "old_log_probs" in about["holds"]
 
 
 def test_the_content_of_a_pickle_decides(tmp_path):
     for name in ("batch.pkl", "run/step_7.pickle"):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(SAVED[0].read_bytes())
-    check(imported(tmp_path / "batch.pkl", tmp_path / "1"))
-    check(imported(tmp_path / "run", tmp_path / "2"))
+        path.write_bytes(WHOLE)
+    check(tmp_path / "batch.pkl", tmp_path / "1")
+    check(tmp_path / "run", tmp_path / "2")
 
 
 @pytest.mark.parametrize("kind", ["pt", "jsonl", "parquet"])
@@ -83,7 +80,7 @@ def test_its_columns_in_other_files(kind, tmp_path):
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
         pq.write_table(pa.table(lists), path)
-    check(imported(path, tmp_path))
+    check(path, tmp_path / "trace")
 
 
 def test_copied_log_probs_are_not_those_of_the_trainer(tmp_path):
@@ -93,35 +90,32 @@ def test_copied_log_probs_are_not_those_of_the_trainer(tmp_path):
         {name: content[name] for name in names} | {"old_log_probs": content["rollout_log_probs"]},
         tmp_path / "b.pt",
     )
-    trace = imported(tmp_path / "b.pt", tmp_path)
-    assert "logp_trainer" not in trace.columns()
-    assert "bypass mode" in " ".join(trace.manifest["imported"]["noted"])
+    table, about = imported(tmp_path / "b.pt", into=tmp_path / "trace")
+    assert "logp_trainer" not in table.column_names
+    assert "bypass mode" in " ".join(about["noted"])
 
 
-class Bomb:
-    def __reduce__(self) -> Any:
-        return (Path.touch, (Path("touched"),))
+def without_ends(value: Any, protocol: int | None = None) -> bytes:
+    """A pickle of a value, to be put into another."""
+    return pickle.dumps(value, protocol)[2:-1]
 
 
-def hostile(name: str, whole: bytes) -> bytes:
-    """A file that begins like verl's and ends like something else."""
-    head = b"\x80\x04\x8c\x0dverl.protocol\x8c\x09DataProto\x93)\x81"
-    state = {
-        "callable": pickle.dumps(Bomb())[2:-1],
-        "nothing": b"N",
-        "numbers": pickle.dumps((1, 2, 3))[2:-1],
-    }
-    return {
-        "half": whole[: len(whole) // 2],
-        "flipped": whole[:40] + bytes(b ^ 255 for b in whole[40:80]) + whole[80:],
-        "empty": head[:30],
-    }.get(name) or head + state[name] + b"b."
+HOSTILE = {
+    "half": WHOLE[: len(WHOLE) // 2],
+    "flipped": WHOLE[:40] + bytes(b ^ 255 for b in WHOLE[40:80]) + WHOLE[80:],
+    "empty": HEAD[:30],
+    "callable": HEAD + without_ends(Harmful("touched")) + b"b.",
+    "nothing": HEAD + b"Nb.",
+    "numbers": HEAD + without_ends((1, 2, 3)) + b"b.",
+}
 
 
-@pytest.mark.parametrize("name", ["half", "flipped", "empty", "callable", "nothing", "numbers"])
-def test_what_is_not_a_dataproto_is_refused_and_runs_nothing(name, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
+def test_what_is_not_a_dataproto_is_refused_and_runs_nothing(
+    content, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "batch.dp").write_bytes(hostile(name, SAVED[0].read_bytes()))
+    (tmp_path / "batch.dp").write_bytes(content)
     assert run(["import", "batch.dp"]) == 1
     said = capsys.readouterr().err
     assert "batch.dp" in said and "Traceback" not in said
@@ -133,7 +127,7 @@ def name_of(text: str) -> bytes:
 
 
 def plain(value: Any) -> bytes:
-    return pickle.dumps(value, 2)[2:-1]
+    return without_ends(value, 2)
 
 
 def pointers(data: bytes, letter: bytes) -> bytes:
@@ -184,10 +178,8 @@ def test_no_array_is_made_of_pointers(tmp_path):
 
 def test_objects_of_other_classes_are_refused_with_the_lines_to_run(tmp_path, capsys):
     """As verl saves images: the error names what would have to be imported."""
-    content = pickle.dumps((b"", {"multi_modal_data": np.array([Bomb()], dtype=object)}, {}))
-    (tmp_path / "batch.dp").write_bytes(
-        b"\x80\x04\x8c\x0dverl.protocol\x8c\x09DataProto\x93)\x81" + content[2:-1] + b"b."
-    )
+    images = {"multi_modal_data": np.array([Harmful("touched")], dtype=object)}
+    (tmp_path / "batch.dp").write_bytes(HEAD + without_ends((b"", images, {})) + b"b.")
     assert run(["import", str(tmp_path / "batch.dp")]) == 1
     said = capsys.readouterr()
     assert "could run code" in said.err and "from verl import DataProto" in said.out + said.err
@@ -228,5 +220,5 @@ def test_invalid_values(tmp_path, capsys):
     nan = good["old_log_probs"].clone()
     nan[0, 0] = torch.nan
     torch.save(good | {"old_log_probs": nan}, tmp_path / "b.pt")
-    noted = imported(tmp_path / "b.pt", tmp_path).manifest["imported"]["noted"]
-    assert any("NaN: not measured" in reason for reason in noted)
+    _, about = imported(tmp_path / "b.pt", into=tmp_path / "trace")
+    assert any("NaN: not measured" in reason for reason in about["noted"])

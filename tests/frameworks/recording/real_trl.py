@@ -21,6 +21,7 @@ from mismatch_cli.app.cli import run
 from mismatch_cli.models.torch_settings import prepare_imports
 from tests.frameworks.recording.test_trl import BATCHES, LOGGED, run_the_lines_of_the_page
 from tests.paths import ROOT
+from tests.studies.compared import rows_of
 
 MODEL = ROOT / "sample_data/model"
 STEPS = 4
@@ -110,11 +111,7 @@ def trained(tmp_path_factory):
 
 
 def test_everything_that_trl_samples_is_recorded(trained):
-    rows = [
-        row
-        for shard in sorted(trained.folder.glob("shard-*"))
-        for row in pq.read_table(shard).to_pylist()
-    ]
+    rows = rows_of(trained.folder)
     assert len(rows) == 8 * STEPS
     for step, (logged, batch) in enumerate(zip(trained.logged, trained.batches, strict=True)):
         of_step = [row for row in rows if row["step"] == step]

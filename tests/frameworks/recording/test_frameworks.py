@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -23,8 +24,10 @@ import torch
 from mismatch_cli.studies.translation import Translation
 from mismatch_cli.trace.reader import Trace
 from tests.frameworks.recording.test_trl import run_the_lines_of_the_page
+from tests.studies.compared import rows_of
 
 VERL = Path(__file__).parent / "verl_batch.npz"
+near = partial(pytest.approx, abs=1e-7)
 
 
 def verl_metrics(folder: Path) -> dict[str, float]:
@@ -48,14 +51,6 @@ def adapter(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
     module = f"mismatch_cli.frameworks.{name}.recorder"
     monkeypatch.delitem(sys.modules, module, raising=False)
     return importlib.import_module(module)
-
-
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    return [row for table in Trace.open(folder).tables() for row in table.to_pylist()]
-
-
-def close(values: list[float] | None, expected: list[float]) -> bool:
-    return values is not None and np.allclose(values, expected, atol=1e-7)
 
 
 class FakeTrainer:
@@ -89,32 +84,27 @@ def verl_trainer(
         for name, values in columns.items()
     }
     registry: dict[str, Any] = {"sync": FakeTrainer}
-
-    def register(name: str) -> Any:
-        return lambda trainer: registry.setdefault(name, trainer)
-
     stand_in(monkeypatch, "transfer_queue", kv_batch_get=lambda *_: data)
     base = stand_in(
         monkeypatch,
         "verl.trainer.ppo.v1.trainer_base",
         TRAINER_REGISTRY=registry,
-        register_trainer=register,
+        register_trainer=lambda name: lambda trainer: registry.setdefault(name, trainer),
     )
     stand_in(monkeypatch, "verl.trainer.ppo.v1", trainer_base=base)
     adapter(monkeypatch, "verl")
     made = registry["sync_recorded"]()
-    rollout = SimpleNamespace(name="vllm", dtype="bfloat16", temperature=0.8)
+    actor = SimpleNamespace(
+        rollout=SimpleNamespace(name="vllm", dtype="bfloat16", temperature=0.8),
+        model=SimpleNamespace(path="some-model"),
+    )
     made.config = SimpleNamespace(
         trainer=SimpleNamespace(default_local_dir=str(folder)),
         algorithm=algorithm,
-        actor_rollout_ref=SimpleNamespace(
-            rollout=rollout, model=SimpleNamespace(path="some-model")
-        ),
+        actor_rollout_ref=actor,
     )
-    tags = [
-        {"is_padding": number == 5, "min_global_steps": 6, "max_global_steps": 7}
-        for number in range(12)
-    ]
+    steps = {"min_global_steps": 6, "max_global_steps": 7}
+    tags = [{"is_padding": number == 5} | steps for number in range(12)]
     return made, SimpleNamespace(tags=tags, keys=[], partition_id="train")
 
 
@@ -131,8 +121,8 @@ def test_verl(monkeypatch, tmp_path):
             assert row["response_ids"] == arrays[f"responses/{number}"].tolist()
             assert row["prompt_ids"] == arrays[f"prompts/{number}"].tolist()
             assert row["loss_mask"] == arrays[f"loss_mask/{number}"].astype(bool).tolist()
-            assert close(row["logp_rollout"], arrays[f"rollout_log_probs/{number}"])
-            assert close(row["logp_trainer"], arrays[f"old_log_probs/{number}"])
+            assert row["logp_rollout"] == near(arrays[f"rollout_log_probs/{number}"])
+            assert row["logp_trainer"] == near(arrays[f"old_log_probs/{number}"])
             assert row["reward"] == number % 2 and (row["step"], row["version_rollout"]) == (7, 6)
     manifest = Trace.open(tmp_path / "recorded").manifest
     assert manifest["rollout"]["dtype"] == "bfloat16" and manifest["config"]["sampling"] == {
@@ -143,7 +133,7 @@ def test_verl(monkeypatch, tmp_path):
 def test_verl_in_bypass_mode_has_no_log_probs_of_the_trainer(monkeypatch, tmp_path):
     made, batch = verl_trainer(monkeypatch, tmp_path, rollout_correction={"bypass_mode": True})
     made._compute_advantage(batch, {})
-    made._recorder.close()
+    made.on_train_end()
     assert all("logp_trainer" not in row for row in rows_of(tmp_path / "recorded"))
 
 
@@ -206,9 +196,8 @@ def test_skyrl(monkeypatch, tmp_path):
     first, second = rows_of(tmp_path / "recorded")
     assert {name: first[name] for name in TWO_TURNS} == TWO_TURNS
     assert {name: second[name] for name in ONE_TURN} == ONE_TURN
-    assert close(first["logp_rollout"], [-0.1, -0.2, 0, 0, -0.3]) and close(
-        second["logp_trainer"], [-0.41, -0.51]
-    )
+    assert first["logp_rollout"] == near([-0.1, -0.2, 0, 0, -0.3])
+    assert second["logp_trainer"] == near([-0.41, -0.51])
     assert second["advantage"] == [-1, -1] and first["step"] == 3
     assert Trace.open(tmp_path / "recorded").manifest["config"]["sampling"] == {"temperature": 0.7}
 
@@ -256,9 +245,8 @@ def test_slime(monkeypatch, tmp_path, last_stage, tensor_rank):
     for row, expected in zip(rows, (TWO_TURNS, ONE_TURN) * 2, strict=True):
         assert {name: row[name] for name in expected} == expected
     assert [row["finish_reason"] for row in rows] == ["stop", "length"] * 2
-    assert [row["reward"] for row in rows] == [1, 0] * 2 and close(
-        rows[3]["logp_trainer"], [-0.41, -0.51]
-    )
+    assert [row["reward"] for row in rows] == [1, 0] * 2
+    assert rows[3]["logp_trainer"] == near([-0.41, -0.51])
     assert Trace.open(tmp_path / "run").manifest["trainer"]["dtype"] == "bfloat16"
 
 
@@ -334,11 +322,8 @@ def test_openrlhf(monkeypatch, tmp_path):
     assert [row["step"] for row in rows] == [0, 0, 1, 1, 2, 2, 3, 3]
     for row, expected in zip(rows, (TWO_TURNS, ONE_TURN) * 4, strict=True):
         assert {name: row[name] for name in expected} == expected
-    assert close(rows[0]["logp_rollout"], [-0.1, -0.2, 0, 0, -0.3]) and close(
-        rows[1]["logp_trainer"], [-0.41, -0.51]
-    )
-    assert close(rows[1]["advantage"], [-1.2, -1.2]) and [row["reward"] for row in rows[:2]] == [
-        1,
-        0,
-    ]
+    assert rows[0]["logp_rollout"] == near([-0.1, -0.2, 0, 0, -0.3])
+    assert rows[1]["logp_trainer"] == near([-0.41, -0.51])
+    assert rows[1]["advantage"] == near([-1.2, -1.2])
+    assert [row["reward"] for row in rows[:2]] == [1, 0]
     assert [row["finish_reason"] for row in rows[:2]] == ["stop", "length"]

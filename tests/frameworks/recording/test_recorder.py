@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.recorder_notes import manifest_of
+from tests.studies.compared import rows_of
 
 
 def response(
@@ -48,10 +48,6 @@ def counts(**found: int) -> dict[str, int]:
     return dict.fromkeys(("given", "not sampled", "written", "refused", "lost"), 0) | found
 
 
-def recorded(folder: Path) -> list[dict[str, Any]]:
-    return [row for table in Trace.open(folder).tables() for row in table.to_pylist()]
-
-
 def test_what_is_added_is_a_trace(tmp_path):
     rng = np.random.default_rng(0)
     given = [
@@ -64,7 +60,7 @@ def test_what_is_added_is_a_trace(tmp_path):
     for row in given:
         recorder.add(**row)
     recorder.close()
-    found = recorded(tmp_path / "run")
+    found = rows_of(tmp_path / "run")
     assert len(found) == len(given) and recorder.counts == counts(given=12, written=12)
     for row, expected in zip(found, given, strict=True):
         assert (
@@ -94,7 +90,7 @@ def test_padded_matrices_on_either_side_lose_their_padding(tmp_path, kind):
         advantage=kind([1.0, -1.0]),
     )
     recorder.close()
-    first, second = recorded(tmp_path / "run")
+    first, second = rows_of(tmp_path / "run")
     assert (first["prompt_ids"], second["prompt_ids"]) == ([7, 8], [4, 5, 6])
     assert (first["response_ids"], second["response_ids"]) == ([1, 2, 3], [9])
     np.testing.assert_allclose(second["logp_rollout"], [-0.4])
@@ -127,7 +123,7 @@ def test_a_batch_may_be_lists_of_anything_and_is_copied(tmp_path):
         step=5, prompt_ids=np.zeros((0, 2)), response_ids=[], prompt_mask=[], response_mask=[]
     )
     recorder.close()
-    first, second = recorded(tmp_path / "run")
+    first, second = rows_of(tmp_path / "run")
     assert recorder.counts == counts(given=2, written=2)
     assert (first["prompt_ids"], second["prompt_ids"], first["response_ids"]) == (
         [7, 8],
@@ -165,7 +161,7 @@ def test_unrecordable_responses_are_counted_and_the_run_continues(tmp_path, capl
         recorder.add(**good | {"reward": np.inf, "sample_index": 1})
         recorder.close()
         recorder.add(**good)
-    first, second = recorded(tmp_path / "run")
+    first, second = rows_of(tmp_path / "run")
     # Not a number: left empty, as in an import
     assert first["reward"] == 1.0 and second["reward"] is None
     assert recorder.counts == counts(
@@ -188,7 +184,7 @@ def test_values_that_were_not_measured_are_nan(tmp_path):
         **response(np.random.default_rng(0)) | {"logp_trainer": logp_T, "advantage": np.nan}
     )
     recorder.close()
-    (row,) = recorded(tmp_path / "run")
+    (row,) = rows_of(tmp_path / "run")
     np.testing.assert_array_equal(
         np.float32(row["logp_trainer"]), np.float32([np.nan, -0.5, np.nan, 0.0, -np.inf])
     )
@@ -277,13 +273,13 @@ def test_a_start_that_is_no_resume_gets_its_own_folder(tmp_path, caplog):
         and "3 of 3 responses recorded in" in caplog.text
     )
     found = [
-        [row["step"] for row in recorded(tmp_path / name)] for name in ("run", "run-2", "run-3")
+        [row["step"] for row in rows_of(tmp_path / name)] for name in ("run", "run-2", "run-3")
     ]
     assert found == [[0, 1], [0, 1, 2, 3], [0, 1, 2]]
     resumed = Recorder(tmp_path / "run", resume=lambda: True)  # the newest
     resumed.add(**response(np.random.default_rng(9), 3))
     resumed.close()
-    assert resumed.folder == tmp_path / "run-3" and len(recorded(tmp_path / "run-3")) == 4
+    assert resumed.folder == tmp_path / "run-3" and len(rows_of(tmp_path / "run-3")) == 4
 
 
 def test_ranks_of_a_new_run_agree_on_its_folder(tmp_path):
@@ -298,7 +294,7 @@ def test_ranks_of_a_new_run_agree_on_its_folder(tmp_path):
         for recorder in ranks:
             recorder.close()
     for name in ("run", "run-2", "run-3"):
-        assert sorted(row["prompt_id"] for row in recorded(tmp_path / name)) == [0, 1]
+        assert sorted(row["prompt_id"] for row in rows_of(tmp_path / name)) == [0, 1]
 
 
 def batch(**changes: Any) -> dict[str, Any]:
@@ -353,7 +349,7 @@ def test_a_removed_folder_is_created_again(tmp_path):
     shutil.rmtree(tmp_path / "run")
     recorder.add(**response(rng, 1))
     recorder.close()
-    assert [row["step"] for row in recorded(tmp_path / "run")] == [1]
+    assert [row["step"] for row in rows_of(tmp_path / "run")] == [1]
     assert "1 of 2 shards exist" in " ".join(Trace.open(tmp_path / "run").completeness.reasons)
 
 
@@ -437,7 +433,7 @@ def test_a_full_disk_costs_responses_but_not_the_run(tmp_path):
     assert json.loads(ran.stdout) == counts(given=4, written=2, lost=2)
     assert ran.stderr.count("responses are lost") == 1 and "File too large" in ran.stderr
     trace = Trace.open(tmp_path / "run")
-    assert [row["step"] for row in recorded(tmp_path / "run")] == [
+    assert [row["step"] for row in rows_of(tmp_path / "run")] == [
         0,
         3,
     ] and not trace.completeness.partial
@@ -491,8 +487,8 @@ def test_all_ranks_choose_the_same_prompts(tmp_path):
         for row in rows:
             recorder.add(**row)
         recorder.close()
-        chosen.append({(row["step"], row["prompt_id"]) for row in recorded(tmp_path / str(rank))})
-        assert len(recorded(tmp_path / str(rank))) == 2 * len(chosen[-1])  # complete groups
+        chosen.append({(row["step"], row["prompt_id"]) for row in rows_of(tmp_path / str(rank))})
+        assert len(rows_of(tmp_path / str(rank))) == 2 * len(chosen[-1])  # complete groups
     padded = Recorder(tmp_path / "padded", every=4)
     for step in range(20):
         at_step = [row for row in rows if row["step"] == step]
@@ -500,7 +496,7 @@ def test_all_ranks_choose_the_same_prompts(tmp_path):
         matrices = {name: [row[name] for row in at_step] for name in at_step[0] if name != "step"}
         padded.add_padded(step=step, prompt_mask=mask[:, :3], response_mask=mask, **matrices)
     padded.close()
-    assert recorded(tmp_path / "padded") == recorded(tmp_path / "0")
+    assert rows_of(tmp_path / "padded") == rows_of(tmp_path / "0")
     assert (
         padded.counts["written"] + padded.counts["not sampled"]
         == padded.counts["given"]
@@ -530,7 +526,7 @@ def test_two_recorders_of_one_rank_do_not_mix(tmp_path, caplog):
         recorder.add(**response(np.random.default_rng(0)))
         recorder.close()
     assert f"Recording into {tmp_path}/run-2" in caplog.text
-    assert len(recorded(tmp_path / "run")) == len(recorded(tmp_path / "run-2")) == 1
+    assert len(rows_of(tmp_path / "run")) == len(rows_of(tmp_path / "run-2")) == 1
 
 
 def test_ranks_share_a_folder(tmp_path):
@@ -539,7 +535,7 @@ def test_ranks_share_a_folder(tmp_path):
         recorder.add(**response(np.random.default_rng(rank), prompt=rank))
     for recorder in recorders:
         recorder.close()
-    assert sorted(row["prompt_id"] for row in recorded(tmp_path / "run")) == [0, 1, 2]
+    assert sorted(row["prompt_id"] for row in rows_of(tmp_path / "run")) == [0, 1, 2]
 
 
 _STEPS, _RANKS = 60, 2
@@ -578,11 +574,11 @@ def test_kills_at_any_moment_lose_nothing_that_was_flushed_and_nothing_counts_tw
             flushed[rank] = max([flushed[rank], *map(int, process.communicate()[0].split())])
         if (folder / "manifest.json").exists() and [*folder.glob("shard-*")]:
             steps = [
-                {row["step"] for row in recorded(folder) if row["prompt_id"] == rank}
+                {row["step"] for row in rows_of(folder) if row["prompt_id"] == rank}
                 for rank in range(_RANKS)
             ]
             assert all({*range(flushed[rank] + 1)} <= steps[rank] for rank in range(_RANKS))
-    rows = recorded(folder)
+    rows = rows_of(folder)
     assert all({*row["response_ids"]} == {row["step"]} for row in rows)
     found = Counter((row["prompt_id"], row["step"]) for row in rows)
     assert (
@@ -600,7 +596,7 @@ def test_samples_without_an_index_are_numbered(tmp_path):
                 **response(np.random.default_rng(0), step, prompt) | {"sample_index": None}
             )
         recorder.close()
-    rows = recorded(tmp_path / "run")
+    rows = rows_of(tmp_path / "run")
     keys = [(row["step"], row["prompt_id"], row["sample_index"]) for row in rows]
     assert len(set(keys)) == len(keys) == 10
     assert keys[:5] == [(0, 5, 0), (0, 5, 1), (1, 5, 0), (0, 6, 0), (0, 5, 2)]
@@ -612,7 +608,7 @@ def test_samples_without_an_index_are_numbered_within_their_prompt_if_it_has_no_
         row = response(np.random.default_rng(0), prompt=prompt)
         recorder.add(**row | {"prompt_id": None, "sample_index": None})
     recorder.close()
-    rows = recorded(tmp_path / "run")
+    rows = rows_of(tmp_path / "run")
     assert [row["sample_index"] for row in rows] == [0, 1, 0, 2, 1]
 
 
@@ -624,7 +620,7 @@ def test_a_restarted_run_counts_nothing_twice(tmp_path):
             recorder.add(**response(rng, step))
             recorder.flush()
         recorder.close()
-    assert [row["step"] for row in recorded(tmp_path / "run")] == [0, 1, 2, 3, 4, 5]
+    assert [row["step"] for row in rows_of(tmp_path / "run")] == [0, 1, 2, 3, 4, 5]
     note = json.loads((tmp_path / "run" / "recorder-00000.json").read_text())
     assert [facts["rows"] for facts in note["shards"].values()] == [
         1
@@ -635,7 +631,7 @@ def test_a_growing_trace_is_read_and_reported_as_unfinished(tmp_path):
     recorder = Recorder(tmp_path / "run")
     recorder.add(**response(np.random.default_rng(0)))
     recorder.flush()
-    assert len(recorded(tmp_path / "run")) == 1
+    assert len(rows_of(tmp_path / "run")) == 1
     assert "still being recorded" in " ".join(Trace.open(tmp_path / "run").completeness.reasons)
     recorder.add(**response(np.random.default_rng(0), step=1))
     recorder.close()

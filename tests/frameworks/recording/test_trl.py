@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,29 +13,30 @@ import torch
 from transformers import AutoTokenizer
 
 from mismatch_cli import Recorder
-from mismatch_cli.frameworks.dialects._line import ENGINE_GAP
-from mismatch_cli.frameworks.trl import metrics as dialect
+from mismatch_cli.frameworks import dialects
 from mismatch_cli.frameworks.trl.recorder import columns, record
 from mismatch_cli.studies.translation import Translation
 from mismatch_cli.trace.reader import Trace
 from tests.paths import DOCS, ROOT
+from tests.studies.compared import rows_of
 
 MODEL = ROOT / "sample_data/model"
 BATCHES = Path(__file__).parent / "trl_batches.npz"
 # The metrics that TRL logged with the batches; clips need the trainer as it is in the update
-LOGGED = tuple(line.name for line in dialect.LINES if line.pair == ENGINE_GAP)
+LOGGED = tuple(
+    line.name for line in dialects.lines("trl") if line.compares == "recomputed / rollout"
+)
 
 
 def batches() -> list[dict[str, torch.Tensor]]:
     """By step, as returned by `GRPOTrainer._generate_and_score_completions`."""
-    found: list[dict[str, torch.Tensor]] = []
+    found: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
     with np.load(BATCHES) as arrays:
-        for name in arrays.files:
+        for name in sorted(arrays.files):
             step, _, column = name.partition("/")
             if column:
-                found += [{}] * (int(step) == len(found)) and [{}]
-                found[int(step)][column] = torch.from_numpy(arrays[name])
-    return found
+                found[step][column] = torch.from_numpy(arrays[name])
+    return list(found.values())
 
 
 def trainer(answers: list[dict[str, Any]], **changes: Any) -> Any:
@@ -43,19 +44,18 @@ def trainer(answers: list[dict[str, Any]], **changes: Any) -> Any:
     and a run's batches.
     """
     waiting, rewards = deque(answers), np.arange(16.0)
-    logs = {"rewards": {"a": deque(rewards), "b": deque([np.nan, *rewards[1:]])}}
-    made = SimpleNamespace(
-        args=SimpleNamespace(bf16=True, fp16=False, temperature=0.9, top_p=1.0, top_k=None),
-        model=SimpleNamespace(name_or_path="some-model", dtype=torch.float32, training=True),
-        accelerator=SimpleNamespace(process_index=0),
-        state=SimpleNamespace(global_step=0),
-        eos_token_ids=[1],
-        reward_weights=torch.tensor([1.0, 0.5]),
-        _tokenizer=AutoTokenizer.from_pretrained(MODEL),
-        _logs=logs,
-        _generate_and_score_completions=lambda _: waiting.popleft(),
-    )
-    vars(made).update(changes)
+    standard = {
+        "args": SimpleNamespace(bf16=True, fp16=False, temperature=0.9, top_p=1.0, top_k=None),
+        "model": SimpleNamespace(name_or_path="some-model", dtype=torch.float32, training=True),
+        "accelerator": SimpleNamespace(process_index=0),
+        "state": SimpleNamespace(global_step=0),
+        "eos_token_ids": [1],
+        "reward_weights": torch.tensor([1.0, 0.5]),
+        "_tokenizer": AutoTokenizer.from_pretrained(MODEL),
+        "_logs": {"rewards": {"a": deque(rewards), "b": deque([np.nan, *rewards[1:]])}},
+        "_generate_and_score_completions": lambda _: waiting.popleft(),
+    }
+    made = SimpleNamespace(**standard | changes)
 
     def train() -> None:
         for made.state.global_step, answer in enumerate(answers):
@@ -102,7 +102,7 @@ def test_its_dialect_reports_what_trl_logged(tmp_path):
 def test_a_batch_is_recorded_as_it_was(tmp_path):
     answers = batches()
     trace, counts = recorded(tmp_path / "run", answers)
-    rows = [row for table in trace.tables() for row in table.to_pylist()]
+    rows = rows_of(trace.folder)
     assert counts["written"] == len(rows) == 8 * len(answers)
     for row, number in zip(rows, range(len(rows)), strict=True):
         step, place = divmod(number, 8)
@@ -138,7 +138,7 @@ def test_each_rank_takes_its_own_rewards(tmp_path):
     trace, _ = recorded(
         tmp_path / "run", batches()[:1], accelerator=SimpleNamespace(process_index=1)
     )
-    rows = [row for table in trace.tables() for row in table.to_pylist()]
+    rows = rows_of(trace.folder)
     assert [row["reward"] for row in rows] == [1.5 * place for place in range(8, 16)]
     rank_0.close()
 
@@ -160,7 +160,7 @@ def test_untrained_tokens_do_not_count(tmp_path):
     batch["tool_mask"] = torch.ones_like(batch["completion_mask"])
     batch["tool_mask"][3, 4:9] = 0
     trace, _ = recorded(tmp_path / "run", [batch])
-    rows = [row for table in trace.tables() for row in table.to_pylist()]
+    rows = rows_of(trace.folder)
     assert len(rows) == 8 and not any(rows[2]["loss_mask"]) and 0 not in rows[2]["response_ids"]
     assert [place for place, trained in enumerate(rows[3]["loss_mask"]) if not trained] == [
         4,
@@ -176,7 +176,7 @@ def test_an_unknown_reward_is_none(tmp_path):
     unscored = {"rewards": {"a": deque([np.nan] * 8), "b": deque([np.nan] * 8)}}
     for name, logs in (("unscored", unscored), ("same", {"rewards": {"a": deque(range(16))}})):
         trace, _ = recorded(tmp_path / name, batches()[:1], _logs=logs)
-        assert all(row["reward"] is None for table in trace.tables() for row in table.to_pylist())
+        assert {row["reward"] for row in rows_of(trace.folder)} == {None}
 
 
 def test_an_evaluation_is_not_recorded(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_cli.app.cli import run
-from mismatch_cli.app.commands.curate import _variables
+from mismatch_cli.app.commands.curate import reward_variables
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.probe.config import CurateConfig, ProbeConfig
 from mismatch_cli.probe.tasks._oat_worker import equal
@@ -77,9 +77,9 @@ def test_what_is_huge_or_hostile_earns_nothing():
     """In bounded time; the worker then answers as before."""
     with MathVerify(seconds=1, rule="oat") as grader:
         for stated in HOSTILE:
-            assert grader._compare("\\text{Four}", "four") == 1
+            assert grader.compare("\\text{Four}", "four") == 1
             began = time.monotonic()
-            assert grader._compare(stated, "4") in (0.0, None), stated
+            assert grader.compare(stated, "4") in (0.0, None), stated
             assert time.monotonic() - began < 20, stated
 
 
@@ -92,10 +92,10 @@ def test_the_paper_is_graded_as_its_code_does_and_everything_else_as_verl_does()
 
 
 def test_the_next_command_of_curate_keeps_the_grader():
-    assert _variables(CurateConfig.of({})) == ""
+    assert reward_variables(CurateConfig.of({})) == ""
     own = CurateConfig.of({"grader": "oat", "answer_format": "line", "reward_seconds": 9})
     said = "MISMATCH_TRAIN_GRADER=oat MISMATCH_TRAIN_ANSWER_FORMAT=line "
-    assert _variables(own) == f"{said}MISMATCH_TRAIN_REWARD_SECONDS=9 "
+    assert reward_variables(own) == f"{said}MISMATCH_TRAIN_REWARD_SECONDS=9 "
 
 
 def test_a_recording_names_its_grader_and_resumes_with_it(tmp_path, monkeypatch):

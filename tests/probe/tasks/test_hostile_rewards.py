@@ -195,12 +195,12 @@ def assert_all_have_ended(folder: Path, at_least: int = 0, seconds: float = 3.0)
     pids = [int(line) for line in (folder / "pids").read_text().split()]
     assert len(pids) >= at_least
     until = time.monotonic() + seconds
-    while any(map(_is_alive, pids)) and time.monotonic() < until:
+    while any(map(is_alive, pids)) and time.monotonic() < until:
         time.sleep(0.02)
-    assert not [pid for pid in pids if _is_alive(pid)]
+    assert not [pid for pid in pids if is_alive(pid)]
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:

@@ -57,7 +57,7 @@ def test_a_function_that_hangs_earns_nothing_and_is_not_asked_again(reward_of):
     assert reward.grade("quick", None, "stop", "p") == 1
     reward.child.stop()
     assert reward.grade("hang", None, "stop", "p") == 0
-    assert reward.child._process is None  # not even started
+    assert not reward.child.runs  # not even started
     assert reward.timeouts == 2
 
 

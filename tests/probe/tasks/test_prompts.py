@@ -7,8 +7,7 @@ import os
 import time
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pandas as pd
 import pytest
 
 from mismatch_cli.base.errors import MismatchError, UsageError
@@ -16,21 +15,18 @@ from mismatch_cli.base.places import bundled
 from mismatch_cli.models.loading import load_tokenizer
 from mismatch_cli.probe.tasks import prompt_templates as _templates
 from mismatch_cli.probe.tasks.prompts import Problem, PromptSource, encode_prompts, load_problems
+from tests.frameworks.importing.layouts import write_records
 
 ROWS = [{"problem": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(5)]
 
 
 def write(path: Path, rows=ROWS) -> str:
-    if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if path.suffix == ".csv":
+        pd.DataFrame(rows).to_csv(path, index=False)
     elif path.suffix == ".json":
         path.write_text(json.dumps(rows))
-    elif path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
     else:
-        path.write_text(
-            "problem,answer\n" + "".join(f"{r['problem']},{r['answer']}\n" for r in rows)
-        )
+        write_records(path, rows)
     return str(path)
 
 

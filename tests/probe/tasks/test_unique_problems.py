@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset
 
 from mismatch_cli.probe.tasks.prompts import PromptSource, answered_differently, load_problems
 from mismatch_cli.probe.tasks.source_rows import first_of_each
+from tests.frameworks.importing.layouts import write_records
 
 
 def dapo_row(number: int, answer: int | None = None, content: str = "") -> dict[str, Any]:
@@ -45,15 +43,9 @@ ROWS = [
 
 def saved(folder: Path, kind: str, rows: list[dict[str, Any]]) -> str:
     """The same rows in a file of this kind, or in a folder laid out like a data set."""
-    path = folder / f"rows.{kind}"
-    if kind == "jsonl":
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    elif kind == "parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    else:
-        path.mkdir()
-        Dataset.from_list(rows).to_parquet(path / "train.parquet")
-    return str(path)
+    if kind == "folder":
+        return str(write_records(folder / "rows" / "train.parquet", rows).parent)
+    return str(write_records(folder / f"rows.{kind}", rows))
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "folder"])

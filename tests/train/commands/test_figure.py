@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import pytest
 
 from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
-from mismatch_cli.train.studies.runs import TrainingRun
-from tests.train.training_runs import make_run
+from tests.train.training_runs import make_run, saved
 
 FLOAT32 = str(bundled("traces") / "float32")
 GOOD = {"bad_over_negative": 0.0, "bad_over_tokens": 0.0}
@@ -24,22 +22,10 @@ def figure(capfd, *arguments: str) -> tuple[int, str, str]:
     return code, out, err
 
 
-def kept(folder: Path, training: TrainingRun) -> Path:
-    """A training run on disk."""
-    own = folder / training.name
-    own.mkdir(parents=True)
-    lines = map(json.dumps, training.records)
-    (own / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    settings = {"algorithm": training.algorithm, "seed": training.seed, "steps": training.steps}
-    config = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
-    (own / "config.toml").write_text(config)
-    return own
-
-
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
     for name in ("pg-is", "dppo-binary-tv"):
-        kept(tmp_path / "trained", make_run(name, steps=5))
+        saved(tmp_path / "trained", make_run(name, steps=5))
     return tmp_path / "trained"
 
 
@@ -83,7 +69,7 @@ def test_runs_that_are_named_give_the_end_of_training_by_threshold(tmp_path, cap
     """Figure 19 of the paper needs no folder around its runs: a loop of a shell makes them."""
     names = [f"dppo-binary-tv:max_tv={threshold}" for threshold in (0.1, 0.2)]
     runs = [
-        str(kept(tmp_path / f"run-{number}", make_run(name, steps=5)))
+        str(saved(tmp_path / f"run-{number}", make_run(name, steps=5)))
         for number, name in enumerate([*names, "pg-is"])
     ]
     where = tmp_path / "f"
@@ -135,7 +121,7 @@ def test_training_runs_have_no_figure_of_tokens(trained, capfd):
 def test_which_data_is_missing(tmp_path, capfd):
     training = make_run("pg-is", steps=3)
     records = [record | GOOD for record in training.records]
-    own = kept(tmp_path, replace(training, records=records))
+    own = saved(tmp_path, replace(training, records=records))
     before = files_in(tmp_path)
     code, _, err = figure(capfd, str(own), "--figure", "paper-5")
     assert code == 1 and "it needs the reward and bad updates of each step, and a bad" in err

@@ -9,7 +9,7 @@ import pytest
 
 from mismatch_cli.app.cli import run
 from tests import pictures
-from tests.train.training_runs import make_run
+from tests.train.training_runs import make_run, saved
 
 PAIR = ("-a", "dppo-binary-tv", "-a", "pg-is")
 
@@ -18,13 +18,7 @@ PAIR = ("-a", "dppo-binary-tv", "-a", "pg-is")
 def runs(tmp_path: Path) -> Path:
     for name in ("dppo-binary-tv", "pg-is", "grpo-clip-higher"):
         for seed in range(2):
-            made = make_run(name, seed, steps=12)
-            folder = tmp_path / "runs" / made.name
-            folder.mkdir(parents=True)
-            lines = map(json.dumps, made.records)
-            (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-            settings = (f"{key} = {json.dumps(value)}" for key, value in made.config.items())
-            (folder / "config.toml").write_text("\n".join(settings) + "\n")
+            saved(tmp_path / "runs", make_run(name, seed, steps=12))
     return tmp_path / "runs"
 
 

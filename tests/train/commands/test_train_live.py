@@ -20,7 +20,7 @@ from rich.cells import cell_len
 from mismatch_cli.app.cli import run
 from mismatch_cli.app.refresher import Refresher
 from mismatch_cli.processes.child import Child
-from mismatch_cli.train.commands.train import _steps_before
+from mismatch_cli.train.commands.train import steps_before
 from mismatch_cli.train.live import Pace, TrainingView, duration
 from mismatch_cli.train.train_config import load_config
 from tests.paths import ROOT
@@ -224,11 +224,13 @@ def test_small_things() -> None:
     ]
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], Any], seconds: float = 120) -> Any:
+    """What the condition gives as soon as it is true."""
     end = time.monotonic() + seconds
-    while not condition():
+    while not (value := condition()):
         assert time.monotonic() < end
-        time.sleep(0.05)
+        time.sleep(0.02)
+    return value
 
 
 def test_the_report_is_drawn_by_a_process_that_gives_way(tmp_path: Path) -> None:
@@ -240,18 +242,19 @@ def test_the_report_is_drawn_by_a_process_that_gives_way(tmp_path: Path) -> None
     refresher = Refresher([done, empty, absent], tmp_path, 0.01, said.append)
     time.sleep(0.02)
     refresher.step_done()
-    keeper = refresher._child._process
+    keeper = refresher.child.pid
     assert keeper is not None
     wait_for(
-        lambda: [os.getpriority(os.PRIO_PROCESS, pid) for pid in kept(refresher._child)] == [19]
+        lambda: [os.getpriority(os.PRIO_PROCESS, pid) for pid in kept(refresher.child)] == [19]
     )
-    assert os.getsid(keeper.pid) == keeper.pid
+    assert os.getsid(keeper) == keeper
     refresher.step_done()
-    assert refresher._child._process is keeper  # one at a time
-    wait_for(lambda: refresher.step_done() or not refresher._child.runs)
+    assert refresher.child.pid == keeper  # one at a time
+    wait_for(lambda: refresher.step_done() or not refresher.child.runs)
     assert said == []
     assert 'http-equiv="refresh"' in (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert refresher._next - time.monotonic() > 20  # at least half a second of work is 2 % of that
+    # At least half a second of work is 2 % of that
+    assert refresher.next_at - time.monotonic() > 20
 
 
 def test_a_failed_drawing_is_reported_once_and_a_killed_one_leaves_nothing_behind(
@@ -261,23 +264,21 @@ def test_a_failed_drawing_is_reported_once_and_a_killed_one_leaves_nothing_behin
     refresher = Refresher([tmp_path], tmp_path, 0.01, said.append)
     for _ in range(2):
         (tmp_path / "metrics.jsonl").write_text("{\n{\n", encoding="utf-8")
-        refresher._next = 0
+        refresher.next_at = 0
         refresher.step_done()
-        wait_for(lambda: refresher.step_done() or not refresher._child.runs)
+        wait_for(lambda: refresher.step_done() or not refresher.child.runs)
     assert len(said) == 1 and "could not be refreshed, training continues" in said[0]
     assert "line 1 is not a JSON object" in said[0]
-    refresher._next = 0
+    refresher.next_at = 0
     refresher.step_done()
-    keeper = refresher._child._process
-    assert keeper is not None
-    wait_for(lambda: kept(refresher._child))
-    pids = [keeper.pid, *kept(refresher._child)]
+    wait_for(lambda: kept(refresher.child))
+    pids = [refresher.child.pid, *kept(refresher.child)]
     refresher.stop()
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     refresher.stop()
     off = Refresher([tmp_path], tmp_path, 0, said.append)
     off.step_done()
-    assert not off._child.runs
+    assert not off.child.runs
 
 
 def drawing_of(reason: str) -> Callable[[Any], bool]:
@@ -307,9 +308,9 @@ def test_a_drawing_with_much_output_or_without_end_ends(
         (Child(drawing_without_end), 0.1),
     ):
         monkeypatch.setattr("mismatch_cli.app.refresher._LONGEST", longest)
-        refresher._child, refresher._next = child, 0
+        refresher.child, refresher.next_at = child, 0
         refresher.step_done()
-        wait_for(lambda: refresher.step_done() or not refresher._child.runs)
+        wait_for(lambda: refresher.step_done() or not refresher.child.runs)
     refresher.stop()
     reasons = [sentence.rpartition("continues: ")[2] for sentence in said]
     assert reasons == ["SystemExit: first", "SystemExit: 2nd", "it takes too long"]
@@ -340,7 +341,7 @@ def test_a_resumed_run_knows_its_earlier_steps(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(
         "".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8"
     )
-    assert [each["step"] for each in _steps_before(tmp_path, 3)] == [1, 2]
+    assert [each["step"] for each in steps_before(tmp_path, 3)] == [1, 2]
 
 
 def test_a_run_in_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from mismatch_cli.train.pages.training import page as page_of
 from mismatch_cli.train.studies.runs import TrainingRun
 from mismatch_cli.train.studies.training import TrainingAnalysis
 from tests.report.browser import LAYOUT, Browser
-from tests.train.training_runs import EIGHT, make_run
+from tests.train.training_runs import EIGHT, ending, make_run
 
 
 def tables(view: Outline) -> dict[str, Table]:
@@ -124,21 +124,6 @@ def test_algorithm_and_seed_have_columns_unless_the_name_says_them() -> None:
     assert titles[1][:3] == ["run", "algorithm", "seed"]
     plain = tables(view_of([replace(make_run("a:b=1"), name="a-b=1-seed-0")]))["By run"]
     assert [each.title for each in plain.columns][:2] == ["run", "steps"]
-
-
-def ending(ends: dict[str, tuple[float, ...]], **config: object) -> list[TrainingRun]:
-    """Runs of five steps with a constant reward."""
-    return [
-        TrainingRun(
-            f"{name}-seed-{seed}",
-            name,
-            seed,
-            [{"step": step, "reward": end} for step in range(1, 6)],
-            dict(config),
-        )
-        for name, values in ends.items()
-        for seed, end in enumerate(values)
-    ]
 
 
 def test_the_verdict_on_one_algorithm() -> None:

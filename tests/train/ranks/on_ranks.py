@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,22 +102,15 @@ def samples(recomputed: bool = True) -> list[Sample]:
         ids = rng.integers(0, VOCABULARY, length).tolist()
         topk_ids = np.stack([rng.permutation(VOCABULARY)[:TOPK] for _ in ids]).astype(np.int32)
         topk = np.log(rng.dirichlet(np.ones(TOPK + 1), length)[:, :TOPK]).astype(np.float32)
-        logp, ranks = (
-            np.log(rng.uniform(0.001, 0.02, length)).astype(np.float32),
-            np.ones(length, dtype=np.int32),
-        )
-        rollout = Rollout(
-            rng.integers(0, VOCABULARY, 5).tolist(), ids, logp, ranks, topk_ids, topk, "stop"
-        )
+        logp = np.log(rng.uniform(0.001, 0.02, length)).astype(np.float32)
+        prompt, ranks = rng.integers(0, VOCABULARY, 5).tolist(), np.ones(length, dtype=np.int32)
+        rollout = Rollout(prompt, ids, logp, ranks, topk_ids, topk, "stop")
         advantage = float(rng.normal()) if i < 5 or i >= 7 else 0.0
-        moved = np.minimum(logp + 0.1 * rng.normal(size=length), -1e-3).astype(np.float32)
-        before = (moved, topk) if recomputed else (None, None)
-        average = (
-            np.minimum(logp + 0.1 * rng.normal(size=length), -1e-3).astype(np.float32)
-            if recomputed
-            else None
-        )
-        found.append(Sample(rollout, advantage, *before, (0, 0, 0, i // 3, i % 3), average))
+        noise = 0.1 * rng.normal(size=(2, length))
+        moved, average = np.minimum(logp + noise, -1e-3).astype(np.float32)
+        sample = Sample(rollout, advantage, moved, topk, (0, 0, 0, i // 3, i % 3), average)
+        nothing = dict.fromkeys(("logp_recomputed_T", "topk_logp_recomputed_TK", "logp_average_T"))
+        found.append(sample if recomputed else replace(sample, **nothing))
     return found
 
 
@@ -131,6 +125,10 @@ def share(world: World, things: list) -> list:
     """Unequal shares: the first rank has the most."""
     bounds = [0, *(len(things) - (world.size - 1 - rank) for rank in range(world.size))]
     return things[bounds[world.rank] : bounds[world.rank + 1]]
+
+
+def gathered(world: World, things: list) -> list:
+    return [thing for part in world.gather(things) for thing in part]
 
 
 def gradients(folder: Path, world: World) -> None:
@@ -157,34 +155,25 @@ def gradients(folder: Path, world: World) -> None:
         name, _, aggregation = case.partition("/")
         config = replaced(CONFIG, aggregation=aggregation or CONFIG.aggregation)
         learner = Learner(trainers[kind], find(name, training=True), PLAIN, config, world)
-        before = [master.detach().clone() for master in learner._masters]
-        learner.optimizer = torch.optim.SGD(learner._masters, lr=0.1)
+        (optimised,) = learner.optimizer.param_groups
+        names = [n for n, weight in learner.model.named_parameters() if weight.requires_grad]
+        masters = dict(zip(names, optimised["params"], strict=True))
+        before = {name: master.detach().clone() for name, master in masters.items()}
+        learner.optimizer = torch.optim.SGD(masters.values(), lr=0.1)
         update = learner.update(share(world, samples(recomputed=find(name).needs_recomputed)))
-        after = {
-            n: whole(p).detach().clone()
-            for n, p in zip(learner._names, learner._masters, strict=True)
-        }
-        gradient = {
-            n: whole(p.grad).clone() for n, p in zip(learner._names, learner._masters, strict=True)
-        }
-        seen = [x for part in world.gather(update.logp) for x in part]
-        found[f"{kind} {case}"] = {
+        found[f"{kind} {case}"] = result = {
             "norm": update.grad_norm,
-            "gradient": gradient,
-            "after": after,
-            "logp": seen,
+            "gradient": {name: whole(master.grad).clone() for name, master in masters.items()},
+            "after": {name: whole(master).detach().clone() for name, master in masters.items()},
+            "logp": gathered(world, update.logp),
         }
         if case == "dppo-binary-tv":  # the weights that compute have learnt
-            requests = [
-                ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids) for s in samples()
-            ]
-            seen = world.gather(
-                [s.logp_T for s in trainers[kind].score(share(world, requests), token_budget=1)]
-            )
-            found[f"{kind} {case}"]["next"] = [x for part in seen for x in part]
+            requests = [ScoreRequest.of(sample.rollout) for sample in samples()]
+            scores_of = trainers[kind].score(share(world, requests), token_budget=1)
+            result["next"] = gathered(world, [score.logp_T for score in scores_of])
         with torch.no_grad():
-            for master, value in zip(learner._masters, before, strict=True):
-                master.copy_(value)
+            for name, master in masters.items():
+                master.copy_(before[name])
                 master.grad = None
     _keep(found, folder, world)
     if world.size == 2:
@@ -196,31 +185,26 @@ def scores(folder: Path, world: World) -> None:
     """Scores of responses that are dealt to ranks, in two dtypes, by a trainer that scores and
     one that learns.
     """
-    requests = [
-        ScoreRequest(s.rollout.prompt_ids, s.rollout.response_ids, s.rollout.topk_ids_TK)
-        for s in samples()
-    ]
+    requests = [ScoreRequest.of(sample.rollout) for sample in samples()]
     found = {}
     for kind in ("tied", "no plan", "experts"):
         for dtype, learns in (("float32", False), ("bfloat16", False), ("bfloat16", True)):
-            trainer = loaded(folder, kind, world, dtype, learns)
-            parts = world.gather(
-                [vars(score) for score in trainer.score(share(world, requests), token_budget=1)]
-            )
+            trainer, own = loaded(folder, kind, world, dtype, learns), share(world, requests)
+            read = [vars(score) for score in trainer.score(own, token_budget=1)]
+            seen = gathered(world, read)
             with scaled_positions(2.0).changed(trainer.model):  # as `diagnose` reads responses
-                read = [
-                    {"logp_T": score.logp_T}
-                    for score in trainer.score(share(world, requests), token_budget=1)
-                ]
+                moved = [{"logp_T": s.logp_T} for s in trainer.score(own, token_budget=1)]
             # That model has no such positions
-            parts += world.gather(read) if kind != "no plan" else []
-            # No rank waits for the others
-            trainer.score_again(share(world, requests), token_budget=100)
-            described = {
-                key: value for key, value in trainer.describe().items() if key != "threads"
-            }
-            found[kind, dtype, learns] = [x for part in parts for x in part], described
+            seen += gathered(world, moved) if kind != "no plan" else []
+            trainer.score_again(own, token_budget=100)  # no rank waits for the others
+            described = trainer.describe()
+            del described["threads"]
+            found[kind, dtype, learns] = seen, described
     _keep(found, folder, world, "scores")
+
+
+def of_learner(learner: Learner) -> dict[str, torch.Tensor]:
+    return {name: whole(tensor).clone() for name, tensor in learner.tensors().items()}
 
 
 def saved(trainer: Trainer, folder: Path, world: World) -> None:
@@ -229,12 +213,7 @@ def saved(trainer: Trainer, folder: Path, world: World) -> None:
     for _ in range(2):
         learner.update(share(world, samples(recomputed=False)))
     save_checkpoint(folder / "run", 2, learner.tensors(), {"learner": learner.facts()}, world=world)
-    _keep(
-        {name: whole(tensor).clone() for name, tensor in learner.tensors().items()},
-        folder,
-        world,
-        "saved",
-    )
+    _keep(of_learner(learner), folder, world, "saved")
 
 
 def restored(folder: Path, world: World) -> None:
@@ -243,9 +222,9 @@ def restored(folder: Path, world: World) -> None:
     checkpoint = latest_checkpoint(folder / "run", world)
     assert checkpoint is not None
     learner.restore(checkpoint.facts["learner"], checkpoint.load)
-    found = {name: whole(tensor).clone() for name, tensor in learner.tensors().items()}
+    found = of_learner(learner)
     learner.update(share(world, samples(recomputed=False)))
-    after = {name: whole(tensor).clone() for name, tensor in learner.tensors().items()}
+    after = of_learner(learner)
     _keep({"found": found, "after": after, "version": learner.version}, folder, world)
 
 
@@ -298,15 +277,10 @@ def sent(folder: Path, world: World) -> None:
 
 def _storage_bytes() -> int:
     """Bytes of all tensors that are alive, each storage once."""
-    tensors = [
-        thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)
-    ]
-    storages = {
-        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-        for t in tensors
-        if t.device.type == "cpu"
-    }
-    return sum(storages.values())
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    tensors = [thing for thing in gc.get_objects() if type(thing) in kinds]
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == "cpu"]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def deserted(_: Path, world: World) -> None:
@@ -321,8 +295,7 @@ def _keep(found: object, folder: Path, world: World, name: str = "found") -> Non
 
 
 def kept(folder: Path, ranks: int, name: str = "found") -> dict:
-    found: dict = torch.load(folder / f"{name}-{ranks}.pt", weights_only=False)
-    return found
+    return torch.load(folder / f"{name}-{ranks}.pt", weights_only=False)
 
 
 def main(what: str, folder: str) -> None:

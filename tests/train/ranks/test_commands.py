@@ -17,6 +17,7 @@ import pytest
 
 from mismatch_cli.base.places import bundled
 from mismatch_cli.models.engines import engine_failures
+from tests.probe.tasks.test_hostile_rewards import is_alive
 from tests.processes.ranks.launcher import launched, ranks_of
 from tests.train.ranks.on_ranks import as_ranks
 from tests.warm import Forked, cli
@@ -44,14 +45,6 @@ def run(*arguments: str, environment: dict[str, str] | None = None) -> tuple[int
 def lines(folder: Path) -> list[dict]:
     path = folder / "metrics.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-
-
-def is_alive(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
 
 
 class Training:

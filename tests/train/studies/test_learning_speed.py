@@ -22,18 +22,13 @@ from mismatch_cli.train.studies.learning_speed import (
     Claim,
     reward_to_reach,
 )
-from mismatch_cli.train.studies.runs import TrainingRun
 from mismatch_cli.train.studies.training import TrainingAnalysis
-
-
-def run_of(name: str, seed: int, rewards: list[float | None], **more: Any) -> TrainingRun:
-    records = [{"step": n, "reward": reward, **more} for n, reward in enumerate(rewards, start=1)]
-    return TrainingRun(f"{name}-{seed}", name, seed, records)
+from tests.train.training_runs import run_of
 
 
 def claim_of(own: list[list[float | None]], rival: list[list[float | None]], **more: Any) -> Claim:
     sides = [
-        [run_of(name, seed, rewards, **more) for seed, rewards in enumerate(curves)]
+        [run_of(rewards, name, seed, **more) for seed, rewards in enumerate(curves)]
         for name, curves in (("a", own), ("b", rival))
     ]
     return Claim("a", "b", *sides)
@@ -108,7 +103,7 @@ def test_the_final_reward_is_left_out_where_it_is_the_mean_of_all_steps() -> Non
 def test_runs_that_do_not_reach_the_reward_are_named() -> None:
     claim = claim_of(FAST, [SLOW[0], [0.1, 0.1, 0.1, 0.2]])
     row = claim.row(STEPS)
-    assert row is not None and row.answer == NOT_REACHED and row.not_reached_by == ["b-1"]
+    assert row is not None and row.answer == NOT_REACHED and row.not_reached_by == ["b-seed-1"]
     assert row.difference.value is None
     assert (row.own.value is not None, row.rival.note) == (True, "1 of 2 runs")
     assert claim.row(SECONDS) is None  # no times were recorded
@@ -133,11 +128,8 @@ def test_only_the_steps_that_both_share_count() -> None:
 
 
 def test_the_first_algorithm_is_compared_with_each_other_and_a_named_pair_alone() -> None:
-    def trained(name: str, rate: float) -> TrainingRun:
-        run = run_of(name, 0, [0.1, 0.2])
-        return TrainingRun(run.name, name, 0, run.records, {"learning_rate": rate})
-
-    runs = [trained(name, rate) for rate in (1e-4, 3e-4) for name in "abc"]
+    rates = (1e-4, 3e-4)
+    runs = [run_of([0.1, 0.2], n, config={"learning_rate": rate}) for rate in rates for n in "abc"]
     titles = [claim.title for claim in TrainingAnalysis(runs).claims]
     assert titles == [
         f"a − {rival} · learning rate {rate}" for rate in ("0.0001", "0.0003") for rival in "bc"

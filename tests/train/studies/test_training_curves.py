@@ -16,12 +16,7 @@ from mismatch_cli.train.studies.training import (
     smoothed,
     thinned,
 )
-
-
-def run_of(values: list[float | None], first: int = 1) -> TrainingRun:
-    return TrainingRun(
-        "x", "x", 0, [{"step": first + i, "reward": value} for i, value in enumerate(values)]
-    )
+from tests.train.training_runs import ending, run_of
 
 
 def plain(value_N: np.ndarray) -> Curve:
@@ -56,17 +51,6 @@ def test_an_interval_over_seeds_is_student_s() -> None:
     )
 
 
-def ending(ends: dict[str, tuple[float, ...]]) -> TrainingAnalysis:
-    """Runs of one step with these rewards."""
-    return TrainingAnalysis(
-        [
-            TrainingRun(f"{name}-{seed}", name, seed, [{"step": 1, "reward": end}])
-            for name, values in ends.items()
-            for seed, end in enumerate(values)
-        ]
-    )
-
-
 def test_an_algorithm_is_above_another_if_the_interval_of_their_difference_is() -> None:
     ends = {
         "good": (0.90, 0.92, 0.91),
@@ -74,7 +58,7 @@ def test_an_algorithm_is_above_another_if_the_interval_of_their_difference_is() 
         "bad": (0.2, 0.22, 0.23),
         "alone": (0.1,),
     }
-    study = ending(ends)
+    study = TrainingAnalysis(ending(ends, steps=1))
     assert {name: study.above(name) for name in ends} == {
         "good": ["bad"],
         "near": ["bad"],
