@@ -250,23 +250,6 @@ def names_in(node: ast.AST) -> Iterator[str]:
             yield word.lower()
 
 
-def is_source(node: ast.AST) -> bool:
-    """Where a check of `diagnose` has its fault from."""
-    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SOURCE"
-
-
-def code_without_docstrings(file: File) -> str:
-    lines = list(file.lines)
-    for node in file.nodes:
-        holds = (ast.Module, ast.ClassDef, ast.FunctionDef)
-        text = node
-        if isinstance(node, holds) and ast.get_docstring(node) is not None:
-            text = node.body[0]
-        if text is not node or is_source(node):
-            lines[text.lineno - 1 : text.end_lineno] = [""] * (text.end_lineno - text.lineno + 1)
-    return "\n".join(re.sub(r"(^|\s)#.*", "", line) for line in lines)
-
-
 def circles() -> Places:
     """Files that import themselves through others, where imports for types count too."""
     modules = {module_of(file) for file in files()}

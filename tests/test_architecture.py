@@ -73,10 +73,6 @@ def room_of(module: str) -> str:
     return [*module.split("."), ""][1]
 
 
-def folder_of(path: Path) -> str:
-    return path.parent.relative_to(PACKAGE).as_posix()
-
-
 def room_of_file(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0]
 

@@ -18,7 +18,7 @@ from mismatch_cli.studies.clipping_result import ClippingResult
 from tests.report.pages.clipping_result import (
     NAMES,
     equal_weights_result,
-    nothing_blocked,
+    nothing_judged,
     page_of,
     sample_result,
 )
@@ -46,28 +46,15 @@ def printed(screen: Screen, width: int = 80) -> list[str]:
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
-def blocked_nothing() -> dict[str, Any]:
-    result = nothing_blocked(sample_result(steps=1))
-    result["same_strictness"] = []
-    return result
-
-
-def without_top_k() -> dict[str, Any]:
-    result = equal_weights_result()
-    for tables in (result["sweeps"], *(row["thresholds"] for row in result["same_strictness"])):
-        del tables["top_k_tv"], tables["top_k_kl"]
-    return result
-
-
 RESULTS = {
     "everything": sample_result,
     "without advantages": lambda: sample_result(advantages=False, steps=1),
     "one algorithm": lambda: sample_result(("dppo-binary-tv",)),
     "no family": lambda: sample_result(("ipo", "gspo", "mask-0.5")),
     "one step, no theory": lambda: sample_result(steps=1, theory=False),
-    "equal weights, no top-K": without_top_k,
-    "nothing blocked": blocked_nothing,
-    "nothing judged": lambda: sample_result(()),
+    "equal weights, no top-K": equal_weights_result,
+    "nothing blocked": lambda: sample_result(steps=1, gap=False),
+    "nothing judged": nothing_judged,
 }
 
 
@@ -156,7 +143,7 @@ def test_equal_thresholds_are_shown_and_can_be_typed() -> None:
 
 
 def test_the_name_of_a_file_is_not_suggested() -> None:
-    result = sample_result(("gspo", "ipo"))
+    result = sample_result(("ipo", "relax-both"))
     result["same_strictness"][0]["algorithm"] = "my_mask"
     result["same_strictness"] = result["same_strictness"][:1]
     screen = shown(result)
@@ -185,9 +172,9 @@ def test_what_to_type_for_advantages_and_rewards_depends_on_where_the_trace_is_f
 
 
 def test_verdicts() -> None:
-    assert shown(blocked_nothing()).verdict.words == "NOTHING BLOCKED"
-    assert shown(sample_result(())).verdict.words == "NOTHING JUDGED"
-    assert shown(sample_result(("dppo-binary-tv",))).verdict.words == "0.458 % BLOCKED"
+    assert shown(sample_result(steps=1, gap=False)).verdict.words == "NOTHING BLOCKED"
+    assert shown(nothing_judged()).verdict.words == "NOTHING JUDGED"
+    assert shown(sample_result(("dppo-binary-tv",))).verdict.words == "3.56 % BLOCKED"
     result = sample_result()
     for row, share in zip(result["algorithms"][2:5:2], (0.04, 0.02), strict=True):
         row["blocked"]["all"]["value"] = share
