@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.report.html import render_html, render_screen
 from mismatch_cli.report.markdown import as_markdown
 from mismatch_cli.report.outline import (
     Brief,
     Excerpt,
+    MetricGroup,
+    MetricRow,
     Outline,
     Piece,
     Priority,
@@ -69,6 +73,18 @@ def test_a_column_is_in_every_form():
     for name, words in forms(outline()).items():
         head = "added" if name in ("screen", "notebook") else "a column that was added"
         assert head in words and "2.5" in words and "✔ holds" in words, name
+
+
+def test_the_numbers_of_a_metric_are_under_their_heads():
+    row = MetricRow(METRICS["k3"], "1.5", "[1.2, 1.9]", "0.003", "500 ×")
+    shown = forms(outline(parts=[Section("Numbers", groups=(MetricGroup("", (row,)),))]))
+    terminal, page = (
+        " ".join(re.sub("<[^>]*>", " ", shown[name]).split()) for name in ("terminal", "page")
+    )
+    assert "value 95 % interval × noise noise" in terminal
+    assert "1.5 [1.2, 1.9] 500 × 0.003" in terminal
+    assert "Value 95 % interval Noise × noise" in page
+    assert "1.5 nats/token [1.2, 1.9] 0.003 500 ×" in page
 
 
 def test_a_fact_is_in_every_form_with_an_answer():
