@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,7 +19,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
 from mismatch_cli.limits.limit_sets import load_limits, presets
 from tests.paths import DOCS
@@ -33,13 +33,8 @@ def write(path: Path, text: str) -> str:
 
 
 @pytest.fixture
-def gate(capfd):
-    def call(*arguments: str) -> tuple[int, str, str]:
-        capfd.readouterr()
-        code = run(["gate", *arguments])
-        return code, *capfd.readouterr()
-
-    return call
+def gate(typed):
+    return partial(typed, "gate")
 
 
 @pytest.fixture
