@@ -50,40 +50,56 @@ def _children() -> list[str]:
     ]
 
 
-DEEDS = (
-    "subprocess.Popen(['sleep', '300'])",
-    "subprocess.Popen(['sleep', '300'], start_new_session=True)",
-    "threading.Thread(target=time.sleep, args=(300,)).start()",
-    "print('0 ready', '1 1.0', flush=True)",
-    "os.write(1, b'1 {\"reward\": 9}\\n')", "subprocess.run(['cat'])", "os.chdir('/')",
-    "os.closerange(0, 3)",
-    "os.closerange(3, 64)", "os.fork()", "os.fork() or os.setsid() or time.sleep(300)",
-    "os.fork() or sys.exit(1)",
-    "os.fork() or os._exit(1)", "multiprocessing.get_context('fork').Pool(2).map(abs, [1, 2])",
-    "signal.signal(signal.SIGTERM, signal.SIG_IGN)", "signal.alarm(1)",
-    "signal.setitimer(signal.ITIMER_REAL, 0.001)",
-    "sys.exit(0)", "os._exit(0)", "os.abort()", "os.kill(os.getpid(), signal.SIGSTOP)",
-    "os.killpg(0, signal.SIGKILL)",
-    "os.kill(os.getppid(), signal.SIGTERM)", "time.sleep(300)", "bytearray(2**50)", "1 / 0",
-    "input()",
-    "sys.setrecursionlimit(10**6)", "exec('def f(): f()\\nf()')", "raise_(KeyboardInterrupt)",
-    "raise_(SystemExit(3))",
-    "raise_(BaseException('\\ud800'))", "sys.stdout.close()", "json.dumps.__globals__.clear()",
-    "None",
-)  # fmt: skip
-ANSWERS = (
-    "len(response)",
-    "True",
-    "None",
-    "'1'",
-    "float('nan')",
-    "-1e308 * 10",
-    "10**400",
-    "[1]",
-    "b'1'",
-    "1j",
-    "os",
-)
+DEEDS = r"""
+subprocess.Popen(['sleep', '300'])
+subprocess.Popen(['sleep', '300'], start_new_session=True)
+threading.Thread(target=time.sleep, args=(300,)).start()
+print('0 ready', '1 1.0', flush=True)
+os.write(1, b'1 {"reward": 9}\n')
+subprocess.run(['cat'])
+os.chdir('/')
+os.closerange(0, 3)
+os.closerange(3, 64)
+os.fork()
+os.fork() or os.setsid() or time.sleep(300)
+os.fork() or sys.exit(1)
+os.fork() or os._exit(1)
+multiprocessing.get_context('fork').Pool(2).map(abs, [1, 2])
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.alarm(1)
+signal.setitimer(signal.ITIMER_REAL, 0.001)
+sys.exit(0)
+os._exit(0)
+os.abort()
+os.kill(os.getpid(), signal.SIGSTOP)
+os.killpg(0, signal.SIGKILL)
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(300)
+bytearray(2**50)
+1 / 0
+input()
+sys.setrecursionlimit(10**6)
+exec('def f(): f()\nf()')
+raise_(KeyboardInterrupt)
+raise_(SystemExit(3))
+raise_(BaseException('\ud800'))
+sys.stdout.close()
+json.dumps.__globals__.clear()
+None
+""".strip().splitlines()
+ANSWERS = r"""
+len(response)
+True
+None
+'1'
+float('nan')
+-1e308 * 10
+10**400
+[1]
+b'1'
+1j
+os
+""".strip().splitlines()
 _HEAD = (
     "import json, multiprocessing, os, signal, subprocess, sys, threading, time\n\n"
     "def raise_(e):\n"
@@ -108,7 +124,7 @@ def try_reward(code: str) -> str:
         (folder / "mine.py").write_text(code)
         before, began = _children(), time.monotonic()
         reward = OwnReward(f"{folder}/mine.py:reward", seconds=1.0)
-        reward.child._seconds_to_start = 3.0
+        reward.child.seconds_to_start = 3.0
         try:
             found = [reward.grade("x" * n, None, "stop", "p") for n in (2, 3)]
             outcome = "given up" if reward.timeouts else "done"
@@ -123,24 +139,37 @@ def try_reward(code: str) -> str:
         return outcome
 
 
-PIECES = (
-    "{{ messages[0].content }}",
-    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "{{ 'a' * 10 ** 11 }}", "{{ 'a' * 10 ** 7 }}", "{{ 9 ** (9 ** 9) }}",
-    "{{ ''.__class__.__mro__ }}",
-    "{{ messages.append(1) }}", "{{ raise_exception('no') }}", "{{ undefined.x.y }}",
-    "{% include 'x' %}", "{% if %}",
-    "{{ range(10 ** 9) | list }}", "{{ strftime_now('%Y' * 9999) | length }}", "{{ 1 / 0 }}",
-    "{{ '\\ud800' }}",
-    "{% set x = namespace() %}{% set x.x = x %}{{ x }}", "{{ messages | tojson }}",
-    "{{ '%s' % messages }}",
-    "\x00", "\ud800",
-    "{{ '{0.__class__}'.format(messages) }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "{{ bos_token }}",
-    "{{ '%999999999d' % 1 }}", "{{ 'x'.center(10 ** 9) | length }}",
-    "{{ lipsum(n=99999) | length }}",
-    "{{ cycler | string }}",
-)  # fmt: skip
+PIECES = [
+    "\x00",
+    "\ud800",
+    *r"""
+{{ messages[0].content }}
+{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}
+{{ 'a' * 10 ** 11 }}
+{{ 'a' * 10 ** 7 }}
+{{ 9 ** (9 ** 9) }}
+{{ ''.__class__.__mro__ }}
+{{ messages.append(1) }}
+{{ raise_exception('no') }}
+{{ undefined.x.y }}
+{% include 'x' %}
+{% if %}
+{{ range(10 ** 9) | list }}
+{{ strftime_now('%Y' * 9999) | length }}
+{{ 1 / 0 }}
+{{ '\ud800' }}
+{% set x = namespace() %}{% set x.x = x %}{{ x }}
+{{ messages | tojson }}
+{{ '%s' % messages }}
+{{ '{0.__class__}'.format(messages) }}
+{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}
+{{ bos_token }}
+{{ '%999999999d' % 1 }}
+{{ 'x'.center(10 ** 9) | length }}
+{{ lipsum(n=99999) | length }}
+{{ cycler | string }}
+""".strip().splitlines(),
+]
 
 
 @cache

@@ -54,9 +54,7 @@ def judge(outcome: Outcome, folder: Path) -> str:
     """The properties of every command line."""
     said = outcome.out + outcome.err
     assert outcome.code in CODES, f"exit code {outcome.code!r}: {outcome.err[-500:]}"
-    assert "Traceback" not in said and "This is a bug" not in said, (
-        f"{outcome.where}: {outcome.err[-300:]}"
-    )
+    assert "Traceback" not in said and "This is a bug" not in said, outcome.err[-300:]
     assert not (found := _HARMFUL.search(said)), (
         f"{found!r} in the output: {said[max(0, found.start() - 80) :][:160]!r}"
     )
@@ -78,7 +76,7 @@ def _check_message(outcome: Outcome) -> None:
     if lines[0].startswith(("Usage:", "Error: ")):
         return
     assert lines[-1].startswith("mismatch-cli: "), f"the last line is not a message: {lines[-1]!r}"
-    assert _ADVICE.search(lines[-1]), f"{outcome.where}: nothing to type next: {lines[-1]!r}"
+    assert _ADVICE.search(lines[-1]), f"nothing to type next: {lines[-1]!r}"
 
 
 def _check_nothing_lost(outcome: Outcome) -> None:
@@ -194,7 +192,7 @@ def try_trace(case: tuple[str, bytes, list[str]]) -> str:
         )
 
 
-class _Payload:
+class Payload:
     """Runs a command when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -233,7 +231,7 @@ def _torch_bytes(draw: st.DrawFn, path: Path, content: bytes) -> bytes:
         return buffer.getvalue()
     buffer = io.BytesIO()
     changed = (
-        {"samples": [_Payload()], "rollout_id": 0}
+        {"samples": [Payload()], "rollout_id": 0}
         if how == "payload"
         else draw(of.changed_content(torch.load(path, weights_only=True)))
     )

@@ -12,60 +12,14 @@ import torch
 from hypothesis import strategies as st
 
 PAYLOAD = "<script>alert('PAYLOAD')</script>"
+_MARKUP = "[/] [link=file:///x] &lt; ]]> $\\frac{ %s%n {0} 𝔘𝔫 ﷺ ../../up ~ - -- '\"` \\"
+_NUMBERS = "NaN nan inf -inf 1e999 0x10 true null ١٢ 1_000 -1 0 1.5"
 NASTY = (
-    *(
-        "",
-        " ",
-        "\x1b[31mred\x1b[0m",
-        "\x1b]0;title\x07",
-        "\x9b31m",
-        "\r",
-        "\x00",
-        "a\x00b",
-        "\u202egnp.exe",
-        "\ud800",
-    ),
-    *(
-        "[bold red]x[/]",
-        "[/]",
-        "[link=file:///x]",
-        PAYLOAD,
-        "<img src=x onerror=alert(1)>",
-        "&lt;",
-        "]]>",
-        "{{ 7*7 }}",
-    ),
-    *(
-        "$\\frac{",
-        "%s%n",
-        "{0}",
-        "𝔘𝔫",
-        "ﷺ",
-        "e\u0301" * 20,
-        "z" * 3000,
-        "../../up",
-        "~",
-        "-",
-        "--",
-        "'\"`",
-        "\\",
-        "NaN",
-    ),
-    *(
-        "nan",
-        "inf",
-        "-inf",
-        "1e999",
-        "0x10",
-        "true",
-        "null",
-        "١٢",
-        "1_000",
-        "-1",
-        "0",
-        "1.5",
-        "9" * 40,
-    ),
+    *("", " ", "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "\x9b31m", "\r", "\x00", "a\x00b"),
+    *("\u202egnp.exe", "\ud800", "[bold red]x[/]", PAYLOAD, "<img src=x onerror=alert(1)>"),
+    *("{{ 7*7 }}", "e\u0301" * 20, "z" * 3000, "9" * 40),
+    *_MARKUP.split(),
+    *_NUMBERS.split(),
 )
 HUGE = (-1, 0, 1, 2**31 - 1, 2**31, -(2**31) - 1, 2**53 + 1, 2**63, -(2**63) - 1, 10**400)
 ODD = (float("nan"), float("inf"), float("-inf"), -0.0, 5.0, 1e300, -1e300, 5e-324, 1e39)

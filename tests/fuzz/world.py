@@ -10,9 +10,7 @@ import json
 import os
 import shutil
 import signal
-import sys
 import tempfile
-import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from mismatch_cli.app.cli import _fail, run
+from mismatch_cli.app.cli import run
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import bundled
 from mismatch_cli.models.loading import load_tokenizer
@@ -60,7 +58,6 @@ class Outcome:
     err: str
     before: dict[str, bytes]
     after: dict[str, bytes]
-    where: str  # the last places in the code before a message
 
     @property
     def json(self) -> Any:
@@ -182,31 +179,14 @@ def call(folder: Path, *arguments: str) -> Outcome:
     """Run a command line in this process, as a shell would, without models and figures."""
     out, err = io.StringIO(), io.StringIO()
     before = contents(folder)
-    places: list[str] = []
-
-    def fail(*what: Any) -> int:
-        frames = traceback.extract_tb(sys.exc_info()[2])[-3:]
-        places[:] = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames]
-        return _fail(*what)
-
-    code: int | None
     with (
         _without_models(),
         _deadline(),
-        mock.patch("mismatch_cli.app.cli._fail", fail),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
         code = run(arguments)
-    return Outcome(
-        arguments,
-        code,
-        out.getvalue(),
-        err.getvalue(),
-        before,
-        contents(folder),
-        " < ".join(places[::-1]),
-    )
+    return Outcome(arguments, code, out.getvalue(), err.getvalue(), before, contents(folder))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -237,10 +217,6 @@ def _stop(*_: Any, **__: Any) -> Any:
     raise MismatchError(STOPPED)
 
 
-def _no_figures(_: Any) -> Iterator[Any]:
-    return iter(())
-
-
 @contextlib.contextmanager
 def _without_models() -> Iterator[None]:
     """Everything up to the loading of a model is real."""
@@ -252,7 +228,7 @@ def _without_models() -> Iterator[None]:
         "mismatch_cli.probe.record.load_tokenizer": tokenizer,
         "mismatch_cli.probe.curate.load_tokenizer": tokenizer,
         "mismatch_cli.train.run.load_tokenizer": tokenizer,
-        "mismatch_cli.report.figures.plots_for": _no_figures,
+        "mismatch_cli.report.figures.plots_for": lambda _: (),
     }
     threads = torch.get_num_threads()
     with contextlib.ExitStack() as patches:

@@ -323,7 +323,7 @@ def test_prompts_stay_small_together(tmp_path: Path, monkeypatch: pytest.MonkeyP
         f"{place} words "[:3] for place in range(24)
     ]
     assert {len(prompt) for prompt in head["prompts"]} == {2001}
-    monkeypatch.setattr("mismatch_cli.report.explorer._MOST_OF_PROMPTS", 2400)
+    monkeypatch.setattr("mismatch_cli.report.explorer.MOST_OF_PROMPTS", 2400)
     head = payload_of(replace(explored, prompts=prompts)).head
     assert {len(prompt) for prompt in head["prompts"]} == {101}
 

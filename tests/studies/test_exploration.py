@@ -193,7 +193,7 @@ def test_positions_go_from_strict_to_loose_through_the_published_one(explored: E
 def test_in_a_long_trace_only_the_compared_thresholds_move(
     trace: Trace, explored: Exploration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mismatch_cli.studies.clipping._MOST_LEVELS", 5 * explored.total_tokens)
+    monkeypatch.setattr("mismatch_cli.studies.clipping.MOST_LEVELS", 5 * explored.total_tokens)
     analysis = analyse_clipping([trace], ALL)
     found = existing(analysis.exploration())
     moving = {algorithm.masks for algorithm in analysis.compared}

@@ -97,7 +97,7 @@ def test_resume_repairs_a_run_that_lost_a_shard_or_rows(tmp_path, command, monke
     import pyarrow.parquet as pq
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("mismatch_cli.probe.config._RESPONSES_PER_SHARD", 2)
+    monkeypatch.setattr("mismatch_cli.probe.config.RESPONSES_PER_SHARD", 2)
     small = (
         "--engine hf --num-prompts 3 --samples-per-prompt 2 --max-tokens 4 --noise-responses 0 "
         "--top-logprobs 2"
