@@ -17,6 +17,7 @@ from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
 from mismatch_cli.diagnosis.diagnose import module, names
 from tests.paths import DOCS
+from tests.studies.compared import FLOAT32, Row, changed_trace, without_columns
 
 
 @pytest.fixture
@@ -26,17 +27,18 @@ def diagnose(typed):
 
 @pytest.fixture
 def trace(tmp_path) -> Path:
-    return Path(shutil.copytree(bundled("traces") / "float32", tmp_path / "run" / "trace"))
+    return Path(shutil.copytree(FLOAT32, tmp_path / "run" / "trace"))
 
 
 def change(trace: Path, column: str, to) -> None:
-    path = trace / "shard-00000.parquet"
-    table = pq.read_table(path)
-    rows = [to(np.array(row, dtype=np.float32)) for row in table.column(column).to_pylist()]
-    index = table.column_names.index(column)
-    table = table.set_column(index, column, pa.array(rows, pa.list_(pa.float32())))
-    second_pass = f"{column}_repeat"  # a faulty trainer would make it faulty too
-    pq.write_table(table.drop_columns({second_pass} & set(table.column_names)), path)
+    """Without the second pass, which a faulty trainer would make faulty too."""
+
+    def changed(row: Row) -> Row:
+        values_T = to(np.array(row[column], dtype=np.float32))
+        return without_columns(row, f"{column}_repeat") | {column: values_T.tolist()}
+
+    shutil.rmtree(trace)
+    changed_trace(trace, FLOAT32, changed)
 
 
 def test_without_an_argument_the_bundled_trace(tmp_path, monkeypatch, diagnose):
