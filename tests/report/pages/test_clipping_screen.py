@@ -4,15 +4,13 @@ to type.
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from mismatch_cli.base.json_form import from_json
 from mismatch_cli.report.outline import Excerpt, Piece, Screen
-from mismatch_cli.report.screen import print_screen, screen_of
+from mismatch_cli.report.screen import as_text, screen_of
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.studies.clipping_result import ClippingResult
 from tests.report.pages.clipping_result import (
@@ -40,10 +38,8 @@ def shown(result: dict[str, Any]) -> Screen:
     return screen
 
 
-def printed(screen: Screen, width: int = 80) -> list[str]:
-    console = Console(file=io.StringIO(), width=width)
-    print_screen(screen, console)
-    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+def lines_of(screen: Screen) -> list[str]:
+    return as_text(screen, 80).splitlines()
 
 
 RESULTS = {
@@ -61,7 +57,7 @@ RESULTS = {
 @pytest.mark.parametrize("make", RESULTS.values(), ids=RESULTS)
 def test_at_most_40_lines_that_end_with_what_to_type(make: Any) -> None:
     screen = shown(make())
-    lines = printed(screen)
+    lines = lines_of(screen)
     assert 10 <= len(lines) <= 40 and max(map(len, lines)) <= 80
     assert lines[-1].startswith("mismatch-cli clipstats --full")
     text = "\n".join(lines)
@@ -73,7 +69,7 @@ def test_at_most_40_lines_that_end_with_what_to_type(make: Any) -> None:
 
 def test_the_compared_pair_comes_first_then_the_others_from_strict_to_loose() -> None:
     result = sample_result()
-    lines = printed(shown(result))
+    lines = lines_of(shown(result))
     marked = [line.split()[1] for line in lines if line.startswith("▸")]
     shares = {row["name"]: row["blocked"]["all"]["value"] for row in result["algorithms"]}
     listed = [
@@ -112,10 +108,10 @@ def test_algorithms_with_one_mask_are_one_row() -> None:
     twin = next(row for row in result["algorithms"] if row["name"] == "gspo") | {"name": "gspo-too"}
     result["algorithms"].append(twin)
     result["same_mask"] = [["minirl"], ["gspo", "gspo-too"], ["relax-both"]]
-    assert any("gspo (+1 alike)" in line for line in printed(shown(result)))
+    assert any("gspo (+1 alike)" in line for line in lines_of(shown(result)))
     # Another weight: its lost update has a row of its own
     twin["lost"] = result["algorithms"][0]["lost"]
-    lines = printed(shown(result))
+    lines = lines_of(shown(result))
     assert any("gspo-too" in line for line in lines) and not any("alike)" in line for line in lines)
 
 

@@ -4,16 +4,13 @@ and tokens.
 
 from __future__ import annotations
 
-import io
 import re
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.outline import Excerpt, Piece
-from mismatch_cli.report.terminal import print_report
 from tests.report.pages.clipping_result import (
     HOSTILE,
     equal_weights_result,
@@ -21,6 +18,7 @@ from tests.report.pages.clipping_result import (
     page_of,
     sample_result,
 )
+from tests.report.printed import printed
 
 LONG_NAME = "my_very_long_mask_name:max_tv=0.125,anchor=recomputed"
 HOSTILE_NAME = "<b>[red]$x$\x1b[2J"
@@ -62,19 +60,8 @@ def example() -> Excerpt:
     )
 
 
-def on_terminal(result: dict[str, Any], width: int, *, colours: bool = False) -> str:
-    text = io.StringIO()
-    console = Console(
-        file=text,
-        width=width,
-        highlight=False,
-        emoji=False,
-        markup=False,
-        force_terminal=colours,
-        color_system="standard" if colours else None,
-    )
-    print_report(page_of(result, (example(),)), console)
-    return text.getvalue()
+def on_terminal(result: dict[str, Any], width: int, **terminal: Any) -> str:
+    return printed(page_of(result, (example(),)), width, **terminal)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -119,11 +106,10 @@ def test_the_terminal_shows_the_first_rows_and_counts_the_rest():
     assert "When a token is blocked" not in text and "mismatch-cli algorithms" in text
 
 
-@pytest.mark.parametrize("colours", [False, True])
-def test_the_terminal_escapes_tokens_and_names(colours):
-    text = on_terminal(
-        renamed(sample_result(), "grpo-clip-higher", HOSTILE_NAME), 120, colours=colours
-    )
+@pytest.mark.parametrize("terminal", [{}, {"force_terminal": True, "color_system": "standard"}])
+def test_the_terminal_escapes_tokens_and_names(terminal):
+    result = renamed(sample_result(), "grpo-clip-higher", HOSTILE_NAME)
+    text = on_terminal(result, 120, **terminal)
     without_colours = re.sub(r"\x1b\[[\d;]*m", "", text)
     assert not CONTROL.search(without_colours)
     assert "[red]x[/red]" in without_colours and "<script>alert(1)</script>" in without_colours
