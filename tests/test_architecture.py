@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-import resource
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -20,6 +19,7 @@ from mismatch_cli.library.opened_run import Run
 from mismatch_cli.library.results import Result
 from tests import house
 from tests.paths import PACKAGE
+from tests.tiers import cpu_seconds_of_children
 
 MODULES = {file.module: file for file in house.files()}
 
@@ -286,10 +286,9 @@ def test_start_up_is_close_to_a_bare_typer_program(tmp_path):
     )
 
     def seconds(command: list[str]) -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        before = cpu_seconds_of_children()
         subprocess.run([sys.executable, *command, "--help"], check=True, capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return cpu_seconds_of_children() - before
 
     ours = theirs = float("inf")
     for run in range(24):  # few runs are undisturbed on a busy machine

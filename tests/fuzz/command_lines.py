@@ -9,7 +9,7 @@ import typer
 from hypothesis import strategies as st
 
 from mismatch_cli.app.cli import build_app
-from tests.fuzz.strategies import texts
+from tests.fuzz.strategies import pick, texts
 
 
 @cache
@@ -62,7 +62,7 @@ def _can_be_typed(text: str) -> bool:
 @st.composite
 def command_lines(draw: st.DrawFn) -> list[str]:
     """A command with random flags, each with a value that may or may not be valid."""
-    command = draw(st.sampled_from(COMMANDS))
+    command = pick(draw, *COMMANDS)
     anything = st.one_of(st.sampled_from(PATHS), st.sampled_from(WORDS), texts).filter(
         _can_be_typed
     )

@@ -110,7 +110,7 @@ _HEAD = (
 @st.composite
 def rewards(draw: st.DrawFn) -> str:
     deeds = draw(st.lists(st.sampled_from(DEEDS), min_size=1, max_size=3))
-    answer = draw(st.sampled_from((*ANSWERS[:1] * 8, *ANSWERS)))
+    answer = of.pick(draw, *ANSWERS[:1] * 8, *ANSWERS)
     body = "".join(f"    {deed}\n" for deed in deeds)
     at_import = "".join(f"{deed}\n" for deed in deeds[:1]) if draw(st.integers(0, 9)) == 0 else ""
     return f"{_HEAD}{at_import}def reward(response):\n{body}    return {answer}\n"
@@ -224,7 +224,7 @@ def answers(draw: st.DrawFn) -> bytes:
     """A valid completion with a change at one of its levels, or in its bytes."""
     answer = completion(_ASKED)
     choice = answer["choices"][0]
-    level = draw(st.sampled_from(("answer", "choice", "logprobs", "entries", "bytes")))
+    level = of.pick(draw, "answer", "choice", "logprobs", "entries", "bytes")
     if level == "bytes":
         return draw(of.changed_bytes(json.dumps(answer).encode()))
     if level == "answer":
@@ -273,15 +273,13 @@ def try_answer(content: bytes) -> str:
 @st.composite
 def bombs(draw: st.DrawFn) -> tuple[int, int, str, tuple[str, ...]]:
     """Rows, ids per row, the packing, and the columns."""
-    rows = draw(st.sampled_from((1, 10, 1000, 10**5, 10**6)))
-    length = draw(
-        st.sampled_from([n for n in (1, 100, 10**4, 10**6, 10**7) if n * rows <= 2 * 10**7])
-    )
+    rows = of.pick(draw, 1, 10, 1000, 10**5, 10**6)
+    length = of.pick(draw, *[n for n in (1, 100, 10**4, 10**6, 10**7) if n * rows <= 2 * 10**7])
     optional = ("logp_trainer", "loss_mask", "topk_ids", "entropy_trainer")
     return (
         rows,
         length,
-        draw(st.sampled_from(("zstd", "snappy", "none"))),
+        of.pick(draw, "zstd", "snappy", "none"),
         tuple(draw(st.sets(st.sampled_from(optional)))),
     )
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from mismatch_cli.app.completions import algorithms
 from mismatch_cli.rules.algorithms.table import TABLE, VARIANTS
 from tests.paths import ROOT
 from tests.terminal import Terminal
+from tests.tiers import cpu_seconds_of_children
 
 pytestmark = pytest.mark.slow
 
@@ -129,7 +129,7 @@ def test_it_answers_soon_and_imports_nothing_heavy(tmp_path):
     """CPU time below half a second, even for algorithms, which need numpy."""
     (tmp_path / "mine" / "trace").mkdir(parents=True)
     (tmp_path / "mine" / "trace" / "manifest.json").touch()
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = cpu_seconds_of_children()
     lines = {
         "mismatch-cli clipstats --compare pg-is pg-t": ["pg-tis"],
         "mismatch-cli report m": ["mine", "moe", "moe-replayed"],
@@ -138,9 +138,7 @@ def test_it_answers_soon_and_imports_nothing_heavy(tmp_path):
     }
     for line, wanted in lines.items():
         assert completed(line, tmp_path) == [*wanted, "[]"]
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    taken = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert taken < 0.8 * len(lines)
+    assert cpu_seconds_of_children() - before < 0.8 * len(lines)
 
 
 def test_it_knows_all_algorithms():
