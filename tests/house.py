@@ -71,6 +71,14 @@ class File:
     def room(self) -> str:
         return self.name.partition("/")[0].removesuffix(".py")
 
+    @property
+    def module(self) -> str:
+        return f"{PACKAGE.name}.{self.name[:-3].replace('/', '.')}".removesuffix(".__init__")
+
+    def strings(self) -> Iterator[ast.Constant]:
+        constants = (node for node in self.nodes if isinstance(node, ast.Constant))
+        return (node for node in constants if isinstance(node.value, str))
+
     def place(self, node: ast.AST) -> str:
         return f"{self.name}:{node.lineno}"
 
@@ -100,33 +108,27 @@ def each(
                 yield file.place(node)
 
 
-def wide_lines() -> Places:
+def lines_that(hold: Callable[[str], object]) -> Places:
     for file in files():
         for number, line in enumerate(file.lines, 1):
-            if len(line) > MOST_COLUMNS:
+            if hold(line):
                 yield f"{file.name}:{number}"
 
 
-def unformatted() -> Places:
-    for file in files():
-        for number, line in enumerate(file.lines, 1):
-            if re.search(r"#\s*fmt: (skip|off)", line):
-                yield f"{file.name}:{number}"
-
-
-def large_functions() -> Places:
-    """Without `command`, whose signature is a list of flags."""
+def functions_that(hold: Callable[[File, ast.FunctionDef], bool]) -> Places:
     for file in files():
         for node in file.functions():
-            if node.name != "command" and file.tokens_of(node) > MOST_TOKENS:
+            if hold(file, node):
                 yield f"{file.place(node)} {node.name}"
 
 
-def branched_functions() -> Places:
-    for file in files():
-        for node in file.functions():
-            if sum(isinstance(inner, _BRANCHES) for inner in ast.walk(node)) > MOST_BRANCHES:
-                yield f"{file.place(node)} {node.name}"
+def is_large(file: File, node: ast.FunctionDef) -> bool:
+    """But for `command`, whose signature is a list of flags."""
+    return node.name != "command" and file.tokens_of(node) > MOST_TOKENS
+
+
+def is_branched(_: File, node: ast.FunctionDef) -> bool:
+    return sum(isinstance(inner, _BRANCHES) for inner in ast.walk(node)) > MOST_BRANCHES
 
 
 def ground_floor() -> Places:
@@ -176,28 +178,22 @@ def string_keys() -> Places:
     """
     for file in files():
         if set(file.name.split("/")[:-1]) & set(_RENDERS):
-            for node in filter(is_string_key, file.nodes):
-                keyed = _keyed_by_string(node)
-                if not keyed.isupper() and keyed not in _NOT_RESULTS.get(file.name, ()):
+            for node in file.nodes:
+                keyed = keyed_by_string(node)
+                if keyed and not keyed.isupper() and keyed not in _NOT_RESULTS.get(file.name, ()):
                     yield file.place(node)
 
 
-def _keyed_by_string(node: ast.AST) -> str:
-    """What a string key is looked up in, as written."""
+def keyed_by_string(node: ast.AST) -> str:
+    """What a string key is looked up in, as written; empty where a node looks up none."""
     if isinstance(node, ast.Subscript):
-        return ast.unparse(node.value)
-    return ast.unparse(node.func.value) if isinstance(node, ast.Call) else ""
-
-
-def is_string_key(node: ast.AST) -> bool:
-    if isinstance(node, ast.Subscript):
-        return isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
-    got = (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "get"
-    )
-    return got and bool(node.args) and isinstance(node.args[0], ast.Constant)
+        table, key = node.value, node.slice
+    elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "get" and node.args:
+        table, key = node.func.value, node.args[0]
+    else:
+        return ""
+    is_string = isinstance(key, ast.Constant) and isinstance(key.value, str)
+    return ast.unparse(table) if is_string else ""
 
 
 def repeated_classes() -> Places:
@@ -246,37 +242,22 @@ def names_in(node: ast.AST) -> Iterator[str]:
             yield word.lower()
 
 
-def is_source(node: ast.AST) -> bool:
-    """Where a check of `diagnose` has its fault from."""
-    return isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SOURCE"
-
-
-def code_without_docstrings(file: File) -> str:
-    lines = list(file.lines)
-    for node in file.nodes:
-        holds = (ast.Module, ast.ClassDef, ast.FunctionDef)
-        text = node
-        if isinstance(node, holds) and ast.get_docstring(node) is not None:
-            text = node.body[0]
-        if text is not node or is_source(node):
-            lines[text.lineno - 1 : text.end_lineno] = [""] * (text.end_lineno - text.lineno + 1)
-    return "\n".join(re.sub(r"(^|\s)#.*", "", line) for line in lines)
+@cache
+def imported() -> dict[str, set[str]]:
+    """The other modules of the package that each one imports, at its top, in functions, or only
+    for types.
+    """
+    targets: dict[str, set[str]] = {file.module: set() for file in files()}
+    for file, node in imports():
+        named = {f"{node.module}.{alias.name}" for alias in node.names} & targets.keys()
+        targets[file.module] |= (named or {node.module}) & targets.keys() - {file.module}
+    return targets
 
 
 def circles() -> Places:
     """Files that import themselves through others, where imports for types count too."""
-    modules = {module_of(file) for file in files()}
-    targets: dict[str, set[str]] = {module: set() for module in modules}
-    for file, node in imports():
-        named = {f"{node.module}.{alias.name}" for alias in node.names} & modules
-        targets[module_of(file)] |= named or ({node.module} & modules)
-    yield from sorted(module for module in modules if module in reached(targets, module))
-
-
-def module_of(file: File) -> str:
-    return "mismatch_cli." + file.name.removesuffix(".py").replace("/", ".").removesuffix(
-        ".__init__"
-    )
+    targets = imported()
+    yield from sorted(module for module in targets if module in reached(targets, module))
 
 
 def reached(targets: dict[str, set[str]], start: str) -> set[str]:
@@ -306,10 +287,10 @@ COUNTS: dict[str, Callable[[], Places]] = {
     "private-imports": private_imports,
     "files-in-circles": circles,
     "flags": flags,
-    "wide-lines": wide_lines,
-    "unformatted-statements": unformatted,
-    "large-functions": large_functions,
-    "branched-functions": branched_functions,
+    "wide-lines": lambda: lines_that(lambda line: len(line) > MOST_COLUMNS),
+    "unformatted-statements": lambda: lines_that(re.compile(r"#\s*fmt: (skip|off)").search),
+    "large-functions": lambda: functions_that(is_large),
+    "branched-functions": lambda: functions_that(is_branched),
     "arithmetic-on-conditions": lambda: each(ast.BinOp, is_arithmetic_on_a_condition),
     "nested-comprehensions": lambda: each(_COMPREHENSIONS, inside_another(_COMPREHENSIONS)),
     "nested-conditionals": lambda: each(ast.IfExp, inside_another((ast.IfExp,))),

@@ -16,7 +16,6 @@ def save_adapter(
     folder: Path,
     targets: tuple[str, ...] = LINEAR,
     *,
-    rank: int = 4,
     size: float = 0.05,
     seed: int = 0,
 ) -> str:
@@ -25,9 +24,7 @@ def save_adapter(
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        config = LoraConfig(
-            r=rank, lora_alpha=2 * rank, target_modules=list(targets), task_type="CAUSAL_LM"
-        )
+        config = LoraConfig(r=4, lora_alpha=8, target_modules=list(targets), task_type="CAUSAL_LM")
         wrapped = get_peft_model(load_causal_lm(model, "float32"), config)
         for name, weight in wrapped.named_parameters():
             if "lora_B" in name:

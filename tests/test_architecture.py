@@ -5,13 +5,10 @@ from __future__ import annotations
 import ast
 import os
 import re
-import resource
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from functools import cache
 from graphlib import TopologicalSorter
-from pathlib import Path
 
 import pytest
 from matplotlib.axes import Axes
@@ -22,13 +19,9 @@ from mismatch_cli.library.opened_run import Run
 from mismatch_cli.library.results import Result
 from tests import house
 from tests.paths import PACKAGE
+from tests.tiers import cpu_seconds_of_children
 
-FILES = sorted(PACKAGE.rglob("*.py"))
-TEXTS = {path: path.read_text(encoding="utf-8") for path in FILES}
-MODULES = {
-    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in FILES
-}
+MODULES = {file.module: file for file in house.files()}
 
 # The rooms, from the bottom to the top: each may import those above its line in this list.
 ROOMS = (
@@ -73,61 +66,22 @@ def room_of(module: str) -> str:
     return [*module.split("."), ""][1]
 
 
-def folder_of(path: Path) -> str:
-    return path.parent.relative_to(PACKAGE).as_posix()
-
-
-def room_of_file(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0]
-
-
-def is_found_by_its_name(path: Path) -> bool:
+def is_found_by_its_name(file: house.File) -> bool:
     """Found by a registry: files of these folders, and what is known of a framework."""
-    of_a_framework = room_of_file(path) == "frameworks" and path.name in FRAMEWORK_FILES
-    return path.parent.name in SPREAD or of_a_framework
+    *folders, name = file.name.split("/")
+    of_a_framework = file.room == "frameworks" and name in FRAMEWORK_FILES
+    return folders[-1] in SPREAD or of_a_framework
 
 
-@cache
-def _nodes() -> dict[Path, list[ast.AST]]:
-    return {PACKAGE / file.name: file.nodes for file in house.files()}
-
-
-def nodes_of(path: Path) -> list[ast.AST]:
-    """The syntax tree of a file, its root first."""
-    return _nodes()[path]
-
-
-def imports_of(path: Path) -> set[str]:
-    """The modules of the package that a file imports, at its top, in functions, or only for
-    types.
-    """
-    found = set()
-    for node in nodes_of(path):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            named = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= (named & set(MODULES)) or {node.module}
-        elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-    return found & (set(MODULES) - {"mismatch_cli"})
-
-
-def for_types_alone(path: Path) -> set[str]:
-    blocks = [
-        node
-        for node in nodes_of(path)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-    ]
+def for_types_alone(module: str) -> set[str]:
+    conditions = (node for node in MODULES[module].nodes if isinstance(node, ast.If))
+    blocks = [node for node in conditions if "TYPE_CHECKING" in ast.dump(node.test)]
     return {
         node.module
         for block in blocks
         for node in ast.walk(block)
         if isinstance(node, ast.ImportFrom) and node.module
     }
-
-
-@cache
-def all_imports() -> dict[str, set[str]]:
-    return {module: imports_of(path) - {module} for module, path in MODULES.items()}
 
 
 def test_the_ground_floor_is_these_rooms():
@@ -143,7 +97,7 @@ def test_imports_point_down():
     order = {room: number for number, room in enumerate(ROOMS)}
     up = [
         f"{module} imports {target}"
-        for module, targets in all_imports().items()
+        for module, targets in house.imported().items()
         for target in targets
         if (room := room_of(module)) in order
         and room != room_of(target)
@@ -155,7 +109,7 @@ def test_imports_point_down():
 def test_there_are_no_cycles_inside_rooms_either():
     """`prepare` names a cycle that it finds."""
     TopologicalSorter(
-        {m: targets - for_types_alone(MODULES[m]) for m, targets in all_imports().items()}
+        {m: targets - for_types_alone(m) for m, targets in house.imported().items()}
     ).prepare()
 
 
@@ -174,7 +128,7 @@ def is_a_helper(module: str) -> bool:
 def test_a_figure_knows_its_study_and_no_other_figure():
     plots = {
         m: targets
-        for m, targets in all_imports().items()
+        for m, targets in house.imported().items()
         if m.split(".")[2:3] == ["plots"] and len(m.split(".")) > 3
     }
     assert len(plots) > 20
@@ -205,26 +159,24 @@ def test_what_is_shown_is_computed_elsewhere():
     """A report reads traces only for excerpts, and no study knows how it is shown."""
     readers = {
         module
-        for module, targets in all_imports().items()
+        for module, targets in house.imported().items()
         if room_of(module) == "report"
         and {"mismatch_cli.trace.reader", "mismatch_cli.trace.manifest"} & targets
     }
     assert readers == {"mismatch_cli.report.excerpts"}
     printing = ("rich", "typer", "matplotlib", "jinja2")
-    studies = [path for path in FILES if "studies" in path.relative_to(PACKAGE).parts[:-1]]
-    assert [
-        p.name
-        for p in studies
-        if re.search(rf"^ *(from|import) ({'|'.join(printing)})\b", TEXTS[p], re.M)
-    ] == []
+    printers = re.compile(rf"^ *(from|import) ({'|'.join(printing)})\b", re.M)
+    studies = [file for file in house.files() if "studies" in file.name.split("/")[:-1]]
+    assert [file.name for file in studies if printers.search(file.text)] == []
 
 
 def test_a_file_is_known_by_its_name():
     """Outside registries no two files share a name."""
     named = defaultdict(list)
-    for path in FILES:
-        if path.name != "__init__.py" and not is_found_by_its_name(path):
-            named[path.stem.lstrip("_")].append(str(path.relative_to(PACKAGE)))
+    for file in house.files():
+        name = file.name.rpartition("/")[2]
+        if name not in ("__init__.py", "__main__.py") and not is_found_by_its_name(file):
+            named[name.lstrip("_")].append(file.name)
     assert {name: paths for name, paths in named.items() if len(paths) > 1} == {}
 
 
@@ -239,7 +191,7 @@ def test_no_number_of_the_house_rises():
 
 
 def test_every_module_says_what_it_is_for():
-    assert [path.name for path in FILES if not ast.get_docstring(nodes_of(path)[0])] == []
+    assert [file.name for file in house.files() if not ast.get_docstring(file.nodes[0])] == []
 
 
 def test_help_imports_nothing_heavy():
@@ -335,10 +287,9 @@ def test_start_up_is_close_to_a_bare_typer_program(tmp_path):
     )
 
     def seconds(command: list[str]) -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        before = cpu_seconds_of_children()
         subprocess.run([sys.executable, *command, "--help"], check=True, capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return cpu_seconds_of_children() - before
 
     ours = theirs = float("inf")
     for run in range(24):  # few runs are undisturbed on a busy machine
@@ -364,7 +315,7 @@ def test_nothing_is_defined_that_the_package_does_not_name_again():
     count.
     """
     texts = [
-        *TEXTS.values(),
+        *(file.text for file in house.files()),
         *(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.html")),
     ]
     occurrences = Counter(word for text in texts for word in re.findall(r"\w+", text))

@@ -241,3 +241,9 @@ def test_every_action_is_pinned_by_commit():
     commits = {(pin[1], pin[3]): pin[2] for pin in pins}
     # A version is one commit everywhere
     assert all(commits[pin[1], pin[3]] == pin[2] for pin in pins)
+
+
+def test_the_make_targets_of_the_readme_exist():
+    targets = set(re.findall(r"^([a-z]+):", text_of("Makefile"), re.M))
+    used = set(re.findall(r"(?:^ {4}|`)make ([a-z]+)", text_of("README.md"), re.M))
+    assert {"probe", "test"} <= used <= targets

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from mismatch_cli.base import registry
 from mismatch_cli.base.extras import EXTRAS
 from mismatch_cli.base.places import bundled
 from tests.paths import DOCS, ROOT
+from tests.tiers import cpu_seconds_of_children
 
 pytestmark = pytest.mark.slow
 
@@ -109,7 +109,7 @@ def typed(core, tmp_path):
     """
 
     def typed(*words: str) -> tuple[int, str, str]:
-        line, before = [core / "mismatch-cli", *words], cpu_seconds()
+        line, before = [core / "mismatch-cli", *words], cpu_seconds_of_children()
         done = subprocess.run(
             line,
             cwd=tmp_path,
@@ -118,16 +118,11 @@ def typed(core, tmp_path):
             text=True,
             check=False,
         )
-        print(f"{cpu_seconds() - before:5.1f} CPU s  mismatch-cli {' '.join(words)}")
+        print(f"{cpu_seconds_of_children() - before:5.1f} CPU s  mismatch-cli {' '.join(words)}")
         assert "Traceback" not in done.stderr and "This is a bug" not in done.stderr, done.stderr
         return done.returncode, done.stdout, done.stderr
 
     return typed
-
-
-def cpu_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def test_the_metadata_of_the_wheel(wheel):

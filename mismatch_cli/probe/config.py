@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mismatch_cli.probe.tasks.prompts import PromptSource
 
 EQUAL, NEWER = "equal", "newer"
-_RESPONSES_PER_SHARD = 256
+RESPONSES_PER_SHARD = 256
 _TOKENS_PER_SHARD = 2**20
 _OF_TRACE = own(None, show_default="as the trace says")
 _MODEL_ARGUMENT = own(argument=True, metavar=None)
@@ -146,7 +146,7 @@ class RolloutConfig(Recorded):
         """Enough responses to fill an engine's batch, few enough to fit in memory and to afford
         losing.
         """
-        responses = min(_RESPONSES_PER_SHARD, _TOKENS_PER_SHARD // self.sampler.max_tokens)
+        responses = min(RESPONSES_PER_SHARD, _TOKENS_PER_SHARD // self.sampler.max_tokens)
         return max(1, responses // self.sampler.samples_per_prompt)
 
     def to_json(self) -> dict[str, Any]:

@@ -71,7 +71,7 @@ class Child:
         forks: bool = False,
     ) -> None:
         self._function, self._arguments, self._forks = function, arguments, forks
-        self._seconds_to_start, self._cannot_start = seconds_to_start, cannot_start
+        self.seconds_to_start, self._cannot_start = seconds_to_start, cannot_start
         self._longest_answer, self._log, self._grace = longest_answer, log, grace
         self._given_up: set[str] = set()
         self._process: subprocess.Popen[bytes] | _Fork | None = None
@@ -103,7 +103,7 @@ class Child:
         ready.
         """
         self._begin()
-        reply = self.receive(self._seconds_to_start) or LATE
+        reply = self.receive(self.seconds_to_start) or LATE
         if not reply.error:
             return
         self.stop()

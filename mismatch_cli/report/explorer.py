@@ -29,7 +29,7 @@ from mismatch_cli.studies.exploration.passages import WINDOW
 from mismatch_cli.studies.exploration.slider_levels import STAYS
 
 _LONGEST = 120  # characters of a token
-_LONGEST_PROMPT, _MOST_OF_PROMPTS = 2_000, 400_000  # characters of one, and of all together
+_LONGEST_PROMPT, MOST_OF_PROMPTS = 2_000, 400_000  # characters of one, and of all together
 _MOST_SETTINGS = 3  # named
 _SUM_DIGITS, _GAP_DIGITS, _ENTROPY_DIGITS = 12, 9, 5  # binary, of which a card shows three decimal
 _COMPRESSED = 6  # of 9, which takes eight times as long for 2 % less
@@ -157,7 +157,7 @@ def packed(explored: Exploration) -> str:
 def _head(explored: Exploration, texts: _Texts) -> dict[str, Any]:
     prompts, ranks = _Texts(), explored.tokens.ranks
     words = prompts.numbers(explored.prompts.values()).tolist()
-    longest = min(_LONGEST_PROMPT, _MOST_OF_PROMPTS // max(1, len(prompts.number)))
+    longest = min(_LONGEST_PROMPT, MOST_OF_PROMPTS // max(1, len(prompts.number)))
     return {
         "traces": [_shown(name, _LONGEST) for name in explored.traces],
         "gap": _GAP,

@@ -42,7 +42,7 @@ from mismatch_cli.trace.reader import RowGroup, Trace
 
 _BLOCKED_TOKENS = 50
 # Bytes on a page, a byte a token for each mask; they hardly compress
-_MOST_LEVELS = 1_000_000
+MOST_LEVELS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class ClippingAnalysis(Study):
         """The algorithms whose thresholds move: all, unless that needs too many levels."""
         masks = {algorithm.masks for algorithm in self.algorithms}
         levels = len(masks) * min(self.summary.counts["tokens"], MOST_TOKENS)
-        return self.algorithms if levels <= _MOST_LEVELS else self.compared
+        return self.algorithms if levels <= MOST_LEVELS else self.compared
 
     def exploration(
         self, on_responses: Callable[[int], None] = lambda _: None

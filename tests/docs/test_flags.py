@@ -4,7 +4,6 @@ written for.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -13,6 +12,7 @@ import typer
 
 from mismatch_cli.app.cli import COMMANDS
 from mismatch_cli.base import registry
+from tests import house
 from tests.paths import DOCS, PACKAGE, ROOT
 
 GUIDE = [
@@ -22,7 +22,6 @@ GUIDE = [
     ROOT / "action.yml",
 ]
 GUIDE += sorted((ROOT / ".github").rglob("*.*"))
-CODE = sorted((PACKAGE).rglob("*.py"))
 NAMES = registry.names(COMMANDS)
 _FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
 _IN_BACKTICKS = re.compile(r"`([^`\n]+)`")
@@ -73,14 +72,10 @@ def texts() -> Iterator[tuple[str, str]]:
     """
     for path in GUIDE:
         yield path.name, path.read_text(encoding="utf-8")
-    for path in CODE:
-        source = path.read_text(encoding="utf-8")
-        name = str(path.relative_to(ROOT))
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield f"{name}:{node.lineno}", node.value
-        for number, line in enumerate(source.splitlines(), 1):
-            yield f"{name}:{number}", line.partition("# ")[2]
+    for file in house.files():
+        yield from ((file.place(node), node.value) for node in file.strings())
+        for number, line in enumerate(file.lines, 1):
+            yield f"{file.name}:{number}", line.partition("# ")[2]
     for path in sorted(PACKAGE.rglob("*.toml")):
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
             yield f"{path.relative_to(ROOT)}:{number}", line

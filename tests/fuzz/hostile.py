@@ -50,40 +50,56 @@ def _children() -> list[str]:
     ]
 
 
-DEEDS = (
-    "subprocess.Popen(['sleep', '300'])",
-    "subprocess.Popen(['sleep', '300'], start_new_session=True)",
-    "threading.Thread(target=time.sleep, args=(300,)).start()",
-    "print('0 ready', '1 1.0', flush=True)",
-    "os.write(1, b'1 {\"reward\": 9}\\n')", "subprocess.run(['cat'])", "os.chdir('/')",
-    "os.closerange(0, 3)",
-    "os.closerange(3, 64)", "os.fork()", "os.fork() or os.setsid() or time.sleep(300)",
-    "os.fork() or sys.exit(1)",
-    "os.fork() or os._exit(1)", "multiprocessing.get_context('fork').Pool(2).map(abs, [1, 2])",
-    "signal.signal(signal.SIGTERM, signal.SIG_IGN)", "signal.alarm(1)",
-    "signal.setitimer(signal.ITIMER_REAL, 0.001)",
-    "sys.exit(0)", "os._exit(0)", "os.abort()", "os.kill(os.getpid(), signal.SIGSTOP)",
-    "os.killpg(0, signal.SIGKILL)",
-    "os.kill(os.getppid(), signal.SIGTERM)", "time.sleep(300)", "bytearray(2**50)", "1 / 0",
-    "input()",
-    "sys.setrecursionlimit(10**6)", "exec('def f(): f()\\nf()')", "raise_(KeyboardInterrupt)",
-    "raise_(SystemExit(3))",
-    "raise_(BaseException('\\ud800'))", "sys.stdout.close()", "json.dumps.__globals__.clear()",
-    "None",
-)  # fmt: skip
-ANSWERS = (
-    "len(response)",
-    "True",
-    "None",
-    "'1'",
-    "float('nan')",
-    "-1e308 * 10",
-    "10**400",
-    "[1]",
-    "b'1'",
-    "1j",
-    "os",
-)
+DEEDS = r"""
+subprocess.Popen(['sleep', '300'])
+subprocess.Popen(['sleep', '300'], start_new_session=True)
+threading.Thread(target=time.sleep, args=(300,)).start()
+print('0 ready', '1 1.0', flush=True)
+os.write(1, b'1 {"reward": 9}\n')
+subprocess.run(['cat'])
+os.chdir('/')
+os.closerange(0, 3)
+os.closerange(3, 64)
+os.fork()
+os.fork() or os.setsid() or time.sleep(300)
+os.fork() or sys.exit(1)
+os.fork() or os._exit(1)
+multiprocessing.get_context('fork').Pool(2).map(abs, [1, 2])
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.alarm(1)
+signal.setitimer(signal.ITIMER_REAL, 0.001)
+sys.exit(0)
+os._exit(0)
+os.abort()
+os.kill(os.getpid(), signal.SIGSTOP)
+os.killpg(0, signal.SIGKILL)
+os.kill(os.getppid(), signal.SIGTERM)
+time.sleep(300)
+bytearray(2**50)
+1 / 0
+input()
+sys.setrecursionlimit(10**6)
+exec('def f(): f()\nf()')
+raise_(KeyboardInterrupt)
+raise_(SystemExit(3))
+raise_(BaseException('\ud800'))
+sys.stdout.close()
+json.dumps.__globals__.clear()
+None
+""".strip().splitlines()
+ANSWERS = r"""
+len(response)
+True
+None
+'1'
+float('nan')
+-1e308 * 10
+10**400
+[1]
+b'1'
+1j
+os
+""".strip().splitlines()
 _HEAD = (
     "import json, multiprocessing, os, signal, subprocess, sys, threading, time\n\n"
     "def raise_(e):\n"
@@ -94,7 +110,7 @@ _HEAD = (
 @st.composite
 def rewards(draw: st.DrawFn) -> str:
     deeds = draw(st.lists(st.sampled_from(DEEDS), min_size=1, max_size=3))
-    answer = draw(st.sampled_from((*ANSWERS[:1] * 8, *ANSWERS)))
+    answer = of.pick(draw, *ANSWERS[:1] * 8, *ANSWERS)
     body = "".join(f"    {deed}\n" for deed in deeds)
     at_import = "".join(f"{deed}\n" for deed in deeds[:1]) if draw(st.integers(0, 9)) == 0 else ""
     return f"{_HEAD}{at_import}def reward(response):\n{body}    return {answer}\n"
@@ -108,7 +124,7 @@ def try_reward(code: str) -> str:
         (folder / "mine.py").write_text(code)
         before, began = _children(), time.monotonic()
         reward = OwnReward(f"{folder}/mine.py:reward", seconds=1.0)
-        reward.child._seconds_to_start = 3.0
+        reward.child.seconds_to_start = 3.0
         try:
             found = [reward.grade("x" * n, None, "stop", "p") for n in (2, 3)]
             outcome = "given up" if reward.timeouts else "done"
@@ -123,24 +139,37 @@ def try_reward(code: str) -> str:
         return outcome
 
 
-PIECES = (
-    "{{ messages[0].content }}",
-    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-    "{{ 'a' * 10 ** 11 }}", "{{ 'a' * 10 ** 7 }}", "{{ 9 ** (9 ** 9) }}",
-    "{{ ''.__class__.__mro__ }}",
-    "{{ messages.append(1) }}", "{{ raise_exception('no') }}", "{{ undefined.x.y }}",
-    "{% include 'x' %}", "{% if %}",
-    "{{ range(10 ** 9) | list }}", "{{ strftime_now('%Y' * 9999) | length }}", "{{ 1 / 0 }}",
-    "{{ '\\ud800' }}",
-    "{% set x = namespace() %}{% set x.x = x %}{{ x }}", "{{ messages | tojson }}",
-    "{{ '%s' % messages }}",
-    "\x00", "\ud800",
-    "{{ '{0.__class__}'.format(messages) }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "{{ bos_token }}",
-    "{{ '%999999999d' % 1 }}", "{{ 'x'.center(10 ** 9) | length }}",
-    "{{ lipsum(n=99999) | length }}",
-    "{{ cycler | string }}",
-)  # fmt: skip
+PIECES = [
+    "\x00",
+    "\ud800",
+    *r"""
+{{ messages[0].content }}
+{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}
+{{ 'a' * 10 ** 11 }}
+{{ 'a' * 10 ** 7 }}
+{{ 9 ** (9 ** 9) }}
+{{ ''.__class__.__mro__ }}
+{{ messages.append(1) }}
+{{ raise_exception('no') }}
+{{ undefined.x.y }}
+{% include 'x' %}
+{% if %}
+{{ range(10 ** 9) | list }}
+{{ strftime_now('%Y' * 9999) | length }}
+{{ 1 / 0 }}
+{{ '\ud800' }}
+{% set x = namespace() %}{% set x.x = x %}{{ x }}
+{{ messages | tojson }}
+{{ '%s' % messages }}
+{{ '{0.__class__}'.format(messages) }}
+{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}
+{{ bos_token }}
+{{ '%999999999d' % 1 }}
+{{ 'x'.center(10 ** 9) | length }}
+{{ lipsum(n=99999) | length }}
+{{ cycler | string }}
+""".strip().splitlines(),
+]
 
 
 @cache
@@ -195,7 +224,7 @@ def answers(draw: st.DrawFn) -> bytes:
     """A valid completion with a change at one of its levels, or in its bytes."""
     answer = completion(_ASKED)
     choice = answer["choices"][0]
-    level = draw(st.sampled_from(("answer", "choice", "logprobs", "entries", "bytes")))
+    level = of.pick(draw, "answer", "choice", "logprobs", "entries", "bytes")
     if level == "bytes":
         return draw(of.changed_bytes(json.dumps(answer).encode()))
     if level == "answer":
@@ -244,15 +273,13 @@ def try_answer(content: bytes) -> str:
 @st.composite
 def bombs(draw: st.DrawFn) -> tuple[int, int, str, tuple[str, ...]]:
     """Rows, ids per row, the packing, and the columns."""
-    rows = draw(st.sampled_from((1, 10, 1000, 10**5, 10**6)))
-    length = draw(
-        st.sampled_from([n for n in (1, 100, 10**4, 10**6, 10**7) if n * rows <= 2 * 10**7])
-    )
+    rows = of.pick(draw, 1, 10, 1000, 10**5, 10**6)
+    length = of.pick(draw, *[n for n in (1, 100, 10**4, 10**6, 10**7) if n * rows <= 2 * 10**7])
     optional = ("logp_trainer", "loss_mask", "topk_ids", "entropy_trainer")
     return (
         rows,
         length,
-        draw(st.sampled_from(("zstd", "snappy", "none"))),
+        of.pick(draw, "zstd", "snappy", "none"),
         tuple(draw(st.sets(st.sampled_from(optional)))),
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from tests.fuzz.strategies import pick
 from tests.fuzz.world import Outcome, call, copy
 
 _NUMBERS = count()
@@ -71,16 +72,16 @@ def masks(draw: st.DrawFn) -> tuple[str, bool]:
     lines = draw(st.lists(changes, max_size=3)) + draw(
         st.lists(st.sampled_from(ELSEWHERE), max_size=2)
     )
-    lines.insert(draw(st.integers(0, len(lines))), draw(st.sampled_from(LEAVES)))
-    patience = draw(st.sampled_from((0, 2)))  # a mask is tried on two tokens
+    lines.insert(draw(st.integers(0, len(lines))), pick(draw, *LEAVES))
+    patience = pick(draw, 0, 2)  # a mask is tried on two tokens
     lines = [
-        f"    answer = {draw(st.sampled_from(ANSWERS))}",
+        f"    answer = {pick(draw, *ANSWERS)}",
         f"    if len(advantage_T) > {patience}:",
     ] + [f"        {line}" for line in lines]
     source = (
         "import sys\n"
         "from mismatch_cli import Decision\n"
-        f"{draw(st.sampled_from((*[''] * 9, 'print(1)', 'sys.exit(0)')))}\n"
+        f"{pick(draw, *[''] * 9, 'print(1)', 'sys.exit(0)')}\n"
         "def trust_region(compared, advantage_T):\n" + "\n".join([*lines, "    return answer", ""])
     )
     return source, draw(st.booleans())

@@ -54,9 +54,7 @@ def judge(outcome: Outcome, folder: Path) -> str:
     """The properties of every command line."""
     said = outcome.out + outcome.err
     assert outcome.code in CODES, f"exit code {outcome.code!r}: {outcome.err[-500:]}"
-    assert "Traceback" not in said and "This is a bug" not in said, (
-        f"{outcome.where}: {outcome.err[-300:]}"
-    )
+    assert "Traceback" not in said and "This is a bug" not in said, outcome.err[-300:]
     assert not (found := _HARMFUL.search(said)), (
         f"{found!r} in the output: {said[max(0, found.start() - 80) :][:160]!r}"
     )
@@ -78,7 +76,7 @@ def _check_message(outcome: Outcome) -> None:
     if lines[0].startswith(("Usage:", "Error: ")):
         return
     assert lines[-1].startswith("mismatch-cli: "), f"the last line is not a message: {lines[-1]!r}"
-    assert _ADVICE.search(lines[-1]), f"{outcome.where}: nothing to type next: {lines[-1]!r}"
+    assert _ADVICE.search(lines[-1]), f"nothing to type next: {lines[-1]!r}"
 
 
 def _check_nothing_lost(outcome: Outcome) -> None:
@@ -108,10 +106,8 @@ def try_arguments(line: list[str]) -> str:
 
 @st.composite
 def prompt_files(draw: st.DrawFn) -> tuple[str, bytes, list[str]]:
-    name = draw(
-        st.sampled_from(
-            ("prompts.jsonl", "prompts.jsonl", "prompts.json", "prompts.csv", "prompts.parquet")
-        )
+    name = of.pick(
+        draw, "prompts.jsonl", "prompts.jsonl", "prompts.json", "prompts.csv", "prompts.parquet"
     )
     content = (template() / name).read_bytes()
     if name.endswith(".parquet"):
@@ -120,9 +116,7 @@ def prompt_files(draw: st.DrawFn) -> tuple[str, bytes, list[str]]:
         content = draw(of.changed_jsonl(content))
     else:
         content = draw(of.changed_bytes(content))
-    command = draw(
-        st.sampled_from((["probe", "--prompts"], ["curate", "--prompts"], ["train", "--dataset"]))
-    )
+    command = of.pick(draw, ["probe", "--prompts"], ["curate", "--prompts"], ["train", "--dataset"])
     return name, content, command
 
 
@@ -169,18 +163,16 @@ def manifests(draw: st.DrawFn) -> tuple[str, bytes, list[str]]:
         content = json.dumps(changed).encode(errors="surrogatepass")
     else:
         content = draw(of.changed_bytes(content))
-    return "run/trace/manifest.json", content, draw(st.sampled_from(READERS))
+    return "run/trace/manifest.json", content, of.pick(draw, *READERS)
 
 
 @st.composite
 def shards(draw: st.DrawFn) -> tuple[str, bytes, list[str]]:
-    name = draw(
-        st.sampled_from(
-            ("shard-00000.parquet", "shard-00000.parquet", "shard-00001.parquet", "vocab.parquet")
-        )
+    name = of.pick(
+        draw, "shard-00000.parquet", "shard-00000.parquet", "shard-00001.parquet", "vocab.parquet"
     )
     content = draw(parquet_bytes((template() / "run/trace" / name).read_bytes()))
-    return f"run/trace/{name}", content, draw(st.sampled_from(READERS))
+    return f"run/trace/{name}", content, of.pick(draw, *READERS)
 
 
 def try_trace(case: tuple[str, bytes, list[str]]) -> str:
@@ -194,7 +186,7 @@ def try_trace(case: tuple[str, bytes, list[str]]) -> str:
         )
 
 
-class _Payload:
+class Payload:
     """Runs a command when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -205,7 +197,7 @@ class _Payload:
 def dumps(draw: st.DrawFn) -> tuple[str, bytes, str | None]:
     """A file of a dump, its new content, and the format that the user names, if any."""
     files = sorted(path for path in (template() / "dumps").rglob("*") if path.is_file())
-    path = draw(st.sampled_from(files))
+    path = of.pick(draw, *files)
     content = path.read_bytes()
     if path.suffix == ".jsonl":
         content = draw(of.changed_jsonl(content))
@@ -214,26 +206,26 @@ def dumps(draw: st.DrawFn) -> tuple[str, bytes, str | None]:
     else:
         content = draw(_torch_bytes(path, content))
     formats = ("plain", "prime-rl", "nemo-rl", "slime", "miles", "open-instruct")
-    named = draw(st.sampled_from((None, None, None, *formats)))
+    named = of.pick(draw, None, None, None, *formats)
     return str(path.relative_to(template())), content, named
 
 
 @st.composite
 def _torch_bytes(draw: st.DrawFn, path: Path, content: bytes) -> bytes:
-    how = draw(st.sampled_from(("content", "content", "content", "bytes", "payload", "zip", "old")))
+    how = of.pick(draw, "content", "content", "content", "bytes", "payload", "zip", "old")
     if how == "bytes":
         return draw(of.changed_bytes(content))
     if how == "zip":
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as archive:
             archive.writestr(
-                draw(st.sampled_from(("archive/data.pkl", "../../up", "data.pkl"))),
+                of.pick(draw, "archive/data.pkl", "../../up", "data.pkl"),
                 draw(st.binary(max_size=40)),
             )
         return buffer.getvalue()
     buffer = io.BytesIO()
     changed = (
-        {"samples": [_Payload()], "rollout_id": 0}
+        {"samples": [Payload()], "rollout_id": 0}
         if how == "payload"
         else draw(of.changed_content(torch.load(path, weights_only=True)))
     )
@@ -296,7 +288,7 @@ SETTINGS = (
 
 @st.composite
 def settings(draw: st.DrawFn) -> tuple[str, bytes, list[str]]:
-    name, command = draw(st.sampled_from(SETTINGS))
+    name, command = of.pick(draw, *SETTINGS)
     content = (template() / name).read_bytes()
     if name.endswith(".jsonl"):
         return name, draw(of.changed_jsonl(content)), command
@@ -304,33 +296,27 @@ def settings(draw: st.DrawFn) -> tuple[str, bytes, list[str]]:
         lines = content.decode().splitlines()
         at = draw(st.integers(0, len(lines) - 1))
         key = lines[at].split("=")[0]
-        value = draw(
-            st.sampled_from(
-                (
-                    "nan",
-                    "inf",
-                    "-1",
-                    "1e400",
-                    "true",
-                    "[]",
-                    "{}",
-                    '"\\u001b[31m"',
-                    "9" * 40,
-                    '""',
-                    "0",
-                )
-            )
+        value = of.pick(
+            draw,
+            "nan",
+            "inf",
+            "-1",
+            "1e400",
+            "true",
+            "[]",
+            "{}",
+            '"\\u001b[31m"',
+            "9" * 40,
+            '""',
+            "0",
         )
-        lines[at] = draw(
-            st.sampled_from(
-                (
-                    f"{key}= {value}",
-                    "",
-                    f"x{lines[at]}",
-                    lines[at] + "\n" + lines[at],
-                    "[[limits.k3]]",
-                )
-            )
+        lines[at] = of.pick(
+            draw,
+            f"{key}= {value}",
+            "",
+            f"x{lines[at]}",
+            lines[at] + "\n" + lines[at],
+            "[[limits.k3]]",
         )
         return name, "\n".join(lines).encode(), command
     return name, draw(of.changed_bytes(content)), command

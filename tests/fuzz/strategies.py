@@ -12,60 +12,14 @@ import torch
 from hypothesis import strategies as st
 
 PAYLOAD = "<script>alert('PAYLOAD')</script>"
+_MARKUP = "[/] [link=file:///x] &lt; ]]> $\\frac{ %s%n {0} 𝔘𝔫 ﷺ ../../up ~ - -- '\"` \\"
+_NUMBERS = "NaN nan inf -inf 1e999 0x10 true null ١٢ 1_000 -1 0 1.5"
 NASTY = (
-    *(
-        "",
-        " ",
-        "\x1b[31mred\x1b[0m",
-        "\x1b]0;title\x07",
-        "\x9b31m",
-        "\r",
-        "\x00",
-        "a\x00b",
-        "\u202egnp.exe",
-        "\ud800",
-    ),
-    *(
-        "[bold red]x[/]",
-        "[/]",
-        "[link=file:///x]",
-        PAYLOAD,
-        "<img src=x onerror=alert(1)>",
-        "&lt;",
-        "]]>",
-        "{{ 7*7 }}",
-    ),
-    *(
-        "$\\frac{",
-        "%s%n",
-        "{0}",
-        "𝔘𝔫",
-        "ﷺ",
-        "e\u0301" * 20,
-        "z" * 3000,
-        "../../up",
-        "~",
-        "-",
-        "--",
-        "'\"`",
-        "\\",
-        "NaN",
-    ),
-    *(
-        "nan",
-        "inf",
-        "-inf",
-        "1e999",
-        "0x10",
-        "true",
-        "null",
-        "١٢",
-        "1_000",
-        "-1",
-        "0",
-        "1.5",
-        "9" * 40,
-    ),
+    *("", " ", "\x1b[31mred\x1b[0m", "\x1b]0;title\x07", "\x9b31m", "\r", "\x00", "a\x00b"),
+    *("\u202egnp.exe", "\ud800", "[bold red]x[/]", PAYLOAD, "<img src=x onerror=alert(1)>"),
+    *("{{ 7*7 }}", "e\u0301" * 20, "z" * 3000, "9" * 40),
+    *_MARKUP.split(),
+    *_NUMBERS.split(),
 )
 HUGE = (-1, 0, 1, 2**31 - 1, 2**31, -(2**31) - 1, 2**53 + 1, 2**63, -(2**63) - 1, 10**400)
 ODD = (float("nan"), float("inf"), float("-inf"), -0.0, 5.0, 1e300, -1e300, 5e-324, 1e39)
@@ -79,15 +33,17 @@ values = st.recursive(
 )
 
 
+def pick(draw: st.DrawFn, *choices: Any) -> Any:
+    return draw(st.sampled_from(choices))
+
+
 @st.composite
 def changed_record(draw: st.DrawFn, record: dict[str, Any]) -> dict[str, Any]:
     """A record with a few fields dropped, replaced, cut, doubled, or with one odd value."""
     found = dict(record)
     for _ in range(draw(st.integers(1, 3))):
-        name = draw(st.sampled_from(sorted(found) or ["x"]))
-        how = draw(
-            st.sampled_from(("drop", "replace", "inside", "cut", "double", "more", "wrap", "text"))
-        )
+        name = pick(draw, *(sorted(found) or ["x"]))
+        how = pick(draw, "drop", "replace", "inside", "cut", "double", "more", "wrap", "text")
         value = found.get(name)
         if how == "drop":
             found.pop(name, None)
@@ -116,7 +72,7 @@ def _changed_list(draw: st.DrawFn, value: list[Any], how: str) -> list[Any]:
     if isinstance(inner, list) and inner and draw(st.booleans()):
         return [
             *value[:index],
-            _changed_list(draw, inner, draw(st.sampled_from(("inside", "cut", "double")))),
+            _changed_list(draw, inner, pick(draw, "inside", "cut", "double")),
         ]
     return [*value[:index], draw(values), *value[index + 1 :]]
 
@@ -124,10 +80,8 @@ def _changed_list(draw: st.DrawFn, value: list[Any], how: str) -> list[Any]:
 @st.composite
 def changed_bytes(draw: st.DrawFn, content: bytes) -> bytes:
     """Bytes truncated, flipped, inserted or repeated."""
-    how = draw(
-        st.sampled_from(
-            ("cut", "flip", "insert", "remove", "repeat", "empty", "bom", "utf-16", "crlf", "head")
-        )
+    how = pick(
+        draw, "cut", "flip", "insert", "remove", "repeat", "empty", "bom", "utf-16", "crlf", "head"
     )
     at = draw(st.integers(0, max(0, len(content) - 1)))
     some = draw(st.binary(min_size=1, max_size=8))
@@ -173,13 +127,11 @@ def changed_jsonl(draw: st.DrawFn, content: bytes) -> bytes:
     lines = content.splitlines()
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(lines) - 1)) if lines else 0
-        how = draw(
-            st.sampled_from(("record", "record", "record", "line", "bytes", "twice", "remove"))
-        )
+        how = pick(draw, "record", "record", "record", "line", "bytes", "twice", "remove")
         if how == "record" and lines and lines[at].startswith(b"{") and len(lines[at]) < 10**5:
             lines[at] = _dumps(draw, draw(changed_record(_loads(lines[at]))))
         elif how == "line":
-            lines.insert(at, draw(st.sampled_from(LINES)))
+            lines.insert(at, pick(draw, *LINES))
         elif how == "twice" and lines:
             lines.append(lines[at])
         elif how == "remove" and lines:
@@ -219,21 +171,18 @@ def changed_table(draw: st.DrawFn, table: pa.Table) -> pa.Table:
     without rows.
     """
     for _ in range(draw(st.integers(1, 2))):
-        how = draw(
-            st.sampled_from(
-                (
-                    "value",
-                    "value",
-                    "value",
-                    "ragged",
-                    "null",
-                    "drop",
-                    "type",
-                    "name",
-                    "empty",
-                    "twice",
-                )
-            )
+        how = pick(
+            draw,
+            "value",
+            "value",
+            "value",
+            "ragged",
+            "null",
+            "drop",
+            "type",
+            "name",
+            "empty",
+            "twice",
         )
         if not table.num_columns:
             return table
@@ -247,12 +196,10 @@ def changed_table(draw: st.DrawFn, table: pa.Table) -> pa.Table:
             table = pa.concat_tables([table, table])
         elif how == "name":
             names = list(table.column_names)
-            names[at] = draw(
-                st.sampled_from((*table.column_names, *(n for n in NASTY if n.isprintable())))
-            )
+            names[at] = pick(draw, *table.column_names, *(n for n in NASTY if n.isprintable()))
             table = table.rename_columns(names)
         elif how == "type":
-            kind = draw(st.sampled_from(_TYPES))
+            kind = pick(draw, *_TYPES)
             table = table.set_column(at, name, pa.nulls(len(table), kind))
         elif len(table):
             table = _changed_column(draw, table, at, how)
@@ -295,7 +242,7 @@ def changed_content(draw: st.DrawFn, content: Any) -> Any:
     replacements.
     """
     if isinstance(content, dict) and content:
-        name = draw(st.sampled_from(sorted(content)))
+        name = pick(draw, *sorted(content))
         if isinstance(content[name], dict | list | torch.Tensor) and draw(st.integers(0, 3)):
             return content | {name: draw(changed_content(content[name]))}
         return draw(changed_record(content))
@@ -303,7 +250,7 @@ def changed_content(draw: st.DrawFn, content: Any) -> Any:
         at = draw(st.integers(0, len(content) - 1))
         return [*content[:at], draw(changed_content(content[at])), *content[at + 1 :]]
     if isinstance(content, torch.Tensor) and draw(st.booleans()):
-        return draw(st.sampled_from(_TENSORS))(content)
+        return pick(draw, *_TENSORS)(content)
     return draw(values)
 
 

@@ -10,9 +10,7 @@ import json
 import os
 import shutil
 import signal
-import sys
 import tempfile
-import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,16 +18,18 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pandas
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
-from mismatch_cli.app.cli import _fail, run
+from mismatch_cli.app.cli import run
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import bundled
 from mismatch_cli.models.loading import load_tokenizer
 from tests.frameworks.importing import layouts
+from tests.studies.compared import Row, rows_of, write_rows
 
+FP8 = bundled("traces") / "fp8-kv"
 CANARY = "canary"  # created by a payload if it is executed
 SECONDS = 60  # per case; on a busy machine the slowest takes two
 STOPPED = "Stopped before a model is loaded. Try another day."
@@ -60,7 +60,6 @@ class Outcome:
     err: str
     before: dict[str, bytes]
     after: dict[str, bytes]
-    where: str  # the last places in the code before a message
 
     @property
     def json(self) -> Any:
@@ -72,8 +71,8 @@ def template() -> Path:
     """The folder that cases are copied from, made once per process."""
     folder = Path(_made.name) / "world"
     rows = _rows()
-    _write_trace(folder / "run" / "trace", rows)
-    _write_trace(folder / "other", rows)
+    for name in ("run/trace", "other"):
+        write_rows(folder / name, rows, FP8, shards=2)
     (folder / "existing").mkdir()
     (folder / "existing" / "precious.txt").write_text("keep me")
     (folder / "mask.py").write_text(MASK)
@@ -85,54 +84,28 @@ def template() -> Path:
     return folder
 
 
-def _rows() -> list[dict[str, Any]]:
-    """Twelve responses of the bundled trace to as many prompts, their first ten tokens, two of
-    the top K.
-    """
-    found: dict[int, dict[str, Any]] = {}
-    for path in sorted((bundled("traces") / "fp8-kv").glob("shard-*.parquet")):
-        for row in pq.read_table(path).to_pylist():
-            if len(found) < 12:
-                found.setdefault(row["prompt_id"], row)
-    return [_short(row) for row in found.values()]
+def _rows() -> list[Row]:
+    """Twelve responses of the bundled trace to as many prompts, their first ten tokens."""
+    by_prompt = {row["prompt_id"]: row for row in rows_of(FP8)}
+    return [_short(row) for row in list(by_prompt.values())[:12]]
 
 
-def _short(row: dict[str, Any]) -> dict[str, Any]:
-    tokens = min(10, len(row["response_ids"]))
-    short = dict(row)
-    for name, values in row.items():
-        if isinstance(values, list) and name != "prompt_ids":
-            short[name] = values[:tokens]
-            if name.startswith("topk"):
-                short[name] = [values[t * 20 + k] for t in range(tokens) for k in range(2)]
-    return short
-
-
-def _write_trace(folder: Path, rows: list[dict[str, Any]]) -> None:
-    source = bundled("traces") / "fp8-kv"
-    schema = pq.read_schema(source / "shard-00000.parquet")
-    folder.mkdir(parents=True)
-    for index in range(2):
-        pq.write_table(
-            pa.Table.from_pylist(rows[index::2], schema=schema),
-            folder / f"shard-{index:05d}.parquet",
-        )
-    vocabulary = pq.read_table(source / "vocab.parquet").slice(0, 300)
-    pq.write_table(vocabulary, folder / "vocab.parquet")
-    shutil.copy(source / "manifest.json", folder)
+def _short(row: Row) -> Row:
+    top_k = {name: values[: 10 * 20] for name, values in row.items() if name.startswith("topk")}
+    lists = {name: values[:10] for name, values in row.items() if isinstance(values, list)}
+    return row | lists | top_k | {"prompt_ids": row["prompt_ids"]}
 
 
 def _write_prompts(folder: Path) -> None:
     rows = [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(4)]
-    layouts.write_lines(folder / "prompts.jsonl", rows)
-    (folder / "prompts.json").write_text(json.dumps(rows))
-    (folder / "prompts.csv").write_text(
-        "problem,answer\n" + "".join(f"{r['problem']},{r['answer']}\n" for r in rows)
-    )
-    pq.write_table(pa.Table.from_pylist(rows), folder / "prompts.parquet")
+    frame = pandas.DataFrame(rows)
+    frame.to_json(folder / "prompts.jsonl", orient="records", lines=True)
+    frame.to_json(folder / "prompts.json", orient="records")
+    frame.to_csv(folder / "prompts.csv", index=False)
+    frame.to_parquet(folder / "prompts.parquet")
 
 
-def _write_dumps(folder: Path, rows: list[dict[str, Any]]) -> None:
+def _write_dumps(folder: Path, rows: list[Row]) -> None:
     some = [row | {"step": 0} for row in rows[:4]]
     layouts.write_lines(folder / "plain" / "plain.jsonl", map(layouts.plain_record, some))
     layouts.write_parquet(
@@ -182,31 +155,14 @@ def call(folder: Path, *arguments: str) -> Outcome:
     """Run a command line in this process, as a shell would, without models and figures."""
     out, err = io.StringIO(), io.StringIO()
     before = contents(folder)
-    places: list[str] = []
-
-    def fail(*what: Any) -> int:
-        frames = traceback.extract_tb(sys.exc_info()[2])[-3:]
-        places[:] = [f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames]
-        return _fail(*what)
-
-    code: int | None
     with (
         _without_models(),
         _deadline(),
-        mock.patch("mismatch_cli.app.cli._fail", fail),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
         code = run(arguments)
-    return Outcome(
-        arguments,
-        code,
-        out.getvalue(),
-        err.getvalue(),
-        before,
-        contents(folder),
-        " < ".join(places[::-1]),
-    )
+    return Outcome(arguments, code, out.getvalue(), err.getvalue(), before, contents(folder))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -237,10 +193,6 @@ def _stop(*_: Any, **__: Any) -> Any:
     raise MismatchError(STOPPED)
 
 
-def _no_figures(_: Any) -> Iterator[Any]:
-    return iter(())
-
-
 @contextlib.contextmanager
 def _without_models() -> Iterator[None]:
     """Everything up to the loading of a model is real."""
@@ -252,7 +204,7 @@ def _without_models() -> Iterator[None]:
         "mismatch_cli.probe.record.load_tokenizer": tokenizer,
         "mismatch_cli.probe.curate.load_tokenizer": tokenizer,
         "mismatch_cli.train.run.load_tokenizer": tokenizer,
-        "mismatch_cli.report.figures.plots_for": _no_figures,
+        "mismatch_cli.report.figures.plots_for": lambda _: (),
     }
     threads = torch.get_num_threads()
     with contextlib.ExitStack() as patches:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from mismatch_cli.app.cli import COMMANDS
@@ -13,9 +13,53 @@ from mismatch_cli.base.places import bundled
 
 TRACES = tuple(sorted(folder.name for folder in bundled("traces").iterdir() if folder.is_dir()))
 DUMPS = tuple(sorted(folder.name for folder in bundled("dumps").iterdir() if folder.is_dir()))
-WIDTHS = (80, 200)
-LIMITS = ("verl", "nemo-rl", "prime-rl")
+_NARROW, _WIDE = 80, 200
 _PAIRS = (("float32", "bfloat16"), ("bfloat16", "fp8-kv"), ("moe", "moe-replayed"))
+# What is stored under a name, and the line that is typed; X and Y are traces or a dump. A name that
+# ends with ":" stands for both widths; pages keep what they make.
+_OF_TRACES = """
+X/report:         report X
+X/report.full     report X --full
+X/report.json     report X --json
+X/report.page     report X --output made-report-X --plots svg --quiet
+X/clipstats:      clipstats X
+X/clipstats.full  clipstats X --full
+X/clipstats.json  clipstats X --json
+X/clipstats.page  clipstats X --output made-clipstats-X --plots svg --quiet
+X/diagnose:       diagnose X
+X/diagnose.full   diagnose X --full
+X/diagnose.json   diagnose X --json
+X/diagnose.page   diagnose X --output made-diagnose-X --plots svg --quiet
+X/as-all          report X --as all
+X/gate-verl:      gate X --limits verl
+X/gate-nemo-rl:   gate X --limits nemo-rl
+X/gate-prime-rl:  gate X --limits prime-rl
+X/gate.json       gate X --limits verl --json
+X/watch           watch X --limits verl --once --json
+"""
+_OF_PAIRS = """
+X-and-Y/compare:      compare X Y
+X-and-Y/compare.full  compare X Y --full
+X-and-Y/compare.json  compare X Y --json
+X-and-Y/compare.page  compare X Y --output made-compare-X-and-Y --plots svg --quiet
+"""
+_OF_DUMPS = """
+X/import:         import X --output made-X
+X/report:         report made-X
+X/report.json     report made-X --json
+X/clipstats.json  clipstats made-X --json
+X/watch:          watch made-X --once
+"""
+_OF_NOTHING = """
+alone/algorithms:      algorithms
+alone/algorithms.json  algorithms --json
+alone/verdict:         verdict
+alone/verdict-trl:     verdict trl sampling/sampling_logp_difference/mean=0.02
+alone/verdict.json     verdict k3=0.0015 --model moe --json
+alone/verdict-list:    verdict --list
+alone/import-schema    import --schema
+help/mismatch-cli:     --help
+"""
 
 
 @dataclass(frozen=True)
@@ -26,87 +70,31 @@ class Line:
 
     name: str  # of the stored file
     arguments: tuple[str, ...]
-    width: int = 80
+    width: int
     makes: str = ""
     codes: tuple[int, ...] = (0,)
     first: tuple[str, ...] = ()
 
 
 def lines() -> list[Line]:
-    return [*_of_traces(), *_of_pairs(), *_of_dumps(), *_of_nothing(), *_of_helps()]
+    commands = (f"help/{name}: {name} --help" for name in registry.names(COMMANDS))
+    return [
+        *(line for trace in TRACES for line in _lines(_OF_TRACES, trace)),
+        *(line for pair in _PAIRS for line in _lines(_OF_PAIRS, *pair)),
+        *(line for dump in DUMPS for line in _lines(_OF_DUMPS, dump)),
+        *_lines("\n".join([_OF_NOTHING, *commands])),
+    ]
 
 
-def _screens(name: str, *arguments: str, codes: tuple[int, ...] = (0,)) -> Iterator[Line]:
-    """A command at both widths."""
-    for width in WIDTHS:
-        yield Line(f"{name}.{width}", arguments, width, codes=codes)
-
-
-def _of_traces() -> Iterator[Line]:
-    for trace in TRACES:
-        for command in ("report", "clipstats", "diagnose"):
-            yield from _screens(f"{trace}/{command}", command, trace)
-            yield Line(f"{trace}/{command}.full", (command, trace, "--full"), 200)
-            yield Line(f"{trace}/{command}.json", (command, trace, "--json"))
-            made = f"made-{command}-{trace}"
-            drawn = (command, trace, "--output", made, "--plots", "svg", "--quiet")
-            yield Line(f"{trace}/{command}.page", drawn, makes=made)
-        yield Line(f"{trace}/as-all", ("report", trace, "--as", "all"), 200)
-        for limits in LIMITS:
-            gate = ("gate", trace, "--limits", limits)
-            yield from _screens(f"{trace}/gate-{limits}", *gate, codes=(0, 3))
-        yield Line(
-            f"{trace}/gate.json", ("gate", trace, "--limits", "verl", "--json"), codes=(0, 3)
-        )
-        yield Line(
-            f"{trace}/watch", ("watch", trace, "--limits", "verl", "--once", "--json"), codes=(0, 3)
-        )
-
-
-def _of_pairs() -> Iterator[Line]:
-    for first, second in _PAIRS:
-        name, pair = f"{first}-and-{second}", ("compare", first, second)
-        yield from _screens(f"{name}/compare", *pair)
-        yield Line(f"{name}/compare.full", (*pair, "--full"), 200)
-        yield Line(f"{name}/compare.json", (*pair, "--json"))
-        made = f"made-compare-{name}"
-        yield Line(
-            f"{name}/compare.page",
-            (*pair, "--output", made, "--plots", "svg", "--quiet"),
-            makes=made,
-        )
-
-
-def _of_dumps() -> Iterator[Line]:
-    for dump in DUMPS:
-        imported = f"made-{dump}"
-        first = ("import", dump, "--output", imported)
-        yield from _screens(f"{dump}/import", *first)
-        readers = [
-            *_screens(f"{dump}/report", "report", imported),
-            Line(f"{dump}/report.json", ("report", imported, "--json")),
-            Line(f"{dump}/clipstats.json", ("clipstats", imported, "--json")),
-            *_screens(f"{dump}/watch", "watch", imported, "--once"),
-        ]
-        yield from (replace(line, first=first) for line in readers)
-
-
-def _of_nothing() -> Iterator[Line]:
-    yield from _screens("alone/algorithms", "algorithms")
-    yield Line("alone/algorithms.json", ("algorithms", "--json"))
-    yield from _screens("alone/verdict", "verdict")
-    yield from _screens(
-        "alone/verdict-trl", "verdict", "trl", "sampling/sampling_logp_difference/mean=0.02"
-    )
-    yield Line("alone/verdict.json", ("verdict", "k3=0.0015", "--model", "moe", "--json"))
-    yield from _screens("alone/verdict-list", "verdict", "--list")
-    yield Line("alone/import-schema", ("import", "--schema"))
-
-
-def _of_helps() -> Iterator[Line]:
-    yield from _screens("help/mismatch-cli", "--help")
-    for command in registry.names(COMMANDS):
-        yield from _screens(f"help/{command}", command, "--help")
+def _lines(table: str, x: str = "", y: str = "") -> Iterator[Line]:
+    for row in filter(None, table.splitlines()):
+        name, *words = (word.replace("X", x).replace("Y", y) for word in row.split())
+        codes = (0, 3) if words[0] in ("gate", "watch") and x in TRACES else (0,)
+        first = ("import", x, "--output", f"made-{x}") if f"made-{x}" in words[:2] else ()
+        makes = words[words.index("--output") + 1] if name.endswith(".page") else ""
+        widths = [_WIDE] if name.endswith((".full", "as-all")) else [_NARROW]
+        for width in (_NARROW, _WIDE) if name.endswith(":") else widths:
+            yield Line(name.replace(":", f".{width}"), tuple(words), width, makes, codes, first)
 
 
 def put_bundled_data(line: Line, folder: Path) -> None:

@@ -12,28 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.base.numbers import count, estimate, number, share, times
-from mismatch_cli.metrics.estimate import times_floor
-from mismatch_cli.metrics.gap_table import METRICS, VOLATILITY
+from mismatch_cli.base.places import bundled
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.kept_rows import ScatterSample
-from mismatch_cli.metrics.pair_summary import PairSummary
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.route_flips import Routing
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.report.figures import FigureView, figure_views
-from mismatch_cli.report.outline import (
-    Column,
-    Excerpt,
-    MetricGroup,
-    MetricRow,
-    Outline,
-    Piece,
-    Section,
-    Table,
-)
+from mismatch_cli.report.outline import Excerpt, Outline, Piece, Section
+from mismatch_cli.report.pages import mismatch
 from mismatch_cli.rules.batch import TokenBatch
-from mismatch_cli.studies.mismatch import PlotData
+from mismatch_cli.studies.mismatch import PlotData, analyse
+from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.routes import compare_routes, route_columns
 from mismatch_cli.trace.writer import rows_to_table
 from tests.report.browser import CHROMIUM, Browser
@@ -47,13 +37,11 @@ HOSTILE = (
 )
 
 
-def make_batch(
-    responses: int, mean_length: int, *, top_k: bool = True, seed: int = 0
-) -> TokenBatch:
+def make_batch(responses: int, mean_length: int) -> TokenBatch:
     """Responses of geometric length; the trainer's logits differ by rounding in steps of 1/8 and
     1/4, and by noise.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     length_S = 1 + rng.geometric(1 / mean_length, responses)
     count = int(length_S.sum())
     logq_T = _log_mu(rng, count)
@@ -72,8 +60,7 @@ def make_batch(
     tensors["logp_trainer_repeat_T"] = _float32(
         np.minimum(logq_T + d_T + rng.normal(0, 3e-3, count) * (1 - np.exp(logq_T)), 0)
     )
-    if top_k:
-        tensors |= _topk_columns(rng, logq_T, tensors["logp_trainer_T"])
+    tensors |= _topk_columns(rng, logq_T, tensors["logp_trainer_T"])
     names = set(TokenBatch.__dataclass_fields__) - set(tensors)
     rows = {
         "offset_S1": np.concatenate([[0], np.cumsum(length_S)]),
@@ -126,16 +113,14 @@ def _float32(values: np.ndarray) -> np.ndarray:
     return np.asarray(values, dtype=np.float32)
 
 
-def route(
-    batch: TokenBatch, layers: int = 24, experts: int = 16, k: int = 4
-) -> tuple[TokenBatch, dict[str, Any]]:
+def route(batch: TokenBatch) -> tuple[TokenBatch, dict[str, Any]]:
     """The batch as if from a mixture of experts: deeper layers flip more, and near ties more
     than others.
     """
+    layers, experts, k = 24, 16, 4
     rng, offset_S1 = np.random.default_rng(1), batch.offset_S1
-    trainer_TMK = rng.permuted(np.tile(np.arange(experts), (batch.num_tokens, layers, 1)), axis=-1)[
-        ..., : k + 1
-    ]
+    every_TMK = np.tile(np.arange(experts), (batch.num_tokens, layers, 1))
+    trainer_TMK = rng.permuted(every_TMK, axis=-1)[..., : k + 1]
     margin_TM = np.exp(rng.normal(-0.5, 1.2, (batch.num_tokens, layers)))
     flipped_TM = rng.random(margin_TM.shape) < 0.3 * np.exp(-6 * margin_TM) * np.linspace(
         0.3, 2, layers
@@ -151,109 +136,38 @@ def route(
 def measure(
     batch: TokenBatch, *, tokens: int = 20_000, routes: dict[str, Any] | None = None
 ) -> SimpleNamespace:
-    """The summary, the floor's summary and the plot data of one batch."""
-    summary, floor = MismatchSummary(PAIRS["mismatch"]), MismatchSummary(PAIRS["floor"])
+    """The plot data of one batch."""
+    summary = MismatchSummary(PAIRS["mismatch"])
     sample, routing = ScatterSample(tokens=tokens), Routing()
     summary.update(batch, routing)
     if routes is not None:
         routing.update_responses(rows_to_table(routes), batch.prompt_id_S)
-    floor.update(batch)
     for gaps in token_gaps(batch, PAIRS["mismatch"]):
         sample.update(gaps)
-    found = summary.result()
-    subject = (
-        "Qwen/Qwen2.5-0.5B-Instruct · vLLM bfloat16 against Hugging Face bfloat16 · temperature 1"
-    )
-    data = PlotData.of(found, sample.result(), (0.125, 0.25), subject)
-    data = replace(data, routing=routing.result(found.counts.prompts, {"experts_per_token": 4}))
-    return SimpleNamespace(summary=found, floor=floor.result(), plot_data=data)
+    gap = summary.result()
+    subject = "Qwen2.5-0.5B-Instruct · vLLM bfloat16 against Hugging Face bfloat16 · temperature 1"
+    data = PlotData.of(gap, sample.result(), (0.125, 0.25), subject)
+    flips = routing.result(gap.counts.prompts, {"experts_per_token": 4})
+    return SimpleNamespace(plot_data=replace(data, routing=flips))
 
 
-def make_view(measured: SimpleNamespace, figures: list[FigureView]) -> Outline:
-    """A page with all parts, and hostile token text."""
-    pair = measured.summary
-    gap = (
-        "abs_d_mean",
-        "abs_d_p99",
-        "abs_d_max",
-        "d_mean",
-        "tv_binary_mean",
-        "tv_topk_mean",
-        "pearson",
-        "k1",
-        "k3",
-    )
-    ratio = ("ratio_mean", "ratio_p01", "ratio_p99", "ratio_outside_0.8_1.28")
-    sequence = ("sequence_slope", "sequence_kl", "chi2_sequence", "ess_sequence")
-    sections = (
-        Section(
-            "The gap",
-            "On each token.",
-            (_group(measured, "Probabilities", gap), _group(measured, "Ratio", ratio)),
-        ),
-        Section("Ratio and TV by probability", tables=(_volatility(pair),)),
-        Section("Whole responses", groups=(_group(measured, "Sequence", sequence),)),
-        Section("Worst tokens", excerpts=_excerpts()),
-    )
-    counts = pair.counts
+def make_view(figures: list[FigureView]) -> Outline:
+    """The page of a bundled trace with these figures, and hostile texts."""
+    page = mismatch.page(analyse([Trace.open(bundled("traces") / "fp8-kv")], 0), worst=0)
+    sections = {section.title: section for section in page.sections}
+    scatter = "Ratio and TV by probability"
+    parts = [sections[title] for title in ("The gap", scatter, "Whole responses")]
     return Outline(
         title=f"Rollout and trainer {HOSTILE}",
-        about=(
-            ("Rollout engine", "vllm 0.32.0 · Qwen/Qwen2.5-0.5B-Instruct · bfloat16 · cpu"),
-            (
-                "Trainer",
-                "transformers 5.19.0 · Qwen/Qwen2.5-0.5B-Instruct · bfloat16 · sdpa attention · "
-                "cpu",
-            ),
-            ("Sampling", "temperature 1 · at most 4096 tokens"),
-            (
-                "Measured on",
-                f"{count(counts.tokens)} tokens in {count(counts.responses)} responses",
-            ),
-            ("Prompts", "/a/path/without/any/place/to/break/it/" + "x" * 80),
-        ),
+        about=(*page.about, ("Prompts", "/a/path/without/any/place/to/break/it/" + "x" * 80)),
         notes=("3 prompts were skipped (too long).", HOSTILE),
-        headline=(
-            "The policies differ by 0.00318 in probability on the average token, 29 × the "
-            "trainer's own noise."
-        ),
-        leading=_group(
-            measured, "", ("tv_binary_mean", "abs_d_mean", "k3", "ratio_outside_0.8_1.28")
-        ).rows,
-        parts=sections,
-        figures=[replace(figure, sections=("Ratio and TV by probability",)) for figure in figures],
-        settings=(
-            ("Rollout engine", (("dtype", "bfloat16"), ("a" * 60, "b" * 60))),
-            ("Trainer", (("attention", "sdpa"),)),
-        ),
+        headline="The policies differ by 0.00318 in probability on the average token.",
+        leading=page.leading,
+        parts=(*parts, Section("Worst tokens", excerpts=_excerpts())),
+        figures=[replace(figure, sections=(scatter,)) for figure in figures],
+        settings=(*page.settings, ("Trainer", (("a" * 60, "b" * 60),))),
         command="mismatch-cli report " + "probe-model-with-a-long-name " * 6,
-        version="0.1.0",
     )
-
-
-def _group(measured: SimpleNamespace, title: str, keys: tuple[str, ...]) -> MetricGroup:
-    return MetricGroup(title, tuple(_row(measured, key) for key in keys))
-
-
-def _row(measured: SimpleNamespace, key: str) -> MetricRow:
-    metric, found = METRICS[key], measured.summary.metrics[key]
-    floor = measured.floor.metrics[key].value
-    show = share if metric.unit == "share" else estimate
-    factor = times(times_floor(found.value, floor))
-    value, interval = show(found.value, found.low, found.high)
-    return MetricRow(metric, value, interval, show(floor, None, None)[0], factor, found.note or "")
-
-
-def _volatility(pair: PairSummary) -> Table:
-    columns = tuple(Column(metric.label, metric) for metric in VOLATILITY.values())
-    rows = (
-        (
-            f"{row.mu_low:g} – {row.mu_high:g}",
-            *(number(row.metrics[metric.key].value) for metric in VOLATILITY.values()),
-        )
-        for row in pair.volatility
-    )
-    return Table("Tails", (Column("μ"), *columns), tuple(rows))
 
 
 def _excerpts() -> tuple[Excerpt, ...]:
@@ -303,8 +217,8 @@ def figures(measured: SimpleNamespace) -> list[FigureView]:
 
 
 @pytest.fixture(scope="session")
-def view(measured: SimpleNamespace, figures: list[FigureView]) -> Outline:
-    return make_view(measured, figures)
+def view(figures: list[FigureView]) -> Outline:
+    return make_view(figures)
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from mismatch_cli.report.explorer import explorer_view
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.outline import Outline, Section
@@ -60,10 +57,8 @@ class Explored:
 
 def hostile_page(folder: Path) -> Explored:
     """Forty short responses whose token texts are hostile."""
-    write_trace(folder / "trace", world(0, 40))
-    ids = pa.array(range(VOCABULARY), pa.int32())
-    pq.write_table(pa.table({"id": ids, "bytes": list(TEXTS)}), folder / "trace" / "vocab.parquet")
-    return page_of_trace(Trace.open(folder), ALGORITHMS, folder / "report.html")
+    trace = write_trace(folder / "trace", world(0, 40), texts=TEXTS)
+    return page_of_trace(trace, ALGORITHMS, folder / "report.html")
 
 
 def page_of_trace(trace: Trace, algorithms: Sequence[Algorithm], page: Path) -> Explored:

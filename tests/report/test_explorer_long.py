@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from mismatch_cli.rules.algorithms.parse import find
-from mismatch_cli.rules.batch import TokenBatch
-from tests.metrics.clipping.world import world
 from tests.report.browser import Browser
 from tests.report.explored import (
     Explored,
@@ -23,7 +21,7 @@ from tests.report.explored import (
     shown_tokens,
     text_of,
 )
-from tests.studies.written import write_trace
+from tests.studies.written import long_batch, write_trace
 
 ALGORITHMS = tuple(map(find, ("grpo-clip-higher", "dppo-binary-tv")))
 MOST_NODES = 8_000
@@ -35,27 +33,9 @@ READY_MILLISECONDS, STEP_MILLISECONDS = 6_000, 500
 def long_run(tmp_path_factory: pytest.TempPathFactory) -> Explored:
     """48 responses of 8,000 tokens each: 384,000 tokens, of which about half fit."""
     folder = tmp_path_factory.mktemp("long")
-    trace = write_trace(folder / "trace", joined(world(0, 20, top_k=0), 8_000, 48))
+    batch = replace(long_batch([8_000] * 48), step_S=np.arange(48) // 12)
+    trace = write_trace(folder / "trace", batch)
     return page_of_trace(trace, ALGORITHMS, folder / "report.html")
-
-
-def joined(batch: TokenBatch, length: int, responses: int) -> TokenBatch:
-    """Long responses made of a batch's tokens, over and over."""
-    index_T = np.resize(np.arange(batch.num_tokens), length * responses)
-    rows_S = np.arange(responses) % batch.num_responses
-    columns = {}
-    for name, values in vars(batch).items():
-        if name.endswith(("_T", "_TK")) and values is not None:
-            columns[name] = values[index_T]
-        elif name.endswith("_S") and values is not None:
-            columns[name] = values[rows_S]
-    columns |= {
-        "offset_S1": np.arange(responses + 1) * length,
-        "prompt_id_S": np.arange(responses) // 2,
-        "sample_index_S": np.arange(responses) % 2,
-        "step_S": np.arange(responses) // 12,
-    }
-    return replace(batch, **columns)
 
 
 def test_windows_say_what_they_leave_out(browser: Browser, long_run: Explored) -> None:

@@ -5,13 +5,11 @@ rest.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from mismatch_cli.app.cli import run
@@ -29,10 +27,10 @@ from mismatch_cli.studies.exploration.explored import NOT_JUDGED, Exploration
 from mismatch_cli.studies.exploration.passages import MOST_TOKENS
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.trace.vocabulary import Vocabulary
-from tests.metrics.clipping.world import PLAIN, VOCABULARY, simple, without, world
+from tests.metrics.clipping.world import PLAIN, VOCABULARY, without, world
 from tests.report.payload import Payload
-from tests.studies.written import write_trace
+from tests.studies.compared import rows_of
+from tests.studies.written import long_batch, write_trace
 
 HALF = 2.0**-11  # the largest relative error of half precision
 GAP, ENTROPY = 2.0**-9, 2.0**-5  # of the binary digits that are kept of a gap and of an entropy
@@ -52,46 +50,27 @@ HOSTILE = (
 )
 
 
-@dataclass(frozen=True)
-class Response:
-    """A scored response as recorded."""
-
-    keys: tuple[int, ...]  # step, prompt, sample
-    vocabulary: Vocabulary
-    ids_T: np.ndarray
-    logq_T: np.ndarray
-    d_T: np.ndarray
-    counts_T: np.ndarray
-    entropy_T: np.ndarray
-    advantage_T: np.ndarray
-
-    def text_T(self, part: slice) -> list[str]:
-        """The text of each token, as it reads within a passage."""
-        texts = self.vocabulary.texts(self.ids_T[part])
-        return [for_html(text if len(text) <= 120 else f"{text[:120]}…") for text in texts]
-
-
-def recorded(traces: Sequence[Trace], current: str) -> Iterator[Response]:
+def recorded(traces: Sequence[Trace], current: str) -> Iterator[SimpleNamespace]:
+    """Scored responses; NaN where nothing was measured."""
     for trace in traces:
-        for batch in trace.batches():
-            logp_T = getattr(batch, f"logp_{current}_T")
-            if logp_T is None:
-                continue
-            nothing_T = np.full(batch.num_tokens, np.nan)
-            with np.errstate(invalid="ignore"):
-                d_T = logp_T - batch.logp_rollout_T
-            columns = (
-                batch.response_ids_T,
-                batch.logp_rollout_T,
-                d_T,
-                batch.loss_mask_T & np.isfinite(d_T),
-                nothing_T if batch.entropy_trainer_T is None else batch.entropy_trainer_T,
-                nothing_T if batch.advantage_T is None else batch.advantage_T,
+        for row in (row for row in rows_of(trace.folder) if f"logp_{current}" in row):
+            nothing_T = [np.nan] * len(row["response_ids"])
+            names = ("logp_rollout", f"logp_{current}", "entropy_trainer", "advantage")
+            logq_T, logp_T, entropy_T, advantage_T = (
+                np.array(row.get(name) or nothing_T, dtype=np.float32) for name in names
             )
-            keys = zip(batch.step_S, batch.prompt_id_S, batch.sample_index_S, strict=True)
-            for key, (first, end) in zip(keys, pairwise(batch.offset_S1), strict=True):
-                own = (column_T[first:end] for column_T in columns)
-                yield Response(tuple(map(int, key)), trace.vocabulary, *own)
+            with np.errstate(invalid="ignore"):
+                d_T = logp_T - logq_T
+            yield SimpleNamespace(
+                keys=(row["step"], row["prompt_id"], row["sample_index"]),
+                text_of=trace.vocabulary.texts,
+                ids_T=np.array(row["response_ids"]),
+                logq_T=logq_T,
+                d_T=d_T,
+                d_N=d_T[row["loss_mask"] & np.isfinite(d_T)].astype(np.float64),
+                entropy_T=entropy_T,
+                advantage_T=advantage_T,
+            )
 
 
 def assert_as_recorded(payload: Payload, traces: Sequence[Trace], current: str = "trainer") -> None:
@@ -101,38 +80,31 @@ def assert_as_recorded(payload: Payload, traces: Sequence[Trace], current: str =
     keys = zip(entries["step"], entries["prompt"], entries["sample"], strict=True)
     assert [response.keys for response in responses] == list(keys)
     assert [len(response.ids_T) for response in responses] == entries["length"]
-    texts = payload.texts
+    texts, columns = payload.texts, payload.columns
     for number, start, on_page in payload.passages:
         response, part = responses[number], slice(start, start + on_page.stop - on_page.start)
-        assert texts[on_page] == response.text_T(part)
-        assert_close(payload.column("logq")[on_page], response.logq_T[part])
-        assert_close(payload.column("d")[on_page], response.d_T[part], GAP)
+        for shown, text in zip(texts[on_page], response.text_of(response.ids_T[part]), strict=True):
+            assert shown == for_html(text if len(text) <= 120 else f"{text[:120]}…")
+        assert_close(columns["logq"][on_page], response.logq_T[part])
+        assert_close(columns["d"][on_page], response.d_T[part], GAP)
         if "entropy" in payload:
-            entropy_T = payload.column("entropy")[on_page]
-            assert_close(entropy_T, response.entropy_T[part], ENTROPY)
+            assert_close(columns["entropy"][on_page], response.entropy_T[part], ENTROPY)
         if "advantage" in payload:
-            advantage_T = payload.column("advantage")[on_page]
-            np.testing.assert_array_equal(advantage_T, response.advantage_T[part])
-    assert_sums(payload, responses)
-
-
-def assert_sums(payload: Payload, responses: Sequence[Response]) -> None:
-    """Of complete responses, over the tokens that count."""
-    d_S = [response.d_T[response.counts_T].astype(np.float64) for response in responses]
+            advantage_T = response.advantage_T[part]
+            np.testing.assert_array_equal(columns["advantage"][on_page], advantage_T)
+    # Of complete responses, over the tokens that count
     sums = {
-        "absolute": [np.abs(d_T).sum() for d_T in d_S],
-        "signed": [d_T.sum() for d_T in d_S],
-        "largest": [np.abs(d_T).max(initial=0) for d_T in d_S],
+        "absolute": [np.abs(each.d_N).sum() for each in responses],
+        "signed": [each.d_N.sum() for each in responses],
+        "largest": [np.abs(each.d_N).max(initial=0) for each in responses],
     }
     for name, expected in sums.items():
-        column_S = payload.column(f"response_{name}")
-        np.testing.assert_allclose(column_S, expected, rtol=HALF, atol=1e-5)
+        np.testing.assert_allclose(columns[f"response_{name}"], expected, rtol=HALF, atol=1e-5)
     if "response_advantage" in payload:
-        for response, advantage in zip(
-            responses, payload.column("response_advantage"), strict=True
-        ):
-            expected_T = np.full(len(response.ids_T), advantage)
-            np.testing.assert_array_equal(response.advantage_T, expected_T)
+        for response, advantage in zip(responses, columns["response_advantage"], strict=True):
+            np.testing.assert_array_equal(
+                response.advantage_T, np.full_like(response.logq_T, advantage)
+            )
 
 
 def assert_close(half_T: np.ndarray, recorded_T: np.ndarray, rtol: float = HALF) -> None:
@@ -148,26 +120,6 @@ def payload_of(explored: Exploration | None) -> Payload:
 def sentence_of(explored: Exploration | None) -> str:
     assert explored is not None
     return explorer_view(explored).text.partition(" π is ")[0]
-
-
-def long_trace(folder: Path, lengths: Sequence[int], seed: int = 0) -> Trace:
-    """A trace of random gaps with responses of these lengths, and one advantage each."""
-    rng = np.random.default_rng(seed)
-    offset_S1 = np.cumsum([0, *lengths])
-    logq_T = -rng.exponential(1.0, offset_S1[-1]).astype(np.float32)
-    logp_T = np.minimum(logq_T + 0.1 * rng.standard_t(3, len(logq_T)), 0).astype(np.float32)
-    advantage_S = rng.choice([-1.0, 0.5], len(lengths)).astype(np.float32)
-    ones = [[-1.0]] * len(lengths)
-    batch = replace(
-        simple(ones, ones, advantage_S.tolist()),
-        offset_S1=offset_S1,
-        response_ids_T=rng.integers(0, 8, len(logq_T)).astype(np.int32),
-        loss_mask_T=np.ones(len(logq_T), dtype=bool),
-        logp_rollout_T=logq_T,
-        logp_trainer_T=logp_T,
-        advantage_T=np.repeat(advantage_S, lengths),
-    )
-    return write_trace(folder / "trace", batch)
 
 
 def test_a_small_trace_is_there_as_recorded(tmp_path: Path) -> None:
@@ -207,7 +159,7 @@ def test_levels_are_those_of_the_masks(tmp_path: Path) -> None:
 
 
 def test_long_responses_are_there_in_windows(tmp_path: Path) -> None:
-    trace = long_trace(tmp_path, [8192] * 26)
+    trace = write_trace(tmp_path / "trace", long_batch([8192] * 26))
     explored = analyse_clipping([trace], PAIR).exploration()
     payload = payload_of(explored)
     assert_as_recorded(payload, [trace])
@@ -228,7 +180,7 @@ def test_long_responses_are_there_in_windows(tmp_path: Path) -> None:
 
 
 def test_many_responses_are_all_listed(tmp_path: Path) -> None:
-    trace = long_trace(tmp_path, [22] * 10_000)
+    trace = write_trace(tmp_path / "trace", long_batch([22] * 10_000))
     explored = analyse_clipping([trace], PAIR).exploration()
     payload = payload_of(explored)
     assert_as_recorded(payload, [trace])
@@ -244,7 +196,7 @@ def test_many_responses_are_all_listed(tmp_path: Path) -> None:
 
 
 def test_one_response_longer_than_a_page(tmp_path: Path) -> None:
-    trace = long_trace(tmp_path, [230_000])
+    trace = write_trace(tmp_path / "trace", long_batch([230_000]))
     explored = analyse_clipping([trace], PAIR).exploration()
     payload = payload_of(explored)
     assert_as_recorded(payload, [trace])
@@ -301,10 +253,8 @@ def test_without_a_trainer_at_the_weights_that_sampled(tmp_path: Path) -> None:
 
 def test_hostile_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Escaped, cut, and decoded as they read within their passage."""
-    trace = write_trace(tmp_path / "trace", world(0, 24))
-    pieces = [*HOSTILE, *(f" word{n}".encode() for n in range(VOCABULARY - len(HOSTILE)))]
-    table = pa.table({"id": pa.array(range(VOCABULARY), pa.int32()), "bytes": pieces})
-    pq.write_table(table, tmp_path / "trace" / "vocab.parquet")
+    words = (f" word{n}".encode() for n in range(VOCABULARY - len(HOSTILE)))
+    trace = write_trace(tmp_path / "trace", world(0, 24), texts=(*HOSTILE, *words))
     for most in (MOST_TOKENS, 100):
         monkeypatch.setattr(passages_module, "MOST_TOKENS", most)
         payload = payload_of(analyse_clipping([trace], PAIR).exploration())
@@ -323,7 +273,7 @@ def test_prompts_stay_small_together(tmp_path: Path, monkeypatch: pytest.MonkeyP
         f"{place} words "[:3] for place in range(24)
     ]
     assert {len(prompt) for prompt in head["prompts"]} == {2001}
-    monkeypatch.setattr("mismatch_cli.report.explorer._MOST_OF_PROMPTS", 2400)
+    monkeypatch.setattr("mismatch_cli.report.explorer.MOST_OF_PROMPTS", 2400)
     head = payload_of(replace(explored, prompts=prompts)).head
     assert {len(prompt) for prompt in head["prompts"]} == {101}
 
@@ -392,7 +342,9 @@ def test_lists_say_of_what_they_were_taken(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_responses_that_are_not_listed_are_counted(tmp_path: Path) -> None:
-    explored = analyse_clipping([long_trace(tmp_path, [3] * 5)], PAIR).exploration()
+    explored = analyse_clipping(
+        [write_trace(tmp_path / "trace", long_batch([3] * 5))], PAIR
+    ).exploration()
     assert explored is not None
     more = replace(explored, total_responses=5 + 1234, total_tokens=9_000)
     assert sentence_of(more) == (

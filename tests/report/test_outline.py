@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import io
+import re
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
+from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.report.html import render_html, render_screen
 from mismatch_cli.report.markdown import as_markdown
 from mismatch_cli.report.outline import (
     Brief,
     Excerpt,
+    MetricGroup,
+    MetricRow,
     Outline,
     Piece,
     Priority,
@@ -22,7 +24,7 @@ from mismatch_cli.report.outline import (
 )
 from mismatch_cli.report.screen import as_text, print_screen, screen_of
 from mismatch_cli.report.tables import col, table, text
-from mismatch_cli.report.terminal import print_report
+from tests.report.printed import printed
 
 LINES, WIDTH = 40, 80
 
@@ -48,17 +50,11 @@ def outline(rows: int = 3, notes: int = 1, **changes: object) -> Outline:
     return replace(view, **changes)
 
 
-def in_full(view: Outline) -> str:
-    console = Console(file=io.StringIO(), width=200, highlight=False, markup=False)
-    print_report(view, console)
-    return console.file.getvalue()
-
-
 def forms(view: Outline) -> dict[str, str]:
     screen = screen_of(view)
     return {
         "screen": as_text(screen, WIDTH),
-        "terminal": in_full(view),
+        "terminal": printed(view, 200),
         "page": render_html(view),
         "notebook": render_screen(screen),
         "Markdown": as_markdown(view).replace("\\", ""),
@@ -69,6 +65,18 @@ def test_a_column_is_in_every_form():
     for name, words in forms(outline()).items():
         head = "added" if name in ("screen", "notebook") else "a column that was added"
         assert head in words and "2.5" in words and "✔ holds" in words, name
+
+
+def test_the_numbers_of_a_metric_are_under_their_heads():
+    row = MetricRow(METRICS["k3"], "1.5", "[1.2, 1.9]", "0.003", "500 ×")
+    shown = forms(outline(parts=[Section("Numbers", groups=(MetricGroup("", (row,)),))]))
+    terminal, page = (
+        " ".join(re.sub("<[^>]*>", " ", shown[name]).split()) for name in ("terminal", "page")
+    )
+    assert "value 95 % interval × noise noise" in terminal
+    assert "1.5 [1.2, 1.9] 500 × 0.003" in terminal
+    assert "Value 95 % interval Noise × noise" in page
+    assert "1.5 nats/token [1.2, 1.9] 0.003 500 ×" in page
 
 
 def test_a_fact_is_in_every_form_with_an_answer():
@@ -124,9 +132,7 @@ def test_excerpts_give_way_before_the_rows_that_have_to_stay():
 
 
 def test_no_status_is_hidden_where_there_is_no_room():
-    console = Console(file=io.StringIO(), width=17, highlight=False, markup=False)
-    print_screen(screen_of(outline()), console)
-    words = console.file.getvalue()
+    words = printed(screen_of(outline()), 17, print_screen)
     assert words.count("✔ holds") == 3 and "Hidden at 17 characters: added." in " ".join(
         words.split()
     )

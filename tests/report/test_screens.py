@@ -4,14 +4,12 @@ type at the end.
 
 from __future__ import annotations
 
-import io
 import re
 import shlex
 
 import pytest
 import typer
 from rich.cells import cell_len
-from rich.console import Console
 
 from mismatch_cli.app.cli import build_app
 from mismatch_cli.base.places import bundled
@@ -23,6 +21,7 @@ from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.studies import clipping, comparison, diagnosis, gate, mismatch
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.train.studies import training
+from tests.report.printed import printed
 from tests.train.training_runs import make_run
 
 WIDTHS = (60, 80, 120, 10_000)
@@ -50,14 +49,6 @@ def screens() -> dict[str, Screen]:
     }
 
 
-def printed(screen: Screen, width: int, **terminal: bool) -> str:
-    console = Console(
-        file=io.StringIO(), width=width, highlight=False, emoji=False, markup=False, **terminal
-    )
-    print_screen(screen, console)
-    return console.file.getvalue()  # type: ignore[attr-defined]
-
-
 def in_words(text: str) -> str:
     return " ".join(text.split())
 
@@ -76,7 +67,7 @@ def test_every_study_has_a_screen(screens):
 
 def test_it_is_forty_lines_of_eighty_characters_at_most(screens):
     for name, screen in screens.items():
-        assert printed(screen, 80).count("\n") <= 40, name
+        assert printed(screen, 80, print_screen).count("\n") <= 40, name
         assert len(screen.subject) <= 2, name
 
 
@@ -84,7 +75,7 @@ def test_it_is_forty_lines_of_eighty_characters_at_most(screens):
 def test_only_commands_are_wider_than_the_terminal(screens, width):
     for name, screen in screens.items():
         typed = [command for command, _ in screen.next]
-        for line in printed(screen, width).splitlines():
+        for line in printed(screen, width, print_screen).splitlines():
             assert cell_len(line) <= width or any(line.startswith(command) for command in typed), (
                 name,
                 line,
@@ -94,7 +85,7 @@ def test_only_commands_are_wider_than_the_terminal(screens, width):
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_name_is_cut_and_what_is_hidden_is_named(screens, width):
     for name, screen in screens.items():
-        text = printed(screen, width)
+        text = printed(screen, width, print_screen)
         words = in_words(text)
         for table in screen.tables:
             for row in table.rows:
@@ -117,16 +108,16 @@ def test_no_name_is_cut_and_what_is_hidden_is_named(screens, width):
 
 
 def test_a_narrow_screen_gives_up_intervals_before_names(screens):
-    narrow = printed(screens["report"], 60)
+    narrow = printed(screens["report"], 60, print_screen)
     assert "[0.00223, 0.00433]" not in narrow and "[0.00223, 0.00433]" in printed(
-        screens["report"], 80
+        screens["report"], 80, print_screen
     )
     assert all(row[0] in narrow for table in screens["report"].tables for row in table.rows)
 
 
 def test_the_verdict_and_what_to_type_come_last(screens):
     for name, screen in screens.items():
-        lines = printed(screen, 80).splitlines()
+        lines = printed(screen, 80, print_screen).splitlines()
         verdict = next(place for place, line in enumerate(lines) if screen.verdict.words in line)
         after = in_words("\n".join(lines[verdict:])).replace(in_words(screen.verdict.text), "")
         assert screen.next or name == "train", name  # runs without a folder
@@ -150,6 +141,6 @@ def test_the_verdict_has_the_colour_of_its_status(screens):
     colours = {"good": "32", "mixed": "33", "bad": "31"}
     for name, screen in screens.items():
         if screen.verdict.status:
-            shown = printed(screen, 80, force_terminal=True, legacy_windows=False)
+            shown = printed(screen, 80, print_screen, force_terminal=True, legacy_windows=False)
             assert f"\x1b[1;{colours[screen.verdict.status]}m" in shown, name
-        assert "\x1b" not in printed(screen, 80, no_color=True), name
+        assert "\x1b" not in printed(screen, 80, print_screen, no_color=True), name

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import re
-
-from rich.console import Console
 
 from mismatch_cli.report.outline import Column, Excerpt, Piece, Priority, Table
 from mismatch_cli.report.terminal import excerpt_line, print_table
+from tests.report.printed import printed
 
 
-def printed(width: int, *tables: Table) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    for table in tables:
-        print_table(table, console)
-    return console.file.getvalue()  # type: ignore[attr-defined]
+def shown(width: int, table: Table, **terminal: object) -> str:
+    return printed(table, width, print_table, **terminal)
 
 
 COLUMNS = (
@@ -29,10 +24,10 @@ ROW = ("outside [0.8, 1.25]", "0.43 ± 0.02", "[0.1, 0.9]", "12")
 
 def test_a_narrow_table_hides_optional_columns_then_intervals_but_no_part_of_a_name():
     table = Table("", COLUMNS, (ROW,))
-    wide = printed(80, table)
+    wide = shown(80, table)
     assert all(cell in wide for cell in ROW) and "Hidden" not in wide
-    assert "Hidden at 48 characters: seen by." in " ".join(printed(48, table).split())
-    narrow = " ".join(printed(30, table).split())
+    assert "Hidden at 48 characters: seen by." in " ".join(shown(48, table).split())
+    narrow = " ".join(shown(30, table).split())
     assert "outside [0.8, 1.25] 0.43 Hidden at 30 characters: seen by, intervals." in narrow
 
 
@@ -45,9 +40,8 @@ def test_signs_have_their_colours_and_a_limit_that_does_not_hold_its_row():
         ("tv", "0.4", "! between"),
         ("d", "0.5", "not a sign"),
     )
-    console = Console(file=io.StringIO(), width=80, color_system="standard", force_terminal=True)
-    print_table(Table("", columns, rows), console)
-    _, holds, exceeded, *undecided, plain = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    text = shown(80, Table("", columns, rows), color_system="standard", force_terminal=True)
+    _, holds, exceeded, *undecided, plain = text.splitlines()
     assert "\x1b[32m✔ holds" in holds and holds.startswith("k1")
     assert exceeded.startswith("\x1b[31mk3") and "\x1b[1;31m✘ EXCEEDED" in exceeded
     assert all("\x1b[33m" + row[2] in line for row, line in zip(rows[2:], undecided, strict=False))
@@ -62,7 +56,7 @@ def test_values_line_up_where_intervals_have_two_forms():
         ("b", "3.1 [1.8, 5.7]°", "0.39 [0.35, 0.48]"),
         ("c", "0", "0.1 ± 0.2"),
     )
-    lines = printed(80, Table("", columns, rows)).splitlines()
+    lines = shown(80, Table("", columns, rows)).splitlines()
     assert lines == [
         "        blocked, %                 ε",
         "a 84.7 ± 6.4 †            0.2 / 0.28",
@@ -72,7 +66,7 @@ def test_values_line_up_where_intervals_have_two_forms():
 
 
 def test_names_stay_even_if_nothing_else_fits():
-    narrow = " ".join(printed(16, Table("", COLUMNS, (ROW,))).split())
+    narrow = " ".join(shown(16, Table("", COLUMNS, (ROW,))).split())
     assert "outside 0.43 [0.8, 1.25]" in narrow
 
 

@@ -55,6 +55,15 @@ def write_rows(
     return folder
 
 
+def changed_trace(folder: Path, source: Path, change: Callable[[Row], Row]) -> Path:
+    """A copy of a trace in which each row is changed."""
+    return write_rows(folder, [change(row) for row in rows_of(source)], source)
+
+
+def without_columns(row: Row, *beginnings: str) -> Row:
+    return {name: value for name, value in row.items() if not name.startswith(beginnings)}
+
+
 def shifted(row: Row, nats: float) -> Row:
     """The same response with log π lowered by a constant."""
     return row | {"logp_trainer": [logp - nats for logp in row["logp_trainer"]]}

@@ -106,7 +106,9 @@ def test_blocked_tokens_have_their_text_and_kind(found):
     assert known and len(known) < len(rows)
     for row in rows:
         expected = (
-            TEXTS[row["token_id"]] if row["token_id"] < len(TEXTS) else f"⟨{row['token_id']}⟩"
+            TEXTS[row["token_id"]].decode()
+            if row["token_id"] < len(TEXTS)
+            else f"⟨{row['token_id']}⟩"
         )
         assert row["text"] == expected and row["class"] == token_class(expected)
 

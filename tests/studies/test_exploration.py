@@ -38,9 +38,10 @@ from tests.metrics.clipping.world import (
     without,
     world,
 )
-from tests.studies.written import write_trace
+from tests.studies.written import long_batch, write_trace
 
 NOTHING = Needs(advantages=False, recomputed=False, top_k=0)
+LONG = (1500, 40, 2500)  # of three responses whose windows do not meet
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +194,7 @@ def test_positions_go_from_strict_to_loose_through_the_published_one(explored: E
 def test_in_a_long_trace_only_the_compared_thresholds_move(
     trace: Trace, explored: Exploration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mismatch_cli.studies.clipping._MOST_LEVELS", 5 * explored.total_tokens)
+    monkeypatch.setattr("mismatch_cli.studies.clipping.MOST_LEVELS", 5 * explored.total_tokens)
     analysis = analyse_clipping([trace], ALL)
     found = existing(analysis.exploration())
     moving = {algorithm.masks for algorithm in analysis.compared}
@@ -387,25 +388,13 @@ def test_tokens_without_usable_values(tmp_path: Path) -> None:
     assert found.tokens.ranks is None and found.tokens.entropy_T is None
 
 
-def long_responses(seed: int = 0) -> TokenBatch:
-    """Three responses whose windows do not meet; their gap drifts."""
-    rng = np.random.default_rng(seed)
-    lengths = (1500, 40, 2500)
-    logq = [-rng.exponential(1.0, length) for length in lengths]
-    drift = [0.1 * rng.standard_t(3, length) * np.linspace(0.1, 1, length) for length in lengths]
-    logp = [np.minimum(q + d, 0) for q, d in zip(logq, drift, strict=True)]
-    batch = simple([x.tolist() for x in logq], [x.tolist() for x in logp], [-1.0, 0.5, 1.0])
-    ids_T = rng.integers(0, 8, batch.num_tokens).astype(np.int32)
-    return replace(batch, response_ids_T=ids_T, logp_recomputed_T=batch.logp_rollout_T)
-
-
 def test_windows_have_the_levels_of_complete_responses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Masks on whole responses, on batches and on single tokens."""
     names = ("gspo", "cppo", "ppo-mis", "m2po", "dppo-binary-tv", "trm-avg", "vaco", "ppo-opsm")
     algorithms = tuple(map(find, names))
-    trace = write_trace(tmp_path / "trace", long_responses(), long_responses(1))
+    trace = write_trace(tmp_path / "trace", long_batch(LONG), long_batch(LONG, 1))
     whole = existing(analyse_clipping([trace], algorithms).exploration())
     monkeypatch.setattr(passages_module, "MOST_TOKENS", 1500)
     few = existing(analyse_clipping([trace], algorithms).exploration())
@@ -426,7 +415,7 @@ def test_profiles_are_of_responses_that_are_not_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(passages_module, "MOST_TOKENS", 1500)
-    batch = long_responses()
+    batch = long_batch(LONG)
     trace = write_trace(tmp_path / "trace", batch)
     found = existing(explore([trace], PAIRS["total"], (), NOTHING, {}))
     assert found.profile_response_R.tolist() == [0, 2] and found.profile_RB.shape == (2, 48)
@@ -492,7 +481,7 @@ def test_row_groups_change_nothing(
     """Leaders, passages and levels are the same, however a trace is cut into shards and groups."""
     monkeypatch.setattr(passages_module, "MOST_TOKENS", most)
     algorithms = tuple(map(find, ("grpo-clip-higher", "dppo-binary-tv", "gspo")))
-    needs, together = replace(PLAIN, recomputed=True), long_responses()
+    needs, together = replace(PLAIN, recomputed=True), long_batch(LONG)
     one = write_trace(tmp_path / "one" / "trace", together)
     monkeypatch.setattr(writer, "MAX_TOKENS_PER_ROW_GROUP", 1000)
     many = write_trace(tmp_path / "many" / "trace", together)

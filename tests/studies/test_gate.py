@@ -19,6 +19,7 @@ from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.pair_summary import MetricEstimate
 from mismatch_cli.studies.gate import Check, Measurement, check_limits, limit_text, measured_text
 from mismatch_cli.trace.reader import Trace
+from tests.studies.compared import FLOAT32, changed_trace, without_columns
 
 CLOSE = 1e-5  # relative to the distance from agreement: less is what float32 rounds away
 
@@ -155,15 +156,9 @@ def test_an_interval_around_agreement_has_distance_zero_from_it(training):
 @pytest.fixture
 def poor(tmp_path) -> Measurement:
     """The control without floor, advantages and top K."""
-    source = Trace.open(bundled("traces") / "float32")
-    table = pq.read_table(source.shards[0])
-    lost = [name for name in table.column_names if name.startswith("topk")] + [
-        "logp_trainer_repeat",
-        "advantage",
-    ]
-    pq.write_table(table.drop_columns(lost), tmp_path / "shard-00000.parquet")
-    (tmp_path / "manifest.json").write_bytes((source.folder / "manifest.json").read_bytes())
-    return Measurement([Trace.open(tmp_path)], ["verl"])
+    lost = ("topk", "logp_trainer_repeat", "advantage")
+    path = changed_trace(tmp_path / "poor", FLOAT32, lambda row: without_columns(row, *lost))
+    return Measurement([Trace.open(path)], ["verl"])
 
 
 @pytest.mark.parametrize(

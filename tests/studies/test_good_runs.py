@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from dataclasses import fields, replace
+from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from mismatch_cli.base.errors import MismatchError
@@ -20,51 +23,45 @@ from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.pair_summary import PairSummary
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
-from mismatch_cli.rules.batch import TokenBatch
+from mismatch_cli.report.limits_file import limits_file
 from mismatch_cli.studies.good_runs import GATED, MARGIN, FromRuns, limits_from
-from mismatch_cli.trace.reader import Trace
+from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.trace.reader import Trace, table_to_batch
 from tests.metrics.summaries import pair_summary
 
 RESAMPLES = 20  # of a trace; each is checked against the limits of every other
 
 
-def whole(name: str) -> TokenBatch:
-    """A bundled trace in one batch."""
-    batches = list(Trace.open(bundled("traces") / name).batches())
-    columns = {}
-    for column in (field.name for field in fields(TokenBatch)):
-        parts = [getattr(batch, column) for batch in batches]
-        if column == "offset_S1":
-            columns[column] = np.concatenate([[0], *map(np.diff, parts)]).cumsum()
-        else:
-            columns[column] = None if parts[0] is None else np.concatenate(parts)
-    return TokenBatch(**columns)
+def whole(name: str) -> pa.Table:
+    """The rows of a bundled trace."""
+    return pa.concat_tables(Trace.open(bundled("traces") / name).tables())
 
 
-def resampled(batch: TokenBatch, rng: np.random.Generator) -> TokenBatch:
+def resampled(table: pa.Table, rng: np.random.Generator) -> pa.Table:
     """As many prompts, drawn with replacement and renumbered: what another run might have been."""
-    prompts = np.unique(batch.prompt_id_S)
-    rows = [
-        np.flatnonzero(batch.prompt_id_S == prompt) for prompt in rng.choice(prompts, len(prompts))
-    ]
-    row_S, offset_S1 = np.concatenate(rows), batch.offset_S1
-    token_T = np.concatenate([np.arange(offset_S1[row], offset_S1[row + 1]) for row in row_S])
-    columns = {}
-    for column in (field.name for field in fields(TokenBatch)):
-        values, chosen = getattr(batch, column), row_S if column.endswith("_S") else token_T
-        columns[column] = values if values is None or column == "offset_S1" else values[chosen]
-    columns["offset_S1"] = np.concatenate([[0], np.diff(offset_S1)[row_S]]).cumsum()
-    columns["prompt_id_S"] = np.repeat(rng.integers(2**40, size=len(rows)), list(map(len, rows)))
-    return TokenBatch(**columns)
+    prompt_S = table["prompt_id"].to_numpy()
+    prompts = np.unique(prompt_S)
+    rows = [np.flatnonzero(prompt_S == prompt) for prompt in rng.choice(prompts, len(prompts))]
+    prompt_ids = np.repeat(rng.integers(2**40, size=len(rows)), list(map(len, rows)))
+    drawn = table.take(np.concatenate(rows))
+    return drawn.drop_columns("prompt_id").append_column("prompt_id", pa.array(prompt_ids))
 
 
 Pairs = dict[str, PairSummary]
 
 
-def measured(batch: TokenBatch) -> Pairs:
-    """The pairs of a run, as far as limits are derived from them."""
+def measured(table: pa.Table, factor: float = 1.0) -> Pairs:
+    """The pairs of a run, as far as limits are derived from them, with log π `factor` times as far
+    from log μ.
+    """
+    batch, moved = table_to_batch(table), {}
+    for column in ("logp_trainer_T", "logp_recomputed_T"):
+        logp_T = getattr(batch, column)
+        if logp_T is not None and factor != 1:
+            moved_T = batch.logp_rollout_T + factor * (logp_T - batch.logp_rollout_T)
+            moved[column] = np.minimum(moved_T, 0).astype(np.float32)
     summary = MismatchSummary(PAIRS["mismatch"])
-    summary.update(batch)
+    summary.update(replace(batch, **moved))
     return {"mismatch": pair_summary(metrics=summary.estimates())}
 
 
@@ -82,10 +79,10 @@ NAMES = ("bfloat16", "fp8-kv", "float32")
 
 def drawn_again(number: int) -> dict[str, list[Pairs]]:
     rng = np.random.default_rng(7)
+    tables = {name: whole(name) for name in NAMES}
     return {
-        name: [measured(resampled(batch, rng)) for _ in range(number)]
-        for name in NAMES
-        for batch in [whole(name)]
+        name: [measured(resampled(table, rng)) for _ in range(number)]
+        for name, table in tables.items()
     }
 
 
@@ -97,21 +94,8 @@ def resamples() -> dict[str, list[Pairs]]:
 def share_kept(runs: list[Pairs]) -> float:
     """The share of all pairs of runs in which the second keeps the limits of the first."""
     limits = [limits_from([run]) for run in runs]
-    return float(
-        np.mean(
-            [kept(limits[i], run) for i in range(len(runs)) for j, run in enumerate(runs) if i != j]
-        )
-    )
-
-
-def worse(batch: TokenBatch, factor: float) -> Pairs:
-    """The measurement with log π `factor` times as far from log μ."""
-    columns = {}
-    for column in ("logp_trainer_T", "logp_recomputed_T"):
-        if (logp_T := getattr(batch, column)) is not None:
-            moved_T = batch.logp_rollout_T + factor * (logp_T - batch.logp_rollout_T)
-            columns[column] = np.minimum(moved_T, 0).astype(np.float32)
-    return measured(replace(batch, **columns))
+    pairs = permutations(range(len(runs)), 2)
+    return float(np.mean([kept(limits[first], runs[second]) for first, second in pairs]))
 
 
 def test_runs_of_the_same_settings_keep_them(resamples):
@@ -124,7 +108,7 @@ def test_runs_of_the_same_settings_keep_them(resamples):
 def test_a_run_with_a_larger_gap_does_not(resamples):
     """1.5 times the gap is enough; with 24 prompts and a heavy tail it takes four times."""
     for name, factor in (("bfloat16", 1.5), ("float32", 1.5), ("fp8-kv", 4.0)):
-        planted = worse(whole(name), factor)
+        planted = measured(whole(name), factor)
         assert not any(kept(limits_from([run]), planted) for run in resamples[name]), name
 
 
@@ -170,18 +154,20 @@ def test_runs_without_intervals_or_without_a_common_pair_are_refused(resamples):
 
 
 def test_the_file_quotes_hostile_text():
-    from mismatch_cli.report.limits_file import _quoted
-
-    hostile = 'a"b\\c\n[limits.k3]\x1b\x7f\u202e😀'
-    assert tomllib.loads(f"x = {_quoted(hostile)}")["x"] == 'a"b\\c⏎[limits.k3]\\x1b\\x7f\\u202e😀'
+    result = analyse([Trace.open(bundled("traces") / "float32")], 0).result
+    hostile, quoted = 'a"b\\c\n[limits.k3]\x1b\x7f\u202e😀', 'a"b\\c⏎[limits.k3]\\x1b\\x7f\\u202e😀'
+    text = limits_file(limits_from([result.pairs]), {Path(hostile): result}, "limits.toml")
+    content = tomllib.loads(text)
+    assert content["about"].startswith(f"Limits that {quoted} passes")
+    assert all(limit["source"].endswith(quoted) for limit in content["limits"].values())
 
 
 def figures(number: int) -> None:
     for name, runs in drawn_again(number).items():
-        batch = whole(name)
-        limits = limits_from([measured(batch)])
+        table = whole(name)
+        limits = limits_from([measured(table)])
         factor = next(
-            factor for factor in np.arange(1, 10, 0.02) if not kept(limits, worse(batch, factor))
+            factor for factor in np.arange(1, 10, 0.02) if not kept(limits, measured(table, factor))
         )
         share, pairs = 100 * share_kept(runs), number * (number - 1)
         print(f"{name}: {share:.2f} % of {pairs:,} pass; {factor:.2f} times the gap fails")

@@ -5,18 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.base.places import bundled
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.diagnosis import gather
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.studies.unusable import unusable
 from mismatch_cli.trace.reader import Trace
+from tests.studies.compared import FLOAT32, Row, changed_trace, without_columns
 
 SPOILED = {
     "probabilities": (np.exp, "these are probabilities. Record their logarithm."),
@@ -33,19 +31,12 @@ SPOILED = {
 
 def spoiled(folder: Path, side: str, kind: str) -> Trace:
     """The bundled float32 trace with another column of one side."""
-    source = bundled("traces") / "float32"
-    target = folder / side / kind.replace(" ", "-")
-    target.mkdir(parents=True)
-    (target / "manifest.json").write_bytes((source / "manifest.json").read_bytes())
-    for shard in sorted(source.glob("shard-*.parquet")):
-        table = pq.read_table(shard)
-        column = table.column(side).combine_chunks()
-        changed = SPOILED[kind][0](column.values.to_numpy().astype(np.float64))
-        values = pa.ListArray.from_arrays(column.offsets, pa.array(changed, pa.float32()))
-        place = table.column_names.index(side)
-        changed_table = table.set_column(place, table.schema.field(side), values)
-        pq.write_table(changed_table, target / shard.name)
-    return Trace.open(target)
+    change = SPOILED[kind][0]
+
+    def changed(row: Row) -> Row:
+        return row | {side: change(np.array(row[side])).tolist()}
+
+    return Trace.open(changed_trace(folder / side / kind, FLOAT32, changed))
 
 
 @pytest.mark.parametrize("kind", SPOILED)
@@ -64,16 +55,12 @@ def test_every_reader_says_what_a_column_holds(tmp_path, kind):
 
 
 def test_a_healthy_trace_has_nothing_unusable():
-    assert unusable(Trace.open(bundled("traces") / "float32")) == ""
+    assert unusable(Trace.open(FLOAT32)) == ""
 
 
 def test_without_a_trainer_the_next_command_scores_the_tokens(tmp_path):
-    source = bundled("traces") / "float32"
-    (tmp_path / "manifest.json").write_bytes((source / "manifest.json").read_bytes())
-    for shard in sorted(source.glob("shard-*.parquet")):
-        table = pq.read_table(shard)
-        known = [name for name in table.column_names if "trainer" not in name]
-        kept = [*known, "version_trainer"] if "version_trainer" in table.column_names else known
-        pq.write_table(table.select(kept), tmp_path / shard.name)
+    path = changed_trace(
+        tmp_path / "run", FLOAT32, lambda row: without_columns(row, "logp_trainer")
+    )
     with pytest.raises(MismatchError):
-        analyse([Trace.open(tmp_path)])
+        analyse([Trace.open(path)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from mismatch_cli.trace.columns import ROW_KEY, TOKEN_COLUMNS, TOPK_COLUMNS
 from mismatch_cli.trace.manifest import write_manifest
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.writer import rows_to_table, shard_path, write_shard
+from tests.metrics.clipping.world import simple
 
-TEXTS = [" the", "Wait", "7", " +", "\\(", "\n", "<b>bold</b>", "+1"]
+TEXTS = (b" the", b"Wait", b"7", b" +", b"\\(", b"\n", b"<b>bold</b>", b"+1")
 
 
 def write_trace(
@@ -25,6 +28,7 @@ def write_trace(
     equal_weights: bool = False,
     seed: int = 0,
     imported: dict[str, int] | None = None,
+    texts: Sequence[bytes] = TEXTS,
 ) -> Trace:
     """A trace whose trainer is one optimiser step ahead, or not; `without` names columns that were
     not measured.
@@ -36,10 +40,8 @@ def write_trace(
         if equal_weights:
             columns["version_trainer"] = columns["version_rollout"]
         write_shard(shard_path(folder, number), rows_to_table(columns))
-    ids = pa.array(range(len(TEXTS)), pa.int32())
-    pq.write_table(
-        pa.table({"id": ids, "bytes": [text.encode() for text in TEXTS]}), folder / "vocab.parquet"
-    )
+    ids = pa.array(range(len(texts)), pa.int32())
+    pq.write_table(pa.table({"id": ids, "bytes": list(texts)}), folder / "vocab.parquet")
     counts: dict[str, Any] = {
         "title": "a dump",
         "file_count": 1,
@@ -50,6 +52,17 @@ def write_trace(
     origin = {} if imported is None else {"imported": counts | imported}
     write_manifest(folder, {"top_logprobs": 20, "config": {"seed": seed}} | origin)
     return Trace.open(folder)
+
+
+def long_batch(lengths: Sequence[int], seed: int = 0) -> TokenBatch:
+    """Responses of these lengths with an advantage each; their gap drifts."""
+    rng = np.random.default_rng(seed)
+    logq = [-rng.exponential(1.0, length) for length in lengths]
+    drift = [0.1 * rng.standard_t(3, length) * np.linspace(0.1, 1, length) for length in lengths]
+    logp = [np.minimum(q + d, 0) for q, d in zip(logq, drift, strict=True)]
+    batch = simple(logq, logp, np.resize([-1.0, 0.5, 1.0], len(lengths)))
+    ids_T = rng.integers(0, len(TEXTS), batch.num_tokens).astype(np.int32)
+    return replace(batch, response_ids_T=ids_T, logp_recomputed_T=batch.logp_rollout_T)
 
 
 def _columns(batch: TokenBatch) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def command(
         curation = curate(config, work, manifest, common.progress, confirm=confirm)
         folder = put_in_place(work)
         chosen = folder / PROBLEMS_FILE
-        training = reward_variables(config) + suggest(*_training(config, chosen))
+        training = reward_variables(config) + suggest(*training_flags(config, chosen))
         study = CurationAnalysis(
             curation, shown(config.to_json()), confirm, tuple(shown(sys.argv[1:])), training
         )
@@ -71,7 +71,7 @@ def reward_variables(config: CurateConfig) -> str:
     )
 
 
-def _training(config: CurateConfig, problems: Path) -> list[str | Path]:
+def training_flags(config: CurateConfig, problems: Path) -> list[str | Path]:
     """The command that trains on them as they were measured; the default preset suits only the
     bundled model.
     """

@@ -382,6 +382,8 @@ def _known_columns(table: pa.Table) -> pa.Table:
     measure = given.get(length_column(given))
     if "advantage" in given and measure is not None:
         given["advantage"] = _advantages(given["advantage"], measure)
+    elif "advantage" in given:
+        del given["advantage"]  # without the tokens that it belongs to
     columns = {name: foreign.exact(column, COLUMNS[name].type) for name, column in given.items()}
     return pa.table(columns | {name: table.column(name) for name in _notes(table)})
 

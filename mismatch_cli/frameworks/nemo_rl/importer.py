@@ -59,7 +59,7 @@ def blocks(
         if not peek(source).has("input_lengths"):
             raise MismatchError(
                 f"{source.path} has no input_lengths, which NeMo-RL's grpo.py writes: without it "
-                "padding cannot be told from tokens."
+                "padding cannot be told from tokens. Name another --format."
             )
         found = re.findall(r"step(\d+)", source.path.name)
         step = int(found[-1]) if found else 0

@@ -34,16 +34,9 @@ def recorded(tmp_path_factory) -> Path:
     return folder / "run"
 
 
-@pytest.fixture
-def typed(capfd, monkeypatch, tmp_path):
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> tuple[int, str]:
-        capfd.readouterr()
-        code = run(list(arguments))
-        return code, " ".join(capfd.readouterr().err.split())
-
-    return call
 
 
 def advised(error: str) -> list[str]:
@@ -63,7 +56,7 @@ def test_an_import_without_a_trainer_is_to_be_rescored(typed):
         == 0
     )
     for reader in (*READERS, ["compare", str(bundled("traces") / "float32")]):
-        code, error = typed(*reader, "my run")
+        code, _, error = typed(*reader, "my run")
         assert code == 1 and advised(error) == ["rescore", "my run", "--trainer-model", MODEL], (
             reader,
             error,
@@ -81,7 +74,7 @@ def test_a_probe_that_was_not_scored_resumes(typed, recorded):
         table.drop_columns([name for name in table.column_names if "trainer" in name]), shard
     )
     for reader in (*READERS, ["compare", str(recorded)]):
-        code, error = typed(*reader, "run")
+        code, _, error = typed(*reader, "run")
         assert code == 1 and advised(error) == ["probe", "--resume", "--output", "run"], (
             reader,
             error,
@@ -95,7 +88,7 @@ def test_a_damaged_shard_is_replaced_in_the_way_that_its_trace_allows(typed, rec
     shard = Path("run/trace/shard-00000.parquet")
     before = shard.read_bytes()
     shard.write_bytes(before[:-10])
-    code, error = typed("report", "run")
+    code, _, error = typed("report", "run")
     assert code == 1 and "Delete it. Resume with: mismatch-cli probe --resume --output run" in error
     shard.unlink()
     assert typed(*advised(error), "-q")[0] == 0 and shard.read_bytes() == before
@@ -103,7 +96,7 @@ def test_a_damaged_shard_is_replaced_in_the_way_that_its_trace_allows(typed, rec
         shard.parent, read_manifest(shard.parent) | {"command": "import", "imported": _imported()}
     )
     shard.write_bytes(before[:-10])
-    assert "Import the dump again." in typed("report", "run")[1]
+    assert "Import the dump again." in typed("report", "run")[2]
 
 
 def _imported() -> dict[str, object]:
@@ -121,7 +114,7 @@ def test_rescoring_takes_the_model_that_the_trace_names(typed, recorded):
     assert typed("rescore", "again", "--weights", "newer")[0] == 2  # there are no newer ones
     shutil.copytree(recorded, "step")
     write_manifest(Path("step/trace"), read_manifest(Path("step/trace")) | {"command": "train"})
-    code, error = typed("rescore", "step")  # it names the model that training started from
+    code, _, error = typed("rescore", "step")  # it names the model that training started from
     assert code == 2 and "does not name the model to score with. Add --trainer-model" in error
 
 
@@ -130,34 +123,34 @@ def test_report_renews_its_own_folder(typed):
     for _ in range(2):
         assert typed("report", "-q")[0] == 0  # of the bundled trace, into report/
     Path("report/summary.json").write_text('{"format": "mismatch-cli compare"}')
-    code, error = typed("report", "-q")
+    code, _, error = typed("report", "-q")
     assert code == 1 and "Replace its report with --force" in error
     assert typed("report", "-q", "--force")[0] == 0
 
 
 def test_resume_is_advised_where_it_works(typed, recorded):
     shutil.copytree(recorded, "run")
-    code, error = typed("probe", MODEL, *SMALL, "-o", "run")
+    code, _, error = typed("probe", MODEL, *SMALL, "-o", "run")
     assert code == 1 and "Continue it with --resume" in error
-    code, error = typed("rescore", "-o", "run")
+    code, _, error = typed("rescore", "-o", "run")
     assert code == 1 and "--resume" not in error and "Replace it with --force" in error
     Path("own").mkdir()
     Path("own/thesis.txt").touch()
-    code, error = typed("train", "-o", "own")
+    code, _, error = typed("train", "-o", "own")
     assert code == 1 and "--resume" not in error and "contains no training run" in error
     Path("trained").mkdir()
     Path("trained/config.toml").write_text("steps = 3\n")
     Path("trained/metrics.jsonl").write_text('{"step": 1, "reward": 0.5}\n')
-    code, error = typed("train", "-o", "trained")
+    code, _, error = typed("train", "-o", "trained")
     assert code == 1 and "Its settings differ" in error and "--resume" not in error
     for name in ("clipstats", "diagnose", "gate"):
-        code, error = typed(name, "trained")
+        code, _, error = typed(name, "trained")
         assert code == 1 and advised(error) == ["report", "trained"], error
     assert typed(*advised(error), "-q")[0] == 0
 
 
 def test_masks_that_a_trace_cannot_support_say_what_to_type(typed, recorded):
-    code, error = typed("clipstats", str(recorded), "-a", "minirl")
+    code, _, error = typed("clipstats", str(recorded), "-a", "minirl")
     assert code == 1 and advised(error) == [
         "rescore",
         str(recorded),
@@ -173,7 +166,7 @@ def test_masks_that_a_trace_cannot_support_say_what_to_type(typed, recorded):
     manifest = json.loads(Path("later/trace/manifest.json").read_text())
     manifest.pop("recomputed")
     write_manifest(Path("later/trace"), manifest)
-    code, error = typed("clipstats", "later", "-a", "minirl")
+    code, _, error = typed("clipstats", "later", "-a", "minirl")
     assert code == 1 and advised(error) == [
         "rescore",
         "later",
@@ -208,9 +201,9 @@ def test_the_lines_that_test_a_suspect_work(typed):
 
 
 def test_like_takes_over_what_is_not_typed(typed):
-    code, error = typed("probe", "--like", "fp8-kv", "--kv-cache-dtype", "auto", "--resume")
+    code, _, error = typed("probe", "--like", "fp8-kv", "--kv-cache-dtype", "auto", "--resume")
     assert code == 2 and "--like" in error
-    code, error = typed("rescore", "float32", "--noise-responses", "0", "-o", "scored", "-q")
+    code, _, error = typed("rescore", "float32", "--noise-responses", "0", "-o", "scored", "-q")
     assert code == 0, error
-    code, error = typed("probe", "--like", "scored")
+    code, _, error = typed("probe", "--like", "scored")
     assert code == 1 and "was not recorded by `probe`" in error

@@ -8,7 +8,6 @@ import json
 
 import pytest
 
-from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
 from mismatch_cli.models.loading import load_tokenizer
 
@@ -34,11 +33,14 @@ def model(save_model) -> str:
     return folder
 
 
-def summary(capfd, *arguments: object) -> tuple[dict, str]:
-    capfd.readouterr()
-    assert run([*map(str, arguments), "--json"]) == 0
-    out, err = capfd.readouterr()
-    return json.loads(out), " ".join(err.split())
+@pytest.fixture
+def summary(typed):
+    def printed(*words: object) -> tuple[dict, str]:
+        code, out, err = typed(*words, "--json")
+        assert code == 0
+        return json.loads(out), " ".join(err.split())
+
+    return printed
 
 
 def mean_gap(found: dict) -> float:
@@ -46,14 +48,13 @@ def mean_gap(found: dict) -> float:
 
 
 @pytest.mark.slow
-def test_the_wrong_attention_is_reported_recorded_named_and_fixed(model, tmp_path, capfd):
+def test_the_wrong_attention_is_reported_recorded_named_and_fixed(model, tmp_path, summary):
     healthy, said = summary(
-        capfd, "probe", model, "--engine", "hf", *FLOAT32, *FEW, "-o", tmp_path / "healthy"
+        "probe", model, "--engine", "hf", *FLOAT32, *FEW, "-o", tmp_path / "healthy"
     )
     assert mean_gap(healthy) < 1e-5 and "leaves out" not in said
     assert healthy["about"]["trainer"]["attn_implementation"] == "eager"
     uncapped, said = summary(
-        capfd,
         "probe",
         model,
         "--engine",
@@ -72,15 +73,15 @@ def test_the_wrong_attention_is_reported_recorded_named_and_fixed(model, tmp_pat
     )
     assert manifest["trainer"]["attention_leaves_out"] == "attn_logit_softcapping"
 
-    named, _ = summary(capfd, "diagnose", tmp_path / "run")
+    named, _ = summary("diagnose", tmp_path / "run")
     assert named["first_cause"] == "attention" and named["faults"] == ["attention"]
     finding = next(f for f in named["findings"] if f["check"] == "attention")
     assert "Use attn = eager." in finding["sentence"]
-    measured, _ = summary(capfd, "diagnose", tmp_path / "run", "--trainer-model", model, "--force")
+    measured, _ = summary("diagnose", tmp_path / "run", "--trainer-model", model, "--force")
     finding = next(f for f in measured["findings"] if f["check"] == "attention")
     assert measured["first_cause"] == "attention" and finding["explains"] > 0.999
     assert measured["unexplained"]["nats"] < 1e-5
 
     again = ("--trainer-model", model, "--trainer-dtype", "float32", "--noise-responses", "0")
-    mended, _ = summary(capfd, "rescore", tmp_path / "run", *again, "-o", tmp_path / "mended")
+    mended, _ = summary("rescore", tmp_path / "run", *again, "-o", tmp_path / "mended")
     assert mean_gap(mended) < 1e-5

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,14 +31,9 @@ SMALL = [
 
 
 @pytest.fixture
-def probe(tmp_path, capfd):
-    """Run `probe` into a new folder; return exit code and stderr."""
-
-    def call(*arguments: str) -> tuple[int, str]:
-        code = run(["probe", *SMALL, *arguments, "--output", str(tmp_path / "run")])
-        return code, capfd.readouterr().err
-
-    return call
+def probe(tmp_path, typed):
+    """Run `probe` into a new folder."""
+    return partial(typed, "probe", *SMALL, "--output", tmp_path / "run")
 
 
 def write(path: Path, *rows: dict) -> str:
@@ -69,7 +65,7 @@ def write(path: Path, *rows: dict) -> str:
     ],
 )
 def test_arguments(probe, arguments, code, message):
-    got, errors = probe(*arguments)
+    got, _, errors = probe(*arguments)
     assert got == code
     assert message in " ".join(errors.split())
     assert "Traceback" not in errors
@@ -82,7 +78,7 @@ def test_a_tokenizer_that_does_not_fit(probe, tmp_path):
     shutil.copytree(MODEL, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
-    code, errors = probe(str(folder))
+    code, _, errors = probe(str(folder))
     assert code == 1
     assert "vocabulary is 100" in errors
 
@@ -93,7 +89,7 @@ def test_a_model_that_is_not_a_causal_lm(probe, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(MODEL, folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "t5", "vocab_size": 5000}))
-    code, errors = probe(str(folder))
+    code, _, errors = probe(str(folder))
     assert code == 1
     assert "not a causal language model" in errors
 
@@ -105,7 +101,7 @@ def test_a_damaged_checkpoint(probe, tmp_path):
     shutil.copytree(MODEL, folder)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    code, errors = probe(str(folder))
+    code, _, errors = probe(str(folder))
     assert code == 1
     assert errors.count("\n") == 1
 
@@ -136,7 +132,7 @@ def test_an_existing_folder_is_not_overwritten(probe, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "precious.txt").write_text("x")
     for flags in ([], ["--force"]):
-        code, errors = probe(MODEL, *flags)
+        code, _, errors = probe(MODEL, *flags)
         assert code == 1
         assert "already exists" in errors or "is not a run folder" in errors
         assert (tmp_path / "run" / "precious.txt").read_text() == "x"
@@ -144,14 +140,14 @@ def test_an_existing_folder_is_not_overwritten(probe, tmp_path):
 
 def test_resume_with_other_settings_is_refused(probe):
     assert probe(MODEL)[0] == 0
-    code, errors = probe(MODEL, "--resume", "--temperature", "0.5")
+    code, _, errors = probe(MODEL, "--resume", "--temperature", "0.5")
     assert code == 2
     assert "--temperature differs" in errors
     assert probe(MODEL, "--resume")[0] == 0
 
 
 def test_debug_shows_the_traceback(probe):
-    _, errors = probe("/no/such/model", "--debug")
+    _, _, errors = probe("/no/such/model", "--debug")
     assert "Traceback" in errors
 
 

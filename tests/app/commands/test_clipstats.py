@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -37,30 +38,28 @@ def here(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def clipstats(capfd, *arguments: str) -> tuple[int, str, str]:
-    capfd.readouterr()
-    code = run(["clipstats", *arguments])
-    out, err = capfd.readouterr()
-    return code, out, err
+@pytest.fixture
+def clipstats(typed):
+    return partial(typed, "clipstats")
 
 
 def written(folder: Path) -> dict:
     return json.loads((folder / "summary.json").read_text())
 
 
-def test_without_an_argument_words_of_a_real_model_are_judged(tmp_path, monkeypatch, capfd):
+def test_without_an_argument_words_of_a_real_model_are_judged(tmp_path, monkeypatch, clipstats):
     monkeypatch.chdir(tmp_path)
-    code, out, err = clipstats(capfd, "--no-plots")
+    code, out, err = clipstats("--no-plots")
     assert code == 0
     assert "bundled" in err and "9.6 × AS STRICT" in out
     skipped = written(tmp_path / "clipstats")["skipped"]
     assert skipped and all("needs the top" in row["reason"] for row in skipped)
 
 
-def test_a_training_run_is_judged_by_the_whole_table(tmp_path, monkeypatch, capfd):
+def test_a_training_run_is_judged_by_the_whole_table(tmp_path, monkeypatch, clipstats):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    code, out, err = clipstats(capfd, "fp8-kv")
+    code, out, err = clipstats("fp8-kv")
     assert code == 0
     assert "Wrote clipstats/report.html" in err
     for words in (
@@ -88,14 +87,13 @@ def test_a_training_run_is_judged_by_the_whole_table(tmp_path, monkeypatch, capf
             "overlap",
         )
     }
-    assert clipstats(capfd, *PAIR, "--quiet")[0] == 0  # overwritten: it was ours
+    assert clipstats(*PAIR, "--quiet")[0] == 0  # overwritten: it was ours
     (tmp_path / "clipstats" / "summary.json").write_text("{}")
-    assert clipstats(capfd, *PAIR, "--quiet")[0] == 1  # not ours
+    assert clipstats(*PAIR, "--quiet")[0] == 1  # not ours
 
 
-def test_what_everybody_calls_dppo_and_grpo_is_said_once(here, capfd):
-    code, out, err = clipstats(
-        capfd, "run", "-a", "dppo:delta=0.1", "-a", "grpo", "--compare", "dppo:delta=0.1", "grpo",
+def test_what_everybody_calls_dppo_and_grpo_is_said_once(here, clipstats):
+    code, out, err = clipstats("run", "-a", "dppo:delta=0.1", "-a", "grpo", "--compare", "dppo:delta=0.1", "grpo",
         "--json",
     )  # fmt: skip
     assert code == 0
@@ -109,15 +107,15 @@ def test_what_everybody_calls_dppo_and_grpo_is_said_once(here, capfd):
     ]
 
 
-def test_a_run_gets_its_own_clipstats_which_are_overwritten(here, capfd):
+def test_a_run_gets_its_own_clipstats_which_are_overwritten(here, clipstats):
     for _ in range(2):
-        assert clipstats(capfd, "run", *PAIR, "--quiet")[0] == 0
-    _, out, _ = clipstats(capfd, "run", *PAIR, "--json", "--quiet")
+        assert clipstats("run", *PAIR, "--quiet")[0] == 0
+    _, out, _ = clipstats("run", *PAIR, "--json", "--quiet")
     assert json.loads(out) == written(here / "run" / "clipstats")
     assert len(json.loads(out)["algorithms"]) == 2
 
 
-def test_parameters_custom_masks_and_what_is_compared(here, capfd):
+def test_parameters_custom_masks_and_what_is_compared(here, clipstats):
     (here / "my_mask.py").write_text(MASK)
     asked = [
         "-a",
@@ -126,7 +124,7 @@ def test_parameters_custom_masks_and_what_is_compared(here, capfd):
         "my_mask.py:limit=1.2",
         "clip-higher",
     ]
-    code, out, _ = clipstats(capfd, "run", *asked, "--quiet")
+    code, out, _ = clipstats("run", *asked, "--quiet")
     assert code == 0
     result = written(here / "run" / "clipstats")
     assert [row["name"] for row in result["algorithms"]] == [
@@ -139,11 +137,11 @@ def test_parameters_custom_masks_and_what_is_compared(here, capfd):
     assert "Only my_mask:limit=1.2 blocks" in out and "Only grpo-clip-higher blocks" in out
 
 
-def test_a_mask_that_fails_on_real_data_is_named(here, capfd):
+def test_a_mask_that_fails_on_real_data_is_named(here, clipstats):
     (here / "short.py").write_text(
         MASK.replace("compared.ratio_T <= limit", "compared.ratio_T[:2] <= limit")
     )
-    code, _, err = clipstats(capfd, "run", "-a", "short.py", "--quiet")
+    code, _, err = clipstats("run", "-a", "short.py", "--quiet")
     assert code == 1 and "short.py must return" in err and "shape (2,)" in err and "bug" not in err
 
 
@@ -159,12 +157,12 @@ def trust_region(compared, advantage_T):
 """
 
 
-def test_a_mask_that_changes_its_inputs_changes_no_other_number(here, capfd):
+def test_a_mask_that_changes_its_inputs_changes_no_other_number(here, clipstats):
     (here / "touches.py").write_text(TOUCHES)
     own = ["-a", "touches.py"]
-    _, plain, _ = clipstats(capfd, "run", *PAIR, "--json", "--quiet", "-o", "plain")
+    _, plain, _ = clipstats("run", *PAIR, "--json", "--quiet", "-o", "plain")
     for order, arguments in {"first": [*own, *PAIR], "last": [*PAIR, *own]}.items():
-        code, out, err = clipstats(capfd, "run", *arguments, "--json", "--quiet", "-o", order)
+        code, out, err = clipstats("run", *arguments, "--json", "--quiet", "-o", order)
         assert code == 0 and "a word" in err
         alone, beside = (
             {row["name"]: row for row in json.loads(x)["algorithms"]} for x in (plain, out)
@@ -175,7 +173,7 @@ def test_a_mask_that_changes_its_inputs_changes_no_other_number(here, capfd):
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize("how", ["raise SystemExit(0)", "os._exit(0)"])
-def test_a_mask_that_ends_the_program_is_an_error(here, capfd, workers, how):
+def test_a_mask_that_ends_the_program_is_an_error(here, clipstats, workers, how):
     """On real data, where it behaves on the two tokens on which masks are tried out; and when it
     is imported.
     """
@@ -184,20 +182,20 @@ def test_a_mask_that_ends_the_program_is_an_error(here, capfd, workers, how):
     )
     early = here / "early.py"
     early.write_text(f"import os\n{how}\n{MASK}")
-    code, out, err = clipstats(capfd, "run", *PAIR, "-a", str(early), "--json", "--quiet")
+    code, out, err = clipstats("run", *PAIR, "-a", str(early), "--json", "--quiet")
     assert code == 1 and not out and "early.py tries to end the program" in err
     mask = here / "leaves.py"  # whose full name is new: a module is loaded once
     mask.write_text(leaving)
     code, out, err = clipstats(
-        capfd, "run", *PAIR, "-a", str(mask), "--workers", workers, "--json", "--quiet"
+        "run", *PAIR, "-a", str(mask), "--workers", workers, "--json", "--quiet"
     )
     assert code == 1 and not out and not (here / "run" / "clipstats" / "summary.json").exists()
     assert "leaves.py tries to end the program" in err and "bug" not in err
 
 
-def test_workers_give_the_same_bits(here, capfd):
+def test_workers_give_the_same_bits(here, clipstats):
     one, two = (
-        clipstats(capfd, "run", *PAIR, "--theory", "--workers", number, "--json", "--quiet")[1]
+        clipstats("run", *PAIR, "--theory", "--workers", number, "--json", "--quiet")[1]
         for number in ("1", "2")
     )
     assert json.loads(one)["theory"] is not None
@@ -205,14 +203,14 @@ def test_workers_give_the_same_bits(here, capfd):
 
 
 @pytest.mark.slow
-def test_equal_weights_say_not_applicable_instead_of_zero(tmp_path, monkeypatch, capfd):
+def test_equal_weights_say_not_applicable_instead_of_zero(tmp_path, monkeypatch, clipstats):
     """A trace that `probe` made, without a later checkpoint."""
     monkeypatch.chdir(tmp_path)
     assert (
         run(["probe", "--engine", "hf", "--num-prompts", "12", "--noise-responses", "0", "--quiet"])
         == 0
     )
-    code, out, _ = clipstats(capfd, "probe-model", "--quiet")
+    code, out, _ = clipstats("probe-model", "--quiet")
     assert code == 0
     result = written(tmp_path / "probe-model" / "clipstats")
     assert result["has"]["recomputed"] == "equal weights"
@@ -226,7 +224,7 @@ def test_equal_weights_say_not_applicable_instead_of_zero(tmp_path, monkeypatch,
     )
 
 
-def test_without_advantages_both_signs_are_analysed(tmp_path, monkeypatch, capfd):
+def test_without_advantages_both_signs_are_analysed(tmp_path, monkeypatch, clipstats):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.jsonl").write_text(
         "".join(json.dumps({"text": f"Add {i} and 2."}) + "\n" for i in range(11))
@@ -243,7 +241,7 @@ def test_without_advantages_both_signs_are_analysed(tmp_path, monkeypatch, capfd
         "20",
     ]
     assert run([*made, "--noise-responses", "0", "--quiet", "--output", "run"]) == 0
-    code, out, _ = clipstats(capfd, "run", *PAIR, "--quiet")
+    code, out, _ = clipstats("run", *PAIR, "--quiet")
     assert code == 0
     result = written(tmp_path / "run" / "clipstats")
     assert not result["has"]["advantages"]
@@ -271,21 +269,17 @@ def test_without_advantages_both_signs_are_analysed(tmp_path, monkeypatch, capfd
         (["-a", "top-k-tv:k=30"], 1, "needs the top 30 log-probs, but the trace has the top 20"),
     ],
 )
-def test_mistakes(here, capfd, arguments, code, message):
-    got, _, err = clipstats(
-        capfd, *(["run"] if "gone" not in arguments else []), *arguments, "--quiet"
-    )
+def test_mistakes(here, clipstats, arguments, code, message):
+    got, _, err = clipstats(*(["run"] if "gone" not in arguments else []), *arguments, "--quiet")
     assert got == code
     assert message in " ".join(err.split())
     assert "Traceback" not in err
 
 
-def test_the_control_blocks_nothing(tmp_path, monkeypatch, capfd):
+def test_the_control_blocks_nothing(tmp_path, monkeypatch, clipstats):
     """float32 on both sides, equal weights."""
     monkeypatch.chdir(tmp_path)
-    assert (
-        clipstats(capfd, str(bundled("traces") / "float32"), *PAIR, "-o", "out", "--quiet")[0] == 0
-    )
+    assert clipstats(str(bundled("traces") / "float32"), *PAIR, "-o", "out", "--quiet")[0] == 0
     for row in written(tmp_path / "out")["algorithms"]:
         assert row["blocked"]["all"]["value"] == 0
 
@@ -318,13 +312,13 @@ def test_a_reader_that_stops_early_is_not_an_error(here, flags):
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 3 and not done.stderr
 
 
-def test_an_algorithm_that_was_named_is_left_out_with_its_reason(here, capfd):
+def test_an_algorithm_that_was_named_is_left_out_with_its_reason(here, clipstats):
     """On the screen, and what to type for it; of a whole table only how many."""
     equal = str(bundled("traces") / "bfloat16")
-    code, out, _ = clipstats(capfd, equal, "-a", "ppo", "-a", "gspo", "-a", "dppo-binary-tv")
+    code, out, _ = clipstats(equal, "-a", "ppo", "-a", "gspo", "-a", "dppo-binary-tv")
     assert code == 0
     said = " ".join(out.split())
     assert "ppo, gspo: not applicable: the trainer has the weights that sampled" in said
     assert "--trainer-model LATER --weights newer" in said and "--full says why" not in said
-    out = " ".join(clipstats(capfd, equal)[1].split())
+    out = " ".join(clipstats(equal)[1].split())
     assert "cannot be judged on this trace: --full says why" in out and "not applicable" not in out

@@ -7,11 +7,11 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from mismatch_cli.app.cli import run
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import bundled
 from mismatch_cli.trace.run_folder import report_folder
@@ -28,15 +28,13 @@ def here(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def compare(capfd, *arguments: str) -> tuple[int, str, str]:
-    capfd.readouterr()
-    code = run(["compare", *arguments])
-    out, err = capfd.readouterr()
-    return code, out, err
+@pytest.fixture
+def compare(typed):
+    return partial(typed, "compare")
 
 
-def test_without_an_argument_the_bundled_traces_are_compared(here, capfd):
-    code, out, err = compare(capfd)
+def test_without_an_argument_the_bundled_traces_are_compared(here, compare):
+    code, out, err = compare()
     assert code == 0
     assert "two bundled ones" in err and "Wrote compare/report.html" in err
     assert "Comparing: 288/288 responses," in err, "two passes count each response once"
@@ -52,16 +50,16 @@ def test_without_an_argument_the_bundled_traces_are_compared(here, capfd):
     assert plots == {"gap-distribution", "volatility", "position-profile"}
 
 
-def test_json_is_what_is_written_and_the_folder_is_overwritten(here, capfd):
+def test_json_is_what_is_written_and_the_folder_is_overwritten(here, compare):
     (here / "out").mkdir()
     (here / "out" / "summary.json").write_text('{"format": "mismatch-cli comparison"}')
-    code, out, err = compare(capfd, "run", FLOAT32, "--json", "--quiet", "-o", "out")
+    code, out, err = compare("run", FLOAT32, "--json", "--quiet", "-o", "out")
     assert code == 0 and err == ""
     result = json.loads(out)
     assert result == json.loads((here / "out" / "summary.json").read_text())
     assert result["comparisons"][0]["pairing"] == "tokens" and result["pair"] == "mismatch"
     (here / "out" / "summary.json").write_text("{}")
-    code, _, err = compare(capfd, "run", FLOAT32, "--quiet", "-o", "out")
+    code, _, err = compare("run", FLOAT32, "--quiet", "-o", "out")
     assert (
         code == 1
         and "out holds other files. Write the report beside them with --force"
@@ -69,9 +67,9 @@ def test_json_is_what_is_written_and_the_folder_is_overwritten(here, capfd):
     )
 
 
-def test_the_pair_asked_for_is_compared_and_kept_in_the_command(here, capfd):
+def test_the_pair_asked_for_is_compared_and_kept_in_the_command(here, compare):
     twice = [str(bundled("traces/fp8-kv"))] * 2
-    code, out, _ = compare(capfd, *twice, "--pair", "staleness", "--full", "--quiet")
+    code, out, _ = compare(*twice, "--pair", "staleness", "--full", "--quiet")
     assert code == 0 and "staleness: the trainer's current weights" in " ".join(out.split())
     page = (here / "compare" / "report.html").read_text()
     assert "mismatch-cli compare fp8-kv fp8-kv --pair staleness" in page
@@ -99,8 +97,8 @@ def test_the_pair_asked_for_is_compared_and_kept_in_the_command(here, capfd):
         (["run", "run", "-o", "run/trace/manifest.json"], 1, "is a file"),
     ],
 )
-def test_mistakes(here, capfd, arguments, code, message):
-    got, _, err = compare(capfd, *arguments, "--quiet")
+def test_mistakes(here, compare, arguments, code, message):
+    got, _, err = compare(*arguments, "--quiet")
     assert got == code
     assert message in " ".join(err.split())
     assert "Traceback" not in err

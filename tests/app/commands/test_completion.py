@@ -5,10 +5,7 @@ terminal.
 from __future__ import annotations
 
 import os
-import pty
 import re
-import resource
-import select
 import shutil
 import subprocess
 import sys
@@ -21,6 +18,8 @@ from mismatch_cli.app.cli import run
 from mismatch_cli.app.completions import algorithms
 from mismatch_cli.rules.algorithms.table import TABLE, VARIANTS
 from tests.paths import ROOT
+from tests.terminal import Terminal
+from tests.tiers import cpu_seconds_of_children
 
 pytestmark = pytest.mark.slow
 
@@ -50,42 +49,20 @@ HEAVY = (
 
 def environment(home: Path) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    lean = {
-        name: value
-        for name, value in os.environ.items()
-        if name.startswith("PYTHON") or name == "LANG"
-    }
-    return lean | {
-        "HOME": str(home),
-        "PATH": path,
-        "PYTHONPATH": str(ROOT),
-        "TERM": "dumb",
-        "PS1": "READY> ",
-    }
+    names = {"HOME": str(home), "PATH": path, "PYTHONPATH": str(ROOT)}
+    return names | {"TERM": "dumb", "PS1": "READY> "}
 
 
-class Terminal:
-    """An interactive shell."""
-
-    def __init__(self, shell: str, home: Path) -> None:
-        self._pid, self._end = pty.fork()
-        if self._pid == 0:
-            os.chdir(home)
-            os.execvpe(shell, [shell, *SHELLS[shell]], environment(home))
-
-    def shows(self, keys: str, wanted: str, seconds: float = 60) -> str:
-        """The terminal after these keys, as soon as it shows what is wanted."""
-        os.write(self._end, keys.encode())
-        seen, until = "", time.monotonic() + seconds
-        while wanted not in _CONTROL.sub("", seen) and time.monotonic() < until:
-            if select.select([self._end], [], [], 0.1)[0]:
-                seen += os.read(self._end, 65536).decode(errors="replace")
-        return _CONTROL.sub("", seen)
-
-    def close(self) -> None:
-        os.kill(self._pid, 9)
-        os.waitpid(self._pid, 0)
-        os.close(self._end)
+def shown(terminal: Terminal, keys: str, wanted: str, seconds: float = 60) -> str:
+    """The terminal after these keys, as soon as it shows what is wanted."""
+    start, until = len(terminal.text), time.monotonic() + seconds
+    terminal.type(keys)
+    while wanted not in (text := _CONTROL.sub("", terminal.text[start:])):
+        if time.monotonic() > until:
+            break
+        time.sleep(0.05)
+        terminal.shows("")
+    return text
 
 
 @needs_program
@@ -95,7 +72,7 @@ def test_the_tab_key_completes_after_installation(shell, tmp_path):
         pytest.skip(f"{shell} is not on this machine")
     told = subprocess.run(  # from inside the shell, since Typer detects which one it is
         [shell, "-c", "mismatch-cli --install-completion; true"],
-        env=environment(tmp_path),
+        env=os.environ | environment(tmp_path),
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -104,20 +81,20 @@ def test_the_tab_key_completes_after_installation(shell, tmp_path):
     assert f"{shell} completion installed" in told.stdout, told.stderr
     with (tmp_path / f".{shell}rc").open("a") as file:
         file.write("\nPS1='READY> '\n")
-    terminal = Terminal(shell, tmp_path)
+    terminal = Terminal([shell, *SHELLS[shell]], 80, tmp_path, **environment(tmp_path))
     try:
-        assert "READY>" in terminal.shows("", "READY>")
+        assert "READY>" in shown(terminal, "", "READY>")
         # At its first tab zsh only loads the function
-        terminal.shows("mismatch-cli \t\t", "clipstats", 20)
-        terminal.shows("\x15", "")
+        shown(terminal, "mismatch-cli \t\t", "clipstats", 20)
+        shown(terminal, "\x15", "")
         for line, wanted in LINES:
-            seen = terminal.shows(f"{line}\t", wanted)
+            seen = shown(terminal, f"{line}\t", wanted)
             assert wanted in seen, f"{line}\n{seen}"
-            terminal.shows("\x15", "")  # delete the line
-        seen = terminal.shows("mismatch-cli probe --engine \t\t", "vllm")
+            shown(terminal, "\x15", "")  # delete the line
+        seen = shown(terminal, "mismatch-cli probe --engine \t\t", "vllm")
         assert all(name in seen for name in ("hf", "server", "vllm")), seen
     finally:
-        terminal.close()
+        terminal.process.kill()
 
 
 def completed(line: str, folder: Path) -> list[str]:
@@ -152,7 +129,7 @@ def test_it_answers_soon_and_imports_nothing_heavy(tmp_path):
     """CPU time below half a second, even for algorithms, which need numpy."""
     (tmp_path / "mine" / "trace").mkdir(parents=True)
     (tmp_path / "mine" / "trace" / "manifest.json").touch()
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = cpu_seconds_of_children()
     lines = {
         "mismatch-cli clipstats --compare pg-is pg-t": ["pg-tis"],
         "mismatch-cli report m": ["mine", "moe", "moe-replayed"],
@@ -161,9 +138,7 @@ def test_it_answers_soon_and_imports_nothing_heavy(tmp_path):
     }
     for line, wanted in lines.items():
         assert completed(line, tmp_path) == [*wanted, "[]"]
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    taken = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert taken < 0.8 * len(lines)
+    assert cpu_seconds_of_children() - before < 0.8 * len(lines)
 
 
 def test_it_knows_all_algorithms():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_cli.app.cli import run
-from mismatch_cli.app.commands.curate import _training
+from mismatch_cli.app.commands.curate import training_flags
 from mismatch_cli.base.errors import suggest
 from mismatch_cli.base.options import replaced
 from mismatch_cli.base.places import bundled
@@ -126,12 +126,14 @@ def test_the_next_command_trains_as_it_was_measured():
         "reward": "mine.py:f",
     }
     config = CurateConfig.of(settings)
-    assert suggest(*_training(config, Path("a b.jsonl"))) == (
+    assert suggest(*training_flags(config, Path("a b.jsonl"))) == (
         "mismatch-cli train --dataset 'a b.jsonl' --max-tokens 3000 --model some/model "
         "--learning-rate 1e-6 --temperature 0.7 --prompt-template raw --reward mine.py:f"
     )
     ours = replaced(config, model=str(bundled("model")), prompt_template="chat", reward="")
-    assert not {"--model", "--learning-rate", "--prompt-template"} & set(_training(ours, Path("p")))
+    assert not {"--model", "--learning-rate", "--prompt-template"} & set(
+        training_flags(ours, Path("p"))
+    )
 
 
 def test_what_it_writes_can_be_trained_on(curated, tmp_path):

@@ -10,11 +10,10 @@ import shutil
 import subprocess
 import sys
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from mismatch_cli.base.places import bundled
+from tests.fuzz import world
 from tests.paths import ROOT
 
 PROBE = (
@@ -40,13 +39,13 @@ CASES = {  # what may not be read, its mode, and a command that would
     "vocabulary": ("run/trace/vocab.parquet", 0, ("report", "run", "--no-plots")),
     "folder": ("run/trace", 0, ("report", "run", "--no-plots")),
     "names in a folder": ("run/trace", 0o311, ("report", "run", "--no-plots")),
-    "steps": ("trained/metrics.jsonl", 0, ("report", "trained", "--no-plots")),
+    "steps": ("training/metrics.jsonl", 0, ("report", "training", "--no-plots")),
     "steps of a watched run": (
-        "trained/metrics.jsonl",
+        "training/metrics.jsonl",
         0,
-        ("watch", "trained", "--once", "--output", "watched"),
+        ("watch", "training", "--once", "--output", "watched"),
     ),
-    "config": ("trained/config.toml", 0, ("report", "trained", "--no-plots")),
+    "config": ("training/config.toml", 0, ("report", "training", "--no-plots")),
     "limits": ("limits.toml", 0, ("gate", "run", "--limits", "limits.toml")),
     "preset": ("preset.toml", 0, ("train", "--preset", "preset.toml", "--show-config")),
     "lines of a dump": ("dump/step_0/rank_0.jsonl", 0, DUMP),
@@ -56,7 +55,11 @@ CASES = {  # what may not be read, its mode, and a command that would
         0,
         ("watch", "dump", "--once", "--output", "watched-dump"),
     ),
-    "table of a dump": ("table/a.parquet", 0, ("import", "table", "--output", "imported")),
+    "table of a dump": (
+        "dumps/plain-parquet/plain.parquet",
+        0,
+        ("import", "dumps/plain-parquet", "--output", "imported"),
+    ),
     "prompts": ("prompts.jsonl", 0, (*PROBE, "--prompts", "prompts.jsonl")),
     "model": ("model/config.json", 0, (*PROBE, "./model")),
     "weights": ("model/model.safetensors", 0, (*PROBE, "./model")),
@@ -84,22 +87,9 @@ print(json.dumps(said))
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
     """What each command says, all of them typed in one process."""
     folder = tmp_path_factory.mktemp("denied")
-    shutil.copytree(bundled("traces") / "fp8-kv", folder / "run" / "trace")
+    shutil.copytree(world.template(), folder, dirs_exist_ok=True)
     shutil.copytree(bundled("dumps") / "token_exports", folder / "dump")
     shutil.copytree(bundled("model"), folder / "model")
-    (folder / "table").mkdir()
-    pq.write_table(
-        pa.table({"response_ids": [[1, 2]], "logp_rollout": [[-0.5, -0.5]]}),
-        folder / "table" / "a.parquet",
-    )
-    (folder / "trained").mkdir()
-    (folder / "trained" / "metrics.jsonl").write_text(
-        '{"step": 1, "reward": 0.5}\n{"step": 2, "reward": 0.6}\n'
-    )
-    (folder / "trained" / "config.toml").write_text("steps = 2\n")
-    (folder / "prompts.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n')
-    for name in ("limits", "preset"):
-        (folder / f"{name}.toml").touch()
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         input=json.dumps(CASES),

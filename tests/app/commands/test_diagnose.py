@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,32 +17,33 @@ from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
 from mismatch_cli.diagnosis.diagnose import module, names
 from tests.paths import DOCS
+from tests.studies.compared import FLOAT32, Row, changed_trace, without_columns
 
 
-def diagnose(capfd, *arguments: object) -> tuple[int, str, str]:
-    capfd.readouterr()
-    code = run(["diagnose", *map(str, arguments), "--quiet"])
-    return (code, *capfd.readouterr())
+@pytest.fixture
+def diagnose(typed):
+    return partial(typed, "diagnose", "--quiet")
 
 
 @pytest.fixture
 def trace(tmp_path) -> Path:
-    return Path(shutil.copytree(bundled("traces") / "float32", tmp_path / "run" / "trace"))
+    return Path(shutil.copytree(FLOAT32, tmp_path / "run" / "trace"))
 
 
 def change(trace: Path, column: str, to) -> None:
-    path = trace / "shard-00000.parquet"
-    table = pq.read_table(path)
-    rows = [to(np.array(row, dtype=np.float32)) for row in table.column(column).to_pylist()]
-    index = table.column_names.index(column)
-    table = table.set_column(index, column, pa.array(rows, pa.list_(pa.float32())))
-    second_pass = f"{column}_repeat"  # a faulty trainer would make it faulty too
-    pq.write_table(table.drop_columns({second_pass} & set(table.column_names)), path)
+    """Without the second pass, which a faulty trainer would make faulty too."""
+
+    def changed(row: Row) -> Row:
+        values_T = to(np.array(row[column], dtype=np.float32))
+        return without_columns(row, f"{column}_repeat") | {column: values_T.tolist()}
+
+    shutil.rmtree(trace)
+    changed_trace(trace, FLOAT32, changed)
 
 
-def test_without_an_argument_the_bundled_trace(tmp_path, monkeypatch, capfd):
+def test_without_an_argument_the_bundled_trace(tmp_path, monkeypatch, diagnose):
     monkeypatch.chdir(tmp_path)
-    code, out, err = diagnose(capfd)
+    code, out, err = diagnose()
     assert code == 0 and not err
     text = " ".join(out.split())
     assert "NO FAULT FOUND The gap of 0.0083 nats is within what an fp8 side makes" in text
@@ -54,21 +56,21 @@ def test_without_an_argument_the_bundled_trace(tmp_path, monkeypatch, capfd):
     assert (tmp_path / "diagnosis" / "plots" / "gap-by-step.png").stat().st_size > 0
 
 
-def test_a_shifted_trace(trace, capfd):
+def test_a_shifted_trace(trace, diagnose):
     change(trace, "logp_rollout", lambda row: np.roll(row, 1))
-    code, out, _ = diagnose(capfd, trace.parent, "--json")
+    code, out, _ = diagnose(trace.parent, "--json")
     found = json.loads(out)
     assert (
         code == 0 and found["first_cause"] == "index-shift" and found["faults"] == ["index-shift"]
     )
     for _ in range(2):
-        assert diagnose(capfd, trace.parent)[0] == 0  # its own folder is overwritten
+        assert diagnose(trace.parent)[0] == 0  # its own folder is overwritten
     assert json.loads((trace.parent / "diagnosis" / "summary.json").read_text()) == found
     page = (trace.parent / "diagnosis" / "report.html").read_text()
     assert "Shift that side by the reported lag" in page and "<script>alert" not in page
 
 
-def test_a_shifted_dump_is_imported_again(tmp_path, monkeypatch, capfd):
+def test_a_shifted_dump_is_imported_again(tmp_path, monkeypatch, diagnose):
     """The parts of the gap agree with what the shift explains, and the screen says how to
     replace the trace.
     """
@@ -89,7 +91,7 @@ def test_a_shifted_dump_is_imported_again(tmp_path, monkeypatch, capfd):
             )
         Path(f"{name}.jsonl").write_text("\n".join(rows))
         assert run(["import", f"{name}.jsonl", "--output", name, "--quiet"]) == 0
-        _, out, _ = diagnose(capfd, name)
+        _, out, _ = diagnose(name)
         assert ("mismatch-cli import DUMP --output shifted --force" in out) == bool(shift)
         assert ("once DUMP is corrected" in out) == bool(shift)
     summary = json.loads(Path("shifted/diagnosis/summary.json").read_text())
@@ -100,28 +102,28 @@ def test_a_shifted_dump_is_imported_again(tmp_path, monkeypatch, capfd):
     assert summary["unexplained"]["nats"] == pytest.approx(0.02 * np.sqrt(2 / np.pi), rel=0.1)
 
 
-def test_impossible_values_are_counted_as_they_are_recorded(trace, capfd):
+def test_impossible_values_are_counted_as_they_are_recorded(trace, diagnose):
     change(
         trace,
         "logp_trainer",
         lambda row: np.where(np.arange(len(row)) == 3, np.float32(0.125), row),
     )
-    _, out, _ = diagnose(capfd, trace.parent, "--json")
+    _, out, _ = diagnose(trace.parent, "--json")
     finding = next(f for f in json.loads(out)["findings"] if f["check"] == "values")
     assert {"label": "logp_trainer: above 0", "value": 96} in finding["evidence"]
     assert {"label": "logp_trainer: largest, nats", "value": 0.125} in finding["evidence"]
 
 
-def test_an_earlier_checkpoint(trace, capfd):
+def test_an_earlier_checkpoint(trace, diagnose):
     change(
         trace, "logp_trainer", lambda row: np.minimum(row - 0.2 * np.sin(np.arange(len(row))), 0)
     )
-    code, out, _ = diagnose(capfd, trace.parent, "--earlier-model", bundled("model"), "--json")
+    code, out, _ = diagnose(trace.parent, "--earlier-model", bundled("model"), "--json")
     finding = next(f for f in json.loads(out)["findings"] if f["check"] == "stale-weights")
     assert code == 0 and finding["status"] == "found" and finding["effect"] < 0.01
 
 
-def test_an_unexplained_gap_is_reported_with_suspects_and_what_to_type(trace, capfd):
+def test_an_unexplained_gap_is_reported_with_suspects_and_what_to_type(trace, diagnose):
     # The same wherever the value is the same: a trainer that repeats itself
     noise_H = np.random.default_rng(0).normal(0, 0.1, 997)
 
@@ -134,7 +136,7 @@ def test_an_unexplained_gap_is_reported_with_suspects_and_what_to_type(trace, ca
         pq.read_table(shard).drop_columns(["topk_ids", "topk_logp_rollout", "topk_logp_trainer"]),
         shard,
     )
-    code, out, _ = diagnose(capfd, trace.parent)
+    code, out, _ = diagnose(trace.parent)
     text = " ".join(out.split())
     assert code == 0 and "--earlier-model MODEL" in text
     assert re.search(r"NOT EXPLAINED 0\.\d+ nats per token are left on average", text)
@@ -148,14 +150,12 @@ def test_an_unexplained_gap_is_reported_with_suspects_and_what_to_type(trace, ca
     assert "stale-weights" in [suspect["check"] for suspect in found["suspects"]]
 
 
-def test_what_was_not_tested_is_not_asserted(tmp_path, capfd):
-    _, out, _ = diagnose(capfd, bundled("traces") / "fp8-kv", "--output", tmp_path / "out")
+def test_what_was_not_tested_is_not_asserted(tmp_path, diagnose):
+    _, out, _ = diagnose(bundled("traces") / "fp8-kv", "--output", tmp_path / "out")
     text = " ".join(out.split())
     assert "NO FAULT FOUND" in text and "same weights" not in text
     assert "--earlier-model MODEL allows 1 more" in text
-    everything = diagnose(
-        capfd, bundled("traces") / "fp8-kv", "--output", tmp_path / "out", "--full"
-    )[1]
+    everything = diagnose(bundled("traces") / "fp8-kv", "--output", tmp_path / "out", "--full")[1]
     assert "NO FAULT FOUND" in everything and "not tested" in everything
     assert "--earlier-model MODEL allows 1 more" in " ".join(everything.split())
     assert (
@@ -164,9 +164,11 @@ def test_what_was_not_tested_is_not_asserted(tmp_path, capfd):
     )
 
 
-def test_the_fp8_cache_is_suspected_first_with_the_line_that_tests_it(tmp_path, monkeypatch, capfd):
+def test_the_fp8_cache_is_suspected_first_with_the_line_that_tests_it(
+    tmp_path, monkeypatch, diagnose
+):
     monkeypatch.chdir(tmp_path)
-    _, out, _ = diagnose(capfd)
+    _, out, _ = diagnose()
     text = " ".join(out.split())
     assert "First suspect: rollout.kv_cache_dtype = fp8" in text
     assert out.splitlines()[-2:] == [
@@ -187,7 +189,7 @@ def test_the_fp8_cache_is_suspected_first_with_the_line_that_tests_it(tmp_path, 
     assert "rollout.kv_cache_dtype" in (tmp_path / "diagnosis" / "report.html").read_text()
 
 
-def test_a_cause_that_explains_little_is_not_the_first_advice(tmp_path, capfd):
+def test_a_cause_that_explains_little_is_not_the_first_advice(tmp_path, diagnose):
     """The trainer's log-probabilities are stored in bfloat16: true, but not the cause of an fp8
     cache's gap.
     """
@@ -203,7 +205,7 @@ def test_a_cause_that_explains_little_is_not_the_first_advice(tmp_path, capfd):
                 table.column_names.index(name), name, pa.array(rounded, pa.list_(pa.float32()))
             )
         pq.write_table(table, shard)
-    _, out, _ = diagnose(capfd, trace.parent)
+    _, out, _ = diagnose(trace.parent)
     text = " ".join(out.split())
     found = json.loads((trace.parent / "diagnosis" / "summary.json").read_text())
     (head,) = [finding for finding in found["findings"] if finding["check"] == "lm-head"]
@@ -213,7 +215,7 @@ def test_a_cause_that_explains_little_is_not_the_first_advice(tmp_path, capfd):
     )
 
 
-def test_a_fault_is_reported_before_suspects(tmp_path, capfd):
+def test_a_fault_is_reported_before_suspects(tmp_path, diagnose):
     trace = Path(shutil.copytree(bundled("traces") / "fp8-kv", tmp_path / "run" / "trace"))
     for shard in sorted(trace.glob("shard-*.parquet")):
         table = pq.read_table(shard)
@@ -222,7 +224,7 @@ def test_a_fault_is_reported_before_suspects(tmp_path, capfd):
         pq.write_table(
             table.set_column(index, "logp_rollout", pa.array(rows, pa.list_(pa.float32()))), shard
         )
-    _, out, _ = diagnose(capfd, trace.parent)
+    _, out, _ = diagnose(trace.parent)
     found = json.loads((trace.parent / "diagnosis" / "summary.json").read_text())
     assert "1 FAULT FOUND" in out and "First suspect" not in out
     assert (
@@ -231,11 +233,11 @@ def test_a_fault_is_reported_before_suspects(tmp_path, capfd):
     )
 
 
-def test_a_trace_without_a_trainer_says_what_to_type(trace, capfd):
+def test_a_trace_without_a_trainer_says_what_to_type(trace, diagnose):
     path = trace / "shard-00000.parquet"
     table = pq.read_table(path)
     pq.write_table(table.drop_columns([n for n in table.column_names if "trainer" in n]), path)
-    code, _, err = diagnose(capfd, trace.parent)
+    code, _, err = diagnose(trace.parent)
     assert code == 1 and "mismatch-cli rescore" in err and "Traceback" not in err
 
 
@@ -247,16 +249,16 @@ def test_a_trace_without_a_trainer_says_what_to_type(trace, capfd):
         (["--no-such"], 2, "No such option"),
     ],
 )
-def test_mistakes(tmp_path, monkeypatch, capfd, arguments, code, message):
+def test_mistakes(tmp_path, monkeypatch, diagnose, arguments, code, message):
     monkeypatch.chdir(tmp_path)
-    got, _, err = diagnose(capfd, *arguments)
+    got, _, err = diagnose(*arguments)
     assert got == code and message in " ".join(err.split())
 
 
-def test_a_foreign_folder_is_not_overwritten(trace, tmp_path, capfd):
+def test_a_foreign_folder_is_not_overwritten(trace, tmp_path, diagnose):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("…")
-    code, _, err = diagnose(capfd, trace.parent, "--output", tmp_path / "mine")
+    code, _, err = diagnose(trace.parent, "--output", tmp_path / "mine")
     assert (
         code == 1
         and "--force" in err
@@ -265,10 +267,10 @@ def test_a_foreign_folder_is_not_overwritten(trace, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("width", [50, 80])
-def test_no_line_is_wider_than_the_terminal(trace, capfd, monkeypatch, width):
+def test_no_line_is_wider_than_the_terminal(trace, diagnose, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     change(trace, "logp_rollout", lambda row: np.roll(row, 1))
-    _, out, _ = diagnose(capfd, trace.parent)
+    _, out, _ = diagnose(trace.parent)
     wide = [line for line in out.splitlines() if len(line) > width]
     assert all(line.startswith("mismatch-cli ") for line in wide), (
         "what is to be pasted alone stays whole"
@@ -281,10 +283,10 @@ def test_the_page_lists_all_checks_with_their_stages():
     assert sorted(listed) == sorted((name, str(module(name).STAGE)) for name in names())
 
 
-def test_the_page_of_the_json_lists_all_keys(trace, capfd):
-    _, out, _ = diagnose(capfd, trace.parent, "--json")
+def test_the_page_of_the_json_lists_all_keys(trace, diagnose):
+    _, out, _ = diagnose(trace.parent, "--json")
     summary = json.loads(out)
-    _, out, _ = diagnose(capfd, "fp8-kv", "--json", "--output", trace.parent / "fp8-kv")
+    _, out, _ = diagnose("fp8-kv", "--json", "--output", trace.parent / "fp8-kv")
     page = (DOCS / "json" / "diagnose.md").read_text(encoding="utf-8")
     for key in [*summary, *summary["findings"][0], *json.loads(out)["suspects"][0]]:
         assert f"`{key}`" in page, key
@@ -311,11 +313,11 @@ def test_ctrl_c_while_the_model_reads_prints_what_is_known(trace, monkeypatch, t
     assert "NO FAULT FOUND" in out and not (tmp_path / "d" / "report.html").exists()
 
 
-def test_the_model_may_be_the_folder_of_an_adapter(trace, tmp_path, capfd):
+def test_the_model_may_be_the_folder_of_an_adapter(trace, tmp_path, diagnose):
     from tests.lora import save_adapter
 
     adapter = save_adapter(str(bundled("model")), tmp_path / "adapter", size=0.01)
-    code, out, _ = diagnose(capfd, trace.parent, "--trainer-model", adapter, "--json")
+    code, out, _ = diagnose(trace.parent, "--trainer-model", adapter, "--json")
     (finding,) = (f for f in json.loads(out)["findings"] if f["check"] == "adapter-scale")
     # Neither side had it
     assert code == 0 and finding["status"] == "untested"

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,10 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
 from mismatch_cli.limits.limit_sets import load_limits, presets
 from tests.paths import DOCS
+from tests.studies.compared import Row, changed_trace
 
 FP8, FLOAT32 = str(bundled("traces") / "fp8-kv"), str(bundled("traces") / "float32")
 HOSTILE = 'a | b <c> & "d" `e` \x1b[2J [x](y) *z*'
@@ -33,13 +34,8 @@ def write(path: Path, text: str) -> str:
 
 
 @pytest.fixture
-def gate(capfd):
-    def call(*arguments: str) -> tuple[int, str, str]:
-        capfd.readouterr()
-        code = run(["gate", *arguments])
-        return code, *capfd.readouterr()
-
-    return call
+def gate(typed):
+    return partial(typed, "gate")
 
 
 @pytest.fixture
@@ -381,15 +377,14 @@ def test_the_limits_of_the_document_are_limits(tmp_path):
     assert len(load_limits(write(tmp_path / "limits.toml", example)).limits) > 4
 
 
-def broken_trace(tmp_path: Path) -> str:
+def broken_trace(folder: Path) -> str:
     """The bundled control with μ shifted by one token."""
-    trace = Path(shutil.copytree(bundled("traces") / "float32", tmp_path / "broken" / "trace"))
-    table = pq.read_table(trace / "shard-00000.parquet")
-    rows = [row[-1:] + row[:-1] for row in table.column("logp_rollout").to_pylist()]
-    index = table.column_names.index("logp_rollout")
-    table = table.set_column(index, "logp_rollout", pa.array(rows, pa.list_(pa.float32())))
-    pq.write_table(table, trace / "shard-00000.parquet")
-    return str(trace.parent)
+
+    def shifted(row: Row) -> Row:
+        return row | {"logp_rollout": np.roll(row["logp_rollout"], 1).tolist()}
+
+    changed_trace(folder / "broken" / "trace", Path(FLOAT32), shifted)
+    return str(folder / "broken")
 
 
 def test_a_fault_that_diagnose_finds_fails_the_gate(gate, tmp_path):

@@ -10,7 +10,6 @@ import io
 import re
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 import typer
@@ -21,6 +20,7 @@ from mismatch_cli.app.guide_pages import all_pages
 from mismatch_cli.app.help import Row, keys, panels
 from mismatch_cli.base.options import flat, settings_of
 from mismatch_cli.train.train_config import TrainConfig
+from tests import house
 from tests.paths import PACKAGE
 
 DOCS = PACKAGE.parent / "docs"
@@ -174,7 +174,7 @@ def test_commands_are_in_the_order_in_which_users_need_them(helps):
 @pytest.mark.slow
 def test_messages_name_pages_that_the_command_guide_opens_and_the_help_says_so(helps):
     """A wheel has no docs/: messages name the command that shows a page, not a file."""
-    said = [text for path in PACKAGE.rglob("*.py") for text in printable(path)]
+    said = [text for file in house.files() for text in printable(file)]
     files = "|".join(re.escape(path.name) for path in DOCS.rglob("*.md"))
     assert [
         text for text in said if re.search(rf"docs/\w|(?<![\w-])({files})|guide on ", text)
@@ -188,21 +188,8 @@ def test_messages_name_pages_that_the_command_guide_opens_and_the_help_says_so(h
     assert in_words(str(GROUP.epilog)) in in_words(helps["", 80])
 
 
-def printable(path: Path) -> Iterator[str]:
+def printable(file: house.File) -> Iterator[str]:
     """The strings of a file except docstrings, with the parts of f-strings joined."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    nodes = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
-    ]
-    docstrings = {
-        id(node.body[0].value) for node in nodes if node.body and isinstance(node.body[0], ast.Expr)
-    }
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and id(node) not in docstrings
-        ):
-            yield node.value
+    lone = (node for node in file.nodes if isinstance(node, ast.Expr))
+    docstrings = {id(node.value) for node in lone}
+    return (node.value for node in file.strings() if id(node) not in docstrings)

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
 from mismatch_cli.base.registry import names
 from mismatch_cli.frameworks import IMPORTERS
@@ -40,26 +39,19 @@ def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def command(capfd, *arguments: str) -> tuple[int, str, str]:
-    capfd.readouterr()
-    code = run(list(arguments))
-    out, err = capfd.readouterr()
-    return code, out, err
-
-
 def dump(path: str = "dump.jsonl", count: int = 12) -> Path:
     return write_lines(Path(path), [plain_record(row) for row in real_rows(count)])
 
 
-def test_without_a_path_the_bundled_dump_is_imported_and_read_by_the_others(capfd):
-    code, out, err = command(capfd, "import")
+def test_without_a_path_the_bundled_dump_is_imported_and_read_by_the_others(typed):
+    code, out, err = typed("import")
     printed = " ".join(out.split())
     assert (
         code == 0 and "17 responses" in printed and "prime-rl traces and token_exports" in printed
     )
     assert "Next: mismatch-cli diagnose import-dumps" in err
     assert Trace.open(Path("import-dumps")).vocabulary.decode([300]) not in ("", "⟨300⟩")
-    code, out, _ = command(capfd, "report", "import-dumps", "--quiet", "--full")
+    code, out, _ = typed("report", "import-dumps", "--quiet", "--full")
     assert code == 0 and "Imported from" in out and "Total: the trainer's current weights" in out
     metrics = json.loads((Path("import-dumps") / "summary.json").read_text())["pairs"]["total"][
         "metrics"
@@ -73,13 +65,13 @@ def test_without_a_path_the_bundled_dump_is_imported_and_read_by_the_others(capf
     assert (Path("import-dumps") / "report.html").read_text().count(
         "prime-rl traces and token_exports"
     ) >= 1
-    assert command(capfd, "clipstats", "import-dumps", "--quiet", "--output", "clip")[0] == 0
+    assert typed("clipstats", "import-dumps", "--quiet", "--output", "clip")[0] == 0
 
 
-def test_a_trace_lends_its_tokens(capfd):
+def test_a_trace_lends_its_tokens(typed):
     for trace in (bundled("traces/fp8-kv"), Path("import-dump")):  # a trace folder and a run folder
-        code, _, _ = command(
-            capfd, "import", str(dump()), "--tokenizer", str(trace), "--force", "--output", "lent"
+        code, _, _ = typed(
+            "import", str(dump()), "--tokenizer", str(trace), "--force", "--output", "lent"
         )
         assert code == 0 and Trace.open(Path("lent")).vocabulary.decode([300]) not in ("", "⟨300⟩")
         shutil.copytree("lent", "import-dump", dirs_exist_ok=True)
@@ -104,17 +96,17 @@ def test_the_bundled_dump_is_small_and_what_its_script_makes(tmp_path, monkeypat
     )
 
 
-def test_what_was_left_out_is_reported_everywhere(capfd):
+def test_what_was_left_out_is_reported_everywhere(typed):
     path = dump()
     path.write_text(
         path.read_text()
         + '{"prompt_ids": [1], "response_ids": [2], "logp_rollout": [0.0, -1.0]}\n{"cut'
     )
-    code, out, _ = command(capfd, "import", str(path))
+    code, out, _ = typed("import", str(path))
     assert code == 0 and "1 truncated last line (first: dump.jsonl, line 14)" in " ".join(
         out.split()
     )
-    code, out, _ = command(capfd, "import", str(path), "--json", "--force", "--quiet")
+    code, out, _ = typed("import", str(path), "--json", "--force", "--quiet")
     imported = json.loads(out)
     assert imported["left_out"] == {
         "responses whose logp_rollout does not have one value per token": 1,
@@ -125,30 +117,28 @@ def test_what_was_left_out_is_reported_everywhere(capfd):
         12,
         "import-dump",
     )
-    _, out, _ = command(capfd, "report", "import-dump", "--quiet")
+    _, out, _ = typed("report", "import-dump", "--quiet")
     assert "Left out: 1 truncated last line" in " ".join(out.split())
 
 
-def test_a_dump_without_a_policy_says_what_comes_next(capfd):
+def test_a_dump_without_a_policy_says_what_comes_next(typed):
     write_lines(
         Path("x_rollouts_000000.jsonl"),
         [open_instruct_record(row, i) for i, row in enumerate(real_rows(3))],
     )
-    code, _, err = command(
-        capfd, "import", "x_rollouts_000000.jsonl", "-o", "run", "--temperature", "0.7"
-    )
+    code, _, err = typed("import", "x_rollouts_000000.jsonl", "-o", "run", "--temperature", "0.7")
     assert code == 0 and "Next: mismatch-cli rescore run --trainer-model MODEL" in err
     assert Trace.open(Path("run")).manifest["config"] == {"sampling": {"temperature": 0.7}}
-    code, _, err = command(capfd, "report", "run")
+    code, _, err = typed("report", "run")
     assert code == 1 and "mismatch-cli rescore run --trainer-model MODEL" in err
 
 
-def test_weights_and_sampling_of_the_user(capfd):
-    code, _, _ = command(
-        capfd, "import", "--weights", "equal", "--temperature", "0.6", "--top-p", "0.9", "-o", "run"
+def test_weights_and_sampling_of_the_user(typed):
+    code, _, _ = typed(
+        "import", "--weights", "equal", "--temperature", "0.6", "--top-p", "0.9", "-o", "run"
     )
     assert code == 0
-    _, out, _ = command(capfd, "report", "run", "--quiet", "--full")
+    _, out, _ = typed("report", "run", "--quiet", "--full")
     assert (
         "Mismatch: the same weights" in out
         and "temperature 0.6 · top-p 0.9" in out
@@ -168,50 +158,50 @@ def test_weights_and_sampling_of_the_user(capfd):
         (["dump.jsonl", "-o", "foreign"], 1, "is not a run folder"),
     ],
 )
-def test_errors_are_one_sentence(capfd, flags, code, message):
+def test_errors_are_one_sentence(typed, flags, code, message):
     dump()
     Path("empty").mkdir()
     Path("foreign").mkdir()
     (Path("foreign") / "thesis.txt").touch()
-    found, out, err = command(capfd, "import", *flags)
+    found, out, err = typed("import", *flags)
     assert found == code and message in err.splitlines()[-1] and not out and "Traceback" not in err
     assert sorted(path.name for path in Path().iterdir()) == ["dump.jsonl", "empty", "foreign"]
 
 
-def test_a_trace_is_not_imported_again(capfd):
+def test_a_trace_is_not_imported_again(typed):
     dump()
-    assert command(capfd, "import", "dump.jsonl", "-o", "run")[0] == 0
+    assert typed("import", "dump.jsonl", "-o", "run")[0] == 0
     for path in ("run", "run/trace"):
-        code, _, err = command(capfd, "import", path)
+        code, _, err = typed("import", path)
         assert code == 2 and err.endswith(
             f"{path} is a trace already. Read it with: mismatch-cli report {path}\n"
         )
     assert sorted(path.name for path in Path().iterdir()) == ["dump.jsonl", "run"]
     # Its shards are plain Parquet
-    assert command(capfd, "import", "run", "--format", "plain", "-o", "again")[0] == 0
+    assert typed("import", "run", "--format", "plain", "-o", "again")[0] == 0
 
 
-def test_an_older_run_stays_until_the_new_one_is_complete(capfd):
+def test_an_older_run_stays_until_the_new_one_is_complete(typed):
     dump()
-    assert command(capfd, "import", "dump.jsonl", "-o", "run")[0] == 0
+    assert typed("import", "dump.jsonl", "-o", "run")[0] == 0
     before = (Path("run") / "trace" / "manifest.json").read_bytes()
     for reader in ("report", "diagnose"):
-        assert command(capfd, reader, "run", "--quiet")[0] == 0
-    code, _, err = command(capfd, "import", "dump.jsonl", "-o", "run")
+        assert typed(reader, "run", "--quiet")[0] == 0
+    code, _, err = typed("import", "dump.jsonl", "-o", "run")
     assert code == 1 and "--force" in err
     write_lines(Path("bad.jsonl"), [plain_record(real_rows(1)[0]) | {"response_ids": []}])
-    assert command(capfd, "import", "bad.jsonl", "-o", "run", "--force")[0] == 1
+    assert typed("import", "bad.jsonl", "-o", "run", "--force")[0] == 1
     assert (Path("run") / "trace" / "manifest.json").read_bytes() == before
     assert (Path("run") / "report.html").exists() and not any(Path("run").glob("*.part"))
-    assert command(capfd, "import", "dump.jsonl", "-o", "run", "--force")[0] == 0
+    assert typed("import", "dump.jsonl", "-o", "run", "--force")[0] == 0
     # It described the old trace, as did the diagnosis
     assert not (Path("run") / "report.html").exists()
     assert sorted(path.name for path in Path("run").iterdir()) == ["trace"]
 
 
-def test_a_pickle_comes_with_the_lines_to_run(capfd):
+def test_a_pickle_comes_with_the_lines_to_run(typed):
     Path("global_step_2_training_input.pkl").write_bytes(pickle.dumps({}))
-    code, out, err = command(capfd, "import", "global_step_2_training_input.pkl", "--quiet")
+    code, out, err = typed("import", "global_step_2_training_input.pkl", "--quiet")
     assert code == 1 and "import json, pickle" in err and not out
     assert "Run the lines above where SkyRL is installed" in err.splitlines()[-1]
 
@@ -237,19 +227,19 @@ def test_an_interrupt_leaves_nothing_half(tmp_path):
     assert not Path("run").exists()
 
 
-def test_formats_and_schema_are_printed(capfd):
-    code, out, _ = command(capfd, "import", "--formats")
+def test_formats_and_schema_are_printed(typed):
+    code, out, _ = typed("import", "--formats")
     assert code == 0 and all(f"{name}: {facts(name).title}" in out for name in names(IMPORTERS))
-    code, out, _ = command(capfd, "import", "--schema")
+    code, out, _ = typed("import", "--schema")
     assert code == 0 and all(name in out for name in meanings()) and "import json" in out
-    assert set(json.loads(command(capfd, "import", "--schema", "--json")[1])) == set(meanings())
+    assert set(json.loads(typed("import", "--schema", "--json")[1])) == set(meanings())
 
 
 @pytest.mark.parametrize("width", [50, 80])
-def test_no_line_is_wider_than_the_terminal(capfd, monkeypatch, width):
+def test_no_line_is_wider_than_the_terminal(typed, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     for arguments in (["--formats"], ["-o", "run"]):
-        _, out, _ = command(capfd, "import", *arguments)
+        _, out, _ = typed("import", *arguments)
         assert max(len(line) for line in out.splitlines()) <= width
 
 
@@ -275,37 +265,37 @@ DOCUMENTED = (
 )
 
 
-def test_the_precisions_of_both_sides_can_be_stated(capfd):
+def test_the_precisions_of_both_sides_can_be_stated(typed):
     """In a file: the report judges the gap by them, and names them."""
     dump()
     Path("run.toml").write_text('rollout-dtype = "bf16"\ntrainer-dtype = "float32"\n')
-    assert command(capfd, "import", "dump.jsonl", "--config", "run.toml")[0] == 0
+    assert typed("import", "dump.jsonl", "--config", "run.toml")[0] == 0
     about = Trace.open(Path("import-dump")).manifest
     assert about["rollout"]["dtype"] == "bfloat16" and about["trainer"]["dtype"] == "float32"
-    _, out, _ = command(capfd, "report", "import-dump", "--no-plots", "--quiet")
+    _, out, _ = typed("report", "import-dump", "--no-plots", "--quiet")
     assert "bf16 against float32" in out and "engine bfloat16 against trainer float32" in out
     Path("eight.toml").write_text('[import]\nrollout-dtype = "fp8"\ntrainer-dtype = "auto"\n')
-    typed = ("import", "dump.jsonl", "--force", "--config", "eight.toml")
-    assert command(capfd, *typed)[0] == 0
-    _, out, _ = command(capfd, "report", "import-dump", "--no-plots", "--quiet")
+    words = ("import", "dump.jsonl", "--force", "--config", "eight.toml")
+    assert typed(*words)[0] == 0
+    _, out, _ = typed("report", "import-dump", "--no-plots", "--quiet")
     assert "engine fp8 against trainer dtype not recorded" in out
     Path("wrong.toml").write_text('[import]\nrollout-dtype = "fp9"\n')
-    code, _, err = command(capfd, "import", "dump.jsonl", "--force", "--config", "wrong.toml")
+    code, _, err = typed("import", "dump.jsonl", "--force", "--config", "wrong.toml")
     assert code == 2 and "rollout_dtype: Unknown dtype 'fp9'" in err and "--rollout" not in err
 
 
-def test_a_dump_without_a_policy_has_no_precision_of_one(capfd):
+def test_a_dump_without_a_policy_has_no_precision_of_one(typed):
     row = {name: real_rows(1)[0][name] for name in ("prompt_ids", "response_ids", "logp_rollout")}
     write_lines(Path("dump.jsonl"), [row])
     Path("run.toml").write_text('rollout-dtype = "bf16"\ntrainer-dtype = "bf16"\n')
-    assert command(capfd, "import", "dump.jsonl", "--config", "run.toml")[0] == 0
+    assert typed("import", "dump.jsonl", "--config", "run.toml")[0] == 0
     trace = Trace.open(Path("import-dump"))
     assert "trainer" not in trace.manifest and trace.manifest["rollout"]["dtype"] == "bfloat16"
     assert not trace.completeness.partial
 
 
-def test_a_dump_without_a_tokenizer_says_how_reports_show_text(capfd):
+def test_a_dump_without_a_tokenizer_says_how_reports_show_text(typed):
     write_lines(Path("dump.jsonl"), [plain_record(row) | {"prompt": "1+1"} for row in real_rows(2)])
-    assert "--tokenizer MODEL" in command(capfd, "import", "dump.jsonl")[2]
-    typed = ("import", "dump.jsonl", "--force", "--tokenizer", str(bundled("traces/fp8-kv")))
-    assert "--tokenizer MODEL" not in command(capfd, *typed)[2]
+    assert "--tokenizer MODEL" in typed("import", "dump.jsonl")[2]
+    words = ("import", "dump.jsonl", "--force", "--tokenizer", str(bundled("traces/fp8-kv")))
+    assert "--tokenizer MODEL" not in typed(*words)[2]

@@ -4,44 +4,39 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
+from mismatch_cli.trace.manifest import read_manifest
 
 FP8 = bundled("traces") / "fp8-kv"
+Change = Callable[[pa.Table], pa.Table]
 
 
 @pytest.fixture
-def said(tmp_path, monkeypatch, capfd) -> Callable[..., str]:
+def said(tmp_path, monkeypatch, typed) -> Callable[..., str]:
     """The output of a command on a modified first shard of the bundled trace."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
 
-    def call(
-        command: str,
-        change: Callable[[pa.Table], pa.Table],
-        *flags: str,
-        keys: tuple[str, ...] = (),
-    ) -> str:
+    def answer(command: str, change: Change, *flags: str, keys: Sequence[str] = ()) -> str:
         shutil.rmtree("odd", ignore_errors=True)
         Path("odd").mkdir()
-        manifest = json.loads((FP8 / "manifest.json").read_text(encoding="utf-8")) | {"shards": 1}
+        manifest = read_manifest(FP8) | {"shards": 1}
         kept = {key: manifest[key] for key in keys or manifest}
         Path("odd/manifest.json").write_text(json.dumps(kept), encoding="utf-8")
         shutil.copy(FP8 / "vocab.parquet", "odd")
-        pq.write_table(
-            change(pq.read_table(FP8 / "shard-00000.parquet")), "odd/shard-00000.parquet"
-        )
-        run([command, "odd", "-q", "--no-plots", "-o", "out", "--force", *flags])
-        return " ".join("".join(capfd.readouterr()).split())
+        table = pq.read_table(FP8 / "shard-00000.parquet")
+        pq.write_table(change(table), "odd/shard-00000.parquet")
+        _, out, err = typed(command, "odd", "-q", "--no-plots", "-o", "out", "--force", *flags)
+        return " ".join((out + err).split())
 
-    return call
+    return answer
 
 
 def whole(table: pa.Table) -> pa.Table:

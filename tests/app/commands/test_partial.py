@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
 from mismatch_cli.trace.manifest import read_manifest
 
@@ -29,21 +28,24 @@ def lost(tmp_path, monkeypatch) -> Path:
     return Path("lost")
 
 
-def command(capfd, *arguments: str) -> tuple[int, str]:
-    capfd.readouterr()
-    code = run([*arguments, "-q"])
-    return code, " ".join(capfd.readouterr().out.split())
+@pytest.fixture
+def command(typed):
+    def answer(*words: object) -> tuple[int, str]:
+        code, out, _ = typed(*words, "-q")
+        return code, " ".join(out.split())
+
+    return answer
 
 
 @pytest.mark.slow
-def test_every_report_says_that_a_trace_is_partial(lost, capfd):
+def test_every_report_says_that_a_trace_is_partial(lost, command):
     for name, *arguments in (
         ("report", "lost", "-o", "out-report"),
         ("clipstats", "lost", "-o", "out-clipstats", "-a", "pg-is", "-a", "dppo-binary-tv"),
         ("diagnose", "lost", "-o", "out-diagnose"),
         ("compare", "lost", str(FLOAT32), "-o", "out-compare"),
     ):
-        code, out = command(capfd, name, *arguments)
+        code, out = command(name, *arguments)
         assert code == 0 and SAYS in out and WHY in out, name
         assert SAYS in Path(f"out-{name}/report.html").read_text(encoding="utf-8"), name
         summary = json.loads(Path(f"out-{name}/summary.json").read_text(encoding="utf-8"))
@@ -53,23 +55,23 @@ def test_every_report_says_that_a_trace_is_partial(lost, capfd):
             partial["missing_shards"] == ["shard-00002.parquet"] and partial["recorded_shards"] == 6
         ), name
         assert partial["reasons"] == [WHY], name
-    code, out = command(capfd, "report", "lost", "--as", "verl")
+    code, out = command("report", "lost", "--as", "verl")
     assert code == 0 and SAYS in out
 
 
-def test_a_whole_trace_says_nothing(tmp_path, capfd, monkeypatch):
+def test_a_whole_trace_says_nothing(tmp_path, command, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, out = command(capfd, "report", str(FLOAT32), "-o", "out", "--json")
+    code, out = command("report", str(FLOAT32), "-o", "out", "--json")
     assert code == 0 and json.loads(out)["about"]["partial"] == []
 
 
 @pytest.mark.slow
-def test_a_gate_does_not_let_a_partial_trace_pass(lost, capfd):
+def test_a_gate_does_not_let_a_partial_trace_pass(lost, command):
     limits = Path("limits.toml")
     limits.write_text("[limits.k3]\nmax = 100\n")
     files = ("--junit", "gate.xml", "--markdown", "gate.md", "--force")
-    assert command(capfd, "gate", str(FP8), "--limits", "limits.toml")[0] == 0
-    code, out = command(capfd, "gate", "lost", "--limits", "limits.toml", *files)
+    assert command("gate", str(FP8), "--limits", "limits.toml")[0] == 0
+    code, out = command("gate", "lost", "--limits", "limits.toml", *files)
     assert (
         code == 3 and SAYS in out and f"✘ FAILED lost: {WHY}." in out and "--allow-partial" in out
     )
@@ -77,46 +79,44 @@ def test_a_gate_does_not_let_a_partial_trace_pass(lost, capfd):
     assert (root.get("tests"), root.get("failures")) == ("2", "1")
     assert [one.get("type") for one in root.iter("failure")] == ["PartialTrace"]
     assert "❌" in (text := Path("gate.md").read_text(encoding="utf-8")) and "PARTIAL" in text
-    code, out = command(capfd, "gate", "lost", "--limits", "limits.toml", "--json")
+    code, out = command("gate", "lost", "--limits", "limits.toml", "--json")
     result = json.loads(out)
     assert code == 3 and not result["passed"] and result["partial"][0]["reasons"] == [WHY]
-    code, out = command(capfd, "gate", "lost", "--limits", "limits.toml", "--allow-partial", *files)
+    code, out = command("gate", "lost", "--limits", "limits.toml", "--allow-partial", *files)
     assert code == 0 and SAYS in out and "✔ PASSED The limit holds." in out
     assert ElementTree.parse("gate.xml").getroot().get("failures") == "0"
     limits.write_text("[limits.k3]\nmax_times_baseline = 100\n")
     baseline = ("gate", str(FP8), "--limits", "limits.toml", "--baseline", "lost")
-    code, out = command(capfd, *baseline)
+    code, out = command(*baseline)
     assert code == 3 and SAYS in out
-    assert command(capfd, *baseline, "--allow-partial")[0] == 0
+    assert command(*baseline, "--allow-partial")[0] == 0
 
 
 @pytest.mark.slow
-def test_resume_repairs_a_run_that_lost_a_shard_or_rows(tmp_path, capfd, monkeypatch):
+def test_resume_repairs_a_run_that_lost_a_shard_or_rows(tmp_path, command, monkeypatch):
     import pyarrow.parquet as pq
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("mismatch_cli.probe.config._RESPONSES_PER_SHARD", 2)
+    monkeypatch.setattr("mismatch_cli.probe.config.RESPONSES_PER_SHARD", 2)
     small = (
         "--engine hf --num-prompts 3 --samples-per-prompt 2 --max-tokens 4 --noise-responses 0 "
         "--top-logprobs 2"
     )
-    assert command(capfd, "probe", *small.split(), "-o", "run")[0] == 0
+    assert command("probe", *small.split(), "-o", "run")[0] == 0
     shards = sorted(Path("run/trace").glob("shard-*"))
     before = [path.read_bytes() for path in shards]
     assert read_manifest(Path("run/trace"))["shard_rows"] == {path.name: 2 for path in shards}
     pq.write_table(pq.read_table(shards[0]).slice(0, 1), shards[0])
     shards[1].unlink()
-    code, out = command(capfd, "report", "run")
+    code, out = command("report", "run")
     assert (
         code == 0
         and "2 of 3 shards exist" in out
         and "shard-00000.parquet holds fewer responses" in out
     )
     assert "Resume with: mismatch-cli probe --resume --output run" in out
-    code, out = command(
-        capfd, "rescore", "run", "--trainer-model", str(bundled("model")), "-o", "again"
-    )
+    code, out = command("rescore", "run", "--trainer-model", str(bundled("model")), "-o", "again")
     assert code == 0 and "2 of 3 shards exist" in out  # what comes from a partial trace is partial
-    assert command(capfd, "probe", "--resume", "-o", "run")[0] == 0
+    assert command("probe", "--resume", "-o", "run")[0] == 0
     assert [path.read_bytes() for path in shards] == before
-    assert "PARTIAL" not in command(capfd, "report", "run")[1]
+    assert "PARTIAL" not in command("report", "run")[1]

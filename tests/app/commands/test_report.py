@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -44,29 +45,27 @@ def run_folder(recorded, tmp_path) -> Path:
     return Path(shutil.copytree(recorded, tmp_path / "run"))
 
 
-def test_numbers_are_there_before_pictures_are_drawn(run_folder, capfd, monkeypatch):
+def test_numbers_are_there_before_pictures_are_drawn(run_folder, report, monkeypatch):
     def cannot_draw(*_):
         raise OSError("no fonts")
 
     monkeypatch.setattr("mismatch_cli.report.figures.figure_views", cannot_draw)
-    code, out, err = report(capfd, str(run_folder))
+    code, out, err = report(str(run_folder))
     assert code == 1 and "no fonts" in err
     assert "mean |π − μ|" in out
 
 
-def report(capfd, *arguments: str) -> tuple[int, str, str]:
-    capfd.readouterr()
-    code = run(["report", *arguments, "--quiet"])
-    out, err = capfd.readouterr()
-    return code, out, err
+@pytest.fixture
+def report(typed):
+    return partial(typed, "report", "--quiet")
 
 
-def test_everything_is_made_again_from_the_trace(run_folder, capfd):
+def test_everything_is_made_again_from_the_trace(run_folder, report):
     before = json.loads((run_folder / "summary.json").read_text())
     for name in ("summary.json", "report.html"):
         (run_folder / name).unlink()
     shutil.rmtree(run_folder / "plots")
-    code, out, _ = report(capfd, str(run_folder))
+    code, out, _ = report(str(run_folder))
     assert code == 0
     after = json.loads((run_folder / "summary.json").read_text())
     assert after["pairs"] == before["pairs"]
@@ -74,11 +73,11 @@ def test_everything_is_made_again_from_the_trace(run_folder, capfd):
     assert "tokens in 48 responses" in out and "mean |Δlog p|" in out
 
 
-def test_the_worst_tokens_are_the_worst_and_in_their_response(run_folder, capfd):
-    assert report(capfd, str(run_folder), "--worst", "60")[0] == 0
+def test_the_worst_tokens_are_the_worst_and_in_their_response(run_folder, report):
+    assert report(str(run_folder), "--worst", "60")[0] == 0
     worst = json.loads((run_folder / "summary.json").read_text())["worst"]["abs_d"]
     assert len(worst) == 60
-    report(capfd, str(run_folder), "--export", "parquet")
+    report(str(run_folder), "--export", "parquet")
     tokens = pd.read_parquet(run_folder / "tokens.parquet")
     gap = (tokens["logp_trainer"] - tokens["logp_rollout"]).abs()
     np.testing.assert_allclose(
@@ -93,8 +92,8 @@ def test_the_worst_tokens_are_the_worst_and_in_their_response(run_folder, capfd)
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_export_holds_every_token(run_folder, capfd, kind):
-    assert report(capfd, str(run_folder), "--export", kind)[0] == 0
+def test_export_holds_every_token(run_folder, report, kind):
+    assert report(str(run_folder), "--export", kind)[0] == 0
     path = run_folder / f"tokens.{kind}"
     tokens = pd.read_csv(path) if kind == "csv" else pd.read_parquet(path)
     summary = json.loads((run_folder / "summary.json").read_text())["pairs"]["mismatch"]
@@ -141,13 +140,13 @@ def test_numbers_equal_plain_numpy(run_folder):
         assert found[key]["value"] == pytest.approx(value, rel=tolerance, abs=1e-9), key
 
 
-def test_hostile_token_text_is_escaped_everywhere(run_folder, capfd):
+def test_hostile_token_text_is_escaped_everywhere(run_folder, report):
     vocabulary = pq.read_table(run_folder / "trace" / "vocab.parquet")
     hostile = pa.array([HOSTILE.encode()] * len(vocabulary), pa.binary())
     pq.write_table(
         vocabulary.set_column(1, "bytes", hostile), run_folder / "trace" / "vocab.parquet"
     )
-    code, out, _ = report(capfd, str(run_folder), "--worst", "2", "--export", "csv")
+    code, out, _ = report(str(run_folder), "--worst", "2", "--export", "csv")
     assert code == 0
     assert "[red]x[/red]" in out  # shown, not interpreted
     page = (run_folder / "report.html").read_text()
@@ -158,7 +157,7 @@ def test_hostile_token_text_is_escaped_everywhere(run_folder, capfd):
 
 
 @pytest.mark.slow
-def test_runs_with_other_seeds_are_pooled_and_others_refused(run_folder, tmp_path, capfd):
+def test_runs_with_other_seeds_are_pooled_and_others_refused(run_folder, tmp_path, report):
     for name, flags in {
         "seed": ["--seed", "1"],
         "hot": ["--seed", "2", "--temperature", "0.5"],
@@ -166,7 +165,7 @@ def test_runs_with_other_seeds_are_pooled_and_others_refused(run_folder, tmp_pat
         assert run([*PROBE, *flags, "--output", str(tmp_path / name)]) == 0
     pooled = str(tmp_path / "pooled")
     code, _, err = report(
-        capfd, str(run_folder), str(tmp_path / "seed"), "--output", pooled, "--worst", "20"
+        str(run_folder), str(tmp_path / "seed"), "--output", pooled, "--worst", "20"
     )
     assert code == 0, err
     counts = [
@@ -179,19 +178,19 @@ def test_runs_with_other_seeds_are_pooled_and_others_refused(run_folder, tmp_pat
         for row in json.loads((tmp_path / "pooled" / "summary.json").read_text())["worst"]["abs_d"]
     } == {0, 1}
     # Its own report
-    assert report(capfd, str(run_folder), str(tmp_path / "seed"), "--output", pooled)[0] == 0
-    code, _, err = report(capfd, str(run_folder), str(tmp_path / "hot"), "--output", pooled)
+    assert report(str(run_folder), str(tmp_path / "seed"), "--output", pooled)[0] == 0
+    code, _, err = report(str(run_folder), str(tmp_path / "hot"), "--output", pooled)
     assert code == 1 and "differ in sampling settings" in err
-    code, _, err = report(capfd, str(run_folder), str(run_folder), "--output", pooled, "--force")
+    code, _, err = report(str(run_folder), str(run_folder), "--output", pooled, "--force")
     assert code == 1 and "would count twice" in err
 
 
 @pytest.mark.slow
-def test_a_damaged_shard_is_recorded_again_by_following_the_advice(run_folder, capfd):
+def test_a_damaged_shard_is_recorded_again_by_following_the_advice(run_folder, report):
     before = json.loads((run_folder / "summary.json").read_text())
     shard = run_folder / "trace" / "shard-00000.parquet"
     shard.write_bytes(shard.read_bytes()[:5000])
-    code, _, err = report(capfd, str(run_folder))
+    code, _, err = report(str(run_folder))
     assert code == 1 and "is damaged" in err and "--resume" in err
     shard.unlink()
     assert run(["probe", "--resume", "--quiet", "--output", str(run_folder)]) == 0
@@ -199,7 +198,7 @@ def test_a_damaged_shard_is_recorded_again_by_following_the_advice(run_folder, c
 
 
 @pytest.mark.parametrize("logp", [0.5, np.nan])
-def test_impossible_log_probs_in_a_trace_are_left_out_and_counted(run_folder, capfd, logp):
+def test_impossible_log_probs_in_a_trace_are_left_out_and_counted(run_folder, report, logp):
     path = run_folder / "trace" / "shard-00000.parquet"
     table = pq.read_table(path)
     rows = table.column("logp_rollout").to_pylist()
@@ -209,7 +208,7 @@ def test_impossible_log_probs_in_a_trace_are_left_out_and_counted(run_folder, ca
         table.set_column(index, "logp_rollout", pa.array(rows, pa.list_(pa.float32()))), path
     )
     before = json.loads((run_folder / "summary.json").read_text())["pairs"]["mismatch"]
-    code, out, _ = report(capfd, str(run_folder))
+    code, out, _ = report(str(run_folder))
     after = json.loads((run_folder / "summary.json").read_text())["pairs"]["mismatch"]
     assert code == 0 and "1 token has no valid log-probability on one side" in " ".join(out.split())
     assert after["counts"]["tokens"] == before["counts"]["tokens"] - 1
@@ -217,9 +216,9 @@ def test_impossible_log_probs_in_a_trace_are_left_out_and_counted(run_folder, ca
 
 
 @pytest.mark.parametrize("width", [50, 80, 160])
-def test_no_line_is_wider_than_the_terminal(run_folder, capfd, monkeypatch, width):
+def test_no_line_is_wider_than_the_terminal(run_folder, report, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
-    _, out, _ = report(capfd, str(run_folder), "--worst", "3")
+    _, out, _ = report(str(run_folder), "--worst", "3")
     # Commands are not wrapped
     read = [line for line in out.splitlines() if not line.startswith("mismatch-cli ")]
     assert max(map(len, read)) <= width
@@ -228,10 +227,10 @@ def test_no_line_is_wider_than_the_terminal(run_folder, capfd, monkeypatch, widt
 
 @pytest.mark.slow
 def test_without_an_argument_the_latest_run_here_else_the_bundled_trace(
-    run_folder, capfd, monkeypatch, tmp_path
+    run_folder, capfd, report, monkeypatch, tmp_path
 ):
     monkeypatch.chdir(run_folder.parent)
-    code, own, _ = report(capfd)
+    code, own, _ = report()
     assert code == 0 and "fp8" not in own
     assert run(["report", "--as", "trl"]) == 0
     # It was not named

@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from contextlib import chdir, redirect_stderr, redirect_stdout
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
@@ -27,17 +28,9 @@ PAGE = DOCS / "rescore.md"
 
 
 @pytest.fixture
-def rescore(capfd, monkeypatch, tmp_path):
-    """Run it in an empty folder; return exit code, stdout and stderr in one line."""
+def rescore(typed, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        capfd.readouterr()
-        code = run(["rescore", *arguments])
-        out, err = capfd.readouterr()
-        return code, out, " ".join(err.split())
-
-    return call
+    return partial(typed, "rescore")
 
 
 @pytest.fixture(scope="module")

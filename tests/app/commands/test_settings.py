@@ -18,6 +18,7 @@ import typer
 from mismatch_cli.app.cli import build_app, run
 from mismatch_cli.base.configuration import WRITTEN
 from mismatch_cli.base.options import Setting
+from tests import house
 from tests.paths import PACKAGE, ROOT
 
 GROUP = typer.main.get_command(build_app())
@@ -71,18 +72,14 @@ def without_flag(command: str) -> list[Setting]:
 
 def declarations() -> Iterator[tuple[str, str]]:
     """The key and file of each setting that a class of the package declares."""
-    for path in PACKAGE.rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for kind in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
-            for field in kind.body:
-                call = getattr(field, "value", None)
-                if not (isinstance(field, ast.AnnAssign) and isinstance(call, ast.Call)):
-                    continue
-                function = getattr(call.func, "id", "")
-                if function == "setting" or re.match(r"_?(of|for|at)_", function):
-                    named = [k.value for k in call.keywords if k.arg == "key"]
-                    key = ast.literal_eval(named[0]) if named else ast.unparse(field.target)
-                    yield key, path.relative_to(PACKAGE).as_posix()
+    for file in house.files():
+        for field in (node for node in file.nodes if isinstance(node, ast.AnnAssign)):
+            call = field.value
+            function = getattr(call.func, "id", "") if isinstance(call, ast.Call) else ""
+            if re.match(r"setting$|_?(of|for|at)_", function):
+                keywords = {word.arg: word.value for word in call.keywords}
+                key = keywords.get("key")
+                yield ast.literal_eval(key) if key else ast.unparse(field.target), file.name
 
 
 def test_each_setting_is_declared_once() -> None:
@@ -192,11 +189,8 @@ def test_a_typed_algorithm_stands_in_for_the_file_of_a_preset(tmp_path, monkeypa
 
 def texts() -> Iterator[tuple[str, str]]:
     """What people read: string constants of the package, and the pages of docs/."""
-    for path in PACKAGE.rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield f"{path}:{node.lineno}", node.value
+    for file in house.files():
+        yield from ((file.place(node), node.value) for node in file.strings())
     for path in (*PACKAGE.rglob("*.toml"), ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         if path.name != "configuration.md":
             yield str(path), path.read_text(encoding="utf-8")

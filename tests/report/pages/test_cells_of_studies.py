@@ -4,7 +4,6 @@ numbers that are known otherwise.
 
 from __future__ import annotations
 
-import io
 import re
 from copy import copy
 from dataclasses import replace
@@ -12,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from mismatch_cli.base.json_form import from_json
 from mismatch_cli.base.places import bundled
@@ -23,12 +21,12 @@ from mismatch_cli.metrics.population import Curation
 from mismatch_cli.report.outline import Outline, Table
 from mismatch_cli.report.pages import comparison, curation, gate, mismatch
 from mismatch_cli.report.screen import screen_of
-from mismatch_cli.report.terminal import print_report
 from mismatch_cli.studies.comparison_result import ComparisonResult
 from mismatch_cli.studies.curation import CurationAnalysis
 from mismatch_cli.studies.gate import GateAnalysis
 from mismatch_cli.studies.mismatch import MismatchAnalysis, analyse
 from mismatch_cli.trace.reader import Trace
+from tests.report.printed import printed
 from tests.report.test_every_cell import equals, is_interval
 from tests.studies.compared import Row, first_two
 
@@ -138,10 +136,8 @@ def test_a_comparison_names_the_larger_gap_first(result):
     assert f"larger in {perturbed} than in {float32}" in view.verdict.text
     names = [row.name for row in view.leading]
     assert names and all(name.endswith(f"{perturbed} / {float32}") for name in names)
-    text = io.StringIO()
-    print_report(view, Console(file=text, width=200, highlight=False, markup=False))
-    assert f"{perturbed} / {float32}" in text.getvalue()
-    assert f"{float32} / {perturbed}" not in text.getvalue()
+    text = printed(view, 200)
+    assert f"{perturbed} / {float32}" in text and f"{float32} / {perturbed}" not in text
 
 
 def test_a_curation_shows_the_accuracy_that_did_not_choose():

@@ -4,21 +4,19 @@ to type.
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from mismatch_cli.base.json_form import from_json
 from mismatch_cli.report.outline import Excerpt, Piece, Screen
-from mismatch_cli.report.screen import print_screen, screen_of
+from mismatch_cli.report.screen import as_text, screen_of
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.studies.clipping_result import ClippingResult
 from tests.report.pages.clipping_result import (
     NAMES,
     equal_weights_result,
-    nothing_blocked,
+    nothing_judged,
     page_of,
     sample_result,
 )
@@ -40,23 +38,8 @@ def shown(result: dict[str, Any]) -> Screen:
     return screen
 
 
-def printed(screen: Screen, width: int = 80) -> list[str]:
-    console = Console(file=io.StringIO(), width=width)
-    print_screen(screen, console)
-    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-
-
-def blocked_nothing() -> dict[str, Any]:
-    result = nothing_blocked(sample_result(steps=1))
-    result["same_strictness"] = []
-    return result
-
-
-def without_top_k() -> dict[str, Any]:
-    result = equal_weights_result()
-    for tables in (result["sweeps"], *(row["thresholds"] for row in result["same_strictness"])):
-        del tables["top_k_tv"], tables["top_k_kl"]
-    return result
+def lines_of(screen: Screen) -> list[str]:
+    return as_text(screen, 80).splitlines()
 
 
 RESULTS = {
@@ -65,16 +48,16 @@ RESULTS = {
     "one algorithm": lambda: sample_result(("dppo-binary-tv",)),
     "no family": lambda: sample_result(("ipo", "gspo", "mask-0.5")),
     "one step, no theory": lambda: sample_result(steps=1, theory=False),
-    "equal weights, no top-K": without_top_k,
-    "nothing blocked": blocked_nothing,
-    "nothing judged": lambda: sample_result(()),
+    "equal weights, no top-K": equal_weights_result,
+    "nothing blocked": lambda: sample_result(steps=1, gap=False),
+    "nothing judged": nothing_judged,
 }
 
 
 @pytest.mark.parametrize("make", RESULTS.values(), ids=RESULTS)
 def test_at_most_40_lines_that_end_with_what_to_type(make: Any) -> None:
     screen = shown(make())
-    lines = printed(screen)
+    lines = lines_of(screen)
     assert 10 <= len(lines) <= 40 and max(map(len, lines)) <= 80
     assert lines[-1].startswith("mismatch-cli clipstats --full")
     text = "\n".join(lines)
@@ -86,7 +69,7 @@ def test_at_most_40_lines_that_end_with_what_to_type(make: Any) -> None:
 
 def test_the_compared_pair_comes_first_then_the_others_from_strict_to_loose() -> None:
     result = sample_result()
-    lines = printed(shown(result))
+    lines = lines_of(shown(result))
     marked = [line.split()[1] for line in lines if line.startswith("▸")]
     shares = {row["name"]: row["blocked"]["all"]["value"] for row in result["algorithms"]}
     listed = [
@@ -125,10 +108,10 @@ def test_algorithms_with_one_mask_are_one_row() -> None:
     twin = next(row for row in result["algorithms"] if row["name"] == "gspo") | {"name": "gspo-too"}
     result["algorithms"].append(twin)
     result["same_mask"] = [["minirl"], ["gspo", "gspo-too"], ["relax-both"]]
-    assert any("gspo (+1 alike)" in line for line in printed(shown(result)))
+    assert any("gspo (+1 alike)" in line for line in lines_of(shown(result)))
     # Another weight: its lost update has a row of its own
     twin["lost"] = result["algorithms"][0]["lost"]
-    lines = printed(shown(result))
+    lines = lines_of(shown(result))
     assert any("gspo-too" in line for line in lines) and not any("alike)" in line for line in lines)
 
 
@@ -156,7 +139,7 @@ def test_equal_thresholds_are_shown_and_can_be_typed() -> None:
 
 
 def test_the_name_of_a_file_is_not_suggested() -> None:
-    result = sample_result(("gspo", "ipo"))
+    result = sample_result(("ipo", "relax-both"))
     result["same_strictness"][0]["algorithm"] = "my_mask"
     result["same_strictness"] = result["same_strictness"][:1]
     screen = shown(result)
@@ -185,9 +168,9 @@ def test_what_to_type_for_advantages_and_rewards_depends_on_where_the_trace_is_f
 
 
 def test_verdicts() -> None:
-    assert shown(blocked_nothing()).verdict.words == "NOTHING BLOCKED"
-    assert shown(sample_result(())).verdict.words == "NOTHING JUDGED"
-    assert shown(sample_result(("dppo-binary-tv",))).verdict.words == "0.458 % BLOCKED"
+    assert shown(sample_result(steps=1, gap=False)).verdict.words == "NOTHING BLOCKED"
+    assert shown(nothing_judged()).verdict.words == "NOTHING JUDGED"
+    assert shown(sample_result(("dppo-binary-tv",))).verdict.words == "3.56 % BLOCKED"
     result = sample_result()
     for row, share in zip(result["algorithms"][2:5:2], (0.04, 0.02), strict=True):
         row["blocked"]["all"]["value"] = share

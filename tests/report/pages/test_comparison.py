@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import io
 import re
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from mismatch_cli.base.json_form import from_json
 from mismatch_cli.report.html import render_html
@@ -18,6 +17,7 @@ from mismatch_cli.report.outline import Outline
 from mismatch_cli.report.pages.comparison import page
 from mismatch_cli.report.screen import print_view
 from mismatch_cli.studies.comparison_result import ComparisonResult
+from tests.report.printed import printed
 from tests.studies.compared import Row, first_two
 
 HOSTILE = "<b>[red]$x$\x1b[2J \u202eevil"
@@ -31,11 +31,7 @@ def page_of_result(result: Row) -> Outline:
 
 
 def on_terminal(result: Row, width: int) -> str:
-    text = io.StringIO()
-    console = Console(file=text, width=width, highlight=False, emoji=False, markup=False)
-    view = page_of_result(result)
-    print_view(view, console, full=True)
-    return text.getvalue()
+    return printed(page_of_result(result), width, partial(print_view, full=True))
 
 
 def runs_of(result: Row) -> list[str]:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from io import StringIO
 
 import pytest
-from rich.console import Console
 
 from mismatch_cli.base.json_form import from_json, to_json
 from mismatch_cli.base.places import bundled
 from mismatch_cli.limits.assess import Assessment
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.pages.mismatch import page as page_of
-from mismatch_cli.report.terminal import print_report
 from mismatch_cli.studies.mismatch import MismatchAnalysis, analyse
 from mismatch_cli.trace.reader import Trace
+from tests.report.printed import printed
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +24,7 @@ def studies() -> dict:
 
 
 def on_terminal(study: MismatchAnalysis, width: int) -> str:
-    console = Console(width=width, highlight=False, markup=False, file=StringIO())
-    print_report(page_of(study), console)
-    text = console.file.getvalue()
+    text = printed(page_of(study), width)
     return text[text.index("Is this normal?") : text.index("Ratio and TV by probability")]
 
 
