@@ -38,7 +38,7 @@ test-%: setup-all browser  # one part of both tiers: rules, read, import, sample
 test-trl: setup .trl/.installed  ## Record a training run of TRL's own trainer with real vLLM, which CI's tests replay
 	PYTHONPATH=.trl $(BIN)/python -m pytest tests/frameworks/recording/real_trl.py
 
-.trl/.installed: lab/rivals/requirements.txt
+.trl/.installed: tests/frameworks/recording/real_trl.txt
 	rm -rf .trl
 	$(BIN)/pip install --quiet --no-deps --target .trl -r $<
 	touch $@

@@ -25,14 +25,32 @@ from typing import Any
 import numpy as np
 
 from lab.child import Job, command_line, measure, run_asked
-from lab.clipstats import ALL, COLUMNS, SIX, TOPK
 from lab.traces import SHARD_TOKENS, generate
 from mismatch_cli.processes.workers import Workers
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
+from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.trace import columns as trace_columns
 from mismatch_cli.trace.reader import Trace
 
 BILLION = 1000.0  # million tokens
+SIX = tuple(
+    TABLE[name]
+    for name in (
+        "grpo-clip-higher",
+        "minirl",
+        "dppo-binary-tv",
+        "dppo-binary-kl",
+        "mask-0.5",
+        "relax-both",
+    )
+)
+ALL = tuple(TABLE.values())
+COLUMNS = (
+    "version_rollout", "version_trainer", "reward", "loss_mask", "logp_trainer", "logp_recomputed",
+    "entropy_trainer",
+    "advantage",
+)  # fmt: skip
+TOPK = ("topk_ids", "topk_logp_rollout", "topk_logp_trainer", "topk_logp_recomputed")
 
 
 def report(workers: int, trace: Trace, _columns: tuple[str, ...]) -> str:

@@ -30,6 +30,7 @@ _BESIDE = {
     "CONTRIBUTING.md": "project/contributing.md",
     "CHANGELOG.md": "project/changelog.md",
     "lab/README.md": "project/benchmarks.md",
+    "lab/LOG.md": "project/log.md",
     "sample_data/README.md": "project/sample-data.md",
 }
 _MAKER = "mismatch_cli/app/guide_pages.py"  # of pages without a file

@@ -8,7 +8,7 @@ from tests.docs.pages import DOCS, MADE, PAGES, README, ROOT, anchors, text_of
 from tests.looped import looped
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
-_OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "lab" / "README.md"]
+_OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "lab" / "README.md", ROOT / "lab" / "LOG.md"]
 
 
 @looped("page", [*PAGES, *MADE, *_OTHERS])

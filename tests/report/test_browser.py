@@ -403,6 +403,7 @@ def sheets(browser: Browser) -> int:
 
 def test_paper_shows_what_the_page_shows_first(browser: Browser, page: Path) -> None:
     browser.open(page, TEXT_WIDTH, dark=True, media="print")
+    browser.run("dispatchEvent(new Event('beforeprint'))")  # which scripts could open folds at
     assert browser.run(ON_PAPER) == {"beyond": [], "open": []}
     assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     visible = "[...document.querySelectorAll(`{}`)].filter(each => each.checkVisibility())"

@@ -88,8 +88,8 @@ def train(folder: Path) -> Trained:
 
 
 def sync_as_a_cpu_needs(generation: Any) -> None:
-    """TRL's own sync crashes on a CPU, where vLLM packs the weights: see
-    lab/rivals/trl_grpo.py.
+    """TRL's own sync crashes on a CPU: `load_weights` gets weights that vLLM has packed there, and
+    which have no `weight_loader`.
     """
     weights = iter(generation.model.state_dict().items())
     generation.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
