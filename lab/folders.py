@@ -32,8 +32,9 @@ from mismatch_cli.app.cli import run as cli
 from mismatch_cli.base.places import bundled
 from mismatch_cli.trace.reader import Trace
 from tests.base.test_custom_code import MODEL, Payload, commands, make_hostile
+from tests.folders import contents, write_files
 from tests.pictures import leave_blank
-from tests.trace.test_folder import LINKS, OF_THE_USER, REPORTERS, WRITERS, contents, write
+from tests.trace.test_folder import LINKS, OF_THE_USER, REPORTERS, WRITERS
 
 _ROWS = {"import of many": 6000, "import of few": 1500}
 _PROBE = (
@@ -153,7 +154,7 @@ def of_the_user(folder: Path) -> Iterator[dict[str, Any]]:
             for force in ([], ["--force"]) if command != "train" else ([], ["--resume"]):
                 target = folder / "foreign"
                 shutil.rmtree(target, ignore_errors=True)
-                write(target, name, text)
+                write_files(target, {name: text})
                 yield _held_to(
                     ["foreign file", command, name],
                     [*line, "-q", "-o", str(target), *force],
@@ -174,7 +175,7 @@ def links(folder: Path) -> Iterator[dict[str, Any]]:
                 target, elsewhere = folder / "linked", folder / "elsewhere"
                 for path in (target, elsewhere):
                     shutil.rmtree(path, ignore_errors=True)
-                write(elsewhere, "precious", "precious")
+                write_files(elsewhere, {"precious": "precious"})
                 (target / name).parent.mkdir(parents=True)
                 (os.link if hard else os.symlink)(
                     elsewhere / "precious" if "." in name else elsewhere, target / name

@@ -17,7 +17,7 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import bundled
 from mismatch_cli.probe import rescore
 from mismatch_cli.trace.reader import Trace
-from tests.trace.test_folder import contents, write
+from tests.folders import contents, write_files
 
 
 @pytest.mark.slow
@@ -39,7 +39,7 @@ def test_an_import_that_cannot_rename_leaves_the_older_run(tmp_path, monkeypatch
 
     def rename_late(path: Path, target: Path) -> Path:
         if path.name == "trace":
-            write(folder, "trace/notes.txt", "mine")
+            write_files(folder, {"trace/notes.txt": "mine"})
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", rename_late)
@@ -120,7 +120,7 @@ def test_the_files_of_a_user_under_names_of_unfinished_ones_stay(tmp_path, monke
         ".notes.20261122.part",
         "plots/.a.0123abcd.part",
     ):
-        write(tmp_path / "d", name, "mine")
+        write_files(tmp_path / "d", {name: "mine"})
     before = contents(tmp_path / "d")
     for words in (["report"], ["clipstats", str(bundled("traces") / "float32"), "-a", "pg-is"]):
         for force in ([], ["--force"]):
