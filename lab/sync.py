@@ -142,7 +142,7 @@ class Bench:
             return
         state = model.state_dict()
         with torch.no_grad():
-            for name, own in self.engine._model.state_dict().items():
+            for name, own in self.engine.model.state_dict().items():
                 own.copy_(quantised(state[name].detach(), self.kind))
 
     def samples(self, step: int) -> list[Sample]:

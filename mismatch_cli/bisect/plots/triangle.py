@@ -39,6 +39,7 @@ _ASIDE_OF = {  # of each edge, where its label is: points to the right and up, a
 _WIDEST = 9.0  # points of an edge
 _ROW = 31  # pixels of a bar
 _HEIGHT = 210  # pixels at least
+_ASIDE = 16  # pixels left of each panel
 
 
 def needs(data: BisectionAnalysis) -> bool:
@@ -49,13 +50,21 @@ def needs(data: BisectionAnalysis) -> bool:
 
 def draw(figure: Sheet, data: BisectionAnalysis) -> None:
     distances = data.triangle.between | data.triangle.within
-    names, left = names_beside(list(distances), figure.style)
+    names, beside = names_beside(list(distances), figure.style)
     high = max(_HEIGHT, _ROW * len(distances))
-    triangle, bars = figure.panels(2, height=(high, high), left=left)
+    triangle, bars = figure.panels(2, height=(high, high), left=_ASIDE)
     _draw_corners(triangle, data.triangle)
+    _make_room(bars, beside)
     bars.name_rows(names)
     _draw_bars(bars, data.triangle)
     bars.headline("Mean |difference|, nats", is_axis=False)
+
+
+def _make_room(axes: Panel, pixels: float) -> None:
+    """Narrow a panel by pixels at its left."""
+    box, share = axes.get_position(), pixels / axes.style.width
+    axes.set_position((box.x0 + share, box.y0, box.width - share, box.height))
+    axes.room -= pixels
 
 
 def alternative(data: BisectionAnalysis) -> str:

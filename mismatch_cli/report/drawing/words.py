@@ -169,8 +169,8 @@ def _bar_points(axes: Panel) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _name(label: object) -> str:
-    """The name in a label: those that are not in a legend begin with an underscore, as do
-    matplotlib's own, which are no names.
+    """The name in a label, empty for matplotlib's own; those that a legend leaves out begin with an
+    underscore, too.
     """
     text = "" if label is None else str(label)
     return "" if text.startswith(_OWN_LABELS) else text.removeprefix("_")

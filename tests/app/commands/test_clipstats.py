@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -75,17 +76,14 @@ def test_a_training_run_is_judged_by_the_whole_table(tmp_path, monkeypatch, clip
     assert len(out.splitlines()) <= 40 and max(map(len, out.splitlines())) <= 80
     result = written(tmp_path / "clipstats")
     assert [row["name"] for row in result["algorithms"]] == list(TABLE) and not result["skipped"]
-    plots = {path.name for path in (tmp_path / "clipstats" / "plots").iterdir()}
-    assert plots == {
-        f"{name}.png"
-        for name in (
-            "mask-regions",
-            "blocked-by-probability",
-            "blocked-over-steps",
-            "bad-updates",
-            "sweeps",
-            "overlap",
-        )
+    page = (tmp_path / "clipstats" / "report.html").read_text(encoding="utf-8")
+    assert set(re.findall('<figure id="figure-(.*?)">', page)) == {
+        "mask-regions",
+        "blocked-by-probability",
+        "blocked-over-steps",
+        "bad-updates",
+        "sweeps",
+        "overlap",
     }
     assert clipstats(*PAIR, "--quiet")[0] == 0  # overwritten: it was ours
     (tmp_path / "clipstats" / "summary.json").write_text("{}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -45,9 +46,13 @@ def test_without_an_argument_the_bundled_traces_are_compared(here, compare):
     )
     written = json.loads((here / "compare" / "summary.json").read_text())
     assert [Path(side["folder"]).name for side in written["traces"]] == ["fp8-kv", "float32"]
-    plots = {path.stem for path in (here / "compare" / "plots").iterdir()}
+    page = (here / "compare" / "report.html").read_text(encoding="utf-8")
     # A control has no factors
-    assert plots == {"gap-distribution", "volatility", "position-profile"}
+    assert set(re.findall('<figure id="figure-(.*?)">', page)) == {
+        "gap-distribution",
+        "volatility",
+        "position-profile",
+    }
 
 
 def test_json_is_what_is_written_and_the_folder_is_overwritten(here, compare):

@@ -53,7 +53,7 @@ def test_without_an_argument_the_bundled_trace(tmp_path, monkeypatch, diagnose):
     summary = json.loads((tmp_path / "diagnosis" / "summary.json").read_text())
     assert summary["first_cause"] is None and summary["faults"] == []
     assert sorted(f["check"] for f in summary["findings"]) == sorted(names())
-    assert (tmp_path / "diagnosis" / "plots" / "gap-by-step.png").stat().st_size > 0
+    assert "figure-gap-by-step" in (tmp_path / "diagnosis" / "report.html").read_text("utf-8")
 
 
 def test_a_shifted_trace(trace, diagnose):

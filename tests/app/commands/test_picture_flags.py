@@ -47,12 +47,12 @@ def test_json_alone_draws_nothing_and_leaves_no_folder(tmp_path, monkeypatch, ca
 
 def test_json_with_a_folder_writes_all(tmp_path):
     assert clipstats("--json", "--output", str(tmp_path / "c")) == 0
-    assert files_in(tmp_path / "c") == ["plots", "report.html", "summary.json"]
+    assert files_in(tmp_path / "c") == ["report.html", "summary.json"]
 
 
 def test_no_plots(tmp_path):
     folder = tmp_path / "c"
-    assert clipstats("-o", str(folder)) == 0 and (folder / "plots").is_dir()
+    assert clipstats("-o", str(folder), "--plots", "png") == 0
     (folder / "plots" / "notes.txt").write_text("mine")
     assert clipstats("-o", str(folder), "--no-plots") == 1  # a foreign file is in the way
     (folder / "plots" / "notes.txt").unlink()
@@ -71,7 +71,7 @@ def test_files_for_a_paper(tmp_path):
     assert re.search(rb"/MediaBox \[ 0 0 234 ", pdf)  # points
     assert b"/FontFile2" in pdf and b"/Type3" not in pdf
     svg = (plots / "mask-regions.svg").read_text()
-    assert ElementTree.fromstring(svg).attrib["width"] == "3.25in"
+    assert ElementTree.fromstring(svg).attrib["width"] == "234pt"
     # Typesetting programs support neither
     assert "var(" not in svg and "prefers-color-scheme" not in svg
     assert "trainer probability π</text>" in svg and "δ = 0.15" in svg

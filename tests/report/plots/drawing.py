@@ -33,7 +33,7 @@ def drawn(plot: ModuleType, data: Any, style: Style) -> Any:
 
 def check_colours(svg: str) -> None:
     """Only named colours of the theme: others would look the same in light and dark."""
-    assert re.findall(r"(?:fill|stroke): (?!none|var\(--)[^;\"]*", svg) == []
+    assert re.findall(r"(?:fill|stroke): (?!none|var\(--|url\()[^;\"]*", svg) == []
 
 
 def texts_of(figure: Any) -> Iterator[Text]:
