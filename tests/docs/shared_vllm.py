@@ -25,14 +25,14 @@ class SharedVllm:
         from mismatch_cli.models.engines import vllm
 
         self._load, self._close, self._take_weights = (
-            vllm._load,
+            vllm.load_llm,
             vllm.VllmEngine.close,
             vllm.VllmEngine.load_weights,
         )
         self._shared: dict[str, Any] = {}
         self._all: list[Any] = []
         self._last: Any = None  # an engine that can end what all have in common
-        patch.setattr(vllm, "_load", self.load)
+        patch.setattr(vllm, "load_llm", self.load)
         patch.setattr(vllm.VllmEngine, "close", lambda engine: self.close(engine))
         patch.setattr(
             vllm.VllmEngine, "load_weights", lambda engine, model: self.load_weights(engine, model)

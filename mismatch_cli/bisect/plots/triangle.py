@@ -65,6 +65,7 @@ def _make_room(axes: Panel, pixels: float) -> None:
     box, share = axes.get_position(), pixels / axes.style.width
     axes.set_position((box.x0 + share, box.y0, box.width - share, box.height))
     axes.room -= pixels
+    axes.set_room(_ASIDE + pixels, legend=0)
 
 
 def alternative(data: BisectionAnalysis) -> str:
@@ -126,6 +127,6 @@ def _draw_bars(axes: Panel, found: Triangle) -> None:
         axes.barh(row, value, 0.6, color=colour, alpha=0.85, linewidth=0, zorder=2)
         end_bar(axes, row, value, (distance.low, distance.high), numbers.number(distance.value))
     reach = max(max(each.value or 0.0, each.high or 0.0) for each in distances.values())
-    axes.set_xlim(0, reach * axes.style.pick(1.2, 1.4) or 1.0)
+    axes.set_xlim(0, reach * axes.style.pick(1.3, 1.8) or 1.0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=axes.style.pick(6, 3), steps=[1, 2, 5, 10]))
     axes.set_xlabel("nats")

@@ -44,9 +44,10 @@ def texts_of(figure: Any) -> Iterator[Text]:
     for axes in figure.axes:
         yield from (artist for artist in axes.get_children() if isinstance(artist, Text))
         yield from axes.get_legend().get_texts() if axes.get_legend() else ()
-        for axis in filter(lambda axis: axis.get_visible(), (axes.xaxis, axes.yaxis)):
-            yield axis.label
-            yield from tick_labels(axis)
+        for axis in (axes.xaxis, axes.yaxis):
+            if axes.axison and axis.get_visible():
+                yield axis.label
+                yield from tick_labels(axis)
 
 
 def tick_labels(axis: Any) -> Iterator[Text]:
