@@ -80,7 +80,8 @@ def reported(tmp_path_factory) -> Path:
 
         pictures.leave_blank(patch)
         for kind in ("csv", "parquet", "jsonl"):
-            assert run(["report", str(folder), "-q", "--export", kind]) == 0
+            words = ["report", str(folder), "-q", "--export", kind, "--plots", "png"]
+            assert run(words) == 0
         for command in (["clipstats", "-a", "pg-is"], ["diagnose"]):
             assert run([*command, str(folder), "-q"]) == 0
     return folder
