@@ -62,8 +62,10 @@ def align(sample: Sample) -> Alignment:
     """Find for each response the lag, and its first token, that leave the smallest gap."""
     spans = list(sample.spans())
     real = real_gap(sample)
-    found = [aligned(sample.logq_T[s], sample.logp_T[s], sample.counts_T[s], real) for s in spans]
-    gap_S, lag_S, start_S, better_S = np.array(found, dtype=np.float64).reshape(-1, 4).T
+    alignments = [
+        aligned(sample.logq_T[s], sample.logp_T[s], sample.counts_T[s], real) for s in spans
+    ]
+    gap_S, lag_S, start_S, better_S = np.array(alignments, dtype=np.float64).reshape(-1, 4).T
     misfit = np.flatnonzero((lag_S == 0) & (gap_S >= real))
     for s in misfit[:: max(1, len(misfit) // _MOST_TRIED)].tolist():
         span = spans[s]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import base64
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -193,6 +192,7 @@ def draw(plot: ModuleType, data: Drawable, style: Style) -> Sheet:
 
 
 def _picture(figure: Sheet) -> Picture:
+    from mismatch_cli.report.drawing.panels import as_uri
+
     width, height = (round(inches / CSS_PX) for inches in figure.get_size_inches())
-    content = base64.b64encode(page_svg(figure).encode()).decode()
-    return Picture(f"data:image/svg+xml;base64,{content}", width, height)
+    return Picture(as_uri(page_svg(figure)), width, height)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,17 +20,16 @@ _UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}  # inches; pt
 _NARROWEST, _WIDEST = 2.5, 12.0  # inches
 _SCREEN_DPI, _PAPER_DPI = 192, 300  # twice the page's pixels; what printing needs
 _DOTS_DPI = 144  # of dots on the page
-_CREATOR = "mismatch-cli"
+_MAKER = "mismatch-cli"
 _MARK = "<!-- mismatch-cli -->"  # marks a file as written by mismatch-cli
 _FONTS = (
     "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue','Liberation Sans',Arial,sans-serif"
 )
 _NAME_OF = {colour: name for name, colour in asdict(LIGHT).items()}
 # What a file says of its maker; no date, so that the same data gives the same bytes
-_SVG: dict[str, Any] = {"Date": None, "Creator": _CREATOR}
 _ABOUT: dict[str, dict[str, Any]] = {
-    "png": {"Software": _CREATOR},
-    "pdf": {"Creator": _CREATOR, "Producer": _CREATOR, "CreationDate": None},
+    "png": {"Software": _MAKER},
+    "pdf": {"Creator": _MAKER, "Producer": _MAKER, "CreationDate": None},
 }
 
 
@@ -66,23 +64,13 @@ class PictureFiles:
         return paths
 
 
-def svg_of(figure: Sheet, **settings: Any) -> str:
-    """The figure as SVG with our mark, and its text as text."""
-    from matplotlib import rc_context
-
-    content = io.StringIO()
-    with rc_context(figure.style.rc()):
-        figure.savefig(content, format="svg", metadata=_SVG, **settings)
-    return content.getvalue().replace("<defs>", f"{_MARK}<defs>", 1)
-
-
 def page_svg(figure: Sheet) -> str:
     """The figure as the page has it: in the reader's fonts, and light or dark as the reader is.
 
     It is drawn in light colours, and those of the theme become CSS variables. Pixels, which dots
     are, keep their colours. Places have two decimals, which halves the size.
     """
-    svg = re.sub(r"<[^>]*>", _for_page, svg_of(figure, dpi=_DOTS_DPI))
+    svg = re.sub(r"<[^>]*>", _for_page, figure.svg(dpi=_DOTS_DPI))
     dark = f"@media screen and (prefers-color-scheme:dark){{:root{{{_colours(DARK)}}}}}"
     look = f":root{{{_colours(LIGHT)}}}{dark}text{{font-family:{_FONTS}!important}}"
     return svg.replace("<defs>", f"<style>{look}</style><defs>", 1)
@@ -120,12 +108,10 @@ def _inches(width: str) -> float:
 
 
 def _write(figure: Sheet, path: Path, dpi: int) -> None:
-    from matplotlib import rc_context
-
     format_ = path.suffix.removeprefix(".")
     look: dict[str, Any] = {"facecolor": LIGHT.page, "dpi": dpi}
     if format_ == "svg":
-        write_atomically(path, svg_of(figure, **look))
+        write_atomically(path, figure.svg(**look).replace("<defs>", f"{_MARK}<defs>", 1))
         return
-    with replacing(path) as temporary, rc_context(figure.style.rc()):
-        figure.savefig(temporary, format=format_, metadata=_ABOUT[format_], **look)
+    with replacing(path) as temporary:
+        figure.save(temporary, format_, metadata=_ABOUT[format_], **look)

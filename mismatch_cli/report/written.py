@@ -33,8 +33,8 @@ def write_report(
     """Replace the report in a folder, all at once; return whether the new one has `plots/`.
 
     It is `summary.json`, `report.html`, and `plots/` if `files` has formats; without `files`
-    nothing is drawn. `working`
-    gets the name of each long phase and how much it has to do; what it yields, how much is done.
+    nothing is drawn. `working` gets the name of each long phase and how much it has to do; what it
+    yields, how much is done.
     """
     from mismatch_cli.report.explorer import explorer_view
     from mismatch_cli.report.figures import figure_views, plots_for

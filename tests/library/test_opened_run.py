@@ -9,6 +9,7 @@ import math
 import shutil
 import subprocess
 import sys
+from base64 import b64decode
 from pathlib import Path
 
 import numpy as np
@@ -330,7 +331,9 @@ def test_a_run_without_scores_is_shown_with_what_to_do(tmp_path):
 
 def test_a_figure_is_matplotlibs_and_shows_itself(run):
     figure = run.plot("ratio-and-tv")
-    assert figure.axes and figure._repr_html_().startswith('<img src="data:image/svg+xml;base64,')
+    begin, _, content = figure._repr_html_().partition(";base64,")
+    assert figure.axes and begin == '<img src="data:image/svg+xml'
+    assert b"rollout probability" in b64decode(content.partition('"')[0])  # text as text
     assert {"ratio-and-tv", "volatility"} <= set(run.report().plots)
 
 

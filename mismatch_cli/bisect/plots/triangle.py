@@ -54,18 +54,10 @@ def draw(figure: Sheet, data: BisectionAnalysis) -> None:
     high = max(_HEIGHT, _ROW * len(distances))
     triangle, bars = figure.panels(2, height=(high, high), left=_ASIDE)
     _draw_corners(triangle, data.triangle)
-    _make_room(bars, beside)
+    bars.indent(beside)
     bars.name_rows(names)
     _draw_bars(bars, data.triangle)
     bars.headline("Mean |difference|, nats", is_axis=False)
-
-
-def _make_room(axes: Panel, pixels: float) -> None:
-    """Narrow a panel by pixels at its left."""
-    box, share = axes.get_position(), pixels / axes.style.width
-    axes.set_position((box.x0 + share, box.y0, box.width - share, box.height))
-    axes.room -= pixels
-    axes.set_room(_ASIDE + pixels, legend=0)
 
 
 def alternative(data: BisectionAnalysis) -> str:

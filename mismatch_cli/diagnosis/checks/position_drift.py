@@ -30,10 +30,10 @@ def check(evidence: Evidence) -> Finding:
     """Compare the normalised gap in the second half of the positions with the first quarter,
     unless it jumps.
     """
-    found = drift_of(evidence.sample)
-    if found is None:
+    drift = drift_of(evidence.sample)
+    if drift is None:
         return untested(NAME, "too few tokens")
-    early, late, correlation = found
+    early, late, correlation = drift
     factor, z = late.times(early), late.z_of_log_ratio(early)
     jump = sharpest_jump(evidence.sample)
     rows = (

@@ -13,7 +13,7 @@ from math import ceil, floor, log10
 from typing import Any
 
 import numpy as np
-from matplotlib import rcParams
+from matplotlib import rc_context, rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -51,10 +51,19 @@ class Sheet(Figure):
 
     def _repr_html_(self) -> str:
         """The figure for a notebook, always on white."""
-        svg = io.StringIO()
-        self.savefig(svg, format="svg", facecolor=self.theme.page)
-        content = b64encode(svg.getvalue().encode()).decode()
-        return f'<img src="data:image/svg+xml;base64,{content}" style="max-width: 100%" alt="Plot">'
+        uri = as_uri(self.svg(facecolor=self.theme.page))
+        return f'<img src="{uri}" style="max-width: 100%" alt="Plot">'
+
+    def save(self, target: Any, format_: str, **settings: Any) -> None:
+        """Write the figure with the settings of its style, which also say how text is kept."""
+        with rc_context(self.style.rc()):
+            self.savefig(target, format=format_, **settings)
+
+    def svg(self, **settings: Any) -> str:
+        """The figure as SVG, with its text as text; the same data gives the same bytes."""
+        content = io.StringIO()
+        self.save(content, "svg", metadata={"Date": None, "Creator": "mismatch-cli"}, **settings)
+        return content.getvalue()
 
     def panels(
         self,
@@ -144,6 +153,11 @@ class Sheet(Figure):
         return x / width, y / height
 
 
+def as_uri(svg: str) -> str:
+    """An SVG as the source of an image."""
+    return f"data:image/svg+xml;base64,{b64encode(svg.encode()).decode()}"
+
+
 def legend_below_height(entries: int, columns: int) -> int:
     """Pixels for a legend below all panels."""
     return LEGEND * ceil(entries / columns)
@@ -169,9 +183,16 @@ class Panel(Axes):
 
     def set_room(self, left: float, legend: int) -> None:
         """The pixels that are free at its left and for its legend."""
-        self._legend = legend
+        self._left, self._legend = left, legend
         # Titles begin above the panel if wide; above its labels if narrow, which gives more room
         self.flush = self.style.pick(0.0, (8 - left) / self.room)
+
+    def indent(self, pixels: float) -> None:
+        """Narrow the panel by pixels at its left, for the names of its rows."""
+        box, share = self.get_position(), pixels / self.style.width
+        self.set_position((box.x0 + share, box.y0, box.width - share, box.height))
+        self.room -= pixels
+        self.set_room(self._left + pixels, self._legend)
 
     def headline(
         self, text: str, short: str = "", note: str = "", *, is_axis: bool = True, **legend: Any
@@ -224,16 +245,15 @@ class Panel(Axes):
         axis.set_major_formatter(power_label)
         axis.set_minor_locator(NullLocator())
 
-    def stretch(self, linear: float, limits: tuple[float, float], *, percent: bool = False) -> None:
+    def stretch(self, linear: float, limits: tuple[float, float]) -> None:
         """A vertical axis that is linear within `linear` of 0 and logarithmic beyond, so that it
-        can show 0.
+        can show 0; in percent if it already is.
         """
         self.set_yscale("asinh", linear_width=linear)
         self.set_ylim(*limits)
         self.yaxis.set_major_locator(FixedLocator(_stretched_ticks(linear, *limits)))
         self.yaxis.set_minor_locator(NullLocator())
-        factor = self.factor = 100 if percent else 1
-        self.yaxis.set_major_formatter(lambda value, _position: power_label(factor * value))
+        self.yaxis.set_major_formatter(lambda value, _position: power_label(self.factor * value))
 
     def spread_probability(self, lowest: float, which: str = "x") -> None:
         """Stretch axes of probabilities (`x` or `xy`) from `lowest` on towards 0 and 1."""

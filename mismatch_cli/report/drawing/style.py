@@ -104,7 +104,7 @@ class Style:
             "axes.titleweight": "bold",
             "axes.titlecolor": theme.ink,
             "axes.titlelocation": "left",
-            # There is no top axis to make room for
+            # A fixed place: matplotlib would search every figure for an axis above the panel
             "axes.titley": 1.0,
             "axes.labelsize": size,
             "axes.unicode_minus": True,

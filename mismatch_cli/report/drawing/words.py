@@ -295,9 +295,7 @@ def _of_rows(axes: Panel, series: DrawnSeries) -> str:
 
 
 def _names_at(axes: Panel, coordinates: Any) -> list[Annotation]:
-    return [
-        text for text in axes.texts if isinstance(text, Annotation) and text.xycoords == coordinates
-    ]
+    return [text for text in _of_kind(axes.texts, Annotation) if text.xycoords == coordinates]
 
 
 def _mark(text: Annotation) -> str:

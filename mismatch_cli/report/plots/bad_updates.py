@@ -51,7 +51,8 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
     share_N = values_of([*_shares(bad.sweep), *_shares(steps)])
     lowest = max(share_N[share_N > 0].min() / 2, 1e-4)
     for axes in panels[:2] if steps else panels[:1]:  # equal shares at equal heights
-        axes.stretch(lowest, (0, 3 * np.nanmax(share_N)), percent=True)
+        axes.in_percent()
+        axes.stretch(lowest, (0, 3 * np.nanmax(share_N)))
 
 
 def _shares(rows: Sequence[BadUpdatesAtDelta] | Sequence[BadUpdatesOfStep]) -> list[Estimate]:

@@ -122,4 +122,4 @@ def _scale(axes: Panel, quantity: _ByStep) -> None:
     axes.in_percent()
     above_0 = values[values > 0]
     if above_0.max() > _FAR_APART * above_0.min():
-        axes.stretch(0.5 * above_0.min(), (0, 1.6 * above_0.max()), percent=True)
+        axes.stretch(0.5 * above_0.min(), (0, 1.6 * above_0.max()))

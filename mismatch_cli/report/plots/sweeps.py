@@ -111,7 +111,8 @@ def _set_scales(axes: Panel, published: Sequence[tuple[float, str]]) -> None:
     axes.set_xlim(min(x.min(), published[0][0] / 1.3), max(x.max(), 1.3 * published[-1][0]))
     axes.logarithmic("x")
     top = min(_HEADROOM * highest, max(1.0, 1.5 * highest))
-    axes.stretch(_LINEAR * highest, (0, top), percent=True)
+    axes.in_percent()
+    axes.stretch(_LINEAR * highest, (0, top))
 
 
 def _draw_published(axes: Panel, thresholds: Sequence[tuple[float, str]]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
 from mismatch_cli.report.drawing.style import Style, paper
@@ -34,6 +35,20 @@ def drawn(plot: ModuleType, data: Any, style: Style) -> Any:
 def check_colours(svg: str) -> None:
     """Only named colours of the theme: others would look the same in light and dark."""
     assert re.findall(r"(?:fill|stroke): (?!none|var\(--|url\()[^;\"]*", svg) == []
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2.1 contrast ratio of two colours."""
+
+    def luminance(colour: str) -> float:
+        channels = np.array(to_rgb(colour))
+        linear = np.where(
+            channels <= 0.03928, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4
+        )
+        return float(linear @ [0.2126, 0.7152, 0.0722])
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
 
 
 def texts_of(figure: Any) -> Iterator[Text]:

@@ -16,7 +16,7 @@ from mismatch_cli.report.drawing.style import DARK, LIGHT, NARROW, WIDE, Style
 from mismatch_cli.report.figures import draw, plots_for, plots_of, text_of
 from mismatch_cli.studies.mismatch import PlotData
 from tests.metrics.summaries import NOTHING, pair_summary, place
-from tests.report.plots.drawing import PAPER, check_texts, drawn, texts_of
+from tests.report.plots.drawing import PAPER, check_texts, contrast, drawn, texts_of
 
 PLOTS = list(plots_of("mismatch"))
 STYLES = [WIDE, NARROW]
@@ -161,22 +161,7 @@ def test_a_slope_that_may_be_0_is_a_thin_line(measured: SimpleNamespace) -> None
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=lambda theme: theme.name)
 def test_contrast(theme: Any) -> None:
-    assert min(_contrast(theme.page, colour) for colour in (theme.ink, theme.muted)) >= 4.5
+    assert min(contrast(theme.page, colour) for colour in (theme.ink, theme.muted)) >= 4.5
     assert (
-        min(_contrast(theme.page, colour) for colour in (theme.blue, theme.orange, theme.green))
-        >= 3
+        min(contrast(theme.page, colour) for colour in (theme.blue, theme.orange, theme.green)) >= 3
     )
-
-
-def _contrast(one: str, other: str) -> float:
-    """WCAG 2.1 contrast ratio."""
-
-    def luminance(colour: str) -> float:
-        channels = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
-        linear = np.where(
-            channels <= 0.03928, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4
-        )
-        return float(linear @ [0.2126, 0.7152, 0.0722])
-
-    high, low = sorted((luminance(one), luminance(other)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
