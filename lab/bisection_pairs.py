@@ -17,7 +17,12 @@ from typing import Any, cast
 import numpy as np
 
 from mismatch_cli.base.sampling import SamplingSettings
-from mismatch_cli.models.engines import EngineSettings, Forced, ReplayingEngine, create_engine
+from mismatch_cli.models.engines import (
+    EngineSettings,
+    ForcedResponse,
+    ReplayingEngine,
+    create_engine,
+)
 from mismatch_cli.trace.reader import Trace
 from tests.bisect.changed_models import scaled
 from tests.bisect.planted import (
@@ -115,7 +120,7 @@ def _decoded(dtype: str, **arguments: Any) -> Undone:
                     table["prompt_ids"].to_pylist(), table["response_ids"].to_pylist(), strict=True
                 )
                 read = cast(ReplayingEngine, engine).replay(
-                    [Forced(*pair) for pair in ids], lambda _: None
+                    [ForcedResponse(*pair) for pair in ids], lambda _: None
                 )
                 logp_T = np.concatenate([rollout.logp_rollout_T for rollout in read])
                 gaps.append(np.concatenate(table["logp_trainer"].to_pylist()) - logp_T)

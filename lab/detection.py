@@ -25,7 +25,7 @@ import numpy as np
 from lab.faults import FAULTS, Fault, in_steps, planted
 from lab.pool import Pool, gather_tables
 from lab.variants import add_variants, model_at_hand
-from mismatch_cli.diagnosis.diagnose import FLOOR_STAGE, Diagnosis, diagnose, module
+from mismatch_cli.diagnosis.diagnose import FLOOR_STAGE, Findings, diagnose, module
 from mismatch_cli.diagnosis.evidence import Evidence
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import Trace
@@ -127,7 +127,7 @@ def load_pool(folder: Path, name: str, flags: str, variants: bool | None = None)
 
 def judged(
     pool: Pool, sampling: dict[str, Any], earlier_T: np.ndarray | None = None, at_hand: bool = False
-) -> Diagnosis:
+) -> Findings:
     evidence: Evidence = gather_tables([pool.table()], PAIRS["mismatch"], sampling, pool.about)
     if earlier_T is not None:
         evidence = replace(evidence, earlier_logp_T=_in_sample_order(pool, earlier_T))
@@ -158,7 +158,7 @@ class Tally:
     cells: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     trials: int = 0
 
-    def add(self, check: str, diagnosis: Diagnosis, cell: str, true: Collection[str] = ()) -> None:
+    def add(self, check: str, diagnosis: Findings, cell: str, true: Collection[str] = ()) -> None:
         """Add one trial; `true`: checks that apply to the pool itself."""
         answer = _answer(diagnosis, check)
         self.trials += 1
@@ -173,7 +173,7 @@ class Tally:
         return self.named[check] + self.named[IN_THE_SET]
 
 
-def _answer(diagnosis: Diagnosis, check: str) -> str:
+def _answer(diagnosis: Findings, check: str) -> str:
     """The first cause; if there is none, whether the gap is unexplained and the fault a suspect."""
     names = {check, *ALIKE.get(check, ())}
     if diagnosis.first_cause is not None:

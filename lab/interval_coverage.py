@@ -26,8 +26,8 @@ import torch
 
 from mismatch_cli.base.json_form import to_json
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
-from mismatch_cli.metrics.clipping.masked import Needs
-from mismatch_cli.metrics.differences import Measured, differences
+from mismatch_cli.metrics.clipping.masked_slice import Needs
+from mismatch_cli.metrics.differences import SummaryEstimates, differences
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.rules.algorithms.parse import find
@@ -201,7 +201,7 @@ def numbers(
     first: MismatchSummary, second: MismatchSummary, clips: ClippingSummary
 ) -> dict[str, Mapping[str, Any]]:
     """Everything that `report`, `compare` and `clipstats` print with an interval."""
-    pair = differences(Measured(first), Measured(second))
+    pair = differences(SummaryEstimates(first), SummaryEstimates(second))
     found = {
         "report": first.result(),
         "compare": pair,

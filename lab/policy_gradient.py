@@ -39,7 +39,7 @@ from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.scoring.head import Head
 from mismatch_cli.models.scoring.policy_gradient import (
     CoefficientOf,
-    Known,
+    LogpPass,
     logp_pass,
     policy_gradient_loss,
 )
@@ -77,7 +77,7 @@ def make_case(tokens: int, hidden: int, vocabulary: int, dtype: str) -> Case:
     )
 
 
-def loss_of(case: Case, coefficient_of: CoefficientOf, known: Known | None = None) -> Tensor:
+def loss_of(case: Case, coefficient_of: CoefficientOf, known: LogpPass | None = None) -> Tensor:
     head = Head(case.weight_VH)
     return policy_gradient_loss(
         case.hidden_TH, head, case.ids_T, coefficient_of, PLAIN, known=known

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mismatch_cli.diagnosis.evidence import Evidence, Gathering
-from mismatch_cli.limits.both_sides import temperatures_of
+from mismatch_cli.diagnosis.evidence import Evidence, EvidenceCollector
+from mismatch_cli.limits.manifest_sides import temperatures_of
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.trace.columns import ROW_KEY
 from mismatch_cli.trace.reader import table_to_batch
@@ -169,7 +169,7 @@ def gather_tables(
     about: Mapping[str, Any] | None = None,
 ) -> Evidence:
     """Evidence from tables with the columns of a trace."""
-    found = Gathering(pair, temperatures=temperatures_of(about or {}))
+    found = EvidenceCollector(pair, temperatures=temperatures_of(about or {}))
     for table in tables:
         found.update(table, table_to_batch(table))
     return found.evidence(sampling, about)

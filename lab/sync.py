@@ -19,14 +19,14 @@ import torch
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
-from mismatch_cli.models.adapters import Merged, start_lora
+from mismatch_cli.models.adapters import MergedAdapter, start_lora
 from mismatch_cli.models.engines import EngineSettings, Request, create_engine
 from mismatch_cli.models.loading import load_tokenizer
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.models.sharding import saved_state
 from mismatch_cli.train.as_sent import AsSent
-from mismatch_cli.train.judged import Sample
+from mismatch_cli.train.coefficients import LearnedResponse
 from mismatch_cli.train.sync import WeightSync, mean_gap
 
 RESPONSES, TOKENS, BUDGET = 16, 64, 4096
@@ -108,7 +108,7 @@ class Bench:
         self.model: Any = self.trainer.model
         if lora:
             start_lora(self.model, rank=8, alpha=16, targets="all-linear", seed=0)
-            self.model = Merged(self.trainer.model)
+            self.model = MergedAdapter(self.trainer.model)
         self.held = getattr(torch, held)
         self.prompts = [
             load_tokenizer(model).encode(f"Question: What is {7 + i} plus {3 * i + 5}?\nAnswer:")
@@ -145,12 +145,15 @@ class Bench:
             for name, own in self.engine.model.state_dict().items():
                 own.copy_(quantised(state[name].detach(), self.kind))
 
-    def samples(self, step: int) -> list[Sample]:
+    def samples(self, step: int) -> list[LearnedResponse]:
         requests = [Request(prompt, 1000 * step + i) for i, prompt in enumerate(self.prompts)]
-        return [Sample(rollout, 1.0) for rollout in self.engine.sample(requests, lambda _: None)]
+        return [
+            LearnedResponse(rollout, 1.0)
+            for rollout in self.engine.sample(requests, lambda _: None)
+        ]
 
     def sync(self) -> WeightSync:
-        weights = self.model if isinstance(self.model, Merged) else None
+        weights = self.model if isinstance(self.model, MergedAdapter) else None
         made = WeightSync(
             self.engine,
             self.trainer,
@@ -167,7 +170,7 @@ class Bench:
             made._as_sent.kind = self.kind
         return made
 
-    def scores(self, samples: list[Sample]) -> list[Any]:
+    def scores(self, samples: list[LearnedResponse]) -> list[Any]:
         scores = self.trainer.score(
             [ScoreRequest.of(s.rollout) for s in samples], token_budget=BUDGET
         )
@@ -202,7 +205,7 @@ class Bench:
                 self.given: Any = None
                 sync.load(1)
                 first = self.samples(1)
-                sync.look_back(1, first)
+                sync.score_before_update(1, first)
                 sync.prove(1, first, self.scores(first))
                 self.move(size)
                 if planted in parts:
@@ -211,7 +214,7 @@ class Bench:
                     self.given = Another(self.model)
                 sync.load(2)
                 differ, second = self.differing(), self.samples(2)
-                sync.look_back(2, second)
+                sync.score_before_update(2, second)
                 learning = self.scores(second)
                 try:
                     proof = sync.prove(2, second, learning)

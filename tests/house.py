@@ -31,7 +31,9 @@ from tests.paths import PACKAGE
 
 RATCHETS = Path(__file__).with_name("ratchets.toml")
 MOST_COLUMNS, MOST_TOKENS, MOST_BRANCHES = 100, 250, 10
-NO_NAMES = ("found", "told", "asked", "known", "given")
+NO_NAMES = ("found", "told", "asked", "known", "given", "kept", "seen")
+# The rooms that a newcomer reads first, in the order of the tour: laws of their own hold there
+INSTRUMENT = ("base", "rules", "trace", "metrics", "models", "processes", "studies", "limits")
 FRAMEWORKS = (
     "areal", "miles", "ms_swift", "nemo_rl", "oat", "open_instruct", "openrlhf", "prime_rl",
     "rlinf", "roll", "skyrl", "slime", "tinker", "trl", "unsloth", "verl",
@@ -304,14 +306,43 @@ RATES: dict[str, type | tuple[type, ...]] = {
     "conditional-expressions": ast.IfExp,
     "assignment-expressions": ast.NamedExpr,
 }
+# Constructs that one has to read twice, counted in the instrument's rooms too
+READ_TWICE = (
+    "large-functions", "branched-functions", "arithmetic-on-conditions", "nested-comprehensions",
+    "nested-conditionals", "found-names",
+)  # fmt: skip
 
 
 def measured() -> dict[str, float]:
-    """Every number by its name: counts, and constructs per 1,000 tokens."""
-    counts: dict[str, float] = {name: len(list(places())) for name, places in COUNTS.items()}
-    size = tokens() / 1000
-    rates = {name: round(len(list(each(kind))) / size, 2) for name, kind in RATES.items()}
-    return counts | rates
+    """Every number by its name: counts, and constructs per 1,000 tokens; `instrument-…` are those
+    of the instrument's rooms.
+    """
+    places_of = {name: list(places()) for name, places in COUNTS.items()}
+    numbers: dict[str, float] = {name: len(places) for name, places in places_of.items()}
+    for name in READ_TWICE:
+        in_instrument = [place for place in places_of[name] if is_in_instrument(place)]
+        numbers[f"instrument-{name}"] = len(in_instrument)
+    sizes = tokens_by_room()
+    size = sum(sizes.values()) / 1000
+    size_of_instrument = sum(sizes[room] for room in INSTRUMENT) / 1000
+    for name, kind in RATES.items():
+        places = list(each(kind))
+        in_instrument = [place for place in places if is_in_instrument(place)]
+        numbers[name] = round(len(places) / size, 2)
+        numbers[f"instrument-{name}"] = round(len(in_instrument) / size_of_instrument, 2)
+    numbers["instrument-lines-per-comment"] = round(lines_per_comment(), 1)
+    return numbers
+
+
+def is_in_instrument(place: str) -> bool:
+    return place.partition("/")[0] in INSTRUMENT
+
+
+def lines_per_comment() -> float:
+    """Lines of the instrument's rooms for each line that holds only a comment."""
+    lines = [line for file in files() if file.room in INSTRUMENT for line in file.lines]
+    comments = [line for line in lines if line.lstrip().startswith("#")]
+    return len(lines) / len(comments)
 
 
 def ratchets() -> dict[str, float]:
@@ -341,10 +372,10 @@ def main(arguments: list[str]) -> None:
         return
     may = ratchets()
     for name, value in measured().items():
-        print(f"{name:<28}{value:>10,g}   at most {may[name]:,g}")
-    print(f"{'tokens':<28}{tokens():>10,}")
+        print(f"{name:<36}{value:>10,g}   at most {may.get(name, value):,g}")
+    print(f"{'tokens':<36}{tokens():>10,}")
     for room, size in tokens_by_room().most_common(12):
-        print(f"  {room:<26}{size:>10,}")
+        print(f"  {room:<34}{size:>10,}")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import typer.core
 
 from mismatch_cli import __version__
 from mismatch_cli.app.command import Command
-from mismatch_cli.app.help import Row, panels, print_help, summary
+from mismatch_cli.app.help import HelpLine, panels, print_help, summary
 from mismatch_cli.base import entry_points, memory, registry
 from mismatch_cli.base.child_python import safe_path
 from mismatch_cli.base.errors import MismatchError, denied
@@ -109,8 +109,8 @@ def _function(name: str) -> Any:
     return _module(name).command
 
 
-def _row(name: str) -> Row:
-    return Row(name, "", summary(_function(name)))
+def _row(name: str) -> HelpLine:
+    return HelpLine(name, "", summary(_function(name)))
 
 
 def build_app() -> typer.Typer:

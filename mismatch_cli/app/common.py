@@ -200,7 +200,7 @@ class Common:
         run), after printing `notice`.
         """
         from mismatch_cli.trace.reader import Trace
-        from mismatch_cli.trace.work import begun_beside
+        from mismatch_cli.trace.recording_folder import begun_beside
 
         paths = named or [places.bundled_trace(name) for name in names or (places.TRAINING,)]
         traces = [Trace.open(path, skip_broken=self.skip_broken) for path in paths]
@@ -283,7 +283,7 @@ class Common:
             raise unread
 
     def _write(self, study: Study, view: Outline | None, folder: Path) -> None:
-        from mismatch_cli.report.written import (
+        from mismatch_cli.report.output_files import (
             HTML_FILE,
             PLOTS_FOLDER,
             SUMMARY_FILE,

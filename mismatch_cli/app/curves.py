@@ -21,7 +21,7 @@ _HEADS_RANK = 8  # heads go before the metrics do
 _LEAST_PART = 0.1  # of its value: the least range of an axis
 
 
-class Curve(NamedTuple):
+class CurveLine(NamedTuple):
     """A metric over the steps: a row of the view. `least`: the smallest range its axis shows."""
 
     label: str
@@ -48,7 +48,7 @@ class Curve(NamedTuple):
         return low, max(high, low + self.least)
 
 
-class Line(NamedTuple):
+class ViewLine(NamedTuple):
     """A line of the view; if there is not enough room, lines of the highest `rank` are dropped
     first.
     """
@@ -67,15 +67,15 @@ def duration(seconds: float) -> str:
 
 def curve(
     rank: int, label: str, values: Sequence[float | None], note: str, digits: int
-) -> list[tuple[int, Curve]]:
+) -> list[tuple[int, CurveLine]]:
     """The curve in a list, which is empty if the last step did not measure it."""
     if values[-1] is None:
         return []
     found = [value for value in values if value is not None]
-    return [(rank, Curve(label, found[-1], found, _LEAST_PART * max(found), note, digits))]
+    return [(rank, CurveLine(label, found[-1], found, _LEAST_PART * max(found), note, digits))]
 
 
-def curves(measures: Sequence[tuple[int, Curve]], width: int) -> list[Line]:
+def curves(measures: Sequence[tuple[int, CurveLine]], width: int) -> list[ViewLine]:
     """Heads, and one line per curve: value, sparkline between its lowest and highest value, note;
     what does not fit is left out.
     """
@@ -92,7 +92,7 @@ def curves(measures: Sequence[tuple[int, Curve]], width: int) -> list[Line]:
     heads = f"{_NOW:>{value}}"
     if room >= _NARROWEST_CURVE and any(len(curve.values) > 1 for _, curve in measures):
         heads += f"  {_LOWEST:>{low}} {_STEPS:<{room}} {_HIGHEST}" if shown else f"  {_STEPS}"
-    lines = [Line(_HEADS_RANK, labelled("", heads, "dim"))]
+    lines = [ViewLine(_HEADS_RANK, labelled("", heads, "dim"))]
     for (rank, curve), (now, least, most) in zip(measures, cells[1:], strict=True):
         bars = (
             sparkline(stretches(curve.values, room), *curve.ends)
@@ -103,11 +103,11 @@ def curves(measures: Sequence[tuple[int, Curve]], width: int) -> list[Line]:
         if len(curve.values) == 1:
             drawn = " " * len(drawn)
         words = f"{now:>{value}}  {drawn}" + f"  {curve.note}" * (shown == "note")
-        lines.append(Line(rank, labelled(curve.label, words.rstrip())))
+        lines.append(ViewLine(rank, labelled(curve.label, words.rstrip())))
     return lines
 
 
-def most_important(lines: Sequence[Line], height: int) -> list[Line]:
+def most_important(lines: Sequence[ViewLine], height: int) -> list[ViewLine]:
     """As many lines as fit, in their order; of equal rank the last ones are dropped first."""
     by_rank = sorted(range(len(lines)), key=lambda place: (lines[place].rank, place))
     return [lines[place] for place in sorted(by_rank[: max(height, 1)])]
@@ -125,8 +125,8 @@ def plain(words: str, style: str) -> Text:
     return Text(words, style=style)
 
 
-def blank() -> Line:
-    return Line(11, plain("", ""))
+def blank() -> ViewLine:
+    return ViewLine(11, plain("", ""))
 
 
 def flow(pieces: Iterable[str], width: int, between: str = _BETWEEN) -> list[str]:

@@ -18,8 +18,8 @@ import typer
 from mismatch_cli.base.configuration import CONFIG, read_into, values_of
 from mismatch_cli.base.options import (
     RUNNING,
-    Chosen,
     Setting,
+    SettingSelection,
     choose,
     chosen_of,
     setting,
@@ -74,11 +74,11 @@ def _describe(command: Any, settings: Mapping[str, Setting]) -> None:
     command.settings = settings
 
 
-def _part(default: Any) -> Chosen | None:
+def _part(default: Any) -> SettingSelection | None:
     return chosen_of(default) if isinstance(default, Field) else None
 
 
-def _with_defaults(chosen: Chosen, shown: Mapping[str, str] | None) -> list[Setting]:
+def _with_defaults(chosen: SettingSelection, shown: Mapping[str, str] | None) -> list[Setting]:
     """The settings, with the defaults that `--help` shows for them."""
     if shown is None:
         return list(settings_of(chosen))

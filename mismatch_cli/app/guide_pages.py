@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import typer
 
 from mismatch_cli.app.cli import COMMANDS, build_app
-from mismatch_cli.app.help import Row, keys, panels
+from mismatch_cli.app.help import HelpLine, keys, panels
 from mismatch_cli.base import registry
 from mismatch_cli.base.places import guide_pages
 
@@ -64,7 +64,7 @@ def options_page(name: str) -> str:
     return _PAGE.format(name=name, tables="\n".join(parts).strip())
 
 
-def _table(title: str, rows: list[Row]) -> list[str]:
+def _table(title: str, rows: list[HelpLine]) -> list[str]:
     cells = [_cells(row) for row in rows if "--help" not in row.names]
     if not cells:
         return []
@@ -72,7 +72,7 @@ def _table(title: str, rows: list[Row]) -> list[str]:
     return [*head, *_HEAD, *cells]
 
 
-def _cells(row: Row) -> str:
+def _cells(row: HelpLine) -> str:
     typed = f"{row.names} {row.value}".strip()
     return f"| `{_escaped(typed)}` | {_escaped(row.default)} | {_escaped(row.does)} |"
 

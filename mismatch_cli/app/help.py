@@ -23,7 +23,7 @@ _COLUMN = 28  # for flags and values; longer ones get a line of their own
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
-class Row(NamedTuple):
+class HelpLine(NamedTuple):
     """A line of a panel: what to type, the placeholder of its value, what it does, and its
     default.
     """
@@ -37,12 +37,12 @@ class Row(NamedTuple):
 _LAST = (RUNNING, "Output")  # panels, after those of what a command does
 
 
-def panels(parameters: Iterable[Any]) -> dict[str, list[Row]]:
+def panels(parameters: Iterable[Any]) -> dict[str, list[HelpLine]]:
     """Arguments and options by panel title, in the order in which they are declared: untitled ones
     first, those that many commands have last.
     """
-    by_title: dict[str, list[Row]] = {"": []}
-    helps: list[Row] = []
+    by_title: dict[str, list[HelpLine]] = {"": []}
+    helps: list[HelpLine] = []
     for parameter in sorted(parameters, key=lambda each: not is_argument(each)):
         if parameter.name == "help":
             helps.append(row_of(parameter))
@@ -56,12 +56,12 @@ def panels(parameters: Iterable[Any]) -> dict[str, list[Row]]:
     return filled | {last: [*filled.get(last, []), *helps]}
 
 
-def keys(parameters: Iterable[Any]) -> list[Row]:
+def keys(parameters: Iterable[Any]) -> list[HelpLine]:
     """What has no flag: lines of a file for `--config`."""
     return [row_of(parameter) for parameter in parameters if not has_flag(parameter)]
 
 
-def row_of(parameter: Any) -> Row:
+def row_of(parameter: Any) -> HelpLine:
     """The line of a parameter: what to type, such as `[TRACES]...` or `--output, -o PATH`, and
     what it does.
     """
@@ -69,15 +69,15 @@ def row_of(parameter: Any) -> Row:
     if is_argument(parameter):
         several = "..." if parameter.nargs == -1 else ""
         name = value or f"[{parameter.name.upper()}]{several}"
-        return Row(name, "", does, _default(parameter))
+        return HelpLine(name, "", does, _default(parameter))
     if not has_flag(parameter):
         key = key_of(parameter).replace("-", "_")
-        return Row(f"{key} = {value or 'true|false'}", "", does, _default(parameter))
+        return HelpLine(f"{key} = {value or 'true|false'}", "", does, _default(parameter))
     names = (
         ", ".join(sorted(names, key=len, reverse=True))
         for names in (parameter.opts, parameter.secondary_opts)
     )
-    return Row(" / ".join(filter(None, names)), value, does, _default(parameter))
+    return HelpLine(" / ".join(filter(None, names)), value, does, _default(parameter))
 
 
 def _about(parameter: Any) -> Mapping[str, Any]:
@@ -103,7 +103,10 @@ def summary(described: Any) -> str:
 
 
 def print_help(
-    command: Any, ctx: Any, rows: Mapping[str, Sequence[Row]], without_flag: Sequence[Row] = ()
+    command: Any,
+    ctx: Any,
+    rows: Mapping[str, Sequence[HelpLine]],
+    without_flag: Sequence[HelpLine] = (),
 ) -> None:
     """Print a command's usage, its description, its panels, and the names of its keys."""
     from rich.console import Console
@@ -123,14 +126,14 @@ def print_help(
         console.print(line, soft_wrap=True)
 
 
-def _column(rows: Sequence[Row], width: int) -> int:
+def _column(rows: Sequence[HelpLine], width: int) -> int:
     """Where descriptions begin: right of all but the longest flags."""
     lengths = [len(_typed(row)) for row in rows]
     longest = max((length for length in lengths if length + 2 <= _COLUMN), default=0)
     return min(width // 2, 2 + longest)
 
 
-def _of_keys(command: str, rows: Sequence[Row]) -> str:
+def _of_keys(command: str, rows: Sequence[HelpLine]) -> str:
     """The paragraph about what has no flag."""
     if not rows:
         return ""
@@ -146,7 +149,7 @@ def is_argument(parameter: Any) -> bool:
     return bool(parameter.param_type_name == "argument")
 
 
-def _typed(row: Row) -> Text:
+def _typed(row: HelpLine) -> Text:
     from rich.text import Text
 
     return Text.assemble((row.names, "bold cyan"), (f" {row.value}" if row.value else "", "yellow"))
@@ -173,7 +176,7 @@ def _prose(text: str | None, width: int) -> Iterator[Text]:
             yield Text(shown, style="cyan")
 
 
-def _panel(title: str, rows: Iterable[Row], column: int, console: Console) -> RenderableType:
+def _panel(title: str, rows: Iterable[HelpLine], column: int, console: Console) -> RenderableType:
     from rich.console import Group
     from rich.rule import Rule
     from rich.text import Text
@@ -182,7 +185,7 @@ def _panel(title: str, rows: Iterable[Row], column: int, console: Console) -> Re
     return Group(Rule(title, align="left", style="dim"), lines) if title else lines
 
 
-def _lines(row: Row, column: int, console: Console) -> Iterator[Text]:
+def _lines(row: HelpLine, column: int, console: Console) -> Iterator[Text]:
     """The description beside the flag, or below a long flag; then the default, on one line if it
     fits.
     """

@@ -23,7 +23,7 @@ _TRAINING = "training"
 _ELSEWHERE = {"comparison": "compare", "bisection": "bisect", "curation": "curate"}
 
 
-class Place(NamedTuple):
+class FigurePlace(NamedTuple):
     """The folder of a report that a figure goes into; `own` is that of the run itself."""
 
     folder: Path
@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
     @property
     def plots(self) -> Path:
-        from mismatch_cli.report.written import PLOTS_FOLDER
+        from mismatch_cli.report.output_files import PLOTS_FOLDER
 
         return self.folder / PLOTS_FOLDER
 
@@ -105,7 +105,7 @@ def _drawn_elsewhere(name: str, plot: str) -> UsageError:
 
 
 def draw_training(
-    study_of_runs: Callable[[], Study], name: str, place: Place, common: Common
+    study_of_runs: Callable[[], Study], name: str, place: FigurePlace, common: Common
 ) -> None:
     """Draw a figure of training runs."""
     choices = choices_in(name, (_TRAINING,))
@@ -114,7 +114,7 @@ def draw_training(
 
 
 def draw_traces(
-    open_traces: Callable[[], list[Trace]], name: str, place: Place, common: Common
+    open_traces: Callable[[], list[Trace]], name: str, place: FigurePlace, common: Common
 ) -> None:
     """Draw the first of a name's plots that the traces have data for."""
     choices = choices_in(name, tuple(_PHASES))
@@ -128,7 +128,7 @@ def draw_traces(
         _draw(plots, analysis, place, common)
 
 
-def _draw(plots: Sequence[str], study: Study, place: Place, common: Common) -> None:
+def _draw(plots: Sequence[str], study: Study, place: FigurePlace, common: Common) -> None:
     """Write the first plot that the data suffices for, and print its files."""
     from mismatch_cli.report.figures import lacking, plots_for, write_figure
 
@@ -144,10 +144,10 @@ def _draw(plots: Sequence[str], study: Study, place: Place, common: Common) -> N
 def _analysed(study: str, traces: Sequence[Trace], common: Common, advance: Any) -> Study:
     reading = {"workers": common.read_by, "on_responses": advance}
     if study == "clipping":
-        from mismatch_cli.library import asked
+        from mismatch_cli.library import named_choices
         from mismatch_cli.studies.clipping import analyse_clipping
 
-        return analyse_clipping(traces, *asked.algorithms((), ()), **reading)
+        return analyse_clipping(traces, *named_choices.algorithms((), ()), **reading)
     if study == "diagnosis":
         from mismatch_cli.studies.diagnosis import analyse_diagnosis
 

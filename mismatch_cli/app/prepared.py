@@ -24,17 +24,17 @@ from mismatch_cli.models.loading import (
 from mismatch_cli.models.torch_settings import check_threads
 from mismatch_cli.probe.config import CurateConfig, RolloutConfig
 from mismatch_cli.probe.from_manifest import taken_from
-from mismatch_cli.probe.settings import Recorded
+from mismatch_cli.probe.settings import RecordingSettings
 from mismatch_cli.probe.tasks.grading import gradable
 from mismatch_cli.probe.tasks.prompts import check_prompts, load_problems
 from mismatch_cli.probe.tasks.rewards import check_reward, is_own
 from mismatch_cli.probe.tasks.source_rows import is_local
 from mismatch_cli.trace.manifest import read_manifest, trace_folder
-from mismatch_cli.trace.ours import results_in
+from mismatch_cli.trace.ownership import results_in
+from mismatch_cli.trace.recording_folder import begun_beside, drop_begun, replacing_when_complete
 from mismatch_cli.trace.run_folder import run_folder
-from mismatch_cli.trace.work import begun_beside, drop_begun, replacing_when_complete
 
-_Config = TypeVar("_Config", bound=Recorded)
+_Config = TypeVar("_Config", bound=RecordingSettings)
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def _like(kind: type[_Config], values: Values, run: Path, command: str) -> Value
 
 
 @contextmanager
-def _work_folder(folder: Path, kind: type[Recorded], *, force: bool) -> Iterator[Path]:
+def _work_folder(folder: Path, kind: type[RecordingSettings], *, force: bool) -> Iterator[Path]:
     """Where to record: beside an older run that is replaced, where such a run was begun, or in
     the folder itself.
     """
@@ -147,7 +147,7 @@ def _flags_of(run: Path, command: str) -> dict[str, Any]:
     return dict(flags)
 
 
-def _check_inputs(config: Recorded, command: str) -> None:
+def _check_inputs(config: RecordingSettings, command: str) -> None:
     """Check every model, adapter and file on this machine before creating a folder; a resumed run
     has been checked.
 
@@ -190,7 +190,7 @@ def _absolute(name: str) -> str:
     return str(path.resolve()) if name and path.exists() else name
 
 
-def _is_resumable(folder: Path, kind: type[Recorded], command: str) -> bool:
+def _is_resumable(folder: Path, kind: type[RecordingSettings], command: str) -> bool:
     try:
         _manifest_to_resume(folder, kind, command)
     except MismatchError:
@@ -198,7 +198,9 @@ def _is_resumable(folder: Path, kind: type[Recorded], command: str) -> bool:
     return True
 
 
-def _manifest_to_resume(folder: Path, kind: type[Recorded], command: str) -> dict[str, Any]:
+def _manifest_to_resume(
+    folder: Path, kind: type[RecordingSettings], command: str
+) -> dict[str, Any]:
     if not (folder / kind.NOTE).is_file():
         raise MismatchError(f"{folder} has no run to resume. Start one without --resume.")
     manifest = kind.read_note(folder)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import typer
 
-from mismatch_cli.app.typed import words as typed_words
+from mismatch_cli.app.rank_command_line import words as typed_words
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.base.options import of_running
 from mismatch_cli.processes.ranks import World
@@ -60,7 +60,7 @@ class RankSettings:
 
 
 @contextmanager
-def told_to_all(world: World, prepared: AbstractContextManager[T]) -> Iterator[T]:
+def shared_with_ranks(world: World, prepared: AbstractContextManager[T]) -> Iterator[T]:
     """Give all ranks what the first one prepares; only the first holds it, until all have left
     the block.
     """

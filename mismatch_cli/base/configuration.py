@@ -19,7 +19,7 @@ from mismatch_cli.base.text import parsed_toml
 from mismatch_cli.base.values import (
     PREFIX,
     TYPED,
-    Given,
+    SourcedValue,
     Values,
     by_flag,
     fitted,
@@ -112,14 +112,14 @@ def place_of(context: Any, parameter: Any) -> str:
 
 def values_of(context: Any) -> Values:
     """What was typed, and what variables and the `--config` file set."""
-    given: dict[str, Given] = {}
+    given: dict[str, SourcedValue] = {}
     for parameter in context.command.params:
         setting = setting_of(parameter)
         source = context.get_parameter_source(parameter.name)
         if setting is None or source is None or source.name == "DEFAULT":
             continue
         place = TYPED if source.name == "COMMANDLINE" else place_of(context, parameter)
-        given[setting.key] = Given(context.params[parameter.name], place)
+        given[setting.key] = SourcedValue(context.params[parameter.name], place)
     return Values(given)
 
 

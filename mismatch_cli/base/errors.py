@@ -22,13 +22,13 @@ class UsageError(MismatchError):
     exit_code = 2
 
 
-class Denied(MismatchError):
+class AccessDenied(MismatchError):
     """The system does not let us read something, which may be whole."""
 
 
-def denied(path: object) -> Denied:
+def denied(path: object) -> AccessDenied:
     """The error for something that we may not read."""
-    return Denied(
+    return AccessDenied(
         f"{path}: permission denied. Get access to it and its folders (chmod, chown), or run "
         "this as its owner."
     )

@@ -51,14 +51,14 @@ def bounded(what: object, file_bytes: int) -> Iterator[None]:
     refused.
     """
     allowed = allowance(file_bytes)
-    is_ours = room() > allowed
+    is_own_file = room() > allowed
     # A few bytes of a compressed file can represent any amount of data.
     # Without a limit on the process, a stranger's file could take all memory of the machine.
     with limited(allowed):
         try:
             yield
         except (MemoryError, RuntimeError) as error:
-            if exhausted(error) and is_ours:
+            if exhausted(error) and is_own_file:
                 raise too_large(what, file_bytes) from error
             raise
 

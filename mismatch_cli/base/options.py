@@ -89,7 +89,7 @@ def choose(
     without: Sequence[str] = (),
     panel: str = "",
     changes: Mapping[str, dict[str, Any]] = MappingProxyType({}),
-) -> Chosen:
+) -> SettingSelection:
     """All settings of a dataclass, or those of these `names` (of fields) and of `changes`, which
     say with `own` what differs here; `panel` is the title above all of them.
     """
@@ -98,11 +98,11 @@ def choose(
     if misspelt := {*chosen, *changes} - set(every):
         raise ValueError(f"{kind.__name__} has no setting {', '.join(misspelt)}")
     titled = own(panel=panel) if panel else {}
-    return Chosen(kind, {name: titled | changes.get(name, {}) for name in chosen})
+    return SettingSelection(kind, {name: titled | changes.get(name, {}) for name in chosen})
 
 
 @dataclass(frozen=True, eq=False)  # hashed by identity: what it contains cannot be
-class Chosen:
+class SettingSelection:
     """The settings of a dataclass that a configuration or a command has, and what differs there."""
 
     kind: type
@@ -199,32 +199,32 @@ class Setting:
 _MOST_NAMED = 24  # characters: longer lists of choices are not shown beside a flag
 
 
-def settings_of(what: type | Chosen) -> Iterator[Setting]:
+def settings_of(what: type | SettingSelection) -> Iterator[Setting]:
     """Every setting of a configuration and of its parts, in the order of declaration."""
     for each in _members(_chosen(what)).values():
-        if isinstance(each, Chosen):
+        if isinstance(each, SettingSelection):
             yield from settings_of(each)
         else:
             yield each
 
 
-def by_key(what: type | Chosen) -> dict[str, Setting]:
+def by_key(what: type | SettingSelection) -> dict[str, Setting]:
     """The settings of a configuration by key."""
     return {each.key: each for each in settings_of(what)}
 
 
 @cache  # one object for each dataclass, which `_members` remembers
-def _chosen(what: type | Chosen) -> Chosen:
-    if isinstance(what, Chosen):
+def _chosen(what: type | SettingSelection) -> SettingSelection:
+    if isinstance(what, SettingSelection):
         return what
-    return Chosen(what, {declared.name: {} for declared in fields(what)})
+    return SettingSelection(what, {declared.name: {} for declared in fields(what)})
 
 
 @cache
-def _members(chosen: Chosen) -> dict[str, Setting | Chosen]:
+def _members(chosen: SettingSelection) -> dict[str, Setting | SettingSelection]:
     """The settings and parts of one dataclass, by the names of their fields."""
     hints, declared = get_type_hints(chosen.kind), {f.name: f for f in fields(chosen.kind)}
-    members: dict[str, Setting | Chosen] = {}
+    members: dict[str, Setting | SettingSelection] = {}
     for name, changes in chosen.names.items():
         about = declared[name].metadata
         if _OF_PART in about:
@@ -234,14 +234,14 @@ def _members(chosen: Chosen) -> dict[str, Setting | Chosen]:
     return members
 
 
-def build(what: type[_Settings] | Chosen, given: Mapping[str, Any]) -> _Settings:
+def build(what: type[_Settings] | SettingSelection, given: Mapping[str, Any]) -> _Settings:
     """A configuration from values by key, perhaps read from JSON; what is missing or None gets its
     default.
     """
     chosen = _chosen(what)  # type: ignore[arg-type]  # a class has a hash
     arguments: dict[str, Any] = {}
     for name, each in _members(chosen).items():
-        if isinstance(each, Chosen):
+        if isinstance(each, SettingSelection):
             arguments[name] = build(each, given)
         else:
             arguments[name] = each.given(given.get(each.key))
@@ -255,11 +255,11 @@ def flat(configuration: Any) -> dict[str, Any]:
     return _flat(_chosen(kind), configuration)
 
 
-def _flat(chosen: Chosen, configuration: Any) -> dict[str, Any]:
+def _flat(chosen: SettingSelection, configuration: Any) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, each in _members(chosen).items():
         value = getattr(configuration, name)
-        values |= _flat(each, value) if isinstance(each, Chosen) else {each.key: value}
+        values |= _flat(each, value) if isinstance(each, SettingSelection) else {each.key: value}
     return values
 
 
@@ -268,7 +268,7 @@ def replaced(configuration: _Settings, **values: Any) -> _Settings:
     return build(type(configuration), {**flat(configuration), **values})
 
 
-def chosen_of(declared: Field[Any]) -> Chosen | None:
+def chosen_of(declared: Field[Any]) -> SettingSelection | None:
     """What a parameter or field that is a `part` has."""
     return declared.metadata.get(_OF_PART)
 

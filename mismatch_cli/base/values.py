@@ -12,7 +12,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from mismatch_cli.base import registry
 from mismatch_cli.base.errors import UsageError, quoted
-from mismatch_cli.base.options import Chosen, Setting, build, by_key, is_typed_only, settings_of
+from mismatch_cli.base.options import (
+    Setting,
+    SettingSelection,
+    build,
+    by_key,
+    is_typed_only,
+    settings_of,
+)
 
 _Settings = TypeVar("_Settings")
 TYPED = ""  # the place of what was typed
@@ -20,7 +27,7 @@ PREFIX = "MISMATCH_"  # of variables
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
-class Given(NamedTuple):
+class SourcedValue(NamedTuple):
     """A value, and where it came from: TYPED, a variable, or the name of what was read."""
 
     value: Any
@@ -30,7 +37,7 @@ class Given(NamedTuple):
 class Values(Mapping[str, Any]):
     """Settings by key that were given somewhere; what is missing has its default."""
 
-    def __init__(self, given: Mapping[str, Given]) -> None:
+    def __init__(self, given: Mapping[str, SourcedValue]) -> None:
         self._given = dict(given)
 
     @classmethod
@@ -38,7 +45,9 @@ class Values(Mapping[str, Any]):
         """Values that all come from one place; those that are None are not given."""
         if isinstance(values, Values):
             return values
-        return cls({key: Given(value, place) for key, value in values.items() if value is not None})
+        return cls(
+            {key: SourcedValue(value, place) for key, value in values.items() if value is not None}
+        )
 
     def __getitem__(self, key: str) -> Any:
         return self._given[key].value
@@ -73,10 +82,10 @@ class Values(Mapping[str, Any]):
 
     def with_values(self, values: Mapping[str, Any]) -> Values:
         """The same with other values, which keep their places."""
-        changed = {key: Given(values[key], self._given[key].place) for key in values}
+        changed = {key: SourcedValue(values[key], self._given[key].place) for key in values}
         return Values(self._given | changed)
 
-    def build(self, what: type[_Settings] | Chosen) -> _Settings:
+    def build(self, what: type[_Settings] | SettingSelection) -> _Settings:
         """The configuration; a `UsageError` that names the first invalid value as it was given."""
         for setting in settings_of(what):
             if setting.key in self:
@@ -123,7 +132,7 @@ def _place_of(setting: Setting, place: str) -> str:
     return place if place.startswith(PREFIX) else f"{place}: {setting.key}"
 
 
-def read(what: type | Chosen, content: Mapping[str, Any], place: str) -> Values:
+def read(what: type | SettingSelection, content: Mapping[str, Any], place: str) -> Values:
     """The values that a TOML file gives to these settings.
 
     Raises a `UsageError` for an unknown name, for a value of another type, and for what only the
@@ -139,7 +148,7 @@ def read(what: type | Chosen, content: Mapping[str, Any], place: str) -> Values:
     )
 
 
-def resumed(what: type | Chosen, values: Values, recorded: Mapping[str, Any]) -> Values:
+def resumed(what: type | SettingSelection, values: Values, recorded: Mapping[str, Any]) -> Values:
     """The settings of a resumed run: the recorded ones, and those given now that a resumed run may
     change.
 
@@ -162,7 +171,9 @@ def resumed(what: type | Chosen, values: Values, recorded: Mapping[str, Any]) ->
     return Values.of(changed).over(recorded, "the run to resume")
 
 
-def confirmed(what: type | Chosen, values: Values, recorded: Mapping[str, Any]) -> set[str]:
+def confirmed(
+    what: type | SettingSelection, values: Values, recorded: Mapping[str, Any]
+) -> set[str]:
     """The keys of what the user gives as a run has recorded it: typed, or in a file or variable
     where there is no flag.
     """
@@ -199,7 +210,7 @@ def _single(kind: Any, value: Any, said: str, *, numeric: bool) -> Any:
     return value if kind is bool else kind(value)
 
 
-def check_typed(what: type | Chosen, content: Values, chosen: Values) -> None:
+def check_typed(what: type | SettingSelection, content: Values, chosen: Values) -> None:
     """A `UsageError` for what a file sets although only the command line may; `chosen` values hide
     it.
     """

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.bisect.grafting import Grafts
-from mismatch_cli.bisect.modules import ALL, Isolated, ModuleFindings
+from mismatch_cli.bisect.modules import ALL, IsolatedModule, ModuleFindings
 from mismatch_cli.models.dissection.engine_pass import EnginePass
 from mismatch_cli.models.dissection.listener import Listener
 from mismatch_cli.models.dissection.model_parts import KINDS, Part, matched
@@ -167,13 +167,13 @@ class _Dissection:
 
     def _look_at(self, look: Callable[[Tensor, Tensor, Head], Any]) -> Any:
         with without_gradients(self.trainer.model):
-            return self.trainer.look_at([self.request], look)
+            return self.trainer.forward_pass([self.request], look)
 
     def _isolated(
         self, seen: set[str], name: str, kind: str, engine: Tensor, trainer: Tensor
     ) -> None:
         seen.add(kind)
-        isolated = self.findings.isolated.setdefault(name, Isolated(name, kind))
+        isolated = self.findings.isolated.setdefault(name, IsolatedModule(name, kind))
         isolated.add(engine, trainer)
 
     def _compare_heads(self, seen: set[str], hidden_TH: Tensor) -> None:

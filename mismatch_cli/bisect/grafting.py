@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from mismatch_cli.base.errors import first_line
-from mismatch_cli.models.dissection.calls import Unlike, first, flowing, put_as
+from mismatch_cli.models.dissection.calls import UnlikeShapes, first, flowing, put_as
 from mismatch_cli.models.dissection.engine_pass import EnginePass
 from mismatch_cli.models.dissection.listener import Listener
-from mismatch_cli.models.dissection.model_parts import BLOCKS, Pair, Part
+from mismatch_cli.models.dissection.model_parts import BLOCKS, ModulePair, Part
 from mismatch_cli.models.dissection.streams import total
 
 _RECENT = 4  # inputs of norms and outputs of modules to search for a residual and a branch
@@ -38,7 +38,7 @@ class Grafts:
     report them.
     """
 
-    def __init__(self, engine: EnginePass, trainer: Listener, pairs: Sequence[Pair]) -> None:
+    def __init__(self, engine: EnginePass, trainer: Listener, pairs: Sequence[ModulePair]) -> None:
         self._engine, self._trainer = engine, trainer
         self._pairs = {pair.trainer.name: pair for pair in pairs}
         # Trainer modules whose counterpart cannot compute this, and why
@@ -122,7 +122,7 @@ class Grafts:
     def _leave(
         self,
         answer: Callable[..., Any],
-        pair: Pair,
+        pair: ModulePair,
         _module: Any,
         args: Any,
         kwargs: Any,
@@ -144,7 +144,7 @@ class Grafts:
         self._seen(name, pair.trainer.kind, first(theirs), first(output))
         return None
 
-    def _answered(self, pair: Pair, args: Any, kwargs: Any, _output: Any, time: int) -> Any:
+    def _answered(self, pair: ModulePair, args: Any, kwargs: Any, _output: Any, time: int) -> Any:
         tensors = list(flowing(args, kwargs).values())[: pair.trainer.inputs]
         # vLLM's norms add the residual unrounded, while the trainer's norm gets a rounded sum.
         # Given the sum, the engine's norm would not compute what it computes in its own pass.
@@ -164,7 +164,7 @@ class Grafts:
                     return [branch, residual]
         return [stream]
 
-    def _routed(self, pair: Pair, args: Any, kwargs: Any, output: Any, time: int) -> Any:
+    def _routed(self, pair: ModulePair, args: Any, kwargs: Any, output: Any, time: int) -> Any:
         """The engine's logits and its choice of experts, however many, in the form of the
         trainer's router.
         """
@@ -172,7 +172,7 @@ class Grafts:
         theirs = self._engine.route(pair.engine, hidden, time)
         return theirs if isinstance(output, tuple) and len(output) == 3 else [theirs[0]]
 
-    def _turned(self, pair: Pair, _args: Any, _kwargs: Any, _output: Any, time: int) -> Any:
+    def _turned(self, pair: ModulePair, _args: Any, _kwargs: Any, _output: Any, time: int) -> Any:
         """cos and sin of these positions, which are the same on both sides."""
         return self._engine.call_of(pair.engine, time).output
 
@@ -302,7 +302,9 @@ def _in_place_of(theirs: Sequence[Tensor], own: Any) -> Any:
 
 def _why(error: Exception) -> str:
     return (
-        str(error) if isinstance(error, Unlike) else f"{type(error).__name__}: {first_line(error)}"
+        str(error)
+        if isinstance(error, UnlikeShapes)
+        else f"{type(error).__name__}: {first_line(error)}"
     )
 
 

@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from mismatch_cli.bisect.experiments import AS_RECORDED, LEGS, Change, Leg
 from mismatch_cli.bisect.fixed_tokens import FixedTokens
-from mismatch_cli.models.dealing import ALL_HERE, Ranks
-from mismatch_cli.models.engines import Engine, Forced, prefill_checked, replay_checked
-from mismatch_cli.probe.rollouts import Progress, is_whole
+from mismatch_cli.models.engines import Engine, ForcedResponse, prefill_checked, replay_checked
+from mismatch_cli.models.rank_shares import ALL_HERE, Ranks
+from mismatch_cli.probe.rollouts import RecordingProgress, is_whole
 from mismatch_cli.probe.score import requests_of, with_columns
 from mismatch_cli.trace.files import replacing
 from mismatch_cli.trace.manifest import (
@@ -49,7 +49,7 @@ class Legs:
 
     run_folder: Path
     tokens: FixedTokens
-    progress: Progress
+    progress: RecordingProgress
     ranks: Ranks = ALL_HERE
     _columns: dict[tuple[str, str, int], np.ndarray] = field(default_factory=dict, repr=False)
 
@@ -251,7 +251,8 @@ def engine_reads(engine: Engine, change: Change) -> Read:
     def read(table: pa.Table, on_read: Callable[[int], None]) -> dict[str, Any]:
         prompts, responses = table["prompt_ids"].to_pylist(), table["response_ids"].to_pylist()
         forced = [
-            Forced(prompt, response) for prompt, response in zip(prompts, responses, strict=True)
+            ForcedResponse(prompt, response)
+            for prompt, response in zip(prompts, responses, strict=True)
         ]
         prompt_id_S = table["prompt_id"].to_pylist()
         if change.get("prefill"):

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.bisect.as_it_is import base_of
+from mismatch_cli.bisect.baseline_stage import base_of
 from mismatch_cli.bisect.dissect import graft
 from mismatch_cli.bisect.experiments import ROLLOUT, TRAINER, Change, Experiment, Leg
 from mismatch_cli.bisect.modules import ModuleFindings, choose_responses
 from mismatch_cli.bisect.ranking import RECORDED
-from mismatch_cli.bisect.searching import Searching
-from mismatch_cli.bisect.sides import combined
-from mismatch_cli.bisect.turning import changes_of
-from mismatch_cli.models.engines import Forced, engine_module
+from mismatch_cli.bisect.search_state import Searching
+from mismatch_cli.bisect.settings_stage import changes_of
+from mismatch_cli.bisect.side_settings import combined
+from mismatch_cli.models.engines import ForcedResponse, engine_module
 from mismatch_cli.trace.shards import open_shard
 
 _WHAT = {
@@ -107,7 +107,7 @@ def _grafted(
     ids = [
         zip(t["prompt_ids"].to_pylist(), t["response_ids"].to_pylist(), strict=True) for t in tables
     ]
-    forced = [Forced(*pair) for pair in chain.from_iterable(ids)]
+    forced = [ForcedResponse(*pair) for pair in chain.from_iterable(ids)]
     responses = [forced[row] for row in rows]
     with (
         run.runner.engine(rollout) as engine,

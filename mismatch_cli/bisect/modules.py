@@ -32,7 +32,7 @@ ALL = "all"
 
 
 @dataclass
-class Isolated:
+class IsolatedModule:
     """One module over all responses: the engine's outputs for the trainer's inputs, compared
     with the trainer's.
     """
@@ -164,7 +164,7 @@ class ModuleFindings:
     # Of the trainer with one kind from the engine
     grafted: dict[str, list[np.ndarray]] = field(default_factory=dict)
     alone: dict[str, list[np.ndarray]] = field(default_factory=dict)  # with all kinds but this one
-    isolated: dict[str, Isolated] = field(default_factory=dict)
+    isolated: dict[str, IsolatedModule] = field(default_factory=dict)
     layers: LayerErrors = field(default_factory=LayerErrors)
     # Kinds, or modules, that could not be compared, and why
     missing: list[str] = field(default_factory=list)

@@ -37,7 +37,7 @@ ALL_MODULES = "all"
 RECORDED: Pair = (AS_RECORDED, AS_RECORDED)
 
 
-class Measured:
+class LegDifferences:
     """The sums of every pair of legs, each computed once, on demand."""
 
     def __init__(
@@ -72,17 +72,17 @@ class Measured:
 
 def measured_in(
     tokens: FixedTokens, legs: Iterable[str], column: Callable[[str, str], np.ndarray]
-) -> Measured:
+) -> LegDifferences:
     """All legs, on the tokens that are known to every leg that read them."""
     legs = tuple(legs)
-    return Measured(
+    return LegDifferences(
         tokens.known_to(column(leg, side) for leg in legs for side in (ROLLOUT, TRAINER)),
         column,
         legs,
     )
 
 
-def noise_of(measured: Measured) -> list[Estimate]:
+def noise_of(measured: LegDifferences) -> list[Estimate]:
     """How far each side is from itself in other batches, as a share of the recorded gap; of the
     sides that were read twice.
     """
@@ -96,7 +96,7 @@ def noise_of(measured: Measured) -> list[Estimate]:
 
 
 @dataclass(frozen=True)
-class Row:
+class ExperimentEffects:
     """An experiment's effects: paired differences, its share of the recorded gap, and what is
     left, in nats; `noise` is that of the noisier side, as a share of the gap.
     """
@@ -124,11 +124,11 @@ class Ranking:
     a cause.
     """
 
-    causes: tuple[Row, ...]
-    tested: tuple[Row, ...]
+    causes: tuple[ExperimentEffects, ...]
+    tested: tuple[ExperimentEffects, ...]
 
     @property
-    def named(self) -> tuple[Row, ...]:
+    def named(self) -> tuple[ExperimentEffects, ...]:
         """The causes on one side or between both, without the rounding of a precision that both
         sides share.
         """
@@ -136,7 +136,10 @@ class Ranking:
 
 
 def rank(
-    measured: Measured, search: Search, weight_S: np.ndarray | None = None, details: bool = True
+    measured: LegDifferences,
+    search: Search,
+    weight_S: np.ndarray | None = None,
+    details: bool = True,
 ) -> Ranking:
     """Every experiment with its share, one per setting: on both sides only if that removes clearly
     more than on one.
@@ -165,11 +168,11 @@ def rank(
     )
 
 
-def _settings(rows: Iterable[Row]) -> list[str]:
+def _settings(rows: Iterable[ExperimentEffects]) -> list[str]:
     return list(dict.fromkeys(row.experiment.setting for row in rows))
 
 
-def _best(rows: Sequence[Row]) -> Row:
+def _best(rows: Sequence[ExperimentEffects]) -> ExperimentEffects:
     """The row of one setting that removes most; both sides together only if that removes notably
     more.
     """
@@ -186,19 +189,21 @@ def _best(rows: Sequence[Row]) -> Row:
     return strongest[0]
 
 
-def _row(effects: Effects, measured: Measured, experiment: Experiment, details: bool) -> Row:
+def _row(
+    effects: Effects, measured: LegDifferences, experiment: Experiment, details: bool
+) -> ExperimentEffects:
     before, after = measured.sums(experiment.before), measured.sums(experiment.after)
     recorded = measured.sums(RECORDED)
     share = effects.share(recorded, before, after)
     if not details:
-        return Row(experiment, share)
+        return ExperimentEffects(experiment, share)
     change = {measure: effects.change(before, after, measure) for measure in MEASURES}
     # Of the responses that were read, perhaps a few
     left = effects.left(recorded, after).value or 0.0
-    return Row(experiment, share, change, left * recorded.mean())
+    return ExperimentEffects(experiment, share, change, left * recorded.mean())
 
 
-def is_explained(measured: Measured, left: Pair) -> bool:
+def is_explained(measured: LegDifferences, left: Pair) -> bool:
     """Whether so little of the gap is left between two legs that the search can end."""
     after, recorded = measured.sums(left), measured.sums(RECORDED)
     known_S = after.tokens_S > 0

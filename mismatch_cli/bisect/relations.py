@@ -26,7 +26,7 @@ _NEARLY_ALL = 0.999  # of the elements: double rounding may go either way
 
 
 @dataclass(frozen=True)
-class Difference:
+class TensorDifference:
     """`relative`: the L2 norm of the difference over that of the trainer's tensor; `share`:
     elements that differ.
     """
@@ -39,14 +39,14 @@ class Difference:
 
 def difference(
     engine: Tensor, trainer: Tensor, computes: torch.dtype | None = None
-) -> Difference | None:
+) -> TensorDifference | None:
     """None if both hold the same numbers up to the lower precision: dtype rounding is a cause of
     its own.
 
     `computes` is the trainer's dtype, if not that of its folder.
     """
     if engine.shape != trainer.shape:
-        return Difference(
+        return TensorDifference(
             "other", math.inf, 1.0, f"of shape {tuple(engine.shape)}, not {tuple(trainer.shape)}"
         )
     if _coarseness(engine.dtype) >= _coarseness(trainer.dtype) and _is_equal(
@@ -66,7 +66,7 @@ def difference(
     relation, detail = _relation(
         engine, computed, common, product / own if own else math.nan, relative
     )
-    return Difference(relation, relative, differing / engine.numel(), detail)
+    return TensorDifference(relation, relative, differing / engine.numel(), detail)
 
 
 def _relation(

@@ -16,14 +16,14 @@ from typing import Any
 from mismatch_cli.bisect.altered_model import folder_with, folder_with_config
 from mismatch_cli.bisect.experiments import Change, Leg
 from mismatch_cli.bisect.legs import Legs, engine_reads, trainer_reads
-from mismatch_cli.bisect.sides import RolloutSide, TrainerSide, engine_part
+from mismatch_cli.bisect.side_settings import RolloutSide, TrainerSide, engine_part
 from mismatch_cli.bisect.toggles import SWITCHES
 from mismatch_cli.models.engines import Engine, create_engine
 from mismatch_cli.models.loading import round_weights
 from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.models.torch_settings import DTYPES
 from mismatch_cli.probe.score import load_trainer
-from mismatch_cli.trace.work import home_of
+from mismatch_cli.trace.recording_folder import home_of
 
 WEIGHTS = "weights"
 Enough = Callable[[Leg], bool]

@@ -7,21 +7,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mismatch_cli.bisect.as_it_is import Diagnose, bookkeeping, legs_of_both
+from mismatch_cli.bisect.baseline_stage import Diagnose, bookkeeping, legs_of_both
 from mismatch_cli.bisect.experiments import AS_RECORDED, LEGS
 from mismatch_cli.bisect.module_stage import compare_modules
 from mismatch_cli.bisect.ranking import NO_GAP, RECORDED
 from mismatch_cli.bisect.search_config import STAGES, BisectConfig
-from mismatch_cli.bisect.searching import Searching
-from mismatch_cli.bisect.turning import turn_settings, turn_together
-from mismatch_cli.models.dealing import ALL_HERE, Ranks
+from mismatch_cli.bisect.search_state import Searching
+from mismatch_cli.bisect.settings_stage import turn_settings, turn_together
+from mismatch_cli.models.rank_shares import ALL_HERE, Ranks
 from mismatch_cli.models.torch_settings import prepare_imports
 from mismatch_cli.probe.record import record
-from mismatch_cli.probe.rollouts import Progress
+from mismatch_cli.probe.rollouts import RecordingProgress
 from mismatch_cli.trace.manifest import FILE_NAME, read_manifest
-from mismatch_cli.trace.ours import remove_results
+from mismatch_cli.trace.ownership import remove_results
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.trace.work import home_of
+from mismatch_cli.trace.recording_folder import home_of
 
 PROBE = "probe"  # folder of the probe run inside that of a search
 
@@ -29,7 +29,7 @@ PROBE = "probe"  # folder of the probe run inside that of a search
 def traced(
     config: BisectConfig,
     folder: Path,
-    progress: Progress,
+    progress: RecordingProgress,
     ranks: Ranks = ALL_HERE,
     *,
     fresh: bool = False,
@@ -63,7 +63,7 @@ def search(
     config: BisectConfig,
     source: Trace,
     folder: Path,
-    progress: Progress,
+    progress: RecordingProgress,
     diagnose: Diagnose,
     ranks: Ranks = ALL_HERE,
     flags: Mapping[str, Any] | None = None,

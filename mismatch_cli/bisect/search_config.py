@@ -17,7 +17,7 @@ from mismatch_cli.probe.config import ProbeConfig
 from mismatch_cli.probe.settings import (
     CpuSettings,
     PromptSettings,
-    Recorded,
+    RecordingSettings,
     RolloutSettings,
     SamplerSettings,
     ScorerSettings,
@@ -39,7 +39,7 @@ of_search = partial(setting, panel="Search")
 
 
 @dataclass(frozen=True, kw_only=True)
-class BisectConfig(Recorded):
+class BisectConfig(RecordingSettings):
     """What to search, with which models, and for how long."""
 
     NOTE: ClassVar[str] = SEARCH_FILE  # a search has legs, and no trace of its own

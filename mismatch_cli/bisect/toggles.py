@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mismatch_cli.bisect.experiments import Change
-from mismatch_cli.bisect.sides import RolloutSide, TrainerSide, restarts
+from mismatch_cli.bisect.side_settings import RolloutSide, TrainerSide, restarts
 from mismatch_cli.limits.causes import CAUSES, place
 from mismatch_cli.models.torch_settings import SIXTEEN_BITS, sends_rounded
 

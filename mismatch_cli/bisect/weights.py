@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.bisect.altered_model import KeptTensors
 from mismatch_cli.models.adapters import read_adapter
-from mismatch_cli.models.engines import OpenEngine, Unread
+from mismatch_cli.models.engines import OpenEngine, UnreadTensor
 from mismatch_cli.models.saved_tensors import SavedTensors, tied_names
 
 if TYPE_CHECKING:
@@ -127,11 +127,11 @@ class _Comparing:
         # Of unknown relation
         self._strangers: dict[str, tuple[tuple[int, ...], torch.dtype, bytes]] = {}
 
-    def take(self, name: str, tensor: Tensor | Unread) -> None:
+    def take(self, name: str, tensor: Tensor | UnreadTensor) -> None:
         from mismatch_cli.bisect.relations import difference
 
         name, own = self._named.find(name)
-        if isinstance(tensor, Unread):
+        if isinstance(tensor, UnreadTensor):
             self._unread[name] = tensor.reason
             return
         if own is None:

@@ -16,7 +16,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from mismatch_cli.diagnosis.grouped import as_normal
+from mismatch_cli.diagnosis.group_estimates import as_normal
 from mismatch_cli.diagnosis.sample import Sample
 
 FEWEST_STEPS = 4

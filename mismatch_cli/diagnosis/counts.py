@@ -15,7 +15,7 @@ from mismatch_cli.diagnosis.sample import NO_LIMIT
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.rules.batch import TokenBatch
-from mismatch_cli.trace.foreign import UNCERTAIN, unpacked_flags
+from mismatch_cli.trace.foreign_values import UNCERTAIN, unpacked_flags
 
 SIDES = ("logp_rollout", "logp_trainer", "logp_recomputed")
 ROUNDING = 1e-6  # nats: a float32 log-softmax can end this far above 0
@@ -199,7 +199,7 @@ MOST_RESPONSES = 2**20  # to remember; of a longer trace, those with the smalles
 UNREPEATABLE = 16.0  # nats: so improbable a response is sampled twice in one of ten million pairs
 
 
-class Copies(Accumulator):
+class ImprobableCopies(Accumulator):
     """Two hashes, of tokens and key, for every response that is too improbable to be sampled twice.
 
     A long trace forgets responses by the hash of their tokens, so that a response and its copy are
@@ -233,7 +233,7 @@ class Copies(Accumulator):
     def _below_limit(self, content_S: np.ndarray) -> np.ndarray:
         return content_S < np.uint64(min(self.limit, NO_LIMIT - 1))
 
-    def merge(self, other: Copies) -> None:
+    def merge(self, other: ImprobableCopies) -> None:
         """Add what another remembers: responses below both limits."""
         self.limit = min(self.limit, other.limit)
         hashes = np.concatenate(self._hashes + other._hashes, axis=1)

@@ -16,8 +16,8 @@ import numpy as np
 
 from mismatch_cli.base import registry
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
-from mismatch_cli.diagnosis.model import NotRead
-from mismatch_cli.diagnosis.two_kinds import FarResponses
+from mismatch_cli.diagnosis.model import SkippedReading
+from mismatch_cli.diagnosis.response_kinds import FarResponses
 
 _PACKAGE = "mismatch_cli.diagnosis.checks"
 COMPETE_STAGE, PRECISION_STAGE, FLOOR_STAGE, UNEXPLAINED_STAGE = 3, 6, 7, 8
@@ -50,7 +50,7 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Findings:
     """All findings in the order of the checks, and what is left when they are undone."""
 
     evidence: Evidence
@@ -167,7 +167,7 @@ def module(name: str) -> ModuleType:
     return registry.load(_PACKAGE, name, "check")
 
 
-def diagnose(evidence: Evidence) -> Diagnosis:
+def diagnose(evidence: Evidence) -> Findings:
     """Run every check, each on what stronger causes leave of the gap."""
     total = float(np.abs(evidence.sample.d_N).sum())
     weighing = Weighing(total)
@@ -183,7 +183,7 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     left_N = np.concatenate([np.abs(present.sample.d_N), *weighing.set_aside])
     left, tokens = float(left_N.sum()), len(left_N)
     unexplained = Unexplained(left / tokens if tokens else 0.0, left / total if total else 0.0)
-    return Diagnosis(evidence, tuple(weighing.answers[name] for name in names()), unexplained)
+    return Findings(evidence, tuple(weighing.answers[name] for name in names()), unexplained)
 
 
 class Weighing:
@@ -424,6 +424,6 @@ def run_check(name: str, evidence: Evidence) -> Finding:
         )
     try:
         finding: Finding = check.check(evidence)
-    except NotRead as reason:
+    except SkippedReading as reason:
         return untested(name, str(reason))
     return finding

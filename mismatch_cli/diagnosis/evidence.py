@@ -19,16 +19,16 @@ from mismatch_cli.diagnosis.alignment import (
     find_exchanges,
 )
 from mismatch_cli.diagnosis.by_step import StepChange, change_of
-from mismatch_cli.diagnosis.counts import Copies, Counts, OwnColumns
+from mismatch_cli.diagnosis.counts import Counts, ImprobableCopies, OwnColumns
 from mismatch_cli.diagnosis.credit import Credit
-from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
+from mismatch_cli.diagnosis.group_estimates import Mean, mean_over_prompts
 from mismatch_cli.diagnosis.model import ModelAtHand
 from mismatch_cli.diagnosis.origins import NOWHERE, Origin, Traces
 from mismatch_cli.diagnosis.readings import Readings
+from mismatch_cli.diagnosis.response_kinds import FarResponses, part_of
 from mismatch_cli.diagnosis.sample import NO_LIMIT, Sample, SampleCollector
-from mismatch_cli.diagnosis.two_kinds import FarResponses, part_of
-from mismatch_cli.limits.both_sides import Family, family
 from mismatch_cli.limits.expected import Expected, expected_gap
+from mismatch_cli.limits.manifest_sides import Family, family
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.gaps import token_gaps
 from mismatch_cli.metrics.lattice import Lattice
@@ -86,7 +86,7 @@ class Evidence:
     lattice: Lattice
     scale: OwnScale
     own_columns: OwnColumns
-    copies: Copies
+    copies: ImprobableCopies
     credit: Credit
     heads: Heads
     # From the manifest; empty if it does not say
@@ -176,7 +176,7 @@ class Evidence:
         return 2 * gap.error if np.isfinite(gap.error) else gap.value / 2
 
 
-class Limits(NamedTuple):
+class HashLimits(NamedTuple):
     """Hashes at or above which a response is not kept, since enough smaller ones have been seen."""
 
     sample: int = NO_LIMIT
@@ -185,7 +185,7 @@ class Limits(NamedTuple):
     credit: int = NO_LIMIT
 
 
-class Gathering(Accumulator):
+class EvidenceCollector(Accumulator):
     """Gathers evidence from traces in memory that does not grow with their length."""
 
     SETTINGS = ("pair",)
@@ -193,7 +193,7 @@ class Gathering(Accumulator):
     def __init__(
         self,
         pair: Pair,
-        limits: Limits = Limits(),
+        limits: HashLimits = HashLimits(),
         temperatures: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         """`temperatures`: of the reference policy and of the current one."""
@@ -208,12 +208,15 @@ class Gathering(Accumulator):
             SampleCollector(pair, limit=limits.sample),
             HeadCollector(pair, limit=limits.heads),
         )
-        self.copies, self.credit = Copies(limit=limits.copies), Credit(limit=limits.credit)
+        self.copies, self.credit = (
+            ImprobableCopies(limit=limits.copies),
+            Credit(limit=limits.credit),
+        )
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> HashLimits:
         """Limits to pass to the next portions, which may skip everything above them."""
-        return Limits(self.sample.limit, self.heads.limit, self.copies.limit, self.credit.limit)
+        return HashLimits(self.sample.limit, self.heads.limit, self.copies.limit, self.credit.limit)
 
     def update(self, table: pa.Table, batch: TokenBatch, origin: Origin = NOWHERE) -> None:
         """Add one table of a file, as recorded and laid flat; skips it if the pair was not

@@ -18,7 +18,7 @@ import numpy as np
 
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.models.dealing import ALL_HERE, Ranks
+from mismatch_cli.models.rank_shares import ALL_HERE, Ranks
 from mismatch_cli.trace.reader import Trace
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def rounded_to(dtype: str) -> Hypothesis:
     return Hypothesis(f"weights in {dtype}", changed=changed)
 
 
-class NotRead(Exception):
+class SkippedReading(Exception):
     """A reading that was not made; its text says why, as the reason of a check."""
 
 
@@ -134,7 +134,7 @@ class ModelAtHand:
         """log π of the sample's tokens under a hypothesis, nats, float64; NaN = not scored.
 
         `few`: of a few responses only, to try many hypotheses; they leave enough of the budget to
-        read two hypotheses on all. Raises `NotRead` if nothing is left, or after Ctrl-C.
+        read two hypotheses on all. Raises `SkippedReading` if nothing is left, or after Ctrl-C.
         """
         key = (hypothesis.name, few)
         if key not in self.scored:
@@ -145,7 +145,7 @@ class ModelAtHand:
         """log π as recorded, where that is the only reading; Ctrl-C ends the command."""
         try:
             return self.logp_T()
-        except NotRead:
+        except SkippedReading:
             raise KeyboardInterrupt from None
 
     @property
@@ -176,7 +176,7 @@ class ModelAtHand:
         try:
             with self._interruptible():
                 logit_T, p_T = map(torch.cat, zip(*map(self._sampled, self.few), strict=True))
-        except NotRead:
+        except SkippedReading:
             return None
         step_T = 2.0 ** (logit_T.abs().clamp_min(_SMALLEST).log2().floor() - _BITS)
         return float((step_T * (1 - p_T)).sum() / (1 - p_T).sum())
@@ -270,19 +270,19 @@ class ModelAtHand:
         which would wait for each other, it ends the command.
         """
         if self.is_interrupted:
-            raise NotRead(INTERRUPTED)
+            raise SkippedReading(INTERRUPTED)
         try:
             yield
         except KeyboardInterrupt:
             if self._ranks.world.size > 1:
                 raise
             self.is_interrupted = True
-            raise NotRead(INTERRUPTED) from None
+            raise SkippedReading(INTERRUPTED) from None
 
     def _score(self, hypothesis: Hypothesis, rows: Sequence[int], leaving: int) -> np.ndarray:
         """Read some responses, if that leaves so many tokens of the budget."""
         if self.spent + self._cost(rows, hypothesis) + leaving > self.budget and self.spent:
-            raise NotRead(self.budget_spent)
+            raise SkippedReading(self.budget_spent)
         with self._interruptible():
             return self._scores(hypothesis, rows)
 

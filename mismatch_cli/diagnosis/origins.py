@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.rules.batch import TokenBatch
-from mismatch_cli.trace import foreign
+from mismatch_cli.trace import foreign_values
 from mismatch_cli.trace.recorder_notes import rank_of
 
 NO_RANK = -1
@@ -43,7 +43,7 @@ class Origin:
         }
         versions = (name for name in _VERSIONS if name in table.column_names)
         return columns | {
-            name: np.from_dlpack(foreign.single(table.column(name))) for name in versions
+            name: np.from_dlpack(foreign_values.single(table.column(name))) for name in versions
         }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from mismatch_cli.base.numbers import things
 from mismatch_cli.diagnosis.evidence import Finding, Row, untested
-from mismatch_cli.diagnosis.grouped import Mean
+from mismatch_cli.diagnosis.group_estimates import Mean
 from mismatch_cli.diagnosis.sample import Sample
 
 FEWEST_RESPONSES, SHARE_OF_RESPONSES = 2, 0.01  # that are more than chance

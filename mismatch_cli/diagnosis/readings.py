@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from mismatch_cli.base.hashing import GROUPS
-from mismatch_cli.diagnosis.grouped import mean_over_prompts
+from mismatch_cli.diagnosis.group_estimates import mean_over_prompts
 from mismatch_cli.diagnosis.hypotheses import (
     BASE_FACTORS,
     FACTORS,
@@ -27,7 +27,7 @@ from mismatch_cli.diagnosis.hypotheses import (
     scaled_base,
     scaled_positions,
 )
-from mismatch_cli.diagnosis.model import Hypothesis, ModelAtHand, NotRead
+from mismatch_cli.diagnosis.model import Hypothesis, ModelAtHand, SkippedReading
 from mismatch_cli.diagnosis.other_weights import adapter_scales, missing_tensors
 from mismatch_cli.diagnosis.packs import after_neighbours
 from mismatch_cli.diagnosis.sample import Sample
@@ -225,7 +225,7 @@ class Readings:
         try:
             for hypothesis in hypotheses:
                 if self._model.spent + self._model.cost_of_few(hypothesis) > until:
-                    raise NotRead(self._model.budget_spent)
+                    raise SkippedReading(self._model.budget_spent)
                 rows = self._model.tried_on(hypothesis)
                 if not rows:
                     continue
@@ -234,7 +234,7 @@ class Readings:
                 search.responses = max(search.responses, len(rows))
                 if left < search.left:
                     best, search.left = (hypothesis, side), left
-        except NotRead as reason:
+        except SkippedReading as reason:
             search.unread = str(reason)
         if best is not None and search.left <= _PROMISES:
             search.reading = self._confirmed(*best)
@@ -244,7 +244,7 @@ class Readings:
         """The hypothesis on all responses (on the few, if no others can be read), if it fits."""
         try:
             logp_T = self._model.logp_T(hypothesis)
-        except NotRead:
+        except SkippedReading:
             logp_T = self._model.logp_T(hypothesis, few=True)
         left_T = self._left_T(logp_T, side)
         left = self._share(left_T)

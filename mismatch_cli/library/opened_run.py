@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.base.places import bundled_trace
-from mismatch_cli.library import asked
+from mismatch_cli.library import named_choices
 from mismatch_cli.library.results import (
     Clipping,
     Comparison,
@@ -124,11 +124,11 @@ class Run:
         `"my_mask.py:limit=2"`. For a single algorithm, parameters may be keyword arguments:
         `clip("dppo-binary-tv", delta=0.1)`.
         """
-        specs = asked.with_parameters(algorithms, parameters)
-        judged, compared = asked.algorithms(specs, compare or ())
+        specs = named_choices.with_parameters(algorithms, parameters)
+        judged, compared = named_choices.algorithms(specs, compare or ())
         from mismatch_cli.studies.clipping import analyse_clipping
 
-        typed = asked.clipping_arguments(specs, compare, theory=theory)
+        typed = named_choices.clipping_arguments(specs, compare, theory=theory)
         return Clipping(
             analyse_clipping(
                 self._traces,
@@ -190,7 +190,7 @@ class Run:
         0.01}}`.
         """
         named = [limit if isinstance(limit, Mapping) else str(limit) for limit in limits]
-        sets = asked.limit_sets(named, has_baseline=baseline is not None)
+        sets = named_choices.limit_sets(named, has_baseline=baseline is not None)
         before = baseline if isinstance(baseline, Run) or baseline is None else Run([baseline])
         from mismatch_cli.studies.gate import GateAnalysis
 

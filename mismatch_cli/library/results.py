@@ -61,8 +61,8 @@ class Result:
         """Write `summary.json` and `report.html` into a folder, as the command does; `force`
         overwrites.
         """
+        from mismatch_cli.report.output_files import HTML_FILE, write_report
         from mismatch_cli.report.pages import page_of
-        from mismatch_cli.report.written import HTML_FILE, write_report
         from mismatch_cli.trace.run_folder import report_folder
 
         path = Path(folder).expanduser()

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from math import log
 from typing import Any
 
-from mismatch_cli.limits.both_sides import family, precision
 from mismatch_cli.limits.expected import Expected, place_of, sentence
 from mismatch_cli.limits.judge import (
     BROKEN,
@@ -24,8 +23,9 @@ from mismatch_cli.limits.judge import (
     WITHOUT_INTERVAL,
     Number,
 )
+from mismatch_cli.limits.manifest_sides import family, precision
 from mismatch_cli.limits.published import Bound, Published, published
-from mismatch_cli.limits.reference import Measured, reference
+from mismatch_cli.limits.reference import MeasuredRange, reference
 from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, Estimate
 from mismatch_cli.metrics.gap_table import METRICS
 
@@ -109,7 +109,7 @@ class Tail:
 
 
 @dataclass(frozen=True)
-class MeasuredElsewhere(Measured):
+class MeasuredElsewhere(MeasuredRange):
     """What somebody measured, and the same metric here."""
 
     value: float | None = None
@@ -286,7 +286,7 @@ def _nearest(
 
 
 def _closest(
-    rows: Sequence[tuple[Measured, Metrics]], kind: _Kind, number: int
+    rows: Sequence[tuple[MeasuredRange, Metrics]], kind: _Kind, number: int
 ) -> list[MeasuredElsewhere]:
     """So many rows, each with the value of its metric here."""
     candidates = []
@@ -300,7 +300,7 @@ def _closest(
     return [row for *_, row in ordered[:number]]
 
 
-def _distance(row: Measured, value: float) -> float:
+def _distance(row: MeasuredRange, value: float) -> float:
     """The log of the factor between a value and a range, both measured from the value at
     agreement.
     """

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.limits.both_sides import Numerics, family, in_words, precision, sides_of_gap
+from mismatch_cli.limits.manifest_sides import Numerics, family, in_words, precision, sides_of_gap
 from mismatch_cli.limits.reference import Usual, usual_gap
 from mismatch_cli.metrics.lattice import LatticeLine
 from mismatch_cli.metrics.own_scale import OwnScale

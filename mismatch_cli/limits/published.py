@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from mismatch_cli.limits.both_sides import Family
 from mismatch_cli.limits.judge import BOUNDS, BROKEN, HEALTHY, Number, Range, Standing, judge
+from mismatch_cli.limits.manifest_sides import Family
 from mismatch_cli.limits.published_sets import tables
 
 Direction = Literal["max", "min", "size", "between"]

@@ -6,11 +6,11 @@ from functools import cache
 from typing import Any
 
 from mismatch_cli.base import registry
-from mismatch_cli.limits.both_sides import Family, family, precision, sides_of_gap
+from mismatch_cli.limits.manifest_sides import Family, family, precision, sides_of_gap
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRange:
     """What somebody measured, as a range; a single value is both ends."""
 
     model: str
@@ -46,7 +46,7 @@ class Usual:
 
 @dataclass(frozen=True)
 class Reference:
-    measured: tuple[Measured, ...]
+    measured: tuple[MeasuredRange, ...]
     usual: tuple[Usual, ...]
 
 
@@ -60,9 +60,9 @@ def reference() -> Reference:
     )
 
 
-def _measured(row: dict[str, Any]) -> Measured:
+def _measured(row: dict[str, Any]) -> MeasuredRange:
     value = row.pop("value", None)
-    return Measured(**row) if value is None else Measured(**row, low=value, high=value)
+    return MeasuredRange(**row) if value is None else MeasuredRange(**row, low=value, high=value)
 
 
 def usual_gap(about: Mapping[str, Any]) -> Usual:

@@ -16,8 +16,8 @@ from typing import Any
 
 from mismatch_cli.base.errors import suggest
 from mismatch_cli.base.places import BUNDLED_MODEL, bundled, shown
-from mismatch_cli.limits.both_sides import family
 from mismatch_cli.limits.causes import CAUSES, leaves, place
+from mismatch_cli.limits.manifest_sides import family
 from mismatch_cli.models.torch_settings import SIXTEEN_BITS, sends_rounded
 
 MODEL = "MODEL"  # placeholder in a command for a model that the manifest does not name

@@ -10,7 +10,7 @@ from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.metrics.estimate import CORRELATION, Estimate, Jackknife, left_out, point
 from mismatch_cli.metrics.gaps import TokenGaps
-from mismatch_cli.metrics.kept_rows import SmallestRows
+from mismatch_cli.metrics.retained_rows import SmallestRows
 
 FEWEST_STEPS = 10
 FEW_STEPS = f"fewer than {FEWEST_STEPS} steps: no interval"

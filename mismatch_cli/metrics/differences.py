@@ -35,7 +35,7 @@ _ROUNDING = 1e-9  # relative to the larger value: less comes from the order of a
 
 
 @dataclass(frozen=True)
-class Difference:
+class MetricDifference:
     """How another trace differs from the first in a metric.
 
     `difference` is the other − the first; `factor` is the other's distance from agreement over the
@@ -55,7 +55,7 @@ class Difference:
         return cls(difference, factor, low > 0 or high < 0)
 
 
-class Measured:
+class SummaryEstimates:
     """Every metric of one summary: its estimate, and the values behind its interval."""
 
     def __init__(self, summary: MismatchSummary) -> None:
@@ -66,8 +66,8 @@ class Measured:
 
 
 def differences(
-    first: Measured, other: Measured, *, same_tokens: bool = False
-) -> dict[str, Difference]:
+    first: SummaryEstimates, other: SummaryEstimates, *, same_tokens: bool = False
+) -> dict[str, MetricDifference]:
     """Every metric of the catalog, the other compared with the first.
 
     On the same tokens the mean gaps are compared from four prompts on.
@@ -81,13 +81,15 @@ def differences(
 GAP = ("abs_d_mean", "tv_binary_mean")  # their difference decides whether the gap differs
 
 
-def _difference(metric: Metric, first: Measured, other: Measured, paired: bool) -> Difference:
+def _difference(
+    metric: Metric, first: SummaryEstimates, other: SummaryEstimates, paired: bool
+) -> MetricDifference:
     x, y = first.estimates[metric.key].value, other.estimates[metric.key].value
     if x is None or y is None:
         nothing = Estimate(None, note=(first if x is None else other).estimates[metric.key].note)
-        return Difference.of(nothing, nothing)
+        return MetricDifference.of(nothing, nothing)
     if metric.key not in first.jackknife:
-        return Difference.of(point(_settled(x, y) - x, EXTREME), _factor(metric, x, y))
+        return MetricDifference.of(point(_settled(x, y) - x, EXTREME), _factor(metric, x, y))
     prompts = min(first.prompts, other.prompts)
     a, b = (side.jackknife[metric.key] for side in (first, other))
     x_G, y_G = _aligned(a, b)
@@ -109,7 +111,7 @@ def _difference(metric: Metric, first: Measured, other: Measured, paired: bool) 
         )
     if any(_holds_agreement(metric, side.estimates[metric.key]) for side in (first, other)):
         unsure = AT_AGREEMENT  # the distance may have any size and either sign
-    return Difference.of(change, _factor(metric, x, y, (x_G, y_G), prompts, unsure))
+    return MetricDifference.of(change, _factor(metric, x, y, (x_G, y_G), prompts, unsure))
 
 
 def _holds_agreement(metric: Metric, found: Estimate) -> bool:

@@ -111,7 +111,7 @@ class TokenGaps:
         # tokens that do not count would enter as 0. They are left out instead.
         return column_T if self.kept is None else column_T.take(self.kept, axis=0)
 
-    def kept_before(self, position: np.ndarray) -> np.ndarray:
+    def counted_before(self, position: np.ndarray) -> np.ndarray:
         """How many counted tokens precede each position of the slice."""
         return position if self.kept is None else np.searchsorted(self.kept, position)
 
@@ -125,7 +125,7 @@ class TokenGaps:
     @cached_property
     def offset_S1(self) -> np.ndarray:
         """Where each response's counted tokens begin and end."""
-        return self.kept_before(self.response_offset_S1)
+        return self.counted_before(self.response_offset_S1)
 
     @cached_property
     def group_S(self) -> np.ndarray:

@@ -50,7 +50,7 @@ class ResponseProfile(Accumulator):
     def update(self, gaps: TokenGaps) -> None:
         self.longest = max(self.longest, longest_response(gaps))
         starts, response, *distances = _cut_at(gaps.later_turns, _cut_counted(gaps))
-        pieces, group = Segments(gaps.kept_before(starts)), gaps.group_S[response]
+        pieces, group = Segments(gaps.counted_before(starts)), gaps.group_S[response]
         sums = np.empty((len(group), 5))
         for column, values_N in enumerate((gaps.abs_d_N, gaps.abs_dp_N, gaps.d_N)):
             sums[:, column] = pieces.sum(values_N)
@@ -98,7 +98,7 @@ def position_cells(gaps: TokenGaps) -> np.ndarray:
     """
     starts, response, from_start, _ = _cut_counted(gaps)
     cell = (gaps.group_S[response] * POSITION_BINS + from_start).astype(np.int32)
-    return np.repeat(cell, np.diff(gaps.kept_before(starts)))
+    return np.repeat(cell, np.diff(gaps.counted_before(starts)))
 
 
 def _cut_counted(gaps: TokenGaps) -> tuple[np.ndarray, ...]:

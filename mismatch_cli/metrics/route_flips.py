@@ -118,7 +118,7 @@ class RoutingSummary:
     margins: Margins
 
 
-class Routing(Accumulator):
+class RouteFlips(Accumulator):
     """Flips by token, by layer and by margin; empty for a trace without routes."""
 
     READS = ("route_flips", "route_first", "route_layers", "route_margins")

@@ -264,7 +264,7 @@ def state_below(wrapped: Any) -> dict[str, torch.Tensor]:
     return {_WRAPPED.sub("", name): value for name, value in state if ".lora_" not in name}
 
 
-class Merged:
+class MergedAdapter:
     """A model with its adapter merged, for the rollout engine: `state_dict` has the names of the
     plain model.
     """

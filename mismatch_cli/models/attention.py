@@ -34,7 +34,7 @@ def left_out_by(implementation: str, asked: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
-def asked_by(model: Any) -> tuple[str, ...]:
+def attention_of(model: Any) -> tuple[str, ...]:
     """The features of `HONOURED_BY` that a Hugging Face model requires of its attention."""
     config = model.config.get_text_config()
     asked = [_SOFTCAP] if getattr(config, _SOFTCAP, None) else []
@@ -45,7 +45,7 @@ def asked_by(model: Any) -> tuple[str, ...]:
 
 def attention_facts(model: Any) -> dict[str, str]:
     """For a manifest: the features that a model's attention leaves out; empty if none."""
-    left_out = left_out_by(model.config._attn_implementation, asked_by(model))
+    left_out = left_out_by(model.config._attn_implementation, attention_of(model))
     return {"attention_leaves_out": ", ".join(left_out)} if left_out else {}
 
 

@@ -18,7 +18,7 @@ from mismatch_cli.probe.engine_arguments import parsed_arguments
 from mismatch_cli.probe.settings import (
     CpuSettings,
     PromptSettings,
-    Recorded,
+    RecordingSettings,
     RolloutSettings,
     SamplerSettings,
     ScorerSettings,
@@ -39,7 +39,7 @@ _MODEL_ARGUMENT = own(argument=True, metavar=None)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutConfig(Recorded):
+class RolloutConfig(RecordingSettings):
     """Everything that decides what the engine samples."""
 
     problems: PromptSettings = part(PromptSettings)
@@ -315,7 +315,7 @@ class CurateConfig(RolloutConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RescoreConfig(Recorded):
+class RescoreConfig(RecordingSettings):
     """Everything that decides what is in a rescored trace."""
 
     trace: str = setting(

@@ -14,7 +14,7 @@ from mismatch_cli.models.loading import load_tokenizer
 from mismatch_cli.models.torch_settings import prepare_imports, set_threads
 from mismatch_cli.probe.config import CurateConfig
 from mismatch_cli.probe.rollouts import (
-    Progress,
+    RecordingProgress,
     describe_prompts,
     digest_of,
     is_sampled,
@@ -25,7 +25,7 @@ from mismatch_cli.probe.tasks.grading import gradable
 from mismatch_cli.probe.tasks.prompts import EncodedPrompts, Problem, encode_prompts, load_problems
 from mismatch_cli.trace.files import write_atomically
 from mismatch_cli.trace.manifest import FILE_NAME, library_versions, read_manifest, write_manifest
-from mismatch_cli.trace.ours import remove_trace
+from mismatch_cli.trace.ownership import remove_trace
 from mismatch_cli.trace.reader import Trace
 
 PROBLEMS_FILE = "perfectible.jsonl"
@@ -36,7 +36,7 @@ def curate(
     config: CurateConfig,
     run_folder: Path,
     manifest: dict[str, Any],
-    progress: Progress,
+    progress: RecordingProgress,
     *,
     confirm: bool = False,
 ) -> Curation:
@@ -93,7 +93,7 @@ def _sample(
     problems: list[Problem],
     tokenizer: Any,
     manifest: dict[str, Any],
-    progress: Progress,
+    progress: RecordingProgress,
 ) -> None:
     """Sample what the two traces lack; if the kept problems have changed, the old held-out
     samples are removed.

@@ -9,14 +9,14 @@ import numpy as np
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.metrics.estimate import paired_test
 from mismatch_cli.models.adapters import read_adapter, same_adapter
-from mismatch_cli.models.dealing import ALL_HERE, Ranks
 from mismatch_cli.models.loading import check_model_folder, load_tokenizer
+from mismatch_cli.models.rank_shares import ALL_HERE, Ranks
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.models.torch_settings import prepare_imports, set_threads
 from mismatch_cli.probe.config import ProbeConfig
 from mismatch_cli.probe.full_divergence import Distributions, check_room, vocabulary_of
-from mismatch_cli.probe.rollouts import Progress, is_sampled, loaded_sampler, shards_of
+from mismatch_cli.probe.rollouts import RecordingProgress, is_sampled, loaded_sampler, shards_of
 from mismatch_cli.probe.score import (
     evenly_spaced,
     load_trainer,
@@ -35,7 +35,7 @@ def record(
     config: ProbeConfig,
     run_folder: Path,
     manifest: dict[str, Any],
-    progress: Progress,
+    progress: RecordingProgress,
     ranks: Ranks = ALL_HERE,
 ) -> None:
     """Record the trace of a probe into `run_folder/trace`; a manifest with a shard count means a
@@ -69,7 +69,7 @@ def _sample(
     run_folder: Path,
     manifest: dict[str, Any],
     distributions: Distributions,
-    progress: Progress,
+    progress: RecordingProgress,
     ranks: Ranks,
 ) -> dict[str, Any]:
     tokenizer = load_tokenizer(config.engine.model)
@@ -90,7 +90,7 @@ def _score(
     folder: Path,
     manifest: dict[str, Any],
     distributions: Distributions,
-    progress: Progress,
+    progress: RecordingProgress,
     ranks: Ranks,
 ) -> None:
     manifest["equal_weights"] = equal_weights(config)
@@ -157,7 +157,9 @@ class AdapterCheck:
     model at a time.
     """
 
-    def __init__(self, config: ProbeConfig, shard: Path, progress: Progress, ranks: Ranks) -> None:
+    def __init__(
+        self, config: ProbeConfig, shard: Path, progress: RecordingProgress, ranks: Ranks
+    ) -> None:
         self._config, self._progress = config, progress
         table = open_shard(shard).read()
         chosen = evenly_spaced(_RESPONSES, len(table))

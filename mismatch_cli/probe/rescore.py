@@ -15,14 +15,14 @@ import pyarrow as pa
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.adapters import read_adapter
-from mismatch_cli.models.dealing import ALL_HERE, Ranks
 from mismatch_cli.models.loading import check_model_folder, load_tokenizer
+from mismatch_cli.models.rank_shares import ALL_HERE, Ranks
 from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.models.torch_settings import prepare_imports, set_threads
 from mismatch_cli.probe.config import EQUAL, RescoreConfig, trainer_json
 from mismatch_cli.probe.from_manifest import sampler_of
 from mismatch_cli.probe.rescore_plan import RescorePlan, plan_rescoring
-from mismatch_cli.probe.rollouts import Progress, is_whole
+from mismatch_cli.probe.rollouts import RecordingProgress, is_whole
 from mismatch_cli.probe.score import load_trainer, score_rows, score_shards, with_columns
 from mismatch_cli.trace.files import replacing
 from mismatch_cli.trace.manifest import (
@@ -32,7 +32,7 @@ from mismatch_cli.trace.manifest import (
     recorded,
     write_manifest,
 )
-from mismatch_cli.trace.ours import remove_results
+from mismatch_cli.trace.ownership import remove_results
 from mismatch_cli.trace.reader import Trace, table_to_batch
 from mismatch_cli.trace.shards import open_shard
 from mismatch_cli.trace.vocabulary import write_vocabulary
@@ -48,7 +48,7 @@ def rescore(
     config: RescoreConfig,
     run_folder: Path,
     manifest: dict[str, Any],
-    progress: Progress,
+    progress: RecordingProgress,
     ranks: Ranks = ALL_HERE,
 ) -> None:
     """Write `run_folder/trace`: the responses of `config.trace`, which is only read, with log π by
@@ -99,7 +99,9 @@ def rescore(
     score_shards(score, source.shards, done, config.scorer.noise_responses, progress, ranks)
 
 
-def _warn_of_adapters(config: RescoreConfig, manifest: dict[str, Any], progress: Progress) -> None:
+def _warn_of_adapters(
+    config: RescoreConfig, manifest: dict[str, Any], progress: RecordingProgress
+) -> None:
     """Weights that are said to be equal but lack the adapter that sampled would show up as
     mismatch.
     """
@@ -122,7 +124,7 @@ class _Rescoring:
     folder: Path
     plan: RescorePlan
     sampling: SamplingSettings
-    progress: Progress
+    progress: RecordingProgress
 
     @cached_property
     def rows(self) -> dict[str, int]:
@@ -225,7 +227,7 @@ def _check_unchanged(plan: RescorePlan, manifest: dict[str, Any], source: Trace)
 
 
 def _sampling(
-    config: RescoreConfig, manifest: dict[str, Any], progress: Progress
+    config: RescoreConfig, manifest: dict[str, Any], progress: RecordingProgress
 ) -> SamplingSettings:
     """How the trainer transforms its logits: as typed, or else as the trace says that it was
     sampled.

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.base.text import visible
 from mismatch_cli.probe.config import EQUAL, NEWER, RescoreConfig
-from mismatch_cli.probe.score import Pass
+from mismatch_cli.probe.score import ScoringPass
 from mismatch_cli.trace.columns import COLUMNS, Maker, made_by
 from mismatch_cli.trace.reader import Trace
 
@@ -35,7 +35,7 @@ OF_ROUTERS = made_by(Maker.ROUTERS)
 class RescorePlan:
     """What to write: by which pass, at which version, replacing which columns."""
 
-    score: Pass
+    score: ScoringPass
     version: int  # of the model that scores
     equal_weights: bool  # whether the finished trace compares equal weights only
     replaced: tuple[str, ...]  # columns of the source that the new trace drops
@@ -185,7 +185,7 @@ def _plan_trainer(
     notes += _note_of_strangers(strangers)
     replaced = (*OF_TRAINER, *OF_RECOMPUTED, *(() if carries else OF_ROUTERS), *strangers)
     return RescorePlan(
-        Pass("logp_trainer", version_trainer=version, measures_routes=equal),
+        ScoringPass("logp_trainer", version_trainer=version, measures_routes=equal),
         version,
         equal,
         tuple(name for name in replaced if name in source.columns),
@@ -244,7 +244,7 @@ def _plan_recomputed(
     replaced = tuple(name for name in (*OF_RECOMPUTED, *OF_ROUTERS) if name in source.columns)
     notes = tuple(_steps_note(source, config))
     return RescorePlan(
-        Pass("logp_recomputed"), version, False, replaced, (), written, _digest(trace), notes
+        ScoringPass("logp_recomputed"), version, False, replaced, (), written, _digest(trace), notes
     )
 
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.models.adapters import read_adapter
-from mismatch_cli.models.dealing import ALL_HERE, Ranks
 from mismatch_cli.models.engines import (
     Engine,
     Request,
@@ -22,20 +21,21 @@ from mismatch_cli.models.engines import (
     sample_checked,
     sample_seed,
 )
+from mismatch_cli.models.rank_shares import ALL_HERE, Ranks
 from mismatch_cli.probe.config import RolloutConfig
 from mismatch_cli.probe.full_divergence import Distributions
 from mismatch_cli.probe.tasks.grading import Grader, group_mean_advantages
 from mismatch_cli.probe.tasks.prompts import EncodedPrompts, Problem, encode_prompts
 from mismatch_cli.rules.batch import Rollout
 from mismatch_cli.trace.manifest import promised_rows, recorded, write_manifest
-from mismatch_cli.trace.ours import remove_results
+from mismatch_cli.trace.ownership import remove_results
+from mismatch_cli.trace.recording_folder import home_of
 from mismatch_cli.trace.shards import open_shard
 from mismatch_cli.trace.vocabulary import write_vocabulary
-from mismatch_cli.trace.work import home_of
 from mismatch_cli.trace.writer import rows_to_table, shard_path, with_counts, write_shard
 
 
-class Progress(Protocol):
+class RecordingProgress(Protocol):
     """How a recording reports its progress."""
 
     def say(self, message: str) -> None:
@@ -67,7 +67,7 @@ class Sampler:
     encoded: EncodedPrompts
     tokenizer: Any
     grader: Grader
-    progress: Progress
+    progress: RecordingProgress
     ranks: Ranks
 
     def sample(
@@ -136,7 +136,7 @@ def loaded_sampler(
     run_folder: Path,
     problems: list[Problem],
     tokenizer: Any,
-    progress: Progress,
+    progress: RecordingProgress,
     *,
     fresh: bool,
     full: bool = False,
@@ -179,7 +179,7 @@ def _load_engine(
     config: RolloutConfig,
     run_folder: Path,
     vocabulary: int,
-    progress: Progress,
+    progress: RecordingProgress,
     full: bool,
     ranks: Ranks,
 ) -> Engine:

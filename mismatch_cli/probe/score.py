@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.attention import warning
-from mismatch_cli.models.dealing import ALL_HERE, Ranks
+from mismatch_cli.models.rank_shares import ALL_HERE, Ranks
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import ResponseScores, Trainer
 from mismatch_cli.probe.full_divergence import Distributions
-from mismatch_cli.probe.rollouts import Progress
+from mismatch_cli.probe.rollouts import RecordingProgress
 from mismatch_cli.probe.settings import ScorerSettings
 from mismatch_cli.trace.reader import table_to_batch
 from mismatch_cli.trace.routes import route_columns
@@ -29,7 +29,7 @@ _NOISE_PART, _LEAST_NOISE, _MOST_NOISE = 5, 16, 128
 
 
 @dataclass(frozen=True)
-class Pass:
+class ScoringPass:
     """One pass over the shards: at the trainer's weights, or at the weights that sampled where
     those differ.
     """
@@ -43,11 +43,14 @@ class Pass:
         return self.column in open_shard(path).schema_arrow.names
 
 
-def passes(equal_weights: bool) -> list[Pass]:
+def passes(equal_weights: bool) -> list[ScoringPass]:
     """At equal weights logp_trainer is logp_recomputed, and one pass is enough."""
     if equal_weights:
-        return [Pass("logp_trainer", version_trainer=0)]
-    return [Pass("logp_recomputed"), Pass("logp_trainer", version_trainer=1, measures_routes=False)]
+        return [ScoringPass("logp_trainer", version_trainer=0)]
+    return [
+        ScoringPass("logp_recomputed"),
+        ScoringPass("logp_trainer", version_trainer=1, measures_routes=False),
+    ]
 
 
 def load_trainer(
@@ -55,7 +58,7 @@ def load_trainer(
     adapter: str | None,
     settings: ScorerSettings,
     sampling: SamplingSettings,
-    progress: Progress,
+    progress: RecordingProgress,
     ranks: Ranks,
 ) -> Trainer:
     """The trainer of these settings: a model, with an adapter or without."""
@@ -83,7 +86,7 @@ def score_shards(
     paths: Sequence[Path],
     done: Sequence[bool],
     noise_responses: int | None,
-    progress: Progress,
+    progress: RecordingProgress,
     ranks: Ranks,
 ) -> None:
     """Call `score`, such as `score_shard`, for the shards that are not done; the noise responses
@@ -128,7 +131,7 @@ def _tokens_fed(path: Path) -> np.ndarray:
 def score_shard(
     path: Path,
     trainer: Trainer,
-    scoring: Pass,
+    scoring: ScoringPass,
     *,
     token_budget: int,
     repeat: Sequence[bool],
@@ -172,7 +175,7 @@ def score_shard(
 def score_rows(
     table: pa.Table,
     trainer: Trainer,
-    scoring: Pass,
+    scoring: ScoringPass,
     *,
     token_budget: int,
     repeat: Sequence[bool],
@@ -250,7 +253,7 @@ def _routes(request: ScoreRequest, flat: pa.Array, layers: int) -> np.ndarray | 
     return flat.to_numpy().reshape(request.num_fed, layers, -1)
 
 
-def _pass_columns(scoring: Pass, scores: Sequence[ResponseScores]) -> dict[str, Any]:
+def _pass_columns(scoring: ScoringPass, scores: Sequence[ResponseScores]) -> dict[str, Any]:
     columns: dict[str, Any] = {scoring.column: [s.logp_T for s in scores]}
     if any(s.logp_at_topk_TK is not None for s in scores):
         columns[f"topk_{scoring.column}"] = [s.logp_at_topk_TK for s in scores]

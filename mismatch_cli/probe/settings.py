@@ -286,7 +286,7 @@ class CpuSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded(ABC):
+class RecordingSettings(ABC):
     """What the configurations of all commands that record have in common."""
 
     NOTE: ClassVar[str] = f"trace/{FILE_NAME}"  # the file that makes a folder one to resume

@@ -26,7 +26,7 @@ def check(where: str, flag: str, kind: str, example: str) -> tuple[str, str]:
     return file, f"{Path(file).resolve()}:{name}"
 
 
-class Loaded(NamedTuple):
+class UserFunction(NamedTuple):
     """A user's function or class, the names of its parameters, and those without a default."""
 
     function: Callable[..., Any]
@@ -34,7 +34,7 @@ class Loaded(NamedTuple):
     needed: list[str]
 
 
-def load(where: str, given_as: str) -> Loaded:
+def load(where: str, given_as: str) -> UserFunction:
     """What FILE.py:NAME names; a `MismatchError` if the file cannot be loaded or lacks it."""
     file, _, name = where.rpartition(":")
     for ours in os.environ.keys() - users_environment().keys():
@@ -48,7 +48,7 @@ def load(where: str, given_as: str) -> Loaded:
     signature = inspect.signature(function).parameters.values()
     named = [p for p in signature if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     needed = [p.name for p in named if p.default is p.empty]
-    return Loaded(function, [p.name for p in named], needed)
+    return UserFunction(function, [p.name for p in named], needed)
 
 
 def load_in_pool(argument: str) -> None:

@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from mismatch_cli.base import numbers
 from mismatch_cli.metrics.clipping.overlap import DisputedToken
-from mismatch_cli.metrics.kept_rows import KeptResponse, KeptToken, Worst
 from mismatch_cli.metrics.pairs import PAIR_COLUMNS, PAIRS, Pair
-from mismatch_cli.report.outline import Excerpt, Facts, Piece
+from mismatch_cli.metrics.retained_rows import KeptResponse, KeptToken, Worst
+from mismatch_cli.report.outline import Excerpt, Facts, TokenText
 from mismatch_cli.trace.columns import ALWAYS_READ, PROMPT_COLUMN
 from mismatch_cli.trace.reader import Trace, table_to_batch
 from mismatch_cli.trace.shards import Footer
@@ -198,14 +198,14 @@ def _moved_excerpt(row: MovedPlace, response: _Response) -> Excerpt:
     return Excerpt(f"“{token}”", facts, _around(response, position, before), _prompt(response))
 
 
-def _around(response: _Response, position: int, d: float) -> tuple[Piece, ...]:
+def _around(response: _Response, position: int, d: float) -> tuple[TokenText, ...]:
     """A marked token between those before and after it."""
     start, stop = max(0, position - _BEFORE), min(len(response.ids_T), position + _AFTER + 1)
     marked = response.span(position)
     return (
         *_ellipsis(start > 0),
         *_plain(response, start, marked.start),
-        Piece(response.text(position), 4, f"log π − log μ = {numbers.number(d)}"),
+        TokenText(response.text(position), 4, f"log π − log μ = {numbers.number(d)}"),
         *_plain(response, marked.stop, stop),
         *_ellipsis(stop < len(response.ids_T)),
     )
@@ -238,18 +238,20 @@ def _prompt(response: _Response) -> str:
     return ("… " if len(cut) < len(response.prompt_ids) else "") + response.vocabulary.decode(cut)
 
 
-def _plain(response: _Response, start: int, stop: int) -> Iterable[Piece]:
-    return [Piece(response.vocabulary.decode(response.ids_T[start:stop]))] if stop > start else []
+def _plain(response: _Response, start: int, stop: int) -> Iterable[TokenText]:
+    return (
+        [TokenText(response.vocabulary.decode(response.ids_T[start:stop]))] if stop > start else []
+    )
 
 
-def _weighted(response: _Response, stop: int) -> list[Piece]:
+def _weighted(response: _Response, stop: int) -> list[TokenText]:
     """Runs of plain tokens decoded together, highlighted ones one by one; tokens that share a
     character are highlighted as the one whose gap is largest.
     """
     weight_T = np.searchsorted(
         _WEIGHTS, np.nan_to_num(np.abs(response.d_T), posinf=np.inf), side="right"
     )
-    pieces: list[Piece] = []
+    pieces: list[TokenText] = []
     run = 0
     for span in response.vocabulary.spans(response.ids_T[:stop]):
         weight = int(weight_T[span].max())
@@ -258,10 +260,10 @@ def _weighted(response: _Response, stop: int) -> list[Piece]:
             d_T = response.d_T[span]
             largest = float(d_T[np.nanargmax(np.abs(d_T))])
             hint = f"log π − log μ = {numbers.number(largest)}"
-            pieces.append(Piece(response.vocabulary.decode(response.ids_T[span]), weight, hint))
+            pieces.append(TokenText(response.vocabulary.decode(response.ids_T[span]), weight, hint))
             run = span.stop
     return [*pieces, *_plain(response, run, stop)]
 
 
-def _ellipsis(needed: bool) -> list[Piece]:
-    return [Piece(" … ")] if needed else []
+def _ellipsis(needed: bool) -> list[TokenText]:
+    return [TokenText(" … ")] if needed else []

@@ -24,7 +24,12 @@ import numpy as np
 
 from mismatch_cli.base import numbers
 from mismatch_cli.base.text import for_html
-from mismatch_cli.studies.exploration.explored import NOT_JUDGED, Exploration, Judged, TokenList
+from mismatch_cli.studies.exploration.explored import (
+    NOT_JUDGED,
+    BlockedLevels,
+    Exploration,
+    TokenList,
+)
 from mismatch_cli.studies.exploration.passages import WINDOW
 from mismatch_cli.studies.exploration.slider_levels import STAYS
 
@@ -230,7 +235,7 @@ def _of_tokens(explored: Exploration, texts: _Texts) -> dict[str, np.ndarray]:
     }
 
 
-def _levels(algorithms: Sequence[Judged]) -> dict[str, np.ndarray]:
+def _levels(algorithms: Sequence[BlockedLevels]) -> dict[str, np.ndarray]:
     """The levels of algorithms whose thresholds move; those of the others, which have few
     combinations, as rows of a table.
     """
@@ -317,7 +322,7 @@ def _exact(values: np.ndarray) -> list[int | str]:
     return [value if abs(value) <= _LARGEST_EXACT else str(value) for value in values.tolist()]
 
 
-def _algorithm(judged: Judged) -> dict[str, Any]:
+def _algorithm(judged: BlockedLevels) -> dict[str, Any]:
     when = f", if A {judged.sign} 0" if judged.sign else ""
     return {
         "name": f"{judged.algorithm}{when}",

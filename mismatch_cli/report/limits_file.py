@@ -10,8 +10,8 @@ from mismatch_cli.base import numbers
 from mismatch_cli.base.places import shown
 from mismatch_cli.base.text import visible
 from mismatch_cli.metrics.estimate import Estimate
-from mismatch_cli.report.about import subject_lines
-from mismatch_cli.studies.good_runs import MARGIN, Drawn, FromRuns
+from mismatch_cli.report.preamble import subject_lines
+from mismatch_cli.studies.good_runs import MARGIN, DerivedLimit, FromRuns
 from mismatch_cli.studies.mismatch import MismatchResult
 
 _RULE = f"""\
@@ -45,12 +45,12 @@ def limits_file(found: FromRuns, runs: Mapping[str, MismatchResult], name: str) 
     return "\n".join([*lines, "", f"about = {_quoted(about)}", *tables]) + "\n"
 
 
-def _by_metric(found: FromRuns) -> Iterator[tuple[str, list[Drawn]]]:
+def _by_metric(found: FromRuns) -> Iterator[tuple[str, list[DerivedLimit]]]:
     for metric in dict.fromkeys(drawn.limit.metric for drawn in found.drawn):
         yield metric, [drawn for drawn in found.drawn if drawn.limit.metric == metric]
 
 
-def _table(metric: str, drawn: Sequence[Drawn], names: Sequence[str]) -> list[str]:
+def _table(metric: str, drawn: Sequence[DerivedLimit], names: Sequence[str]) -> list[str]:
     """The bounds of a metric, and the run that each comes from."""
     sources = dict.fromkeys(f"{_measured(limit.estimate)} in {names[limit.run]}" for limit in drawn)
     bounds = [f"{each.limit.bound} = {each.limit.threshold!r}" for each in drawn]

@@ -123,7 +123,7 @@ def status_of(cell: str) -> Status:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TokenText:
     """Raw token text, which the page escapes.
 
     Weight 0 is plain, 1 to 4 are increasingly strong highlights.
@@ -140,7 +140,7 @@ class Excerpt:
 
     title: str
     facts: Facts
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TokenText, ...]
     prompt: str = ""  # raw
     short: str = ""  # the title on a screen; empty where it is not on one
 

@@ -21,7 +21,7 @@ _OF_FEW = f"{numbers.FEW} few prompts decide"
 
 
 @dataclass(frozen=True)
-class Col(Generic[R]):
+class TextColumn(Generic[R]):
     """A column: its head, and the text of a row in it."""
 
     head: Column
@@ -35,9 +35,9 @@ def col(
     *,
     priority: Priority = Priority.USUAL,
     short: str = "",
-) -> Col[R]:
+) -> TextColumn[R]:
     """A column of numbers."""
-    return Col(Column(title, metric, priority=priority, short=short), cell)
+    return TextColumn(Column(title, metric, priority=priority, short=short), cell)
 
 
 def text(
@@ -47,15 +47,15 @@ def text(
     priority: Priority = Priority.USUAL,
     short: str = "",
     kind: Literal["text", "token"] = "text",
-) -> Col[R]:
+) -> TextColumn[R]:
     """A column of text, or of tokens, which keep their spaces."""
-    return Col(Column(title, kind=kind, priority=priority, short=short), cell)
+    return TextColumn(Column(title, kind=kind, priority=priority, short=short), cell)
 
 
 def table(
     title: str,
     rows: Iterable[R],
-    columns: Iterable[Col[R]],
+    columns: Iterable[TextColumn[R]],
     *,
     note: str = "",
     fold: str = "",

@@ -25,10 +25,10 @@ from mismatch_cli.report.outline import (
     Facts,
     MetricGroup,
     Outline,
-    Piece,
     Priority,
     Section,
     Table,
+    TokenText,
     status_of,
 )
 from mismatch_cli.report.tables import frameworks, logged_by
@@ -360,7 +360,7 @@ def _between_ids(text: Text, first: int, end: int) -> Text:
     return text[first:end]
 
 
-def _piece(piece: Piece) -> tuple[str, str]:
+def _piece(piece: TokenText) -> tuple[str, str]:
     text = visible(piece.text)
     # Visible without colours too
     marked = f"»{text}«" if piece.weight == len(_WEIGHT_STYLES) - 1 else text

@@ -15,8 +15,8 @@ import numpy as np
 from mismatch_cli.base.arrays import Array, as_numpy, copied, filled, like, namespace, silent
 from mismatch_cli.base.hashing import hash_keys
 from mismatch_cli.rules import divergences
-from mismatch_cli.rules.batches import Batches, token_hashes
-from mismatch_cli.rules.response_layout import Responses
+from mismatch_cli.rules.joint_batches import Batches, token_hashes
+from mismatch_cli.rules.response_layout import ResponseLayout
 
 Policy = Literal["rollout", "trainer", "recomputed", "average"]
 Level = Literal["token", "product", "mean"]
@@ -159,8 +159,8 @@ class Policies:
         return Policies(*columns, ranks, entropy_T, self.batches, average)
 
     @cached_property
-    def responses(self) -> Responses:
-        return Responses(self.offset_S1)
+    def responses(self) -> ResponseLayout:
+        return ResponseLayout(self.offset_S1)
 
     def hash_T(self) -> np.ndarray:
         """A uint64 per token, from its row key and position, for random draws."""
@@ -186,7 +186,7 @@ class Compared:
         self,
         logp_current_T: Array,
         logp_anchor_T: Array,
-        responses: Responses,
+        responses: ResponseLayout,
         topk: TopKLogProbs | None,
         topk_current_TK: Array | None,
         topk_anchor_TK: Array | None,

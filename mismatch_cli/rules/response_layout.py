@@ -19,7 +19,7 @@ from mismatch_cli.base.arrays import (
 
 
 @dataclass(frozen=True, eq=False)
-class Responses:
+class ResponseLayout:
     """Response `s` owns the tokens `offset_S1[s] : offset_S1[s + 1]`."""
 
     offset_S1: Array  # int64

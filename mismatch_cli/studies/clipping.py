@@ -19,23 +19,23 @@ from mismatch_cli.base.places import shown
 from mismatch_cli.metrics.clipping.blocked_rows import AlgorithmRow
 from mismatch_cli.metrics.clipping.breakdown import JUDGED_ROW
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
-from mismatch_cli.metrics.clipping.masked import Needs, gather
+from mismatch_cli.metrics.clipping.masked_slice import Needs, gather
 from mismatch_cli.metrics.clipping.token_table import BlockedToken, TokensBySign
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.processes.workers import ALONE, Workers
 from mismatch_cli.processes.workers.portions import Portion
 from mismatch_cli.processes.workers.reading import read_through
 from mismatch_cli.rules.algorithms.algorithm import Algorithm, keep_T
-from mismatch_cli.rules.algorithms.gathering import Gathering, masks_of
+from mismatch_cli.rules.algorithms.first_pass import FirstPass, masks_of
 from mismatch_cli.rules.algorithms.parts import Mask, Rule
-from mismatch_cli.rules.batches import Found
+from mismatch_cli.rules.joint_batches import BatchValues
 from mismatch_cli.rules.policies import Policies
+from mismatch_cli.studies.algorithm_support import PAPER, Support
 from mismatch_cli.studies.clipping_result import ClippingResult, SkippedAlgorithm
 from mismatch_cli.studies.exploration.explore import explore
 from mismatch_cli.studies.exploration.explored import Exploration
 from mismatch_cli.studies.exploration.passages import MOST_TOKENS
 from mismatch_cli.studies.study import Study, check_poolable, subject_of
-from mismatch_cli.studies.support import PAPER, Support
 from mismatch_cli.studies.unusable import refuse_unusable
 from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import RowGroup, Trace
@@ -251,7 +251,7 @@ def analyse_clipping(
 
 def first_pass(
     traces: Sequence[Trace], support: Support, workers: Workers = ALONE
-) -> dict[Rule, Found]:
+) -> dict[Rule, BatchValues]:
     """What masks on whole batches find, on tokens with the columns they need; reads nothing
     without such masks.
     """
@@ -283,10 +283,10 @@ class _Collecting:
     def files(self) -> list[Path]:
         return _own_files(self.rules)
 
-    def begin(self, _portion: Portion) -> Gathering:
-        return Gathering(self.rules)
+    def begin(self, _portion: Portion) -> FirstPass:
+        return FirstPass(self.rules)
 
-    def read(self, found: Gathering, portion: Portion, groups: Iterator[RowGroup]) -> None:
+    def read(self, found: FirstPass, portion: Portion, groups: Iterator[RowGroup]) -> None:
         for group in groups:
             if not self.needs.missing_in(group.batch):
                 gather(found, group.batch, self.needs, portion.trace)

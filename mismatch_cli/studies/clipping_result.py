@@ -13,7 +13,7 @@ from mismatch_cli.metrics.clipping.blocked_rows import (
     SameStrictness,
 )
 from mismatch_cli.metrics.clipping.overlap import DisputedToken, PairOverlap
-from mismatch_cli.studies.support import Available
+from mismatch_cli.studies.algorithm_support import AvailableColumns
 from mismatch_cli.trace.origin import About
 
 _ALIKE = 0.65  # algorithms with a higher Jaccard index look nearly the same
@@ -50,7 +50,7 @@ class ClippingQuestion:
     arguments: Sequence[str]  # as typed, without the traces
     compared: Sequence[str]  # at most two algorithms
     about: About
-    has: Available
+    has: AvailableColumns
     skipped: Sequence[SkippedAlgorithm]
 
 

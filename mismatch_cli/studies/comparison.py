@@ -16,7 +16,7 @@ import numpy as np
 
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.base.places import shown, shown_apart
-from mismatch_cli.metrics.differences import GAP, Difference, Measured, differences
+from mismatch_cli.metrics.differences import GAP, MetricDifference, SummaryEstimates, differences
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pair_summary import PairSummary
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
@@ -36,14 +36,14 @@ from mismatch_cli.studies.exploration.explored import Exploration
 from mismatch_cli.studies.exploration.two_runs import explore_two
 from mismatch_cli.studies.mismatch import COLUMNS, without_unknown
 from mismatch_cli.studies.pairing import (
-    Meeting,
     OnCommonTokens,
     OnTokens,
     Pairing,
+    PartnerPass,
     Partners,
     Recognised,
     Recognising,
-    Responses,
+    TraceResponses,
     common_tokens,
     compared_rows,
     pair_up,
@@ -86,7 +86,7 @@ class MeasuredTrace:
     name: str
     run: str  # its folder's name, with as many parents as distinguish the traces
     trace: Trace
-    responses: Responses
+    responses: TraceResponses
     kept_S: np.ndarray  # bool, in the order of the trace's files
     summary: MismatchSummary
 
@@ -100,11 +100,11 @@ class MeasuredTrace:
         return About.of([self.trace], int(np.count_nonzero(~self.responses.measured_S)))
 
     @property
-    def measured(self) -> Measured:
+    def measured(self) -> SummaryEstimates:
         """The summary with what its intervals are made of; what the report does not know is not
         compared either.
         """
-        measured = Measured(self.summary)
+        measured = SummaryEstimates(self.summary)
         for key, estimate in self.result.metrics.items():
             if estimate.value is None:
                 measured.estimates[key] = Estimate(None, note=estimate.note)
@@ -112,12 +112,12 @@ class MeasuredTrace:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TraceComparison:
     """Another trace compared with the first one."""
 
     side: MeasuredTrace
     pairing: Pairing
-    differences: dict[str, Difference]
+    differences: dict[str, MetricDifference]
     on_tokens: OnTokens | None  # if both hold the same responses
 
 
@@ -129,7 +129,7 @@ class ComparisonAnalysis(Study):
 
     pair: Pair
     first: MeasuredTrace
-    others: tuple[Comparison, ...]
+    others: tuple[TraceComparison, ...]
     arguments: tuple[str, ...] = ()  # as typed, without the traces
 
     @property
@@ -151,7 +151,7 @@ class ComparisonAnalysis(Study):
             comparisons=[_difference(self, comparison) for comparison in self.others],
         )
 
-    def settings_of(self, comparison: Comparison) -> list[SettingDifference]:
+    def settings_of(self, comparison: TraceComparison) -> list[SettingDifference]:
         """The settings in which another trace differs from the first, likeliest causes first."""
         manifests = (side.trace.manifest for side in (self.first, comparison.side))
         return settings_diff(*manifests, at_equal_weights=self.pair.name == "mismatch")
@@ -216,7 +216,7 @@ def analyse_comparison(
     pair = _common_pair(traces, pair_name)
     with executor(workers, traces) as reader:
         recognised = reader.reduced(reader.portions, lambda _: Recognising(pair), on_responses)
-        found = _Found.of(traces, reader.portions, recognised)
+        found = _ResponsesByTrace.of(traces, reader.portions, recognised)
         pairings = [pair_up(found.responses[0], other) for other in found.responses[1:]]
         kept = compared_rows(found.responses, pairings)
         partners = common_tokens(found.responses, pairings, kept)
@@ -238,33 +238,33 @@ def analyse_comparison(
                     reader, pair, found, np.where(first.kept_S, pairing.partner_S, -1), side.trace
                 )
             found_differences = differences(measured, side.measured, same_tokens=same_tokens)
-            others.append(Comparison(side, pairing, found_differences, on_tokens))
+            others.append(TraceComparison(side, pairing, found_differences, on_tokens))
     return ComparisonAnalysis(pair, first, tuple(others), tuple(arguments))
 
 
 @dataclass(frozen=True)
-class _Found:
+class _ResponsesByTrace:
     """The responses of each trace, and which of them are in each portion."""
 
-    responses: list[Responses]
+    responses: list[TraceResponses]
     portions: list[list[Portion]]
     rows: dict[Portion, slice]
 
     @classmethod
     def of(
         cls, traces: Sequence[Trace], every: Sequence[Portion], recognised: Recognised
-    ) -> _Found:
+    ) -> _ResponsesByTrace:
         """Sort what was recognised by trace; raises a `MismatchError` for a trace without scored
         tokens.
         """
-        responses: list[Responses] = []
+        responses: list[TraceResponses] = []
         portions: list[list[Portion]] = [[] for _ in traces]
         rows: dict[Portion, slice] = {}
         for portion in every:
             portions[portion.trace].append(portion)
         for number, trace in enumerate(traces):
-            parts = [Responses.joined(groups) for groups in recognised.responses[number]]
-            responses.append(Responses.joined(parts))
+            parts = [TraceResponses.joined(groups) for groups in recognised.responses[number]]
+            responses.append(TraceResponses.joined(parts))
             if not responses[-1].measured_S.any():
                 refuse_unmeasured([trace], 0, 0)
             ends = accumulate(map(len, parts))
@@ -274,7 +274,7 @@ class _Found:
 
 
 @dataclass(frozen=True)
-class _Measuring:
+class _ComparedPass:
     """The pass that makes the summary of the compared responses, with prompts identified by
     their tokens.
     """
@@ -300,18 +300,18 @@ class _Measuring:
 
 def _measuring(
     pair: Pair,
-    found: _Found,
+    found: _ResponsesByTrace,
     kept: Sequence[np.ndarray],
     partners: Sequence[Mapping[int, np.ndarray]],
     traces: Sequence[Trace],
     portion: Portion,
-) -> _Measuring:
+) -> _ComparedPass:
     rows = found.rows[portion]
     of_portion = tuple(
         Partners.of(traces[other], partner_S).of_some(rows)
         for other, partner_S in partners[portion.trace].items()
     )
-    return _Measuring(
+    return _ComparedPass(
         pair,
         kept[portion.trace][rows],
         found.responses[portion.trace].prompt_S[rows],
@@ -320,12 +320,12 @@ def _measuring(
 
 
 def _on_tokens(
-    reader: Executor, pair: Pair, found: _Found, partner_S: np.ndarray, other: Trace
+    reader: Executor, pair: Pair, found: _ResponsesByTrace, partner_S: np.ndarray, other: Trace
 ) -> OnTokens:
     partners, prompt_S = Partners.of(other, partner_S), found.responses[0].prompt_S
     rows = found.rows
     return reader.reduced(
-        found.portions[0], lambda p: Meeting(pair, prompt_S[rows[p]], partners.of_some(rows[p]))
+        found.portions[0], lambda p: PartnerPass(pair, prompt_S[rows[p]], partners.of_some(rows[p]))
     )
 
 
@@ -389,7 +389,7 @@ def _trace(side: MeasuredTrace) -> ComparedTrace:
     )
 
 
-def _difference(analysis: ComparisonAnalysis, comparison: Comparison) -> TraceDifference:
+def _difference(analysis: ComparisonAnalysis, comparison: TraceComparison) -> TraceDifference:
     metrics, pairing = comparison.differences, comparison.pairing
     answers = {key: difference.more_than_noise for key, difference in metrics.items()}
     tested = sum(answer is not None for answer in answers.values())

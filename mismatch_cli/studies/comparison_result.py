@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mismatch_cli.metrics.differences import Difference
+from mismatch_cli.metrics.differences import MetricDifference
 from mismatch_cli.metrics.pair_summary import PairSummary
 from mismatch_cli.studies.pairing import PairedBy, TokenComparison
 from mismatch_cli.studies.settings_compared import SettingDifference
@@ -52,7 +52,7 @@ class TraceDifference:
     more_than_noise: int  # of them
     expected_by_chance: float
     differs: Differs
-    metrics: Mapping[str, Difference]  # of the catalog, by key
+    metrics: Mapping[str, MetricDifference]  # of the catalog, by key
     on_tokens: TokenComparison | None  # if both hold the same responses
     settings: Sequence[SettingDifference]
 

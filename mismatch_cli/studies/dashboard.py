@@ -21,10 +21,10 @@ from mismatch_cli.limits.assess import (
     assess,
     status,
 )
-from mismatch_cli.limits.both_sides import family, precision
 from mismatch_cli.limits.expected import expected_gap, place_of
+from mismatch_cli.limits.manifest_sides import family, precision
 from mismatch_cli.limits.published import published
-from mismatch_cli.limits.reference import Measured, reference, usual_gap
+from mismatch_cli.limits.reference import MeasuredRange, reference, usual_gap
 from mismatch_cli.limits.suspects import Suspect, suspects, unrecorded
 from mismatch_cli.metrics.estimate import (
     ABOVE_1,
@@ -49,7 +49,7 @@ _BOUNDS: dict[Scale, tuple[float, float]] = {
 
 
 @dataclass(frozen=True)
-class Quoted:
+class QuotedNumber:
     """A number as a dashboard shows it; `metric` is our metric with the same definition, if
     there is one.
     """
@@ -63,7 +63,7 @@ class Quoted:
     note: str = ""
 
     @classmethod
-    def of(cls, framework: str, name: str, value: float) -> Quoted:
+    def of(cls, framework: str, name: str, value: float) -> QuotedNumber:
         """Find the metric by its name on the dashboard, or by our key or label; a `UsageError` if
         that is ambiguous, unknown, or if the value is out of range.
         """
@@ -146,7 +146,7 @@ class Quoted:
                 what = f"{case.setup} ({case.model})"
                 yield SizeCause(what, case.low, case.high, True, case.source)
 
-    def _is_near(self, case: Measured) -> bool:
+    def _is_near(self, case: MeasuredRange) -> bool:
         """Whether its distance from agreement is within a factor of what somebody measured."""
         ideal = METRICS[self.metric].agreement or 0.0
         low, high = sorted((abs(case.low - ideal), abs(case.high - ideal)))
@@ -233,7 +233,7 @@ class DashboardNumbers(Study):
 
     STUDY, FORMAT = "dashboard", "mismatch-cli verdict"
 
-    numbers: Sequence[Quoted]
+    numbers: Sequence[QuotedNumber]
     about: Mapping[str, Any]  # as in a manifest, as far as it is known
 
     @cached_property

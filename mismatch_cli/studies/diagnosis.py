@@ -11,22 +11,22 @@ from mismatch_cli.base import custom_code
 from mismatch_cli.base.errors import suggest
 from mismatch_cli.base.places import shown
 from mismatch_cli.diagnosis.alignment import lag_scan
-from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose, module
-from mismatch_cli.diagnosis.evidence import Evidence, Finding, Gathering, Limits
-from mismatch_cli.diagnosis.grouped import estimate_over_prompts
+from mismatch_cli.diagnosis.diagnose import Findings, diagnose, module
+from mismatch_cli.diagnosis.evidence import Evidence, EvidenceCollector, Finding, HashLimits
+from mismatch_cli.diagnosis.group_estimates import estimate_over_prompts
 from mismatch_cli.diagnosis.model import ModelAtHand, model_at_hand
 from mismatch_cli.diagnosis.origins import Origin, Traces
 from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.limits.both_sides import temperatures_of
+from mismatch_cli.limits.manifest_sides import temperatures_of
 from mismatch_cli.limits.suspects import Suspect, suspects
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
-from mismatch_cli.models.dealing import ALL_HERE, Ranks
+from mismatch_cli.models.rank_shares import ALL_HERE, Ranks
 from mismatch_cli.processes.workers import ALONE, Workers
 from mismatch_cli.processes.workers.portions import Portion
 from mismatch_cli.processes.workers.reading import executor
 from mismatch_cli.studies.diagnosis_result import (
-    Covered,
+    CoveredTokens,
     DiagnosisResult,
     EvidenceRow,
     FindingRow,
@@ -57,7 +57,7 @@ class DiagnosisAnalysis(Study):
     STUDY, FORMAT, VERSION = "diagnosis", "mismatch-cli diagnosis", 3
 
     traces: Sequence[Trace]
-    diagnosis: Diagnosis
+    diagnosis: Findings
     earlier_model: str | None = None
     trainer_model: str | None = None
 
@@ -70,10 +70,10 @@ class DiagnosisAnalysis(Study):
         return subject_of(self.traces[0].manifest, len(self.sample.kept))
 
     @property
-    def covered(self) -> Covered:
+    def covered(self) -> CoveredTokens:
         """How much of the traces the sample has."""
         prompts = len(np.unique(self.sample.prompt_id_S))
-        return Covered(len(self.sample.kept), self.sample.num_responses, prompts)
+        return CoveredTokens(len(self.sample.kept), self.sample.num_responses, prompts)
 
     @cached_property
     def gap(self) -> Estimate:
@@ -233,7 +233,7 @@ class DiagnosisAnalysis(Study):
 
     @cached_property
     def found(self) -> list[FindingRow]:
-        """What was found, in the order of `Diagnosis.found`."""
+        """What was found, in the order of `Findings.found`."""
         return [self.result.finding(finding.check) for finding in self.diagnosis.found]
 
     def _mean(self, value_N: np.ndarray, part: np.ndarray | slice) -> Estimate:
@@ -246,14 +246,14 @@ class _Gathering:
     """The pass that gathers evidence from each portion, without responses beyond the limits."""
 
     pair: Pair
-    limits: Limits
+    limits: HashLimits
     temperatures: tuple[float, float]
     columns: ClassVar[None] = None
 
-    def begin(self, _portion: Portion) -> Gathering:
-        return Gathering(self.pair, self.limits, self.temperatures)
+    def begin(self, _portion: Portion) -> EvidenceCollector:
+        return EvidenceCollector(self.pair, self.limits, self.temperatures)
 
-    def read(self, found: Gathering, portion: Portion, groups: Iterator[RowGroup]) -> None:
+    def read(self, found: EvidenceCollector, portion: Portion, groups: Iterator[RowGroup]) -> None:
         for group in groups:
             found.update(group.table, group.batch, Origin(portion.trace, group.path.name))
 
@@ -274,14 +274,14 @@ class _Narrowing:
     """The pass over each portion, limited by what earlier portions gathered."""
 
     def __init__(self, pair: Pair, temperatures: tuple[float, float]) -> None:
-        self.pair, self.limits, self.temperatures = pair, Limits(), temperatures
+        self.pair, self.limits, self.temperatures = pair, HashLimits(), temperatures
 
     def __call__(self, _portion: Portion) -> _Gathering:
         return _Gathering(self.pair, self.limits, self.temperatures)
 
-    def after(self, gathered: Iterator[Gathering]) -> None:
+    def after(self, gathered: Iterator[EvidenceCollector]) -> None:
         """A limit that one of the earlier portions set applies to all later ones."""
-        self.limits = Limits(
+        self.limits = HashLimits(
             *map(min, zip(self.limits, *(part.limits for part in gathered), strict=True))
         )
 

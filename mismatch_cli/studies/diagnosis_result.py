@@ -22,7 +22,7 @@ class SampleSize:
 
 
 @dataclass(frozen=True)
-class Covered:
+class CoveredTokens:
     """What the gap was measured on."""
 
     tokens: int

@@ -11,10 +11,9 @@ from typing import Protocol
 
 from mismatch_cli.base import numbers
 from mismatch_cli.base.places import shown
-from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
+from mismatch_cli.diagnosis.diagnose import Findings, diagnose
 from mismatch_cli.frameworks import dialects
 from mismatch_cli.limits.assess import LEADING
-from mismatch_cli.limits.both_sides import family
 from mismatch_cli.limits.judge import (
     BOUNDS,
     HOLDS,
@@ -36,6 +35,7 @@ from mismatch_cli.limits.limit_sets import (
     Limit,
     LimitSet,
 )
+from mismatch_cli.limits.manifest_sides import family
 from mismatch_cli.limits.published import for_other_models
 from mismatch_cli.metrics.estimate import FEW_DECIDE, FLOOR_RESOLUTION
 from mismatch_cli.processes.workers import ALONE, Workers
@@ -47,7 +47,7 @@ from mismatch_cli.trace.reader import Trace
 
 
 @dataclass(frozen=True)
-class Found(Number):
+class MeasuredMetric(Number):
     """A metric's measurement with what relative limits refer to."""
 
     floor: float | None = None
@@ -64,7 +64,7 @@ class Check:
 
     limits: str  # the name of its set
     limit: Limit
-    found: Found
+    found: MeasuredMetric
     standing: Standing
     # The bound as a value of the metric; for a factor, as a distance from agreement
     allowed: float | None
@@ -110,11 +110,11 @@ class Check:
 class Findable(Protocol):
     """What limits are checked on."""
 
-    def find(self, limit: Limit) -> Found:
+    def find(self, limit: Limit) -> MeasuredMetric:
         """The measurement of a limit's metric, or why there is none."""
 
 
-class Measurement:
+class PooledMetrics:
     """The pooled metrics of some traces: the summary that `report` prints, and frameworks' own
     metrics on request.
     """
@@ -133,23 +133,23 @@ class Measurement:
             for reading in rows
         }
 
-    def find(self, limit: Limit) -> Found:
+    def find(self, limit: Limit) -> MeasuredMetric:
         """The measurement of a limit's metric, or why there is none."""
         if self.diagnosis is not None and limit.framework == DIAGNOSIS:
             return _diagnosed(limit.metric.removeprefix(f"{DIAGNOSIS}:"), self.diagnosis)
         if limit.framework:
             reading = self._readings[limit.metric]
-            return Found(reading.value, pair=reading.line.pair, why=reading.why)
+            return MeasuredMetric(reading.value, pair=reading.line.pair, why=reading.why)
         why = for_other_models(limit.family, family(self.result.about.manifest))
         if why:
-            return Found(pair=limit.pair, why=why)
+            return MeasuredMetric(pair=limit.pair, why=why)
         pairs = {name: pair.metrics for name, pair in self.result.pairs.items()}
         number = Number.of(pairs, limit.metric, limit.pair)
         if number.value is None:
-            return Found(pair=number.pair, why=number.why)
+            return MeasuredMetric(pair=number.pair, why=number.why)
         estimate = pairs[number.pair][limit.metric]
         is_leading = limit.metric == LEADING and number.pair == self.result.main.pair
-        return Found(
+        return MeasuredMetric(
             **vars(number),
             floor=estimate.noise.floor if estimate.noise else None,
             expected=self.result.expected.high if is_leading else None,
@@ -157,21 +157,21 @@ class Measurement:
         )
 
 
-def _diagnosed(name: str, diagnosis: Diagnosis) -> Found:
+def _diagnosed(name: str, diagnosis: Findings) -> MeasuredMetric:
     """How many faults were found, or whether one check found something; an impossible check is
     not measured.
     """
     pair = diagnosis.evidence.pair.name
     if name == FAULTS:
-        return Found(
+        return MeasuredMetric(
             float(len(diagnosis.faults)),
             pair=pair,
             detail=", ".join(f.check for f in diagnosis.faults),
         )
     finding = next(f for f in diagnosis.findings if f.check == name)
     if finding.status == "untested":
-        return Found(pair=pair, why=finding.reason)
-    return Found(float(finding.status == "found"), pair=pair, detail=finding.sentence)
+        return MeasuredMetric(pair=pair, why=finding.reason)
+    return MeasuredMetric(float(finding.status == "found"), pair=pair, detail=finding.sentence)
 
 
 def check_limits(
@@ -204,7 +204,9 @@ def _side(bound: str) -> str:
     return "min" if bound == "max_below_baseline" else "max"
 
 
-def _reference(limit: Limit, found: Found, baseline: Findable | None) -> tuple[float | None, str]:
+def _reference(
+    limit: Limit, found: MeasuredMetric, baseline: Findable | None
+) -> tuple[float | None, str]:
     """The number that a relative limit starts from, or why there is none."""
     if limit.bound in OF_BASELINE:
         assert baseline is not None
@@ -237,7 +239,7 @@ def _allowed(limit: Limit, reference: float | None) -> float:
     return limit.threshold * distance
 
 
-def _comparable(limit: Limit, found: Found) -> Number:
+def _comparable(limit: Limit, found: MeasuredMetric) -> Number:
     """The number to compare with `allowed`: for a factor, its distance from agreement."""
     if limit.bound not in FACTORS or found.value is None:
         return found
@@ -272,8 +274,8 @@ class GateAnalysis(Study):
 
     sets: Sequence[LimitSet]
     checks: Sequence[Check]
-    measured: Measurement
-    baseline: Measurement | None = None
+    measured: PooledMetrics
+    baseline: PooledMetrics | None = None
     allow_partial: bool = False  # whether incomplete traces may pass
 
     @classmethod
@@ -288,8 +290,8 @@ class GateAnalysis(Study):
     ) -> GateAnalysis:
         """Measure the traces, and the baseline if there is one, and check every limit."""
         frameworks = frameworks_of(sets)
-        measured = Measurement(traces, frameworks, workers)
-        earlier = Measurement(baseline, frameworks, workers) if baseline else None
+        measured = PooledMetrics(traces, frameworks, workers)
+        earlier = PooledMetrics(baseline, frameworks, workers) if baseline else None
         return cls(sets, check_limits(sets, measured, earlier), measured, earlier, allow_partial)
 
     @cached_property

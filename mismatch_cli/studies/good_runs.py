@@ -41,7 +41,7 @@ Metrics = Mapping[str, Estimate]
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DerivedLimit:
     """A limit, and the run and estimate it was derived from."""
 
     limit: Limit
@@ -54,7 +54,7 @@ class FromRuns:
     """The limits for later runs."""
 
     pair: str
-    drawn: tuple[Drawn, ...]
+    drawn: tuple[DerivedLimit, ...]
     left_out: Mapping[str, str]  # why a metric has no limit
 
 
@@ -69,7 +69,7 @@ def limits_from(runs_pairs: Sequence[Mapping[str, PairSummary]]) -> FromRuns:
             f"The runs have no pair in common ({recorded}). Name runs recorded in the same way."
         )
     runs: list[Metrics] = [run[pairs[0]].metrics for run in runs_pairs]
-    drawn: list[Drawn] = []
+    drawn: list[DerivedLimit] = []
     left_out: dict[str, str] = {}
     for key in GATED:
         if why := next((why for metrics in runs if (why := _unsure(metrics[key]))), ""):
@@ -98,7 +98,7 @@ def _unsure(estimate: Estimate) -> str:
     return ""
 
 
-def _widest(metric: Metric, pair: str, runs: Sequence[Metrics]) -> list[Drawn]:
+def _widest(metric: Metric, pair: str, runs: Sequence[Metrics]) -> list[DerivedLimit]:
     """The loosest bound over all runs, on each side on which the metric leaves agreement."""
     agreement = metric.agreement or 0.0
     values = [metrics[metric.key].value for metrics in runs]
@@ -109,7 +109,7 @@ def _widest(metric: Metric, pair: str, runs: Sequence[Metrics]) -> list[Drawn]:
         ends = [_beyond(metric, metrics[metric.key], bound) for metrics in runs]
         run = ends.index(loosest(ends))
         limit = Limit(metric.key, bound, _rounded(ends[run], agreement, bound), pair=pair)
-        drawn.append(Drawn(limit, run, runs[run][metric.key]))
+        drawn.append(DerivedLimit(limit, run, runs[run][metric.key]))
     return drawn
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mismatch_cli.base.errors import UsageError, suggest
 from mismatch_cli.base.registry import alternatives
 from mismatch_cli.frameworks import dialects
-from mismatch_cli.frameworks.dialects import Line
+from mismatch_cli.frameworks.dialects import FrameworkMetric
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 
 OWN = "mismatch"  # the framework name for the metrics of `report`
@@ -19,8 +19,8 @@ class LoggedMetric(NamedTuple):
     """A framework's metric; `also` are the others that log the same number by such a name."""
 
     framework: str
-    line: Line
-    also: tuple[tuple[str, Line], ...] = ()
+    line: FrameworkMetric
+    also: tuple[tuple[str, FrameworkMetric], ...] = ()
 
     @property
     def note(self) -> str:
@@ -71,12 +71,12 @@ def framework_metric(framework: str, name: str) -> LoggedMetric:
     )
 
 
-def _is_same_number(first: Line, second: Line) -> bool:
+def _is_same_number(first: FrameworkMetric, second: FrameworkMetric) -> bool:
     facts = [(line.pair, line.formula, dialects.metric_of(line)) for line in (first, second)]
     return facts[0] == facts[1]
 
 
-def _lines(framework: str, name: str) -> list[tuple[str, Line]]:
+def _lines(framework: str, name: str) -> list[tuple[str, FrameworkMetric]]:
     """The metrics of exactly this name with their frameworks; without any, of nearly the same."""
     alike = [
         (owner, line)
@@ -99,8 +99,8 @@ def without_value(name: str, framework: str) -> str:
     """The message for a word that no number follows: a metric, or nothing that is known."""
     if name in (OWN, *dialects.names()):
         return f"{name} is a framework: name it first, once."
-    is_ours = framework in ("", OWN) and is_own(name)
-    if is_ours or (framework != OWN and _lines(framework, name)):
+    is_own_file = framework in ("", OWN) and is_own(name)
+    if is_own_file or (framework != OWN and _lines(framework, name)):
         owner = filter(None, [framework])
         return f"{name} needs a number: {suggest('verdict', *owner, name, '0.02')}"
     return unknown_metric(name, framework) if framework else _unknown_word(name)

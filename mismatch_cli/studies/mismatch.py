@@ -15,30 +15,31 @@ import numpy as np
 
 from mismatch_cli.base.places import shown
 from mismatch_cli.limits.assess import LEADING, Assessment, assess
-from mismatch_cli.limits.both_sides import temperatures_of
 from mismatch_cli.limits.expected import Expected, expected_gap
+from mismatch_cli.limits.manifest_sides import temperatures_of
 from mismatch_cli.limits.suspects import Suspect, suspects
 from mismatch_cli.metrics.accumulator import Accumulator, columns_read
-from mismatch_cli.metrics.clipping.masked import Needs
+from mismatch_cli.metrics.clipping.masked_slice import Needs
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.gap_table import METRICS, Metric
-from mismatch_cli.metrics.kept_rows import (
+from mismatch_cli.metrics.lattice import Lattice, LatticeLine
+from mismatch_cli.metrics.own_scale import OwnScale
+from mismatch_cli.metrics.pair_summary import MetricEstimate, Noise, PairSummary
+from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
+from mismatch_cli.metrics.retained_rows import (
     KeptResponse,
     KeptToken,
     ScatterSample,
     Worst,
     WorstTokens,
 )
-from mismatch_cli.metrics.lattice import Lattice, LatticeLine
-from mismatch_cli.metrics.own_scale import OwnScale
-from mismatch_cli.metrics.pair_summary import MetricEstimate, Noise, PairSummary
-from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
-from mismatch_cli.metrics.route_flips import Routing, RoutingSummary
+from mismatch_cli.metrics.route_flips import RouteFlips, RoutingSummary
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.processes.workers import ALONE, Workers
 from mismatch_cli.processes.workers.portions import Portion
 from mismatch_cli.processes.workers.reading import read_through
 from mismatch_cli.rules.batch import TokenBatch
+from mismatch_cli.studies.algorithm_support import Support
 from mismatch_cli.studies.clipping import first_pass
 from mismatch_cli.studies.exploration.explore import explore
 from mismatch_cli.studies.exploration.explored import Exploration
@@ -49,12 +50,11 @@ from mismatch_cli.studies.study import (
     name_of,
     subject_of,
 )
-from mismatch_cli.studies.support import Support
 from mismatch_cli.studies.unusable import refuse_unmeasured
 from mismatch_cli.trace.origin import About, Imported
 from mismatch_cli.trace.reader import RowGroup, Trace
 
-COLUMNS = columns_read(MismatchSummary, Routing)
+COLUMNS = columns_read(MismatchSummary, RouteFlips)
 WORST = 10  # tokens and responses that a page shows
 _NONE = np.zeros(0, dtype=np.float32)
 
@@ -150,7 +150,7 @@ class MismatchAnalysis(Study):
     scatter: ScatterSample
     lattice: Lattice
     scale: OwnScale
-    routing: Routing
+    routing: RouteFlips
     unscored_responses: int
 
     @property
@@ -246,7 +246,7 @@ class Measurement(Accumulator):
         """`temperatures`: of the rollout and of the trainer."""
         self.pairs = {name: MismatchSummary(PAIRS[name]) for name in pairs}
         self.floor = MismatchSummary(PAIRS["floor"])
-        self.scatter, self.lattice, self.routing = ScatterSample(), Lattice(), Routing()
+        self.scatter, self.lattice, self.routing = ScatterSample(), Lattice(), RouteFlips()
         self.scale = OwnScale(PAIRS[pairs[0]], temperatures)
         self.worst: dict[int, WorstTokens] = {}  # by the number of the trace
         self.unscored_responses = 0
@@ -263,7 +263,7 @@ class Measurement(Accumulator):
 
 
 @dataclass(frozen=True)
-class _Measuring:
+class _MismatchPass:
     """The pass that measures each portion."""
 
     pairs: tuple[str, ...]
@@ -292,7 +292,7 @@ def analyse(
     pooled.
     """
     check_poolable(traces)
-    asked = _Measuring(tuple(pairs_in(traces)), worst, temperatures_of(traces[0].manifest))
+    asked = _MismatchPass(tuple(pairs_in(traces)), worst, temperatures_of(traces[0].manifest))
     found = read_through(traces, asked, workers, on_responses)
     counts = [summary.exact.counts for summary in found.pairs.values()]
     refuse_unmeasured(

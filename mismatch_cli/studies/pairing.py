@@ -29,7 +29,7 @@ from mismatch_cli.metrics.sums import WIDE_BAND, GroupSums
 from mismatch_cli.processes.workers.portions import Portion
 from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.trace.columns import ALWAYS_READ, PROMPT_COLUMN, ROW_KEY
-from mismatch_cli.trace.foreign import single
+from mismatch_cli.trace.foreign_values import single
 from mismatch_cli.trace.reader import RowGroup, Trace, table_to_batch
 from mismatch_cli.trace.shards import open_shard, read_group
 
@@ -39,7 +39,7 @@ SCORED = (*ALWAYS_READ, *PAIR_COLUMNS)
 
 
 @dataclass(frozen=True)
-class Responses:
+class TraceResponses:
     """The responses of a trace, in the order of its files."""
 
     prompt_S: np.ndarray  # int64, a hash of the prompt's token ids
@@ -49,7 +49,7 @@ class Responses:
     missing_S: np.ndarray  # uint64, a hash of the places of tokens that lack one; 0 for none
 
     @classmethod
-    def joined(cls, parts: Sequence[Responses]) -> Responses:
+    def joined(cls, parts: Sequence[TraceResponses]) -> TraceResponses:
         """The responses of all parts, one part after the other."""
         none = cls(
             *(np.zeros(0, dtype=kind) for kind in (np.int64, *[np.uint64] * 2, np.bool_, np.uint64))
@@ -67,7 +67,7 @@ class Responses:
 class Recognised(Accumulator):
     """The responses of each trace by its number, in lists per portion and row group."""
 
-    responses: dict[int, list[list[Responses]]]
+    responses: dict[int, list[list[TraceResponses]]]
 
     def merge(self, other: Recognised) -> None:
         for number, portions in other.responses.items():
@@ -102,7 +102,7 @@ class Pairing:
         return int(np.count_nonzero(self.partner_S >= 0))
 
 
-def pair_up(first: Responses, other: Responses) -> Pairing:
+def pair_up(first: TraceResponses, other: TraceResponses) -> Pairing:
     """Pair by tokens if most responses of both traces are the same, else by prompts if most
     prompts are.
     """
@@ -120,7 +120,9 @@ def pair_up(first: Responses, other: Responses) -> Pairing:
     return Pairing(by, partner_S, shared_prompts)
 
 
-def compared_rows(responses: Sequence[Responses], pairings: Sequence[Pairing]) -> list[np.ndarray]:
+def compared_rows(
+    responses: Sequence[TraceResponses], pairings: Sequence[Pairing]
+) -> list[np.ndarray]:
     """Which responses of each trace are compared: those that all paired traces share; bool, in file
     order.
 
@@ -147,7 +149,7 @@ def compared_rows(responses: Sequence[Responses], pairings: Sequence[Pairing]) -
     return kept
 
 
-def _partners(first: Responses, other: Responses) -> np.ndarray:
+def _partners(first: TraceResponses, other: TraceResponses) -> np.ndarray:
     """Match equal responses with equal row keys first, then the remaining equal ones in file
     order.
     """
@@ -180,12 +182,12 @@ def _occurrence(keys: np.ndarray) -> np.ndarray:
     return number
 
 
-def _recognised(group: RowGroup, pair: Pair) -> Responses:
+def _recognised(group: RowGroup, pair: Pair) -> TraceResponses:
     table, batch = group.table, group.batch
     prompts = _digests(table.column(PROMPT_COLUMN), [b""] * table.num_rows)
     contents = _digests(table.column("response_ids"), prompts)
     row_S = hash_keys(*(np.from_dlpack(single(table.column(name))) for name in ROW_KEY))
-    return Responses(
+    return TraceResponses(
         np.frombuffer(b"".join(prompts), dtype=np.int64),
         np.frombuffer(b"".join(contents), dtype=np.uint64),
         row_S,
@@ -343,7 +345,7 @@ class OnCommonTokens:
 
 
 def common_tokens(
-    responses: Sequence[Responses], pairings: Sequence[Pairing], kept: Sequence[np.ndarray]
+    responses: Sequence[TraceResponses], pairings: Sequence[Pairing], kept: Sequence[np.ndarray]
 ) -> list[dict[int, np.ndarray]]:
     """For each trace, the rows of its responses in the other traces, by their numbers; −1 for none.
 
@@ -366,7 +368,7 @@ def common_tokens(
 
 
 @dataclass(frozen=True)
-class Meeting:
+class PartnerPass:
     """The pass over the first trace: its responses, each with its partner's row in another trace.
 
     It holds one row group of each trace at a time. If both are in the same order, each row group is
@@ -415,7 +417,7 @@ class _Fetch:
         return pa.concat_tables(parts, promote_options="default").take(np.argsort(in_parts))
 
 
-class Joining:
+class PartnerJoin:
     """Joins their partners to responses: one batch with the two policies of both traces, as in
     `OURS` and `THEIRS`.
 

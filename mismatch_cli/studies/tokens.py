@@ -13,14 +13,14 @@ import pyarrow as pa
 
 from mismatch_cli.base.text import visible
 from mismatch_cli.metrics.clipping.clipping_summary import Question
-from mismatch_cli.metrics.clipping.masked import SIGNS, apply_masks
+from mismatch_cli.metrics.clipping.masked_slice import SIGNS, apply_masks
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps, turns_begin
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.rules.batch import TokenBatch
+from mismatch_cli.studies.algorithm_support import Support
 from mismatch_cli.studies.clipping import columns_for, first_pass
-from mismatch_cli.studies.support import Support
 from mismatch_cli.trace.columns import COLUMNS, ROW_KEY, TOKEN_COLUMNS
-from mismatch_cli.trace.foreign import single
+from mismatch_cli.trace.foreign_values import single
 from mismatch_cli.trace.reader import RowGroup, Trace
 
 _BLOCKED = "blocked_"  # before the name of an algorithm

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from mismatch_cli.base.places import shown
 from mismatch_cli.frameworks import dialects
-from mismatch_cli.frameworks.dialects import Reading, Readings
+from mismatch_cli.frameworks.dialects import MetricReading, MetricReadings
 from mismatch_cli.processes.workers import ALONE, Workers
 from mismatch_cli.studies.study import Study, check_poolable
 from mismatch_cli.trace.origin import About
@@ -67,7 +67,7 @@ class Translation(Study):
 
     traces: Sequence[Trace]
     asked: str
-    readings: Readings
+    readings: MetricReadings
 
     @classmethod
     def of(
@@ -100,7 +100,7 @@ class Translation(Study):
         )
 
 
-def _logged(reading: Reading) -> TranslatedMetric:
+def _logged(reading: MetricReading) -> TranslatedMetric:
     line = reading.line
     return TranslatedMetric(
         name=line.name,

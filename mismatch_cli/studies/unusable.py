@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.diagnosis.counts import ROUNDING, SIDES
-from mismatch_cli.trace.foreign import unpacked_flags
+from mismatch_cli.trace.foreign_values import unpacked_flags
 from mismatch_cli.trace.reader import Trace
 
 _ENOUGH = 2**16  # values to look at

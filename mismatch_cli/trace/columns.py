@@ -62,7 +62,7 @@ class TraceColumn:
         return self.value if self.shape is Shape.RESPONSE else pa.list_(self.value)
 
     @property
-    def must_be_given(self) -> bool:
+    def is_required(self) -> bool:
         """Whether a dump without it is not a trace."""
         return self.required and not self.default
 
@@ -74,7 +74,7 @@ class TraceColumn:
             words += f"; also read from {', '.join(self.aliases)}"
         if self.default:
             words += f"; default: {self.default}"
-        return f"{words} (required)" if self.must_be_given else words
+        return f"{words} (required)" if self.is_required else words
 
 
 _ONE, _TOKENS, _TOP_K, _LIST = Shape.RESPONSE, Shape.TOKENS, Shape.TOP_K, Shape.LIST

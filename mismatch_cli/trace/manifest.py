@@ -19,9 +19,9 @@ from mismatch_cli.base.errors import MismatchError, denied, suggest, unreadable
 from mismatch_cli.base.places import bundled_names, or_bundled
 from mismatch_cli.base.registry import meant
 from mismatch_cli.base.text import parsed_json
-from mismatch_cli.trace.contents import check_contents, damaged
 from mismatch_cli.trace.drafts import finish_exchanges
 from mismatch_cli.trace.files import write_atomically
+from mismatch_cli.trace.manifest_types import check_contents, damaged
 from mismatch_cli.trace.stores import StoreError, decoding, is_store, located
 from mismatch_cli.trace.training_folder import WATCH_FILE, training_runs
 

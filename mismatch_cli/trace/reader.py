@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.rules.batch import TokenBatch
-from mismatch_cli.trace import foreign
+from mismatch_cli.trace import foreign_values
 from mismatch_cli.trace.columns import (
     ALWAYS_READ,
     COLUMNS,
@@ -324,8 +324,8 @@ def _group(
     found = read_group(shard, group, list(dict.fromkeys((*columns, "step"))), path)
     # `pyarrow.compute` imports pandas for a Python value among its arguments, here the step.
     # numpy compares instead: the import takes half a second, and reading needs no pandas.
-    of_step_S = np.from_dlpack(foreign.single(found.column("step"))) == step
-    return found.filter(foreign.packed_flags(of_step_S)).select(columns)
+    of_step_S = np.from_dlpack(foreign_values.single(found.column("step"))) == step
+    return found.filter(foreign_values.packed_flags(of_step_S)).select(columns)
 
 
 def _laid_flat(path: Path, number: int, read: Callable[[], pa.Table]) -> RowGroup:
@@ -340,7 +340,7 @@ def table_to_batch(table: pa.Table) -> TokenBatch:
     """Flatten the rows of one table; a `MismatchError` if a token column does not have one value
     per token.
     """
-    columns = {name: foreign.single(table.column(name)) for name in table.column_names}
+    columns = {name: foreign_values.single(table.column(name)) for name in table.column_names}
     if empty := [name for name in _NEVER_NULL if name in columns and columns[name].null_count]:
         raise MismatchError(
             f"The trace is damaged: column {empty[0]} is empty in some rows. {_RENEW}"
@@ -389,7 +389,7 @@ def _assemble(
 
 def _or_nan(array: pa.FloatArray) -> np.ndarray:
     filled = np.full(len(array), np.nan, dtype=np.float32)
-    filled[foreign.unpacked_flags(array.is_valid())] = np.from_dlpack(array.drop_null())
+    filled[foreign_values.unpacked_flags(array.is_valid())] = np.from_dlpack(array.drop_null())
     return filled
 
 
@@ -401,7 +401,7 @@ def _offsets(array: pa.ListArray) -> np.ndarray:
 def _token_column(name: str, array: pa.ListArray, lengths_S: np.ndarray, width: int) -> np.ndarray:
     """The flat values of a list column; null rows become the type's value for "not measured"."""
     expected_S = lengths_S * width
-    known_S = foreign.unpacked_flags(array.is_valid())
+    known_S = foreign_values.unpacked_flags(array.is_valid())
     if not np.array_equal(np.diff(_offsets(array))[known_S], expected_S[known_S]):
         raise MismatchError(
             f"The trace is damaged: column {name} does not have one value per token (or K of "
@@ -419,7 +419,7 @@ def _flat(name: str, array: pa.ListArray) -> np.ndarray:
     values = array.flatten()  # respects slices, and skips values that null rows may cover
     _check(name, values)
     if pa.types.is_boolean(values.type):
-        return foreign.unpacked_flags(values)
+        return foreign_values.unpacked_flags(values)
     flat = np.from_dlpack(values)
     if "logp" in name and len(flat) and not flat.max() <= 0:  # True for NaN too
         return np.where(flat > 0, np.float32("nan"), flat)
@@ -434,8 +434,8 @@ def _check(name: str, values: pa.Array) -> None:
         )
     if name in ID_COLUMNS:
         ids = np.from_dlpack(values)
-        if len(ids) and not 0 <= ids.min() <= ids.max() <= foreign.MOST_ID:
-            strange = ids[foreign.strange_ids(ids)][0]
+        if len(ids) and not 0 <= ids.min() <= ids.max() <= foreign_values.MOST_ID:
+            strange = ids[foreign_values.strange_ids(ids)][0]
             raise MismatchError(
                 f"The trace is damaged: column {name} holds {strange}, which is not a token id. "
                 f"{_RENEW}"
@@ -468,7 +468,7 @@ def _top_k(columns: dict[str, pa.Array], lengths_S: np.ndarray) -> int:
     """
     if "topk_ids" not in columns or "response_ids" not in columns:
         return 0
-    known_S = foreign.unpacked_flags(columns["topk_ids"].is_valid())
+    known_S = foreign_values.unpacked_flags(columns["topk_ids"].is_valid())
     tokens = int(lengths_S[known_S].sum())
     return len(columns["topk_ids"].flatten()) // tokens if tokens else 0
 

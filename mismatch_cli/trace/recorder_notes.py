@@ -13,8 +13,8 @@ from typing import Any
 
 from mismatch_cli.base.errors import MismatchError, unreadable
 from mismatch_cli.base.text import parsed_json
-from mismatch_cli.trace.contents import NEEDED, check_contents
 from mismatch_cli.trace.manifest import read_manifest, recorded
+from mismatch_cli.trace.manifest_types import NEEDED, check_contents
 from mismatch_cli.trace.stores import StoreError
 
 RECORD = "record"  # the command in such a manifest

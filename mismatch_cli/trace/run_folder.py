@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.trace.drafts import NEW, RUN, UNFINISHED, remove_unfinished
-from mismatch_cli.trace.ours import (
+from mismatch_cli.trace.ownership import (
     FOLDERS,
     LOCK,
     LOG,
@@ -22,11 +22,11 @@ from mismatch_cli.trace.ours import (
     REPORT,
     foreign_in,
     format_of,
-    is_ours,
+    is_own_file,
     not_a_run_folder,
     results_in,
 )
-from mismatch_cli.trace.work import begun_beside
+from mismatch_cli.trace.recording_folder import begun_beside
 
 _Key = tuple[int, int]  # of a file: device and inode
 _held: dict[_Key, int] = {}  # the locks that this process holds
@@ -185,7 +185,7 @@ def _check_free(folder: Path, *names: str) -> None:
         path = folder / name
         inside = [] if path.is_symlink() else sorted(path.glob("*"))
         for found in (path, *(entry for entry in inside if not _is_passing(entry))):
-            if os.path.lexists(found) and not is_ours(found, folder):
+            if os.path.lexists(found) and not is_own_file(found, folder):
                 raise MismatchError(
                     f"{found} is in the way, and mismatch-cli did not write it. "
                     "Move it away, or choose another --output."
@@ -206,7 +206,7 @@ def check_apart(folder: Path, read: Path) -> None:
 def _has_only_pictures(path: Path) -> bool:
     """Whether this is the `plots/` of a report, as `report --figure` writes it alone."""
     entries = [path, *path.iterdir()] if path.name == PLOTS and path.is_dir() else []
-    return bool(entries) and all(is_ours(entry, path.parent) for entry in entries)
+    return bool(entries) and all(is_own_file(entry, path.parent) for entry in entries)
 
 
 def _is_passing(path: Path) -> bool:

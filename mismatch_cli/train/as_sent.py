@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from mismatch_cli.models.adapters import Merged, adapted_layers
+from mismatch_cli.models.adapters import MergedAdapter, adapted_layers
 from mismatch_cli.models.sharding import local
-from mismatch_cli.train.swapped import put, swapped
+from mismatch_cli.train.swapped_weights import put, swapped
 
 R = TypeVar("R")
 
@@ -92,5 +92,5 @@ class AsSent:
         if not self._adapter:
             return copy
         with swapped(self.trained(), copy):
-            state = Merged(self._model).state_dict()
+            state = MergedAdapter(self._model).state_dict()
             return [self._rounded(state[name]) for name in adapted_layers(self._model)]

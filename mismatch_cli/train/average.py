@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from mismatch_cli.train.swapped import swapped
+from mismatch_cli.train.swapped_weights import swapped
 
 
 class WeightAverage:

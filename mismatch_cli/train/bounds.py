@@ -26,8 +26,8 @@ from mismatch_cli.models.scoring.trainer import NOTHING, Trainer
 from mismatch_cli.models.sharding import padded, without_gradients
 from mismatch_cli.processes.ranks import World
 from mismatch_cli.rules.batch import Rollout
-from mismatch_cli.rules.batches import token_hashes
 from mismatch_cli.rules.divergences import sampled_in_topk, sampled_token, topk_divergences
+from mismatch_cli.rules.joint_batches import token_hashes
 from mismatch_cli.train.train_config import TrainConfig
 
 # Of the responses are read at the weights that sampled: one more forward pass of 1.25 to sample and
@@ -95,7 +95,7 @@ def _read(
         return read
 
     with without_gradients(trainer.model):
-        return trainer.look_at(members, look)
+        return trainer.forward_pass(members, look)
 
 
 def _log_probs(hidden_UH: Tensor, head: Head, sampling: SamplingSettings) -> np.ndarray:

@@ -30,7 +30,7 @@ from mismatch_cli.base.text import parsed_json
 from mismatch_cli.models.sharding import fill, like, local
 from mismatch_cli.processes.ranks import ALONE, World
 from mismatch_cli.trace.files import could_not_write, replacing_folder, write_atomically
-from mismatch_cli.trace.ours import remove_results, remove_trace
+from mismatch_cli.trace.ownership import remove_results, remove_trace
 from mismatch_cli.train.metrics_table import METRICS_TABLE, renew_table
 
 METRICS_FILE = "metrics.jsonl"

@@ -16,18 +16,18 @@ import numpy as np
 
 from mismatch_cli.rules.batch import Rollout
 from mismatch_cli.train.step import mean_reward
-from mismatch_cli.train.task import Posed
+from mismatch_cli.train.task import EncodedProblem
 
 if TYPE_CHECKING:
-    from mismatch_cli.train.run import Record, Run
+    from mismatch_cli.train.run import Record, RunInProgress
     from mismatch_cli.train.step import Step
 
 
 @dataclass(frozen=True)
-class Group:
+class PromptGroup:
     """The responses to one problem, with their rewards."""
 
-    posed: Posed
+    posed: EncodedProblem
     rollouts: list[Rollout]
     reward_S: np.ndarray
     advantage_S: np.ndarray
@@ -38,7 +38,7 @@ class Group:
         return bool((self.advantage_S != 0).any())
 
 
-def with_other_problems(run: Run, step: Step) -> Step:
+def with_other_problems(run: RunInProgress, step: Step) -> Step:
     """The step with the first groups that teach something, from its own problems and then from
     others.
 
@@ -58,13 +58,13 @@ def with_other_problems(run: Run, step: Step) -> Step:
     return _step_of(step, ordered[:wanted][share.start : share.stop], _sampled(found))
 
 
-def _sampled_step(run: Run, problems: list[Posed], step: int) -> Step:
+def _sampled_step(run: RunInProgress, problems: list[EncodedProblem], step: int) -> Step:
     samples = run.config.sampler.samples_per_prompt
     posed = [p for p in run.share(problems) for _ in range(samples)]
     return run.graded(step, posed, run.sample(posed, step, samples))
 
 
-def _of_all_ranks(run: Run, step: Step) -> list[Group]:
+def _of_all_ranks(run: RunInProgress, step: Step) -> list[PromptGroup]:
     """The groups of all ranks, in the order of the problems: any rank may have to train on any
     group.
     """
@@ -75,15 +75,15 @@ def _of_all_ranks(run: Run, step: Step) -> list[Group]:
     ]
 
 
-def _groups(step: Step, size: int) -> Iterator[Group]:
+def _groups(step: Step, size: int) -> Iterator[PromptGroup]:
     for start in range(0, len(step.posed), size):
         rows = slice(start, start + size)
-        yield Group(
+        yield PromptGroup(
             step.posed[start], step.rollouts[rows], step.reward_S[rows], step.advantage_S[rows]
         )
 
 
-def _step_of(step: Step, groups: list[Group], sampled: Record) -> Step:
+def _step_of(step: Step, groups: list[PromptGroup], sampled: Record) -> Step:
     return replace(
         step,
         posed=[group.posed for group in groups for _ in group.rollouts],
@@ -95,7 +95,7 @@ def _step_of(step: Step, groups: list[Group], sampled: Record) -> Step:
     )
 
 
-def _sampled(groups: list[Group]) -> Record:
+def _sampled(groups: list[PromptGroup]) -> Record:
     """What was sampled for a step: the mean reward of the kept groups alone does not measure the
     policy.
     """

@@ -36,7 +36,7 @@ class Outcome:
 
 
 @dataclass
-class Playing:
+class OngoingEpisode:
     """An episode in progress: what is needed to replay it after its process is lost."""
 
     name: tuple[int, ...]  # unique in the run; the last number selects the process that plays it
@@ -104,11 +104,13 @@ class Environments:
         """The rewards that episodes earned as they were played, behind the interface of graders."""
         return [rollout.reward for rollout in rollouts if isinstance(rollout, Episode)]
 
-    def begin(self, playing: Sequence[Playing]) -> list[Observation]:
+    def begin(self, playing: Sequence[OngoingEpisode]) -> list[Observation]:
         """The first observation of each episode; a `MismatchError` if there is none."""
         return self._of_all(playing, self._begin)
 
-    def step(self, playing: Sequence[Playing], actions: Sequence[str]) -> list[Outcome | None]:
+    def step(
+        self, playing: Sequence[OngoingEpisode], actions: Sequence[str]
+    ) -> list[Outcome | None]:
         """The result of an action in each episode; None where that takes too long."""
         wanted = dict(zip((p.name for p in playing), actions, strict=True))
         outcomes = self._of_all(playing, lambda child, p: self._step(child, p, wanted[p.name]))
@@ -129,7 +131,7 @@ class Environments:
         self.timeouts = state["timeouts"]
 
     def _of_all(
-        self, playing: Sequence[Playing], ask: Callable[[Child, Playing], _Answer]
+        self, playing: Sequence[OngoingEpisode], ask: Callable[[Child, OngoingEpisode], _Answer]
     ) -> list[_Answer]:
         """Ask all processes in parallel about their shares, each about one episode after
         another.
@@ -146,7 +148,7 @@ class Environments:
             found = dict(pair for part in threads.map(share, range(count)) for pair in part)
         return [found[i] for i in range(len(playing))]
 
-    def _begin(self, child: Child, playing: Playing) -> Observation:
+    def _begin(self, child: Child, playing: OngoingEpisode) -> Observation:
         reply = self._ask(child, playing, playing.start, _ON_SEED)
         if reply is None:
             raise self._failed(
@@ -154,7 +156,7 @@ class Environments:
             )
         return self._observation(reply, _ON_SEED)
 
-    def _step(self, child: Child, playing: Playing, action: str) -> Outcome | None:
+    def _step(self, child: Child, playing: OngoingEpisode, action: str) -> Outcome | None:
         where = f"on the action {action[:_SHOWN]!r}"
         question = playing.question(action, len(playing.actions))
         reply = self._ask(child, playing, question, where)
@@ -169,7 +171,7 @@ class Environments:
         )
 
     def _ask(
-        self, child: Child, playing: Playing, question: dict[str, Any], where: str
+        self, child: Child, playing: OngoingEpisode, question: dict[str, Any], where: str
     ) -> dict[str, Any] | None:
         """The answer, or None if it takes too long; retried once if the process died or does not
         know the episode.
@@ -200,7 +202,7 @@ class Environments:
         return MismatchError(f"--environment {self._where} failed: {why}. {advice}.")
 
 
-def starting(name: tuple[int, ...], seed: int, problem: Problem) -> Playing:
+def starting(name: tuple[int, ...], seed: int, problem: Problem) -> OngoingEpisode:
     """An episode to begin; `name` must be unique."""
     asked = {"episode": name, "seed": seed, "problem": problem.prompt, "answer": problem.answer}
-    return Playing(name, asked)
+    return OngoingEpisode(name, asked)

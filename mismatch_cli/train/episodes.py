@@ -16,7 +16,7 @@ from mismatch_cli.models.engines import Engine, Request, sample_checked, sample_
 from mismatch_cli.probe.tasks.prompts import Problem, encode_prompts
 from mismatch_cli.processes.ranks import ALONE, World
 from mismatch_cli.rules.batch import Episode, Rollout
-from mismatch_cli.train.environment import Environments, Playing, starting
+from mismatch_cli.train.environment import Environments, OngoingEpisode, starting
 from mismatch_cli.train.train_config import TrainConfig
 from mismatch_cli.train.turns import Turns
 
@@ -25,7 +25,7 @@ from mismatch_cli.train.turns import Turns
 class _Running:
     """An episode so far: the model's turns, and what the environment put between them."""
 
-    playing: Playing
+    playing: OngoingEpisode
     prompt_ids: list[int]
     parts: list[Rollout] = field(default_factory=list)
     turns: int = 0

@@ -11,7 +11,7 @@ from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.train.step import mean_reward
 
 if TYPE_CHECKING:
-    from mismatch_cli.train.run import Record, Run
+    from mismatch_cli.train.run import Record, RunInProgress
     from mismatch_cli.train.train_config import TrainConfig
 
 
@@ -27,7 +27,7 @@ def evaluation_sampling(config: TrainConfig) -> SamplingSettings:
     )
 
 
-def evaluate(run: Run, step: int) -> Record:
+def evaluate(run: RunInProgress, step: int) -> Record:
     """avg@k of each set by name (mean over problems of the mean over `eval_samples` samples), and
     the mean over sets.
 
@@ -51,7 +51,7 @@ def evaluate(run: Run, step: int) -> Record:
     return {"eval_accuracy": sum(found.values()) / len(found), "eval": found}
 
 
-def evaluate_before(run: Run) -> None:
+def evaluate_before(run: RunInProgress) -> None:
     """Evaluate before the first step, as the line of step 0."""
     found = evaluate(run, 0)
     by_set = ", ".join(f"{name} {accuracy:.3f}" for name, accuracy in found["eval"].items())

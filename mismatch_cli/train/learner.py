@@ -28,13 +28,13 @@ from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import NOTHING, Trainer
 from mismatch_cli.models.sharding import is_spread, padded, sum_replicated, whole
 from mismatch_cli.processes.ranks import ALONE, World
-from mismatch_cli.rules.algorithms.algorithm import Algorithm, judges_single_tokens
-from mismatch_cli.rules.algorithms.gathering import Gathering
+from mismatch_cli.rules.algorithms.algorithm import Algorithm, reads_single_tokens
+from mismatch_cli.rules.algorithms.first_pass import FirstPass
 from mismatch_cli.trace.routes import RouteComparison
 from mismatch_cli.train.average import WeightAverage
 from mismatch_cli.train.bounds import Bounds, compared, no_bounds
-from mismatch_cli.train.judged import Judged, Sample
-from mismatch_cli.train.past import PastWeights
+from mismatch_cli.train.coefficients import LearnedResponse, MicroBatchCoefficients
+from mismatch_cli.train.past_weights import PastWeights
 from mismatch_cli.train.train_config import TrainConfig
 
 
@@ -103,7 +103,7 @@ class Learner:
             else None
         )
 
-    def update(self, samples: Sequence[Sample]) -> Update:
+    def update(self, samples: Sequence[LearnedResponse]) -> Update:
         """Take one optimiser step; a `NotFiniteError`, and no step, if loss or gradient are not
         finite.
         """
@@ -158,7 +158,7 @@ class Learner:
         first = sum(map(len, lengths[: self._world.rank]))
         return scale_S[first : first + len(length_S)]
 
-    def _with_average(self, samples: Sequence[Sample]) -> Sequence[Sample]:
+    def _with_average(self, samples: Sequence[LearnedResponse]) -> Sequence[LearnedResponse]:
         """The samples with their log π at the weight average, if there is one."""
         if self.average is None:
             return samples
@@ -172,7 +172,7 @@ class Learner:
         ]
 
     def _micro_batches(
-        self, samples: Sequence[Sample], scale_S: np.ndarray
+        self, samples: Sequence[LearnedResponse], scale_S: np.ndarray
     ) -> Iterator[_MicroBatch]:
         """Responses without an advantage go separately: they are measured, and only a term
         learns from them.
@@ -195,10 +195,10 @@ class Learner:
         rules = self.algorithm.batch_rules
         if not rules:
             return
-        gathering, merged = Gathering(rules), Gathering(rules)
+        gathering, merged = FirstPass(rules), FirstPass(rules)
         for batch in batches:
             with torch.no_grad():
-                self.trainer.look_at(batch.requests, partial(self._know_first, batch))
+                self.trainer.forward_pass(batch.requests, partial(self._know_first, batch))
             if batch.judged is not None:
                 gathering.update(batch.judged.seen(), batch.judged.advantage_T)
         for part in self._world.gather(gathering):
@@ -212,17 +212,19 @@ class Learner:
         if batch.samples:
             self._know(self._judged(batch, ids_T), hidden_TH, ids_T, head)
 
-    def _judged(self, batch: _MicroBatch, ids_T: Tensor) -> Judged:
-        batch.judged = batch.judged or Judged(
+    def _judged(self, batch: _MicroBatch, ids_T: Tensor) -> MicroBatchCoefficients:
+        batch.judged = batch.judged or MicroBatchCoefficients(
             self.algorithm, batch.samples, batch.scale_S, ids_T.device
         )
         return batch.judged
 
-    def _know(self, judged: Judged, hidden_TH: Tensor, ids_T: Tensor, head: Head) -> None:
+    def _know(
+        self, judged: MicroBatchCoefficients, hidden_TH: Tensor, ids_T: Tensor, head: Head
+    ) -> None:
         """Run a log-prob pass over a micro-batch, once, if its algorithm looks beyond single
         tokens.
         """
-        if judged.known is None and not judges_single_tokens(self.algorithm):
+        if judged.known is None and not reads_single_tokens(self.algorithm):
             hidden_NH, ids_N = judged.chosen(hidden_TH), judged.chosen(ids_T)
             judged.known = logp_pass(hidden_NH, head, ids_N, self._sampling, judged.query_ids_TK)
 
@@ -231,7 +233,9 @@ class Learner:
         response.
         """
 
-        def look(hidden_TH: Tensor, ids_T: Tensor, head: Head) -> tuple[PolicyGradient, Judged]:
+        def look(
+            hidden_TH: Tensor, ids_T: Tensor, head: Head
+        ) -> tuple[PolicyGradient, MicroBatchCoefficients]:
             judged = self._judged(batch, ids_T)
             batch.bounds = self._bounds(batch.samples, hidden_TH, ids_T, head)
             self._know(judged, hidden_TH, ids_T, head)
@@ -244,7 +248,7 @@ class Learner:
             ), judged
 
         with torch.set_grad_enabled(batch.learns):
-            found, judged = self.trainer.look_at(batch.requests, look)
+            found, judged = self.trainer.forward_pass(batch.requests, look)
         routes = self.trainer.routing.compared(batch.requests, self.trainer.packed)
         if batch.learns:
             (found.loss * self.loss_scale.value).backward()
@@ -260,7 +264,7 @@ class Learner:
         return float(found.loss.detach()), list(zip(*parts, topk, routes, strict=True))
 
     def _bounds(
-        self, samples: Sequence[Sample], hidden_TH: Tensor, ids_T: Tensor, head: Head
+        self, samples: Sequence[LearnedResponse], hidden_TH: Tensor, ids_T: Tensor, head: Head
     ) -> Bounds:
         """Those of the responses with a reference."""
         parts, start = [no_bounds()], 0
@@ -276,7 +280,7 @@ class Learner:
     def _keep_up(self, learns: bool) -> tuple[float, list[_Seen]]:
         """A pass that adds 0, because other ranks have another micro-batch."""
         with torch.set_grad_enabled(learns):
-            found = self.trainer.look_at(
+            found = self.trainer.forward_pass(
                 [NOTHING],
                 lambda hidden_TH, ids_T, head: policy_gradient_loss(
                     hidden_TH,
@@ -386,9 +390,9 @@ class _MicroBatch:
 
     learns: bool
     places: list[int]
-    samples: list[Sample]
+    samples: list[LearnedResponse]
     scale_S: np.ndarray
-    judged: Judged | None = None  # once a pass has begun
+    judged: MicroBatchCoefficients | None = None  # once a pass has begun
     bounds: Bounds = field(default_factory=no_bounds)  # likewise
 
     @property
@@ -396,7 +400,7 @@ class _MicroBatch:
         return list(map(_request, self.samples)) or [NOTHING]
 
 
-def _request(sample: Sample) -> ScoreRequest:
+def _request(sample: LearnedResponse) -> ScoreRequest:
     return ScoreRequest.of(sample.rollout)
 
 

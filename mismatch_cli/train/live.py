@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.app.curves import (
     LABEL,
-    Curve,
-    Line,
+    CurveLine,
+    ViewLine,
     blank,
     curve,
     curves,
@@ -164,16 +164,18 @@ class TrainingView:
 
     def lines(self, width: int, height: int) -> list[Text]:
         """The screen."""
-        lines = [Line(0, self._title())]
+        lines = [ViewLine(0, self._title())]
         if self.records:
-            lines += [Line(0, line) for line in self._bar(width)]
+            lines += [ViewLine(0, line) for line in self._bar(width)]
             lines += [blank(), *curves(self._measures(), width), blank(), *self._facts(width)]
         else:
             started = self._start_up(width)
             # The last ones stay
-            lines += [Line(len(started) - place, line) for place, line in enumerate(started)]
+            lines += [ViewLine(len(started) - place, line) for place, line in enumerate(started)]
         if self.stopping:
-            lines += [Line(0, plain(line, "bold")) for line in flow(STOPPING.split(), width, " ")]
+            lines += [
+                ViewLine(0, plain(line, "bold")) for line in flow(STOPPING.split(), width, " ")
+            ]
         return [line.text for line in most_important(lines, height)]
 
     def _title(self) -> Text:
@@ -231,7 +233,7 @@ class TrainingView:
     def _evaluated(self) -> list[Record]:
         return [record for record in self.records if record.get("eval_accuracy") is not None]
 
-    def _measures(self) -> list[tuple[int, Curve]]:
+    def _measures(self) -> list[tuple[int, CurveLine]]:
         """The metrics that are drawn over the steps, each with its rank."""
         config, rewards = self._config, [record["reward"] for record in self.records]
         over = -(
@@ -240,11 +242,11 @@ class TrainingView:
         smooth = [_mean(rewards[max(0, end - over) : end]) for end in range(1, len(rewards) + 1)]
         over = min(over, len(rewards))
         note = f"mean of {over} steps" if over > 1 else ""
-        found = [(1, Curve("reward", smooth[-1], smooth, _LEAST_REWARD, note, 3))]
+        found = [(1, CurveLine("reward", smooth[-1], smooth, _LEAST_REWARD, note, 3))]
         if evaluated := self._evaluated():
             values = [record["eval_accuracy"] for record in evaluated]
             note = f"at step {evaluated[-1]['step']}"
-            found.append((4, Curve("accuracy", values[-1], values, _LEAST_REWARD, note, 3)))
+            found.append((4, CurveLine("accuracy", values[-1], values, _LEAST_REWARD, note, 3)))
         gap = [record["mismatch"].get("abs_dp_mean") for record in self.records]
         of_key = {
             "blocked": (3, "share of A ≠ 0", 2),
@@ -258,7 +260,7 @@ class TrainingView:
             found += curve(rank, label, [record.get(key) for record in self.records], note, digits)
         return found
 
-    def _facts(self, width: int) -> list[Line]:
+    def _facts(self, width: int) -> list[ViewLine]:
         """The lines below the curves."""
         now = self.records[-1]
         found = [(8, "time", self._times())]
@@ -283,7 +285,7 @@ class TrainingView:
                 (10, "now", [f"{self._doing(phase)}, {duration(time.monotonic() - began)}"])
             )
         return [
-            Line(rank, labelled(label, flow(pieces, width - LABEL)[0]))
+            ViewLine(rank, labelled(label, flow(pieces, width - LABEL)[0]))
             for rank, label, pieces in found
         ]
 

@@ -11,7 +11,7 @@ from mismatch_cli.processes.ranks import ALONE, World
 from mismatch_cli.processes.ranks.joined import is_lost_rank, lost_rank
 from mismatch_cli.train.dynamic import with_other_problems
 from mismatch_cli.train.evaluation import evaluate, evaluate_before
-from mismatch_cli.train.run import Record, Run
+from mismatch_cli.train.run import Record, RunInProgress
 from mismatch_cli.train.step import Step
 from mismatch_cli.train.train_config import TrainConfig
 
@@ -54,7 +54,7 @@ def train(
                 current.references = run.references(current)
             batches = run.minibatches(step)
             with seconds("sync"):
-                run.sync.look_back(step, run.samples(current, batches[0]))
+                run.sync.score_before_update(step, run.samples(current, batches[0]))
             with seconds("update"):
                 run.learn(current, batches)
             with seconds("sync"):
@@ -82,7 +82,9 @@ def train(
         return True
 
 
-def _sampled(run: Run, step: int, seconds: Callable[[str], AbstractContextManager[None]]) -> Step:
+def _sampled(
+    run: RunInProgress, step: int, seconds: Callable[[str], AbstractContextManager[None]]
+) -> Step:
     """The responses of a step, graded; for the extra ones of dynamic sampling, grading counts as
     sampling.
     """
@@ -109,13 +111,13 @@ def _running(
     say: Callable[[str], None],
     on_phase: Callable[[str], None],
     world: World,
-) -> Iterator[Run]:
+) -> Iterator[RunInProgress]:
     """A run that is always closed; an error in torch ends it with a message that says how to
     resume.
     """
     run = None
     try:
-        run = Run(config, run_folder, say, on_phase, world)
+        run = RunInProgress(config, run_folder, say, on_phase, world)
         yield run
     except (
         RuntimeError,

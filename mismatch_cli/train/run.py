@@ -16,7 +16,7 @@ import numpy as np
 
 from mismatch_cli.base.errors import MismatchError, suggest
 from mismatch_cli.base.sampling import SamplingSettings
-from mismatch_cli.models.adapters import Merged, save_adapter, start_lora, target_names
+from mismatch_cli.models.adapters import MergedAdapter, save_adapter, start_lora, target_names
 from mismatch_cli.models.attention import warning
 from mismatch_cli.models.engines import (
     Engine,
@@ -56,29 +56,29 @@ from mismatch_cli.train.checkpoint import (
     latest_checkpoint,
     save_checkpoint,
 )
+from mismatch_cli.train.coefficients import LearnedResponse
 from mismatch_cli.train.environment import Environments
 from mismatch_cli.train.episodes import Episodes
-from mismatch_cli.train.judged import Sample
 from mismatch_cli.train.learner import Learner, NotFiniteError, response_scale, unpublished
 from mismatch_cli.train.metrics_table import renew_table
 from mismatch_cli.train.run_engine import dtype_of_weights, engine_settings
 from mismatch_cli.train.step import (
     Minibatch,
-    Responses,
     Step,
-    Use,
+    StepResponses,
+    UsedMinibatch,
     joined,
     step_record,
     step_responses,
 )
 from mismatch_cli.train.sync import WeightSync, steps_between_checks
-from mismatch_cli.train.task import Posed, Task, check_ranks
+from mismatch_cli.train.task import EncodedProblem, Task, check_ranks
 from mismatch_cli.train.train_config import FILE_NAME, TrainConfig
 
 Record = dict[str, Any]
 
 
-class Run:
+class RunInProgress:
     """A run in progress: `loop.train` calls its phases one after the other."""
 
     def __init__(
@@ -168,11 +168,11 @@ class Run:
                 targets=config.lora.targets,
                 seed=config.sampler.seed,
             )
-            weights = Merged(trainer.model)
+            weights = MergedAdapter(trainer.model)
         self.learner = Learner(trainer, algorithm, self._sampling, config, self.world)
         self.sync = self._weight_sync(trainer, weights)
 
-    def _weight_sync(self, trainer: Trainer, weights: Merged | None) -> WeightSync:
+    def _weight_sync(self, trainer: Trainer, weights: MergedAdapter | None) -> WeightSync:
         config = self.config
         remote = engine_module(config.engine.name).REMOTE  # a server decides on its own dtype
         dtypes = config.scorer.dtype, config.engine.dtype, config.engine.kv_cache_dtype
@@ -258,13 +258,17 @@ class Run:
         if self.lora is not None:
             save_adapter(self.lora, folder / "adapter")
 
-    def share(self, problems: Sequence[Posed]) -> list[Posed]:
+    def share(self, problems: Sequence[EncodedProblem]) -> list[EncodedProblem]:
         """The problems that this rank samples."""
         share = self.world.share(len(problems))
         return list(problems[share.start : share.stop])
 
     def sample(
-        self, posed: list[Posed], step: int, samples: int, sampling: SamplingSettings | None = None
+        self,
+        posed: list[EncodedProblem],
+        step: int,
+        samples: int,
+        sampling: SamplingSettings | None = None,
     ) -> list[Any]:
         if isinstance(environments := self.task.grader, Environments):
             episodes = Episodes(self.engine, environments, self._tokenizer, self.config, self.world)
@@ -280,12 +284,12 @@ class Run:
             self.engine, requests, [p.problem.prompt_id for p in posed], lambda _: None
         )
 
-    def grade(self, posed: list[Posed], rollouts: list[Any]) -> np.ndarray:
+    def grade(self, posed: list[EncodedProblem], rollouts: list[Any]) -> np.ndarray:
         return np.array(
             self.task.grader.rewards([p.problem for p in posed], rollouts), dtype=np.float32
         )
 
-    def graded(self, step: int, posed: list[Posed], rollouts: list[Any]) -> Step:
+    def graded(self, step: int, posed: list[EncodedProblem], rollouts: list[Any]) -> Step:
         """A step with the rewards and advantages of its responses; consecutive responses form a
         group.
         """
@@ -363,7 +367,7 @@ class Run:
             batches += [Minibatch(epoch, number, part) for number, part in enumerate(rows)]
         return batches
 
-    def samples(self, step: Step, batch: Minibatch) -> list[Sample]:
+    def samples(self, step: Step, batch: Minibatch) -> list[LearnedResponse]:
         """A minibatch of a step for the learner; at the weights that sampled, its own log π is
         the recomputed one.
         """
@@ -380,7 +384,7 @@ class Run:
         keys = [(*use, step.posed[row].problem.prompt_id, step.sample_index[row]) for row in rows]
         references = step.references if moved else {}
         return [
-            Sample(
+            LearnedResponse(
                 step.rollouts[row],
                 float(step.advantage_S[row]),
                 logp_T,
@@ -405,7 +409,7 @@ class Run:
         try:
             update = self.learner.update(self.samples(step, batch))
         except NotFiniteError as error:
-            step.uses.append(Use(batch, version, error.update))
+            step.uses.append(UsedMinibatch(batch, version, error.update))
             updates = f"{len(step.uses)} of {self.config.epochs * self.config.minibatches} updates"
             why = f"step {step.number} ended at {updates}, whose gradient was not finite"
             responses = self._all_responses(step)
@@ -416,7 +420,7 @@ class Run:
             )
             self.world.barrier()  # a rank that ends takes the others down with it
             raise MismatchError(f"{error} The data behind it is in {folder}.") from error
-        step.uses.append(Use(batch, version, update))
+        step.uses.append(UsedMinibatch(batch, version, update))
 
     def counts(self) -> Record:
         """Counts of failures so far that did not stop the run."""
@@ -443,7 +447,7 @@ class Run:
             step_record(step, responses, self.learner.algorithm, routers, self.framework) | counts
         )
 
-    def _warn_of_no_answers(self, answers: tuple[int, int], responses: Responses) -> None:
+    def _warn_of_no_answers(self, answers: tuple[int, int], responses: StepResponses) -> None:
         """Warn once if most responses graded since the last step state no answer: their reward
         is 0 for that, not for a wrong one.
         """
@@ -461,7 +465,7 @@ class Run:
             self.say(without_answer(unstated, stated + unstated))
         self._warned_of_answers = stated == 0 or unstated > stated
 
-    def _all_responses(self, step: Step) -> Responses | None:
+    def _all_responses(self, step: Step) -> StepResponses | None:
         """The responses of all ranks, on the first one."""
         found = self.world.gather_first(step_responses(step))
         return joined(found) if found else None
@@ -496,7 +500,7 @@ class Run:
                 with replacing_folder(self.folder / "adapter") as temporary:
                     save_adapter(self.lora, temporary)
             state = on_first(
-                whole_state(trained if self.lora is None else Merged(trained)), self.world
+                whole_state(trained if self.lora is None else MergedAdapter(trained)), self.world
             )
             if not self.world.first:
                 return

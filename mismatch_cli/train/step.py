@@ -16,15 +16,15 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.hashing import hash_keys
 from mismatch_cli.frameworks.dialects import dashboard
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
-from mismatch_cli.metrics.clipping.masked import Needs, gather
+from mismatch_cli.metrics.clipping.masked_slice import Needs, gather
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.metrics.route_flips import Routing
+from mismatch_cli.metrics.route_flips import RouteFlips
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.metrics.update_table import of_step, updates_of_step
 from mismatch_cli.models.scoring.trainer import ResponseScores
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
-from mismatch_cli.rules.algorithms.gathering import Gathering
+from mismatch_cli.rules.algorithms.first_pass import FirstPass
 from mismatch_cli.rules.batch import Rollout
 from mismatch_cli.trace.reader import table_to_batch
 from mismatch_cli.trace.routes import route_columns
@@ -32,7 +32,7 @@ from mismatch_cli.trace.training_folder import AS
 from mismatch_cli.trace.writer import rows_to_table
 from mismatch_cli.train.bounds import Bounds, FullReference, in_line, no_bounds
 from mismatch_cli.train.learner import Update
-from mismatch_cli.train.task import Posed
+from mismatch_cli.train.task import EncodedProblem
 
 
 @dataclass
@@ -41,14 +41,14 @@ class Step:
 
     number: int
     version: int  # optimiser steps that led to the weights that sampled
-    posed: list[Posed]  # one per response
+    posed: list[EncodedProblem]  # one per response
     sample_index: list[int]
     rollouts: list[Rollout]
     reward_S: np.ndarray
     advantage_S: np.ndarray
     recomputed: list[ResponseScores] | None = None  # by the weights that sampled
     references: dict[int, FullReference] = field(default_factory=dict)  # of few responses, by row
-    uses: list[Use] = field(default_factory=list)
+    uses: list[UsedMinibatch] = field(default_factory=list)
     # Of all sampled groups, if dynamic sampling replaced some
     sampled: dict[str, Any] | None = None
 
@@ -78,7 +78,7 @@ class Minibatch:
 
 
 @dataclass(frozen=True)
-class Use:
+class UsedMinibatch:
     """A minibatch, and what its update measured."""
 
     minibatch: Minibatch
@@ -170,7 +170,7 @@ def _measured(step: Step, row: int, values_T: np.ndarray | None) -> np.ndarray |
 
 
 @dataclass(frozen=True)
-class Responses:
+class StepResponses:
     """What the line and the trace of a step need of some of its responses."""
 
     table: pa.Table  # a row per use of a response
@@ -192,16 +192,16 @@ def mean_reward(reward_S: np.ndarray) -> float:
     return float(judged_S.mean())
 
 
-def step_responses(step: Step) -> Responses:
+def step_responses(step: Step) -> StepResponses:
     """The line's and the trace's data for the responses of this rank."""
     length_S = np.array([r.num_sampled for r in step.rollouts])
     turns_S = np.array([r.num_turns for r in step.rollouts])
     truncated_S = np.array([r.finish_reason == "length" for r in step.rollouts])
     bounds_U3 = np.concatenate([no_bounds(), *(use.update.bounds for use in step.uses)])
-    return Responses(step_table(step), step.reward_S, length_S, turns_S, truncated_S, bounds_U3)
+    return StepResponses(step_table(step), step.reward_S, length_S, turns_S, truncated_S, bounds_U3)
 
 
-def joined(parts: Sequence[Responses]) -> Responses:
+def joined(parts: Sequence[StepResponses]) -> StepResponses:
     """The responses of all ranks, in their order."""
     if len(parts) == 1:
         return parts[0]
@@ -212,12 +212,12 @@ def joined(parts: Sequence[Responses]) -> Responses:
         [getattr(part, name) for part in parts]
         for name in ("reward_S", "length_S", "turns_S", "truncated_S", "bounds_U3")
     )
-    return Responses(table.combine_chunks(), *map(np.concatenate, columns))
+    return StepResponses(table.combine_chunks(), *map(np.concatenate, columns))
 
 
 def step_record(
     step: Step,
-    responses: Responses,
+    responses: StepResponses,
     algorithm: Algorithm,
     routers: Mapping[str, Any] = MappingProxyType({}),
     framework: str = "",
@@ -230,7 +230,7 @@ def step_record(
     batch = table_to_batch(responses.table)
     pairs, routing = (
         {name: MismatchSummary(PAIRS[name]) for name in ("mismatch", "total")},
-        Routing(),
+        RouteFlips(),
     )
     pairs["mismatch"].update(batch, routing)
     pairs["total"].update(batch)
@@ -283,7 +283,7 @@ def _pick(summary: MismatchSummary, estimates: Mapping[str, Estimate]) -> dict[s
 def _blocked(batch: Any, algorithm: Algorithm) -> dict[str, float | None]:
     """What the run's own algorithm blocks, and bad updates."""
     needs = Needs.of([algorithm])
-    gathering = Gathering(algorithm.batch_masks)
+    gathering = FirstPass(algorithm.batch_masks)
     if gathering.rules:
         gather(gathering, batch, needs, 0)
     summary = ClippingSummary(Question((algorithm,), needs, found=gathering.found()))

@@ -11,15 +11,15 @@ import torch
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.metrics.estimate import paired_test
-from mismatch_cli.models.adapters import Merged
-from mismatch_cli.models.engines import Engine, OpenEngine, Unread, engine_failures
+from mismatch_cli.models.adapters import MergedAdapter
+from mismatch_cli.models.engines import Engine, OpenEngine, UnreadTensor, engine_failures
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.models.sharding import saved_state
 from mismatch_cli.processes.ranks import ALONE, World
 from mismatch_cli.train.as_sent import AsSent
 from mismatch_cli.train.checkpoint import by_name, loaded, trained_weights
-from mismatch_cli.train.judged import Sample
+from mismatch_cli.train.coefficients import LearnedResponse
 
 _BEFORE = "before"  # how checkpoints call the weights of the last decision
 PROVEN, NEWER, UNDECIDABLE, UNCHECKED = "proven", "newer", "undecidable", "unchecked"
@@ -71,7 +71,7 @@ class WeightSync:
         dtype: torch.dtype | None = None,
         reads: bool = False,
         every: int = 1,
-        weights: Merged | None = None,
+        weights: MergedAdapter | None = None,
         world: World = ALONE,
     ) -> None:
         """`dtype`: in which the engine holds the weights; None if that is not known, or if it
@@ -119,7 +119,7 @@ class WeightSync:
         with engine_failures("loading weights", "Every finished step is on record"):
             self._engine.load_weights(self._model)
 
-    def look_back(self, step: int, samples: Sequence[Sample]) -> None:
+    def score_before_update(self, step: int, samples: Sequence[LearnedResponse]) -> None:
         """Before the first update of a step: score some of its first minibatch at the weights as
         sent, new and old.
         """
@@ -134,7 +134,7 @@ class WeightSync:
         self._logp_sent, self._logp_before = logp.get("sent"), logp.get("before")
 
     def prove(
-        self, step: int, samples: Sequence[Sample], logp_trainer: Sequence[np.ndarray]
+        self, step: int, samples: Sequence[LearnedResponse], logp_trainer: Sequence[np.ndarray]
     ) -> dict[str, Any]:
         """What the line of a step says: whether the engine sampled it with the weights that it was
         sent, and their lag.
@@ -217,7 +217,7 @@ class WeightSync:
     def _due(self, step: int) -> bool:
         return step <= 2 or step % self._every == 0
 
-    def _scored(self, samples: Sequence[Sample]) -> list[np.ndarray]:
+    def _scored(self, samples: Sequence[LearnedResponse]) -> list[np.ndarray]:
         few = samples[: checked_responses(len(samples))]
         scores = self._trainer.score(
             [ScoreRequest.of(s.rollout) for s in few], token_budget=self._token_budget
@@ -231,7 +231,7 @@ class WeightSync:
         state, readable, differ, total = saved_state(self._model), True, [], 0
         engine: OpenEngine = self._engine  # type: ignore[assignment]
         for name, tensor in engine.weights():
-            if isinstance(tensor, Unread) or name not in state:
+            if isinstance(tensor, UnreadTensor) or name not in state:
                 readable = False
                 continue
             total += 1

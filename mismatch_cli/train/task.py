@@ -38,7 +38,7 @@ _EPISODES = "episodes"  # the name of the evaluation set that an environment gen
 
 
 @dataclass(frozen=True)
-class Posed:
+class EncodedProblem:
     """A problem with its prompt's token ids; none if an environment makes the prompt."""
 
     problem: Problem
@@ -138,8 +138,8 @@ class Task:
     def __init__(self, config: TrainConfig, tokenizer: Any) -> None:
         self._config, self._tokenizer = config, tokenizer
         self.left_out: list[str] = []  # sentences about unused problems
-        self.posed: list[Posed] = []
-        self.evaluation: dict[str, list[Posed]] = {}  # by the name of the set
+        self.posed: list[EncodedProblem] = []
+        self.evaluation: dict[str, list[EncodedProblem]] = {}  # by the name of the set
         self.grader = _grader(config, tokenizer)
         trained, total = config.turns.episodes, config.turns.episodes + config.evaluation.episodes
         self.problems = (
@@ -184,10 +184,12 @@ class Task:
         name = _EPISODES if self._config.turns.episodes else _name_of(self._config.problems.dataset)
         self.evaluation = posed or {name: self.posed}
 
-    def _encode(self, problems: list[Problem], location: str, max_model_len: int) -> list[Posed]:
+    def _encode(
+        self, problems: list[Problem], location: str, max_model_len: int
+    ) -> list[EncodedProblem]:
         config = self._config
         if config.turns.environment:  # it makes their prompts itself, when an episode begins
-            return [Posed(problem, []) for problem in problems]
+            return [EncodedProblem(problem, []) for problem in problems]
         encoded = encode_prompts(
             problems,
             self._tokenizer,
@@ -201,9 +203,11 @@ class Task:
                 f"{location}: skipping {number} of {len(problems)} problems, the first (row "
                 f"{first['prompt_id']}) because {first['reason']}."
             )
-        return [Posed(p, i) for p, i in zip(encoded.problems, encoded.prompt_ids, strict=True)]
+        return [
+            EncodedProblem(p, i) for p, i in zip(encoded.problems, encoded.prompt_ids, strict=True)
+        ]
 
-    def others_of_step(self, step: int) -> Iterator[list[Posed]]:
+    def others_of_step(self, step: int) -> Iterator[list[EncodedProblem]]:
         """More problems for a step, in batches of its size; also decided by seed and step alone."""
         number = self._config.prompts_per_step
         taken = {posed.problem.prompt_id for posed in self.of_step(step)}
@@ -212,7 +216,7 @@ class Task:
         for batch in range(min(self._config.dynamic_sampling, len(others) // number)):
             yield others[batch * number : (batch + 1) * number]
 
-    def of_step(self, step: int) -> list[Posed]:
+    def of_step(self, step: int) -> list[EncodedProblem]:
         """The problems of a step (steps count from 1); the remainder at the end of an epoch is
         dropped.
         """

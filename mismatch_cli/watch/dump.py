@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from mismatch_cli.base.errors import Denied, MismatchError
+from mismatch_cli.base.errors import AccessDenied, MismatchError
 from mismatch_cli.frameworks.importing import SEALED
 from mismatch_cli.frameworks.importing.driver import (
     Import,
@@ -24,26 +24,26 @@ from mismatch_cli.frameworks.importing.driver import (
     carriers,
     import_dump,
 )
-from mismatch_cli.frameworks.importing.sources import Source, find
+from mismatch_cli.frameworks.importing.sources import DumpFile, find
 from mismatch_cli.trace.drafts import files_in
 from mismatch_cli.trace.files import replacing_entries
 from mismatch_cli.watch.growing_trace import StepsOfShards
-from mismatch_cli.watch.training_run import Ready
+from mismatch_cli.watch.training_run import CompleteStep
 
 _MOST_BYTES = 2**30  # of files imported together
 _BLOCK = 2**16
 Span = tuple[int, int]  # of bytes
 
 
-class Seen(NamedTuple):
+class FileState(NamedTuple):
     """The present state of a file."""
 
-    source: Source
+    source: DumpFile
     size: int
     changed: float
 
 
-class Parts:
+class ImportedParts:
     """The imported parts of a dump, as the state records them: a row per part, with its bytes of
     each file.
     """
@@ -90,7 +90,7 @@ class Dump:
         self,
         path: Path,
         format: str | None,
-        parts: Parts,
+        parts: ImportedParts,
         told: Callable[[int], str],
         say: Callable[[str], None],
     ) -> None:
@@ -101,7 +101,7 @@ class Dump:
             told,
             say,
         )
-        self._before: dict[str, Seen] = {}
+        self._before: dict[str, FileState] = {}
         self._refused: dict[str, int] = {}  # files of another format, with their size when refused
         self._paths: dict[str, Path] = {}
         self.waiting, self.changed = "", 0.0
@@ -115,7 +115,7 @@ class Dump:
     def newest(self) -> int | None:
         return self._steps.newest
 
-    def look(self, *, final: bool) -> Iterator[Ready]:
+    def look(self, *, final: bool) -> Iterator[CompleteStep]:
         """Import what is complete; yield the steps that are apparently complete, or all steps if
         `final`.
         """
@@ -134,10 +134,10 @@ class Dump:
         self._open -= whole
         return self._steps.ready(whole, self._told)
 
-    def _seen(self) -> dict[str, Seen]:
+    def _seen(self) -> dict[str, FileState]:
         try:
             sources = carriers(find([self._path]))
-        except Denied:
+        except AccessDenied:
             raise
         except MismatchError:  # no file exists yet
             return {}
@@ -147,16 +147,18 @@ class Dump:
                 status = source.path.stat()
             except FileNotFoundError:
                 continue
-            found[source.name] = Seen(source, source.size, status.st_mtime)
+            found[source.name] = FileState(source, source.size, status.st_mtime)
         self._paths = {name: file.source.path for name, file in found.items()}
         self.changed = max((file.changed for file in found.values()), default=0.0)
         return found
 
-    def _was_rewritten(self, name: str, file: Seen) -> bool:
+    def _was_rewritten(self, name: str, file: FileState) -> bool:
         """Whether a file without lines has changed its size since it was read."""
         return file.source.kind != "jsonl" and self._parts.end_of(name) not in (0, file.size)
 
-    def _readable(self, seen: Mapping[str, Seen], *, final: bool) -> Iterator[tuple[str, Span]]:
+    def _readable(
+        self, seen: Mapping[str, FileState], *, final: bool
+    ) -> Iterator[tuple[str, Span]]:
         """The unread bytes of each file that nobody writes to."""
         self.waiting = ""
         last_of: dict[tuple[str, str], str] = {
@@ -216,7 +218,9 @@ class _Silent:
         return nullcontext(lambda _: None)
 
 
-def _gathered(spans: Mapping[str, Span], seen: Mapping[str, Seen]) -> Iterator[dict[str, Span]]:
+def _gathered(
+    spans: Mapping[str, Span], seen: Mapping[str, FileState]
+) -> Iterator[dict[str, Span]]:
     """Spans grouped for reading: lines by the gigabyte, other files one at a time, since they
     may be rewritten.
     """
@@ -233,7 +237,7 @@ def _gathered(spans: Mapping[str, Span], seen: Mapping[str, Seen]) -> Iterator[d
         yield together
 
 
-def _end_of_lines(file: Seen, begin: int) -> int:
+def _end_of_lines(file: FileState, begin: int) -> int:
     """Where the last complete line ends; a line without a line break is complete if it is a JSON
     object.
     """

@@ -13,7 +13,7 @@ from mismatch_cli.base.registry import meant
 from mismatch_cli.base.text import parsed_json
 from mismatch_cli.frameworks.importing import KINDS, PICKLES
 from mismatch_cli.trace.drafts import UNFINISHED
-from mismatch_cli.trace.ours import LOCK
+from mismatch_cli.trace.ownership import LOCK
 from mismatch_cli.trace.run_folder import check_apart, claimed
 from mismatch_cli.trace.training_folder import CONFIG, METRICS, WATCH_FILE
 

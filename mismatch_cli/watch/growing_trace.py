@@ -13,7 +13,7 @@ from mismatch_cli.trace.manifest import promised_rows, shards_in
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.recorder_notes import NOTE, RECORD, manifest_of, rank_of, read_note
 from mismatch_cli.trace.shards import DamagedShard, footer_of, open_shard, read_group
-from mismatch_cli.watch.training_run import Ready, changed
+from mismatch_cli.watch.training_run import CompleteStep, changed
 
 
 class StepsOfShards:
@@ -61,7 +61,7 @@ class StepsOfShards:
         """The highest step that a rank has passed, by starting a later one."""
         return self._highest.get(rank, 0) - 1
 
-    def ready(self, steps: set[int], told: Callable[[int], str]) -> Iterator[Ready]:
+    def ready(self, steps: set[int], told: Callable[[int], str]) -> Iterator[CompleteStep]:
         """These steps in order, each with only its own rows, except those already `told` with
         the same shards.
         """
@@ -69,7 +69,7 @@ class StepsOfShards:
             names = self._of_step[step]
             shards = sha256("\n".join(sorted(names)).encode()).hexdigest()[:16]
             if shards != told(step):
-                yield Ready(step, None, self._traces(step), shards)
+                yield CompleteStep(step, None, self._traces(step), shards)
 
     def _traces(self, step: int) -> list[Trace]:
         """The traces that may contain a step, each with only the rows of the step."""
@@ -136,7 +136,7 @@ class GrowingTrace:
             map(changed, (*shards_in(self._folder), self._folder / "manifest.json")), default=0.0
         )
 
-    def look(self, *, final: bool) -> Iterator[Ready]:
+    def look(self, *, final: bool) -> Iterator[CompleteStep]:
         """The steps completed since the last look; all existing ones if `final`."""
         # Before the shards: closed ranks have written all
         manifest, notes = manifest_of(self._folder), self._notes()

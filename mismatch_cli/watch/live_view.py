@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.app.curves import (
     LABEL,
-    Curve,
-    Line,
+    CurveLine,
+    ViewLine,
     blank,
     curve,
     curves,
@@ -61,7 +61,8 @@ class WatchView:
             words = visible(self.waits_for) or f"{self._name}: waiting for it to start"
             return [plain(line, "") for line in flow(words.split(), width, " ")][:height]
         lines = [
-            Line(0, plain(line, "bold")) for line in flow([self._name, *_progress(watcher)], width)
+            ViewLine(0, plain(line, "bold"))
+            for line in flow([self._name, *_progress(watcher)], width)
         ]
         if len(watcher.history):
             lines += [
@@ -72,21 +73,21 @@ class WatchView:
         lines += self._alarms(watcher)
         if now := self.note or watcher.source.waiting:
             lines.append(
-                Line(7, labelled("now", flow(visible(now).split(), width - LABEL, " ")[0]))
+                ViewLine(7, labelled("now", flow(visible(now).split(), width - LABEL, " ")[0]))
             )
         return [line.text for line in fitting(lines, height)]
 
-    def _alarms(self, watcher: Watcher) -> Iterator[Line]:
+    def _alarms(self, watcher: Watcher) -> Iterator[ViewLine]:
         """The newest alarms under way, and where there is room for them those of earlier sessions
         that are over.
         """
         over = [alarm for alarm in watcher.alarms[: self._before] if alarm.over is not None]
         alarms = over + [alarm for alarm in watcher.alarms if alarm.over is None]
         for alarm in alarms[-_SHOWN:]:
-            yield Line(1, _alarm(alarm))
+            yield ViewLine(1, _alarm(alarm))
         if len(alarms) > _SHOWN:
             more = things(len(alarms) - _SHOWN, "earlier alarm")
-            yield Line(6, plain(f"  and {more}", "dim"))
+            yield ViewLine(6, plain(f"  and {more}", "dim"))
 
 
 def _alarm(alarm: Alarm) -> Text:
@@ -107,7 +108,7 @@ def _progress(watcher: Watcher) -> list[str]:
     return [*found, f"grew {grew} ago", counted(watcher.alarms)]
 
 
-def _measures(history: History, algorithm: str) -> list[tuple[int, Curve]]:
+def _measures(history: History, algorithm: str) -> list[tuple[int, CurveLine]]:
     """The metrics that are drawn over the steps, each with its rank."""
     pair = "equal weights" if history.at_equal_weights else "with staleness"
     notes = {"ratio_outside": _OUTSIDE, "abs_dp_mean": pair}
@@ -122,7 +123,7 @@ def _measures(history: History, algorithm: str) -> list[tuple[int, Curve]]:
         2,
     )
     found += curve(6, "reward", history.of("reward"), "", 3)
-    return found or [(9, Curve("responses", history.of("responses")[-1] or 0, [0.0], 1.0))]
+    return found or [(9, CurveLine("responses", history.of("responses")[-1] or 0, [0.0], 1.0))]
 
 
 def line_of(record: Record) -> str:

@@ -18,7 +18,7 @@ from mismatch_cli.trace.training_folder import CONFIG, METRICS, read_config
 _AT_ONCE = 2**22  # bytes
 
 
-class Ready(NamedTuple):
+class CompleteStep(NamedTuple):
     """A complete step: a line of `train`, or traces that contain it."""
 
     step: int
@@ -56,7 +56,7 @@ class Lines:
         return lines
 
 
-class TrainingRun:
+class GrowingTraining:
     """What `train` writes: a step is complete once its line exists, since its trace is written
     first.
     """
@@ -81,14 +81,14 @@ class TrainingRun:
         return changed(self._folder / METRICS)
 
     # `final` changes nothing: the file of a run that is over has whole lines
-    def look(self, *, final: bool) -> Iterator[Ready]:  # noqa: ARG002
+    def look(self, *, final: bool) -> Iterator[CompleteStep]:  # noqa: ARG002
         """The new steps since the last look."""
         while lines := self._lines.new():
             for record in map(self._parsed, lines):
                 step = record.get("step")
                 if isinstance(step, int) and step > 0:  # 0 is an evaluation before the first step
                     self.newest = step
-                    yield Ready(step, record, self._kept(step))
+                    yield CompleteStep(step, record, self._kept(step))
 
     def _parsed(self, line: bytes) -> dict[str, Any]:
         try:

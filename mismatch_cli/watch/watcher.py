@@ -21,19 +21,19 @@ from mismatch_cli.studies.watch_state import Alarm
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.training_folder import AS
 from mismatch_cli.watch.alarms import Event
-from mismatch_cli.watch.dump import Dump, Parts
+from mismatch_cli.watch.dump import Dump, ImportedParts
 from mismatch_cli.watch.folders import kind_of
 from mismatch_cli.watch.growing_trace import GrowingTrace
 from mismatch_cli.watch.history import History
 from mismatch_cli.watch.state import Record, State
-from mismatch_cli.watch.training_run import Ready, TrainingRun
-from mismatch_cli.watch.watched import Judge
+from mismatch_cli.watch.training_run import CompleteStep, GrowingTraining
+from mismatch_cli.watch.watched_step import StepChecks
 
 _LINES = 1000  # steps of `train` that are recorded with one save
 USUAL_ALGORITHM = "grpo-clip-higher"  # shown if nothing says which algorithm trains
 
 
-class Source(Protocol):
+class GrowingRun(Protocol):
     """A run that grows."""
 
     kind: str
@@ -55,11 +55,11 @@ class Source(Protocol):
     def changed(self) -> float:
         """When it last grew, in seconds since 1970."""
 
-    def look(self, *, final: bool) -> Iterator[Ready]:
+    def look(self, *, final: bool) -> Iterator[CompleteStep]:
         """The newly completed steps; `final`: all existing ones, since this is the last look."""
 
 
-class Told(NamedTuple):
+class StepReport(NamedTuple):
     """A step, and what is to be told of alarms at it; `again`: it has grown since it was first
     reported.
     """
@@ -76,7 +76,7 @@ class Told(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Asked:
+class MeasureRequest:
     """What to measure at every step, as typed."""
 
     sets: Sequence[LimitSet] = ()
@@ -98,10 +98,12 @@ class Asked:
 class Watcher:
     """Watches an existing run; its state is in a folder that the caller has locked."""
 
-    def __init__(self, run: Path, folder: Path, asked: Asked, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, run: Path, folder: Path, asked: MeasureRequest, say: Callable[[str], None]
+    ) -> None:
         self.run, self._sets, self._framework = run, asked.sets, asked.framework
         kind = kind_of(run)
-        self.source: Source
+        self.source: GrowingRun
         if kind == "train":
             if asked.algorithm is not None:
                 raise UsageError(
@@ -113,7 +115,7 @@ class Watcher:
                     "--as is for traces: for a training run, `train --as` logs it at every step. "
                     "Leave it out."
                 )
-            self.source = TrainingRun(run)
+            self.source = GrowingTraining(run)
         elif kind == "trace":
             self.source = GrowingTrace(
                 run if (run / "manifest.json").is_file() else run / "trace", self._told
@@ -128,10 +130,10 @@ class Watcher:
             self.algorithm = USUAL_ALGORITHM
         self.state = State(folder, run, asked.to_json(self.algorithm), lines=kind != "train")
         if kind == "dump":
-            parts = Parts(self.state.parts, folder / "traces", self.state.save)
+            parts = ImportedParts(self.state.parts, folder / "traces", self.state.save)
             self.source = Dump(run, asked.format, parts, self._told, say)
         baseline = [Trace.open(path) for path in asked.baseline]
-        self._judge = Judge.of(
+        self._judge = StepChecks.of(
             asked.sets, baseline, None if kind == "train" else find(self.algorithm)
         )
         self.history = History()
@@ -162,7 +164,7 @@ class Watcher:
         """Seconds since this process last saw something new."""
         return time.monotonic() - self._grew
 
-    def look(self, *, final: bool = False) -> Iterator[Told]:
+    def look(self, *, final: bool = False) -> Iterator[StepReport]:
         """The complete steps that were not reported yet, in order; each is recorded before it is
         yielded.
         """
@@ -173,7 +175,7 @@ class Watcher:
         if self.source.changed != self._changed:
             self._grew, self._changed = time.monotonic(), self.source.changed
 
-    def _on_record(self, some: Sequence[Ready]) -> list[Told]:
+    def _on_record(self, some: Sequence[CompleteStep]) -> list[StepReport]:
         """Record several steps with one save."""
         found = []
         for ready in some:
@@ -188,12 +190,12 @@ class Watcher:
             alarms = self.state.judged(ready.step, checks)
             self.history.add(ready.step, record)
             self.state.put(ready.step, record, ready.shards)
-            found.append(Told(ready.step, record, alarms, known))
+            found.append(StepReport(ready.step, record, alarms, known))
         if found:
             self.state.save()
         return found
 
-    def _judged(self, ready: Ready) -> tuple[Record, list[Any]]:
+    def _judged(self, ready: CompleteStep) -> tuple[Record, list[Any]]:
         if ready.record is None:
             record, checks = self._judge.of_traces(ready.step, ready.traces)
             return record | self._in_words(ready.traces), checks

@@ -19,7 +19,7 @@ from rich.console import Console
 from mismatch_cli.base.json_form import from_json, to_json
 from mismatch_cli.bisect.model_config import ConfigDifference
 from mismatch_cli.bisect.model_structure import StructureDifference
-from mismatch_cli.bisect.modules import Isolated, ModuleFindings
+from mismatch_cli.bisect.modules import IsolatedModule, ModuleFindings
 from mismatch_cli.bisect.studies.bisection import BisectionAnalysis
 from mismatch_cli.bisect.studies.bisection_result import BisectionResult, ComparedModels, Modules
 from mismatch_cli.bisect.studies.model_differences import ModelDifferences
@@ -207,7 +207,7 @@ def test_what_the_stages_keep_is_in_the_result_key_by_key():
         logp_trainer=[logp[0] - 0.1],
         grafted={"norm": logp, "all": logp},
         alone={"norm": logp},
-        isolated={"norm": Isolated("layers.0.norm", "norm")},
+        isolated={"norm": IsolatedModule("layers.0.norm", "norm")},
         missing=["rotary"],
     )
     stream = {"before": {"inherited": 0.0}, "mlp": {"inherited": 0.1, "added": 0.2}}

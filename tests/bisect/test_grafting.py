@@ -17,7 +17,7 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.bisect.dissect import graft
 from mismatch_cli.bisect.modules import ALL, ModuleFindings, choose_responses
-from mismatch_cli.models.dissection.model_parts import Parts
+from mismatch_cli.models.dissection.model_parts import ModelParts
 from mismatch_cli.models.engines import EngineSettings, Request, create_engine
 from mismatch_cli.models.engines._vllm_modules import pass_over
 from mismatch_cli.models.scoring.requests import ScoreRequest
@@ -61,7 +61,7 @@ def hold_to(findings: ModuleFindings, kind: str) -> None:
 
 
 def parts_of(model: Any, kind: str) -> list[Any]:
-    return [part.module for part in Parts.of(model).parts if part.kind == kind]
+    return [part.module for part in ModelParts.of(model).parts if part.kind == kind]
 
 
 @contextmanager

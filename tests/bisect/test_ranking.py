@@ -12,7 +12,7 @@ import pytest
 from mismatch_cli.bisect.effects import Effects, GapSums
 from mismatch_cli.bisect.experiments import AS_RECORDED, Experiment, Search
 from mismatch_cli.bisect.fixed_tokens import FixedTokens
-from mismatch_cli.bisect.ranking import RECORDED, Measured, is_explained, measured_in, rank
+from mismatch_cli.bisect.ranking import RECORDED, LegDifferences, is_explained, measured_in, rank
 from mismatch_cli.metrics.estimate import FEW_DECIDE, NO_SPREAD
 
 PROMPTS, EACH, LENGTH = 40, 2, 20
@@ -37,9 +37,9 @@ def gap_T(tokens, rng) -> np.ndarray:
     return rng.choice([-1.0, 1.0], len(tokens.counts_T)) * np.repeat(scale_S, LENGTH)
 
 
-def measured(tokens: FixedTokens, **trainer_T: np.ndarray) -> Measured:
+def measured(tokens: FixedTokens, **trainer_T: np.ndarray) -> LegDifferences:
     """The rollout's log-probs are −1 in every leg; the trainer's are a gap above them."""
-    return Measured(
+    return LegDifferences(
         tokens,
         lambda leg, side: (
             -np.ones(len(tokens.counts_T)) + (trainer_T[leg] if side == "trainer" else 0.0)

@@ -15,7 +15,7 @@ import pytest
 from lab.pool import Pool, gather_tables
 from lab.variants import add_variants, model_at_hand
 from mismatch_cli.base.places import bundled
-from mismatch_cli.diagnosis.diagnose import Diagnosis, diagnose
+from mismatch_cli.diagnosis.diagnose import Findings, diagnose
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 from mismatch_cli.diagnosis.model import Hypothesis, ModelAtHand
 from mismatch_cli.metrics.pairs import PAIRS
@@ -80,7 +80,7 @@ def imported(pool: Pool, responses: np.ndarray, dtype: str) -> Pool:
     return few
 
 
-def finding_of(diagnosis: Diagnosis, check: str) -> Finding:
+def finding_of(diagnosis: Findings, check: str) -> Finding:
     return next(finding for finding in diagnosis.findings if finding.check == check)
 
 
@@ -91,7 +91,7 @@ def evidence_of(pool: Pool, about: dict | None = None, pieces: int = 1) -> Evide
     return gather_tables(tables, PAIRS["mismatch"], {"temperature": 1.0}, about or pool.about)
 
 
-def judged(pool: Pool, about: dict | None = None, pieces: int = 1) -> Diagnosis:
+def judged(pool: Pool, about: dict | None = None, pieces: int = 1) -> Findings:
     return diagnose(evidence_of(pool, about, pieces))
 
 
@@ -101,13 +101,13 @@ def places_T(pool: Pool) -> np.ndarray:
     return np.argsort(np.argsort(order_S)[pool.response_T], kind="stable")
 
 
-def judged_with_earlier(pool: Pool, earlier_T: np.ndarray, about: dict | None = None) -> Diagnosis:
+def judged_with_earlier(pool: Pool, earlier_T: np.ndarray, about: dict | None = None) -> Findings:
     """With the log-probabilities of an earlier checkpoint."""
     earlier_T = earlier_T[places_T(pool)].astype(np.float64)
     return diagnose(replace(evidence_of(pool, about), earlier_logp_T=earlier_T))
 
 
-def judged_with_model(pool: Pool, trainer: Trainer | None = None) -> Diagnosis:
+def judged_with_model(pool: Pool, trainer: Trainer | None = None) -> Findings:
     evidence = evidence_of(pool)
     return diagnose(replace(evidence, model=model_of(pool, evidence, trainer)))
 

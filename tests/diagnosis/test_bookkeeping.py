@@ -13,7 +13,7 @@ from lab import bookkeeping
 from lab.pool import gather_tables
 from mismatch_cli.diagnosis.alignment import HeadCollector, find_exchanges
 from mismatch_cli.diagnosis.checks import repetition_penalty, temperature
-from mismatch_cli.diagnosis.counts import Copies, content_hashes
+from mismatch_cli.diagnosis.counts import ImprobableCopies, content_hashes
 from mismatch_cli.diagnosis.diagnose import diagnose
 from mismatch_cli.diagnosis.sample import seen_before
 from mismatch_cli.metrics.pairs import PAIRS
@@ -102,7 +102,7 @@ def test_a_reused_response_and_a_likely_one_are_not_copies(pools):
     pool = whole(pools["float32"])
     again = whole(pools["float32"])
     again.rows["epoch"] = again.rows["epoch"] + 1
-    copies = Copies()
+    copies = ImprobableCopies()
     for used in (pool, again):
         copies.update(table_to_batch(used.table()))
     assert copies.count()[0] == 0
@@ -121,7 +121,7 @@ def test_copies_are_found_in_bounded_memory(pools):
     """A long trace keeps the responses with the smallest hashes, a response and its copy
     together.
     """
-    copies, copied = Copies(most_responses=60), 0
+    copies, copied = ImprobableCopies(most_responses=60), 0
     for shift in (0, 10_000):
         used = whole(pools["fp8-kv"])
         used.rows["prompt_id"] = used.rows["prompt_id"] + shift

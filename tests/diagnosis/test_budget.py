@@ -9,7 +9,7 @@ import pytest
 
 from mismatch_cli.diagnosis.checks import another_prompt
 from mismatch_cli.diagnosis.hypotheses import padded
-from mismatch_cli.diagnosis.model import AS_RECORDED, Hypothesis, ModelAtHand, NotRead
+from mismatch_cli.diagnosis.model import AS_RECORDED, Hypothesis, ModelAtHand, SkippedReading
 from mismatch_cli.diagnosis.readings import Readings
 
 RESPONSES, LENGTH, PROMPT = 16, 10, 5
@@ -79,7 +79,7 @@ def test_a_search_that_the_budget_ends_is_not_called_clear():
     assert finding.status == "untested" and f"of {model.budget:,} tokens ended" in finding.reason
     assert f"reading-tokens = {2 * model.budget}" in finding.reason
     assert trainer.tokens <= model.budget
-    with pytest.raises(NotRead):
+    with pytest.raises(SkippedReading):
         model.logp_T(Hypothesis("another"), few=True)
     # What has been read once is free
     assert len(model.logp_T(AS_RECORDED)) == RESPONSES * LENGTH

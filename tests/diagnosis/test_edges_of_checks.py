@@ -29,9 +29,9 @@ from mismatch_cli.diagnosis.checks import (
 )
 from mismatch_cli.diagnosis.checks.truncated_support import OneSided
 from mismatch_cli.diagnosis.counts import SideCounts
-from mismatch_cli.diagnosis.diagnose import Diagnosis
+from mismatch_cli.diagnosis.diagnose import Findings
 from mismatch_cli.diagnosis.evidence import Finding
-from mismatch_cli.diagnosis.grouped import Mean
+from mismatch_cli.diagnosis.group_estimates import Mean
 from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.limits.expected import Expected
 
@@ -476,7 +476,7 @@ def test_a_gap_below_those_of_all_models_needs_no_scale_of_its_own(gap, low, at_
             gap=SimpleNamespace(value=gap), expected=replace(expected, of_this_trace=own)
         )
         diagnosis = SimpleNamespace(evidence=evidence)
-        assert Diagnosis.is_at_own_scale.fget(diagnosis) == (own or at_own_scale)
+        assert Findings.is_at_own_scale.fget(diagnosis) == (own or at_own_scale)
 
 
 def test_a_clear_check_is_a_suspect_if_it_explains_a_tenth_of_the_gap():
@@ -491,5 +491,5 @@ def test_a_clear_check_is_a_suspect_if_it_explains_a_tenth_of_the_gap():
         findings=(*by_explains["found"], *by_explains["clear"]),
         allowed_by_more=(more,),
     )
-    suspects = Diagnosis.suspects.fget(diagnosis)
+    suspects = Findings.suspects.fget(diagnosis)
     assert [suspect.check for suspect in suspects] == ["clear 0.4", "clear 0.2", "more"]

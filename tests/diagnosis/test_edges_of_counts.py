@@ -7,7 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mismatch_cli.diagnosis.counts import Copies, Counts, OwnColumns, SideCounts, ZeroCounts
+from mismatch_cli.diagnosis.counts import (
+    Counts,
+    ImprobableCopies,
+    OwnColumns,
+    SideCounts,
+    ZeroCounts,
+)
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import table_to_batch
 from mismatch_cli.trace.writer import rows_to_table
@@ -25,7 +31,7 @@ def test_as_many_responses_as_there_is_room_for_are_all_remembered(more):
         prompt_id_S=numbers_S,
         sample_index_S=numbers_S,
     )
-    copies = Copies(most_responses=20 - more)
+    copies = ImprobableCopies(most_responses=20 - more)
     copies.update(batch)
     assert copies.count() == (0, 20 - more)
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from mismatch_cli.diagnosis.alignment import HeadCollector
-from mismatch_cli.diagnosis.counts import Copies
-from mismatch_cli.diagnosis.evidence import Gathering, Limits
+from mismatch_cli.diagnosis.counts import ImprobableCopies
+from mismatch_cli.diagnosis.evidence import EvidenceCollector, HashLimits
 from mismatch_cli.diagnosis.sample import SampleCollector
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import table_to_batch
@@ -37,16 +37,16 @@ def table() -> pa.Table:
     )
 
 
-def gathering(limits: Limits, tokens: int, responses: int) -> Gathering:
+def gathering(limits: HashLimits, tokens: int, responses: int) -> EvidenceCollector:
     """With room for so many tokens and responses."""
-    found = Gathering(PAIRS["mismatch"], limits)
+    found = EvidenceCollector(PAIRS["mismatch"], limits)
     found.sample = SampleCollector(found.pair, tokens, limits.sample)
     found.heads = HeadCollector(found.pair, responses, limits.heads)
-    found.copies = Copies(responses, limits.copies)
+    found.copies = ImprobableCopies(responses, limits.copies)
     return found
 
 
-def held(found: Gathering) -> dict[str, Any]:
+def held(found: EvidenceCollector) -> dict[str, Any]:
     """Everything that a check could see."""
     counts, sides = found.counts, found.own_columns.sides.keys()
     return {
@@ -75,9 +75,13 @@ def test_any_sharding_gives_the_same(table, known):
 def check(table: pa.Table, rng: np.random.Generator, *, knows: bool) -> None:
     rows = table.take(rng.permutation(len(table))[:120])
     bounds = int(rng.integers(100, 900)), int(rng.integers(2, 30))
-    expected, found, known = gathering(Limits(), *bounds), gathering(Limits(), *bounds), [Limits()]
+    expected, found, known = (
+        gathering(HashLimits(), *bounds),
+        gathering(HashLimits(), *bounds),
+        [HashLimits()],
+    )
     for portion in cuts(rows, 20, rng):
-        limits = known[max(0, len(known) - 1 - int(rng.integers(0, 4)))] if knows else Limits()
+        limits = known[max(0, len(known) - 1 - int(rng.integers(0, 4)))] if knows else HashLimits()
         piece = gathering(limits, *bounds)
         for part in cuts(portion, 6, rng):
             piece.update(part, table_to_batch(part))

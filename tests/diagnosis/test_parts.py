@@ -22,7 +22,7 @@ from mismatch_cli.diagnosis.checks import (
 )
 from mismatch_cli.diagnosis.counts import Counts, in_runs
 from mismatch_cli.diagnosis.evidence import Finding
-from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts, slope_over_prompts
+from mismatch_cli.diagnosis.group_estimates import Mean, mean_over_prompts, slope_over_prompts
 from mismatch_cli.diagnosis.sample import SampleCollector
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import table_to_batch
@@ -201,7 +201,7 @@ def test_top_k_columns_settle_a_contradiction_only_if_they_show_the_same_gap():
 def test_tokens_that_other_weights_did_not_score_shrink_as_the_others_do():
     evidence = SimpleNamespace(sample=SimpleNamespace(d_N=np.array([0.4, -0.2, 0.6])))
     mean = Mean(0.1, 0.01, 3, 3)
-    result = stale_weights.Compared(mean, mean, 0.5, True, np.array([0.1, np.nan, -0.3]))
+    result = stale_weights.OtherWeightsFit(mean, mean, 0.5, True, np.array([0.1, np.nan, -0.3]))
     finding = stale_weights.finding_of("stale-weights", evidence, result, "times", (), "Stale.")
     assert finding.left_N.tolist() == [0.1, -0.1, -0.3]
 

@@ -15,7 +15,7 @@ from mismatch_cli.diagnosis.checks.placeholders import OF_A_CLAMP, OF_DRAFTS
 from mismatch_cli.diagnosis.counts import ZeroCounts
 from mismatch_cli.diagnosis.credit import Credit
 from mismatch_cli.diagnosis.evidence import Finding
-from mismatch_cli.diagnosis.two_kinds import part_of
+from mismatch_cli.diagnosis.response_kinds import part_of
 from tests.diagnosis.conftest import finding_of, judged, sampled_alone, whole
 from tests.metrics.batches import make_batch
 

@@ -14,7 +14,7 @@ from mismatch_cli.diagnosis import by_step
 from mismatch_cli.diagnosis.by_step import StepGaps, Windows, change_of
 from mismatch_cli.diagnosis.checks import growth_over_steps, step_change, uneven_responses
 from mismatch_cli.diagnosis.diagnose import diagnose
-from mismatch_cli.diagnosis.evidence import Evidence, Gathering
+from mismatch_cli.diagnosis.evidence import Evidence, EvidenceCollector
 from mismatch_cli.diagnosis.origins import Origin, Traces
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.trace.reader import table_to_batch
@@ -128,7 +128,7 @@ def evidence_of_ranks(pool: Pool, rank_S: np.ndarray, traces: Traces = Traces())
     for rank in np.unique(rank_S).tolist():
         table = pool.take(np.flatnonzero(rank_S == rank)).table().combine_chunks()
         origin = Origin(rank if traces.names else 0, f"shard-{rank:05d}-000000.parquet")
-        part = Gathering(PAIRS["mismatch"])
+        part = EvidenceCollector(PAIRS["mismatch"])
         part.update(table, table_to_batch(table), origin)
         parts.append(pickle.loads(pickle.dumps(part)))
     for part in parts[1:]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lab.faults import FAULTS
-from mismatch_cli.diagnosis.diagnose import Diagnosis, Unexplained
+from mismatch_cli.diagnosis.diagnose import Findings, Unexplained
 from mismatch_cli.diagnosis.evidence import Finding
 from mismatch_cli.limits.expected import Expected
 from tests.diagnosis.conftest import finding_of, judged, judged_with_earlier, sampled_alone, whole
@@ -202,7 +202,7 @@ def test_a_trace_without_a_fault_and_one_with_a_large_gap_are_decided(bf16_pool)
 def test_what_is_left_above_the_expected_without_certainty_is_undecided(nats, found, decided):
     expected = Expected(0.01, 0.06, "bf16 against bf16", "logits on a grid", True)
     evidence = SimpleNamespace(expected=expected)
-    diagnosis = Diagnosis(evidence, found, Unexplained(nats, 1.0))
+    diagnosis = Findings(evidence, found, Unexplained(nats, 1.0))
     assert diagnosis.is_decided is decided and diagnosis.is_unexplained is bool(found)
     assert diagnosis.shares.expected == pytest.approx(min(1, 0.06 / nats))
 

@@ -18,7 +18,7 @@ from lab.faults import (
     running_sum,
 )
 from lab.pool import Pool
-from mismatch_cli.diagnosis.diagnose import FLOOR_STAGE, Diagnosis, module
+from mismatch_cli.diagnosis.diagnose import FLOOR_STAGE, Findings, module
 from mismatch_cli.report.pages.diagnosis import answer
 from tests.diagnosis.conftest import finding_of, judged, judged_with_earlier, sampled_alone, whole
 
@@ -68,7 +68,7 @@ FAULTS: dict[str, tuple[Plant, set[str], set[str]]] = {
 }
 
 
-def causes(diagnosis: Diagnosis) -> set[str]:
+def causes(diagnosis: Findings) -> set[str]:
     """The faults with a name; rounding and an unexplained gap are none."""
     return {f.check for f in diagnosis.faults if module(f.check).STAGE < FLOOR_STAGE} - {"lm-head"}
 

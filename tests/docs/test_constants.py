@@ -13,7 +13,7 @@ PAGE = DOCS / "constants.md"
 FOLDERS = ("diagnosis", "limits", "watch")
 FILES = (
     *(f"studies/{name}.py" for name in ("gate", "good_runs", "dashboard", "comparison")),
-    "trace/foreign.py",
+    "trace/foreign_values.py",
     *(f"metrics/{name}.py" for name in ("logit_steps", "own_scale", "lattice", "estimate")),
 )
 SHOWS = {"commands", "live_view.py"}  # of a program: what is typed and printed

@@ -13,7 +13,7 @@ from tests.test_programs import without
 
 TOY = {
     "metrics.py": """
-from mismatch_cli.frameworks.dialects._line import ENGINE_GAP, Line
+from mismatch_cli.frameworks.dialects._metric import ENGINE_GAP, Line
 WHEN = "Logged at every step."
 LINES = (Line("toy/gap", ENGINE_GAP, "E |d|", "toy.py", metric="abs_d_mean"),)
 """,

@@ -11,8 +11,8 @@ import pytest
 
 from mismatch_cli.base.json_form import to_json
 from mismatch_cli.limits.assess import Assessment, LimitRow, assess, status
-from mismatch_cli.limits.both_sides import family, precision
 from mismatch_cli.limits.judge import BROKEN, EXCEEDED, HEALTHY, HOLDS, UNDECIDED, UNJUDGED
+from mismatch_cli.limits.manifest_sides import family, precision
 from mismatch_cli.limits.published import Published, published
 from mismatch_cli.metrics.estimate import (
     BELOW_RESOLUTION,

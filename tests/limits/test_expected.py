@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mismatch_cli.base.places import bundled
-from mismatch_cli.limits.both_sides import temperatures_of
 from mismatch_cli.limits.expected import expected_gap, place_of, sentence
+from mismatch_cli.limits.manifest_sides import temperatures_of
 from mismatch_cli.metrics.lattice import LatticeLine
 from mismatch_cli.metrics.logit_steps import MEAN_OF_ROUNDING
 from mismatch_cli.studies.diagnosis import gather

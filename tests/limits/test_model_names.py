@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mismatch_cli.limits.both_sides import family
+from mismatch_cli.limits.manifest_sides import family
 from mismatch_cli.limits.model_names import is_kind, named_model
 
 DENSE = {

@@ -28,11 +28,11 @@ from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.pair_summary import MetricEstimate
 from mismatch_cli.metrics.update_table import OF_STEP
-from mismatch_cli.studies.dashboard import Quoted
-from mismatch_cli.studies.gate import Findable, Found, Measurement, check_limits
+from mismatch_cli.studies.dashboard import QuotedNumber
+from mismatch_cli.studies.gate import Findable, MeasuredMetric, PooledMetrics, check_limits
 from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.watch.watched import Judge
+from mismatch_cli.watch.watched_step import StepChecks
 
 ARCHITECTURES = {"dense": "LlamaForCausalLM", "moe": "Qwen3MoeForCausalLM", "": ""}
 OF_PAIRS = {"mismatch": "mismatch", "total": "current"}  # keys of metrics.jsonl
@@ -69,15 +69,17 @@ def in_report(row: Published, value: float, pair: str) -> Assessment:
 
 
 @pytest.fixture(scope="module")
-def measurement() -> Measurement:
-    return Measurement([Trace.open(bundled("traces") / "float32")], [])
+def measurement() -> PooledMetrics:
+    return PooledMetrics([Trace.open(bundled("traces") / "float32")], [])
 
 
-def measured(measurement: Measurement, row: Published, value: float, pair: str) -> Findable:
+def measured(measurement: PooledMetrics, row: Published, value: float, pair: str) -> Findable:
     """What `report` and `gate` find in a trace, with one number in place of its own."""
     if ":" in row.metric:
         found = (
-            Found(value, pair=pair) if pair == row.pair else Found(pair=pair, why="not measured")
+            MeasuredMetric(value, pair=pair)
+            if pair == row.pair
+            else MeasuredMetric(pair=pair, why="not measured")
         )
         return SimpleNamespace(find=lambda _: found)
     other = copy(measurement)
@@ -99,12 +101,12 @@ def test_every_command_says_the_same(row, measurement):
             (of_report,) = [each for each in bars if each.who == row.who]
             assert (of_report.standing, of_report.level) == (word, level), at
             if pair != other:
-                of_number = Quoted.of("mismatch", row.metric, value).judged(about(row))
+                of_number = QuotedNumber.of("mismatch", row.metric, value).judged(about(row))
                 (typed,) = [each for each in of_number.bars if each.who == row.who]
                 assert (typed.standing, typed.level) == (word, level), at
         elif pair != other:
             framework, _, name = row.metric.partition(":")
-            of_number = Quoted.of(framework, name, value).judged(about(row))
+            of_number = QuotedNumber.of(framework, name, value).judged(about(row))
             assert [each.standing for each in of_number.bars] == [word], at
         for name, asked in ((row.gate, BROKEN), (f"{row.gate}-{HEALTHY}", HEALTHY)):
             if not row.gate or (asked == HEALTHY and not row.has_two_levels):
@@ -120,7 +122,7 @@ def test_every_command_says_the_same(row, measurement):
             if row.metric in OF_STEP.values() and row.family == "":
                 field = next(name for name, key in OF_STEP.items() if key == row.metric)
                 record = {"step": 1, OF_PAIRS.get(pair, "none"): {field: value}}
-                (check,) = Judge(sets).of_record(record, None)
+                (check,) = StepChecks(sets).of_record(record, None)
                 assert check.status == expected, f"watch --limits {name}: {at}"
 
 

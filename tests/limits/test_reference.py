@@ -10,7 +10,7 @@ from mismatch_cli.frameworks import dialects
 from mismatch_cli.limits.judge import BROKEN, HEALTHY
 from mismatch_cli.limits.published import Published, published
 from mismatch_cli.limits.published_sets import about_sets
-from mismatch_cli.limits.reference import Measured, reference
+from mismatch_cli.limits.reference import MeasuredRange, reference
 from mismatch_cli.metrics.gap_table import METRICS
 from tests.paths import DOCS
 
@@ -59,7 +59,7 @@ def tables() -> str:
     )
 
 
-def dated(row: Published | Measured) -> str:
+def dated(row: Published | MeasuredRange) -> str:
     return f"{row.source} ({row.date})" if row.date else row.source
 
 

@@ -12,8 +12,8 @@ import pytest
 from mismatch_cli.metrics.differences import (
     AT_AGREEMENT,
     NO_DIFFERENCE,
-    Difference,
-    Measured,
+    MetricDifference,
+    SummaryEstimates,
     change_between,
     differences,
 )
@@ -36,8 +36,8 @@ TRUE_FACTOR = 1.3
 MEAN, MEDIAN = "abs_d_mean", "abs_d_p50"
 
 
-def measured(batch: TokenBatch) -> Measured:
-    return Measured(summarise(batch))
+def measured(batch: TokenBatch) -> SummaryEstimates:
+    return SummaryEstimates(summarise(batch))
 
 
 def gaps(rng: np.random.Generator, prompt_scale_P: np.ndarray) -> np.ndarray:
@@ -46,13 +46,13 @@ def gaps(rng: np.random.Generator, prompt_scale_P: np.ndarray) -> np.ndarray:
     return size_ST * np.repeat(prompt_scale_P, SAMPLES)[:, None]
 
 
-def of_gaps(d_ST: np.ndarray, first_prompt: int = 0) -> Measured:
+def of_gaps(d_ST: np.ndarray, first_prompt: int = 0) -> SummaryEstimates:
     mu_ST = np.full(d_ST.shape, -8.0)
     prompt_id = first_prompt + np.arange(len(d_ST)) // SAMPLES
     return measured(make_batch(mu_ST, logp_recomputed=(mu_ST + d_ST).ravel(), prompt_id=prompt_id))
 
 
-def trials(count: int, paired: bool) -> list[dict[str, Difference]]:
+def trials(count: int, paired: bool) -> list[dict[str, MetricDifference]]:
     """Two traces whose gaps differ by a factor of 1.3, on the same or on different prompts."""
     rng, found = np.random.default_rng(0), []
     for trial in range(count):
@@ -209,7 +209,7 @@ def test_the_factor_compares_distances_from_agreement():
     """Ratios of 1.01 and 1.02: twice as far from 1; a signed mean has no factor."""
     mu = [[-8.0, -8.0]] * 12
 
-    def trace(ratio: float) -> Measured:
+    def trace(ratio: float) -> SummaryEstimates:
         return measured(make_batch(mu, logp_recomputed=(np.array(mu) + np.log(ratio)).tolist()))
 
     found = differences(trace(1.01), trace(1.02))
@@ -223,7 +223,7 @@ def test_the_factor_compares_distances_from_agreement():
 def test_an_interval_that_ends_at_zero_shows_nothing():
     factor = Estimate(1.0, 1.0, 1.0)
     for low, high, shows in ((0.0, 1.0, False), (-1.0, 0.0, False), (1e-9, 1.0, True)):
-        assert Difference.of(Estimate(0.5, low, high), factor).more_than_noise is shows
+        assert MetricDifference.of(Estimate(0.5, low, high), factor).more_than_noise is shows
 
 
 def test_gaps_that_other_prompts_make_up_for_differ_by_0_with_an_interval():

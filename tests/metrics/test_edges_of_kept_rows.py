@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.metrics.kept_rows import ScatterSample, WorstTokens
+from mismatch_cli.metrics.retained_rows import ScatterSample, WorstTokens
 from tests.metrics.summaries import filled
 
 LARGE = 2**62 + 1

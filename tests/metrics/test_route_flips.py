@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mismatch_cli.metrics.route_flips import FLIP_EDGES, Routing
+from mismatch_cli.metrics.route_flips import FLIP_EDGES, RouteFlips
 from mismatch_cli.metrics.sums import GroupSums
 from mismatch_cli.trace.routes import LAYER_COUNTS
 from tests.metrics.summaries import filled
@@ -21,7 +21,7 @@ def test_tokens_are_counted_by_how_many_layers_flip_them(make_batch):
     logp_T = -1 - 0.01 * flips_T
     batch = make_batch([[-1.0] * len(flips_T)], logp_recomputed=[logp_T.tolist()])
     batch = replace(batch, route_flips_T=flips_T.astype(np.uint8))
-    routing = filled(Routing(), batch)
+    routing = filled(RouteFlips(), batch)
     # Counts of a layer, which are recorded per response and apart from those of tokens
     unflipped = GroupSums(len(LAYER_COUNTS))
     unflipped.sums_GM[0] = (len(flips_T), 0, len(flips_T), len(flips_T))

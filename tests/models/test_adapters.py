@@ -13,7 +13,13 @@ from safetensors.torch import load_file, save_file
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
-from mismatch_cli.models.adapters import Merged, put_on, read_adapter, same_adapter, start_lora
+from mismatch_cli.models.adapters import (
+    MergedAdapter,
+    put_on,
+    read_adapter,
+    same_adapter,
+    start_lora,
+)
 from mismatch_cli.models.adapters import save_adapter as save_adapter_of_run
 from mismatch_cli.models.loading import load_causal_lm
 from mismatch_cli.models.scoring.requests import ScoreRequest
@@ -70,13 +76,13 @@ def test_what_an_engine_takes_over_is_the_sum_and_the_base_stays(model):
     loaded = load_causal_lm(model, "bfloat16")
     before = {name: weight.clone() for name, weight in loaded.state_dict().items()}
     start_lora(loaded, rank=3, alpha=6, targets="q_proj, up_proj", seed=0)
-    same = Merged(loaded).state_dict()
+    same = MergedAdapter(loaded).state_dict()
     assert same.keys() == before.keys()
     assert all(torch.equal(same[name], weight) for name, weight in before.items())
     layer = loaded.model.layers[1].mlp.up_proj
     torch.nn.init.normal_(layer.lora_B["default"].weight)
     for _ in range(3):  # computed from the base each time: nothing accumulates
-        state = Merged(loaded).state_dict()
+        state = MergedAdapter(loaded).state_dict()
     delta = 2 * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
     name = "model.layers.1.mlp.up_proj.weight"
     assert torch.equal(state[name], (before[name].float() + delta).bfloat16())
@@ -126,7 +132,7 @@ def test_experts_in_one_parameter_are_merged_parameter_by_parameter(
     for name, weight in wrapped.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.05)
-    state = Merged(loaded).state_dict()
+    state = MergedAdapter(loaded).state_dict()
     assert state.keys() == base.keys()
     different = {name for name in base if not torch.equal(state[name], base[name])}
     assert {name.removesuffix(".weight").rpartition(".")[2] for name in different} == changed

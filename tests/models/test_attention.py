@@ -14,14 +14,14 @@ import torch
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.attention import (
     HONOURED_BY,
-    asked_by,
     attention_facts,
+    attention_of,
     left_out_by,
     warning,
 )
 from mismatch_cli.models.loading import load_causal_lm
 from mismatch_cli.models.scoring.trainer import Trainer
-from mismatch_cli.report.about import left_out_of
+from mismatch_cli.report.preamble import left_out_of
 from mismatch_cli.trace.origin import About
 
 IDS = torch.tensor([[5, 9, 300, 7, 41, 2, 77, 130]])
@@ -66,7 +66,7 @@ def test_sinks_are_recognised_by_their_parameters(save_model):
     model = load_causal_lm(
         save_model("GptOss", num_local_experts=2, num_experts_per_tok=1), "float32"
     )
-    assert asked_by(model) == ("sinks",) and attention_facts(model) == {}
+    assert attention_of(model) == ("sinks",) and attention_facts(model) == {}
     assert (
         left_out_by("sdpa", ("sinks",))
         == left_out_by("flash_attention_2", ("sinks",))

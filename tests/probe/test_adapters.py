@@ -14,7 +14,7 @@ from mismatch_cli.app.cli import run
 from mismatch_cli.base.json_form import from_json
 from mismatch_cli.base.places import bundled
 from mismatch_cli.models.engines import vllm as vllm_engine
-from mismatch_cli.report.about import who_facts
+from mismatch_cli.report.preamble import who_facts
 from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import Trace
 from tests.lora import save_adapter

@@ -306,7 +306,7 @@ def test_a_resumed_search_takes_no_code_from_its_folder(tmp_path, monkeypatch):
     from mismatch_cli.base.errors import UsageError
     from mismatch_cli.bisect.runner import changed_environment
     from mismatch_cli.bisect.search_config import BisectConfig
-    from mismatch_cli.bisect.sides import RolloutSide, TrainerSide
+    from mismatch_cli.bisect.side_settings import RolloutSide, TrainerSide
 
     config = BisectConfig()
     manifest = read_manifest(bundled("traces") / "bfloat16")

@@ -16,7 +16,7 @@ from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.scoring.trainer import Trainer
-from mismatch_cli.probe.score import Pass, score_shard
+from mismatch_cli.probe.score import ScoringPass, score_shard
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.reader import Trace
 from tests.probe.test_rescore import flat
@@ -131,7 +131,7 @@ def rescored(control: Path, folder: Path, trainer: Trainer) -> Trace:
         score_shard(
             path,
             trainer,
-            Pass("logp_trainer", version_trainer=0),
+            ScoringPass("logp_trainer", version_trainer=0),
             token_budget=4096,
             repeat=[False] * len(table),
             on_scored=lambda n: None,

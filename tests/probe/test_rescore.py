@@ -30,11 +30,11 @@ from mismatch_cli.probe.rescore_plan import (
     plan_rescoring,
 )
 from mismatch_cli.probe.score import noise_responses_of
-from mismatch_cli.report.about import who_facts
+from mismatch_cli.report.preamble import who_facts
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace.columns import COLUMNS, Maker, made_by
-from mismatch_cli.trace.contents import NEEDED
 from mismatch_cli.trace.manifest import read_manifest, write_manifest
+from mismatch_cli.trace.manifest_types import NEEDED
 from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import Trace
 from tests.bisect.changed_models import copied, scaled

@@ -16,7 +16,7 @@ from mismatch_cli.probe.rollouts import plan_shards, sample_shard
 from mismatch_cli.probe.score import evenly_spaced
 from mismatch_cli.probe.tasks.grading import Grader
 from mismatch_cli.probe.tasks.prompts import Problem
-from mismatch_cli.report.about import left_out_of
+from mismatch_cli.report.preamble import left_out_of
 from mismatch_cli.rules.batch import Rollout
 from mismatch_cli.trace.manifest import write_manifest
 from mismatch_cli.trace.origin import About

@@ -14,12 +14,12 @@ import pytest
 
 from mismatch_cli.base.places import bundled
 from mismatch_cli.metrics.gaps import token_gaps
-from mismatch_cli.metrics.kept_rows import ScatterSample
 from mismatch_cli.metrics.pairs import PAIRS
-from mismatch_cli.metrics.route_flips import Routing
+from mismatch_cli.metrics.retained_rows import ScatterSample
+from mismatch_cli.metrics.route_flips import RouteFlips
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.report.figures import FigureView, figure_views
-from mismatch_cli.report.outline import Excerpt, Outline, Piece, Section
+from mismatch_cli.report.outline import Excerpt, Outline, Section, TokenText
 from mismatch_cli.report.pages import mismatch
 from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.studies.mismatch import PlotData, analyse
@@ -138,7 +138,7 @@ def measure(
 ) -> SimpleNamespace:
     """The plot data of one batch."""
     summary = MismatchSummary(PAIRS["mismatch"])
-    sample, routing = ScatterSample(tokens=tokens), Routing()
+    sample, routing = ScatterSample(tokens=tokens), RouteFlips()
     summary.update(batch, routing)
     if routes is not None:
         routing.update_responses(rows_to_table(routes), batch.prompt_id_S)
@@ -172,14 +172,14 @@ def make_view(figures: list[FigureView]) -> Outline:
 
 def _excerpts() -> tuple[Excerpt, ...]:
     pieces = (
-        Piece("Let's factor: $x^2 - 5x + 6 = (x - 2)(x - 3)$, so the roots are"),
-        Piece(" 2", 1, "log π − log μ = −0.08"),
-        Piece(" and"),
-        Piece(" 3", 2),
-        Piece(". The sum of\n"),
-        Piece(" squares", 4, HOSTILE),
-        Piece(" is 13.\n\nשלום 漢字 "),
-        Piece(HOSTILE, 3),
+        TokenText("Let's factor: $x^2 - 5x + 6 = (x - 2)(x - 3)$, so the roots are"),
+        TokenText(" 2", 1, "log π − log μ = −0.08"),
+        TokenText(" and"),
+        TokenText(" 3", 2),
+        TokenText(". The sum of\n"),
+        TokenText(" squares", 4, HOSTILE),
+        TokenText(" is 13.\n\nשלום 漢字 "),
+        TokenText(HOSTILE, 3),
     )
     facts = (("μ", "0.981"), ("π", "0.088"), ("position", "312 of 840"))
     return (

@@ -14,7 +14,7 @@ import pytest
 
 from mismatch_cli.app.cli import run
 from mismatch_cli.base.text import for_html
-from mismatch_cli.metrics.clipping.masked import Needs, apply_masks
+from mismatch_cli.metrics.clipping.masked_slice import Needs, apply_masks
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.report.explorer import explorer_view
 from mismatch_cli.rules.algorithms.algorithm import keep_T

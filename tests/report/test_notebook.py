@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_cli.report.html import render_screen
-from mismatch_cli.report.outline import Column, Excerpt, Piece, Screen, Table, Verdict
+from mismatch_cli.report.outline import Column, Excerpt, Screen, Table, TokenText, Verdict
 from tests.report.browser import CONTRASTS, Browser
 
 # Jupyter's rules for lists and tables in outputs.
@@ -24,7 +24,7 @@ TABLE = Table(
     (Column("metric"), Column("value"), Column("why", kind="text")),
     (("k3", "0.1", "no <reason>"),) * 2,
 )
-PIECES = (Piece("so "), Piece("7", 4), Piece(" <b>"))
+PIECES = (TokenText("so "), TokenText("7", 4), TokenText(" <b>"))
 
 
 def screen(status: str) -> str:

@@ -16,10 +16,10 @@ from mismatch_cli.report.outline import (
     MetricGroup,
     MetricRow,
     Outline,
-    Piece,
     Priority,
     Profile,
     Section,
+    TokenText,
     Verdict,
 )
 from mismatch_cli.report.screen import as_text, print_screen, screen_of
@@ -121,7 +121,7 @@ def test_the_most_important_rows_stay_in_the_order_of_the_table():
 
 
 def test_excerpts_give_way_before_the_rows_that_have_to_stay():
-    token = Excerpt("a token", (), (Piece("text"),), short="Worst token")
+    token = Excerpt("a token", (), (TokenText("text"),), short="Worst token")
     profile = Profile("by position", (1.0, 2.0), "0", "9")
     brief = Brief.first(26, fewest=26)
     (shown,) = outline(26).parts[0].tables

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mismatch_cli.report.outline import Column, Excerpt, Piece, Priority, Table
+from mismatch_cli.report.outline import Column, Excerpt, Priority, Table, TokenText
 from mismatch_cli.report.terminal import excerpt_line, print_table
 from tests.report.printed import printed
 
@@ -73,7 +73,7 @@ def test_names_stay_even_if_nothing_else_fits():
 def test_a_line_of_context_has_no_half_of_an_id():
     """Tokens of a trace without a vocabulary show as ⟨id⟩."""
     around = "".join(f"⟨{token}⟩" for token in range(19_330, 19_370))
-    excerpt = Excerpt("“⟨7⟩”", (), (Piece(around), Piece("⟨7⟩", 4), Piece(around)))
+    excerpt = Excerpt("“⟨7⟩”", (), (TokenText(around), TokenText("⟨7⟩", 4), TokenText(around)))
     for width in range(40, 60):
         _, line = map(str, excerpt_line(excerpt, width))
         assert re.fullmatch(r" {2}(⟨\d+⟩)+»⟨7⟩«(⟨\d+⟩)+", line) and len(line) <= width - 2

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mismatch_cli.base.arrays import Array
-from mismatch_cli.rules.response_layout import Responses
+from mismatch_cli.rules.response_layout import ResponseLayout
 
 INF = float("inf")
 LENGTHS = [0, 3, 1, 0, 0, 7, 64, 2, 33, 0]  # scans double their step: 1, 2 … 64
@@ -19,8 +19,8 @@ EMPTY = [[], [0], [0, 0]]
 WORLDS: list[Callable[[np.ndarray], Array]] = [np.asarray, torch.from_numpy]
 
 
-def responses(lengths: list[int], as_array: Callable[[np.ndarray], Array]) -> Responses:
-    return Responses(as_array(np.cumsum([0, *lengths])))
+def responses(lengths: list[int], as_array: Callable[[np.ndarray], Array]) -> ResponseLayout:
+    return ResponseLayout(as_array(np.cumsum([0, *lengths])))
 
 
 def drawn(dtype: type = np.float64) -> list[np.ndarray]:

@@ -16,7 +16,7 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.json_form import from_json, to_json
 from mismatch_cli.base.places import shown
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary
-from mismatch_cli.metrics.clipping.masked import Needs
+from mismatch_cli.metrics.clipping.masked_slice import Needs
 from mismatch_cli.processes.workers import Workers
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.rules.batch import TokenBatch

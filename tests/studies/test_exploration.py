@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.metrics.clipping.masked import Needs, apply_masks
+from mismatch_cli.metrics.clipping.masked_slice import Needs, apply_masks
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.report.explorer import explorer_view
 from mismatch_cli.rules.algorithms.algorithm import keep_T
@@ -23,7 +23,7 @@ from mismatch_cli.studies.exploration import leaders as leaders_module
 from mismatch_cli.studies.exploration import passages as passages_module
 from mismatch_cli.studies.exploration import token_survey as survey_module
 from mismatch_cli.studies.exploration.explore import explore
-from mismatch_cli.studies.exploration.explored import NOT_JUDGED, Exploration, Judged
+from mismatch_cli.studies.exploration.explored import NOT_JUDGED, BlockedLevels, Exploration
 from mismatch_cli.studies.exploration.slider_levels import STAYS
 from mismatch_cli.studies.mismatch import analyse
 from mismatch_cli.trace import writer
@@ -59,13 +59,13 @@ def existing(found: Exploration | None) -> Exploration:
     return found
 
 
-def judged_by(found: Exploration, name: str, sign: str = "") -> Judged:
+def judged_by(found: Exploration, name: str, sign: str = "") -> BlockedLevels:
     return next(
         judged for judged in found.judged if (judged.algorithm, judged.sign) == (name, sign)
     )
 
 
-def share(judged: Judged, position: int | None = None) -> float:
+def share(judged: BlockedLevels, position: int | None = None) -> float:
     """The blocked share of the judged tokens of the traces, as the page's script counts it.
 
     Where the page has all tokens, it is also that of their levels.
@@ -74,7 +74,7 @@ def share(judged: Judged, position: int | None = None) -> float:
     return float(judged.blocked[:, place].sum() / judged.judged.sum())
 
 
-def share_of_levels(judged: Judged, position: int) -> float:
+def share_of_levels(judged: BlockedLevels, position: int) -> float:
     level_T = judged.level_T[judged.level_T != NOT_JUDGED]
     return float(np.mean(level_T > position))
 
@@ -170,7 +170,7 @@ def test_a_slider_moved_is_clipstats_with_these_thresholds(
         ]
 
 
-def typed(judged: Judged, place: int) -> str:
+def typed(judged: BlockedLevels, place: int) -> str:
     return f"{judged.algorithm}:" + ",".join(
         f"{name}={value:.9g}" for name, value in judged.thresholds[place].items()
     )
@@ -300,7 +300,7 @@ def test_lists_are_of_the_whole_trace(
         assert few.population == lists[few.name].population
 
 
-def blocked(judged: Judged) -> np.ndarray:
+def blocked(judged: BlockedLevels) -> np.ndarray:
     """Whether each token is blocked at the algorithm's own thresholds."""
     return (judged.level_T != NOT_JUDGED) & (judged.level_T > judged.published)
 

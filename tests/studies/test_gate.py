@@ -17,7 +17,7 @@ from mismatch_cli.limits.limit_sets import WHOLE_INTERVAL, Limit, LimitSet
 from mismatch_cli.metrics.estimate import FLOOR_RESOLUTION
 from mismatch_cli.metrics.gap_table import METRICS
 from mismatch_cli.metrics.pair_summary import MetricEstimate
-from mismatch_cli.studies.gate import Check, Measurement, check_limits, limit_text, measured_text
+from mismatch_cli.studies.gate import Check, PooledMetrics, check_limits, limit_text, measured_text
 from mismatch_cli.trace.reader import Trace
 from tests.studies.compared import FLOAT32, changed_trace, without_columns
 
@@ -25,19 +25,19 @@ CLOSE = 1e-5  # relative to the distance from agreement: less is what float32 ro
 
 
 @pytest.fixture(scope="module")
-def training() -> Measurement:
+def training() -> PooledMetrics:
     """A training run: mismatch, staleness and total."""
-    return Measurement([Trace.open(bundled("traces") / "fp8-kv")], dialects.names())
+    return PooledMetrics([Trace.open(bundled("traces") / "fp8-kv")], dialects.names())
 
 
 @pytest.fixture(scope="module")
-def control() -> Measurement:
+def control() -> PooledMetrics:
     """Everything in float32, at equal weights."""
-    return Measurement([Trace.open(bundled("traces") / "float32")], ["slime"])
+    return PooledMetrics([Trace.open(bundled("traces") / "float32")], ["slime"])
 
 
 def check(
-    measured: Measurement, metric: str, bound: str, threshold: float, baseline=None, **words
+    measured: PooledMetrics, metric: str, bound: str, threshold: float, baseline=None, **words
 ) -> Check:
     (found,) = check_limits(
         [LimitSet("test", (Limit(metric, bound, threshold, **words),))], measured, baseline
@@ -45,11 +45,11 @@ def check(
     return found
 
 
-def estimate(measured: Measurement, metric: str, pair: str = "mismatch") -> MetricEstimate:
+def estimate(measured: PooledMetrics, metric: str, pair: str = "mismatch") -> MetricEstimate:
     return measured.result.pairs[pair].metrics[metric]
 
 
-def value(measured: Measurement, metric: str, pair: str = "mismatch") -> float:
+def value(measured: PooledMetrics, metric: str, pair: str = "mismatch") -> float:
     return estimate(measured, metric, pair).value
 
 
@@ -154,11 +154,11 @@ def test_an_interval_around_agreement_has_distance_zero_from_it(training):
 
 
 @pytest.fixture
-def poor(tmp_path) -> Measurement:
+def poor(tmp_path) -> PooledMetrics:
     """The control without floor, advantages and top K."""
     lost = ("topk", "logp_trainer_repeat", "advantage")
     path = changed_trace(tmp_path / "poor", FLOAT32, lambda row: without_columns(row, *lost))
-    return Measurement([Trace.open(path)], ["verl"])
+    return PooledMetrics([Trace.open(path)], ["verl"])
 
 
 @pytest.mark.parametrize(

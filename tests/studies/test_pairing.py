@@ -14,25 +14,25 @@ from mismatch_cli.base.places import bundled
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.processes.workers import Workers
 from mismatch_cli.processes.workers.reading import read_through
-from mismatch_cli.studies.pairing import Recognising, Responses, compared_rows, pair_up
+from mismatch_cli.studies.pairing import Recognising, TraceResponses, compared_rows, pair_up
 from mismatch_cli.trace.reader import Trace
 from tests.studies.compared import FLOAT32, write_rows
 
 PAIR = PAIRS["mismatch"]
 
 
-def responses_of(path) -> Responses:
+def responses_of(path) -> TraceResponses:
     (portions,) = read_through([Trace.open(path)], Recognising(PAIR), Workers()).responses.values()
-    return Responses.joined([groups for portion in portions for groups in portion])
+    return TraceResponses.joined([groups for portion in portions for groups in portion])
 
 
 def made(
     contents: list[int], rows: list[int] | None = None, prompts: list[int] | None = None
-) -> Responses:
+) -> TraceResponses:
     """Responses from numbers for their texts, row keys and prompts."""
     keys = np.arange(len(contents)) if rows is None else np.array(rows)
     asked = np.array(contents) // 10 if prompts is None else np.array(prompts)
-    return Responses(
+    return TraceResponses(
         asked,
         np.array(contents, dtype=np.uint64),
         keys.astype(np.uint64),
@@ -42,7 +42,7 @@ def made(
 
 
 @pytest.fixture(scope="module")
-def float32() -> Responses:
+def float32() -> TraceResponses:
     return responses_of(FLOAT32)
 
 

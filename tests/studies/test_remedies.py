@@ -23,9 +23,9 @@ from mismatch_cli.frameworks import IMPORTERS
 from mismatch_cli.limits.causes import in_framework
 from mismatch_cli.limits.suspects import MODEL
 from mismatch_cli.report.pages import page_of
+from mismatch_cli.studies.algorithm_support import PAPER, Support
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, analyse_diagnosis
 from mismatch_cli.studies.remedies import framework_of, has_fixed_models, without
-from mismatch_cli.studies.support import PAPER, Support
 from mismatch_cli.trace.manifest import read_manifest, write_manifest
 from mismatch_cli.trace.reader import Trace
 

@@ -6,7 +6,7 @@ import pytest
 
 from mismatch_cli.base.places import bundled
 from mismatch_cli.metrics.pair_summary import TokenTotals
-from mismatch_cli.report.about import subject_lines
+from mismatch_cli.report.preamble import subject_lines
 from mismatch_cli.studies.study import subject_of
 from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import Trace

@@ -69,7 +69,7 @@ def test_the_rows():
     assert {*of_shape(*Shape)} == COLUMNS.keys() and {*ROW_KEY} <= {*REQUIRED}
     for column in COLUMNS.values():
         assert column.meaning and column.words.startswith(column.meaning)
-        assert column.required or not column.must_be_given
+        assert column.required or not column.is_required
         assert ("logp" in column.name) <= (column.unit == "nats"), column.name
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mismatch_cli.trace.contents import fits
+from mismatch_cli.trace.manifest_types import fits
 
 
 @pytest.mark.parametrize("key", ["rollout.seed", "imported.tokens", "config.sampling.temperature"])

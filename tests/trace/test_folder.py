@@ -20,14 +20,14 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import bundled
 from mismatch_cli.trace.drafts import NEW, RUN
 from mismatch_cli.trace.files import replacing_folder
-from mismatch_cli.trace.ours import foreign_in, remove_results, results_in
-from mismatch_cli.trace.run_folder import claimed, report_folder, run_folder, training_folder
-from mismatch_cli.trace.work import (
+from mismatch_cli.trace.ownership import foreign_in, remove_results, results_in
+from mismatch_cli.trace.recording_folder import (
     begun_beside,
     drop_begun,
     replacing_run,
     replacing_when_complete,
 )
+from mismatch_cli.trace.run_folder import claimed, report_folder, run_folder, training_folder
 from tests.folders import contents, write_files
 from tests.leftovers import leave_draft
 from tests.paths import ROOT

@@ -17,7 +17,7 @@ from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.rules.batch import Rollout
-from mismatch_cli.train.judged import Sample
+from mismatch_cli.train.coefficients import LearnedResponse
 from mismatch_cli.train.learner import Learner
 from mismatch_cli.train.train_config import TrainConfig
 from tests.rules.algorithms import published
@@ -45,7 +45,7 @@ def learner_on(
     return Learner(trainer, find(algorithm), PLAIN, replaced(CONFIG, **changes))
 
 
-def requests_of(samples: list[Sample]) -> list[ScoreRequest]:
+def requests_of(samples: list[LearnedResponse]) -> list[ScoreRequest]:
     return [ScoreRequest.of(sample.rollout) for sample in samples]
 
 
@@ -63,7 +63,7 @@ def make_samples(
     lengths: tuple[int, ...] = LENGTHS,
     advantages: tuple[float, ...] = ADVANTAGES,
     group: int = 3,
-) -> list[Sample]:
+) -> list[LearnedResponse]:
     """Responses of random tokens, `group` of each prompt, with log-probs near the trainer's
     own.
     """
@@ -86,7 +86,7 @@ def make_samples(
         tokens = (request.prompt_ids, request.response_ids)
         rollout = Rollout(*tokens, rollout_T, rank_T, request.topk_ids_TK, topk_TK, "stop")
         key = (1, 0, 0, i // group, i % group)
-        samples.append(Sample(rollout, advantages[i], recomputed_T, topk_TK, row_key=key))
+        samples.append(LearnedResponse(rollout, advantages[i], recomputed_T, topk_TK, row_key=key))
     return samples
 
 
@@ -96,7 +96,7 @@ def gradients(learner: Learner) -> dict[str, Tensor]:
 
 
 def by_hand(
-    learner: Learner, samples: list[Sample], name: str, aggregation: str
+    learner: Learner, samples: list[LearnedResponse], name: str, aggregation: str
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The gradient of the published objective over only the model's tokens, in float64, and
     their log π.

@@ -11,7 +11,7 @@ import pytest
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.processes.ranks import ALONE
 from mismatch_cli.train.checkpoint import METRICS_FILE
-from mismatch_cli.train.run import Run
+from mismatch_cli.train.run import RunInProgress
 
 
 def without_checkpoints(folder: Path, recorded: int) -> SimpleNamespace:
@@ -34,7 +34,7 @@ def without_checkpoints(folder: Path, recorded: int) -> SimpleNamespace:
 def test_a_run_killed_before_its_first_checkpoint_begins_again(tmp_path, recorded):
     """The line of the third step is written before its checkpoint."""
     run = without_checkpoints(tmp_path, recorded)
-    assert Run.restore(run) is None
+    assert RunInProgress.restore(run) is None
     assert run.cut == [-1]
 
 
@@ -44,5 +44,5 @@ def test_a_run_that_has_lost_its_checkpoints_is_left_alone(tmp_path, recorded, h
     if has_model:
         (tmp_path / "model").mkdir()
     with pytest.raises(MismatchError, match="its checkpoints are gone"):
-        Run.restore(run)
+        RunInProgress.restore(run)
     assert run.cut == []

@@ -12,7 +12,7 @@ from mismatch_cli.frameworks import dialects
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.train.bounds import no_bounds
-from mismatch_cli.train.step import Responses, step_record
+from mismatch_cli.train.step import StepResponses, step_record
 
 
 def test_a_step_has_the_numbers_that_its_trace_would_show_as_another_framework():
@@ -20,7 +20,7 @@ def test_a_step_has_the_numbers_that_its_trace_would_show_as_another_framework()
     table = pa.concat_tables(trace.tables()).combine_chunks()
     count = table.num_rows
     ones_S = np.ones(count)
-    responses = Responses(table, ones_S, ones_S, ones_S, ones_S > 1, no_bounds())
+    responses = StepResponses(table, ones_S, ones_S, ones_S, ones_S > 1, no_bounds())
     update = SimpleNamespace(stepped=True, grad_norm=0.5)
     step = SimpleNamespace(
         number=3,

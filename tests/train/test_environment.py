@@ -12,8 +12,8 @@ from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.probe.tasks.prompts import Problem
 from mismatch_cli.train.environment import (
     Environments,
+    OngoingEpisode,
     Outcome,
-    Playing,
     check_environment,
     starting,
 )
@@ -97,7 +97,9 @@ def environments(tmp_path):
         environment.stop()
 
 
-def playing(sample: int, seed: int = 3, answer: str | None = None, prompt: int = 7) -> Playing:
+def playing(
+    sample: int, seed: int = 3, answer: str | None = None, prompt: int = 7
+) -> OngoingEpisode:
     return starting((1, prompt, sample), seed, Problem(prompt, "count", answer))
 
 

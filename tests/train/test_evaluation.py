@@ -18,7 +18,7 @@ from mismatch_cli.base.places import bundled
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.engines.hf import HfEngine
 from mismatch_cli.train.evaluation import evaluate, evaluate_before, evaluation_sampling
-from mismatch_cli.train.run import Run
+from mismatch_cli.train.run import RunInProgress
 from mismatch_cli.train.studies.runs import SetAccuracy, read_runs
 from mismatch_cli.train.studies.training import TrainingAnalysis
 from mismatch_cli.train.task import evaluation_sets
@@ -96,7 +96,7 @@ def evaluated(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(HfEngine, "sample", noting)
         run(folder / "run", **settings)
-        made = Run(config_of(**settings), folder / "again", said.append)
+        made = RunInProgress(config_of(**settings), folder / "again", said.append)
         evaluate_before(made)
         made.close()
     return folder / "run", said, settings, asked
@@ -150,7 +150,7 @@ def test_a_context_holds_prompt_and_response_together(tmp_path):
         "".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8"
     )
     settings = {"dataset": str(tmp_path / "rows.jsonl"), "num_problems": 0, "prompts_per_step": 2}
-    whole = Run(config_of(**settings), tmp_path / "whole", said.append)
+    whole = RunInProgress(config_of(**settings), tmp_path / "whole", said.append)
     lengths = [len(posed.prompt_ids) for posed in whole.task.posed]
     whole.close()
     settings |= {
@@ -158,7 +158,7 @@ def test_a_context_holds_prompt_and_response_together(tmp_path):
         "max_prompt_tokens": lengths[2] - 1,
         "max_tokens": 40,
     }
-    made = Run(config_of(**settings), tmp_path / "run", said.append)
+    made = RunInProgress(config_of(**settings), tmp_path / "run", said.append)
     assert made.engine.max_model_len == lengths[2] + 3
     assert [len(posed.prompt_ids) for posed in made.task.posed] == lengths[:2]
     rollouts = made.sample(made.task.posed, 1, 2)
@@ -188,7 +188,7 @@ def test_a_run_older_than_these_settings_resumes(tmp_path):
 
 def test_one_set_is_evaluated_as_before(tmp_path):
     """Alone or as one of a list, its accuracy is the same to the bit."""
-    made = Run(
+    made = RunInProgress(
         config_of(eval_dataset=sets_in(tmp_path).split(",")[0], eval_samples=2),
         tmp_path / "run",
         lambda _: None,

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
-from mismatch_cli.metrics.clipping.masked import Needs, gather
-from mismatch_cli.rules.algorithms.gathering import Gathering
+from mismatch_cli.metrics.clipping.masked_slice import Needs, gather
+from mismatch_cli.rules.algorithms.first_pass import FirstPass
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.trace.reader import Trace
 from tests.train.ranks.on_ranks import run_on
@@ -63,7 +63,7 @@ def test_clipstats_blocks_in_a_trace_what_training_blocked(alone: Path, name: st
         average=algorithm.needs_average,
     )
     (batch,) = trace.batches()
-    gathering = Gathering(algorithm.batch_masks)
+    gathering = FirstPass(algorithm.batch_masks)
     gather(gathering, batch, needs, 0)
     summary = ClippingSummary(Question((algorithm,), needs, found=gathering.found()))
     summary.update(batch)

@@ -19,7 +19,7 @@ from mismatch_cli.models.loading import load_causal_lm
 from mismatch_cli.models.positions import first_context, positions_facts, rescaled
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import Trainer
-from mismatch_cli.train.run import Run
+from mismatch_cli.train.run import RunInProgress
 from mismatch_cli.train.train_config import load_config
 from tests.families import FAMILIES, config_of, save_family
 from tests.train.small_runs import reward_file, run
@@ -170,6 +170,6 @@ def test_a_run_whose_context_is_so_long_says_so_at_its_start(models, tmp_path, c
         "max_tokens": 12,
     }
     said: list[str] = []
-    Run(load_config("miniature", changes), tmp_path, said.append).close()
+    RunInProgress(load_config("miniature", changes), tmp_path, said.append).close()
     sentences = [s for s in said if "scales its positions differently in sequences above 64" in s]
     assert len(sentences) == warns

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.rules.algorithms.algorithm import judges_single_tokens
+from mismatch_cli.rules.algorithms.algorithm import reads_single_tokens
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.rules.algorithms.table import TABLE, VARIANTS
 from mismatch_cli.rules.batch import Rollout
 from mismatch_cli.train.checkpoint import latest_checkpoint, save_checkpoint
-from mismatch_cli.train.judged import Judged, Sample
+from mismatch_cli.train.coefficients import LearnedResponse, MicroBatchCoefficients
 from mismatch_cli.train.learner import LossScale, unpublished
 from mismatch_cli.train.train_config import AGGREGATIONS, TrainConfig
 from tests.looped import looped
@@ -217,7 +217,7 @@ def test_a_saved_learner_continues_to_the_same_bits(make_learner, dtype, tmp_pat
 
 
 def test_which_algorithms_judge_single_tokens():
-    beyond = {name for name, row in TABLE.items() if not judges_single_tokens(row)}
+    beyond = {name for name, row in TABLE.items() if not reads_single_tokens(row)}
     assert beyond == {
         "dppo-topk-tv",
         "dppo-topk-tv-recompute",
@@ -269,8 +269,11 @@ def test_coefficients_are_scaled_in_float32() -> None:
     zeros_T = np.zeros(2, dtype=np.float32)
     rollout = Rollout([0], [1, 2], zeros_T, zeros_T.astype(np.int32), None, None, "stop")
     for scale in (1 / 3, 1e-8):
-        judged = Judged(
-            find("reinforce"), [Sample(rollout, -1.5)], np.array([scale]), torch.device("cpu")
+        judged = MicroBatchCoefficients(
+            find("reinforce"),
+            [LearnedResponse(rollout, -1.5)],
+            np.array([scale]),
+            torch.device("cpu"),
         )
         found_T = judged.coefficient(slice(None), torch.zeros(2))
         assert found_T.tolist() == [np.float32(-1.5) * np.float32(scale)] * 2

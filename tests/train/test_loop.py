@@ -19,10 +19,10 @@ from mismatch_cli.models.engines.hf import HfEngine
 from mismatch_cli.models.loading import load_tokenizer
 from mismatch_cli.probe.tasks.grading import MathVerify
 from mismatch_cli.trace.reader import Trace
+from mismatch_cli.train.coefficients import LearnedResponse
 from mismatch_cli.train.evaluation import evaluate, evaluate_before
-from mismatch_cli.train.judged import Sample
 from mismatch_cli.train.learner import Learner, Update
-from mismatch_cli.train.run import Run
+from mismatch_cli.train.run import RunInProgress
 from mismatch_cli.train.train_config import load_config
 from tests.paths import DOCS
 from tests.tiers import at_night
@@ -129,7 +129,7 @@ def test_an_evaluation_is_the_mean_over_problems_of_the_mean_over_samples(tmp_pa
     config = load_config(
         "miniature", SMALL | {"eval_dataset": str(tmp_path / "evaluation.jsonl"), "eval_samples": 3}
     )
-    made = Run(config, tmp_path / "run", said.append)
+    made = RunInProgress(config, tmp_path / "run", said.append)
     evaluate_before(made)
     found = evaluate(made, 2)
     posed = made.task.evaluation["evaluation"]
@@ -222,15 +222,15 @@ def test_responses_of_the_longest_length_are_truncated_and_wrong(algorithm, tmp_
 
 def _weights_of_steps(monkeypatch: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
-    write = Run.write
+    write = RunInProgress.write
 
-    def recording(self: Run, record: dict[str, Any]) -> None:
+    def recording(self: RunInProgress, record: dict[str, Any]) -> None:
         found.append(
             torch.cat([p.detach().flatten().clone() for p in self.learner.model.parameters()])
         )
         write(self, record)
 
-    monkeypatch.setattr(Run, "write", recording)
+    monkeypatch.setattr(RunInProgress, "write", recording)
     return found
 
 
@@ -241,7 +241,7 @@ def test_a_step_with_only_right_answers_moves_by_momentum_only(tmp_path, monkeyp
     """
     earned = iter([[1, 1], [1, 0], [1, 1]])
     monkeypatch.setattr(
-        Run,
+        RunInProgress,
         "grade",
         lambda self, posed, _: np.resize(np.array(next(earned), np.float32), len(posed)),
     )
@@ -257,21 +257,21 @@ def test_a_step_with_only_right_answers_moves_by_momentum_only(tmp_path, monkeyp
 
 def test_no_gradient_takes_memory_while_the_engine_samples(tmp_path, monkeypatch):
     gradients: list[bool] = []
-    sample = Run.sample
+    sample = RunInProgress.sample
 
-    def counting(self: Run, *arguments: Any) -> list[Any]:
+    def counting(self: RunInProgress, *arguments: Any) -> list[Any]:
         gradients.append(any(weight.grad is not None for weight in self.learner.model.parameters()))
         return sample(self, *arguments)
 
-    monkeypatch.setattr(Run, "sample", counting)
+    monkeypatch.setattr(RunInProgress, "sample", counting)
     run(tmp_path / "run", steps=2)
     assert gradients and not any(gradients)
 
 
 @pytest.fixture
-def learned(monkeypatch) -> list[tuple[list[Sample], Update]]:
+def learned(monkeypatch) -> list[tuple[list[LearnedResponse], Update]]:
     """What the learner was given for every update, and what came of it."""
-    updates: list[tuple[list[Sample], Update]] = []
+    updates: list[tuple[list[LearnedResponse], Update]] = []
     update = Learner.update
 
     def noting(self: Learner, samples: Any) -> Update:
@@ -308,7 +308,7 @@ def test_a_later_minibatch_is_judged_by_the_policy_that_sampled(tmp_path, learne
 
 def test_an_advantage_is_the_reward_less_the_mean_of_its_group(tmp_path, learned, monkeypatch):
     rewards = np.resize(np.array([1, 0, 0, 0, 1, 1, 1, 0], np.float32), 16)
-    monkeypatch.setattr(Run, "grade", lambda *_: rewards)
+    monkeypatch.setattr(RunInProgress, "grade", lambda *_: rewards)
     run(tmp_path / "run", steps=1, minibatches=1)
     (samples,) = (samples for samples, _ in learned)
     expected = (rewards.reshape(-1, 4) - rewards.reshape(-1, 4).mean(1, keepdims=True)).ravel()

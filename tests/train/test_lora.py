@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.options import by_key
 from mismatch_cli.base.places import bundled
-from mismatch_cli.models.adapters import Merged, put_on, read_adapter, start_lora
+from mismatch_cli.models.adapters import MergedAdapter, put_on, read_adapter, start_lora
 from mismatch_cli.models.loading import load_causal_lm, load_tokenizer
 from mismatch_cli.train.learner import Learner
 from mismatch_cli.train.train_config import TrainConfig
@@ -44,7 +44,7 @@ def test_the_gradient_is_that_of_all_weights_along_the_low_rank_directions(make_
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.05)
     small = Learner(small.trainer, small.algorithm, PLAIN, CONFIG)
-    whole.model.load_state_dict(Merged(small.model).state_dict())
+    whole.model.load_state_dict(MergedAdapter(small.model).state_dict())
     samples = make_samples(whole)
     for learner in (whole, small):
         learner.update(samples)
@@ -164,9 +164,9 @@ def test_real_vllm_gets_the_merged_weights(tmp_path):
 @pytest.mark.parametrize("rollout_dtype", ["float32", "bfloat16"])
 def test_an_adapter_that_is_not_merged_stops_the_run(rollout_dtype, tmp_path, monkeypatch):
     """The engine keeps the base model; at the first step that is the same, since B starts at 0."""
-    real = Merged.state_dict
+    real = MergedAdapter.state_dict
 
-    def without(self: Merged) -> Any:
+    def without(self: MergedAdapter) -> Any:
         layers = [
             (name, layer)
             for name, layer in self.learning.named_modules()
@@ -176,7 +176,7 @@ def test_an_adapter_that_is_not_merged_stops_the_run(rollout_dtype, tmp_path, mo
             f"{name}.weight": layer.get_base_layer().weight.detach() for name, layer in layers
         }
 
-    monkeypatch.setattr(Merged, "state_dict", without)
+    monkeypatch.setattr(MergedAdapter, "state_dict", without)
     with pytest.raises(MismatchError, match="weight sync failed"):
         run(tmp_path / "run", rollout_dtype=rollout_dtype, **LORA | {"steps": 8})
     assert len(numbers(tmp_path / "run")) < 3

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mismatch_cli.rules.batch import Episode
-from mismatch_cli.train.judged import Sample
+from mismatch_cli.train.coefficients import LearnedResponse
 from mismatch_cli.train.learner import Learner
 from mismatch_cli.train.sync import WeightSync, prove_equal
 from mismatch_cli.train.train_config import AGGREGATIONS
@@ -40,7 +40,7 @@ KINDS = ("reinforce", "dppo-binary-tv", "grpo-clip-higher", "pg-tis", "gspo", "p
 OF_TOP_K = ("dppo-topk-tv", "dppo-topk-kl-recompute")
 
 
-def episodes(learner: Learner, there: float = np.nan, gap: float = 0.4) -> list[Sample]:
+def episodes(learner: Learner, there: float = np.nan, gap: float = 0.4) -> list[LearnedResponse]:
     """With `there` at all tokens of the environment, in every column of a policy."""
     found = []
     samples = make_samples(learner, gap, tuple(map(sum, TURNS)), ADVANTAGES, group=2)
@@ -92,7 +92,7 @@ def test_the_mask_makes_the_difference(make_learner):
         assert_same_gradients(gradients(learner), expected)
 
 
-def sampled_with(samples: list[Sample], logp: list[np.ndarray]) -> None:
+def sampled_with(samples: list[LearnedResponse], logp: list[np.ndarray]) -> None:
     """Put these log-probs into the engine's column."""
     for sample, logp_T in zip(samples, logp, strict=True):
         mask_T = sample.rollout.sampled_T
@@ -116,7 +116,7 @@ def test_what_rounding_swallows_is_no_failed_sync(make_learner):
     )
     for sync in (as_sent, unrounded):
         sync.load(1, at_start=True)
-        sync.look_back(1, samples)
+        sync.score_before_update(1, samples)
         assert sync.prove(1, samples, engine)["sync"] == "undecidable"
     for weight in weights:
         weight.mul_(1.001)  # at most half of the distance to the next number in bfloat16
@@ -124,7 +124,7 @@ def test_what_rounding_swallows_is_no_failed_sync(make_learner):
     kept = [weight.clone() for weight in weights]
     for sync in (as_sent, unrounded):
         sync.load(2)
-        sync.look_back(2, samples)
+        sync.score_before_update(2, samples)
         assert all(torch.equal(*pair) for pair in zip(weights, kept, strict=True))
     answer = as_sent.prove(2, samples, later)
     assert answer["sync"] == "undecidable"
@@ -147,7 +147,7 @@ def test_the_proof_of_the_sync_leaves_masked_tokens_out(make_learner):
     )
     for step in (1, 2):  # the same weights, scored once more as the older ones
         lower.load(step)
-        lower.look_back(step, samples)
+        lower.score_before_update(step, samples)
         logp = [score.logp_T for score in learner.trainer.score(requests, token_budget=500)]
         sampled_with(samples, logp)
         assert lower.prove(step, samples, logp)["sync"] == "undecidable"

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mismatch_cli.frameworks import dialects
-from mismatch_cli.trace.ours import is_ours
+from mismatch_cli.trace.ownership import is_own_file
 from mismatch_cli.train.metrics_table import (
     METRICS_TABLE,
     flat,
@@ -67,14 +67,14 @@ def test_the_table_holds_every_line(tmp_path):
         "step": 3,
         "train/sync": "proven",
     }
-    assert is_ours(path, tmp_path)
+    assert is_own_file(path, tmp_path)
 
 
 def test_a_table_of_the_users_is_not_ours(tmp_path):
     import pyarrow as pa
 
     pq.write_table(pa.table({"step": [1]}), tmp_path / METRICS_TABLE)
-    assert not is_ours(tmp_path / METRICS_TABLE, tmp_path)
+    assert not is_own_file(tmp_path / METRICS_TABLE, tmp_path)
 
 
 def test_a_table_that_cannot_be_written_is_reported_and_leaves_nothing(tmp_path):

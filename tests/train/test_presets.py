@@ -14,7 +14,7 @@ import torch
 from mismatch_cli.base.places import bundled
 from mismatch_cli.probe.tasks.rewards import is_own
 from mismatch_cli.train.loop import train
-from mismatch_cli.train.run import Run
+from mismatch_cli.train.run import RunInProgress
 from mismatch_cli.train.task import evaluation_sets
 from mismatch_cli.train.train_config import TrainConfig, load_config, presets
 from tests.frameworks.importing.layouts import write_lines
@@ -161,7 +161,7 @@ def small(preset: str, data: dict[str, str], models: dict[bool, str]) -> TrainCo
 def test_every_preset_runs(data, models, tmp_path, monkeypatch):
     """Two steps each, without saving the model."""
     torch.set_num_threads(1)
-    monkeypatch.setattr(Run, "save_model", lambda _: None)
+    monkeypatch.setattr(RunInProgress, "save_model", lambda _: None)
     for preset in OF_THE_PAPER:
         config, said, seen = small(preset, data, models), list[str](), list[dict[str, Any]]()
         train(config, tmp_path / preset, seen.append, say=said.append)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.models.engines import Unread, hf
+from mismatch_cli.models.engines import UnreadTensor, hf
 from mismatch_cli.models.engines.hf import HfEngine
 from mismatch_cli.train import sync
 from mismatch_cli.train.run_engine import dtype_of_weights
@@ -196,7 +196,7 @@ def test_a_tensor_that_cannot_be_read_leaves_the_proof_to_log_probs(
         for name, tensor in shown(self, plain):
             yield (
                 name,
-                Unread("its packing cannot be undone")
+                UnreadTensor("its packing cannot be undone")
                 if name.endswith("q_proj.weight")
                 else tensor,
             )
@@ -285,7 +285,7 @@ def test_a_gap_that_its_error_explains_accuses_nobody(make_learner, monkeypatch)
         weight_sync = WeightSync(STILL, trainer, exact=False, token_budget=9, dtype=torch.bfloat16)
         for step, gap in ((1, (0.01, 0.0)), (2, (0.1, error))):
             weight_sync.load(step)
-            weight_sync.look_back(step, samples)
+            weight_sync.score_before_update(step, samples)
             monkeypatch.setattr(sync, "odds_gap", lambda *_, gap=gap: gap)
             if step == 1:
                 assert weight_sync.prove(step, samples, logp)["sync"] == "undecidable"

@@ -13,7 +13,7 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import bundled
 from mismatch_cli.models.loading import load_tokenizer
 from mismatch_cli.rules.batch import Rollout
-from mismatch_cli.train.task import Posed, Task
+from mismatch_cli.train.task import EncodedProblem, Task
 from mismatch_cli.train.train_config import load_config
 from tests.train.small_runs import SMALL, game_file, run
 
@@ -31,7 +31,7 @@ def posed_task(tokenizer: Any, **changes: Any) -> Task:
     return task
 
 
-def ids(posed: list[Posed]) -> list[int]:
+def ids(posed: list[EncodedProblem]) -> list[int]:
     return [p.problem.prompt_id for p in posed]
 
 

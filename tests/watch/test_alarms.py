@@ -11,7 +11,7 @@ import pytest
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.limits.limit_sets import WHOLE_INTERVAL, Limit, LimitSet
-from mismatch_cli.studies.gate import Check, Found, check_limits
+from mismatch_cli.studies.gate import Check, MeasuredMetric, check_limits
 from mismatch_cli.studies.watch_state import SetLimit, watch_state
 from mismatch_cli.trace.training_folder import WATCH_FILE
 from mismatch_cli.watch.alarms import EVERY, Alarms
@@ -27,7 +27,7 @@ def checks(
     """The judgement of a step's number, instead of that of a measurement."""
     ends = (None, None) if half is None else (value - half, value + half)
     why = "" if value is not None else "not measured"
-    found = Found(value, *ends, pair="mismatch", why=why)
+    found = MeasuredMetric(value, *ends, pair="mismatch", why=why)
     return check_limits(sets, SimpleNamespace(find=lambda _: found), None)
 
 

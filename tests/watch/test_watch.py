@@ -36,7 +36,7 @@ from mismatch_cli.watch.folders import awaited, kind_of
 from mismatch_cli.watch.growing_trace import StepsOfShards
 from mismatch_cli.watch.live_view import WatchView
 from mismatch_cli.watch.training_run import Lines
-from mismatch_cli.watch.watcher import Asked, Told, Watcher
+from mismatch_cli.watch.watcher import MeasureRequest, StepReport, Watcher
 from tests import warm
 from tests.frameworks.importing.layouts import (
     nemo_rl,
@@ -105,10 +105,10 @@ def started(*arguments: str) -> subprocess.Popen[str]:
 
 def watcher_of(folder: Path, into: Path, **asked: Any) -> Watcher:
     into.mkdir(exist_ok=True)
-    return Watcher(folder, into, Asked(**asked), lambda _: None)
+    return Watcher(folder, into, MeasureRequest(**asked), lambda _: None)
 
 
-def steps(told: Iterator[Told]) -> list[int]:
+def steps(told: Iterator[StepReport]) -> list[int]:
     return [one.step for one in told]
 
 

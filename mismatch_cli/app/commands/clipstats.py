@@ -53,19 +53,19 @@ def command(
     """
     from functools import partial
 
-    from mismatch_cli.library import asked
+    from mismatch_cli.library import named_choices
 
     folder = common.report_folder(read.traces, "clipstats")
     typed, theory = asked_for.algorithms or [], clipping.theory
     meant = common.meant([*typed, *(clipping.compare or ())])
     chosen, beside = meant[: len(typed)], meant[len(typed) :]
-    judged, compared = asked.algorithms(chosen, beside)
+    judged, compared = named_choices.algorithms(chosen, beside)
     from mismatch_cli.studies.clipping import ClippingAnalysis, analyse_clipping
 
     opened = common.opened(
         read.traces, "No trace named: analysing the bundled one, a few steps of training SmolLM2."
     )
-    arguments = asked.clipping_arguments(chosen, beside, theory=theory)
+    arguments = named_choices.clipping_arguments(chosen, beside, theory=theory)
     analyse = partial(
         analyse_clipping, algorithms=judged, asked=compared, arguments=arguments, theory=theory
     )

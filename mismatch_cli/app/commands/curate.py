@@ -44,7 +44,7 @@ def command(
         from mismatch_cli.base.places import shown
         from mismatch_cli.probe.curate import PROBLEMS_FILE, curate
         from mismatch_cli.studies.curation import CurationAnalysis
-        from mismatch_cli.trace.work import put_in_place
+        from mismatch_cli.trace.recording_folder import put_in_place
 
         confirm = config.choice.confirm
         curation = curate(config, work, manifest, common.progress, confirm=confirm)

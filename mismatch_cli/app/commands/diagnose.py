@@ -89,7 +89,7 @@ def command(
     check_models([base_of(name) or name for name in named], "`diagnose` with a model")
     folder = common.report_folder(read.traces, "diagnosis")
     shared.launch(context, _KEPT)
-    from mismatch_cli.models.dealing import Ranks
+    from mismatch_cli.models.rank_shares import Ranks
     from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, Preparation
 
     with joined(_KEPT) as world:

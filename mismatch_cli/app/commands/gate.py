@@ -102,7 +102,7 @@ def command(
         _refuse_beside_init({"limits": by.limits, "baseline": baseline, **written})
         _init(gate.init, read.traces, common, gate.allow_partial)
         return
-    from mismatch_cli.library.asked import limit_sets
+    from mismatch_cli.library.named_choices import limit_sets
 
     sets = limit_sets(by.limits or (), has_baseline=bool(baseline))
     from mismatch_cli.report.pages import gate as forms

@@ -196,10 +196,10 @@ def _laid_out(text: str) -> RenderableType:
                     column.overflow = "fold"
                 yield table
 
-    class Page(Markdown):
+    class FoldedMarkdown(Markdown):
         elements = Markdown.elements | {"table_open": Folded}
 
-    return Page(text, hyperlinks=False, code_theme="ansi_dark")
+    return FoldedMarkdown(text, hyperlinks=False, code_theme="ansi_dark")
 
 
 def for_reading(text: str, file: str) -> str:

@@ -21,7 +21,7 @@ from mismatch_cli.base.options import own, part, setting
 from mismatch_cli.base.places import FAULTY, bundled, bundled_trace
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.frameworks import IMPORTERS
-from mismatch_cli.limits.both_sides import DTYPES, stated
+from mismatch_cli.limits.manifest_sides import DTYPES, stated
 from mismatch_cli.probe.settings import RolloutSettings, SamplerSettings, ScorerSettings
 
 if TYPE_CHECKING:
@@ -192,8 +192,8 @@ def _import(what: Import, tokenizer: str | None, common: Common) -> tuple[Path, 
 
     from mismatch_cli.frameworks.importing.driver import UnknownLayout, import_dump
     from mismatch_cli.frameworks.importing.torch_file import NeedsItsFramework
+    from mismatch_cli.trace.recording_folder import replacing_run
     from mismatch_cli.trace.run_folder import run_folder
-    from mismatch_cli.trace.work import replacing_run
 
     folder = common.output or _folder_of(what.paths)
     try:

@@ -12,7 +12,7 @@ from mismatch_cli.app.common import REPORTING, Common
 from mismatch_cli.app.completions import frameworks
 from mismatch_cli.app.flags import flags
 from mismatch_cli.app.one_figure import (
-    Place,
+    FigurePlace,
     check_figure,
     draw_traces,
     draw_training,
@@ -84,10 +84,10 @@ def command(
       mismatch-cli report train-miniature --figure paper-5 --plots pdf --plot-width 3.25in
       mismatch-cli report probe-model --as verl
     """
-    from mismatch_cli.library import asked
+    from mismatch_cli.library import named_choices
 
     traces, export, dialect, figure = read.traces, report.export, report.dialect, report.figure
-    claimed = asked.two_algorithms(common.meant(rivals.algorithms))
+    claimed = named_choices.two_algorithms(common.meant(rivals.algorithms))
     if figure is not None:
         _check_alone(figure, export, dialect, common)
     if dialect is not None:
@@ -148,9 +148,9 @@ def _check_only_printed(dialect: str, export: str | None, common: Common) -> Non
             )
 
 
-def _place(own: Path | None, common: Common) -> Place:
+def _place(own: Path | None, common: Common) -> FigurePlace:
     """Where a report or one figure goes: into --output, the run itself, or report/."""
-    return Place(common.output or own or _REPORT, common.output is None and own is not None)
+    return FigurePlace(common.output or own or _REPORT, common.output is None and own is not None)
 
 
 def _draw_traces(named: list[Path], figure: str, common: Common) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from mismatch_cli.app.common import Common, recording
 from mismatch_cli.app.flags import flags
-from mismatch_cli.app.rank_flags import KEPT, RankSettings, told_to_all
+from mismatch_cli.app.rank_flags import KEPT, RankSettings, shared_with_ranks
 from mismatch_cli.base.options import part
 from mismatch_cli.base.values import Values
 from mismatch_cli.probe.config import RescoreConfig
@@ -40,11 +40,11 @@ def command(
     shared.check_sharded()
     shared.launch(context, KEPT)
     prepared = prepared_run(values, common, RescoreConfig, "rescore", _check)
-    with joined(KEPT) as world, told_to_all(world, prepared) as (config, work, manifest):
-        from mismatch_cli.models.dealing import Ranks
+    with joined(KEPT) as world, shared_with_ranks(world, prepared) as (config, work, manifest):
+        from mismatch_cli.models.rank_shares import Ranks
         from mismatch_cli.probe.rescore import rescore
         from mismatch_cli.trace.reader import Trace
-        from mismatch_cli.trace.work import put_in_place
+        from mismatch_cli.trace.recording_folder import put_in_place
 
         rescore(config, work, manifest, common.progress_of(world), Ranks(world, shared.sharded))
         if world.first:

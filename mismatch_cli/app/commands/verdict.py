@@ -22,7 +22,7 @@ from mismatch_cli.base.errors import UsageError, suggest
 from mismatch_cli.base.json_form import to_json
 from mismatch_cli.base.options import own, part, setting
 from mismatch_cli.frameworks import DASHBOARDS
-from mismatch_cli.limits.both_sides import DTYPES, family, stated
+from mismatch_cli.limits.manifest_sides import DTYPES, family, stated
 from mismatch_cli.limits.model_names import is_kind, named_model
 from mismatch_cli.probe.settings import RolloutSettings, SamplerSettings, ScorerSettings
 
@@ -132,12 +132,12 @@ def command(
     framework, values = _parsed(words, listing.list)
     sampling = {"temperature": sampler.temperature, "top_p": sampler.top_p}
     about = _about(of_family.model, dtype, trainer.dtype, cache, sampling)
-    from mismatch_cli.studies.dashboard import DashboardNumbers, Quoted, listed
+    from mismatch_cli.studies.dashboard import DashboardNumbers, QuotedNumber, listed
 
     if listing.list:
         _show_names(listed(framework), common.json)
         return
-    quoted = [Quoted.of(framework, name, value) for name, value in values]
+    quoted = [QuotedNumber.of(framework, name, value) for name, value in values]
     common.print(DashboardNumbers(quoted, about))
 
 

@@ -6,7 +6,7 @@ import typer
 
 from mismatch_cli.app.common import Common, recording
 from mismatch_cli.app.flags import flags
-from mismatch_cli.app.rank_flags import KEPT, RankSettings, told_to_all
+from mismatch_cli.app.rank_flags import KEPT, RankSettings, shared_with_ranks
 from mismatch_cli.base.options import own, part
 from mismatch_cli.base.values import Values
 from mismatch_cli.bisect.search_config import BisectConfig
@@ -41,12 +41,12 @@ def command(
     shared.check_sharded()
     shared.launch(context, KEPT)
     prepared = prepared_run(values, common, BisectConfig, "bisect", check)
-    with joined(KEPT) as world, told_to_all(world, prepared) as (config, work, manifest):
+    with joined(KEPT) as world, shared_with_ranks(world, prepared) as (config, work, manifest):
         from mismatch_cli.bisect.search import search, traced
         from mismatch_cli.bisect.studies.bisection import BisectionAnalysis
-        from mismatch_cli.models.dealing import Ranks
+        from mismatch_cli.models.rank_shares import Ranks
         from mismatch_cli.studies.diagnosis import faults
-        from mismatch_cli.trace.work import put_in_place
+        from mismatch_cli.trace.recording_folder import put_in_place
 
         progress, ranks = common.progress_of(world), Ranks(world, shared.sharded)
         is_new = not common.resume

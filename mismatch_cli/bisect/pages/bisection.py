@@ -21,7 +21,7 @@ from mismatch_cli.bisect.pages.bisection_models import (
     weights_section,
 )
 from mismatch_cli.bisect.ranking import EXPLAINED, LEAST
-from mismatch_cli.bisect.ranking import Row as Ranked
+from mismatch_cli.bisect.ranking import ExperimentEffects as Ranked
 from mismatch_cli.bisect.studies.bisection import BisectionAnalysis, in_percent
 from mismatch_cli.bisect.studies.bisection_result import (
     BisectionResult,
@@ -32,12 +32,6 @@ from mismatch_cli.bisect.studies.bisection_result import (
 )
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.gap_table import METRICS, Metric
-from mismatch_cli.report.about import (
-    about_facts,
-    left_out_of,
-    settings_tables,
-    subject_lines,
-)
 from mismatch_cli.report.excerpts import MovedPlace, moved_excerpts
 from mismatch_cli.report.outline import (
     Brief,
@@ -51,8 +45,14 @@ from mismatch_cli.report.outline import (
     Table,
     Verdict,
 )
+from mismatch_cli.report.preamble import (
+    about_facts,
+    left_out_of,
+    settings_tables,
+    subject_lines,
+)
 from mismatch_cli.report.tables import (
-    Col,
+    TextColumn,
     col,
     filled,
     metric_row,
@@ -358,13 +358,13 @@ def _time(row: CauseRow) -> str:
     return numbers.MISSING if row.cost is None else numbers.times(row.cost.factor)
 
 
-_SHARE_OF_GAP: Col[CauseRow] = col("share, %", lambda row: percent(row.share), SHARE)
-_EFFECTS: tuple[Col[CauseRow], ...] = (
+_SHARE_OF_GAP: TextColumn[CauseRow] = col("share, %", lambda row: percent(row.share), SHARE)
+_EFFECTS: tuple[TextColumn[CauseRow], ...] = (
     col(ABS_D.label, lambda row: plain(row.effect.abs_d), ABS_D, priority=Priority.FULL),
     col(K3.label, lambda row: plain(row.effect.k3), K3, priority=Priority.FULL),
     col(BEYOND.label, lambda row: percent(row.effect.beyond_ln2), BEYOND, priority=Priority.FULL),
 )
-_TIME: Col[CauseRow] = col("time", _time, priority=Priority.SPARE)
+_TIME: TextColumn[CauseRow] = col("time", _time, priority=Priority.SPARE)
 
 
 def _ruled_out(result: BisectionResult) -> Section:

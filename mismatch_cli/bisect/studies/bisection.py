@@ -38,9 +38,9 @@ from mismatch_cli.bisect.ranking import (
     ALL_MODULES,
     NO_GAP,
     RECORDED,
-    Measured,
+    ExperimentEffects,
+    LegDifferences,
     Ranking,
-    Row,
     measured_in,
     noise_of,
     rank,
@@ -49,6 +49,7 @@ from mismatch_cli.bisect.search_config import STAGES
 from mismatch_cli.bisect.studies.bisection_result import (
     BisectionResult,
     CauseRow,
+    CombinedChanges,
     ComparedModels,
     Cost,
     Fault,
@@ -57,7 +58,6 @@ from mismatch_cli.bisect.studies.bisection_result import (
     Measures,
     Modules,
     StageRow,
-    Together,
     Triangle,
     UntriedRow,
 )
@@ -97,7 +97,7 @@ class BisectionAnalysis(Study):
 
     folder: Path
     search: Search
-    measured: Measured
+    measured: LegDifferences
 
     @classmethod
     def read(cls, folder: Path) -> BisectionAnalysis:
@@ -130,7 +130,7 @@ class BisectionAnalysis(Study):
         return self.search.gap < NO_GAP
 
     @property
-    def causes(self) -> tuple[Row, ...]:
+    def causes(self) -> tuple[ExperimentEffects, ...]:
         return self.ranking.causes
 
     @cached_property
@@ -211,11 +211,11 @@ class BisectionAnalysis(Study):
         return self._least_left(*(row.experiment for row in self.causes), *modules)
 
     @property
-    def named(self) -> tuple[Row, ...]:
+    def named(self) -> tuple[ExperimentEffects, ...]:
         return self.ranking.named
 
     @property
-    def floor(self) -> Row | None:
+    def floor(self) -> ExperimentEffects | None:
         """What the precision that both sides share causes."""
         return next((row for row in self.causes if row.experiment.floor), None)
 
@@ -250,7 +250,7 @@ class BisectionAnalysis(Study):
     def _keys(self) -> list[tuple[int, int, int]]:
         return list(self.measured.tokens.keys)
 
-    def moved(self, row: Row, count: int) -> list[MovedToken]:
+    def moved(self, row: ExperimentEffects, count: int) -> list[MovedToken]:
         """The tokens whose gap a cause moves most, largest move first."""
         tokens = self.measured.tokens
         before_T, after_T = (
@@ -353,7 +353,7 @@ class BisectionAnalysis(Study):
             max(0.0, sum(named) - (1 - (self.remaining.value or 0.0))) if len(named) > 1 else None
         )
 
-    def name(self, row: Row) -> str:
+    def name(self, row: ExperimentEffects) -> str:
         """A cause's name: a setting with its side; a kind of module, or a column, belongs to
         both sides.
         """
@@ -363,7 +363,7 @@ class BisectionAnalysis(Study):
         alone = experiment.stage == 3 or experiment.setting.startswith("logp_")
         return experiment.setting if alone else f"{experiment.setting} ({experiment.side})"
 
-    def why(self, row: Row) -> str:
+    def why(self, row: ExperimentEffects) -> str:
         """How a cause opens a gap, as a clause."""
         experiment = row.experiment
         if experiment.stage == 3:
@@ -375,12 +375,12 @@ class BisectionAnalysis(Study):
         fault = self._fault(row)
         return _WHY_WEIGHTS if fault is None else fault.cause
 
-    def _fault(self, row: Row) -> Fault | None:
+    def _fault(self, row: ExperimentEffects) -> Fault | None:
         """The finding of `diagnose` with the name of a cause."""
         own = (fault for fault in self.faults if fault.setting == row.experiment.setting)
         return next(own, None)
 
-    def command(self, row: Row) -> list[str]:
+    def command(self, row: ExperimentEffects) -> list[str]:
         """The commands that show what a cause explains, also on new samples if the probe can be
         repeated.
         """
@@ -393,7 +393,7 @@ class BisectionAnalysis(Study):
             lines.append(suggest_probe("--like", like, *experiment.flags))
         return lines
 
-    def cost(self, row: Row) -> Cost | None:
+    def cost(self, row: ExperimentEffects) -> Cost | None:
         """Seconds per response with the change, relative to without it, on the side that
         changes.
         """
@@ -441,10 +441,10 @@ class BisectionAnalysis(Study):
         about_leg = read_manifest(self.folder / LEGS / leg)["bisect"]
         return from_json(LegRow, about_leg | {"trace": f"{LEGS}/{leg}"})
 
-    def _rows(self, rows: Sequence[Row]) -> list[CauseRow]:
+    def _rows(self, rows: Sequence[ExperimentEffects]) -> list[CauseRow]:
         return [self._row(rank, row) for rank, row in enumerate(rows, start=1)]
 
-    def _row(self, rank: int, row: Row) -> CauseRow:
+    def _row(self, rank: int, row: ExperimentEffects) -> CauseRow:
         experiment, fault = row.experiment, self._fault(row)
         return CauseRow(
             rank=rank,
@@ -468,13 +468,13 @@ class BisectionAnalysis(Study):
             parts=experiment.parts,
         )
 
-    def _together(self) -> Together | None:
+    def _together(self) -> CombinedChanges | None:
         together, pair = self.search.together, self.search.pair_together
         if together is None or pair is None:
             return None
         after = self.measured.sums(pair)
         share = self.effects.share(self.recorded, self.measured.sums(self.search.base), after)
-        return Together(together["settings"], together["after"], share, after.mean())
+        return CombinedChanges(together["settings"], together["after"], share, after.mean())
 
 
 def in_percent(share: Estimate) -> str:

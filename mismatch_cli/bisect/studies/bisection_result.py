@@ -138,7 +138,7 @@ class CauseRow:
 
 
 @dataclass(frozen=True)
-class Together:
+class CombinedChanges:
     """The settings that help, changed at once."""
 
     settings: Sequence[str]
@@ -188,7 +188,7 @@ class Classes:
 
 
 @dataclass(frozen=True)
-class Lacking:
+class LackingTensors:
     """Tensors that a side's model lacks though the other's computes with them."""
 
     rollout: Sequence[str] = ()
@@ -205,7 +205,7 @@ class ComparedModels:
     groups: Sequence[TensorsOfRelation] | None = left_out_if_none()
     config: Sequence[ConfigDifference] = ()
     architectures: Classes | None = None  # None: they agree
-    lacking: Lacking | None = left_out_if_none()
+    lacking: LackingTensors | None = left_out_if_none()
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,7 @@ class BisectionResult:
     triangle: Triangle
     causes: Sequence[CauseRow]
     tested: Sequence[CauseRow]
-    together: Together | None
+    together: CombinedChanges | None
     overlap: float | None  # by how much the shares exceed what all causes explain together
     noise: Estimate | None  # share of the gap
     unexplained: Estimate

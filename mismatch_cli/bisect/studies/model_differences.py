@@ -11,7 +11,7 @@ from typing import NamedTuple
 from mismatch_cli.base.numbers import things
 from mismatch_cli.bisect.experiments import ROLLOUT, TRAINER
 from mismatch_cli.bisect.model_config import ConfigDifference
-from mismatch_cli.bisect.studies.bisection_result import ComparedModels, Lacking, TensorRow
+from mismatch_cli.bisect.studies.bisection_result import ComparedModels, LackingTensors, TensorRow
 
 _MOST_NAMED = 3  # kinds of tensors in a clause
 _OWNERS = {ROLLOUT: "engine", TRAINER: "trainer"}
@@ -34,7 +34,7 @@ class ModelDifferences:
     @cached_property
     def lacking(self) -> list[LackingTensor]:
         """The trainer's first: an engine that has more is what nobody looks for."""
-        names = self.weights.lacking or Lacking()
+        names = self.weights.lacking or LackingTensors()
         rows = [LackingTensor(name, TRAINER) for name in names.trainer]
         return [*rows, *(LackingTensor(name, ROLLOUT) for name in names.rollout)]
 

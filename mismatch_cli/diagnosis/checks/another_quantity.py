@@ -12,8 +12,8 @@ from mismatch_cli.diagnosis.alignment import real_gap
 from mismatch_cli.diagnosis.checks.index_shift import too_few
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 from mismatch_cli.diagnosis.power import clear, of_responses
+from mismatch_cli.diagnosis.response_kinds import FarResponses
 from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.diagnosis.two_kinds import FarResponses
 
 NAME, STAGE = "another-quantity", 1
 TITLE = "Another quantity in place of a log-probability"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
-from mismatch_cli.diagnosis.model import NotRead
+from mismatch_cli.diagnosis.model import SkippedReading
 from mismatch_cli.diagnosis.power import clear, of_tokens
 from mismatch_cli.diagnosis.sample import WITHOUT_PROMPTS, Sample
 
@@ -96,7 +96,7 @@ def left_of_cuts(evidence: Evidence, wrong_N: np.ndarray) -> tuple[np.ndarray, s
     sample = evidence.sample
     try:
         off_N = None if evidence.readings is None else evidence.readings.off_T[sample.kept]
-    except NotRead:
+    except SkippedReading:
         off_N = None
     if off_N is None or np.isnan(off_N[wrong_N]).all():
         return sample.left_without(_in_sample(sample, wrong_N)), ""

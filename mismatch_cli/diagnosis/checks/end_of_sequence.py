@@ -6,7 +6,7 @@ import numpy as np
 
 from mismatch_cli.diagnosis.checks.placeholders import zeros_finding, zeros_T
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
-from mismatch_cli.diagnosis.grouped import mean_over_prompts
+from mismatch_cli.diagnosis.group_estimates import mean_over_prompts
 from mismatch_cli.diagnosis.power import clear
 
 NAME, STAGE = "end-of-sequence", 1

@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatch_cli.diagnosis.by_step import FEWEST_STEPS, SCATTER
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
-from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
+from mismatch_cli.diagnosis.group_estimates import Mean, mean_over_prompts
 from mismatch_cli.diagnosis.power import clear, none
 from mismatch_cli.diagnosis.sample import Sample
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
-from mismatch_cli.diagnosis.grouped import mean_over_prompts
+from mismatch_cli.diagnosis.group_estimates import mean_over_prompts
 from mismatch_cli.diagnosis.power import clear, percent
 from mismatch_cli.diagnosis.sample import Sample
 

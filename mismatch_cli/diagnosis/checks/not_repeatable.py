@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
-from mismatch_cli.diagnosis.model import NotRead
+from mismatch_cli.diagnosis.model import SkippedReading
 from mismatch_cli.diagnosis.other_weights import with_dropout
 from mismatch_cli.diagnosis.power import CERTAIN, clear
 from mismatch_cli.diagnosis.readings import Reading
@@ -139,7 +139,7 @@ def _as_recorded(evidence: Evidence) -> Reading | None:
     """
     try:
         return None if evidence.readings is None else evidence.readings.as_recorded
-    except NotRead:
+    except SkippedReading:
         return None
 
 
@@ -160,7 +160,7 @@ def _with_dropout(evidence: Evidence) -> str:
     try:
         hypotheses = with_dropout(evidence.model.loaded)
         moved_T = [evidence.model.logp_T(h, few=True) - evidence.model.logp_T() for h in hypotheses]
-    except NotRead:
+    except SkippedReading:
         return ""
     if not moved_T:
         return "; the model's configuration has no dropout, so the script may set one"

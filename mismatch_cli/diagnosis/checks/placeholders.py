@@ -8,7 +8,7 @@ from mismatch_cli.diagnosis.counts import ZeroCounts
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
 from mismatch_cli.diagnosis.power import certain, clear, percent
 from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.trace.foreign import UNCERTAIN
+from mismatch_cli.trace.foreign_values import UNCERTAIN
 
 NAME, STAGE = "placeholders", 1
 TITLE = "Placeholders instead of log-probabilities"

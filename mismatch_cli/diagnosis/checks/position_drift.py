@@ -4,10 +4,10 @@ import numpy as np
 
 from mismatch_cli.diagnosis.checks.sharp_onset import sharpest_jump
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
-from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
+from mismatch_cli.diagnosis.group_estimates import Mean, mean_over_prompts
 from mismatch_cli.diagnosis.power import clear, times_of
 from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.limits.both_sides import precision
+from mismatch_cli.limits.manifest_sides import precision
 
 NAME, STAGE = "position-drift", 5
 TITLE = "A gap that grows with position"

@@ -17,7 +17,7 @@ from mismatch_cli.diagnosis.checks.temperature import (
     ranks_of,
 )
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
-from mismatch_cli.diagnosis.grouped import slope_over_prompts
+from mismatch_cli.diagnosis.group_estimates import slope_over_prompts
 from mismatch_cli.diagnosis.power import clear, none
 from mismatch_cli.diagnosis.sample import Sample
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
-from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts
+from mismatch_cli.diagnosis.group_estimates import Mean, mean_over_prompts
 from mismatch_cli.diagnosis.power import clear, times_of
 from mismatch_cli.diagnosis.sample import Sample
 

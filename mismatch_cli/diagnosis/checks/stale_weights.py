@@ -12,11 +12,11 @@ import numpy as np
 
 from mismatch_cli.diagnosis.checks.index_shift import too_few
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
-from mismatch_cli.diagnosis.grouped import Mean, mean_over_prompts, slope_over_prompts
+from mismatch_cli.diagnosis.group_estimates import Mean, mean_over_prompts, slope_over_prompts
 from mismatch_cli.diagnosis.model import rounded_to
 from mismatch_cli.diagnosis.power import clear, none, of_responses, percent
+from mismatch_cli.diagnosis.response_kinds import FarResponses
 from mismatch_cli.diagnosis.shared_origins import shared_by
-from mismatch_cli.diagnosis.two_kinds import FarResponses
 from mismatch_cli.models.torch_settings import sends_rounded
 
 NAME, STAGE = "stale-weights", 4
@@ -77,7 +77,7 @@ def check(evidence: Evidence) -> Finding:
     return finding_of(NAME, evidence, result, _MEASURE, rows, sentence)
 
 
-def _rounds_as_well(evidence: Evidence, result: Compared) -> tuple[str, tuple[Row, ...]]:
+def _rounds_as_well(evidence: Evidence, result: OtherWeightsFit) -> tuple[str, tuple[Row, ...]]:
     """Why rounding explains the gap as well, empty if it does not; and the gap to rounded weights.
 
     Rounded to the engine's dtype, new weights may hardly differ from the earlier ones: the sync was
@@ -173,7 +173,7 @@ def _sum_S(response_N: np.ndarray, responses: int, value_N: np.ndarray) -> np.nd
 
 
 def _mixed_finding(
-    evidence: Evidence, result: Compared, part: FarResponses, rows: tuple[Row, ...]
+    evidence: Evidence, result: OtherWeightsFit, part: FarResponses, rows: tuple[Row, ...]
 ) -> Finding:
     """Some responses are at the earlier checkpoint: those of the rest keep their gap, and those
     that were not scored shrink as the others do.
@@ -195,7 +195,7 @@ def _mixed_finding(
     return Finding(NAME, "found", share, measure, sentence, rows, left_N=left_N, where=where)
 
 
-class Compared(NamedTuple):
+class OtherWeightsFit(NamedTuple):
     """Mean |Δlog p| to the recorded trainer and to other weights, on the tokens that the latter
     scored.
     """
@@ -207,7 +207,7 @@ class Compared(NamedTuple):
     d_N: np.ndarray  # log π − log μ at the other weights
 
 
-def compared(evidence: Evidence, other_logp_T: np.ndarray) -> Compared:
+def compared(evidence: Evidence, other_logp_T: np.ndarray) -> OtherWeightsFit:
     """The engine's gap to other weights, beside its gap to the recorded trainer."""
     sample = evidence.sample
     other_d_N = other_logp_T[sample.kept] - sample.logq_T[sample.kept]
@@ -220,13 +220,15 @@ def compared(evidence: Evidence, other_logp_T: np.ndarray) -> Compared:
     gaps = (present_M, other_M, present_M - other_M)
     now, other, change = (mean_over_prompts(values_M, group_M) for values_M in gaps)
     factor = other.times(now)
-    return Compared(now, other, factor, bool(factor < _LESS and change.z_from(0.0) > _Z), other_d_N)
+    return OtherWeightsFit(
+        now, other, factor, bool(factor < _LESS and change.z_from(0.0) > _Z), other_d_N
+    )
 
 
 def finding_of(
     name: str,
     evidence: Evidence,
-    result: Compared,
+    result: OtherWeightsFit,
     measure: str,
     rows: tuple[Row, ...],
     sentence: str,

@@ -11,10 +11,10 @@ import numpy as np
 
 from mismatch_cli.diagnosis.checks.truncated_support import OneSided
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
-from mismatch_cli.diagnosis.grouped import as_normal, slope_over_prompts
+from mismatch_cli.diagnosis.group_estimates import as_normal, slope_over_prompts
 from mismatch_cli.diagnosis.power import certain, clear
 from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.limits.both_sides import temperatures_of, trainer_of
+from mismatch_cli.limits.manifest_sides import temperatures_of, trainer_of
 
 NAME, STAGE = "temperature", 3
 CLEARS = (

@@ -4,8 +4,8 @@ import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.power import clear, none, percent
+from mismatch_cli.diagnosis.response_kinds import FEWEST, SHORTEST, TIMES
 from mismatch_cli.diagnosis.sample import Sample
-from mismatch_cli.diagnosis.two_kinds import FEWEST, SHORTEST, TIMES
 
 NAME, STAGE = "uneven-responses", 6
 TITLE = "Part of the responses is far off"

@@ -9,7 +9,7 @@ from math import log
 
 import numpy as np
 
-from mismatch_cli.frameworks.dialects._line import (
+from mismatch_cli.frameworks.dialects._metric import (
     ABS_D,
     BLOCKED,
     CURRENT,
@@ -20,7 +20,7 @@ from mismatch_cli.frameworks.dialects._line import (
     UPDATE,
     ZEROED_RATIO,
     D,
-    Line,
+    FrameworkMetric,
     Tokens,
     advantages,
     blocked,
@@ -67,19 +67,19 @@ def _three(
     metric: str,
     word: str,
     note: str = "",
-) -> Iterator[Line]:
+) -> Iterator[FrameworkMetric]:
     """A column of tokens as avg, which is one of our metrics, min and max."""
     average = f"E {formula}"
-    yield Line(f"{name}/avg", pair, average, source, metric=metric, word=word, note=note)
-    yield Line(f"{name}/min", pair, f"min {formula}", source, measured, least)
-    yield Line(f"{name}/max", pair, f"max {formula}", source, measured, largest)
+    yield FrameworkMetric(f"{name}/avg", pair, average, source, metric=metric, word=word, note=note)
+    yield FrameworkMetric(f"{name}/min", pair, f"min {formula}", source, measured, least)
+    yield FrameworkMetric(f"{name}/max", pair, f"max {formula}", source, measured, largest)
 
 
-def _tail(threshold: float) -> Line:
+def _tail(threshold: float) -> FrameworkMetric:
     """How many tokens have a ratio outside [1/threshold, threshold]."""
     far = Tokens(lambda gaps: gaps.abs_d_N > np.float32(log(threshold)))
     formula = f"share with |d| > log {threshold:g}"
-    return Line(f"{_GAP}ratio_outside_{threshold:g}", ENGINE_GAP, formula, _STATS, far)
+    return FrameworkMetric(f"{_GAP}ratio_outside_{threshold:g}", ENGINE_GAP, formula, _STATS, far)
 
 
 def _gate_N(gaps: TokenGaps, tau: float) -> np.ndarray:
@@ -91,9 +91,9 @@ def _soft_gate_N(gaps: TokenGaps) -> np.ndarray:
     return np.where(advantages(gaps) > 0, _gate_N(gaps, _TAU_POS), _gate_N(gaps, _TAU_NEG))
 
 
-def _scaled_gate(sign: str, tau: float) -> Line:
+def _scaled_gate(sign: str, tau: float) -> FrameworkMetric:
     """The gate of one sign of A, over all tokens."""
-    return Line(
+    return FrameworkMetric(
         f"{_PREFIX}sapo_scaled_gate_{sign}/avg",
         CURRENT,
         f"E {_GATE}, τ = {tau:g}",
@@ -104,7 +104,7 @@ def _scaled_gate(sign: str, tau: float) -> Line:
 
 
 _GATES = (
-    Line(
+    FrameworkMetric(
         f"{_PREFIX}sapo_soft_gate/avg",
         CURRENT,
         f"E {_GATE}, τ = {_TAU_POS:g} for A > 0 and {_TAU_NEG:g} otherwise",
@@ -140,12 +140,12 @@ LINES = (
         note=f"the trainer less the rollout; {_SINCE_2}",
     ),
     *_three(f"{_GAP}logp_abs_diff", ENGINE_GAP, "|d|", _STATS, ABS_D, "abs_d_mean", "gap"),
-    Line(f"{_GAP}logp_diff_squared", ENGINE_GAP, "E d²", _STATS, _D_SQUARED),
-    Line(f"{_GAP}trainer_nll", ENGINE_GAP, "E (−log π)", _STATS, MINUS_LOG_P),
-    Line(f"{_GAP}rollout_nll", ENGINE_GAP, "E (−log μ)", _STATS, MINUS_LOG_Q),
-    Line(f"{_GAP}kl_k1", ENGINE_GAP, "E (−d)", _STATS, metric="k1", word="KL"),
-    Line(f"{_GAP}kl_k2", ENGINE_GAP, "E d²/2", _STATS, metric="k2", word="KL"),
-    Line(f"{_GAP}kl_k3", ENGINE_GAP, "E (r − 1 − d)", _STATS, metric="k3", word="KL"),
+    FrameworkMetric(f"{_GAP}logp_diff_squared", ENGINE_GAP, "E d²", _STATS, _D_SQUARED),
+    FrameworkMetric(f"{_GAP}trainer_nll", ENGINE_GAP, "E (−log π)", _STATS, MINUS_LOG_P),
+    FrameworkMetric(f"{_GAP}rollout_nll", ENGINE_GAP, "E (−log μ)", _STATS, MINUS_LOG_Q),
+    FrameworkMetric(f"{_GAP}kl_k1", ENGINE_GAP, "E (−d)", _STATS, metric="k1", word="KL"),
+    FrameworkMetric(f"{_GAP}kl_k2", ENGINE_GAP, "E d²/2", _STATS, metric="k2", word="KL"),
+    FrameworkMetric(f"{_GAP}kl_k3", ENGINE_GAP, "E (r − 1 − d)", _STATS, metric="k3", word="KL"),
     *map(_tail, (1.5, 2, 3, 5, 10)),
     *_three(
         f"{_PREFIX}behave_approx_kl",
@@ -157,7 +157,7 @@ LINES = (
         "KL",
         note="with a plus sign: minus verl's kl",
     ),
-    Line(
+    FrameworkMetric(
         f"{_PREFIX}behave_imp_weight/avg",
         ENGINE_GAP,
         "E r",
@@ -167,9 +167,13 @@ LINES = (
         word="importance ratio",
         note=_ZEROED,
     ),
-    Line(f"{_PREFIX}behave_imp_weight/min", ENGINE_GAP, "min r", _ACTOR, ZEROED_RATIO, least),
-    Line(f"{_PREFIX}behave_imp_weight/max", ENGINE_GAP, "max r", _ACTOR, ZEROED_RATIO, largest),
-    Line(
+    FrameworkMetric(
+        f"{_PREFIX}behave_imp_weight/min", ENGINE_GAP, "min r", _ACTOR, ZEROED_RATIO, least
+    ),
+    FrameworkMetric(
+        f"{_PREFIX}behave_imp_weight/max", ENGINE_GAP, "max r", _ACTOR, ZEROED_RATIO, largest
+    ),
+    FrameworkMetric(
         f"{_PREFIX}behave_filtered_ratio/avg",
         ENGINE_GAP,
         f"share with r > {_UPPER:g}",
@@ -177,7 +181,7 @@ LINES = (
         _FILTERED,
         note=f"{_REJECTS}; {_SINCE}",
     ),
-    Line(
+    FrameworkMetric(
         f"{_PREFIX}rs_filtered_fraction",
         ENGINE_GAP,
         f"share with r > {_UPPER:g}",
@@ -185,10 +189,10 @@ LINES = (
         _FILTERED,
         note=f"{_REJECTS}; a mean over micro-batches, whatever their sizes",
     ),
-    Line(
+    FrameworkMetric(
         f"{_PREFIX}approx_kl/avg", UPDATE, "E d", _ACTOR, metric="d_mean", word="KL", note=_UPDATE
     ),
-    Line(
+    FrameworkMetric(
         f"{_PREFIX}importance_weight/avg",
         UPDATE,
         "E r",
@@ -197,7 +201,7 @@ LINES = (
         word="importance ratio",
         note=_UPDATE,
     ),
-    Line(
+    FrameworkMetric(
         f"{_PREFIX}clip_ratio/avg",
         UPDATE,
         f"share {BLOCKED}",
@@ -206,7 +210,7 @@ LINES = (
         note="eps_clip 0.2; 0 with SAPO",
         needs=("advantage_T",),
     ),
-    Line(
+    FrameworkMetric(
         f"{_PREFIX}dual_clip_ratio/avg",
         UPDATE,
         "share with A < 0 and r > 3",

@@ -19,10 +19,10 @@ import numpy as np
 
 from mismatch_cli.base import registry
 from mismatch_cli.frameworks import DASHBOARDS
-from mismatch_cli.frameworks.dialects._line import (
+from mismatch_cli.frameworks.dialects._metric import (
     COMPARES,
     UPDATE,
-    Line,
+    FrameworkMetric,
     Moments,
     Quantity,
     leaves_out_untrained,
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from mismatch_cli.trace.reader import RowGroup, Trace
 
 __all__ = [
-    "UPDATE", "Line", "Reading", "Readings", "dashboard", "lines", "logged_as", "metric_of",
+    "UPDATE", "FrameworkMetric", "MetricReading", "MetricReadings", "dashboard", "lines",
+    "logged_as", "metric_of",
     "named", "names",
     "readings", "when",
 ]  # fmt: skip
@@ -52,11 +53,11 @@ def names() -> list[str]:
     return registry.names(DASHBOARDS)
 
 
-def lines(framework: str) -> tuple[Line, ...]:
+def lines(framework: str) -> tuple[FrameworkMetric, ...]:
     """What a framework logs about the gap; a `UsageError` with the nearest names if it is
     unknown.
     """
-    found: tuple[Line, ...] = registry.load(DASHBOARDS, framework, "framework").LINES
+    found: tuple[FrameworkMetric, ...] = registry.load(DASHBOARDS, framework, "framework").LINES
     return found
 
 
@@ -66,7 +67,7 @@ def when(framework: str) -> str:
     return found
 
 
-def metric_of(line: Line) -> str:
+def metric_of(line: FrameworkMetric) -> str:
     """Our metric with the same definition; empty if there is none, or if the trainer is compared
     with itself.
     """
@@ -99,10 +100,10 @@ _NO_ADVANTAGE = (
 
 
 @dataclass(frozen=True)
-class Reading:
+class MetricReading:
     """A line with its value on these traces; `why` says why a value is missing."""
 
-    line: Line
+    line: FrameworkMetric
     value: float | None
     why: str = ""
 
@@ -112,7 +113,7 @@ class _Group(NamedTuple):
 
     pair: str
     needs: tuple[str, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[FrameworkMetric, ...]
 
     @property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -125,7 +126,7 @@ class _Group(NamedTuple):
 
 @cache
 def _groups(frameworks: tuple[str, ...]) -> tuple[_Group, ...]:
-    alike: dict[tuple[str, tuple[str, ...]], list[Line]] = {}
+    alike: dict[tuple[str, tuple[str, ...]], list[FrameworkMetric]] = {}
     for line in chain.from_iterable(map(lines, frameworks)):
         if line.lacks:
             continue
@@ -133,7 +134,7 @@ def _groups(frameworks: tuple[str, ...]) -> tuple[_Group, ...]:
     return tuple(_Group(pair, needs, tuple(found)) for (pair, needs), found in alike.items())
 
 
-class _Seen(Accumulator):
+class _GroupState(Accumulator):
     """The accumulated state of a group of lines."""
 
     def __init__(self, group: _Group) -> None:
@@ -156,7 +157,7 @@ class _Seen(Accumulator):
             for quantity, moments in zip(group.quantities, self.moments, strict=True):
                 moments.update(quantity(gaps))
 
-    def value(self, line: Line, group: _Group) -> float:
+    def value(self, line: FrameworkMetric, group: _Group) -> float:
         if line.metric:
             return float(evaluate(self.totals_M)[line.metric])
         place = {quantity: number for number, quantity in enumerate(group.quantities)}
@@ -170,7 +171,7 @@ class _Everything(Accumulator):
     """The accumulated state of every group."""
 
     def __init__(self, frameworks: tuple[str, ...]) -> None:
-        self.seen = [_Seen(group) for group in _groups(frameworks)]
+        self.seen = [_GroupState(group) for group in _groups(frameworks)]
 
     def update(self, batch: TokenBatch, frameworks: tuple[str, ...]) -> None:
         for seen, group in zip(self.seen, _groups(frameworks), strict=True):
@@ -199,12 +200,12 @@ class _Translating:
 
 
 @dataclass(frozen=True)
-class Readings:
+class MetricReadings:
     """The readings of the requested frameworks, and how many tokens π excludes, which no metric
     of logs includes.
     """
 
-    by_framework: Mapping[str, list[Reading]]
+    by_framework: Mapping[str, list[MetricReading]]
     out_of_support: int
 
 
@@ -213,7 +214,7 @@ def readings(
     frameworks: Sequence[str],
     workers: Workers = ALONE,
     on_responses: Callable[[int], None] = lambda _: None,
-) -> Readings:
+) -> MetricReadings:
     """Every line of the requested frameworks on the tokens of all traces, in one pass and
     bounded memory.
     """
@@ -221,7 +222,7 @@ def readings(
     from mismatch_cli.processes.workers.reading import read_through
 
     found = read_through(traces, _Translating(tuple(frameworks)), workers, on_responses)
-    return Readings(
+    return MetricReadings(
         _by_framework(found, tuple(frameworks)),
         max((part.out_of_support for part in found.seen), default=0),
     )
@@ -234,12 +235,14 @@ def dashboard(batch: TokenBatch, framework: str) -> dict[str, float]:
     return named(_by_framework(found, (framework,))[framework])
 
 
-def named(found: Sequence[Reading]) -> dict[str, float]:
+def named(found: Sequence[MetricReading]) -> dict[str, float]:
     """The readings that have a value, by name."""
     return {reading.line.name: reading.value for reading in found if reading.value is not None}
 
 
-def _by_framework(found: _Everything, frameworks: tuple[str, ...]) -> dict[str, list[Reading]]:
+def _by_framework(
+    found: _Everything, frameworks: tuple[str, ...]
+) -> dict[str, list[MetricReading]]:
     groups = _groups(frameworks)
     seen = {
         (group.pair, group.needs): (group, part)
@@ -251,20 +254,20 @@ def _by_framework(found: _Everything, frameworks: tuple[str, ...]) -> dict[str, 
     }
 
 
-def _reading(line: Line, found: tuple[_Group, _Seen] | None) -> Reading:
+def _reading(line: FrameworkMetric, found: tuple[_Group, _GroupState] | None) -> MetricReading:
     if line.lacks or found is None:
-        return Reading(line, None, f"not measured: needs {line.lacks}")
+        return MetricReading(line, None, f"not measured: needs {line.lacks}")
     group, seen = found
     value = seen.value(line, group)
     if isfinite(value):
-        return Reading(line, value)
+        return MetricReading(line, value)
     if value == float("inf"):
-        return Reading(line, None, OVERFLOW)
+        return MetricReading(line, None, OVERFLOW)
     if seen.tokens:
         # Seen, but none of them is trained on
         no_advantage = any(map(leaves_out_untrained, line.quantities))
-        return Reading(line, None, _NO_ADVANTAGE if no_advantage else _NOT_DEFINED)
+        return MetricReading(line, None, _NO_ADVANTAGE if no_advantage else _NOT_DEFINED)
     columns = [f"logp_{policy}" for policy in COMPARES[line.pair]] + [
         name.rpartition("_")[0] for name in line.needs
     ]
-    return Reading(line, None, f"not measured: needs {' and '.join(columns)}")
+    return MetricReading(line, None, f"not measured: needs {' and '.join(columns)}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from mismatch_cli.frameworks.dialects._line import (
+from mismatch_cli.frameworks.dialects._metric import (
     BLOCKED,
     FALLS,
     RISES,
     UPDATE,
-    Line,
+    FrameworkMetric,
     Quantity,
     Reduce,
     blocked,
@@ -22,9 +22,9 @@ LOW, HIGH = where_advantage(ratio_below(0.8), -1), where_advantage(ratio_above(1
 
 def clip_line(
     name: str, formula: str, source: str, measured: Quantity, reduce: Reduce = mean
-) -> Line:
+) -> FrameworkMetric:
     """A `clip_ratio/*` with the default epsilons."""
-    return Line(
+    return FrameworkMetric(
         f"clip_ratio/{name}",
         UPDATE,
         formula,
@@ -36,7 +36,7 @@ def clip_line(
     )
 
 
-def clip_means(source: str) -> tuple[Line, Line, Line]:
+def clip_means(source: str) -> tuple[FrameworkMetric, FrameworkMetric, FrameworkMetric]:
     """The shares of tokens that are clipped below, above, and on either side."""
     return (
         clip_line("low_mean", f"share with {FALLS}", source, LOW),
@@ -45,9 +45,9 @@ def clip_means(source: str) -> tuple[Line, Line, Line]:
     )
 
 
-def cispo_line(source: str, note: str) -> Line:
+def cispo_line(source: str, note: str) -> FrameworkMetric:
     """The share of tokens whose weight CISPO caps, at epsilon_high 5."""
-    return Line(
+    return FrameworkMetric(
         "cispo_clip_ratio",
         UPDATE,
         "share with A > 0 and r > 5",

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from mismatch_cli.base.arrays import Segments
-from mismatch_cli.frameworks.dialects._line import (
+from mismatch_cli.frameworks.dialects._metric import (
     ENGINE_GAP,
     K3,
     LOG_RATIO,
@@ -18,7 +18,7 @@ from mismatch_cli.frameworks.dialects._line import (
     PRODUCT_LESS_1,
     SQUARED_RATIO_LESS_1,
     UPDATE,
-    Line,
+    FrameworkMetric,
     OfResponses,
     ResponseMeans,
     included,
@@ -40,7 +40,7 @@ _RS = "rs_level token, bounds 1/2 and 2"
 _BATCH_NORM = "the micro-batches in which weights are divided by their mean"
 
 
-def _perplexity_lines(source: str) -> Iterator[Line]:
+def _perplexity_lines(source: str) -> Iterator[FrameworkMetric]:
     """verl's lines, with 0 instead of e^0 for a fully masked response, and without extremes."""
     for line in perplexity_lines(_PREFIX, source):
         if line.reduce is mean:
@@ -67,9 +67,9 @@ def _opsm_share(gaps: TokenGaps) -> np.ndarray:
     return np.where(drops_S, share_S, 0.0)[included(gaps)]
 
 
-def opsm_line(source: str) -> Line:
+def opsm_line(source: str) -> FrameworkMetric:
     """What both log with --use-opsm, in a framework with this function at this path."""
-    return Line(
+    return FrameworkMetric(
         "train/opsm_clipfrac",
         UPDATE,
         "E_y n/|y| if mean (−d) > 1e-4, with n the tokens of y with A < 0; 0 otherwise",
@@ -80,15 +80,15 @@ def opsm_line(source: str) -> Line:
     )
 
 
-def mis_lines(source: str) -> tuple[Line, ...]:
+def mis_lines(source: str) -> tuple[FrameworkMetric, ...]:
     """The lines of a framework with `mis.py` at this path; weights and rejection use the
     settings of mis.yaml.
     """
     return (
-        Line(
+        FrameworkMetric(
             f"{_PREFIX}kl", ENGINE_GAP, "E_y mean (−d)", source, ResponseMeans(MINUS_D), word="KL"
         ),
-        Line(
+        FrameworkMetric(
             f"{_PREFIX}k3_kl",
             ENGINE_GAP,
             "E_y mean (r − 1 − d)",
@@ -97,7 +97,7 @@ def mis_lines(source: str) -> tuple[Line, ...]:
             word="KL",
         ),
         *_perplexity_lines(source),
-        Line(
+        FrameworkMetric(
             f"{_PREFIX}chi2_token",
             ENGINE_GAP,
             "E_y mean r² − 1",
@@ -106,7 +106,7 @@ def mis_lines(source: str) -> tuple[Line, ...]:
             word="χ²",
             note=_BOUND,
         ),
-        Line(
+        FrameworkMetric(
             f"{_PREFIX}chi2_seq",
             ENGINE_GAP,
             "E_y exp(2 Σd) − 1",
@@ -115,7 +115,7 @@ def mis_lines(source: str) -> tuple[Line, ...]:
             word="χ²",
             note=_BOUND,
         ),
-        Line(
+        FrameworkMetric(
             f"{_PREFIX}tis_weight_before_bound",
             ENGINE_GAP,
             "E_y mean r",
@@ -124,7 +124,7 @@ def mis_lines(source: str) -> tuple[Line, ...]:
             word="importance ratio",
             note=_HELD,
         ),
-        Line(
+        FrameworkMetric(
             f"{_PREFIX}tis_weight_after_bound",
             ENGINE_GAP,
             "E_y mean min(r, 2)",
@@ -133,7 +133,7 @@ def mis_lines(source: str) -> tuple[Line, ...]:
             word="importance ratio",
             note=_TIS,
         ),
-        Line(
+        FrameworkMetric(
             f"{_PREFIX}tis_truncate_fraction",
             ENGINE_GAP,
             "E_y share with r > 2",
@@ -141,7 +141,7 @@ def mis_lines(source: str) -> tuple[Line, ...]:
             ResponseMeans(ratio_above(_CAP)),
             note=_TIS,
         ),
-        Line(
+        FrameworkMetric(
             f"{_PREFIX}rs_mask_fraction_low",
             ENGINE_GAP,
             "E_y share with r < 1/2",
@@ -149,7 +149,7 @@ def mis_lines(source: str) -> tuple[Line, ...]:
             ResponseMeans(ratio_below(1 / _CAP)),
             note=_RS,
         ),
-        Line(
+        FrameworkMetric(
             f"{_PREFIX}rs_mask_fraction_high",
             ENGINE_GAP,
             "E_y share with r > 2",
@@ -157,7 +157,7 @@ def mis_lines(source: str) -> tuple[Line, ...]:
             ResponseMeans(ratio_above(_CAP)),
             note=_RS,
         ),
-        Line(
+        FrameworkMetric(
             f"{_PREFIX}rs_catastrophic_token_fraction",
             ENGINE_GAP,
             "E_y share with r < 1e-4",
@@ -165,7 +165,7 @@ def mis_lines(source: str) -> tuple[Line, ...]:
             ResponseMeans(ratio_below(_VETO)),
             note="rs_veto_threshold 1e-4",
         ),
-        Line(
+        FrameworkMetric(
             f"{_PREFIX}rs_catastrophic_seq_fraction",
             ENGINE_GAP,
             "share of responses with a token r < 1e-4",
@@ -173,7 +173,7 @@ def mis_lines(source: str) -> tuple[Line, ...]:
             _with_catastrophe,
             note="rs_veto_threshold 1e-4",
         ),
-        Line(
+        FrameworkMetric(
             f"{_PREFIX}is_ratio_mean_after_tis_rs",
             ENGINE_GAP,
             "E_y mean min(r, 2)",
@@ -182,7 +182,7 @@ def mis_lines(source: str) -> tuple[Line, ...]:
             word="importance ratio",
             note=_TIS,
         ),
-        Line(
+        FrameworkMetric(
             f"{_PREFIX}batch_norm_factor",
             ENGINE_GAP,
             "mean min(r, 2) of a micro-batch",
@@ -190,7 +190,7 @@ def mis_lines(source: str) -> tuple[Line, ...]:
             lacks=_BATCH_NORM,
         ),
         *(
-            Line(
+            FrameworkMetric(
                 f"{_PREFIX}is_ratio_{part}_final",
                 ENGINE_GAP,
                 f"E_y {part} w, w = min(r, 2) over its mean",

@@ -29,17 +29,17 @@ from mismatch_cli.frameworks.importing.guess import (
     side_by_side,
 )
 from mismatch_cli.frameworks.importing.naming import OPEN, Row, check
+from mismatch_cli.frameworks.importing.omissions import Tally
 from mismatch_cli.frameworks.importing.other_files import other_file
 from mismatch_cli.frameworks.importing.rows import Completer
 from mismatch_cli.frameworks.importing.sources import (
     CUT_OFF,
-    Source,
+    DumpFile,
     find,
     first_fault,
     first_rows,
     peek,
 )
-from mismatch_cli.frameworks.importing.tally import Tally
 from mismatch_cli.trace.columns import length_column
 from mismatch_cli.trace.manifest import library_versions, recorded, write_manifest
 from mismatch_cli.trace.recorder_notes import sections
@@ -53,7 +53,7 @@ _REASONS_IN_ERROR, _KEYS_IN_ERROR = 3, 8
 _FILES_IN_MANIFEST = 1000
 
 
-class Progress(Protocol):
+class ImportProgress(Protocol):
     """Where an import reports its progress."""
 
     def say(self, message: str) -> None: ...
@@ -103,7 +103,7 @@ def facts(name: str) -> FormatFacts:
     return FormatFacts(**{fact: getattr(module, fact.upper()) for fact in FACTS})
 
 
-def import_dump(request: Import, folder: Path, progress: Progress) -> dict[str, Any]:
+def import_dump(request: Import, folder: Path, progress: ImportProgress) -> dict[str, Any]:
     """Write the trace into an empty `folder` and return the manifest's `imported` section.
 
     Raises `MismatchError`, with the reason, where nothing can be imported. After an exception there
@@ -156,7 +156,7 @@ def import_dump(request: Import, folder: Path, progress: Progress) -> dict[str, 
         return imported
 
 
-def _cut_short(module: ModuleType, sources: list[Source], tally: Tally) -> dict[str, str]:
+def _cut_short(module: ModuleType, sources: list[DumpFile], tally: Tally) -> dict[str, str]:
     """The manifest's note on a dump that was still being written."""
     lines = tally.left_out.get(CUT_OFF, 0)
     found = [counted(lines, CUT_OFF)] * bool(lines)
@@ -169,7 +169,7 @@ def _cut_short(module: ModuleType, sources: list[Source], tally: Tally) -> dict[
     )
 
 
-def _bytes(sources: Sequence[Source]) -> int:
+def _bytes(sources: Sequence[DumpFile]) -> int:
     return sum(source.size for source in sources)
 
 
@@ -199,7 +199,7 @@ def _write(shards: Iterator[pa.Table], folder: Path, *, in_threads: bool) -> dic
 
 def _completed(
     module: ModuleType,
-    sources: list[Source],
+    sources: list[DumpFile],
     tally: Tally,
     advance: Callable[[int], None],
     completer: Completer,
@@ -234,7 +234,7 @@ def _importers() -> Iterator[ModuleType]:
     return (registry.load(IMPORTERS, name, "format") for name in registry.names(IMPORTERS))
 
 
-def carriers(sources: Sequence[Source]) -> list[Source]:
+def carriers(sources: Sequence[DumpFile]) -> list[DumpFile]:
     """The files of a growing run whose new lines are new responses, as its framework's importer
     knows: other files are only looked up.
     """
@@ -244,7 +244,7 @@ def carriers(sources: Sequence[Source]) -> list[Source]:
     return kept
 
 
-def being_written(sources: Sequence[Source]) -> set[Path]:
+def being_written(sources: Sequence[DumpFile]) -> set[Path]:
     """The files that their framework has not marked as complete, where it marks files at all."""
     paths = [source.path for source in sources]
     open_paths: set[Path] = set()
@@ -253,7 +253,7 @@ def being_written(sources: Sequence[Source]) -> set[Path]:
     return open_paths
 
 
-def _recognised(request: Import, files: list[Source], tally: Tally) -> tuple[str, list[Source]]:
+def _recognised(request: Import, files: list[DumpFile], tally: Tally) -> tuple[str, list[DumpFile]]:
     """The format, and the files that have it; other files of a folder are counted."""
     names = registry.names(IMPORTERS)
     if request.format is not None and request.format not in names:
@@ -263,11 +263,11 @@ def _recognised(request: Import, files: list[Source], tally: Tally) -> tuple[str
         replace(source, columns=request.columns)
         for source in (_of_dumps(files, tally) if request.spans is None else files)
     ]
-    groups: dict[tuple[str, str], list[Source]] = {}
+    groups: dict[tuple[str, str], list[DumpFile]] = {}
     for source in files:
         groups.setdefault(source.group, []).append(source)
-    by_format: dict[str, list[Source]] = {}
-    unknown: list[Source] = []
+    by_format: dict[str, list[DumpFile]] = {}
+    unknown: list[DumpFile] = []
     for group in groups.values():
         known = _format_of(group, [asked] if asked else names)
         (unknown if known is None else by_format.setdefault(known, [])).extend(group)
@@ -291,7 +291,7 @@ def _recognised(request: Import, files: list[Source], tally: Tally) -> tuple[str
     return name, [source for source in files if source in chosen]
 
 
-def _of_dumps(files: list[Source], tally: Tally) -> list[Source]:
+def _of_dumps(files: list[DumpFile], tally: Tally) -> list[DumpFile]:
     """The files without those that hold no dump, which are counted; a `MismatchError` that says
     what the first is if none is left.
     """
@@ -305,7 +305,7 @@ def _of_dumps(files: list[Source], tally: Tally) -> list[Source]:
     return kept
 
 
-def _format_of(group: list[Source], names: Sequence[str]) -> str | None:
+def _format_of(group: list[DumpFile], names: Sequence[str]) -> str | None:
     """The format of the first nonempty file of a group; a `UsageError` where two formats accept
     it.
     """
@@ -335,7 +335,7 @@ class UnknownLayout(MismatchError):
         self.lines = lines
 
 
-def _refuse(unknown: Sequence[Source], request: Import) -> None:
+def _refuse(unknown: Sequence[DumpFile], request: Import) -> None:
     """Raise a `MismatchError` for an unknown layout that says what the files are or lack, or how to
     map their columns.
     """
@@ -360,7 +360,7 @@ def _refuse(unknown: Sequence[Source], request: Import) -> None:
     _propose(source, rows, request, begin)
 
 
-def _propose(source: Source, rows: Sequence[Row], request: Import, begin: str) -> None:
+def _propose(source: DumpFile, rows: Sequence[Row], request: Import, begin: str) -> None:
     """Raise an error that says what the file lacks, or with the line that maps its columns."""
     columns = columns_in(rows)
     guess = guessed(columns, request.columns)
@@ -380,7 +380,7 @@ def _propose(source: Source, rows: Sequence[Row], request: Import, begin: str) -
 
 
 def _description(
-    name: str, module: ModuleType, sources: list[Source], tally: Tally, completer: Completer
+    name: str, module: ModuleType, sources: list[DumpFile], tally: Tally, completer: Completer
 ) -> dict[str, Any]:
     return {
         "format": name,

@@ -26,7 +26,7 @@ _READ = 'import json, sys; whole = json.load(open(sys.argv[1], "rb")); '
 _ITS_ROWS, _AS_ONE_LINE = "[print(json.dumps(row)) for row in whole]", "print(json.dumps(whole))"
 
 
-class Other(NamedTuple):
+class OtherFile(NamedTuple):
     """What a file is instead of a dump: in the plural, and as the end of a sentence that begins
     with its path.
     """
@@ -35,37 +35,37 @@ class Other(NamedTuple):
     why: str
 
 
-def pointer(path: Path) -> Other | None:
+def pointer(path: Path) -> OtherFile | None:
     """A Git LFS pointer, which stands for a file that was not downloaded; None for others."""
     with path.open("rb") as file:
         if file.read(len(_POINTER)) != _POINTER:
             return None
     why = "is a Git LFS pointer, not the file. Get it with `git lfs pull` in its repository."
-    return Other("Git LFS pointers", why)
+    return OtherFile("Git LFS pointers", why)
 
 
-def other_file(path: Path, *, of_lines: bool) -> Other | None:
+def other_file(path: Path, *, of_lines: bool) -> OtherFile | None:
     """What the file is if its beginning shows that no importer reads it, else None; `of_lines` is
     true if it is to hold JSON lines.
     """
     with path.open("rb") as file:
         beginning = file.read(_BEGINNING)
     if not beginning.strip() and len(beginning) < _BEGINNING:
-        return Other("empty files", "is empty. Copy it again, or wait until it is written.")
+        return OtherFile("empty files", "is empty. Copy it again, or wait until it is written.")
     if beginning.startswith(_POINTER):
         return pointer(path)
     return _no_lines(path, beginning) if of_lines else None
 
 
-def _no_lines(path: Path, beginning: bytes) -> Other | None:
+def _no_lines(path: Path, beginning: bytes) -> OtherFile | None:
     """The same of a file that is to hold one JSON object per line."""
     name = quoted(path)
     for magic, program in _PACKED.items():
         if beginning.startswith(magic) and path.suffix != SEALED:
-            return Other("packed files", f"is packed. Unpack it first: {program} {name}")
+            return OtherFile("packed files", f"is packed. Unpack it first: {program} {name}")
     for magic, what in _NO_LINES.items():
         if beginning.startswith(magic):
-            return Other("files of another kind", f"is {what}.")
+            return OtherFile("files of another kind", f"is {what}.")
     return None
 
 

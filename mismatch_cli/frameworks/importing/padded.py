@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_cli.frameworks.importing import lists as _lists
+from mismatch_cli.frameworks.importing.omissions import Tally
 from mismatch_cli.frameworks.importing.rows import HOLES, NO_IDS, WRONG_LENGTH, all_true_where_null
-from mismatch_cli.frameworks.importing.tally import Tally
-from mismatch_cli.trace import foreign
+from mismatch_cli.trace import foreign_values
 from mismatch_cli.trace.columns import ALIASES, COLUMNS, PROMPT_COLUMN, TOKEN_COLUMNS, TOPK_COLUMNS
 
 MASKS = ("prompt_mask", "response_mask")  # true where there is a token
@@ -42,7 +42,7 @@ def measure_of(names: Container[str]) -> str:
 
 def is_batch(ids: pa.DataType) -> bool:
     """Whether each row holds a matrix of token ids instead of the list of one response."""
-    return foreign.is_list(ids) and foreign.is_list(ids.value_type)
+    return foreign_values.is_list(ids) and foreign_values.is_list(ids.value_type)
 
 
 def is_shared(name: str, kind: pa.DataType) -> bool:
@@ -54,13 +54,13 @@ def apart(table: pa.Table, tally: Tally, where: str) -> pa.Table:
     """Split rows that hold a batch into one row per response; single values are repeated for
     each response.
     """
-    columns = {name: foreign.single(table.column(name)) for name in table.column_names}
+    columns = {name: foreign_values.single(table.column(name)) for name in table.column_names}
     measure = columns[measure_of(columns)]
     size_S = _lists.lengths_of(measure)
     rows = {
         name: column
         for name, column in columns.items()
-        if foreign.is_list(column.type) and not is_shared(name, column.type)
+        if foreign_values.is_list(column.type) and not is_shared(name, column.type)
     }
     bad_S = {NO_BATCH: _lists.is_null(measure)}
     for name, column in rows.items():
@@ -94,7 +94,7 @@ def without_padding(table: pa.Table, tally: Tally, where: str) -> pa.Table:
     A response ends with the last 1 of `response_mask`; an earlier 0 is a token outside the loss. A
     prompt keeps the tokens where `prompt_mask` is 1.
     """
-    columns = {name: foreign.single(table.column(name)) for name in table.column_names}
+    columns = {name: foreign_values.single(table.column(name)) for name in table.column_names}
     if not any(mask in columns for mask in MASKS):
         return table
     if PROMPT_COLUMN not in columns:
@@ -160,7 +160,9 @@ def _cut(columns: dict[str, pa.Array], mask: pa.Array) -> dict[str, pa.Array]:
     length_S = _lists.ends_of(tokens_T, width_S)[1] + 1
     of_tokens = LISTS - {PROMPT_COLUMN}
     padded = {
-        name: c for name, c in columns.items() if name in of_tokens and foreign.is_list(c.type)
+        name: c
+        for name, c in columns.items()
+        if name in of_tokens and foreign_values.is_list(c.type)
     }
     found = {}
     for name, column in (padded | {"loss_mask": _lists.from_flat(loss_T, width_S)}).items():

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from mismatch_cli.base.hashing import hash_keys
 from mismatch_cli.frameworks.importing import lists as _lists
-from mismatch_cli.frameworks.importing.tally import Tally
-from mismatch_cli.trace import foreign
+from mismatch_cli.frameworks.importing.omissions import Tally
+from mismatch_cli.trace import foreign_values
 from mismatch_cli.trace.columns import (
     COLUMNS,
     ID_COLUMNS,
@@ -22,7 +22,7 @@ from mismatch_cli.trace.columns import (
     TOPK_COLUMNS,
     length_column,
 )
-from mismatch_cli.trace.foreign import UNCERTAIN
+from mismatch_cli.trace.foreign_values import UNCERTAIN
 
 NO_ROLLOUT = "responses without log-probabilities of the rollout engine"
 NO_IDS = "responses without token ids"
@@ -108,7 +108,7 @@ class Completer:
         table = _only(table, self._usable(table, where))
         if not table.num_rows:
             return table
-        columns = {name: foreign.single(table.column(name)) for name in table.column_names}
+        columns = {name: foreign_values.single(table.column(name)) for name in table.column_names}
         self._fill_tokens(columns)
         self._fill_keys(columns, table.num_rows)
         self._empty_strange_rewards(columns)
@@ -128,7 +128,7 @@ class Completer:
 
     def _usable(self, table: pa.Table, where: str) -> np.ndarray:
         """Which rows have ids, log μ, and one value per token in every token column."""
-        columns = {name: foreign.single(table.column(name)) for name in table.column_names}
+        columns = {name: foreign_values.single(table.column(name)) for name in table.column_names}
         absent_S = np.ones(table.num_rows, dtype=bool)
         bad_S = self._without_ids(columns, absent_S)
         mu, measure = columns.get("logp_rollout"), columns.get(length_column(columns))
@@ -205,7 +205,7 @@ class Completer:
         found_S, known_S = np.zeros(len(column), dtype=bool), ~_lists.holds_null(column)
         if name in ID_COLUMNS:
             known = column.filter(pa.array(known_S))
-            strange_T = foreign.strange_ids(_lists.flat(known), self._vocabulary)
+            strange_T = foreign_values.strange_ids(_lists.flat(known), self._vocabulary)
             found_S[
                 np.flatnonzero(known_S)[_lists.rows_of(_lists.lengths_of(known))[strange_T]]
             ] = True
@@ -248,7 +248,7 @@ class Completer:
 
     def _note_odd_values(self, table: pa.Table) -> None:
         """Note odd values in the responses that are kept; the notes of nulls are still columns."""
-        columns = {name: foreign.single(table.column(name)) for name in table.column_names}
+        columns = {name: foreign_values.single(table.column(name)) for name in table.column_names}
         lengths_S = _lists.lengths_of(columns[length_column(columns)])
         trained_T = _lists.flat(columns["loss_mask"])
         of_side = {side: columns.get(f"logp_{side}") for side in _SIDES}
@@ -340,17 +340,19 @@ class Completer:
     def _count(self, table: pa.Table) -> None:
         self.rows += table.num_rows
         lists = table.column(length_column(table.column_names))
-        self.tokens += int(_lists.lengths_of(foreign.single(lists)).sum())
+        self.tokens += int(_lists.lengths_of(foreign_values.single(lists)).sum())
         self.unfinished += pc.sum(pc.equal(table.column("finish_reason"), UNKNOWN)).as_py() or 0
         if "logp_trainer" in table.column_names:
             versions = (
-                foreign.single(table.column(f"version_{side}")).to_numpy()
+                foreign_values.single(table.column(f"version_{side}")).to_numpy()
                 for side in ("trainer", "rollout")
             )
-            scored_S = ~_lists.is_null(foreign.single(table.column("logp_trainer")))
+            scored_S = ~_lists.is_null(foreign_values.single(table.column("logp_trainer")))
             self.scored += int(scored_S.sum())
             self.newer += int((scored_S & np.not_equal(*versions)).sum())
-        self.steps |= set(np.unique(foreign.single(table.column("step")).to_numpy()).tolist())
+        self.steps |= set(
+            np.unique(foreign_values.single(table.column("step")).to_numpy()).tolist()
+        )
 
 
 def _in_every_row(column: pa.Array, lengths_S: np.ndarray) -> np.ndarray:
@@ -370,7 +372,7 @@ def _trained_nulls(column: pa.Array, mask: pa.Array) -> pa.Array:
 
 
 def _keys(table: pa.Table) -> np.ndarray:
-    return hash_keys(*(foreign.single(table.column(name)).to_numpy() for name in ROW_KEY))
+    return hash_keys(*(foreign_values.single(table.column(name)).to_numpy() for name in ROW_KEY))
 
 
 def _known_columns(table: pa.Table) -> pa.Table:
@@ -378,20 +380,22 @@ def _known_columns(table: pa.Table) -> pa.Table:
     are dropped.
     """
     names = [n for n in COLUMNS if n in table.column_names and table.column(n).type != pa.null()]
-    given = {name: foreign.single(table.column(name)) for name in names}
+    given = {name: foreign_values.single(table.column(name)) for name in names}
     measure = given.get(length_column(given))
     if "advantage" in given and measure is not None:
         given["advantage"] = _advantages(given["advantage"], measure)
     elif "advantage" in given:
         del given["advantage"]  # without the tokens that it belongs to
-    columns = {name: foreign.exact(column, COLUMNS[name].type) for name, column in given.items()}
+    columns = {
+        name: foreign_values.exact(column, COLUMNS[name].type) for name, column in given.items()
+    }
     return pa.table(columns | {name: table.column(name) for name in _notes(table)})
 
 
 def _advantages(column: pa.Array, tokens: pa.Array) -> pa.Array:
     """One advantage per token; a number, or a list of one, applies to the whole response."""
     wanted_S = _lists.lengths_of(tokens)
-    if not foreign.is_list(column.type):
+    if not foreign_values.is_list(column.type):
         null_S = _lists.is_null(column)
         column = _lists.from_flat(column.drop_null(), (~null_S).astype(np.int64), null_S)
     given_S = _lists.lengths_of(column)

@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing import lists as _lists
+from mismatch_cli.frameworks.importing.omissions import Tally
 from mismatch_cli.frameworks.importing.rows import NO_IDS, NOTE
-from mismatch_cli.frameworks.importing.sources import TOKENS_PER_BLOCK, Source
-from mismatch_cli.frameworks.importing.tally import Tally
+from mismatch_cli.frameworks.importing.sources import TOKENS_PER_BLOCK, DumpFile
 from mismatch_cli.frameworks.importing.torch_file import check_memory
-from mismatch_cli.trace import foreign
+from mismatch_cli.trace import foreign_values
 
 EVALUATION = "evaluation files (eval_N.pt)"
 SAME_SAMPLES = "files with the same samples but less about each (rollout data next to train data)"
@@ -49,7 +49,7 @@ _FINISH = {"completed": "stop", "truncated": "length"}
 Sample = dict[str, Any]
 
 
-def samples_of(content: Any, source: Source) -> list[Sample]:
+def samples_of(content: Any, source: DumpFile) -> list[Sample]:
     """The samples of a file; a `MismatchError` where it holds none."""
     samples = content.get("samples") if isinstance(content, dict) else None
     if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
@@ -107,12 +107,14 @@ def _as_arrays(sample: Sample) -> Sample:
     found = dict(sample)
     for key, kind in KINDS.items():
         if (value := sample.get(key)) is not None:
-            found[key] = foreign.flat_array(value, kind)
+            found[key] = foreign_values.flat_array(value, kind)
     for key in NUMBERS:
         if sample.get(key) is not None:
             value = sample[key]
             found[key] = (
-                int(value) if isinstance(value, bool) else foreign.whole_number(value, np.int32)
+                int(value)
+                if isinstance(value, bool)
+                else foreign_values.whole_number(value, np.int32)
             )
     return found
 
@@ -201,7 +203,7 @@ def _rewards(samples: list[Sample]) -> dict[str, pa.Array]:
         raw = "raw_reward" in sample or "reward" in sample
         value = sample.get("raw_reward", sample.get("reward", sample.get("rewards")))
         try:
-            found.append(None if value is None else foreign.finite_number(value))
+            found.append(None if value is None else foreign_values.finite_number(value))
         except (TypeError, ValueError, RuntimeError):
             found.append(None)
         no_number.append(int(value is not None and found[-1] is None))

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing.naming import IGNORED
+from mismatch_cli.frameworks.importing.omissions import Tally
 from mismatch_cli.frameworks.importing.rows import split
-from mismatch_cli.frameworks.importing.tally import Tally
-from mismatch_cli.trace import foreign
+from mismatch_cli.trace import foreign_values
 from mismatch_cli.trace.columns import TOKEN_COLUMNS, TOPK_COLUMNS
 
 NOT_MOVED = "sequences whose target_ids are not token_ids moved by one"
@@ -29,7 +29,7 @@ def cut(table: pa.Table, tally: Tally, where: str) -> pa.Table:
     """The rows with `prompt_ids` and `response_ids` instead of `token_ids`; tables without these
     stay as they are. Raises `MismatchError` if nothing says which tokens are the response.
     """
-    columns = {name: foreign.single(table.column(name)) for name in table.column_names}
+    columns = {name: foreign_values.single(table.column(name)) for name in table.column_names}
     if "token_ids" not in columns:
         return table
     columns = _aligned(columns, tally, where)
@@ -118,7 +118,7 @@ def _flags(mask: list[int] | None, ids: list[int] | None) -> list[bool] | None:
 def _by_advantage(columns: Mapping[str, pa.Array], tally: Tally, where: str) -> list[pa.Array]:
     """Where advantages are per token, those other than 0 are the mask."""
     advantage = columns.get("advantage")
-    if advantage is None or not foreign.is_list(advantage.type):
+    if advantage is None or not foreign_values.is_list(advantage.type):
         raise MismatchError(
             f"{where}: token_ids hold prompt and response, and nothing says where the response "
             "begins. Name the mask: --columns response_mask=… or loss_mask=…"

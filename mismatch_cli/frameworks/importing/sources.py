@@ -30,11 +30,11 @@ from mismatch_cli.frameworks.importing import (
     opened,
     torch_file,
 )
+from mismatch_cli.frameworks.importing.omissions import Tally
 from mismatch_cli.frameworks.importing.other_files import pointer
 from mismatch_cli.frameworks.importing.paths import column_at, roots, with_paths
-from mismatch_cli.frameworks.importing.tally import Tally
 from mismatch_cli.frameworks.importing.torch_file import NeedsItsFramework
-from mismatch_cli.trace import foreign
+from mismatch_cli.trace import foreign_values
 
 _FIRST_LINES, _FIRST_BYTES, _FIRST_VALUES = 64, 2**24, 2**20  # enough to tell what a file holds
 _READ_BYTES = 2**20
@@ -54,7 +54,7 @@ _Row = tuple[int, list[Any]]  # line number, and the values in the schema's orde
 
 
 @dataclass(frozen=True)
-class Source:
+class DumpFile:
     """One file of a dump; `name` is its path below the user's path, without `.zst`, `columns` its
     names for ours (ours: its).
 
@@ -94,17 +94,17 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Peek:
+class FileHead:
     """A first look at a file: its keys or columns, under our names."""
 
-    source: Source
+    source: DumpFile
     keys: frozenset[str] = frozenset()
 
     def has(self, *keys: str) -> bool:
         return self.keys.issuperset(keys)
 
 
-def find(paths: Sequence[Path]) -> list[Source]:
+def find(paths: Sequence[Path]) -> list[DumpFile]:
     """The files to read, in numeric order; a `MismatchError` for one that is missing or
     unreadable.
     """
@@ -119,14 +119,14 @@ def find(paths: Sequence[Path]) -> list[Source]:
     return found
 
 
-def _below(path: Path) -> list[Source]:
+def _below(path: Path) -> list[DumpFile]:
     files, root = files_at(path)
     if files == [path]:
         _refuse_pickle(path)
-        return [Source(path, path.name)]
+        return [DumpFile(path, path.name)]
     whole = set(files)
     sources = [
-        Source(p, str(p.relative_to(root)).removesuffix(SEALED))
+        DumpFile(p, str(p.relative_to(root)).removesuffix(SEALED))
         for p in files
         if (p.suffix.lower() in KINDS or _is_sealed_of_lines(p, whole) or _reader_of(p) is not None)
     ]
@@ -142,7 +142,7 @@ def _is_sealed_of_lines(path: Path, files: Set[Path]) -> bool:
     return opened.is_sealed(path) and plain.suffix.lower() in KINDS and plain not in files
 
 
-def _numbers_by_value(source: Source) -> list[tuple[int, int, str]]:
+def _numbers_by_value(source: DumpFile) -> list[tuple[int, int, str]]:
     """A sort key that puts `step_10` after `step_9`."""
     return [
         (0, int(part), "") if part.isdigit() else (1, 0, part)
@@ -166,25 +166,25 @@ def _reader_of(path: Path) -> ModuleType | None:
     return next((reader for reader in readers if reader.is_saved(path)), None)
 
 
-def peek(source: Source) -> Peek:
+def peek(source: DumpFile) -> FileHead:
     """Look into one file; a `MismatchError` if it is broken or would have to be unpickled."""
     if source.kind == "parquet":
         names = roots(open_parquet(source).schema_arrow, source.columns.values())
-        return Peek(source, frozenset(source.renamed(names)))
+        return FileHead(source, frozenset(source.renamed(names)))
     if reader := _reader_of(source.path):
-        return Peek(source, frozenset(reader.load(source.path)))
+        return FileHead(source, frozenset(reader.load(source.path)))
     if source.kind == "pt":
-        return Peek(source, torch_file.keys_of(torch_file.load(source.path)))
-    return Peek(source, keys_of(source))
+        return FileHead(source, torch_file.keys_of(torch_file.load(source.path)))
+    return FileHead(source, keys_of(source))
 
 
-def keys_of(source: Source) -> frozenset[str]:
+def keys_of(source: DumpFile) -> frozenset[str]:
     """The keys of the first record of a file of lines, under our names."""
     first = with_paths(next(records_of(source.path), {}), source.columns.values())
     return frozenset(source.renamed(first))
 
 
-def first_rows(source: Source) -> list[dict[str, Any]]:
+def first_rows(source: DumpFile) -> list[dict[str, Any]]:
     """The first few lines or rows of a file, as Python values under its own names."""
     if source.kind == "jsonl":
         return list(records_of(source.path))
@@ -199,7 +199,7 @@ def first_rows(source: Source) -> list[dict[str, Any]]:
         return next((batch.to_pylist() for batch in batches), [])
 
 
-def open_parquet(source: Source) -> pq.ParquetFile:
+def open_parquet(source: DumpFile) -> pq.ParquetFile:
     try:
         # Mmap of a large file would count as memory
         return pq.ParquetFile(source.path, buffer_size=_READ_BYTES)
@@ -229,7 +229,7 @@ def lines_of(path: Path, span: tuple[int, int] | None = None) -> Iterator[bytes]
 
 
 def parquet_tables(
-    source: Source, columns: Sequence[str], tokens: str, advance: Callable[[int], None]
+    source: DumpFile, columns: Sequence[str], tokens: str, advance: Callable[[int], None]
 ) -> Iterator[pa.Table]:
     """The file's columns among `columns`, some 500,000 values of the list column `tokens` at a
     time.
@@ -254,7 +254,7 @@ def parquet_tables(
 
 
 @contextmanager
-def readable(source: Source) -> Iterator[None]:
+def readable(source: DumpFile) -> Iterator[None]:
     """Turn Arrow's errors about a damaged file into a `MismatchError` that names it."""
     try:
         yield
@@ -276,7 +276,7 @@ def _values_in(metadata: object, tokens: str | None = None) -> int:
 
 
 def jsonl_tables(
-    source: Source, kinds: pa.Schema | SchemaFor, tally: Tally, advance: Callable[[int], None]
+    source: DumpFile, kinds: pa.Schema | SchemaFor, tally: Tally, advance: Callable[[int], None]
 ) -> Iterator[pa.Table]:
     """The lines of a file, some megabytes at a time; unreadable ones are left out and counted.
 
@@ -330,7 +330,7 @@ def _record(line: bytes, where: str, tally: Tally) -> dict[str, Any] | None:
         return None
 
 
-def first_fault(source: Source) -> str:
+def first_fault(source: DumpFile) -> str:
     """The first line that is no object, with what is wrong with it; empty if there is none."""
     if source.kind != "jsonl":
         return ""
@@ -398,7 +398,7 @@ def _tables(
 def _table(rows: list[_Row], schema: pa.Schema) -> pa.Table:
     columns = zip(*(values for _, values in rows), strict=True)
     arrays = [
-        foreign.from_python(values, kind)
+        foreign_values.from_python(values, kind)
         for values, kind in zip(columns, schema.types, strict=True)
     ]
     return pa.table(arrays, schema=schema)

@@ -23,9 +23,9 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing import samples as shared
 from mismatch_cli.frameworks.importing import torch_file
-from mismatch_cli.frameworks.importing.sources import Peek, Source, parquet_tables
-from mismatch_cli.frameworks.importing.tally import Tally
-from mismatch_cli.trace import foreign
+from mismatch_cli.frameworks.importing.omissions import Tally
+from mismatch_cli.frameworks.importing.sources import DumpFile, FileHead, parquet_tables
+from mismatch_cli.trace import foreign_values
 
 TITLE = "miles --dump-details"
 FILES = (
@@ -58,7 +58,7 @@ _PARQUET = (
 Found = dict[bytes, list[dict[str, Any]]]  # rarely more than one: equal answers of few tokens
 
 
-def recognises(peek: Peek) -> bool:
+def recognises(peek: FileHead) -> bool:
     if peek.source.kind == "parquet":
         return peek.has("tokens", "response_length", "rollout_log_probs")
     samples = peek.has("samples", "samples.tokens", "metadata")
@@ -67,7 +67,7 @@ def recognises(peek: Peek) -> bool:
     )
 
 
-def choose(sources: Sequence[Source], tally: Tally) -> list[Source]:
+def choose(sources: Sequence[DumpFile], tally: Tally) -> list[DumpFile]:
     """Of a folder, choose the files that say most about each sample, and those of the loss."""
     trained = [source for source in sources if "eval_" not in source.path.name]
     tally.leave_out(shared.EVALUATION, len(sources) - len(trained))
@@ -79,12 +79,12 @@ def choose(sources: Sequence[Source], tally: Tally) -> list[Source]:
     return trained
 
 
-def _is_loss(source: Source) -> bool:
+def _is_loss(source: DumpFile) -> bool:
     return re.fullmatch(r"rank_\d+_call_\d+\.pt", source.path.name) is not None
 
 
 def blocks(
-    sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]
+    sources: Sequence[DumpFile], tally: Tally, advance: Callable[[int], None]
 ) -> Iterator[tuple[pa.Table, str]]:
     losses = [source for source in sources if _is_loss(source)]
     seen = _Losses(losses, tally) if losses else None
@@ -99,7 +99,7 @@ def blocks(
         advance(sum(source.size for source in losses))
 
 
-def _with_policy_first(sources: list[Source]) -> list[Source]:
+def _with_policy_first(sources: list[DumpFile]) -> list[DumpFile]:
     """Put the ranks with log π first in each rollout: earlier pipeline stages write the same
     samples without it.
     """
@@ -118,13 +118,13 @@ def _with_policy_first(sources: list[Source]) -> list[Source]:
     return [sources[i] for i in order]
 
 
-def _torch_tables(source: Source, tally: Tally, seen: _Losses | None) -> Iterator[pa.Table]:
+def _torch_tables(source: DumpFile, tally: Tally, seen: _Losses | None) -> Iterator[pa.Table]:
     content = torch_file.load(source.path)
     columns = content.get("rollout_data") if isinstance(content, dict) else None
     if columns is not None and int(content.get("cp_size") or 1) > 1:
         tally.leave_out(SPLIT, 1, source.name)
         return
-    step = foreign.whole_number(content.get("rollout_id") or 0, np.int32)
+    step = foreign_values.whole_number(content.get("rollout_id") or 0, np.int32)
     if columns is None:
         samples = shared.samples_of(content, source)
     else:
@@ -142,7 +142,7 @@ def _rollout_of(path: Path) -> dict[int, dict[str, Any]]:
     """
     try:
         samples = torch_file.load(path)["samples"]
-        return {foreign.whole_number(sample["index"]): sample for sample in samples}
+        return {foreign_values.whole_number(sample["index"]): sample for sample in samples}
     except (MismatchError, KeyError, TypeError, ValueError):
         return {}
 
@@ -174,7 +174,7 @@ def samples_of_columns(
         for sample in samples:
             index = sample.get("sample_index")
             sample["rollout_position"] = (
-                None if index is None else position.get(foreign.whole_number(index))
+                None if index is None else position.get(foreign_values.whole_number(index))
             )
         raw = raw or [sample.get("reward") for sample in rollout.values()]
     return shared.with_raw_rewards(samples, raw)
@@ -188,7 +188,7 @@ def _is_per_sample(name: str, values: Any, count: int) -> bool:
     return False
 
 
-def _parquet_tables(source: Source, tally: Tally, _seen: Any) -> Iterator[pa.Table]:
+def _parquet_tables(source: DumpFile, tally: Tally, _seen: Any) -> Iterator[pa.Table]:
     found = re.findall(r"\d+", source.path.name)
     for table in parquet_tables(source, _PARQUET, "tokens", lambda _bytes: None):
         rows = table.to_pydict() | {
@@ -203,7 +203,7 @@ def _parquet_tables(source: Source, tally: Tally, _seen: Any) -> Iterator[pa.Tab
 def _arrays(table: pa.Table, name: str) -> list[np.ndarray | None]:
     if name not in table.column_names or pa.types.is_null(table.column(name).type):
         return [None] * table.num_rows
-    column = foreign.single(table.column(name))
+    column = foreign_values.single(table.column(name))
     parts = np.split(_lists.flat(column), _lists.offsets_of(_lists.lengths_of(column))[1:-1])
     return [
         None if null else part for part, null in zip(parts, _lists.is_null(column), strict=True)
@@ -213,7 +213,7 @@ def _arrays(table: pa.Table, name: str) -> list[np.ndarray | None]:
 class _Losses:
     """The inputs of each call of the policy loss, by rank and by the bits of log μ."""
 
-    def __init__(self, sources: list[Source], tally: Tally) -> None:
+    def __init__(self, sources: list[DumpFile], tally: Tally) -> None:
         self._tally = tally
         self._found: dict[int, Found] = {}
         for source in sources:
@@ -249,4 +249,4 @@ class _Losses:
 
 
 def bits_of(values: Any) -> bytes:
-    return foreign.flat_array(values, pa.float32()).tobytes()
+    return foreign_values.flat_array(values, pa.float32()).tobytes()

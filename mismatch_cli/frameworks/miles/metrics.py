@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mismatch_cli.frameworks.dialects._line import (
+from mismatch_cli.frameworks.dialects._metric import (
     ABS_D,
     ABS_RATIO_LESS_1,
     BLOCKED,
@@ -17,7 +17,7 @@ from mismatch_cli.frameworks.dialects._line import (
     RATIO,
     UPDATE,
     ZEROED_RATIO,
-    Line,
+    FrameworkMetric,
     ResponseMeans,
     ResponseSums,
     Tokens,
@@ -68,7 +68,7 @@ def _effective_share(gaps: TokenGaps) -> np.ndarray:
 
 
 LINES = (
-    Line(
+    FrameworkMetric(
         "train/train_rollout_logprob_abs_diff",
         ENGINE_GAP,
         "E_y mean |d|",
@@ -77,7 +77,7 @@ LINES = (
         word="gap",
         note=f"a short response weighs as much as a long one; {_ZEROED}",
     ),
-    Line(
+    FrameworkMetric(
         "train/train_rollout_kl",
         ENGINE_GAP,
         "E_y mean (r − 1 − d)",
@@ -86,7 +86,7 @@ LINES = (
         word="KL",
         note="d clamped to ±20, then each term at ±10",
     ),
-    Line(
+    FrameworkMetric(
         "train/ppo_kl",
         UPDATE,
         "E_y mean (−d)",
@@ -95,7 +95,7 @@ LINES = (
         word="KL",
         note=f"{_OF_UPDATE}; {_ZEROED}",
     ),
-    Line(
+    FrameworkMetric(
         "train/pg_clipfrac",
         UPDATE,
         f"E_y share {BLOCKED}",
@@ -104,7 +104,7 @@ LINES = (
         note="eps_clip and eps_clip_high 0.2",
         needs=("advantage_T",),
     ),
-    Line(
+    FrameworkMetric(
         "train/ess_ratio",
         UPDATE,
         "E_y (Σw)² / (|y| Σw²)",
@@ -114,7 +114,7 @@ LINES = (
         note=f"w = r with log r clamped to ±20, over the tokens of one response; {_OF_UPDATE}",
     ),
     opsm_line(_MATH),
-    Line(
+    FrameworkMetric(
         "train/ois",
         UPDATE,
         "E_y mean r",
@@ -123,7 +123,7 @@ LINES = (
         word="importance ratio",
         note=f"{_OF_UPDATE}; {_ZEROED}",
     ),
-    Line(
+    FrameworkMetric(
         "train/tis",
         ENGINE_GAP,
         "E_y mean r",
@@ -132,8 +132,10 @@ LINES = (
         word="importance ratio",
         note="before truncation",
     ),
-    Line("train/tis_abs", ENGINE_GAP, "E_y mean |r − 1|", _TIS, ResponseMeans(ABS_RATIO_LESS_1)),
-    Line(
+    FrameworkMetric(
+        "train/tis_abs", ENGINE_GAP, "E_y mean |r − 1|", _TIS, ResponseMeans(ABS_RATIO_LESS_1)
+    ),
+    FrameworkMetric(
         "train/tis_clipfrac",
         ENGINE_GAP,
         "E_y share with r > 2",

@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 from mismatch_cli.frameworks.dialects._clips import cispo_line, clip_means
-from mismatch_cli.frameworks.dialects._line import (
+from mismatch_cli.frameworks.dialects._metric import (
     CAPPED_K3,
     ENGINE_GAP,
     GEOMETRIC_LESS_1,
     SQUARED_RATIO_LESS_1,
     UPDATE,
-    Line,
+    FrameworkMetric,
     effective_share,
     perplexity_lines,
     ratio_above,
@@ -32,8 +32,8 @@ _BOUND = "log r, or its mean over a response, clamped to ±20"
 
 
 LINES = (
-    Line(f"{_PREFIX}kl", ENGINE_GAP, "E (−d)", _FILE, metric="k1", word="KL"),
-    Line(
+    FrameworkMetric(f"{_PREFIX}kl", ENGINE_GAP, "E (−d)", _FILE, metric="k1", word="KL"),
+    FrameworkMetric(
         f"{_PREFIX}k3_kl",
         ENGINE_GAP,
         "E (r − 1 − d)",
@@ -43,7 +43,7 @@ LINES = (
         note="d clamped to ±20, then each term at ±10",
     ),
     *perplexity_lines(_PREFIX, _FILE),
-    Line(
+    FrameworkMetric(
         f"{_PREFIX}chi2_token",
         ENGINE_GAP,
         "E r² − 1",
@@ -52,7 +52,7 @@ LINES = (
         word="χ²",
         note=_BOUND,
     ),
-    Line(
+    FrameworkMetric(
         f"{_PREFIX}chi2_seq",
         ENGINE_GAP,
         "E_y exp(2 mean d) − 1",
@@ -61,7 +61,7 @@ LINES = (
         word="χ²",
         note=f"a geometric mean instead of verl's product; {_BOUND}",
     ),
-    Line(
+    FrameworkMetric(
         f"{_PREFIX}is_weight_mean",
         ENGINE_GAP,
         "E min(r, 2)",
@@ -69,7 +69,7 @@ LINES = (
         weight(_CAP),
         word="importance ratio",
     ),
-    Line(
+    FrameworkMetric(
         f"{_PREFIX}ess",
         ENGINE_GAP,
         "1 / E[(w / E w)²]",
@@ -79,9 +79,15 @@ LINES = (
         word="ESS",
         note="w = r clamped to [1/2, 2]",
     ),
-    Line(f"{_PREFIX}clipped_frac", ENGINE_GAP, "share with r > 2", _FILE, ratio_above(_CAP)),
+    FrameworkMetric(
+        f"{_PREFIX}clipped_frac", ENGINE_GAP, "share with r > 2", _FILE, ratio_above(_CAP)
+    ),
     *clip_means(_FILE),
-    Line("clip_ratio/low_min", UPDATE, "min of low_mean over ranks", _FILE, lacks=_RANKS),
-    Line("clip_ratio/high_max", UPDATE, "max of high_mean over ranks", _FILE, lacks=_RANKS),
+    FrameworkMetric(
+        "clip_ratio/low_min", UPDATE, "min of low_mean over ranks", _FILE, lacks=_RANKS
+    ),
+    FrameworkMetric(
+        "clip_ratio/high_max", UPDATE, "max of high_mean over ranks", _FILE, lacks=_RANKS
+    ),
     cispo_line(_FILE, "epsilon_high 5; it is the cap itself, not 1 + epsilon"),
 )

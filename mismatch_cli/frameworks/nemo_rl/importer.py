@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing import lists as _lists
+from mismatch_cli.frameworks.importing.omissions import Tally
 from mismatch_cli.frameworks.importing.rows import NO_IDS, NOTE, split
-from mismatch_cli.frameworks.importing.sources import Peek, Source, jsonl_tables, peek
-from mismatch_cli.frameworks.importing.tally import Tally
-from mismatch_cli.trace import foreign
+from mismatch_cli.frameworks.importing.sources import DumpFile, FileHead, jsonl_tables, peek
+from mismatch_cli.trace import foreign_values
 
 TITLE = "NeMo-RL train_data"
 FILES = "LOG_DIR/train_data_stepN.jsonl"
@@ -48,12 +48,12 @@ _WHOLE = ("input_lengths", "idx")
 _SCALARS = ("rewards", "filtered_rewards", "input_lengths", "sample_loss_mask", "idx")
 
 
-def recognises(peek: Peek) -> bool:
+def recognises(peek: FileHead) -> bool:
     return peek.source.kind == "jsonl" and peek.has("generation_logprobs", "token_loss_mask")
 
 
 def blocks(
-    sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]
+    sources: Sequence[DumpFile], tally: Tally, advance: Callable[[int], None]
 ) -> Iterator[tuple[pa.Table, str]]:
     for source in sources:
         if not peek(source).has("input_lengths"):
@@ -102,7 +102,7 @@ def _block(table: pa.Table, step: int, tally: Tally, where: str) -> pa.Table:
 
 
 def _unwrapped(table: pa.Table, tally: Tally, where: str) -> dict[str, pa.Array]:
-    columns = {name: foreign.single(table.column(name)) for name in table.column_names}
+    columns = {name: foreign_values.single(table.column(name)) for name in table.column_names}
     if not pa.types.is_list(columns["input_lengths"].type):
         return columns
     wrapped = [name for name in columns if name != "idx"]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mismatch_cli.frameworks.dialects._line import (
+from mismatch_cli.frameworks.dialects._metric import (
     ENGINE_GAP,
     FINITE_RATIO,
     JENSEN_SHANNON,
@@ -15,7 +15,7 @@ from mismatch_cli.frameworks.dialects._line import (
     REVERSED_K3,
     UPDATE,
     D,
-    Line,
+    FrameworkMetric,
     Moments,
     OfResponses,
     ResponseMeans,
@@ -75,18 +75,18 @@ def _mean_is_outside(d_S: np.ndarray) -> np.ndarray:
     return (np.exp(d_S) < 0.999) | (np.exp(d_S) > 1.002)
 
 
-def _after_mask(part: str, symbol: str, reduce: Callable[[Moments], float]) -> Line:
+def _after_mask(part: str, symbol: str, reduce: Callable[[Moments], float]) -> FrameworkMetric:
     name, formula = (
         f"train/{part}_seq_mult_prob_error_after_mask",
         f"{symbol} mean exp |d|, of those up to 2",
     )
-    return Line(
+    return FrameworkMetric(
         name, ENGINE_GAP, formula, _GRPO, _kept_error, reduce, note=_NOTHING, of_nothing=0.0
     )
 
 
 LINES = (
-    Line(
+    FrameworkMetric(
         "train/token_mult_prob_error",
         ENGINE_GAP,
         "E exp |d|",
@@ -94,8 +94,10 @@ LINES = (
         metric="mult_prob_error",
         word="gap",
     ),
-    Line("train/gen_kl_error", ENGINE_GAP, "E (r − 1 − d)", _LOSS, metric="k3", word="KL"),
-    Line(
+    FrameworkMetric(
+        "train/gen_kl_error", ENGINE_GAP, "E (r − 1 − d)", _LOSS, metric="k3", word="KL"
+    ),
+    FrameworkMetric(
         "train/policy_kl_error",
         ENGINE_GAP,
         "E (1/r − 1 + d)",
@@ -106,7 +108,7 @@ LINES = (
             "the reverse form, but on tokens that the rollout sampled: not an estimate of KL(π‖μ)"
         ),
     ),
-    Line(
+    FrameworkMetric(
         "train/js_divergence_error",
         ENGINE_GAP,
         "E ½ [k(π/m) + k(μ/m)], k(x) = x − 1 − log x",
@@ -115,7 +117,7 @@ LINES = (
         word="KL",
         note="m = (π + μ)/2, of the sampled token only: an estimate, not a divergence",
     ),
-    Line(
+    FrameworkMetric(
         "train/sampling_importance_ratio",
         ENGINE_GAP,
         "E r",
@@ -127,15 +129,15 @@ LINES = (
             f"or 0 if filtered; here unset, the default; {_FINITE}"
         ),
     ),
-    Line(f"{_OOB} (tis)", ENGINE_GAP, "share with r > 2", _LOSS, _ABOVE, note=_FINITE),
-    Line(
+    FrameworkMetric(f"{_OOB} (tis)", ENGINE_GAP, "share with r > 2", _LOSS, _ABOVE, note=_FINITE),
+    FrameworkMetric(
         f"{_OOB} (icepop)",
         ENGINE_GAP,
         "share with r outside [0.5, 5]",
         _LOSS,
         ratio_outside(0.5, 5),
     ),
-    Line(
+    FrameworkMetric(
         f"{_OOB} (seq-mask-tis)",
         ENGINE_GAP,
         "share of y, exp(mean d) not in [0.999, 1.002]",
@@ -144,7 +146,7 @@ LINES = (
         note="an infinite d counts as 0; the only is_oob_ratio over responses, here those with a "
         "trained token; NeMo-RL also counts one without, if its sample_mask is 1",
     ),
-    Line(
+    FrameworkMetric(
         "train/max_seq_mult_prob_error",
         ENGINE_GAP,
         "max_y mean exp |d|",
@@ -152,10 +154,10 @@ LINES = (
         _BY_RESPONSE,
         largest,
     ),
-    Line(
+    FrameworkMetric(
         "train/mean_seq_mult_prob_error", ENGINE_GAP, "E_y mean exp |d|", _GRPO, _BY_RESPONSE, mean
     ),
-    Line(
+    FrameworkMetric(
         "train/min_seq_mult_prob_error",
         ENGINE_GAP,
         "min_y mean exp |d|",
@@ -167,7 +169,7 @@ LINES = (
     _after_mask("max", "max_y", largest),
     _after_mask("mean", "E_y", mean),
     _after_mask("min", "min_y", least),
-    Line(
+    FrameworkMetric(
         "train/num_masked_seqs_by_logprob_error",
         ENGINE_GAP,
         "number of y with mean exp |d| > 2",
@@ -176,7 +178,7 @@ LINES = (
         total,
         note="over all responses of the traces; a step logs those of its batch",
     ),
-    Line(
+    FrameworkMetric(
         "train/masked_correct_pct",
         ENGINE_GAP,
         "share with reward 1 of y, mean exp |d| > 2",
@@ -186,7 +188,7 @@ LINES = (
         needs=("reward_S",),
         of_nothing=0.0,
     ),
-    Line(
+    FrameworkMetric(
         "train/probs_ratio",
         UPDATE,
         "E r",
@@ -195,9 +197,9 @@ LINES = (
         word="importance ratio",
         note="change by the update, not the engine gap",
     ),
-    Line("train/probs_ratio_min", UPDATE, "min r", _LOSS, RATIO, least),
-    Line("train/probs_ratio_max", UPDATE, "max r", _LOSS, RATIO, largest),
-    Line(
+    FrameworkMetric("train/probs_ratio_min", UPDATE, "min r", _LOSS, RATIO, least),
+    FrameworkMetric("train/probs_ratio_max", UPDATE, "max r", _LOSS, RATIO, largest),
+    FrameworkMetric(
         "train/probs_ratio_clamped",
         UPDATE,
         "E min(max(r, 0.8), 1.2)",
@@ -206,7 +208,7 @@ LINES = (
         word="importance ratio",
         note=f"change by the update, not the engine gap; {_CLIP}",
     ),
-    Line(
+    FrameworkMetric(
         "train/probs_ratio_clamped_min",
         UPDATE,
         "min of min(max(r, 0.8), 1.2)",
@@ -215,7 +217,7 @@ LINES = (
         least,
         note=_CLIP,
     ),
-    Line(
+    FrameworkMetric(
         "train/probs_ratio_clamped_max",
         UPDATE,
         "max of min(max(r, 0.8), 1.2)",

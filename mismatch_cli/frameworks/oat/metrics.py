@@ -2,7 +2,14 @@
 positions count as 0.
 """
 
-from mismatch_cli.frameworks.dialects._line import ENGINE_GAP, MINUS_DP, UPDATE, D, Line, Moments
+from mismatch_cli.frameworks.dialects._metric import (
+    ENGINE_GAP,
+    MINUS_DP,
+    UPDATE,
+    D,
+    FrameworkMetric,
+    Moments,
+)
 
 WHEN = (
     "Logged unless reinforce_update is on. Prompts and padding enter the extremes as 0, so no "
@@ -22,9 +29,9 @@ def _at_most_0(moments: Moments) -> float:
 
 
 LINES = (
-    Line("kl_sample_train_v1", ENGINE_GAP, "E (−d)", _PPO, metric="k1", word="KL"),
-    Line("kl_sample_train_v2", ENGINE_GAP, "E d²/2", _PPO, metric="k2", word="KL"),
-    Line(
+    FrameworkMetric("kl_sample_train_v1", ENGINE_GAP, "E (−d)", _PPO, metric="k1", word="KL"),
+    FrameworkMetric("kl_sample_train_v2", ENGINE_GAP, "E d²/2", _PPO, metric="k2", word="KL"),
+    FrameworkMetric(
         "sampler_learner_prob_diff_max",
         ENGINE_GAP,
         "max (μ − π)",
@@ -34,7 +41,7 @@ LINES = (
         word="gap",
         note=_SIGN,
     ),
-    Line(
+    FrameworkMetric(
         "sampler_learner_prob_diff_min",
         ENGINE_GAP,
         "min (μ − π)",
@@ -44,6 +51,6 @@ LINES = (
         word="gap",
         note=_SIGN,
     ),
-    Line("logprobs_diff_max", UPDATE, "max d", _PPO, D, _at_least_0, note=_OF_UPDATE),
-    Line("logprobs_diff_min", UPDATE, "min d", _PPO, D, _at_most_0, note=_OF_UPDATE),
+    FrameworkMetric("logprobs_diff_max", UPDATE, "max d", _PPO, D, _at_least_0, note=_OF_UPDATE),
+    FrameworkMetric("logprobs_diff_min", UPDATE, "min d", _PPO, D, _at_most_0, note=_OF_UPDATE),
 )

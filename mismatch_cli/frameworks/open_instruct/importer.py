@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_cli.frameworks.importing import lists as _lists
+from mismatch_cli.frameworks.importing.omissions import Tally
 from mismatch_cli.frameworks.importing.rows import NOTE
-from mismatch_cli.frameworks.importing.sources import Peek, Source, jsonl_tables
-from mismatch_cli.frameworks.importing.tally import Tally
-from mismatch_cli.trace import foreign
+from mismatch_cli.frameworks.importing.sources import DumpFile, FileHead, jsonl_tables
+from mismatch_cli.trace import foreign_values
 
 TITLE = "open-instruct --save_traces"
 FILES = "SAVE_PATH/RUN_rollouts_NNNNNN.jsonl"
@@ -54,12 +54,12 @@ _NAMES = {
 }
 
 
-def recognises(peek: Peek) -> bool:
+def recognises(peek: FileHead) -> bool:
     return peek.source.kind == "jsonl" and peek.has("prompt_tokens", "response_tokens")
 
 
 def blocks(
-    sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]
+    sources: Sequence[DumpFile], tally: Tally, advance: Callable[[int], None]
 ) -> Iterator[tuple[pa.Table, str]]:
     for source in sources:
         for table in jsonl_tables(source, _SCHEMA, tally, advance):
@@ -68,7 +68,8 @@ def blocks(
 
 def _block(table: pa.Table) -> pa.Table:
     columns = {
-        _NAMES.get(name, name): foreign.single(table.column(name)) for name in table.column_names
+        _NAMES.get(name, name): foreign_values.single(table.column(name))
+        for name in table.column_names
     }
     called = pc.struct_field(columns.pop("request_info"), "tool_calleds")
     called_S = np.asarray(pc.fill_null(called, False))

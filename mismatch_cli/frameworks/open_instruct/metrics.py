@@ -2,13 +2,13 @@
 `val/rho_*`; `val/ratio` and `policy/clipfrac_avg` of the update.
 """
 
-from mismatch_cli.frameworks.dialects._line import (
+from mismatch_cli.frameworks.dialects._metric import (
     ABS_D,
     CURRENT,
     ENGINE_GAP,
     TWICE_WEIGHTED,
     UPDATE,
-    Line,
+    FrameworkMetric,
     blocked,
     largest,
     ratio_above,
@@ -26,9 +26,9 @@ _DROPS = "rho_mask_lower_bound or rho_mask_upper_bound, off by default: the dash
 _DIFF = "debug/vllm_vs_local_logprob_diff"
 
 LINES = (
-    Line(f"{_DIFF}_mean", CURRENT, "E |d|", _FILE, metric="abs_d_mean", word="gap"),
-    Line(f"{_DIFF}_max", CURRENT, "max |d|", _FILE, ABS_D, largest),
-    Line(
+    FrameworkMetric(f"{_DIFF}_mean", CURRENT, "E |d|", _FILE, metric="abs_d_mean", word="gap"),
+    FrameworkMetric(f"{_DIFF}_max", CURRENT, "max |d|", _FILE, ABS_D, largest),
+    FrameworkMetric(
         f"{_DIFF}_std",
         CURRENT,
         "standard deviation of |d|, ÷ (n − 1)",
@@ -36,7 +36,7 @@ LINES = (
         ABS_D,
         sample_sd_or_0,
     ),
-    Line(
+    FrameworkMetric(
         "debug/vllm_local_reverse_kl",
         CURRENT,
         "E μ·(−d)",
@@ -48,7 +48,7 @@ LINES = (
             "weight show E (−d)"
         ),
     ),
-    Line(
+    FrameworkMetric(
         "val/rho_weight",
         ENGINE_GAP,
         "E min(r, 2)",
@@ -57,9 +57,9 @@ LINES = (
         word="importance ratio",
         note="after truncation; log r clamped to ±10",
     ),
-    Line("val/rho_clipfrac", ENGINE_GAP, "share with r > 2", _FILE, ratio_above(2.0)),
+    FrameworkMetric("val/rho_clipfrac", ENGINE_GAP, "share with r > 2", _FILE, ratio_above(2.0)),
     *(
-        Line(
+        FrameworkMetric(
             f"val/rho_{part}_frac",
             ENGINE_GAP,
             "share with r outside the mask's bounds",
@@ -68,7 +68,7 @@ LINES = (
         )
         for part in ("drop", "drop_low", "drop_high")
     ),
-    Line(
+    FrameworkMetric(
         "val/ratio",
         UPDATE,
         "E r",
@@ -77,7 +77,7 @@ LINES = (
         word="importance ratio",
         note="change by the update, not the engine gap",
     ),
-    Line(
+    FrameworkMetric(
         "policy/clipfrac_avg",
         UPDATE,
         "share blocked: A > 0 and r > 1.272, or A < 0 and r < 0.8",

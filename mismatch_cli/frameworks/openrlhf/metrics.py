@@ -1,10 +1,10 @@
 """OpenRLHF: `vllm_kl`, what its correction filters, and `ppo_kl` and `ppo_clip_ratio`."""
 
-from mismatch_cli.frameworks.dialects._line import (
+from mismatch_cli.frameworks.dialects._metric import (
     BLOCKED,
     ENGINE_GAP,
     UPDATE,
-    Line,
+    FrameworkMetric,
     blocked,
     ratio_outside,
 )
@@ -18,8 +18,8 @@ _LOSS = "openrlhf/models/loss.py"
 _OF_UPDATE = "change by the update, not the engine gap"
 
 LINES = (
-    Line("vllm_kl", ENGINE_GAP, "E (−d)", _LOSS, metric="k1", word="KL"),
-    Line(
+    FrameworkMetric("vllm_kl", ENGINE_GAP, "E (−d)", _LOSS, metric="k1", word="KL"),
+    FrameworkMetric(
         "is_filter_ratio",
         ENGINE_GAP,
         "share with r outside [0.5, 5]",
@@ -27,8 +27,8 @@ LINES = (
         ratio_outside(0.5, 5.0),
         note="dropped with is_correction_mode mask, the default, or clamped with clip",
     ),
-    Line("ppo_kl", UPDATE, "E (−d)", _LOSS, metric="k1", word="KL", note=_OF_UPDATE),
-    Line(
+    FrameworkMetric("ppo_kl", UPDATE, "E (−d)", _LOSS, metric="k1", word="KL", note=_OF_UPDATE),
+    FrameworkMetric(
         "ppo_clip_ratio",
         UPDATE,
         f"share {BLOCKED}",

@@ -19,6 +19,7 @@ from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing import sequences
 from mismatch_cli.frameworks.importing.guess import columns_in, guessed
 from mismatch_cli.frameworks.importing.naming import IGNORED, REQUIRED, known
+from mismatch_cli.frameworks.importing.omissions import Tally
 from mismatch_cli.frameworks.importing.padded import (
     LISTS,
     apart,
@@ -30,16 +31,15 @@ from mismatch_cli.frameworks.importing.padded import (
 )
 from mismatch_cli.frameworks.importing.rows import text_key
 from mismatch_cli.frameworks.importing.sources import (
-    Peek,
-    Source,
+    DumpFile,
+    FileHead,
     first_rows,
     jsonl_tables,
     parquet_tables,
     peek,
     readable,
 )
-from mismatch_cli.frameworks.importing.tally import Tally
-from mismatch_cli.trace import foreign
+from mismatch_cli.trace import foreign_values
 from mismatch_cli.trace.columns import ALIASES, COLUMNS, Shape, of_shape
 
 TITLE = "plain JSONL or Parquet"
@@ -82,13 +82,13 @@ def meanings() -> dict[str, str]:
     return {name: COLUMNS[name].words for name in dict.fromkeys([*REQUIRED, *names])} | _OF_OTHERS
 
 
-def recognises(peek: Peek) -> bool:
+def recognises(peek: FileHead) -> bool:
     others = {"response_ids", "token_ids", "logp_trainer", "logp_recomputed"}
     return peek.has("logp_rollout") and not others.isdisjoint(peek.keys)
 
 
 def blocks(
-    sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]
+    sources: Sequence[DumpFile], tally: Tally, advance: Callable[[int], None]
 ) -> Iterator[tuple[pa.Table, str]]:
     unknown: set[str] = set()
     guesses: dict[str, str] = {}
@@ -113,7 +113,7 @@ def blocks(
         tally.leave_out(_FOREIGN.format(named) + hint, len(unknown))
 
 
-def _guesses(source: Source, unknown: Set[str]) -> dict[str, str]:
+def _guesses(source: DumpFile, unknown: Set[str]) -> dict[str, str]:
     """The columns of ours that these unknown ones seem to be."""
     return {
         ours: its
@@ -122,7 +122,7 @@ def _guesses(source: Source, unknown: Set[str]) -> dict[str, str]:
     }
 
 
-def responses(table: pa.Table, source: Source, tally: Tally) -> Iterator[tuple[pa.Table, str]]:
+def responses(table: pa.Table, source: DumpFile, tally: Tally) -> Iterator[tuple[pa.Table, str]]:
     """The rows of a table under this schema's names, without padding, and the name of their
     file.
     """
@@ -131,7 +131,7 @@ def responses(table: pa.Table, source: Source, tally: Tally) -> Iterator[tuple[p
         yield without_padding(whole, tally, source.name), source.name
 
 
-def _rows(table: pa.Table, source: Source, tally: Tally) -> pa.Table:
+def _rows(table: pa.Table, source: DumpFile, tally: Tally) -> pa.Table:
     """Split rows that hold a batch into one row per response."""
     held = [n for n in table.column_names if table.column(n).null_count < table.num_rows]
     measure = measure_of(held)
@@ -141,20 +141,20 @@ def _rows(table: pa.Table, source: Source, tally: Tally) -> pa.Table:
         return apart(table.select(held), tally, source.name)
 
 
-def _in_types(table: pa.Table, source: Source, tally: Tally) -> Iterator[pa.Table]:
+def _in_types(table: pa.Table, source: DumpFile, tally: Tally) -> Iterator[pa.Table]:
     """The table in the trace's types; if a value does not fit, row by row without the rows that
     hold one.
     """
     try:
         yield _in_the_trace_s_types(table, source)
         return
-    except foreign.WRONG_VALUE:
+    except foreign_values.WRONG_VALUE:
         pass
     for row in range(table.num_rows):
         try:
             # A slice would keep the other rows' values
             found = _in_the_trace_s_types(table.take([row]), source)
-        except foreign.WRONG_VALUE as error:
+        except foreign_values.WRONG_VALUE as error:
             tally.leave_out(OTHER_VALUES, 1, f"{source.name}: {first_line(error)}")
             continue
         yield found
@@ -190,8 +190,8 @@ def _kind_shown(ours: str, value: Any) -> pa.DataType:
     return pa.bool_() if ours == "reward" and isinstance(value, bool) else kind_of(ours)
 
 
-def _in_the_trace_s_types(table: pa.Table, source: Source) -> pa.Table:
-    columns = {name: foreign.single(table.column(name)) for name in table.column_names}
+def _in_the_trace_s_types(table: pa.Table, source: DumpFile) -> pa.Table:
+    columns = {name: foreign_values.single(table.column(name)) for name in table.column_names}
     columns = {name: column for name, column in columns.items() if column.null_count < len(column)}
     for alias in ALIASES.keys() & columns.keys():
         column = columns.pop(alias)
@@ -226,20 +226,20 @@ def _are_flags(column: pa.Array) -> bool:
     return not pc.any(pc.equal(values, IGNORED), min_count=0).as_py()
 
 
-def _cast(name: str, column: pa.Array, source: Source, *, has_sequences: bool) -> pa.Array:
+def _cast(name: str, column: pa.Array, source: DumpFile, *, has_sequences: bool) -> pa.Array:
     ours = source.also.get(name, name)
     kind = kind_of(ours)
     if ours in sequences.MASKS and has_sequences and not _are_flags(column):
         kind = pa.list_(pa.int32())  # labels
-    if ours == "advantage" and not foreign.is_list(column.type):
+    if ours == "advantage" and not foreign_values.is_list(column.type):
         kind = kind.value_type  # one number for the response
     if column.type.equals(kind):
         return column
     try:
         if ours == "reward" and pa.types.is_boolean(column.type):
             return column.cast(pa.uint8()).cast(kind)
-        return foreign.exact(column, kind)
-    except (foreign.WRONG_TYPE, pa.ArrowNotImplementedError) as error:
+        return foreign_values.exact(column, kind)
+    except (foreign_values.WRONG_TYPE, pa.ArrowNotImplementedError) as error:
         called = f"{name} ({source.columns[name]} of the file)" if name in source.columns else name
         raise MismatchError(
             f"{source.path}: column {called} is {column.type} and cannot be read as {kind} "

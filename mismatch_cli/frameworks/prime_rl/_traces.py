@@ -21,14 +21,14 @@ import pyarrow as pa
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing import SEALED, opened
+from mismatch_cli.frameworks.importing.omissions import Tally
 from mismatch_cli.frameworks.importing.rows import NOTE, split
 from mismatch_cli.frameworks.importing.sources import (
     TOKENS_PER_BLOCK,
-    Source,
+    DumpFile,
     lines_of,
     records_of,
 )
-from mismatch_cli.frameworks.importing.tally import Tally
 from mismatch_cli.trace.columns import COLUMNS
 
 STREAM, ANNOTATIONS, INDEX = "stream", "annotations", ".index.jsonl"
@@ -76,11 +76,11 @@ def is_of_traces(keys: frozenset[str]) -> bool:
     return episode or trace or annotation or {"trace_ids", "chunk", "offset"} <= keys
 
 
-def carriers(sources: Sequence[Source]) -> list[Source]:
+def carriers(sources: Sequence[DumpFile]) -> list[DumpFile]:
     """The files whose lines become responses: the trainer's annotations, or, without any, the
     episodes. The others are looked up by them.
     """
-    parts: dict[str, list[Source]] = {STREAM: [], ANNOTATIONS: []}
+    parts: dict[str, list[DumpFile]] = {STREAM: [], ANNOTATIONS: []}
     for source in sources:
         if not source.name.endswith(INDEX):
             parts[_place(source.path)[0]].append(source)
@@ -104,7 +104,7 @@ def _has_trainer(path: Path) -> bool:
 
 
 def blocks(
-    source: Source, tally: Tally, advance: Callable[[int], None]
+    source: DumpFile, tally: Tally, advance: Callable[[int], None]
 ) -> Iterator[tuple[pa.Table, str]]:
     """Tables of the sequences of a file, in the order of its lines."""
     part, root = _place(source.path)

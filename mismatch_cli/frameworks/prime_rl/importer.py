@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing import lists as _lists
+from mismatch_cli.frameworks.importing.omissions import Tally
 from mismatch_cli.frameworks.importing.rows import NOTE, split
-from mismatch_cli.frameworks.importing.sources import Peek, Source, jsonl_tables, keys_of
-from mismatch_cli.frameworks.importing.tally import Tally
+from mismatch_cli.frameworks.importing.sources import DumpFile, FileHead, jsonl_tables, keys_of
 from mismatch_cli.frameworks.prime_rl import _traces
-from mismatch_cli.trace import foreign
+from mismatch_cli.trace import foreign_values
 
 TITLE = "prime-rl traces and token_exports"
 FILES = (
@@ -66,28 +66,28 @@ BESIDE_EXPORTS = "files of traces, beside token_exports of the same run"
 UNWEIGHED = "tokens without RL weight (cross-entropy only) are masked"
 
 
-def recognises(peek: Peek) -> bool:
+def recognises(peek: FileHead) -> bool:
     if peek.source.kind != "jsonl":
         return False
     return _is_export(peek) or _traces.is_of_traces(peek.keys)
 
 
-def _is_export(peek: Peek) -> bool:
+def _is_export(peek: FileHead) -> bool:
     return peek.has("token_ids", "inference_logprobs", "loss_mask")
 
 
-def choose(sources: Sequence[Source], tally: Tally) -> list[Source]:
+def choose(sources: Sequence[DumpFile], tally: Tally) -> list[DumpFile]:
     """Of a run with both, the exports, which are not rounded; of traces the files that carry
     responses.
     """
-    exports = [source for source in sources if _is_export(Peek(source, keys_of(source)))]
+    exports = [source for source in sources if _is_export(FileHead(source, keys_of(source)))]
     others = [source for source in sources if source not in exports]
     if exports:
         tally.leave_out(BESIDE_EXPORTS, len(others), others[0].name if others else "")
     return exports or _traces.carriers(others)
 
 
-def carriers(sources: Sequence[Source]) -> list[Source]:
+def carriers(sources: Sequence[DumpFile]) -> list[DumpFile]:
     """The files of a growing run whose new lines are new responses."""
     of_traces = [source for source in sources if _MONITORED.intersection(source.path.parts)]
     trained = [s for s in _traces.carriers(of_traces) if _traces.ANNOTATIONS in s.path.parts]
@@ -95,7 +95,7 @@ def carriers(sources: Sequence[Source]) -> list[Source]:
 
 
 def blocks(
-    sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]
+    sources: Sequence[DumpFile], tally: Tally, advance: Callable[[int], None]
 ) -> Iterator[tuple[pa.Table, str]]:
     for source in sources:
         if _traces.is_of_traces(keys_of(source)):
@@ -111,7 +111,7 @@ def _block(table: pa.Table, tally: Tally, where: str) -> pa.Table:
         raise MismatchError(
             f"{where} has schema_version {newest}; this mismatch-cli reads {_VERSION}. Upgrade it."
         )
-    columns = {name: foreign.single(table.column(name)) for name in _SCHEMA.names}
+    columns = {name: foreign_values.single(table.column(name)) for name in _SCHEMA.names}
     mask, unseen_S = _with_rl_weight(columns)
     floats = {name: columns[source] for name, source in _FLOATS.items()}
     found, keep_S = split(columns["token_ids"], mask, floats, tally, where)
@@ -147,7 +147,7 @@ def being_written(paths: Sequence[Path]) -> set[Path]:
     return unmarked if len(unmarked) < len(of_steps) else set()
 
 
-def unfinished(sources: Sequence[Source]) -> str:
+def unfinished(sources: Sequence[DumpFile]) -> str:
     """Why the dump is incomplete."""
     paths = being_written([source.path for source in sources])
     steps = sorted({path.parent.name for path in paths})

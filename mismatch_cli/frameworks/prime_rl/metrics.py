@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from mismatch_cli.frameworks.dialects._line import (
+from mismatch_cli.frameworks.dialects._metric import (
     CURRENT,
     ENTROPY,
     K3,
-    Line,
+    FrameworkMetric,
     Quantity,
     ResponseMeans,
     Tokens,
@@ -61,8 +61,8 @@ def _kl_over(flags: Quantity) -> Quantity:
 
 
 LINES = (
-    Line("mismatch_kl/all/mean", CURRENT, "E (r − 1 − d)", _LOSS, _K3, mean, word="KL"),
-    Line(
+    FrameworkMetric("mismatch_kl/all/mean", CURRENT, "E (r − 1 − d)", _LOSS, _K3, mean, word="KL"),
+    FrameworkMetric(
         "mismatch_kl/all/std",
         CURRENT,
         "standard deviation of r − 1 − d, ÷ (n − 1)",
@@ -70,8 +70,8 @@ LINES = (
         _K3,
         sample_sd,
     ),
-    Line("mismatch_kl/all/max", CURRENT, "max (r − 1 − d)", _TRAIN, _K3, largest),
-    Line(
+    FrameworkMetric("mismatch_kl/all/max", CURRENT, "max (r − 1 − d)", _TRAIN, _K3, largest),
+    FrameworkMetric(
         "kl_ent_ratio/mean",
         CURRENT,
         "E (r − 1 − d) / E entropy of π",
@@ -80,7 +80,7 @@ LINES = (
         ratio_of_means,
         needs=("entropy_trainer_T",),
     ),
-    Line(
+    FrameworkMetric(
         "masked_mismatch_kl/mean",
         CURRENT,
         f"E_y of E (r − 1 − d) over its tokens with |π − μ| > {_EPS}, 0 without any",
@@ -88,7 +88,7 @@ LINES = (
         _kl_over(_is_masked),
         note=_NOTE,
     ),
-    Line(
+    FrameworkMetric(
         "unmasked_mismatch_kl/mean",
         CURRENT,
         f"E_y of E (r − 1 − d) over its tokens with |π − μ| ≤ {_EPS}",
@@ -96,7 +96,7 @@ LINES = (
         _kl_over(_is_kept),
         note=_NOTE,
     ),
-    Line(
+    FrameworkMetric(
         "is_masked/mean",
         CURRENT,
         f"E_y share with |π − μ| > {_EPS}",

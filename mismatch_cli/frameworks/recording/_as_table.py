@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from mismatch_cli.base.errors import first_line
+from mismatch_cli.frameworks.importing.omissions import Tally
 from mismatch_cli.frameworks.importing.rows import text_key
-from mismatch_cli.frameworks.importing.tally import Tally
 from mismatch_cli.frameworks.recording._responses import Padded, Row, rows_in
-from mismatch_cli.trace import foreign
+from mismatch_cli.trace import foreign_values
 from mismatch_cli.trace.columns import COLUMNS
 from mismatch_cli.trace.writer import rows_to_table
 
@@ -62,7 +62,7 @@ def _in_types(row: Row) -> Row:
 def _value(name: str, value: Any) -> Any:
     kind = COLUMNS[name].type
     if pa.types.is_list(kind):
-        return foreign.flat_array(
+        return foreign_values.flat_array(
             np.atleast_1d(value) if np.ndim(value) == 0 else value, kind.value_type
         )
     if name == "prompt_id" and isinstance(value, str):
@@ -71,6 +71,6 @@ def _value(name: str, value: Any) -> Any:
         return str(value)
     if name == "reward":  # a value that is not finite is emptied with a note, as in an import
         return float(np.asarray(value).item())
-    number = foreign.whole_number(value)
+    number = foreign_values.whole_number(value)
     # A value beyond the type is refused here, for this row only
     return pa.scalar(number, kind).as_py()

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mismatch_cli.base.errors import MismatchError, first_line
+from mismatch_cli.frameworks.importing.omissions import Tally
 from mismatch_cli.frameworks.importing.rows import Completer
-from mismatch_cli.frameworks.importing.tally import Tally
 from mismatch_cli.frameworks.recording._as_table import as_table
 from mismatch_cli.frameworks.recording._place import RANK_LOCK
 from mismatch_cli.frameworks.recording._responses import Padded, Row, responses_in

@@ -10,7 +10,7 @@ from math import inf
 import numpy as np
 
 from mismatch_cli.base.arrays import Segments
-from mismatch_cli.frameworks.dialects._line import (
+from mismatch_cli.frameworks.dialects._metric import (
     BLOCKED,
     DP,
     ENGINE_GAP,
@@ -18,7 +18,7 @@ from mismatch_cli.frameworks.dialects._line import (
     RATIO,
     UPDATE,
     D,
-    Line,
+    FrameworkMetric,
     Moments,
     OfResponses,
     Quantity,
@@ -54,7 +54,7 @@ _PADDING = "the amount of padding: a padded position counts as one that passes"
 
 def _turn_ratio_N(gaps: TokenGaps) -> np.ndarray:
     """exp(mean d) of each turn, at each of its tokens."""
-    edges = np.concatenate([gaps.offset_S1, gaps.kept_before(gaps.later_turns)])
+    edges = np.concatenate([gaps.offset_S1, gaps.counted_before(gaps.later_turns)])
     turns = Segments(np.unique(edges))
     with np.errstate(over="ignore"):
         ratio = np.exp(turns.sum(LOG_RATIO.column(gaps)) / turns.length_S)
@@ -71,8 +71,8 @@ def _means(tokens: Tokens) -> ResponseMeans:
 
 def _level(
     kind: str, level: str, formula: str, measured: Quantity, note: str = "", word: str = ""
-) -> Line:
-    return Line(
+) -> FrameworkMetric:
+    return FrameworkMetric(
         f"{_PREFIX}{kind}_{level}_mean",
         ENGINE_GAP,
         formula,
@@ -87,15 +87,15 @@ def _level(
 _ABOVE_1 = Tokens(lambda gaps: gaps.d_N > 2**-24, logs=False)
 
 
-def _tis_lines() -> Iterator[Line]:
+def _tis_lines() -> Iterator[FrameworkMetric]:
     """What pg_variant tis logs: r is its ratio to the trainer before the update, not to the
     rollout.
     """
     note = "pg_variant tis, tis_upper_bound 1"
     for part in ("upper", "total"):
         name = f"actor/tis_{part}_clipfrac"
-        yield Line(name, UPDATE, "share with r > 1", _AGENTIC, _ABOVE_1, note=note)
-    yield Line(
+        yield FrameworkMetric(name, UPDATE, "share with r > 1", _AGENTIC, _ABOVE_1, note=note)
+    yield FrameworkMetric(
         "actor/tis_lower_clipfrac",
         UPDATE,
         "share with r < 0",
@@ -103,7 +103,7 @@ def _tis_lines() -> Iterator[Line]:
         ratio_below(0.0),
         note="0 with tis_lower_bound 0, its default",
     )
-    yield Line(
+    yield FrameworkMetric(
         "actor/tis_clipped_ratio_mean",
         UPDATE,
         "E_y mean min(r, 1)",
@@ -114,7 +114,7 @@ def _tis_lines() -> Iterator[Line]:
     )
 
 
-def _over_all_places() -> Iterator[Line]:
+def _over_all_places() -> Iterator[FrameworkMetric]:
     """What the agentic variants average over every place of the padded batch."""
     for name, formula in (
         ("topr_negative_upper_clipfrac", "share of places with r > 1 and score ≤ 0"),
@@ -127,7 +127,7 @@ def _over_all_places() -> Iterator[Line]:
         ("kimi15_kimi15_log_ratio_abs_mean", "Σ|d| over places"),
         ("kimi15_kimi15_kl_reg_magnitude", "0.05 Σd² over places"),
     ):
-        yield Line(f"actor/{name}", UPDATE, formula, _AGENTIC, lacks=_PLACES)
+        yield FrameworkMetric(f"actor/{name}", UPDATE, formula, _AGENTIC, lacks=_PLACES)
 
 
 _SUM, _MEAN = ResponseSums(LOG_RATIO, include_empty=False), _means(LOG_RATIO)
@@ -170,10 +170,10 @@ LINES = (
         "grows with the length",
     ),
     _level("diff", "segment", "E_y mean (π − μ)", _means(DP), _SAME),
-    Line(
+    FrameworkMetric(
         "actor/is_weight_clipfrac", ENGINE_GAP, "share with r > 1.2", _CORRECTION, ratio_above(1.2)
     ),
-    Line(
+    FrameworkMetric(
         f"{_PREFIX}final_mask_mean",
         ENGINE_GAP,
         "share with r in [0.8, 1.2]",
@@ -183,7 +183,7 @@ LINES = (
         note="the share that passes; 1 − this is masked",
     ),
     *(
-        Line(
+        FrameworkMetric(
             f"{_PREFIX}{level}_{kind}_mask_mean",
             ENGINE_GAP,
             f"places with {passes} over tokens, at level {level}",
@@ -193,7 +193,7 @@ LINES = (
         for level in ("token", "geometric", "sequence", "segment")
         for kind, passes in (("ratio", "r in [0.8, 1.2]"), ("diff", "|π − μ| ≤ 0.2"))
     ),
-    Line(
+    FrameworkMetric(
         "actor/ratio_mean",
         UPDATE,
         "E_y mean r",
@@ -202,9 +202,9 @@ LINES = (
         word="importance ratio",
         note=_OF_UPDATE,
     ),
-    Line("actor/ratio_max", UPDATE, "max r", _WORKER, RATIO, largest),
-    Line("actor/ratio_min", UPDATE, "min r", _WORKER, RATIO, least),
-    Line(
+    FrameworkMetric("actor/ratio_max", UPDATE, "max r", _WORKER, RATIO, largest),
+    FrameworkMetric("actor/ratio_min", UPDATE, "min r", _WORKER, RATIO, least),
+    FrameworkMetric(
         "actor/ppo_ratio_high_clipfrac",
         UPDATE,
         "share with r > 1.2",
@@ -212,7 +212,7 @@ LINES = (
         ratio_above(1.2),
         note="for either sign of A; pg_clip 0.2",
     ),
-    Line(
+    FrameworkMetric(
         "actor/ppo_ratio_low_clipfrac",
         UPDATE,
         "share with r < 0.8",
@@ -220,7 +220,7 @@ LINES = (
         ratio_below(0.8),
         note="for either sign of A; pg_clip 0.2",
     ),
-    Line(
+    FrameworkMetric(
         "actor/ppo_ratio_clipfrac",
         UPDATE,
         "share with r outside [0.8, 1.2]",
@@ -228,7 +228,7 @@ LINES = (
         ratio_outside(0.8, 1.2),
         note="the sum of the two above",
     ),
-    Line(
+    FrameworkMetric(
         "actor/clipfrac",
         UPDATE,
         f"E_y share {BLOCKED}",
@@ -237,7 +237,7 @@ LINES = (
         note="pg_clip 0.2",
         needs=("advantage_T",),
     ),
-    Line(
+    FrameworkMetric(
         "actor/approxkl",
         UPDATE,
         "E_y mean d²/2",
@@ -246,7 +246,7 @@ LINES = (
         word="KL",
         note=_OF_UPDATE,
     ),
-    Line(
+    FrameworkMetric(
         "actor/policykl",
         UPDATE,
         "E_y mean d",
@@ -256,7 +256,7 @@ LINES = (
         note=f"with a plus sign, the opposite of verl's ppo_kl; {_OF_UPDATE}",
     ),
     *_tis_lines(),
-    Line(
+    FrameworkMetric(
         "actor/cispo_clipped_ratio_mean",
         UPDATE,
         "E_y mean of r clamped to [0.9, 1.1]",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mismatch_cli.frameworks.dialects._line import (
+from mismatch_cli.frameworks.dialects._metric import (
     ABS_D,
     BLOCKED,
     CURRENT,
@@ -16,7 +16,7 @@ from mismatch_cli.frameworks.dialects._line import (
     LOG_PRODUCT,
     LOG_RATIO,
     UPDATE,
-    Line,
+    FrameworkMetric,
     OfResponses,
     Quantity,
     ResponseMeans,
@@ -63,7 +63,7 @@ _OF_CISPO = "cispo_anchor old, the default"
 
 def _band_lines(
     name: str, symbol: str, values: Quantity, low: float, high: float
-) -> Iterator[Line]:
+) -> Iterator[FrameworkMetric]:
     """The responses that a correction drops, above a threshold, below one, or either."""
     masked = OfResponses(lambda x_S: (x_S < low) | (x_S > high), values)
     above, below = (
@@ -77,17 +77,17 @@ def _band_lines(
         ("under_low", f"{share} < {low:g}", below),
     ):
         key = f"policy/{name}_{part}_ratio"
-        yield Line(key, ENGINE_GAP, formula, _CORRECTION, measured)
+        yield FrameworkMetric(key, ENGINE_GAP, formula, _CORRECTION, measured)
 
 
-def _outlier_lines() -> Iterator[Line]:
+def _outlier_lines() -> Iterator[FrameworkMetric]:
     """The responses with at least one token beyond a threshold."""
     for part, formula, tokens in (
         ("masked", "r outside [1e-4, 100]", ratio_outside(1e-4, 100.0)),
         ("over_high", "r > 100", ratio_above(100.0)),
         ("under_low", "r < 1e-4", ratio_below(1e-4)),
     ):
-        yield Line(
+        yield FrameworkMetric(
             f"policy/outlier_seq_{part}_ratio",
             ENGINE_GAP,
             f"share of y with a token {formula}",
@@ -98,8 +98,10 @@ def _outlier_lines() -> Iterator[Line]:
 
 
 LINES = (
-    Line(f"{_BEFORE}_mean", ENGINE_GAP, "E |d|", _TRAINER, metric="abs_d_mean", word="gap"),
-    Line(
+    FrameworkMetric(
+        f"{_BEFORE}_mean", ENGINE_GAP, "E |d|", _TRAINER, metric="abs_d_mean", word="gap"
+    ),
+    FrameworkMetric(
         f"{_BEFORE}_std",
         ENGINE_GAP,
         "standard deviation of |d|, ÷ (n − 1)",
@@ -107,13 +109,15 @@ LINES = (
         ABS_D,
         sample_sd,
     ),
-    Line(f"{_BEFORE}_max", ENGINE_GAP, "max |d|", _TRAINER, ABS_D, largest),
-    Line(f"{_BEFORE}_min", ENGINE_GAP, "min |d|", _TRAINER, ABS_D, least),
-    Line(f"{_WITHIN}_mean", CURRENT, "E |d|", _WORKER, metric="abs_d_mean", word="gap"),
-    Line(f"{_WITHIN}_std", CURRENT, "√(E d² − (E |d|)²)", _WORKER, ABS_D, population_sd),
-    Line(f"{_WITHIN}_max", CURRENT, "max |d|", _WORKER, ABS_D, largest),
-    Line(f"{_WITHIN}_min", CURRENT, "min |d|, or 0 if anything is masked", _WORKER, lacks=_PADDING),
-    Line(
+    FrameworkMetric(f"{_BEFORE}_max", ENGINE_GAP, "max |d|", _TRAINER, ABS_D, largest),
+    FrameworkMetric(f"{_BEFORE}_min", ENGINE_GAP, "min |d|", _TRAINER, ABS_D, least),
+    FrameworkMetric(f"{_WITHIN}_mean", CURRENT, "E |d|", _WORKER, metric="abs_d_mean", word="gap"),
+    FrameworkMetric(f"{_WITHIN}_std", CURRENT, "√(E d² − (E |d|)²)", _WORKER, ABS_D, population_sd),
+    FrameworkMetric(f"{_WITHIN}_max", CURRENT, "max |d|", _WORKER, ABS_D, largest),
+    FrameworkMetric(
+        f"{_WITHIN}_min", CURRENT, "min |d|, or 0 if anything is masked", _WORKER, lacks=_PADDING
+    ),
+    FrameworkMetric(
         "policy/is_ratio_mean",
         ENGINE_GAP,
         "E r",
@@ -122,22 +126,24 @@ LINES = (
         word="importance ratio",
         note=f"before truncation; {_HELD}",
     ),
-    Line("policy/is_ratio_max", ENGINE_GAP, "max r", _CORRECTION, weight(), largest, note=_HELD),
-    Line(
+    FrameworkMetric(
+        "policy/is_ratio_max", ENGINE_GAP, "max r", _CORRECTION, weight(), largest, note=_HELD
+    ),
+    FrameworkMetric(
         "policy/is_ratio_std",
         ENGINE_GAP,
         "standard deviation of r and zeros",
         _CORRECTION,
         lacks=_PADDING,
     ),
-    Line(
+    FrameworkMetric(
         "policy/is_ratio_min",
         ENGINE_GAP,
         "min r, or 0 if anything is masked",
         _CORRECTION,
         lacks=_PADDING,
     ),
-    Line(
+    FrameworkMetric(
         "policy/tis_token_clip_high_ratio",
         ENGINE_GAP,
         "share with r > 2",
@@ -145,7 +151,7 @@ LINES = (
         ratio_above(2.0),
         note="tis_ratio_type token, token_tis_ratio_clip_high 2",
     ),
-    Line(
+    FrameworkMetric(
         "policy/tis_seq_clip_high_ratio",
         ENGINE_GAP,
         "share of y with exp(Σd) > 5",
@@ -154,7 +160,7 @@ LINES = (
         note="tis_ratio_type sequence, sequence_tis_ratio_clip_high 5",
     ),
     *_outlier_lines(),
-    Line(
+    FrameworkMetric(
         "policy/token_mask_ratio",
         ENGINE_GAP,
         "share with r outside [0.5, 2]",
@@ -164,7 +170,7 @@ LINES = (
     ),
     *_band_lines("geo_sequence_mask", "exp(mean d)", _GEOMETRIC, 0.99, 1.01),
     *_band_lines("product_sequence_mask", "exp(Σd)", _PRODUCT, 0.5, 2.0),
-    Line(
+    FrameworkMetric(
         "policy/clip_ratio",
         UPDATE,
         f"share {BLOCKED}",
@@ -174,7 +180,7 @@ LINES = (
         needs=("advantage_T",),
     ),
     *(
-        Line(
+        FrameworkMetric(
             f"policy/cispo/ratio_{part}",
             UPDATE,
             formula,
@@ -192,7 +198,7 @@ LINES = (
         )
     ),
     *(
-        Line(f"async/staleness_{part}", CURRENT, formula, _ASYNC, lacks=_STEPS)
+        FrameworkMetric(f"async/staleness_{part}", CURRENT, formula, _ASYNC, lacks=_STEPS)
         for part, formula in (
             ("mean", "E steps since a prompt was sent"),
             ("max", "max steps since a prompt was sent"),

@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from mismatch_cli.frameworks.importing import samples as shared
 from mismatch_cli.frameworks.importing import torch_file
-from mismatch_cli.frameworks.importing.sources import Peek, Source
-from mismatch_cli.frameworks.importing.tally import Tally
-from mismatch_cli.trace import foreign
+from mismatch_cli.frameworks.importing.omissions import Tally
+from mismatch_cli.frameworks.importing.sources import DumpFile, FileHead
+from mismatch_cli.trace import foreign_values
 
 TITLE = "slime debug data"
 FILES = "train_data/N.pt or rollout_data/N.pt"
@@ -27,7 +27,7 @@ PADDING = "none"
 AVERAGING = "mean of the means over each response; masked tokens have log-probability 0"
 
 
-def recognises(peek: Peek) -> bool:
+def recognises(peek: FileHead) -> bool:
     return (
         peek.source.kind == "pt"
         and peek.has("rollout_id", "samples", "samples.tokens")
@@ -35,7 +35,7 @@ def recognises(peek: Peek) -> bool:
     )
 
 
-def choose(sources: Sequence[Source], tally: Tally) -> list[Source]:
+def choose(sources: Sequence[DumpFile], tally: Tally) -> list[DumpFile]:
     """Of a folder, leave out evaluations, and rollout data where train data exists."""
     trained = [source for source in sources if not source.path.name.startswith("eval_")]
     tally.leave_out(shared.EVALUATION, len(sources) - len(trained))
@@ -46,7 +46,7 @@ def choose(sources: Sequence[Source], tally: Tally) -> list[Source]:
 
 
 def blocks(
-    sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]
+    sources: Sequence[DumpFile], tally: Tally, advance: Callable[[int], None]
 ) -> Iterator[tuple[pa.Table, str]]:
     for source in sources:
         with torch_file.laid_out(source.path, TITLE):
@@ -54,7 +54,7 @@ def blocks(
             samples = shared.with_raw_rewards(
                 shared.samples_of(content, source), content.get("raw_reward")
             )
-            step = foreign.whole_number(content.get("rollout_id") or 0, np.int32)
+            step = foreign_values.whole_number(content.get("rollout_id") or 0, np.int32)
             for table in shared.tables(samples, step, tally, source.name):
                 yield table, source.name
         advance(source.size)

@@ -2,7 +2,7 @@
 mis.py.
 """
 
-from mismatch_cli.frameworks.dialects._line import (
+from mismatch_cli.frameworks.dialects._metric import (
     ABS_D,
     ABS_RATIO_LESS_1,
     BLOCKED,
@@ -10,7 +10,7 @@ from mismatch_cli.frameworks.dialects._line import (
     MINUS_D,
     RATIO,
     UPDATE,
-    Line,
+    FrameworkMetric,
     ResponseMeans,
     blocked,
     ratio_above,
@@ -32,7 +32,7 @@ _MIS = "examples/train_infer_mismatch_helper/mis.py"
 _OF_UPDATE = "change by the update, not the engine gap"
 
 LINES = (
-    Line(
+    FrameworkMetric(
         "train/train_rollout_logprob_abs_diff",
         ENGINE_GAP,
         "E_y mean |d|",
@@ -41,7 +41,7 @@ LINES = (
         word="gap",
         note="a short response weighs as much as a long one",
     ),
-    Line(
+    FrameworkMetric(
         "train/ppo_kl",
         UPDATE,
         "E_y mean (−d)",
@@ -50,7 +50,7 @@ LINES = (
         word="KL",
         note=_OF_UPDATE,
     ),
-    Line(
+    FrameworkMetric(
         "train/pg_clipfrac",
         UPDATE,
         f"E_y share {BLOCKED}",
@@ -60,7 +60,7 @@ LINES = (
         needs=("advantage_T",),
     ),
     opsm_line(_PPO),
-    Line(
+    FrameworkMetric(
         "train/tis",
         ENGINE_GAP,
         "E_y mean r",
@@ -69,8 +69,10 @@ LINES = (
         word="importance ratio",
         note="before truncation",
     ),
-    Line("train/tis_abs", ENGINE_GAP, "E_y mean |r − 1|", _LOSS, ResponseMeans(ABS_RATIO_LESS_1)),
-    Line(
+    FrameworkMetric(
+        "train/tis_abs", ENGINE_GAP, "E_y mean |r − 1|", _LOSS, ResponseMeans(ABS_RATIO_LESS_1)
+    ),
+    FrameworkMetric(
         "train/tis_clipfrac",
         ENGINE_GAP,
         "E_y share with r > 2",
@@ -78,7 +80,7 @@ LINES = (
         ResponseMeans(ratio_above(2.0)),
         note="tis_clip_low 0, tis_clip 2",
     ),
-    Line(
+    FrameworkMetric(
         "train/ois",
         UPDATE,
         "E_y mean r",

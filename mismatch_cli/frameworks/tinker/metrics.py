@@ -2,7 +2,7 @@
 update.
 """
 
-from mismatch_cli.frameworks.dialects._line import CURRENT, MINUS_LOG_Q, Line
+from mismatch_cli.frameworks.dialects._metric import CURRENT, MINUS_LOG_Q, FrameworkMetric
 
 WHEN = (
     "The first three are always logged, against the log-probs that the training step returns, at "
@@ -12,9 +12,13 @@ _METRICS = "tinker_cookbook/rl/metrics.py"
 _RESAMPLED = "the sampler's log-probs of the same tokens after the update"
 
 LINES = (
-    Line("optim/kl_sample_train_v1", CURRENT, "E (−d)", _METRICS, metric="k1", word="KL"),
-    Line("optim/kl_sample_train_v2", CURRENT, "E d²/2", _METRICS, metric="k2", word="KL"),
-    Line(
+    FrameworkMetric(
+        "optim/kl_sample_train_v1", CURRENT, "E (−d)", _METRICS, metric="k1", word="KL"
+    ),
+    FrameworkMetric(
+        "optim/kl_sample_train_v2", CURRENT, "E d²/2", _METRICS, metric="k2", word="KL"
+    ),
+    FrameworkMetric(
         "optim/entropy",
         CURRENT,
         "E (−log μ)",
@@ -22,7 +26,7 @@ LINES = (
         MINUS_LOG_Q,
         note="of the rollout, on its sampled tokens; not the trainer's entropy",
     ),
-    Line(
+    FrameworkMetric(
         "kl_pre_post_v1",
         CURRENT,
         "E (log μ − log μ after the update)",
@@ -30,7 +34,7 @@ LINES = (
         lacks=_RESAMPLED,
         word="KL",
     ),
-    Line(
+    FrameworkMetric(
         "kl_pre_post_v2",
         CURRENT,
         "E (log μ − log μ after the update)²/2",

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing.guess import may_be_sampled
-from mismatch_cli.frameworks.importing.sources import Peek, Source
-from mismatch_cli.frameworks.importing.tally import Tally
+from mismatch_cli.frameworks.importing.omissions import Tally
+from mismatch_cli.frameworks.importing.sources import DumpFile, FileHead
 from mismatch_cli.frameworks.plain import importer as plain
 
 TITLE = "TRL's GRPO batches"
@@ -53,7 +53,7 @@ _NAMES = {
 _ROLLOUT = {"logp_rollout", *(name for name, ours in _NAMES.items() if ours == "logp_rollout")}
 
 
-def recognises(peek: Peek) -> bool:
+def recognises(peek: FileHead) -> bool:
     """Token ids under TRL's names, unless log μ has a name that TRL does not use."""
     if peek.source.kind not in ("jsonl", "parquet") or not peek.has("prompt_ids", "completion_ids"):
         return False
@@ -62,7 +62,7 @@ def recognises(peek: Peek) -> bool:
 
 
 def blocks(
-    sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]
+    sources: Sequence[DumpFile], tally: Tally, advance: Callable[[int], None]
 ) -> Iterator[tuple[pa.Table, str]]:
     named = [
         replace(source, columns={"response_ids": "completion_ids"}, also=_NAMES)

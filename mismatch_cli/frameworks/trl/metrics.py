@@ -9,14 +9,14 @@ from math import log
 import numpy as np
 
 from mismatch_cli.frameworks.dialects._clips import HIGH, LOW, cispo_line, clip_line, clip_means
-from mismatch_cli.frameworks.dialects._line import (
+from mismatch_cli.frameworks.dialects._metric import (
     ABS_D,
     BOUND,
     CURRENT,
     ENGINE_GAP,
     FALLS,
     RISES,
-    Line,
+    FrameworkMetric,
     ResponseMeans,
     Tokens,
     advantages,
@@ -66,7 +66,7 @@ def _vespo_weight(gaps: TokenGaps) -> np.ndarray:
 
 
 LINES = (
-    Line(
+    FrameworkMetric(
         "sampling/sampling_logp_difference/mean",
         ENGINE_GAP,
         "E |d|",
@@ -74,8 +74,10 @@ LINES = (
         metric="abs_d_mean",
         word="gap",
     ),
-    Line("sampling/sampling_logp_difference/max", ENGINE_GAP, "max |d|", _FILE, ABS_D, largest),
-    Line(
+    FrameworkMetric(
+        "sampling/sampling_logp_difference/max", ENGINE_GAP, "max |d|", _FILE, ABS_D, largest
+    ),
+    FrameworkMetric(
         "sampling/importance_sampling_ratio/min",
         ENGINE_GAP,
         f"min_y {_MASKED}",
@@ -83,7 +85,7 @@ LINES = (
         _RATIO,
         least,
     ),
-    Line(
+    FrameworkMetric(
         "sampling/importance_sampling_ratio/mean",
         ENGINE_GAP,
         f"E_y {_MASKED}",
@@ -93,7 +95,7 @@ LINES = (
         word="importance ratio",
         note="a product over the response: far from 1 for long ones, even for small gaps",
     ),
-    Line(
+    FrameworkMetric(
         "sampling/importance_sampling_ratio/max",
         ENGINE_GAP,
         f"max_y {_MASKED}",
@@ -121,7 +123,7 @@ LINES = (
     cispo_line(
         _FILE, "epsilon_high 5, as TRL recommends for cispo: it is the cap itself, not 1 + epsilon"
     ),
-    Line(
+    FrameworkMetric(
         "vespo/phi_seq_mean",
         CURRENT,
         "E_y φ(w), φ(w) = e^λ w^k e^(−λw), w = Π r′ · Π min(ρ, 3)",

@@ -19,11 +19,16 @@ from mismatch_cli.frameworks.importing import (
 from mismatch_cli.frameworks.importing import (
     torch_file,
 )
-from mismatch_cli.frameworks.importing.sources import Peek, Source, jsonl_tables, parquet_tables
-from mismatch_cli.frameworks.importing.tally import Tally
+from mismatch_cli.frameworks.importing.omissions import Tally
+from mismatch_cli.frameworks.importing.sources import (
+    DumpFile,
+    FileHead,
+    jsonl_tables,
+    parquet_tables,
+)
 from mismatch_cli.frameworks.plain import importer as plain
 from mismatch_cli.frameworks.verl import pickles
-from mismatch_cli.trace import foreign
+from mismatch_cli.trace import foreign_values
 
 TITLE = "verl's batches"
 FILES = "*.dp, *.pkl, *.pt, *.jsonl, *.parquet"
@@ -61,21 +66,23 @@ _NAMES = (
 )
 
 
-def recognises(peek: Peek) -> bool:
+def recognises(peek: FileHead) -> bool:
     return peek.has("prompts", "responses", "rollout_log_probs")
 
 
 def blocks(
-    sources: Sequence[Source], tally: Tally, advance: Callable[[int], None]
+    sources: Sequence[DumpFile], tally: Tally, advance: Callable[[int], None]
 ) -> Iterator[tuple[pa.Table, str]]:
     for source in sources:
         for table, step in _tables(source, tally, advance):
-            columns = {name: foreign.single(table.column(name)) for name in table.column_names}
+            columns = {
+                name: foreign_values.single(table.column(name)) for name in table.column_names
+            }
             yield from plain.responses(_in_our_names(columns, step, tally), source, tally)
 
 
 def _tables(
-    source: Source, tally: Tally, advance: Callable[[int], None]
+    source: DumpFile, tally: Tally, advance: Callable[[int], None]
 ) -> Iterator[tuple[pa.Table, int | None]]:
     """Tables with verl's names and types, and the batch's step, if known."""
     if source.kind == "parquet":
@@ -95,7 +102,10 @@ def _tables(
                 for name in _NAMES
                 if content.get(name) is not None
             }
-            yield pa.table(found), None if step is None else foreign.whole_number(step, np.int32)
+            yield (
+                pa.table(found),
+                None if step is None else foreign_values.whole_number(step, np.int32),
+            )
         advance(source.size)
 
 
@@ -116,8 +126,8 @@ def _kind(name: str, text: bool = True) -> pa.DataType:
 
 
 def _typed(name: str, column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    column = foreign.single(column)
-    return column if name == "uid" else foreign.exact(column, _kind(name))
+    column = foreign_values.single(column)
+    return column if name == "uid" else foreign_values.exact(column, _kind(name))
 
 
 def _arrow(values: Any) -> pa.Array:
@@ -128,7 +138,7 @@ def _arrow(values: Any) -> pa.Array:
         values = (values.float() if values.is_floating_point() else values).numpy()
     if isinstance(values, np.ndarray) and values.dtype != object:
         if values.ndim > 2:
-            raise foreign.WRONG_VALUE(
+            raise foreign_values.WRONG_VALUE(
                 f"a tensor of {values.ndim} dimensions where a matrix belongs"
             )
         return (

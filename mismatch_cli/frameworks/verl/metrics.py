@@ -9,7 +9,7 @@ from math import inf, log
 
 import numpy as np
 
-from mismatch_cli.frameworks.dialects._line import (
+from mismatch_cli.frameworks.dialects._metric import (
     ABS_DP,
     BLOCKED,
     CLAMPED_K3,
@@ -18,7 +18,7 @@ from mismatch_cli.frameworks.dialects._line import (
     SQUARED_RATIO_LESS_1,
     UPDATE,
     AtTokens,
-    Line,
+    FrameworkMetric,
     OfResponses,
     Quantity,
     Reduce,
@@ -60,13 +60,15 @@ _IS, _RS = "rollout_corr/rollout_is_", "rollout_corr/rollout_rs_"
 _HELD = "log r clamped to ±20"
 
 
-def _weight_lines() -> Iterator[Line]:
+def _weight_lines() -> Iterator[FrameworkMetric]:
     """rollout_is_seq_*: a response without a trained token enters with weight 0."""
 
     def line(
         name: str, formula: str, measured: Quantity, reduce: Reduce = mean, note: str = _TIS
-    ) -> Line:
-        return Line(f"{_IS}seq_{name}", ENGINE_GAP, formula, _CORR, measured, reduce, note=note)
+    ) -> FrameworkMetric:
+        return FrameworkMetric(
+            f"{_IS}seq_{name}", ENGINE_GAP, formula, _CORR, measured, reduce, note=note
+        )
 
     means, raw = ResponseMeans(weight(_CAP)), ResponseMeans(weight())
     yield line("mean", "E_y mean w", means)
@@ -95,14 +97,14 @@ def _weight_lines() -> Iterator[Line]:
 
 def _rejection_lines(
     option: str, k: str, values: Quantity, low: float, high: float, note: str
-) -> Iterator[Line]:
+) -> Iterator[FrameworkMetric]:
     """What verl logs for one option: k is its statistic of a response, which is rejected outside
     [low, high].
     """
     note = f"k = {k}, at each token of its response; {note}"
 
-    def line(name: str, formula: str, measured: Quantity, reduce: Reduce = mean) -> Line:
-        return Line(
+    def line(name: str, formula: str, measured: Quantity, reduce: Reduce = mean) -> FrameworkMetric:
+        return FrameworkMetric(
             f"{_RS}{option}_{name}",
             ENGINE_GAP,
             formula,
@@ -146,7 +148,7 @@ def _geo_rejected(k_S: np.ndarray) -> np.ndarray:
 
 
 LINES = (
-    Line(
+    FrameworkMetric(
         "training/rollout_probs_diff_mean",
         ENGINE_GAP,
         "E |π − μ|",
@@ -155,8 +157,10 @@ LINES = (
         word="gap",
         note="compares probabilities, although verl's docstring says log-probs",
     ),
-    Line("training/rollout_probs_diff_max", ENGINE_GAP, "max |π − μ|", _DEBUG, ABS_DP, largest),
-    Line(
+    FrameworkMetric(
+        "training/rollout_probs_diff_max", ENGINE_GAP, "max |π − μ|", _DEBUG, ABS_DP, largest
+    ),
+    FrameworkMetric(
         "training/rollout_probs_diff_std",
         ENGINE_GAP,
         "standard deviation of |π − μ|, ÷ (n − 1)",
@@ -164,7 +168,7 @@ LINES = (
         ABS_DP,
         sample_sd,
     ),
-    Line(
+    FrameworkMetric(
         "training/rollout_actor_probs_pearson_corr",
         ENGINE_GAP,
         "Pearson of (π, μ)",
@@ -172,10 +176,12 @@ LINES = (
         metric="pearson",
         note="of probabilities: it stays near 1 if tokens are nearly certain",
     ),
-    Line("rollout_corr/kl", ENGINE_GAP, "E (−d)", _CORR, metric="k1", word="KL"),
-    Line("rollout_corr/k3_kl", ENGINE_GAP, "E (r − 1 − d)", _CORR, metric="k3", word="KL"),
+    FrameworkMetric("rollout_corr/kl", ENGINE_GAP, "E (−d)", _CORR, metric="k1", word="KL"),
+    FrameworkMetric(
+        "rollout_corr/k3_kl", ENGINE_GAP, "E (r − 1 − d)", _CORR, metric="k3", word="KL"
+    ),
     *perplexity_lines("rollout_corr/", _CORR),
-    Line(
+    FrameworkMetric(
         "rollout_corr/chi2_token",
         ENGINE_GAP,
         "E r² − 1",
@@ -184,7 +190,7 @@ LINES = (
         word="χ²",
         note=_BOUND,
     ),
-    Line(
+    FrameworkMetric(
         "rollout_corr/chi2_seq",
         ENGINE_GAP,
         "E_y exp(2 Σd) − 1",
@@ -193,7 +199,7 @@ LINES = (
         word="χ²",
         note=_BOUND,
     ),
-    Line(
+    FrameworkMetric(
         f"{_IS}mean",
         ENGINE_GAP,
         "E w",
@@ -202,12 +208,12 @@ LINES = (
         word="importance ratio",
         note=f"{_TIS}; older versions show mean, max and min before truncation",
     ),
-    Line(f"{_IS}max", ENGINE_GAP, "max w", _CORR, weight(_CAP), largest, note=_TIS),
-    Line(f"{_IS}min", ENGINE_GAP, "min w", _CORR, weight(_CAP), least, note=_TIS),
-    Line(
+    FrameworkMetric(f"{_IS}max", ENGINE_GAP, "max w", _CORR, weight(_CAP), largest, note=_TIS),
+    FrameworkMetric(f"{_IS}min", ENGINE_GAP, "min w", _CORR, weight(_CAP), least, note=_TIS),
+    FrameworkMetric(
         f"{_IS}std", ENGINE_GAP, "√(E w² − (E w)²)", _CORR, weight(_CAP), population_sd, note=_TIS
     ),
-    Line(
+    FrameworkMetric(
         f"{_IS}eff_sample_size",
         ENGINE_GAP,
         "1 / E[(w / E w)²]",
@@ -217,10 +223,10 @@ LINES = (
         word="ESS",
         note=f"{_TIS}; the truncation hides the tail; older versions also keep w at 1/2 or above",
     ),
-    Line(
+    FrameworkMetric(
         f"{_IS}ratio_fraction_high", ENGINE_GAP, "share with r > 2", _CORR, ratio_above(_CAP), mean
     ),
-    Line(
+    FrameworkMetric(
         f"{_IS}ratio_fraction_low",
         ENGINE_GAP,
         "share with r < 1/2",
@@ -229,7 +235,7 @@ LINES = (
         mean,
     ),
     *_weight_lines(),
-    Line(
+    FrameworkMetric(
         f"{_IS}batch_norm_factor",
         ENGINE_GAP,
         "E w",
@@ -237,7 +243,7 @@ LINES = (
         weight(_CAP),
         note=f"{_TIS}; with rollout_is_batch_normalize, the divisor of the weights",
     ),
-    Line(
+    FrameworkMetric(
         f"{_IS}oob_ratio",
         ENGINE_GAP,
         "share with r outside [0.5, 5]",
@@ -256,7 +262,7 @@ LINES = (
         log(1.001),
         f"as in decoupled_geo_rs; {_HELD}",
     ),
-    Line(
+    FrameworkMetric(
         f"{_RS}masked_fraction",
         ENGINE_GAP,
         "share of tokens in rejected responses",
@@ -265,7 +271,7 @@ LINES = (
         note=_ALONE,
         topic="rollout_rs",
     ),
-    Line(
+    FrameworkMetric(
         f"{_RS}seq_masked_fraction",
         ENGINE_GAP,
         "share of rejected responses",
@@ -277,7 +283,7 @@ LINES = (
     *_rejection_lines(
         "seq_mean_k3", "mean (r − 1 − d)", _MEAN_K3, -inf, 0.01, f"as in decoupled_k3_rs; {_HELD}"
     ),
-    Line(
+    FrameworkMetric(
         "actor/ppo_kl",
         UPDATE,
         "E (−d)",
@@ -289,7 +295,7 @@ LINES = (
             "reference is the rollout instead"
         ),
     ),
-    Line(
+    FrameworkMetric(
         "actor/pg_clipfrac",
         UPDATE,
         f"share {BLOCKED}",
@@ -298,7 +304,7 @@ LINES = (
         note="clip_ratio 0.2",
         needs=("advantage_T",),
     ),
-    Line(
+    FrameworkMetric(
         "actor/pg_clipfrac_lower",
         UPDATE,
         "share with A < 0 and r > 3",

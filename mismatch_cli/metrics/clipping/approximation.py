@@ -10,7 +10,7 @@ import numpy as np
 
 from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.clipping.masked import Masked
+from mismatch_cli.metrics.clipping.masked_slice import MaskedSlice
 from mismatch_cli.metrics.correlation import SampledSpearman
 from mismatch_cli.metrics.estimate import (
     NOT_MEASURED,
@@ -83,7 +83,7 @@ class ApproximationQuality(Accumulator):
         self.ranks = {row: SampledSpearman() for row in rows if full}
         self.bracket = {k: {name: np.zeros(GROUPS) for name in _BRACKET} for k in self.partitions}
 
-    def update(self, cases: list[Masked]) -> None:
+    def update(self, cases: list[MaskedSlice]) -> None:
         """Add a slice; without advantages it comes once per sign, and only masks are counted
         twice.
         """
@@ -97,7 +97,9 @@ class ApproximationQuality(Accumulator):
             for divergence, value_N in (("tv", tv), ("kl", kl)):
                 self._add_values((divergence, k), cases, value_N)
 
-    def _add_values(self, row: tuple[str, int], cases: list[Masked], value_N: np.ndarray) -> None:
+    def _add_values(
+        self, row: tuple[str, int], cases: list[MaskedSlice], value_N: np.ndarray
+    ) -> None:
         """Both masks use the side of the sampled token; they differ if only one divergence is
         above δ.
         """
@@ -128,7 +130,9 @@ class ApproximationQuality(Accumulator):
             judged.add_by_group(sums["judged"], known_N)
             judged.add_by_group(sums["wrong"], known_N & (kept != kept_by_full))
 
-    def _add_bracket(self, k: int, judged: Masked, low_N: np.ndarray, slack_N: np.ndarray) -> None:
+    def _add_bracket(
+        self, k: int, judged: MaskedSlice, low_N: np.ndarray, slack_N: np.ndarray
+    ) -> None:
         high_N = np.minimum(low_N + slack_N, 1)
         threshold = np.float32(THRESHOLDS["tv"])
         decided_N = (low_N > threshold) | (high_N <= threshold)
@@ -165,7 +169,7 @@ class ApproximationQuality(Accumulator):
         )
 
 
-def _keeps(judged: Masked, divergence: str, divergence_N: np.ndarray) -> np.ndarray:
+def _keeps(judged: MaskedSlice, divergence: str, divergence_N: np.ndarray) -> np.ndarray:
     """What a mask on this divergence would keep, at the paper's δ for binary masks."""
     delta = THRESHOLDS[divergence]
     outward_N = signed(divergence_N, judged.policies.compare(TRAINER_ROLLOUT).log_ratio_T)
@@ -173,7 +177,7 @@ def _keeps(judged: Masked, divergence: str, divergence_N: np.ndarray) -> np.ndar
     return kept_N
 
 
-def _slacks(judged: Masked, ks: Sequence[int]) -> Iterator[np.ndarray]:
+def _slacks(judged: MaskedSlice, ks: Sequence[int]) -> Iterator[np.ndarray]:
     """How far the full TV can exceed that of a partition: Σ min(μ, π) over its parts with
     several tokens.
     """

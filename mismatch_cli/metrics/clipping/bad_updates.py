@@ -14,7 +14,7 @@ import numpy as np
 from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.base.json_form import beside_if_any
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.clipping.masked import Masked
+from mismatch_cli.metrics.clipping.masked_slice import MaskedSlice
 from mismatch_cli.metrics.correlation import series_correlation
 from mismatch_cli.metrics.estimate import SIGNED, Estimate, grouped_ratio, grouped_share
 from mismatch_cli.metrics.histograms import count_into
@@ -85,7 +85,7 @@ class BadUpdates(Accumulator):
         # Tokens with A ≠ 0, those with A < 0, bad ones, Σ reward, rewards
         self.steps = StepSums(_MOST_STEPS)
 
-    def update(self, judged: Masked) -> None:
+    def update(self, judged: MaskedSlice) -> None:
         index_U = np.flatnonzero(judged.negative_N & (judged.difference_N <= -_FLOAT32_DELTAS[0]))
         reached_U = np.searchsorted(_FLOAT32_DELTAS, -judged.difference_N[index_U], side="right")
         count_into(self.above, judged.group_N[index_U] * (len(DELTAS) + 1) + reached_U)

@@ -8,10 +8,10 @@ import numpy as np
 
 from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.clipping.masked import Masked
+from mismatch_cli.metrics.clipping.masked_slice import MaskedSlice
 from mismatch_cli.metrics.histograms import count_into
-from mismatch_cli.metrics.kept_rows import SmallestRows
 from mismatch_cli.metrics.profiles import POSITION_BINS, longest_response, position_cells
+from mismatch_cli.metrics.retained_rows import SmallestRows
 from mismatch_cli.metrics.volatility import CELLS, MU_BINS, Cells
 
 
@@ -27,7 +27,7 @@ class BlockedCells(Accumulator):
         self.by_mu = np.zeros((1 + algorithms, 2, GROUPS, MU_BINS), dtype=np.int64)
         self.by_position = np.zeros((1 + algorithms, 2, GROUPS, POSITION_BINS), dtype=np.int64)
 
-    def update(self, judged: Masked) -> None:
+    def update(self, judged: MaskedSlice) -> None:
         self.longest = max(self.longest, longest_response(judged.gaps))
         mu_N, position_N = Cells.of(judged.gaps).cell_N, position_cells(judged.gaps)
         mu_N += judged.negative_N * np.int32(CELLS)
@@ -56,7 +56,7 @@ class JudgedSample(SmallestRows):
     def __init__(self) -> None:
         super().__init__(JUDGED_ROW, SAMPLE_TOKENS)
 
-    def update(self, judged: Masked) -> None:
+    def update(self, judged: MaskedSlice) -> None:
         index_U = np.flatnonzero(judged.judged_N)
         gaps, recomputed = judged.gaps, judged.policies.recomputed
 

@@ -28,7 +28,7 @@ from mismatch_cli.metrics.clipping.blocked_rows import (
     SameStrictness,
 )
 from mismatch_cli.metrics.clipping.breakdown import BlockedCells, JudgedSample
-from mismatch_cli.metrics.clipping.masked import SIGNS, Masked, Needs, apply_masks
+from mismatch_cli.metrics.clipping.masked_slice import SIGNS, MaskedSlice, Needs, apply_masks
 from mismatch_cli.metrics.clipping.overlap import Overlap
 from mismatch_cli.metrics.clipping.sweeps import FAMILIES, Sweeps
 from mismatch_cli.metrics.clipping.theory import Theory
@@ -51,7 +51,7 @@ from mismatch_cli.metrics.volatility import MU_EDGES
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.parts import Rule
 from mismatch_cli.rules.batch import TokenBatch
-from mismatch_cli.rules.batches import Found
+from mismatch_cli.rules.joint_batches import BatchValues
 from mismatch_cli.rules.policies import TRAINER_ROLLOUT
 
 _COUNTS = (
@@ -81,7 +81,7 @@ class Question:
     needs: Needs
     theory: bool = False
     # By the first pass of rules on whole batches
-    found: Mapping[Rule, Found] = field(default_factory=dict)
+    found: Mapping[Rule, BatchValues] = field(default_factory=dict)
 
 
 class ClippingSummary(Accumulator):
@@ -134,7 +134,7 @@ class ClippingSummary(Accumulator):
         judged_S = sums_SM.view(self.columns)["judged"].any(axis=(1, 2))
         self.prompts.update(batch.prompt_id_S[judged_S])
 
-    def _update_slice(self, cases: list[Masked]) -> np.ndarray:
+    def _update_slice(self, cases: list[MaskedSlice]) -> np.ndarray:
         self._count(cases)
         for judged in cases:
             for part in (
@@ -151,7 +151,7 @@ class ClippingSummary(Accumulator):
             self.theory.update(cases[0])
         return np.sum([response_sums(judged) for judged in cases], axis=0)
 
-    def _count(self, cases: list[Masked]) -> None:
+    def _count(self, cases: list[MaskedSlice]) -> None:
         gaps, judged = cases[0].gaps, int(np.count_nonzero(cases[0].judged_N))
         self.counts.update(
             {
@@ -349,7 +349,7 @@ def sums_dtype(algorithms: int) -> np.dtype:
     return np.dtype([*shared, ("of", per_algorithm, (algorithms,))])
 
 
-def response_sums(judged: Masked) -> np.ndarray:
+def response_sums(judged: MaskedSlice) -> np.ndarray:
     """[S, M] in float64, laid out as `sums_dtype`."""
     sums_S = np.zeros(judged.num_responses, sums_dtype(len(judged.algorithms)))
     total = judged.gaps.responses.sum
@@ -377,7 +377,7 @@ def response_sums(judged: Masked) -> np.ndarray:
     return sums_S.view(np.float64).reshape(judged.num_responses, -1)
 
 
-def _count_rare(sums_S: np.ndarray, judged: Masked) -> None:
+def _count_rare(sums_S: np.ndarray, judged: MaskedSlice) -> None:
     """Fill the numbers of tokens with A > 0 and μ < RARE: all, and those that each one blocks."""
     rare_N = judged.positive_N & (judged.gaps.q_N < RARE)
     sums_S["rare"] = judged.gaps.responses.sum(rare_N)
@@ -386,7 +386,9 @@ def _count_rare(sums_S: np.ndarray, judged: Masked) -> None:
         sums_S["of"]["rare"][:, place] = blocked.sum(rare_N[blocked_U])
 
 
-def _fill(taken_S: np.ndarray, judged: Masked, algorithm: Algorithm, blocked_U: np.ndarray) -> None:
+def _fill(
+    taken_S: np.ndarray, judged: MaskedSlice, algorithm: Algorithm, blocked_U: np.ndarray
+) -> None:
     """Fill the sums of one algorithm; `capped` is what its weight's bounds take from kept
     tokens: (r − weight)·|A|.
     """
@@ -415,7 +417,7 @@ def _fill(taken_S: np.ndarray, judged: Masked, algorithm: Algorithm, blocked_U: 
 
 
 def _sums_at(
-    judged: Masked, index_U: np.ndarray, values_U: np.ndarray
+    judged: MaskedSlice, index_U: np.ndarray, values_U: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Per response, the number of some judged tokens and the sum of a value over them, by sign
     of A: [S, 2] each.

@@ -12,10 +12,10 @@ import numpy as np
 
 from mismatch_cli.base.hashing import GROUPS, mix
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.clipping.masked import Masked
+from mismatch_cli.metrics.clipping.masked_slice import MaskedSlice
 from mismatch_cli.metrics.estimate import SHARE, Estimate, finite_or_none, interval
 from mismatch_cli.metrics.histograms import without_each_group
-from mismatch_cli.metrics.kept_rows import TOKEN_ROW, token_rows
+from mismatch_cli.metrics.retained_rows import TOKEN_ROW, token_rows
 
 MOST_ALGORITHMS = 64  # the bits of a pattern
 _EXAMPLES, PATTERNS = 3, 1024
@@ -90,7 +90,7 @@ class Overlap(Accumulator):
         self.both = np.zeros((GROUPS, algorithms, algorithms), dtype=np.int64)
         self.examples = np.zeros(0, dtype=_ROW)
 
-    def update(self, judged: Masked) -> None:
+    def update(self, judged: MaskedSlice) -> None:
         index_U = np.flatnonzero(judged.blocked_by_N)
         if not len(index_U):
             return

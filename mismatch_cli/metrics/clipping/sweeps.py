@@ -14,7 +14,7 @@ import numpy as np
 from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.base.json_form import beside
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.clipping.masked import Masked
+from mismatch_cli.metrics.clipping.masked_slice import MaskedSlice
 from mismatch_cli.metrics.estimate import (
     FEW_AT_EDGE,
     SIGNED,
@@ -90,7 +90,7 @@ class Sweeps(Accumulator):
         self.sums["cap"] = np.zeros((3, GROUPS, BINS.count))
         self.total = np.zeros((2, GROUPS))  # judged tokens, and their Σ r·|A|
 
-    def update(self, judged: Masked) -> None:
+    def update(self, judged: MaskedSlice) -> None:
         judged.add_by_group(self.total[0], judged.judged_N)
         judged.add_by_group(self.total[1], judged.update_N)
         for name, sums in self.sums.items():
@@ -166,7 +166,7 @@ def above_0(limit: float | None, sign: int = 1) -> bool:
     return limit is not None and sign * limit > 0
 
 
-def _outward(judged: Masked, name: str, top_k: int) -> tuple[np.ndarray, np.ndarray]:
+def _outward(judged: MaskedSlice, name: str, top_k: int) -> tuple[np.ndarray, np.ndarray]:
     """The tokens above the lowest edge, and their statistic less one unit in the last place.
 
     A mask blocks values *above* its threshold, but a bin holds values at or above its edge.

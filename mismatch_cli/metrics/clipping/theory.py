@@ -13,7 +13,7 @@ import numpy as np
 
 from mismatch_cli.base.json_form import left_out_if_none
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.clipping.masked import Masked
+from mismatch_cli.metrics.clipping.masked_slice import MaskedSlice
 from mismatch_cli.metrics.estimate import EXTREME, POSITIVE, Estimate, finite_or_none
 from mismatch_cli.metrics.sums import GroupSums, SequenceWeights
 from mismatch_cli.rules.policies import TRAINER_ROLLOUT
@@ -66,7 +66,7 @@ class Theory(Accumulator):
         self.kl_max = self.kl_full_max = -np.inf
         self.longest = 0
 
-    def update(self, judged: Masked) -> None:
+    def update(self, judged: MaskedSlice) -> None:
         gaps, reward_S = judged.gaps, judged.reward_S.astype(np.float64)
         graded_S = ~np.isnan(reward_S) & (gaps.responses.length_S > 0)
         if not graded_S.any():

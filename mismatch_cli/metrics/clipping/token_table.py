@@ -13,7 +13,7 @@ import numpy as np
 
 from mismatch_cli.base.json_form import left_out_if_none
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.clipping.masked import Masked
+from mismatch_cli.metrics.clipping.masked_slice import MaskedSlice
 from mismatch_cli.metrics.estimate import finite_or_none
 from mismatch_cli.metrics.histograms import count_into
 
@@ -59,7 +59,7 @@ class TokenTable(Accumulator):
         self.judged = np.zeros((2, 0), dtype=np.int64)  # by sign and id
         self.blocked = [_SparseSums() for _ in range(algorithms)]
 
-    def update(self, judged: Masked) -> None:
+    def update(self, judged: MaskedSlice) -> None:
         ids_N = judged.gaps.column("response_ids_T")
         if ids_N is None:
             return

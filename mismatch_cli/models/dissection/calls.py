@@ -21,7 +21,7 @@ _NOT_HIDDEN = ("mask", "position", "cos", "sin", "cache")
 _ADDRESSES = ("scheduler_metadata",)
 
 
-class Unlike(MismatchError):
+class UnlikeShapes(MismatchError):
     """The two sides' modules take hidden states of different shapes, so they are not
     counterparts.
     """
@@ -37,7 +37,7 @@ class Flow(NamedTuple):
     def of(self, other: Tensor) -> Tensor:
         """Another tensor in this form: a copy, since kernels work in place."""
         if other.numel() != self.shape.numel():
-            raise Unlike(f"{tuple(other.shape)} versus {tuple(self.shape)}")
+            raise UnlikeShapes(f"{tuple(other.shape)} versus {tuple(self.shape)}")
         return other.detach().to(self.device, self.dtype, copy=True).reshape(self.shape)
 
 
@@ -134,7 +134,7 @@ def first(output: Any) -> Tensor:
 def put_as(own: Tensor, new: Tensor) -> Tensor:
     """A tensor in the shape, dtype and device of another."""
     if new.numel() != own.numel():
-        raise Unlike(f"{tuple(new.shape)} versus {tuple(own.shape)}")
+        raise UnlikeShapes(f"{tuple(new.shape)} versus {tuple(own.shape)}")
     return new.to(own).reshape(own.shape)
 
 

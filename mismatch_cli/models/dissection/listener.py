@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from mismatch_cli.models.dissection.calls import Call
-from mismatch_cli.models.dissection.model_parts import Part, Parts
-from mismatch_cli.models.dissection.streams import Stream, Watched
+from mismatch_cli.models.dissection.model_parts import ModelParts, Part
+from mismatch_cli.models.dissection.streams import Stream, WatchedStream
 
 # Whether a call of the root is the pass to record
 Wanted = Callable[[tuple[Any, ...], dict[str, Any]], bool]
@@ -25,7 +25,7 @@ class Listener:
     def __init__(self, model: Any, *, copied: bool = False) -> None:
         """`copied`: copy the inputs of calls, which may be overwritten."""
         self._copied = copied
-        self.parts = Parts.of(model)
+        self.parts = ModelParts.of(model)
         self.calls: dict[str, list[Call]] = {}  # by name, in order of first call
         self.streams: list[dict[str, Stream]] = []
         # Which module of each layer adds to the stream after attention
@@ -33,7 +33,7 @@ class Listener:
         self.parallel = False  # whether attention and MLP of a layer read the same stream
         self.output: Any = None  # of the root
         self._listening = False
-        self._watched: Watched | None = None
+        self._watched: WatchedStream | None = None
         self._given: dict[str, Stream] = {}
         self._hooks: list[Any] = []
 
@@ -78,7 +78,7 @@ class Listener:
 
     def _enter_layer(self, _layer: Any, args: Any, kwargs: Any) -> None:
         if self._listening:
-            self._watched = Watched.begun(args, kwargs)
+            self._watched = WatchedStream.begun(args, kwargs)
 
     def _leave_layer(self, _layer: Any, _args: Any, _kwargs: Any, output: Any) -> None:
         if self._listening and self._watched is not None:

@@ -68,14 +68,14 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Parts:
+class ModelParts:
     """The parts of a model, and its decoder layers by name."""
 
     parts: list[Part]
     layers: dict[str, Any]
 
     @classmethod
-    def of(cls, model: Any) -> Parts:
+    def of(cls, model: Any) -> ModelParts:
         """Find them; a `MismatchError` for a model without a stack of layers."""
         path, stack = _stack(model)
         layers = {f"{path}.{number}": layer for number, layer in enumerate(stack)}
@@ -181,14 +181,14 @@ def _outside(model: Any, stack: str) -> Iterator[Part]:
 
 
 @dataclass(frozen=True)
-class Pair:
+class ModulePair:
     """A module of the trainer and its counterpart in the engine."""
 
     trainer: Part
     engine: Part
 
 
-def matched(trainer: Iterable[Part], engine: Iterable[Part]) -> tuple[list[Pair], list[Part]]:
+def matched(trainer: Iterable[Part], engine: Iterable[Part]) -> tuple[list[ModulePair], list[Part]]:
     """Pairs by name within a layer, the rest of a layer and kind by order; and the trainer's
     parts without a pair.
     """
@@ -198,7 +198,7 @@ def matched(trainer: Iterable[Part], engine: Iterable[Part]) -> tuple[list[Pair]
     wanted: dict[tuple[Any, ...], list[Part]] = defaultdict(list)
     for part in trainer:
         wanted[part.slot].append(part)
-    pairs, alone = list[Pair](), list[Part]()
+    pairs, alone = list[ModulePair](), list[Part]()
     for slot, parts in wanted.items():
         found, left = _in_slot(parts, offered[slot])
         pairs += found
@@ -206,11 +206,11 @@ def matched(trainer: Iterable[Part], engine: Iterable[Part]) -> tuple[list[Pair]
     return pairs, alone
 
 
-def _in_slot(trainer: list[Part], engine: list[Part]) -> tuple[list[Pair], list[Part]]:
+def _in_slot(trainer: list[Part], engine: list[Part]) -> tuple[list[ModulePair], list[Part]]:
     named = {part.place: part for part in engine}
-    pairs = [Pair(part, named.pop(part.place)) for part in trainer if part.place in named]
+    pairs = [ModulePair(part, named.pop(part.place)) for part in trainer if part.place in named]
     taken = {id(pair.trainer) for pair in pairs}
     rest = [part for part in trainer if id(part) not in taken]
     if len(rest) == len(named):
-        return pairs + [Pair(*both) for both in zip(rest, named.values(), strict=True)], []
+        return pairs + [ModulePair(*both) for both in zip(rest, named.values(), strict=True)], []
     return pairs, rest

@@ -22,7 +22,7 @@ POINTS = ("before", "attention", "mlp")
 
 
 @dataclass
-class Watched:
+class WatchedStream:
     """What a layer's pass shows of its stream; `ended` returns its three points."""
 
     before: Stream
@@ -35,7 +35,7 @@ class Watched:
     parallel: bool = False  # attention and MLP start from the same stream
 
     @classmethod
-    def begun(cls, args: Sequence[Any], kwargs: dict[str, Any]) -> Watched:
+    def begun(cls, args: Sequence[Any], kwargs: dict[str, Any]) -> WatchedStream:
         """From a layer's input: a branch's output and the residual, or the stream itself."""
         return cls(_copies(flowing(args, kwargs).values()))
 

@@ -53,7 +53,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Forced:
+class ForcedResponse:
     """A recorded response of at least one token, for an engine to read again under its own
     settings.
     """
@@ -170,7 +170,7 @@ class PrefillingEngine(Engine, Protocol):
     """An engine whose module has `PREFILLS`."""
 
     def prefill(
-        self, responses: Sequence[Forced], on_finished: Callable[[int], None]
+        self, responses: Sequence[ForcedResponse], on_finished: Callable[[int], None]
     ) -> list[np.ndarray]:
         """Log μ of the tokens of each response, float32 [T], from one pass over the whole sequence.
 
@@ -185,7 +185,7 @@ class ReplayingEngine(PrefillingEngine, Protocol):
 
     def replay(
         self,
-        responses: Sequence[Forced],
+        responses: Sequence[ForcedResponse],
         on_finished: Told,
         *,
         alone: bool = False,
@@ -201,7 +201,7 @@ class ReplayingEngine(PrefillingEngine, Protocol):
 
 
 @dataclass(frozen=True)
-class Unread:
+class UnreadTensor:
     """Stands for a tensor that an engine does not expose."""
 
     reason: str
@@ -212,7 +212,9 @@ class OpenEngine(Engine, Protocol):
     True.
     """
 
-    def weights(self, plain: Shapes | None = None) -> Iterator[tuple[str, torch.Tensor | Unread]]:
+    def weights(
+        self, plain: Shapes | None = None
+    ) -> Iterator[tuple[str, torch.Tensor | UnreadTensor]]:
         """Each tensor that it computes with, under the names of its model folder, one at a time.
 
         Fused tensors are split; one that cannot be read comes with the reason. With an adapter, the
@@ -346,7 +348,7 @@ def sample_checked(
 
 def replay_checked(
     engine: Engine,
-    responses: Sequence[Forced],
+    responses: Sequence[ForcedResponse],
     prompt_id_S: Sequence[int],
     on_finished: Callable[[int], None],
     *,
@@ -384,7 +386,7 @@ def replay_checked(
 
 def prefill_checked(
     engine: Engine,
-    responses: Sequence[Forced],
+    responses: Sequence[ForcedResponse],
     prompt_id_S: Sequence[int],
     on_finished: Callable[[int], None],
 ) -> list[np.ndarray]:
@@ -412,8 +414,11 @@ def prefill_checked(
 
 
 def _readable(
-    engine: Engine, responses: Sequence[Forced], prompt_id_S: Sequence[int], on_finished: Told
-) -> list[Forced]:
+    engine: Engine,
+    responses: Sequence[ForcedResponse],
+    prompt_id_S: Sequence[int],
+    on_finished: Told,
+) -> list[ForcedResponse]:
     """The responses with tokens; the others count as finished."""
     for prompt_id, response in zip(prompt_id_S, responses, strict=True):
         check_fits(
@@ -425,7 +430,7 @@ def _readable(
     return readable
 
 
-def _without_tokens(response: Forced) -> Rollout:
+def _without_tokens(response: ForcedResponse) -> Rollout:
     import numpy as np
 
     from mismatch_cli.rules.batch import Rollout

@@ -87,7 +87,7 @@ def check_fits(prompt_id: int, length: int, max_model_len: int) -> None:
         )
 
 
-def check_known(response_ids_S: Sequence[list[int]], vocabulary: int) -> None:
+def check_token_ids(response_ids_S: Sequence[list[int]], vocabulary: int) -> None:
     """Refuse tokens that the engine's model does not have: kernels fail on them, or read out of
     bounds.
     """

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mismatch_cli.models.engines import Forced
+from mismatch_cli.models.engines import ForcedResponse
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _ROWS = 256
 
 
-class Forcing:
+class ForcingProcessor:
     """The last logits processor: shows another one the scores, and then leaves only the recorded
     token possible.
 
@@ -30,7 +30,7 @@ class Forcing:
     def __init__(
         self,
         seen_by: Callable[[torch.Tensor, torch.Tensor], Any],
-        batch: Sequence[Forced],
+        batch: Sequence[ForcedResponse],
         filler: int,
     ) -> None:
         self._seen_by, self._step = seen_by, 0
@@ -46,7 +46,7 @@ class Forcing:
         return torch.full_like(scores_BV, float("-inf")).scatter_(1, ids_B1, 0.0)
 
 
-def read_at_once(model: Any, response: Forced, sampling: SamplingSettings) -> np.ndarray:
+def read_at_once(model: Any, response: ForcedResponse, sampling: SamplingSettings) -> np.ndarray:
     """Log μ of the response tokens, float32 [T], from one pass over this sequence alone.
 
     Its last token is not fed: what follows it is not needed.

@@ -16,9 +16,9 @@ import numpy as np
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.engines import Request
-from mismatch_cli.models.engines._server_http import Refused, Server
+from mismatch_cli.models.engines._server_http import RequestRefused, Server
 from mismatch_cli.models.engines._server_rollout import Completions
-from mismatch_cli.trace.contents import fits
+from mismatch_cli.trace.manifest_types import fits
 
 PROCESSED, RAW = "processed_logprobs", "raw_logprobs"
 _COMPILATION = {0: "NONE", 1: "STOCK_TORCH_COMPILE", 2: "DYNAMO_TRACE_ONCE", 3: "VLLM_COMPILE"}
@@ -36,7 +36,7 @@ _NORMALISED = 1e-3
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """One model of a server, with the facts that must not change between two checks of the same
     engine.
     """
@@ -51,7 +51,7 @@ class Served:
 
 async def find_served(
     server: Server, url: str, model: str, served_model: str | None, max_model_len: int | None
-) -> Served:
+) -> ServedModel:
     """The model to ask for: by its served name, or because it was loaded from the trainer's folder
     or hub name.
 
@@ -94,7 +94,7 @@ async def find_served(
     same = frozenset(
         other for other, root in roots.items() if root == roots[name]
     )  # it answers under the first of its names
-    return Served(
+    return ServedModel(
         name, roots[name], min(lengths), version if isinstance(version, str) else None, same
     )
 
@@ -144,7 +144,7 @@ async def check_top_logprobs(completions: Completions, top_logprobs: int) -> Non
     """
     try:
         await completions.sample(_PROBES[:1], SamplingSettings(max_tokens=1), top_logprobs)
-    except Refused as refused:
+    except RequestRefused as refused:
         if "logprobs" not in refused.told:
             raise
         raise MismatchError(

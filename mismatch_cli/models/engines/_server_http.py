@@ -111,7 +111,7 @@ class Server:
         """JSON from the server; None if it does not report this."""
         status, body = await self._request("GET", path)
         if status == 401:
-            raise Refused(self._address.url, path, status, _message(body))
+            raise RequestRefused(self._address.url, path, status, _message(body))
         return self._json(path, body) if status == 200 else None
 
     async def get_text(self, path: str) -> str:
@@ -121,13 +121,13 @@ class Server:
     async def post(self, path: str, payload: dict[str, Any], most: int) -> tuple[Any, bytes]:
         """The answer to a request that must succeed, parsed and as sent: at most `most` bytes.
 
-        A `Refused` says why the server rejects the request.
+        A `RequestRefused` says why the server rejects the request.
         """
         status, body = await self._request(
             "POST", path, orjson.dumps(payload), min(most, MOST_BYTES)
         )
         if status != 200:
-            raise Refused(self._address.url, path, status, _message(body))
+            raise RequestRefused(self._address.url, path, status, _message(body))
         return self._json(path, body), body
 
     def _json(self, path: str, body: bytes) -> Any:
@@ -243,7 +243,7 @@ class _DrippingError(TimeoutError):
     """An answer that has begun and does not end."""
 
 
-class Refused(MismatchError):
+class RequestRefused(MismatchError):
     """The server understood the request and rejects it; a retry would not help."""
 
     def __init__(self, url: str, path: str, status: int, told: str) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
-from mismatch_cli.models.engines import Forced, Told
+from mismatch_cli.models.engines import ForcedResponse, Told
 from mismatch_cli.models.engines._server_rollout import (
     WITHOUT_IDS,
     Completions,
@@ -38,13 +38,13 @@ def check_as_it_comes(sampling: SamplingSettings) -> None:
 
 
 async def prefilled(
-    completions: Completions, responses: Sequence[Forced], on_finished: Told
+    completions: Completions, responses: Sequence[ForcedResponse], on_finished: Told
 ) -> list[np.ndarray]:
     """Log μ of each response's tokens, float32 [T]; the first failure cancels the rest."""
     salt = secrets.token_hex(16)
     given: set[str] = set()
 
-    async def logp_of(response: Forced) -> np.ndarray:
+    async def logp_of(response: ForcedResponse) -> np.ndarray:
         sequence = response.prompt_ids + response.response_ids
         if len(sequence) >= completions.context:
             raise MismatchError(

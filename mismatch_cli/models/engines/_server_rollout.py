@@ -16,7 +16,7 @@ from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.engines import Request
 from mismatch_cli.models.engines._server_http import Server
 from mismatch_cli.rules.batch import Rollout
-from mismatch_cli.trace.foreign import are_token_ids
+from mismatch_cli.trace.foreign_values import are_token_ids
 
 _MINUS_INFINITY = -9999.0  # JSON has no -inf: vLLM clips there
 _MOST_PROBABILITY = 1 + 1e-3  # total of distinct tokens, with room for float32

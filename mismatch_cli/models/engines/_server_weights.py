@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.models.engines._server_http import Refused, Server
+from mismatch_cli.models.engines._server_http import RequestRefused, Server
 from mismatch_cli.processes.ranks import World
 from mismatch_cli.trace.drafts import remove_unfinished
 from mismatch_cli.trace.files import replacing_folder
@@ -72,7 +72,7 @@ class SharedWeights:
         try:
             await server.post("/collective_rpc", load, _ANSWER)
             await server.post("/update_weight_version", {"new_version": self.version}, _ANSWER)
-        except Refused as refused:
+        except RequestRefused as refused:
             told = f"status {refused.status}: {refused.told}"
             raise MismatchError(
                 f"{url} cannot load weights ({told}). {_MODE}, on a machine that can read the "

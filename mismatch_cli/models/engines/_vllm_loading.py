@@ -52,7 +52,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPiece:
     """A part of a tensor of the folder, and its place in a parameter of the engine."""
 
     name: str
@@ -78,7 +78,7 @@ class Parameter:
 
     paths: tuple[str, ...]
     like: Tensor  # without values
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorPiece, ...]
 
 
 def loading_plan(vllm_config: Any, shapes: Shapes) -> tuple[list[Parameter], dict[str, str]]:
@@ -116,8 +116,8 @@ def _reason(name: str, watch: _Watch) -> str:
     return "vLLM does not load it"
 
 
-def _parameters(model: nn.Module, pieces: list[tuple[int, Piece]]) -> list[Parameter]:
-    pieces_of: dict[int, dict[tuple[str, View], Piece]] = defaultdict(dict)
+def _parameters(model: nn.Module, pieces: list[tuple[int, TensorPiece]]) -> list[Parameter]:
+    pieces_of: dict[int, dict[tuple[str, View], TensorPiece]] = defaultdict(dict)
     for storage, piece in pieces:
         pieces_of[storage][piece.name, replace(piece.source, elements=None)] = piece
     found: dict[int, Parameter] = {}
@@ -204,7 +204,7 @@ class _Watch(TorchDispatchMode):
         self._numbered = [name for name, tensor in sources.items() if not tensor.is_meta]
         self._derived: dict[int, set[str]] = {}
         self._made: list[Tensor] = []  # kept alive, or others would reuse their storages
-        self.pieces: list[tuple[int, Piece]] = []
+        self.pieces: list[tuple[int, TensorPiece]] = []
         self.reordered: dict[str, None] = {}
         self.failed: dict[str, str] = {}
 
@@ -254,7 +254,7 @@ class _Watch(TorchDispatchMode):
             self._derived.setdefault(place, {name})
             self._made.append(target)
             self.pieces.append(
-                (place, Piece(name, View.of(source.expand(target.shape)), View.of(target)))
+                (place, TensorPiece(name, View.of(source.expand(target.shape)), View.of(target)))
             )
         else:
             self.reordered |= dict.fromkeys(self._of(source))
@@ -271,4 +271,4 @@ class _Watch(TorchDispatchMode):
         name = self._numbered[int(which.flatten()[0]) if several else 0]
         elements = torch.zeros_like(which) if several else which
         view = View(tuple(target.shape), elements=elements.expand(target.shape))
-        self.pieces.append((_storage(target), Piece(name, view, View.of(target))))
+        self.pieces.append((_storage(target), TensorPiece(name, view, View.of(target))))

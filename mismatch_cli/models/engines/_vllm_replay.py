@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
-from mismatch_cli.models.engines import EngineSettings, Forced
-from mismatch_cli.models.engines._checks import check_known
+from mismatch_cli.models.engines import EngineSettings, ForcedResponse
+from mismatch_cli.models.engines._checks import check_token_ids
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,7 +39,7 @@ def start_replaying(kind: Callable[..., Any], arguments: dict[str, Any]) -> Any:
 
 def replayed(
     llm: Any,
-    responses: Sequence[Forced],
+    responses: Sequence[ForcedResponse],
     settings: EngineSettings,
     ask: Ask,
     *,
@@ -64,7 +64,7 @@ def replayed(
 
 
 def prefilled(
-    llm: Any, responses: Sequence[Forced], settings: EngineSettings, ask: Ask
+    llm: Any, responses: Sequence[ForcedResponse], settings: EngineSettings, ask: Ask
 ) -> list[np.ndarray]:
     """Log μ of the response tokens, read as a prompt.
 
@@ -102,9 +102,9 @@ def stop_ids(llm: Any) -> set[int]:
     return ids
 
 
-def _check(llm: Any, responses: Sequence[Forced]) -> None:
+def _check(llm: Any, responses: Sequence[ForcedResponse]) -> None:
     config = llm.llm_engine.vllm_config
-    check_known([r.response_ids for r in responses], config.model_config.get_vocab_size())
+    check_token_ids([r.response_ids for r in responses], config.model_config.get_vocab_size())
     if config.use_v2_model_runner and not _replays_itself(llm):
         raise MismatchError(
             "This vLLM was started without enable_trace_replay, so it cannot decode recorded "
@@ -208,7 +208,7 @@ def _recorded(runner: Any, drawn_B: Tensor) -> Tensor:
 
 def _asked_twice(
     sampling: SamplingSettings,
-    responses: Sequence[Forced],
+    responses: Sequence[ForcedResponse],
     fed: list[list[int]],
     last: list[Any],
     ask: Ask,
@@ -230,7 +230,7 @@ def _asked_twice(
     return [_joined(*parts) for parts in zip(responses, prompts, ends, strict=True)]
 
 
-def _joined(response: Forced, prompt: Any, end: Any) -> np.ndarray:
+def _joined(response: ForcedResponse, prompt: Any, end: Any) -> np.ndarray:
     """Log μ of all response tokens but the last, from the prompt, and then of the last one."""
     import numpy as np
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from mismatch_cli.base.errors import first_line
-from mismatch_cli.models.engines import Shapes, Unread
-from mismatch_cli.models.engines._vllm_loading import Parameter, Piece, loading_plan
+from mismatch_cli.models.engines import Shapes, UnreadTensor
+from mismatch_cli.models.engines._vllm_loading import Parameter, TensorPiece, loading_plan
 
 _TILE = 1024  # rows of the identity to read a layer with
 _DIGIT_BITS = 8  # integers of this many bits are exact in every dtype of weights
@@ -28,7 +28,7 @@ _EXPERTS = ("w13_weight", "w2_weight")  # of all experts, as vLLM fuses them
 _WRAPPED = re.compile(r"\.base_layer(?=\.|$)")
 
 
-def live_tensors(llm: Any, shapes: Shapes) -> Iterator[tuple[str, Tensor | Unread]]:
+def live_tensors(llm: Any, shapes: Shapes) -> Iterator[tuple[str, Tensor | UnreadTensor]]:
     """Every tensor of a folder with these shapes, as the engine computes with it, one at a time; or
     why it is unread.
 
@@ -37,7 +37,7 @@ def live_tensors(llm: Any, shapes: Shapes) -> Iterator[tuple[str, Tensor | Unrea
     """
     config = llm.llm_engine.vllm_config
     if config.parallel_config.distributed_executor_backend not in _IN_PROCESS:
-        return ((name, Unread("the engine's model is in another process")) for name in shapes)
+        return ((name, UnreadTensor("the engine's model is in another process")) for name in shapes)
     (model,) = llm.apply_model(_itself)
     modules = {
         _WRAPPED.sub("", path): module
@@ -51,14 +51,14 @@ def _all_of(
     shapes: Shapes,
     parameters: list[Parameter],
     nowhere: dict[str, str],
-) -> Iterator[tuple[str, Tensor | Unread]]:
+) -> Iterator[tuple[str, Tensor | UnreadTensor]]:
     parts, told = _Parts(shapes), set[str]()
     for parameter in parameters:
         for name, tensor in _of_parameter(modules, parameter, parts):
             told.add(name)
             yield name, tensor
     yield from (
-        (name, Unread(reason))
+        (name, UnreadTensor(reason))
         for name, reason in {**nowhere, **parts.lacking()}.items()
         if name not in told
     )
@@ -78,7 +78,7 @@ class _Parts:
         self._begun: dict[str, tuple[Tensor, set[Any]]] = {}
         self._done: set[str] = set()
 
-    def add(self, piece: Piece, parameter: Tensor) -> Tensor | None:
+    def add(self, piece: TensorPiece, parameter: Tensor) -> Tensor | None:
         """Add one part; returns the full tensor once it is complete."""
         if piece.name in self._done:  # a second copy
             return None
@@ -100,18 +100,18 @@ class _Parts:
 
 def _of_parameter(
     modules: Mapping[str, nn.Module], parameter: Parameter, parts: _Parts
-) -> Iterator[tuple[str, Tensor | Unread]]:
+) -> Iterator[tuple[str, Tensor | UnreadTensor]]:
     """The tensors in one parameter; then those that a tied head computes with."""
     read = _read(modules, parameter.paths[0], parameter.like)
     for piece in parameter.pieces:
-        if isinstance(read, Unread):
+        if isinstance(read, UnreadTensor):
             yield piece.name, read
         elif (tensor := parts.add(piece, read)) is not None:
             yield piece.name, tensor
     for path, name in _tied_heads(modules, parameter.paths):
         head_parts = _Parts({name: parameter.pieces[0].source.size})
         read = _read(modules, path, parameter.like, head=True)
-        if isinstance(read, Unread):
+        if isinstance(read, UnreadTensor):
             yield name, read
         elif (tensor := head_parts.add(replace(parameter.pieces[0], name=name), read)) is not None:
             yield name, tensor
@@ -143,11 +143,11 @@ def _owner(modules: Mapping[str, nn.Module], path: str) -> nn.Module | None:
 
 def _read(
     modules: Mapping[str, nn.Module], path: str, like: Tensor, *, head: bool = False
-) -> Tensor | Unread:
+) -> Tensor | UnreadTensor:
     """A full parameter in the layout that it was loaded in."""
     layer, attribute = _owner(modules, path), path.rpartition(".")[2]
     if layer is None:
-        return Unread("the engine has changed its module")
+        return UnreadTensor("the engine has changed its module")
     try:
         if attribute in _EXPERTS and hasattr(
             getattr(layer, "quant_method", None), "unquantized_backend"
@@ -158,10 +158,12 @@ def _read(
         if attribute == "weight" and (head or _is_packed(layer)):
             return _of_identity(layer, like)
     except Exception as error:  # each packing can fail in its own way
-        return Unread(f"its packing cannot be undone ({type(error).__name__}: {first_line(error)})")
+        return UnreadTensor(
+            f"its packing cannot be undone ({type(error).__name__}: {first_line(error)})"
+        )
     live = getattr(layer, "_cpu_unpacked_conv_weight", getattr(layer, attribute, None))
     if live is None or live.numel() != like.numel():
-        return Unread(f"the engine keeps it in a different form ({type(layer).__name__})")
+        return UnreadTensor(f"the engine keeps it in a different form ({type(layer).__name__})")
     return live.detach().reshape(like.shape).contiguous()
 
 

@@ -13,15 +13,15 @@ from mismatch_cli.models.adapters import put_on, read_adapter, state_below
 from mismatch_cli.models.attention import attention_facts
 from mismatch_cli.models.engines import (
     EngineSettings,
-    Forced,
+    ForcedResponse,
     Request,
     Shapes,
     Sink,
     Told,
     token_counter,
 )
-from mismatch_cli.models.engines._checks import check_known
-from mismatch_cli.models.engines._hf_replay import Forcing, read_at_once
+from mismatch_cli.models.engines._checks import check_token_ids
+from mismatch_cli.models.engines._hf_replay import ForcingProcessor, read_at_once
 from mismatch_cli.models.loading import load_causal_lm
 from mismatch_cli.models.positions import first_context
 from mismatch_cli.models.weights_note import weights_facts
@@ -142,7 +142,7 @@ class HfEngine:
 
     def replay(
         self,
-        responses: Sequence[Forced],
+        responses: Sequence[ForcedResponse],
         on_finished: Told,
         *,
         alone: bool = False,
@@ -151,7 +151,7 @@ class HfEngine:
         """In the batches of `sample` for requests without their own limits; there is no prefix
         cache to read.
         """
-        check_known([response.response_ids for response in responses], self._vocabulary)
+        check_token_ids([response.response_ids for response in responses], self._vocabulary)
         rollouts: list[Rollout] = []
         size = 1 if alone else self._batch_size
         for start in range(0, len(responses), size):
@@ -165,8 +165,8 @@ class HfEngine:
             on_finished(len(batch))
         return rollouts
 
-    def prefill(self, responses: Sequence[Forced], on_finished: Told) -> list[np.ndarray]:
-        check_known([response.response_ids for response in responses], self._vocabulary)
+    def prefill(self, responses: Sequence[ForcedResponse], on_finished: Told) -> list[np.ndarray]:
+        check_token_ids([response.response_ids for response in responses], self._vocabulary)
         logps = []
         for response in responses:
             logps.append(read_at_once(self.model, response, self.settings.sampling))
@@ -230,12 +230,12 @@ class HfEngine:
         ]
         return [recorder.rollout(row, r.prompt_ids, ids[row]) for row, r in enumerate(batch)]
 
-    def _replay_batch(self, batch: Sequence[Forced]) -> list[Rollout]:
+    def _replay_batch(self, batch: Sequence[ForcedResponse]) -> list[Rollout]:
         recorder = _Recorder(self.settings, self._stop_ids, {}, self._routers)
         config = self._generation_config(
             max_new_tokens=max(len(r.response_ids) for r in batch), forced=True
         )
-        forcing = Forcing(recorder, batch, filler=config.pad_token_id)
+        forcing = ForcingProcessor(recorder, batch, filler=config.pad_token_id)
         self._generate([r.prompt_ids for r in batch], recorder, forcing, config)
         return [recorder.rollout(row, r.prompt_ids, r.response_ids) for row, r in enumerate(batch)]
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mismatch_cli.base import custom_code
 from mismatch_cli.base.errors import MismatchError, UsageError, first_line
-from mismatch_cli.models.engines import Engine, EngineSettings, Forced, Request, Told
-from mismatch_cli.models.engines._checks import check_known
+from mismatch_cli.models.engines import Engine, EngineSettings, ForcedResponse, Request, Told
+from mismatch_cli.models.engines._checks import check_token_ids
 from mismatch_cli.models.engines._server_facts import (
-    Served,
+    ServedModel,
     check_mode,
     check_top_logprobs,
     find_served,
@@ -38,7 +38,7 @@ from mismatch_cli.rules.batch import Rollout
 if TYPE_CHECKING:
     import numpy as np
 
-Asked = TypeVar("Asked", Request, Forced)
+Asked = TypeVar("Asked", Request, ForcedResponse)
 Answer = TypeVar("Answer")
 
 REMOTE, TAKES_WEIGHTS, MEMORY_SHARE = True, True, None
@@ -131,9 +131,9 @@ class ServerEngine:
             self._asked(lambda server: server.sample(requests, sampling, top_logprobs, on_finished))
         )
 
-    def prefill(self, responses: Sequence[Forced], on_finished: Told) -> list[np.ndarray]:
+    def prefill(self, responses: Sequence[ForcedResponse], on_finished: Told) -> list[np.ndarray]:
         check_as_it_comes(self.settings.sampling)
-        check_known([response.response_ids for response in responses], self._vocabulary)
+        check_token_ids([response.response_ids for response in responses], self._vocabulary)
         return asyncio.run(self._asked(lambda server: prefilled(server, responses, on_finished)))
 
     def take_over(self) -> None:
@@ -161,7 +161,7 @@ class ServerEngine:
             "seed": self.settings.seed,
         }
 
-    async def _look(self) -> tuple[Served, str, dict[str, Any]]:
+    async def _look(self) -> tuple[ServedModel, str, dict[str, Any]]:
         at_start = replace(self._address, patience=min(self._address.patience, _PATIENCE_AT_START))
         async with Server(at_start, self.settings.say, within=FOR_THE_LIST) as server:
             served = await self._find(server, self.settings.extra.get("served_model"))
@@ -224,11 +224,11 @@ class ServerEngine:
                 "continue with --resume, or start over with --force."
             )
 
-    async def _find(self, server: Server, name: str | None) -> Served:
+    async def _find(self, server: Server, name: str | None) -> ServedModel:
         longest = self.settings.extra.get("max_model_len")
         return await find_served(server, self._address.url, self.settings.model, name, longest)
 
-    def _completions(self, server: Server, served: Served) -> Completions:
+    def _completions(self, server: Server, served: ServedModel) -> Completions:
         return Completions(server, served.name, served.also_named, self._vocabulary, served.context)
 
 
@@ -258,7 +258,7 @@ class Servers:
     ) -> list[Rollout]:
         return self._shared(requests, lambda engine, share: engine.sample(share, on_finished))
 
-    def prefill(self, responses: Sequence[Forced], on_finished: Told) -> list[np.ndarray]:
+    def prefill(self, responses: Sequence[ForcedResponse], on_finished: Told) -> list[np.ndarray]:
         return self._shared(responses, lambda engine, share: engine.prefill(share, on_finished))
 
     def _shared(
@@ -297,7 +297,7 @@ class Servers:
             self._weights.remove()
 
 
-def _in_words(served: Served, mode: str) -> str:
+def _in_words(served: ServedModel, mode: str) -> str:
     return (
         f"{served.name} from {served.model}, version {served.version}, context {served.context}, "
         f"{mode}"

@@ -15,7 +15,7 @@ from mismatch_cli.base import custom_code
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.extras import require
 from mismatch_cli.models.adapters import Adapter, read_adapter
-from mismatch_cli.models.engines import EngineSettings, Forced, Request, Shapes, Sink, Told
+from mismatch_cli.models.engines import EngineSettings, ForcedResponse, Request, Shapes, Sink, Told
 from mismatch_cli.models.engines._vllm_answers import sampling_params, to_rollout
 from mismatch_cli.models.engines._vllm_process import (
     ModelClasses,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 REMOTE, TAKES_WEIGHTS, MEMORY_SHARE, RETURNS_ROUTES = False, True, "gpu_memory_utilization", True
 REPLAYS = PREFILLS = OPEN = True
-Asked = TypeVar("Asked", Request, Forced)
+Asked = TypeVar("Asked", Request, ForcedResponse)
 _PARTS = ("weights", "kv_cache")  # of vLLM's memory, in wake-up order
 _CPU_KV_CACHE_BYTES = 1 << 30  # vLLM's own default takes 92 % of the memory
 _MAX_CPU_SEQUENCES = 256
@@ -193,7 +193,7 @@ class VllmEngine:
 
     def replay(
         self,
-        responses: Sequence[Forced],
+        responses: Sequence[ForcedResponse],
         on_finished: Told,
         *,
         alone: bool = False,
@@ -218,7 +218,7 @@ class VllmEngine:
         ]
 
     def prefill(
-        self, responses: Sequence[Forced], on_finished: Callable[[int], None]
+        self, responses: Sequence[ForcedResponse], on_finished: Callable[[int], None]
     ) -> list[np.ndarray]:
         with self._awake():
             together, part = self._of_all(responses)

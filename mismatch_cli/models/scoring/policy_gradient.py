@@ -32,7 +32,7 @@ _NEVER = -1e30  # stands for a logit of -inf: probability 0, and their product i
 CoefficientOf = Callable[[slice, Tensor], Tensor]
 
 
-class Known(NamedTuple):
+class LogpPass(NamedTuple):
     """What an earlier pass has measured of the tokens, in nats; all float32."""
 
     logp_N: Tensor
@@ -56,7 +56,7 @@ def policy_gradient_loss(
     coefficient_of: CoefficientOf,
     sampling: SamplingSettings,
     row_tile: int | None = None,
-    known: Known | None = None,
+    known: LogpPass | None = None,
 ) -> PolicyGradient:
     """−Σ coefficient · log π with each coefficient a constant: d loss / d log π = −coefficient.
 
@@ -96,7 +96,7 @@ def logp_pass(
     token_ids_N: Tensor,
     sampling: SamplingSettings,
     query_ids_NK: Tensor | None = None,
-) -> Known:
+) -> LogpPass:
     """log π and entropy of every token, for coefficients that depend on whole responses or on other
     tokens.
 
@@ -106,7 +106,9 @@ def logp_pass(
         query_ids_NK = token_ids_N.new_empty(len(token_ids_N), 0)
     scores = score_hidden(hidden_NH.detach(), head, token_ids_N, query_ids_NK, sampling)
     seen = (scores.logp_T, scores.entropy_T, scores.logp_at_ids_TK)
-    return Known(*(column.clone() for column in seen))  # autograd does not accept inference tensors
+    return LogpPass(
+        *(column.clone() for column in seen)
+    )  # autograd does not accept inference tensors
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class _Job:
     temperature: float
     row_tile: int
     grad_enabled: bool  # the caller's: inside an autograd function it is always off
-    known: Known | None
+    known: LogpPass | None
 
 
 class _FormedInForward(torch.autograd.Function):
@@ -180,7 +182,7 @@ def _form(hidden_NH: Tensor, job: _Job, gradients: WantedGradients) -> PolicyGra
     )
     for start in range(0, count, job.row_tile):
         rows = slice(start, min(start + job.row_tile, count))
-        known = None if job.known is None else Known(*(column_N[rows] for column_N in job.known))
+        known = None if job.known is None else LogpPass(*(column_N[rows] for column_N in job.known))
         logp_N[rows], entropy_N[rows], slope_RV = tiles.look(
             hidden_NH[rows], job.token_ids_N[rows], known
         )
@@ -228,7 +230,7 @@ class GradientTiles:
         self.unit = head.multiplier / (head.divisor * temperature)
 
     def look(
-        self, hidden_RH: Tensor, ids_R: Tensor, known: Known | None
+        self, hidden_RH: Tensor, ids_R: Tensor, known: LogpPass | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """log π, entropy and slopes of a tile; the slopes are valid until the next call."""
         slope_RV = self._slope_RV[: len(ids_R)]
@@ -243,7 +245,7 @@ class GradientTiles:
         entropy_R = (sum_R / top_R).log() - (weighted_R + z_R.clamp(min=_NEVER) * target_R) / sum_R
         return logsigmoid(z_R + (top_R / rest_R).log()), entropy_R, slope_RV
 
-    def _slope_from(self, known: Known, logits_RV: Tensor, ids_R: Tensor) -> bool:
+    def _slope_from(self, known: LogpPass, logits_RV: Tensor, ids_R: Tensor) -> bool:
         """softmax − onehot from a known log π: exp(z − log Σ exp z), and π − 1 at the target; False
         if impossible.
 

@@ -19,7 +19,7 @@ from mismatch_cli.trace.routes import UNKNOWN, RouteComparison, compare_routes
 
 
 @dataclass(frozen=True)
-class Routing:
+class TrainerRouting:
     """The routers of a trainer's model, None for a dense one; `replays`: they follow the
     engine's known routes.
     """
@@ -28,7 +28,7 @@ class Routing:
     replays: bool
 
     @classmethod
-    def of(cls, model: Any, name: str, replays: bool) -> Routing:
+    def of(cls, model: Any, name: str, replays: bool) -> TrainerRouting:
         """The routing of a model; a `UsageError` for routes to replay in a model without
         routers.
         """

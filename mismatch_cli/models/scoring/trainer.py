@@ -22,7 +22,7 @@ from mismatch_cli.models.scoring.head import Head, HeadScores, RolloutRows, scor
 from mismatch_cli.models.scoring.layout import can_pack, micro_batches, other_shape, pack, pad_right
 from mismatch_cli.models.scoring.proven_head import proven_head
 from mismatch_cli.models.scoring.requests import ScoreRequest
-from mismatch_cli.models.scoring.routed_pass import Routing
+from mismatch_cli.models.scoring.routed_pass import TrainerRouting
 from mismatch_cli.models.sharding import (
     Sharding,
     is_spread,
@@ -84,7 +84,7 @@ class Trainer:
         self.head, self.dtype = proven_head(model)
         # Whether micro-batches are rows of whole sequences, without padding
         self.packed = can_pack(model)
-        self.routing = Routing.of(model, name or type(model).__name__, replay_routes)
+        self.routing = TrainerRouting.of(model, name or type(model).__name__, replay_routes)
         self._float32_head = float32_head
         if float32_head and not is_spread(model):
             self.head = self.head.float32()
@@ -280,7 +280,7 @@ class Trainer:
                 )
             scores[i] = part
 
-    def look_at(
+    def forward_pass(
         self,
         requests: Sequence[ScoreRequest],
         look: Callable[[torch.Tensor, torch.Tensor, Head], R],
@@ -329,7 +329,7 @@ class Trainer:
             return score_hidden(hidden_TH, head, ids_T, queries_TK, self._sampling, rollout=rollout)
 
         with without_gradients(self.model):
-            return self.look_at(members, look)
+            return self.forward_pass(members, look)
 
 
 # A rank that has nothing left sends this through a model that is spread over ranks, while the

@@ -24,7 +24,7 @@ from mismatch_cli.probe.tasks.answers import (
 )
 from mismatch_cli.probe.tasks.prompts import CONVERSATIONS, LINE_TEMPLATE, Problem
 from mismatch_cli.probe.tasks.reward_worker import math_verify
-from mismatch_cli.probe.tasks.rewards import Answered, OwnReward, is_own, needs_answer
+from mismatch_cli.probe.tasks.rewards import AnsweredResponse, OwnReward, is_own, needs_answer
 from mismatch_cli.processes.child import Child
 from mismatch_cli.rules.batch import Rollout
 
@@ -203,7 +203,7 @@ class Grader:
         if isinstance(self._scorer, OwnReward):
             return self._scorer.grade_all(
                 [
-                    Answered(
+                    AnsweredResponse(
                         self._text(r),
                         p.answer,
                         p.prompt,

@@ -55,7 +55,7 @@ def check_reward(where: str | None, seconds: int | None = None) -> None:
         reward.child.stop()
 
 
-class Answered(NamedTuple):
+class AnsweredResponse(NamedTuple):
     """A response with everything that a reward function may take."""
 
     response: str
@@ -93,9 +93,9 @@ class OwnReward:
         """The function's reward; a `MismatchError` if it fails or does not return a finite
         number.
         """
-        return self.grade_all([Answered(response, answer, problem, finish_reason)])[0]
+        return self.grade_all([AnsweredResponse(response, answer, problem, finish_reason)])[0]
 
-    def grade_all(self, rows: Sequence[Answered]) -> list[float]:
+    def grade_all(self, rows: Sequence[AnsweredResponse]) -> list[float]:
         """The rewards of responses; NaN where a function in TRL's form returns None."""
         if not rows:
             return []
@@ -127,7 +127,7 @@ class OwnReward:
             self._known_kind = str(reply.value)
         return self._known_kind
 
-    def _as_keywords(self, rows: Sequence[Answered]) -> dict[str, Any]:
+    def _as_keywords(self, rows: Sequence[AnsweredResponse]) -> dict[str, Any]:
         """What GRPOTrainer passes to a reward function; None where a row lacks a column."""
         names = dict.fromkeys(name for row in rows for name in row.columns or ())
         columns = {name: [(row.columns or {}).get(name) for row in rows] for name in names}
@@ -148,12 +148,12 @@ class OwnReward:
             }
         )
 
-    def _of_one(self, row: Answered) -> float:
+    def _of_one(self, row: AnsweredResponse) -> float:
         arguments = dict(zip(ARGUMENTS, row[: len(ARGUMENTS)], strict=True))
         reply = self._reply(arguments, [row])
         return 0.0 if reply is LATE else self._finite(reply.value, row.response)
 
-    def _reply(self, question: Mapping[str, Any], rows: Sequence[Answered]) -> Reply:
+    def _reply(self, question: Mapping[str, Any], rows: Sequence[AnsweredResponse]) -> Reply:
         """A value, or `LATE`, which counts the responses."""
         limit = self._seconds or (_FOR_A_BATCH if self._kind else _FOR_ONE)
         reply = self.child.ask(question, limit)
@@ -175,7 +175,7 @@ class OwnReward:
         )
 
 
-def _in_lists(rows: Sequence[Answered]) -> dict[str, Any]:
+def _in_lists(rows: Sequence[AnsweredResponse]) -> dict[str, Any]:
     by_argument = zip(*(row[: len(BATCH_ARGUMENTS)] for row in rows), strict=True)
     return dict(zip(BATCH_ARGUMENTS, map(list, by_argument), strict=True))
 

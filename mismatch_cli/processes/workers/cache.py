@@ -19,7 +19,7 @@ import numpy as np
 from mismatch_cli.base.entry_points import fingerprint
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import PACKAGE
-from mismatch_cli.processes.workers.portions import Leaf, Pass, Portion
+from mismatch_cli.processes.workers.portions import Leaf, Portion, TracePass
 from mismatch_cli.rules import trust_regions
 from mismatch_cli.trace.files import replacing
 
@@ -35,7 +35,7 @@ class Cache:
 
     folder: Path
 
-    def entry(self, asked: Pass[Any], portion: Portion) -> Entry | None:
+    def entry(self, asked: TracePass[Any], portion: Portion) -> Entry | None:
         """The file for the answer to a question about a portion; call this before reading the
         portion.
 

@@ -11,8 +11,8 @@ from typing import Any
 from mismatch_cli.processes.workers import Workers
 from mismatch_cli.processes.workers.cache import Cache
 from mismatch_cli.processes.workers.leaf import Progress, read_portion
-from mismatch_cli.processes.workers.portions import Leaf, Part, Pass, Portion, portions
-from mismatch_cli.processes.workers.reduction import Parts, Reduction
+from mismatch_cli.processes.workers.portions import Leaf, Part, Portion, TracePass, portions
+from mismatch_cli.processes.workers.reduction import LocalGroup, Reduction
 from mismatch_cli.trace.reader import Trace
 
 
@@ -31,7 +31,7 @@ class Executor(ABC):
     def reduced(
         self,
         asked: Sequence[Portion],
-        pass_over: Callable[[Portion], Pass[Part]],
+        pass_over: Callable[[Portion], TracePass[Part]],
         on_responses: Progress = ...,
         on_parts: Callable[[Iterator[Part]], None] | None = None,
     ) -> Part:
@@ -53,12 +53,12 @@ class InThisProcess(Executor):
     def reduced(
         self,
         asked: Sequence[Portion],
-        pass_over: Callable[[Portion], Pass[Part]],
+        pass_over: Callable[[Portion], TracePass[Part]],
         on_responses: Progress = lambda _: None,
         on_parts: Callable[[Iterator[Part]], None] | None = None,
     ) -> Part:
         # The tree of many workers: merged one after the other, float sums would have other bits.
-        tree: Reduction[Part] = Reduction(Parts)
+        tree: Reduction[Part] = Reduction(LocalGroup)
         for portion in asked:
             leaf = read_portion(
                 pass_over(portion),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.processes.workers.cache import Cache
-from mismatch_cli.processes.workers.portions import Leaf, Pass, Portion
+from mismatch_cli.processes.workers.portions import Leaf, Portion, TracePass
 from mismatch_cli.trace.reader import RowGroup, Trace
 from mismatch_cli.trace.shards import DamagedShard
 
@@ -15,7 +15,7 @@ Progress = Callable[[int], None]
 
 
 def read_portion(
-    asked: Pass[Any],
+    asked: TracePass[Any],
     portion: Portion,
     cache: Cache | None,
     *,
@@ -43,7 +43,7 @@ def read_portion(
 
 
 def _read(
-    asked: Pass[Any],
+    asked: TracePass[Any],
     portion: Portion,
     before: Leaf[Any] | None,
     shards: Sequence[Path],

@@ -22,7 +22,7 @@ from mismatch_cli.processes.workers import RAY, Workers
 from mismatch_cli.processes.workers.cache import Cache
 from mismatch_cli.processes.workers.executor import Executor
 from mismatch_cli.processes.workers.leaf import Progress, read_portion
-from mismatch_cli.processes.workers.portions import Leaf, Part, Pass, Portion
+from mismatch_cli.processes.workers.portions import Leaf, Part, Portion, TracePass
 from mismatch_cli.processes.workers.reduction import Reduction
 from mismatch_cli.rules import trust_regions
 from mismatch_cli.trace.reader import Trace
@@ -55,7 +55,7 @@ class _OnRay(Executor):
     def reduced(
         self,
         asked: Sequence[Portion],
-        pass_over: Callable[[Portion], Pass[Part]],
+        pass_over: Callable[[Portion], TracePass[Part]],
         on_responses: Progress = lambda _: None,
         # The driver sees no parts.
         on_parts: Callable[[Iterator[Part]], None] | None = None,  # noqa: ARG002
@@ -107,7 +107,7 @@ class _References:
 
 
 def _read_there(
-    asked: Pass[Any],
+    asked: TracePass[Any],
     portion: Portion,
     expected: str,
     cache: Cache | None,

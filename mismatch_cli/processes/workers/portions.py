@@ -74,7 +74,7 @@ class Mergeable(Protocol):
 Part = TypeVar("Part", bound=Mergeable)
 
 
-class Pass(Protocol[Part]):
+class TracePass(Protocol[Part]):
     """A question to each portion, in any process: the pass and its results can be pickled."""
 
     @property

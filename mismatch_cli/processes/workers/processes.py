@@ -23,8 +23,8 @@ from mismatch_cli.processes.workers import Workers
 from mismatch_cli.processes.workers.cache import Cache
 from mismatch_cli.processes.workers.executor import Executor
 from mismatch_cli.processes.workers.leaf import Progress, read_portion
-from mismatch_cli.processes.workers.portions import Leaf, Part, Pass, Portion
-from mismatch_cli.processes.workers.reduction import Parts, Reduction
+from mismatch_cli.processes.workers.portions import Leaf, Part, Portion, TracePass
+from mismatch_cli.processes.workers.reduction import LocalGroup, Reduction
 from mismatch_cli.trace.reader import Trace
 
 _WAITING = 2  # portions per worker that are being read or wait to be merged
@@ -45,11 +45,11 @@ class _Processes(Executor):
     def reduced(
         self,
         asked: Sequence[Portion],
-        pass_over: Callable[[Portion], Pass[Part]],
+        pass_over: Callable[[Portion], TracePass[Part]],
         on_responses: Progress = lambda _: None,
         on_parts: Callable[[Iterator[Part]], None] | None = None,
     ) -> Part:
-        tree: Reduction[Part] = Reduction(Parts)
+        tree: Reduction[Part] = Reduction(LocalGroup)
         for portion, leaf in self._leaves(asked, pass_over):
             self.took(portion, leaf)
             tree.add(leaf.part)
@@ -59,7 +59,7 @@ class _Processes(Executor):
         return tree.result()
 
     def _leaves(
-        self, asked: Sequence[Portion], pass_over: Callable[[Portion], Pass[Any]]
+        self, asked: Sequence[Portion], pass_over: Callable[[Portion], TracePass[Any]]
     ) -> Iterator[tuple[Portion, Leaf[Any]]]:
         left = iter(asked)
         waiting = deque(
@@ -91,7 +91,9 @@ class _Processes(Executor):
                 (portion, self._submit(pass_over, portion)) for portion in islice(left, 1)
             )
 
-    def _submit(self, pass_over: Callable[[Portion], Pass[Any]], portion: Portion) -> Future[bytes]:
+    def _submit(
+        self, pass_over: Callable[[Portion], TracePass[Any]], portion: Portion
+    ) -> Future[bytes]:
         try:
             # Inherited: a worker that is still importing shows no traceback
             with safe_path(), _deaf_to_interrupts():
@@ -105,7 +107,7 @@ class _Processes(Executor):
 
 
 def _read_alone(
-    asked: Pass[Any], portion: Portion, cache: Cache | None, skip_broken: bool
+    asked: TracePass[Any], portion: Portion, cache: Cache | None, skip_broken: bool
 ) -> bytes:
     """In a worker: read a portion; the result stays pickled, and small, until its turn."""
     return pickle.dumps(

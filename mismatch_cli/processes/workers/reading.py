@@ -9,7 +9,7 @@ from mismatch_cli.base.memory import map_buffer_of_products
 from mismatch_cli.processes.workers import Workers
 from mismatch_cli.processes.workers.executor import Executor, InThisProcess
 from mismatch_cli.processes.workers.leaf import Progress
-from mismatch_cli.processes.workers.portions import Part, Pass
+from mismatch_cli.processes.workers.portions import Part, TracePass
 from mismatch_cli.trace.reader import Trace
 
 
@@ -30,7 +30,7 @@ def executor(workers: Workers, traces: Sequence[Trace]) -> AbstractContextManage
 
 def read_through(
     traces: Sequence[Trace],
-    asked: Pass[Part],
+    asked: TracePass[Part],
     workers: Workers,
     on_responses: Progress = lambda _: None,
 ) -> Part:

@@ -19,7 +19,7 @@ FAN_IN = 16
 Node = TypeVar("Node")
 
 
-class Group(Protocol[Node]):
+class NodeGroup(Protocol[Node]):
     """Up to `FAN_IN` consecutive nodes that become one."""
 
     def take(self, node: Node) -> None:
@@ -32,9 +32,9 @@ class Group(Protocol[Node]):
 class Reduction(Generic[Node]):
     """The tree while its leaves arrive, in order: the incomplete group of each level."""
 
-    def __init__(self, group: Callable[[], Group[Node]]) -> None:
+    def __init__(self, group: Callable[[], NodeGroup[Node]]) -> None:
         self._group = group
-        self._levels: list[tuple[Group[Node] | None, int]] = []
+        self._levels: list[tuple[NodeGroup[Node] | None, int]] = []
 
     def add(self, node: Node, level: int = 0) -> None:
         """Add the next leaf, or the next node of a higher level."""
@@ -66,7 +66,7 @@ class Reduction(Generic[Node]):
         return below
 
 
-class Parts(Generic[Part]):
+class LocalGroup(Generic[Part]):
     """A group in this process, merged as parts arrive, so that only one part per level is held."""
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ class Steps(Protocol):
     def last(self) -> int: ...
 
 
-class Look(NamedTuple):
+class LineStyle(NamedTuple):
     """How a line is drawn."""
 
     colour: str
@@ -53,11 +53,11 @@ class Look(NamedTuple):
         return {"color": self.colour, "linestyle": self.dash, "alpha": self.opacity}
 
 
-def looks(names: Iterable[str], style: Style) -> dict[str, Look]:
+def looks(names: Iterable[str], style: Style) -> dict[str, LineStyle]:
     """A colour for each name; dashes change after every three, so that eighteen lines differ."""
     colours = style.theme.accents
     return {
-        name: Look(colours[place % len(colours)], DASHES[place // 3 % len(DASHES)])
+        name: LineStyle(colours[place % len(colours)], DASHES[place // 3 % len(DASHES)])
         for place, name in enumerate(names)
     }
 
@@ -234,7 +234,7 @@ def names_beside(names: Sequence[str], style: Style) -> tuple[list[str], float]:
     return short, 20 + max(width_of(name, style.small) for name in short)
 
 
-class Scale(NamedTuple):
+class OpacityScale(NamedTuple):
     """From shares to colours: the opacity of `colour` is the square root of share / reach, so
     that 1 % differs from 0.
     """
@@ -248,7 +248,7 @@ class Scale(NamedTuple):
         return f"darkest: {100 * self.reach:g} %"
 
 
-def draw_heat(axes: Panel, share_RC: np.ndarray, scale: Scale, names: Sequence[str]) -> None:
+def draw_heat(axes: Panel, share_RC: np.ndarray, scale: OpacityScale, names: Sequence[str]) -> None:
     """Fill the panel with cells, first row on top, and write the shares in percent where there is
     room; NaN stays empty.
     """

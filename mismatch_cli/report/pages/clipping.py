@@ -9,15 +9,6 @@ from mismatch_cli.metrics.clipping.blocked_rows import AlgorithmRow
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.update_table import CLIPPING
-from mismatch_cli.report.about import (
-    MASKED,
-    command_line,
-    left_out_of,
-    measured,
-    settings_tables,
-    subject_lines,
-    who_facts,
-)
 from mismatch_cli.report.excerpts import TitledToken, token_excerpts
 from mismatch_cli.report.outline import Excerpt, Facts, MetricRow, Note, Outline, Section, Table
 from mismatch_cli.report.pages.clipping_blocked import (
@@ -32,8 +23,17 @@ from mismatch_cli.report.pages.clipping_thresholds import (
     thresholds_section,
 )
 from mismatch_cli.report.pages.clipping_verdict import next_commands, remarks, verdict
+from mismatch_cli.report.preamble import (
+    MASKED,
+    command_line,
+    left_out_of,
+    measured,
+    settings_tables,
+    subject_lines,
+    who_facts,
+)
 from mismatch_cli.report.tables import (
-    Col,
+    TextColumn,
     col,
     filled,
     interval_or_note,
@@ -302,10 +302,10 @@ def _bad_by_step(result: ClippingResult) -> Table:
     )
 
 
-def _bad_shares(result: ClippingResult) -> list[Col[Bad]]:
+def _bad_shares(result: ClippingResult) -> list[TextColumn[Bad]]:
     """How many bad updates there are, and which share of the tokens."""
     negative = "of tokens with A < 0, %" if result.has_advantages else "of all tokens, if A < 0, %"
-    columns: list[Col[Bad]] = [
+    columns: list[TextColumn[Bad]] = [
         counted("bad updates", "bad", lambda row: row.bad, numbers.count),
         counted("of tokens with A ≠ 0, %", "over_tokens", lambda row: row.over_tokens),
         counted(negative, "over_negative", lambda row: row.over_negative),

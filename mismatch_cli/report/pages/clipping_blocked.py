@@ -17,7 +17,7 @@ from mismatch_cli.metrics.clipping.token_table import BlockedToken
 from mismatch_cli.report.outline import Brief, Excerpt, Priority, Section, Table
 from mismatch_cli.report.pages.clipping_thresholds import counted, same_strictness
 from mismatch_cli.report.tables import (
-    Col,
+    TextColumn,
     col,
     filled,
     mu_bin,
@@ -134,12 +134,12 @@ def _same(masks: Sequence[OneMask]) -> str:
     return f"Same result on these tokens: {'; '.join(merged)}. " if merged else ""
 
 
-def _shares(result: ClippingResult) -> list[Col[OneMask]]:
+def _shares(result: ClippingResult) -> list[TextColumn[OneMask]]:
     """How much is blocked and lost, in percent."""
-    blocked: list[Col[OneMask]] = _blocked(result, lambda mask: mask.row.blocked)
+    blocked: list[TextColumn[OneMask]] = _blocked(result, lambda mask: mask.row.blocked)
     if not result.has_advantages:
         return [*blocked, *(_lost(f"lost {result.when(sign)}, %", sign) for sign in SIGNS)]
-    hit: Col[OneMask] = counted(
+    hit: TextColumn[OneMask] = counted(
         "responses hit, %",
         "responses_touched",
         lambda mask: mask.row.responses_touched,
@@ -148,7 +148,7 @@ def _shares(result: ClippingResult) -> list[Col[OneMask]]:
     return [*blocked, _lost("lost update, %", "all"), hit]
 
 
-def _blocked(result: ClippingResult, of: Callable[[R], BySign]) -> list[Col[R]]:
+def _blocked(result: ClippingResult, of: Callable[[R], BySign]) -> list[TextColumn[R]]:
     """Blocked tokens in percent: all, those with A > 0, and those with A < 0."""
     priority = Priority.SPARE if result.has_advantages else Priority.USUAL
     by_sign = [_of_sign(f"{result.when(sign)}, %", sign, of, priority) for sign in SIGNS]
@@ -157,13 +157,13 @@ def _blocked(result: ClippingResult, of: Callable[[R], BySign]) -> list[Col[R]]:
     return [_of_sign("blocked, %", "all", of, Priority.USUAL), *by_sign]
 
 
-def _of_sign(title: str, sign: str, of: Callable[[R], BySign], priority: Priority) -> Col[R]:
+def _of_sign(title: str, sign: str, of: Callable[[R], BySign], priority: Priority) -> TextColumn[R]:
     return counted(title, "blocked", lambda row: of(row).of(sign), priority=priority)
 
 
 def _lost(
     title: str, part: str, metric: str = "lost", priority: Priority = Priority.USUAL
-) -> Col[OneMask]:
+) -> TextColumn[OneMask]:
     """A part of the lost update in percent, marked where it is not weighted by r."""
 
     def cell(mask: OneMask) -> str:
@@ -217,9 +217,9 @@ def _formulas(result: ClippingResult) -> Table:
 def _breakdown(result: ClippingResult, mask: OneMask) -> list[Table]:
     """One algorithm by μ, position and step."""
     row, blocked = mask.row, _blocked_in_part(result)
-    by_mu: list[Col[BlockedInBin]] = [col("μ", mu_bin), *blocked]
-    by_position: list[Col[BlockedAtPositions]] = [col("position", span), *blocked]
-    by_step: list[Col[BlockedInSteps]] = [
+    by_mu: list[TextColumn[BlockedInBin]] = [col("μ", mu_bin), *blocked]
+    by_position: list[TextColumn[BlockedAtPositions]] = [col("position", span), *blocked]
+    by_step: list[TextColumn[BlockedInSteps]] = [
         col("step", span),
         *blocked,
         counted("mean μ of blocked", "mu_blocked", lambda step: step.mu_blocked, plain),
@@ -239,13 +239,17 @@ def _breakdown(result: ClippingResult, mask: OneMask) -> list[Table]:
     ]
 
 
-def _blocked_in_part(result: ClippingResult) -> list[Col[Part]]:
-    shares: list[Col[Part]] = _blocked(result, lambda row: row.blocked)
+def _blocked_in_part(result: ClippingResult) -> list[TextColumn[Part]]:
+    shares: list[TextColumn[Part]] = _blocked(result, lambda row: row.blocked)
     return [col("tokens", lambda row: numbers.count(row.tokens)), *shares]
 
 
 def _part(
-    result: ClippingResult, mask: OneMask, by: str, rows: Sequence[P], columns: Sequence[Col[P]]
+    result: ClippingResult,
+    mask: OneMask,
+    by: str,
+    rows: Sequence[P],
+    columns: Sequence[TextColumn[P]],
 ) -> Table:
     """The parts with tokens; a terminal shows the compared pair only."""
     return table(
@@ -293,7 +297,7 @@ def _jaccard(result: ClippingResult, labels: Mapping[str, str]) -> Table:
     """All algorithms, compared with those shown in detail; empty without two of them."""
     overlap, beside = result.overlap, [mask.row.name for mask in result.detailed]
 
-    def beside_one(other: str) -> Col[str]:
+    def beside_one(other: str) -> TextColumn[str]:
         return counted(
             labels[other], "jaccard", lambda name: overlap.pair(name, other).jaccard, number
         )
@@ -327,7 +331,7 @@ def tokens_section(result: ClippingResult) -> Section:
 
 def _means(result: ClippingResult) -> Table:
     note = "Means over blocked and over kept tokens: μ of the sampled token, entropy of π in nats."
-    columns: list[Col[OneMask]] = [
+    columns: list[TextColumn[OneMask]] = [
         text("algorithm", lambda mask: mask.label),
         counted("μ, blocked", "mu_blocked", lambda mask: mask.row.mu_blocked, plain),
         counted("μ, kept", "mu_kept", lambda mask: mask.row.mu_kept, plain, Priority.SPARE),

@@ -15,7 +15,7 @@ from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.update_table import CLIPPING, THEORY
 from mismatch_cli.report.outline import Brief, MetricGroup, Priority, Section, Table
 from mismatch_cli.report.tables import (
-    Col,
+    TextColumn,
     col,
     filled,
     metric_row,
@@ -80,7 +80,7 @@ def counted(
     of: Callable[[R], Any],
     show: Callable[[Any], str] = percent,
     priority: Priority = Priority.USUAL,
-) -> Col[R]:
+) -> TextColumn[R]:
     """A column of numbers that links to the definition of a metric of updates."""
     return col(title, lambda row: show(of(row)), CLIPPING[key], priority=priority)
 
@@ -103,7 +103,7 @@ def same_strictness(result: ClippingResult) -> Table:
     )
 
 
-def _threshold_of(family: str, used: Container[str | None]) -> Col[SameStrictness]:
+def _threshold_of(family: str, used: Container[str | None]) -> TextColumn[SameStrictness]:
     """The equal threshold of a family; for an algorithm of that family, its own."""
 
     def cell(row: SameStrictness) -> str:
@@ -178,7 +178,7 @@ def approximation_section(result: ClippingResult) -> Section:
 
 
 def _approximations(measured: Approximations) -> Table:
-    columns: list[Col[ApproximationRow]] = [
+    columns: list[TextColumn[ApproximationRow]] = [
         text("divergence", lambda row: _DIVERGENCES[row.divergence]),
         col("K", _partition),
         col("threshold δ", _delta, priority=Priority.SPARE),

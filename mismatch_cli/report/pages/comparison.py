@@ -9,16 +9,6 @@ from mismatch_cli.base import numbers
 from mismatch_cli.base.errors import suggest
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.gap_table import METRICS, Metric
-from mismatch_cli.report.about import (
-    DECIDING,
-    GAPS,
-    LEADING,
-    MASKED,
-    command_line,
-    left_out_of,
-    measured,
-    settings_tables,
-)
 from mismatch_cli.report.outline import (
     Brief,
     Facts,
@@ -30,8 +20,18 @@ from mismatch_cli.report.outline import (
     Table,
     Verdict,
 )
+from mismatch_cli.report.preamble import (
+    DECIDING,
+    GAPS,
+    LEADING,
+    MASKED,
+    command_line,
+    left_out_of,
+    measured,
+    settings_tables,
+)
 from mismatch_cli.report.tables import (
-    Col,
+    TextColumn,
     col,
     filled,
     in_words,
@@ -388,7 +388,7 @@ def _against(row: TraceDifference) -> str:
     return f"{row.trace} against {row.against}"
 
 
-def _setting_columns(row: TraceDifference) -> list[Col[SettingDifference]]:
+def _setting_columns(row: TraceDifference) -> list[TextColumn[SettingDifference]]:
     return [
         text("setting", lambda each: each.setting, short="settings that differ"),
         text(row.against, lambda each: numbers.setting(each.first)),
@@ -413,7 +413,7 @@ def _folded(whole: Table) -> Table:
 def _gap_table(first: ComparedTrace, others: Sequence[_Other], title: str) -> Table:
     """Every metric that one of the traces has; on a screen those that people act on."""
     metrics = _measured([first, *(other for other, _ in others)])
-    columns: list[Col[Metric]] = [
+    columns: list[TextColumn[Metric]] = [
         text("metric", lambda metric: metric.label),
         col(first.name, lambda metric: _value(metric, first)),
         *starmap(_marked_column, others),
@@ -432,7 +432,7 @@ def _gap_table(first: ComparedTrace, others: Sequence[_Other], title: str) -> Ta
     )
 
 
-def _marked_column(trace: ComparedTrace, row: TraceDifference) -> Col[Metric]:
+def _marked_column(trace: ComparedTrace, row: TraceDifference) -> TextColumn[Metric]:
     """The values of another trace, with a star where they differ by more than noise."""
 
     def cell(metric: Metric) -> str:
@@ -442,7 +442,7 @@ def _marked_column(trace: ComparedTrace, row: TraceDifference) -> Col[Metric]:
     return col(f"{trace.name} *", cell)
 
 
-def _difference_columns(row: TraceDifference) -> list[Col[Metric]]:
+def _difference_columns(row: TraceDifference) -> list[TextColumn[Metric]]:
     return [
         col(
             f"{row.trace} − {row.against}",
@@ -475,7 +475,7 @@ def _on_tokens_table(pair: str, row: TraceDifference, on_tokens: TokenComparison
     return table(title, metrics, columns, note=note, row_metrics=metrics)
 
 
-def _policy_column(name: str, values: Mapping[str, Estimate]) -> Col[Metric]:
+def _policy_column(name: str, values: Mapping[str, Estimate]) -> TextColumn[Metric]:
     return col(name, lambda metric: _in_unit(metric, values.get(metric.key)))
 
 

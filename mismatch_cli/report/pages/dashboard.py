@@ -22,7 +22,7 @@ from mismatch_cli.report.outline import (
     Verdict,
 )
 from mismatch_cli.report.pages._status import STATUS_WORDS, sign, word
-from mismatch_cli.report.tables import Col, col, filled, table, text
+from mismatch_cli.report.tables import TextColumn, col, filled, table, text
 from mismatch_cli.studies.dashboard import DashboardNumbers, DashboardResult, JudgedNumber
 
 _MOST_LIMITS, _MOST_MEASURED, _MOST_SUSPECTS = 8, 3, 4
@@ -75,7 +75,7 @@ def _limits(rows: Sequence[JudgedNumber]) -> Table:
     """The published limits on each number with their status, the strictest first."""
     most = max(1, _MOST_LIMITS // len(rows))
     limits = [(row, limit) for row in rows for limit in strictest_first(row.bars)[:most]]
-    columns: list[Col[tuple[JudgedNumber, LimitRow]]] = [
+    columns: list[TextColumn[tuple[JudgedNumber, LimitRow]]] = [
         text("published by", lambda pair: pair[1].who),
         text("limit", lambda pair: pair[1].text),
         text(
@@ -121,7 +121,7 @@ def _span(low: float, high: float) -> str:
 def _suspects(result: DashboardResult) -> Table:
     """The likeliest settings; several numbers leave room for fewer."""
     most = max(1, _MOST_SUSPECTS + 1 - len(result.numbers))
-    columns: list[Col[Suspect]] = [
+    columns: list[TextColumn[Suspect]] = [
         text("check first", lambda suspect: suspect.setting),
         text("here", _here),
         text("why it can cause a gap", lambda suspect: suspect.why),

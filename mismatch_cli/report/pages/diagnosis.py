@@ -10,20 +10,13 @@ from mismatch_cli.diagnosis.diagnose import (
     FLOOR_STAGE,
     PRECISION_STAGE,
     UNEXPLAINED_STAGE,
-    Diagnosis,
+    Findings,
     module,
 )
 from mismatch_cli.limits.assess import LEADING
 from mismatch_cli.limits.expected import sentence
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.gap_table import METRICS, Metric
-from mismatch_cli.report.about import (
-    command_line,
-    left_out_of,
-    settings_tables,
-    subject_lines,
-    who_facts,
-)
 from mismatch_cli.report.outline import (
     Brief,
     Facts,
@@ -35,6 +28,13 @@ from mismatch_cli.report.outline import (
     Status,
     Table,
     Verdict,
+)
+from mismatch_cli.report.preamble import (
+    command_line,
+    left_out_of,
+    settings_tables,
+    subject_lines,
+    who_facts,
 )
 from mismatch_cli.report.tables import col, filled, metric_row, pairs_table, share, table, text
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
@@ -105,7 +105,7 @@ def page(analysis: DiagnosisAnalysis) -> Outline:
     )
 
 
-def answer(diagnosis: Diagnosis) -> tuple[str, Status]:
+def answer(diagnosis: Findings) -> tuple[str, Status]:
     """The verdict in capitals; good only where the trace was judged at its own scale."""
     faults = len(diagnosis.faults)
     if diagnosis.is_unexplained:

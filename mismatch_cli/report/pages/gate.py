@@ -11,13 +11,6 @@ from mismatch_cli.base.places import shown
 from mismatch_cli.base.text import visible
 from mismatch_cli.limits.judge import EXCEEDED, HOLDS, UNDECIDED, UNJUDGED
 from mismatch_cli.limits.limit_sets import DIAGNOSIS, OF_BASELINE, LimitSet
-from mismatch_cli.report.about import (
-    about_facts,
-    command_line,
-    left_out,
-    partial_notes,
-    subject_lines,
-)
 from mismatch_cli.report.markdown import as_markdown
 from mismatch_cli.report.outline import (
     Brief,
@@ -28,7 +21,14 @@ from mismatch_cli.report.outline import (
     Status,
     Verdict,
 )
-from mismatch_cli.report.tables import Col, col, filled, table, text
+from mismatch_cli.report.preamble import (
+    about_facts,
+    command_line,
+    left_out,
+    partial_notes,
+    subject_lines,
+)
+from mismatch_cli.report.tables import TextColumn, col, filled, table, text
 from mismatch_cli.studies.gate import (
     Check,
     GateAnalysis,
@@ -58,7 +58,7 @@ def page(result: GateAnalysis) -> Outline:
     words, status = _VERDICTS[result.status]
     checks = _failed_first(result)
     limits = table("Limits", checks, _columns(result), brief=Brief.first(_MOST))
-    which: list[Col[Check]] = [
+    which: list[TextColumn[Check]] = [
         text("limit", lambda check: f"{_named(result, check)} {check.limit.text}")
     ]
     why = table(
@@ -89,7 +89,7 @@ def _failed_first(result: GateAnalysis) -> list[Check]:
     return sorted(result.checks, key=lambda check: check.holds)
 
 
-def _columns(result: GateAnalysis) -> list[Col[Check]]:
+def _columns(result: GateAnalysis) -> list[TextColumn[Check]]:
     """What each row says about its limit."""
     return [
         text("metric", partial(_named, result)),

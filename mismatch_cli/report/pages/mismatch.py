@@ -22,15 +22,6 @@ from mismatch_cli.metrics.pair_summary import (
     PlaceRow,
     ProbabilityBin,
 )
-from mismatch_cli.report.about import (
-    GAPS,
-    LEADING,
-    about_facts,
-    command_line,
-    left_out,
-    settings_tables,
-    subject_lines,
-)
 from mismatch_cli.report.excerpts import worst_excerpts
 from mismatch_cli.report.outline import (
     Facts,
@@ -43,8 +34,17 @@ from mismatch_cli.report.outline import (
 )
 from mismatch_cli.report.pages.mismatch_limits import limits_section, verdict, with_limit
 from mismatch_cli.report.pages.mismatch_routing import routing_remark, routing_section
+from mismatch_cli.report.preamble import (
+    GAPS,
+    LEADING,
+    about_facts,
+    command_line,
+    left_out,
+    settings_tables,
+    subject_lines,
+)
 from mismatch_cli.report.tables import (
-    Col,
+    TextColumn,
     col,
     filled,
     in_words,
@@ -294,7 +294,7 @@ def _volatility_table(
     )
 
 
-def _spread(metric: Metric, show: Callable[[Estimate], str]) -> Col[ProbabilityBin]:
+def _spread(metric: Metric, show: Callable[[Estimate], str]) -> TextColumn[ProbabilityBin]:
     return col(metric.label, lambda row: show(row.metrics[metric.key]), metric)
 
 
@@ -313,15 +313,17 @@ def _position_section(pair: PairSummary) -> Section:
     return Section("By position in the response", text, tables=filled(*tables))
 
 
-def _place_table(title: str, what: str, rows: Sequence[PlaceRow], *columns: Col[PlaceRow]) -> Table:
+def _place_table(
+    title: str, what: str, rows: Sequence[PlaceRow], *columns: TextColumn[PlaceRow]
+) -> Table:
     return table(title, rows, [col(what, span), *columns, *_OF_PLACES])
 
 
-_OF_TURNS: tuple[Col[PlaceRow], ...] = (
+_OF_TURNS: tuple[TextColumn[PlaceRow], ...] = (
     col("turns", lambda row: numbers.count(row.turns)),
     col("mean length", lambda row: plain(row.length_mean)),
 )
-_OF_PLACES: tuple[Col[PlaceRow], ...] = (
+_OF_PLACES: tuple[TextColumn[PlaceRow], ...] = (
     col("tokens", lambda row: numbers.count(row.tokens)),
     col(METRICS["abs_d_mean"].label, lambda row: plain(row.abs_d_mean), METRICS["abs_d_mean"]),
     col(METRICS["d_mean"].label, lambda row: plain(row.d_mean), METRICS["d_mean"]),

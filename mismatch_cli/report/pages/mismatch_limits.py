@@ -17,10 +17,18 @@ from mismatch_cli.limits.assess import (
 from mismatch_cli.limits.judge import EXCEEDED
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.metrics.pair_summary import MetricEstimate
-from mismatch_cli.report.about import DECIDING, LEADING
 from mismatch_cli.report.outline import Brief, MetricRow, Priority, Section, Table, Verdict
 from mismatch_cli.report.pages._status import STATUS_WORDS, colour, sign, word
-from mismatch_cli.report.tables import Col, col, frameworks, in_words, table, text, times_noise
+from mismatch_cli.report.preamble import DECIDING, LEADING
+from mismatch_cli.report.tables import (
+    TextColumn,
+    col,
+    frameworks,
+    in_words,
+    table,
+    text,
+    times_noise,
+)
 from mismatch_cli.studies.mismatch import MismatchResult
 
 _FAMILIES = {
@@ -86,7 +94,7 @@ def _deciding(result: MismatchResult) -> Table:
     """The metrics that people act on, and after them every other number that exceeds a limit."""
     rows = [row for row in _judged(result) if row.estimate.value is not None]
     noisy = any(row.estimate.noise and row.estimate.noise.times_floor is not None for row in rows)
-    columns: list[Col[_Deciding]] = [
+    columns: list[TextColumn[_Deciding]] = [
         text("", lambda row: row.label),
         col("value", lambda row: in_words(row.metric, row.estimate)[0]),
         col(

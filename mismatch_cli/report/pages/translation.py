@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from mismatch_cli.base import numbers
-from mismatch_cli.report.about import partial_notes, who_facts
 from mismatch_cli.report.outline import Outline, Priority, Section, Table
-from mismatch_cli.report.tables import Col, col, filled, pairs_table, table, text
+from mismatch_cli.report.preamble import partial_notes, who_facts
+from mismatch_cli.report.tables import TextColumn, col, filled, pairs_table, table, text
 from mismatch_cli.studies.translation import ALL, TranslatedMetric, Translation
 
 _DIGITS = 6
@@ -29,7 +29,9 @@ class _OfFramework(NamedTuple):
     metric: TranslatedMetric
 
 
-_VALUE: Col[_OfFramework] = col("value", lambda row: numbers.number(row.metric.value, _DIGITS))
+_VALUE: TextColumn[_OfFramework] = col(
+    "value", lambda row: numbers.number(row.metric.value, _DIGITS)
+)
 
 
 def page(translation: Translation) -> Outline:
@@ -97,7 +99,7 @@ def _words(rows: Sequence[_OfFramework]) -> list[Section]:
 
 
 def _by_pair(
-    rows: Sequence[_OfFramework], columns: Sequence[Col[_OfFramework]]
+    rows: Sequence[_OfFramework], columns: Sequence[TextColumn[_OfFramework]]
 ) -> tuple[Table, ...]:
     """A table for each pair of policies compared, and one for each separate topic."""
     by_title: dict[str, list[_OfFramework]] = {}

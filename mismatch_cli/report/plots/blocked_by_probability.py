@@ -9,7 +9,7 @@ import numpy as np
 
 from mismatch_cli.report.drawing.marks import (
     HEAT_ROW,
-    Scale,
+    OpacityScale,
     draw_heat,
     left_out,
     names_beside,
@@ -53,7 +53,7 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
     height = len(masks) * HEAT_ROW[0], len(masks) * HEAT_ROW[1]
     panels = figure.panels(len(SIGNS), height=height, names=beside, left=12)
     shares = {sign: _shares(rows, sign) for sign in SIGNS}
-    scale = Scale(style.theme.orange, reach_of(*shares.values()))
+    scale = OpacityScale(style.theme.orange, reach_of(*shares.values()))
     for axes, (sign, share_RC) in zip(panels, shares.items(), strict=True):
         draw_heat(axes, share_RC, scale, names)
         axes.label_bins([each.mu_low for each in rows[0].by_mu] + [1.0], every=4)

@@ -9,7 +9,7 @@ import numpy as np
 
 from mismatch_cli.report.drawing.marks import (
     HEAT_ROW,
-    Scale,
+    OpacityScale,
     draw_heat,
     left_out,
     names_beside,
@@ -49,7 +49,7 @@ def draw(figure: Sheet, data: ClippingPlotData) -> None:
     names, beside = names_beside(labels, style)
     height = len(names) * HEAT_ROW[0], len(names) * HEAT_ROW[1]
     (axes,) = figure.panels(1, height=height, names=beside, left=12)
-    scale = Scale(axes.theme.blue, reach_of(below_NN))
+    scale = OpacityScale(axes.theme.blue, reach_of(below_NN))
     draw_heat(axes, below_NN, scale, names)
     _number_columns(axes, len(names))
     note = style.pick(left_out(len(result.algorithms) - len(result.blocking)), scale.note)

@@ -22,7 +22,7 @@ import numpy as np
 from mismatch_cli.base.arrays import Array, filled, namespace, silent, without_gradient
 from mismatch_cli.rules.algorithms.parts import Factor, Mask, Rule
 from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies
-from mismatch_cli.rules.response_layout import Responses
+from mismatch_cli.rules.response_layout import ResponseLayout
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def coefficient_T(algorithm: Algorithm, policies: Policies, advantage_T: Array) 
 
 
 @cache
-def judges_single_tokens(algorithm: Algorithm) -> bool:
+def reads_single_tokens(algorithm: Algorithm) -> bool:
     """Whether a token's coefficient depends only on its own log-probs, not on its response or other
     tokens.
 
@@ -211,7 +211,7 @@ def judges_single_tokens(algorithm: Algorithm) -> bool:
     return np.array_equal(*coefficients)
 
 
-class _WatchedResponses(Responses):
+class _WatchedResponses(ResponseLayout):
     """Responses that record whether they are used."""
 
     used = False

@@ -16,7 +16,7 @@ from mismatch_cli.base.arrays import Array
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.rules import trust_regions, weights
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
-from mismatch_cli.rules.algorithms.gathering import as_one_batch
+from mismatch_cli.rules.algorithms.first_pass import as_one_batch
 from mismatch_cli.rules.algorithms.parts import Factor, Mask, Rule
 from mismatch_cli.rules.algorithms.table import ALIASES, MEANINGS, TABLE, TAKEN, VARIANTS
 from mismatch_cli.rules.decisions import MOST_RANKS
@@ -103,18 +103,18 @@ def _with_parameters(algorithm: Algorithm, typed: Mapping[str, str]) -> Algorith
     return _anchored(tuned, given["anchor"].text) if "anchor" in given else tuned
 
 
-class _Given(NamedTuple):
+class _ParameterText(NamedTuple):
     """The text that was given for a parameter, and the name that was used for it."""
 
     name: str
     text: str
 
 
-def _resolved(algorithm: Algorithm, typed: Mapping[str, str]) -> dict[str, _Given]:
+def _resolved(algorithm: Algorithm, typed: Mapping[str, str]) -> dict[str, _ParameterText]:
     """Parameters by their names in masks and weights: `delta` and `δ` are `max_tv` of binary-tv."""
     accepted = _accepted(algorithm)
     targets = {trust_regions.spelled(name): meant for name, meant in accepted.items()}
-    found: dict[str, _Given] = {}
+    found: dict[str, _ParameterText] = {}
     for name, text in typed.items():
         if not accepted:
             raise UsageError(f"{algorithm.name} takes no parameters. Write only its name.")
@@ -128,7 +128,7 @@ def _resolved(algorithm: Algorithm, typed: Mapping[str, str]) -> dict[str, _Give
                 raise UsageError(
                     f"{found[parameter].name} and {name} both set {parameter}. Give each one once."
                 )
-            found[parameter] = _Given(name, text)
+            found[parameter] = _ParameterText(name, text)
     return found
 
 
@@ -175,7 +175,7 @@ def _listed(accepted: Mapping[str, Sequence[str]]) -> list[str]:
     return listed
 
 
-def _tuned(mask: Mask, given: Mapping[str, _Given]) -> Mask:
+def _tuned(mask: Mask, given: Mapping[str, _ParameterText]) -> Mask:
     chosen = {
         name: _like(default, given[name])
         for name, default in mask.parameters.items()
@@ -232,7 +232,7 @@ def _from(anchor: str, ratio: Ratio) -> Ratio:
     return replace(ratio, anchor=anchor) if ratio.current == "trainer" else ratio  # type: ignore[arg-type]
 
 
-def _like(default: Threshold, given: _Given) -> Threshold:
+def _like(default: Threshold, given: _ParameterText) -> Threshold:
     """The text as a value of the default's type."""
     name, text = given
     if isinstance(default, str):
@@ -255,7 +255,7 @@ def _like(default: Threshold, given: _Given) -> Threshold:
     return value
 
 
-def _weighed(factors: Sequence[Factor], given: Mapping[str, _Given]) -> tuple[Factor, ...]:
+def _weighed(factors: Sequence[Factor], given: Mapping[str, _ParameterText]) -> tuple[Factor, ...]:
     """Factors with the given parameters; each one applies to the last factor that has it."""
     left, tuned = dict(given), list[Factor]()
     for factor in reversed(factors):

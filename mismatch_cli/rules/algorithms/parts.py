@@ -20,7 +20,7 @@ import numpy as np
 from mismatch_cli.base.arrays import Array, as_numpy, copied, like, silent
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.rules import trust_regions, weights
-from mismatch_cli.rules.batches import FirstPassError, Scope
+from mismatch_cli.rules.joint_batches import FirstPassError, Scope
 from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies, Ratio
 from mismatch_cli.rules.trust_regions import Decision, Threshold
 
@@ -77,7 +77,7 @@ class Rule(ABC):
         if batches is None or self not in batches.found:
             raise FirstPassError(
                 f"{self.name} looks at a whole {self.scope} before it decides, but no first pass "
-                "has collected these tokens. In mismatch_cli.rules.algorithms.gathering, "
+                "has collected these tokens. In mismatch_cli.rules.algorithms.first_pass, "
                 "`Gathering` makes one over many parts, and `as_one_batch` over tokens that are "
                 f"a whole {self.scope}."
             )

@@ -8,16 +8,16 @@ from itertools import product
 import numpy as np
 
 from mismatch_cli.base.places import shown
-from mismatch_cli.metrics.clipping.masked import Needs
+from mismatch_cli.metrics.clipping.masked_slice import Needs
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.parts import Rule
-from mismatch_cli.rules.batches import Found
-from mismatch_cli.studies.exploration.explored import Exploration, Judged, TokenList
+from mismatch_cli.rules.joint_batches import BatchValues
+from mismatch_cli.studies.exploration.explored import BlockedLevels, Exploration, TokenList
 from mismatch_cli.studies.exploration.explored_rows import ExploredRows
 from mismatch_cli.studies.exploration.page_tokens import PageTokens
 from mismatch_cli.studies.exploration.passages import MOST_RESPONSES, passages, tokens_at
-from mismatch_cli.studies.exploration.slider_levels import Judging, SliderKey
+from mismatch_cli.studies.exploration.slider_levels import SliderAlgorithms, SliderKey
 from mismatch_cli.studies.exploration.token_survey import TokenSurvey
 from mismatch_cli.studies.study import name_of
 from mismatch_cli.trace.reader import Trace
@@ -28,7 +28,7 @@ def explore(
     pair: Pair,
     algorithms: Sequence[Algorithm],
     needs: Needs,
-    first_pass: Mapping[Rule, Found],
+    first_pass: Mapping[Rule, BatchValues],
     compared: Sequence[Algorithm] = (),
     rows: Sequence[ExploredRows] | None = None,
     pair_b: Pair | None = None,
@@ -44,7 +44,7 @@ def explore(
     also hold. `on_responses` hears of each response twice.
     """
     every = rows or [ExploredRows() for _ in traces]
-    judging = Judging(
+    judging = SliderAlgorithms(
         algorithms, needs, first_pass, compared, algorithms if moved is None else moved
     )
     survey = TokenSurvey(pair, judging, every, pair_b)
@@ -92,7 +92,7 @@ def _explored(
     )
 
 
-def _judged(survey: TokenSurvey, page: PageTokens) -> Iterator[Judged]:
+def _judged(survey: TokenSurvey, page: PageTokens) -> Iterator[BlockedLevels]:
     for algorithm, sign in product(survey.judging.algorithms, survey.judging.signs):
         key = SliderKey(algorithm.masks, sign)
         if key in survey.sliders:

@@ -32,7 +32,7 @@ PASSAGE = np.dtype([("response", np.int64), ("start", np.int64), ("tokens", np.i
 
 
 @dataclass(frozen=True)
-class Judged:
+class BlockedLevels:
     """What an algorithm blocks: a token at positions 0 … level − 1 of its slider, whose thresholds
     ascend.
 
@@ -119,7 +119,7 @@ class Exploration:
     prompts: Mapping[int, str]  # raw, of the responses with a passage, by index in S
     passage_P: np.recarray  # `PASSAGE`, `response` by index in S
     tokens: ExploredTokens
-    judged: tuple[Judged, ...]
+    judged: tuple[BlockedLevels, ...]
     lists: tuple[TokenList, ...]
     # Of the responses that have passages and are not whole, by index in S
     profile_response_R: np.ndarray

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from mismatch_cli.metrics.gaps import TokenGaps
-from mismatch_cli.metrics.kept_rows import SmallestRows
+from mismatch_cli.metrics.retained_rows import SmallestRows
 from mismatch_cli.studies.exploration.passages import Leader
 
 LEADERS = 500  # of each list

@@ -23,7 +23,7 @@ from mismatch_cli.studies.exploration.response_rows import add_gap, identified_r
 from mismatch_cli.studies.exploration.slider_levels import SliderKey
 from mismatch_cli.studies.exploration.token_survey import SURVEYED, ScoredGroup, TokenSurvey
 from mismatch_cli.trace.columns import PROMPT_COLUMN, TOPK_COLUMNS
-from mismatch_cli.trace.foreign import packed_flags
+from mismatch_cli.trace.foreign_values import packed_flags
 from mismatch_cli.trace.reader import Trace, table_to_batch
 from mismatch_cli.trace.vocabulary import Vocabulary
 

@@ -11,19 +11,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mismatch_cli.metrics.clipping.masked import Masked, Needs, apply_masks
+from mismatch_cli.metrics.clipping.masked_slice import MaskedSlice, Needs, apply_masks
 from mismatch_cli.rules.algorithms.algorithm import Algorithm, keep_T
 from mismatch_cli.rules.algorithms.parts import Mask, Rule
 from mismatch_cli.rules.algorithms.sliders import Position, sliders
 from mismatch_cli.rules.batch import TokenBatch
-from mismatch_cli.rules.batches import Found
-from mismatch_cli.studies.exploration.explored import Judged
+from mismatch_cli.rules.joint_batches import BatchValues
+from mismatch_cli.studies.exploration.explored import BlockedLevels
 
 STAYS = "moves with --compare"
 
 
 @dataclass(frozen=True)
-class Judging:
+class SliderAlgorithms:
     """The algorithms that judge traces, what their masks need, and which of them have thresholds
     that move.
 
@@ -32,7 +32,7 @@ class Judging:
 
     algorithms: Sequence[Algorithm]
     needs: Needs
-    first_pass: Mapping[Rule, Found]
+    first_pass: Mapping[Rule, BatchValues]
     compared: Sequence[Algorithm]
     moved: Sequence[Algorithm]
 
@@ -50,8 +50,8 @@ class Judging:
             for algorithm, (place, sign) in every
         }
 
-    def slices(self, batch: TokenBatch, trace: int) -> Iterator[list[Masked]]:
-        """Slices of complete responses, one `Masked` per sign; none if the batch lacks a column."""
+    def slices(self, batch: TokenBatch, trace: int) -> Iterator[list[MaskedSlice]]:
+        """Slices of complete responses, a `MaskedSlice` per sign; none if a column is missing."""
         if self.algorithms and not self.needs.missing_in(batch):
             yield from apply_masks(batch, self.needs, (), self.first_pass, trace)
 
@@ -83,7 +83,7 @@ class Slider:
         algorithms = [moved for moved, _ in self._positions]
         return next(place for place, moved in enumerate(algorithms) if moved is self._algorithm)
 
-    def count(self, cases: Sequence[Masked]) -> np.ndarray:
+    def count(self, cases: Sequence[MaskedSlice]) -> np.ndarray:
         """Add the tokens of a slice; returns which of them are blocked at the algorithm's own
         thresholds.
         """
@@ -103,17 +103,17 @@ class Slider:
         self._positions, self._blocked = self._positions[own], self._blocked[:, own]
         self._unmoved = reason
 
-    def fill(self, level_T: np.ndarray, cases: Sequence[Masked]) -> None:
+    def fill(self, level_T: np.ndarray, cases: Sequence[MaskedSlice]) -> None:
         """Write the levels of a slice's judged tokens into those of its batch."""
         masked = cases[self._place]
         level_N = self._blocked_PN(masked).sum(axis=0)
         level_T[masked.gaps.index_N[masked.judged_N]] = level_N[masked.judged_N]
 
-    def result(self, algorithm: Algorithm, sign: str, level_T: np.ndarray) -> Judged:
+    def result(self, algorithm: Algorithm, sign: str, level_T: np.ndarray) -> BlockedLevels:
         """The counts over the traces of an algorithm with these masks, with the levels of the
         tokens on a page.
         """
-        return Judged(
+        return BlockedLevels(
             algorithm.name,
             sign,
             tuple(thresholds for _, thresholds in self._positions),
@@ -124,7 +124,7 @@ class Slider:
             self._unmoved,
         )
 
-    def _blocked_PN(self, masked: Masked) -> np.ndarray:
+    def _blocked_PN(self, masked: MaskedSlice) -> np.ndarray:
         return np.stack(
             [~keep_T(moved, masked.policies, masked.advantage_N) for moved, _ in self._positions]
         )

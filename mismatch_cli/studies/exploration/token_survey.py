@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mismatch_cli.metrics.clipping.masked import Masked
+from mismatch_cli.metrics.clipping.masked_slice import MaskedSlice
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
 from mismatch_cli.metrics.pairs import PAIR_COLUMNS, Pair
 from mismatch_cli.rules.batch import TokenBatch
@@ -24,7 +24,7 @@ from mismatch_cli.studies.exploration.response_rows import (
     has_one_advantage,
     identified_rows,
 )
-from mismatch_cli.studies.exploration.slider_levels import Judging, Slider, SliderKey
+from mismatch_cli.studies.exploration.slider_levels import Slider, SliderAlgorithms, SliderKey
 from mismatch_cli.studies.pairing import rows_of
 from mismatch_cli.trace.reader import Trace
 
@@ -49,7 +49,11 @@ class TokenSurvey:
     """
 
     def __init__(
-        self, pair: Pair, judging: Judging, rows: Sequence[ExploredRows], pair_b: Pair | None = None
+        self,
+        pair: Pair,
+        judging: SliderAlgorithms,
+        rows: Sequence[ExploredRows],
+        pair_b: Pair | None = None,
     ) -> None:
         self.pair, self.judging, self.rows, self.pair_b = pair, judging, rows, pair_b
         self._sliders = judging.sliders()
@@ -111,7 +115,7 @@ class TokenSurvey:
         size_N = np.where(np.isfinite(change_N), np.abs(change_N), 0)
         return {"change": size_N, "gap": gaps.abs_d_N, "gap_b": gaps_b.abs_d_N}
 
-    def _judge(self, cases: Sequence[Masked], *, draws: bool) -> None:
+    def _judge(self, cases: Sequence[MaskedSlice], *, draws: bool) -> None:
         """Count what each slider blocks; `draws` offers what the compared algorithms block to
         their lists.
         """

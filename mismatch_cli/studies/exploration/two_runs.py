@@ -8,14 +8,21 @@ from functools import partial
 
 import numpy as np
 
-from mismatch_cli.metrics.clipping.masked import Needs
+from mismatch_cli.metrics.clipping.masked_slice import Needs
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.studies.exploration.explore import explore
 from mismatch_cli.studies.exploration.explored import Exploration
 from mismatch_cli.studies.exploration.explored_rows import ExploredRows
-from mismatch_cli.studies.pairing import OURS, THEIRS, Joining, Pairing, Partners, Responses
-from mismatch_cli.trace.foreign import single
+from mismatch_cli.studies.pairing import (
+    OURS,
+    THEIRS,
+    Pairing,
+    PartnerJoin,
+    Partners,
+    TraceResponses,
+)
+from mismatch_cli.trace.foreign_values import single
 from mismatch_cli.trace.reader import Trace
 
 _NO_NEEDS = Needs(advantages=False, recomputed=False, top_k=0)
@@ -24,7 +31,7 @@ _NO_NEEDS = Needs(advantages=False, recomputed=False, top_k=0)
 def explore_two(
     pair: Pair,
     traces: Sequence[Trace],
-    responses: Sequence[Responses],
+    responses: Sequence[TraceResponses],
     kept: Sequence[np.ndarray],
     pairing: Pairing,
     on_responses: Callable[[int], None],
@@ -35,7 +42,7 @@ def explore_two(
     """
     if pairing.by == "tokens":
         partners = Partners.of(traces[1], np.where(kept[0], pairing.partner_S, -1))
-        rows = [ExploredRows(kept[0], Joining(pair, partners))]
+        rows = [ExploredRows(kept[0], PartnerJoin(pair, partners))]
         pair_a, pair_b = (
             replace(pair, reference=side.reference, current=side.current) for side in (OURS, THEIRS)
         )
@@ -43,7 +50,7 @@ def explore_two(
     elif pairing.by == "prompts":
         number_S = _prompt_numbers(traces, responses, kept)
         rows = [
-            ExploredRows(kept_S, Renumbered(numbers))
+            ExploredRows(kept_S, RenumberedPrompts(numbers))
             for kept_S, numbers in zip(kept, number_S, strict=True)
         ]
         explored = partial(explore, traces, pair)
@@ -53,7 +60,7 @@ def explore_two(
 
 
 @dataclass(frozen=True)
-class Renumbered:
+class RenumberedPrompts:
     """Replaces the prompt ids of batches."""
 
     number_S: np.ndarray  # int64, of each response of the trace
@@ -63,7 +70,7 @@ class Renumbered:
 
 
 def _prompt_numbers(
-    traces: Sequence[Trace], responses: Sequence[Responses], kept: Sequence[np.ndarray]
+    traces: Sequence[Trace], responses: Sequence[TraceResponses], kept: Sequence[np.ndarray]
 ) -> list[np.ndarray]:
     """The prompt id of each response; where ids do not identify the kept prompts in both traces,
     a running number in the first trace's order instead.

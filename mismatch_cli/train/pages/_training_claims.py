@@ -6,7 +6,7 @@ from typing import NamedTuple
 from mismatch_cli.base import numbers
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.report.outline import Brief, Facts, Priority, Status, Table, Verdict
-from mismatch_cli.report.tables import Col, col, percent, plain, table, text, value_of
+from mismatch_cli.report.tables import TextColumn, col, percent, plain, table, text, value_of
 from mismatch_cli.train.pages._training_verdict import by_how_much, how_paired
 from mismatch_cli.train.studies.common_steps import in_words
 from mismatch_cli.train.studies.learning_speed import (
@@ -87,7 +87,7 @@ def claims_table(study: TrainingAnalysis) -> Table:
     )
 
 
-def _names(study: TrainingAnalysis, claims: Sequence[Claim]) -> list[Col[_Row]]:
+def _names(study: TrainingAnalysis, claims: Sequence[Claim]) -> list[TextColumn[_Row]]:
     """What names a comparison among several."""
     if len(claims) == 1:
         return []

@@ -9,7 +9,7 @@ from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.update_table import CLIPPING, TRAINING
 from mismatch_cli.report.outline import Brief, Priority, Table
 from mismatch_cli.report.tables import (
-    Col,
+    TextColumn,
     col,
     interval_or_note,
     number,
@@ -44,7 +44,7 @@ def _value(
     *,
     short: str = "",
     priority: Priority = Priority.USUAL,
-) -> Col[RunGroup]:
+) -> TextColumn[RunGroup]:
     """A column with a number of each row, by its key in `TRAINING`."""
     return col(
         title,
@@ -70,13 +70,13 @@ def _or_note(mean: Estimate) -> str:
     return mean.note or numbers.MISSING if mean.value is None else number(mean)
 
 
-_RUN: Col[RunGroup] = text("run", lambda row: row.name)
+_RUN: TextColumn[RunGroup] = text("run", lambda row: row.name)
 _BLOCKED = _value("blocked", "blocked, %", _share, short="blocked %")
 _BAD = _value("bad_over_negative", "bad updates, % of A < 0", _share, short="bad %")
 _BAD_OF_ALL = _value("bad_over_tokens", "% of A ≠ 0", _share, short="bad % of all", priority=_SPARE)
 
 
-def _ends(study: TrainingAnalysis) -> list[Col[RunGroup]]:
+def _ends(study: TrainingAnalysis) -> list[TextColumn[RunGroup]]:
     """What is compared, of algorithms and of runs."""
     bad = (_BAD, _BAD_OF_ALL) if study.occurs("bad_over_negative") else ()
     return [
@@ -148,7 +148,7 @@ def runs_table(study: TrainingAnalysis) -> Table:
     )
 
 
-def _who(study: TrainingAnalysis) -> Iterator[Col[RunGroup]]:
+def _who(study: TrainingAnalysis) -> Iterator[TextColumn[RunGroup]]:
     if not all(map(_is_named, study.runs)):
         yield text("algorithm", lambda row: row.run.algorithm, priority=_FULL)
         yield col("seed", _seed, priority=_FULL)
@@ -236,14 +236,14 @@ def staleness_table(study: TrainingAnalysis) -> Table:
     )
 
 
-def _of_dose(key: str, title: str) -> Col[_DoseRow]:
+def _of_dose(key: str, title: str) -> TextColumn[_DoseRow]:
     return col(title, lambda row: percent(getattr(row[1], key)), TRAINING[key])
 
 
 def correlation_table(study: TrainingAnalysis) -> Table:
     """Bad updates, if any, with the reward of the step and with its change from the step before."""
     rows = [row for run in study.runs for row in correlations(run)]
-    columns: list[Col[Correlation]] = [
+    columns: list[TextColumn[Correlation]] = [
         text("run", lambda row: row.run),
         text("bad updates with", lambda row: row.other),
         col("steps", lambda row: numbers.count(row.steps)),
@@ -323,7 +323,7 @@ def time_table(study: TrainingAnalysis) -> Table:
     )
 
 
-def _phase_columns(times: Sequence[StepTime]) -> Iterator[Col[_TimeRow]]:
+def _phase_columns(times: Sequence[StepTime]) -> Iterator[TextColumn[_TimeRow]]:
     for phase in phases_of(times):
         long = max(time.share(phase) for time in times) > _LONG
         yield col(phase, partial(_of_phase, phase), priority=Priority.USUAL if long else _SPARE)

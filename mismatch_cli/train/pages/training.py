@@ -11,8 +11,8 @@ from mismatch_cli.base.errors import suggest
 from mismatch_cli.base.places import shown
 from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.metrics.update_table import TRAINING
-from mismatch_cli.report.about import command_line
 from mismatch_cli.report.outline import Facts, MetricRow, Outline, Profile, Section, Verdict
+from mismatch_cli.report.preamble import command_line
 from mismatch_cli.report.tables import filled, plain, table, text
 from mismatch_cli.studies.watch_state import WatchState
 from mismatch_cli.train.pages._training_claims import claim_remarks, claim_verdict, claims_table

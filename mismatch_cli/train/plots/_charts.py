@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mismatch_cli.report.drawing.marks import DASHED, DASHES, Look, looks
+from mismatch_cli.report.drawing.marks import DASHED, DASHES, LineStyle, looks
 from mismatch_cli.report.drawing.panels import (
     LEGEND,
     RIGHT,
@@ -127,7 +127,7 @@ def _placed(rows: Sequence[Sequence[Chart]], width: int) -> dict[int, Chart]:
     }
 
 
-def _shown(charts: Iterable[Chart], look_of: Mapping[str, Look]) -> dict[str, Look]:
+def _shown(charts: Iterable[Chart], look_of: Mapping[str, LineStyle]) -> dict[str, LineStyle]:
     """The looks that the charts use."""
     drawn = {
         name for chart in charts for curves in (*chart.curves, chart.points) for name in curves
@@ -140,7 +140,7 @@ def room_for_legend(figure: Sheet, names: Collection[str]) -> int:
     return legend_below_height(len(names), _legend_columns(figure, names)) if len(names) > 1 else 0
 
 
-def draw_legend(figure: Sheet, look_of: Mapping[str, Look]) -> None:
+def draw_legend(figure: Sheet, look_of: Mapping[str, LineStyle]) -> None:
     if len(look_of) > 1:
         lines = {name: look.of_line for name, look in look_of.items()}
         figure.legend_below(lines, _legend_columns(figure, look_of))
@@ -152,7 +152,7 @@ def _legend_columns(figure: Sheet, names: Collection[str]) -> int:
     return figure.style.pick(min(len(names), most), 1)
 
 
-def draw_chart(axes: Panel, chart: Chart, look_of: Mapping[str, Look]) -> None:
+def draw_chart(axes: Panel, chart: Chart, look_of: Mapping[str, LineStyle]) -> None:
     faint = len(look_of) > _FEW
     for curves, part in zip(chart.curves, chart.parts or repeat(""), strict=False):
         for name, curve in curves.items():
@@ -233,7 +233,7 @@ def _share_values(panels: Sequence[Panel]) -> None:
             axes.set_ylim(low, high)
 
 
-def looks_of(names: Iterable[str], style: Style) -> dict[str, Look]:
+def looks_of(names: Iterable[str], style: Style) -> dict[str, LineStyle]:
     """The look of each name; with several settings, colours are algorithms and dashes are
     settings.
     """
@@ -248,12 +248,12 @@ def looks_of(names: Iterable[str], style: Style) -> dict[str, Look]:
         return looks(parted, style)
     colour_of = dict(zip(algorithms, style.theme.accents, strict=False))
     return {
-        name: Look(colour_of[algorithm], DASHES[settings.index(setting)])
+        name: LineStyle(colour_of[algorithm], DASHES[settings.index(setting)])
         for name, (algorithm, setting) in parted.items()
     }
 
 
-def _looks_of_algorithms(names: Sequence[str], style: Style) -> dict[str, Look]:
+def _looks_of_algorithms(names: Sequence[str], style: Style) -> dict[str, LineStyle]:
     """A mask on the recomputed policy has the colour of the same mask on the rollout.
 
     If other algorithms are shown, relaxations are dashed, and nothing else.
@@ -266,10 +266,12 @@ def _looks_of_algorithms(names: Sequence[str], style: Style) -> dict[str, Look]:
     relaxed = [name for name in look_of if name.startswith(_RELAXED)]
     if relaxed and len(look_of) <= len(style.theme.accents):
         look_of = {
-            name: Look(look.colour, DASHED if name in relaxed else "-")
+            name: LineStyle(look.colour, DASHED if name in relaxed else "-")
             for name, look in look_of.items()
         }
-    return {name: look_of.get(name) or Look(look_of[twin_of[name]].colour, _TWIN) for name in names}
+    return {
+        name: look_of.get(name) or LineStyle(look_of[twin_of[name]].colour, _TWIN) for name in names
+    }
 
 
 def _parted(name: str) -> tuple[str, str, str]:
@@ -280,7 +282,7 @@ def _parted(name: str) -> tuple[str, str, str]:
 def draw_curve(
     axes: Panel,
     curve: Curve,
-    look: Look,
+    look: LineStyle,
     *,
     log: bool = False,
     faint: bool = False,

@@ -4,7 +4,7 @@ from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
-from mismatch_cli.report.drawing.marks import Look, draw_bars, looks
+from mismatch_cli.report.drawing.marks import LineStyle, draw_bars, looks
 from mismatch_cli.report.drawing.panels import Panel, Sheet
 from mismatch_cli.train.plots._charts import draw_legend, room_for_legend
 from mismatch_cli.train.studies.staleness import SHARES, DoseResponse
@@ -47,7 +47,7 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
     draw_legend(figure, look_of)
 
 
-def _draw_doses(axes: Panel, response: DoseResponse, key: str, look: Look) -> None:
+def _draw_doses(axes: Panel, response: DoseResponse, key: str, look: LineStyle) -> None:
     doses = [dose for dose in response.doses if getattr(dose, key).value is not None]
     staleness, shares = zip(*[(dose.staleness, getattr(dose, key)) for dose in doses], strict=True)
     line: dict[str, Any] = {"markersize": 5, "linestyle": look.dash, "label": response.algorithm}

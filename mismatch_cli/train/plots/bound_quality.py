@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import islice
 
 from mismatch_cli.base.numbers import counted
-from mismatch_cli.report.drawing.marks import DASHED, DASHES, Look
+from mismatch_cli.report.drawing.marks import DASHED, DASHES, LineStyle
 from mismatch_cli.report.drawing.panels import Panel, Sheet
 from mismatch_cli.report.drawing.style import Theme
 from mismatch_cli.train.plots._charts import (
@@ -55,12 +55,14 @@ def _curves(data: TrainingAnalysis) -> dict[str, dict[str, Curve]]:
     return dict(islice(bound_qualities(data).items(), _MOST))
 
 
-def _looks(theme: Theme) -> dict[str, Look]:
+def _looks(theme: Theme) -> dict[str, LineStyle]:
     binary, top_k = BOUNDS
-    return {binary: Look(theme.blue), top_k: Look(theme.orange, DASHED)}
+    return {binary: LineStyle(theme.blue), top_k: LineStyle(theme.orange, DASHED)}
 
 
-def _draw_bounds(axes: Panel, curves: Mapping[str, Curve], look_of: Mapping[str, Look]) -> None:
+def _draw_bounds(
+    axes: Panel, curves: Mapping[str, Curve], look_of: Mapping[str, LineStyle]
+) -> None:
     axes.axhline(1, color=axes.theme.muted, linewidth=1.2, linestyle=DASHES[2], zorder=1)
     for words, curve in curves.items():
         draw_curve(axes, curve, look_of[words], name=words)

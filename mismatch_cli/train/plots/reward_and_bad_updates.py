@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from mismatch_cli.report.drawing.marks import DASHES, Look, margin_of
+from mismatch_cli.report.drawing.marks import DASHES, LineStyle, margin_of
 from mismatch_cli.report.drawing.panels import Panel, Sheet
 from mismatch_cli.train.plots._charts import (
     AS_ABOVE,
@@ -61,7 +61,9 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
             axes.set_ylabel("mean reward")
             second.set_ylabel("bad updates, %")
     _scale(left, right)
-    draw_legend(figure, {words: Look(figure.theme.ink, dash) for words, dash in _WORDS.items()})
+    draw_legend(
+        figure, {words: LineStyle(figure.theme.ink, dash) for words, dash in _WORDS.items()}
+    )
 
 
 def _courses(data: TrainingAnalysis) -> dict[str, BadUpdateCourse]:
@@ -71,9 +73,9 @@ def _courses(data: TrainingAnalysis) -> dict[str, BadUpdateCourse]:
 def _draw_course(axes: Panel, second: Panel, course: BadUpdateCourse, colour: str) -> None:
     draw_paper_values(axes, course.of_paper)
     reward, of_negative, of_all = _WORDS
-    draw_curve(axes, course.reward, Look(colour, _REWARD), name=reward)
+    draw_curve(axes, course.reward, LineStyle(colour, _REWARD), name=reward)
     for name, curve in ((of_negative, course.of_negative), (of_all, course.of_all)):
-        draw_curve(second, curve, Look(colour, _WORDS[name]), faint=True, name=name)
+        draw_curve(second, curve, LineStyle(colour, _WORDS[name]), faint=True, name=name)
 
 
 def _scale(left: Sequence[Panel], right: Sequence[Panel]) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mismatch_cli.report.drawing.marks import Look, parts_of
+from mismatch_cli.report.drawing.marks import LineStyle, parts_of
 from mismatch_cli.report.drawing.panels import Panel, Sheet, short_names
 from mismatch_cli.train.plots._charts import Chart, draw_chart
 from mismatch_cli.train.studies.learning_speed import Claim
@@ -55,4 +55,4 @@ def _curve(claim: Claim) -> Curve:
 def _draw(axes: Panel, claim: Claim) -> None:
     (short,) = short_names([claim.title], axes.title_letters)
     chart = Chart(short, [{short: _curve(claim)}], least=_LEAST, ideal=True)
-    draw_chart(axes, chart, {short: Look(axes.theme.blue)})
+    draw_chart(axes, chart, {short: LineStyle(axes.theme.blue)})

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.report.drawing.marks import DASHED, Look, draw_bars, margin_of, parts_of
+from mismatch_cli.report.drawing.marks import DASHED, LineStyle, draw_bars, margin_of, parts_of
 from mismatch_cli.report.drawing.panels import Panel, Sheet
 from mismatch_cli.report.drawing.style import Style
 from mismatch_cli.train.plots._charts import Chart, draw_chart, draw_legend, room_for_legend
@@ -54,7 +54,7 @@ def draw(figure: Sheet, data: TrainingAnalysis) -> None:
     draw_legend(figure, look_of)
 
 
-def _looks(swept: Sequence[Family], style: Style) -> dict[str, Look]:
+def _looks(swept: Sequence[Family], style: Style) -> dict[str, LineStyle]:
     """A colour per algorithm, fainter for smaller thresholds; other algorithms are dashed."""
     accents = style.theme.accents
     algorithms = list(dict.fromkeys(family.algorithm for family in swept))
@@ -63,14 +63,14 @@ def _looks(swept: Sequence[Family], style: Style) -> dict[str, Look]:
         colour = accents[algorithms.index(family.algorithm) % _FAMILIES]
         opacities = np.linspace(_FAINTEST, 1, len(family.endings)).tolist()
         for ending, opacity in zip(family.endings, opacities, strict=True):
-            looks[ending.name] = Look(colour, "-", opacity)
+            looks[ending.name] = LineStyle(colour, "-", opacity)
     others = dict.fromkeys(ending.name for family in swept for ending in family.others)
     # The tables have the rest
     shown = zip(others, (*accents[_FAMILIES:], style.theme.ink), strict=False)
-    return looks | {name: Look(colour, DASHED) for name, colour in shown}
+    return looks | {name: LineStyle(colour, DASHED) for name, colour in shown}
 
 
-def _draw_ends(axes: Panel, family: Family, key: str, look_of: Mapping[str, Look]) -> None:
+def _draw_ends(axes: Panel, family: Family, key: str, look_of: Mapping[str, LineStyle]) -> None:
     """A result by threshold, and that of other algorithms as levels."""
     ends = [getattr(ending, key) for ending in family.endings]
     colour = look_of[family.endings[-1].name].colour

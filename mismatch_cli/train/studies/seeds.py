@@ -21,7 +21,7 @@ _FEW_DEGREES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306)
 Seeded = Sequence[tuple[int | None, float]]  # a value of each run with the seed of the run
 
 
-class Difference(NamedTuple):
+class SeedDifference(NamedTuple):
     """How much higher an algorithm is than its rival, in the mean over seeds."""
 
     estimate: Estimate
@@ -49,7 +49,7 @@ def seeded(runs: Iterable[TrainingRun], values: Iterable[float | None]) -> Seede
     return [(run.seed, value) for run, value in pairs if value is not None]
 
 
-def difference(own: Seeded, rival: Seeded) -> Difference:
+def difference(own: Seeded, rival: Seeded) -> SeedDifference:
     """Own mean − the rival's, with its 95 % interval.
 
     Runs with the same seed get the same problems in the same order, so they are paired: mean d ±
@@ -61,11 +61,11 @@ def difference(own: Seeded, rival: Seeded) -> Difference:
     if len(pairs) > 1:
         own_N, rival_N = np.array(list(pairs.values())).T
         size = max(np.abs(own_N).max(), np.abs(rival_N).max())
-        return Difference(_mean(own_N - rival_N, float(size)), len(pairs))
+        return SeedDifference(_mean(own_N - rival_N, float(size)), len(pairs))
     if pairs and min(len(own), len(rival)) == 1:
         ((own_value, rival_value),) = pairs.values()
-        return Difference(Estimate(own_value - rival_value, note=ONE_SEED), 1)
-    return Difference(
+        return SeedDifference(Estimate(own_value - rival_value, note=ONE_SEED), 1)
+    return SeedDifference(
         _welch(*(np.array(list(map(itemgetter(1), runs))) for runs in (own, rival))), 0
     )
 

@@ -27,7 +27,7 @@ from mismatch_cli.train.studies.learning_speed import (
 from mismatch_cli.train.studies.run_numbers import RunGroup
 from mismatch_cli.train.studies.run_settings import SEPARATOR, settings_of_runs, short_name, task_of
 from mismatch_cli.train.studies.runs import TrainingRun
-from mismatch_cli.train.studies.seeds import Difference, Seeded, difference, seeded
+from mismatch_cli.train.studies.seeds import SeedDifference, Seeded, difference, seeded
 from mismatch_cli.train.studies.staleness import DoseResponse, dose_responses
 from mismatch_cli.train.studies.training_result import (
     AlgorithmResult,
@@ -274,7 +274,7 @@ class TrainingAnalysis(Study):
         rewards = {group.name: group.number("reward") for group in self.by_algorithm}
         return {name: reward for name, reward in rewards.items() if reward.value is not None}
 
-    def difference(self, name: str, rival: str) -> Difference:
+    def difference(self, name: str, rival: str) -> SeedDifference:
         """How much higher the final reward of an algorithm is than that of its rival."""
         return difference(_final_rewards(self.compared[name]), _final_rewards(self.compared[rival]))
 

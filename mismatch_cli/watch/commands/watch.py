@@ -29,7 +29,7 @@ from mismatch_cli.base.options import own, part, setting
 from mismatch_cli.base.places import FAULTY, bundled_trace, or_bundled
 
 if TYPE_CHECKING:
-    from mismatch_cli.watch.watcher import Asked, Told, Watcher
+    from mismatch_cli.watch.watcher import MeasureRequest, StepReport, Watcher
 
 PANEL, PLACE = "Use elsewhere", 4
 
@@ -126,7 +126,7 @@ def command(
       mismatch-cli watch recorded --limits verl --once
       mismatch-cli watch recorded --as verl
     """
-    from mismatch_cli.library.asked import limit_sets
+    from mismatch_cli.library.named_choices import limit_sets
     from mismatch_cli.trace.stores import is_store
     from mismatch_cli.watch.folders import check_there, check_watch_folder, watch_folder
 
@@ -147,10 +147,10 @@ def command(
         )
     sets = limit_sets(by.limits, has_baseline=bool(by.baseline)) if by.limits else []
     algorithm = _algorithm(common.meant(blocking.algorithms))
-    from mismatch_cli.watch.watcher import Asked
+    from mismatch_cli.watch.watcher import MeasureRequest
 
-    asked = Asked(sets, by.baseline or [], algorithm, of_format.format, named.name)
-    how = _How(watched.every, end, at_alarms, page)
+    asked = MeasureRequest(sets, by.baseline or [], algorithm, of_format.format, named.name)
+    how = _WatchPlan(watched.every, end, at_alarms, page)
     try:
         with watch_folder(folder, run):
             exceeded = _Watching(run, folder, asked, how, common).whole()
@@ -177,7 +177,7 @@ def _algorithm(specs: list[str]) -> str | None:
     return specs[0]
 
 
-class _How(NamedTuple):
+class _WatchPlan(NamedTuple):
     """How often to look, how long, and what to do then."""
 
     every: float  # seconds
@@ -189,7 +189,9 @@ class _How(NamedTuple):
 class _Watching:
     """One session of `watch`, from before the run starts to the last message."""
 
-    def __init__(self, run: Path, folder: Path, asked: Asked, how: _How, common: Common) -> None:
+    def __init__(
+        self, run: Path, folder: Path, asked: MeasureRequest, how: _WatchPlan, common: Common
+    ) -> None:
         from mismatch_cli.watch.live_view import WatchView
 
         self._run, self._folder, self._asked, self._how, self._common = (
@@ -298,7 +300,7 @@ class _Watching:
         if watcher.state.told:
             self._pages.step_done()
 
-    def _say(self, told: Told) -> None:
+    def _say(self, told: StepReport) -> None:
         from mismatch_cli.watch.live_view import line_of
 
         if self._common.json:

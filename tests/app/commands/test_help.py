@@ -17,7 +17,7 @@ from rich.cells import cell_len
 
 from mismatch_cli.app.cli import build_app, run
 from mismatch_cli.app.guide_pages import all_pages
-from mismatch_cli.app.help import Row, keys, panels
+from mismatch_cli.app.help import HelpLine, keys, panels
 from mismatch_cli.base.options import flat, settings_of
 from mismatch_cli.train.train_config import TrainConfig
 from tests import house
@@ -47,12 +47,12 @@ def in_words(text: str) -> str:
 
 
 @cache
-def rows() -> list[tuple[str, Row]]:
+def rows() -> list[tuple[str, HelpLine]]:
     """Every line of every panel, with its command."""
     return list(_rows())
 
 
-def _rows() -> Iterator[tuple[str, Row]]:
+def _rows() -> Iterator[tuple[str, HelpLine]]:
     for name in COMMANDS:
         command = GROUP.get_command(None, name)  # type: ignore[attr-defined,arg-type]
         context = command.make_context(name, [], resilient_parsing=True)
@@ -60,7 +60,7 @@ def _rows() -> Iterator[tuple[str, Row]]:
             yield from ((name, row) for row in members)
 
 
-def row_of(command: str, flag: str) -> Row:
+def row_of(command: str, flag: str) -> HelpLine:
     return next(row for name, row in rows() if name == command and flag in row.names.split(", "))
 
 

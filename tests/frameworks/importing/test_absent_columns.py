@@ -13,10 +13,10 @@ import pytest
 
 from mismatch_cli.base import registry
 from mismatch_cli.frameworks import IMPORTERS
+from mismatch_cli.frameworks.importing.omissions import Tally
 from mismatch_cli.frameworks.importing.padded import PADDED
 from mismatch_cli.frameworks.importing.rows import NO_VERSION, Completer
 from mismatch_cli.frameworks.importing.sources import find
-from mismatch_cli.frameworks.importing.tally import Tally
 from tests.frameworks.importing import layouts
 from tests.frameworks.importing.layouts import (
     Row,

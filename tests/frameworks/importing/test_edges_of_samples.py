@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mismatch_cli.frameworks.importing import samples as samples_module
-from mismatch_cli.frameworks.importing.tally import Tally
+from mismatch_cli.frameworks.importing.omissions import Tally
 
 
 def test_a_block_ends_with_the_sample_that_fills_it(monkeypatch):

@@ -11,8 +11,8 @@ import pytest
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing import sources as _sources
-from mismatch_cli.frameworks.importing.sources import Source, first_rows, jsonl_tables, lines_of
-from mismatch_cli.frameworks.importing.tally import Tally
+from mismatch_cli.frameworks.importing.omissions import Tally
+from mismatch_cli.frameworks.importing.sources import DumpFile, first_rows, jsonl_tables, lines_of
 
 
 def test_the_progress_of_a_file_is_its_size_however_it_is_cut(tmp_path, monkeypatch):
@@ -21,7 +21,7 @@ def test_the_progress_of_a_file_is_its_size_however_it_is_cut(tmp_path, monkeypa
     monkeypatch.setattr(_sources, "BLOCK_BYTES", 36)
     path, told = tmp_path / "a.jsonl", list[int]()
     path.write_text("".join(f'{{"a": {i}}}\n' for i in range(10)), encoding="utf-8")
-    source = Source(path, path.name)
+    source = DumpFile(path, path.name)
     tables = list(jsonl_tables(source, pa.schema({"a": pa.int64()}), Tally(), told.append))
     assert [table.num_rows for table in tables] == [4, 4, 2]
     assert told == [36, 36, 18] and sum(told) == source.size
@@ -33,7 +33,7 @@ def test_a_first_look_at_wide_rows_takes_fewer_of_them(tmp_path, monkeypatch):
     pq.write_table(pa.table({"a": [list(range(10))] * 80}), path)
     for values, rows in ((2**20, 64), (35, 3), (9, 1)):
         monkeypatch.setattr(_sources, "_FIRST_VALUES", values)
-        assert first_rows(Source(path, path.name)) == [{"a": list(range(10))}] * rows
+        assert first_rows(DumpFile(path, path.name)) == [{"a": list(range(10))}] * rows
 
 
 def test_a_line_of_48_mib_is_too_long_and_one_byte_less_is_not(tmp_path):

@@ -17,7 +17,7 @@ from lab.makers.make_dump import export_record
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing.rows import NO_REWARD, STRANGE_IDS
 from mismatch_cli.frameworks.importing.samples import NO_NUMBER
-from mismatch_cli.trace import foreign
+from mismatch_cli.trace import foreign_values
 from tests.frameworks.importing.layouts import (
     Row,
     column,
@@ -228,9 +228,9 @@ def test_a_dump_that_was_still_being_written_makes_a_partial_trace(tmp_path):
 
 
 def test_a_server_returns_whole_ids_of_the_vocabulary():
-    assert foreign.are_token_ids([0, 9], 10)
+    assert foreign_values.are_token_ids([0, 9], 10)
     for ids in ([3.0], [True], ["3"], [-1], [10], [None], "12", None, {"a": 1}):
-        assert not foreign.are_token_ids(ids, 10), ids
+        assert not foreign_values.are_token_ids(ids, 10), ids
 
 
 def test_a_fuzz_of_json_values_never_changes_one():
@@ -241,7 +241,7 @@ def test_a_fuzz_of_json_values_never_changes_one():
         for _ in range(400):
             row = [pool[i] for i in rng.integers(0, len(pool), rng.integers(0, 4))]
             try:
-                found = foreign.from_python([row], pa.list_(kind)).to_pylist()[0]
+                found = foreign_values.from_python([row], pa.list_(kind)).to_pylist()[0]
             except (pa.ArrowException, OverflowError):
                 continue
             assert json.dumps(np.float32(found).tolist()) == json.dumps(np.float32(row).tolist()), (
@@ -254,7 +254,7 @@ def test_a_fuzz_of_json_values_never_changes_one():
 
 @pytest.mark.parametrize("value", [True, "3", None, 2.5, NAN, float("inf"), 2**63, [3]])
 def test_what_is_not_a_whole_number_is_refused(value):
-    with pytest.raises(foreign.WRONG_VALUE):
-        foreign.whole_number(value)
+    with pytest.raises(foreign_values.WRONG_VALUE):
+        foreign_values.whole_number(value)
     for three in (3, 3.0, np.int32(3), torch.tensor(3)):
-        assert foreign.whole_number(three) == 3
+        assert foreign_values.whole_number(three) == 3

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mismatch_cli.base.hashing import hash_keys, mix
-from mismatch_cli.metrics.clipping.masked import Needs
+from mismatch_cli.metrics.clipping.masked_slice import Needs
 from mismatch_cli.rules.batch import TokenBatch
 from tests.metrics.clipping.world import ALL, result_of
 from tests.rules.algorithms.published import Sample, gspo_token, prime_rl, topk_kl, topk_tv

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from mismatch_cli.base.json_form import to_json
-from mismatch_cli.metrics.clipping.masked import Needs
+from mismatch_cli.metrics.clipping.masked_slice import Needs
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import ALL, EVERYTHING, PLAIN, result_of, simple, summarise, world
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from mismatch_cli.metrics.clipping.breakdown import BlockedCells
-from mismatch_cli.metrics.clipping.masked import apply_masks
+from mismatch_cli.metrics.clipping.masked_slice import apply_masks
 from tests.metrics.clipping.world import PLAIN, plain_algorithms, world
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mismatch_cli.base.json_form import to_json
-from mismatch_cli.metrics.clipping import breakdown, masked
+from mismatch_cli.metrics.clipping import breakdown, masked_slice
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
 from mismatch_cli.metrics.estimate import FEW_DECIDE
 from mismatch_cli.metrics.gaps import token_gaps
@@ -77,7 +77,7 @@ def test_responses_in_another_order_give_the_same_counts(take_responses):
 def test_the_size_of_slices_does_not_matter(monkeypatch, max_tokens):
     batch = world(6, 40)
     whole = result_of(batch, theory=True)
-    monkeypatch.setattr(masked, "token_gaps", partial(token_gaps, max_tokens=max_tokens))
+    monkeypatch.setattr(masked_slice, "token_gaps", partial(token_gaps, max_tokens=max_tokens))
     assert_close(whole, result_of(batch, theory=True))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mismatch_cli.base.json_form import to_json
-from mismatch_cli.metrics.clipping.masked import Needs
+from mismatch_cli.metrics.clipping.masked_slice import Needs
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.rules.batch import TokenBatch
 from tests.metrics.clipping import brute

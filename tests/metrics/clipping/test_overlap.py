@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mismatch_cli.metrics.clipping.masked import apply_masks
+from mismatch_cli.metrics.clipping.masked_slice import apply_masks
 from mismatch_cli.metrics.clipping.overlap import Overlap, distinct_patterns
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import ALL, EVERYTHING, PLAIN, found_in, plain_algorithms, world

@@ -7,14 +7,14 @@ import pandas as pd
 import pytest
 
 from mismatch_cli.metrics.clipping import token_table
-from mismatch_cli.metrics.clipping.masked import Masked, apply_masks
+from mismatch_cli.metrics.clipping.masked_slice import MaskedSlice, apply_masks
 from mismatch_cli.metrics.clipping.token_table import TokenTable
 from tests.metrics.clipping.world import PLAIN, plain_algorithms, simple
 
 POSITIVE, NEGATIVE = 0, 1
 
 
-def made_up(seed: int, tokens: int = 4000, ids: int = 500, algorithms: int = 3) -> Masked:
+def made_up(seed: int, tokens: int = 4000, ids: int = 500, algorithms: int = 3) -> MaskedSlice:
     """Random tokens of one response, with random decisions instead of those of algorithms."""
     rng = np.random.default_rng(seed)
     logq, logp = -rng.exponential(1.0, (2, tokens))
@@ -26,7 +26,9 @@ def made_up(seed: int, tokens: int = 4000, ids: int = 500, algorithms: int = 3) 
     return judged
 
 
-def judged_as(logq: np.ndarray, logp: np.ndarray, ids: np.ndarray, advantage: np.ndarray) -> Masked:
+def judged_as(
+    logq: np.ndarray, logp: np.ndarray, ids: np.ndarray, advantage: np.ndarray
+) -> MaskedSlice:
     """One response, of which the algorithm blocks every token."""
     columns = {"response_ids": ids, "advantage_T": advantage}
     batch = simple([logq], [logp.tolist()], [0.0], **columns)
@@ -35,7 +37,7 @@ def judged_as(logq: np.ndarray, logp: np.ndarray, ids: np.ndarray, advantage: np
     return judged
 
 
-def dense(slices: list[Masked], algorithm: int, sign: int, ids: int) -> pd.DataFrame:
+def dense(slices: list[MaskedSlice], algorithm: int, sign: int, ids: int) -> pd.DataFrame:
     """By id: its tokens and those blocked, and the sums of these."""
     parts = []
     for judged in slices:

@@ -13,13 +13,13 @@ import numpy as np
 
 from mismatch_cli.base.json_form import to_json
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
-from mismatch_cli.metrics.clipping.masked import Needs, gather
+from mismatch_cli.metrics.clipping.masked_slice import Needs, gather
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
-from mismatch_cli.rules.algorithms.gathering import Gathering, masks_of
+from mismatch_cli.rules.algorithms.first_pass import FirstPass, masks_of
 from mismatch_cli.rules.algorithms.parts import Rule
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.rules.batch import TokenBatch
-from mismatch_cli.rules.batches import Found
+from mismatch_cli.rules.joint_batches import BatchValues
 from tests.leaves import leaves
 from tests.metrics.batches import log_softmax, make_batch
 
@@ -129,10 +129,10 @@ def summarise(
 
 def found_in(
     batches: Sequence[TokenBatch], needs: Needs, algorithms: Iterable[Algorithm]
-) -> dict[Rule, Found]:
+) -> dict[Rule, BatchValues]:
     """The result of the first pass."""
     asked = [algorithm for algorithm in algorithms if needs.advantages and algorithm.batch_masks]
-    gathering = Gathering(masks_of(asked))
+    gathering = FirstPass(masks_of(asked))
     for batch in batches:
         if asked and not Needs.of(asked).missing_in(batch):
             gather(gathering, batch, Needs.of(asked), 0)

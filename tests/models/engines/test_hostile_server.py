@@ -20,7 +20,7 @@ from mismatch_cli.base.places import bundled
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.engines import (
     EngineSettings,
-    Forced,
+    ForcedResponse,
     Request,
     _server_http,
     create_engine,
@@ -129,7 +129,7 @@ READINGS = [
 
 def test_recorded_tokens_are_read_only_by_an_honest_server(fake):
     engine = engine_at(fake)
-    responses = [Forced([5, 6], [7, 8]), Forced([5], [8, 2047, 0])]
+    responses = [ForcedResponse([5, 6], [7, 8]), ForcedResponse([5], [8, 2047, 0])]
     expected_V = -0.05 * np.arange(2048) - np.logaddexp.reduce(-0.05 * np.arange(2048))
     found = prefill_checked(engine, responses, [3, 4], lambda count: None)
     for logp_T, response in zip(found, responses, strict=True):

@@ -19,7 +19,7 @@ from mismatch_cli.base.places import bundled
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.engines import (
     EngineSettings,
-    Forced,
+    ForcedResponse,
     Request,
     _hf_replay,
     _vllm_replay,
@@ -60,12 +60,12 @@ REQUESTS = [Request(PROMPTS[i % 7], seed=i) for i in range(14)]  # more than fit
 # What no model would sample: stop tokens in the middle, one token, more than max_tokens, the full
 # context.
 FOREIGN = [
-    Forced(PROMPTS[1], [5, 1, 1, 7, 9]),
-    Forced(PROMPTS[2], [1999]),
-    Forced(PROMPTS[3], random_ids(11, 30)),
-    Forced(PROMPTS[4], []),
-    Forced(SHARED, random_ids(12, CONTEXT - 300)),
-    Forced(PROMPTS[6], random_ids(13, 10)),
+    ForcedResponse(PROMPTS[1], [5, 1, 1, 7, 9]),
+    ForcedResponse(PROMPTS[2], [1999]),
+    ForcedResponse(PROMPTS[3], random_ids(11, 30)),
+    ForcedResponse(PROMPTS[4], []),
+    ForcedResponse(SHARED, random_ids(12, CONTEXT - 300)),
+    ForcedResponse(PROMPTS[6], random_ids(13, 10)),
 ]
 
 
@@ -97,18 +97,18 @@ def sampled(engine: Any) -> list[Rollout]:
     return engine.sample(REQUESTS, lambda n: None)
 
 
-def of(rollouts: Sequence[Rollout]) -> list[Forced]:
-    return [Forced(r.prompt_ids, r.response_ids) for r in rollouts]
+def of(rollouts: Sequence[Rollout]) -> list[ForcedResponse]:
+    return [ForcedResponse(r.prompt_ids, r.response_ids) for r in rollouts]
 
 
 def replay(
-    engine: Any, responses: Sequence[Forced], on_finished: Any = lambda n: None, **how: bool
+    engine: Any, responses: Sequence[ForcedResponse], on_finished: Any = lambda n: None, **how: bool
 ) -> list[Rollout]:
     return replay_checked(engine, responses, range(len(responses)), on_finished, **how)
 
 
 def prefill(
-    engine: Any, responses: Sequence[Forced], on_finished: Any = lambda n: None
+    engine: Any, responses: Sequence[ForcedResponse], on_finished: Any = lambda n: None
 ) -> list[np.ndarray]:
     return prefill_checked(engine, responses, range(len(responses)), on_finished)
 
@@ -131,7 +131,7 @@ def logps(rollouts: Sequence[Rollout]) -> list[np.ndarray]:
     return [rollout.logp_rollout_T for rollout in rollouts]
 
 
-def expected(model: Any, responses: Sequence[Forced]) -> list[Tensor]:
+def expected(model: Any, responses: Sequence[ForcedResponse]) -> list[Tensor]:
     return [at_sampled(logp_of(model, response, HOT), response) for response in responses]
 
 
@@ -151,7 +151,9 @@ def test_a_replay_equals_sampling_to_the_bit(engine, sampling):
 
 def test_finished_and_truncated_responses_are_distinguished(engine):
     """A stop token ends a response only if it is the last token."""
-    found = replay(engine, [Forced([5, 6, 7], ids) for ids in ([8, 1], [1, 8], [8, 1, 1], [9])])
+    found = replay(
+        engine, [ForcedResponse([5, 6, 7], ids) for ids in ([8, 1], [1, 8], [8, 1, 1], [9])]
+    )
     assert [r.finish_reason for r in found] == ["stop", "length", "stop", "length"]
 
 
@@ -218,7 +220,9 @@ def test_ctrl_c_leaves_the_engine_as_it_was(engine, rollouts):
 def test_a_failure_in_the_middle_leaves_nothing_queued(engine, rollouts, monkeypatch):
     """Requests left in vLLM would make the next call wait forever."""
     place, name = (
-        (_vllm_replay, "_recorded") if hasattr(engine, "llm") else (_hf_replay.Forcing, "__call__")
+        (_vllm_replay, "_recorded")
+        if hasattr(engine, "llm")
+        else (_hf_replay.ForcingProcessor, "__call__")
     )
     chosen, steps = getattr(place, name), iter(range(99))
 
@@ -238,7 +242,7 @@ def test_a_failure_in_the_middle_leaves_nothing_queued(engine, rollouts, monkeyp
 
 
 def test_tokens_that_an_engine_cannot_read_are_refused_beforehand(engine):
-    long = Forced(SHARED, random_ids(1, CONTEXT - 299))
+    long = ForcedResponse(SHARED, random_ids(1, CONTEXT - 299))
     with pytest.raises(
         MismatchError,
         match=r"Prompt 0 .* 321 tokens; the engine's context is 320. Set max_model_len=321",
@@ -248,7 +252,7 @@ def test_tokens_that_an_engine_cannot_read_are_refused_beforehand(engine):
         with pytest.raises(
             MismatchError, match="has the token id 2048, and the engine's model has 2048 tokens"
         ):
-            read(engine, [Forced([5], [7, 2048])])
+            read(engine, [ForcedResponse([5], [7, 2048])])
 
 
 @pytest.mark.slow
@@ -319,11 +323,11 @@ def test_an_engine_that_returns_other_tokens_is_refused():
     with pytest.raises(
         MismatchError, match=r"did not decode the recorded tokens of a response to prompt 42"
     ):
-        replay_checked(liar, [Forced([5], [6, 8])], [42], lambda n: None)
+        replay_checked(liar, [ForcedResponse([5], [6, 8])], [42], lambda n: None)
     with pytest.raises(
         MismatchError, match=r"1 log-probs for the 2 tokens of a response to prompt 42"
     ):
-        prefill_checked(liar, [Forced([5], [6, 8])], [42], lambda n: None)
+        prefill_checked(liar, [ForcedResponse([5], [6, 8])], [42], lambda n: None)
 
 
 class RunnerV2:
@@ -352,7 +356,7 @@ class RunnerV2:
 
 def test_on_a_gpu_vllm_replays_by_itself():
     """The requests pass vLLM's own checks; a prefill takes two of them, without temperature."""
-    llm, responses = RunnerV2(), [Forced([5, 6], [7, 8, 1]), Forced([9], [4])]
+    llm, responses = RunnerV2(), [ForcedResponse([5, 6], [7, 8, 1]), ForcedResponse([9], [4])]
     plain = EngineSettings("model", SamplingSettings(), K)
     replayed(llm, responses, plain, llm.ask, alone=True, cached=False)
     assert [prompts for prompts, _ in llm.asked] == [[[5, 6]], [[9]]]

@@ -30,7 +30,7 @@ from mismatch_cli.base.places import bundled
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.engines import (
     EngineSettings,
-    Forced,
+    ForcedResponse,
     Request,
     create_engine,
     prefill_checked,
@@ -125,8 +125,12 @@ def test_mu_is_the_distribution_that_was_sampled(url, model, sampling):
 @pytest.mark.slow
 def test_recorded_tokens_are_read_in_one_pass(both, model):
     """Whichever log-probs a server reports for its own samples."""
-    responses = [Forced(PROMPTS[i % 4], [7 + i, 1, 300 - i, 8][: 1 + i % 4]) for i in range(9)]
-    whole = Forced(PROMPTS[0], list(range(3, 512)))  # with the prompt as long as the context
+    responses = [
+        ForcedResponse(PROMPTS[i % 4], [7 + i, 1, 300 - i, 8][: 1 + i % 4]) for i in range(9)
+    ]
+    whole = ForcedResponse(
+        PROMPTS[0], list(range(3, 512))
+    )  # with the prompt as long as the context
     for url in both:
         counts: list[int] = []
         found = prefill_checked(engine_at(url), responses, range(9), counts.append)

@@ -9,7 +9,7 @@ import pytest
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.models.scoring.requests import ScoreRequest
-from mismatch_cli.models.scoring.routed_pass import Routing
+from mismatch_cli.models.scoring.routed_pass import TrainerRouting
 from mismatch_cli.trace.routes import UNKNOWN
 
 
@@ -21,7 +21,7 @@ def request(expert: int) -> ScoreRequest:
 
 @pytest.mark.parametrize("experts", [1, 2])
 def test_the_last_expert_is_known_and_the_one_after_it_is_not(experts):
-    routing = Routing(SimpleNamespace(layers=[0], experts=experts), replays=False)
+    routing = TrainerRouting(SimpleNamespace(layers=[0], experts=experts), replays=False)
     routing.check([request(0), request(experts - 1), request(UNKNOWN)])
     with pytest.raises(MismatchError, match=f"experts up to {experts}; the trainer has 1 layers"):
         routing.check([request(experts)])

@@ -16,7 +16,7 @@ from torch import Tensor
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.scoring import policy_gradient
 from mismatch_cli.models.scoring.head import Head, score_hidden
-from mismatch_cli.models.scoring.policy_gradient import Known, logp_pass, policy_gradient_loss
+from mismatch_cli.models.scoring.policy_gradient import LogpPass, logp_pass, policy_gradient_loss
 from tests.paths import ROOT
 
 PLAIN = SamplingSettings()
@@ -109,7 +109,7 @@ def ours(
     temperature: float = 1.0,
     row_tile: int = 32,
     scale: float = 1.0,
-    known: Known | None = None,
+    known: LogpPass | None = None,
 ) -> Outcome:
     sampling = SamplingSettings(temperature=temperature)
     result = policy_gradient_loss(
@@ -209,7 +209,7 @@ def test_a_target_outside_the_support_is_computed_again() -> None:
     assert known.logp_N[0] == -torch.inf
     coefficient_N = (case.ids_N != case.ids_N[0]).to(weight_VH.dtype)
 
-    def gradient(known: Known | None) -> torch.Tensor:
+    def gradient(known: LogpPass | None) -> torch.Tensor:
         leaf_NH = hidden_NH.clone().requires_grad_()
         rule = lambda rows, _: coefficient_N[rows]  # noqa: E731
         result = policy_gradient_loss(leaf_NH, head, case.ids_N, rule, PLAIN, known=known)

@@ -10,7 +10,7 @@ import torch
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import bundled
 from mismatch_cli.models.loading import load_causal_lm, load_tokenizer
-from mismatch_cli.probe.tasks.rewards import Answered, OwnReward, check_reward
+from mismatch_cli.probe.tasks.rewards import AnsweredResponse, OwnReward, check_reward
 
 FUNCTIONS = """
 import os, time
@@ -41,7 +41,7 @@ def sleeps(responses): time.sleep(30 if "long" in responses else 0); return [1.0
 def mixed(responses, answer): return 0
 def unknown(responses, weather): return 0
 """
-ROWS = [Answered("4", "4", "p", "stop"), Answered("x", "5", "q", "length")]
+ROWS = [AnsweredResponse("4", "4", "p", "stop"), AnsweredResponse("x", "5", "q", "length")]
 
 
 def test_a_function_gets_lists_and_its_process_lives_on(reward_of):
@@ -83,7 +83,10 @@ def test_a_batch_that_takes_too_long_earns_nothing_and_is_counted(reward_of):
     """Its text is not kept, or a checkpoint would hold every response of the step."""
     reward, rows = (
         reward_of("sleeps", seconds=1),
-        [Answered("long", None, "p", "stop"), Answered("x" * 70_000, None, "p", "stop")],
+        [
+            AnsweredResponse("long", None, "p", "stop"),
+            AnsweredResponse("x" * 70_000, None, "p", "stop"),
+        ],
     )
     assert reward.grade_all(rows) == [0.0, 0.0] and reward.timeouts == 2
     (given_up,) = reward.child.given_up
@@ -124,7 +127,8 @@ def test_a_model_of_torch_judges_in_the_process(tmp_path):
     where = f"{tmp_path}/judge.py:fluency"
     reward = OwnReward(where)
     rows = [
-        Answered(said, None, "Tom has 3 apples.", "stop") for said in ("Tom has 7 apples.", "7 7 (")
+        AnsweredResponse(said, None, "Tom has 3 apples.", "stop")
+        for said in ("Tom has 7 apples.", "7 7 (")
     ]
     found = [reward.grade_all(rows), reward.grade_all(rows)]
     reward.child.stop()

@@ -13,7 +13,7 @@ import pytest
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.probe.tasks.grading import group_mean_advantages
 from mismatch_cli.probe.tasks.prompts import PromptSource, load_problems
-from mismatch_cli.probe.tasks.rewards import Answered
+from mismatch_cli.probe.tasks.rewards import AnsweredResponse
 
 # The forms in TRL's guide, with our own bodies: only ids, text, messages, a column, several tasks,
 # a coroutine.
@@ -48,7 +48,7 @@ def columns(completions, **kwargs):
     return [float(kwargs["when"][0] == "2026-11-24")] * len(completions)
 """
 ROWS = [
-    Answered(
+    AnsweredResponse(
         "4",
         "4",
         "2 + 2",
@@ -56,7 +56,7 @@ ROWS = [
         {"ground_truth": "4", "task": "math", "when": "2026-11-24"},
         (5, 2),
     ),
-    Answered(
+    AnsweredResponse(
         "x",
         "5",
         "2 + 3",

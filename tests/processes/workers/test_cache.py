@@ -14,11 +14,11 @@ from mismatch_cli.processes.workers import Workers, portions
 from mismatch_cli.rules import trust_regions
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.rules.algorithms.table import TABLE
+from mismatch_cli.studies.algorithm_support import PAPER
 from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.comparison import analyse_comparison
 from mismatch_cli.studies.diagnosis import analyse_diagnosis
 from mismatch_cli.studies.mismatch import analyse
-from mismatch_cli.studies.support import PAPER
 from mismatch_cli.studies.tokens import token_tables
 from mismatch_cli.studies.translation import Translation
 from mismatch_cli.trace import reader

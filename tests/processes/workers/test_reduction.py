@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mismatch_cli.processes.workers.reduction import FAN_IN, Parts, Reduction
+from mismatch_cli.processes.workers.reduction import FAN_IN, LocalGroup, Reduction
 
 
 class Brackets:
@@ -53,7 +53,7 @@ def by_levels(names: list[str]) -> str:
 
 @pytest.mark.parametrize("form", ["parts", "references"])
 def test_the_tree_depends_only_on_the_number_of_parts(form):
-    group: Any = Parts if form == "parts" else References
+    group: Any = LocalGroup if form == "parts" else References
     for count in (1, 2, 15, 16, 17, 31, 32, 255, 256, 257, 272, 4095, 4096, 4097, 4369):
         names = [str(number) for number in range(count)]
         tree: Reduction[Any] = Reduction(group)

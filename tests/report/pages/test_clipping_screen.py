@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mismatch_cli.base.json_form import from_json
-from mismatch_cli.report.outline import Excerpt, Piece, Screen
+from mismatch_cli.report.outline import Excerpt, Screen, TokenText
 from mismatch_cli.report.screen import as_text, screen_of
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.studies.clipping_result import ClippingResult
@@ -23,7 +23,7 @@ from tests.report.pages.clipping_result import (
 
 FACTS = (("μ", "0.1"), ("π", "0.2"))
 IMPORTED = {"title": "a dump", "file_count": 1, "left_out": {}, "left_out_first": {}, "noted": {}}
-CONTEXT = (Piece("We get 7*6="), Piece("43", 4), Piece(" ropes."))
+CONTEXT = (TokenText("We get 7*6="), TokenText("43", 4), TokenText(" ropes."))
 
 
 def shown(result: dict[str, Any]) -> Screen:

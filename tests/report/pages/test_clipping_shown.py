@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mismatch_cli.report.html import render_html
-from mismatch_cli.report.outline import Excerpt, Piece
+from mismatch_cli.report.outline import Excerpt, TokenText
 from tests.report.pages.clipping_result import (
     HOSTILE,
     equal_weights_result,
@@ -54,7 +54,7 @@ def narrowed(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def example() -> Excerpt:
-    pieces = (Piece("so "), Piece(HOSTILE, 4, HOSTILE))
+    pieces = (TokenText("so "), TokenText(HOSTILE, 4, HOSTILE))
     return Excerpt(
         f"grpo-clip-higher blocks, dppo-binary-tv keeps: “{HOSTILE}”", (("μ", "0.012"),), pieces
     )

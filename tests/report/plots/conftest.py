@@ -33,9 +33,9 @@ from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.rules.policies import Policies
+from mismatch_cli.studies.algorithm_support import AvailableColumns
 from mismatch_cli.studies.clipping import ClippingPlotData
 from mismatch_cli.studies.clipping_result import ClippingResult
-from mismatch_cli.studies.support import Available
 from mismatch_cli.trace.origin import About
 from tests.rules.trust_regions.cases import keep_T
 
@@ -252,7 +252,7 @@ def make_data(
         arguments=(),
         compared=[algorithm.name for algorithm in compared],
         about=About(),
-        has=Available(
+        has=AvailableColumns(
             advantages=advantages,
             rewards=advantages,
             entropy=True,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mismatch_cli.base.places import bundled
-from mismatch_cli.report.drawing.marks import Scale, draw_heat, draw_points
+from mismatch_cli.report.drawing.marks import OpacityScale, draw_heat, draw_points
 from mismatch_cli.report.drawing.panels import Sheet
 from mismatch_cli.report.drawing.style import WIDE
 from mismatch_cli.report.drawing.words import MOST, in_words
@@ -121,7 +121,7 @@ def test_points_are_counted_and_a_heat_map_has_its_largest_cell() -> None:
         draw_points(points, x_N, y_N, sheet.theme.blue)  # the last one is outside
         points.headline("|d|")
         share_RC = np.array([[0.1, 0.02, 0.1], [0, np.nan, 0.3]])
-        draw_heat(heat, share_RC, Scale(sheet.theme.orange, 1.0), ["ppo", "ipo"])
+        draw_heat(heat, share_RC, OpacityScale(sheet.theme.orange, 1.0), ["ppo", "ipo"])
         heat.set_xticks([0, 1, 2, 3], ["0", "0.5", "0.9", "1"])
         heat.headline("Blocked, %", is_axis=False)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mismatch_cli.base.errors import MismatchError, UsageError
-from mismatch_cli.rules.algorithms.algorithm import judges_single_tokens
+from mismatch_cli.rules.algorithms.algorithm import reads_single_tokens
 from mismatch_cli.rules.algorithms.parse import find
 from tests.rules.algorithms.test_own_masks import HEAD, write
 from tests.rules.trust_regions.cases import (
@@ -45,7 +45,7 @@ def test_an_own_mask_of_the_batch(tmp_path: Path) -> None:
     advantage_T, ratio_T = signs(len(given.trainer)), (given.trainer - given.rollout).exp()
     for spec, share in ((path, 0.5), (f"{path}:share=0.1", 0.1)):
         algorithm = find(spec, training=True)
-        assert algorithm.batch_rules == algorithm.masks and not judges_single_tokens(algorithm)
+        assert algorithm.batch_rules == algorithm.masks and not reads_single_tokens(algorithm)
         expected_T = ratio_T >= share * ratio_T.mean()
         assert 5 < expected_T.sum() < len(expected_T) - 5
         assert torch.equal(keep_T(algorithm, given, advantage_T), expected_T)

@@ -16,9 +16,9 @@ from mismatch_cli.base.arrays import Array, as_numpy
 from mismatch_cli.rules import trust_regions
 from mismatch_cli.rules.algorithms import algorithm
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
-from mismatch_cli.rules.algorithms.gathering import Gathering, as_one_batch
+from mismatch_cli.rules.algorithms.first_pass import FirstPass, as_one_batch
 from mismatch_cli.rules.algorithms.parts import Factor, Mask, Rule, mask
-from mismatch_cli.rules.batches import Batches, Found, RowKey
+from mismatch_cli.rules.joint_batches import Batches, BatchValues, RowKey
 from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
 from mismatch_cli.rules.trust_regions import Decision, Threshold
 
@@ -148,9 +148,9 @@ def with_keys(given: Policies, minibatch_S: np.ndarray, prompt_S: np.ndarray) ->
     return replace(given, batches=Batches.of_rows(key, lambda: places))
 
 
-def settled(rule: Rule, parts: list[tuple[Policies, Array]]) -> Found:
+def settled(rule: Rule, parts: list[tuple[Policies, Array]]) -> BatchValues:
     """What a rule settles for batches or groups that are spread over parts."""
-    gathering = Gathering([rule])
+    gathering = FirstPass([rule])
     for part in parts:
         gathering.update(*part)
     return gathering.found()[rule]

@@ -30,7 +30,7 @@ from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.rules.batch import Rollout
 from mismatch_cli.train.checkpoint import latest_checkpoint, save_checkpoint
-from mismatch_cli.train.judged import Sample
+from mismatch_cli.train.coefficients import LearnedResponse
 from mismatch_cli.train.learner import Learner
 from mismatch_cli.train.loop import train
 from mismatch_cli.train.train_config import TrainConfig, load_config
@@ -92,7 +92,7 @@ def model(folder: Path, kind: str) -> str:
     return str(folder / "models" / kind / MODELS[kind][0])
 
 
-def samples(recomputed: bool = True) -> list[Sample]:
+def samples(recomputed: bool = True) -> list[LearnedResponse]:
     """Nine responses of random tokens with top-K columns, some without an advantage; the last one,
     which the second rank has, has one.
     """
@@ -108,7 +108,7 @@ def samples(recomputed: bool = True) -> list[Sample]:
         advantage = float(rng.normal()) if i < 5 or i >= 7 else 0.0
         noise = 0.1 * rng.normal(size=(2, length))
         moved, average = np.minimum(logp + noise, -1e-3).astype(np.float32)
-        sample = Sample(rollout, advantage, moved, topk, (0, 0, 0, i // 3, i % 3), average)
+        sample = LearnedResponse(rollout, advantage, moved, topk, (0, 0, 0, i // 3, i % 3), average)
         nothing = dict.fromkeys(("logp_recomputed_T", "topk_logp_recomputed_TK", "logp_average_T"))
         found.append(sample if recomputed else replace(sample, **nothing))
     return found

@@ -14,7 +14,7 @@ import pytest
 from mismatch_cli.app.cli import run
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import bundled, bundled_names
-from mismatch_cli.trace import contents
+from mismatch_cli.trace import manifest_types
 from mismatch_cli.trace.manifest import read_manifest
 from mismatch_cli.trace.reader import Trace
 from tests.trace.conftest import row_columns
@@ -50,16 +50,16 @@ def test_every_typed_key_refuses_other_values(tmp_path):
     """
     head = {"format": "mismatch-cli trace", "format_version": 1}
     refused = 0
-    for key in contents.REQUIRED | contents.OPTIONAL:
+    for key in manifest_types.REQUIRED | manifest_types.OPTIONAL:
         above, _, last = key.rpartition(".")
-        in_list = last == "*" and contents.fits(above, [])
+        in_list = last == "*" and manifest_types.fits(above, [])
         named = key.replace("*", "0")
         for value in HOSTILE:
             content = [value] if in_list else {named.rpartition(".")[2]: value}
             for name in reversed(above.split(".") if above else []):
                 content = {name: content}
             (tmp_path / "manifest.json").write_text(json.dumps(head | content))
-            if contents.fits(key, value):
+            if manifest_types.fits(key, value):
                 continue
             with pytest.raises(MismatchError) as raised:
                 read_manifest(tmp_path)
@@ -71,7 +71,7 @@ def test_every_typed_key_refuses_other_values(tmp_path):
 
 def test_what_was_recorded_fits(manifests, tmp_path):
     for content in manifests.values():
-        contents.check_contents(tmp_path, content)
+        manifest_types.check_contents(tmp_path, content)
 
 
 @pytest.mark.parametrize(

@@ -394,10 +394,10 @@ _ROWS: tuple[tuple[str, str, Quantity, Callable[[Moments], float]], ...] = (
 )
 
 
-def perplexity_lines(prefix: str, source: str) -> tuple[Line, ...]:
+def perplexity_lines(prefix: str, source: str) -> tuple[FrameworkMetric, ...]:
     """The perplexity lines under a framework's own prefix."""
     return tuple(
-        Line(f"{prefix}{name}", ENGINE_GAP, formula, source, quantity, reduce)
+        FrameworkMetric(f"{prefix}{name}", ENGINE_GAP, formula, source, quantity, reduce)
         for name, formula, quantity, reduce in _ROWS
     )
 
@@ -411,7 +411,7 @@ COMPARES = {
 
 
 @dataclass(frozen=True)
-class Line:
+class FrameworkMetric:
     """A metric of a framework: `reduce` of the quantities `measured`, or a metric of
     `metrics/gap_table.py`.
 

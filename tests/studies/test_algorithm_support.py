@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.metrics.clipping.masked import Needs
+from mismatch_cli.metrics.clipping.masked_slice import Needs
 from mismatch_cli.rules.algorithms.parse import find
-from mismatch_cli.studies.support import Support
+from mismatch_cli.studies.algorithm_support import Support
 from tests.metrics.clipping.world import ALL, without, world
 from tests.studies.written import write_trace
 

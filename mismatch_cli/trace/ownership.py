@@ -43,7 +43,7 @@ def format_of(folder: Path) -> str | None:
     return found if isinstance(found, str) and found.startswith(_FORMAT) else None
 
 
-def is_ours(path: Path, root: Path) -> bool:
+def is_own_file(path: Path, root: Path) -> bool:
     """Whether we wrote a file or folder in the run folder `root`; never true of a link."""
     name = path.relative_to(root).as_posix()
     try:
@@ -133,7 +133,7 @@ def remove_trace(folder: Path) -> None:
 
 def pictures_in(plots: Path) -> list[Path]:
     """The pictures of a report in its `plots/`."""
-    return [path for path in plots.glob("*") if is_ours(path, plots.parent)]
+    return [path for path in plots.glob("*") if is_own_file(path, plots.parent)]
 
 
 def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
@@ -147,7 +147,7 @@ def _walk(root: Path) -> Iterator[tuple[Path, bool]]:
             continue
         if path.parent == root / LOG and path.suffix != ".log":
             continue
-        ours = is_ours(path, root)
+        ours = is_own_file(path, root)
         yield path, ours
         if ours and path.is_dir():
             todo += _listed(path)

@@ -11,7 +11,7 @@ from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.base.places import bundled
 from mismatch_cli.bisect.fixed_tokens import choose, versions
 from mismatch_cli.bisect.search_config import BisectConfig
-from mismatch_cli.bisect.sides import RolloutSide, TrainerSide, combined, engine_part
+from mismatch_cli.bisect.side_settings import RolloutSide, TrainerSide, combined, engine_part
 from mismatch_cli.bisect.toggles import Toggle, toggles
 from mismatch_cli.trace.reader import Trace
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mismatch_cli.base.errors import MismatchError, UsageError
-from mismatch_cli.bisect.as_it_is import read_sides
+from mismatch_cli.bisect.baseline_stage import read_sides
 from mismatch_cli.bisect.experiments import (
     ALONE,
     AS_RECORDED,
@@ -25,8 +25,8 @@ from mismatch_cli.bisect.experiments import (
 )
 from mismatch_cli.bisect.ranking import LEAST
 from mismatch_cli.bisect.runner import leg_of
-from mismatch_cli.bisect.searching import Searching
-from mismatch_cli.bisect.sides import RolloutSide, TrainerSide, combined
+from mismatch_cli.bisect.search_state import Searching
+from mismatch_cli.bisect.side_settings import RolloutSide, TrainerSide, combined
 from mismatch_cli.bisect.toggles import Toggle, toggles
 from mismatch_cli.models.engines import engine_module
 

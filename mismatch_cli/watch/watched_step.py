@@ -20,8 +20,8 @@ from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.gate import (
     Check,
     Findable,
-    Found,
-    Measurement,
+    MeasuredMetric,
+    PooledMetrics,
     check_limits,
     frameworks_of,
 )
@@ -35,28 +35,28 @@ _RESPONSES = {
 
 
 @dataclass(frozen=True)
-class Judge:
+class StepChecks:
     """What to check at each step: limits, with a baseline for relative ones, and what an
     algorithm would block.
     """
 
     sets: Sequence[LimitSet] = ()
-    baseline: Measurement | None = None
+    baseline: PooledMetrics | None = None
     algorithm: Algorithm | None = None
 
     @classmethod
     def of(
         cls, sets: Sequence[LimitSet], baseline: Sequence[Trace], algorithm: Algorithm | None
-    ) -> Judge:
+    ) -> StepChecks:
         """A judge with its baseline measured."""
         return cls(
-            sets, Measurement(baseline, frameworks_of(sets)) if baseline else None, algorithm
+            sets, PooledMetrics(baseline, frameworks_of(sets)) if baseline else None, algorithm
         )
 
     def of_traces(self, step: int, traces: Sequence[Trace]) -> tuple[dict[str, Any], list[Check]]:
         """The line and the checks of a step, from its traces."""
         try:
-            measured = Measurement(traces, frameworks_of(self.sets))
+            measured = PooledMetrics(traces, frameworks_of(self.sets))
         except MismatchError:  # not scored; damaged traces are refused below as well
             return _unscored(step, traces), self._checks(_Unscored())
         record = record_of(step, measured.result) | self._blocked(traces)
@@ -69,7 +69,7 @@ class Judge:
         measured = (
             RecordedStep(record)
             if trace is None
-            else Measurement([trace], frameworks_of(self.sets))
+            else PooledMetrics([trace], frameworks_of(self.sets))
         )
         return self._checks(measured)
 
@@ -92,25 +92,25 @@ class RecordedStep:
     def __init__(self, record: Mapping[str, Any]) -> None:
         self._record = record
 
-    def find(self, limit: Limit) -> Found:
+    def find(self, limit: Limit) -> MeasuredMetric:
         """The value of a metric in the line, which has neither interval nor noise."""
         recorded = [pair for pair, name in PAIRS_OF_STEP.items() if self._record.get(name)]
         pair = pair_for(limit.pair, recorded)
         name = next((ours for ours, key in OF_STEP.items() if key == limit.metric), "")
         value = self._record.get(PAIRS_OF_STEP.get(pair, ""), {}).get(name)
         if value is None:
-            return Found(
+            return MeasuredMetric(
                 pair=pair or limit.pair,
                 why="metrics.jsonl does not have it; train --trace-every N keeps traces that do",
             )
-        return Found(value, pair=pair)
+        return MeasuredMetric(value, pair=pair)
 
 
 class _Unscored:
     """Responses without a trainer's log π."""
 
-    def find(self, limit: Limit) -> Found:
-        return Found(
+    def find(self, limit: Limit) -> MeasuredMetric:
+        return MeasuredMetric(
             pair=limit.pair or "mismatch", why="the responses have no trainer log-probabilities"
         )
 

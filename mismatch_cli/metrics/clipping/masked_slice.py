@@ -19,10 +19,10 @@ from mismatch_cli.base.arrays import Segments
 from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
-from mismatch_cli.rules.algorithms.gathering import Gathering
+from mismatch_cli.rules.algorithms.first_pass import FirstPass
 from mismatch_cli.rules.algorithms.parts import Mask, Rule
 from mismatch_cli.rules.batch import TokenBatch
-from mismatch_cli.rules.batches import Batches, Found, RowKey
+from mismatch_cli.rules.joint_batches import Batches, BatchValues, RowKey
 from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
 from mismatch_cli.rules.trust_regions import Decision
 
@@ -86,10 +86,10 @@ def apply_masks(
     batch: TokenBatch,
     needs: Needs,
     algorithms: Sequence[Algorithm],
-    found: Mapping[Rule, Found],
+    found: Mapping[Rule, BatchValues],
     trace: int = 0,
-) -> Iterator[list[Masked]]:
-    """Slices of complete responses: one `Masked` each, or one per sign without advantages.
+) -> Iterator[list[MaskedSlice]]:
+    """Slices of complete responses: one `MaskedSlice` each, or one per sign without advantages.
 
     `found` is the result of the first pass over whole batches (`studies.clipping.first_pass`),
     without which a rule on batches raises a `FirstPassError`; a batch belongs to one trace.
@@ -101,10 +101,10 @@ def apply_masks(
             advantages = [_column(gaps, "advantage_T")]
         else:
             advantages = [np.full(len(gaps.logq_N), sign, dtype=np.float32) for sign in (1, -1)]
-        yield [Masked(gaps, policies, advantage_N, algorithms) for advantage_N in advantages]
+        yield [MaskedSlice(gaps, policies, advantage_N, algorithms) for advantage_N in advantages]
 
 
-def gather(gathering: Gathering, batch: TokenBatch, needs: Needs, trace: int) -> None:
+def gather(gathering: FirstPass, batch: TokenBatch, needs: Needs, trace: int) -> None:
     """Add a batch with advantages and all needed columns to the first pass of rules on batches."""
     for gaps in token_gaps(batch, PAIRS["total"], required=needs.columns):
         policies = replace(policies_of(gaps, needs), batches=batches_of(gaps, trace))
@@ -135,7 +135,7 @@ def _column(gaps: TokenGaps, name: str) -> np.ndarray:
     return column_N
 
 
-class Masked:
+class MaskedSlice:
     """Responses of a batch with each token's advantage, and what every algorithm decides about
     it.
     """

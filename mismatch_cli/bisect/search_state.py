@@ -22,18 +22,18 @@ from mismatch_cli.bisect.experiments import (
 )
 from mismatch_cli.bisect.fixed_tokens import FixedTokens, choose, versions
 from mismatch_cli.bisect.legs import Legs, write_as_recorded
-from mismatch_cli.bisect.ranking import RECORDED, Measured, is_explained, measured_in, rank
+from mismatch_cli.bisect.ranking import RECORDED, LegDifferences, is_explained, measured_in, rank
 from mismatch_cli.bisect.runner import Runner
 from mismatch_cli.bisect.search_config import STAGES, BisectConfig
-from mismatch_cli.bisect.sides import RolloutSide, TrainerSide
+from mismatch_cli.bisect.side_settings import RolloutSide, TrainerSide
 from mismatch_cli.metrics.estimate import NO_SPREAD, Estimate
-from mismatch_cli.models.dealing import Ranks
 from mismatch_cli.models.engines import engine_module
 from mismatch_cli.models.loading import check_model_folder
+from mismatch_cli.models.rank_shares import Ranks
 from mismatch_cli.models.torch_settings import set_threads
-from mismatch_cli.probe.rollouts import Progress
+from mismatch_cli.probe.rollouts import RecordingProgress
 from mismatch_cli.trace.manifest import FILE_NAME, VOCABULARY, read_manifest
-from mismatch_cli.trace.ours import remove_results
+from mismatch_cli.trace.ownership import remove_results
 from mismatch_cli.trace.reader import Trace
 
 _NARROW = 0.05  # of the gap: width of an interval that is narrow enough
@@ -53,7 +53,7 @@ class Searching:
     config: BisectConfig
     runner: Runner
     search: Search
-    progress: Progress
+    progress: RecordingProgress
     ranks: Ranks
     deadline: float | None
 
@@ -63,7 +63,7 @@ class Searching:
         config: BisectConfig,
         source: Trace,
         folder: Path,
-        progress: Progress,
+        progress: RecordingProgress,
         ranks: Ranks,
         fresh: bool,
     ) -> Searching:
@@ -138,7 +138,7 @@ class Searching:
             self.search.stages[str(number)] = {"status": status, "why": why, "seconds": 0.0}
         self.save()
 
-    def measured(self) -> Measured:
+    def measured(self) -> LegDifferences:
         """All legs that are on disk now."""
         legs = self.runner.legs
         return measured_in(legs.tokens, leg_names(legs.run_folder), legs.column)

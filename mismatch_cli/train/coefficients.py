@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.models.scoring.policy_gradient import Known
+from mismatch_cli.models.scoring.policy_gradient import LogpPass
 from mismatch_cli.rules.algorithms.algorithm import Algorithm, coefficient_T
 from mismatch_cli.rules.algorithms.parts import Rule
 from mismatch_cli.rules.batch import Rollout
-from mismatch_cli.rules.batches import Batches, Found, RowKey
+from mismatch_cli.rules.joint_batches import Batches, BatchValues, RowKey
 from mismatch_cli.rules.policies import Policies, TopKLogProbs
 from mismatch_cli.train.bounds import FullReference
 
 
 @dataclass(frozen=True)
-class Sample:
+class LearnedResponse:
     """One response to learn from; without `recomputed`, the trainer still has the weights that
     sampled it.
     """
@@ -38,7 +38,7 @@ class Sample:
     reference: FullReference | None = None
 
 
-class Judged:
+class MicroBatchCoefficients:
     """A micro-batch that gives coefficients as soon as log π is known, for the tokens that the
     engine sampled.
 
@@ -51,7 +51,7 @@ class Judged:
     def __init__(
         self,
         algorithm: Algorithm,
-        samples: Sequence[Sample],
+        samples: Sequence[LearnedResponse],
         scale_S: np.ndarray,
         device: torch.device,
     ):
@@ -68,8 +68,8 @@ class Judged:
         self._recomputed_T = self._flat_where_all([s.logp_recomputed_T for s in samples])
         self._average_T = self._flat_where_all([s.logp_average_T for s in samples])
         self.query_ids_TK = self._query_ids()
-        self.known: Known | None = None
-        self.found: Mapping[Rule, Found] = {}
+        self.known: LogpPass | None = None
+        self.found: Mapping[Rule, BatchValues] = {}
         self._ready_T: Tensor | None = None
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mismatch_cli.base.errors import MismatchError, quoted
-from mismatch_cli.metrics.clipping.masked import Needs
+from mismatch_cli.metrics.clipping.masked_slice import Needs
 from mismatch_cli.metrics.pairs import weights_are_equal
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.table import TABLE
@@ -37,7 +37,7 @@ _NO_BATCHES = (
 
 
 @dataclass(frozen=True)
-class Available:
+class AvailableColumns:
     """What traces have for algorithms to judge by."""
 
     advantages: bool
@@ -59,7 +59,7 @@ class Support:
     judged: tuple[Algorithm, ...]
     needs: Needs
     skipped: dict[str, str]  # algorithm → reason
-    has: Available
+    has: AvailableColumns
 
     @classmethod
     def of(cls, traces: Sequence[Trace], algorithms: Sequence[Algorithm]) -> Support:
@@ -103,11 +103,11 @@ class Support:
             return None
 
 
-def _available(traces: Sequence[Trace], columns: set[str], run: str) -> Available:
+def _available(traces: Sequence[Trace], columns: set[str], run: str) -> AvailableColumns:
     recomputed = "measured" if "logp_recomputed" in columns else "absent"
     if weights_are_equal(traces):
         recomputed = "equal weights"
-    return Available(
+    return AvailableColumns(
         advantages="advantage" in columns,
         rewards="reward" in columns,
         entropy="entropy_trainer" in columns,
@@ -163,7 +163,9 @@ def _way_to_entropy(manifest: Mapping[str, Any], run: str) -> str:
     return f"Fill it in with: mismatch-cli rescore {run}{scorer}"
 
 
-def _reason(algorithm: Algorithm, has: Available, run: str, manifest: Mapping[str, Any]) -> str:
+def _reason(
+    algorithm: Algorithm, has: AvailableColumns, run: str, manifest: Mapping[str, Any]
+) -> str:
     """Why a trace does not support an algorithm; empty if it does."""
     k = algorithm.needs_top_k
     distances = not any(

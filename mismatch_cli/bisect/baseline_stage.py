@@ -27,7 +27,7 @@ from mismatch_cli.bisect.model_config import config_differences
 from mismatch_cli.bisect.model_structure import structure_difference
 from mismatch_cli.bisect.ranking import RECORDED, rank
 from mismatch_cli.bisect.runner import leg_of
-from mismatch_cli.bisect.searching import Searching
+from mismatch_cli.bisect.search_state import Searching
 from mismatch_cli.bisect.weights import compare_adapters, compare_weights
 from mismatch_cli.models.engines import Engine, OpenEngine, can
 from mismatch_cli.trace.reader import Trace

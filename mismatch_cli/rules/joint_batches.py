@@ -32,7 +32,7 @@ class RowKey(NamedTuple):
     sample_index_S: np.ndarray
 
 
-class Found(NamedTuple):
+class BatchValues(NamedTuple):
     """What a rule has computed for each batch, or each group, in a first pass."""
 
     key_B: np.ndarray  # int64, ascending
@@ -68,7 +68,7 @@ class Batches:
     batch_S: np.ndarray  # int64, a hash
     group_S: np.ndarray  # int64, a hash of step, epoch and prompt
     hash_T: Callable[[], np.ndarray]  # uint64, of each token
-    found: Mapping[Any, Found] = field(default_factory=dict)
+    found: Mapping[Any, BatchValues] = field(default_factory=dict)
 
     @classmethod
     def of_rows(
@@ -86,7 +86,7 @@ class Batches:
         group_S = hash_keys(key.step_S, key.epoch_S, key.prompt_id_S, seed=2 * trace + 1)
         return cls(batch_S.view(np.int64), group_S.view(np.int64), hash_T)
 
-    def settled(self, found: Mapping[Any, Found]) -> Batches:
+    def settled(self, found: Mapping[Any, BatchValues]) -> Batches:
         """The same batches, with what rules have computed for them."""
         return replace(self, found=found)
 

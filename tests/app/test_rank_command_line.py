@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from mismatch_cli.app.cli import build_app
-from mismatch_cli.app.typed import words
+from mismatch_cli.app.rank_command_line import words
 
 GROUP: Any = typer.main.get_command(build_app())
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mismatch_cli.metrics.kept_rows import KeptToken, ScatterSample, Worst, WorstTokens
+from mismatch_cli.metrics.retained_rows import KeptToken, ScatterSample, Worst, WorstTokens
 from tests.metrics.summaries import filled
 
 

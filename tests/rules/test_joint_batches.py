@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from mismatch_cli.base.arrays import Array, as_numpy
-from mismatch_cli.rules.algorithms.gathering import Gathering
+from mismatch_cli.rules.algorithms.first_pass import FirstPass
 from mismatch_cli.rules.algorithms.parse import find
 from mismatch_cli.rules.algorithms.parts import Factor, Mask, Rule, mask
 from mismatch_cli.rules.algorithms.table import TABLE, VARIANTS
-from mismatch_cli.rules.batches import Batches, FirstPassError, Found, RowKey
+from mismatch_cli.rules.joint_batches import Batches, BatchValues, FirstPassError, RowKey
 from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies
 from tests.rules.trust_regions.cases import (
     coefficient_T,
@@ -78,7 +78,7 @@ def on_wholes(
         assert rows.batches is not None
         values_F = rule.settle(rule.collect(rows, rows_advantage_T))
         rows = replace(
-            rows, batches=rows.batches.settled({rule: Found(np.array([key]), values_F[None])})
+            rows, batches=rows.batches.settled({rule: BatchValues(np.array([key]), values_F[None])})
         )
         found_T[place_T.numpy()] = answer(rule, rows, rows_advantage_T)
     return found_T
@@ -162,7 +162,7 @@ def test_a_batch_that_was_not_seen_is_an_error(name: str) -> None:
         for batches in (
             partly,
             given.batches,
-            given.batches.settled({rule: Found(found.key_B[:0], found.values_BF[:0])}),
+            given.batches.settled({rule: BatchValues(found.key_B[:0], found.values_BF[:0])}),
             None,  # not taken for one batch
         ):
             with pytest.raises(FirstPassError, match="first pass"):
@@ -170,7 +170,7 @@ def test_a_batch_that_was_not_seen_is_an_error(name: str) -> None:
 
 
 def test_found_values_by_key() -> None:
-    found = Found(np.array([-5, 2, 9]), np.array([[1.0, 2], [3, 4], [5, 6]]))
+    found = BatchValues(np.array([-5, 2, 9]), np.array([[1.0, 2], [3, 4], [5, 6]]))
     assert found.of(np.array([9, -5, 9])).tolist() == [[5, 6], [1, 2], [5, 6]]
     assert len(found.of(np.array([], dtype=np.int64))) == 0
     for key in (-6, 0, 3, 10):
@@ -183,7 +183,7 @@ def test_a_first_pass_keeps_nothing_of_what_was_read() -> None:
     given = in_numpy(
         with_keys(random_policies(0), np.zeros(60, dtype=np.int64), np.arange(60) // 5)
     )
-    gathering = Gathering(ROWS["top-entropy"].batch_rules)
+    gathering = FirstPass(ROWS["top-entropy"].batch_rules)
     gathering.update(given, signs(len(given.trainer)).numpy())
     (before,) = gathering.found().values()
     given.entropy_T[:] = 0.0

@@ -39,7 +39,7 @@ def write_report(
     from mismatch_cli.report.explorer import explorer_view
     from mismatch_cli.report.figures import figure_views, plots_for
     from mismatch_cli.report.html import write_html
-    from mismatch_cli.trace.ours import pictures_in
+    from mismatch_cli.trace.ownership import pictures_in
 
     with replacing_entries(folder / HTML_FILE, lambda: pictures_in(folder / PLOTS_FOLDER)) as new:
         write_numbers(study, new)

@@ -15,7 +15,7 @@ from mismatch_cli.base.arrays import Array, as_numpy
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.parts import Rule
-from mismatch_cli.rules.batches import NOTHING_FOUND, Batches, Found
+from mismatch_cli.rules.joint_batches import NOTHING_FOUND, Batches, BatchValues
 from mismatch_cli.rules.policies import Policies
 
 
@@ -30,12 +30,12 @@ def as_one_batch(policies: Policies, advantage_T: Array, rules: Iterable[Rule]) 
     """
     one_S = np.zeros(len(policies.offset_S1) - 1, dtype=np.int64)
     batches = Batches(one_S, one_S, policies.hash_T)
-    gathering = Gathering([rule for rule in rules if rule.scope is not None])
+    gathering = FirstPass([rule for rule in rules if rule.scope is not None])
     gathering.update(replace(policies, batches=batches), advantage_T)
     return replace(policies, batches=batches.settled(gathering.found()))
 
 
-class Gathering:
+class FirstPass:
     """The collected rows of every rule and batch, 4 to 32 bytes per token, in any order."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
@@ -64,14 +64,14 @@ class Gathering:
             for key, parts in other_rows.items():
                 rows.setdefault(key, []).extend(parts)
 
-    def found(self) -> dict[Rule, Found]:
+    def found(self) -> dict[Rule, BatchValues]:
         """The numbers that each rule settles for each batch."""
         return {
             rule: _settled(rule, rows) for rule, rows in zip(self.rules, self._rows, strict=True)
         }
 
 
-def _settled(rule: Rule, rows: dict[int, list[np.ndarray]]) -> Found:
+def _settled(rule: Rule, rows: dict[int, list[np.ndarray]]) -> BatchValues:
     keys = sorted(rows)
     values = [rule.settle(np.concatenate(rows[key])) for key in keys]
     if len({len(values_F) for values_F in values}) > 1:
@@ -79,4 +79,6 @@ def _settled(rule: Rule, rows: dict[int, list[np.ndarray]]) -> Found:
             f"{rule.module.__name__}: settle must return equally many numbers for each batch. "
             "Fix it."
         )
-    return Found(np.array(keys, dtype=np.int64), np.stack(values) if values else NOTHING_FOUND)
+    return BatchValues(
+        np.array(keys, dtype=np.int64), np.stack(values) if values else NOTHING_FOUND
+    )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mismatch_cli.models.sharding import local
 from mismatch_cli.train.checkpoint import by_name, loaded, trained_weights
-from mismatch_cli.train.swapped import swapped
+from mismatch_cli.train.swapped_weights import swapped
 
 
 class PastWeights:

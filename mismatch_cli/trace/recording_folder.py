@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mismatch_cli.trace.drafts import MARK, NEW, RUN, clear, finish_run, is_begun
 from mismatch_cli.trace.files import could_not_write, replacing_entries
-from mismatch_cli.trace.ours import results
+from mismatch_cli.trace.ownership import results
 
 
 @contextmanager
