@@ -60,7 +60,7 @@ def measured(
     of a worker.
     """
     from mismatch_cli.processes.workers import Workers, portions
-    from mismatch_cli.studies.mismatch import analyse
+    from mismatch_cli.studies.mismatch import analyse_mismatch
     from mismatch_cli.trace.reader import Trace
 
     if portion is not None:
@@ -73,7 +73,7 @@ def measured(
     watching = threading.Thread(target=watch, args=(done, largest, killed, kills))
     watching.start()
     began = time.perf_counter()
-    found = json.dumps(analyse([Trace.open(folder)], workers=Workers(who)).to_json())
+    found = json.dumps(analyse_mismatch([Trace.open(folder)], workers=Workers(who)).to_json())
     seconds = time.perf_counter() - began
     done.set()
     watching.join()

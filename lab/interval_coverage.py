@@ -30,7 +30,7 @@ from mismatch_cli.metrics.clipping.masked_slice import Needs
 from mismatch_cli.metrics.differences import SummaryEstimates, differences
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.rules.batch import TokenBatch
 
 TYPICAL, OF_PROMPTS, OF_RESPONSES, LONGEST = 0.06, 0.5, 0.3, 40
@@ -155,7 +155,7 @@ def mismatch(batch: TokenBatch) -> MismatchSummary:
 def clipping(batch: TokenBatch) -> ClippingSummary:
     needs = Needs(advantages=True, recomputed=False, top_k=_TOP_K)
     summary = ClippingSummary(
-        Question(tuple(find(name) for name in ALGORITHMS), needs, theory=True)
+        Question(tuple(parse_algorithm(name) for name in ALGORITHMS), needs, theory=True)
     )
     summary.update(batch)
     return summary

@@ -55,9 +55,9 @@ TOPK = ("topk_ids", "topk_logp_rollout", "topk_logp_trainer", "topk_logp_recompu
 
 def report(workers: int, trace: Trace, _columns: tuple[str, ...]) -> str:
     """What `report` measures, to its JSON: three pairs of policies, the floor, and the samples."""
-    from mismatch_cli.studies.mismatch import analyse
+    from mismatch_cli.studies.mismatch import analyse_mismatch
 
-    return json.dumps(analyse([trace], 10, Workers(workers)).to_json())
+    return json.dumps(analyse_mismatch([trace], 10, Workers(workers)).to_json())
 
 
 def clipstats(

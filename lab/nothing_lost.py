@@ -24,7 +24,7 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import bundled
 from mismatch_cli.trace.drafts import NEW, RUN
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.trace.run_folder import claimed
+from mismatch_cli.trace.run_folder import claim_folder
 from tests.pictures import leave_blank
 
 FLOAT32, FP8 = bundled("traces") / "float32", bundled("traces") / "fp8-kv"
@@ -172,7 +172,7 @@ class Trial:
         """Whether the next one that holds the folder finds the older result or the new one, each
         complete.
         """
-        with claimed(self.folder, lambda: None):
+        with claim_folder(self.folder, lambda: None):
             pass
         wrong = half_files(self.folder) + self._gone()
         has = {name for name in files_of(self.folder) if name not in _OF_USER}

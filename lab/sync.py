@@ -25,8 +25,8 @@ from mismatch_cli.models.loading import load_tokenizer
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.models.sharding import saved_state
-from mismatch_cli.train.as_sent import AsSent
 from mismatch_cli.train.coefficients import LearnedResponse
+from mismatch_cli.train.sent_weights import SentWeights
 from mismatch_cli.train.sync import WeightSync, mean_gap
 
 RESPONSES, TOKENS, BUDGET = 16, 64, 4096
@@ -48,7 +48,7 @@ def quantised(weight: torch.Tensor, kind: str) -> torch.Tensor:
     return (scaled.to(dtype).float() * scale).bfloat16()
 
 
-class QuantisedAsSent(AsSent):
+class QuantisedAsSent(SentWeights):
     """As an engine that quantises holds the weights."""
 
     kind = "fp8"

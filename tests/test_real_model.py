@@ -13,7 +13,7 @@ import torch
 
 from mismatch_cli.app.cli import run
 from mismatch_cli.models.loading import load_causal_lm
-from mismatch_cli.models.weights_note import KEY, noted, weights_facts
+from mismatch_cli.models.weights_note import KEY, weights_facts, weights_sentence
 
 NOTE = "4-bit values (GGUF Q4_1) in bfloat16, not the published weights"
 
@@ -65,5 +65,8 @@ def test_a_model_without_a_note_has_none() -> None:
     assert (
         weights_facts(SimpleNamespace(weights_note=["not a text"])) == weights_facts(object()) == {}
     )
-    assert noted({"model": "a"}, {"model": "b"}) == ""
-    assert noted({"model": "a", KEY: "halves"}, {"model": "b"}) == "The weights of a are halves."
+    assert weights_sentence({"model": "a"}, {"model": "b"}) == ""
+    assert (
+        weights_sentence({"model": "a", KEY: "halves"}, {"model": "b"})
+        == "The weights of a are halves."
+    )

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from mismatch_cli.base import registry
-from mismatch_cli.base.arrays import Array, between, namespace, response_sums, select, sorted_within
+from mismatch_cli.base.arrays import Array, clamp, namespace, response_sums, select, sorted_within
 from mismatch_cli.rules import divergences, weights
-from mismatch_cli.rules.algorithms.parts import Mask, factor
+from mismatch_cli.rules.algorithms.masks_and_factors import Mask, factor
 from mismatch_cli.rules.algorithms.table import TABLE, VARIANTS
 from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies, Ratio
 from tests.rules.trust_regions.cases import (
@@ -201,7 +201,9 @@ def test_a_divergence_is_the_same_number_on_numpy_and_torch(dtype: torch.dtype) 
                 same_numbers(found, expected, 4096, (k, replace_last))
         for name in ("difference_T", "binary_kl_T", "ratio_less_1_T", "log_ratio_T"):
             same_numbers(*(getattr(compared, name) for compared in pairs), 16, name)
-        samples = [divergences.sampled_token(p.rollout, p.trainer) for p in (of_numpy, of_torch)]
+        samples = [
+            divergences.compare_sampled_token(p.rollout, p.trainer) for p in (of_numpy, of_torch)
+        ]
         for name in ("k3_T", "log_odds_gap_T", "rest_rollout_T", "rest_trainer_T"):
             same_numbers(*(getattr(sample, name) for sample in samples), 64, name)
         topk = [p.topk for p in (of_numpy, of_torch)]
@@ -223,7 +225,7 @@ def test_what_the_standard_lacks() -> None:
     assert response_sums(x_T[:0], np.array([0, 0]), response_T[:0]).tolist() == [0.0]
     odd = np.array([np.nan, -INF, INF, -0.0, 0.5], dtype=np.float32)
     for as_array in (np.asarray, torch.from_numpy):
-        held = np.asarray(between(as_array(odd.copy()), 0.25, 2.0))
+        held = np.asarray(clamp(as_array(odd.copy()), 0.25, 2.0))
         np.testing.assert_array_equal(
             held, np.array([np.nan, 0.25, 2.0, 0.25, 0.5], dtype=np.float32)
         )

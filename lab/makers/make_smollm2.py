@@ -18,7 +18,7 @@ from pathlib import Path
 
 from lab.makers import SAMPLE_DATA
 from mismatch_cli.trace.columns import TOPK_COLUMNS
-from mismatch_cli.trace.manifest import read_manifest, recorded, shards_in, write_manifest
+from mismatch_cli.trace.manifest import read_manifest, shard_entries, shards_in, write_manifest
 from mismatch_cli.trace.reader import open_shard
 from mismatch_cli.trace.writer import shard_path, write_shard
 
@@ -62,7 +62,7 @@ def join_steps(steps: list[Path], target: Path) -> None:
         table = open_shard(shard).read()
         write_shard(path, table.drop_columns(TOPK_COLUMNS))
         rows[path.name] = table.num_rows
-    write_manifest(target, read_manifest(target) | recorded(rows))
+    write_manifest(target, read_manifest(target) | shard_entries(rows))
 
 
 def name_the_model(trace: Path, folder: Path) -> None:

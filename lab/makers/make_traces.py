@@ -18,7 +18,7 @@ from typing import Any
 
 from lab.makers import SAMPLE_DATA
 from mismatch_cli.app.progress import TerminalProgress
-from mismatch_cli.base.options import flat, replaced
+from mismatch_cli.base.options import replace_settings, values_by_key
 from mismatch_cli.probe.config import ProbeConfig
 from mismatch_cli.probe.record import record
 
@@ -36,7 +36,7 @@ CONTROL = ProbeConfig.of(
         "rollout_dtype": "float32",
     }
 )
-PRECISION = replaced(
+PRECISION = replace_settings(
     CONTROL,
     num_prompts=128,
     trainer_dtype="bfloat16",
@@ -50,10 +50,10 @@ def flags_of(config: ProbeConfig) -> dict[str, Any]:
     """The flags that `probe --like` takes over: all non-default ones, without the bundled paths,
     which it finds.
     """
-    usual, bundled = flat(ProbeConfig()), ("model", "prompts")
+    usual, bundled = values_by_key(ProbeConfig()), ("model", "prompts")
     return {
         key: value
-        for key, value in flat(config).items()
+        for key, value in values_by_key(config).items()
         if key not in bundled and value != usual[key]
     }
 

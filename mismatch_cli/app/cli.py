@@ -25,7 +25,7 @@ from mismatch_cli.base import entry_points, memory, registry
 from mismatch_cli.base.child_python import safe_path
 from mismatch_cli.base.errors import MismatchError, denied
 from mismatch_cli.base.extras import not_installed
-from mismatch_cli.base.text import is_whole, visible
+from mismatch_cli.base.text import is_encodable, visible
 from mismatch_cli.processes.ranks.joined import launched
 
 _INTERRUPTED = 130
@@ -158,7 +158,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     Command.debugging = "--debug" in arguments or "MISMATCH_DEBUG" in os.environ
-    if odd := next((argument for argument in arguments if not is_whole(argument)), None):
+    if odd := next((argument for argument in arguments if not is_encodable(argument)), None):
         return _fail(f"{odd} is not UTF-8. Rename the file, or use a link to it.", 2)
     try:
         code = typer.main.get_command(build_app()).main(list(arguments), standalone_mode=False)
@@ -194,7 +194,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _sentence(error: Exception, command: str) -> str:
     """What to say about an error that nobody has put into words."""
-    if memory.exhausted(error):
+    if memory.is_out_of_memory(error):
         return (
             "Out of memory. Close other programs, or reduce the work: fewer --workers, a smaller "
             "--token-budget, fewer prompts."
@@ -209,7 +209,7 @@ def _sentence(error: Exception, command: str) -> str:
         return f"{link} is a link that leads back to itself. {_REMEDIES[errno.ELOOP]}"
     if sentence := not_installed(error, f"`{command}`"):
         return sentence
-    if isinstance(error, UnicodeEncodeError) and not is_whole(error.object):
+    if isinstance(error, UnicodeEncodeError) and not is_encodable(error.object):
         return (
             f"{error.object[:300]} is not UTF-8. Rename the file of that name, or correct the text."
         )
@@ -218,7 +218,7 @@ def _sentence(error: Exception, command: str) -> str:
 
 def _unexpected(error: BaseException) -> str:
     what = f"{type(error).__name__}: {error}".splitlines()[0]
-    if package := entry_points.at_fault(error):
+    if package := entry_points.package_at_fault(error):
         return (
             f"Unexpected error ({what}) in the package {package}. Report it to its author with "
             "what MISMATCH_DEBUG=1 adds."

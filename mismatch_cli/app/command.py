@@ -14,10 +14,10 @@ from mismatch_cli.base.configuration import (
     SETTING,
     check_flags,
     check_typed,
+    describe_sources,
     has_flag,
-    misspelt,
+    misspelt_variables,
     place_of,
-    told,
     variables,
 )
 from mismatch_cli.base.memory import check_room
@@ -83,9 +83,9 @@ class Command(typer.core.TyperCommand):
         """Run it, but first name the settings that were not typed: numbers depend on them."""
         Command.running, Command.debugging = True, bool(ctx.params.get("debug"))
         if not ctx.params.get("quiet") and not launched():
-            if places := told(ctx):
+            if places := describe_sources(ctx):
                 print(f"Settings from {places}", file=sys.stderr)
-            for sentence in misspelt(ctx):
+            for sentence in misspelt_variables(ctx):
                 print(f"mismatch-cli: {sentence}", file=sys.stderr)
         check_room()
         return super().invoke(ctx)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from mismatch_cli.app.progress import TerminalProgress, colour_system
 from mismatch_cli.base import custom_code, places
 from mismatch_cli.base.errors import UsageError, suggest
-from mismatch_cli.base.options import names_cluster, of_running, own, part, setting
+from mismatch_cli.base.options import names_cluster, of_running, override, setting, settings_group
 from mismatch_cli.base.text import with_signs_of
 from mismatch_cli.processes.ranks import World
 from mismatch_cli.processes.workers import Workers
@@ -154,21 +154,23 @@ class Common:
         """What is meant by typed algorithms: `dppo` is one of several, and which is said once."""
         if not algorithms:
             return []
-        from mismatch_cli.rules.algorithms.parse import meant
+        from mismatch_cli.rules.algorithms.parse import usual_meaning
         from mismatch_cli.rules.algorithms.table import MEANINGS
 
         for spec in dict.fromkeys(algorithms):
-            if meant(spec) != spec:
+            if usual_meaning(spec) != spec:
                 others = MEANINGS[spec.partition(":")[0].lower()][1:]
-                self.progress.say(f"{spec} is {meant(spec)}; others are {' and '.join(others)}.")
-        return list(map(meant, algorithms))
+                self.progress.say(
+                    f"{spec} is {usual_meaning(spec)}; others are {' and '.join(others)}."
+                )
+        return list(map(usual_meaning, algorithms))
 
     def check(
         self, named: Sequence[Path] | None, folder: Path | None = None, *, own: bool = False
     ) -> None:
         """Refuse invalid traces and report folders before importing anything that reads and draws.
 
-        `own`: the folder is the run's own, which a report may go into.
+        `override`: the folder is the run's own, which a report may go into.
         """
         from mismatch_cli.trace.manifest import trace_folder
         from mismatch_cli.trace.run_folder import check_report_folder
@@ -200,14 +202,14 @@ class Common:
         run), after printing `notice`.
         """
         from mismatch_cli.trace.reader import Trace
-        from mismatch_cli.trace.recording_folder import begun_beside
+        from mismatch_cli.trace.recording_folder import begun_replacement
 
         paths = named or [places.bundled_trace(name) for name in names or (places.TRAINING,)]
         traces = [Trace.open(path, skip_broken=self.skip_broken) for path in paths]
         if not named:
             self.progress.say(notice)
         for run in {trace.run_folder for trace in traces if not is_store(trace.folder)}:
-            if begun_beside(run):
+            if begun_replacement(run):
                 self.progress.say(
                     f"This reads the older run in {run}: the one that replaces it is unfinished. "
                     "Continue that with --resume, or begin it again with --force."
@@ -257,10 +259,12 @@ class Common:
         """How `probe`, `rescore` and `report` end; the page always shows some of the worst
         tokens.
         """
-        from mismatch_cli.studies.mismatch import WORST, analyse
+        from mismatch_cli.studies.mismatch import WORST, analyse_mismatch
 
         kept = max(self.worst or 0, WORST)
-        self.study(partial(analyse, worst=kept), traces, folder, "Measuring", worst=self.worst)
+        self.study(
+            partial(analyse_mismatch, worst=kept), traces, folder, "Measuring", worst=self.worst
+        )
 
     def show(self, study: Study, folder: Path | None, **page: Any) -> None:
         """Print a study, or its JSON, on stdout, and write everything into a folder; `page`
@@ -327,19 +331,19 @@ _LOOKING = (*DRAWING, "force", "full", "json", "quiet", "debug")
 READING = (*READ_BY, "output", *_LOOKING)
 JUDGING = (*READ_BY, "output", "open", *_LOOKING)
 REPORTING = (*READ_BY, "output", "worst", "open", *_LOOKING)
-KEY = own(flag=False)  # what the commands with many settings leave to `--config`
+KEY = override(flag=False)  # what the commands with many settings leave to `--config`
 
 
 def recording(show_default: str, *more: str, **changes: dict[str, Any]) -> Any:
     """The part of `Common` that a command has which writes a run folder."""
     names = ("trust_remote_code", "resume", "output", *more, *_LOOKING)
-    folder = own(
+    folder = override(
         help="Run folder.",
         show_default=show_default,
     )
     keys = dict.fromkeys(("plots", "plot_width", "debug", *more), KEY)
     every: dict[str, Any] = {"output": folder, **keys, **changes}
-    return part(Common, *names, **every)
+    return settings_group(Common, *names, **every)
 
 
 def print_json(content: Any) -> None:

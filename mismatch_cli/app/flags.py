@@ -20,8 +20,8 @@ from mismatch_cli.base.options import (
     RUNNING,
     Setting,
     SettingSelection,
-    choose,
-    chosen_of,
+    select_settings,
+    selection_of,
     setting,
     settings_of,
 )
@@ -43,7 +43,9 @@ def flags(
     values, come first; `changes` say what differs in them here, and `shown` which defaults `--help`
     shows for them.
     """
-    own_settings = [] if kind is None else _with_defaults(choose(kind, changes=changes), shown)
+    own_settings = (
+        [] if kind is None else _with_defaults(select_settings(kind, changes=changes), shown)
+    )
     return partial(_command, own_settings)
 
 
@@ -75,7 +77,7 @@ def _describe(command: Any, settings: Mapping[str, Setting]) -> None:
 
 
 def _part(default: Any) -> SettingSelection | None:
-    return chosen_of(default) if isinstance(default, Field) else None
+    return selection_of(default) if isinstance(default, Field) else None
 
 
 def _with_defaults(chosen: SettingSelection, shown: Mapping[str, str] | None) -> list[Setting]:

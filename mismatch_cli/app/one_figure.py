@@ -152,6 +152,6 @@ def _analysed(study: str, traces: Sequence[Trace], common: Common, advance: Any)
         from mismatch_cli.studies.diagnosis import analyse_diagnosis
 
         return analyse_diagnosis(traces, **reading)
-    from mismatch_cli.studies.mismatch import analyse
+    from mismatch_cli.studies.mismatch import analyse_mismatch
 
-    return analyse(traces, **reading)
+    return analyse_mismatch(traces, **reading)

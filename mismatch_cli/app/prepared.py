@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from mismatch_cli.app.common import Common
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.base.extras import require
-from mismatch_cli.base.options import by_key, flat, settings_of
+from mismatch_cli.base.options import by_key, settings_of, values_by_key
 from mismatch_cli.base.values import Values, confirmed, resumed
 from mismatch_cli.models.adapters import check_adapter, read_adapter
 from mismatch_cli.models.engines import check_settings
@@ -30,8 +30,12 @@ from mismatch_cli.probe.tasks.prompts import check_prompts, load_problems
 from mismatch_cli.probe.tasks.rewards import check_reward, is_own
 from mismatch_cli.probe.tasks.source_rows import is_local
 from mismatch_cli.trace.manifest import read_manifest, trace_folder
-from mismatch_cli.trace.ownership import results_in
-from mismatch_cli.trace.recording_folder import begun_beside, drop_begun, replacing_when_complete
+from mismatch_cli.trace.ownership import first_result
+from mismatch_cli.trace.recording_folder import (
+    begun_replacement,
+    drop_replacement,
+    replacing_when_complete,
+)
 from mismatch_cli.trace.run_folder import run_folder
 
 _Config = TypeVar("_Config", bound=RecordingSettings)
@@ -97,11 +101,11 @@ def _work_folder(folder: Path, kind: type[RecordingSettings], *, force: bool) ->
     """Where to record: beside an older run that is replaced, where such a run was begun, or in
     the folder itself.
     """
-    begun = begun_beside(folder)
+    begun = begun_replacement(folder)
     if begun is not None and not force and not (begun / kind.NOTE).is_file():
-        drop_begun(folder)  # killed before there was anything to resume
+        drop_replacement(folder)  # killed before there was anything to resume
         begun = None
-    if begun is None and not (force and results_in(folder)):
+    if begun is None and not (force and first_result(folder)):
         yield folder
         return
     with replacing_when_complete(folder) as work:
@@ -154,7 +158,7 @@ def _check_inputs(config: RecordingSettings, command: str) -> None:
     The order is by cost: first what needs no library, then which libraries are installed, then
     device names (torch), then the weights of adapters (peft).
     """
-    values = flat(config)  # each configuration has some of them
+    values = values_by_key(config)  # each configuration has some of them
     adapters = [getattr(config, side, None) for side in ("engine_adapter", "scorer_adapter")]
     models = [values.get("model"), getattr(config, "scoring_model", None)]
     for model in filter(None, models):

@@ -56,14 +56,14 @@ def contiguous(x: Array) -> Array:
     return np.ascontiguousarray(x) if isinstance(x, np.ndarray) else x
 
 
-def filled(x: Array, flags: Array, value: float) -> Array:
+def fill_where(x: Array, flags: Array, value: float) -> Array:
     """x, with `value` where the flag is set; in numpy x itself if no flag is set."""
     if isinstance(x, np.ndarray) and not flags.any():
         return x
     return namespace(x).where(flags, namespace(x).asarray(value, dtype=x.dtype, device=x.device), x)
 
 
-def at_least(x: Array, low: float) -> Array:
+def clamp_min(x: Array, low: float) -> Array:
     """max(x, low); NaN stays.
 
     In numpy x itself if nothing is below, since checking is faster than computing.
@@ -73,7 +73,7 @@ def at_least(x: Array, low: float) -> Array:
     return x if x.min(initial=low) >= low else np.maximum(x, x.dtype.type(low))
 
 
-def between(x: Array, low: float, high: float) -> Array:
+def clamp(x: Array, low: float, high: float) -> Array:
     """x clamped between two bounds; NaN stays."""
     return np.clip(x, low, high) if isinstance(x, np.ndarray) else x.clamp(low, high)
 
@@ -93,7 +93,9 @@ def select(flags: Array, x: Array, y: Array) -> Array:
     return chosen.view(x.dtype)
 
 
-def mostly(flags: Array, x: Array, otherwise: Callable[..., Array], *arguments: Array) -> Array:
+def keep_or_compute(
+    flags: Array, x: Array, otherwise: Callable[..., Array], *arguments: Array
+) -> Array:
     """x where the flag is set, else `otherwise(*arguments)`, which numpy computes only there; x
     may be overwritten.
     """
@@ -204,7 +206,7 @@ def sorted_within(x_T: Array, response_T: Array) -> Array:
     return (bits_T ^ ((bits_T >> 31) & np.int32(0x7FFFFFFF))).view(np.float32)
 
 
-def like(x_T: Array, values: np.ndarray) -> Array:
+def convert_like(x_T: Array, values: np.ndarray) -> Array:
     """A numpy array in the library and on the device of x."""
     return (
         values if isinstance(x_T, np.ndarray) else namespace(x_T).asarray(values, device=x_T.device)

@@ -16,7 +16,7 @@ _SAFE_PATH, _OURS = "PYTHONSAFEPATH", "mismatch-cli"
 _CHECKOUT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 
 
-def command(module: str, *arguments: str) -> list[str]:
+def python_command(module: str, *arguments: str) -> list[str]:
     """The command line of `python -m MODULE`, with our Python and without the current directory."""
     return [sys.executable, "-P", "-m", module, *arguments]
 

@@ -14,15 +14,15 @@ from typing import Any
 
 from mismatch_cli.base.errors import MismatchError, UsageError, unreadable
 from mismatch_cli.base.options import Setting, is_typed_only
-from mismatch_cli.base.registry import meant, unknown
-from mismatch_cli.base.text import parsed_toml
+from mismatch_cli.base.registry import did_you_mean, unknown_name
+from mismatch_cli.base.text import parse_toml
 from mismatch_cli.base.values import (
     PREFIX,
     TYPED,
     SourcedValue,
     Values,
     by_flag,
-    fitted,
+    convert_toml_value,
     toml,
     variable_of,
 )
@@ -63,7 +63,7 @@ def variables(command: str, parameter: Any) -> list[str]:
     return [own] if (command, key) in _OWN_ONLY else [own, f"{PREFIX}{key}"]
 
 
-def misspelt(context: Any) -> list[str]:
+def misspelt_variables(context: Any) -> list[str]:
     """A sentence for each variable that looks like ours but belongs to no command."""
     own = {
         name
@@ -79,7 +79,7 @@ def misspelt(context: Any) -> list[str]:
         for name in variables(command, parameter)
     }
     return [
-        f"The variable {name} belongs to no command and is ignored. {meant(name, known)}".rstrip()
+        f"The variable {name} belongs to no command and is ignored. {did_you_mean(name, known)}".rstrip()
         for name in odd
         if name not in known
     ]
@@ -89,7 +89,7 @@ def _is_variable(name: str) -> bool:
     return name.startswith(PREFIX) and not name.startswith(_OURS) and name not in _NO_FLAGS
 
 
-def told(context: Any) -> str:
+def describe_sources(context: Any) -> str:
     """The settings that were not typed, with their sources, in one line; empty if the rest are
     defaults.
     """
@@ -177,7 +177,7 @@ def read_into(context: Any, path: Path) -> None:
     tables = {name: table for name, table in content.items() if isinstance(table, dict)}
     for name in tables:
         if name not in commands:
-            raise UsageError(f"{path}: [{name}]: {unknown('command', name, commands)}")
+            raise UsageError(f"{path}: [{name}]: {unknown_name('command', name, commands)}")
     everyones = {_key(name): value for name, value in content.items() if name not in tables}
     if others := [name for name in everyones if name not in own]:
         _check_somebodys(others, context, path)
@@ -187,7 +187,7 @@ def read_into(context: Any, path: Path) -> None:
             raise _stranger(name, own, f"{path}: [{command}]", command)
     settings = {known.name: getattr(known, SETTING) for known in own.values()}
     context.default_map = {
-        own[name].name: fitted(settings[own[name].name], value, str(path))
+        own[name].name: convert_toml_value(settings[own[name].name], value, str(path))
         for name, value in (everyones | commands_own).items()
         if name in own
     }
@@ -196,7 +196,7 @@ def read_into(context: Any, path: Path) -> None:
 
 def _content(path: Path) -> dict[str, Any]:
     try:
-        return parsed_toml(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise MismatchError(f"--config {path} does not exist. Name a TOML file.") from error
     except (OSError, ValueError) as error:
@@ -237,5 +237,5 @@ def _check_somebodys(names: list[str], context: Any, path: Path) -> None:
 
 def _stranger(name: str, known: Iterable[str], where: str, command: str) -> UsageError:
     return UsageError(
-        f"{where}: Unknown setting '{name}'. {meant(name, known)}See: mismatch-cli {command} --help"
+        f"{where}: Unknown setting '{name}'. {did_you_mean(name, known)}See: mismatch-cli {command} --help"
     )

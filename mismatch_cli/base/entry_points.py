@@ -137,7 +137,7 @@ def load(package: str, point: EntryPoint, kind: str) -> ModuleType:
     return module
 
 
-def at_fault(error: BaseException) -> str:
+def package_at_fault(error: BaseException) -> str:
     """The package (with version) whose entry point raised an unexpected error; empty if it is
     ours.
     """

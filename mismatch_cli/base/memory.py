@@ -58,7 +58,7 @@ def bounded(what: object, file_bytes: int) -> Iterator[None]:
         try:
             yield
         except (MemoryError, RuntimeError) as error:
-            if exhausted(error) and is_own_file:
+            if is_out_of_memory(error) and is_own_file:
                 raise too_large(what, file_bytes) from error
             raise
 
@@ -118,7 +118,7 @@ def map_buffer_of_products() -> None:
     square @ square.T
 
 
-def exhausted(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that there is no memory, or no room for a thread's stack or a
     library.
     """

@@ -191,7 +191,7 @@ def _minus(text: str) -> str:
     return text.replace("-", "−")
 
 
-def setting(value: object) -> str:
+def setting_text(value: object) -> str:
     """A setting as text; a dash where a manifest lacks it."""
     if value is None:
         return MISSING

@@ -68,22 +68,22 @@ RUNNING = "Running"  # the title above what decides only how the work is done
 of_running = partial(setting, panel=RUNNING)
 
 
-def own(default: Any = ..., **about: Any) -> dict[str, Any]:
+def override(default: Any = ..., **about: Any) -> dict[str, Any]:
     """What differs for one command in a setting that others have too: its default, a limit, a word
     of its help.
     """
     return about if default is ... else {"default": default, **about}
 
 
-def part(
+def settings_group(
     kind: type, *names: str, without: Sequence[str] = (), panel: str = "", **changes: dict[str, Any]
 ) -> Any:
-    """A field, or a command's parameter, that is a dataclass of settings; see `choose`."""
-    chosen = choose(kind, names, without, panel, changes)
+    """A field, or a command's parameter, that is a dataclass of settings; see `select_settings`."""
+    chosen = select_settings(kind, names, without, panel, changes)
     return field(default_factory=lambda: build(chosen, {}), metadata={_OF_PART: chosen})
 
 
-def choose(
+def select_settings(
     kind: type,
     names: Sequence[str] = (),
     without: Sequence[str] = (),
@@ -91,13 +91,13 @@ def choose(
     changes: Mapping[str, dict[str, Any]] = MappingProxyType({}),
 ) -> SettingSelection:
     """All settings of a dataclass, or those of these `names` (of fields) and of `changes`, which
-    say with `own` what differs here; `panel` is the title above all of them.
+    say with `override` what differs here; `panel` is the title above all of them.
     """
     every = [declared.name for declared in fields(kind) if declared.name not in without]
     chosen = list(dict.fromkeys([*names, *changes])) if names else every
     if misspelt := {*chosen, *changes} - set(every):
         raise ValueError(f"{kind.__name__} has no setting {', '.join(misspelt)}")
-    titled = own(panel=panel) if panel else {}
+    titled = override(panel=panel) if panel else {}
     return SettingSelection(kind, {name: titled | changes.get(name, {}) for name in chosen})
 
 
@@ -249,7 +249,7 @@ def build(what: type[_Settings] | SettingSelection, given: Mapping[str, Any]) ->
     return built
 
 
-def flat(configuration: Any) -> dict[str, Any]:
+def values_by_key(configuration: Any) -> dict[str, Any]:
     """The values of a configuration by key."""
     kind: Any = type(configuration)
     return _flat(_chosen(kind), configuration)
@@ -263,13 +263,13 @@ def _flat(chosen: SettingSelection, configuration: Any) -> dict[str, Any]:
     return values
 
 
-def replaced(configuration: _Settings, **values: Any) -> _Settings:
+def replace_settings(configuration: _Settings, **values: Any) -> _Settings:
     """The configuration with other values, by key."""
-    return build(type(configuration), {**flat(configuration), **values})
+    return build(type(configuration), {**values_by_key(configuration), **values})
 
 
-def chosen_of(declared: Field[Any]) -> SettingSelection | None:
-    """What a parameter or field that is a `part` has."""
+def selection_of(declared: Field[Any]) -> SettingSelection | None:
+    """What a parameter or field that is a `settings_group` has."""
     return declared.metadata.get(_OF_PART)
 
 

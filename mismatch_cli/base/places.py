@@ -54,7 +54,7 @@ def bundled_names() -> tuple[str, ...]:
     return tuple(sorted(path.name for path in bundled("traces").iterdir()))
 
 
-def or_bundled(path: Path) -> Path:
+def resolve_bundled(path: Path) -> Path:
     """The bundled trace of this name, unless a file or folder has it; else the path itself."""
     return bundled("traces") / path if not path.exists() and str(path) in bundled_names() else path
 
@@ -67,18 +67,18 @@ def is_bundled(folder: Path) -> bool:
 _ABSOLUTE = re.compile(r"(?<![^\s'\"(=:])(?:/[^\s/'\"():;,]+){2,}")  # in a sentence or a command
 
 
-def shown(value: Any) -> Any:
+def shorten_paths(value: Any) -> Any:
     """The value, or everything in it, with absolute paths shortened: relative to the working
     folder, or `…/NAME`.
 
     For settings and names; never for text of models or data.
     """
     if isinstance(value, dict):
-        return {key: shown(item) for key, item in value.items()}
+        return {key: shorten_paths(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [shown(item) for item in value]
+        return [shorten_paths(item) for item in value]
     if isinstance(value, Path):
-        return Path(shown(str(value))) if value.is_absolute() else value
+        return Path(shorten_paths(str(value))) if value.is_absolute() else value
     if not isinstance(value, str) or "/" not in value:
         return value
     return (
@@ -88,11 +88,11 @@ def shown(value: Any) -> Any:
     )
 
 
-def shown_apart(*values: Any) -> tuple[Any, ...]:
+def shorten_apart(*values: Any) -> tuple[Any, ...]:
     """Different values, shown so that they still differ: each path with as many names as that
     takes.
     """
-    short = tuple(map(shown, values))
+    short = tuple(map(shorten_paths, values))
     if _all_differ(short) or not all(isinstance(value, str) for value in values):
         return short
     names = max(len(Path(value).parts) for value in values)

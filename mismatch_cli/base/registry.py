@@ -90,7 +90,7 @@ def check(package: str, name: str, kind: str) -> None:
     """A `UsageError` that suggests the nearest name for an unknown one; imports nothing."""
     known = names(package)
     if name not in known:
-        raise UsageError(unknown(kind, name, known))
+        raise UsageError(unknown_name(kind, name, known))
 
 
 def load(package: str, name: str, kind: str) -> ModuleType:
@@ -108,18 +108,18 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
     return {p.name: p.default for p in found if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
-def unknown(kind: str, name: str, known: Iterable[str], listed: Iterable[str] = ()) -> str:
+def unknown_name(kind: str, name: str, known: Iterable[str], listed: Iterable[str] = ()) -> str:
     """The message for an unknown name: the nearest ones, if any, and the available ones, `listed`
     or known, unless these are too many to read.
     """
     return f"Unknown {kind} '{name}'. {_instead(name, sorted(known), listed)}"
 
 
-def lacks(
+def lacks_name(
     owner: object, kind: str, name: str, known: Iterable[str], listed: Iterable[str] = ()
 ) -> str:
     """The message for a name that this file or algorithm does not have; continues like that of
-    `unknown`.
+    `unknown_name`.
     """
     return f"{owner} has no {kind} '{name}'. {_instead(name, sorted(known), listed)}"
 
@@ -127,12 +127,12 @@ def lacks(
 def _instead(name: str, known: Sequence[str], listed: Iterable[str]) -> str:
     names_listed = sorted(listed) or known
     if len(names_listed) <= _MOST_LISTED:
-        return f"{meant(name, known)}Available: {', '.join(names_listed)}."
+        return f"{did_you_mean(name, known)}Available: {', '.join(names_listed)}."
     nearest = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0)
-    return meant(name, known).rstrip() or f"Try {alternatives(nearest)}."
+    return did_you_mean(name, known).rstrip() or f"Try {alternatives(nearest)}."
 
 
-def meant(name: str, known: Iterable[str], *, cutoff: float = _NEAR) -> str:
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = _NEAR) -> str:
     """`Did you mean …? ` with the nearest of these names; empty if none is near."""
     known = sorted(known)
     typed = name.upper() if name.isupper() else name.lower()

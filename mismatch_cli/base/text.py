@@ -26,14 +26,14 @@ _TOO_DEEP = f"it is nested over {_DEEPEST} levels deep"
 _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
-def is_whole(text: str) -> bool:
+def is_encodable(text: str) -> bool:
     """Whether a text has no lone surrogates, which stand for bytes that are not UTF-8: libraries
     reject them.
     """
     return not _HALVES.search(text)
 
 
-def parsed_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """The value of JSON from anywhere; a ValueError if it is none, or is nested too deeply to be
     walked through.
     """
@@ -43,7 +43,7 @@ def parsed_json(text: str | bytes) -> Any:
         raise ValueError(_TOO_DEEP) from error
 
 
-def parsed_toml(text: str) -> dict[str, Any]:
+def parse_toml(text: str) -> dict[str, Any]:
     """The content of TOML from anywhere; a ValueError likewise, which names the line."""
     import tomllib
 

@@ -114,7 +114,7 @@ def _check_choice(setting: Setting, value: Any, place: str) -> None:
     names = names() if callable(names) else names
     if value not in names:
         named = _place_of(setting, place)
-        raise UsageError(f"{named}: {registry.unknown(kind, value, names)}")
+        raise UsageError(f"{named}: {registry.unknown_name(kind, value, names)}")
 
 
 def said_as(setting: Setting, value: Any, place: str) -> str:
@@ -141,9 +141,9 @@ def read(what: type | SettingSelection, content: Mapping[str, Any], place: str) 
     settings = by_key(what)
     for name in content:
         if name not in settings:
-            raise UsageError(f"{place}: {registry.unknown('setting', name, settings)}")
+            raise UsageError(f"{place}: {registry.unknown_name('setting', name, settings)}")
     return Values.of(
-        {name: fitted(settings[name], value, place) for name, value in content.items()},
+        {name: convert_toml_value(settings[name], value, place) for name, value in content.items()},
         place,
     )
 
@@ -186,7 +186,7 @@ def confirmed(
     }
 
 
-def fitted(setting: Setting, value: Any, place: str) -> Any:
+def convert_toml_value(setting: Setting, value: Any, place: str) -> Any:
     """A value of a TOML file in the type of its setting; a `UsageError` if it has another."""
     said = f"{place}: {setting.key}"
     if setting.item is None:
@@ -268,7 +268,7 @@ def toml(value: Any) -> str:
     return repr(value)
 
 
-def line_of(setting: Setting, value: Any) -> str:
+def toml_line(setting: Setting, value: Any) -> str:
     """The line of a TOML file that gives a setting this value; unset, where it is None."""
     nothing = setting.nothing
     return f"{setting.key} = {toml(nothing if value is None else value)}"

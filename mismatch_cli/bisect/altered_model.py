@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.base.text import parsed_json
+from mismatch_cli.base.text import parse_json
 from mismatch_cli.models.saved_tensors import (
     INDEX,
     SINGLE,
     SavedTensors,
     model_folder,
-    names_in,
     read_tensor,
+    tensor_names,
     tied_names,
 )
 from mismatch_cli.trace.files import replacing, replacing_folder
@@ -92,7 +92,7 @@ def folder_with(trainer: str, kept: Path, names: Collection[str], into: Path) ->
             f"{trainer} stores its weights as pickles, whose tensors cannot be replaced one by "
             "one. Save it again with save_pretrained, which writes safetensors."
         )
-    engines = {name: path for path in kept_files(kept) for name in names_in(path)}
+    engines = {name: path for path in kept_files(kept) for name in tensor_names(path)}
     untied = {
         name: source
         for name, source in tied_names(trainer).items()
@@ -115,7 +115,7 @@ def folder_with(trainer: str, kept: Path, names: Collection[str], into: Path) ->
                 new.add(name, read_tensor(engines[name], name))
             for name, source in untied.items():
                 new.add(name, saved.read(source))
-        places |= {name: path.name for path in kept_files(folder) for name in names_in(path)}
+        places |= {name: path.name for path in kept_files(folder) for name in tensor_names(path)}
         index = {"metadata": {"total_size": 0}, "weight_map": places}
         (folder / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
     return into
@@ -126,7 +126,7 @@ def folder_with_config(trainer: str, changes: Mapping[str, Any], into: Path) -> 
     value.
     """
     source = model_folder(trainer)
-    config = parsed_json((source / CONFIG).read_text(encoding="utf-8"))
+    config = parse_json((source / CONFIG).read_text(encoding="utf-8"))
     for key, value in changes.items():
         _section(config, key)[key] = value
     with replacing_folder(into) as folder:

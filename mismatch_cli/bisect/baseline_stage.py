@@ -29,7 +29,7 @@ from mismatch_cli.bisect.ranking import RECORDED, rank
 from mismatch_cli.bisect.runner import leg_of
 from mismatch_cli.bisect.search_state import Searching
 from mismatch_cli.bisect.weights import compare_adapters, compare_weights
-from mismatch_cli.models.engines import Engine, OpenEngine, can
+from mismatch_cli.models.engines import Engine, OpenEngine, engine_has
 from mismatch_cli.trace.reader import Trace
 
 _NOT_THE_ENGINE = (
@@ -101,9 +101,9 @@ def read_rollout(run: Searching) -> None:
     """
     runner = run.runner
     name = runner.rollout.engine
-    legs = [DECODED, ALONE, UNCACHED] if can(name, "REPLAYS") else []
-    legs += [WHOLE] if can(name, "PREFILLS") and can_be_whole(run) else []
-    compares = 0 in run.config.wanted and run.search.weights is None and can(name, "OPEN")
+    legs = [DECODED, ALONE, UNCACHED] if engine_has(name, "REPLAYS") else []
+    legs += [WHOLE] if engine_has(name, "PREFILLS") and can_be_whole(run) else []
+    compares = 0 in run.config.wanted and run.search.weights is None and engine_has(name, "OPEN")
 
     def compare(engine: Engine) -> None:
         run.search.weights = run.ranks.world.told(

@@ -18,7 +18,7 @@ from mismatch_cli.bisect.grafting import Grafts
 from mismatch_cli.bisect.modules import ALL, IsolatedModule, ModuleFindings
 from mismatch_cli.models.dissection.engine_pass import EnginePass
 from mismatch_cli.models.dissection.listener import Listener
-from mismatch_cli.models.dissection.model_parts import KINDS, Part, matched
+from mismatch_cli.models.dissection.model_parts import KINDS, Part, match_parts
 from mismatch_cli.models.engines import Engine, OpenEngine
 from mismatch_cli.models.scoring.head import Head
 from mismatch_cli.models.scoring.requests import ScoreRequest
@@ -109,7 +109,7 @@ class _Dissection:
         with self.heard.on(self.trainer.model.get_decoder(), lambda *_: True):
             found.logp_trainer.append(self._score(()))
         found.layers.add(self.engine.streams, self.heard.streams)
-        pairs, alone = matched(self.heard.called, self.engine.heard.called)
+        pairs, alone = match_parts(self.heard.called, self.engine.heard.called)
         grafts, seen = Grafts(self.engine, self.heard, pairs), set[str]()
         with grafts.on(KINDS, lambda *answers: self._isolated(seen, *answers)):
             self._look_at(lambda hidden_TH, *_: self._compare_heads(seen, hidden_TH))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.base.errors import MismatchError, unreadable
-from mismatch_cli.base.text import parsed_json
+from mismatch_cli.base.text import parse_json
 from mismatch_cli.bisect import SEARCH_FILE
 from mismatch_cli.trace.files import write_atomically
 from mismatch_cli.trace.manifest import FILE_NAME as MANIFEST
@@ -148,7 +148,7 @@ def read_search(folder: Path) -> dict[str, Any]:
     """The content of `search.json`; a `MismatchError` if it is damaged."""
     path = folder / SEARCH_FILE
     try:
-        held = parsed_json(path.read_text(encoding="utf-8"))
+        held = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise unreadable(path, error, "Start again with --force.") from error
     if not isinstance(held, dict) or held.get("format") != FORMAT:

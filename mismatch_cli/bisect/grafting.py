@@ -20,11 +20,16 @@ import torch
 from torch import Tensor
 
 from mismatch_cli.base.errors import first_line
-from mismatch_cli.models.dissection.calls import UnlikeShapes, first, flowing, put_as
+from mismatch_cli.models.dissection.calls import (
+    ShapesDiffer,
+    convert_as,
+    first_tensor,
+    hidden_arguments,
+)
 from mismatch_cli.models.dissection.engine_pass import EnginePass
 from mismatch_cli.models.dissection.listener import Listener
 from mismatch_cli.models.dissection.model_parts import BLOCKS, ModulePair, Part
-from mismatch_cli.models.dissection.streams import total
+from mismatch_cli.models.dissection.streams import sum_stream
 
 _RECENT = 4  # inputs of norms and outputs of modules to search for a residual and a branch
 # The function in transformers' model files that rotates queries and keys
@@ -141,16 +146,16 @@ class Grafts:
         except Exception as error:  # a third-party module on inputs that it was not written for
             self.refused[name] = _why(error)
             return None
-        self._seen(name, pair.trainer.kind, first(theirs), first(output))
+        self._seen(name, pair.trainer.kind, first_tensor(theirs), first_tensor(output))
         return None
 
     def _answered(self, pair: ModulePair, args: Any, kwargs: Any, _output: Any, time: int) -> Any:
-        tensors = list(flowing(args, kwargs).values())[: pair.trainer.inputs]
+        tensors = list(hidden_arguments(args, kwargs).values())[: pair.trainer.inputs]
         # vLLM's norms add the residual unrounded, while the trainer's norm gets a rounded sum.
         # Given the sum, the engine's norm would not compute what it computes in its own pass.
         if self._engine.call_of(pair.engine, time).fuses and len(tensors) == 1:
             tensors = self._unfused(tensors[0])
-        return [first(self._engine.call(pair.engine, *tensors, time=time))]
+        return [first_tensor(self._engine.call(pair.engine, *tensors, time=time))]
 
     def _unfused(self, stream: Tensor) -> list[Tensor]:
         """A branch's output and the residual if they sum to this input: the engine's norm adds
@@ -168,7 +173,7 @@ class Grafts:
         """The engine's logits and its choice of experts, however many, in the form of the
         trainer's router.
         """
-        (hidden, *_) = flowing(args, kwargs).values()
+        (hidden, *_) = hidden_arguments(args, kwargs).values()
         theirs = self._engine.route(pair.engine, hidden, time)
         return theirs if isinstance(output, tuple) and len(output) == 3 else [theirs[0]]
 
@@ -178,8 +183,8 @@ class Grafts:
 
     def _remember(self, part: Part, _module: Any, args: Any, kwargs: Any, output: Any) -> Any:
         if part.kind == "norm":
-            self._norm_inputs.extend(list(flowing(args, kwargs).values())[:1])
-        own = added = first(output)
+            self._norm_inputs.extend(list(hidden_arguments(args, kwargs).values())[:1])
+        own = added = first_tensor(output)
         if part.kind in BLOCKS:
             self._blocks.append(own)
         if self._stream is not None and part.name in self._branches:
@@ -202,7 +207,7 @@ class Grafts:
         return "residual" in self._kinds and self._seen is None
 
     def _enter_layer(self, _layer: Any, args: Any, kwargs: Any) -> None:
-        (self._stream, *_) = flowing(args, kwargs).values()
+        (self._stream, *_) = hidden_arguments(args, kwargs).values()
         self._blocks = []
 
     def _leave_layer(self, _layer: Any, _args: Any, output: Any) -> Any:
@@ -211,7 +216,7 @@ class Grafts:
         if self._trainer.parallel and stream is not None:
             answers = [block.to(self.stream_dtype) for block in self._blocks]
             return _in_place_of([sum(answers) + stream.to(self.stream_dtype)], output)
-        return _in_place_of([first(output).to(self.stream_dtype)], output)
+        return _in_place_of([first_tensor(output).to(self.stream_dtype)], output)
 
     def _enter_attention(self, engine: Part, _module: Any, _args: Any) -> None:
         self._attention = engine
@@ -220,9 +225,9 @@ class Grafts:
         """Replace the first layer's input: embeddings with their scale, norm or positions,
         wherever computed.
         """
-        (key, own), *_ = flowing(args, kwargs).items()
+        (key, own), *_ = hidden_arguments(args, kwargs).items()
         pieces = self._engine.streams[0]["before"]
-        theirs = pieces[0] if len(pieces) == 1 else total(pieces)
+        theirs = pieces[0] if len(pieces) == 1 else sum_stream(pieces)
         if theirs.numel() != own.numel():
             self.refused["embedding"] = f"{tuple(theirs.shape)} versus {tuple(own.shape)}"
             return None
@@ -281,7 +286,7 @@ class Grafts:
             return function(q, k, *args, **kwargs)
         rotated = tuple(_by_head(x, heads_first) for x in theirs)
         if self._seen is None:
-            return tuple(put_as(own, x) for own, x in zip((q, k), rotated, strict=True))
+            return tuple(convert_as(own, x) for own, x in zip((q, k), rotated, strict=True))
         own = function(q, k, *args, **kwargs)
         for engine, trainer in zip(rotated, own, strict=True):
             self._seen("rotary", "rotary", engine, trainer)
@@ -294,8 +299,8 @@ def _in_place_of(theirs: Sequence[Tensor], own: Any) -> Any:
     A router's tensors other than its logits may change width, since it may choose more experts.
     """
     if isinstance(own, Tensor):
-        return put_as(own, theirs[0])
-    new = [put_as(own[0], theirs[0])]
+        return convert_as(own, theirs[0])
+    new = [convert_as(own[0], theirs[0])]
     new += [part.to(old) for part, old in zip(theirs[1:], own[1:], strict=False)]
     return (*new, *own[len(new) :])
 
@@ -303,7 +308,7 @@ def _in_place_of(theirs: Sequence[Tensor], own: Any) -> Any:
 def _why(error: Exception) -> str:
     return (
         str(error)
-        if isinstance(error, UnlikeShapes)
+        if isinstance(error, ShapesDiffer)
         else f"{type(error).__name__}: {first_line(error)}"
     )
 

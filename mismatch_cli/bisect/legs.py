@@ -30,7 +30,7 @@ from mismatch_cli.trace.manifest import (
     VOCABULARY,
     library_versions,
     read_manifest,
-    recorded,
+    shard_entries,
     write_manifest,
 )
 from mismatch_cli.trace.shards import open_shard
@@ -184,7 +184,11 @@ class Legs:
         libraries = {"libraries": library_versions()}
         write_manifest(
             folder,
-            kept | {leg.side: dict(described)} | recorded(names) | libraries | {"bisect": about},
+            kept
+            | {leg.side: dict(described)}
+            | shard_entries(names)
+            | libraries
+            | {"bisect": about},
         )
         _copy_vocabulary(self.folder(AS_RECORDED) / VOCABULARY, folder)
 
@@ -231,7 +235,7 @@ def write_as_recorded(
     _copy_vocabulary(vocabulary, folder)
     for i, table in enumerate(tables):
         write_shard(shard_path(folder, i), table)
-    write_manifest(folder, kept | {"command": "bisect"} | recorded(names) | {"bisect": about})
+    write_manifest(folder, kept | {"command": "bisect"} | shard_entries(names) | {"bisect": about})
 
 
 def _copy_vocabulary(vocabulary: Path, folder: Path) -> None:

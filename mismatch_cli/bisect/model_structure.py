@@ -9,7 +9,7 @@ from typing import Any
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.models.loading import load_config
-from mismatch_cli.models.saved_tensors import SavedTensors, own_names, tied_names
+from mismatch_cli.models.saved_tensors import SavedTensors, computed_names, tied_names
 
 _WRAPPERS = ("model.", "transformer.", "language_model.")  # that one side's names may lack
 
@@ -71,7 +71,7 @@ class _TensorNames:
 
     def __init__(self, model: str) -> None:
         self.saved = {_tail(name): name for name in SavedTensors(model).shapes}
-        self.own = {_tail(name) for name in own_names(model)}
+        self.own = {_tail(name) for name in computed_names(model)}
         tied = {_tail(name) for name in tied_names(model)}
         # Experts that the folder holds one by one, and the model as one tensor
         self._renames = bool(self.own - self.saved.keys() - tied)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mismatch_cli.models.dissection.streams import POINTS, Stream, total
+from mismatch_cli.models.dissection.streams import POINTS, Stream, sum_stream
 
 BITS, ROUNDING, DIFFERENT = "bits", "rounding", "different"
 # The number of successive roundings in a module of each kind, with that of its output.
@@ -126,8 +126,8 @@ class LayerErrors:
             for point in POINTS:
                 if point not in theirs or point not in ours:
                     continue
-                stream_NH = total(ours[point])
-                apart_NH = total(theirs[point]) - stream_NH
+                stream_NH = sum_stream(ours[point])
+                apart_NH = sum_stream(theirs[point]) - stream_NH
                 sums = self.sums[layer].setdefault(point, _Sums())
                 sums.error += float(apart_NH.square().sum())
                 sums.size += float(stream_NH.square().sum())

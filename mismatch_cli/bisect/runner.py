@@ -23,7 +23,7 @@ from mismatch_cli.models.loading import round_weights
 from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.models.torch_settings import DTYPES
 from mismatch_cli.probe.score import load_trainer
-from mismatch_cli.trace.recording_folder import home_of
+from mismatch_cli.trace.recording_folder import final_folder
 
 WEIGHTS = "weights"
 Enough = Callable[[Leg], bool]
@@ -98,7 +98,9 @@ class Runner:
             f"Loading {self.rollout.model} into the rollout engine "
             f"({self.rollout.engine}){_told(change)}"
         )
-        log = home_of(self.legs.run_folder) / "log" / f"{self.rollout.engine}{world.suffix}.log"
+        log = (
+            final_folder(self.legs.run_folder) / "log" / f"{self.rollout.engine}{world.suffix}.log"
+        )
         settings = self.rollout.settings(
             change, log_file=log, say=progress.say, world=world, **more
         )

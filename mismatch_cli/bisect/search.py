@@ -21,7 +21,7 @@ from mismatch_cli.probe.rollouts import RecordingProgress
 from mismatch_cli.trace.manifest import FILE_NAME, read_manifest
 from mismatch_cli.trace.ownership import remove_results
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.trace.recording_folder import home_of
+from mismatch_cli.trace.recording_folder import final_folder
 
 PROBE = "probe"  # folder of the probe run inside that of a search
 
@@ -81,7 +81,7 @@ def search(
     run.search.flags = dict(flags or {})
     if source.manifest.get("command") == "probe" and "flags" in source.manifest:
         probed = source.run_folder
-        probed = home_of(folder) / PROBE if probed == folder / PROBE else probed
+        probed = final_folder(folder) / PROBE if probed == folder / PROBE else probed
         run.search.like = str(probed.resolve())
     run.search.gap = run.measured().sums(RECORDED).mean()
     run.save()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from mismatch_cli.base.errors import UsageError
-from mismatch_cli.base.options import DATA, flat, own, part, setting
+from mismatch_cli.base.options import DATA, override, setting, settings_group, values_by_key
 from mismatch_cli.base.places import bundled, bundled_names
 from mismatch_cli.bisect import SEARCH_FILE
 from mismatch_cli.probe.config import ProbeConfig
@@ -25,7 +25,7 @@ from mismatch_cli.probe.settings import (
 from mismatch_cli.trace.manifest import FILE_NAME
 
 STAGES = {0: "bookkeeping and weights", 1: "legs", 2: "settings", 3: "modules"}
-_OF_TRACE = own(None, show_default="from the trace")
+_OF_TRACE = override(None, show_default="from the trace")
 _NOT_SEARCHED = (
     "served_model",
     "kv_cache_dtype",
@@ -90,20 +90,20 @@ class BisectConfig(RecordingSettings):
         flag=False,
         least=1,
     )
-    engine: Any = part(  # None: as the trace says
+    engine: Any = settings_group(  # None: as the trace says
         RolloutSettings,
-        model=own(None, help="The engine's model.", show_default="from the trace"),
+        model=override(None, help="The engine's model.", show_default="from the trace"),
         name=_OF_TRACE,
         dtype=_OF_TRACE,
         adapter=_OF_TRACE,
-        arguments=own(
+        arguments=override(
             help="Engine settings to use instead of the trace's.",
             argument=True,
             metavar="[KEY=VALUE]...",
         ),
         without=_NOT_SEARCHED,
     )
-    scorer: Any = part(  # None: as the trace says
+    scorer: Any = settings_group(  # None: as the trace says
         ScorerSettings,
         model=_OF_TRACE,
         dtype=_OF_TRACE,
@@ -111,18 +111,18 @@ class BisectConfig(RecordingSettings):
         attn=_OF_TRACE,
         without=("merge_adapter", "float32_head", "replay_routes", "noise_responses"),
     )
-    problems: PromptSettings = part(
-        PromptSettings, "source", "number", source=own(None), panel=_OF_A_MODEL
+    problems: PromptSettings = settings_group(
+        PromptSettings, "source", "number", source=override(None), panel=_OF_A_MODEL
     )
-    sampler: SamplerSettings = part(
+    sampler: SamplerSettings = settings_group(
         SamplerSettings,
         "samples_per_prompt",
         "max_tokens",
         "temperature",
-        samples_per_prompt=own(2),
+        samples_per_prompt=override(2),
         panel=_OF_A_MODEL,
     )
-    cpu: CpuSettings = part(CpuSettings)
+    cpu: CpuSettings = settings_group(CpuSettings)
 
     def __post_init__(self) -> None:
         if "=" in self.trace and not Path(self.trace).exists():
@@ -177,6 +177,6 @@ class BisectConfig(RecordingSettings):
 
     def probe(self) -> ProbeConfig:
         """The configuration for probing a model, whose trace is then searched."""
-        own_settings = {key: value for key, value in flat(self).items() if key != "trace"}
+        own_settings = {key: value for key, value in values_by_key(self).items() if key != "trace"}
         fixed = {"model": self.trace, "noise_responses": 0, "top_logprobs": 0}
         return ProbeConfig.of(own_settings | fixed)

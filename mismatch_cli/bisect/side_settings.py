@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.base.errors import UsageError, suggest
-from mismatch_cli.base.options import replaced
+from mismatch_cli.base.options import replace_settings
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.bisect.experiments import Change
 from mismatch_cli.bisect.search_config import BisectConfig
@@ -207,7 +207,9 @@ class TrainerSide:
         sampler = {name: value for name, value in change.items() if name in _SAMPLER}
         known = {name: value for name, value in change.items() if name in _TURNED}
         return replace(
-            self, config=replaced(self.config, **known), sampling=replace(self.sampling, **sampler)
+            self,
+            config=replace_settings(self.config, **known),
+            sampling=replace(self.sampling, **sampler),
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from mismatch_cli.bisect.experiments import Change
 from mismatch_cli.bisect.side_settings import RolloutSide, TrainerSide, restarts
-from mismatch_cli.limits.causes import CAUSES, place
+from mismatch_cli.limits.causes import CAUSES, cause_rank
 from mismatch_cli.models.torch_settings import SIXTEEN_BITS, sends_rounded
 
 _SUPPORT = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
@@ -42,7 +42,7 @@ class Toggle:
     @property
     def order(self) -> tuple[bool, int]:
         """What needs no restart first, then by the ranking of causes."""
-        found = place(
+        found = cause_rank(
             f"{'trainer' if self.side == 'trainer' else 'rollout'}.{self.setting.partition('.')[0]}"
         )
         return self.starts, found or len(CAUSES)

@@ -333,7 +333,7 @@ def model_at_hand(
         trace.require_ids("A model reads")
 
     def load() -> Trainer:
-        from mismatch_cli.models.adapters import base_of
+        from mismatch_cli.models.adapters import base_model_of_adapter
         from mismatch_cli.models.scoring.trainer import Trainer
 
         support = SamplingSettings(
@@ -346,7 +346,7 @@ def model_at_hand(
             recorded.get("attn_implementation") if recorded.get("attention_leaves_out") else None
         )
         dtype = recorded.get("dtype", "auto")
-        base = base_of(path)
+        base = base_model_of_adapter(path)
         return Trainer.load(
             base or path,
             dtype=dtype,

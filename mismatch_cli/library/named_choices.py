@@ -23,11 +23,11 @@ def algorithms(
     Raises a `UsageError` for an unknown algorithm or parameter, for two of one name, and for too
     many to tell apart.
     """
-    from mismatch_cli.rules.algorithms.parse import find
+    from mismatch_cli.rules.algorithms.parse import parse_algorithm
     from mismatch_cli.rules.algorithms.table import TABLE
 
-    chosen = [find(spec) for spec in compared]
-    listed = [find(spec) for spec in asked] if asked else list(TABLE.values())
+    chosen = [parse_algorithm(spec) for spec in compared]
+    listed = [parse_algorithm(spec) for spec in asked] if asked else list(TABLE.values())
     judged = list(dict.fromkeys([*listed, *chosen]))
     names = [algorithm.name for algorithm in judged]
     if repeated := next((name for name in names if names.count(name) > 1), None):
@@ -83,13 +83,13 @@ def limit_sets(named: Sequence[str | Mapping[str, Any]], *, has_baseline: bool) 
 
     Raises a `UsageError` for a relative limit without a baseline.
     """
-    from mismatch_cli.limits.limit_sets import OF_BASELINE, limits_in, load_limits
+    from mismatch_cli.limits.limit_sets import OF_BASELINE, load_limits, parse_limits
     from mismatch_cli.limits.published_sets import default_set
 
     names = dict.fromkeys(name for name in named or [default_set()] if isinstance(name, str))
     sets = [load_limits(name) for name in names]
     sets += [
-        limits_in({"limits": table}, "limits") for table in named if not isinstance(table, str)
+        parse_limits({"limits": table}, "limits") for table in named if not isinstance(table, str)
     ]
     relative = [
         limit for limit_set in sets for limit in limit_set.limits if limit.bound in OF_BASELINE

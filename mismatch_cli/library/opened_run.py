@@ -27,7 +27,7 @@ from mismatch_cli.processes.workers import ALONE, Workers
 from mismatch_cli.studies.study import check_poolable, name_of
 from mismatch_cli.trace.origin import shortfalls
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.trace.stores import forget
+from mismatch_cli.trace.stores import list_folders_again
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +45,7 @@ class Run:
     """
 
     def __init__(self, paths: Sequence[_Path] = (), workers: Workers = ALONE) -> None:
-        forget()  # a trace on a store may have grown since it was listed
+        list_folders_again()  # a trace on a store may have grown since it was listed
         named = paths or [bundled_trace()]
         self._traces = [
             Trace.open(Path(path).expanduser(), skip_broken=workers.skip_broken) for path in named
@@ -107,9 +107,9 @@ class Run:
 
     @cached_property
     def _report(self) -> Report:
-        from mismatch_cli.studies.mismatch import analyse
+        from mismatch_cli.studies.mismatch import analyse_mismatch
 
-        return Report(analyse(self._traces, workers=self._workers))
+        return Report(analyse_mismatch(self._traces, workers=self._workers))
 
     def clip(
         self,
@@ -159,13 +159,13 @@ class Run:
         """How up to five other runs differ from this one, as `mismatch-cli compare` shows it;
         each is one trace.
         """
-        from mismatch_cli.studies.settings_compared import check_number
+        from mismatch_cli.studies.settings_compared import check_trace_count
 
         if not others:
             raise UsageError(
                 "compare needs two runs, and one is named. Name a second: run.compare('OTHER')"
             )
-        check_number(1 + len(others))
+        check_trace_count(1 + len(others))
         runs = [self, *(other if isinstance(other, Run) else Run([other]) for other in others)]
         if pooled := next((run for run in runs if len(run.paths) > 1), None):
             raise UsageError(
@@ -205,7 +205,7 @@ class Run:
         """A figure of `report()`, `clip()` or `diagnose()` by name; a `UsageError` for an
         unknown name suggests one.
         """
-        from mismatch_cli.base.registry import unknown
+        from mismatch_cli.base.registry import unknown_name
         from mismatch_cli.report.figures import plots_of
 
         makers: dict[str, Callable[[], Result]] = {
@@ -221,7 +221,7 @@ class Run:
             )
         if study is None:
             raise UsageError(
-                unknown("plot", name, [plot for plots in studies.values() for plot in plots])
+                unknown_name("plot", name, [plot for plots in studies.values() for plot in plots])
             )
         return makers[study]().plot(name)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import log
 from typing import Any
 
-from mismatch_cli.limits.expected import Expected, place_of, sentence
+from mismatch_cli.limits.expected import Expected, expected_sentence, position_in_range
 from mismatch_cli.limits.judge import (
     BROKEN,
     EXCEEDED,
@@ -245,10 +245,10 @@ def _beside_expected(metrics: Metrics, expected: Expected | None) -> BesideExpec
     gap = _value(metrics, LEADING)
     if expected is None or gap is None:
         return None
-    place = place_of(gap, expected)
+    place = position_in_range(gap, expected)
     if place != "above" and not expected.of_this_trace:
         return None
-    return BesideExpected(gap, place, sentence(gap, expected))
+    return BesideExpected(gap, place, expected_sentence(gap, expected))
 
 
 def _tail(metrics: Metrics, tokens: int) -> Tail | None:
@@ -357,7 +357,7 @@ def limit_sentences(bars: Sequence[LimitRow]) -> list[str]:
     pairs = dict.fromkeys(row.pair for row in bars)
     exceeded = {row.pair for row in bars if row.standing == EXCEEDED}
     texts = [
-        _OF_PAIR.get(pair, "") + counted([row for row in bars if row.pair == pair])
+        _OF_PAIR.get(pair, "") + tally([row for row in bars if row.pair == pair])
         for pair in sorted(pairs, key=lambda pair: pair not in exceeded)
     ]
     if any(row.standing == UNDECIDED and row.power is None for row in bars):
@@ -368,7 +368,7 @@ def limit_sentences(bars: Sequence[LimitRow]) -> list[str]:
     return texts
 
 
-def counted(bars: Sequence[LimitRow]) -> str:
+def tally(bars: Sequence[LimitRow]) -> str:
     """`7 of 9 published limits hold, 2 are undecided, exceeded: Tinker (2), verl.`"""
     words = [row.standing for row in bars]
     parts = [f"{words.count(HOLDS)} of {len(bars)} published limits hold"]

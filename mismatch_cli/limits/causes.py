@@ -41,7 +41,7 @@ CAUSES = tuple(Cause(**row) for row in registry.table_of(__file__)["cause"])
 _IN_FRAMEWORKS = "mismatch_cli.frameworks.NAME.causes"
 
 
-def place(setting: str) -> int | None:
+def cause_rank(setting: str) -> int | None:
     """A setting's rank among the known causes, from 1; None if it is not one of them."""
     return next(
         (n for n, cause in enumerate(CAUSES, start=1) if re.fullmatch(cause.settings, setting)),
@@ -49,7 +49,7 @@ def place(setting: str) -> int | None:
     )
 
 
-def in_framework(framework: str, check: str) -> str:
+def framework_remedy(framework: str, check: str) -> str:
     """What to set in a framework after a finding of a check of `diagnose`; empty if it has no such
     row in its `causes.toml`.
     """
@@ -57,13 +57,13 @@ def in_framework(framework: str, check: str) -> str:
     return words
 
 
-def leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def settings_below(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Every setting below a path, by its canonical name: a requested setting has the name of the
     resolved one.
     """
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from leaves(f"{path}.{name}", inner)
+            yield from settings_below(f"{path}.{name}", inner)
     else:
         yield _canonical(path), value
 

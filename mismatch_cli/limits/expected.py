@@ -23,7 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.limits.manifest_sides import Numerics, family, in_words, precision, sides_of_gap
+from mismatch_cli.limits.manifest_sides import (
+    Numerics,
+    family,
+    precision,
+    precisions_in_words,
+    sides_of_gap,
+)
 from mismatch_cli.limits.reference import Usual, usual_gap
 from mismatch_cli.metrics.lattice import LatticeLine
 from mismatch_cli.metrics.own_scale import OwnScale
@@ -102,7 +108,7 @@ def _of_this_trace(
         return None
     wider = _EIGHT_BITS if narrowest in ("fp8", "int8") else 1.0
     wider *= _EXPERTS if family(about) == "moe" else 1.0
-    return replace(read, high=read.high * wider, who=in_words(about))
+    return replace(read, high=read.high * wider, who=precisions_in_words(about))
 
 
 def _from_steps(both: Sequence[Numerics], scale: OwnScale) -> Expected | None:
@@ -171,16 +177,19 @@ def _from_noise(scale: OwnScale, most: float) -> Expected | None:
     return Expected(0.0, min(_TIMES_NOISE * noise, most), "", basis, True)
 
 
-def place_of(gap: float, expected: Expected | Usual) -> str:
+def position_in_range(gap: float, expected: Expected | Usual) -> str:
     """Where a gap is relative to a range: below, within or above."""
     if gap < expected.low:
         return "below"
     return "within" if gap <= expected.high else "above"
 
 
-def sentence(gap: float, expected: Expected) -> str:
+def expected_sentence(gap: float, expected: Expected) -> str:
     """A gap beside what is expected, and how that is known."""
-    where, span = place_of(gap, expected), f"{_short(expected.low)} to {_short(expected.high)}"
+    where, span = (
+        position_in_range(gap, expected),
+        f"{_short(expected.low)} to {_short(expected.high)}",
+    )
     if not expected.of_this_trace:
         return (
             f"The gap of {_short(gap)} nats is {where} the range of the models measured so far, "

@@ -16,8 +16,8 @@ from typing import Any
 
 from mismatch_cli.base import registry
 from mismatch_cli.base.errors import MismatchError, UsageError, unreadable
-from mismatch_cli.base.registry import unknown
-from mismatch_cli.base.text import parsed_toml
+from mismatch_cli.base.registry import unknown_name
+from mismatch_cli.base.text import parse_toml
 from mismatch_cli.limits.judge import BOUNDS, BROKEN, HEALTHY
 from mismatch_cli.limits.published import Published, published
 from mismatch_cli.limits.published_sets import about_sets
@@ -144,14 +144,14 @@ def load_limits(name: str) -> LimitSet:
                 f"There is no file {path}. Name a TOML file of limits, or one of: "
                 f"{', '.join(presets())}."
             )
-        raise UsageError(unknown("set of limits", name, presets()))
+        raise UsageError(unknown_name("set of limits", name, presets()))
     try:
-        content = parsed_toml(path.read_text(encoding="utf-8"))
+        content = parse_toml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise unreadable(
             path, error, "See mismatch-cli guide gate.", "is not a readable TOML file ({})"
         ) from error
-    return limits_in(content, str(path))
+    return parse_limits(content, str(path))
 
 
 def _published_set(name: str) -> LimitSet:
@@ -178,7 +178,7 @@ def _of_row(row: Published, level: str) -> Iterator[Limit]:
         )
 
 
-def limits_in(content: Mapping[str, Any], name: str) -> LimitSet:
+def parse_limits(content: Mapping[str, Any], name: str) -> LimitSet:
     """The limits of a file's content; errors call it by `name`."""
     return LimitSet(name, _limits(content, name), _text(content, "about", name))
 
@@ -275,7 +275,7 @@ def _check_relative(metric: str, bound: str, where: str) -> None:
 def _check_known(kind: str, names: Iterable[str], known: Sequence[str], where: str) -> None:
     for name in names:
         if name not in known:
-            raise UsageError(f"{where}: {unknown(kind, name, known)}")
+            raise UsageError(f"{where}: {unknown_name(kind, name, known)}")
 
 
 def _choice(table: Mapping[str, Any], key: str, choices: tuple[str, ...], where: str) -> str:

@@ -37,7 +37,7 @@ class Numerics:
         return 2.0**-3 if self.dtype == "fp16" else 1.0
 
 
-def stated(dtype: str | None) -> dict[str, str | None]:
+def recorded_dtype(dtype: str | None) -> dict[str, str | None]:
     """One of `DTYPES` as a manifest has it: below 16 bits it counts as quantisation."""
     full = _FULL_NAMES.get(dtype or "", dtype)
     return {"quantization": full} if full and full not in _WIDE else {"dtype": full}
@@ -79,7 +79,7 @@ def temperatures_of(about: Mapping[str, Any]) -> tuple[float, float]:
     return engine.temperature, trainer.temperature
 
 
-def in_words(about: Mapping[str, Any]) -> str:
+def precisions_in_words(about: Mapping[str, Any]) -> str:
     """`bf16 against float32`, or `an fp8 side`: the precisions of both sides."""
     coarsest = precision(about)
     if coarsest not in _WORDS:

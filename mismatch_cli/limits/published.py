@@ -9,7 +9,7 @@ from typing import Literal
 
 from mismatch_cli.limits.judge import BOUNDS, BROKEN, HEALTHY, Number, Range, Standing, judge
 from mismatch_cli.limits.manifest_sides import Family
-from mismatch_cli.limits.published_sets import tables
+from mismatch_cli.limits.published_sets import published_tables
 
 Direction = Literal["max", "min", "size", "between"]
 Bound = float | Sequence[float]
@@ -88,7 +88,7 @@ def _short(bound: float) -> str:
 def published() -> tuple[Published, ...]:
     """Every row, a framework after the other."""
     rows: list[Published] = []
-    for content in tables():
+    for content in published_tables():
         rows += [Published(publisher=content["publisher"], **row) for row in content["limit"]]
     return tuple(rows)
 

@@ -12,7 +12,7 @@ from typing import Any
 from mismatch_cli.base import registry
 
 
-def tables() -> Collection[Mapping[str, Any]]:
+def published_tables() -> Collection[Mapping[str, Any]]:
     """The `limits.toml` of each framework, in the order of their names."""
     return registry.tables("mismatch_cli.frameworks.NAME.limits").values()
 
@@ -21,12 +21,12 @@ def tables() -> Collection[Mapping[str, Any]]:
 def about_sets() -> Mapping[str, str]:
     """The sets of limits that `gate` offers, by name, with what each is."""
     about: dict[str, str] = {}
-    for content in tables():
+    for content in published_tables():
         about |= content["about"]
     return dict(sorted(about.items()))
 
 
 def default_set() -> str:
     """The set that is checked where none is named: the one marked `default`, or the first."""
-    marked = [content["default"] for content in tables() if "default" in content]
+    marked = [content["default"] for content in published_tables() if "default" in content]
     return str(marked[0]) if marked else next(iter(about_sets()))

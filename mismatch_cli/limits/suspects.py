@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.base.errors import suggest
-from mismatch_cli.base.places import BUNDLED_MODEL, bundled, shown
-from mismatch_cli.limits.causes import CAUSES, leaves, place
+from mismatch_cli.base.places import BUNDLED_MODEL, bundled, shorten_paths
+from mismatch_cli.limits.causes import CAUSES, cause_rank, settings_below
 from mismatch_cli.limits.manifest_sides import family
 from mismatch_cli.models.torch_settings import SIXTEEN_BITS, sends_rounded
 
@@ -70,7 +70,7 @@ def suspects(
     return tuple(rule.suspect(settings) for rule, setting in found if named[setting] is rule)
 
 
-def unrecorded(manifest: Mapping[str, Any], pair: str = "mismatch") -> tuple[Suspect, ...]:
+def unrecorded_suspects(manifest: Mapping[str, Any], pair: str = "mismatch") -> tuple[Suspect, ...]:
     """Settings that a manifest does not name and that have caused gaps elsewhere, in the same
     order, without tests.
     """
@@ -84,7 +84,7 @@ def unrecorded(manifest: Mapping[str, Any], pair: str = "mismatch") -> tuple[Sus
 
 
 def _rank(setting: str) -> int:
-    return place(setting) or len(CAUSES)
+    return cause_rank(setting) or len(CAUSES)
 
 
 class _Settings:
@@ -102,7 +102,7 @@ class _Settings:
             {"config": manifest.get("config")},
         ):
             for name, content in section.items():
-                for path, value in leaves(name, content or {}):
+                for path, value in settings_below(name, content or {}):
                     self._values.setdefault(path, value)
 
     def __getitem__(self, name: str) -> Any:
@@ -143,7 +143,7 @@ class _Settings:
     def model(self) -> tuple[str, ...]:
         """The model that sampled, as you type it: nothing for the bundled one."""
         name = str(self["rollout.model"] or self["trainer.model"] or MODEL)
-        return () if name in (BUNDLED_MODEL, str(bundled("model"))) else (str(shown(name)),)
+        return () if name in (BUNDLED_MODEL, str(bundled("model"))) else (str(shorten_paths(name)),)
 
     @property
     def scorer(self) -> tuple[str, ...]:
@@ -194,7 +194,7 @@ class _Rule:
         value = self.value(settings) if self.value else settings[self.setting]
         return Suspect(
             self.setting,
-            shown(value),
+            shorten_paths(value),
             cause.why,
             cause.source,
             cause.seen,
@@ -308,13 +308,13 @@ _RULES = (
                                                                            "min_p")}),
     _Rule("rollout.adapter", lambda s: bool(s["rollout.adapter"]) and not s["trainer.adapter"],
           "the adapter on both sides",
-          rescore=lambda s: ("--trainer-adapter", str(shown(s["rollout.adapter"])))),
+          rescore=lambda s: ("--trainer-adapter", str(shorten_paths(s["rollout.adapter"])))),
     _Rule("trainer.adapter", lambda s: bool(s["trainer.adapter"]) and bool(s["rollout.engine"])
           and not s["rollout.adapter"],
           "the adapter on both sides, or on neither",
           rescore=lambda s: ("--trainer-model", *(s.scorer or (MODEL,)))),
     _Rule("equal_weights", lambda s: s.pair == "total", "log π at the weights that sampled",
-          rescore=lambda s: ("--trainer-model", *(s.scorer or (str(shown(str(bundled("model")))),)),
+          rescore=lambda s: ("--trainer-model", *(s.scorer or (str(shorten_paths(str(bundled("model")))),)),
                              "--keep-trainer"),
           value=lambda _: False),
     _Rule("rollout.quantization", lambda s: bool(s.asked_of_engine.get("quantization")),

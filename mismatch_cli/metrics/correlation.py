@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.estimate import CORRELATION, Estimate, Jackknife, left_out, point
+from mismatch_cli.metrics.estimate import CORRELATION, Estimate, Jackknife, left_out, point_estimate
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.retained_rows import SmallestRows
 
@@ -34,12 +34,12 @@ def series_correlation(x_N: np.ndarray, y_N: np.ndarray) -> Estimate:
     dx_N, dy_N = x_N - x_N.mean(), y_N - y_N.mean()
     value = float(np.clip(dx_N @ dy_N / np.sqrt((dx_N @ dx_N) * (dy_N @ dy_N)), -1, 1))
     if len(x_N) < FEWEST_STEPS:
-        return point(value, FEW_STEPS)
+        return point_estimate(value, FEW_STEPS)
     independent = _independent_steps(dx_N, dy_N)
     if independent <= 4:
-        return point(value, TOO_SMOOTH)
+        return point_estimate(value, TOO_SMOOTH)
     if abs(value) == 1:
-        return point(value, "exactly linear: no interval")
+        return point_estimate(value, "exactly linear: no interval")
     half_width = _NORMAL / np.sqrt(independent - 3)
     low, high = np.tanh(np.arctanh(value) + np.array([-half_width, half_width]))
     return Estimate(value, float(low), float(high))

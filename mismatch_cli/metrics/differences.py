@@ -21,7 +21,7 @@ from mismatch_cli.metrics.estimate import (
     Jackknife,
     Scale,
     left_out,
-    point,
+    point_estimate,
 )
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.metrics.summary import MismatchSummary
@@ -89,7 +89,9 @@ def _difference(
         nothing = Estimate(None, note=(first if x is None else other).estimates[metric.key].note)
         return MetricDifference.of(nothing, nothing)
     if metric.key not in first.jackknife:
-        return MetricDifference.of(point(_settled(x, y) - x, EXTREME), _factor(metric, x, y))
+        return MetricDifference.of(
+            point_estimate(_settled(x, y) - x, EXTREME), _factor(metric, x, y)
+        )
     prompts = min(first.prompts, other.prompts)
     a, b = (side.jackknife[metric.key] for side in (first, other))
     x_G, y_G = _aligned(a, b)
@@ -145,7 +147,7 @@ def change_between(first: Estimate, other: Estimate, correlation: float, change:
     reaches = []
     for side in (first, other):
         if side.low is None and side.note != NO_SPREAD:
-            return point(change, side.note)
+            return point_estimate(change, side.note)
         low, high = (side.value if end is None else end for end in (side.low, side.high))
         reaches.append((side.value - low, high - side.value))  # type: ignore[operator]
     x = np.cos(_ANGLES)
@@ -190,7 +192,7 @@ def _factor(
     if first < FLOOR_RESOLUTION:
         return Estimate(None, note="the first is below resolution: no factor")
     if without is None or other == 0:
-        return point(other / first, EXTREME if without is None else "no gap: no interval")
+        return point_estimate(other / first, EXTREME if without is None else "no gap: no interval")
     x_G, y_G = without
     with np.errstate(divide="ignore", invalid="ignore"):
         log_G = np.log(_distance(metric, y_G)) - np.log(_distance(metric, x_G))

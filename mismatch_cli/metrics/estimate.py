@@ -63,7 +63,7 @@ def clamped(estimate: Estimate, lowest: float | None, highest: float | None) -> 
     return Estimate(value, lower, upper, estimate.note)
 
 
-def point(value: float, note: str | None = None) -> Estimate:
+def point_estimate(value: float, note: str | None = None) -> Estimate:
     """An estimate without an interval; a value that is not finite becomes None with a note."""
     value = float(value)
     if isfinite(value):
@@ -159,7 +159,7 @@ class Jackknife:
     def estimate(self, prompts: int) -> Estimate:
         """The value with its 95 % interval."""
         if self.unsure:
-            return point(self.value, self.unsure)
+            return point_estimate(self.value, self.unsure)
         return interval(self.value, self.without_G, prompts, self.scale)
 
     def paired(self) -> Estimate:
@@ -170,7 +170,7 @@ class Jackknife:
         """
         usable_G = self.without_G[np.isfinite(self.without_G)]
         if len(usable_G) < FEWEST_PAIRED or np.ptp(usable_G) <= _ROUNDING * abs(self.value):
-            return point(self.value, FEW_PROMPTS)
+            return point_estimate(self.value, FEW_PROMPTS)
         low, high = self.value - _reach(usable_G.mean() - usable_G, skewness=0.0)
         return Estimate(float(self.value), float(low), float(high))
 
@@ -185,12 +185,12 @@ def interval(value: float, without_G: np.ndarray, prompts: int, scale: Scale = S
     """
     usable_G = without_G[~np.isnan(without_G)]
     if not np.isfinite(value) or prompts < FEWEST_PROMPTS or len(usable_G) < FEWEST_GROUPS:
-        return point(value, FEW_PROMPTS)
+        return point_estimate(value, FEW_PROMPTS)
     if np.ptp(usable_G) <= _ROUNDING * abs(value):
-        return point(value, NO_SPREAD)
+        return point_estimate(value, NO_SPREAD)
     skewness, y, y_G, scale = _on_scale(value, usable_G, scale)
     if not np.isfinite(y_G).all():  # without one group nothing is left to divide by
-        return point(value, ONE_HAS_ALL)
+        return point_estimate(value, ONE_HAS_ALL)
     # 0 except for enormous values: u⁴ stays finite
     power = 200 * int(np.frexp(np.abs(y_G).max())[1] / 200)
     y_G = np.ldexp(y_G, -power)
@@ -199,7 +199,7 @@ def interval(value: float, without_G: np.ndarray, prompts: int, scale: Scale = S
         reach = np.ldexp(_reach(u_G * count / (count - 1), skewness), power)
         low, high = scale.back(y - reach).tolist()
     if not (isfinite(low) and isfinite(high)):
-        return point(value, OVERFLOW)
+        return point_estimate(value, OVERFLOW)
     few = deciding(u_G) < _FEWEST_DECIDING
     return Estimate(float(value), low, high, FEW_DECIDE if few else None)
 

@@ -263,7 +263,7 @@ VOLATILITY = table(*(
 SCALES = {key: metric.scale for key, metric in METRICS.items()}  # for their intervals
 
 
-def in_group(group: str) -> tuple[Metric, ...]:
+def metrics_in_group(group: str) -> tuple[Metric, ...]:
     """The metrics of one group of `METRICS`, in page order."""
     return tuple(
         sorted(

@@ -266,7 +266,7 @@ class TokenGaps:
         logp_N = self.logp_N
         if self.out_of_support_N is not None:
             logp_N = np.where(self.out_of_support_N, self.logq_N, logp_N)
-        return divergences.sampled_token(self.logq_N, logp_N)
+        return divergences.compare_sampled_token(self.logq_N, logp_N)
 
     @cached_property
     def length_and_d_sum(self) -> tuple[np.ndarray, np.ndarray]:

@@ -93,7 +93,7 @@ class SignedLogBins:
         return folded
 
 
-def middles(bins: LogBins | SignedLogBins) -> tuple[np.ndarray, np.ndarray]:
+def bin_centres(bins: LogBins | SignedLogBins) -> tuple[np.ndarray, np.ndarray]:
     """Bin centres instead of edges: every value at most half a bin off, even if all are equal."""
     middle = (bins.edges[0] + bins.edges[1]) / 2
     return middle, middle

@@ -49,7 +49,7 @@ class ProbabilityBin:
 
 
 @dataclass(frozen=True)
-class PlaceRow:
+class ProfileRow:
     """The gap at some distances from an end of the response, or in some turns."""
 
     first: int
@@ -98,8 +98,8 @@ class PairSummary:
     counts: TokenTotals
     metrics: Mapping[str, MetricEstimate]
     volatility: Sequence[ProbabilityBin]
-    positions: Sequence[PlaceRow]
-    from_end: Sequence[PlaceRow]
-    turns: Sequence[PlaceRow]
+    positions: Sequence[ProfileRow]
+    from_end: Sequence[ProfileRow]
+    turns: Sequence[ProfileRow]
     sequence: Sequences
     by_step: Sequence[StepRow]

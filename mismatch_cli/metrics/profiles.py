@@ -17,11 +17,11 @@ from mismatch_cli.metrics.estimate import (
     Scale,
     interval,
     left_out,
-    point,
+    point_estimate,
     without_groups,
 )
 from mismatch_cli.metrics.gaps import TokenGaps
-from mismatch_cli.metrics.pair_summary import LengthRow, PlaceRow
+from mismatch_cli.metrics.pair_summary import LengthRow, ProfileRow
 
 # bin b ≥ 1 holds distances 2^(b−1) … 2^b − 1; bin 0 only the first (or last) token
 POSITION_BINS = 24
@@ -65,19 +65,19 @@ class ResponseProfile(Accumulator):
         sums = np.column_stack([sums, sums[:, 3] > 0])
         _add(self.by_turn, group[begin], np.minimum(turn[begin], TURN_BINS - 1), sums)
 
-    def positions(self, prompts: int) -> list[PlaceRow]:
+    def positions(self, prompts: int) -> list[ProfileRow]:
         """The gap by distance from the first token."""
         return self._by_distance(0, prompts)
 
-    def from_end(self, prompts: int) -> list[PlaceRow]:
+    def from_end(self, prompts: int) -> list[ProfileRow]:
         """The gap by distance from the last token."""
         return self._by_distance(1, prompts)
 
-    def _by_distance(self, end: int, prompts: int) -> list[PlaceRow]:
+    def _by_distance(self, end: int, prompts: int) -> list[ProfileRow]:
         bounds = partial(bin_bounds, longest=self.longest)
         return _rows(self.by_distance[end], _means, bounds, _QUANTITIES, prompts)
 
-    def turns(self, prompts: int) -> list[PlaceRow]:
+    def turns(self, prompts: int) -> list[ProfileRow]:
         """The gap by turn, the length of a turn, and how many there are."""
         turns_B = self.by_turn[..., 5].sum(axis=0).astype(int).tolist()
         scales = _QUANTITIES | {"length_mean": POSITIVE}
@@ -183,10 +183,10 @@ def _rows(
     bounds: Callable[[int], tuple[int, int | None]],
     scales: Mapping[str, Scale],
     prompts: int,
-) -> list[PlaceRow]:
+) -> list[ProfileRow]:
     """A row for each bin with tokens; column 3 of the sums is their number."""
     return [
-        PlaceRow(*bounds(b), count, **estimates)  # type: ignore[arg-type]
+        ProfileRow(*bounds(b), count, **estimates)  # type: ignore[arg-type]
         for b, count, estimates in _bins(sums_GBx, evaluate, 3, scales, prompts)
     ]
 
@@ -317,7 +317,7 @@ class Extremes(Accumulator):
             "ratio_max": ratio_max,
         }
         return {
-            name: point(np.nan if value == -np.inf else value, EXTREME)
+            name: point_estimate(np.nan if value == -np.inf else value, EXTREME)
             for name, value in values.items()
         }
 

@@ -36,7 +36,7 @@ RESPONSE_ROW = np.dtype(
 
 
 @dataclass(frozen=True)
-class KeptToken:
+class RetainedToken:
     """A token with its place in its trace; log-probabilities in nats, None if not finite."""
 
     step: int
@@ -51,7 +51,7 @@ class KeptToken:
 
 
 @dataclass(frozen=True)
-class KeptResponse:
+class RetainedResponse:
     """A response with its place, its counted tokens and their Σd in nats."""
 
     step: int
@@ -63,12 +63,12 @@ class KeptResponse:
 
 
 @dataclass(frozen=True)
-class Worst:
+class WorstRows:
     """Tokens by |d| and by |Δp|, and responses by |Σd|."""
 
-    abs_d: Sequence[KeptToken]
-    abs_dp: Sequence[KeptToken]
-    responses: Sequence[KeptResponse]
+    abs_d: Sequence[RetainedToken]
+    abs_dp: Sequence[RetainedToken]
+    responses: Sequence[RetainedResponse]
 
 
 class SmallestRows(Accumulator):
@@ -199,12 +199,12 @@ class WorstTokens(Accumulator):
         real = np.flatnonzero(d_sum_S)
         self.responses.offer(real, -np.abs(d_sum_S[real]), partial(response_rows, gaps))
 
-    def result(self, trace: int = 0) -> Worst:
+    def result(self, trace: int = 0) -> WorstRows:
         """The rows, worst first; `trace` is the number of the trace that they are from."""
-        return Worst(
-            abs_d=[KeptToken(**row, trace=trace) for row in _records(self.abs_d)],
-            abs_dp=[KeptToken(**row, trace=trace) for row in _records(self.abs_dp)],
-            responses=[KeptResponse(**row, trace=trace) for row in _records(self.responses)],
+        return WorstRows(
+            abs_d=[RetainedToken(**row, trace=trace) for row in _records(self.abs_d)],
+            abs_dp=[RetainedToken(**row, trace=trace) for row in _records(self.abs_dp)],
+            responses=[RetainedResponse(**row, trace=trace) for row in _records(self.responses)],
         )
 
 

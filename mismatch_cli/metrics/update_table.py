@@ -238,7 +238,7 @@ OF_STEP = {
 _OF_TOP_K = {"topk_mass_rollout": "topk_mass_reference", "topk_mass_trainer": "topk_mass_current"}
 
 
-def of_step(values: Mapping[str, float | None]) -> dict[str, float | None]:
+def gap_record(values: Mapping[str, float | None]) -> dict[str, float | None]:
     """The metrics of a pair, by key, as in a line of metrics.jsonl; masses only if they were
     measured.
     """
@@ -246,7 +246,7 @@ def of_step(values: Mapping[str, float | None]) -> dict[str, float | None]:
     return {name: values[key] for name, key in OF_STEP.items()} | masses
 
 
-def updates_of_step(numbers: ClippingNumbers) -> dict[str, float | None]:
+def update_record(numbers: ClippingNumbers) -> dict[str, float | None]:
     """What an algorithm blocked, and bad updates, as in a line of metrics.jsonl."""
     bad = numbers.bad_updates
     record = {

@@ -31,11 +31,17 @@ from mismatch_cli.metrics.estimate import (
     Jackknife,
     clamped,
     left_out,
-    point,
+    point_estimate,
     without_groups,
 )
 from mismatch_cli.metrics.gaps import TokenGaps
-from mismatch_cli.metrics.histograms import LogBins, SignedLogBins, count_into, middles, quantiles
+from mismatch_cli.metrics.histograms import (
+    LogBins,
+    SignedLogBins,
+    bin_centres,
+    count_into,
+    quantiles,
+)
 from mismatch_cli.metrics.pair_summary import ProbabilityBin
 
 MU_EDGES = (1e-4, 1e-3, 0.01, 0.05, 0.15, 0.3, 0.5, 0.7, 0.9, 0.99)
@@ -99,7 +105,7 @@ class ScatterCounts(Accumulator):
         """Histograms by bin of μ: of all tokens in fine bins, and by prompt group in coarse
         ones.
         """
-        return _Histogram(self.total, middles(self.bins)), _Histogram(
+        return _Histogram(self.total, bin_centres(self.bins)), _Histogram(
             self.by_group, self.group_bins.edges
         )
 
@@ -190,12 +196,12 @@ def token_quantiles(counts: CellCounts) -> dict[str, Jackknife]:
     """Quantiles of |d| and of the ratio over all tokens, at any μ."""
     total, by_group = counts.d.total.sum(axis=0)[None], counts.d.by_group.sum(axis=1)[:, None]
     abs_d = (
-        _Histogram(D_BINS.fold(total), middles(D_BINS.positive)),
+        _Histogram(D_BINS.fold(total), bin_centres(D_BINS.positive)),
         _Histogram(D_GROUP_BINS.fold(by_group), D_GROUP_BINS.positive.edges),
     )
     outside_G = counts.out_of_support.sum(axis=1)
     ratio = (
-        _Histogram(total, middles(D_BINS)).ratio(outside_G.sum()),
+        _Histogram(total, bin_centres(D_BINS)).ratio(outside_G.sum()),
         _Histogram(by_group, D_GROUP_BINS.edges).ratio(outside_G[:, None]),
     )
     names = ("abs_d_p50", "abs_d_p95", "abs_d_p99", "ratio_p01", "ratio_p50", "ratio_p99")
@@ -242,14 +248,14 @@ def volatility_rows(counts: CellCounts, moments: CellMoments, prompts: int) -> l
 
 
 def _largest(scatter: ScatterCounts) -> list[Estimate]:
-    return [point(float(value), EXTREME) for value in scatter.largest]
+    return [point_estimate(float(value), EXTREME) for value in scatter.largest]
 
 
 def _ratio_max(d: np.float32, tokens: np.integer) -> Estimate:
     if tokens and d == -np.inf:
-        return point(0.0, EXTREME)  # every token of the bin is out of support
+        return point_estimate(0.0, EXTREME)  # every token of the bin is out of support
     with np.errstate(over="ignore"):
-        return point(float(np.exp(d)) if tokens else np.nan, EXTREME)
+        return point_estimate(float(np.exp(d)) if tokens else np.nan, EXTREME)
 
 
 def _deviations(sums_2GB: np.ndarray, count_GB: np.ndarray, prompts: int) -> list[Estimate]:

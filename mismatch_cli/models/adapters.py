@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.base import custom_code
 from mismatch_cli.base.errors import MismatchError, first_line
-from mismatch_cli.base.text import parsed_json
+from mismatch_cli.base.text import parse_json
 from mismatch_cli.models.torch_settings import prepare_imports
 
 if TYPE_CHECKING:
@@ -67,13 +67,13 @@ def check_adapter(name: str) -> None:
         _settings(name, folder)
 
 
-def base_of(name: str) -> str | None:
+def base_model_of_adapter(name: str) -> str | None:
     """The base model that the adapter in a folder names; None for anything but such a folder."""
     folder = Path(name).expanduser()
     if not (folder / _CONFIG).is_file() or (folder / "config.json").is_file():
         return None
     with _readable(name):
-        config = parsed_json((folder / _CONFIG).read_text(encoding="utf-8"))
+        config = parse_json((folder / _CONFIG).read_text(encoding="utf-8"))
         return str(config["base_model_name_or_path"])
 
 
@@ -95,7 +95,7 @@ def read_adapter(name: str) -> Adapter:
 def _settings(name: str, folder: Path) -> tuple[dict[str, Any], int, float]:
     """The adapter's configuration as peft saves it, with its largest rank and its alpha."""
     with _readable(name):
-        config: dict[str, Any] = parsed_json((folder / _CONFIG).read_text(encoding="utf-8"))
+        config: dict[str, Any] = parse_json((folder / _CONFIG).read_text(encoding="utf-8"))
         rank, alpha = (
             max(config["r"], *config.get("rank_pattern", {}).values(), 0),
             float(config["lora_alpha"]),
@@ -141,7 +141,7 @@ def same_adapter(first: str | None, second: str | None) -> bool:
     return first == second or read_adapter(first).digest == read_adapter(second).digest
 
 
-def put_on(model: Any, adapter: Adapter, *, merge: bool) -> Any:
+def apply_adapter(model: Any, adapter: Adapter, *, merge: bool) -> Any:
     """The model with an adapter, in eval mode; `merge` adds it to the weights, rounded to their
     dtype.
 

@@ -27,14 +27,14 @@ HONOURED_BY = {
 }
 
 
-def left_out_by(implementation: str, asked: tuple[str, ...]) -> tuple[str, ...]:
+def unsupported_features(implementation: str, asked: tuple[str, ...]) -> tuple[str, ...]:
     """The required features that an implementation silently drops."""
     return tuple(
         name for name in asked if not any(part in implementation for part in HONOURED_BY[name])
     )
 
 
-def attention_of(model: Any) -> tuple[str, ...]:
+def required_features(model: Any) -> tuple[str, ...]:
     """The features of `HONOURED_BY` that a Hugging Face model requires of its attention."""
     config = model.config.get_text_config()
     asked = [_SOFTCAP] if getattr(config, _SOFTCAP, None) else []
@@ -45,11 +45,11 @@ def attention_of(model: Any) -> tuple[str, ...]:
 
 def attention_facts(model: Any) -> dict[str, str]:
     """For a manifest: the features that a model's attention leaves out; empty if none."""
-    left_out = left_out_by(model.config._attn_implementation, attention_of(model))
+    left_out = unsupported_features(model.config._attn_implementation, required_features(model))
     return {"attention_leaves_out": ", ".join(left_out)} if left_out else {}
 
 
-def warning(side: Mapping[str, Any]) -> str:
+def attention_warning(side: Mapping[str, Any]) -> str:
     """One sentence about a side's attention, from its manifest; empty if nothing is wrong."""
     if not side.get("attention_leaves_out"):
         return ""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mismatch_cli.base import custom_code
 from mismatch_cli.base.errors import MismatchError, UsageError, denied, first_line, unreadable
 from mismatch_cli.base.extras import require
-from mismatch_cli.base.text import parsed_json
+from mismatch_cli.base.text import parse_json
 from mismatch_cli.models.attention import SAFE, attention_facts
 from mismatch_cli.models.torch_settings import DTYPES, prepare_imports
 from mismatch_cli.processes.ranks.joined import is_lost_rank
@@ -137,7 +137,7 @@ def _spread(model: str, options: dict[str, Any], sharding: Sharding) -> tuple[An
     """Load a model of which each rank reads only its own part of the weights."""
     import torch
 
-    from mismatch_cli.models.sharding import add_plan, prepared
+    from mismatch_cli.models.sharding import add_plan, prepare_for_passes
 
     config, dtype = load_config(model), options["dtype"]
     computes = config.dtype if dtype == "auto" else getattr(torch, dtype)
@@ -148,7 +148,7 @@ def _spread(model: str, options: dict[str, Any], sharding: Sharding) -> tuple[An
     add_plan(config, model)
     with sharding.policy(computes):
         loaded, info = _from_pretrained(model, options | sharding.options(config, dtype))
-    return prepared(loaded, sharding, computes), info
+    return prepare_for_passes(loaded, sharding, computes), info
 
 
 @contextmanager
@@ -235,9 +235,9 @@ def round_weights(model: Any, dtype: str) -> list[tuple[torch.Tensor, torch.Tens
     """
     import torch
 
-    from mismatch_cli.models.sharding import local
+    from mismatch_cli.models.sharding import local_shard
 
-    parts = [local(weight.detach()) for weight in model.parameters()]
+    parts = [local_shard(weight.detach()) for weight in model.parameters()]
     kept = [(part, part.clone()) for part in parts]
     for part in parts:
         part.copy_(part.to(getattr(torch, dtype)))
@@ -316,7 +316,7 @@ def _local_config(model: str) -> dict[str, Any]:
     """A local model's config.json; empty if it cannot be read."""
     try:
         path = Path(model).expanduser() / "config.json"
-        config = parsed_json(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, RuntimeError, ValueError):  # RuntimeError: a home that does not exist
         return {}
     return config if isinstance(config, dict) else {}
@@ -353,7 +353,7 @@ def _in_cache(model: str) -> Path | None:
 
 def _names_code(path: Path) -> bool:
     try:
-        return _has_key(parsed_json(path.read_text(encoding="utf-8")), "auto_map")
+        return _has_key(parse_json(path.read_text(encoding="utf-8")), "auto_map")
     except (OSError, ValueError):
         return False  # whoever loads the model says what is wrong with the file
 
@@ -399,7 +399,7 @@ def _check_config(path: Path) -> None:
     for hours.
     """
     try:
-        config = parsed_json(path.read_text(encoding="utf-8"))
+        config = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise unreadable(
             path, error, "Save the model with save_pretrained.", "cannot be read ({})"

@@ -40,7 +40,7 @@ def positions_facts(config: Any) -> dict[str, int]:
     return {} if length is None else {_FACT: length}
 
 
-def rescaled(rollout: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
+def rescaling_warning(rollout: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
     """One sentence if the engine's context is so long that positions depend on the length; else
     empty.
     """

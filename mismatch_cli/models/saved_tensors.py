@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.base import custom_code
 from mismatch_cli.base.errors import MismatchError, first_line
-from mismatch_cli.base.text import parsed_json
+from mismatch_cli.base.text import parse_json
 from mismatch_cli.models.loading import check_model_folder, load_config
 from mismatch_cli.models.torch_settings import prepare_imports
 
@@ -46,7 +46,7 @@ class SavedTensors:
         )
 
 
-def names_in(path: Path) -> list[str]:
+def tensor_names(path: Path) -> list[str]:
     """The names of the tensors in one file."""
     return list(_mapped(path).keys())
 
@@ -66,7 +66,7 @@ def tied_names(model: str) -> dict[str, str]:
     return tied | {source: target for target, source in tied.items()}
 
 
-def own_names(model: str) -> frozenset[str]:
+def computed_names(model: str) -> frozenset[str]:
     """The tensors that transformers computes with, as its own model names them; a folder may
     hold others, and may fuse or split them.
     """
@@ -123,9 +123,9 @@ def _files_of(folder: Path) -> dict[str, Path]:
     """The file of each tensor: by the index if there is one, as transformers and vLLM do."""
     for index, single in ((INDEX, SINGLE), (_PICKLED_INDEX, _PICKLED)):
         if (folder / single).is_file():
-            return dict.fromkeys(names_in(folder / single), folder / single)
+            return dict.fromkeys(tensor_names(folder / single), folder / single)
         if (folder / index).is_file():
-            listed = parsed_json((folder / index).read_text(encoding="utf-8"))["weight_map"]
+            listed = parse_json((folder / index).read_text(encoding="utf-8"))["weight_map"]
             return {name: folder / file for name, file in listed.items()}
     raise MismatchError(
         f"{folder} contains neither {SINGLE} nor {INDEX}. Save the model with save_pretrained, "

@@ -127,7 +127,7 @@ def _numbered(path: str) -> str:
     return ".".join("*" if part.isdecimal() else part for part in path.split("."))
 
 
-def prepared(model: Any, sharding: Sharding, dtype: torch.dtype) -> Any:
+def prepare_for_passes(model: Any, sharding: Sharding, dtype: torch.dtype) -> Any:
     """Make a spread model ready for passes; trained weights are rounded to the dtype that
     computes.
     """
@@ -188,7 +188,7 @@ def pass_through(model: Any, inputs: Mapping[str, Tensor], look: Look[R]) -> R:
         decoded = model.get_decoder()(**inputs, use_cache=False)
         return look(decoded.last_hidden_state, head.weight, getattr(head, "bias", None))
     found: R = model.pass_through(inputs, look)
-    give_back(model)
+    free_gathered_weights(model)
     return found
 
 
@@ -199,7 +199,7 @@ def without_gradients(model: Any) -> Any:
     return torch.no_grad() if is_spread(model) else torch.inference_mode()
 
 
-def give_back(model: Any) -> None:
+def free_gathered_weights(model: Any) -> None:
     """Free weights that a pass without gradients left gathered."""
     # FSDP2 frees the full weights in backward, which such a pass does not have.
     # The next pass would compute with them, though the optimiser has changed its parts since.
@@ -220,14 +220,14 @@ def whole(weight: Tensor) -> Tensor:
     return weight.full_tensor().detach() if isinstance(weight, DTensor) else weight
 
 
-def local(weight: Tensor) -> Tensor:
+def local_shard(weight: Tensor) -> Tensor:
     """This rank's part of a weight."""
     from torch.distributed.tensor import DTensor
 
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
-def like(weight: Tensor, part: Tensor) -> Tensor:
+def shard_like(weight: Tensor, part: Tensor) -> Tensor:
     """This rank's part as a tensor that is spread like a weight."""
     from torch.distributed.tensor import DTensor
 
@@ -241,7 +241,7 @@ def like(weight: Tensor, part: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def fill(weight: Tensor, full: Tensor) -> None:
+def fill_weight(weight: Tensor, full: Tensor) -> None:
     """Give a weight, spread or not, the values of a whole one."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -361,7 +361,7 @@ def saved_by_layer(model: Any, state: Mapping[str, Tensor]) -> Iterator[tuple[st
         yield from revert_weight_conversion(model, {name: state[name] for name in names}).items()
 
 
-def on_first(state: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
+def gather_on_first(state: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
     """The whole state in the first rank's main memory, gathered one weight at a time; empty on
     other ranks.
     """
@@ -373,7 +373,7 @@ def on_first(state: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
     return kept
 
 
-def padded(batches: Sequence[list[int]], world: World) -> list[list[int]]:
+def pad_for_all_ranks(batches: Sequence[list[int]], world: World) -> list[list[int]]:
     """The batches, padded with empty ones to the most that any rank has: all must communicate
     equally often.
     """

@@ -15,7 +15,7 @@ def weights_facts(config: Any) -> dict[str, str]:
     return {KEY: note[:_LONGEST]} if isinstance(note, str) and note else {}
 
 
-def noted(rollout: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
+def weights_sentence(rollout: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
     """One sentence for reports; empty if neither side has a note."""
     side = trainer if trainer.get(KEY) else rollout
     return f"The weights of {side['model']} are {side[KEY]}." if side.get(KEY) else ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from mismatch_cli.base.errors import UsageError, suggest
-from mismatch_cli.base.options import ADAPTER, DATA, own, part, setting
+from mismatch_cli.base.options import ADAPTER, DATA, override, setting, settings_group
 from mismatch_cli.base.places import BUNDLED_MODEL, bundled, is_bundled
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.base.values import Values, as_typed
@@ -34,19 +34,21 @@ if TYPE_CHECKING:
 EQUAL, NEWER = "equal", "newer"
 RESPONSES_PER_SHARD = 256
 _TOKENS_PER_SHARD = 2**20
-_OF_TRACE = own(None, show_default="as the trace says")
-_MODEL_ARGUMENT = own(argument=True, metavar=None)
+_OF_TRACE = override(None, show_default="as the trace says")
+_MODEL_ARGUMENT = override(argument=True, metavar=None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig(RecordingSettings):
     """Everything that decides what the engine samples."""
 
-    problems: PromptSettings = part(PromptSettings)
-    task: TaskSettings = part(TaskSettings)
-    sampler: SamplerSettings = part(SamplerSettings)
-    engine: RolloutSettings = part(RolloutSettings, without=["adapter"], model=_MODEL_ARGUMENT)
-    cpu: CpuSettings = part(CpuSettings)
+    problems: PromptSettings = settings_group(PromptSettings)
+    task: TaskSettings = settings_group(TaskSettings)
+    sampler: SamplerSettings = settings_group(SamplerSettings)
+    engine: RolloutSettings = settings_group(
+        RolloutSettings, without=["adapter"], model=_MODEL_ARGUMENT
+    )
+    cpu: CpuSettings = settings_group(CpuSettings)
 
     def __post_init__(self) -> None:
         from mismatch_cli.models.engines import engine_module
@@ -215,15 +217,15 @@ class KeptSettings:
 class ProbeConfig(RolloutConfig):
     """Everything that decides what is in the trace of a probe."""
 
-    engine: RolloutSettings = part(RolloutSettings, model=_MODEL_ARGUMENT)
-    scorer: ScorerSettings = part(
+    engine: RolloutSettings = settings_group(RolloutSettings, model=_MODEL_ARGUMENT)
+    scorer: ScorerSettings = settings_group(
         ScorerSettings,
-        model=own(help="Also score with these weights, to separate mismatch from staleness."),
+        model=override(help="Also score with these weights, to separate mismatch from staleness."),
     )
     adapter: str | None = of_trainer(
         None, "LoRA adapter for both sides: folder or hub name.", path=ADAPTER, metavar="ADAPTER"
     )
-    kept: KeptSettings = part(KeptSettings)
+    kept: KeptSettings = settings_group(KeptSettings)
 
     def __post_init__(self) -> None:
         if self.adapter and (self.engine.adapter or self.scorer.adapter):
@@ -297,9 +299,11 @@ class ChoiceSettings:
 class CurateConfig(RolloutConfig):
     """Everything that decides which problems `curate` keeps."""
 
-    problems: PromptSettings = part(PromptSettings, number=own(None, show_default="all"))
-    sampler: SamplerSettings = part(SamplerSettings, samples_per_prompt=own(40))
-    choice: ChoiceSettings = part(ChoiceSettings)
+    problems: PromptSettings = settings_group(
+        PromptSettings, number=override(None, show_default="all")
+    )
+    sampler: SamplerSettings = settings_group(SamplerSettings, samples_per_prompt=override(40))
+    choice: ChoiceSettings = settings_group(ChoiceSettings)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -325,12 +329,12 @@ class RescoreConfig(RecordingSettings):
         path=DATA,
         show_default="the bundled float32 trace",
     )
-    scorer: ScorerSettings = part(
+    scorer: ScorerSettings = settings_group(
         ScorerSettings,
-        model=own(lambda: str(bundled("model")), show_default="the trace's own"),
-        adapter=own(flag=True),
-        merge_adapter=own(flag=True),
-        attn=own(flag=True),
+        model=override(lambda: str(bundled("model")), show_default="the trace's own"),
+        adapter=override(flag=True),
+        merge_adapter=override(flag=True),
+        attn=override(flag=True),
     )
     weights: str = setting(
         EQUAL,
@@ -345,7 +349,7 @@ class RescoreConfig(RecordingSettings):
         "Keep the trace's trainer, which has later weights, and add log π at the weights that "
         "sampled.",
     )
-    sampler: Any = part(  # what the responses were sampled with
+    sampler: Any = settings_group(  # what the responses were sampled with
         SamplerSettings,
         "temperature",
         "top_p",
@@ -356,7 +360,7 @@ class RescoreConfig(RecordingSettings):
         top_k=_OF_TRACE,
         min_p=_OF_TRACE,
     )
-    cpu: CpuSettings = part(CpuSettings)
+    cpu: CpuSettings = settings_group(CpuSettings)
 
     def __post_init__(self) -> None:
         if self.weights not in (EQUAL, NEWER) and not self.weights.isdecimal():

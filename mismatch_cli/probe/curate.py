@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.base.options import replaced
+from mismatch_cli.base.options import replace_settings
 from mismatch_cli.metrics.population import Curation, accuracy_by_prompt
 from mismatch_cli.models.loading import load_tokenizer
 from mismatch_cli.models.torch_settings import prepare_imports, set_threads
@@ -107,7 +107,7 @@ def _sample(
         before = read_manifest(folder) if (folder / FILE_NAME).is_file() else {}
         if before.get("prompts", {}).get("digest") != digest_of(kept):
             remove_trace(folder)
-        held_out = replaced(config, samples_per_prompt=config.choice.held_out_samples)
+        held_out = replace_settings(config, samples_per_prompt=config.choice.held_out_samples)
         base = {
             name: value
             for name, value in manifest.items()

@@ -12,7 +12,7 @@ from typing import Any
 
 from mismatch_cli.base import custom_code
 from mismatch_cli.base.errors import UsageError
-from mismatch_cli.base.text import parsed_json
+from mismatch_cli.base.text import parse_json
 
 Test = Callable[[Any], bool]
 _LARGEST = 2**48
@@ -135,7 +135,7 @@ def parsed_arguments(items: Iterable[str]) -> dict[str, Any]:
                 f"The engine setting {item} would apply to one side only. Use {custom_code.FLAG}."
             )
         try:
-            arguments[key.replace("-", "_")] = parsed_json(value)
+            arguments[key.replace("-", "_")] = parse_json(value)
         except ValueError:
             arguments[key.replace("-", "_")] = value
     return arguments

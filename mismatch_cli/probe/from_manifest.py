@@ -28,7 +28,7 @@ from mismatch_cli.base.options import (
 )
 from mismatch_cli.base.places import BUNDLED_MODEL, bundled
 from mismatch_cli.base.sampling import SamplingSettings
-from mismatch_cli.base.values import line_of, toml
+from mismatch_cli.base.values import toml, toml_line
 from mismatch_cli.models.engines import engine_names
 from mismatch_cli.models.loading import not_only_data
 from mismatch_cli.models.torch_settings import DTYPES
@@ -68,7 +68,7 @@ def taken_from(
         elif setting.is_typed:
             words += _typed(setting, value)
         else:
-            lines.append(line_of(setting, value))
+            lines.append(toml_line(setting, value))
     if words or lines:
         raise must_be_typed(source, words, lines)
     return taken

@@ -29,7 +29,7 @@ from mismatch_cli.trace.manifest import (
     VOCABULARY,
     library_versions,
     promised_rows,
-    recorded,
+    shard_entries,
     write_manifest,
 )
 from mismatch_cli.trace.ownership import remove_results
@@ -160,7 +160,7 @@ class _Rescoring:
             "config": old.get("config", {}) | {"trainer": trainer_json(self.config)},
             **{name: side for name, side in sides.items() if side},
             "equal_weights": plan.equal_weights,
-            **recorded(dict(sorted(rows.items()))),
+            **shard_entries(dict(sorted(rows.items()))),
             "libraries": library_versions(),
             "rescored": {
                 "trace": str(self.source.folder),

@@ -27,9 +27,9 @@ from mismatch_cli.probe.full_divergence import Distributions
 from mismatch_cli.probe.tasks.grading import Grader, group_mean_advantages
 from mismatch_cli.probe.tasks.prompts import EncodedPrompts, Problem, encode_prompts
 from mismatch_cli.rules.batch import Rollout
-from mismatch_cli.trace.manifest import promised_rows, recorded, write_manifest
+from mismatch_cli.trace.manifest import promised_rows, shard_entries, write_manifest
 from mismatch_cli.trace.ownership import remove_results
-from mismatch_cli.trace.recording_folder import home_of
+from mismatch_cli.trace.recording_folder import final_folder
 from mismatch_cli.trace.shards import open_shard
 from mismatch_cli.trace.vocabulary import write_vocabulary
 from mismatch_cli.trace.writer import rows_to_table, shard_path, with_counts, write_shard
@@ -101,7 +101,7 @@ class Sampler:
             plan.path(folder): len(plan.problems) * config.sampler.samples_per_prompt
             for plan in plans
         }
-        promised = recorded({path.name: count for path, count in rows.items()})
+        promised = shard_entries({path.name: count for path, count in rows.items()})
         manifest = manifest | {"rollout": rollout, "prompts": prompts} | promised
         todo = [plan for plan in plans if not is_whole(plan.path(folder), rows[plan.path(folder)])]
         with self.ranks.first_before_others() as first:
@@ -190,7 +190,7 @@ def _load_engine(
         progress.say(
             f"Loading {config.engine.model} into the rollout engine ({config.engine.name})"
         )
-    log_file = home_of(run_folder) / "log" / f"{config.engine.name}{ranks.world.suffix}.log"
+    log_file = final_folder(run_folder) / "log" / f"{config.engine.name}{ranks.world.suffix}.log"
     settings = config.engine_settings(
         log_file=log_file, full=full, say=progress.say, world=ranks.world
     )

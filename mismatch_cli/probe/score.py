@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
-from mismatch_cli.models.attention import warning
+from mismatch_cli.models.attention import attention_warning
 from mismatch_cli.models.rank_shares import ALL_HERE, Ranks
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import ResponseScores, Trainer
@@ -76,7 +76,7 @@ def load_trainer(
         merge_adapter=settings.merge_adapter,
         replay_routes=settings.replay_routes,
     )
-    if warned := warning(trainer.describe()):
+    if warned := attention_warning(trainer.describe()):
         progress.say(warned)
     return trainer
 

@@ -17,7 +17,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mismatch_cli.base.child_python import command
+from mismatch_cli.base.child_python import python_command
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.processes import keeper
 
@@ -197,7 +197,7 @@ class Child:
 
     def _started(self, input_end: int, output_end: int) -> subprocess.Popen[bytes]:
         name = f"{self._function.__module__}:{self._function.__qualname__}"
-        program = command(keeper.__name__, str(self._grace), name, *self._arguments)
+        program = python_command(keeper.__name__, str(self._grace), name, *self._arguments)
         if self._log is None:
             return in_own_group(program, stdin=input_end, stdout=output_end)
         with self._log.open("ab") as log:

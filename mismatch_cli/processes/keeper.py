@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mismatch_cli.base import memory
-from mismatch_cli.processes.users_code import in_words, load_in_pool
+from mismatch_cli.processes.users_code import describe_error, load_in_pool
 
 Answer = Callable[[Any], Any]  # JSON in, JSON out
 _SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # prctl(2)
@@ -177,7 +177,7 @@ def _reply(answer: Answer, question: Any) -> str:
     except BaseException as error:  # SystemExit and KeyboardInterrupt like any other
         if os.getpid() != worker:
             raise
-        reply = json.dumps({"error": in_words(error)})
+        reply = json.dumps({"error": describe_error(error)})
     if os.getpid() != worker:
         os._exit(0)
     return reply

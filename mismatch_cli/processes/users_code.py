@@ -42,7 +42,7 @@ def load(where: str, given_as: str) -> UserFunction:
     try:
         function = getattr(_module(file), name, None)
     except BaseException as error:
-        raise MismatchError(f"{file} cannot be loaded ({in_words(error)}).") from error
+        raise MismatchError(f"{file} cannot be loaded ({describe_error(error)}).") from error
     if not callable(function):
         raise MismatchError(f"{file} has no function '{name}'. Give {given_as}.")
     signature = inspect.signature(function).parameters.values()
@@ -70,7 +70,7 @@ def _module(file: str) -> ModuleType:
     return module
 
 
-def in_words(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """A sentence of ours as it is; the type and the beginning of any other error."""
     if isinstance(error, MismatchError):
         return str(error)

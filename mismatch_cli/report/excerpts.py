@@ -14,7 +14,7 @@ import pyarrow as pa
 from mismatch_cli.base import numbers
 from mismatch_cli.metrics.clipping.overlap import DisputedToken
 from mismatch_cli.metrics.pairs import PAIR_COLUMNS, PAIRS, Pair
-from mismatch_cli.metrics.retained_rows import KeptResponse, KeptToken, Worst
+from mismatch_cli.metrics.retained_rows import RetainedResponse, RetainedToken, WorstRows
 from mismatch_cli.report.outline import Excerpt, Facts, TokenText
 from mismatch_cli.trace.columns import ALWAYS_READ, PROMPT_COLUMN
 from mismatch_cli.trace.reader import Trace, table_to_batch
@@ -49,7 +49,7 @@ class ResponsePlace(Protocol):
 class TitledToken:
     """A token to show under a title; `short` is that on a screen, empty if it is not on one."""
 
-    token: KeptToken | DisputedToken
+    token: RetainedToken | DisputedToken
     title: str
     short: str = ""
 
@@ -91,7 +91,7 @@ class _Response:
 
 
 def worst_excerpts(
-    traces: Sequence[Trace], pair: Pair, worst: Worst
+    traces: Sequence[Trace], pair: Pair, worst: WorstRows
 ) -> tuple[list[Excerpt], list[Excerpt]]:
     """The worst tokens (by |d|) and responses (by |Σd|), as excerpts."""
     tokens, responses = worst.abs_d, worst.responses
@@ -168,7 +168,7 @@ def _look_up(traces: Sequence[Trace], pair: Pair, wanted: set[Key]) -> dict[Key,
 
 
 def _token_excerpt(
-    row: KeptToken | DisputedToken, response: _Response, title: str = "", short: str = ""
+    row: RetainedToken | DisputedToken, response: _Response, title: str = "", short: str = ""
 ) -> Excerpt:
     position = row.position
     token = response.text(position)
@@ -211,7 +211,7 @@ def _around(response: _Response, position: int, d: float) -> tuple[TokenText, ..
     )
 
 
-def _response_excerpt(row: KeptResponse, response: _Response) -> Excerpt:
+def _response_excerpt(row: RetainedResponse, response: _Response) -> Excerpt:
     reward = response.reward
     facts: Facts = (
         ("Σ (log π − log μ)", numbers.number(row.d_sum)),

@@ -95,7 +95,7 @@ def _settings(explored: Exploration) -> str:
         return ""
     first, other = explored.runs
     changes = [
-        f"{row.setting} {numbers.setting(row.first)} → {numbers.setting(row.other)}"
+        f"{row.setting} {numbers.setting_text(row.first)} → {numbers.setting_text(row.other)}"
         for row in explored.settings
     ]
     words = ", ".join(changes[:_MOST_SETTINGS]) or "no recorded setting differs"

@@ -130,7 +130,7 @@ def figure_of(data: Drawable, name: str) -> Sheet:
     """
     plots = plots_of(data.STUDY)
     if name not in plots:
-        raise UsageError(registry.lacks(data.STUDY, "plot", name, plots))
+        raise UsageError(registry.lacks_name(data.STUDY, "plot", name, plots))
     if not plots[name].needs(data):
         raise lacking(data, name)
     return draw(plots[name], data, WIDE)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mismatch_cli.base.numbers import MISSING
-from mismatch_cli.base.places import shown
+from mismatch_cli.base.places import shorten_paths
 from mismatch_cli.base.text import for_html, visible
 from mismatch_cli.report.drawing.style import DARK, LIGHT
 from mismatch_cli.report.outline import SIGNS, Outline, Screen, Table, definition_anchor, status_of
@@ -112,7 +112,7 @@ def _rendered(template: str, **values: object) -> str:
         "tokens": _tokens,
         "folds": _folds,
         "heights": _heights,
-        "shown": shown,
+        "shown": shorten_paths,
         "status": status_of,
     }
     return environment.get_template(template).render(**values)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mismatch_cli import __version__
 from mismatch_cli.base import numbers
-from mismatch_cli.base.places import shown
+from mismatch_cli.base.places import shorten_paths
 from mismatch_cli.base.text import visible
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.report.preamble import subject_lines
@@ -27,7 +27,7 @@ For everything a limits file can contain: mismatch-cli guide gate"""
 
 def limits_file(found: FromRuns, runs: Mapping[str, MismatchResult], name: str) -> str:
     """The text of the file `name`; `runs` has the result of each folder."""
-    names = [str(shown(folder)) for folder in runs]
+    names = [str(shorten_paths(folder)) for folder in runs]
     comments = [
         f"Limits of `mismatch-cli gate RUN --limits {name}`, from "
         f"{numbers.things(len(runs), 'good run')}:"

@@ -47,7 +47,7 @@ class PictureFiles:
         names = tuple(dict.fromkeys(name.strip().lower() for name in listed.split(",") if name))
         for name in names:
             if name not in FORMATS:
-                raise UsageError(f"plots: {registry.unknown('format', name, FORMATS)}")
+                raise UsageError(f"plots: {registry.unknown_name('format', name, FORMATS)}")
         return cls(names, None if width is None else _inches(width))
 
     @property

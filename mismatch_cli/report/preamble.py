@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from mismatch_cli.base import numbers
 from mismatch_cli.base.errors import suggest
-from mismatch_cli.base.places import shown
+from mismatch_cli.base.places import shorten_paths
 from mismatch_cli.metrics.pair_summary import TokenTotals
 from mismatch_cli.models import weights_note
-from mismatch_cli.models.attention import warning
-from mismatch_cli.models.positions import rescaled
+from mismatch_cli.models.attention import attention_warning
+from mismatch_cli.models.positions import rescaling_warning
 from mismatch_cli.probe.tasks.answers import without_answer
 from mismatch_cli.report.outline import Facts
 from mismatch_cli.studies.study import imported_fact, notes_of
@@ -209,9 +209,9 @@ def left_out_of(about: About, counted: Iterable[tuple[int, str]] = ()) -> tuple[
     """
     sides = [side or {} for side in (about.rollout, about.trainer, about.recomputed)]
     rollout, trainer, _ = sides
-    notes = [*partial_notes(about), *map(warning, sides), *notes_of(about.source)]
-    notes.append(rescaled(rollout, trainer))
-    notes.append(weights_note.noted(rollout, trainer))
+    notes = [*partial_notes(about), *map(attention_warning, sides), *notes_of(about.source)]
+    notes.append(rescaling_warning(rollout, trainer))
+    notes.append(weights_note.weights_sentence(rollout, trainer))
     notes.append(_skipped(about.prompt_facts.skipped if about.prompt_facts else ()))
     notes += [f"{numbers.counted(count, text)}." for count, text in counted if count]
     if about.grading_timeouts:
@@ -260,4 +260,4 @@ def _facts(settings: Mapping[str, Any]) -> Facts:
 
 def command_line(command: str, runs: Sequence[Path], *flags: str) -> str:
     """The command that shows this report again; `runs` are the traces as the user types them."""
-    return suggest(command, *shown(list(runs)), *shown(list(flags)))
+    return suggest(command, *shorten_paths(list(runs)), *shorten_paths(list(flags)))

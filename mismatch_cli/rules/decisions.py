@@ -2,7 +2,7 @@
 beyond a threshold.
 """
 
-from mismatch_cli.base.arrays import Array, filled, namespace
+from mismatch_cli.base.arrays import Array, fill_where, namespace
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.rules.trust_regions import Decision
 
@@ -53,7 +53,7 @@ def signed(divergence_T: Array, log_ratio_T: Array) -> Array:
     """
     # p − q underflows to 0 for rare tokens, where log p − log q still has the right sign.
     # With the sign of 0, the mask would block updates on the wrong side of the threshold.
-    return filled(
+    return fill_where(
         namespace(divergence_T).copysign(divergence_T, log_ratio_T), log_ratio_T == 0, 0.0
     )
 

@@ -23,13 +23,13 @@ import numpy as np
 
 from mismatch_cli.base.arrays import (
     Array,
-    at_least,
     blocks,
+    clamp_min,
     contiguous,
     copied,
-    filled,
+    fill_where,
     is_on_cpu,
-    mostly,
+    keep_or_compute,
     namespace,
     row_any,
     row_sums,
@@ -85,7 +85,10 @@ class SampledToken:
     def k3_T(self) -> Array:
         """φ(d), nats."""
         return _joined(
-            [mostly(block.small_T, block.series_T, _plain_phi, block.d_T) for block in self._blocks]
+            [
+                keep_or_compute(block.small_T, block.series_T, _plain_phi, block.d_T)
+                for block in self._blocks
+            ]
         )
 
 
@@ -106,7 +109,7 @@ def _joined(columns: Sequence[Array]) -> Array:
 
 
 @silent
-def sampled_token(logp_rollout_T: Array, logp_trainer_T: Array) -> SampledToken:
+def compare_sampled_token(logp_rollout_T: Array, logp_trainer_T: Array) -> SampledToken:
     """Two policies compared on {sampled token, all others}, without cancellation or overflow. DPPO
     eq. 13 and 14.
 
@@ -133,7 +136,7 @@ def _sampled_token(logp_rollout_T: Array, logp_trainer_T: Array) -> _Block:
         _phi_series(d_T),
         _not_nothing(logp_rollout_T),
     )
-    kl_T = mostly(small_T, mu_T * series_T, _plain_kl_term, mu_T, difference_T, d_T)
+    kl_T = keep_or_compute(small_T, mu_T * series_T, _plain_kl_term, mu_T, difference_T, d_T)
     kl_T += _kl_term(rest_mu_T, rest_pi_T - rest_mu_T, y_T)
     return _Block(difference_T, kl_T, rest_mu_T, rest_pi_T, d_T, y_T, small_T, series_T)
 
@@ -204,12 +207,12 @@ def _topk_divergences(
     alone_T = ~in_topk_T  # the sampled token is its own part
     if replace_last:
         topk_logp_rollout_TK = copied(topk_logp_rollout_TK)
-        topk_logp_rollout_TK[:, -1] = filled(topk_logp_rollout_TK[:, -1], alone_T, -inf)
+        topk_logp_rollout_TK[:, -1] = fill_where(topk_logp_rollout_TK[:, -1], alone_T, -inf)
     mu_TK, mu_T = xp.exp(topk_logp_rollout_TK), _not_nothing(logp_rollout_T) * alone_T
     d_TK = topk_logp_trainer_TK - topk_logp_rollout_TK
     if len(mu_TK) and not xp.min(mu_TK) > 0:
-        d_TK = filled(d_TK, mu_TK == 0, 0.0)
-    d_T = filled(logp_trainer_T - logp_rollout_T, in_topk_T, 0.0)
+        d_TK = fill_where(d_TK, mu_TK == 0, 0.0)
+    d_T = fill_where(logp_trainer_T - logp_rollout_T, in_topk_T, 0.0)
     change_TK = _difference(topk_logp_rollout_TK, topk_logp_trainer_TK, d_TK)
     change_T = _difference(logp_rollout_T, logp_trainer_T, d_T)
     others_change_T = -row_sums(change_TK) - change_T
@@ -225,7 +228,7 @@ def mass_beyond_topk(logp_T: Array, topk_p_TK: Array, in_topk_T: Array) -> Array
     """
     xp = namespace(logp_T)
     sampled_T = xp.exp(_wide(logp_T)) * ~in_topk_T
-    return at_least(1 - row_sums(topk_p_TK) - sampled_T, 0.0)
+    return clamp_min(1 - row_sums(topk_p_TK) - sampled_T, 0.0)
 
 
 @silent
@@ -245,7 +248,7 @@ def full_kl(logp_rollout_TV: Array, logp_trainer_TV: Array) -> Array:
     logp_rollout_TV, logp_trainer_TV = _wide(logp_rollout_TV), _wide(logp_trainer_TV)
     xp = namespace(logp_rollout_TV)
     outside_TV = logp_rollout_TV == -inf
-    d_TV = filled(logp_trainer_TV - logp_rollout_TV, outside_TV, 0.0)
+    d_TV = fill_where(logp_trainer_TV - logp_rollout_TV, outside_TV, 0.0)
     outside_mass_T = xp.sum(xp.exp(logp_trainer_TV) * outside_TV, axis=-1)
     return xp.sum(xp.exp(logp_rollout_TV) * phi(d_TV), axis=-1) + outside_mass_T
 
@@ -258,7 +261,7 @@ def phi(d: Array) -> Array:
     d = _wide(d)
     # exp(d) − 1 − d cancels for small d: at d = 1e-4, float32 gives three times the value.
     # The KL of nearly equal policies would be made of rounding errors, some of them negative.
-    return mostly(namespace(d).abs(d) < _SERIES_BELOW, _phi_series(d), _plain_phi, d)
+    return keep_or_compute(namespace(d).abs(d) < _SERIES_BELOW, _phi_series(d), _plain_phi, d)
 
 
 def _plain_phi(d: Array) -> Array:
@@ -281,7 +284,9 @@ def _kl_term(mu: Array, change: Array, d: Array) -> Array:
     """μ·φ(d) of one part of a partition, where `change` = π − μ = μ·(e^d − 1) is known."""
     series = _phi_series(d)
     series *= mu
-    return mostly(namespace(d).abs(d) < _SERIES_BELOW, series, _plain_kl_term, mu, change, d)
+    return keep_or_compute(
+        namespace(d).abs(d) < _SERIES_BELOW, series, _plain_kl_term, mu, change, d
+    )
 
 
 def _plain_kl_term(mu: Array, change: Array, d: Array) -> Array:
@@ -301,7 +306,7 @@ def _complement(logp_T: Array) -> Array:
     # 1 − exp(log p) cancels where p is nearly 1: at 1 − p = 1e-6, float32 is 5 % off.
     # Binary KL and TV would then be made of rounding errors for every confident token.
     rest_T = -xp.expm1(logp_T)
-    return filled(rest_T, rest_T <= 0, xp.finfo(rest_T.dtype).eps / 2)
+    return fill_where(rest_T, rest_T <= 0, xp.finfo(rest_T.dtype).eps / 2)
 
 
 def _log_ratio(mu_T: Array, pi_T: Array, change_T: Array) -> Array:
@@ -310,7 +315,7 @@ def _log_ratio(mu_T: Array, pi_T: Array, change_T: Array) -> Array:
     """
     xp = namespace(mu_T)
     x_T = change_T / mu_T
-    return mostly(x_T > -0.5, xp.log1p(x_T), _plain_log_ratio, mu_T, pi_T)
+    return keep_or_compute(x_T > -0.5, xp.log1p(x_T), _plain_log_ratio, mu_T, pi_T)
 
 
 def _plain_log_ratio(mu_T: Array, pi_T: Array) -> Array:
@@ -320,8 +325,8 @@ def _plain_log_ratio(mu_T: Array, pi_T: Array) -> Array:
 def _others_kl(mu_T: Array, change_T: Array) -> Array:
     xp = namespace(mu_T)
     resolution = 8 * float(xp.finfo(mu_T.dtype).eps)
-    pi_T = at_least(mu_T + change_T, resolution)
-    mu_T = at_least(mu_T, resolution)
+    pi_T = clamp_min(mu_T + change_T, resolution)
+    mu_T = clamp_min(mu_T, resolution)
     known_T = (mu_T > resolution) & (pi_T > resolution)
     change_T = xp.where(known_T, change_T, pi_T - mu_T)
     return _kl_term(mu_T, change_T, _log_ratio(mu_T, pi_T, change_T))
@@ -330,7 +335,7 @@ def _others_kl(mu_T: Array, change_T: Array) -> Array:
 def _not_nothing(logp_T: Array) -> Array:
     """p of a sampled token; a tiny value if it underflows, so that p·(−∞) is not NaN."""
     xp = namespace(logp_T)
-    return at_least(xp.exp(logp_T), float(xp.finfo(logp_T.dtype).smallest_normal))
+    return clamp_min(xp.exp(logp_T), float(xp.finfo(logp_T.dtype).smallest_normal))
 
 
 def _wide(x: Array) -> Array:

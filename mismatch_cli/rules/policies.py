@@ -12,7 +12,15 @@ from typing import Literal
 
 import numpy as np
 
-from mismatch_cli.base.arrays import Array, as_numpy, copied, filled, like, namespace, silent
+from mismatch_cli.base.arrays import (
+    Array,
+    as_numpy,
+    convert_like,
+    copied,
+    fill_where,
+    namespace,
+    silent,
+)
 from mismatch_cli.base.hashing import hash_keys
 from mismatch_cli.rules import divergences
 from mismatch_cli.rules.joint_batches import Batches, token_hashes
@@ -231,7 +239,9 @@ class Compared:
     @cached_property
     def reverse_binary_kl_T(self) -> Array:
         """Binary KL(p‖q), nats."""
-        return divergences.sampled_token(self.logp_current_T, self.logp_anchor_T).binary_kl_T
+        return divergences.compare_sampled_token(
+            self.logp_current_T, self.logp_anchor_T
+        ).binary_kl_T
 
     @property
     def rest_T(self) -> tuple[Array, Array]:
@@ -240,7 +250,7 @@ class Compared:
 
     @cached_property
     def _sampled(self) -> divergences.SampledToken:
-        return divergences.sampled_token(self.logp_anchor_T, self.logp_current_T)
+        return divergences.compare_sampled_token(self.logp_anchor_T, self.logp_current_T)
 
     def topk(self, k: int, replace_last: bool = False) -> tuple[Array, Array]:
         """TV and KL(q‖p) over the engine's first `k` ranks, the sampled token and all others:
@@ -273,7 +283,7 @@ class Compared:
         """A number from 0 to 1 per token, from a hash of its row key and position: the same for
         every caller.
         """
-        return like(self.logp_anchor_T, (self._hash_T() >> np.uint64(11)) * 2.0**-53)
+        return convert_like(self.logp_anchor_T, (self._hash_T() >> np.uint64(11)) * 2.0**-53)
 
     def level_log_ratio_T(self, level: Level) -> Array:
         """log of the ratio at a level, nats; sums over a response are float64."""
@@ -316,7 +326,9 @@ def _apart(logp_current_T: Array, logp_anchor_T: Array) -> tuple[Array, Array]:
     neither_T = (logp_anchor_T == -inf) & (logp_current_T == -inf)
     if not namespace(neither_T).any(neither_T):
         return logp_current_T, logp_anchor_T
-    return filled(logp_current_T, neither_T, _NOTHING), filled(logp_anchor_T, neither_T, _NOTHING)
+    return fill_where(logp_current_T, neither_T, _NOTHING), fill_where(
+        logp_anchor_T, neither_T, _NOTHING
+    )
 
 
 _NOTHING = -1000.0  # nats; also in float64 the exponential is 0

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from mismatch_cli.base.arrays import (
     Array,
-    at_least,
+    clamp_min,
     namespace,
     response_extremes,
     response_sums,
@@ -51,7 +51,7 @@ class ResponseLayout:
 
     def mean(self, x_T: Array) -> Array:
         """The mean over each response, float64; 0 for an empty one."""
-        return self.sum(x_T) / at_least(self.length_S, 1)
+        return self.sum(x_T) / clamp_min(self.length_S, 1)
 
     def largest(self, x_T: Array) -> Array:
         """The maximum over each response; 0 for an empty one."""
@@ -65,11 +65,11 @@ class ResponseLayout:
         """The quantile of each response, with linear interpolation; 0 for an empty one."""
         xp = namespace(x_T)
         sorted_T = sorted_within(x_T, self.response_T)
-        place_S = share * xp.astype(at_least(self.length_S - 1, 0), xp.float64)
+        place_S = share * xp.astype(clamp_min(self.length_S - 1, 0), xp.float64)
         below_S = xp.astype(xp.floor(place_S), xp.int64)
         if not len(sorted_T):
             return 0 * place_S
-        last_S = at_least(self.offset_S1[1:] - 1, 0)
+        last_S = clamp_min(self.offset_S1[1:] - 1, 0)
         low_T, high_T = (
             sorted_T[xp.minimum(self.offset_S1[:-1] + below_S + more, last_S)] for more in (0, 1)
         )

@@ -15,19 +15,19 @@ from typing import ClassVar
 import numpy as np
 
 from mismatch_cli.base.errors import MismatchError, UsageError
-from mismatch_cli.base.places import shown
+from mismatch_cli.base.places import shorten_paths
 from mismatch_cli.metrics.clipping.blocked_rows import AlgorithmRow
 from mismatch_cli.metrics.clipping.breakdown import JUDGED_ROW
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
-from mismatch_cli.metrics.clipping.masked_slice import Needs, gather
+from mismatch_cli.metrics.clipping.masked_slice import Needs, add_to_first_pass
 from mismatch_cli.metrics.clipping.token_table import BlockedToken, TokensBySign
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.processes.workers import ALONE, Workers
 from mismatch_cli.processes.workers.portions import Portion
-from mismatch_cli.processes.workers.reading import read_through
+from mismatch_cli.processes.workers.reading import run_pass
 from mismatch_cli.rules.algorithms.algorithm import Algorithm, keep_T
-from mismatch_cli.rules.algorithms.first_pass import FirstPass, masks_of
-from mismatch_cli.rules.algorithms.parts import Mask, Rule
+from mismatch_cli.rules.algorithms.first_pass import FirstPass, batch_masks_of
+from mismatch_cli.rules.algorithms.masks_and_factors import Mask, Rule
 from mismatch_cli.rules.joint_batches import BatchValues
 from mismatch_cli.rules.policies import Policies
 from mismatch_cli.studies.algorithm_support import PAPER, Support
@@ -158,8 +158,8 @@ class ClippingAnalysis(Study):
         )
         skipped = self.support.skipped.items()
         return ClippingResult(
-            traces=shown([str(trace.folder) for trace in self.traces]),
-            arguments=shown(list(self.arguments)),
+            traces=shorten_paths([str(trace.folder) for trace in self.traces]),
+            arguments=shorten_paths(list(self.arguments)),
             compared=[algorithm.name for algorithm in self.compared],
             about=About.of(self.traces, self.summary.lacking.get("logp_trainer", 0)),
             has=self.support.has,
@@ -235,9 +235,9 @@ def analyse_clipping(
             raise UsageError(
                 f"{algorithm.name} cannot be compared: {support.skipped[algorithm.name]}"
             )
-    found = first_pass(traces, support, workers)
+    found = collect_first_pass(traces, support, workers)
     question = Question(support.judged, support.needs, theory, found)
-    summary = read_through(traces, _Judging(question), workers, on_responses)
+    summary = run_pass(traces, _Judging(question), workers, on_responses)
     if summary.seen == sum(summary.lacking.values()):
         raise MismatchError(
             f"No response in {traces[0].folder} has every column that these algorithms need "
@@ -249,7 +249,7 @@ def analyse_clipping(
     return ClippingAnalysis(traces, support, summary, tuple(asked), tuple(arguments))
 
 
-def first_pass(
+def collect_first_pass(
     traces: Sequence[Trace], support: Support, workers: Workers = ALONE
 ) -> dict[Rule, BatchValues]:
     """What masks on whole batches find, on tokens with the columns they need; reads nothing
@@ -257,7 +257,7 @@ def first_pass(
     """
     asked = [algorithm for algorithm in support.judged if algorithm.batch_masks]
     return (
-        read_through(traces, _Collecting(masks_of(asked), Needs.of(asked)), workers).found()
+        run_pass(traces, _Collecting(batch_masks_of(asked), Needs.of(asked)), workers).found()
         if asked
         else {}
     )
@@ -288,8 +288,8 @@ class _Collecting:
 
     def read(self, found: FirstPass, portion: Portion, groups: Iterator[RowGroup]) -> None:
         for group in groups:
-            if not self.needs.missing_in(group.batch):
-                gather(found, group.batch, self.needs, portion.trace)
+            if not self.needs.first_missing_in(group.batch):
+                add_to_first_pass(found, group.batch, self.needs, portion.trace)
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class ClippingResult(ClippingNumbers, ClippingQuestion):
         return self.masks(row for row in self.in_order if row.blocked.is_above_0)
 
     @cached_property
-    def detailed(self) -> list[OneMask]:
+    def detailed_masks(self) -> list[OneMask]:
         """What is worth details: the masks of named algorithms, or of the compared pair."""
         if self.names_algorithms:
             return self.blocking_masks

@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from mismatch_cli.base.errors import MismatchError, UsageError
-from mismatch_cli.base.places import shown, shown_apart
+from mismatch_cli.base.places import shorten_apart, shorten_paths
 from mismatch_cli.metrics.differences import GAP, MetricDifference, SummaryEstimates, differences
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pair_summary import PairSummary
@@ -36,18 +36,18 @@ from mismatch_cli.studies.exploration.explored import Exploration
 from mismatch_cli.studies.exploration.two_runs import explore_two
 from mismatch_cli.studies.mismatch import COLUMNS, without_unknown
 from mismatch_cli.studies.pairing import (
-    OnCommonTokens,
-    OnTokens,
+    CommonTokenMask,
     Pairing,
     PartnerPass,
     Partners,
-    Recognised,
-    Recognising,
+    RecognisedResponses,
+    RecognitionPass,
+    SharedTokens,
     TraceResponses,
     common_tokens,
     compared_rows,
     pair_up,
-    rows_of,
+    take_rows,
 )
 from mismatch_cli.studies.settings_compared import NAMES, SettingDifference, settings_diff
 from mismatch_cli.studies.study import Study, name_of, who_is_compared
@@ -118,7 +118,7 @@ class TraceComparison:
     side: MeasuredTrace
     pairing: Pairing
     differences: dict[str, MetricDifference]
-    on_tokens: OnTokens | None  # if both hold the same responses
+    on_tokens: SharedTokens | None  # if both hold the same responses
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def analyse_comparison(
     """
     pair = _common_pair(traces, pair_name)
     with executor(workers, traces) as reader:
-        recognised = reader.reduced(reader.portions, lambda _: Recognising(pair), on_responses)
+        recognised = reader.reduced(reader.portions, lambda _: RecognitionPass(pair), on_responses)
         found = _ResponsesByTrace.of(traces, reader.portions, recognised)
         pairings = [pair_up(found.responses[0], other) for other in found.responses[1:]]
         kept = compared_rows(found.responses, pairings)
@@ -252,7 +252,7 @@ class _ResponsesByTrace:
 
     @classmethod
     def of(
-        cls, traces: Sequence[Trace], every: Sequence[Portion], recognised: Recognised
+        cls, traces: Sequence[Trace], every: Sequence[Portion], recognised: RecognisedResponses
     ) -> _ResponsesByTrace:
         """Sort what was recognised by trace; raises a `MismatchError` for a trace without scored
         tokens.
@@ -282,7 +282,7 @@ class _ComparedPass:
     pair: Pair
     kept_S: np.ndarray  # of the portion
     prompt_S: np.ndarray
-    on_common_tokens: OnCommonTokens
+    on_common_tokens: CommonTokenMask
     columns: ClassVar[Sequence[str]] = COLUMNS
 
     def begin(self, _portion: Portion) -> MismatchSummary:
@@ -293,7 +293,7 @@ class _ComparedPass:
         for group in groups:
             rows = np.flatnonzero(self.kept_S[first : first + group.table.num_rows])
             if len(rows):
-                batch = self.on_common_tokens(rows_of(group, rows), first + rows)
+                batch = self.on_common_tokens(take_rows(group, rows), first + rows)
                 found.update(replace(batch, prompt_id_S=self.prompt_S[first + rows]))
             first += group.table.num_rows
 
@@ -315,13 +315,13 @@ def _measuring(
         pair,
         kept[portion.trace][rows],
         found.responses[portion.trace].prompt_S[rows],
-        OnCommonTokens(pair, of_portion),
+        CommonTokenMask(pair, of_portion),
     )
 
 
 def _on_tokens(
     reader: Executor, pair: Pair, found: _ResponsesByTrace, partner_S: np.ndarray, other: Trace
-) -> OnTokens:
+) -> SharedTokens:
     partners, prompt_S = Partners.of(other, partner_S), found.responses[0].prompt_S
     rows = found.rows
     return reader.reduced(
@@ -380,7 +380,7 @@ def _trace(side: MeasuredTrace) -> ComparedTrace:
     return ComparedTrace(
         name=side.name,
         run=side.run,
-        folder=shown(str(side.trace.folder)),
+        folder=shorten_paths(str(side.trace.folder)),
         about=side.about,
         responses=len(side.responses),
         compared_responses=int(np.count_nonzero(side.kept_S)),
@@ -427,7 +427,7 @@ def _what_differs(answers: Mapping[str, bool | None]) -> Differs:
 
 def _apart(row: SettingDifference) -> SettingDifference:
     """The setting with values as they are shown."""
-    first, other = shown_apart(row.first, row.other)
+    first, other = shorten_apart(row.first, row.other)
     return replace(row, first=first, other=other)
 
 

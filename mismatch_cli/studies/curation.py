@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.metrics.estimate import SHARE, SIGNED, Estimate, interval, point
+from mismatch_cli.metrics.estimate import SHARE, SIGNED, Estimate, interval, point_estimate
 from mismatch_cli.metrics.population import Curation
 from mismatch_cli.studies.study import Study
 
@@ -154,7 +154,7 @@ def mean_over_problems(values: Sequence[float] | np.ndarray) -> Estimate:
     """A mean with its 95 % interval across problems."""
     value_N = np.asarray(values, dtype=np.float64)
     if len(value_N) < 2:
-        return point(float(value_N.mean()))
+        return point_estimate(float(value_N.mean()))
     mean = float(value_N.mean())
     without_N = (value_N.sum() - value_N) / (len(value_N) - 1)
     # Rewards of a user's own function can leave the unit interval

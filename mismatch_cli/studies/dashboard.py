@@ -21,11 +21,11 @@ from mismatch_cli.limits.assess import (
     assess,
     status,
 )
-from mismatch_cli.limits.expected import expected_gap, place_of
+from mismatch_cli.limits.expected import expected_gap, position_in_range
 from mismatch_cli.limits.manifest_sides import family, precision
 from mismatch_cli.limits.published import published
 from mismatch_cli.limits.reference import MeasuredRange, reference, usual_gap
-from mismatch_cli.limits.suspects import Suspect, suspects, unrecorded
+from mismatch_cli.limits.suspects import Suspect, suspects, unrecorded_suspects
 from mismatch_cli.metrics.estimate import (
     ABOVE_1,
     ABOVE_MINUS_1,
@@ -69,11 +69,15 @@ class QuotedNumber:
         """
         if framework == OWN or (not framework and is_own(name)):
             metric = own_metric(name)
-            _check(name, value, *bounds(metric))
+            _check(name, value, *metric_range(metric))
             return cls(OWN, metric.key, value, metric.formula, "mismatch", metric.key)
         logged = framework_metric(framework, name)
         line, key = logged.line, dialects.metric_of(logged.line)
-        _check(line.name, value, *(bounds(METRICS[key]) if key else _bounds_by_words(line.formula)))
+        _check(
+            line.name,
+            value,
+            *(metric_range(METRICS[key]) if key else _bounds_by_words(line.formula)),
+        )
         owner, note = logged.framework, logged.note
         return cls(owner, line.name, value, line.formula, line.pair, key, note)
 
@@ -117,7 +121,7 @@ class QuotedNumber:
             who=expected.who,
             low=expected.low,
             high=expected.high,
-            where=place_of(self.value, expected),
+            where=position_in_range(self.value, expected),
             source=usual_gap(about).source,
         )
 
@@ -128,7 +132,7 @@ class QuotedNumber:
         rows = [row for row in reference().usual if row.precision and not row.other]
         of_family = {row.precision: row for row in rows if row.family in ("", family(about))}
         return [
-            PrecisionRange(row.precision, row.low, row.high, place_of(self.value, row))
+            PrecisionRange(row.precision, row.low, row.high, position_in_range(self.value, row))
             for row in of_family.values()
         ]
 
@@ -275,7 +279,7 @@ class DashboardNumbers(Study):
         pair = next((each.pair for each in self.numbers if not each.is_of_the_update), None)
         if pair is None:
             return ()
-        return (*suspects(self.about, pair=pair), *unrecorded(self.about, pair))
+        return (*suspects(self.about, pair=pair), *unrecorded_suspects(self.about, pair))
 
     @property
     def lines_with_a_dtype(self) -> list[str]:
@@ -309,7 +313,7 @@ class ListedMetric:
     metric: str | None
 
 
-def listed(framework: str = "") -> list[ListedMetric]:
+def listed_metrics(framework: str = "") -> list[ListedMetric]:
     """Every known metric, of one framework or of all."""
     names = [framework] if framework else [OWN, *dialects.names()]
     return [metric for name in names for metric in _listed(name)]
@@ -325,7 +329,7 @@ def _listed(framework: str) -> list[ListedMetric]:
     ]
 
 
-def bounds(metric: Metric) -> tuple[float, float]:
+def metric_range(metric: Metric) -> tuple[float, float]:
     """The range of a metric."""
     if metric.scale in _BOUNDS:
         low, high = _BOUNDS[metric.scale]

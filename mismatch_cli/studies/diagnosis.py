@@ -9,7 +9,7 @@ import numpy as np
 
 from mismatch_cli.base import custom_code
 from mismatch_cli.base.errors import suggest
-from mismatch_cli.base.places import shown
+from mismatch_cli.base.places import shorten_paths
 from mismatch_cli.diagnosis.alignment import lag_scan
 from mismatch_cli.diagnosis.diagnose import Findings, diagnose, module
 from mismatch_cli.diagnosis.evidence import Evidence, EvidenceCollector, Finding, HashLimits
@@ -35,7 +35,7 @@ from mismatch_cli.studies.diagnosis_result import (
     SuspectRow,
     UnexplainedGap,
 )
-from mismatch_cli.studies.remedies import has_fixed_models, in_the_framework, without
+from mismatch_cli.studies.remedies import clauses_without, has_fixed_models, in_the_framework
 from mismatch_cli.studies.settings_compared import settings_diff
 from mismatch_cli.studies.study import Study, check_poolable, name_of, subject_of
 from mismatch_cli.studies.unusable import refuse_unmeasured
@@ -154,9 +154,9 @@ class DiagnosisAnalysis(Study):
         """What to change, without what was typed; then in the words of the trace's framework."""
         check, typed = module(finding.check), self.typed_models[::2]
         advice = finding.change or check.CHANGE
-        fitting = without(advice, typed)
+        fitting = clauses_without(advice, typed)
         if finding.check == UNEXPLAINED and not self.diagnosis.allowed_by_more:
-            fitting = without(fitting, [_GIVE_MORE])
+            fitting = clauses_without(fitting, [_GIVE_MORE])
         parts = [fitting]
         if self.earlier_model and "--earlier-model" in advice:
             stale = next(f for f in self.diagnosis.findings if f.check == "stale-weights")
@@ -182,7 +182,7 @@ class DiagnosisAnalysis(Study):
         first, left = diagnosis.first_cause, diagnosis.unexplained
         settings = [SuspectRow(**vars(suspect)) for suspect in self.suspects]
         return DiagnosisResult(
-            traces=shown([str(trace.folder) for trace in self.traces]),
+            traces=shorten_paths([str(trace.folder) for trace in self.traces]),
             about=About.of(self.traces, 0),
             pair=evidence.pair.name,
             responses=evidence.counts.responses,
@@ -286,7 +286,7 @@ class _Narrowing:
         )
 
 
-def gather(
+def gather_evidence(
     traces: Sequence[Trace],
     workers: Workers = ALONE,
     on_responses: Callable[[int], None] = lambda _: None,
@@ -324,7 +324,7 @@ class Preparation:
     ) -> Self:
         """Read traces that sample the same setup; the first rank reads them for all."""
         check_poolable(traces)
-        read = gather(traces, workers, on_responses) if ranks.world.first else None
+        read = gather_evidence(traces, workers, on_responses) if ranks.world.first else None
         # Read by the first rank
         return cls(traces, ranks.world.told(read), ranks)  # type: ignore[arg-type]
 
@@ -407,7 +407,7 @@ _SETTINGS = {
 }
 
 
-def faults(trace: Trace, trainer_model: str | None = None) -> list[dict[str, Any]]:
+def named_faults(trace: Trace, trainer_model: str | None = None) -> list[dict[str, Any]]:
     """The named faults of a trace, the one that explains most first, for a search of causes."""
     found = analyse_diagnosis([trace], trainer_model=trainer_model).diagnosis.faults
     return [_fault(finding) for finding in found if finding.check != UNEXPLAINED]

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Protocol
 
 from mismatch_cli.base import numbers
-from mismatch_cli.base.places import shown
+from mismatch_cli.base.places import shorten_paths
 from mismatch_cli.diagnosis.diagnose import Findings, diagnose
 from mismatch_cli.frameworks import dialects
 from mismatch_cli.limits.assess import LEADING
@@ -39,8 +39,8 @@ from mismatch_cli.limits.manifest_sides import family
 from mismatch_cli.limits.published import for_other_models
 from mismatch_cli.metrics.estimate import FEW_DECIDE, FLOOR_RESOLUTION
 from mismatch_cli.processes.workers import ALONE, Workers
-from mismatch_cli.studies.diagnosis import gather
-from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.studies.diagnosis import gather_evidence
+from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.studies.study import Study
 from mismatch_cli.trace.origin import Shortfall
 from mismatch_cli.trace.reader import Trace
@@ -123,8 +123,10 @@ class PooledMetrics:
         self, traces: Sequence[Trace], frameworks: Sequence[str], workers: Workers = ALONE
     ) -> None:
         self.traces = traces
-        self.result = analyse(traces, 0, workers).result
-        self.diagnosis = diagnose(gather(traces, workers)) if DIAGNOSIS in frameworks else None
+        self.result = analyse_mismatch(traces, 0, workers).result
+        self.diagnosis = (
+            diagnose(gather_evidence(traces, workers)) if DIAGNOSIS in frameworks else None
+        )
         dashboards = [name for name in frameworks if name != DIAGNOSIS]
         readings = dialects.readings(traces, dashboards, workers).by_framework if dashboards else {}
         self._readings = {
@@ -387,12 +389,12 @@ class GateAnalysis(Study):
             verdict=self.verdict,
             partial=self.partial,
             allow_partial=self.allow_partial,
-            checks=list(map(row_of, self.checks)),
+            checks=list(map(check_row, self.checks)),
         )
 
 
 def _folders(traces: Sequence[Trace]) -> list[str]:
-    folders: list[str] = shown([str(trace.folder) for trace in traces])
+    folders: list[str] = shorten_paths([str(trace.folder) for trace in traces])
     return folders
 
 
@@ -455,7 +457,7 @@ def source_text(check: Check) -> str:
     return "; ".join(filter(None, (check.limit.source, check.limit.why)))
 
 
-def row_of(check: Check) -> CheckRow:
+def check_row(check: Check) -> CheckRow:
     """A check as a row of the JSON."""
     limit, found = check.limit, check.found
     return CheckRow(

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from mismatch_cli.base.places import shown
+from mismatch_cli.base.places import shorten_paths
 from mismatch_cli.limits.assess import LEADING, Assessment, assess
 from mismatch_cli.limits.expected import Expected, expected_gap
 from mismatch_cli.limits.manifest_sides import temperatures_of
@@ -27,20 +27,20 @@ from mismatch_cli.metrics.own_scale import OwnScale
 from mismatch_cli.metrics.pair_summary import MetricEstimate, Noise, PairSummary
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.metrics.retained_rows import (
-    KeptResponse,
-    KeptToken,
+    RetainedResponse,
+    RetainedToken,
     ScatterSample,
-    Worst,
+    WorstRows,
     WorstTokens,
 )
 from mismatch_cli.metrics.route_flips import RouteFlips, RoutingSummary
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.processes.workers import ALONE, Workers
 from mismatch_cli.processes.workers.portions import Portion
-from mismatch_cli.processes.workers.reading import read_through
+from mismatch_cli.processes.workers.reading import run_pass
 from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.studies.algorithm_support import Support
-from mismatch_cli.studies.clipping import first_pass
+from mismatch_cli.studies.clipping import collect_first_pass
 from mismatch_cli.studies.exploration.explore import explore
 from mismatch_cli.studies.exploration.explored import Exploration
 from mismatch_cli.studies.study import (
@@ -123,7 +123,7 @@ class MismatchResult:
     routing: RoutingSummary | None
     lattice: Sequence[LatticeLine]
     expected: Expected
-    worst: Worst
+    worst: WorstRows
     verdict: Assessment
     suspects: Sequence[Suspect]
 
@@ -174,7 +174,7 @@ class MismatchAnalysis(Study):
         main = next(iter(pairs.values()))
         expected = self._expected(main.metrics[LEADING].value)
         return MismatchResult(
-            traces=shown([str(trace.folder) for trace in self.traces]),
+            traces=shorten_paths([str(trace.folder) for trace in self.traces]),
             about=about,
             pairs=pairs,
             floor=floor,
@@ -208,7 +208,7 @@ class MismatchAnalysis(Study):
         explored = partial(explore, self.traces, self.main_pair, on_responses=on_responses)
         if support is None:  # no algorithm can judge the trace, but it still has tokens
             return explored((), Needs(False, False, 0), {})
-        passed = first_pass(self.traces, support)
+        passed = collect_first_pass(self.traces, support)
         return explored(support.judged, support.needs, passed, support.judged)
 
     @property
@@ -282,7 +282,7 @@ class _MismatchPass:
             found.routing.update_responses(group.table, group.batch.prompt_id_S)
 
 
-def analyse(
+def analyse_mismatch(
     traces: Sequence[Trace],
     worst: int = WORST,
     workers: Workers = ALONE,
@@ -293,7 +293,7 @@ def analyse(
     """
     check_poolable(traces)
     asked = _MismatchPass(tuple(pairs_in(traces)), worst, temperatures_of(traces[0].manifest))
-    found = read_through(traces, asked, workers, on_responses)
+    found = run_pass(traces, asked, workers, on_responses)
     counts = [summary.exact.counts for summary in found.pairs.values()]
     refuse_unmeasured(
         traces,
@@ -313,11 +313,11 @@ def analyse(
     )
 
 
-def _worst(kept: Sequence[WorstTokens]) -> Worst:
+def _worst(kept: Sequence[WorstTokens]) -> WorstRows:
     """The worst of all traces."""
     by_trace = [worst.result(number) for number, worst in enumerate(kept)]
     most = kept[0].responses.capacity
-    return Worst(
+    return WorstRows(
         abs_d=_first(chain.from_iterable(worst.abs_d for worst in by_trace), _abs_d, most),
         abs_dp=_first(chain.from_iterable(worst.abs_dp for worst in by_trace), _abs_dp, most),
         responses=_first(chain.from_iterable(w.responses for w in by_trace), _abs_sum, most),
@@ -328,17 +328,17 @@ def _first(rows: Iterable[_Row], badness: Callable[[_Row], float], most: int) ->
     return sorted(rows, key=badness, reverse=True)[:most]
 
 
-def _abs_d(token: KeptToken) -> float:
+def _abs_d(token: RetainedToken) -> float:
     assert token.logp_current is not None  # out of support, it is only among the worst |Δp|
     return abs(token.logp_current - token.logp_reference)
 
 
-def _abs_dp(token: KeptToken) -> float:
+def _abs_dp(token: RetainedToken) -> float:
     logp = -inf if token.logp_current is None else token.logp_current
     return abs(exp(logp) - exp(token.logp_reference))
 
 
-def _abs_sum(response: KeptResponse) -> float:
+def _abs_sum(response: RetainedResponse) -> float:
     return abs(response.d_sum)
 
 

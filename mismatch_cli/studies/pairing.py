@@ -64,27 +64,29 @@ class TraceResponses:
 
 
 @dataclass
-class Recognised(Accumulator):
+class RecognisedResponses(Accumulator):
     """The responses of each trace by its number, in lists per portion and row group."""
 
     responses: dict[int, list[list[TraceResponses]]]
 
-    def merge(self, other: Recognised) -> None:
+    def merge(self, other: RecognisedResponses) -> None:
         for number, portions in other.responses.items():
             self.responses.setdefault(number, []).extend(portions)
 
 
 @dataclass(frozen=True)
-class Recognising:
+class RecognitionPass:
     """The pass that reads the responses of each portion, and where the pair was measured."""
 
     pair: Pair
     columns: ClassVar[Sequence[str]] = SCORED
 
-    def begin(self, portion: Portion) -> Recognised:
-        return Recognised({portion.trace: [[]]})
+    def begin(self, portion: Portion) -> RecognisedResponses:
+        return RecognisedResponses({portion.trace: [[]]})
 
-    def read(self, found: Recognised, portion: Portion, groups: Iterator[RowGroup]) -> None:
+    def read(
+        self, found: RecognisedResponses, portion: Portion, groups: Iterator[RowGroup]
+    ) -> None:
         (of_portion,) = found.responses[portion.trace]
         of_portion += [_recognised(group, self.pair) for group in groups]
 
@@ -252,7 +254,7 @@ class TokenComparison:
 
 
 @dataclass
-class OnTokens(Accumulator):
+class SharedTokens(Accumulator):
     """The current policies of two traces compared, their references, and how often a clip decides
     differently.
 
@@ -329,7 +331,7 @@ class Partners:
 
 
 @dataclass(frozen=True)
-class OnCommonTokens:
+class CommonTokenMask:
     """Masks the tokens of a portion that one of the other traces did not measure."""
 
     pair: Pair
@@ -380,21 +382,21 @@ class PartnerPass:
     partners: Partners
     columns: ClassVar[Sequence[str]] = SCORED
 
-    def begin(self, _portion: Portion) -> OnTokens:
-        return OnTokens()
+    def begin(self, _portion: Portion) -> SharedTokens:
+        return SharedTokens()
 
-    def read(self, found: OnTokens, _portion: Portion, groups: Iterator[RowGroup]) -> None:
+    def read(self, found: SharedTokens, _portion: Portion, groups: Iterator[RowGroup]) -> None:
         first, partners_of = 0, _Fetch(self.partners)
         for group in groups:
             rows = np.flatnonzero(self.partners.group_S[first : first + group.table.num_rows] >= 0)
             if len(rows):
-                batch, partners = rows_of(group, rows), table_to_batch(partners_of(first + rows))
+                batch, partners = take_rows(group, rows), table_to_batch(partners_of(first + rows))
                 found.masked_in_one += int((batch.loss_mask_T != partners.loss_mask_T).sum())
                 found.update(_joined(batch, partners, self.pair, self.prompt_S[first + rows]))
             first += group.table.num_rows
 
 
-def rows_of(group: RowGroup, rows: np.ndarray) -> TokenBatch:
+def take_rows(group: RowGroup, rows: np.ndarray) -> TokenBatch:
     """Some rows of a row group, laid flat."""
     return (
         group.batch if len(rows) == group.table.num_rows else table_to_batch(group.table.take(rows))

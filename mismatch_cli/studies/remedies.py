@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from mismatch_cli.frameworks import dialects
-from mismatch_cli.limits.causes import in_framework
+from mismatch_cli.limits.causes import framework_remedy
 from mismatch_cli.trace.recorder_notes import RECORD
 
 # Whose models on record have the weights of every response; a run that trains has moved on
@@ -33,10 +33,10 @@ def has_fixed_models(manifest: Mapping[str, Any]) -> bool:
 
 def in_the_framework(check: str, manifest: Mapping[str, Any]) -> str:
     """What to set in the framework that made the trace; empty if that is not known."""
-    return in_framework(framework_of(manifest), check)
+    return framework_remedy(framework_of(manifest), check)
 
 
-def without(advice: str, typed: Collection[str]) -> str:
+def clauses_without(advice: str, typed: Collection[str]) -> str:
     """The clauses of an advice that name no flag that was typed; they are parted by semicolons."""
     clauses = advice.rstrip(".").split("; ")
     fitting = list(clauses)

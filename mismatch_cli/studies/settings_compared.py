@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mismatch_cli.base.errors import UsageError
-from mismatch_cli.limits.causes import CAUSES, leaves, place
+from mismatch_cli.limits.causes import CAUSES, cause_rank, settings_below
 
 NAMES = "ABCDEF"  # of the traces, one per distinguishable colour
 _SECTIONS = (
@@ -27,7 +27,7 @@ _HARMLESS = re.compile(
 )
 
 
-def check_number(traces: int) -> None:
+def check_trace_count(traces: int) -> None:
     """Raise a `UsageError` for more traces than colours can distinguish."""
     if traces > len(NAMES):
         raise UsageError(f"{traces} traces are too many: name at most {len(NAMES)}.")
@@ -88,13 +88,13 @@ def _settings(
     for section in sections:
         if section in manifest:
             known = section in other or not isinstance(manifest[section], Mapping)
-            for name, value in leaves(section, manifest[section] if known else "recorded"):
+            for name, value in settings_below(section, manifest[section] if known else "recorded"):
                 found.setdefault(name, value)
     return found
 
 
 def _row(name: str, first: Any, other: Any) -> SettingDifference:
-    if likely := place(name):
+    if likely := cause_rank(name):
         cause = CAUSES[likely - 1]
         return SettingDifference(name, first, other, likely, False, cause.why, cause.source)
     return SettingDifference(name, first, other, None, bool(_HARMLESS.fullmatch(name)), "", "")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.json_form import to_json
 from mismatch_cli.base.numbers import counted, things
-from mismatch_cli.base.places import is_bundled, shown
+from mismatch_cli.base.places import is_bundled, shorten_paths
 from mismatch_cli.trace.origin import Imported, side_of
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Study(ABC):
         return self
 
 
-def typed(traces: Sequence[Trace]) -> tuple[Path, ...]:
+def typed_names(traces: Sequence[Trace]) -> tuple[Path, ...]:
     """These traces as you type them: a name for each."""
     return tuple(map(name_of, traces))
 
@@ -71,10 +71,10 @@ def typed(traces: Sequence[Trace]) -> tuple[Path, ...]:
 def name_of(trace: Trace) -> Path:
     """A trace as you type it: its run's folder relative to here; a bundled one by name."""
     folder = trace.run_folder
-    return Path(folder.name) if is_bundled(folder) else from_here(folder)
+    return Path(folder.name) if is_bundled(folder) else relative_to_here(folder)
 
 
-def from_here(folder: Path) -> Path:
+def relative_to_here(folder: Path) -> Path:
     """A folder as you type it: relative to the working folder if it is below that."""
     working = Path.cwd()
     return folder.relative_to(working) if folder.is_relative_to(working) else folder
@@ -163,7 +163,7 @@ def who_is_compared(manifest: Mapping[str, Any]) -> str:
     sides = [
         side for side in map(side_of, (manifest.get("rollout"), manifest.get("trainer"))) if side
     ]
-    models = dict.fromkeys(shown(side.model) for side in sides if side.model)
+    models = dict.fromkeys(shorten_paths(side.model) for side in sides if side.model)
     programs = (" ".join(filter(None, (side.program, side.dtype, side.cache))) for side in sides)
     compared = " against ".join(models), " against ".join(filter(None, programs))
     return " · ".join(filter(None, compared))

@@ -18,7 +18,7 @@ from mismatch_cli.metrics.gaps import TokenGaps, token_gaps, turns_begin
 from mismatch_cli.metrics.pairs import PAIRS, Pair, pairs_in
 from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.studies.algorithm_support import Support
-from mismatch_cli.studies.clipping import columns_for, first_pass
+from mismatch_cli.studies.clipping import collect_first_pass, columns_for
 from mismatch_cli.trace.columns import COLUMNS, ROW_KEY, TOKEN_COLUMNS
 from mismatch_cli.trace.foreign_values import single
 from mismatch_cli.trace.reader import RowGroup, Trace
@@ -68,7 +68,7 @@ def _of_paper(traces: Sequence[Trace]) -> Question | None:
     support = Support.of_paper(traces)
     if support is None:
         return None
-    return Question(support.judged, support.needs, found=first_pass(traces, support))
+    return Question(support.judged, support.needs, found=collect_first_pass(traces, support))
 
 
 def blocked_tables(traces: Sequence[Trace], question: Question) -> Iterator[pa.Table]:
@@ -179,7 +179,7 @@ def _blocked(batch: TokenBatch, question: Question, trace: int) -> _Columns:
     judged = np.zeros((len(signs), batch.num_tokens), dtype=bool)
     slices = (
         ()
-        if needs.missing_in(batch)
+        if needs.first_missing_in(batch)
         else apply_masks(batch, needs, question.algorithms, question.found, trace)
     )
     for cases in slices:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from mismatch_cli.base.places import shown
+from mismatch_cli.base.places import shorten_paths
 from mismatch_cli.frameworks import dialects
 from mismatch_cli.frameworks.dialects import MetricReading, MetricReadings
 from mismatch_cli.processes.workers import ALONE, Workers
@@ -87,7 +87,7 @@ class Translation(Study):
     def result(self) -> TranslationResult:
         """What `report --as NAME --json` prints."""
         return TranslationResult(
-            traces=shown([str(trace.folder) for trace in self.traces]),
+            traces=shorten_paths([str(trace.folder) for trace in self.traces]),
             about=About.of(self.traces),
             out_of_support=self.readings.out_of_support,
             frameworks={

@@ -23,7 +23,7 @@ def refuse_unusable(traces: Sequence[Trace], measured: int, not_measured: int) -
     may show.
     """
     first = traces[0]
-    wrong = unusable(first) if not_measured >= max(1, _FEW * measured) else ""
+    wrong = unusable_columns(first) if not_measured >= max(1, _FEW * measured) else ""
     if wrong:
         raise MismatchError(f"{first.folder} cannot be measured. {wrong}")
 
@@ -38,7 +38,7 @@ def refuse_unmeasured(traces: Sequence[Trace], measured: int, not_measured: int)
         )
 
 
-def unusable(trace: Trace) -> str:
+def unusable_columns(trace: Trace) -> str:
     """What is wrong with the columns of log-probabilities that have no usable value, and what to
     do; empty if all have some.
     """

@@ -13,7 +13,7 @@ from typing import Any
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.json_form import beside_if_any, from_json, to_json
 from mismatch_cli.base.numbers import things
-from mismatch_cli.base.text import parsed_json
+from mismatch_cli.base.text import parse_json
 from mismatch_cli.limits.judge import Range, pair_for
 from mismatch_cli.limits.limit_sets import CheckRow, Limit, LimitSet
 from mismatch_cli.trace.training_folder import WATCH_FILE
@@ -63,7 +63,7 @@ def under_way_first(alarms: Iterable[Alarm]) -> list[Alarm]:
     return sorted(alarms, key=lambda alarm: alarm.over is not None)
 
 
-def counted(alarms: Sequence[Alarm]) -> str:
+def alarm_count(alarms: Sequence[Alarm]) -> str:
     """`3 alarms, 1 under way`."""
     under_way = sum(alarm.over is None for alarm in alarms)
     if not alarms or under_way == len(alarms):
@@ -165,7 +165,7 @@ def watch_state(folder: Path | None) -> WatchState | None:
     readable.
     """
     try:
-        content = parsed_json(((folder or Path()) / WATCH_FILE).read_text(encoding="utf-8"))
+        content = parse_json(((folder or Path()) / WATCH_FILE).read_text(encoding="utf-8"))
         sets = content["asked"]["limits"]
         limits = [
             from_json(SetLimit, {**limit, "limits": of["name"]})

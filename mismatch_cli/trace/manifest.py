@@ -16,13 +16,13 @@ from typing import Any
 
 from mismatch_cli.base import custom_code
 from mismatch_cli.base.errors import MismatchError, denied, suggest, unreadable
-from mismatch_cli.base.places import bundled_names, or_bundled
-from mismatch_cli.base.registry import meant
-from mismatch_cli.base.text import parsed_json
+from mismatch_cli.base.places import bundled_names, resolve_bundled
+from mismatch_cli.base.registry import did_you_mean
+from mismatch_cli.base.text import parse_json
 from mismatch_cli.trace.drafts import finish_exchanges
 from mismatch_cli.trace.files import write_atomically
-from mismatch_cli.trace.manifest_types import check_contents, damaged
-from mismatch_cli.trace.stores import StoreError, decoding, is_store, located
+from mismatch_cli.trace.manifest_types import check_contents, damaged_manifest
+from mismatch_cli.trace.stores import StoreError, decoding, is_store, local_or_store
 from mismatch_cli.trace.training_folder import WATCH_FILE, training_runs
 
 FILE_NAME = "manifest.json"
@@ -62,13 +62,13 @@ def trace_folder(path: Path) -> Path:
 
     The names of bundled traces work too, unless a file or folder has the name.
     """
-    path = or_bundled(located(path))
+    path = resolve_bundled(local_or_store(path))
     inner = path / "trace"
     if not is_store(path) and not any((folder / FILE_NAME).is_file() for folder in (inner, path)):
         for folder in (path, path.parent):  # a kill while a trace was replaced
             finish_exchanges(folder)
     if not path.exists():
-        raise missing(path)
+        raise no_such_run(path)
     folder = inner if (inner / FILE_NAME).is_file() else path
     manifest = read_manifest(folder)
     if not shards_in(folder):
@@ -76,13 +76,13 @@ def trace_folder(path: Path) -> Path:
     return folder
 
 
-def missing(path: Path) -> MismatchError:
+def no_such_run(path: Path) -> MismatchError:
     """The error for a run that does not exist; it suggests the nearest folder beside it, or
     bundled trace.
     """
     beside = [] if is_store(path) else [p.name for p in path.parent.glob("[!.]*") if p.is_dir()]
     bundled_ones = bundled_names() if path.parent == Path() else ()
-    hint = meant(path.name, {*beside, *bundled_ones}, cutoff=_NEAR_PATH)
+    hint = did_you_mean(path.name, {*beside, *bundled_ones}, cutoff=_NEAR_PATH)
     also = f", or a bundled trace: {', '.join(bundled_ones)}" if bundled_ones else ""
     return MismatchError(
         f"{path} does not exist. {hint}Name a run folder that `mismatch-cli` wrote{also}."
@@ -116,7 +116,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if not path.is_file():
             raise MismatchError(_no_manifest_in(folder))
         with decoding(path):
-            content = parsed_json(path.read_text(encoding="utf-8"))
+            content = parse_json(path.read_text(encoding="utf-8"))
     except StoreError:
         raise
     except (OSError, ValueError) as error:
@@ -128,7 +128,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         )
     version = content.get("format_version")
     if not isinstance(version, int):
-        raise damaged(path, "format_version", f"is {version!r}")
+        raise damaged_manifest(path, "format_version", f"is {version!r}")
     if version > FORMAT_VERSION:
         raise MismatchError(
             f"{folder} has trace format {version}, but this mismatch-cli reads up to "
@@ -299,7 +299,7 @@ def promised_rows(manifest: Mapping[str, Any]) -> dict[str, int | None] | None:
     return None
 
 
-def recorded(rows: Mapping[str, int | None]) -> dict[str, Any]:
+def shard_entries(rows: Mapping[str, int | None]) -> dict[str, Any]:
     """A manifest's entries about the shards of its trace, existing or still to come."""
     return {"shards": len(rows), "shard_rows": dict(rows)}
 

@@ -137,15 +137,15 @@ def check_contents(path: Path, content: dict[str, Any]) -> None:
         for key, check in checks.items():
             for name, value in _places(content, key.split(".")):
                 if not (check(value) or (nullable and value is None)):
-                    raise damaged(
+                    raise damaged_manifest(
                         path, name, f"is {shorten(brief(value), _SHOWN, placeholder=' …')}"
                     )
     for section, names in NEEDED.items():
         if section in content and (missing := set(names) - set(content[section])):
-            raise damaged(path, f"{section}.{min(missing)}", "is missing")
+            raise damaged_manifest(path, f"{section}.{min(missing)}", "is missing")
 
 
-def fits(key: str, value: Any) -> bool:
+def may_hold(key: str, value: Any) -> bool:
     """Whether a manifest may hold this value under this key, such as `rollout.version`."""
     check = REQUIRED.get(key) or OPTIONAL.get(key)
     return check is None or check(value) or (key in OPTIONAL and value is None)
@@ -168,7 +168,7 @@ def _places(content: Any, key: list[str]) -> Iterator[tuple[str, Any]]:
             yield f"{name}.{rest}".rstrip("."), value
 
 
-def damaged(path: Path, name: str, fault: str) -> MismatchError:
+def damaged_manifest(path: Path, name: str, fault: str) -> MismatchError:
     """The error for a manifest whose value under this name has this fault."""
     return MismatchError(
         f"{path} is damaged ({name} {fault}). Record the trace again, or restore the file."

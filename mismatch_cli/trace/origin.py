@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.base.json_form import from_json, left_out_if_none
-from mismatch_cli.base.places import shown
+from mismatch_cli.base.places import shorten_paths
 from mismatch_cli.trace.manifest import remedy
 from mismatch_cli.trace.recorder_notes import RECORD
 
@@ -198,7 +198,7 @@ _OF_MANIFEST = tuple(each.name for each in fields(About) if each.metadata)
 
 
 def _shown_parts(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: shown(manifest[name]) for name in _OF_MANIFEST if name in manifest}
+    return {name: shorten_paths(manifest[name]) for name in _OF_MANIFEST if name in manifest}
 
 
 def side_of(settings: Mapping[str, Any] | None) -> Side | None:
@@ -216,4 +216,4 @@ def _shortfall(trace: Trace) -> Shortfall:
     unscored = completeness.unscored > 0 and len(completeness.reasons) == 1
     advice = remedy(trace.folder, trace.manifest, unscored=unscored)
     content = {"trace": str(trace.folder), **completeness.to_json(), "remedy": advice}
-    return from_json(Shortfall, shown(content))
+    return from_json(Shortfall, shorten_paths(content))

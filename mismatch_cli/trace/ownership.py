@@ -12,7 +12,7 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 
 from mismatch_cli.base.errors import MismatchError, denied
-from mismatch_cli.base.text import parsed_json
+from mismatch_cli.base.text import parse_json
 from mismatch_cli.trace.drafts import UNFINISHED
 from mismatch_cli.trace.files import LOG_HEAD
 
@@ -37,7 +37,7 @@ _PROBLEM = {"problem", "answer", "row", "accuracy", "held_out_accuracy"}
 def format_of(folder: Path) -> str | None:
     """The format of our report in a folder, None without one."""
     try:
-        found = parsed_json((folder / "summary.json").read_text(encoding="utf-8")).get("format")
+        found = parse_json((folder / "summary.json").read_text(encoding="utf-8")).get("format")
     except (OSError, ValueError, AttributeError):
         return None
     return found if isinstance(found, str) and found.startswith(_FORMAT) else None
@@ -59,14 +59,14 @@ def is_own_file(path: Path, root: Path) -> bool:
     )
 
 
-def foreign_in(root: Path) -> str | None:
+def first_foreign(root: Path) -> str | None:
     """The path in the run folder of the first file or folder that is not ours; in `log/` only
     logs count.
     """
     return next((str(path.relative_to(root)) for path, ours in _walk(root) if not ours), None)
 
 
-def results_in(root: Path) -> str | None:
+def first_result(root: Path) -> str | None:
     """The first of our files that took work to make; a failed start leaves only a log or a trace
     without shards.
     """
@@ -80,7 +80,7 @@ def results_in(root: Path) -> str | None:
     )
 
 
-def results(root: Path) -> list[Path]:
+def result_files(root: Path) -> list[Path]:
     """Our files, except the lock and the log, which outlive a run; a `MismatchError` if there
     are others.
     """
@@ -191,7 +191,7 @@ def _has(mark: bytes) -> Callable[[Path], bool]:
 
 
 def _is_json(path: Path) -> bool:
-    return str(parsed_json(path.read_text(encoding="utf-8")).get("format")).startswith(_FORMAT)
+    return str(parse_json(path.read_text(encoding="utf-8")).get("format")).startswith(_FORMAT)
 
 
 def _is_of_trace(path: Path) -> bool:
@@ -222,7 +222,7 @@ def _is_metrics_table(path: Path) -> bool:
 
 def _first_record(path: Path) -> set[str]:
     with path.open(encoding="utf-8") as file:
-        return set(parsed_json(file.readline()))
+        return set(parse_json(file.readline()))
 
 
 _TRACE: dict[str, Callable[[Path], bool]] = {

@@ -41,7 +41,7 @@ from mismatch_cli.trace.manifest import (
     shards_in,
     trace_folder,
 )
-from mismatch_cli.trace.recorder_notes import manifest_of
+from mismatch_cli.trace.recorder_notes import manifest_with_notes
 from mismatch_cli.trace.routes import LAYER_COUNTS, MARGIN_BINS, MOST_LAYERS, NOT_MEASURED
 from mismatch_cli.trace.shards import DamagedShard, Footer, footer_of, open_shard, read_group
 from mismatch_cli.trace.stores import is_store
@@ -122,7 +122,7 @@ class Trace:
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        return manifest_of(self.folder)
+        return manifest_with_notes(self.folder)
 
     @property
     def completeness(self) -> Completeness:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.base.errors import MismatchError, unreadable
-from mismatch_cli.base.text import parsed_json
-from mismatch_cli.trace.manifest import read_manifest, recorded
+from mismatch_cli.base.text import parse_json
+from mismatch_cli.trace.manifest import read_manifest, shard_entries
 from mismatch_cli.trace.manifest_types import NEEDED, check_contents
 from mismatch_cli.trace.stores import StoreError
 
@@ -30,7 +30,7 @@ _COUNTS = (
 )
 
 
-def sections(facts: Mapping[str, Any]) -> dict[str, Any]:
+def manifest_sections(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The facts that a run states, in a manifest's form: `sampling` goes into `config`, and missing
     facts are None.
 
@@ -64,7 +64,7 @@ def rank_of(shard: Path) -> str:
     return found.group(1) if found else ""
 
 
-def manifest_of(folder: Path) -> dict[str, Any]:
+def manifest_with_notes(folder: Path) -> dict[str, Any]:
     """The manifest of any trace; for a recorded one, with the notes of its ranks."""
     manifest = read_manifest(folder)
     return (
@@ -79,7 +79,7 @@ def _notes(folder: Path) -> list[dict[str, Any]]:
 def read_note(path: Path) -> dict[str, Any]:
     """A rank's note; a `MismatchError` for a file that no recorder wrote."""
     try:
-        note = parsed_json(path.read_text(encoding="utf-8"))
+        note = parse_json(path.read_text(encoding="utf-8"))
         facts = note["shards"].values()
         counts = [note["rank"], *(shard[name] for shard in facts for name in _COUNTS)]
         counts += [*note["left_out"].values(), *note["noted"].values()]
@@ -111,7 +111,10 @@ def _of_ranks(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if growing:
         why = f"it is still being recorded, or the recorder was not closed (rank {growing})"
         return {"imported": found, "cut_short": why}
-    return {"imported": found, **recorded({name: facts["rows"] for name, facts in shards.items()})}
+    return {
+        "imported": found,
+        **shard_entries({name: facts["rows"] for name, facts in shards.items()}),
+    }
 
 
 def _known_by_all(facts: Iterable[Mapping[str, int]], name: str) -> dict[str, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mismatch_cli.trace.drafts import MARK, NEW, RUN, clear, finish_run, is_begun
 from mismatch_cli.trace.files import could_not_write, replacing_entries
-from mismatch_cli.trace.ownership import results
+from mismatch_cli.trace.ownership import result_files
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def replacing_when_complete(folder: Path) -> Iterator[Path]:
         clear(place)  # if nothing was recorded
 
 
-def begun_beside(folder: Path) -> Path | None:
+def begun_replacement(folder: Path) -> Path | None:
     """Where a run has begun that replaces the one in `folder`; None if there is none, or it is
     complete.
     """
@@ -35,14 +35,14 @@ def begun_beside(folder: Path) -> Path | None:
     return new if is_begun(new) else None
 
 
-def drop_begun(folder: Path) -> None:
+def drop_replacement(folder: Path) -> None:
     """Remove a run that has begun beside the one in `folder`."""
-    if begun := begun_beside(folder):
+    if begun := begun_replacement(folder):
         shutil.rmtree(begun)
         clear(folder / RUN)
 
 
-def home_of(work: Path) -> Path:
+def final_folder(work: Path) -> Path:
     """The folder of the run that is recorded in `work`; its log is there from the start."""
     return work.parent.parent if (work.parent.name, work.name) == (RUN, NEW) else work
 
@@ -51,10 +51,10 @@ def put_in_place(work: Path) -> Path:
     """Replace the older run by the complete one in `work`, if there is an older one; returns the
     run's folder.
     """
-    folder = home_of(work)
+    folder = final_folder(work)
     if folder != work:
         try:
-            finish_run(work.parent, results(folder))
+            finish_run(work.parent, result_files(folder))
         except OSError as error:
             raise could_not_write(folder, error) from error
     return folder
@@ -65,6 +65,6 @@ def replacing_run(folder: Path) -> Iterator[Path]:
     """Yield an empty folder; at the end its entries replace the run in `folder`, and one that
     has begun beside it.
     """
-    with replacing_entries(folder / "trace", lambda: results(folder)) as new:
+    with replacing_entries(folder / "trace", lambda: result_files(folder)) as new:
         yield new
-    drop_begun(folder)
+    drop_replacement(folder)

@@ -20,13 +20,13 @@ from mismatch_cli.trace.ownership import (
     LOG,
     PLOTS,
     REPORT,
-    foreign_in,
+    first_foreign,
+    first_result,
     format_of,
     is_own_file,
     not_a_run_folder,
-    results_in,
 )
-from mismatch_cli.trace.recording_folder import begun_beside
+from mismatch_cli.trace.recording_folder import begun_replacement
 
 _Key = tuple[int, int]  # of a file: device and inode
 _held: dict[_Key, int] = {}  # the locks that this process holds
@@ -38,7 +38,7 @@ def run_folder(
     folder: Path, *, resume: bool, force: bool, resumable: bool = True
 ) -> AbstractContextManager[None]:
     """Hold a folder to record into: a new one, or one of ours that may be replaced or resumed."""
-    return claimed(
+    return claim_folder(
         folder, lambda: check_run_folder(folder, replaced=resume or force, resumable=resumable)
     )
 
@@ -47,9 +47,9 @@ def check_run_folder(folder: Path, *, replaced: bool, resumable: bool = True) ->
     """A `MismatchError` for a folder with foreign files, or with an old run that may not be
     replaced.
     """
-    if foreign := foreign_in(folder):
+    if foreign := first_foreign(folder):
         raise not_a_run_folder(folder, foreign)
-    if not replaced and (results_in(folder) or begun_beside(folder)):
+    if not replaced and (first_result(folder) or begun_replacement(folder)):
         choices = "Continue it with --resume, replace" if resumable else "Replace"
         raise MismatchError(
             f"{folder} already exists. {choices} it with --force, or choose another --output."
@@ -70,7 +70,7 @@ def report_folder(
         check_report_folder(folder, {report_format}, force=force or own)
         _check_free(folder, LOCK, *REPORT, *files)
 
-    return claimed(folder, check)
+    return claim_folder(folder, check)
 
 
 def check_report_folder(
@@ -102,7 +102,7 @@ def picture_folder(folder: Path, *, force: bool) -> AbstractContextManager[None]
         check_report_folder(folder, force=force)
         _check_free(folder, LOCK, PLOTS)
 
-    return claimed(folder, check)
+    return claim_folder(folder, check)
 
 
 def training_folder(
@@ -141,7 +141,7 @@ def training_folder(
                     )
         _check_free(folder, *REPORT, LOG, LOCK, "metrics.parquet")
 
-    return claimed(folder, check)
+    return claim_folder(folder, check)
 
 
 def folder_of_runs(folder: Path, report_format: str) -> AbstractContextManager[None]:
@@ -159,7 +159,7 @@ def folder_of_runs(folder: Path, report_format: str) -> AbstractContextManager[N
                 )
         _check_free(folder, LOCK, *REPORT)
 
-    return claimed(folder, check)
+    return claim_folder(folder, check)
 
 
 def check_file(path: Path, force: bool) -> None:
@@ -214,7 +214,7 @@ def _is_passing(path: Path) -> bool:
 
 
 @contextmanager
-def claimed(folder: Path, check: Callable[[], None]) -> Iterator[None]:
+def claim_folder(folder: Path, check: Callable[[], None]) -> Iterator[None]:
     """Hold `folder` exclusively for the block; `check`, called before and after locking, raises
     where we may not write.
 

@@ -51,7 +51,7 @@ class Status(NamedTuple):
     st_mtime_ns: int  # 0: the store does not say
 
 
-def located(path: Path) -> Path:
+def local_or_store(path: Path) -> Path:
     """The path itself, or a `StorePath` for a URL that is not a local file."""
     if isinstance(path, StorePath):
         return path
@@ -68,7 +68,7 @@ def _named(scheme: str, key: str) -> StorePath:
     return StorePath(scheme, key)
 
 
-def forget() -> None:
+def list_folders_again() -> None:
     """List folders again from now on: a trace may have grown."""
     _named.cache_clear()
 
@@ -206,12 +206,12 @@ class StorePath:
         )
 
     def _ask(self, request: Callable[[FileSystem], Any]) -> Any:
-        with asking(self):
+        with blame_store(self):
             return request(self.file_system)
 
 
 @contextmanager
-def asking(path: object) -> Iterator[None]:
+def blame_store(path: object) -> Iterator[None]:
     """Turn a store's failure to answer into a `StoreError`; errors about local files stay as
     they are.
     """
@@ -235,7 +235,7 @@ def decoding(path: object) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if memory.exhausted(error):
+        if memory.is_out_of_memory(error):
             raise MemoryError(first_line(error)) from error
         if isinstance(error, OSError) and isinstance(path, StorePath):
             path.read_bytes()
@@ -257,7 +257,7 @@ def file_system(scheme: str, bucket: str) -> FileSystem:
             retry_strategy=retries,
             connect_timeout=_CONNECT,
             request_timeout=_ANSWER,
-            **of_bucket(bucket),
+            **bucket_location(bucket),
         )
     if scheme in _BUCKETS:
         return fs.GcsFileSystem(retry_time_limit=_AGAIN)
@@ -275,7 +275,7 @@ def file_system(scheme: str, bucket: str) -> FileSystem:
     return fs.PyFileSystem(fs.FSSpecHandler(found))
 
 
-def of_bucket(bucket: str) -> dict[str, str]:
+def bucket_location(bucket: str) -> dict[str, str]:
     """The location of an S3 bucket: your own endpoint, the configured region, or the one that
     Amazon reports.
     """

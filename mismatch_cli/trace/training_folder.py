@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.base.errors import unreadable
-from mismatch_cli.base.text import parsed_toml
+from mismatch_cli.base.text import parse_toml
 
 METRICS, CONFIG = "metrics.jsonl", "config.toml"
 WATCH_FILE = "watch.json"
@@ -26,7 +26,7 @@ def training_runs(folder: Path) -> list[Path]:
 def read_config(path: Path) -> dict[str, Any]:
     """The settings; a run without the file is still read, under the name of its folder."""
     try:
-        return parsed_toml(path.read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from mismatch_cli.train.swapped_weights import swapped
+from mismatch_cli.train.temporary_values import temporary_values
 
 
 class WeightAverage:
@@ -35,4 +35,4 @@ class WeightAverage:
         """Let the model compute with the average inside the block; then restore its own weights,
         to the bit.
         """
-        return swapped(self._weights, self.tensors)
+        return temporary_values(self._weights, self.tensors)

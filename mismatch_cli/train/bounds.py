@@ -22,11 +22,11 @@ from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.scoring.head import Head, RolloutRows, score_hidden
 from mismatch_cli.models.scoring.layout import micro_batches
 from mismatch_cli.models.scoring.requests import ScoreRequest
-from mismatch_cli.models.scoring.trainer import NOTHING, Trainer
-from mismatch_cli.models.sharding import padded, without_gradients
+from mismatch_cli.models.scoring.trainer import DUMMY_REQUEST, Trainer
+from mismatch_cli.models.sharding import pad_for_all_ranks, without_gradients
 from mismatch_cli.processes.ranks import World
 from mismatch_cli.rules.batch import Rollout
-from mismatch_cli.rules.divergences import sampled_in_topk, sampled_token, topk_divergences
+from mismatch_cli.rules.divergences import compare_sampled_token, sampled_in_topk, topk_divergences
 from mismatch_cli.rules.joint_batches import token_hashes
 from mismatch_cli.train.train_config import TrainConfig
 
@@ -70,8 +70,10 @@ def references(
     rows = list(at)
     requests = [ScoreRequest.of(rollouts[row]) for row in rows]
     by_row: dict[int, FullReference] = {}
-    for batch in padded(micro_batches(requests, config.scorer.token_budget, trainer.packed), world):
-        members = [requests[i] for i in batch] or [NOTHING]
+    for batch in pad_for_all_ranks(
+        micro_batches(requests, config.scorer.token_budget, trainer.packed), world
+    ):
+        members = [requests[i] for i in batch] or [DUMMY_REQUEST]
         places = [at[rows[i]] for i in batch]
         for i, reference in zip(batch, _read(trainer, sampling, members, places), strict=True):
             by_row[rows[i]] = reference
@@ -127,7 +129,7 @@ def compared(
     logp_UK = top_UK.values.numpy(), now.logp_at_ids_TK.cpu().numpy()
     in_top_U = sampled_in_topk(sampled_U, top_UK.indices.numpy())
     top_k_U, _ = topk_divergences(*logp_U, *logp_UK, in_top_U)
-    binary_U = np.abs(sampled_token(*logp_U).difference_T)
+    binary_U = np.abs(compare_sampled_token(*logp_U).difference_T)
     return np.stack([now.tv_full_T.cpu().numpy(), binary_U, top_k_U], axis=1).astype(np.float64)
 
 

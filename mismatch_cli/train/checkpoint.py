@@ -26,8 +26,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from mismatch_cli.base.errors import MismatchError, denied
-from mismatch_cli.base.text import parsed_json
-from mismatch_cli.models.sharding import fill, like, local
+from mismatch_cli.base.text import parse_json
+from mismatch_cli.models.sharding import fill_weight, local_shard, shard_like
 from mismatch_cli.processes.ranks import ALONE, World
 from mismatch_cli.trace.files import could_not_write, replacing_folder, write_atomically
 from mismatch_cli.trace.ownership import remove_results, remove_trace
@@ -52,7 +52,7 @@ def by_name(
     """Copies of this rank's parts of weights, under their names in a checkpoint."""
     named = {}
     for (name, weight), part in zip(weights.items(), parts, strict=True):
-        named[f"{prefix}.{name}"] = like(weight, part)
+        named[f"{prefix}.{name}"] = shard_like(weight, part)
     return named
 
 
@@ -65,7 +65,7 @@ def loaded(
     """This rank's parts of such copies, in CPU memory, once `load` has filled `room`."""
     named = by_name(prefix, weights, room)
     load(named)
-    return [local(tensor).to("cpu") for tensor in named.values()]
+    return [local_shard(tensor).to("cpu") for tensor in named.values()]
 
 
 def save_checkpoint(
@@ -160,7 +160,7 @@ def latest_checkpoint(run_folder: Path, world: World = ALONE) -> Checkpoint | No
         return _earlier(found[-1], damaged)
     folder = found[-1] / _TENSORS
     try:
-        facts = parsed_json((found[-1] / _STATE).read_text(encoding="utf-8"))
+        facts = parse_json((found[-1] / _STATE).read_text(encoding="utf-8"))
         sizes = {name: (folder / name).stat().st_size for name in facts["files"]}
     except PermissionError as error:
         raise denied(error.filename) from error
@@ -213,7 +213,7 @@ def _earlier(folder: Path, damaged: MismatchError) -> Checkpoint:
             wanted[name.partition(".")[0]].append(tensor)
         for kind, found in wanted.items():
             for tensor, saved in zip(found, kept[kind], strict=True):
-                fill(tensor, saved)
+                fill_weight(tensor, saved)
 
     facts = {
         "step": int(state["step"]),
@@ -284,6 +284,6 @@ def _checkpoints(run_folder: Path) -> list[Path]:
 def _step_of(line: str) -> float:
     """The step of a line; infinity for an unfinished line, which is always cut."""
     try:
-        return int(parsed_json(line)["step"])
+        return int(parse_json(line)["step"])
     except (ValueError, KeyError, TypeError):
         return float("inf")

@@ -15,7 +15,7 @@ from torch import Tensor
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.models.scoring.policy_gradient import LogpPass
 from mismatch_cli.rules.algorithms.algorithm import Algorithm, coefficient_T
-from mismatch_cli.rules.algorithms.parts import Rule
+from mismatch_cli.rules.algorithms.masks_and_factors import Rule
 from mismatch_cli.rules.batch import Rollout
 from mismatch_cli.rules.joint_batches import Batches, BatchValues, RowKey
 from mismatch_cli.rules.policies import Policies, TopKLogProbs

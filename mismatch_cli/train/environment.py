@@ -12,7 +12,7 @@ from math import isfinite
 from typing import Any, TypeVar
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.base.text import is_whole
+from mismatch_cli.base.text import is_encodable
 from mismatch_cli.probe.tasks.prompts import Problem
 from mismatch_cli.processes import users_code
 from mismatch_cli.processes.child import DIED, LATE, Child, Reply
@@ -191,7 +191,7 @@ class Environments:
 
     def _observation(self, reply: dict[str, Any], where: str) -> Observation:
         observation: Observation = reply["observation"]
-        if not is_whole(json.dumps(observation, ensure_ascii=False)):
+        if not is_encodable(json.dumps(observation, ensure_ascii=False)):
             raise self._failed(
                 "its observation holds half a character (a lone surrogate)",
                 f"Run it by itself {where}",

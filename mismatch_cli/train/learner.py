@@ -25,8 +25,8 @@ from mismatch_cli.models.scoring.policy_gradient import (
     policy_gradient_loss,
 )
 from mismatch_cli.models.scoring.requests import ScoreRequest
-from mismatch_cli.models.scoring.trainer import NOTHING, Trainer
-from mismatch_cli.models.sharding import is_spread, padded, sum_replicated, whole
+from mismatch_cli.models.scoring.trainer import DUMMY_REQUEST, Trainer
+from mismatch_cli.models.sharding import is_spread, pad_for_all_ranks, sum_replicated, whole
 from mismatch_cli.processes.ranks import ALONE, World
 from mismatch_cli.rules.algorithms.algorithm import Algorithm, reads_single_tokens
 from mismatch_cli.rules.algorithms.first_pass import FirstPass
@@ -184,7 +184,7 @@ class Learner:
             ]
             requests = [_request(samples[i]) for i in chosen]
             batches = micro_batches(requests, self._config.scorer.token_budget, self.trainer.packed)
-            for batch in padded(batches, self._world):
+            for batch in pad_for_all_ranks(batches, self._world):
                 places = [chosen[i] for i in batch]
                 yield _MicroBatch(learns, places, [samples[i] for i in places], scale_S[places])
 
@@ -281,7 +281,7 @@ class Learner:
         """A pass that adds 0, because other ranks have another micro-batch."""
         with torch.set_grad_enabled(learns):
             found = self.trainer.forward_pass(
-                [NOTHING],
+                [DUMMY_REQUEST],
                 lambda hidden_TH, ids_T, head: policy_gradient_loss(
                     hidden_TH,
                     head,
@@ -397,7 +397,7 @@ class _MicroBatch:
 
     @property
     def requests(self) -> list[ScoreRequest]:
-        return list(map(_request, self.samples)) or [NOTHING]
+        return list(map(_request, self.samples)) or [DUMMY_REQUEST]
 
 
 def _request(sample: LearnedResponse) -> ScoreRequest:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mismatch_cli.models.sharding import local
+from mismatch_cli.models.sharding import local_shard
 from mismatch_cli.train.checkpoint import by_name, loaded, trained_weights
-from mismatch_cli.train.swapped_weights import swapped
+from mismatch_cli.train.temporary_values import temporary_values
 
 
 class PastWeights:
@@ -47,7 +47,7 @@ class PastWeights:
         if not self._copies:
             yield
             return
-        with swapped(self._parts(), self._copies[min(self._copies)]):
+        with temporary_values(self._parts(), self._copies[min(self._copies)]):
             yield
 
     def tensors(self) -> dict[str, Tensor]:
@@ -69,4 +69,4 @@ class PastWeights:
 
     def _parts(self) -> list[Tensor]:
         """This rank's part of every trained weight."""
-        return [local(weight.detach()) for weight in self._weights.values()]
+        return [local_shard(weight.detach()) for weight in self._weights.values()]

@@ -17,35 +17,35 @@ import numpy as np
 from mismatch_cli.base.errors import MismatchError, suggest
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.adapters import MergedAdapter, save_adapter, start_lora, target_names
-from mismatch_cli.models.attention import warning
+from mismatch_cli.models.attention import attention_warning
 from mismatch_cli.models.engines import (
     Engine,
     Request,
-    can,
     create_engine,
+    engine_has,
     engine_module,
     sample_checked,
     sample_seed,
 )
 from mismatch_cli.models.loading import checkpoint_layers, load_causal_lm, load_tokenizer
-from mismatch_cli.models.positions import rescaled
+from mismatch_cli.models.positions import rescaling_warning
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import ResponseScores, Trainer
-from mismatch_cli.models.sharding import Sharding, is_spread, on_first, whole_state
+from mismatch_cli.models.sharding import Sharding, gather_on_first, is_spread, whole_state
 from mismatch_cli.models.torch_settings import set_threads
 from mismatch_cli.probe.tasks.answers import no_answers, without_answer
 from mismatch_cli.probe.tasks.grading import group_mean_advantages
 from mismatch_cli.probe.tasks.rewards import needs_answer
 from mismatch_cli.processes.ranks import ALONE, World
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.trace.files import (
     could_not_write,
     open_to_append,
     replacing_folder,
     write_atomically,
 )
-from mismatch_cli.trace.manifest import library_versions, recorded, write_manifest
+from mismatch_cli.trace.manifest import library_versions, shard_entries, write_manifest
 from mismatch_cli.trace.vocabulary import write_vocabulary
 from mismatch_cli.trace.writer import shard_path, write_shard
 from mismatch_cli.train.bounds import FullReference, references
@@ -102,7 +102,7 @@ class RunInProgress:
         # Responses so far that state an answer, and that end without one
         self._answers, self._warned_of_answers = (0, 0), False
         self._threads = set_threads(config.cpu.threads or None, config.engine.model)
-        algorithm = find(config.algorithm, training=True)
+        algorithm = parse_algorithm(config.algorithm, training=True)
         # An unknown name fails first
         response_scale(config.aggregation, np.ones(1), config.sampler.max_tokens)
         sentence = unpublished(algorithm, config.aggregation)
@@ -157,7 +157,9 @@ class RunInProgress:
         if scorer.gradient_checkpointing:
             checkpoint_layers(trainer.model)
         scored = trainer.describe()
-        for sentence in filter(None, (warning(scored), rescaled(self.engine.describe(), scored))):
+        for sentence in filter(
+            None, (attention_warning(scored), rescaling_warning(self.engine.describe(), scored))
+        ):
             self.say(sentence)
         self.lora = weights = None
         if config.lora.wanted:
@@ -188,7 +190,7 @@ class RunInProgress:
             exact=dtypes == ("float32", "float32", None) and not remote,
             token_budget=config.scorer.token_budget,
             dtype=dtype,
-            reads=can(config.engine.name, "OPEN") and dtype is not None,
+            reads=engine_has(config.engine.name, "OPEN") and dtype is not None,
             every=steps_between_checks(responses, config.epochs),
             weights=weights,
             world=self.world,
@@ -499,7 +501,7 @@ class RunInProgress:
             if self.lora is not None and self.world.first:
                 with replacing_folder(self.folder / "adapter") as temporary:
                     save_adapter(self.lora, temporary)
-            state = on_first(
+            state = gather_on_first(
                 whole_state(trained if self.lora is None else MergedAdapter(trained)), self.world
             )
             if not self.world.first:
@@ -520,7 +522,7 @@ class RunInProgress:
         path = shard_path(folder, 0)
         why = {"cut_short": cut_short} if cut_short else {}
         write_vocabulary(folder, self._tokenizer)
-        write_manifest(folder, self._manifest() | recorded({path.name: table.num_rows}) | why)
+        write_manifest(folder, self._manifest() | shard_entries({path.name: table.num_rows}) | why)
         write_shard(path, table)
         return folder
 

@@ -16,12 +16,12 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.hashing import hash_keys
 from mismatch_cli.frameworks.dialects import dashboard
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
-from mismatch_cli.metrics.clipping.masked_slice import Needs, gather
+from mismatch_cli.metrics.clipping.masked_slice import Needs, add_to_first_pass
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.route_flips import RouteFlips
 from mismatch_cli.metrics.summary import MismatchSummary
-from mismatch_cli.metrics.update_table import of_step, updates_of_step
+from mismatch_cli.metrics.update_table import gap_record, update_record
 from mismatch_cli.models.scoring.trainer import ResponseScores
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.first_pass import FirstPass
@@ -274,7 +274,7 @@ def _groups(reward_GS: np.ndarray) -> dict[str, float]:
 
 def _pick(summary: MismatchSummary, estimates: Mapping[str, Estimate]) -> dict[str, float | None]:
     return (
-        of_step({key: found.value for key, found in estimates.items()})
+        gap_record({key: found.value for key, found in estimates.items()})
         if summary.exact.counts.tokens
         else {}
     )
@@ -285,7 +285,7 @@ def _blocked(batch: Any, algorithm: Algorithm) -> dict[str, float | None]:
     needs = Needs.of([algorithm])
     gathering = FirstPass(algorithm.batch_masks)
     if gathering.rules:
-        gather(gathering, batch, needs, 0)
+        add_to_first_pass(gathering, batch, needs, 0)
     summary = ClippingSummary(Question((algorithm,), needs, found=gathering.found()))
     summary.update(batch)
-    return updates_of_step(summary.result(blocked_tokens=0))
+    return update_record(summary.result(blocked_tokens=0))

@@ -17,9 +17,9 @@ from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.models.sharding import saved_state
 from mismatch_cli.processes.ranks import ALONE, World
-from mismatch_cli.train.as_sent import AsSent
 from mismatch_cli.train.checkpoint import by_name, loaded, trained_weights
 from mismatch_cli.train.coefficients import LearnedResponse
+from mismatch_cli.train.sent_weights import SentWeights
 
 _BEFORE = "before"  # how checkpoints call the weights of the last decision
 PROVEN, NEWER, UNDECIDABLE, UNCHECKED = "proven", "newer", "undecidable", "unchecked"
@@ -83,9 +83,9 @@ class WeightSync:
         self._engine, self._trainer, self._model = engine, trainer, weights or trainer.model
         self._exact, self._token_budget, self._world = exact, token_budget, world
         self._reads, self._every = reads, every
-        self._as_sent: AsSent | None = None
+        self._as_sent: SentWeights | None = None
         if dtype is not None and not exact:
-            self._as_sent = AsSent(trainer.model, dtype, adapter=weights is not None)
+            self._as_sent = SentWeights(trainer.model, dtype, adapter=weights is not None)
         # Without rounding and merging, the weights that score the first minibatch are those that
         # the engine got.
         self._same = weights is None and dtype == trainer.dtype

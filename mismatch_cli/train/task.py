@@ -15,7 +15,7 @@ from typing import Any
 
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.base.numbers import things
-from mismatch_cli.base.options import flat, settings_of
+from mismatch_cli.base.options import settings_of, values_by_key
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.engines import check_returns_routes, engine_module
 from mismatch_cli.models.loading import check_attention, check_model_folder, known_vocabulary
@@ -279,7 +279,7 @@ _OF_TURNS = ("max_turns", "turn_tokens", "environment_seconds", "environment_pro
 
 def _check_turns(config: TrainConfig) -> None:
     """Check what an environment needs, and what needs an environment."""
-    values = {} if config.turns.environment else flat(config.turns)
+    values = {} if config.turns.environment else values_by_key(config.turns)
     for each in settings_of(EnvironmentSettings):
         if each.key in _OF_TURNS and values.get(each.key, each.default) != each.default:
             raise UsageError(
@@ -339,9 +339,9 @@ def _check_algorithm(spec: str, config: TrainConfig) -> None:
     """Check the algorithm, and what it needs: a vocabulary of top-k size, a weight average,
     complete groups.
     """
-    from mismatch_cli.rules.algorithms.parse import find
+    from mismatch_cli.rules.algorithms.parse import parse_algorithm
 
-    algorithm, tokens = find(spec, training=True), known_vocabulary(config.engine.model)
+    algorithm, tokens = parse_algorithm(spec, training=True), known_vocabulary(config.engine.model)
     k = algorithm.needs_top_k
     if tokens is not None and k > tokens:
         raise UsageError(

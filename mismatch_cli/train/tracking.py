@@ -76,7 +76,7 @@ def asked(typed: Sequence[str] | None) -> list[str]:
     names = list(dict.fromkeys(name.strip() for each in typed or () for name in each.split(",")))
     for name in names:
         if name not in TRACKERS:
-            raise UsageError(registry.unknown("tracker", name, TRACKERS))
+            raise UsageError(registry.unknown_name("tracker", name, TRACKERS))
         require(name, f"--track {name}")
         if importlib.util.find_spec(name) is None:
             raise MismatchError(

@@ -18,15 +18,15 @@ from mismatch_cli.base.options import (
     FROM_0,
     SHARE,
     UP_TO_1,
-    flat,
-    own,
-    part,
+    override,
     setting,
+    settings_group,
     settings_of,
+    values_by_key,
 )
 from mismatch_cli.base.places import bundled
-from mismatch_cli.base.text import parsed_toml
-from mismatch_cli.base.values import Values, check_typed, line_of, read
+from mismatch_cli.base.text import parse_toml
+from mismatch_cli.base.values import Values, check_typed, read, toml_line
 from mismatch_cli.probe.settings import (
     CpuSettings,
     ProblemSettings,
@@ -46,7 +46,7 @@ EXPECTED = "expected"  # the only table of a preset: no setting
 _RETIRED = {"weight_transfer": "folder"}
 
 AGGREGATIONS = ("sequence-sum", "sequence-mean", "token-mean")
-_BFLOAT16 = own("bfloat16")
+_BFLOAT16 = override("bfloat16")
 
 of_problems, of_evaluation, of_training, of_records = (
     partial(setting, panel=title) for title in ("Problems", "Evaluation", "Training", "Records")
@@ -313,26 +313,26 @@ class TrainConfig:
         nothing=0,
         least=0,
     )
-    optimiser: OptimiserSettings = part(OptimiserSettings)
-    problems: DatasetSettings = part(DatasetSettings, panel="Problems")
-    task: TaskSettings = part(TaskSettings, panel="Problems")
-    turns: EnvironmentSettings = part(EnvironmentSettings)
-    sampler: SamplerSettings = part(
+    optimiser: OptimiserSettings = settings_group(OptimiserSettings)
+    problems: DatasetSettings = settings_group(DatasetSettings, panel="Problems")
+    task: TaskSettings = settings_group(TaskSettings, panel="Problems")
+    turns: EnvironmentSettings = settings_group(EnvironmentSettings)
+    sampler: SamplerSettings = settings_group(
         SamplerSettings,
         "samples_per_prompt",
         "max_tokens",
         "temperature",
         "seed",
-        samples_per_prompt=own(least=2, why=": a group of one response has no advantage"),
-        max_tokens=own(1024),
-        seed=own(least=None, most=None),
+        samples_per_prompt=override(least=2, why=": a group of one response has no advantage"),
+        max_tokens=override(1024),
+        seed=override(least=None, most=None),
     )
-    engine: SyncedEngineSettings = part(
+    engine: SyncedEngineSettings = settings_group(
         SyncedEngineSettings,
         without=("adapter", "eager", "prefix_caching", "max_model_len", "arguments"),
         dtype=_BFLOAT16,
     )
-    scorer: LearnerSettings = part(
+    scorer: LearnerSettings = settings_group(
         LearnerSettings,
         "attn",
         "replay_routes",
@@ -341,9 +341,9 @@ class TrainConfig:
         "cpu_offload",
         dtype=_BFLOAT16,
     )
-    lora: LoraSettings = part(LoraSettings)
-    cpu: CpuSettings = part(CpuSettings)
-    evaluation: EvaluationSettings = part(EvaluationSettings)
+    lora: LoraSettings = settings_group(LoraSettings)
+    cpu: CpuSettings = settings_group(CpuSettings)
+    evaluation: EvaluationSettings = settings_group(EvaluationSettings)
     trace_every: int | None = of_records(
         None, "Steps between traces for `clipstats`; 0 for none.", nothing=0, least=0
     )
@@ -365,8 +365,8 @@ class TrainConfig:
 
     def to_toml(self) -> str:
         """The file that is saved with a run, and that `--preset` reads."""
-        values = flat(self)
-        lines = [line_of(each, values[each.key]) for each in settings_of(TrainConfig)]
+        values = values_by_key(self)
+        lines = [toml_line(each, values[each.key]) for each in settings_of(TrainConfig)]
         return "".join(f"{line}\n" for line in lines)
 
 
@@ -379,7 +379,7 @@ def shown_defaults(preset: str) -> dict[str, str]:
     """The value of each setting in a preset as `--help` shows it: in words where the setting has
     some.
     """
-    values = flat(load_config(preset, {}))
+    values = values_by_key(load_config(preset, {}))
     shown = {}
     for each in settings_of(TrainConfig):
         value = values[each.key]
@@ -421,7 +421,7 @@ def changed_from(preset: str, config: TrainConfig) -> list[str]:
     """The settings in which a run departs from its preset, as they are typed; each run has an
     algorithm and a seed of its own.
     """
-    values, plain = flat(config), flat(load_config(preset, {}))
+    values, plain = values_by_key(config), values_by_key(load_config(preset, {}))
     return [
         each.flag
         for each in settings_of(TrainConfig)
@@ -432,7 +432,7 @@ def changed_from(preset: str, config: TrainConfig) -> list[str]:
 def parsed(text: str) -> TrainConfig:
     """The settings saved with a run, as `to_toml` spells them; a `UsageError` for anything else."""
     try:
-        content = parsed_toml(text)
+        content = parse_toml(text)
     except ValueError as error:
         raise UsageError(f"{FILE_NAME} is not valid TOML ({error}).") from error
     return read(TrainConfig, _without_retired(content), FILE_NAME).build(TrainConfig)
@@ -447,9 +447,9 @@ def _preset(preset: str) -> tuple[Path, dict[str, Any]]:
     if preset.endswith(".toml"):
         path = Path(preset)
     elif not path.is_file():
-        raise UsageError(registry.unknown("preset", preset, presets()))
+        raise UsageError(registry.unknown_name("preset", preset, presets()))
     try:
-        return path, parsed_toml(path.read_text(encoding="utf-8"))
+        return path, parse_toml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         advice = "Name a TOML file like the one that `train --show-config` prints."
         raise unreadable(path, error, advice, "cannot be read ({})") from error

@@ -16,7 +16,7 @@ from typing import Any
 from mismatch_cli.base.json_form import to_json
 from mismatch_cli.limits.judge import HOLDS, UNDECIDED
 from mismatch_cli.limits.limit_sets import CheckRow, LimitSet
-from mismatch_cli.studies.gate import Check, row_of
+from mismatch_cli.studies.gate import Check, check_row
 from mismatch_cli.studies.watch_state import Alarm, SetLimit
 
 EVERY = 25  # steps between two reminders: a few in a run of hundreds of steps
@@ -81,7 +81,7 @@ class Alarms:
         return [event for event in events if event is not None]
 
     def _change(self, step: int, check: Check) -> Event | None:
-        row = row_of(check)
+        row = check_row(check)
         alarm = self._newest.get(limit_of(row))
         if alarm is None or (alarm.over is not None and step >= alarm.over):
             return None if check.holds else self._begin(step, row)

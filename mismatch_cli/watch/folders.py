@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from mismatch_cli.base.errors import MismatchError, unreadable
-from mismatch_cli.base.registry import meant
-from mismatch_cli.base.text import parsed_json
+from mismatch_cli.base.registry import did_you_mean
+from mismatch_cli.base.text import parse_json
 from mismatch_cli.frameworks.importing import KINDS, PICKLES
 from mismatch_cli.trace.drafts import UNFINISHED
 from mismatch_cli.trace.ownership import LOCK
-from mismatch_cli.trace.run_folder import check_apart, claimed
+from mismatch_cli.trace.run_folder import check_apart, claim_folder
 from mismatch_cli.trace.training_folder import CONFIG, METRICS, WATCH_FILE
 
 FORMAT, VERSION = "mismatch-cli watch", 2
@@ -61,14 +61,14 @@ def awaited(run: Path) -> str:
         siblings = [path.name for path in run.absolute().parent.iterdir() if path.is_dir()]
     except OSError:  # a folder that may be entered but not listed
         siblings = []
-    return f"{run} does not exist yet: waiting for it. {meant(run.name, siblings)}".rstrip()
+    return f"{run} does not exist yet: waiting for it. {did_you_mean(run.name, siblings)}".rstrip()
 
 
 def watch_folder(folder: Path, run: Path) -> AbstractContextManager[None]:
     """Lock the folder for the state: a new one, or that of the same run; a `MismatchError` for
     any other.
     """
-    return claimed(folder, lambda: check_watch_folder(folder, run))
+    return claim_folder(folder, lambda: check_watch_folder(folder, run))
 
 
 def check_watch_folder(folder: Path, run: Path) -> None:
@@ -94,7 +94,7 @@ def state_in(folder: Path) -> dict[str, Any]:
     """The state as it was last saved; empty if the folder is new."""
     path = folder / WATCH_FILE
     try:
-        found = parsed_json(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

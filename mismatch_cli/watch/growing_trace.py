@@ -11,7 +11,7 @@ from typing import Any
 
 from mismatch_cli.trace.manifest import promised_rows, shards_in
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.trace.recorder_notes import NOTE, RECORD, manifest_of, rank_of, read_note
+from mismatch_cli.trace.recorder_notes import NOTE, RECORD, manifest_with_notes, rank_of, read_note
 from mismatch_cli.trace.shards import DamagedShard, footer_of, open_shard, read_group
 from mismatch_cli.watch.training_run import CompleteStep, changed
 
@@ -111,7 +111,7 @@ class GrowingTrace:
         self._folder, self._told, self._steps = folder, told, StepsOfShards()
         self._open: set[int] = set()  # steps not reported yet, or grown since
         self._limit = -inf
-        self.algorithm = str(manifest_of(folder).get("algorithm", ""))
+        self.algorithm = str(manifest_with_notes(folder).get("algorithm", ""))
 
     @property
     def newest(self) -> int | None:
@@ -139,7 +139,7 @@ class GrowingTrace:
     def look(self, *, final: bool) -> Iterator[CompleteStep]:
         """The steps completed since the last look; all existing ones if `final`."""
         # Before the shards: closed ranks have written all
-        manifest, notes = manifest_of(self._folder), self._notes()
+        manifest, notes = manifest_with_notes(self._folder), self._notes()
         self._open |= self._steps.add(self._folder)
         self._limit = (
             self._of_ranks(notes)

@@ -20,7 +20,7 @@ from mismatch_cli.app.curves import (
 from mismatch_cli.app.curves import most_important as fitting
 from mismatch_cli.base.numbers import number, things
 from mismatch_cli.base.text import visible
-from mismatch_cli.studies.watch_state import counted
+from mismatch_cli.studies.watch_state import alarm_count
 from mismatch_cli.watch.history import gap
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _progress(watcher: Watcher) -> list[str]:
     if newest is not None and newest != complete:
         found.append(f"step {newest} has begun")
     grew = duration(watcher.since_growth)
-    return [*found, f"grew {grew} ago", counted(watcher.alarms)]
+    return [*found, f"grew {grew} ago", alarm_count(watcher.alarms)]
 
 
 def _measures(history: History, algorithm: str) -> list[tuple[int, CurveLine]]:

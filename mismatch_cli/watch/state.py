@@ -15,7 +15,7 @@ from typing import Any
 
 from mismatch_cli.base.errors import MismatchError, first_line
 from mismatch_cli.base.json_form import from_json
-from mismatch_cli.base.text import parsed_json
+from mismatch_cli.base.text import parse_json
 from mismatch_cli.limits.limit_sets import Limit, LimitSet
 from mismatch_cli.studies.gate import Check
 from mismatch_cli.studies.watch_state import Alarm, SetLimit
@@ -125,7 +125,7 @@ class State:
         unread = Lines(self.folder / METRICS)
         while lines := unread.new():
             for line in lines:
-                record = dict(parsed_json(line))
+                record = dict(parse_json(line))
                 yield int(record["step"]), record
 
     def _check_lines(self) -> None:

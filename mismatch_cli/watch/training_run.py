@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.base.text import parsed_json
+from mismatch_cli.base.text import parse_json
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.training_folder import CONFIG, METRICS, read_config
 
@@ -92,7 +92,7 @@ class GrowingTraining:
 
     def _parsed(self, line: bytes) -> dict[str, Any]:
         try:
-            return dict(parsed_json(line))
+            return dict(parse_json(line))
         except (ValueError, TypeError) as error:
             raise MismatchError(
                 f"{self._lines.path} is damaged: a line is not a JSON object. Type the command "

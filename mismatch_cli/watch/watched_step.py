@@ -14,7 +14,7 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.limits.judge import pair_for
 from mismatch_cli.limits.limit_sets import Limit, LimitSet
 from mismatch_cli.metrics.estimate import Estimate
-from mismatch_cli.metrics.update_table import OF_STEP, PAIRS_OF_STEP, of_step, updates_of_step
+from mismatch_cli.metrics.update_table import OF_STEP, PAIRS_OF_STEP, gap_record, update_record
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.gate import (
@@ -81,7 +81,7 @@ class StepChecks:
         if self.algorithm is None:
             return {}
         try:
-            return updates_of_step(analyse_clipping(traces, [self.algorithm]).result)
+            return update_record(analyse_clipping(traces, [self.algorithm]).result)
         except MismatchError:
             return {}
 
@@ -125,7 +125,7 @@ def record_of(step: int, result: MismatchResult) -> dict[str, Any]:
         "tokens": counts.tokens,
         **{name: of_responses[key] for name, key in _RESPONSES.items()},
         **{
-            name: of_step(values[pair]) if pair in values else {}
+            name: gap_record(values[pair]) if pair in values else {}
             for pair, name in PAIRS_OF_STEP.items()
         },
     }

@@ -16,7 +16,7 @@ from mismatch_cli.base.errors import UsageError, quoted
 from mismatch_cli.base.registry import names_file
 from mismatch_cli.frameworks import dialects
 from mismatch_cli.limits.limit_sets import LimitSet
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.studies.watch_state import Alarm
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.training_folder import AS
@@ -134,7 +134,7 @@ class Watcher:
             self.source = Dump(run, asked.format, parts, self._told, say)
         baseline = [Trace.open(path) for path in asked.baseline]
         self._judge = StepChecks.of(
-            asked.sets, baseline, None if kind == "train" else find(self.algorithm)
+            asked.sets, baseline, None if kind == "train" else parse_algorithm(self.algorithm)
         )
         self.history = History()
         for step, record in self.state.lines():

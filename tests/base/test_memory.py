@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.base.memory import bounded, exhausted, room
+from mismatch_cli.base.memory import bounded, is_out_of_memory, room
 from tests.paths import ROOT
 
 
@@ -82,7 +82,7 @@ def test_no_limit_leaves_any_room():
     ],
 )
 def test_what_says_that_memory_is_exhausted(error):
-    assert exhausted(error) and not exhausted(RuntimeError("another thread"))
+    assert is_out_of_memory(error) and not is_out_of_memory(RuntimeError("another thread"))
 
 
 def test_a_small_limit_of_the_user_is_not_blamed_on_the_file(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mismatch_cli.app.cli import run
-from mismatch_cli.base.places import bundled, shown, shown_apart
+from mismatch_cli.base.places import bundled, shorten_apart, shorten_paths
 from tests import pictures
 from tests.folders import contents, write_files
 from tests.paths import PACKAGE
@@ -20,18 +20,23 @@ FLOAT32 = bundled("traces") / "float32"
 
 def test_paths_are_shown_from_here_or_by_their_last_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert shown(str(tmp_path / "runs" / "a")) == "runs/a" and shown("runs/a") == "runs/a"
     assert (
-        shown("/home/alice/models/my model") == "…/my model"
-        and shown("/data/run/trace") == "…/run/trace"
+        shorten_paths(str(tmp_path / "runs" / "a")) == "runs/a"
+        and shorten_paths("runs/a") == "runs/a"
     )
-    assert shown({"a": ["/x/y/z", 3, None], "Qwen/Qwen3": "owner/name"}) == {
+    assert (
+        shorten_paths("/home/alice/models/my model") == "…/my model"
+        and shorten_paths("/data/run/trace") == "…/run/trace"
+    )
+    assert shorten_paths({"a": ["/x/y/z", 3, None], "Qwen/Qwen3": "owner/name"}) == {
         "a": ["…/z", 3, None],
         "Qwen/Qwen3": "owner/name",
     }
-    assert shown(Path("runs/a b")) == Path("runs/a b") and shown(Path("/data/run")) == Path("…/run")
+    assert shorten_paths(Path("runs/a b")) == Path("runs/a b") and shorten_paths(
+        Path("/data/run")
+    ) == Path("…/run")
     sentence = "Resume with: mismatch-cli probe --resume --output /data/runs/a"
-    assert shown(sentence) == "Resume with: mismatch-cli probe --resume --output …/a"
+    assert shorten_paths(sentence) == "Resume with: mismatch-cli probe --resume --output …/a"
     for kept in (
         "|π − μ|/token",
         "tokens/s/core",
@@ -40,8 +45,8 @@ def test_paths_are_shown_from_here_or_by_their_last_name(tmp_path, monkeypatch):
         "a / b / c",
         "50 % of 3/4",
     ):
-        assert shown(kept) == kept
-    assert shown_apart("/a/x/ckpt", "/b/y/ckpt") == ("…/x/ckpt", "…/y/ckpt") and shown_apart(
+        assert shorten_paths(kept) == kept
+    assert shorten_apart("/a/x/ckpt", "/b/y/ckpt") == ("…/x/ckpt", "…/y/ckpt") and shorten_apart(
         1, 2
     ) == (1, 2)
 

@@ -9,15 +9,23 @@ from pathlib import Path
 import pytest
 
 from mismatch_cli.base.errors import UsageError
-from mismatch_cli.base.options import by_key, flat, own, part, replaced, setting, settings_of
+from mismatch_cli.base.options import (
+    by_key,
+    override,
+    replace_settings,
+    setting,
+    settings_group,
+    settings_of,
+    values_by_key,
+)
 from mismatch_cli.base.values import (
     Values,
     as_typed,
     check_typed,
     confirmed,
-    line_of,
     read,
     resumed,
+    toml_line,
 )
 
 
@@ -36,22 +44,23 @@ class Own:
     steps: int = setting(3, "Steps.", least=1, why=": a run has a step")
     keep: tuple[float, float] = setting((0.2, 0.8), "Keep.")
     folder: Path | None = setting(None, "Folder.")
-    engine: Engine = part(Engine, dtype=own("bfloat16"))
+    engine: Engine = settings_group(Engine, dtype=override("bfloat16"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Few:
-    engine: Engine = part(Engine, "name", "url", name=own(None))
+    engine: Engine = settings_group(Engine, "name", "url", name=override(None))
 
 
 def test_a_configuration_is_built_from_keys_and_flattened_again() -> None:
     config = Values.of({"rollout_dtype": "float32", "steps": 7, "keep": [0.1, 0.9]}).build(Own)
     assert (config.engine.dtype, config.engine.name, config.keep) == ("float32", "vllm", (0.1, 0.9))
-    values = flat(config)
+    values = values_by_key(config)
     assert list(values)[:4] == ["steps", "keep", "folder", "engine"]
     assert Values.of(values).build(Own) == config
     assert (
-        replaced(config, steps=9).steps == 9 and replaced(config, steps=9).engine == config.engine
+        replace_settings(config, steps=9).steps == 9
+        and replace_settings(config, steps=9).engine == config.engine
     )
 
 
@@ -65,9 +74,9 @@ def test_a_part_has_its_own_defaults_and_only_the_settings_that_it_names() -> No
     assert [each.key for each in settings_of(Few)] == ["engine", "url"]
     few = Values.of({}).build(Few)
     assert few.engine.name is None, "a command may leave unset what others have a default for"
-    assert flat(few).keys() == {"engine", "url"}
+    assert values_by_key(few).keys() == {"engine", "url"}
     with pytest.raises(ValueError, match="Engine has no setting naem"):
-        part(Engine, naem=own("hf"))
+        settings_group(Engine, naem=override("hf"))
 
 
 @pytest.mark.parametrize(
@@ -82,17 +91,17 @@ def test_a_part_has_its_own_defaults_and_only_the_settings_that_it_names() -> No
     ],
 )
 def test_what_stands_for_nothing_is_none(given, key, value) -> None:
-    assert flat(Values.of(given).build(Own))[key] == value
+    assert values_by_key(Values.of(given).build(Own))[key] == value
 
 
 def test_a_file_has_the_words_for_nothing_and_is_read_back_the_same() -> None:
     config = Values.of({"steps": 2, "engine": "hf"}).build(Own)
-    known, values = by_key(Own), flat(config)
-    assert line_of(known["threads"], None) == "threads = 0"
-    assert line_of(known["kv_cache_dtype"], None) == 'kv_cache_dtype = "auto"'
-    assert line_of(known["keep"], (0.2, 0.8)) == "keep = [0.2, 0.8]"
+    known, values = by_key(Own), values_by_key(config)
+    assert toml_line(known["threads"], None) == "threads = 0"
+    assert toml_line(known["kv_cache_dtype"], None) == 'kv_cache_dtype = "auto"'
+    assert toml_line(known["keep"], (0.2, 0.8)) == "keep = [0.2, 0.8]"
     spelled = [key for key in values if known[key].nothing is not None or values[key] is not None]
-    text = "\n".join(line_of(known[key], values[key]) for key in spelled)
+    text = "\n".join(toml_line(known[key], values[key]) for key in spelled)
     assert read(Own, tomllib.loads(text), "a.toml").build(Own) == config
 
 

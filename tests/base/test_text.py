@@ -16,8 +16,8 @@ from mismatch_cli.base.text import (
     for_html,
     for_mathtext,
     for_terminal,
-    parsed_json,
-    parsed_toml,
+    parse_json,
+    parse_toml,
     visible,
 )
 
@@ -97,25 +97,25 @@ def _printed(renderable: object) -> str:
 @pytest.mark.parametrize("levels", [101, 900, 5000, 100_000])
 def test_json_and_toml_that_are_nested_too_deeply(levels):
     for parse, text in (
-        (parsed_json, "[" * levels),
-        (parsed_json, "[" * levels + "]" * levels),
-        (parsed_json, '{"a":' * levels + "1" + "}" * levels),
-        (parsed_toml, "a = " + "[" * levels + "]" * levels),
+        (parse_json, "[" * levels),
+        (parse_json, "[" * levels + "]" * levels),
+        (parse_json, '{"a":' * levels + "1" + "}" * levels),
+        (parse_toml, "a = " + "[" * levels + "]" * levels),
     ):
         with pytest.raises(ValueError, match=r"over 100 levels deep|line \d"):
             parse(text)
 
 
 def test_json_and_toml_that_are_not():
-    assert parsed_json('{"a": [NaN, {}]}')["a"][1] == {} and parsed_toml("a.b = [1]") == {
+    assert parse_json('{"a": [NaN, {}]}')["a"][1] == {} and parse_toml("a.b = [1]") == {
         "a": {"b": [1]}
     }
-    assert parsed_json("[" * 99 + "]" * 99)
+    assert parse_json("[" * 99 + "]" * 99)
     for parse, text in (
-        (parsed_json, b"\xff\x00"),
-        (parsed_json, "1" * 5000),
-        (parsed_toml, "a"),
-        (parsed_json, ""),
+        (parse_json, b"\xff\x00"),
+        (parse_json, "1" * 5000),
+        (parse_toml, "a"),
+        (parse_json, ""),
     ):
         with pytest.raises(ValueError):
             parse(text)

@@ -23,7 +23,7 @@ from mismatch_cli.metrics.route_flips import ROUTING
 from mismatch_cli.metrics.update_table import CLIPPING, TRAINING
 from mismatch_cli.rules import trust_regions, weights
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
-from mismatch_cli.rules.algorithms.parts import Factor, Mask
+from mismatch_cli.rules.algorithms.masks_and_factors import Factor, Mask
 from mismatch_cli.rules.algorithms.table import ALIASES, TABLE, VARIANTS
 from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies
 from tests.docs.pages import DOCS, is_renewed, renewed

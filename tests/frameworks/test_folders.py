@@ -13,9 +13,9 @@ from tests.test_programs import without
 
 TOY = {
     "metrics.py": """
-from mismatch_cli.frameworks.dialects._metric import ENGINE_GAP, Line
+from mismatch_cli.frameworks.dialects._metric import ENGINE_GAP, FrameworkMetric
 WHEN = "Logged at every step."
-LINES = (Line("toy/gap", ENGINE_GAP, "E |d|", "toy.py", metric="abs_d_mean"),)
+LINES = (FrameworkMetric("toy/gap", ENGINE_GAP, "E |d|", "toy.py", metric="abs_d_mean"),)
 """,
     "limits.toml": """
 publisher = "toy"
@@ -55,7 +55,7 @@ for line in {lines!r}:
     answered = run(line.split())
     assert answered == 0, (line, answered)
 from mismatch_cli.rules.algorithms.table import MEANINGS
-from mismatch_cli.limits.causes import in_framework
+from mismatch_cli.limits.causes import framework_remedy
 assert MEANINGS["mis"][-1] == "toy-default"
 assert in_framework("toy", "temperature") == "In toy: heat = 1"
 """

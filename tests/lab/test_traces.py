@@ -16,7 +16,7 @@ import torch
 from mismatch_cli.app.cli import run
 from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.rules.divergences import sampled_in_topk, topk_divergences
-from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.trace.reader import Trace
 from tests.paths import ROOT
 from tests.rules.test_divergences import binary_kl, binary_tv, prob_difference
@@ -223,7 +223,7 @@ def test_the_reward_does_not_collapse(stale, control):
 
 def test_the_ratio_fans_out_where_mu_is_small():
     """Figure 2 of arXiv 2602.04879, in the report itself."""
-    rows = analyse([Trace.open(FOLDER / "bfloat16")]).result.main.volatility
+    rows = analyse_mismatch([Trace.open(FOLDER / "bfloat16")]).result.main.volatility
     spread = {row.mu_low: row.metrics["ratio_sd"].value for row in rows}
     assert (
         min(spread[low] for low in (0.001, 0.01, 0.05, 0.15, 0.3))
@@ -236,7 +236,7 @@ def test_the_ratio_fans_out_where_mu_is_small():
 
 def test_routers_flip_near_ties_and_replay_takes_gap_away():
     own, replayed = (
-        analyse([Trace.open(FOLDER / name)]).result for name in ("moe", "moe-replayed")
+        analyse_mismatch([Trace.open(FOLDER / name)]).result for name in ("moe", "moe-replayed")
     )
     routing = own.routing
     assert 0.01 < routing.metrics["flipped_tokens"].value < 0.05

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from mismatch_cli.base.places import bundled
-from mismatch_cli.limits.expected import expected_gap, place_of, sentence
+from mismatch_cli.limits.expected import expected_gap, expected_sentence, position_in_range
 from mismatch_cli.limits.manifest_sides import temperatures_of
 from mismatch_cli.metrics.lattice import LatticeLine
 from mismatch_cli.metrics.logit_steps import MEAN_OF_ROUNDING
-from mismatch_cli.studies.diagnosis import gather
+from mismatch_cli.studies.diagnosis import gather_evidence
 from mismatch_cli.trace.reader import Trace
 
 
@@ -97,15 +97,15 @@ def test_noise_beyond_any_precision_is_not_a_scale():
 def test_a_number_alone_has_the_range_of_other_models(settings, who, high):
     found = expected_gap(settings)
     assert (found.who, found.high, found.of_this_trace) == (who, high, False)
-    assert "the models measured so far" in sentence(0.01, found)
+    assert "the models measured so far" in expected_sentence(0.01, found)
 
 
 def test_the_sentence_says_where_the_gap_is_and_what_the_grid_makes():
     found = expected_gap(about(), scale(0.01, 0.01), gap=0.02)
     assert found.share_by_grid == pytest.approx(found.rounding / 0.02)
-    assert "is within what bf16 against bf16 makes of this model" in sentence(0.02, found)
-    assert "rounding them alone makes 71 % of it" in sentence(0.02, found)
-    places = [place_of(gap, found) for gap in (1e-3, 0.02, 1.0)]
+    assert "is within what bf16 against bf16 makes of this model" in expected_sentence(0.02, found)
+    assert "rounding them alone makes 71 % of it" in expected_sentence(0.02, found)
+    places = [position_in_range(gap, found) for gap in (1e-3, 0.02, 1.0)]
     assert places == ["below", "within", "above"]
 
 
@@ -122,10 +122,10 @@ def test_temperatures_are_those_of_each_side():
 
 @pytest.mark.parametrize(("name", "times"), [("bfloat16", 0.91), ("fp8-kv", 3.1), ("moe", 1.7)])
 def test_bundled_traces_are_within_what_their_logits_make(name, times):
-    evidence = gather([Trace.open(bundled("traces") / name)])
+    evidence = gather_evidence([Trace.open(bundled("traces") / name)])
     expected = evidence.expected
     assert evidence.gap.value / expected.rounding == pytest.approx(times, rel=0.03)
-    assert place_of(evidence.gap.value, expected) == "within"
+    assert position_in_range(evidence.gap.value, expected) == "within"
     # Without top-K columns, what a known step makes is right to a tenth
     steps = evidence.scale.reference
     alone = evidence.scale.gap_of_rounding(steps.step, 1.0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mismatch_cli.base.places import bundled
-from mismatch_cli.limits.causes import CAUSES, place
+from mismatch_cli.limits.causes import CAUSES, cause_rank
 from mismatch_cli.limits.suspects import suspects
 
 ENGINE = {
@@ -105,8 +105,10 @@ def test_the_order_is_the_one_of_all_commands():
         "chunked_prefill": True,
         "enforce_eager": False,
     }
-    order = [place(setting) for setting in found(rollout, {"head_dtype": "bfloat16"}, pair="total")]
-    assert order == sorted(order) and order[0] == place("equal_weights")
+    order = [
+        cause_rank(setting) for setting in found(rollout, {"head_dtype": "bfloat16"}, pair="total")
+    ]
+    assert order == sorted(order) and order[0] == cause_rank("equal_weights")
     assert len(set(order)) == len(order)
 
 
@@ -136,6 +138,9 @@ def test_every_suspect_is_a_known_cause():
     }
     for suspect in suspects({"rollout": ENGINE | rollout, "trainer": TRAINER}, "run"):
         assert (
-            place(suspect.setting) is not None and suspect.why and suspect.change and suspect.test
+            cause_rank(suspect.setting) is not None
+            and suspect.why
+            and suspect.change
+            and suspect.test
         )
         assert json.dumps(suspect.to_json())

@@ -6,7 +6,7 @@ from typing import Any
 
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.gaps import token_gaps
-from mismatch_cli.metrics.pair_summary import PairSummary, PlaceRow, Sequences, TokenTotals
+from mismatch_cli.metrics.pair_summary import PairSummary, ProfileRow, Sequences, TokenTotals
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.rules.batch import TokenBatch
@@ -45,6 +45,6 @@ def pair_summary(**parts: Any) -> PairSummary:
     return PairSummary(**empty | parts)
 
 
-def place(first: int, last: int | None, gap: Estimate, **columns: Any) -> PlaceRow:
+def place(first: int, last: int | None, gap: Estimate, **columns: Any) -> ProfileRow:
     """A row by position or turn, of one gap in every metric."""
-    return PlaceRow(first, last, 1, gap, gap, gap, **columns)
+    return ProfileRow(first, last, 1, gap, gap, gap, **columns)

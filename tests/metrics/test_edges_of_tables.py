@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mismatch_cli.base.json_form import to_json
-from mismatch_cli.metrics.gap_table import RESPONSES, SEQUENCE, in_group
-from mismatch_cli.metrics.update_table import CLIPPING, THEORY, TRAINING, updates_of_step
+from mismatch_cli.metrics.gap_table import RESPONSES, SEQUENCE, metrics_in_group
+from mismatch_cli.metrics.update_table import CLIPPING, THEORY, TRAINING, update_record
 from tests.metrics.clipping.world import (
     EVERYTHING,
     PLAIN,
@@ -28,7 +28,7 @@ UNITS = {"share", "tokens", "probability", "nats", "reward", "1", "s", "probabil
     ],
 )
 def test_what_matters_most_of_a_group_comes_first(group: str, keys: list[str]) -> None:
-    assert [metric.key for metric in in_group(group)][:2] == keys
+    assert [metric.key for metric in metrics_in_group(group)][:2] == keys
 
 
 def test_rows_have_the_keys_of_the_values_that_they_explain() -> None:
@@ -36,7 +36,7 @@ def test_rows_have_the_keys_of_the_values_that_they_explain() -> None:
     numbers = summary.result(0)
     assert set(THEORY) == set(to_json(numbers.theory)) - {"tv_max_of", "kl_max_of"}
     assert set(CLIPPING) >= set(THEORY) | {"blocked", "mu_blocked", "over_tokens"}
-    assert updates_of_step(numbers)["blocked"] == numbers.algorithms[-1].blocked.all.value
+    assert update_record(numbers)["blocked"] == numbers.algorithms[-1].blocked.all.value
 
 
 def test_rows_have_the_keys_of_the_errors_of_an_approximation() -> None:

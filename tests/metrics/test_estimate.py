@@ -9,7 +9,7 @@ from mismatch_cli.metrics.estimate import (
     BELOW_RESOLUTION,
     deciding,
     paired_test,
-    point,
+    point_estimate,
     student_t,
     times_floor,
     without_groups,
@@ -19,13 +19,13 @@ INF, NAN = float("inf"), float("nan")
 
 
 def test_values_that_json_cannot_hold() -> None:
-    assert vars(point(NAN)) == {
+    assert vars(point_estimate(NAN)) == {
         "value": None,
         "low": None,
         "high": None,
         "note": "not measured",
     }
-    assert point(INF).value is None and "float" in point(INF).note
+    assert point_estimate(INF).value is None and "float" in point_estimate(INF).note
 
 
 @pytest.mark.parametrize(

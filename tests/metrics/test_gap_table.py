@@ -10,7 +10,7 @@ from mismatch_cli.metrics.gap_table import (
     RESPONSES,
     SEQUENCE,
     VOLATILITY,
-    in_group,
+    metrics_in_group,
 )
 from mismatch_cli.metrics.sums import COLUMNS, evaluate
 from mismatch_cli.metrics.update_table import CLIPPING, TRAINING
@@ -25,7 +25,9 @@ def test_every_metric_is_described() -> None:
 
 def test_every_gap_metric_is_in_a_group_on_the_page() -> None:
     shown = [
-        metric.key for group in (*GAP_GROUPS, SEQUENCE, RESPONSES) for metric in in_group(group)
+        metric.key
+        for group in (*GAP_GROUPS, SEQUENCE, RESPONSES)
+        for metric in metrics_in_group(group)
     ]
     assert sorted(shown) == sorted(METRICS)
 

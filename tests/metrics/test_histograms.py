@@ -11,7 +11,7 @@ from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.metrics.histograms import (
     LogBins,
     SignedLogBins,
-    middles,
+    bin_centres,
     quantiles,
     without_each_group,
 )
@@ -118,15 +118,15 @@ def test_quantiles_are_numpy_s_within_0_3_percent(kind: str, count: int, seed: i
     x = np.clip(_some_values(np.random.default_rng(seed), kind, count), -7.9, 7.9)
     shares = [0.01, 0.05, 0.5, 0.95, 0.99]
     signed = np.bincount(D_BINS.index(x), minlength=D_BINS.count)
-    found = quantiles(D_BINS.fold(signed), middles(D_BINS.positive), shares)
+    found = quantiles(D_BINS.fold(signed), bin_centres(D_BINS.positive), shares)
     np.testing.assert_allclose(found, np.quantile(np.abs(x), shares), rtol=1e-3, atol=1e-7)
-    ratio = quantiles(signed, tuple(np.exp(end) for end in middles(D_BINS)), shares)
+    ratio = quantiles(signed, tuple(np.exp(end) for end in bin_centres(D_BINS)), shares)
     np.testing.assert_allclose(ratio, np.quantile(np.exp(x.astype(np.float64)), shares), rtol=3e-3)
     tv = np.abs(x[np.abs(x) < 1])
     if len(tv):
         binned = np.bincount(TV_BINS.index(tv), minlength=TV_BINS.count)
         np.testing.assert_allclose(
-            quantiles(binned, middles(TV_BINS), shares),
+            quantiles(binned, bin_centres(TV_BINS), shares),
             np.quantile(tv, shares),
             rtol=2e-3,
             atol=2e-9,

@@ -11,8 +11,8 @@ import pytest
 from mismatch_cli.base.places import bundled
 from mismatch_cli.metrics.pairs import pairs_in, weights_are_equal
 from mismatch_cli.studies.comparison import analyse_comparison
-from mismatch_cli.studies.diagnosis import gather
-from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.studies.diagnosis import gather_evidence
+from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.trace.manifest import read_manifest, write_manifest
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.writer import shard_path, write_shard
@@ -58,15 +58,15 @@ def test_every_command_uses_the_same_pair(tmp_path, newer, recomputed, pairs):
     trace = a_trace(tmp_path / "trace", newer, recomputed)
     assert pairs_in([trace]) == pairs
     assert weights_are_equal([trace]) == (pairs == ["mismatch"])
-    analysis = analyse([trace], worst=1)
+    analysis = analyse_mismatch([trace], worst=1)
     assert list(analysis.pairs) == pairs and analysis.main_pair.name == pairs[0]
-    assert gather([trace]).pair.name == pairs[0]
+    assert gather_evidence([trace]).pair.name == pairs[0]
     assert analyse_comparison([trace, trace]).pair.name == pairs[0]
 
 
 def test_only_responses_at_equal_weights_count_as_mismatch(tmp_path):
     trace = a_trace(tmp_path / "trace", lambda row: row % 2)
-    analysis = analyse([trace], worst=1)
+    analysis = analyse_mismatch([trace], worst=1)
     rows = pa.concat_tables(trace.tables(["response_ids"])).column("response_ids")
     lengths = [len(row) for row in rows]
     assert analysis.pairs["mismatch"].exact.counts.tokens == sum(lengths[::2])
@@ -79,7 +79,7 @@ def test_a_shard_without_equal_weights_is_not_unscored(tmp_path):
     place = newer.schema.get_field_index("step")
     newer = newer.set_column(place, "step", pa.array([1] * newer.num_rows, pa.int32()))
     write_shard(shard_path(trace.folder, 1), newer)
-    analysis = analyse([Trace.open(trace.folder)], worst=1)
+    analysis = analyse_mismatch([Trace.open(trace.folder)], worst=1)
     assert analysis.unscored_responses == 0
     assert (
         analysis.pairs["total"].exact.counts.tokens

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mismatch_cli.metrics.retained_rows import KeptToken, ScatterSample, Worst, WorstTokens
+from mismatch_cli.metrics.retained_rows import RetainedToken, ScatterSample, WorstRows, WorstTokens
 from tests.metrics.summaries import filled
 
 
@@ -44,7 +44,7 @@ def test_rows_lead_back_to_the_trace(random_batch) -> None:
     sampled = (
         dict(zip(sample, values, strict=True)) for values in zip(*sample.values(), strict=True)
     )
-    rows += [KeptToken(**row, trace=0) for row in sampled]
+    rows += [RetainedToken(**row, trace=0) for row in sampled]
     assert len(rows) == 150
     for row in rows:
         token = offsets[row.prompt_id, row.sample_index] + row.position
@@ -79,7 +79,7 @@ def test_equal_policies_have_no_worst_token(make_batch) -> None:
     worst = filled(
         WorstTokens(), make_batch([[-1.0] * 100] * 10, logp_recomputed=[[-1.0] * 100] * 10)
     ).result()
-    assert worst == Worst([], [], [])
+    assert worst == WorstRows([], [], [])
 
 
 def test_a_token_out_of_support_is_worst_by_probability_only(make_batch) -> None:

@@ -15,7 +15,7 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.adapters import (
     MergedAdapter,
-    put_on,
+    apply_adapter,
     read_adapter,
     same_adapter,
     start_lora,
@@ -58,7 +58,7 @@ def test_the_adapter_is_the_sum_of_its_products(model, tmp_path, merge, targets)
     """Also with a tied head: peft's own merge would change the embeddings with it."""
     adapter = save_adapter(model, tmp_path / "lora", targets)
     expected = logits_of_the_sum(model, adapter)
-    found = put_on(load_causal_lm(model, "float32"), read_adapter(adapter), merge=merge)
+    found = apply_adapter(load_causal_lm(model, "float32"), read_adapter(adapter), merge=merge)
     with torch.inference_mode():
         torch.testing.assert_close(found(IDS).logits[0], expected, atol=2e-5, rtol=1e-5)
         without = load_causal_lm(model, "float32")(IDS).logits[0]
@@ -143,7 +143,7 @@ def test_experts_in_one_parameter_are_merged_parameter_by_parameter(
             state[name] - weight, sum_of_products(layer, weight), atol=1e-6, rtol=1e-5
         )
     save_adapter_of_run(wrapped, tmp_path / "lora")
-    again = put_on(
+    again = apply_adapter(
         load_causal_lm(model, "float32"), read_adapter(str(tmp_path / "lora")), merge=True
     )
     with torch.inference_mode():
@@ -206,10 +206,10 @@ def test_an_adapter_that_would_be_dropped_in_part_is_refused(model, save_model, 
     with pytest.raises(
         MismatchError, match=r"only in part: 14 of its weights are missing and 14 fit no module"
     ):
-        put_on(load_causal_lm(model), read_adapter(str(folder)), merge=False)
+        apply_adapter(load_causal_lm(model), read_adapter(str(folder)), merge=False)
     wide = save_model("Llama", hidden_size=96)
     with pytest.raises(MismatchError, match="does not fit"):
-        put_on(
+        apply_adapter(
             load_causal_lm(wide), read_adapter(save_adapter(model, tmp_path / "fits")), merge=True
         )
 

@@ -15,9 +15,9 @@ from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.attention import (
     HONOURED_BY,
     attention_facts,
-    attention_of,
-    left_out_by,
-    warning,
+    attention_warning,
+    required_features,
+    unsupported_features,
 )
 from mismatch_cli.models.loading import load_causal_lm
 from mismatch_cli.models.scoring.trainer import Trainer
@@ -55,24 +55,24 @@ def test_a_wrong_implementation_on_request_is_reported_and_recorded(capped):
         capped, sampling=SamplingSettings(), dtype="float32", attn_implementation="sdpa"
     ).describe()
     assert described["attention_leaves_out"] == "attn_logit_softcapping"
-    assert "sdpa attention leaves out attn_logit_softcapping" in warning(described)
-    assert warning(described).endswith("Use attn = eager.")
-    assert warning(described) in left_out_of(About(trainer=described))
+    assert "sdpa attention leaves out attn_logit_softcapping" in attention_warning(described)
+    assert attention_warning(described).endswith("Use attn = eager.")
+    assert attention_warning(described) in left_out_of(About(trainer=described))
     right = Trainer.load(capped, sampling=SamplingSettings(), dtype="float32").describe()
-    assert "attention_leaves_out" not in right and warning(right) == ""
+    assert "attention_leaves_out" not in right and attention_warning(right) == ""
 
 
 def test_sinks_are_recognised_by_their_parameters(save_model):
     model = load_causal_lm(
         save_model("GptOss", num_local_experts=2, num_experts_per_tok=1), "float32"
     )
-    assert attention_of(model) == ("sinks",) and attention_facts(model) == {}
+    assert required_features(model) == ("sinks",) and attention_facts(model) == {}
     assert (
-        left_out_by("sdpa", ("sinks",))
-        == left_out_by("flash_attention_2", ("sinks",))
+        unsupported_features("sdpa", ("sinks",))
+        == unsupported_features("flash_attention_2", ("sinks",))
         == ("sinks",)
     )
-    assert left_out_by("flash_attention_2", ("attn_logit_softcapping",)) == ()
+    assert unsupported_features("flash_attention_2", ("attn_logit_softcapping",)) == ()
 
 
 def test_the_table_matches_what_implementations_take():
@@ -81,7 +81,7 @@ def test_the_table_matches_what_implementations_take():
     for implementation in ("sdpa", "flex_attention"):
         taken = inspect.signature(ALL_ATTENTION_FUNCTIONS[implementation]).parameters
         for asked, argument in ARGUMENTS.items():
-            assert (argument in taken) == (not left_out_by(implementation, (asked,))), (
+            assert (argument in taken) == (not unsupported_features(implementation, (asked,))), (
                 implementation,
                 asked,
             )

@@ -17,7 +17,7 @@ from mismatch_cli.base.places import bundled
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.probe.score import ScoringPass, score_shard
-from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.trace.reader import Trace
 from tests.probe.test_rescore import flat
 
@@ -147,7 +147,7 @@ def test_a_planted_temperature_is_read_back(control, tmp_path):
     trace = rescored(
         control, tmp_path / "t", Trainer.load(MODEL, dtype="float32", sampling=planted)
     )
-    pair = analyse([trace], worst=3).to_json()["pairs"]["mismatch"]
+    pair = analyse_mismatch([trace], worst=3).to_json()["pairs"]["mismatch"]
     assert values(pair)["abs_d_mean"] > 0.02
     # Between two tokens of one position, log π1 − log π2 = (log μ1 − log μ2) / T: a line through
     # the origin.
@@ -171,7 +171,7 @@ def test_a_planted_shift_by_one_destroys_the_correlation(control, tmp_path):
         table = table.set_column(index, "logp_trainer", pa.array(shifted, pa.list_(pa.float32())))
         pq.write_table(table, path)
     trace = Trace.open(tmp_path / "t")
-    found = values(analyse([trace], worst=3).to_json()["pairs"]["mismatch"])
+    found = values(analyse_mismatch([trace], worst=3).to_json()["pairs"]["mismatch"])
     mu, pi = (
         np.exp(flat(trace, f"logp_{side}_T").astype(float)) for side in ("rollout", "trainer")
     )

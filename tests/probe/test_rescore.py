@@ -31,7 +31,7 @@ from mismatch_cli.probe.rescore_plan import (
 )
 from mismatch_cli.probe.score import noise_responses_of
 from mismatch_cli.report.preamble import who_facts
-from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.trace.columns import COLUMNS, Maker, made_by
 from mismatch_cli.trace.manifest import read_manifest, write_manifest
 from mismatch_cli.trace.manifest_types import NEEDED
@@ -83,7 +83,7 @@ def flat(trace: Trace, name: str) -> np.ndarray:
 
 
 def pairs(trace: Trace) -> dict[str, float]:
-    found = analyse([trace], 0).to_json()["pairs"]
+    found = analyse_mismatch([trace], 0).to_json()["pairs"]
     return {name: pair["metrics"]["tv_binary_mean"]["value"] for name, pair in found.items()}
 
 
@@ -245,7 +245,7 @@ def test_with_some_of_the_sampling_weights_the_mismatch_is_that_of_their_respons
         if at == 0
     ]
     assert 0 < len(first) < found.num_responses
-    assert analyse([found], 0).to_json()["pairs"]["mismatch"]["counts"]["tokens"] == sum(
+    assert analyse_mismatch([found], 0).to_json()["pairs"]["mismatch"]["counts"]["tokens"] == sum(
         map(len, first)
     )
     assert "two trainers would mix" in " ".join(talk.said)

@@ -20,7 +20,7 @@ from mismatch_cli.models.routers import Routers
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.probe.score import requests_of
-from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.routes import route_columns
 from tests.moe_models import EXPERTS, TOP_K, with_tokenizer
@@ -338,6 +338,6 @@ def test_a_page_shows_the_pair_whose_flips_were_counted(model, probed, tmp_path)
     assert run(["probe", model, *_SMALL, *flags]) == 0
     found, own = (Trace.open(folder) for folder in (tmp_path / "run", probed / "own"))
     assert {"logp_recomputed", "route_flips"} <= found.columns()
-    assert analyse([found]).main_pair == PAIRS["mismatch"]
+    assert analyse_mismatch([found]).main_pair == PAIRS["mismatch"]
     for name in ("route_flips", "route_layers"):
         assert next(found.tables())[name].equals(next(own.tables())[name])

@@ -22,7 +22,7 @@ from mismatch_cli.report.figures import FigureView, figure_views
 from mismatch_cli.report.outline import Excerpt, Outline, Section, TokenText
 from mismatch_cli.report.pages import mismatch
 from mismatch_cli.rules.batch import TokenBatch
-from mismatch_cli.studies.mismatch import PlotData, analyse
+from mismatch_cli.studies.mismatch import PlotData, analyse_mismatch
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.routes import compare_routes, route_columns
 from mismatch_cli.trace.writer import rows_to_table
@@ -153,7 +153,7 @@ def measure(
 
 def make_view(figures: list[FigureView]) -> Outline:
     """The page of a bundled trace with these figures, and hostile texts."""
-    page = mismatch.page(analyse([Trace.open(bundled("traces") / "fp8-kv")], 0), worst=0)
+    page = mismatch.page(analyse_mismatch([Trace.open(bundled("traces") / "fp8-kv")], 0), worst=0)
     sections = {section.title: section for section in page.sections}
     scatter = "Ratio and TV by probability"
     parts = [sections[title] for title in ("The gap", scatter, "Whole responses")]

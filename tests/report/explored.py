@@ -11,7 +11,7 @@ from mismatch_cli.report.explorer import explorer_view
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.outline import Outline, Section
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.exploration.explored import Exploration
 from mismatch_cli.trace.reader import Trace
@@ -21,7 +21,10 @@ from tests.report.payload import Payload
 from tests.studies.written import write_trace
 
 ALGORITHMS = tuple(
-    map(find, ("grpo-clip-higher", "dppo-binary-tv", "dppo-topk-kl", "minirl", "gspo", "pg-is"))
+    map(
+        parse_algorithm,
+        ("grpo-clip-higher", "dppo-binary-tv", "dppo-topk-kl", "minirl", "gspo", "pg-is"),
+    )
 )
 GSPO = 4
 HOSTILE = (

@@ -13,7 +13,7 @@ from mismatch_cli.base.places import bundled
 from mismatch_cli.metrics.gap_table import VOLATILITY
 from mismatch_cli.report.outline import Section, Table
 from mismatch_cli.report.pages import mismatch
-from mismatch_cli.studies.mismatch import MismatchAnalysis, analyse
+from mismatch_cli.studies.mismatch import MismatchAnalysis, analyse_mismatch
 from mismatch_cli.trace.reader import Trace
 
 SECTIONS = {
@@ -76,7 +76,7 @@ def is_noise(shown: str, estimate: dict[str, Any]) -> bool:
 
 @pytest.fixture(scope="module")
 def study() -> MismatchAnalysis:
-    return analyse([Trace.open(bundled("traces") / "fp8-kv")], 0)
+    return analyse_mismatch([Trace.open(bundled("traces") / "fp8-kv")], 0)
 
 
 @pytest.fixture(scope="module")

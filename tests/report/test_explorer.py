@@ -12,7 +12,7 @@ import pytest
 from mismatch_cli.report.explorer import explorer_view
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.outline import Outline
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.studies.clipping import analyse_clipping
 from tests.metrics.clipping.world import world
 from tests.report.browser import Browser
@@ -52,12 +52,12 @@ def test_the_slider_counts_what_clipstats_counts(
             " ", ""
         )
         settings = re.sub("ε=(.*)/(.*)", r"ε_low=\1,ε_high=\2", settings)
-        asked = find(f"{name}:{settings}")
+        asked = parse_algorithm(f"{name}:{settings}")
         rows = analyse_clipping([explored.trace], (asked, *ALGORITHMS)).to_json()["algorithms"]
         blocked, judged = counts(browser, side)
         assert 0 < blocked < judged
         assert blocked / judged == pytest.approx(rows[0]["blocked"]["all"]["value"], abs=1e-12)
-    assert asked.masks[0].parameters != find(name).masks[0].parameters  # it has moved
+    assert asked.masks[0].parameters != parse_algorithm(name).masks[0].parameters  # it has moved
 
 
 def test_every_algorithm_is_counted_to_the_token(browser: Browser, explored: Explored) -> None:

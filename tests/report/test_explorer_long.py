@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from tests.report.browser import Browser
 from tests.report.explored import (
     Explored,
@@ -23,7 +23,7 @@ from tests.report.explored import (
 )
 from tests.studies.written import long_batch, write_trace
 
-ALGORITHMS = tuple(map(find, ("grpo-clip-higher", "dppo-binary-tv")))
+ALGORITHMS = tuple(map(parse_algorithm, ("grpo-clip-higher", "dppo-binary-tv")))
 MOST_NODES = 8_000
 # An idle core takes a tenth of these; the suite's machines are busy
 READY_MILLISECONDS, STEP_MILLISECONDS = 6_000, 500

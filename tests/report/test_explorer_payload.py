@@ -18,14 +18,14 @@ from mismatch_cli.metrics.clipping.masked_slice import Needs, apply_masks
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.report.explorer import explorer_view
 from mismatch_cli.rules.algorithms.algorithm import keep_T
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.rules.algorithms.sliders import sliders
 from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.exploration import passages as passages_module
 from mismatch_cli.studies.exploration.explore import explore
 from mismatch_cli.studies.exploration.explored import NOT_JUDGED, Exploration
 from mismatch_cli.studies.exploration.passages import MOST_TOKENS
-from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.trace.reader import Trace
 from tests.metrics.clipping.world import PLAIN, VOCABULARY, without, world
 from tests.report.payload import Payload
@@ -34,7 +34,7 @@ from tests.studies.written import long_batch, write_trace
 
 HALF = 2.0**-11  # the largest relative error of half precision
 GAP, ENTROPY = 2.0**-9, 2.0**-5  # of the binary digits that are kept of a gap and of an entropy
-PAIR = tuple(map(find, ("grpo-clip-higher", "dppo-binary-tv")))
+PAIR = tuple(map(parse_algorithm, ("grpo-clip-higher", "dppo-binary-tv")))
 NO_MASKS = Needs(advantages=False, recomputed=False, top_k=0)
 HOSTILE = (
     b"<script>pwned = 1</script>",
@@ -136,7 +136,12 @@ def test_a_small_trace_is_there_as_recorded(tmp_path: Path) -> None:
 
 def test_levels_are_those_of_the_masks(tmp_path: Path) -> None:
     """At every position of the slider; algorithms with equal masks share a column."""
-    algorithms = (*PAIR, find("ppo-rollout"), find("ppo"), find("gspo"))
+    algorithms = (
+        *PAIR,
+        parse_algorithm("ppo-rollout"),
+        parse_algorithm("ppo"),
+        parse_algorithm("gspo"),
+    )
     batch = world(0, 12)
     trace = write_trace(tmp_path / "trace", batch)
     analysis = analyse_clipping([trace], algorithms)
@@ -247,7 +252,9 @@ def test_without_a_trainer_at_the_weights_that_sampled(tmp_path: Path) -> None:
     """Shards that lack π have no entry; a gap at equal weights is that of the recomputed π."""
     batches = (world(0, 24), without(world(1, 24), "logp_trainer_T"))
     trace = write_trace(tmp_path / "trace", *batches)
-    assert_as_recorded(payload_of(analyse([trace], worst=3).exploration()), [trace], "recomputed")
+    assert_as_recorded(
+        payload_of(analyse_mismatch([trace], worst=3).exploration()), [trace], "recomputed"
+    )
     assert_as_recorded(payload_of(analyse_clipping([trace], PAIR).exploration()), [trace])
 
 

@@ -34,7 +34,7 @@ def screens() -> dict[str, Screen]:
         make_run(name, seed=seed, steps=12) for name in ("ppo", "dppo-binary-tv") for seed in (0, 1)
     ]
     studies = {
-        "report": mismatch.analyse([trace], worst=3),
+        "report": mismatch.analyse_mismatch([trace], worst=3),
         "clipstats": clipping.analyse_clipping([trace], list(TABLE.values())),
         "clipstats of one": clipping.analyse_clipping([trace], [TABLE["dppo-binary-tv"]]),
         "compare": comparison.analyse_comparison([trace, control]),

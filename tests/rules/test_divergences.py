@@ -18,7 +18,7 @@ INF = float("inf")
 
 
 def prob_difference(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
-    return dv.sampled_token(logp_rollout_T, logp_trainer_T).difference_T
+    return dv.compare_sampled_token(logp_rollout_T, logp_trainer_T).difference_T
 
 
 def binary_tv(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
@@ -26,11 +26,11 @@ def binary_tv(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
 
 
 def binary_kl(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
-    return dv.sampled_token(logp_rollout_T, logp_trainer_T).binary_kl_T
+    return dv.compare_sampled_token(logp_rollout_T, logp_trainer_T).binary_kl_T
 
 
 def k3(logp_rollout_T: Tensor, logp_trainer_T: Tensor) -> Tensor:
-    return dv.sampled_token(logp_rollout_T, logp_trainer_T).k3_T
+    return dv.compare_sampled_token(logp_rollout_T, logp_trainer_T).k3_T
 
 
 # Computed from the formulas: μ, π, r, TV, binary KL
@@ -173,10 +173,13 @@ def test_log_odds_recover_a_shift_of_one_logit() -> None:
     shifted[:, 4] += 0.125
     mu, pi = (x.log_softmax(-1)[:, 4] for x in (logits, shifted))
     torch.testing.assert_close(
-        dv.sampled_token(mu, pi).log_odds_gap_T, torch.full_like(mu, 0.125), rtol=0, atol=1e-11
+        dv.compare_sampled_token(mu, pi).log_odds_gap_T,
+        torch.full_like(mu, 0.125),
+        rtol=0,
+        atol=1e-11,
     )
     inner = mu < -0.01
-    error = dv.sampled_token(mu.float(), pi.float()).log_odds_gap_T[inner] - 0.125
+    error = dv.compare_sampled_token(mu.float(), pi.float()).log_odds_gap_T[inner] - 0.125
     assert error.abs().max().item() < 1e-4
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from mismatch_cli.base.arrays import Array, as_numpy
 from mismatch_cli.rules.algorithms.first_pass import FirstPass
-from mismatch_cli.rules.algorithms.parse import find
-from mismatch_cli.rules.algorithms.parts import Factor, Mask, Rule, mask
+from mismatch_cli.rules.algorithms.masks_and_factors import Factor, Mask, Rule, mask
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.rules.algorithms.table import TABLE, VARIANTS
 from mismatch_cli.rules.joint_batches import Batches, BatchValues, FirstPassError, RowKey
 from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies
@@ -35,7 +35,7 @@ from tests.rules.trust_regions.cases import (
 
 ROWS = {name: row for name, row in (TABLE | VARIANTS).items() if row.batch_rules}
 MORE = [
-    find(spec)
+    parse_algorithm(spec)
     for spec in ("clip-cov:share=0.1", "kl-cov:share=0.1", "m2po:max_moment=0.5", "gbpo:lambda=1")
 ]
 RULES: list[Rule] = list(

@@ -6,7 +6,7 @@ import pytest
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.metrics.clipping.masked_slice import Needs
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.studies.algorithm_support import Support
 from tests.metrics.clipping.world import ALL, without, world
 from tests.studies.written import write_trace
@@ -61,7 +61,9 @@ def test_a_recomputed_policy_of_few_responses_does_not_leave_the_others_with_the
     most = [world(seed, 6) for seed in (0, 1)]
     assert support_of(tmp_path / "most", *most, later[0]).judged == ALL
     # Alone it is judged on what there is
-    alone = support_of(tmp_path / "alone", world(0, 6), *later, algorithms=(find("ppo"),))
+    alone = support_of(
+        tmp_path / "alone", world(0, 6), *later, algorithms=(parse_algorithm("ppo"),)
+    )
     assert alone.needs.recomputed and not alone.skipped
 
 
@@ -91,7 +93,7 @@ def test_fewer_ranks_than_requested(tmp_path):
     reason = support.skipped["dppo-topk-tv"]
     assert "needs the top 20 log-probs" in reason and "the trace has the top 5" in reason
     assert "dppo-topk-tv:k=5" in reason
-    asked = find("dppo-topk-tv:k=5")
+    asked = parse_algorithm("dppo-topk-tv:k=5")
     judged = support_of(tmp_path / "again", world(0, 6, top_k=5), algorithms=(asked,))
     assert judged.judged == (asked,) and judged.needs.top_k == 5
 
@@ -104,7 +106,9 @@ def test_pooled_traces_have_their_smallest_top_k(tmp_path, order):
     support = Support.of(traces, ALL)
     assert support.has.top_k == 5 and set(support.skipped) == TOP_K_NAMES
     assert "the top 5" in support.skipped["dppo-topk-tv"]
-    judged = Support.of(traces, (find("dppo-topk-tv:k=5"), find("dppo-topk-tv:k=6")))
+    judged = Support.of(
+        traces, (parse_algorithm("dppo-topk-tv:k=5"), parse_algorithm("dppo-topk-tv:k=6"))
+    )
     assert [a.name for a in judged.judged] == ["dppo-topk-tv:k=5"] and judged.needs.top_k == 5
 
 
@@ -123,13 +127,15 @@ def test_an_own_mask_with_a_threshold_k_needs_no_top_k(tmp_path):
         "    return Decision(compared.ratio_T < k, compared.log_ratio_T)\n",
         encoding="utf-8",
     )
-    support = support_of(tmp_path, algorithms=(find(str(path)),), without=TOP_K)
+    support = support_of(tmp_path, algorithms=(parse_algorithm(str(path)),), without=TOP_K)
     assert len(support.judged) == 1 and support.needs.top_k == 0
 
 
 def test_the_advice_about_k_works_for_an_algorithm_with_parameters(tmp_path):
     support = support_of(
-        tmp_path, world(0, 6, top_k=5), algorithms=(find("dppo-topk-kl:max_kl=0.1"), find("pg-is"))
+        tmp_path,
+        world(0, 6, top_k=5),
+        algorithms=(parse_algorithm("dppo-topk-kl:max_kl=0.1"), parse_algorithm("pg-is")),
     )
     assert "dppo-topk-kl:k=5" in support.skipped["dppo-topk-kl:max_kl=0.1"]
 
@@ -143,7 +149,7 @@ def test_top_k_without_the_recomputed_ranks(tmp_path):
 
 def test_only_judged_algorithms_need_columns(tmp_path):
     """An algorithm on the rollout only must not lose tokens because of columns it never reads."""
-    support = support_of(tmp_path, algorithms=(find("grpo-clip-higher"),))
+    support = support_of(tmp_path, algorithms=(parse_algorithm("grpo-clip-higher"),))
     assert support.needs == Needs(
         advantages=True, recomputed=False, top_k=0, full=True, topk_recomputed=False
     )
@@ -172,7 +178,7 @@ def test_available_columns(tmp_path, lacking, key):
 def test_nothing_to_judge(tmp_path):
     trace = write_trace(tmp_path / "trace", world(0, 6), without=RECOMPUTED, equal_weights=True)
     with pytest.raises(MismatchError) as error:
-        Support.of([trace], (find("ppo"), find("gspo")))
+        Support.of([trace], (parse_algorithm("ppo"), parse_algorithm("gspo")))
     assert "ppo: not applicable" in str(error.value) and "--trainer-model" in str(error.value)
 
 
@@ -197,7 +203,7 @@ def test_whole_batches_need_advantages(tmp_path):
 
 
 def test_algorithms_that_need_entropy_or_averages(tmp_path):
-    asked = find("top-entropy"), find("ppo-ewma"), find("pg-is")
+    asked = parse_algorithm("top-entropy"), parse_algorithm("ppo-ewma"), parse_algorithm("pg-is")
     support = support_of(tmp_path, algorithms=asked)
     assert [a.name for a in support.judged] == ["top-entropy", "pg-is"] and support.needs.entropy
     assert "with average_decay" in support.skipped["ppo-ewma"]

@@ -14,11 +14,11 @@ import pytest
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.json_form import from_json, to_json
-from mismatch_cli.base.places import shown
+from mismatch_cli.base.places import shorten_paths
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary
 from mismatch_cli.metrics.clipping.masked_slice import Needs
 from mismatch_cli.processes.workers import Workers
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.studies.clipping import analyse_clipping, token_class
 from mismatch_cli.studies.clipping_result import ClippingResult
@@ -87,7 +87,9 @@ def test_the_documented_keys_exist_and_the_json_is_valid(found, trace):
     assert set(found) <= keys
     assert set(found["algorithms"][0]) <= keys and set(found["bad_updates"]) <= keys
     assert (found["format"], found["version"]) == ("mismatch-cli clipstats", 1)
-    assert found["traces"] == [shown(str(trace.folder))] and found["arguments"] == ["--theory"]
+    assert found["traces"] == [shorten_paths(str(trace.folder))] and found["arguments"] == [
+        "--theory"
+    ]
     assert found["skipped"] == []
     has = {
         "advantages": True,
@@ -161,7 +163,7 @@ def test_a_shard_without_recomputed_is_counted_and_left_out(tmp_path):
         "lacking": {"logp_recomputed": 12}
     }
     assert found["about"]["unscored_responses"] == 0  # the trainer did score them
-    clip = (find("grpo-clip-higher"),)
+    clip = (parse_algorithm("grpo-clip-higher"),)
     plain = analyse_clipping([trace], clip).to_json()
     assert (
         plain["counts"]
@@ -199,7 +201,7 @@ def test_pooled_traces_are_judged_on_the_smallest_top_k_of_them(tmp_path):
     traces = [
         write_trace(tmp_path / str(n) / "trace", batch, seed=n) for n, batch in enumerate(recorded)
     ]
-    asked = (find("dppo-topk-tv:k=5"), find("dppo-topk-kl:k=5"))
+    asked = (parse_algorithm("dppo-topk-tv:k=5"), parse_algorithm("dppo-topk-kl:k=5"))
     found = analyse_clipping(traces, asked).to_json()
     needs = Needs(advantages=True, recomputed=False, top_k=5, full=True)
     same = json.loads(
@@ -227,9 +229,9 @@ def test_no_token_has_what_all_algorithms_need(tmp_path):
         without(world(1, 12), "logp_recomputed_T", topk[-1]),
     )
     with pytest.raises(MismatchError, match="--algorithm") as caught:
-        analyse_clipping([trace], (find("minirl"), find("dppo-topk-tv")))
+        analyse_clipping([trace], (parse_algorithm("minirl"), parse_algorithm("dppo-topk-tv")))
     assert "logp_recomputed" in str(caught.value) and "topk_logp_rollout" in str(caught.value)
-    minirl = analyse_clipping([trace], (find("minirl"),)).summary
+    minirl = analyse_clipping([trace], (parse_algorithm("minirl"),)).summary
     assert (minirl.seen, minirl.lacking) == (28, {"logp_recomputed": 12})
     assert minirl.counts["tokens"] == result_of(world(0, 16))["counts"]["tokens"]
 
@@ -292,7 +294,7 @@ def test_the_same_seed_twice_would_count_twice(tmp_path, trace):
 
 
 def test_plot_data(trace):
-    pair = (find("grpo-clip-higher"), find("dppo-binary-tv"))
+    pair = (parse_algorithm("grpo-clip-higher"), parse_algorithm("dppo-binary-tv"))
     analysis = analyse_clipping([trace], ALL)
     result, data = analysis.result, analysis.plot_data
     sample = data.sample
@@ -310,13 +312,13 @@ def test_plots_without_the_recomputed_policy(tmp_path):
     trace = write_trace(
         tmp_path / "trace", world(0, 12), without=("logp_recomputed", "topk_logp_recomputed")
     )
-    analysis = analyse_clipping([trace], (find("grpo-clip-higher"),))
+    analysis = analyse_clipping([trace], (parse_algorithm("grpo-clip-higher"),))
     assert np.isnan(analysis.plot_data.sample["logp_recomputed"]).all()
 
 
 def test_without_advantages_the_plots_get_each_token_once_per_sign(tmp_path):
     trace = write_trace(tmp_path / "trace", world(0, 12), without=("advantage",))
-    data = analyse_clipping([trace], (find("dppo-binary-tv-recompute"),)).plot_data
+    data = analyse_clipping([trace], (parse_algorithm("dppo-binary-tv-recompute"),)).plot_data
     logp_anchor_N, logp_N = data.coordinates(data.compared[0])
     difference_N = np.exp(logp_N) - np.exp(logp_anchor_N)
     assert data.of_sign("positive").sum() == data.of_sign("negative").sum() == len(data.sample) / 2
@@ -347,7 +349,10 @@ def test_one_row_for_each_mask_and_the_compared_ones_keep_theirs(trace):
     """ppo-tis has the mask of ppo but a different weight; a key in which they differ keeps them
     apart.
     """
-    judged = [find(name) for name in ("ppo", "ppo-tis", "minirl", "minirl-tis", "pg-tis", "pg-is")]
+    judged = [
+        parse_algorithm(name)
+        for name in ("ppo", "ppo-tis", "minirl", "minirl-tis", "pg-tis", "pg-is")
+    ]
     result = analyse_clipping([trace], judged, judged[2:4]).result
     masks = result.masks(result.algorithms)
     assert [mask.label for mask in masks] == [

@@ -18,7 +18,7 @@ from mismatch_cli.studies.comparison import (
     run_names,
 )
 from mismatch_cli.studies.comparison_result import ComparisonResult
-from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.trace.reader import Trace
 from tests.paths import DOCS
 from tests.studies.compared import FLOAT32, Row, shifted, write_rows
@@ -91,7 +91,7 @@ def test_tokens_match_their_partners_in_any_order(result, float32_rows, perturbe
 def test_the_numbers_equal_the_reports(result, traces):
     """Except for rounding and the draws behind intervals."""
     for side, trace in zip(result["traces"], traces, strict=True):
-        expected = analyse([trace], 0).to_json()["pairs"]["mismatch"]
+        expected = analyse_mismatch([trace], 0).to_json()["pairs"]["mismatch"]
         assert side["summary"]["counts"] == expected["counts"]
         for key, estimate in expected["metrics"].items():
             found = side["summary"]["metrics"][key]["value"]

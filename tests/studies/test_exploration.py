@@ -14,7 +14,7 @@ from mismatch_cli.metrics.clipping.masked_slice import Needs, apply_masks
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.report.explorer import explorer_view
 from mismatch_cli.rules.algorithms.algorithm import keep_T
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.rules.algorithms.sliders import sliders
 from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.studies.clipping import analyse_clipping
@@ -25,7 +25,7 @@ from mismatch_cli.studies.exploration import token_survey as survey_module
 from mismatch_cli.studies.exploration.explore import explore
 from mismatch_cli.studies.exploration.explored import NOT_JUDGED, BlockedLevels, Exploration
 from mismatch_cli.studies.exploration.slider_levels import STAYS
-from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.trace import writer
 from mismatch_cli.trace.reader import Trace
 from tests.metrics.clipping.world import (
@@ -101,7 +101,9 @@ def test_every_column_that_an_algorithm_may_need_is_read(tmp_path: Path) -> None
     averaged = replace(batch, logp_average_T=batch.logp_recomputed_T)
     names = ("grpo-clip-higher", "ppo-ewma", "top-entropy", "ppo", "dppo-topk-tv-recompute")
     trace = write_trace(tmp_path / "trace", averaged)
-    found = existing(analyse_clipping([trace], [find(name) for name in names]).exploration())
+    found = existing(
+        analyse_clipping([trace], [parse_algorithm(name) for name in names]).exploration()
+    )
     assert [judged.algorithm for judged in found.judged] == list(names)
 
 
@@ -156,7 +158,7 @@ def test_a_slider_moved_is_clipstats_with_these_thresholds(
     fixed = [a for a in ALL if not a.masks or any(mask.scope for mask in a.masks)]
     assert len(movable) == len(ALL) - len(fixed)
     asked = {judged.algorithm: typed(judged, place) for judged in movable}
-    moved = tuple(find(spec) for spec in asked.values())
+    moved = tuple(parse_algorithm(spec) for spec in asked.values())
     needy = tuple(algorithm for algorithm in ALL if algorithm.name.endswith("-recompute"))
     rows = {
         row["name"]: row
@@ -221,7 +223,7 @@ def test_a_mask_whose_share_does_not_fall_is_shown_as_decided(tmp_path: Path, tr
         "    return Decision(away_T > 0.1, away_T)\n",
         encoding="utf-8",
     )
-    algorithm = find(str(file))
+    algorithm = parse_algorithm(str(file))
     (judged,) = existing(analyse_clipping([trace], (algorithm,)).exploration()).judged
     assert (len(judged.thresholds), judged.published) == (1, 0)
     assert judged.unmoved == "not ordered by its threshold"
@@ -248,16 +250,16 @@ def test_a_gap_is_explored_at_equal_weights_and_judged_at_the_current_trainer(
     tmp_path: Path, trace: Trace
 ) -> None:
     """`report` is about the mismatch, a mask about the current trainer."""
-    found = existing(analyse([trace], worst=3).exploration())
+    found = existing(analyse_mismatch([trace], worst=3).exploration())
     assert (found.pair.name, found.judged_alike) == ("mismatch", False)
-    pair = (find("grpo-clip-higher"), find("dppo-binary-tv"))
+    pair = (parse_algorithm("grpo-clip-higher"), parse_algorithm("dppo-binary-tv"))
     rows = analyse_clipping([trace], pair).to_json()["algorithms"]
     assert [share(judged) for judged in found.judged] == pytest.approx(
         [row["blocked"]["all"]["value"] for row in rows]
     )
     absent = ("logp_recomputed", "topk_logp_recomputed")
     equal = write_trace(tmp_path / "trace", world(0, 40), without=absent, equal_weights=True)
-    assert existing(analyse([equal], worst=3).exploration()).judged_alike
+    assert existing(analyse_mismatch([equal], worst=3).exploration()).judged_alike
 
 
 def test_ranks_are_those_of_the_tokens_in_lists(trace: Trace, explored: Exploration) -> None:
@@ -308,7 +310,7 @@ def blocked(judged: BlockedLevels) -> np.ndarray:
 def test_lists_without_members_are_left_out(tmp_path: Path, trace: Trace) -> None:
     found = existing(explore([trace], PAIRS["total"], (), NOTHING, {}))
     assert [each.name for each in found.lists] == ["gap", "probability"]
-    one = analyse_clipping([trace], (find("grpo-clip-higher"),)).exploration()
+    one = analyse_clipping([trace], (parse_algorithm("grpo-clip-higher"),)).exploration()
     assert [each.name for each in existing(one).lists] == ["gap", "probability", "blocked"]
     equal = simple([[-1.0, -2.0]], [[-1.0, -2.0]], [1.0])
     same = explore([write_trace(tmp_path / "trace", equal)], PAIRS["total"], (), NOTHING, {})
@@ -323,7 +325,7 @@ def test_several_traces_with_different_top_k(tmp_path: Path) -> None:
     traces = [
         write_trace(tmp_path / str(n) / "trace", batch, seed=n) for n, batch in enumerate(recorded)
     ]
-    algorithms = (find("dppo-topk-tv:k=3"), *ALL[:3])
+    algorithms = (parse_algorithm("dppo-topk-tv:k=3"), *ALL[:3])
     analysis = analyse_clipping(traces[:2], algorithms)
     found = existing(analysis.exploration())
     assert found.response_S.trace_index.tolist() == [0] * 12 + [1] * 12
@@ -393,7 +395,7 @@ def test_windows_have_the_levels_of_complete_responses(
 ) -> None:
     """Masks on whole responses, on batches and on single tokens."""
     names = ("gspo", "cppo", "ppo-mis", "m2po", "dppo-binary-tv", "trm-avg", "vaco", "ppo-opsm")
-    algorithms = tuple(map(find, names))
+    algorithms = tuple(map(parse_algorithm, names))
     trace = write_trace(tmp_path / "trace", long_batch(LONG), long_batch(LONG, 1))
     whole = existing(analyse_clipping([trace], algorithms).exploration())
     monkeypatch.setattr(passages_module, "MOST_TOKENS", 1500)
@@ -461,7 +463,7 @@ def test_every_response_is_heard_of_twice(
 ) -> None:
     monkeypatch.setattr(passages_module, "MOST_TOKENS", most)
     heard: list[int] = []
-    analysis = analyse([trace], worst=3)
+    analysis = analyse_mismatch([trace], worst=3)
     assert analysis.exploration(heard.append)
     assert sum(heard) == 2 * analysis.explored_responses == 96
 
@@ -480,7 +482,7 @@ def test_row_groups_change_nothing(
 ) -> None:
     """Leaders, passages and levels are the same, however a trace is cut into shards and groups."""
     monkeypatch.setattr(passages_module, "MOST_TOKENS", most)
-    algorithms = tuple(map(find, ("grpo-clip-higher", "dppo-binary-tv", "gspo")))
+    algorithms = tuple(map(parse_algorithm, ("grpo-clip-higher", "dppo-binary-tv", "gspo")))
     needs, together = replace(PLAIN, recomputed=True), long_batch(LONG)
     one = write_trace(tmp_path / "one" / "trace", together)
     monkeypatch.setattr(writer, "MAX_TOKENS_PER_ROW_GROUP", 1000)

@@ -25,7 +25,7 @@ from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.metrics.summary import MismatchSummary
 from mismatch_cli.report.limits_file import limits_file
 from mismatch_cli.studies.good_runs import GATED, MARGIN, FromRuns, limits_from
-from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.trace.reader import Trace, table_to_batch
 from tests.metrics.summaries import pair_summary
 
@@ -154,7 +154,7 @@ def test_runs_without_intervals_or_without_a_common_pair_are_refused(resamples):
 
 
 def test_the_file_quotes_hostile_text():
-    result = analyse([Trace.open(bundled("traces") / "float32")], 0).result
+    result = analyse_mismatch([Trace.open(bundled("traces") / "float32")], 0).result
     hostile, quoted = 'a"b\\c\n[limits.k3]\x1b\x7f\u202e😀', 'a"b\\c⏎[limits.k3]\\x1b\\x7f\\u202e😀'
     text = limits_file(limits_from([result.pairs]), {Path(hostile): result}, "limits.toml")
     content = tomllib.loads(text)

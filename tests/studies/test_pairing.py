@@ -13,8 +13,8 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import bundled
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.processes.workers import Workers
-from mismatch_cli.processes.workers.reading import read_through
-from mismatch_cli.studies.pairing import Recognising, TraceResponses, compared_rows, pair_up
+from mismatch_cli.processes.workers.reading import run_pass
+from mismatch_cli.studies.pairing import RecognitionPass, TraceResponses, compared_rows, pair_up
 from mismatch_cli.trace.reader import Trace
 from tests.studies.compared import FLOAT32, write_rows
 
@@ -22,7 +22,7 @@ PAIR = PAIRS["mismatch"]
 
 
 def responses_of(path) -> TraceResponses:
-    (portions,) = read_through([Trace.open(path)], Recognising(PAIR), Workers()).responses.values()
+    (portions,) = run_pass([Trace.open(path)], RecognitionPass(PAIR), Workers()).responses.values()
     return TraceResponses.joined([groups for portion in portions for groups in portion])
 
 

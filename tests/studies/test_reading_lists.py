@@ -11,7 +11,7 @@ from mismatch_cli.frameworks import dialects
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.comparison import analyse_comparison
-from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.trace.reader import Trace
 
 ALGORITHMS = ("ppo", "dppo-binary-tv", "dppo-topk-tv")
@@ -20,8 +20,8 @@ ALGORITHMS = ("ppo", "dppo-binary-tv", "dppo-topk-tv")
 def answers() -> dict[str, object]:
     gap, routes, other = (Trace.open(bundled_trace(name)) for name in ("fp8-kv", "moe", "bfloat16"))
     return {
-        "report": analyse([gap]).to_json(),
-        "routes": analyse([routes]).to_json(),
+        "report": analyse_mismatch([gap]).to_json(),
+        "routes": analyse_mismatch([routes]).to_json(),
         "clipstats": analyse_clipping([gap], [TABLE[name] for name in ALGORITHMS]).to_json(),
         "compare": analyse_comparison([gap, other]).to_json(),
         "dialects": dialects.readings([gap], dialects.names()),

@@ -20,12 +20,12 @@ from mismatch_cli.base.places import bundled
 from mismatch_cli.diagnosis.diagnose import module, names
 from mismatch_cli.diagnosis.evidence import Finding, untested
 from mismatch_cli.frameworks import IMPORTERS
-from mismatch_cli.limits.causes import in_framework
+from mismatch_cli.limits.causes import framework_remedy
 from mismatch_cli.limits.suspects import MODEL
 from mismatch_cli.report.pages import page_of
 from mismatch_cli.studies.algorithm_support import PAPER, Support
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis, analyse_diagnosis
-from mismatch_cli.studies.remedies import framework_of, has_fixed_models, without
+from mismatch_cli.studies.remedies import clauses_without, framework_of, has_fixed_models
 from mismatch_cli.trace.manifest import read_manifest, write_manifest
 from mismatch_cli.trace.reader import Trace
 
@@ -176,8 +176,8 @@ def test_settings_are_of_checks_that_exist():
         for check, words in settings.items():
             assert check in names() and not words.endswith("."), (framework, check)
             assert words.startswith("In ") and ": " in words
-            assert in_framework(framework, check) == words
-    assert in_framework("nobody", "temperature") == in_framework("verl", "nothing") == ""
+            assert framework_remedy(framework, check) == words
+    assert framework_remedy("nobody", "temperature") == framework_remedy("verl", "nothing") == ""
 
 
 def test_the_framework_of_a_trace():
@@ -190,16 +190,16 @@ def test_the_framework_of_a_trace():
 
 def test_clauses_go_with_their_flag():
     advice = "Use --earlier-model; reset the cache; vLLM: --logprobs-mode."
-    assert without(advice, ()) == without(advice, ["--trainer-model"]) == advice
-    assert without(advice, ["--earlier-model"]) == "Reset the cache; vLLM: --logprobs-mode."
-    assert without("Use --earlier-model.", ["--earlier-model"]) == ""
+    assert clauses_without(advice, ()) == clauses_without(advice, ["--trainer-model"]) == advice
+    assert clauses_without(advice, ["--earlier-model"]) == "Reset the cache; vLLM: --logprobs-mode."
+    assert clauses_without("Use --earlier-model.", ["--earlier-model"]) == ""
 
 
 def test_what_an_algorithm_lacks_is_asked_of_whoever_can_record_it(analyses):
     """Top-K columns of a dump come from the dump, those of a probe from a probe like it."""
-    from mismatch_cli.rules.algorithms.parse import find
+    from mismatch_cli.rules.algorithms.parse import parse_algorithm
 
-    asked = [find("dppo-topk-tv:k=512"), *map(find, PAPER)]
+    asked = [parse_algorithm("dppo-topk-tv:k=512"), *map(parse_algorithm, PAPER)]
     reasons = {
         name: Support.of(analysis.traces, asked).skipped["dppo-topk-tv:k=512"]
         for name, analysis in analyses[:: len(TYPED)]

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.studies.clipping import analyse_clipping
-from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.studies.tokens import blocked_tables, number_of_tokens, token_tables
 from tests.metrics.clipping.world import without, world
 from tests.studies.written import write_trace
@@ -75,7 +75,7 @@ def test_mismatch_and_staleness_add_up_if_both_were_measured(trace):
 
 
 def test_turns_equal_the_reports(trace):
-    found, study = columns(list(token_tables([trace]))), analyse([trace])
+    found, study = columns(list(token_tables([trace]))), analyse_mismatch([trace])
     counted = np.array([value is not None for value in found["d"]])
     turns = found["turn"][counted].astype(int)
     rows = study.result.pairs["total"].turns
@@ -88,7 +88,7 @@ def test_turns_equal_the_reports(trace):
 
 
 def test_blocked_tokens_are_those_that_clipstats_counts(trace):
-    study = analyse_clipping([trace], [find(spec) for spec in SPECS])
+    study = analyse_clipping([trace], [parse_algorithm(spec) for spec in SPECS])
     found = columns(list(blocked_tables([trace], study.summary.question)))
     for row in study.result.algorithms:
         judged = [flag for flag in found[row.name] if flag is not None]
@@ -123,7 +123,7 @@ def test_masks_on_batches_and_groups_block_what_their_whole_decides(tmp_path):
         write_trace(tmp_path / name, *parts[start : start + 2], seed=start)
         for start, name in ((0, "one"), (2, "two"))
     ]
-    study = analyse_clipping(traces, [find(spec) for spec in (*specs, *own)])
+    study = analyse_clipping(traces, [parse_algorithm(spec) for spec in (*specs, *own)])
     blocked = columns(list(blocked_tables(traces, study.summary.question)))
     tokens = columns(list(token_tables(traces)))
     judged = blocked["batch_mask"] != None  # noqa: E711 - elementwise
@@ -146,7 +146,7 @@ def test_masks_on_batches_and_groups_block_what_their_whole_decides(tmp_path):
 
 def test_without_advantages_each_sign_has_a_column(tmp_path):
     trace = write_trace(tmp_path / "trace", world(0, 24), without=("advantage",))
-    study = analyse_clipping([trace], [find(SPECS[0])])
+    study = analyse_clipping([trace], [parse_algorithm(SPECS[0])])
     found, (row,) = (
         columns(list(blocked_tables([trace], study.summary.question))),
         study.result.algorithms,

@@ -12,7 +12,7 @@ from mismatch_cli.processes.workers import Workers, portions
 from mismatch_cli.report.figures import plots_for
 from mismatch_cli.report.pages import page_of
 from mismatch_cli.studies.comparison import analyse_comparison
-from mismatch_cli.studies.mismatch import MismatchAnalysis, analyse
+from mismatch_cli.studies.mismatch import MismatchAnalysis, analyse_mismatch
 from mismatch_cli.trace.reader import Trace
 from tests.studies.compared import FLOAT32, Row, rows_of, write_rows
 
@@ -57,7 +57,7 @@ def growing(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 @pytest.fixture(scope="module")
 def study(growing: Trace) -> MismatchAnalysis:
-    return analyse([growing], worst=1)
+    return analyse_mismatch([growing], worst=1)
 
 
 def test_the_planted_gap_is_found_in_each_turn(study: MismatchAnalysis) -> None:
@@ -76,7 +76,7 @@ def test_workers_give_the_same_bits(
 ) -> None:
     monkeypatch.setattr(portions, "PORTION_BYTES", 1)  # each shard is a portion
     alone, together = (
-        analyse([growing], worst=1, workers=Workers(number)).result for number in (1, 3)
+        analyse_mismatch([growing], worst=1, workers=Workers(number)).result for number in (1, 3)
     )
     assert alone == together
     turns = [found.main.turns for found in (alone, study.result)]
@@ -99,7 +99,7 @@ def test_screen_page_and_figure_show_turns_if_there_are_several(study: MismatchA
     assert (profile.first, profile.last) == ("1", "4") and profile.note.endswith("0.010 to 0.040")
     assert "turn-profile" in dict(plots_for(study.plot_data))
 
-    usual = analyse([Trace.open(bundled("traces/fp8-kv"))], worst=1)
+    usual = analyse_mismatch([Trace.open(bundled("traces/fp8-kv"))], worst=1)
     view = page_of(usual)
     (along,) = (
         section for section in view.sections if section.title == "By position in the response"
@@ -113,7 +113,7 @@ def test_the_last_row_gathers_later_turns_and_compare_draws_them(
     tmp_path: Path, growing: Trace
 ) -> None:
     long = written(tmp_path / "long", 32)
-    found = analyse([long], worst=1)
+    found = analyse_mismatch([long], worst=1)
     last = found.result.main.turns[-1]
     # 96 responses of 1 … 32 turns: three each of 24 … 32 turns, which have 1 … 9 turns from the
     # 24th on

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.studies.clipping import analyse_clipping
-from mismatch_cli.studies.diagnosis import gather
-from mismatch_cli.studies.mismatch import analyse
-from mismatch_cli.studies.unusable import unusable
+from mismatch_cli.studies.diagnosis import gather_evidence
+from mismatch_cli.studies.mismatch import analyse_mismatch
+from mismatch_cli.studies.unusable import unusable_columns
 from mismatch_cli.trace.reader import Trace
 from tests.studies.compared import FLOAT32, Row, changed_trace, without_columns
 
@@ -44,10 +44,10 @@ def test_every_reader_says_what_a_column_holds(tmp_path, kind):
     said = SPOILED[kind][1]
     for side in ("logp_rollout", "logp_trainer"):
         trace = spoiled(tmp_path, side, kind)
-        assert unusable(trace).startswith(f"{side} is ") and said in unusable(trace)
-        readers = [lambda t: analyse([t]), lambda t: gather([t])]
+        assert unusable_columns(trace).startswith(f"{side} is ") and said in unusable_columns(trace)
+        readers = [lambda t: analyse_mismatch([t]), lambda t: gather_evidence([t])]
         if kind != "an overflow":  # to a mask, −inf is a token that the trainer excludes
-            readers.append(lambda t: analyse_clipping([t], [find("grpo-clip-higher")]))
+            readers.append(lambda t: analyse_clipping([t], [parse_algorithm("grpo-clip-higher")]))
         for read in readers:
             with pytest.raises(MismatchError, match="cannot be measured") as error:
                 read(trace)
@@ -55,7 +55,7 @@ def test_every_reader_says_what_a_column_holds(tmp_path, kind):
 
 
 def test_a_healthy_trace_has_nothing_unusable():
-    assert unusable(Trace.open(FLOAT32)) == ""
+    assert unusable_columns(Trace.open(FLOAT32)) == ""
 
 
 def test_without_a_trainer_the_next_command_scores_the_tokens(tmp_path):
@@ -63,4 +63,4 @@ def test_without_a_trainer_the_next_command_scores_the_tokens(tmp_path):
         tmp_path / "run", FLOAT32, lambda row: without_columns(row, "logp_trainer")
     )
     with pytest.raises(MismatchError):
-        analyse([Trace.open(path)])
+        analyse_mismatch([Trace.open(path)])

@@ -13,7 +13,7 @@ from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
 from mismatch_cli.diagnosis.sample import WITHOUT_IDS, WITHOUT_PROMPTS
 from mismatch_cli.studies.diagnosis import analyse_diagnosis
-from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.studies.tokens import token_tables
 from mismatch_cli.trace.reader import Trace
 from tests.frameworks.importing.layouts import imported, real_rows, write_lines
@@ -33,7 +33,7 @@ def traces(tmp_path_factory):
 
 
 def test_every_metric_is_the_same(traces):
-    known, pairs = (analyse([trace], worst=5) for trace in traces)
+    known, pairs = (analyse_mismatch([trace], worst=5) for trace in traces)
     assert not traces[1].has_ids and "response_ids" not in traces[1].columns()
     metrics = [study.result.main.metrics for study in (known, pairs)]
     assert metrics[0] == metrics[1]

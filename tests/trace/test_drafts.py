@@ -18,7 +18,7 @@ from lab.operations import KILL, attempt, faults
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.trace.drafts import draft, files_in, remove_unfinished
 from mismatch_cli.trace.files import replacing, replacing_entries, replacing_folder, write_named
-from mismatch_cli.trace.run_folder import claimed
+from mismatch_cli.trace.run_folder import claim_folder
 from tests.folders import texts, write_files
 from tests.leftovers import leave_draft
 from tests.tiers import at_night
@@ -92,7 +92,7 @@ def test_one_of_the_two_is_complete_whenever_a_kill_or_a_failure_comes(action, b
     for fault in faults(act, prepare):
         outcome = attempt(act, prepare(), fault)
         assert outcome.code in ((0, 1) if fault.what != KILL else (-9,)), (fault, outcome)
-        with claimed(folder, lambda: None):
+        with claim_folder(folder, lambda: None):
             found = texts(folder)
         found.pop(".lock")
         assert found in (before | users, after | users), (fault, outcome)

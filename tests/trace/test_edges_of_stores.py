@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mismatch_cli.trace.stores import StorePath, located, of_bucket
+from mismatch_cli.trace.stores import StorePath, bucket_location, local_or_store
 
 VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
 MINIO = {"endpoint_override": "minio:9000", "scheme": "http"}
@@ -29,18 +29,18 @@ def test_one_variable_is_enough_and_the_more_specific_one_wins(monkeypatch, give
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    assert of_bucket("bucket") == expected
+    assert bucket_location("bucket") == expected
 
 
 @pytest.mark.parametrize("url", ["file:///no/such/run", "file:/no/such/run"])
 def test_a_url_of_a_local_file_is_its_path(url):
-    found = located(Path(url))
+    found = local_or_store(Path(url))
     assert isinstance(found, Path)
     assert str(found) == "/no/such/run"
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/run", "hf://datasets/me/run/"])
 def test_any_other_url_is_a_path_on_its_store(url):
-    found = located(Path(url))
+    found = local_or_store(Path(url))
     assert isinstance(found, StorePath)
     assert str(found) == url.rstrip("/")

@@ -20,14 +20,14 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.places import bundled
 from mismatch_cli.trace.drafts import NEW, RUN
 from mismatch_cli.trace.files import replacing_folder
-from mismatch_cli.trace.ownership import foreign_in, remove_results, results_in
+from mismatch_cli.trace.ownership import first_foreign, first_result, remove_results
 from mismatch_cli.trace.recording_folder import (
-    begun_beside,
-    drop_begun,
+    begun_replacement,
+    drop_replacement,
     replacing_run,
     replacing_when_complete,
 )
-from mismatch_cli.trace.run_folder import claimed, report_folder, run_folder, training_folder
+from mismatch_cli.trace.run_folder import claim_folder, report_folder, run_folder, training_folder
 from tests.folders import contents, write_files
 from tests.leftovers import leave_draft
 from tests.paths import ROOT
@@ -127,18 +127,18 @@ def test_everything_that_commands_write_is_known_as_ours_and_a_new_run_removes_i
     reported, tmp_path
 ):
     folder = shutil.copytree(reported, tmp_path / "run")
-    assert foreign_in(folder) is None
+    assert first_foreign(folder) is None
     write_files(folder, {"log/hf.log": "mismatch-cli: log\n"})
     draft = leave_draft(folder, "trace")
     remove_results(folder)
     assert sorted(path.name for path in folder.iterdir()) == [draft.name, "log"]
-    assert foreign_in(folder) is None and results_in(folder) is None
+    assert first_foreign(folder) is None and first_result(folder) is None
 
 
 def test_a_run_that_replaces_another_keeps_the_lock_and_the_logs(reported, tmp_path):
     folder = shutil.copytree(reported, tmp_path / "run")
     write_files(folder, {"log/hf.log": "mismatch-cli: log\n"})
-    with claimed(folder, lambda: None):
+    with claim_folder(folder, lambda: None):
         with replacing_run(folder) as new:
             write_files(new, {"trace/manifest.json": "{}"})
         assert sorted(contents(folder)) == [".lock", "log/hf.log", "trace/manifest.json"]
@@ -156,7 +156,7 @@ def test_a_file_that_cannot_be_read_now_is_not_taken_for_that_of_another(
         return read(path, *arguments, **named)
 
     monkeypatch.setattr(Path, "read_text", fail)
-    for reader in (foreign_in, remove_results):
+    for reader in (first_foreign, remove_results):
         with pytest.raises(
             MismatchError, match=r"summary.json cannot be read \(Stale file handle\)"
         ):
@@ -333,9 +333,9 @@ with folder.claimed(Path(sys.argv[1]), lambda: None):
         process.kill()
         process.wait()
         os.killpg(process.pid, 0)  # its child is there still
-        with claimed(folder / "another", lambda: None):
+        with claim_folder(folder / "another", lambda: None):
             pass
-        with claimed(folder, lambda: None):
+        with claim_folder(folder, lambda: None):
             os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -346,15 +346,15 @@ def test_the_lock_of_a_removed_folder_does_not_count(tmp_path):
     import fcntl
 
     folder = tmp_path / "run"
-    with claimed(folder, lambda: None):
+    with claim_folder(folder, lambda: None):
         # Another process has opened it, and now comes the removal
         stale = os.open(folder / ".lock", os.O_RDWR)
     assert not folder.exists()
     fcntl.flock(stale, fcntl.LOCK_EX)
     with (
-        claimed(folder, lambda: None),
+        claim_folder(folder, lambda: None),
         pytest.raises(MismatchError, match="another process"),
-        claimed(folder, list),
+        claim_folder(folder, list),
     ):
         pass
     os.close(stale)
@@ -387,17 +387,17 @@ def test_drafts_of_processes_that_are_gone_are_removed_in_the_run_and_in_its_own
     folder = tmp_path / "run"
     places = [folder / "trace", folder / RUN / NEW / "trace"]
     left = [leave_draft(place, "shard-0.parquet") for place in places]
-    with claimed(folder, lambda: None):
+    with claim_folder(folder, lambda: None):
         assert not any(draft.exists() for draft in left)
 
 
 def test_a_run_that_has_begun_beside_another_is_there_to_be_resumed_until_it_is_dropped(tmp_path):
     (tmp_path / "summary.json").write_text("{}", encoding="utf-8")
     with replacing_when_complete(tmp_path):
-        assert begun_beside(tmp_path) is None, "nothing is recorded yet"
+        assert begun_replacement(tmp_path) is None, "nothing is recorded yet"
     with replacing_when_complete(tmp_path) as work:
         (work / "trace").mkdir()
-    assert begun_beside(tmp_path) == work == tmp_path / RUN / NEW
-    drop_begun(tmp_path)
-    assert begun_beside(tmp_path) is None
+    assert begun_replacement(tmp_path) == work == tmp_path / RUN / NEW
+    drop_replacement(tmp_path)
+    assert begun_replacement(tmp_path) is None
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]

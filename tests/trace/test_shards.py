@@ -14,7 +14,7 @@ import pytest
 from mismatch_cli.probe.rollouts import is_sampled, is_whole
 from mismatch_cli.probe.score import score_shards
 from mismatch_cli.processes.ranks import ALONE
-from mismatch_cli.trace.manifest import recorded
+from mismatch_cli.trace.manifest import shard_entries
 from tests.metrics.batches import make_batch
 from tests.studies.written import write_trace
 
@@ -48,5 +48,5 @@ def test_a_shard_continues_the_numbers_of_the_ones_before(tmp_path):
 def test_a_shard_with_fewer_rows_than_promised_is_not_sampled(tmp_path, promised, whole):
     (path,) = write_trace(tmp_path, make_batch([[-1.0]] * 4)).shards
     assert is_whole(path, promised) is whole
-    assert is_sampled(tmp_path, recorded({path.name: promised})) is whole
-    assert not is_sampled(tmp_path, recorded({path.name: promised, "shard-00001.parquet": 4}))
+    assert is_sampled(tmp_path, shard_entries({path.name: promised})) is whole
+    assert not is_sampled(tmp_path, shard_entries({path.name: promised, "shard-00001.parquet": 4}))

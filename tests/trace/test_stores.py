@@ -88,7 +88,7 @@ def url(store: Store, trace: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def fresh(store: Store) -> None:
-    stores.forget()
+    stores.list_folders_again()
     store.busy, store.busy_with = 0, ""
     store.requests.clear()
 
@@ -192,10 +192,10 @@ def test_paths_within_file_systems():
         ("s3://bucket/a/", "bucket/a"),
         ("gs:/bucket/a", "bucket/a"),
     ):
-        place = stores.located(Path(name))
+        place = stores.local_or_store(Path(name))
         assert isinstance(place, stores.StorePath) and place.inside == inside
-    assert stores.located(Path("file:///tmp/x")) == Path("/tmp/x")
-    assert stores.located(Path("runs/a")) == Path("runs/a")
+    assert stores.local_or_store(Path("file:///tmp/x")) == Path("/tmp/x")
+    assert stores.local_or_store(Path("runs/a")) == Path("runs/a")
 
 
 def test_any_file_system_of_fsspec(trace, capsys):

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from mismatch_cli.base.hashing import hash_keys, mix
-from mismatch_cli.base.options import build, replaced
+from mismatch_cli.base.options import build, replace_settings
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import Trainer
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.rules.batch import Rollout
 from mismatch_cli.train.coefficients import LearnedResponse
 from mismatch_cli.train.learner import Learner
@@ -42,7 +42,7 @@ def learner_on(
     folder: str, algorithm: str = "dppo-binary-tv", dtype: str = "float32", **changes: Any
 ) -> Learner:
     trainer = Trainer.load(folder, sampling=PLAIN, dtype=dtype)
-    return Learner(trainer, find(algorithm), PLAIN, replaced(CONFIG, **changes))
+    return Learner(trainer, parse_algorithm(algorithm), PLAIN, replace_settings(CONFIG, **changes))
 
 
 def requests_of(samples: list[LearnedResponse]) -> list[ScoreRequest]:

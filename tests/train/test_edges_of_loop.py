@@ -26,7 +26,7 @@ def test_only_a_failure_of_the_network_between_ranks_is_a_lost_rank(
     def failing(*_):
         raise RuntimeError(error)
 
-    monkeypatch.setattr(loop, "Run", failing)
+    monkeypatch.setattr(loop, "RunInProgress", failing)
     monkeypatch.setattr(joined, "_LAUNCHER_ACTS", 0)
     world = World(size=size)
     with pytest.raises(MismatchError, match=f"{expected}.*newest checkpoint with --resume"):
@@ -47,7 +47,7 @@ def test_only_a_lack_of_memory_advises_a_lower_token_budget(
     def failing(*_):
         raise error
 
-    monkeypatch.setattr(loop, "Run", failing)
+    monkeypatch.setattr(loop, "RunInProgress", failing)
     with pytest.raises(MismatchError, match="newest checkpoint with --resume") as raised:
         loop.train(None, tmp_path, print)
     assert ("--token-budget needs less memory" in str(raised.value)) == needs_less

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from mismatch_cli.base.places import bundled
 from mismatch_cli.frameworks import dialects
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.trace.reader import Trace
 from mismatch_cli.train.bounds import no_bounds
 from mismatch_cli.train.step import StepResponses, step_record
@@ -28,7 +28,7 @@ def test_a_step_has_the_numbers_that_its_trace_would_show_as_another_framework()
         sampled=None,
         uses=[SimpleNamespace(version=2, update=update)],
     )
-    record = step_record(step, responses, find("pg-is"), framework="trl")
+    record = step_record(step, responses, parse_algorithm("pg-is"), framework="trl")
     of_trace = dialects.readings([trace], ["trl"]).by_framework["trl"]
     assert record["as"] == {"trl": dialects.named(of_trace)} and record["as"]["trl"]
-    assert "as" not in step_record(step, responses, find("pg-is"))
+    assert "as" not in step_record(step, responses, parse_algorithm("pg-is"))

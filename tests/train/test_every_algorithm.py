@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
-from mismatch_cli.metrics.clipping.masked_slice import Needs, gather
+from mismatch_cli.metrics.clipping.masked_slice import Needs, add_to_first_pass
 from mismatch_cli.rules.algorithms.first_pass import FirstPass
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.trace.reader import Trace
 from tests.train.ranks.on_ranks import run_on
 from tests.train.small_runs import KINDS, ON_RANKS, SHORT, reward_file, run
@@ -54,7 +54,7 @@ def test_rules_beyond_a_micro_batch_train_on_two_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_clipstats_blocks_in_a_trace_what_training_blocked(alone: Path, name: str) -> None:
     """`clipstats` finds the share that training blocked, including rules on whole batches."""
-    trace, algorithm = Trace.open(alone / name / "traces" / "step-3"), find(name)
+    trace, algorithm = Trace.open(alone / name / "traces" / "step-3"), parse_algorithm(name)
     needs = Needs(
         True,
         algorithm.needs_recomputed,
@@ -64,7 +64,7 @@ def test_clipstats_blocks_in_a_trace_what_training_blocked(alone: Path, name: st
     )
     (batch,) = trace.batches()
     gathering = FirstPass(algorithm.batch_masks)
-    gather(gathering, batch, needs, 0)
+    add_to_first_pass(gathering, batch, needs, 0)
     summary = ClippingSummary(Question((algorithm,), needs, found=gathering.found()))
     summary.update(batch)
     found = summary.result(0).algorithms[0].blocked.all.value

@@ -16,7 +16,7 @@ from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.engines import EngineSettings, Request, create_engine
 from mismatch_cli.models.engines.vllm import router_layers
 from mismatch_cli.models.loading import load_causal_lm
-from mismatch_cli.models.positions import first_context, positions_facts, rescaled
+from mismatch_cli.models.positions import first_context, positions_facts, rescaling_warning
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.train.run import RunInProgress
@@ -143,14 +143,14 @@ def test_a_context_whose_position_scaling_depends_on_the_length_is_refused(model
     )
     short = create_engine("hf", EngineSettings(models["phi3"], SMALL, 0, dtype="float32"))
     trainer = Trainer.load(models["phi3"], sampling=SMALL, dtype="float32")
-    assert short.max_model_len == 64 and not rescaled(short.describe(), trainer.describe())
+    assert short.max_model_len == 64 and not rescaling_warning(short.describe(), trainer.describe())
     extra = {"max_model_len": 512}
     long = create_engine(
         "hf", EngineSettings(models["phi3"], SMALL, 0, dtype="float32", extra=extra)
     )
     flags = "Use --engine-arg max_model_len=64 (train: max_context_tokens = 64)."
-    assert flags in rescaled(long.describe(), trainer.describe())
-    assert flags in rescaled(
+    assert flags in rescaling_warning(long.describe(), trainer.describe())
+    assert flags in rescaling_warning(
         long.describe() | {"engine": "vllm"}, positions_facts(config) | {"model": "m"}
     )
     beyond = [Request(request.prompt_ids + request.prompt_ids[:12], seed=0) for request in LONG]

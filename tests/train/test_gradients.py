@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
-from mismatch_cli.rules.algorithms.parse import find
-from mismatch_cli.rules.algorithms.parts import capped
+from mismatch_cli.rules.algorithms.masks_and_factors import capped
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.rules.algorithms.table import TABLE, VARIANTS
 from mismatch_cli.rules.policies import (
     ENGINE_GAP,
@@ -111,7 +111,7 @@ OF_KINDS = [
 @looped(("spec", "kind"), OF_KINDS)
 def test_scale_times_coefficient_is_the_published_gradient(spec: str, kind: str) -> None:
     """Under every aggregation: division by a response's length happens exactly once."""
-    algorithm, objective = find(spec), (PUBLISHED | WITH_PARAMETERS)[spec]
+    algorithm, objective = parse_algorithm(spec), (PUBLISHED | WITH_PARAMETERS)[spec]
     if kind == "per token":
         objective = PER_TOKEN.get(spec) or objective
     for seed in (0, 1):
@@ -135,7 +135,10 @@ def test_scale_times_coefficient_is_the_published_gradient(spec: str, kind: str)
 OF_A_MEAN = [
     spec
     for spec in (*TABLE, "gspo:anchor=rollout", "gspo:cap=1.5", "gspo:ratio_high=10,ratio_low=1")
-    if any((f.ratio.current, f.ratio.level) == ("trainer", "mean") for f in find(spec).weight)
+    if any(
+        (f.ratio.current, f.ratio.level) == ("trainer", "mean")
+        for f in parse_algorithm(spec).weight
+    )
 ]
 
 
@@ -144,7 +147,7 @@ def test_a_weight_that_is_a_mean_over_the_response_is_divided_by_its_length_once
     """∇ of a mean contains 1/|y|: as published, over responses, or as in frameworks, repeated at
     each token.
     """
-    algorithm, given = find(spec), random_policies(0, responses=RESPONSES)
+    algorithm, given = parse_algorithm(spec), random_policies(0, responses=RESPONSES)
     advantage_T = advantages(given, "per response", 0)
     kept_T = keep_T(algorithm, given, advantage_T).double()
     (factor,) = algorithm.weight
@@ -315,7 +318,7 @@ def test_a_term_does_not_need_an_advantage() -> None:
     # The covariance of a token without an advantage uses the batch's mean, which other tokens
     # determine.
     advantage_T[::2] = 0
-    found_T = coefficient_T(find("kl-cov:share=0.3"), given, advantage_T)[::2]
+    found_T = coefficient_T(parse_algorithm("kl-cov:share=0.3"), given, advantage_T)[::2]
     signs_T = (given.recomputed - given.trainer).sign()[::2]
     assert torch.equal(found_T[found_T != 0], 0.1 * signs_T[found_T != 0])
     assert 5 < (found_T != 0).sum() < len(found_T) - 5

@@ -12,7 +12,7 @@ import torch
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.rules.algorithms.algorithm import reads_single_tokens
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.rules.algorithms.table import TABLE, VARIANTS
 from mismatch_cli.rules.batch import Rollout
 from mismatch_cli.train.checkpoint import latest_checkpoint, save_checkpoint
@@ -270,7 +270,7 @@ def test_coefficients_are_scaled_in_float32() -> None:
     rollout = Rollout([0], [1, 2], zeros_T, zeros_T.astype(np.int32), None, None, "stop")
     for scale in (1 / 3, 1e-8):
         judged = MicroBatchCoefficients(
-            find("reinforce"),
+            parse_algorithm("reinforce"),
             [LearnedResponse(rollout, -1.5)],
             np.array([scale]),
             torch.device("cpu"),

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.options import by_key
 from mismatch_cli.base.places import bundled
-from mismatch_cli.models.adapters import MergedAdapter, put_on, read_adapter, start_lora
+from mismatch_cli.models.adapters import MergedAdapter, apply_adapter, read_adapter, start_lora
 from mismatch_cli.models.loading import load_causal_lm, load_tokenizer
 from mismatch_cli.train.learner import Learner
 from mismatch_cli.train.train_config import TrainConfig
@@ -81,7 +81,7 @@ def test_every_step_is_proven_and_only_the_adapter_learns(unbroken_lora):
     adapter = read_adapter(str(unbroken_lora / "adapter"))
     assert (adapter.rank, adapter.alpha) == (4, 8.0)
     model = str(bundled("model"))
-    summed = put_on(load_causal_lm(model, "float32"), adapter, merge=True).state_dict()
+    summed = apply_adapter(load_causal_lm(model, "float32"), adapter, merge=True).state_dict()
     for name, weight in load_causal_lm(str(unbroken_lora / "model")).state_dict().items():
         torch.testing.assert_close(weight, summed[name], atol=1e-7, rtol=0)
     name = "model.layers.0.mlp.up_proj.weight"

@@ -15,7 +15,7 @@ from mismatch_cli.models.scoring import trainer as trainer_module
 from mismatch_cli.models.scoring.layout import keeps_apart, micro_batches, pack
 from mismatch_cli.models.scoring.requests import ScoreRequest
 from mismatch_cli.models.scoring.trainer import Trainer
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.train.learner import Learner
 from tests.train.learners import gradients
 from tests.train.ranks.on_ranks import CONFIG, PLAIN, TOPK, VOCABULARY, samples
@@ -85,8 +85,8 @@ def test_gradients_are_those_of_padded_rows(save_model, packing, algorithm):
     for packs in (True, False):
         trainer = load(save_model, "Qwen3")
         trainer.packed = packs
-        learner = Learner(trainer, find(algorithm, training=True), PLAIN, CONFIG)
-        learner.update(samples(recomputed=find(algorithm).needs_recomputed))
+        learner = Learner(trainer, parse_algorithm(algorithm, training=True), PLAIN, CONFIG)
+        learner.update(samples(recomputed=parse_algorithm(algorithm).needs_recomputed))
         found.append(gradients(learner))
     packed, padded = found
     assert packed.keys() == padded.keys()

@@ -21,7 +21,7 @@ from mismatch_cli.app.cli import run as cli
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.models.engines.hf import HfEngine
 from mismatch_cli.models.loading import load_causal_lm
-from mismatch_cli.trace.run_folder import claimed
+from mismatch_cli.trace.run_folder import claim_folder
 from mismatch_cli.train.checkpoint import cut_back, latest_checkpoint
 from mismatch_cli.train.learner import Learner, LossScale
 from tests.leftovers import leave_draft
@@ -46,7 +46,7 @@ def test_leftovers_of_a_kill_do_not_count(unbroken, tmp_path):
     (folder / "traces" / "step-3").mkdir(parents=True)
     with open(folder / "metrics.jsonl", "a", encoding="utf-8") as lines:
         lines.write('{"step": 5, "rew')
-    with claimed(folder, check=lambda: None):
+    with claim_folder(folder, check=lambda: None):
         seen = run(folder, resume=True, **EVALUATED)
     assert [record["step"] for record in seen] == [3, 4]
     assert_same_run(folder, unbroken)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mismatch_cli.app.common import Common, print_parts
 from mismatch_cli.app.flags import flags
 from mismatch_cli.base.json_form import to_json
-from mismatch_cli.base.options import part
+from mismatch_cli.base.options import settings_group
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,7 +27,7 @@ _USE = "Use: mismatch-cli clipstats --algorithm NAME:PARAMETER=VALUE --algorithm
 
 
 @flags()
-def command(*, common: Common = part(Common, "json", "debug")) -> None:
+def command(*, common: Common = settings_group(Common, "json", "debug")) -> None:
     """List the algorithms that clipstats knows: when each blocks a token, and how it weights the
     rest.
 

@@ -9,7 +9,7 @@ from mismatch_cli.app.completions import algorithms
 from mismatch_cli.app.flags import flags
 from mismatch_cli.app.shared_settings import AlgorithmSettings, TraceSettings
 from mismatch_cli.base import registry
-from mismatch_cli.base.options import own, part, setting
+from mismatch_cli.base.options import override, setting, settings_group
 
 PANEL, PLACE = "Explain", 3
 
@@ -34,13 +34,13 @@ class ClippingSettings:
 @flags()
 def command(
     *,
-    read: TraceSettings = part(TraceSettings),
-    asked_for: AlgorithmSettings = part(
-        AlgorithmSettings, algorithms=own(show_default="all of them")
+    read: TraceSettings = settings_group(TraceSettings),
+    asked_for: AlgorithmSettings = settings_group(
+        AlgorithmSettings, algorithms=override(show_default="all of them")
     ),
-    clipping: ClippingSettings = part(ClippingSettings),
-    common: Common = part(
-        Common, *JUDGING, output=own(show_default="clipstats, in the run or here")
+    clipping: ClippingSettings = settings_group(ClippingSettings),
+    common: Common = settings_group(
+        Common, *JUDGING, output=override(show_default="clipstats, in the run or here")
     ),
 ) -> None:
     """Show which tokens each trust region blocks, how much update mass that drops, and how many

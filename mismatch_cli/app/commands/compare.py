@@ -6,7 +6,7 @@ from mismatch_cli.app.common import READING, Common
 from mismatch_cli.app.flags import flags
 from mismatch_cli.app.shared_settings import TraceSettings
 from mismatch_cli.base.errors import UsageError, suggest
-from mismatch_cli.base.options import own, part, setting
+from mismatch_cli.base.options import override, setting, settings_group
 
 PANEL, PLACE = "Measure", 3
 
@@ -30,7 +30,7 @@ class ComparisonSettings:
     )
 
 
-_TRACES = own(
+_TRACES = override(
     help="Run folders or trace folders; the first is compared with each of up to five others.",
     show_default="the two bundled traces",
 )
@@ -39,9 +39,9 @@ _TRACES = own(
 @flags()
 def command(
     *,
-    read: TraceSettings = part(TraceSettings, traces=_TRACES),
-    comparison: ComparisonSettings = part(ComparisonSettings),
-    common: Common = part(Common, *READING, output=own(show_default="compare")),
+    read: TraceSettings = settings_group(TraceSettings, traces=_TRACES),
+    comparison: ComparisonSettings = settings_group(ComparisonSettings),
+    common: Common = settings_group(Common, *READING, output=override(show_default="compare")),
 ) -> None:
     """Show how traces differ: in every metric with intervals, token by token, and in their
     settings.
@@ -56,7 +56,7 @@ def command(
     """
     from functools import partial
 
-    from mismatch_cli.studies.settings_compared import check_number
+    from mismatch_cli.studies.settings_compared import check_trace_count
 
     traces, pair = read.traces or [], comparison.pair
     if len(traces) == 1:
@@ -64,7 +64,7 @@ def command(
             "compare needs two traces, and one is named. Name a second: "
             f"{suggest('compare', traces[0], 'OTHER')}"
         )
-    check_number(len(traces))
+    check_trace_count(len(traces))
     folder = common.report_folder(traces, "compare")
     from mismatch_cli.studies.comparison import ComparisonAnalysis, analyse_comparison
 

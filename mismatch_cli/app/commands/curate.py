@@ -6,14 +6,14 @@ from pathlib import Path
 from mismatch_cli.app.common import Common, recording
 from mismatch_cli.app.flags import flags
 from mismatch_cli.base.errors import suggest
-from mismatch_cli.base.options import own
+from mismatch_cli.base.options import override
 from mismatch_cli.base.places import bundled
 from mismatch_cli.base.values import PREFIX, Values
 from mismatch_cli.probe.config import CurateConfig
 from mismatch_cli.probe.settings import TaskSettings
 
 PANEL, PLACE = "Train", 1
-_FOLDER = own(
+_FOLDER = override(
     help="Run folder, with perfectible.jsonl.",
     show_default="curate-MODEL",
 )
@@ -41,7 +41,7 @@ def command(
 
     prepared = prepared_run(values, common, CurateConfig, "curate")
     with prepared as (config, work, manifest):
-        from mismatch_cli.base.places import shown
+        from mismatch_cli.base.places import shorten_paths
         from mismatch_cli.probe.curate import PROBLEMS_FILE, curate
         from mismatch_cli.studies.curation import CurationAnalysis
         from mismatch_cli.trace.recording_folder import put_in_place
@@ -52,7 +52,11 @@ def command(
         chosen = folder / PROBLEMS_FILE
         training = reward_variables(config) + suggest(*training_flags(config, chosen))
         study = CurationAnalysis(
-            curation, shown(config.to_json()), confirm, tuple(shown(sys.argv[1:])), training
+            curation,
+            shorten_paths(config.to_json()),
+            confirm,
+            tuple(shorten_paths(sys.argv[1:])),
+            training,
         )
         common.show(study, folder)
     common.progress.say(f"Wrote {chosen}")

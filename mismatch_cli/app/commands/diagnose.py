@@ -13,7 +13,7 @@ from mismatch_cli.app.flags import flags
 from mismatch_cli.app.rank_flags import RankSettings
 from mismatch_cli.app.shared_settings import TraceSettings
 from mismatch_cli.base.errors import UsageError
-from mismatch_cli.base.options import own, part, setting
+from mismatch_cli.base.options import override, setting, settings_group
 from mismatch_cli.base.places import FAULTY
 from mismatch_cli.probe.settings import ScorerSettings
 from mismatch_cli.processes.ranks.joined import joined
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PANEL, PLACE = "Explain", 1
 
 _KEPT = "There is no diagnosis."
-_TRAINER = own(
+_TRAINER = override(
     help="The trainer's model at the weights that sampled: scores some responses again to tell "
     "which side is at fault.",
     panel=None,
@@ -53,15 +53,15 @@ class ModelSettings:
 def command(
     context: typer.Context,
     *,
-    read: TraceSettings = part(TraceSettings),
-    models: ModelSettings = part(ModelSettings),
-    scorer: ScorerSettings = part(ScorerSettings, "model", model=_TRAINER),
-    shared: RankSettings = part(RankSettings, "nproc", "sharded"),
-    common: Common = part(
+    read: TraceSettings = settings_group(TraceSettings),
+    models: ModelSettings = settings_group(ModelSettings),
+    scorer: ScorerSettings = settings_group(ScorerSettings, "model", model=_TRAINER),
+    shared: RankSettings = settings_group(RankSettings, "nproc", "sharded"),
+    common: Common = settings_group(
         Common,
         "trust_remote_code",
         *READING,
-        output=own(show_default="diagnosis, in the run or here"),
+        output=override(show_default="diagnosis, in the run or here"),
     ),
 ) -> None:
     """Look for faults that precision cannot explain: shifts, temperature, placeholders, stale
@@ -76,7 +76,7 @@ def command(
     """
     from dataclasses import replace
 
-    from mismatch_cli.models.adapters import base_of
+    from mismatch_cli.models.adapters import base_model_of_adapter
     from mismatch_cli.models.loading import check_models
 
     named = [name for name in (models.earlier_model, scorer.model) if name]
@@ -86,7 +86,7 @@ def command(
             "--earlier-model."
         )
     shared.check_sharded()
-    check_models([base_of(name) or name for name in named], "`diagnose` with a model")
+    check_models([base_model_of_adapter(name) or name for name in named], "`diagnose` with a model")
     folder = common.report_folder(read.traces, "diagnosis")
     shared.launch(context, _KEPT)
     from mismatch_cli.models.rank_shares import Ranks

@@ -21,7 +21,7 @@ from mismatch_cli.app.shared_settings import (
     of_limits,
 )
 from mismatch_cli.base.errors import MismatchError, UsageError, suggest
-from mismatch_cli.base.options import flat, own, part, setting
+from mismatch_cli.base.options import override, setting, settings_group, values_by_key
 from mismatch_cli.base.places import FAULTY
 from mismatch_cli.limits.published_sets import default_set
 
@@ -67,12 +67,12 @@ class SummarySettings:
 @flags()
 def command(
     *,
-    read: TraceSettings = part(TraceSettings),
-    by: LimitSettings = part(LimitSettings, limits=own(show_default=default_set())),
-    listing: ListSettings = part(ListSettings, panel="Limits"),
-    gate: GateSettings = part(GateSettings),
-    summaries: SummarySettings = part(SummarySettings),
-    common: Common = part(Common, *READ_BY, "force", "full", "json", "quiet", "debug"),
+    read: TraceSettings = settings_group(TraceSettings),
+    by: LimitSettings = settings_group(LimitSettings, limits=override(show_default=default_set())),
+    listing: ListSettings = settings_group(ListSettings, panel="Limits"),
+    gate: GateSettings = settings_group(GateSettings),
+    summaries: SummarySettings = settings_group(SummarySettings),
+    common: Common = settings_group(Common, *READ_BY, "force", "full", "json", "quiet", "debug"),
 ) -> None:
     """Check a trace against limits: exit code 0 if all hold, 3 if one is exceeded or cannot be
     measured.
@@ -94,7 +94,7 @@ def command(
 
         _show_presets([load_limits(name) for name in presets()], common.json)
         return
-    written, baseline = flat(summaries), by.baseline or []
+    written, baseline = values_by_key(summaries), by.baseline or []
     common.check([*(read.traces or ()), *baseline])
     for file in filter(None, (gate.init, *written.values())):
         check_file(file, common.force)
@@ -138,14 +138,14 @@ def _init(path: Path, traces: list[Path] | None, common: Common, allow_partial: 
     from mismatch_cli.limits.limit_sets import load_limits
     from mismatch_cli.report.limits_file import limits_file
     from mismatch_cli.studies.good_runs import limits_from
-    from mismatch_cli.studies.mismatch import analyse
+    from mismatch_cli.studies.mismatch import analyse_mismatch
     from mismatch_cli.trace.files import write_named
 
     runs = common.opened(
         traces, "No trace named: taking fp8-kv, a bundled one, as a good run.", FAULTY
     )
     common.progress.say("Measuring")
-    results = [analyse([run], 0, common.read_by).result for run in runs]
+    results = [analyse_mismatch([run], 0, common.read_by).result for run in runs]
     partial = [part for result in results for part in result.about.partial]
     if partial and not allow_partial:
         lacks = f"{partial[0].trace} is partial ({', '.join(partial[0].reasons)})"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mismatch_cli.app.common import Common, console, print_parts
 from mismatch_cli.app.flags import flags
 from mismatch_cli.base.errors import UsageError, suggest
-from mismatch_cli.base.options import part, setting
+from mismatch_cli.base.options import setting, settings_group
 from mismatch_cli.base.places import page_name
 from mismatch_cli.base.text import visible
 
@@ -58,8 +58,8 @@ class GuideSettings:
 @flags()
 def command(
     *,
-    guide: GuideSettings = part(GuideSettings),
-    common: Common = part(Common, "debug"),
+    guide: GuideSettings = settings_group(GuideSettings),
+    common: Common = settings_group(Common, "debug"),
 ) -> None:
     """Show a page of the guide: what a command measures, its examples, its options, what can go
     wrong.
@@ -120,11 +120,13 @@ def _named(name: str, pages: Mapping[str, Page]) -> list[str]:
 
 def _found(name: str, pages: Mapping[str, Page]) -> Page:
     """The only page behind a name."""
-    from mismatch_cli.base.registry import unknown
+    from mismatch_cli.base.registry import unknown_name
 
     same = _named(name, pages)
     if len(same) != 1:
-        raise UsageError(f"{unknown('page', name, same or pages)} All of them: mismatch-cli guide")
+        raise UsageError(
+            f"{unknown_name('page', name, same or pages)} All of them: mismatch-cli guide"
+        )
     return pages[same[0]]
 
 

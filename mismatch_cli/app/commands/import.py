@@ -17,11 +17,11 @@ from mismatch_cli.app.progress import TerminalProgress
 from mismatch_cli.app.shared_settings import FormatSettings
 from mismatch_cli.base import registry
 from mismatch_cli.base.errors import UsageError, suggest
-from mismatch_cli.base.options import own, part, setting
+from mismatch_cli.base.options import override, setting, settings_group
 from mismatch_cli.base.places import FAULTY, bundled, bundled_trace
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.frameworks import IMPORTERS
-from mismatch_cli.limits.manifest_sides import DTYPES, stated
+from mismatch_cli.limits.manifest_sides import DTYPES, recorded_dtype
 from mismatch_cli.probe.settings import RolloutSettings, SamplerSettings, ScorerSettings
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PANEL, PLACE = "Use elsewhere", 1
 
-_SIDE = own(None, flag=False, choices=("dtype", (*DTYPES, "auto")))  # `auto` states nothing
+_SIDE = override(None, flag=False, choices=("dtype", (*DTYPES, "auto")))  # `auto` states nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,23 +73,23 @@ class SchemaSettings:
 @flags()
 def command(
     *,
-    dump: DumpSettings = part(DumpSettings),
-    of_format: FormatSettings = part(FormatSettings),
-    printed: SchemaSettings = part(SchemaSettings),
-    sampler: Any = part(
+    dump: DumpSettings = settings_group(DumpSettings),
+    of_format: FormatSettings = settings_group(FormatSettings),
+    printed: SchemaSettings = settings_group(SchemaSettings),
+    sampler: Any = settings_group(
         SamplerSettings,
         "temperature",
         "top_p",
         "top_k",
         "min_p",
-        temperature=own(None),
-        top_p=own(None, flag=True),
-        top_k=own(None, flag=True),
-        min_p=own(None, flag=True),
+        temperature=override(None),
+        top_p=override(None, flag=True),
+        top_k=override(None, flag=True),
+        min_p=override(None, flag=True),
     ),
-    engine: RolloutSettings = part(RolloutSettings, "dtype", dtype=_SIDE),
-    trainer: ScorerSettings = part(ScorerSettings, "dtype", dtype=_SIDE),
-    common: Common = part(
+    engine: RolloutSettings = settings_group(RolloutSettings, "dtype", dtype=_SIDE),
+    trainer: ScorerSettings = settings_group(ScorerSettings, "dtype", dtype=_SIDE),
+    common: Common = settings_group(
         Common,
         "trust_remote_code",
         "output",
@@ -97,7 +97,9 @@ def command(
         "json",
         "quiet",
         "debug",
-        output=own(help="Run folder; the trace goes into its trace/.", show_default="import-NAME"),
+        output=override(
+            help="Run folder; the trace goes into its trace/.", show_default="import-NAME"
+        ),
     ),
 ) -> None:
     """Turn a dump of TRL, verl, prime-rl, NeMo-RL, slime, miles or open-instruct, or plain JSONL,
@@ -144,7 +146,7 @@ def _sides(rollout_dtype: str | None, trainer_dtype: str | None) -> dict[str, di
     """What the manifest says of both sides, if the precision of either is stated."""
     dtypes = {"rollout": rollout_dtype, "trainer": trainer_dtype}
     named = {side: dtype for side, dtype in dtypes.items() if dtype not in (None, "auto")}
-    return {side: dict(stated(named.get(side))) for side in dtypes if named}
+    return {side: dict(recorded_dtype(named.get(side))) for side in dtypes if named}
 
 
 def _named(columns: list[str] | None, format: str | None) -> dict[str, str]:
@@ -246,7 +248,7 @@ def _of_a_trace(tokenizer: str) -> Path | None:
 def _tell(imported: dict[str, Any], folder: Path, common: Common) -> None:
     """Say what is in the trace, what is not and why, and what to type next."""
     from mismatch_cli.base.json_form import from_json
-    from mismatch_cli.studies.unusable import unusable
+    from mismatch_cli.studies.unusable import unusable_columns
     from mismatch_cli.trace.origin import Imported
     from mismatch_cli.trace.reader import Trace
 
@@ -257,7 +259,7 @@ def _tell(imported: dict[str, Any], folder: Path, common: Common) -> None:
         print_parts(*_contents(source))
     progress = common.progress
     progress.say(f"Wrote {folder / 'trace'}")
-    if wrong := unusable(Trace.open(folder)):
+    if wrong := unusable_columns(Trace.open(folder)):
         progress.say(f"! {wrong}")
     if source.rows_with_trainer:
         lines = (suggest(command, folder) for command in ("diagnose", "report", "clipstats"))

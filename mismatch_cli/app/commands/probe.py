@@ -8,7 +8,7 @@ import typer
 from mismatch_cli.app.common import Common, recording
 from mismatch_cli.app.flags import flags
 from mismatch_cli.app.rank_flags import KEPT, RankSettings, shared_with_ranks
-from mismatch_cli.base.options import of_running, own, part
+from mismatch_cli.base.options import of_running, override, settings_group
 from mismatch_cli.base.values import Values
 from mismatch_cli.probe.config import ProbeConfig
 from mismatch_cli.processes.ranks.joined import joined
@@ -30,8 +30,8 @@ def command(
     context: typer.Context,
     values: Values,
     *,
-    repeated: LikeSettings = part(LikeSettings),
-    shared: RankSettings = part(RankSettings, "nproc", sharded=own(flag=False)),
+    repeated: LikeSettings = settings_group(LikeSettings),
+    shared: RankSettings = settings_group(RankSettings, "nproc", sharded=override(flag=False)),
     common: Common = recording("probe-MODEL", "worst", "open"),
 ) -> None:
     """Sample with the rollout engine, recompute with the trainer, and report how far they disagree.

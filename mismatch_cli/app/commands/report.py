@@ -20,7 +20,7 @@ from mismatch_cli.app.one_figure import (
 )
 from mismatch_cli.app.shared_settings import AlgorithmSettings, TraceSettings
 from mismatch_cli.base.errors import UsageError, suggest
-from mismatch_cli.base.options import own, part, setting
+from mismatch_cli.base.options import override, setting, settings_group
 
 if TYPE_CHECKING:
     from mismatch_cli.studies.study import Study
@@ -31,11 +31,11 @@ PANEL, PLACE = "Measure", 2
 _ALL = "all"  # frameworks
 _REPORT = Path("report")  # the folder if no run is named
 _NO_RUN = "No run in this folder: reporting on the bundled trace."
-_TRACES = own(
+_TRACES = override(
     help="Run folders or trace folders (several are pooled), or folders of training runs.",
     show_default="the latest run here, or the bundled trace",
 )
-_TWO = own(
+_TWO = override(
     help="Compare two algorithms of training runs: does the first learn faster? Type it twice."
 )
 
@@ -69,10 +69,12 @@ class ReportSettings:
 @flags()
 def command(
     *,
-    read: TraceSettings = part(TraceSettings, traces=_TRACES),
-    report: ReportSettings = part(ReportSettings),
-    rivals: AlgorithmSettings = part(AlgorithmSettings, algorithms=_TWO),
-    common: Common = part(Common, *REPORTING, output=own(show_default="the run itself, or report")),
+    read: TraceSettings = settings_group(TraceSettings, traces=_TRACES),
+    report: ReportSettings = settings_group(ReportSettings),
+    rivals: AlgorithmSettings = settings_group(AlgorithmSettings, algorithms=_TWO),
+    common: Common = settings_group(
+        Common, *REPORTING, output=override(show_default="the run itself, or report")
+    ),
 ) -> None:
     """Print and draw the report of traces or training runs again; no model is needed.
 

@@ -9,7 +9,7 @@ import typer
 from mismatch_cli.app.common import Common, recording
 from mismatch_cli.app.flags import flags
 from mismatch_cli.app.rank_flags import KEPT, RankSettings, shared_with_ranks
-from mismatch_cli.base.options import part
+from mismatch_cli.base.options import settings_group
 from mismatch_cli.base.values import Values
 from mismatch_cli.probe.config import RescoreConfig
 from mismatch_cli.processes.ranks.joined import joined
@@ -22,7 +22,7 @@ def command(
     context: typer.Context,
     values: Values,
     *,
-    shared: RankSettings = part(RankSettings, "nproc", "sharded"),
+    shared: RankSettings = settings_group(RankSettings, "nproc", "sharded"),
     common: Common = recording("rescore-RUN", "worst", "open"),
 ) -> None:
     """Score the responses of a trace with another model, dtype or checkpoint, and report the gap.

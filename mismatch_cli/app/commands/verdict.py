@@ -20,9 +20,9 @@ from mismatch_cli.app.shared_settings import ListSettings
 from mismatch_cli.base import registry
 from mismatch_cli.base.errors import UsageError, suggest
 from mismatch_cli.base.json_form import to_json
-from mismatch_cli.base.options import own, part, setting
+from mismatch_cli.base.options import override, setting, settings_group
 from mismatch_cli.frameworks import DASHBOARDS
-from mismatch_cli.limits.manifest_sides import DTYPES, family, stated
+from mismatch_cli.limits.manifest_sides import DTYPES, family, recorded_dtype
 from mismatch_cli.limits.model_names import is_kind, named_model
 from mismatch_cli.probe.settings import RolloutSettings, SamplerSettings, ScorerSettings
 
@@ -41,7 +41,9 @@ _NEGATIVE = re.compile(r"-\.?\d")
 _SIGN = re.compile(r"−(?=\.?\d)")  # as our own screens print a negative number
 _RUN = "The run behind the number"
 of_run = partial(setting, panel=_RUN)
-_TRAINER_DTYPE = own(None, help="Dtype of the trainer, if different.", choices=("dtype", DTYPES))
+_TRAINER_DTYPE = override(
+    None, help="Dtype of the trainer, if different.", choices=("dtype", DTYPES)
+)
 
 
 class TakesNegatives(Command):
@@ -94,22 +96,22 @@ class FamilySettings:
 @flags()
 def command(
     *,
-    named: NumberSettings = part(NumberSettings),
-    listing: ListSettings = part(ListSettings),
-    of_family: FamilySettings = part(FamilySettings),
-    trainer: Any = part(ScorerSettings, "dtype", dtype=_TRAINER_DTYPE, panel=_RUN),
-    engine: Any = part(
-        RolloutSettings, "kv_cache_dtype", kv_cache_dtype=own(show_default=""), panel=_RUN
+    named: NumberSettings = settings_group(NumberSettings),
+    listing: ListSettings = settings_group(ListSettings),
+    of_family: FamilySettings = settings_group(FamilySettings),
+    trainer: Any = settings_group(ScorerSettings, "dtype", dtype=_TRAINER_DTYPE, panel=_RUN),
+    engine: Any = settings_group(
+        RolloutSettings, "kv_cache_dtype", kv_cache_dtype=override(show_default=""), panel=_RUN
     ),
-    sampler: Any = part(
+    sampler: Any = settings_group(
         SamplerSettings,
         "temperature",
         "top_p",
-        temperature=own(None),
-        top_p=own(None, flag=True),
+        temperature=override(None),
+        top_p=override(None, flag=True),
         panel=_RUN,
     ),
-    common: Common = part(Common, "json", "quiet", "debug"),
+    common: Common = settings_group(Common, "json", "quiet", "debug"),
 ) -> None:
     """Say whether a number is normal: which limits it meets, what others measured, what to check
     first.
@@ -132,10 +134,10 @@ def command(
     framework, values = _parsed(words, listing.list)
     sampling = {"temperature": sampler.temperature, "top_p": sampler.top_p}
     about = _about(of_family.model, dtype, trainer.dtype, cache, sampling)
-    from mismatch_cli.studies.dashboard import DashboardNumbers, QuotedNumber, listed
+    from mismatch_cli.studies.dashboard import DashboardNumbers, QuotedNumber, listed_metrics
 
     if listing.list:
-        _show_names(listed(framework), common.json)
+        _show_names(listed_metrics(framework), common.json)
         return
     quoted = [QuotedNumber.of(framework, name, value) for name, value in values]
     common.print(DashboardNumbers(quoted, about))
@@ -215,10 +217,10 @@ def _about(
                 f"--{flag} {value:g} is out of range. Use a number above 0 and at most {most}."
             )
     of_model = _model(model)
-    rollout = {**of_model, **stated(dtype), "kv_cache_dtype": cache}
+    rollout = {**of_model, **recorded_dtype(dtype), "kv_cache_dtype": cache}
     # Weights below 16 bits are the engine's alone
-    of_both = stated(dtype).get("dtype")
-    trainer = {**of_model, **stated(trainer_dtype or of_both)}
+    of_both = recorded_dtype(dtype).get("dtype")
+    trainer = {**of_model, **recorded_dtype(trainer_dtype or of_both)}
     return {"rollout": rollout, "trainer": trainer, "config": {"sampling": sampling}}
 
 

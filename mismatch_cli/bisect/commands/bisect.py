@@ -7,7 +7,7 @@ import typer
 from mismatch_cli.app.common import Common, recording
 from mismatch_cli.app.flags import flags
 from mismatch_cli.app.rank_flags import KEPT, RankSettings, shared_with_ranks
-from mismatch_cli.base.options import own, part
+from mismatch_cli.base.options import override, settings_group
 from mismatch_cli.base.values import Values
 from mismatch_cli.bisect.search_config import BisectConfig
 from mismatch_cli.processes.ranks.joined import joined
@@ -20,7 +20,7 @@ def command(
     context: typer.Context,
     values: Values,
     *,
-    shared: RankSettings = part(RankSettings, "nproc", sharded=own(flag=False)),
+    shared: RankSettings = settings_group(RankSettings, "nproc", sharded=override(flag=False)),
     common: Common = recording("bisect-RUN"),
 ) -> None:
     """Find what causes the gap: change one setting at a time on the same tokens, and rank how much
@@ -45,13 +45,13 @@ def command(
         from mismatch_cli.bisect.search import search, traced
         from mismatch_cli.bisect.studies.bisection import BisectionAnalysis
         from mismatch_cli.models.rank_shares import Ranks
-        from mismatch_cli.studies.diagnosis import faults
+        from mismatch_cli.studies.diagnosis import named_faults
         from mismatch_cli.trace.recording_folder import put_in_place
 
         progress, ranks = common.progress_of(world), Ranks(world, shared.sharded)
         is_new = not common.resume
         source = traced(config, work, progress, ranks, fresh=is_new)
-        search(config, source, work, progress, faults, ranks, manifest["flags"], fresh=is_new)
+        search(config, source, work, progress, named_faults, ranks, manifest["flags"], fresh=is_new)
         if world.first:
             folder = put_in_place(work)
             common.show(BisectionAnalysis.read(folder), folder)

@@ -6,7 +6,7 @@ from textwrap import shorten
 
 from mismatch_cli.base import numbers
 from mismatch_cli.base.errors import suggest
-from mismatch_cli.base.places import shown
+from mismatch_cli.base.places import shorten_paths
 from mismatch_cli.bisect.decoding import (
     DECODING_FARTHER,
     EQUAL,
@@ -170,7 +170,7 @@ def page(analysis: BisectionAnalysis) -> Outline:
             _legs_section(result),
         ],
         settings=settings_tables(result.about),
-        command=shown(_command(analysis)),
+        command=shorten_paths(_command(analysis)),
         notation=_NOTATION,
     )
 
@@ -420,7 +420,7 @@ def _cause_section(cause: CauseRow, excerpts: Sequence[Excerpt]) -> Section:
         ("Why", cause.cause),
         ("What to change", cause.change),
         ("Parts", ", ".join(cause.parts)),
-        *zip(where, map(shown, cause.command), strict=False),
+        *zip(where, map(shorten_paths, cause.command), strict=False),
     )
     effect = (
         f"The change removes {percent(cause.share)} % of the gap; {number(cause.left)} nats are "

@@ -14,7 +14,7 @@ import numpy as np
 
 from mismatch_cli.base.errors import suggest
 from mismatch_cli.base.json_form import from_json
-from mismatch_cli.base.places import shown
+from mismatch_cli.base.places import shorten_paths
 from mismatch_cli.bisect.decoding import decode_against_prefill
 from mismatch_cli.bisect.effects import MEASURES, Effects, GapSums
 from mismatch_cli.bisect.experiments import (
@@ -62,10 +62,10 @@ from mismatch_cli.bisect.studies.bisection_result import (
     UntriedRow,
 )
 from mismatch_cli.bisect.studies.model_differences import ModelDifferences
-from mismatch_cli.limits.causes import CAUSES, place
+from mismatch_cli.limits.causes import CAUSES, cause_rank
 from mismatch_cli.metrics.estimate import NO_SPREAD, Estimate
 from mismatch_cli.probe.config import suggest_probe
-from mismatch_cli.studies.study import Study, from_here, who_is_compared
+from mismatch_cli.studies.study import Study, relative_to_here, who_is_compared
 from mismatch_cli.trace.manifest import read_manifest
 from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import Trace
@@ -370,7 +370,7 @@ class BisectionAnalysis(Study):
             return _WHY_MODULES
         side = ROLLOUT if experiment.side == "both" else experiment.side
         for name in (f"{side}.{experiment.setting}", f"config.sampling.{experiment.setting}"):
-            if known := place(name):
+            if known := cause_rank(name):
                 return CAUSES[known - 1].why
         fault = self._fault(row)
         return _WHY_WEIGHTS if fault is None else fault.cause
@@ -389,7 +389,7 @@ class BisectionAnalysis(Study):
             suggest("compare", legs / AS_RECORDED, legs / experiment.after[experiment.position])
         ]
         if experiment.flags and self.search.like:
-            like = from_here(Path(self.search.like))
+            like = relative_to_here(Path(self.search.like))
             lines.append(suggest_probe("--like", like, *experiment.flags))
         return lines
 
@@ -413,7 +413,7 @@ class BisectionAnalysis(Study):
         """What `--json` prints and `summary.json` holds."""
         tokens, search = self.measured.tokens, self.search
         return BisectionResult(
-            trace=str(shown(self.folder)),
+            trace=str(shorten_paths(self.folder)),
             about=About.of([self.trace], 0),
             responses=tokens.num_responses,
             prompts=len(np.unique(tokens.prompt_id_S)),
@@ -449,12 +449,12 @@ class BisectionAnalysis(Study):
         return CauseRow(
             rank=rank,
             name=self.name(row),
-            setting=shown(experiment.setting),
+            setting=shorten_paths(experiment.setting),
             side=experiment.side,
             stage=experiment.stage,
-            value=shown(experiment.value),
-            better=shown(experiment.better),
-            change=shown(experiment.change),
+            value=shorten_paths(experiment.value),
+            better=shorten_paths(experiment.better),
+            change=shorten_paths(experiment.change),
             floor=experiment.floor,
             cause=self.why(row),
             check=None if fault is None else fault.check,

@@ -9,7 +9,7 @@ import numpy as np
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.model import Hypothesis
 from mismatch_cli.diagnosis.power import clear
-from mismatch_cli.models.attention import SAFE, warning
+from mismatch_cli.models.attention import SAFE, attention_warning
 
 NAME, STAGE = "attention", 4
 EXACT = True  # the manifest says so
@@ -44,7 +44,7 @@ def check(evidence: Evidence) -> Finding:
     )
     if dropped[0] == dropped[1]:
         return clear(NAME, 0.0, _MEASURE, "it on a side whose manifest names it", rows)
-    sentence = " ".join(filter(None, map(warning, (rollout, trainer))))
+    sentence = " ".join(filter(None, map(attention_warning, (rollout, trainer))))
     used = SAFE if dropped[1] else str(rollout["attention_backend"])
     return Finding(NAME, "found", 1.0, _MEASURE, sentence, rows, left_N=_left(evidence, used))
 

@@ -219,9 +219,9 @@ def readings(
     bounded memory.
     """
     # Looking up names must not import the readers
-    from mismatch_cli.processes.workers.reading import read_through
+    from mismatch_cli.processes.workers.reading import run_pass
 
-    found = read_through(traces, _Translating(tuple(frameworks)), workers, on_responses)
+    found = run_pass(traces, _Translating(tuple(frameworks)), workers, on_responses)
     return MetricReadings(
         _by_framework(found, tuple(frameworks)),
         max((part.out_of_support for part in found.seen), default=0),

@@ -26,7 +26,7 @@ from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.sums import TOKEN_SUMS
 from mismatch_cli.rules import divergences
 from mismatch_cli.rules.algorithms.algorithm import keep_T
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.rules.policies import Policies
 
 Quantity = Callable[[TokenGaps], np.ndarray]
@@ -246,7 +246,7 @@ def blocked(algorithm: str) -> Tokens:
     The reference of the line's pair stands in for the policy that the masks are anchored to.
     """
 
-    rule = find(algorithm)
+    rule = parse_algorithm(algorithm)
 
     def column(gaps: TokenGaps) -> np.ndarray:
         policies = Policies(gaps.logq_N, gaps.logp_N, gaps.logq_N, gaps.offset_S1)

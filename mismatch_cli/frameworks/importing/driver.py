@@ -41,8 +41,8 @@ from mismatch_cli.frameworks.importing.sources import (
     peek,
 )
 from mismatch_cli.trace.columns import length_column
-from mismatch_cli.trace.manifest import library_versions, recorded, write_manifest
-from mismatch_cli.trace.recorder_notes import sections
+from mismatch_cli.trace.manifest import library_versions, shard_entries, write_manifest
+from mismatch_cli.trace.recorder_notes import manifest_sections
 from mismatch_cli.trace.writer import shard_path, write_shard
 
 FACTS = ("title", "files", "enable", "pi", "holds", "shift", "padding", "averaging")
@@ -150,8 +150,8 @@ def import_dump(request: Import, folder: Path, progress: ImportProgress) -> dict
         imported = _description(name, module, sources, tally, completer)
         # A trainer that scored nothing is none
         sides = {n: side for n, side in request.sides.items() if n == "rollout" or completer.scored}
-        whole = recorded(rows) | _cut_short(module, sources, tally)
-        facts = sections({**sides, "sampling": request.sampling})
+        whole = shard_entries(rows) | _cut_short(module, sources, tally)
+        facts = manifest_sections({**sides, "sampling": request.sampling})
         write_manifest(folder, {"command": "import", "imported": imported, **whole, **facts})
         return imported
 
@@ -257,7 +257,7 @@ def _recognised(request: Import, files: list[DumpFile], tally: Tally) -> tuple[s
     """The format, and the files that have it; other files of a folder are counted."""
     names = registry.names(IMPORTERS)
     if request.format is not None and request.format not in names:
-        raise UsageError(registry.unknown("format", request.format, names))
+        raise UsageError(registry.unknown_name("format", request.format, names))
     asked = "plain" if request.columns else request.format
     files = [
         replace(source, columns=request.columns)

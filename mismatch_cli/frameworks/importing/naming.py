@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.base.numbers import things
-from mismatch_cli.base.registry import lacks, unknown
+from mismatch_cli.base.registry import lacks_name, unknown_name
 from mismatch_cli.base.text import visible
 from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing.padded import MASKS, SEQUENCES, kind_of, measure_of
@@ -34,7 +34,7 @@ def named(text: str) -> dict[str, str]:
             raise UsageError(f"--columns: '{part}' is not ours=theirs. Write it like {_EXAMPLE}.")
         if ours not in known():
             swapped = f" Our name comes first: {theirs}={ours}." if theirs in known() else ""
-            raise UsageError(f"--columns: {unknown('column', ours, known())}{swapped}")
+            raise UsageError(f"--columns: {unknown_name('column', ours, known())}{swapped}")
         if ours in columns:
             raise UsageError(
                 f"--columns names {ours} twice, {columns[ours]} and {theirs}. Name it once."
@@ -71,7 +71,7 @@ def check(columns: Mapping[str, str], rows: Sequence[Row], where: str) -> None:
             )
         if visible(its) not in present:
             raise UsageError(
-                f"--columns: {lacks(where, 'column', its, [*present, *inside], present)}"
+                f"--columns: {lacks_name(where, 'column', its, [*present, *inside], present)}"
             )
     measure = measure_of({*columns, *present})
     for row in responses(rows, columns.get(measure, measure)):

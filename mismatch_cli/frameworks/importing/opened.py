@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from mismatch_cli.base.errors import MismatchError, unreadable
 from mismatch_cli.base.memory import allowance, too_large
-from mismatch_cli.base.text import parsed_json
+from mismatch_cli.base.text import parse_json
 from mismatch_cli.frameworks.importing import SEALED
 from mismatch_cli.frameworks.importing.other_files import document, into_lines
 
@@ -152,7 +152,7 @@ def _rows_of(path: Path, kind: str) -> Iterator[bytes]:
             f"once. {into_lines(path, kind)}"
         )
     try:
-        whole = parsed_json(path.read_bytes())
+        whole = parse_json(path.read_bytes())
     except ValueError as error:
         fault = f"is not a whole JSON {kind}: {{}}"
         raise unreadable(path, error, "Copy it again, or leave it out.", fault) from error

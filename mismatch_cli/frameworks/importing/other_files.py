@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mismatch_cli.base.errors import quoted, suggest
-from mismatch_cli.base.text import parsed_json
+from mismatch_cli.base.text import parse_json
 from mismatch_cli.frameworks.importing import SEALED
 
 _BEGINNING, _SAMPLE = 2**12, 2**20  # bytes
@@ -109,6 +109,6 @@ def into_lines(path: Path, kind: str) -> str:
 
 def _is_object(line: bytes) -> bool:
     try:
-        return isinstance(parsed_json(line), dict)
+        return isinstance(parse_json(line), dict)
     except ValueError:
         return False

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from mismatch_cli.base import registry
 from mismatch_cli.base.errors import MismatchError, first_line, unreadable
 from mismatch_cli.base.memory import allowance, decoded_bytes, too_large
-from mismatch_cli.base.text import is_whole, parsed_json
+from mismatch_cli.base.text import is_encodable, parse_json
 from mismatch_cli.frameworks import PICKLES as READERS
 from mismatch_cli.frameworks.importing import (
     KINDS,
@@ -114,7 +114,7 @@ def find(paths: Sequence[Path]) -> list[DumpFile]:
             f"{paths[0]} holds no files to import ({', '.join(KINDS)}). Formats: mismatch-cli "
             "import --formats"
         )
-    if odd := next((source.path for source in found if not is_whole(source.name)), None):
+    if odd := next((source.path for source in found if not is_encodable(source.name)), None):
         raise MismatchError(f"The name of {odd} is not UTF-8. Rename it.")
     return found
 
@@ -366,7 +366,7 @@ def _parsed(line: bytes) -> Any:
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError:  # NaN and −Infinity are not JSON, but Python writes them
-        return parsed_json(line.rstrip(b"\r\n"))  # an error names a column of this line
+        return parse_json(line.rstrip(b"\r\n"))  # an error names a column of this line
 
 
 def _tables(

@@ -33,7 +33,7 @@ from mismatch_cli.trace.manifest import (
     shards_in,
     write_manifest,
 )
-from mismatch_cli.trace.recorder_notes import NOTE, RECORD, SECTIONS, read_note, sections
+from mismatch_cli.trace.recorder_notes import NOTE, RECORD, SECTIONS, manifest_sections, read_note
 from mismatch_cli.trace.vocabulary import write_vocabulary
 from mismatch_cli.trace.writer import write_shard
 
@@ -117,7 +117,7 @@ class RankFolder:
         traces stay untouched.
         """
         try:
-            known = sections(facts() if callable(facts) else facts)
+            known = manifest_sections(facts() if callable(facts) else facts)
         except Exception as error:  # the run's own objects may lack what an adapter reads
             self._warn(f"{first_line(error)}: the manifest does not describe the run", 0)
             known = {}

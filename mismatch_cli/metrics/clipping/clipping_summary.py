@@ -49,7 +49,7 @@ from mismatch_cli.metrics.step_sums import StepSums
 from mismatch_cli.metrics.sums import GroupSums
 from mismatch_cli.metrics.volatility import MU_EDGES
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
-from mismatch_cli.rules.algorithms.parts import Rule
+from mismatch_cli.rules.algorithms.masks_and_factors import Rule
 from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.rules.joint_batches import BatchValues
 from mismatch_cli.rules.policies import TRAINER_ROLLOUT
@@ -120,7 +120,7 @@ class ClippingSummary(Accumulator):
         needs.
         """
         self.seen += batch.num_responses
-        if missing := self.question.needs.missing_in(batch):
+        if missing := self.question.needs.first_missing_in(batch):
             self.lacking[missing] += batch.num_responses
         if missing or not batch.num_responses:
             return

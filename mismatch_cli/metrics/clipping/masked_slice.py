@@ -20,7 +20,7 @@ from mismatch_cli.metrics.gaps import TokenGaps, token_gaps
 from mismatch_cli.metrics.pairs import PAIRS
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.first_pass import FirstPass
-from mismatch_cli.rules.algorithms.parts import Mask, Rule
+from mismatch_cli.rules.algorithms.masks_and_factors import Mask, Rule
 from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.rules.joint_batches import Batches, BatchValues, RowKey
 from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
@@ -74,7 +74,7 @@ class Needs:
         columns = [name.rsplit("_", 1)[0] for name in self.columns]
         return columns + ["topk_ids"] * (self.top_k > 0)
 
-    def missing_in(self, batch: TokenBatch) -> str:
+    def first_missing_in(self, batch: TokenBatch) -> str:
         """The first column that a batch lacks, by its name in the trace; empty if it has all."""
         missing = (
             name for name in ("logp_trainer_T", *self.columns) if getattr(batch, name) is None
@@ -104,7 +104,7 @@ def apply_masks(
         yield [MaskedSlice(gaps, policies, advantage_N, algorithms) for advantage_N in advantages]
 
 
-def gather(gathering: FirstPass, batch: TokenBatch, needs: Needs, trace: int) -> None:
+def add_to_first_pass(gathering: FirstPass, batch: TokenBatch, needs: Needs, trace: int) -> None:
     """Add a batch with advantages and all needed columns to the first pass of rules on batches."""
     for gaps in token_gaps(batch, PAIRS["total"], required=needs.columns):
         policies = replace(policies_of(gaps, needs), batches=batches_of(gaps, trace))
@@ -131,7 +131,7 @@ def policies_of(gaps: TokenGaps, needs: Needs) -> Policies:
 
 def _column(gaps: TokenGaps, name: str) -> np.ndarray:
     column_N = gaps.column(name)
-    assert column_N is not None  # checked by `Needs.missing_in`
+    assert column_N is not None  # checked by `Needs.first_missing_in`
     return column_N
 
 

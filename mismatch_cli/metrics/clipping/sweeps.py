@@ -21,7 +21,7 @@ from mismatch_cli.metrics.estimate import (
     Estimate,
     grouped_ratio,
     grouped_share,
-    point,
+    point_estimate,
 )
 from mismatch_cli.metrics.histograms import LogBins
 
@@ -146,7 +146,7 @@ class Sweeps(Accumulator):
         counts_GB = self.sums[name][0]
         value = _threshold(counts_GB.sum(axis=0), blocked_G.sum())
         if np.isnan(value):
-            return point(value, FEW_AT_EDGE)
+            return point_estimate(value, FEW_AT_EDGE)
         more_GB = _from_bin_up(counts_GB) - blocked_G[:, None]
 
         def difference(b: int) -> Estimate:
@@ -158,7 +158,7 @@ class Sweeps(Accumulator):
             range(BINS.count), True, middle, key=lambda b: above_0(difference(b).high, -1)
         )
         if below < 1 or above >= BINS.count - 1:
-            return point(value, FEW_AT_EDGE)
+            return point_estimate(value, FEW_AT_EDGE)
         return Estimate(value, float(BINS.edges[0][below]), float(BINS.edges[0][above]))
 
 

@@ -21,7 +21,7 @@ _NOT_HIDDEN = ("mask", "position", "cos", "sin", "cache")
 _ADDRESSES = ("scheduler_metadata",)
 
 
-class UnlikeShapes(MismatchError):
+class ShapesDiffer(MismatchError):
     """The two sides' modules take hidden states of different shapes, so they are not
     counterparts.
     """
@@ -37,7 +37,7 @@ class Flow(NamedTuple):
     def of(self, other: Tensor) -> Tensor:
         """Another tensor in this form: a copy, since kernels work in place."""
         if other.numel() != self.shape.numel():
-            raise UnlikeShapes(f"{tuple(other.shape)} versus {tuple(self.shape)}")
+            raise ShapesDiffer(f"{tuple(other.shape)} versus {tuple(self.shape)}")
         return other.detach().to(self.device, self.dtype, copy=True).reshape(self.shape)
 
 
@@ -70,7 +70,7 @@ class Call:
         `copied`: copy them, since vLLM passes views of buffers that its next pass overwrites.
         """
         keep = kept if copied else _unchanged
-        found = list(flowing(args, kwargs).items())[:most]
+        found = list(hidden_arguments(args, kwargs).items())[:most]
         flows = {key: Flow(x.shape, x.dtype, x.device) for key, x in found}
         given: dict[Key, Any] = dict(enumerate(args))
         given.update(kwargs)
@@ -107,7 +107,7 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
-def flowing(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Key, Tensor]:
+def hidden_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Key, Tensor]:
     """The arguments that are hidden states, by position or name: float tensors other than masks
     and positions.
     """
@@ -125,16 +125,16 @@ def is_hidden(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2
 
 
-def first(output: Any) -> Tensor:
+def first_tensor(output: Any) -> Tensor:
     """The tensor that a module returns, or the first of several."""
     found: Tensor = output[0] if isinstance(output, tuple | list) else output
     return found
 
 
-def put_as(own: Tensor, new: Tensor) -> Tensor:
+def convert_as(own: Tensor, new: Tensor) -> Tensor:
     """A tensor in the shape, dtype and device of another."""
     if new.numel() != own.numel():
-        raise UnlikeShapes(f"{tuple(new.shape)} versus {tuple(own.shape)}")
+        raise ShapesDiffer(f"{tuple(new.shape)} versus {tuple(own.shape)}")
     return new.to(own).reshape(own.shape)
 
 

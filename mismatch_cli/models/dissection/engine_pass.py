@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mismatch_cli.base.sampling import SamplingSettings
-from mismatch_cli.models.dissection.calls import Call, UnlikeShapes, first
+from mismatch_cli.models.dissection.calls import Call, ShapesDiffer, first_tensor
 from mismatch_cli.models.dissection.listener import Listener
 from mismatch_cli.models.dissection.model_parts import Part, turns
 from mismatch_cli.models.dissection.streams import Stream
@@ -77,8 +77,8 @@ class EnginePass:
             return answer
         runner = self._runner(part)
         if runner is None:
-            raise UnlikeShapes(f"how {type(part.module).__name__} chooses experts is unknown")
-        logits_NE = first(answer)
+            raise ShapesDiffer(f"how {type(part.module).__name__} chooses experts is unknown")
+        logits_NE = first_tensor(answer)
         (flow,) = self.call_of(part, time).flows.values()
         with torch.inference_mode(), self.within():
             weight_NK, chosen_NK = runner.router.select_experts(

@@ -188,7 +188,9 @@ class ModulePair:
     engine: Part
 
 
-def matched(trainer: Iterable[Part], engine: Iterable[Part]) -> tuple[list[ModulePair], list[Part]]:
+def match_parts(
+    trainer: Iterable[Part], engine: Iterable[Part]
+) -> tuple[list[ModulePair], list[Part]]:
     """Pairs by name within a layer, the rest of a layer and kind by order; and the trainer's
     parts without a pair.
     """

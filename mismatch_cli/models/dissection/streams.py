@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mismatch_cli.models.dissection.calls import first, flowing, is_hidden
+from mismatch_cli.models.dissection.calls import first_tensor, hidden_arguments, is_hidden
 from mismatch_cli.models.dissection.model_parts import Part
 
 Stream = tuple[Tensor, ...]
@@ -37,11 +37,11 @@ class WatchedStream:
     @classmethod
     def begun(cls, args: Sequence[Any], kwargs: dict[str, Any]) -> WatchedStream:
         """From a layer's input: a branch's output and the residual, or the stream itself."""
-        return cls(_copies(flowing(args, kwargs).values()))
+        return cls(_copies(hidden_arguments(args, kwargs).values()))
 
     def into(self, part: Part, args: Sequence[Any], kwargs: dict[str, Any]) -> Stream:
         """Called before a direct child of the layer: copies its input, which it may overwrite."""
-        given = _copies(flowing(args, kwargs).values()) if part.kind != "attention" else ()
+        given = _copies(hidden_arguments(args, kwargs).values()) if part.kind != "attention" else ()
         if part.kind in ("mlp", "experts") and self.entered is None and given:
             self.entered = given[0]
         return given
@@ -49,11 +49,11 @@ class WatchedStream:
     def out_of(self, part: Part, given: Stream, output: Any) -> None:
         """Called after it, with its output."""
         if self.entered is None:
-            self.branches[part.name] = _copy(first(output))
+            self.branches[part.name] = _copy(first_tensor(output))
         if part.kind == "norm":
-            self.norms.append((given, _copy(first(output))))
+            self.norms.append((given, _copy(first_tensor(output))))
         elif part.kind == "attention" and self.attended is None:
-            self.attended = _copy(first(output))
+            self.attended = _copy(first_tensor(output))
 
     def ended(self, output: Any) -> dict[str, Stream]:
         """The known points of the layer, whose output is the stream or its parts."""
@@ -74,7 +74,7 @@ class WatchedStream:
         source = next(
             (given for given, answer in self.norms if _equal(answer, entered)), (entered,)
         )
-        if _equal(total(source), total(self.before)):
+        if _equal(sum_stream(source), sum_stream(self.before)):
             self.parallel = True
             return (*self.before, self.attended)
         if len(self.before) == len(source) == 1:
@@ -90,7 +90,7 @@ class WatchedStream:
         return source
 
 
-def total(stream: Stream) -> Tensor:
+def sum_stream(stream: Stream) -> Tensor:
     """The stream as rows in float64 on the CPU."""
     rows = [part.detach().to("cpu", torch.float64).flatten(0, -2) for part in stream]
     return torch.stack(rows).sum(0)

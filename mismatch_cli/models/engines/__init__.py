@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mismatch_cli.models.dissection.engine_pass import EnginePass
     from mismatch_cli.rules.batch import Rollout
 
-Told = Callable[[int], None]  # called with the number of newly finished responses
+OnFinished = Callable[[int], None]  # called with the number of newly finished responses
 Shapes = Mapping[str, tuple[int, ...]]  # tensor shapes by their names in a model folder
 Sink = Callable[["np.ndarray"], None]  # takes log μ of a response's next token, float32 [V]
 
@@ -186,7 +186,7 @@ class ReplayingEngine(PrefillingEngine, Protocol):
     def replay(
         self,
         responses: Sequence[ForcedResponse],
-        on_finished: Told,
+        on_finished: OnFinished,
         *,
         alone: bool = False,
         cached: bool = True,
@@ -277,7 +277,7 @@ def check_returns_routes(name: str) -> None:
         )
 
 
-def can(name: str, what: str) -> bool:
+def engine_has(name: str, what: str) -> bool:
     """Whether the module of an engine has `REPLAYS`, `PREFILLS` or `OPEN`."""
     return bool(getattr(engine_module(name), what, False))
 
@@ -317,7 +317,7 @@ def engine_failures(doing: str, kept: str) -> Iterator[None]:
         ) from error
 
 
-def token_counter(on_finished: Told) -> Callable[[int], None] | None:
+def token_counter(on_finished: OnFinished) -> Callable[[int], None] | None:
     """What to call with the number of newly sampled tokens; None if the caller counts only
     responses.
     """
@@ -417,7 +417,7 @@ def _readable(
     engine: Engine,
     responses: Sequence[ForcedResponse],
     prompt_id_S: Sequence[int],
-    on_finished: Told,
+    on_finished: OnFinished,
 ) -> list[ForcedResponse]:
     """The responses with tokens; the others count as finished."""
     for prompt_id, response in zip(prompt_id_S, responses, strict=True):

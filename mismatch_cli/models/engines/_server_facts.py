@@ -18,7 +18,7 @@ from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.engines import Request
 from mismatch_cli.models.engines._server_http import RequestRefused, Server
 from mismatch_cli.models.engines._server_rollout import Completions
-from mismatch_cli.trace.manifest_types import fits
+from mismatch_cli.trace.manifest_types import may_hold
 
 PROCESSED, RAW = "processed_logprobs", "raw_logprobs"
 _COMPILATION = {0: "NONE", 1: "STOCK_TORCH_COMPILE", 2: "DYNAMO_TRACE_ONCE", 3: "VLLM_COMPILE"}
@@ -184,7 +184,8 @@ async def read_settings(server: Server) -> dict[str, Any]:
         settings["prefix_caching"] = cached
     settings["kv_cache_dtype"] = settings["dtype"] or cache if cache == "auto" else cache
     return {
-        name: value if fits(f"rollout.{name}", value) else None for name, value in settings.items()
+        name: value if may_hold(f"rollout.{name}", value) else None
+        for name, value in settings.items()
     }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
-from mismatch_cli.models.engines import ForcedResponse, Told
+from mismatch_cli.models.engines import ForcedResponse, OnFinished
 from mismatch_cli.models.engines._server_rollout import (
     WITHOUT_IDS,
     Completions,
@@ -38,7 +38,7 @@ def check_as_it_comes(sampling: SamplingSettings) -> None:
 
 
 async def prefilled(
-    completions: Completions, responses: Sequence[ForcedResponse], on_finished: Told
+    completions: Completions, responses: Sequence[ForcedResponse], on_finished: OnFinished
 ) -> list[np.ndarray]:
     """Log μ of each response's tokens, float32 [T]; the first failure cancels the rest."""
     salt = secrets.token_hex(16)

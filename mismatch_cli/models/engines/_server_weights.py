@@ -53,11 +53,11 @@ class SharedWeights:
     def publish(self, model: Any) -> None:
         from safetensors.torch import save_file
 
-        from mismatch_cli.models.sharding import on_first, saved_state
+        from mismatch_cli.models.sharding import gather_on_first, saved_state
 
         state = saved_state(model)
         names = _names_in_vllm(model, state)
-        kept = on_first(state, self._world)
+        kept = gather_on_first(state, self._world)
         self._count += 1
         if self._world.first:
             with replacing_folder(self.path) as temporary:

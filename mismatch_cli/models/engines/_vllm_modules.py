@@ -16,7 +16,7 @@ from typing import Any
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
-from mismatch_cli.models.dissection.calls import first, kept
+from mismatch_cli.models.dissection.calls import first_tensor, kept
 from mismatch_cli.models.dissection.engine_pass import EnginePass
 from mismatch_cli.models.dissection.listener import Listener
 
@@ -51,7 +51,7 @@ def pass_over(
             )
         # Then a mixture of experts called alone is found by its name, not by its turn.
         context = dataclasses.replace(contexts[-1], all_moe_layers=None)
-        hidden_NH = first(listener.output).clone()
+        hidden_NH = first_tensor(listener.output).clone()
         positions_N = torch.arange(len(token_ids), device=hidden_NH.device)
         within = partial(override_forward_context, context)
         yield EnginePass(listener, hidden_NH, sampling, model.compute_logits, positions_N, within)

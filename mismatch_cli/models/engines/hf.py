@@ -9,15 +9,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.base.errors import MismatchError, UsageError
-from mismatch_cli.models.adapters import put_on, read_adapter, state_below
+from mismatch_cli.models.adapters import apply_adapter, read_adapter, state_below
 from mismatch_cli.models.attention import attention_facts
 from mismatch_cli.models.engines import (
     EngineSettings,
     ForcedResponse,
+    OnFinished,
     Request,
     Shapes,
     Sink,
-    Told,
     token_counter,
 )
 from mismatch_cli.models.engines._checks import check_token_ids
@@ -66,7 +66,7 @@ def create(settings: EngineSettings) -> HfEngine:
         device_map=arguments["device_map"],
     )
     if settings.adapter is not None:
-        model = put_on(model, read_adapter(settings.adapter), merge=False)
+        model = apply_adapter(model, read_adapter(settings.adapter), merge=False)
     return HfEngine(
         model,
         settings,
@@ -143,7 +143,7 @@ class HfEngine:
     def replay(
         self,
         responses: Sequence[ForcedResponse],
-        on_finished: Told,
+        on_finished: OnFinished,
         *,
         alone: bool = False,
         cached: bool = True,  # noqa: ARG002
@@ -165,7 +165,9 @@ class HfEngine:
             on_finished(len(batch))
         return rollouts
 
-    def prefill(self, responses: Sequence[ForcedResponse], on_finished: Told) -> list[np.ndarray]:
+    def prefill(
+        self, responses: Sequence[ForcedResponse], on_finished: OnFinished
+    ) -> list[np.ndarray]:
         check_token_ids([response.response_ids for response in responses], self._vocabulary)
         logps = []
         for response in responses:
@@ -174,11 +176,11 @@ class HfEngine:
         return logps
 
     def load_weights(self, model: Any) -> None:
-        from mismatch_cli.models.sharding import fill, whole_state
+        from mismatch_cli.models.sharding import fill_weight, whole_state
 
         weights = whole_state(model)
         for name, own in self.model.state_dict().items():
-            fill(own, weights[name])  # one at a time: each may have to be gathered
+            fill_weight(own, weights[name])  # one at a time: each may have to be gathered
 
     def weights(self, plain: Shapes | None = None) -> Iterator[tuple[str, torch.Tensor]]:  # noqa: ARG002
         from mismatch_cli.models.sharding import saved_by_layer
@@ -214,7 +216,7 @@ class HfEngine:
             torch.cuda.empty_cache()
 
     def _sample_batch(
-        self, batch: Sequence[Request], sinks: dict[int, Sink], on_finished: Told
+        self, batch: Sequence[Request], sinks: dict[int, Sink], on_finished: OnFinished
     ) -> list[Rollout]:
         import torch
 

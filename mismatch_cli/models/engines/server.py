@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mismatch_cli.base import custom_code
 from mismatch_cli.base.errors import MismatchError, UsageError, first_line
-from mismatch_cli.models.engines import Engine, EngineSettings, ForcedResponse, Request, Told
+from mismatch_cli.models.engines import Engine, EngineSettings, ForcedResponse, OnFinished, Request
 from mismatch_cli.models.engines._checks import check_token_ids
 from mismatch_cli.models.engines._server_facts import (
     ServedModel,
@@ -131,7 +131,9 @@ class ServerEngine:
             self._asked(lambda server: server.sample(requests, sampling, top_logprobs, on_finished))
         )
 
-    def prefill(self, responses: Sequence[ForcedResponse], on_finished: Told) -> list[np.ndarray]:
+    def prefill(
+        self, responses: Sequence[ForcedResponse], on_finished: OnFinished
+    ) -> list[np.ndarray]:
         check_as_it_comes(self.settings.sampling)
         check_token_ids([response.response_ids for response in responses], self._vocabulary)
         return asyncio.run(self._asked(lambda server: prefilled(server, responses, on_finished)))
@@ -258,7 +260,9 @@ class Servers:
     ) -> list[Rollout]:
         return self._shared(requests, lambda engine, share: engine.sample(share, on_finished))
 
-    def prefill(self, responses: Sequence[ForcedResponse], on_finished: Told) -> list[np.ndarray]:
+    def prefill(
+        self, responses: Sequence[ForcedResponse], on_finished: OnFinished
+    ) -> list[np.ndarray]:
         return self._shared(responses, lambda engine, share: engine.prefill(share, on_finished))
 
     def _shared(

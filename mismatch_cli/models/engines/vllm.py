@@ -15,7 +15,14 @@ from mismatch_cli.base import custom_code
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.extras import require
 from mismatch_cli.models.adapters import Adapter, read_adapter
-from mismatch_cli.models.engines import EngineSettings, ForcedResponse, Request, Shapes, Sink, Told
+from mismatch_cli.models.engines import (
+    EngineSettings,
+    ForcedResponse,
+    OnFinished,
+    Request,
+    Shapes,
+    Sink,
+)
 from mismatch_cli.models.engines._vllm_answers import sampling_params, to_rollout
 from mismatch_cli.models.engines._vllm_process import (
     ModelClasses,
@@ -194,7 +201,7 @@ class VllmEngine:
     def replay(
         self,
         responses: Sequence[ForcedResponse],
-        on_finished: Told,
+        on_finished: OnFinished,
         *,
         alone: bool = False,
         cached: bool = True,

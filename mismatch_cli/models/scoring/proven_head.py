@@ -11,7 +11,7 @@ import torch
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.scoring.head import Head, score_hidden
-from mismatch_cli.models.sharding import give_back, pass_through, without_gradients
+from mismatch_cli.models.sharding import free_gathered_weights, pass_through, without_gradients
 
 _LENGTH = 24  # long enough for the tiled path, short enough for its full logits
 _SOFTCAPS = ("final_logit_softcapping", "output_logit_soft_cap", "logits_soft_cap")
@@ -34,7 +34,7 @@ def proven_head(model: Any) -> tuple[Head, torch.dtype]:
         half_LH = _hidden(model, ids_1L[:, : _LENGTH // 2])
         _check_causal(model, half_LH, hidden_LH)
         full_LV = model(**_inputs(ids_1L), use_cache=False).logits[0]
-        give_back(model)
+        free_gathered_weights(model)
 
         def proven(
             hidden_BLH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None

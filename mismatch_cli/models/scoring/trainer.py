@@ -14,7 +14,7 @@ import torch
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
-from mismatch_cli.models.adapters import put_on, read_adapter
+from mismatch_cli.models.adapters import apply_adapter, read_adapter
 from mismatch_cli.models.attention import attention_facts
 from mismatch_cli.models.loading import load_causal_lm
 from mismatch_cli.models.positions import positions_facts
@@ -26,7 +26,7 @@ from mismatch_cli.models.scoring.routed_pass import TrainerRouting
 from mismatch_cli.models.sharding import (
     Sharding,
     is_spread,
-    padded,
+    pad_for_all_ranks,
     pass_through,
     without_gradients,
 )
@@ -118,7 +118,10 @@ class Trainer:
         settings |= {"sharding": sharding, "replay_routes": replay_routes}
         if found is None:
             return cls(model, sampling, **settings)
-        model, facts = put_on(model, found, merge=merge_adapter), found.facts(merged=merge_adapter)
+        model, facts = (
+            apply_adapter(model, found, merge=merge_adapter),
+            found.facts(merged=merge_adapter),
+        )
         return cls(model, sampling, adapter=facts, **settings)
 
     def describe(self) -> dict[str, Any]:
@@ -217,7 +220,7 @@ class Trainer:
     ) -> None:
         """Score micro-batches; if ranks share them, each gets the others' results."""
         share = batches[self._world.rank :: self._world.size] if self._dealt else batches
-        for batch in padded(share, self._world):
+        for batch in pad_for_all_ranks(share, self._world):
             self.score_into(scores, requests, batch)
             tell(batch)
         if not self._dealt:
@@ -259,7 +262,7 @@ class Trainer:
         """Score one micro-batch; a response that is in it twice is kept once, an empty one not
         at all.
         """
-        members = [requests[i] for i in batch] or [NOTHING]
+        members = [requests[i] for i in batch] or [DUMMY_REQUEST]
         try:
             parts = split_requests(
                 self._score_batch(members), members, self.routing.compared(members, self.packed)
@@ -334,7 +337,7 @@ class Trainer:
 
 # A rank that has nothing left sends this through a model that is spread over ranks, while the
 # others still work.
-NOTHING = ScoreRequest([0], [0])
+DUMMY_REQUEST = ScoreRequest([0], [0])
 
 
 def _spans(members: Sequence[ScoreRequest]) -> Iterator[tuple[ScoreRequest, slice]]:

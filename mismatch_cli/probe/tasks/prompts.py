@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mismatch_cli.base.errors import MismatchError, UsageError, first_line
-from mismatch_cli.base.registry import unknown
-from mismatch_cli.base.text import is_whole
+from mismatch_cli.base.registry import unknown_name
+from mismatch_cli.base.text import is_encodable
 from mismatch_cli.probe.tasks.answers import asks_for_box, asks_for_line
 from mismatch_cli.probe.tasks.prompt_templates import rendered
 from mismatch_cli.probe.tasks.source_rows import Row, read_rows
@@ -138,7 +138,7 @@ def _choose_field(
     found = next(filled, None)
     if asked and found is None:
         raise UsageError(
-            f"{flag}, {location}: {unknown('field', asked, {key for row in rows for key in row})}"
+            f"{flag}, {location}: {unknown_name('field', asked, {key for row in rows for key in row})}"
         )
     return found
 
@@ -183,7 +183,7 @@ def _to_problem(
         {name: value for name, value in row.items() if name != prompt_field} if columns else None
     )
     problem = Problem(index, prompt, None if unknown_answer else str(answer), others)
-    if not is_whole(json.dumps([problem.prompt, problem.answer], ensure_ascii=False)):
+    if not is_encodable(json.dumps([problem.prompt, problem.answer], ensure_ascii=False)):
         raise MismatchError(
             f"{where}, row {index} holds half a character (a lone surrogate such as \\ud800), "
             "which no tokenizer accepts. Fix the row, or remove it."
@@ -213,7 +213,7 @@ class EncodedPrompts:
 def check_template(template: str) -> None:
     """Raise a `UsageError` for a template that does not exist."""
     if template not in TEMPLATES:
-        raise UsageError(f"--prompt-template: {unknown('template', template, TEMPLATES)}")
+        raise UsageError(f"--prompt-template: {unknown_name('template', template, TEMPLATES)}")
 
 
 def check_prompts(problems: list[Problem], template: str) -> None:

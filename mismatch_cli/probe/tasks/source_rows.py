@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.base.errors import MismatchError, UsageError, first_line, unreadable
 from mismatch_cli.base.memory import allowance, bounded, decoded_bytes, too_large
-from mismatch_cli.base.text import parsed_json
+from mismatch_cli.base.text import parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,7 +77,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
             if not line.strip():
                 continue
             try:
-                row = parsed_json(line)
+                row = parse_json(line)
             except ValueError as error:
                 raise ValueError(f"line {number} is not JSON ({error}).") from error
             if not isinstance(row, dict):
@@ -86,7 +86,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
 
 
 def _read_json(path: Path) -> Iterator[Row]:
-    content = parsed_json(path.read_text(encoding="utf-8"))
+    content = parse_json(path.read_text(encoding="utf-8"))
     if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
         raise ValueError("the file is not a JSON list of objects.")
     yield from content

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from mismatch_cli.base.child_python import command
+from mismatch_cli.base.child_python import python_command
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.processes.ranks.joined import STOPPED
 
@@ -53,7 +53,7 @@ def launch(nproc: int, arguments: Sequence[str], *, max_restarts: int, kept: str
             logs_specs=DefaultLogsSpecs(logs, redirects=dict.fromkeys(range(1, nproc), Std.ALL)),
         )
         try:
-            program, *words = command("mismatch_cli", *arguments)
+            program, *words = python_command("mismatch_cli", *arguments)
             elastic_launch(config, program)(*words)
         except ChildFailedError as failed:
             if interrupted:

@@ -111,7 +111,7 @@ def spelled(value: Any) -> bytes:
     if isinstance(value, Path):
         return spelled(str(value.absolute()))
     if isinstance(value, str) and value.endswith(".py"):
-        return value.encode() + sha256(trust_regions.text_of(Path(value)).encode()).digest()
+        return value.encode() + sha256(trust_regions.source_text(Path(value)).encode()).digest()
     if value is None or isinstance(value, str | int | float | bool | bytes | np.generic):
         return repr(value).encode()
     if isinstance(value, Mapping):

@@ -71,7 +71,7 @@ class _OnRay(Executor):
                     self._take(waiting, on_responses)
                 question = pass_over(portion)
                 texts = {
-                    str(path): trust_regions.text_of(path)
+                    str(path): trust_regions.source_text(path)
                     for path in getattr(question, "files", ())
                 }
                 facts, part = self._read.remote(question, portion, *settings, texts)
@@ -122,7 +122,7 @@ def _read_there(
             f"A node of the cluster has mismatch-cli {installed}, this machine {expected}. "
             "Install one version on all."
         )
-    trust_regions.bring(texts)
+    trust_regions.register_texts(texts)
     leaf = read_portion(asked, portion, cache, skip_broken=skip_broken)
     return Leaf(None, leaf.responses, leaf.broken), pickle.dumps(leaf.part, pickle.HIGHEST_PROTOCOL)
 

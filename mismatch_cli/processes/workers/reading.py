@@ -28,7 +28,7 @@ def executor(workers: Workers, traces: Sequence[Trace]) -> AbstractContextManage
     return processes(workers, traces)
 
 
-def read_through(
+def run_pass(
     traces: Sequence[Trace],
     asked: TracePass[Part],
     workers: Workers,

@@ -11,12 +11,12 @@ import numpy as np
 from matplotlib.colors import LinearSegmentedColormap, PowerNorm, to_rgba
 
 from mismatch_cli.metrics.estimate import Estimate
-from mismatch_cli.metrics.pair_summary import PlaceRow
+from mismatch_cli.metrics.pair_summary import ProfileRow
 from mismatch_cli.report.drawing.panels import Panel, Sheet, letters_in, short_names, width_of
 from mismatch_cli.report.drawing.style import Style
 
 Part = Estimate | None
-Rows = Sequence[PlaceRow]
+Rows = Sequence[ProfileRow]
 
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)))
 DASHED = DASHES[1]

@@ -47,7 +47,7 @@ from mismatch_cli.report.tables import (
 )
 from mismatch_cli.studies.clipping import ClippingAnalysis
 from mismatch_cli.studies.clipping_result import SIGNS, ClippingResult
-from mismatch_cli.studies.study import typed
+from mismatch_cli.studies.study import typed_names
 from mismatch_cli.trace.origin import About
 
 Bad = BadUpdatesAtDelta | BadUpdatesOfStep
@@ -88,7 +88,7 @@ _STEPS_SHOWN = 100
 
 def page(study: ClippingAnalysis) -> Outline:
     """What each algorithm blocks, with tokens that only one of the compared pair blocks."""
-    return page_of_result(study.result, example_excerpts(study), typed(study.traces))
+    return page_of_result(study.result, example_excerpts(study), typed_names(study.traces))
 
 
 def example_excerpts(study: ClippingAnalysis) -> list[Excerpt]:

@@ -52,7 +52,7 @@ def algorithms_section(result: ClippingResult) -> Section:
     """Blocked tokens and lost update of all algorithms, the named or compared ones in detail, then
     equal strictness and formulas.
     """
-    details = [part for mask in result.detailed for part in _breakdown(result, mask)]
+    details = [part for mask in result.detailed_masks for part in _breakdown(result, mask)]
     return Section(
         "What each algorithm blocks",
         _algorithms_text(result),
@@ -85,7 +85,7 @@ def _algorithms_text(result: ClippingResult) -> str:
         "The anchor is the policy with which the mask compares the trainer: the rollout's μ, or "
         "π′, recomputed by the trainer at the weights that sampled."
     )
-    others = len(result.blocking_masks) - len(result.detailed)
+    others = len(result.blocking_masks) - len(result.detailed_masks)
     return words + (_DETAILS if others else "")
 
 
@@ -295,7 +295,7 @@ def _pairs(result: ClippingResult, labels: Mapping[str, str]) -> Table:
 
 def _jaccard(result: ClippingResult, labels: Mapping[str, str]) -> Table:
     """All algorithms, compared with those shown in detail; empty without two of them."""
-    overlap, beside = result.overlap, [mask.row.name for mask in result.detailed]
+    overlap, beside = result.overlap, [mask.row.name for mask in result.detailed_masks]
 
     def beside_one(other: str) -> TextColumn[str]:
         return counted(
@@ -323,7 +323,7 @@ def tokens_section(result: ClippingResult) -> Section:
         "than that in 19 of 20 traces; else —. A count alone favors frequent tokens. μ, π and r "
         "are means over the blocked occurrences.",
         tables=filled(
-            *(_tokens(result, mask, sign) for mask in result.detailed for sign in SIGNS),
+            *(_tokens(result, mask, sign) for mask in result.detailed_masks for sign in SIGNS),
             _means(result),
         ),
     )

@@ -307,8 +307,8 @@ def _likeliest(row: TraceDifference) -> str:
         return ""
     return (
         f"Likeliest of the settings that differ: {likely[0].setting} "
-        f"({numbers.setting(likely[0].first)} in {row.against}, "
-        f"{numbers.setting(likely[0].other)} in {row.trace})."
+        f"({numbers.setting_text(likely[0].first)} in {row.against}, "
+        f"{numbers.setting_text(likely[0].other)} in {row.trace})."
     )
 
 
@@ -391,8 +391,8 @@ def _against(row: TraceDifference) -> str:
 def _setting_columns(row: TraceDifference) -> list[TextColumn[SettingDifference]]:
     return [
         text("setting", lambda each: each.setting, short="settings that differ"),
-        text(row.against, lambda each: numbers.setting(each.first)),
-        text(row.trace, lambda each: numbers.setting(each.other)),
+        text(row.against, lambda each: numbers.setting_text(each.first)),
+        text(row.trace, lambda each: numbers.setting_text(each.other)),
     ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from mismatch_cli.base import numbers
 from mismatch_cli.base.errors import suggest
 from mismatch_cli.frameworks.dialects import UPDATE
-from mismatch_cli.limits.assess import LimitRow, MeasuredElsewhere, counted, strictest_first
+from mismatch_cli.limits.assess import LimitRow, MeasuredElsewhere, strictest_first, tally
 from mismatch_cli.limits.judge import HEALTHY
 from mismatch_cli.limits.suspects import Suspect
 from mismatch_cli.metrics.gap_table import METRICS
@@ -204,7 +204,7 @@ def _of_number(row: JudgedNumber) -> Iterator[str]:
 def _of_limits(row: JudgedNumber) -> str:
     """How many limits hold; of a number without one, why there is none."""
     if row.bars:
-        return counted(row.bars)
+        return tally(row.bars)
     if row.metric is not None:
         return f"There is no published limit for {METRICS[row.metric].label} alone."
     elsewhere = "it has no published limit"

@@ -14,7 +14,7 @@ from mismatch_cli.diagnosis.diagnose import (
     module,
 )
 from mismatch_cli.limits.assess import LEADING
-from mismatch_cli.limits.expected import sentence
+from mismatch_cli.limits.expected import expected_sentence
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.metrics.gap_table import METRICS, Metric
 from mismatch_cli.report.outline import (
@@ -39,7 +39,7 @@ from mismatch_cli.report.preamble import (
 from mismatch_cli.report.tables import col, filled, metric_row, pairs_table, share, table, text
 from mismatch_cli.studies.diagnosis import DiagnosisAnalysis
 from mismatch_cli.studies.diagnosis_result import EvidenceRow, FindingRow, SuspectRow
-from mismatch_cli.studies.study import typed
+from mismatch_cli.studies.study import typed_names
 
 _NOTATION = (
     "μ is the rollout’s probability of the sampled token and π the trainer’s; d = log π − log μ "
@@ -100,7 +100,7 @@ def page(analysis: DiagnosisAnalysis) -> Outline:
         next=_next(analysis),
         parts=[_gap_section(analysis), *found, _all_checks(analysis)],
         settings=settings_tables(about),
-        command=command_line("diagnose", typed(analysis.traces), *analysis.typed_models),
+        command=command_line("diagnose", typed_names(analysis.traces), *analysis.typed_models),
         notation=_NOTATION,
     )
 
@@ -188,7 +188,7 @@ def _beside_expected(analysis: DiagnosisAnalysis) -> str:
     diagnosis, evidence = analysis.diagnosis, analysis.diagnosis.evidence
     if not diagnosis.has_a_gap:
         return f"The gap of {evidence.gap.value:.2g} nats is that of float32 rounding."
-    sentences = [sentence(evidence.gap.value, evidence.expected)]
+    sentences = [expected_sentence(evidence.gap.value, evidence.expected)]
     if not diagnosis.is_at_own_scale:
         sentences.append(_NO_SCALE[analysis.trainer_model is not None])
     if not diagnosis.is_decided:
@@ -239,11 +239,11 @@ def _next(analysis: DiagnosisAnalysis) -> Facts:
     enable a check that was not possible.
     """
     every = (
-        suggest("diagnose", *typed(analysis.traces), *analysis.typed_models, "--full"),
+        suggest("diagnose", *typed_names(analysis.traces), *analysis.typed_models, "--full"),
         "every check, with its evidence",
     )
     if analysis.has_an_open_gap and analysis.can_be_bisected:
-        search = suggest("bisect", *typed(analysis.traces))
+        search = suggest("bisect", *typed_names(analysis.traces))
         return ((search, "which setting, tensor or module makes the gap"), every)
     return (every, *(_of_suspect(analysis) or _of_check(analysis)), *_import_again(analysis))
 
@@ -276,7 +276,7 @@ def _import_again(analysis: DiagnosisAnalysis) -> Facts:
     imported = source is not None and not source.is_recorded
     if not (spoiled and imported and len(analysis.traces) == 1):
         return ()
-    again = suggest("import", "DUMP", "--output", *typed(analysis.traces), "--force")
+    again = suggest("import", "DUMP", "--output", *typed_names(analysis.traces), "--force")
     return ((again, "once DUMP is corrected; repeat your other options"),)
 
 

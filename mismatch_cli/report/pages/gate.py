@@ -7,7 +7,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from mismatch_cli.base import numbers
 from mismatch_cli.base.errors import suggest
-from mismatch_cli.base.places import shown
+from mismatch_cli.base.places import shorten_paths
 from mismatch_cli.base.text import visible
 from mismatch_cli.limits.judge import EXCEEDED, HOLDS, UNDECIDED, UNJUDGED
 from mismatch_cli.limits.limit_sets import DIAGNOSIS, OF_BASELINE, LimitSet
@@ -38,7 +38,7 @@ from mismatch_cli.studies.gate import (
     source_text,
     subject,
 )
-from mismatch_cli.studies.study import typed
+from mismatch_cli.studies.study import typed_names
 
 _SUITES, _WHOLE = "mismatch-cli gate", "the traces are whole"
 _MOST = 12  # limits on a screen
@@ -81,7 +81,7 @@ def page(result: GateAnalysis) -> Outline:
         remarks=(*_by_value_alone(result), *_reconciled(result)),
         next=_next(result),
         parts=(Section("Checks", tables=(limits, *filled(why, sources))),),
-        command=command_line("gate", typed(result.measured.traces)),
+        command=command_line("gate", typed_names(result.measured.traces)),
     )
 
 
@@ -167,7 +167,9 @@ def _next(result: GateAnalysis) -> Facts:
     """What to look at when a limit fails."""
     if result.passed:
         return ()
-    return ((suggest("diagnose", *typed(result.measured.traces)), "a mistake, or which setting?"),)
+    return (
+        (suggest("diagnose", *typed_names(result.measured.traces)), "a mistake, or which setting?"),
+    )
 
 
 def _notes(result: GateAnalysis) -> tuple[str, ...]:
@@ -238,7 +240,7 @@ def _add_properties(suite: Element, result: GateAnalysis, limits: LimitSet) -> N
     facts = _about(result)
     if limits.about:
         facts.append(("About", limits.about))
-    facts += [("Trace", shown(str(trace.folder))) for trace in result.measured.traces]
+    facts += [("Trace", shorten_paths(str(trace.folder))) for trace in result.measured.traces]
     for name, value in facts:
         SubElement(properties, "property", name=visible(name), value=visible(value))
 

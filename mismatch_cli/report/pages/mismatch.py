@@ -15,12 +15,12 @@ from mismatch_cli.metrics.gap_table import (
     SEQUENCE,
     VOLATILITY,
     Metric,
-    in_group,
+    metrics_in_group,
 )
 from mismatch_cli.metrics.pair_summary import (
     PairSummary,
-    PlaceRow,
     ProbabilityBin,
+    ProfileRow,
 )
 from mismatch_cli.report.excerpts import worst_excerpts
 from mismatch_cli.report.outline import (
@@ -57,7 +57,7 @@ from mismatch_cli.report.tables import (
     times_noise,
 )
 from mismatch_cli.studies.mismatch import MismatchAnalysis, MismatchResult
-from mismatch_cli.studies.study import typed
+from mismatch_cli.studies.study import typed_names
 
 _SPREAD = ("ratio_sd", "tv_binary_sd", "tv_topk_sd")
 _RATIO_TAILS = ("ratio_p01", "ratio_p99", "ratio_max")
@@ -124,7 +124,7 @@ def page(study: MismatchAnalysis, worst: int | None = None) -> Outline:
         next=(*_test(result), *_next(study)),
         parts=sections,
         settings=settings_tables(result.about),
-        command=command_line("report", typed(study.traces)),
+        command=command_line("report", typed_names(study.traces)),
     )
 
 
@@ -213,7 +213,7 @@ def _test(result: MismatchResult) -> Facts:
 
 
 def _next(study: MismatchAnalysis) -> Facts:
-    runs = typed(study.traces)
+    runs = typed_names(study.traces)
     return (
         (suggest("diagnose", *runs), "a mistake, or which setting?"),
         (suggest("clipstats", *runs), "what PPO and DPPO would block"),
@@ -253,7 +253,7 @@ def _gap_groups(pair: PairSummary) -> tuple[MetricGroup, ...]:
 
 
 def _group(pair: PairSummary, title: str) -> MetricGroup:
-    rows = (_row(pair, metric.key) for metric in in_group(title))
+    rows = (_row(pair, metric.key) for metric in metrics_in_group(title))
     measured = (row for row in rows if row.value != numbers.MISSING or row.note != NOT_MEASURED)
     return MetricGroup(title, tuple(measured))
 
@@ -314,16 +314,16 @@ def _position_section(pair: PairSummary) -> Section:
 
 
 def _place_table(
-    title: str, what: str, rows: Sequence[PlaceRow], *columns: TextColumn[PlaceRow]
+    title: str, what: str, rows: Sequence[ProfileRow], *columns: TextColumn[ProfileRow]
 ) -> Table:
     return table(title, rows, [col(what, span), *columns, *_OF_PLACES])
 
 
-_OF_TURNS: tuple[TextColumn[PlaceRow], ...] = (
+_OF_TURNS: tuple[TextColumn[ProfileRow], ...] = (
     col("turns", lambda row: numbers.count(row.turns)),
     col("mean length", lambda row: plain(row.length_mean)),
 )
-_OF_PLACES: tuple[TextColumn[PlaceRow], ...] = (
+_OF_PLACES: tuple[TextColumn[ProfileRow], ...] = (
     col("tokens", lambda row: numbers.count(row.tokens)),
     col(METRICS["abs_d_mean"].label, lambda row: plain(row.abs_d_mean), METRICS["abs_d_mean"]),
     col(METRICS["d_mean"].label, lambda row: plain(row.d_mean), METRICS["d_mean"]),

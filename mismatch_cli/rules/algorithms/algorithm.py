@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.base.arrays import Array, filled, namespace, silent, without_gradient
-from mismatch_cli.rules.algorithms.parts import Factor, Mask, Rule
+from mismatch_cli.base.arrays import Array, fill_where, namespace, silent, without_gradient
+from mismatch_cli.rules.algorithms.masks_and_factors import Factor, Mask, Rule
 from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies
 from mismatch_cli.rules.response_layout import ResponseLayout
 
@@ -153,7 +153,7 @@ def weight_T(algorithm: Algorithm, policies: Policies, advantage_T: Array) -> Ar
         return factors[0]
     zero_T = reduce(or_, [factor_T == 0 for factor_T in factors])
     infinite_T = reduce(or_, [namespace(factor_T).isinf(factor_T) for factor_T in factors])
-    return filled(reduce(mul, factors), zero_T & infinite_T, 0.0)
+    return fill_where(reduce(mul, factors), zero_T & infinite_T, 0.0)
 
 
 @silent
@@ -169,12 +169,12 @@ def coefficient_T(algorithm: Algorithm, policies: Policies, advantage_T: Array) 
     with without_gradient(advantage_T):
         coefficient = weight_T(algorithm, policies, advantage_T) * advantage_T
         kept_T = keep_T(algorithm, policies, advantage_T) & (advantage_T != 0)
-        coefficient = filled(coefficient, ~kept_T, 0.0)
+        coefficient = fill_where(coefficient, ~kept_T, 0.0)
         if algorithm.term is not None:
             term_T = algorithm.term.weight_T(policies, advantage_T)
             # An excluded token in the response: no gradient
             unbounded_T = namespace(term_T).isinf(term_T)
-            coefficient = coefficient + filled(term_T, unbounded_T, 0.0)
+            coefficient = coefficient + fill_where(term_T, unbounded_T, 0.0)
         return namespace(coefficient).astype(coefficient, policies.trainer.dtype)
 
 

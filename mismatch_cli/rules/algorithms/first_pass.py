@@ -14,12 +14,12 @@ import numpy as np
 from mismatch_cli.base.arrays import Array, as_numpy
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
-from mismatch_cli.rules.algorithms.parts import Rule
+from mismatch_cli.rules.algorithms.masks_and_factors import Rule
 from mismatch_cli.rules.joint_batches import NOTHING_FOUND, Batches, BatchValues
 from mismatch_cli.rules.policies import Policies
 
 
-def masks_of(algorithms: Iterable[Algorithm]) -> tuple[Rule, ...]:
+def batch_masks_of(algorithms: Iterable[Algorithm]) -> tuple[Rule, ...]:
     """The algorithms' masks that look at whole batches, each once: an analysis needs no weights."""
     return tuple(dict.fromkeys(mask for algorithm in algorithms for mask in algorithm.batch_masks))
 

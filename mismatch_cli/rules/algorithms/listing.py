@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from mismatch_cli.base import registry
 from mismatch_cli.rules import trust_regions, weights
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
-from mismatch_cli.rules.algorithms.parse import find
-from mismatch_cli.rules.algorithms.parts import Mask
+from mismatch_cli.rules.algorithms.masks_and_factors import Mask
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.rules.algorithms.table import ALIASES, MEANINGS, TABLE, TAKEN, VARIANTS
 
 
@@ -38,7 +38,7 @@ class ListedMask:
         """`binary-tv:delta=0.15`, as a flag has it."""
         letters = trust_regions.symbols(trust_regions.find(self.name))
         parameters = ",".join(
-            f"{trust_regions.spelled(letters.get(name, name))}={value}"
+            f"{trust_regions.in_latin_letters(letters.get(name, name))}={value}"
             for name, value in self.thresholds.items()
         )
         return f"{self.name}:{parameters}" if parameters else self.name
@@ -56,7 +56,7 @@ class Listing:
 
 def listing() -> Listing:
     masks = map(Mask, registry.names(trust_regions.PACKAGE))
-    installed = map(find, registry.installed(weights.PACKAGE))
+    installed = map(parse_algorithm, registry.installed(weights.PACKAGE))
     return Listing(
         algorithms=list(map(_listed, TABLE.values())),
         owners=list(map(_listed, VARIANTS.values())),

@@ -17,14 +17,14 @@ from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.rules import trust_regions, weights
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.first_pass import as_one_batch
-from mismatch_cli.rules.algorithms.parts import Factor, Mask, Rule
+from mismatch_cli.rules.algorithms.masks_and_factors import Factor, Mask, Rule
 from mismatch_cli.rules.algorithms.table import ALIASES, MEANINGS, TABLE, TAKEN, VARIANTS
 from mismatch_cli.rules.decisions import MOST_RANKS
 from mismatch_cli.rules.policies import ENGINE_GAP, TRAINER_ROLLOUT, Policies, Ratio, TopKLogProbs
 from mismatch_cli.rules.trust_regions import Threshold
 
 
-def find(spec: str, *, training: bool = False) -> Algorithm:
+def parse_algorithm(spec: str, *, training: bool = False) -> Algorithm:
     """An algorithm from `name` or `name:parameter=value,…`: of the table, of trust_regions/, or a
     user's mask file.
 
@@ -34,7 +34,7 @@ def find(spec: str, *, training: bool = False) -> Algorithm:
     arrays, and for `training` also on torch tensors. A `UsageError` says what is wrong and what the
     choices are.
     """
-    spec = meant(spec)
+    spec = usual_meaning(spec)
     name, colon, given = spec.partition(":")
     algorithm = _by_name(name)
     if colon:
@@ -43,7 +43,7 @@ def find(spec: str, *, training: bool = False) -> Algorithm:
     return algorithm
 
 
-def meant(spec: str) -> str:
+def usual_meaning(spec: str) -> str:
     """`dppo-binary-tv` for `dppo`, with its parameters: what a word that everybody uses means."""
     name, colon, parameters = spec.partition(":")
     word = name.lower()
@@ -68,7 +68,7 @@ def _by_name(name: str) -> Algorithm:
     if meanings:
         unknown = f"Several algorithms are called {name}: {registry.alternatives(meanings)}."
     else:
-        unknown = registry.unknown("algorithm", name, [*rows, *ALIASES, *regions, *foreign])
+        unknown = registry.unknown_name("algorithm", name, [*rows, *ALIASES, *regions, *foreign])
     raise UsageError(f"{unknown} All of them, masks included: mismatch-cli algorithms")
 
 
@@ -113,15 +113,15 @@ class _ParameterText(NamedTuple):
 def _resolved(algorithm: Algorithm, typed: Mapping[str, str]) -> dict[str, _ParameterText]:
     """Parameters by their names in masks and weights: `delta` and `δ` are `max_tv` of binary-tv."""
     accepted = _accepted(algorithm)
-    targets = {trust_regions.spelled(name): meant for name, meant in accepted.items()}
+    targets = {trust_regions.in_latin_letters(name): meant for name, meant in accepted.items()}
     found: dict[str, _ParameterText] = {}
     for name, text in typed.items():
         if not accepted:
             raise UsageError(f"{algorithm.name} takes no parameters. Write only its name.")
-        parameters = targets.get(trust_regions.spelled(name))
+        parameters = targets.get(trust_regions.in_latin_letters(name))
         if not parameters:
             raise UsageError(
-                registry.lacks(algorithm.name, "parameter", name, targets, _listed(accepted))
+                registry.lacks_name(algorithm.name, "parameter", name, targets, _listed(accepted))
             )
         for parameter in parameters:
             if parameter in found:
@@ -165,7 +165,7 @@ def _listed(accepted: Mapping[str, Sequence[str]]) -> list[str]:
     for meant in dict.fromkeys(map(tuple, letters.values())):
         # Greek ones first
         symbols = sorted((key for key in letters if tuple(letters[key]) == meant), key=str.isascii)
-        spelled = [trust_regions.spelled(symbol) for symbol in symbols]
+        spelled = [trust_regions.in_latin_letters(symbol) for symbol in symbols]
         if len(meant) > 1:
             names = [spelled[0], *symbols, "both sides"]
         else:
@@ -284,7 +284,7 @@ def _try_out(algorithm: Algorithm, training: bool) -> None:
             raise
         except MismatchError as error:
             raise UsageError(str(error)) from error
-        with trust_regions.own_file(mask.region):
+        with trust_regions.report_errors_of(mask.region):
             mask.formula  # noqa: B018 - finds names in braces that are not thresholds
 
 

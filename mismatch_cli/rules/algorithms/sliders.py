@@ -11,7 +11,7 @@ import numpy as np
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.rules import trust_regions
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
-from mismatch_cli.rules.algorithms.parts import Mask
+from mismatch_cli.rules.algorithms.masks_and_factors import Mask
 from mismatch_cli.rules.policies import Policies, TopKLogProbs
 
 _DOUBLINGS, _EACH = 4, 8  # doublings of a threshold in either direction, and positions in each

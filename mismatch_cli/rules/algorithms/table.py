@@ -13,7 +13,7 @@ from typing import Any
 
 from mismatch_cli.base import registry
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
-from mismatch_cli.rules.algorithms.parts import Factor, Mask, factor, mask
+from mismatch_cli.rules.algorithms.masks_and_factors import Factor, Mask, factor, mask
 from mismatch_cli.rules.policies import Ratio
 
 _PUBLISHED = registry.table_of(__file__)

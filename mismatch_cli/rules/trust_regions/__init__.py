@@ -71,18 +71,18 @@ def is_foreign(name: str) -> bool:
     return name.endswith(".py") or name in registry.installed(PACKAGE)
 
 
-def bring(texts: Mapping[str, str]) -> None:
+def register_texts(texts: Mapping[str, str]) -> None:
     """Register users' files, by path, that were read on another machine."""
-    brought_texts.update(texts)
+    text_by_path.update(texts)
 
 
-def text_of(path: Path) -> str:
+def source_text(path: Path) -> str:
     """The text of a user's file, from here or the machine where it was read."""
-    brought = brought_texts.get(str(path))
+    brought = text_by_path.get(str(path))
     return path.read_text(encoding="utf-8") if brought is None else brought
 
 
-brought_texts: dict[str, str] = {}
+text_by_path: dict[str, str] = {}
 
 
 def thresholds(region: ModuleType) -> dict[str, Threshold]:
@@ -95,7 +95,7 @@ def symbols(region: ModuleType) -> dict[str, str]:
     return getattr(region, "SYMBOLS", {})
 
 
-def spelled(name: str) -> str:
+def in_latin_letters(name: str) -> str:
     """A name without Greek letters: `ε_low` is `epsilon_low`."""
     return name.translate(_SPELLED)
 
@@ -104,7 +104,7 @@ _GREEK = {"α": "alpha", "β": "beta", "δ": "delta", "ε": "epsilon", "ϵ": "ep
 _SPELLED = str.maketrans(_GREEK | {"ρ": "rho", "τ": "tau", "φ": "phi"})
 
 
-def unusable(answer: object, advantage_T: Array) -> str:
+def describe_flaw(answer: object, advantage_T: Array) -> str:
     """What is wrong with a mask's result, as a sentence; empty if nothing is."""
     if not isinstance(answer, Decision):
         return f"It returned {type(answer).__name__}."
@@ -136,7 +136,7 @@ class EndsProgramError(MismatchError):
 
 
 @contextmanager
-def own_file(
+def report_errors_of(
     name: str | Path, does: str = "fails", error_class: type[MismatchError] = UsageError
 ) -> Iterator[None]:
     """Turn whatever foreign code raises, SystemExit included, into one sentence that names the
@@ -171,13 +171,13 @@ _MIXED = (
 
 
 def _load_file(path: Path) -> ModuleType:
-    text = brought_texts.get(str(path))
+    text = text_by_path.get(str(path))
     if text is None and not path.is_file():
         raise UsageError(f"{path} does not exist. Name a Python file that defines trust_region().")
     spec = importlib.util.spec_from_file_location(f"trust_region_{path.stem}", path)
     assert spec is not None and spec.loader is not None  # it ends in .py
     module = importlib.util.module_from_spec(spec)
-    with own_file(path, "cannot be imported"):
+    with report_errors_of(path, "cannot be imported"):
         if text is None:
             spec.loader.exec_module(module)
         else:
@@ -187,7 +187,7 @@ def _load_file(path: Path) -> ModuleType:
             f"{path} does not define trust_region(compared, advantage_T, *, threshold=…) -> "
             "Decision. See mismatch-cli guide clipstats."
         )
-    with own_file(path):
+    with report_errors_of(path):
         _check_signature(path, module)
     return module
 

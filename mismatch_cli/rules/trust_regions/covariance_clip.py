@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mismatch_cli.base.arrays import Array, filled, namespace
+from mismatch_cli.base.arrays import Array, fill_where, namespace
 from mismatch_cli.rules.decisions import shares
 from mismatch_cli.rules.policies import Compared
 from mismatch_cli.rules.trust_regions import Decision, ratio_clip
@@ -86,7 +86,7 @@ def trust_region(
         compared, advantage_T, ratio_low=ratio_low, ratio_high=ratio_high
     )
     covariance_T = (advantage_T - settled_TF[:, 0]) * (compared.logp_current_T - settled_TF[:, 1])
-    covariance_T = filled(covariance_T, compared.logp_current_T == -np.inf, 0.0)
+    covariance_T = fill_where(covariance_T, compared.logp_current_T == -np.inf, 0.0)
     candidate_T = (covariance_T > cov_low) & (covariance_T < cov_high) & clipped.keep_T
     return Decision(
         clipped.keep_T & ~(candidate_T & (compared.draw_T <= settled_TF[:, 2])), covariance_T

@@ -9,7 +9,7 @@ and the percentile; here only trained ones count: of responses in one turn both 
 float32 UniRL keeps a token whose ratio rounds to 1 (|d| up to 6e-8); here the sign of d decides.
 """
 
-from mismatch_cli.base.arrays import Array, between, namespace
+from mismatch_cli.base.arrays import Array, clamp, namespace
 from mismatch_cli.rules.decisions import not_negative, outward, shares
 from mismatch_cli.rules.policies import Compared
 from mismatch_cli.rules.trust_regions import Decision
@@ -47,7 +47,7 @@ def trust_region(
     fall_T = (1 - least_weight) / xp.where(last_T > 0, last_T, 1 + 0 * last_T)
     weight_T = 1 - fall_T * place_T
     spent_T = weight_T * size_T
-    allowed_S = between(responses.quantile(size_T, _QUANTILE), budget, 2 * budget)
+    allowed_S = clamp(responses.quantile(size_T, _QUANTILE), budget, 2 * budget)
     weights_before_T = place_T - fall_T * place_T * (place_T - 1) / 2
     left_T = responses.per_token(allowed_S) * weights_before_T - (
         responses.running_sum(spent_T) - spent_T

@@ -7,7 +7,7 @@ seq_max}_{k2, k3}`; TRM-Max is the maximum, TRM-Avg the mean. Its `_k1` bands ar
 `sequence-product` and `sequence-mean` here.
 """
 
-from mismatch_cli.base.arrays import Array, between
+from mismatch_cli.base.arrays import Array, clamp
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.rules import divergences
 from mismatch_cli.rules.decisions import not_negative
@@ -36,7 +36,7 @@ def trust_region(
     not_negative(δ=max_kl)
     if estimator not in ("k2", "k3"):
         raise UsageError(f"estimator={estimator} is unknown. Choose one of: k2, k3.")
-    d_T = between(compared.log_ratio_T, -_MOST, _MOST)
+    d_T = clamp(compared.log_ratio_T, -_MOST, _MOST)
     estimate_T = d_T * d_T / 2 if estimator == "k2" else divergences.phi(d_T)
     if over == "token":
         return Decision(estimate_T <= max_kl, estimate_T)

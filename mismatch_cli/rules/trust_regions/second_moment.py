@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mismatch_cli.base.arrays import Array, filled, namespace
+from mismatch_cli.base.arrays import Array, fill_where, namespace
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.rules.decisions import not_negative, outward
 from mismatch_cli.rules.policies import Compared
@@ -67,7 +67,7 @@ def trust_region(
     not_negative(τ=max_moment)
     squared_T = compared.log_ratio_T**2
     beyond_T = _counts(compared, advantage_T, counted) & (squared_T > settled_TF[:, 0])
-    return Decision(~beyond_T, filled(squared_T, advantage_T == 0, 0.0))
+    return Decision(~beyond_T, fill_where(squared_T, advantage_T == 0, 0.0))
 
 
 def _counts(compared: Compared, advantage_T: Array, counted: str) -> Array:

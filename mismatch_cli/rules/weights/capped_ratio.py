@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from math import inf
 
-from mismatch_cli.base.arrays import Array, between
+from mismatch_cli.base.arrays import Array, clamp
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.rules.policies import Compared, Level
 
@@ -25,4 +25,4 @@ def weight(
             f"floor={floor:g}, cap={cap:g} is out of range: choose 0 ≤ floor ≤ cap, and cap > 0."
         )
     ratio_T = compared.level_ratio_T(level)
-    return between(ratio_T, floor, cap) if floor > 0 or cap < inf else ratio_T
+    return clamp(ratio_T, floor, cap) if floor > 0 or cap < inf else ratio_T

@@ -5,7 +5,7 @@ weight = sg[clip(m_t r_t, 1 − ε_low, 1 + ε_high)] with m_t = min over earlie
 first. The paper's bounds were not available; these are DAPO's.
 """
 
-from mismatch_cli.base.arrays import Array, between, namespace
+from mismatch_cli.base.arrays import Array, clamp, namespace
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.rules.policies import Compared, Level
 
@@ -32,4 +32,4 @@ def weight(
         )
     d_T, responses = compared.log_ratio_T, compared.responses
     before_T = responses.behind(responses.running_smallest(d_T), 1, 0.0)
-    return between(namespace(d_T).exp(d_T + before_T), 1 - ratio_low, 1 + ratio_high)
+    return clamp(namespace(d_T).exp(d_T + before_T), 1 - ratio_low, 1 + ratio_high)

@@ -6,7 +6,7 @@ r: 1 where the policies agree, falling on both sides, to 0 at an infinite r. ver
 clamp log r to ±20, where the weight is already 0 or 2e-9.
 """
 
-from mismatch_cli.base.arrays import Array, filled, namespace, select
+from mismatch_cli.base.arrays import Array, fill_where, namespace, select
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.rules.policies import Compared, Level
 
@@ -34,4 +34,4 @@ def weight(
     # Products with a column keep its dtype, so analysis and training give the same weights.
     size_T = select(advantage_T > 0, size_T * tau_pos, size_T * tau_neg)
     weight_T = xp.exp(compared.level_log_ratio_T(level) - size_T) * 4 / (1 + xp.exp(-size_T)) ** 2
-    return filled(weight_T, xp.isinf(size_T), 0.0)
+    return fill_where(weight_T, xp.isinf(size_T), 0.0)

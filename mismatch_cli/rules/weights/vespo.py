@@ -13,7 +13,7 @@ measures from μ.
 
 from math import inf
 
-from mismatch_cli.base.arrays import Array, filled, namespace, select
+from mismatch_cli.base.arrays import Array, fill_where, namespace, select
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.rules.policies import Compared, Level
 
@@ -48,4 +48,4 @@ def weight(
     falls_T = k_neg * log_T - lambda_neg * less_1_T
     xp = namespace(advantage_T)
     weight_T = xp.exp(select(advantage_T >= 0, rises_T, falls_T))
-    return filled(weight_T, less_1_T == inf, 0.0)
+    return fill_where(weight_T, less_1_T == inf, 0.0)

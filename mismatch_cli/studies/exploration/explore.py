@@ -7,11 +7,11 @@ from itertools import product
 
 import numpy as np
 
-from mismatch_cli.base.places import shown
+from mismatch_cli.base.places import shorten_paths
 from mismatch_cli.metrics.clipping.masked_slice import Needs
 from mismatch_cli.metrics.pairs import Pair
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
-from mismatch_cli.rules.algorithms.parts import Rule
+from mismatch_cli.rules.algorithms.masks_and_factors import Rule
 from mismatch_cli.rules.joint_batches import BatchValues
 from mismatch_cli.studies.exploration.explored import BlockedLevels, Exploration, TokenList
 from mismatch_cli.studies.exploration.explored_rows import ExploredRows
@@ -74,7 +74,7 @@ def _explored(
     passage_P["response"] = np.searchsorted(number_S, passage_P["response"])
     response_C = np.unique(passage_P["response"])
     return Exploration(
-        traces=tuple(shown(str(name_of(trace))) for trace in traces),
+        traces=tuple(shorten_paths(str(name_of(trace))) for trace in traces),
         pair=survey.pair,
         judged_alike=survey.judged_alike,
         compared=tuple(algorithm.name for algorithm in survey.judging.compared),

@@ -13,7 +13,7 @@ import numpy as np
 
 from mismatch_cli.metrics.clipping.masked_slice import MaskedSlice, Needs, apply_masks
 from mismatch_cli.rules.algorithms.algorithm import Algorithm, keep_T
-from mismatch_cli.rules.algorithms.parts import Mask, Rule
+from mismatch_cli.rules.algorithms.masks_and_factors import Mask, Rule
 from mismatch_cli.rules.algorithms.sliders import Position, sliders
 from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.rules.joint_batches import BatchValues
@@ -52,7 +52,7 @@ class SliderAlgorithms:
 
     def slices(self, batch: TokenBatch, trace: int) -> Iterator[list[MaskedSlice]]:
         """Slices of complete responses, a `MaskedSlice` per sign; none if a column is missing."""
-        if self.algorithms and not self.needs.missing_in(batch):
+        if self.algorithms and not self.needs.first_missing_in(batch):
             yield from apply_masks(batch, self.needs, (), self.first_pass, trace)
 
 

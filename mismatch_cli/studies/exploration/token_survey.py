@@ -25,7 +25,7 @@ from mismatch_cli.studies.exploration.response_rows import (
     identified_rows,
 )
 from mismatch_cli.studies.exploration.slider_levels import Slider, SliderAlgorithms, SliderKey
-from mismatch_cli.studies.pairing import rows_of
+from mismatch_cli.studies.pairing import take_rows
 from mismatch_cli.trace.reader import Trace
 
 # The columns that a first pass reads, besides those that masks need
@@ -81,7 +81,7 @@ class TokenSurvey:
             place = ScoredGroup(number, group.path, group.number, first_row, self.responses, 0)
             rows = explored.within(first_row, group.table.num_rows)
             if len(rows):
-                self._read(explored.completed(rows_of(group, rows), first_row + rows), place)
+                self._read(explored.completed(take_rows(group, rows), first_row + rows), place)
                 on_responses(len(rows))
             first_row += group.table.num_rows
 

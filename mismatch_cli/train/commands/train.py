@@ -22,8 +22,14 @@ from mismatch_cli.app.progress import TerminalProgress
 from mismatch_cli.app.rank_flags import RankSettings
 from mismatch_cli.app.shared_settings import FrameworkSettings, PageSettings
 from mismatch_cli.base.errors import MismatchError, UsageError, quoted
-from mismatch_cli.base.options import flat, own, part, replaced, setting
-from mismatch_cli.base.places import bundled, shown
+from mismatch_cli.base.options import (
+    override,
+    replace_settings,
+    setting,
+    settings_group,
+    values_by_key,
+)
+from mismatch_cli.base.places import bundled, shorten_paths
 from mismatch_cli.base.values import Values
 from mismatch_cli.processes.ranks import World
 from mismatch_cli.processes.ranks.joined import joined, launched, number_of_ranks, restarted
@@ -48,7 +54,7 @@ PANEL, PLACE = "Train", 2
 
 _PRESET = "miniature"
 _SayStart = Callable[[TrainConfig, Path], None]  # after the first step of a run
-_FOLDER = own(
+_FOLDER = override(
     help="Run folder.",
     show_default="train-PRESET",
 )
@@ -74,18 +80,20 @@ class RunsSettings:
 @flags(
     TrainConfig,
     shown=shown_defaults(_PRESET),
-    algorithm=own(repeatable=True, short="-a", completes=algorithms),
+    algorithm=override(repeatable=True, short="-a", completes=algorithms),
 )
 def command(
     context: typer.Context,
     values: Values,
     *,
-    runs: RunsSettings = part(RunsSettings),
-    shared: RankSettings = part(RankSettings, "nproc", "max_restarts"),
-    named: FrameworkSettings = part(FrameworkSettings),
-    tracked: TrackSettings = part(TrackSettings, project=own(flag=False), name=own(flag=False)),
-    page: PageSettings = part(PageSettings, report_every=own(flag=False)),
-    common: Common = part(
+    runs: RunsSettings = settings_group(RunsSettings),
+    shared: RankSettings = settings_group(RankSettings, "nproc", "max_restarts"),
+    named: FrameworkSettings = settings_group(FrameworkSettings),
+    tracked: TrackSettings = settings_group(
+        TrackSettings, project=override(flag=False), name=override(flag=False)
+    ),
+    page: PageSettings = settings_group(PageSettings, report_every=override(flag=False)),
+    common: Common = settings_group(
         Common,
         "trust_remote_code",
         "output",
@@ -123,7 +131,7 @@ def command(
     resolved = preset_values(runs.preset, of_first.over(values.without("algorithm")))
     first = resolved.build(TrainConfig)
     configs = [
-        replaced(first, algorithm=spec, seed=first.sampler.seed + number)
+        replace_settings(first, algorithm=spec, seed=first.sampler.seed + number)
         for spec in specs or [first.algorithm]
         for number in range(runs.seeds)
     ]
@@ -377,7 +385,7 @@ def _run(
             progress.say(words)
 
     if not progress.on_terminal:  # on one, the view says so
-        model, where = shown(config.engine.model), shown(str(folder))
+        model, where = shorten_paths(config.engine.model), shorten_paths(str(folder))
         progress.say(
             f"Training {model} with {config.algorithm}, seed {config.sampler.seed}, into {where}"
         )
@@ -385,7 +393,7 @@ def _run(
         with (
             _interruptible(progress, view),
             progress.view(view.lines),
-            tracking.of(folder, flat(config), progress.say) as trackers,
+            tracking.of(folder, values_by_key(config), progress.say) as trackers,
         ):
             done = train(
                 config,

@@ -6,7 +6,7 @@ from mismatch_cli.base import numbers
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.report.outline import Status, Verdict
 from mismatch_cli.report.tables import number, plain
-from mismatch_cli.studies.watch_state import WatchState, counted, under_way_first
+from mismatch_cli.studies.watch_state import WatchState, alarm_count, under_way_first
 from mismatch_cli.train.studies.run_numbers import RunGroup
 from mismatch_cli.train.studies.run_settings import task_of
 from mismatch_cli.train.studies.training import TrainingAnalysis
@@ -166,7 +166,9 @@ def watch_verdict(study: TrainingAnalysis, watched: WatchState) -> Verdict:
     first, last = (number(run.number(key)) for key in ("abs_dp_first", "abs_dp_last"))
     measured = f"{steps}, mean |π − μ| {first} at first, {last} now."
     if watched.alarms:
-        return Verdict(counted(watched.alarms).upper(), f"{_alarms(watched)}. {measured}", "bad")
+        return Verdict(
+            alarm_count(watched.alarms).upper(), f"{_alarms(watched)}. {measured}", "bad"
+        )
     if watched.unmeasured:
         missing = ", ".join(watched.unmeasured[:_NAMED])
         never = f"Never measured, which counts as exceeded: {missing}."

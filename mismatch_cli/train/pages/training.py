@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatch_cli.base import numbers
 from mismatch_cli.base.errors import suggest
-from mismatch_cli.base.places import shown
+from mismatch_cli.base.places import shorten_paths
 from mismatch_cli.metrics.gap_table import Metric
 from mismatch_cli.metrics.update_table import TRAINING
 from mismatch_cli.report.outline import Facts, MetricRow, Outline, Profile, Section, Verdict
@@ -129,7 +129,7 @@ def _limits(watched: WatchState | None) -> tuple[Section, ...]:
             text("when", lambda alarm: alarm.when),
             text("metric", lambda alarm: alarm.check.quantity),
             text("what happened", lambda alarm: str(alarm.check.reason)),
-            text("limits", lambda alarm: str(shown(alarm.check.limits))),
+            text("limits", lambda alarm: str(shorten_paths(alarm.check.limits))),
         ],
     )
     return (Section("Limits", tables=filled(rows)),)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mismatch_cli.base.numbers import number
-from mismatch_cli.base.text import parsed_toml
+from mismatch_cli.base.text import parse_toml
 from mismatch_cli.train.studies.paper_values import ENDINGS, READ_TO, PaperEnding
 from mismatch_cli.train.studies.run_settings import BEFORE, NO_SETTING
 from mismatch_cli.train.studies.runs import TrainingRun
@@ -64,7 +64,7 @@ def _stated() -> dict[str, Any]:
 
 @cache
 def _preset() -> dict[str, Any]:
-    return parsed_toml(_PRESET.read_text(encoding="utf-8"))
+    return parse_toml(_PRESET.read_text(encoding="utf-8"))
 
 
 def _start_of(key: str) -> float:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mismatch_cli.base.errors import MismatchError, unreadable
-from mismatch_cli.base.places import shown, shown_apart
-from mismatch_cli.base.text import parsed_json
+from mismatch_cli.base.places import shorten_apart, shorten_paths
+from mismatch_cli.base.text import parse_json
 from mismatch_cli.metrics.update_table import FIRST, LAST
 from mismatch_cli.studies.watch_state import WatchState, watch_state
 from mismatch_cli.trace.training_folder import CONFIG, METRICS, read_config, training_runs
@@ -292,7 +292,7 @@ def read_runs(folders: Iterable[Path | str]) -> list[TrainingRun]:
     """
     paths = [Path(folder) for folder in folders]
     names = [path.resolve().name for path in paths]
-    apart = shown_apart(*map(str, paths)) if len(set(names)) < len(names) else names
+    apart = shorten_apart(*map(str, paths)) if len(set(names)) < len(names) else names
     names = [apart[n] if names.count(name) > 1 else name for n, name in enumerate(names)]
     runs = [_read_run(path, name) for path, name in zip(paths, names, strict=True)]
     begun = [run for run in runs if run.records]
@@ -314,7 +314,7 @@ def named_by(folders: Sequence[Path]) -> Sequence[Path]:
 
 
 def _read_run(folder: Path, name: str) -> TrainingRun:
-    records, config = _read_records(folder / METRICS), shown(read_config(folder / CONFIG))
+    records, config = _read_records(folder / METRICS), shorten_paths(read_config(folder / CONFIG))
     algorithm, seed = config.get("algorithm"), config.get("seed")
     return TrainingRun(
         name=name,
@@ -337,7 +337,7 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            record = parsed_json(line)
+            record = parse_json(line)
         except ValueError:
             record = None
         if isinstance(record, dict):

@@ -14,7 +14,7 @@ from mismatch_cli.base.registry import names_file
 from mismatch_cli.metrics.estimate import Estimate
 from mismatch_cli.rules import trust_regions
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.train.studies.run_settings import SEPARATOR
 from mismatch_cli.train.studies.seeds import over_seeds
 from mismatch_cli.train.studies.training import Curve, TrainingAnalysis, curve_of
@@ -112,7 +112,7 @@ def algorithm_of(name: str) -> Algorithm | None:
     if names_file(name):
         return None
     try:
-        return find(name)
+        return parse_algorithm(name)
     except MismatchError:
         return None
 

@@ -46,7 +46,7 @@ def _with_claim(study: TrainingAnalysis, named: tuple[str, str]) -> TrainingAnal
 
 def _of_runs(name: str, held: Sequence[str]) -> str:
     """The algorithm as the runs call it, by this name or an alias of it."""
-    from mismatch_cli.rules.algorithms.parse import find
+    from mismatch_cli.rules.algorithms.parse import parse_algorithm
     from mismatch_cli.rules.algorithms.table import ALIASES
 
     by_name = {ALIASES.get(each, each): each for each in held} | {each: each for each in held}
@@ -54,10 +54,10 @@ def _of_runs(name: str, held: Sequence[str]) -> str:
     if used is not None:
         return used
     hold = f"The runs hold: {', '.join(held)}."
-    near = registry.meant(name, held)
+    near = registry.did_you_mean(name, held)
     if not near and not registry.names_file(name):
         try:
-            find(name)
+            parse_algorithm(name)
         except UsageError as error:
             raise UsageError(f"{error}. {hold}") from None
     raise UsageError(f"No run used {name}. {near}{hold}")

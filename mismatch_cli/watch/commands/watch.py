@@ -25,8 +25,8 @@ from mismatch_cli.app.shared_settings import (
 )
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.base.memory import collect_often
-from mismatch_cli.base.options import own, part, setting
-from mismatch_cli.base.places import FAULTY, bundled_trace, or_bundled
+from mismatch_cli.base.options import override, setting, settings_group
+from mismatch_cli.base.places import FAULTY, bundled_trace, resolve_bundled
 
 if TYPE_CHECKING:
     from mismatch_cli.watch.watcher import MeasureRequest, StepReport, Watcher
@@ -35,11 +35,11 @@ PANEL, PLACE = "Use elsewhere", 4
 
 _SLICE = 0.1  # seconds between checks on commands and pages
 _NAMED = 4  # alarms named in the last message
-_FOLDER = own(
+_FOLDER = override(
     help="Folder for the page and the state; watching again into it continues.",
     show_default="watch-NAME",
 )
-_LINES = own(help="Print one JSON line per step.")
+_LINES = override(help="Print one JSON line per step.")
 at_alarm, at_end = partial(setting, panel="Alarms"), partial(setting, panel="When it ends")
 
 
@@ -91,7 +91,7 @@ class EndSettings:
         return None if self.minutes is None else 60 * self.minutes
 
 
-_BLOCKED = own(
+_BLOCKED = override(
     help="Show the share of tokens that this algorithm blocks, for traces and dumps.",
     show_default="the one that trains, or grpo-clip-higher",
 )
@@ -100,15 +100,17 @@ _BLOCKED = own(
 @flags()
 def command(
     *,
-    watched: WatchSettings = part(WatchSettings),
-    blocking: AlgorithmSettings = part(AlgorithmSettings, algorithms=_BLOCKED),
-    of_format: FormatSettings = part(FormatSettings),
-    named: FrameworkSettings = part(FrameworkSettings),
-    by: LimitSettings = part(LimitSettings, limits=own(show_default="none: no alarms")),
-    at_alarms: AlarmSettings = part(AlarmSettings),
-    end: EndSettings = part(EndSettings),
-    page: PageSettings = part(PageSettings),
-    common: Common = part(
+    watched: WatchSettings = settings_group(WatchSettings),
+    blocking: AlgorithmSettings = settings_group(AlgorithmSettings, algorithms=_BLOCKED),
+    of_format: FormatSettings = settings_group(FormatSettings),
+    named: FrameworkSettings = settings_group(FrameworkSettings),
+    by: LimitSettings = settings_group(
+        LimitSettings, limits=override(show_default="none: no alarms")
+    ),
+    at_alarms: AlarmSettings = settings_group(AlarmSettings),
+    end: EndSettings = settings_group(EndSettings),
+    page: PageSettings = settings_group(PageSettings),
+    common: Common = settings_group(
         Common, "output", "no_plots", "json", "quiet", "debug", output=_FOLDER, json=_LINES
     ),
 ) -> None:
@@ -130,7 +132,7 @@ def command(
     from mismatch_cli.trace.stores import is_store
     from mismatch_cli.watch.folders import check_there, check_watch_folder, watch_folder
 
-    run = or_bundled(watched.run) if watched.run else bundled_trace(FAULTY)
+    run = resolve_bundled(watched.run) if watched.run else bundled_trace(FAULTY)
     if is_store(run):
         raise UsageError(
             f"{run} is not on this machine, but watch follows local files. Start it where the "
@@ -171,9 +173,9 @@ def _algorithm(specs: list[str]) -> str | None:
         return None
     if len(specs) > 1:
         raise UsageError(f"watch shows one algorithm, and {len(specs)} are named. Name one.")
-    from mismatch_cli.rules.algorithms.parse import find
+    from mismatch_cli.rules.algorithms.parse import parse_algorithm
 
-    find(specs[0])
+    parse_algorithm(specs[0])
     return specs[0]
 
 
@@ -316,7 +318,7 @@ class _Watching:
     def _concluded(self, watcher: Watcher) -> bool:
         """Print the last message; return whether the exit code is that of exceeded limits."""
         from mismatch_cli.base.numbers import things
-        from mismatch_cli.studies.watch_state import counted, under_way_first
+        from mismatch_cli.studies.watch_state import alarm_count, under_way_first
 
         alarms = under_way_first(watcher.alarms)
         unmeasured = watcher.unmeasured()
@@ -327,7 +329,7 @@ class _Watching:
             sentences.append(f"Left out: {waiting}.")
         if alarms:
             named = ", ".join(f"{alarm.check.metric} {alarm.when}" for alarm in alarms[:_NAMED])
-            sentences.append(f"{counted(alarms)}: {named}{', …' * (len(alarms) > _NAMED)}.")
+            sentences.append(f"{alarm_count(alarms)}: {named}{', …' * (len(alarms) > _NAMED)}.")
         if unmeasured:
             sentences.append(f"Never measured, which counts as exceeded: {', '.join(unmeasured)}.")
         self._progress.say(" ".join(sentences))

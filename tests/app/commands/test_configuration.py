@@ -19,7 +19,7 @@ from mismatch_cli.app.common import Common
 from mismatch_cli.app.prepared import prepared_run
 from mismatch_cli.base.configuration import CONFIG, key_of
 from mismatch_cli.base.errors import UsageError
-from mismatch_cli.base.options import flat
+from mismatch_cli.base.options import values_by_key
 from mismatch_cli.base.values import Values
 from mismatch_cli.probe.config import ProbeConfig
 
@@ -137,7 +137,7 @@ def test_the_file_of_a_preset_starts_nothing_either(tmp_path, capfd):
         path.write_text(f"{name} = {toml(value)}\n")
         assert run(["train", "--preset", str(path), "--show-config"]) == 2
         assert f"If you trust it, add: --{name.replace('_', '-')} {value}" in capfd.readouterr().err
-        assert flat(load_config(str(path), {name: value}))[name] == value
+        assert values_by_key(load_config(str(path), {name: value}))[name] == value
 
 
 def test_typed_wins_over_the_commands_variable_that_over_the_general_one_and_that_over_the_file(

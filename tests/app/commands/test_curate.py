@@ -13,7 +13,7 @@ import pytest
 from mismatch_cli.app.cli import run
 from mismatch_cli.app.commands.curate import training_flags
 from mismatch_cli.base.errors import suggest
-from mismatch_cli.base.options import replaced
+from mismatch_cli.base.options import replace_settings
 from mismatch_cli.base.places import bundled
 from mismatch_cli.metrics.population import accuracy_by_prompt
 from mismatch_cli.probe.config import CurateConfig
@@ -130,7 +130,7 @@ def test_the_next_command_trains_as_it_was_measured():
         "mismatch-cli train --dataset 'a b.jsonl' --max-tokens 3000 --model some/model "
         "--learning-rate 1e-6 --temperature 0.7 --prompt-template raw --reward mine.py:f"
     )
-    ours = replaced(config, model=str(bundled("model")), prompt_template="chat", reward="")
+    ours = replace_settings(config, model=str(bundled("model")), prompt_template="chat", reward="")
     assert not {"--model", "--learning-rate", "--prompt-template"} & set(
         training_flags(ours, Path("p"))
     )

@@ -18,7 +18,7 @@ from rich.cells import cell_len
 from mismatch_cli.app.cli import build_app, run
 from mismatch_cli.app.guide_pages import all_pages
 from mismatch_cli.app.help import HelpLine, keys, panels
-from mismatch_cli.base.options import flat, settings_of
+from mismatch_cli.base.options import settings_of, values_by_key
 from mismatch_cli.train.train_config import TrainConfig
 from tests import house
 from tests.paths import PACKAGE
@@ -133,7 +133,7 @@ def test_an_invalid_choice_lists_all_of_them(command, row, capfd, tmp_path, monk
 
 def test_train_shows_the_values_of_its_default_preset_in_panels(helps):
     load_config = pytest.importorskip("mismatch_cli.train.train_config").load_config
-    values = flat(load_config("miniature", {}))
+    values = values_by_key(load_config("miniature", {}))
     command = GROUP.get_command(None, "train")  # type: ignore[attr-defined,arg-type]
     shown = {
         row.names.partition(" = ")[0] if key else row.names.partition(",")[0]: row.default

@@ -16,8 +16,8 @@ from mismatch_cli.base.json_form import from_json, to_json
 from mismatch_cli.base.places import bundled
 from mismatch_cli.frameworks import dialects
 from mismatch_cli.metrics.gap_table import METRICS
-from mismatch_cli.studies.dashboard import DashboardResult, bounds, listed
-from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.studies.dashboard import DashboardResult, listed_metrics, metric_range
+from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.trace.reader import Trace
 from tests.paths import DOCS
 
@@ -200,7 +200,7 @@ def test_a_screen_has_at_most_40_lines(typed, words):
 
 def test_the_same_bars_as_a_report_has(judged):
     """A number gets the same verdict whether it is read from a trace or typed."""
-    found = analyse([Trace.open(bundled("traces/fp8-kv"))], 0).to_json()
+    found = analyse_mismatch([Trace.open(bundled("traces/fp8-kv"))], 0).to_json()
     main = next(iter(found["pairs"].values()))
     of_report = {
         bar["who"]: bar["standing"]
@@ -219,7 +219,9 @@ def test_the_same_bars_as_a_report_has(judged):
 def test_without_a_number_that_of_the_bundled_trace(typed):
     out, err = typed()
     value = next(
-        iter(analyse([Trace.open(bundled("traces/fp8-kv"))], 0).to_json()["pairs"].values())
+        iter(
+            analyse_mismatch([Trace.open(bundled("traces/fp8-kv"))], 0).to_json()["pairs"].values()
+        )
     )["metrics"]["abs_d_mean"]
     assert f"abs_d_mean = {value['value']:.2g}" in out and "bundled trace" in err
 
@@ -318,7 +320,7 @@ def test_a_value_known_from_faults_is_reported_as_one(judged, typed):
 def test_every_metric_has_bounds_around_agreement():
     for key, metric in METRICS.items():
         if metric.agreement is not None:
-            low, high = bounds(metric)
+            low, high = metric_range(metric)
             assert low <= metric.agreement <= high, key
 
 
@@ -332,7 +334,7 @@ def test_a_stored_result_is_read_back_as_it_was(judged, words):
 
 @pytest.mark.slow
 def test_every_name_that_is_listed_can_be_judged(typed, judged):
-    rows = listed()
+    rows = listed_metrics()
     assert {row.framework for row in rows} == {"mismatch", *dialects.names()}
     out, _ = typed("--list", "trl")
     assert (

@@ -8,7 +8,7 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing.rows import BEYOND, TOO_LONG, UNEQUAL
 from mismatch_cli.frameworks.importing.sources import OTHER_TYPES
 from mismatch_cli.frameworks.nemo_rl.importer import SKIPPED, UNWRAPPABLE
-from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.trace.reader import Trace
 from tests.frameworks.importing.layouts import (
     assert_holds,
@@ -52,7 +52,7 @@ def test_every_column_arrives_to_the_bit(tmp_path, change):
     assert table.column("reward").to_pylist() == column(rows, "reward")
     assert table.column("step").to_pylist() == [7] * 8
     assert (about["format"], about["left_out"], about["noted"]) == ("nemo-rl", {}, {})
-    assert list(analyse([Trace.open(tmp_path / "trace")], 1).pairs) == ["mismatch"]
+    assert list(analyse_mismatch([Trace.open(tmp_path / "trace")], 1).pairs) == ["mismatch"]
 
 
 def test_padding_on_the_left_and_wrong_lengths_are_left_out(tmp_path):

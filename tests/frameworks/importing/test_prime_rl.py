@@ -11,7 +11,7 @@ from lab.makers.make_dump import export_record
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing import sources as _sources
 from mismatch_cli.frameworks.importing.rows import BEYOND, NO_MASK, SHIFTED, UNEQUAL
-from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.trace.reader import Trace
 from tests.frameworks.importing.layouts import (
     assert_holds,
@@ -65,7 +65,7 @@ def test_every_column_arrives_to_the_bit(tmp_path):
 def test_its_policy_has_newer_weights_unless_the_user_says_otherwise(tmp_path, newer, pair):
     prime_rl(tmp_path, real_rows(12))
     imported(tmp_path / "token_exports", into=tmp_path / "trace", newer_trainer=newer)
-    assert list(analyse([Trace.open(tmp_path / "trace")], 1).pairs) == [pair]
+    assert list(analyse_mismatch([Trace.open(tmp_path / "trace")], 1).pairs) == [pair]
 
 
 def test_values_that_are_not_finite_are_not_measured(tmp_path):

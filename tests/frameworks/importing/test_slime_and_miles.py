@@ -25,7 +25,7 @@ from mismatch_cli.frameworks.importing.samples import (
     with_raw_rewards,
 )
 from mismatch_cli.frameworks.miles.importer import NO_SAMPLE, SPLIT, bits_of, samples_of_columns
-from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.trace.reader import Trace
 from tests.frameworks.importing.layouts import (
     Row,
@@ -82,7 +82,7 @@ def test_slime_train_data_to_the_bit(tmp_path):
     assert table.column("step").to_pylist() == [0] * 5 + [12] * 3
     assert table.column("finish_reason").to_pylist() == [row["finish_reason"] for row in rows]
     assert (about["format"], about["left_out"]) == ("slime", {EVALUATION: 1, SAME_SAMPLES: 1})
-    assert list(analyse([Trace.open(tmp_path / "trace")], 1).pairs) == ["mismatch"]
+    assert list(analyse_mismatch([Trace.open(tmp_path / "trace")], 1).pairs) == ["mismatch"]
 
 
 def test_slime_rollout_data_has_no_policy_and_says_which_weights_sampled(tmp_path):
@@ -194,14 +194,14 @@ def test_the_loss_gives_the_current_policy(tmp_path, old):
     assert about["left_out"] == {NO_SAMPLE: 1}
     if old == "logp_recomputed":
         assert_holds(table, rows, "logp_recomputed")
-        assert list(analyse([Trace.open(tmp_path / "trace")], 1).pairs) == [
+        assert list(analyse_mismatch([Trace.open(tmp_path / "trace")], 1).pairs) == [
             "mismatch",
             "staleness",
             "total",
         ]
     else:
         assert "logp_recomputed" not in table.column_names
-        assert list(analyse([Trace.open(tmp_path / "trace")], 1).pairs) == ["total"]
+        assert list(analyse_mismatch([Trace.open(tmp_path / "trace")], 1).pairs) == ["total"]
 
 
 def test_a_sample_outside_the_loss_has_no_current_policy(tmp_path):

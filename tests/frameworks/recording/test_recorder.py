@@ -22,7 +22,7 @@ from mismatch_cli import Recorder
 from mismatch_cli.app.cli import run
 from mismatch_cli.base.places import bundled
 from mismatch_cli.trace.reader import Trace
-from mismatch_cli.trace.recorder_notes import manifest_of
+from mismatch_cli.trace.recorder_notes import manifest_with_notes
 from tests.studies.compared import rows_of
 
 
@@ -404,11 +404,11 @@ def test_the_first_value_of_each_reason_is_in_the_manifest(tmp_path):
     for reward in ("a text", "another"):
         recorder.add(**response(np.random.default_rng(0)) | {"reward": reward})
     recorder.close()
-    ((reason, first),) = manifest_of(tmp_path / "run")["imported"]["left_out_first"].items()
+    ((reason, first),) = manifest_with_notes(tmp_path / "run")["imported"]["left_out_first"].items()
     assert reason == "responses whose reward has an invalid value" and "a text" in first
     path = tmp_path / "run/recorder-00000.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"left_out_first": [reason]}))
-    assert manifest_of(tmp_path / "run")["imported"]["left_out_first"] == {}
+    assert manifest_with_notes(tmp_path / "run")["imported"]["left_out_first"] == {}
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 
 from mismatch_cli.base.json_form import to_json
 from mismatch_cli.metrics.clipping.masked_slice import Needs
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.rules.batch import TokenBatch
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import (
@@ -250,7 +250,7 @@ def test_at_equal_weights_only_masks_on_the_engine_gap_block():
 
 def test_no_algorithm_and_many():
     assert checked(world(0, 30), needs=PLAIN, algorithms=())["algorithms"] == []
-    many = tuple(find(f"dppo-binary-tv:max_tv={k / 100}") for k in range(1, 65))
+    many = tuple(parse_algorithm(f"dppo-binary-tv:max_tv={k / 100}") for k in range(1, 65))
     found = checked(world(0, 30), needs=PLAIN, algorithms=many)
     shares = [row["blocked"]["all"]["value"] for row in found["algorithms"]]
     assert shares == sorted(shares, reverse=True) and shares[0] > shares[-1]
@@ -277,9 +277,9 @@ def test_a_step_without_a_judged_token_and_negative_free_steps():
 def test_smaller_recordings_and_own_k():
     """Five ranks support an algorithm that needs five."""
     algorithms = (
-        find("dppo-topk-tv:k=5"),
-        find("dppo-topk-kl:k=1,replace_last=true"),
-        find("dppo-binary-kl"),
+        parse_algorithm("dppo-topk-tv:k=5"),
+        parse_algorithm("dppo-topk-kl:k=1,replace_last=true"),
+        parse_algorithm("dppo-binary-kl"),
     )
     batch = world(0, 40, top_k=5)
     found = checked(
@@ -301,7 +301,7 @@ def test_smaller_recordings_and_own_k():
 def test_a_cap_is_compared_and_subtracted_in_float32():
     """1.1 is 1.0996 in float16; r = 2 and 1, both kept."""
     batch = simple([[-1.0, -1.0]], [[-1.0 + np.log(2.0), -1.0]], [1.0])
-    found = result_of(batch, needs=PLAIN, algorithms=[find("pg-tis:cap=1.1")])
+    found = result_of(batch, needs=PLAIN, algorithms=[parse_algorithm("pg-tis:cap=1.1")])
     (row,) = found["algorithms"]
     assert row["lost"]["capped"]["value"] == pytest.approx((2 - np.float32(1.1)) / 3, rel=1e-6)
 
@@ -309,7 +309,7 @@ def test_a_cap_is_compared_and_subtracted_in_float32():
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_an_infinite_ratio_loses_nothing_to_a_floor():
     """Only the floor changes weights: of r = e⁻¹ it adds 0.5 − e⁻¹ to e⁻¹ + e^−½."""
-    found = result_of(overflowing(), needs=PLAIN, algorithms=[find("pg-is:floor=0.5")])
+    found = result_of(overflowing(), needs=PLAIN, algorithms=[parse_algorithm("pg-is:floor=0.5")])
     lost = found["algorithms"][0]["lost"]
     assert lost["capped"]["value"] == lost["positive"]["value"] == 0
     added = 0.5 - np.exp(-1)
@@ -319,7 +319,7 @@ def test_an_infinite_ratio_loses_nothing_to_a_floor():
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_a_cap_beyond_float32_caps_nothing():
     batch = simple([[-1.0, -2.0]], [[-0.2, -0.1]], [1.0], reward_S=np.array([1.0]))
-    algorithms = (find("pg-tis:cap=1e39"), find("pg-is"))
+    algorithms = (parse_algorithm("pg-tis:cap=1e39"), parse_algorithm("pg-is"))
     found = result_of(batch, needs=PLAIN, algorithms=algorithms)
     assert [row["lost"]["all"]["value"] for row in found["algorithms"]] == [0.0, 0.0]
 

@@ -12,7 +12,7 @@ import pytest
 from mismatch_cli.base.hashing import GROUPS, prompt_groups
 from mismatch_cli.metrics.clipping.sweeps import BINS, FAMILIES, above_0
 from mismatch_cli.metrics.estimate import FEWEST_PROMPTS, SHARE, SIGNED, interval
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from tests.metrics.clipping import brute
 from tests.metrics.clipping.world import (
     EVERYTHING,
@@ -83,7 +83,9 @@ def test_no_ratio_clip_of_one_blocks_a_negative_token(fallen):
     """
     batch = simple([[-0.5, -0.1]] * 12, [[fallen, -0.1]] * 12, [-1.0] * 12)
     found = result_of(
-        batch, needs=PLAIN, algorithms=(find("grpo-clip-higher:ratio_low=1,ratio_high=1"),)
+        batch,
+        needs=PLAIN,
+        algorithms=(parse_algorithm("grpo-clip-higher:ratio_low=1,ratio_high=1"),),
     )
     rows = {row["threshold"]: row["blocked"]["value"] for row in found["sweeps"]["ratio_clip"]}
     assert found["algorithms"][0]["blocked"]["all"]["value"] == 0
@@ -173,9 +175,13 @@ def test_without_advantages_there_are_no_equivalents(judged_world):
 def test_sweeps_do_not_depend_on_the_algorithms(judged_world):
     """Sweeps reuse the statistics of the algorithms' masks, which do not depend on thresholds."""
     algorithms = tuple(
-        find(spec) for spec in ("reinforce", "binary-tv:max_tv=0.4", "ratio-clip:ratio_low=0.9")
+        parse_algorithm(spec)
+        for spec in ("reinforce", "binary-tv:max_tv=0.4", "ratio-clip:ratio_low=0.9")
     )
-    algorithms += (find("top-k-tv:k=5"), find("dppo-binary-kl:anchor=recomputed"))
+    algorithms += (
+        parse_algorithm("top-k-tv:k=5"),
+        parse_algorithm("dppo-binary-kl:anchor=recomputed"),
+    )
     assert (
         result_of(judged_world.batch, algorithms=algorithms)["sweeps"]
         == judged_world.result["sweeps"]

@@ -13,10 +13,10 @@ import numpy as np
 
 from mismatch_cli.base.json_form import to_json
 from mismatch_cli.metrics.clipping.clipping_summary import ClippingSummary, Question
-from mismatch_cli.metrics.clipping.masked_slice import Needs, gather
+from mismatch_cli.metrics.clipping.masked_slice import Needs, add_to_first_pass
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
-from mismatch_cli.rules.algorithms.first_pass import FirstPass, masks_of
-from mismatch_cli.rules.algorithms.parts import Rule
+from mismatch_cli.rules.algorithms.first_pass import FirstPass, batch_masks_of
+from mismatch_cli.rules.algorithms.masks_and_factors import Rule
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.rules.joint_batches import BatchValues
@@ -132,10 +132,10 @@ def found_in(
 ) -> dict[Rule, BatchValues]:
     """The result of the first pass."""
     asked = [algorithm for algorithm in algorithms if needs.advantages and algorithm.batch_masks]
-    gathering = FirstPass(masks_of(asked))
+    gathering = FirstPass(batch_masks_of(asked))
     for batch in batches:
-        if asked and not Needs.of(asked).missing_in(batch):
-            gather(gathering, batch, Needs.of(asked), 0)
+        if asked and not Needs.of(asked).first_missing_in(batch):
+            add_to_first_pass(gathering, batch, Needs.of(asked), 0)
     return gathering.found()
 
 

@@ -23,8 +23,8 @@ from mismatch_cli.models.engines import (
     Request,
     _hf_replay,
     _vllm_replay,
-    can,
     create_engine,
+    engine_has,
     prefill_checked,
     replay_checked,
 )
@@ -301,7 +301,7 @@ def test_families_are_read_with_their_parts_and_prompts_in_chunks(family, tmp_pa
 
 def test_which_engines_read_again():
     asked = {
-        name: [can(name, what) for what in ("REPLAYS", "PREFILLS", "OPEN")]
+        name: [engine_has(name, what) for what in ("REPLAYS", "PREFILLS", "OPEN")]
         for name in ("hf", "vllm", "server")
     }
     assert asked == {

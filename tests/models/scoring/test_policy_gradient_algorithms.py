@@ -16,7 +16,7 @@ from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.scoring.head import Head, score_hidden
 from mismatch_cli.models.scoring.policy_gradient import logp_pass, policy_gradient_loss
 from mismatch_cli.rules.algorithms.algorithm import Algorithm, reads_single_tokens
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.rules.policies import Policies
 from tests.looped import looped
@@ -115,7 +115,9 @@ def in_two_passes(algorithm: Algorithm, batch: Batch) -> Callable[[slice, Tensor
 @looped("name", TABLE)
 def test_every_algorithm_on_a_tied_model_is_autograd_of_its_loss(name: str, batch: Batch) -> None:
     # Blocks less
-    algorithm = find({"trm-max": "trm-max:delta=2", "trm-avg": "trm-avg:delta=0.1"}.get(name, name))
+    algorithm = parse_algorithm(
+        {"trm-max": "trm-max:delta=2", "trm-avg": "trm-avg:delta=0.1"}.get(name, name)
+    )
     one_pass = reads_single_tokens(algorithm)
     expected_T = coefficient_T(algorithm, batch.policies, batch.advantage_T)
     assert (expected_T != 0).any()

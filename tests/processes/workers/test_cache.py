@@ -12,13 +12,13 @@ import pytest
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.processes.workers import Workers, portions
 from mismatch_cli.rules import trust_regions
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.studies.algorithm_support import PAPER
 from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.comparison import analyse_comparison
 from mismatch_cli.studies.diagnosis import analyse_diagnosis
-from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.studies.tokens import token_tables
 from mismatch_cli.studies.translation import Translation
 from mismatch_cli.trace import reader
@@ -27,7 +27,7 @@ from tests.metrics.clipping.world import world
 from tests.studies.written import write_trace
 
 STUDIES: dict[str, Any] = {
-    "report": lambda traces, workers: analyse(traces, 5, workers),
+    "report": lambda traces, workers: analyse_mismatch(traces, 5, workers),
     "clipstats": lambda traces, workers: analyse_clipping(
         traces, [TABLE[name] for name in PAPER], workers=workers
     ),
@@ -95,9 +95,9 @@ def test_changed_shards_are_read_again(whole, tmp_path, read, monkeypatch):
 
     def reread() -> list[str]:
         read.clear()
-        found = json.dumps(analyse([Trace.open(whole)], 5, kept).to_json())
+        found = json.dumps(analyse_mismatch([Trace.open(whole)], 5, kept).to_json())
         shards = list(read)
-        assert found == json.dumps(analyse([Trace.open(whole)], 5).to_json())
+        assert found == json.dumps(analyse_mismatch([Trace.open(whole)], 5).to_json())
         return sorted(name[6:11] for name in shards)
 
     assert reread() == ["00000", "00001", "00002", "00003", "00004"]
@@ -117,7 +117,7 @@ def test_changed_shards_are_read_again(whole, tmp_path, read, monkeypatch):
 @pytest.mark.slow
 def test_the_results_of_a_lost_driver_are_reused(whole, tmp_path, read, monkeypatch):
     monkeypatch.setattr(portions, "PORTION_BYTES", 1)
-    expected = json.dumps(analyse([Trace.open(whole)], 5).to_json())
+    expected = json.dumps(analyse_mismatch([Trace.open(whole)], 5).to_json())
 
     def lost(_responses: int) -> None:
         if len(read) == 4:
@@ -125,10 +125,14 @@ def test_the_results_of_a_lost_driver_are_reused(whole, tmp_path, read, monkeypa
 
     read.clear()
     with pytest.raises(KeyboardInterrupt):
-        analyse([Trace.open(whole)], 5, Workers(cache=tmp_path / "cache"), on_responses=lost)
+        analyse_mismatch(
+            [Trace.open(whole)], 5, Workers(cache=tmp_path / "cache"), on_responses=lost
+        )
     read.clear()
     assert (
-        json.dumps(analyse([Trace.open(whole)], 5, Workers(cache=tmp_path / "cache")).to_json())
+        json.dumps(
+            analyse_mismatch([Trace.open(whole)], 5, Workers(cache=tmp_path / "cache")).to_json()
+        )
         == expected
     )
     assert read == ["shard-00003.parquet", "shard-00004.parquet"]
@@ -174,7 +178,9 @@ def test_the_content_of_a_mask_file_identifies_it(whole, tmp_path):
             f"    return Decision(compared.ratio_T <= {limit}, compared.ratio_less_1_T)\n"
         )
         trust_regions.find.cache_clear()  # as in a new process
-        found = analyse_clipping([Trace.open(whole)], [find(str(mask))], workers=kept).to_json()
+        found = analyse_clipping(
+            [Trace.open(whole)], [parse_algorithm(str(mask))], workers=kept
+        ).to_json()
         blocked.append(found["algorithms"][0]["blocked"]["all"]["value"])
     assert blocked[0] > 0 and blocked[1] == 0
 
@@ -198,11 +204,11 @@ def test_a_skipped_shard_is_not_forgotten(whole, tmp_path):
     path.write_bytes(content[:100] + bytes(2000) + content[2100:])
     for _ in range(2):
         skipping = Trace.open(whole, skip_broken=True)
-        found = analyse([skipping], 5, Workers(cache=cache, skip_broken=True)).to_json()
+        found = analyse_mismatch([skipping], 5, Workers(cache=cache, skip_broken=True)).to_json()
         assert list(found["about"]["partial"][0]["broken_shards"]) == ["shard-00001.parquet"]
         assert found["pairs"]["total"]["counts"]["responses"] == 48
     with pytest.raises(reader.DamagedShard):
-        analyse([Trace.open(whole)], 5, Workers(cache=cache))
+        analyse_mismatch([Trace.open(whole)], 5, Workers(cache=cache))
     path.write_bytes(content)
-    found = analyse([Trace.open(whole)], 5, Workers(cache=cache)).to_json()
+    found = analyse_mismatch([Trace.open(whole)], 5, Workers(cache=cache)).to_json()
     assert found["pairs"]["total"]["counts"]["responses"] == 60 and not found["about"]["partial"]

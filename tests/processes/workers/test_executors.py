@@ -26,12 +26,12 @@ from mismatch_cli.metrics.accumulator import Accumulator
 from mismatch_cli.processes.workers import Workers
 from mismatch_cli.processes.workers import portions as portions_module
 from mismatch_cli.processes.workers.portions import Portion, portions
-from mismatch_cli.processes.workers.reading import executor, read_through
+from mismatch_cli.processes.workers.reading import executor, run_pass
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.studies.clipping import analyse_clipping
 from mismatch_cli.studies.comparison import analyse_comparison
 from mismatch_cli.studies.diagnosis import analyse_diagnosis
-from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.studies.study import Study
 from mismatch_cli.studies.translation import Translation
 from mismatch_cli.trace.reader import RowGroup, Trace
@@ -97,7 +97,7 @@ def test_one_rank_s_shards_move_no_boundary_of_another(two_traces, tmp_path):
 
 
 STUDIES: dict[str, Callable[[Sequence[Trace], int], Study]] = {
-    "report": lambda traces, n: analyse(traces, 5, Workers(n)),
+    "report": lambda traces, n: analyse_mismatch(traces, 5, Workers(n)),
     "clipstats": lambda traces, n: analyse_clipping(
         traces, list(TABLE.values()), theory=True, workers=Workers(n)
     ),
@@ -151,7 +151,7 @@ def test_portions_change_no_count_and_no_printed_digit(two_traces, monkeypatch):
 @pytest.mark.parametrize("number", [1, 2])
 def test_progress_counts_every_response_as_it_goes(two_traces, number):
     seen: list[int] = []
-    analyse(two_traces, 1, Workers(number), on_responses=seen.append)
+    analyse_mismatch(two_traces, 1, Workers(number), on_responses=seen.append)
     assert [count for count in seen if count] == [24, 24, 12, 24, 24]
 
 
@@ -201,11 +201,11 @@ class Numbering:
 
 @pytest.mark.usefixtures("in_shards")
 def test_one_worker_or_one_portion_is_this_process(two_traces, monkeypatch):
-    assert set(read_through(two_traces, Numbering(), Workers()).responses) == {os.getpid()}
-    found = read_through(two_traces, Numbering(seconds=0.2), Workers(2)).responses
+    assert set(run_pass(two_traces, Numbering(), Workers()).responses) == {os.getpid()}
+    found = run_pass(two_traces, Numbering(seconds=0.2), Workers(2)).responses
     assert len(found) == 2 and os.getpid() not in found and found.total() == 108
     monkeypatch.setattr(portions_module, "PORTION_BYTES", 2**30)
-    assert set(read_through(two_traces[:1], Numbering(), Workers(8)).responses) == {os.getpid()}
+    assert set(run_pass(two_traces[:1], Numbering(), Workers(8)).responses) == {os.getpid()}
 
 
 @pytest.mark.slow
@@ -213,12 +213,12 @@ def test_one_worker_or_one_portion_is_this_process(two_traces, monkeypatch):
 def test_killed_workers_are_replaced_until_one_sentence_gives_up(two_traces, tmp_path):
     (tmp_path / "deaths").mkdir()
     dying = Numbering(dies_in=tmp_path / "deaths")
-    assert read_through(two_traces, dying, Workers(2)).responses.total() == 108
+    assert run_pass(two_traces, dying, Workers(2)).responses.total() == 108
     assert len(list((tmp_path / "deaths").iterdir())) >= 2
     with pytest.raises(
         MismatchError, match=r"^A worker process died 3 times, .* Use fewer --workers\.$"
     ):
-        read_through(two_traces, replace(dying, deaths=99), Workers(2))
+        run_pass(two_traces, replace(dying, deaths=99), Workers(2))
 
 
 @pytest.mark.usefixtures("in_shards")

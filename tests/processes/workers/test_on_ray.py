@@ -18,7 +18,7 @@ import pytest
 from mismatch_cli.app.cli import run
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.processes.workers import Workers, on_ray, portions
-from mismatch_cli.studies.mismatch import analyse
+from mismatch_cli.studies.mismatch import analyse_mismatch
 from mismatch_cli.trace.reader import Trace
 from tests.poisoned import PoisonedFolder
 from tests.studies.compared import FLOAT32, write_rows
@@ -115,10 +115,10 @@ def test_a_damaged_shard_is_the_same_sentence(trace, tmp_path, float32_rows):
     content = broken.shards[2].read_bytes()
     broken.shards[2].write_bytes(content[:100] + bytes(2000) + content[2100:])
     with pytest.raises(MismatchError, match=r"shard-00002\.parquet is damaged in row group 0"):
-        analyse([broken], workers=Workers("ray"))
+        analyse_mismatch([broken], workers=Workers("ray"))
     skipping = Trace.open(broken.folder, skip_broken=True)
-    found = analyse([skipping], workers=Workers("ray", skip_broken=True)).to_json()
-    alone = analyse(
+    found = analyse_mismatch([skipping], workers=Workers("ray", skip_broken=True)).to_json()
+    alone = analyse_mismatch(
         [Trace.open(broken.folder, skip_broken=True)], workers=Workers(skip_broken=True)
     ).to_json()
     assert list(skipping.broken) == ["shard-00002.parquet"]
@@ -160,7 +160,7 @@ def test_memory_that_runs_out_says_what_to_change():
 
 
 def test_a_node_that_is_lost_is_not_missed(nodes, trace):
-    expected = json.dumps(analyse([Trace.open(trace)]).to_json())
+    expected = json.dumps(analyse_mismatch([Trace.open(trace)]).to_json())
     lost = nodes.add_node(num_cpus=1, object_store_memory=ROOM)
     seen: list[int] = []
 
@@ -170,7 +170,7 @@ def test_a_node_that_is_lost_is_not_missed(nodes, trace):
             nodes.remove_node(lost, allow_graceful=False)
 
     found = json.dumps(
-        analyse([Trace.open(trace)], workers=Workers("ray"), on_responses=tell).to_json()
+        analyse_mismatch([Trace.open(trace)], workers=Workers("ray"), on_responses=tell).to_json()
     )
     assert len(seen) == 18 and sum(seen) == 72
     assert found == expected

@@ -24,7 +24,7 @@ from mismatch_cli.report.screen import screen_of
 from mismatch_cli.studies.comparison_result import ComparisonResult
 from mismatch_cli.studies.curation import CurationAnalysis
 from mismatch_cli.studies.gate import GateAnalysis
-from mismatch_cli.studies.mismatch import MismatchAnalysis, analyse
+from mismatch_cli.studies.mismatch import MismatchAnalysis, analyse_mismatch
 from mismatch_cli.trace.reader import Trace
 from tests.report.printed import printed
 from tests.report.test_every_cell import equals, is_interval
@@ -44,7 +44,7 @@ def in_text(value: str) -> float:
 
 @pytest.fixture(scope="module")
 def study() -> MismatchAnalysis:
-    return analyse([Trace.open(TRACE)], 0)
+    return analyse_mismatch([Trace.open(TRACE)], 0)
 
 
 def shown(study: MismatchAnalysis, **changes: Any) -> Outline:

@@ -104,15 +104,18 @@ def test_named_algorithms_are_shown_in_detail_else_the_compared_pair():
     result = sample_result()
     pair = {"grpo-clip-higher", "dppo-binary-tv"}
 
-    def detailed(view: Outline, end: str) -> list[str]:
+    def detailed_masks(view: Outline, end: str) -> list[str]:
         return [title.removesuffix(end) for title in tables(view) if title.endswith(end)]
 
     view = page_of(result)
-    assert {*detailed(view, ", by μ")} == pair
-    assert {*detailed(view, ", A < 0: most frequently blocked tokens")} == pair
+    assert {*detailed_masks(view, ", by μ")} == pair
+    assert {*detailed_masks(view, ", A < 0: most frequently blocked tokens")} == pair
     assert "of any other: clipstats -a NAME, or --json" in view.sections[0].text
     named = page_of({**result, "arguments": NAMED})
-    assert {*detailed(named, ", by μ")} == {*NAMES} - {"pg-is", "pg-tis"}  # which block nothing
+    assert {*detailed_masks(named, ", by μ")} == {*NAMES} - {
+        "pg-is",
+        "pg-tis",
+    }  # which block nothing
     assert "clipstats -a" not in named.sections[0].text
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.report.pages.clipping import example_excerpts
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.studies.clipping import analyse_clipping
 from tests.metrics.clipping.world import ALL, world
 from tests.studies.written import write_trace
@@ -27,7 +27,7 @@ def names(pair: Any) -> list[str]:
 
 
 def algorithms(*specs: str) -> tuple[Any, ...]:
-    return tuple(find(spec) for spec in specs)
+    return tuple(parse_algorithm(spec) for spec in specs)
 
 
 @pytest.mark.parametrize(

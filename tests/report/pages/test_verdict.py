@@ -12,7 +12,7 @@ from mismatch_cli.base.places import bundled
 from mismatch_cli.limits.assess import Assessment
 from mismatch_cli.report.html import render_html
 from mismatch_cli.report.pages.mismatch import page as page_of
-from mismatch_cli.studies.mismatch import MismatchAnalysis, analyse
+from mismatch_cli.studies.mismatch import MismatchAnalysis, analyse_mismatch
 from mismatch_cli.trace.reader import Trace
 from tests.report.printed import printed
 
@@ -20,7 +20,7 @@ from tests.report.printed import printed
 @pytest.fixture(scope="module")
 def studies() -> dict:
     paths = (bundled("traces/fp8-kv"), bundled("traces") / "float32")
-    return {path.name: analyse([Trace.open(path)], 1) for path in paths}
+    return {path.name: analyse_mismatch([Trace.open(path)], 1) for path in paths}
 
 
 def on_terminal(study: MismatchAnalysis, width: int) -> str:

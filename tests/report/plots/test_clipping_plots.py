@@ -22,8 +22,8 @@ from mismatch_cli.report.figures import draw, plots_for, plots_of
 from mismatch_cli.report.picture_files import page_svg
 from mismatch_cli.report.plots.overlap import side_by_side
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
-from mismatch_cli.rules.algorithms.parse import find
-from mismatch_cli.rules.algorithms.parts import Mask
+from mismatch_cli.rules.algorithms.masks_and_factors import Mask
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.rules.policies import ENGINE_GAP, Policies
 from mismatch_cli.studies.clipping import ClippingPlotData
@@ -265,9 +265,9 @@ def test_a_mask_of_the_users_own(tmp_path: Path) -> None:
     }
     for name, body in bodies.items():
         (tmp_path / f"{name}.py").write_text(start + body)
-    near = on_grid(find(str(tmp_path / "near.py")))
+    near = on_grid(parse_algorithm(str(tmp_path / "near.py")))
     assert near is not None and 0 < near.mean() < 1
-    assert on_grid(find(str(tmp_path / "topk.py"))) is None
+    assert on_grid(parse_algorithm(str(tmp_path / "topk.py"))) is None
 
 
 def test_without_advantages_both_signs_are_judged(

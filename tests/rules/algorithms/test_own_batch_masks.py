@@ -10,7 +10,7 @@ import torch
 
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.rules.algorithms.algorithm import reads_single_tokens
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from tests.rules.algorithms.test_own_masks import HEAD, write
 from tests.rules.trust_regions.cases import (
     columns,
@@ -44,7 +44,7 @@ def test_an_own_mask_of_the_batch(tmp_path: Path) -> None:
     path, given = write(tmp_path, BATCH), random_policies(0)
     advantage_T, ratio_T = signs(len(given.trainer)), (given.trainer - given.rollout).exp()
     for spec, share in ((path, 0.5), (f"{path}:share=0.1", 0.1)):
-        algorithm = find(spec, training=True)
+        algorithm = parse_algorithm(spec, training=True)
         assert algorithm.batch_rules == algorithm.masks and not reads_single_tokens(algorithm)
         expected_T = ratio_T >= share * ratio_T.mean()
         assert 5 < expected_T.sum() < len(expected_T) - 5
@@ -56,7 +56,7 @@ def test_an_own_mask_of_the_batch(tmp_path: Path) -> None:
 
 def test_an_own_mask_of_the_group(tmp_path: Path) -> None:
     """Each prompt's answers have their own mean."""
-    given, algorithm = random_policies(0), find(write(tmp_path, GROUP))
+    given, algorithm = random_policies(0), parse_algorithm(write(tmp_path, GROUP))
     prompt_S = np.arange(60) // 4
     given = with_keys(given, np.zeros(60, dtype=np.int64), prompt_S)
     advantage_T, ratio_T = signs(len(given.trainer)), (given.trainer - given.rollout).exp()
@@ -130,7 +130,7 @@ BROKEN = {
 @pytest.mark.parametrize(("source", "message"), BROKEN.values(), ids=BROKEN)
 def test_what_is_wrong_with_a_file(tmp_path: Path, source: str, message: str) -> None:
     with pytest.raises(MismatchError, match=message) as caught:
-        find(write(tmp_path, source))
+        parse_algorithm(write(tmp_path, source))
     assert isinstance(caught.value, UsageError) == ("end the program" not in message)
     assert "my_mask.py" in str(caught.value) and "\n" not in str(caught.value)
 
@@ -142,7 +142,7 @@ def test_what_is_wrong_on_real_data_names_the_file(tmp_path: Path, where: str) -
     source = BATCH.replace(
         f"return {where}", f"return {where} if len({argument}) < 3 else {{}}['mean']"
     )
-    algorithm, given = find(write(tmp_path, source)), random_policies(0)
+    algorithm, given = parse_algorithm(write(tmp_path, source)), random_policies(0)
     keyed, advantage_T = (
         with_keys(given, *np.zeros((2, 60), dtype=np.int64)),
         signs(len(given.trainer)),
@@ -159,7 +159,7 @@ def test_what_is_wrong_on_real_data_names_the_file(tmp_path: Path, where: str) -
 
 def test_changes_in_collect_reach_nothing_else(tmp_path: Path) -> None:
     touch = "compared.ratio_T[:] = 1; compared.logp_current_T[:] = -1; advantage_T[:] = 0"
-    rule = find(
+    rule = parse_algorithm(
         write(tmp_path, BATCH.replace("    return compared", f"    {touch}\n    return compared"))
     ).masks[0]
     for world in (in_numpy, lambda given: given):

@@ -13,8 +13,8 @@ import torch
 
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.rules.algorithms.algorithm import coefficient_T, keep_T
-from mismatch_cli.rules.algorithms.parse import find
-from mismatch_cli.rules.algorithms.parts import capped
+from mismatch_cli.rules.algorithms.masks_and_factors import capped
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies
 from tests.rules.ratios import TRAINER_RECOMPUTED
@@ -44,7 +44,7 @@ def test_an_own_mask_works(tmp_path: Path) -> None:
     advantage_T = signs(len(given.trainer))
     path = write(tmp_path, MINE)
     for spec, lowest in ((path, 0.05), (f"{path}:lowest=0.2", 0.2)):
-        algorithm = find(spec)
+        algorithm = parse_algorithm(spec)
         expected_T = (given.trainer.exp() >= lowest) & ((given.trainer - given.rollout).exp() <= 3)
         assert 0 < expected_T.sum() < len(expected_T)
         assert torch.equal(keep_T(algorithm, given, advantage_T), expected_T)
@@ -53,24 +53,27 @@ def test_an_own_mask_works(tmp_path: Path) -> None:
             coefficient_T(algorithm, given, advantage_T), weight_T * advantage_T
         )
         assert algorithm.formulas == (f"p < {lowest:g} or r > 3", "r")
-    assert find(path).name == "my_mask" and find(f"{path}:lowest=0.2").name == "my_mask:lowest=0.2"
+    assert (
+        parse_algorithm(path).name == "my_mask"
+        and parse_algorithm(f"{path}:lowest=0.2").name == "my_mask:lowest=0.2"
+    )
 
 
 def test_an_own_mask_accepts_every_parameter_of_a_mask(tmp_path: Path) -> None:
     path = write(tmp_path, MINE)
-    algorithm = find(f"{path}:lowest=0.1,cap=4,anchor=recomputed")
+    algorithm = parse_algorithm(f"{path}:lowest=0.1,cap=4,anchor=recomputed")
     assert algorithm.weight == (capped(TRAINER_RECOMPUTED, cap=4),)
     assert algorithm.formulas == ("p < 0.1 or r′ > 3", "min(r′, 4)")
     with pytest.raises(
         UsageError,
         match=r"my_mask has no parameter 'low'\. .*lowest.*Available: anchor, cap \(C\), floor",
     ):
-        find(f"{path}:low=0.1")
+        parse_algorithm(f"{path}:low=0.1")
 
 
 def test_the_function_by_itself_is_enough(tmp_path: Path) -> None:
     path = write(tmp_path, MINE.replace("FORMULA", "_UNUSED"))
-    blocked, weight = find(path).formulas
+    blocked, weight = parse_algorithm(path).formulas
     assert "my_mask" in blocked and weight == "r"
 
 
@@ -79,7 +82,10 @@ def test_two_files_of_the_same_name(tmp_path: Path) -> None:
     for folder, lowest in zip(folders, ("0.1", "0.3"), strict=True):
         folder.mkdir()
         write(folder, MINE.replace("0.05", lowest))
-    found = [find(str(folder / "my_mask.py")).masks[0].parameters["lowest"] for folder in folders]
+    found = [
+        parse_algorithm(str(folder / "my_mask.py")).masks[0].parameters["lowest"]
+        for folder in folders
+    ]
     assert found == [0.1, 0.3]
 
 
@@ -156,13 +162,13 @@ BROKEN = {
 @pytest.mark.parametrize(("source", "message"), BROKEN.values(), ids=BROKEN)
 def test_what_is_wrong_with_a_file(tmp_path: Path, source: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        find(write(tmp_path, source))
+        parse_algorithm(write(tmp_path, source))
     assert "my_mask.py" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_letter_of_its_own(tmp_path: Path) -> None:
     path = write(tmp_path, MINE + "\nSYMBOLS = {'lowest': 'δ'}\n")
-    algorithm = find(f"{path}:delta=0.1")
+    algorithm = parse_algorithm(f"{path}:delta=0.1")
     assert algorithm.masks[0].parameters["lowest"] == 0.1
     assert algorithm.formulas[0] == "p < δ or r > 3 (δ = 0.1)"
 
@@ -173,7 +179,7 @@ def test_a_letter_of_its_own(tmp_path: Path) -> None:
 def test_a_threshold_may_be_called_k(tmp_path: Path, default: str, given: object) -> None:
     """It is the number of top-K columns only in a mask that sets READS_TOP_K."""
     path = write(tmp_path, MINE.replace("*, lowest", f"*, k={default}, lowest"))
-    algorithm = find(f"{path}:k={given}")
+    algorithm = parse_algorithm(f"{path}:k={given}")
     assert algorithm.masks[0].parameters["k"] == given and algorithm.needs_top_k == 0
     drawn = random_policies(0)
     lean = Policies(drawn.rollout, drawn.trainer, None, drawn.offset_S1)
@@ -190,14 +196,17 @@ TOP_K = HEAD + (
 
 def test_an_own_mask_that_reads_top_k(tmp_path: Path) -> None:
     path = write(tmp_path, TOP_K)
-    assert find(path).needs_top_k == 4 and find(f"{path}:k=7").needs_top_k == 7
+    assert (
+        parse_algorithm(path).needs_top_k == 4 and parse_algorithm(f"{path}:k=7").needs_top_k == 7
+    )
     drawn = random_policies(0)
     advantage_T = signs(len(drawn.trainer))
     for spec, k in ((path, 4), (f"{path}:k=7", 7)):
         tv_T, _ = drawn.compare(TRAINER_ROLLOUT).topk(k)
-        assert torch.equal(keep_T(find(spec), drawn, advantage_T), tv_T <= 0.1)
+        assert torch.equal(keep_T(parse_algorithm(spec), drawn, advantage_T), tv_T <= 0.1)
     assert not torch.equal(
-        keep_T(find(path), drawn, advantage_T), keep_T(find(f"{path}:k=7"), drawn, advantage_T)
+        keep_T(parse_algorithm(path), drawn, advantage_T),
+        keep_T(parse_algorithm(f"{path}:k=7"), drawn, advantage_T),
     )
 
 
@@ -251,7 +260,7 @@ def test_what_is_wrong_on_real_data_names_the_file(
         f"        return {expression}\n"
         "    return Decision(advantage_T > 0, advantage_T)\n"
     )
-    algorithm, drawn = find(write(tmp_path, HEAD + source)), random_policies(0)
+    algorithm, drawn = parse_algorithm(write(tmp_path, HEAD + source)), random_policies(0)
     with pytest.raises(MismatchError, match=message) as caught:
         keep_T(algorithm, drawn, signs(len(drawn.trainer)))
     assert "my_mask.py" in str(caught.value) and "\n" not in str(caught.value)
@@ -301,7 +310,7 @@ def test_a_mask_s_changes_reach_nothing_else(
             "    return answer\n"
         )
         (folder := tmp_path / str(number)).mkdir()
-        mask = find(write(folder, source))
+        mask = parse_algorithm(write(folder, source))
         alone, shared = world(random_policies(0)), world(random_policies(0))
         advantage_T, given_T = (like(alone, signs(len(alone.trainer))) for _ in range(2))
         expected = [coefficient_T(row, alone, advantage_T) for row in rows]
@@ -330,16 +339,18 @@ def test_torch_called_on_numpy_gets_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(
             UsageError, match=r"columns are numpy arrays when a trace is read.*Use operators"
         ):
-            find(write(folder, own_file.format(expression)))
+            parse_algorithm(write(folder, own_file.format(expression)))
     (folder := tmp_path / "numpy").mkdir()
     path = write(folder, own_file.format("compared.log_ratio_T.astype(float)"))
-    assert find(path).name == "my_mask"
+    assert parse_algorithm(path).name == "my_mask"
     with pytest.raises(
         UsageError, match=r"columns are numpy arrays when a trace is read.*torch tensors in `train`"
     ):
-        find(path, training=True)
+        parse_algorithm(path, training=True)
     with pytest.raises(UsageError, match=r"keep_T is Tensor, but the columns are ndarray"):
-        find(write(tmp_path, own_file.replace("{} <= 1", "torch.from_numpy(advantage_T) > 0")))
+        parse_algorithm(
+            write(tmp_path, own_file.replace("{} <= 1", "torch.from_numpy(advantage_T) > 0"))
+        )
 
 
 def test_a_mask_sees_top_k_only_if_it_asks_for_it(tmp_path: Path) -> None:
@@ -353,7 +364,7 @@ def test_a_mask_sees_top_k_only_if_it_asks_for_it(tmp_path: Path) -> None:
     )
     drawn = random_policies(0)
     with pytest.raises(MismatchError, match=r"my_mask\.py fails .*columns"):
-        keep_T(find(write(tmp_path, source)), drawn, signs(len(drawn.trainer)))
+        keep_T(parse_algorithm(write(tmp_path, source)), drawn, signs(len(drawn.trainer)))
 
 
 LEAVING = {
@@ -388,7 +399,7 @@ def test_a_mask_that_exits_is_an_error_that_names_it(
     )
     drawn = random_policies(0, responses=3)
     with pytest.raises(MismatchError, match=r"my_mask\.py .*(Remove the call|Fix it)\.$") as caught:
-        keep_T(find(path), drawn, signs(len(drawn.trainer)))
+        keep_T(parse_algorithm(path), drawn, signs(len(drawn.trainer)))
     message = str(caught.value)
     usage = where != "at work" and "tries to end the program" not in message
     assert isinstance(caught.value, UsageError) == usage and "\n" not in message
@@ -401,7 +412,7 @@ def test_a_process_that_a_mask_forks_may_exit(tmp_path: Path) -> None:
         tmp_path, f"import os\n{HEAD}def trust_region(compared, advantage_T):\n{fork}{answer}"
     )
     drawn, leave = random_policies(0), os._exit
-    keep_T(find(path), drawn, signs(len(drawn.trainer)))
+    keep_T(parse_algorithm(path), drawn, signs(len(drawn.trainer)))
     assert os._exit is leave
 
 
@@ -411,7 +422,7 @@ def test_a_mask_s_prints_are_not_output_of_the_command(
     path = write(
         tmp_path, "print('imported')\n" + MINE.replace("    p_T =", "    print('asked')\n    p_T =")
     )
-    find(path)
+    parse_algorithm(path)
     out, err = capsys.readouterr()
     assert out == "" and err.split() == ["imported", "asked"]
 
@@ -420,7 +431,7 @@ def test_a_mask_s_own_error_on_real_data_is_passed_on(tmp_path: Path) -> None:
     source = MINE.replace(
         "    p_T =", "    if len(advantage_T) > 2: raise MismatchError('Too many.')\n    p_T ="
     )
-    algorithm = find(
+    algorithm = parse_algorithm(
         write(tmp_path, "from mismatch_cli.base.errors import MismatchError\n" + source)
     )
     drawn = random_policies(0)
@@ -433,7 +444,7 @@ def test_a_mistake_of_the_package_is_not_blamed_on_a_file() -> None:
     drawn = random_policies(0)
     lean = Policies(drawn.rollout, drawn.trainer, None, drawn.offset_S1)
     with pytest.raises(ValueError, match="columns"):
-        keep_T(find("dppo-topk-tv"), lean, signs(len(drawn.trainer)))
+        keep_T(parse_algorithm("dppo-topk-tv"), lean, signs(len(drawn.trainer)))
 
 
 def test_a_message_of_the_mask_itself_is_passed_on(tmp_path: Path) -> None:
@@ -442,11 +453,11 @@ def test_a_message_of_the_mask_itself_is_passed_on(tmp_path: Path) -> None:
     )
     path = write(tmp_path, "from mismatch_cli.base.errors import UsageError\n" + source)
     with pytest.raises(UsageError, match=r"^lowest is a probability\.$"):
-        find(f"{path}:lowest=2")
+        parse_algorithm(f"{path}:lowest=2")
 
 
 def test_a_folder_and_a_missing_file(tmp_path: Path) -> None:
     (tmp_path / "folder.py").mkdir()
     for name in ("folder.py", "missing.py"):
         with pytest.raises(UsageError, match=f"{name} does not exist"):
-            find(str(tmp_path / name))
+            parse_algorithm(str(tmp_path / name))

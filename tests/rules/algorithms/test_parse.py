@@ -12,8 +12,8 @@ import torch
 
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
-from mismatch_cli.rules.algorithms.parse import find, meant
-from mismatch_cli.rules.algorithms.parts import capped
+from mismatch_cli.rules.algorithms.masks_and_factors import capped
+from mismatch_cli.rules.algorithms.parse import parse_algorithm, usual_meaning
 from mismatch_cli.rules.algorithms.table import ALIASES, MEANINGS, TABLE, TAKEN, VARIANTS
 from mismatch_cli.rules.policies import ENGINE_GAP, TRAINER_ROLLOUT
 from tests.looped import looped
@@ -40,18 +40,18 @@ KL_OF_2 = {"kl_low": 0.2, "kl_high": 0.2}
 
 def test_rows_by_name() -> None:
     for name, row in ROWS.items():
-        assert find(name) is row
+        assert parse_algorithm(name) is row
 
 
 @looped("alias", ALIASES)
 def test_aliases(alias: str) -> None:
-    assert find(alias) == TABLE[ALIASES[alias]]
+    assert parse_algorithm(alias) == TABLE[ALIASES[alias]]
 
 
 @looped("name", [name for name in REGIONS if name not in ROWS])
 def test_a_mask_by_its_own_name(name: str) -> None:
     """It is relative to the rollout, with its own thresholds and the weight r."""
-    algorithm, given = find(name), random_policies(0)
+    algorithm, given = parse_algorithm(name), random_policies(0)
     advantage_T = signs(len(given.trainer))
     assert algorithm.name == name and algorithm.weight == (capped(TRAINER_ROLLOUT),)
     assert torch.equal(keep_T(algorithm, given, advantage_T), ask(name, given, advantage_T).keep_T)
@@ -87,7 +87,7 @@ def test_parameters_reach_the_masks() -> None:
         ("icepop:band_high=2", "icepop", {"band_high": 2.0}),
         ("prime-rl:max_tv=0.1", "binary-tv", {"tv_low": 0.1, "tv_high": 0.1}),
     ):
-        algorithm = find(spec)
+        algorithm = parse_algorithm(spec)
         assert algorithm.name == spec
         found_T = keep_T(algorithm, given, advantage_T)
         assert torch.equal(found_T, ask(region, given, advantage_T, **chosen).keep_T)
@@ -124,59 +124,67 @@ def test_a_threshold_by_its_letter(by_letter: str, by_name: str) -> None:
     """ε without a side sets both; a letter, spelled out or not, sets the threshold that it
     stands for.
     """
-    found, expected = find(by_letter), find(by_name)
+    found, expected = parse_algorithm(by_letter), parse_algorithm(by_name)
     assert found.name == by_letter
     assert [mask.parameters for mask in found.masks] == [mask.parameters for mask in expected.masks]
     assert found.weight == expected.weight != () and found.formulas == expected.formulas
 
 
 def test_a_row_keeps_its_other_thresholds() -> None:
-    assert find("ppo:ratio_low=0.1").masks[0].parameters == {"ratio_low": 0.1, "ratio_high": 0.2}
-    relaxed = find("relax-low:alpha=0.3").masks[0].parameters
+    assert parse_algorithm("ppo:ratio_low=0.1").masks[0].parameters == {
+        "ratio_low": 0.1,
+        "ratio_high": 0.2,
+    }
+    relaxed = parse_algorithm("relax-low:alpha=0.3").masks[0].parameters
     assert relaxed["relax"] == "low" and relaxed["alpha"] == 0.3
 
 
 def test_cap_and_floor_bound_the_last_factor() -> None:
-    algorithm, given = find("ppo-tis:cap=1.5,floor=0.5"), random_policies(2)
+    algorithm, given = parse_algorithm("ppo-tis:cap=1.5,floor=0.5"), random_policies(2)
     assert given.recomputed is not None
     own_T = (given.trainer - given.recomputed).exp()
     gap_T = (given.recomputed - given.rollout).exp()
     torch.testing.assert_close(
         weight_T(algorithm, given, torch.ones_like(own_T)), own_T * gap_T.clamp(0.5, 1.5)
     )
-    assert find("pg-tis:cap=7").weight == (capped(TRAINER_ROLLOUT, cap=7),)
-    assert find("sapo:tau=2").weight[0].parameters == {"tau_pos": 2.0, "tau_neg": 2.0}
-    assert find("vespo:lambda=1,k_neg=2").weight[0].parameters == {
+    assert parse_algorithm("pg-tis:cap=7").weight == (capped(TRAINER_ROLLOUT, cap=7),)
+    assert parse_algorithm("sapo:tau=2").weight[0].parameters == {"tau_pos": 2.0, "tau_neg": 2.0}
+    assert parse_algorithm("vespo:lambda=1,k_neg=2").weight[0].parameters == {
         "k_pos": 2.0,
         "lambda_pos": 1.0,
         "k_neg": 2.0,
         "lambda_neg": 1.0,
     }
-    assert find("drpo:ε=2.5").weight[0].parameters == {"epsilon": 2.5}
-    assert find("minpro:epsilon=0.1").weight[0].parameters == {"ratio_low": 0.1, "ratio_high": 0.1}
-    assert find("nfpo:N=7").weight[0].parameters == {"steps": 7}
-    assert find("gbpo:lambda=1,epsilon_low=0.2").weight[0].parameters == {
+    assert parse_algorithm("drpo:ε=2.5").weight[0].parameters == {"epsilon": 2.5}
+    assert parse_algorithm("minpro:epsilon=0.1").weight[0].parameters == {
+        "ratio_low": 0.1,
+        "ratio_high": 0.1,
+    }
+    assert parse_algorithm("nfpo:N=7").weight[0].parameters == {"steps": 7}
+    assert parse_algorithm("gbpo:lambda=1,epsilon_low=0.2").weight[0].parameters == {
         "ratio_low": 0.2,
         "ratio_high": 0.3,
         "temperature": 1.0,
     }
-    assert find("cispo-verl:cap=1.28").weight == (capped(TRAINER_RECOMPUTED, floor=0.8, cap=1.28),)
-    assert find("pg-tis:floor=1").weight == (capped(TRAINER_ROLLOUT, floor=1, cap=3),)
+    assert parse_algorithm("cispo-verl:cap=1.28").weight == (
+        capped(TRAINER_RECOMPUTED, floor=0.8, cap=1.28),
+    )
+    assert parse_algorithm("pg-tis:floor=1").weight == (capped(TRAINER_ROLLOUT, floor=1, cap=3),)
 
 
 def test_parameters_of_a_term() -> None:
     for name in ("prime-rl", "dro", "kimi-k1.5", "kl-cov"):
-        tuned, row = find(f"{name}:beta=0.3"), TABLE[name]
+        tuned, row = parse_algorithm(f"{name}:beta=0.3"), TABLE[name]
         assert tuned.term is not None and row.term is not None
         assert tuned.term.parameters == row.term.parameters | {"beta": 0.3}
         assert (tuned.masks, tuned.weight) == (row.masks, row.weight)
-    moved = find("prime-rl:anchor=recomputed").term
+    moved = parse_algorithm("prime-rl:anchor=recomputed").term
     assert moved is not None and moved.ratio == TRAINER_RECOMPUTED
 
 
 def test_a_threshold_of_mask_and_weight_is_one() -> None:
     """GMPO clips the ratios in the mean like the mask does."""
-    tuned = find("gmpo:log_high=0.2")
+    tuned = parse_algorithm("gmpo:log_high=0.2")
     assert (
         dict(tuned.masks[0].parameters)
         == dict(tuned.weight[0].parameters)
@@ -202,7 +210,7 @@ def test_an_anchor_moves_masks_and_weight_or_is_refused(name: str, anchor: str) 
     """A moved row is its published objective with one policy replaced by the other; nothing else
     changes.
     """
-    row, spec = find(name), f"{name}:anchor={anchor}"
+    row, spec = parse_algorithm(name), f"{name}:anchor={anchor}"
     decoupled = len(measured_from(row)) == 2
     gap = any(replace(rule.ratio, level="token") == ENGINE_GAP for rule in row.rules)
     truncated = any(rule.ratio.gap_cap < INF for rule in row.rules)
@@ -215,10 +223,10 @@ def test_an_anchor_moves_masks_and_weight_or_is_refused(name: str, anchor: str) 
     if any(why.values()):
         why = next(words for words, holds in why.items() if holds)
         with pytest.raises(UsageError, match=f"{name}.*{why}|{why}.*{name}") as refusal:
-            find(spec)
+            parse_algorithm(spec)
         assert "\n" not in str(refusal.value)
         return
-    moved = find(spec)
+    moved = parse_algorithm(spec)
     assert measured_from(moved) == {anchor}
     assert replace(moved, name=row.name, masks=row.masks, weight=row.weight, term=row.term) == row
     assert [mask.parameters for mask in moved.masks] == [mask.parameters for mask in row.masks]
@@ -259,10 +267,10 @@ def test_what_owners_run_from_the_recomputed_policy() -> None:
         "drpo": advantage_T * tokens.r_old - advantage_T.abs() * far_T,
     }
     for name, terms_T in losses.items():
-        found_T = coefficient_T(find(f"{name}:anchor=recomputed"), given, advantage_T)
+        found_T = coefficient_T(parse_algorithm(f"{name}:anchor=recomputed"), given, advantage_T)
         (gradient_T,) = torch.autograd.grad(terms_T.sum(), tokens.logp)
         torch.testing.assert_close(found_T, gradient_T, rtol=1e-10, atol=1e-10)
-        assert not torch.equal(found_T, coefficient_T(find(name), given, advantage_T))
+        assert not torch.equal(found_T, coefficient_T(parse_algorithm(name), given, advantage_T))
 
 
 def test_anchored_forms_with_their_own_names() -> None:
@@ -273,10 +281,13 @@ def test_anchored_forms_with_their_own_names() -> None:
         ("ppo:anchor=rollout,ratio_high=0.28", "grpo-clip-higher"),
         ("grpo-clip-higher:anchor=recomputed,ratio_high=0.2", "ppo"),
     ):
-        found_T = coefficient_T(find(spec), given, advantage_T)
+        found_T = coefficient_T(parse_algorithm(spec), given, advantage_T)
         assert torch.equal(found_T, coefficient_T(TABLE[name], given, advantage_T))
-    assert find("gspo:anchor=rollout").formulas[1] == "(Πr)^(1/|y|)"
-    moved, decoupled = find("dppo-binary-tv:anchor=recomputed"), TABLE["dppo-binary-tv-recompute"]
+    assert parse_algorithm("gspo:anchor=rollout").formulas[1] == "(Πr)^(1/|y|)"
+    moved, decoupled = (
+        parse_algorithm("dppo-binary-tv:anchor=recomputed"),
+        TABLE["dppo-binary-tv-recompute"],
+    )
     assert (moved.masks, moved.formulas[1], decoupled.formulas[1]) == (decoupled.masks, "r′", "r")
 
 
@@ -374,7 +385,7 @@ def test_no_wall_of_names() -> None:
     """Three suggestions, all of which are algorithms."""
     for name in ("zzz", "", "binary", *(word for word in MEANINGS if word not in TAKEN)):
         with pytest.raises(UsageError) as caught:
-            find(name)
+            parse_algorithm(name)
         named = [word.strip(".,?:") for word in str(caught.value).split()]
         assert (
             1 <= len({word for word in named if word in {*ROWS, *REGIONS, *ALIASES}} - {name}) <= 3
@@ -384,25 +395,30 @@ def test_no_wall_of_names() -> None:
 
 
 def test_words_that_everybody_uses_are_taken_for_their_usual_meaning() -> None:
-    assert find("dppo") == find("dppo-binary-tv") and find("GRPO") == find("grpo-clip-higher")
-    tuned = find("dppo:delta=0.1")
-    assert tuned == find("dppo-binary-tv:delta=0.1") and tuned.name == "dppo-binary-tv:delta=0.1"
-    assert set(TAKEN) <= set(MEANINGS) and meant("pg-is") == "pg-is"
+    assert parse_algorithm("dppo") == parse_algorithm("dppo-binary-tv") and parse_algorithm(
+        "GRPO"
+    ) == parse_algorithm("grpo-clip-higher")
+    tuned = parse_algorithm("dppo:delta=0.1")
+    assert (
+        tuned == parse_algorithm("dppo-binary-tv:delta=0.1")
+        and tuned.name == "dppo-binary-tv:delta=0.1"
+    )
+    assert set(TAKEN) <= set(MEANINGS) and usual_meaning("pg-is") == "pg-is"
 
 
 @looped(("spec", "message"), MISTAKES)
 def test_mistakes_get_one_sentence(spec: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        find(spec)
+        parse_algorithm(spec)
     assert "\n" not in str(caught.value)
 
 
 def test_a_row_without_parameters_refuses_them() -> None:
     with pytest.raises(UsageError) as caught:
-        find("reinforce:cap=2")
+        parse_algorithm("reinforce:cap=2")
     assert "reinforce" in str(caught.value) and "Available: ." not in str(caught.value)
 
 
 def test_a_parameter_given_twice_is_refused() -> None:
     with pytest.raises(UsageError, match="max_tv"):
-        find("dppo-binary-tv:max_tv=0.1,max_tv=0.2")
+        parse_algorithm("dppo-binary-tv:max_tv=0.1,max_tv=0.2")

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 
 from mismatch_cli.rules.algorithms import table
-from mismatch_cli.rules.algorithms.parse import find
-from mismatch_cli.rules.algorithms.parts import Mask, capped, factor, mask
+from mismatch_cli.rules.algorithms.masks_and_factors import Mask, capped, factor, mask
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.rules.algorithms.table import ALIASES, TABLE, VARIANTS
 from mismatch_cli.rules.policies import ENGINE_GAP, TRAINER_ROLLOUT, Policies
 from tests.looped import looped
@@ -57,7 +57,7 @@ def test_names_are_unique() -> None:
 
 @looped("spec", [*ROWS, *REGIONS, *WITH_PARAMETERS])
 def test_formulas_are_filled_in(spec: str) -> None:
-    algorithm = find(spec)
+    algorithm = parse_algorithm(spec)
     for formula in algorithm.formulas:
         assert formula and not set("{}") & set(formula)
     assert algorithm.source
@@ -102,7 +102,7 @@ def test_formulas_are_filled_in(spec: str) -> None:
     ],
 )
 def test_formulas_in_words(spec: str, blocked: str, weight: str) -> None:
-    assert find(spec).formulas == (blocked, weight)
+    assert parse_algorithm(spec).formulas == (blocked, weight)
 
 
 @looped(
@@ -117,12 +117,14 @@ def test_formulas_in_words(spec: str, blocked: str, weight: str) -> None:
     ],
 )
 def test_formulas_name_their_letters_and_thresholds(spec: str, parts: tuple[str, ...]) -> None:
-    blocked, _ = find(spec).formulas
+    blocked, _ = parse_algorithm(spec).formulas
     assert [part for part in parts if part not in blocked] == []
 
 
 def test_formulas_tell_the_relaxed_sides_apart() -> None:
-    assert len({find(f"relax-{side}").formulas[0] for side in ("both", "high", "low")}) == 3
+    assert (
+        len({parse_algorithm(f"relax-{side}").formulas[0] for side in ("both", "high", "low")}) == 3
+    )
 
 
 @looped(
@@ -135,7 +137,7 @@ def test_formulas_tell_the_relaxed_sides_apart() -> None:
     ],
 )
 def test_weights_in_words(spec: str, weight: str) -> None:
-    assert find(spec).formulas[1] == weight
+    assert parse_algorithm(spec).formulas[1] == weight
 
 
 @looped("name", ROWS)
@@ -180,7 +182,7 @@ def test_parameters_have_the_types_of_their_defaults() -> None:
             assert {n: type(x) for n, x in rule.parameters.items()} == {
                 n: type(x) for n, x in default.items()
             }, name
-    assert find("pg-tis:cap=1.5").weight == (capped(TRAINER_ROLLOUT, cap=1.5),)
+    assert parse_algorithm("pg-tis:cap=1.5").weight == (capped(TRAINER_ROLLOUT, cap=1.5),)
 
 
 def test_anchors() -> None:
@@ -202,7 +204,7 @@ def test_anchors() -> None:
         "verl-geo-rs": "both",
         "dppo-binary-kl:anchor=recomputed": "recomputed",
     }
-    assert {spec: find(spec).anchor for spec in expected} == expected
+    assert {spec: parse_algorithm(spec).anchor for spec in expected} == expected
 
 
 def test_rows_whose_weight_is_r() -> None:

@@ -17,7 +17,7 @@ from mismatch_cli.rules import trust_regions
 from mismatch_cli.rules.algorithms import algorithm
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.first_pass import FirstPass, as_one_batch
-from mismatch_cli.rules.algorithms.parts import Factor, Mask, Rule, mask
+from mismatch_cli.rules.algorithms.masks_and_factors import Factor, Mask, Rule, mask
 from mismatch_cli.rules.joint_batches import Batches, BatchValues, RowKey
 from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies, TopKLogProbs
 from mismatch_cli.rules.trust_regions import Decision, Threshold

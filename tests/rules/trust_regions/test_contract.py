@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mismatch_cli.base.errors import UsageError
 from mismatch_cli.rules import trust_regions
-from mismatch_cli.rules.algorithms.parts import Mask
+from mismatch_cli.rules.algorithms.masks_and_factors import Mask
 from mismatch_cli.rules.policies import (
     ENGINE_GAP,
     TRAINER_ROLLOUT,

@@ -27,7 +27,7 @@ from mismatch_cli.rules.trust_regions import Decision
 def trust_region(compared, advantage_T, *, limit=0.5):
     return Decision(compared.ratio_T <= limit, compared.ratio_T)
 """
-    trust_regions.bring({str(path): text})
+    trust_regions.register_texts({str(path): text})
     region = trust_regions.find(str(path))
     assert trust_regions.thresholds(region) == {"limit": 0.5}
     assert region.Decision is trust_regions.Decision

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mismatch_cli.rules import trust_regions
-from mismatch_cli.rules.algorithms.parts import Mask
+from mismatch_cli.rules.algorithms.masks_and_factors import Mask
 from mismatch_cli.rules.policies import TRAINER_ROLLOUT, Policies
 from mismatch_cli.rules.trust_regions import Threshold, second_moment
 from tests.looped import looped

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mismatch_cli.rules.algorithms.parts import Mask
+from mismatch_cli.rules.algorithms.masks_and_factors import Mask
 from mismatch_cli.rules.policies import ENGINE_GAP, TRAINER_ROLLOUT, Ratio
 from tests.rules.algorithms.published import Sample
 from tests.rules.algorithms.samples import sample

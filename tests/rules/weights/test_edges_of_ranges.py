@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mismatch_cli.base.errors import UsageError
-from mismatch_cli.rules.algorithms.parts import factor
+from mismatch_cli.rules.algorithms.masks_and_factors import factor
 from tests.rules.trust_regions.cases import F64, policies, weigh
 
 LOGP_T = torch.tensor([-1.0, -2.0, -0.5], dtype=F64)

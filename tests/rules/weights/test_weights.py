@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mismatch_cli.base import registry
 from mismatch_cli.rules import weights
-from mismatch_cli.rules.algorithms.parts import factor
+from mismatch_cli.rules.algorithms.masks_and_factors import factor
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.rules.policies import Policies, Ratio
 from tests.rules.trust_regions.cases import (

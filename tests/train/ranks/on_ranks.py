@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from mismatch_cli.base.options import build, replaced
+from mismatch_cli.base.options import build, replace_settings
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.diagnosis.hypotheses import scaled_positions
 from mismatch_cli.models.adapters import start_lora
@@ -26,7 +26,7 @@ from mismatch_cli.models.scoring.trainer import Trainer
 from mismatch_cli.models.sharding import Sharding, saved_state, whole
 from mismatch_cli.processes.ranks import World
 from mismatch_cli.processes.ranks.joined import joined
-from mismatch_cli.rules.algorithms.parse import find
+from mismatch_cli.rules.algorithms.parse import parse_algorithm
 from mismatch_cli.rules.algorithms.table import TABLE
 from mismatch_cli.rules.batch import Rollout
 from mismatch_cli.train.checkpoint import latest_checkpoint, save_checkpoint
@@ -153,14 +153,18 @@ def gradients(folder: Path, world: World) -> None:
         cases.append((f"{kind} adapted", "dppo-binary-tv"))
     for kind, case in cases:
         name, _, aggregation = case.partition("/")
-        config = replaced(CONFIG, aggregation=aggregation or CONFIG.aggregation)
-        learner = Learner(trainers[kind], find(name, training=True), PLAIN, config, world)
+        config = replace_settings(CONFIG, aggregation=aggregation or CONFIG.aggregation)
+        learner = Learner(
+            trainers[kind], parse_algorithm(name, training=True), PLAIN, config, world
+        )
         (optimised,) = learner.optimizer.param_groups
         names = [n for n, weight in learner.model.named_parameters() if weight.requires_grad]
         masters = dict(zip(names, optimised["params"], strict=True))
         before = {name: master.detach().clone() for name, master in masters.items()}
         learner.optimizer = torch.optim.SGD(masters.values(), lr=0.1)
-        update = learner.update(share(world, samples(recomputed=find(name).needs_recomputed)))
+        update = learner.update(
+            share(world, samples(recomputed=parse_algorithm(name).needs_recomputed))
+        )
         found[f"{kind} {case}"] = result = {
             "norm": update.grad_norm,
             "gradient": {name: whole(master.grad).clone() for name, master in masters.items()},
@@ -209,7 +213,7 @@ def of_learner(learner: Learner) -> dict[str, torch.Tensor]:
 
 def saved(trainer: Trainer, folder: Path, world: World) -> None:
     """Two steps of AdamW, and a checkpoint."""
-    learner = Learner(trainer, find("pg-is"), PLAIN, CONFIG, world)
+    learner = Learner(trainer, parse_algorithm("pg-is"), PLAIN, CONFIG, world)
     for _ in range(2):
         learner.update(share(world, samples(recomputed=False)))
     save_checkpoint(folder / "run", 2, learner.tensors(), {"learner": learner.facts()}, world=world)
@@ -218,7 +222,7 @@ def saved(trainer: Trainer, folder: Path, world: World) -> None:
 
 def restored(folder: Path, world: World) -> None:
     """What a different number of ranks finds in it, and the next step."""
-    learner = Learner(loaded(folder, "tied", world), find("pg-is"), PLAIN, CONFIG, world)
+    learner = Learner(loaded(folder, "tied", world), parse_algorithm("pg-is"), PLAIN, CONFIG, world)
     checkpoint = latest_checkpoint(folder / "run", world)
     assert checkpoint is not None
     learner.restore(checkpoint.facts["learner"], checkpoint.load)

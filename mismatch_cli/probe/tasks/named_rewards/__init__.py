@@ -31,7 +31,7 @@ def check(name: str) -> None:
     """A `UsageError` that suggests the nearest name for an unknown one; imports nothing."""
     if name not in names():
         raise UsageError(
-            f"{registry.unknown('reward', name, names())} Or name a function of your own as "
+            f"{registry.unknown_name('reward', name, names())} Or name a function of your own as "
             "path/to/file.py:function."
         )
 

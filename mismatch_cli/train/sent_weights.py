@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from mismatch_cli.models.adapters import MergedAdapter, adapted_layers
-from mismatch_cli.models.sharding import local
-from mismatch_cli.train.swapped_weights import put, swapped
+from mismatch_cli.models.sharding import local_shard
+from mismatch_cli.train.temporary_values import copy_values, temporary_values
 
 R = TypeVar("R")
 
 
-class AsSent:
+class SentWeights:
     """Copies of what is trained, and the model as the engine would have it with one of them.
 
     The adapter is merged by peft, not by the code that merges for the engine: a fault there would
@@ -48,22 +48,22 @@ class AsSent:
         try:
             return [self._at(copy, saved, measure) for copy in copies]
         finally:
-            put(self._parts(), saved)
+            copy_values(self._parts(), saved)
 
     def _at(self, copy: Sequence[Tensor], saved: Sequence[Tensor], measure: Callable[[], R]) -> R:
         layers = list(adapted_layers(self._model).values()) if self._adapter else []
         try:
-            put(self.trained(), copy)
+            copy_values(self.trained(), copy)
             for layer in layers:
                 layer.merge()
-            put(self._parts(), map(self._rounded, self._parts()))
+            copy_values(self._parts(), map(self._rounded, self._parts()))
             return measure()
         finally:
             for layer in layers:
                 if layer.merged:
                     layer.unmerge()  # which only subtracts, inexactly
             if layers:
-                put(self._parts(), saved)
+                copy_values(self._parts(), saved)
 
     def changed(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> tuple[int, int]:
         """How many of the weights that training changes differ between two copies, as the engine
@@ -78,11 +78,13 @@ class AsSent:
     def trained(self) -> list[Tensor]:
         """This rank's part of every trained weight."""
         return [
-            local(weight.detach()) for weight in self._model.parameters() if weight.requires_grad
+            local_shard(weight.detach())
+            for weight in self._model.parameters()
+            if weight.requires_grad
         ]
 
     def _parts(self) -> Iterator[Tensor]:
-        return (local(weight.detach()) for weight in self._model.parameters())
+        return (local_shard(weight.detach()) for weight in self._model.parameters())
 
     def _rounded(self, weight: Tensor) -> Tensor:
         return weight.to(self._dtype)
@@ -91,6 +93,6 @@ class AsSent:
         """What the engine has instead of its first weights, given a copy."""
         if not self._adapter:
             return copy
-        with swapped(self.trained(), copy):
+        with temporary_values(self.trained(), copy):
             state = MergedAdapter(self._model).state_dict()
             return [self._rounded(state[name]) for name in adapted_layers(self._model)]

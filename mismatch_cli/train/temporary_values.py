@@ -8,19 +8,19 @@ from torch import Tensor
 
 
 @contextmanager
-def swapped(weights: Sequence[Tensor], values: Iterable[Tensor]) -> Iterator[None]:
+def temporary_values(weights: Sequence[Tensor], values: Iterable[Tensor]) -> Iterator[None]:
     """Give the weights other values inside the block, and then their own again, to the bit."""
     with torch.no_grad():
         own = [weight.detach().clone() for weight in weights]
         try:
-            put(weights, values)
+            copy_values(weights, values)
             yield
         finally:
-            put(weights, own)
+            copy_values(weights, own)
 
 
 @torch.no_grad()
-def put(weights: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+def copy_values(weights: Iterable[Tensor], values: Iterable[Tensor]) -> None:
     """Copy values into weights, one after the other."""
     for weight, value in zip(weights, values, strict=True):
         weight.copy_(value)

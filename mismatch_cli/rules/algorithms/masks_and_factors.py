@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.base.arrays import Array, as_numpy, copied, like, silent
+from mismatch_cli.base.arrays import Array, as_numpy, convert_like, copied, silent
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.rules import trust_regions, weights
 from mismatch_cli.rules.joint_batches import FirstPassError, Scope
@@ -83,7 +83,7 @@ class Rule(ABC):
             )
         key_S = batches.key_S(self.scope)
         values_TF = batches.found[self].of(key_S[as_numpy(policies.responses.response_T)])
-        return (like(advantage_T, values_TF),)
+        return (convert_like(advantage_T, values_TF),)
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Mask(Rule):
         """The values that it needs from each token, [T, M]."""
         if not self._is_foreign:
             return super().collect(policies, advantage_T)
-        with trust_regions.own_file(self.region, error_class=MismatchError):
+        with trust_regions.report_errors_of(self.region, error_class=MismatchError):
             rows_TM = super().collect(self._copies(policies), copied(advantage_T))
         if rows_TM.ndim != 2 or len(rows_TM) != len(advantage_T):
             raise MismatchError(
@@ -165,7 +165,7 @@ class Mask(Rule):
         """The numbers that follow from the tokens of one batch, in any order, [F]."""
         if not self._is_foreign:
             return super().settle(rows_UM)
-        with trust_regions.own_file(self.region, error_class=MismatchError):
+        with trust_regions.report_errors_of(self.region, error_class=MismatchError):
             values_F = super().settle(rows_UM)
         if values_F.ndim != 1:
             raise MismatchError(
@@ -188,11 +188,11 @@ class Mask(Rule):
             self._copies(policies),
             (copied(advantage_T), *self._settled(policies, advantage_T)),
         )
-        with trust_regions.own_file(self.region, error_class=MismatchError):
+        with trust_regions.report_errors_of(self.region, error_class=MismatchError):
             answer: Decision = self.module.trust_region(
                 copies.compare(self.ratio), *columns, **self.parameters
             )
-            why = trust_regions.unusable(answer, advantage_T)
+            why = trust_regions.describe_flaw(answer, advantage_T)
         if why:
             raise MismatchError(
                 f"{self.region} must return Decision(keep_T, statistic_T): one bool and one "
