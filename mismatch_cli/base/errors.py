@@ -51,9 +51,12 @@ def first_line(error: BaseException) -> str:
     """
     try:
         lines = str(error).splitlines()
-    except BaseException:  # foreign code whose error cannot even be printed
+    # An error of foreign code may raise another when it is printed, and any kind of it.
+    except BaseException:
         lines = []
-    return (lines or [type(error).__name__])[0].rstrip(".")
+    if not lines:
+        return type(error).__name__
+    return lines[0].rstrip(".")
 
 
 def suggest(*words: str | Path) -> str:
@@ -65,6 +68,9 @@ def suggest(*words: str | Path) -> str:
 
 def quoted(*words: str | Path) -> str:
     """The words without `mismatch-cli`, quoted in the same way."""
-    return shlex.join(
-        f"./{w}" if isinstance(w, Path) and str(w).startswith("-") else str(w) for w in words
-    )
+    return shlex.join(map(_spelled, words))
+
+
+def _spelled(word: str | Path) -> str:
+    is_like_a_flag = isinstance(word, Path) and str(word).startswith("-")
+    return f"./{word}" if is_like_a_flag else str(word)

@@ -8,7 +8,7 @@ manifests and, as `--rollout-dtype`, the command line call it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from functools import cache, partial
 from types import MappingProxyType, NoneType
@@ -95,7 +95,8 @@ def select_settings(
     """
     every = [declared.name for declared in fields(kind) if declared.name not in without]
     chosen = list(dict.fromkeys([*names, *changes])) if names else every
-    if misspelt := {*chosen, *changes} - set(every):
+    misspelt = {*chosen, *changes} - set(every)
+    if misspelt:
         raise ValueError(f"{kind.__name__} has no setting {', '.join(misspelt)}")
     titled = override(panel=panel) if panel else {}
     return SettingSelection(kind, {name: titled | changes.get(name, {}) for name in chosen})
@@ -153,15 +154,21 @@ class Setting:
     @property
     def type(self) -> Any:
         """The type of a value that is set."""
-        types = [each for each in get_args(self.hint) if each is not NoneType]
-        return types[0] if NoneType in get_args(self.hint) and len(types) == 1 else self.hint
+        members = get_args(self.hint)
+        if NoneType not in members:
+            return self.hint
+        others = [member for member in members if member is not NoneType]
+        return others[0] if len(others) == 1 else self.hint
 
     @property
     def item(self) -> Any:
         """The type of each of several values; None for a setting with one."""
-        if self.about.get("repeatable") and get_origin(self.type) is not list:
+        origin = get_origin(self.type)
+        if self.about.get("repeatable") and origin is not list:
             return self.type
-        return get_args(self.type)[0] if get_origin(self.type) in (list, tuple) else None
+        if origin in (list, tuple):
+            return get_args(self.type)[0]
+        return None
 
     @property
     def nothing(self) -> Any:
@@ -170,17 +177,29 @@ class Setting:
             return None
         return self.about.get("nothing", "" if self.type is str else None)
 
-    def given(self, value: Any) -> Any:
-        """The value of a setting for one that was typed or read; None and what stands for it
-        included.
+    def value_from(self, value: Any) -> Any:
+        """The value that the setting gets from one that was typed or read: its default for None,
+        None for how a file spells that it is unset.
         """
         if value is None:
             return self.default
         if get_origin(self.type) is tuple:
             return tuple(value)
-        if self.nothing is None or type(value) is not type(self.nothing):
+        if self.nothing is None:
             return value
-        return None if value in ("", self.nothing) else value
+        # By type, since False equals 0, and 0.0 does too.
+        is_unset = type(value) is type(self.nothing) and value in ("", self.nothing)
+        return None if is_unset else value
+
+    @property
+    def choices(self) -> tuple[str, Collection[str]] | None:
+        """The word for what is chosen, and the names; None where there is no such list."""
+        if "choices" not in self.about:
+            return None
+        kind, names = self.about["choices"]
+        if callable(names):
+            names = names()
+        return kind, names
 
     @property
     def metavar(self) -> str:
@@ -189,10 +208,12 @@ class Setting:
         """
         if "metavar" in self.about:
             return str(self.about["metavar"])
-        if "choices" in self.about:
-            kind, names = self.about["choices"]
-            choices = "|".join(names() if callable(names) else names)
-            return choices if len(choices) <= _MOST_NAMED else kind.rpartition(" ")[2].upper()
+        if self.choices is not None:
+            kind, names = self.choices
+            listed = "|".join(names)
+            if len(listed) <= _MOST_NAMED:
+                return listed
+            return kind.rpartition(" ")[2].upper()
         return _METAVARS.get(self.type, "PATH")
 
 
@@ -223,7 +244,8 @@ def _chosen(what: type | SettingSelection) -> SettingSelection:
 @cache
 def _members(chosen: SettingSelection) -> dict[str, Setting | SettingSelection]:
     """The settings and parts of one dataclass, by the names of their fields."""
-    hints, declared = get_type_hints(chosen.kind), {f.name: f for f in fields(chosen.kind)}
+    hints = get_type_hints(chosen.kind)
+    declared = {each.name: each for each in fields(chosen.kind)}
     members: dict[str, Setting | SettingSelection] = {}
     for name, changes in chosen.names.items():
         about = declared[name].metadata
@@ -234,7 +256,7 @@ def _members(chosen: SettingSelection) -> dict[str, Setting | SettingSelection]:
     return members
 
 
-def build(what: type[_Settings] | SettingSelection, given: Mapping[str, Any]) -> _Settings:
+def build(what: type[_Settings] | SettingSelection, values: Mapping[str, Any]) -> _Settings:
     """A configuration from values by key, perhaps read from JSON; what is missing or None gets its
     default.
     """
@@ -242,9 +264,9 @@ def build(what: type[_Settings] | SettingSelection, given: Mapping[str, Any]) ->
     arguments: dict[str, Any] = {}
     for name, each in _members(chosen).items():
         if isinstance(each, SettingSelection):
-            arguments[name] = build(each, given)
+            arguments[name] = build(each, values)
         else:
-            arguments[name] = each.given(given.get(each.key))
+            arguments[name] = each.value_from(values.get(each.key))
     built: _Settings = chosen.kind(**arguments)
     return built
 
@@ -259,7 +281,10 @@ def _flat(chosen: SettingSelection, configuration: Any) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, each in _members(chosen).items():
         value = getattr(configuration, name)
-        values |= _flat(each, value) if isinstance(each, SettingSelection) else {each.key: value}
+        if isinstance(each, SettingSelection):
+            values |= _flat(each, value)
+        else:
+            values[each.key] = value
     return values
 
 
@@ -280,5 +305,9 @@ def names_cluster(place: str) -> bool:
 
 def is_typed_only(each: Setting, value: Any) -> bool:
     """Whether only the command line may give a setting this value; an empty one starts nothing."""
+    if not value:
+        return False
     typed = each.about.get("typed", False)
-    return bool(value) and bool(typed(value) if callable(typed) else typed)
+    if callable(typed):
+        typed = typed(value)
+    return bool(typed)

@@ -37,53 +37,53 @@ class SourcedValue(NamedTuple):
 class Values(Mapping[str, Any]):
     """Settings by key that were given somewhere; what is missing has its default."""
 
-    def __init__(self, given: Mapping[str, SourcedValue]) -> None:
-        self._given = dict(given)
+    def __init__(self, sourced: Mapping[str, SourcedValue]) -> None:
+        self._sourced = dict(sourced)
 
     @classmethod
     def of(cls, values: Mapping[str, Any], place: str = TYPED) -> Values:
         """Values that all come from one place; those that are None are not given."""
         if isinstance(values, Values):
             return values
-        return cls(
-            {key: SourcedValue(value, place) for key, value in values.items() if value is not None}
-        )
+        return cls({k: SourcedValue(v, place) for k, v in values.items() if v is not None})
 
     def __getitem__(self, key: str) -> Any:
-        return self._given[key].value
+        return self._sourced[key].value
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._given)
+        return iter(self._sourced)
 
     def __len__(self) -> int:
-        return len(self._given)
+        return len(self._sourced)
 
     def place(self, key: str) -> str | None:
         """Where a value came from; None for a default."""
-        return self._given[key].place if key in self._given else None
+        if key not in self._sourced:
+            return None
+        return self._sourced[key].place
 
     @property
     def typed(self) -> set[str]:
         """The keys of what was typed."""
-        return {key for key, given in self._given.items() if given.place == TYPED}
+        return {key for key, sourced in self._sourced.items() if sourced.place == TYPED}
 
     def over(self, below: Mapping[str, Any], place: str = TYPED) -> Values:
         """These values, and where one is missing, that from `below`."""
-        return Values(Values.of(below, place)._given | self._given)
+        return Values(Values.of(below, place)._sourced | self._sourced)
 
     def only(self, keys: Iterable[str]) -> Values:
         """The values of these keys."""
-        kept = set(keys)
-        return Values({key: given for key, given in self._given.items() if key in kept})
+        chosen = set(keys)
+        return Values({key: self._sourced[key] for key in self._sourced if key in chosen})
 
     def without(self, *keys: str) -> Values:
         """The values of all other keys."""
-        return self.only(self._given.keys() - set(keys))
+        return self.only(self._sourced.keys() - set(keys))
 
     def with_values(self, values: Mapping[str, Any]) -> Values:
         """The same with other values, which keep their places."""
-        changed = {key: SourcedValue(values[key], self._given[key].place) for key in values}
-        return Values(self._given | changed)
+        changed = {key: SourcedValue(values[key], self._sourced[key].place) for key in values}
+        return Values(self._sourced | changed)
 
     def build(self, what: type[_Settings] | SettingSelection) -> _Settings:
         """The configuration; a `UsageError` that names the first invalid value as it was given."""
@@ -93,14 +93,17 @@ class Values(Mapping[str, Any]):
         return build(what, self)
 
     def _check(self, setting: Setting) -> None:
-        value, place = setting.given(self[setting.key]), self.place(setting.key) or TYPED
+        value = setting.value_from(self[setting.key])
         if value is None:
             return
+        place = self._sourced[setting.key].place
         _check_choice(setting, value, place)
-        limits, said = setting.about, said_as(setting, value, place)
-        least, most = limits.get("least"), limits.get("most")
+        limits = setting.about
+        said = said_as(setting, value, place)
+        least = limits.get("least")
         if least is not None and value < least:
             raise UsageError(f"{said} is too small. Use at least {least}{limits.get('why', '')}.")
+        most = limits.get("most")
         if most is not None and value > most:
             raise UsageError(f"{said} is too large. Use at most {most}.")
         if "valid" in limits and not limits["valid"](value):
@@ -108,13 +111,11 @@ class Values(Mapping[str, Any]):
 
 
 def _check_choice(setting: Setting, value: Any, place: str) -> None:
-    if "choices" not in setting.about:
+    if setting.choices is None:
         return
-    kind, names = setting.about["choices"]
-    names = names() if callable(names) else names
+    kind, names = setting.choices
     if value not in names:
-        named = _place_of(setting, place)
-        raise UsageError(f"{named}: {registry.unknown_name(kind, value, names)}")
+        raise UsageError(f"{_name_of(setting, place)}: {registry.unknown_name(kind, value, names)}")
 
 
 def said_as(setting: Setting, value: Any, place: str) -> str:
@@ -126,10 +127,12 @@ def said_as(setting: Setting, value: Any, place: str) -> str:
     return f"{place}: {setting.key} = {value}"
 
 
-def _place_of(setting: Setting, place: str) -> str:
+def _name_of(setting: Setting, place: str) -> str:
     if place == TYPED:
         return setting.flag
-    return place if place.startswith(PREFIX) else f"{place}: {setting.key}"
+    if place.startswith(PREFIX):
+        return place
+    return f"{place}: {setting.key}"
 
 
 def read(what: type | SettingSelection, content: Mapping[str, Any], place: str) -> Values:
@@ -142,10 +145,10 @@ def read(what: type | SettingSelection, content: Mapping[str, Any], place: str) 
     for name in content:
         if name not in settings:
             raise UsageError(f"{place}: {registry.unknown_name('setting', name, settings)}")
-    return Values.of(
-        {name: convert_toml_value(settings[name], value, place) for name, value in content.items()},
-        place,
-    )
+    converted = {}
+    for name, value in content.items():
+        converted[name] = convert_toml_value(settings[name], value, place)
+    return Values.of(converted, place)
 
 
 def resumed(what: type | SettingSelection, values: Values, recorded: Mapping[str, Any]) -> Values:
@@ -157,13 +160,12 @@ def resumed(what: type | SettingSelection, values: Values, recorded: Mapping[str
     """
     changed = {}
     for setting in sorted(settings_of(what), key=lambda setting: setting.key):
-        is_typed = setting.key in values.typed
-        if setting.key not in values or (setting.is_typed and not is_typed):
+        key = setting.key
+        if not _is_by_user(setting, values):
             continue
-        value, before = setting.given(values[setting.key]), setting.given(recorded.get(setting.key))
         if setting.about.get("changeable"):
-            changed[setting.key] = values[setting.key]
-        elif is_typed and value != before:
+            changed[key] = values[key]
+        elif key in values.typed and not _is_recorded(setting, values[key], recorded):
             raise UsageError(
                 f"{setting.flag} differs from the run to resume. Leave it out, or start in another "
                 "--output."
@@ -177,13 +179,25 @@ def confirmed(
     """The keys of what the user gives as a run has recorded it: typed, or in a file or variable
     where there is no flag.
     """
-    return {
-        setting.key
-        for setting in settings_of(what)
-        if setting.key in values
-        and (setting.key in values.typed or not setting.is_typed)
-        and setting.given(values[setting.key]) == setting.given(recorded.get(setting.key))
-    }
+    keys = set()
+    for setting in settings_of(what):
+        key = setting.key
+        if _is_by_user(setting, values) and _is_recorded(setting, values[key], recorded):
+            keys.add(key)
+    return keys
+
+
+def _is_by_user(setting: Setting, values: Values) -> bool:
+    """Whether the user sets this for the run to resume: a file or a variable, which may be meant
+    for another run, counts only for what has no flag.
+    """
+    if setting.is_typed:
+        return setting.key in values.typed
+    return setting.key in values
+
+
+def _is_recorded(setting: Setting, value: Any, recorded: Mapping[str, Any]) -> bool:
+    return bool(setting.value_from(value) == setting.value_from(recorded.get(setting.key)))
 
 
 def convert_toml_value(setting: Setting, value: Any, place: str) -> Any:
@@ -197,17 +211,19 @@ def convert_toml_value(setting: Setting, value: Any, place: str) -> Any:
 
 def _single(kind: Any, value: Any, said: str, *, numeric: bool) -> Any:
     """`numeric`: a number stands for the text that it would be on the command line."""
-    kind = kind if kind in _KINDS else str  # paths and the like
+    if kind not in _KINDS:
+        kind = str  # paths and the like
+    # For Python true is a whole number, for a setting it is not.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = {
         bool: isinstance(value, bool),
         int: is_number and isinstance(value, int),
         float: is_number,
         str: isinstance(value, str) or (numeric and is_number),
-    }[kind]
-    if not fits:
+    }
+    if not fits[kind]:
         raise UsageError(f"{said} = {toml(value)} must be {_KINDS[kind]}.")
-    return value if kind is bool else kind(value)
+    return kind(value)
 
 
 def check_typed(what: type | SettingSelection, content: Values, chosen: Values) -> None:
@@ -270,5 +286,6 @@ def toml(value: Any) -> str:
 
 def toml_line(setting: Setting, value: Any) -> str:
     """The line of a TOML file that gives a setting this value; unset, where it is None."""
-    nothing = setting.nothing
-    return f"{setting.key} = {toml(nothing if value is None else value)}"
+    if value is None:
+        value = setting.nothing
+    return f"{setting.key} = {toml(value)}"

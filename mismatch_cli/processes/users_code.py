@@ -37,18 +37,24 @@ class UserFunction(NamedTuple):
 def load(where: str, given_as: str) -> UserFunction:
     """What FILE.py:NAME names; a `MismatchError` if the file cannot be loaded or lacks it."""
     file, _, name = where.rpartition(":")
+    # Scripts that the user's code starts find their own folder: our variable would hide it.
     for ours in os.environ.keys() - users_environment().keys():
-        del os.environ[ours]  # scripts that the user's code starts find their own folder
+        del os.environ[ours]
     try:
         function = getattr(_module(file), name, None)
     except BaseException as error:
         raise MismatchError(f"{file} cannot be loaded ({describe_error(error)}).") from error
     if not callable(function):
         raise MismatchError(f"{file} has no function '{name}'. Give {given_as}.")
-    signature = inspect.signature(function).parameters.values()
-    named = [p for p in signature if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    needed = [p.name for p in named if p.default is p.empty]
-    return UserFunction(function, [p.name for p in named], needed)
+    parameters = []
+    needed = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            continue
+        parameters.append(parameter.name)
+        if parameter.default is parameter.empty:
+            needed.append(parameter.name)
+    return UserFunction(function, parameters, needed)
 
 
 def load_in_pool(argument: str) -> None:
@@ -74,8 +80,9 @@ def describe_error(error: BaseException) -> str:
     """A sentence of ours as it is; the type and the beginning of any other error."""
     if isinstance(error, MismatchError):
         return str(error)
+    kind = type(error).__name__
     try:
         message = str(error)[:SHOWN]
     except BaseException:  # the user's own exception may raise another
         message = ""
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return f"{kind}: {message}" if message else kind
