@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 _SAFE_PATH = "PYTHONSAFEPATH"
-# Any text switches it on. With this one `users_environment` knows that we did, not the user.
+# Any text switches it on; by this one `users_environment` knows that we did, and not the user.
 _OURS = "mismatch-cli"
 _CHECKOUT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 

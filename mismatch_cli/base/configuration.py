@@ -53,7 +53,7 @@ def key_of(parameter: Any) -> str:
 
 
 def has_flag(parameter: Any) -> bool:
-    """Whether it can be typed; a key of a file alone is hidden from click's own help."""
+    """Whether a parameter can be typed; a key of a file alone is hidden from click's own help."""
     return not getattr(parameter, "hidden", False)
 
 
@@ -91,23 +91,23 @@ def _is_variable(name: str) -> bool:
 
 
 def describe_sources(context: Any) -> str:
-    """The keys that a file or variables set, after the name of each, in one line; empty if none
-    did.
+    """In one line, the file and the variables that set something, each with its keys; empty if all
+    was typed or is the default.
     """
     keys_by_source: dict[str, list[str]] = {}
     for parameter in context.command.params:
-        source = place_of(context, parameter)
+        source = source_of(context, parameter)
         if source:
             keys_by_source.setdefault(source, []).append(key_of(parameter))
     return "; ".join(f"{source}: {', '.join(keys)}" for source, keys in keys_by_source.items())
 
 
-def place_of(context: Any, parameter: Any) -> str:
+def source_of(context: Any, parameter: Any) -> str:
     """The variable or file from which a value was read; empty if it was typed or is the default."""
-    source = context.get_parameter_source(parameter.name)
-    if source is None or source.name not in ("ENVIRONMENT", "DEFAULT_MAP"):
+    kind = context.get_parameter_source(parameter.name)
+    if kind is None or kind.name not in ("ENVIRONMENT", "DEFAULT_MAP"):
         return ""
-    if source.name == "DEFAULT_MAP":
+    if kind.name == "DEFAULT_MAP":
         return str(context.meta[CONFIG])
     return str(next(filter(os.environ.get, parameter.envvar)))
 
@@ -117,11 +117,11 @@ def values_of(context: Any) -> Values:
     values: dict[str, SourcedValue] = {}
     for parameter in context.command.params:
         setting = setting_of(parameter)
-        source = context.get_parameter_source(parameter.name)
-        if setting is None or source is None or source.name == "DEFAULT":
+        kind = context.get_parameter_source(parameter.name)
+        if setting is None or kind is None or kind.name == "DEFAULT":
             continue
-        place = TYPED if source.name == "COMMANDLINE" else place_of(context, parameter)
-        values[setting.key] = SourcedValue(context.params[parameter.name], place)
+        source = TYPED if kind.name == "COMMANDLINE" else source_of(context, parameter)
+        values[setting.key] = SourcedValue(context.params[parameter.name], source)
     return Values(values)
 
 
@@ -129,12 +129,12 @@ def check_typed(context: Any) -> None:
     """A `UsageError` for what only the command line may set, if a file or a variable sets it."""
     for parameter in context.command.params:
         setting = setting_of(parameter)
-        place = place_of(context, parameter)
-        if setting is None or not place:
+        source = source_of(context, parameter)
+        if setting is None or not source:
             continue
         if is_typed_only(setting, context.params[parameter.name]):
             raise UsageError(
-                f"{place}: {setting.key} can start code or send keys to a host, so neither a file "
+                f"{source}: {setting.key} can start code or send keys to a host, so neither a file "
                 f"nor a variable may set it. If you trust it, type {setting.flag} yourself."
             )
 
@@ -153,10 +153,10 @@ def check_flags(context: Any, words: Sequence[str]) -> None:
         setting = keys[flag]
         if flag == setting.about.get("off"):
             value = "false"
-        raise _no_flag(flag, setting, value or following)
+        raise _key_as_flag(flag, setting, value or following)
 
 
-def _no_flag(typed: str, setting: Setting, value: str) -> UsageError:
+def _key_as_flag(typed: str, setting: Setting, value: str) -> UsageError:
     if setting.about.get("argument"):
         return UsageError(f"{typed} is not a flag: type {setting.flag} by itself.")
     if setting.type is bool:
@@ -169,7 +169,7 @@ def _no_flag(typed: str, setting: Setting, value: str) -> UsageError:
     )
 
 
-def read_into(context: Any, path: Path) -> None:
+def read_config_file(context: Any, path: Path) -> None:
     """Let a file set what neither a flag nor a variable sets.
 
     Top-level keys apply to every command that has the flag, keys of a table to the command of that
@@ -232,8 +232,8 @@ def _commands(context: Any) -> list[str]:
 def _parameters(context: Any) -> Iterator[tuple[str, Any]]:
     """Every parameter of every command; this builds all commands."""
     group = context.find_root().command
+    is_group = hasattr(group, "get_command")
     for name in _commands(context):
-        is_group = hasattr(group, "get_command")
         command = group.get_command(context, name) if is_group else context.command
         for parameter in command.params:
             yield name, parameter

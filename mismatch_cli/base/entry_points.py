@@ -56,27 +56,28 @@ class EntryPoint(NamedTuple):
 
     @property
     def whose(self) -> str:
+        """Words for messages: which package it is of."""
         return f"of the package {self.package} {self.version}"
 
 
-def beside(package: str, taken: Collection[str]) -> Mapping[str, EntryPoint]:
+def usable_points(package: str, taken: Collection[str]) -> Mapping[str, EntryPoint]:
     """The entry points of a registry's group by name; unusable ones are left out, and `ignored`
     says why.
     """
     usable: dict[str, EntryPoint] = {}
-    for point in of_group(GROUPS[package]):
-        where = f"{GROUPS[package]}: '{point.name}' {point.whose} is ignored"
+    for point in points_of_group(GROUPS[package]):
+        beginning = f"{GROUPS[package]}: '{point.name}' {point.whose} is ignored"
         if point.name in taken:
             ignored_points.append(
-                f"{where}: mismatch-cli itself has that name. Ask its author for another name."
+                f"{beginning}: mismatch-cli itself has that name. Ask its author for another name."
             )
         elif point.name in usable:
             ignored_points.append(
-                f"{where}: {usable[point.name].package} has that name too. Uninstall one of them."
+                f"{beginning}: {usable[point.name].package} has that name too. Uninstall one of them."
             )
         elif not _NAME.fullmatch(point.name):
             ignored_points.append(
-                f"{where}: a name has lower-case letters, digits and single hyphens. Ask for "
+                f"{beginning}: a name has lower-case letters, digits and single hyphens. Ask for "
                 "another."
             )
         else:
@@ -114,23 +115,23 @@ def foreign_code() -> Iterator[None]:
 
 def load(package: str, point: EntryPoint, kind: str) -> ModuleType:
     """Import the module of an entry point; a `MismatchError` names the package if that fails."""
-    what = f"The {kind} '{point.name}' {point.whose}"
+    subject = f"The {kind} '{point.name}' {point.whose}"
     try:
         with foreign_code():
             module = importlib.import_module(point.module)
     except (Exception, SystemExit) as error:
-        lacks_extra = not_installed(error, what)
+        lacks_extra = not_installed(error, subject)
         if lacks_extra is not None:
             raise MismatchError(lacks_extra) from error
         raise MismatchError(
-            f"{what} cannot be imported ({type(error).__name__}: {first_line(error)}). Update "
+            f"{subject} cannot be imported ({type(error).__name__}: {first_line(error)}). Update "
             f"the package, or: pip uninstall {point.package}"
         ) from error
     needed = _NEEDED[GROUPS[package].removeprefix("mismatch_cli.")]
     lacking = [name for name in needed if not hasattr(module, name)]
     if lacking:
         raise MismatchError(
-            f"{what} lacks {', '.join(lacking)}: {point.module} must define what mismatch-cli "
+            f"{subject} lacks {', '.join(lacking)}: {point.module} must define what mismatch-cli "
             f"guide extending lists. Update the package, or: pip uninstall {point.package}"
         )
     return module
@@ -142,7 +143,7 @@ def package_at_fault(error: BaseException) -> str:
     """
     points: dict[str, EntryPoint] = {}
     for group in GROUPS.values():
-        for point in of_group(group):
+        for point in points_of_group(group):
             points[_root(point.module)] = point
     for frame, _ in walk_tb(error.__traceback__):
         foreign = points.get(_root(frame.f_globals.get("__name__", "")))
@@ -158,14 +159,14 @@ def _root(module: str) -> str:
 def fingerprint() -> Iterator[bytes]:
     """What identifies the code of each entry point, so that caches notice another version."""
     for group in GROUPS.values():
-        for point in of_group(group):
+        for point in points_of_group(group):
             yield repr((group, point)).encode()
             source = getattr(sys.modules.get(point.module), "__file__", None)
             yield Path(source).read_bytes() if source else b""
 
 
 @cache
-def of_group(group: str) -> tuple[EntryPoint, ...]:
+def points_of_group(group: str) -> tuple[EntryPoint, ...]:
     """The entry points of a group in all installed packages, ordered by package name."""
     folders = metadata_folders()
     if not folders:
@@ -202,14 +203,14 @@ def metadata_folders() -> tuple[str, ...]:
     for importable in dict.fromkeys(sys.path):
         try:
             with os.scandir(importable or ".") as entries:
-                ours = [entry.path for entry in entries if _names_us(entry)]
+                ours = [entry.path for entry in entries if _is_ours(entry)]
         except OSError:
             continue  # an archive, or a missing folder
         folders += sorted(ours)
     return tuple(folders)
 
 
-def _names_us(entry: os.DirEntry[str]) -> bool:
+def _is_ours(entry: os.DirEntry[str]) -> bool:
     """Whether this is the metadata folder of a package with an entry point in a group of ours."""
     if not entry.name.endswith(_METADATA):
         return False

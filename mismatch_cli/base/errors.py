@@ -67,10 +67,10 @@ def suggest(*words: str | Path) -> str:
 
 
 def quoted(*words: str | Path) -> str:
-    """The words without `mismatch-cli`, quoted in the same way."""
-    return shlex.join(map(_spelled, words))
+    """Words quoted for a shell as `suggest` quotes them, without `mismatch-cli`."""
+    return shlex.join(map(_as_argument, words))
 
 
-def _spelled(word: str | Path) -> str:
+def _as_argument(word: str | Path) -> str:
     is_like_a_flag = isinstance(word, Path) and str(word).startswith("-")
     return f"./{word}" if is_like_a_flag else str(word)

@@ -24,6 +24,30 @@ EXTRAS = {
 _RECEIPTS = {"uv-receipt.toml": "uv tool install", "pipx_metadata.json": "pipx install --force"}
 
 
+def not_installed(error: BaseException, who: str) -> str | None:
+    """The message for an import that failed because an extra is not installed; None for any
+    other error.
+    """
+    if not isinstance(error, ModuleNotFoundError):
+        return None
+    module = (error.name or "").partition(".")[0]
+    for extra, modules in EXTRAS.items():
+        if module in modules:
+            return (
+                f"{who} needs {module}, which is not installed. Install it with: {_advice(extra)}"
+            )
+    return None
+
+
+def require(extra: str, who: str) -> None:
+    """A `MismatchError` if a module of an extra is not installed; call it before creating
+    folders or importing.
+    """
+    for module in EXTRAS.get(extra, ()):
+        if importlib.util.find_spec(module) is None:
+            raise MismatchError(not_installed(ModuleNotFoundError(name=module), who))
+
+
 def _advice(extra: str) -> str:
     """What to type for an extra."""
     if extra != "vllm":
@@ -63,27 +87,3 @@ def _source() -> str:
     # pip writes `dir_info` for a folder alone, and puts `editable` into it for such a link.
     is_checkout = origin.get("dir_info") == {} and (folder / "pyproject.toml").is_file()
     return str(folder) if is_checkout else "mismatch-cli"
-
-
-def not_installed(error: BaseException, who: str) -> str | None:
-    """The message for an import that failed because an extra is not installed; None for any
-    other error.
-    """
-    if not isinstance(error, ModuleNotFoundError):
-        return None
-    module = (error.name or "").partition(".")[0]
-    for extra, modules in EXTRAS.items():
-        if module in modules:
-            return (
-                f"{who} needs {module}, which is not installed. Install it with: {_advice(extra)}"
-            )
-    return None
-
-
-def require(extra: str, who: str) -> None:
-    """A `MismatchError` if a module of an extra is not installed; call it before creating
-    folders or importing.
-    """
-    for module in EXTRAS.get(extra, ()):
-        if importlib.util.find_spec(module) is None:
-            raise MismatchError(not_installed(ModuleNotFoundError(name=module), who))

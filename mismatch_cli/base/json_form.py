@@ -124,7 +124,7 @@ def _has_default(each: Field[Any]) -> bool:
     return each.default is not MISSING or each.default_factory is not MISSING
 
 
-# Evaluating the texts of the annotations takes longer than reading an object.
+# Annotations are texts, and evaluating them takes longer than reading an object.
 _types = cache(get_type_hints)
 
 
@@ -133,23 +133,25 @@ def _read_object(kind: type, content: Mapping[str, Any]) -> Any:
     if absent:
         raise MismatchError(f"The JSON of a {kind.__name__} lacks {absent[0]}. Make it again.")
     types = _types(kind)
-    own = {_key(each): each for each in fields(kind)}
+    names = {_key(each): each.name for each in fields(kind)}
     values = {}
     others = {}
     for key, item in content.items():
-        if key in own:
-            name = own[key].name
+        if key in names:
+            name = names[key]
             values[name] = _read(types[name], item)
         else:
             others[key] = item
-    for each in own.values():
+    for each in fields(kind):
         if each.metadata.get(_FORM) == _BESIDE:
             values[each.name] = _read_beside(types[each.name], others)
     return kind(**values)
 
 
 def _read_beside(kind: Any, others: Mapping[str, Any]) -> Any:
-    """A mapping, or the dataclass of a union with None; None where its keys are absent."""
+    """The value of a field from the keys that are no other field's: a mapping of them, or the
+    dataclass of a union with None; None where its keys are absent.
+    """
     if get_origin(kind) not in (Union, UnionType):
         return _read(kind, others)
     member = cast(type, next(filter(is_dataclass, get_args(kind))))

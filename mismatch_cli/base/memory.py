@@ -15,8 +15,8 @@ from typing import Any
 
 from mismatch_cli.base.errors import MismatchError
 
-_ALLOWED = 2**30  # bytes for reading any file, and so many times its size
-_TIMES = 20
+_ALLOWED = 2**30  # bytes for reading any file
+_TIMES = 20  # and so many bytes more for each of its own
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
 # Libraries map this much for a small trace, mostly for stacks and heaps of threads that stay empty
 _ROOM = 2**30
@@ -185,8 +185,10 @@ def decoded_bytes(
 
     `metadata` is pyarrow's; without `columns` and `groups`, all columns and all row groups count.
     """
+    if groups is None:
+        groups = range(metadata.num_row_groups)
     total = 0
-    for group in range(metadata.num_row_groups) if groups is None else groups:
+    for group in groups:
         row_group = metadata.row_group(group)
         total += _ROW * row_group.num_rows
         for index in range(row_group.num_columns):
@@ -194,6 +196,7 @@ def decoded_bytes(
             if columns is None or column.path_in_schema.split(".")[0] in columns:
                 width = _WIDTHS.get(column.physical_type, _TEXT)
                 total += width * column.num_values
+                # The bytes of the texts themselves, which have no fixed width.
                 if width == _TEXT:
                     total += column.total_uncompressed_size
     return total

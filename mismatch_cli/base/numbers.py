@@ -60,7 +60,7 @@ def plus_minus(value: float | None, low: float | None, high: float | None) -> st
         return f"{number(value, 2)} [{number(low, 2)}, {number(high, 2)}]"
     if _is_scientific(value) or _is_scientific(half_width):
         return f"{number(value, 2)} ± {number(half_width, 2)}"
-    decimals = max(0, 1 - floor(log10(half_width)))
+    decimals = _decimals(half_width, 2)
     return f"{_fixed(value, decimals)} ± {_fixed(half_width, decimals)}"
 
 

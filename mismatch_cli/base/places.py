@@ -33,6 +33,7 @@ def guide_pages() -> dict[str, Path]:
     that folder.
     """
     folder = _GUIDE_IN_WHEEL if _GUIDE_IN_WHEEL.is_dir() else _GUIDE_IN_CHECKOUT
+    # Those of the folder itself come before those of folders in it.
     pages = sorted(folder.rglob("*.md"), key=lambda path: (path.parent != folder, path))
     return {page_name(path.relative_to(folder).as_posix()): path for path in pages}
 
@@ -80,7 +81,9 @@ def shorten_paths(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [shorten_paths(item) for item in value]
     if isinstance(value, Path):
-        return Path(shorten_paths(str(value))) if value.is_absolute() else value
+        if not value.is_absolute():
+            return value
+        return Path(shorten_paths(str(value)))
     if not isinstance(value, str) or "/" not in value:
         return value
     if os.path.isabs(value):
@@ -108,13 +111,13 @@ def _all_differ(values: tuple[Any, ...]) -> bool:
 
 
 def _short(path: str, names: int = 1) -> str:
-    """The path relative to the working folder; elsewhere its last names, and for a trace in a
-    run that of the run.
+    """The path relative to the working folder; elsewhere so many of its last names, and for a trace
+    in a run that of the run.
     """
     folder = Path(path)
     if folder.is_relative_to(Path.cwd()):
         return str(folder.relative_to(Path.cwd()))
-    # All runs call their traces so: the name of the run tells two of them apart.
+    # These are in every run, and only its name tells them apart.
     if folder.name in ("trace", "held-out"):
         names += 1
     return "/".join(("…", *folder.parts[1:][-names:]))

@@ -86,7 +86,7 @@ def installed(package: str) -> Mapping[str, EntryPoint]:
     """What other packages add to a registry, by name; empty if it has no entry points."""
     if package not in entry_points.GROUPS:
         return {}
-    return entry_points.beside(package, modules(package))
+    return entry_points.usable_points(package, modules(package))
 
 
 def check(package: str, name: str, kind: str) -> None:
@@ -143,9 +143,12 @@ def did_you_mean(name: str, available: Iterable[str], *, cutoff: float = _NEAR) 
     """`Did you mean …? ` with the nearest of these names; empty if none is near."""
     every = sorted(available)
     typed = name.upper() if name.isupper() else name.lower()
-    # A part of a name is what somebody remembers of it; spelling counts if no name has this part.
-    near = sorted((each for each in every if typed in each), key=len) if typed else []
-    near = near or difflib.get_close_matches(typed, every, n=3, cutoff=cutoff)
+    if not typed:
+        return ""
+    # Users remember a piece of a name; without such a name, those with nearly this spelling.
+    near = sorted((each for each in every if typed in each), key=len)
+    if not near:
+        near = difflib.get_close_matches(typed, every, n=3, cutoff=cutoff)
     if not near:
         return ""
     return f"Did you mean {alternatives(near[:3])}? "

@@ -63,6 +63,7 @@ class SamplingSettings:
         if self.min_p > 0:
             logits_NV = _keep_min_p(logits_NV, self.min_p)
         if 0 < self.top_k < logits_NV.shape[-1]:
+            # Logits equal to the k-th stay, so that more than k tokens may be left.
             kth_N1 = logits_NV.topk(self.top_k, dim=-1).values[:, -1:]
             logits_NV = logits_NV.masked_fill(logits_NV < kth_N1, float("-inf"))
         if self.top_p < 1:

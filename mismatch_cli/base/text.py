@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.text import Text
 
-_HALVES = re.compile("[\ud800-\udfff]")
-_NAMED = {"\n": "⏎", "\t": "⇥"}
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_MARKS = {"\n": "⏎", "\t": "⇥"}
 # Levels of JSON or TOML; ours have 6, and functions that walk down a value stop at 1,000
 _DEEPEST = 100
 _TOO_DEEP = f"it is nested over {_DEEPEST} levels deep"
@@ -30,7 +30,7 @@ def is_encodable(text: str) -> bool:
     """Whether a text has no lone surrogates, which stand for bytes that are not UTF-8: libraries
     reject them.
     """
-    return not _HALVES.search(text)
+    return not _LONE_SURROGATE.search(text)
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -165,8 +165,8 @@ def _signs_lacked_by(encoding: str) -> dict[int, str]:
 
 
 def _visible_character(character: str) -> str:
-    if character in _NAMED:
-        return _NAMED[character]
+    if character in _MARKS:
+        return _MARKS[character]
     if unicodedata.category(character) in _INVISIBLE:
         return _spelled_out(character)
     return character

@@ -91,7 +91,7 @@ class Child:
         return sorted(self._given_up)
 
     def give_up(self, questions: Iterable[str]) -> None:
-        """Do not try these again."""
+        """Do not try these questions again."""
         self._given_up |= set(map(_remembered, questions))
 
     @property
@@ -101,8 +101,10 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """The process that keeps it and all that it starts, while it runs."""
-        return self._process.pid if self._process else None
+        """The process of its keeper, while it runs."""
+        if self._process is None:
+            return None
+        return self._process.pid
 
     def start(self) -> None:
         """Start the process, as the first question does; a `MismatchError` if it does not get
@@ -192,12 +194,15 @@ class Child:
         self._lines.close()
 
     def _begin(self) -> None:
+        """Start the process, and send the empty question that it answers once it is ready."""
         input_end, to_child = os.pipe()
         from_child, output_end = os.pipe()
         self._lines = _Lines(to_child, from_child, self._longest_answer)
-        begin = self._fork if self._forks else self._start_python
         try:
-            self._process = begin(input_end, output_end)
+            if self._forks:
+                self._process = self._start_fork(input_end, output_end)
+            else:
+                self._process = self._start_python(input_end, output_end)
         except OSError:
             self._lines.close()
             raise
@@ -214,22 +219,25 @@ class Child:
         with self._log.open("ab") as log:
             return in_own_group(program, stdin=input_end, stdout=output_end, stderr=log)
 
-    def _fork(self, input_end: int, output_end: int) -> _Fork:
+    def _start_fork(self, input_end: int, output_end: int) -> _Fork:
         pid = os.fork()
         if pid:
             return _Fork(pid)
         try:
             os.setsid()
-            for number, end in enumerate((input_end, output_end, os.open(os.devnull, os.O_RDWR))):
-                os.dup2(end, number)
-            os.closerange(3, _MOST_DESCRIPTORS)  # locks, for example
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(input_end, 0)
+            os.dup2(output_end, 1)
+            os.dup2(nothing, 2)
+            # A fork has all that we have open, and would keep our locks for as long as it lives.
+            os.closerange(3, _MOST_DESCRIPTORS)
             keeper.serve(lambda: self._function(*self._arguments), self._grace)
         finally:
             os._exit(1)
 
 
 class _Lines:
-    """The lines to a process and back; neither side blocks on a full pipe."""
+    """Questions to a process and its replies, one a line; neither side blocks on a full pipe."""
 
     def __init__(self, to_child: int, from_child: int, longest: int) -> None:
         os.set_blocking(to_child, False)
@@ -240,7 +248,7 @@ class _Lines:
         self._unread = bytearray()
         self.expected: deque[str] = deque()  # secrets of questions without an answer
         self._first_secret = ""
-        self._ends = False  # once all is sent
+        self._ends_when_sent = False
         self._last_heard = time.monotonic()
 
     def send(self, question: str) -> None:
@@ -253,7 +261,7 @@ class _Lines:
 
     def end(self) -> None:
         """Close the pipe once all is sent: the child closes too, and repeats the first secret."""
-        self._ends = True
+        self._ends_when_sent = True
         self._expect(self._first_secret)
         self._write()
 
@@ -303,10 +311,11 @@ class _Lines:
                 del self.unsent[:written]
         except BlockingIOError:
             return
-        except OSError:  # it has ended: what it said before can still be read
+        # A child that has ended reads no more; what it answered before can still be read.
+        except OSError:
             self.unsent.clear()
-        if self._ends:
-            self._ends = False
+        if self._ends_when_sent:
+            self._ends_when_sent = False
             os.close(self._to_child)
             self._to_child = -1
 

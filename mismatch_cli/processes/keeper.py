@@ -176,7 +176,7 @@ def serve(prepare: Callable[[], Answer], grace: float = 0.0) -> NoReturn:
     os.dup2(nothing, 0)
     os.dup2(2, 1)
     first_secret = questions.readline().strip()
-    # Whatever it raises, a function that prepares is answered for like one that answers.
+    # Preparing is answered like a question: what it raises is a reply too.
     prepared: list[Answer] = []
     reply = _reply_of(lambda _: prepared.append(prepare()), None)
     _send(answers, first_secret, reply)

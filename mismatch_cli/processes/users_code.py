@@ -16,13 +16,13 @@ _MODULE = "_own_reward"  # not the file's name, which a library may have too
 SHOWN = 300  # characters of an error
 
 
-def check(where: str, flag: str, kind: str, example: str) -> tuple[str, str]:
+def check(spec: str, flag: str, kind: str, example: str) -> tuple[str, str]:
     """The file of FILE.py:NAME, and FILE.py:NAME with its full path; a `UsageError` where the
     file does not exist.
     """
-    file, colon, name = where.rpartition(":")
+    file, colon, name = spec.rpartition(":")
     if not colon or not name.isidentifier() or not Path(file).is_file():
-        raise UsageError(f"{flag} {where}: no such {kind}. Write it as path/to/file.py:{example}.")
+        raise UsageError(f"{flag} {spec}: no such {kind}. Write it as path/to/file.py:{example}.")
     return file, f"{Path(file).resolve()}:{name}"
 
 
@@ -34,9 +34,9 @@ class UserFunction(NamedTuple):
     needed: list[str]
 
 
-def load(where: str, given_as: str) -> UserFunction:
+def load(spec: str, given_as: str) -> UserFunction:
     """What FILE.py:NAME names; a `MismatchError` if the file cannot be loaded or lacks it."""
-    file, _, name = where.rpartition(":")
+    file, _, name = spec.rpartition(":")
     # Scripts that the user's code starts find their own folder: our variable would hide it.
     for ours in os.environ.keys() - users_environment().keys():
         del os.environ[ours]

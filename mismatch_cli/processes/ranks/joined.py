@@ -60,9 +60,9 @@ def joined(consequence: str) -> Iterator[World]:
     try:
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=PATIENCE)
     except (RuntimeError, ValueError, OSError) as error:
-        where = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT')}"
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT')}"
         raise MismatchError(
-            f"Rank {world.rank} did not find the other ranks at {where} ({first_line(error)}). "
+            f"Rank {world.rank} did not find the other ranks at {address} ({first_line(error)}). "
             "Start all ranks with torchrun, or on one machine with --nproc, which chooses a free "
             "port."
         ) from error

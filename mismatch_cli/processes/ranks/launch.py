@@ -49,8 +49,8 @@ def launch(nproc: int, arguments: Sequence[str], *, max_restarts: int, consequen
                 raise KeyboardInterrupt from failed
             rank, failure = failed.get_first_failure()
             if failure.exitcode < 0:
-                name = signal.Signals(-failure.exitcode).name
-                raise MismatchError(f"Rank {rank} was killed ({name}). {consequence}") from failed
+                killer = signal.Signals(-failure.exitcode).name
+                raise MismatchError(f"Rank {rank} was killed ({killer}). {consequence}") from failed
             if rank == 0:
                 return failure.exitcode
             message = _last_message(Path(logs), rank)

@@ -30,7 +30,7 @@ _PLAIN = (str, int, float, bool, bytes, np.generic, NoneType)  # equal values ha
 
 @dataclass(frozen=True)
 class Cache:
-    """A folder of parts, safe to delete.
+    """A folder with the results of portions, safe to delete.
 
     Its files are pickles: never use a folder that others can write to.
     """
@@ -63,7 +63,9 @@ class Cache:
 
 
 class Entry(NamedTuple):
-    """A file of the cache, and the shards of the portion as they are now."""
+    """A file of the cache for one question about one portion, and the portion's shards as they are
+    now.
+    """
 
     path: Path
     shards: list[tuple[str, int, int]]  # path, bytes, modification time

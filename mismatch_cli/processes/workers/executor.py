@@ -38,7 +38,7 @@ class Executor(ABC):
         """The merged results of a subset of the portions, in their order.
 
         The pass from `pass_over` may use the results of earlier portions, which `on_parts` receives
-        where possible, but must find the same.
+        where possible, but its own result must be the same without them.
         """
 
     def note_broken(self, portion: Portion, leaf: Leaf[Any]) -> None:

@@ -50,7 +50,7 @@ class _OnRay(Executor):
         self._read: Any = ray.remote(**options, num_returns=2, scheduling_strategy="SPREAD")(
             _read_there
         )
-        self._combine: Any = ray.remote(**options)(_combined)
+        self._combine: Any = ray.remote(**options)(_merge_pickled)
 
     def reduced(
         self,
@@ -81,7 +81,7 @@ class _OnRay(Executor):
             return total
 
     def _take(self, waiting: dict[Any, Portion], on_responses: Progress) -> None:
-        """Wait until a portion is read."""
+        """Wait until one of the portions is read, and remove it from those that wait."""
         import ray
 
         (done,), _ = ray.wait(list(waiting), num_returns=1)
@@ -126,10 +126,11 @@ def _read_there(
         )
     trust_regions.register_texts(texts)
     leaf = read_portion(question, portion, cache, skip_broken=skip_broken)
-    return Leaf(None, leaf.responses, leaf.broken), pickle.dumps(leaf.part, pickle.HIGHEST_PROTOCOL)
+    facts: Leaf[Any] = Leaf(None, leaf.responses, leaf.broken)
+    return facts, pickle.dumps(leaf.part, pickle.HIGHEST_PROTOCOL)
 
 
-def _combined(first: bytes, *others: bytes) -> bytes:
+def _merge_pickled(first: bytes, *others: bytes) -> bytes:
     """On a node: pickled parts merged from left to right, one at a time."""
     total = pickle.loads(first)
     for other in others:

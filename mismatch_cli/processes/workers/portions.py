@@ -87,8 +87,8 @@ class TracePass(Protocol[Part]):
 
 @dataclass
 class Leaf(Generic[Part]):
-    """The result of a portion."""
+    """The result of a portion, and how much of the portion is in it."""
 
     part: Part
-    responses: int = 0
+    responses: int = 0  # read so far
     broken: dict[str, str] = field(default_factory=dict)  # names of left-out shards, and why
