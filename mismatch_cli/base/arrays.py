@@ -151,7 +151,7 @@ class Segments:
 
     def __init__(self, offset_S1: np.ndarray) -> None:
         self.length_S = np.diff(offset_S1)
-        # `reduceat` gives an empty segment the first value of the next one, so it gets none of them.
+        # `reduceat` would give an empty segment the first value of the next one: it gets none.
         self._nonempty = np.flatnonzero(self.length_S)
         self._starts = offset_S1[self._nonempty]
 

@@ -64,24 +64,20 @@ def usable_points(package: str, taken: Collection[str]) -> Mapping[str, EntryPoi
     """The entry points of a registry's group by name; unusable ones are left out, and `ignored`
     says why.
     """
+    group = GROUPS[package]
     usable: dict[str, EntryPoint] = {}
-    for point in points_of_group(GROUPS[package]):
-        beginning = f"{GROUPS[package]}: '{point.name}' {point.whose} is ignored"
+    for point in points_of_group(group):
+        other = usable.get(point.name)
         if point.name in taken:
-            ignored_points.append(
-                f"{beginning}: mismatch-cli itself has that name. Ask its author for another name."
-            )
-        elif point.name in usable:
-            ignored_points.append(
-                f"{beginning}: {usable[point.name].package} has that name too. Uninstall one of them."
-            )
+            fault = "mismatch-cli itself has that name. Ask its author for another name."
+        elif other is not None:
+            fault = f"{other.package} has that name too. Uninstall one of them."
         elif not _NAME.fullmatch(point.name):
-            ignored_points.append(
-                f"{beginning}: a name has lower-case letters, digits and single hyphens. Ask for "
-                "another."
-            )
+            fault = "a name has lower-case letters, digits and single hyphens. Ask for another."
         else:
             usable[point.name] = point
+            continue
+        ignored_points.append(f"{group}: '{point.name}' {point.whose} is ignored: {fault}")
     return usable
 
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def lazy(package: str, module_of: Mapping[str, str]) -> Callable[[str], object]:
-    """The `__getattr__` of a package: `module_of` maps a name to the module below it that has it."""
+    """The `__getattr__` of a package: `module_of` maps a name to the module below that has it."""
 
     def attribute(name: str) -> object:
         from importlib import import_module
