@@ -96,7 +96,7 @@ def foreign_code() -> Iterator[None]:
     program = os.getpid()
 
     def leave(status: int) -> NoReturn:
-        # A fork of that code shares our files and locks: only the real exit leaves them alone.
+        # A process that the code has forked ends at once: an exception would run our program in it.
         if os.getpid() != program:
             _leave(status)
         raise SystemExit(status)

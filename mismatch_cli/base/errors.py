@@ -51,8 +51,8 @@ def first_line(error: BaseException) -> str:
     """
     try:
         lines = str(error).splitlines()
-    # An error of foreign code may raise another when it is printed, and any kind of it.
     except BaseException:
+        # Foreign code may raise anything when its error is printed.
         lines = []
     if not lines:
         return type(error).__name__

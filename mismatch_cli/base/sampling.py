@@ -79,6 +79,8 @@ def _keep_min_p(logits_NV: torch.Tensor, min_p: float) -> torch.Tensor:
 
 def _keep_top_p(logits_NV: torch.Tensor, top_p: float) -> torch.Tensor:
     sorted_NV, order_NV = logits_NV.sort(dim=-1, descending=False)
-    dropped_NV = sorted_NV.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
-    dropped_NV[:, -1] = False
-    return logits_NV.masked_fill(dropped_NV.scatter(-1, order_NV, dropped_NV), float("-inf"))
+    rarest_NV = sorted_NV.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
+    # The last one is the most probable token, which stays also if rounding puts it below 1 − top_p.
+    rarest_NV[:, -1] = False
+    dropped_NV = rarest_NV.scatter(-1, order_NV, rarest_NV)
+    return logits_NV.masked_fill(dropped_NV, float("-inf"))

@@ -311,8 +311,8 @@ class _Lines:
                 del self.unsent[:written]
         except BlockingIOError:
             return
-        # A child that has ended reads no more; what it answered before can still be read.
         except OSError:
+            # The child has ended and reads no more; what it answered before can still be read.
             self.unsent.clear()
         if self._ends_when_sent:
             self._ends_when_sent = False
@@ -334,7 +334,8 @@ class _Lines:
             return OUT_OF_TURN
         try:
             return Reply(**json.loads(text))
-        except (ValueError, TypeError, RecursionError):  # the code has changed what answers
+        except (ValueError, TypeError, RecursionError):
+            # Foreign code has changed the functions that answer: no later reply can be trusted.
             return DIED
 
     def close(self) -> None:

@@ -83,6 +83,7 @@ def describe_error(error: BaseException) -> str:
     kind = type(error).__name__
     try:
         message = str(error)[:SHOWN]
-    except BaseException:  # the user's own exception may raise another
+    except BaseException:
+        # The user's own exception may raise another when it is printed.
         message = ""
     return f"{kind}: {message}" if message else kind

@@ -36,6 +36,8 @@ _NO_MEMORY = (
 
 
 class _OnRay(Executor):
+    """Sends portions to the cluster, a few more than it has CPUs, in the order of the tree."""
+
     def __init__(self, workers: Workers, traces: Sequence[Trace]) -> None:
         import ray
 

@@ -48,6 +48,7 @@ def portions(traces: Sequence[Trace]) -> list[Portion]:
 
 
 def _large_enough(paths: Iterator[Path]) -> Iterator[tuple[Path, ...]]:
+    """The shards of each portion; only the last one may be smaller than `PORTION_BYTES`."""
     shards: list[Path] = []
     size = 0
     for path in paths:

@@ -32,6 +32,8 @@ _ATTEMPTS = 3  # for a portion whose worker dies
 
 
 class _Processes(Executor):
+    """Reads a few portions ahead in a pool of processes, and merges them in order."""
+
     def __init__(self, workers: Workers, traces: Sequence[Trace]) -> None:
         super().__init__(traces, workers)
         self._number = min(int(workers.who), len(self.portions))
