@@ -162,7 +162,7 @@ def _classes_kept(model: str) -> Iterator[None]:
     try:
         yield
     finally:
-        before.give_back()
+        before.restore()
 
 
 @contextmanager
