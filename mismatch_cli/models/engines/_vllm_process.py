@@ -81,8 +81,8 @@ def _log_warnings_to(path: Path | None) -> None:
     sync.
     """
     logger = logging.getLogger("vllm")
-    for handler in list(logger.handlers):
-        logger.removeHandler(handler)
+    for old in list(logger.handlers):
+        logger.removeHandler(old)
     handler: logging.Handler = logging.NullHandler()
     if path is not None:
         handler = _LogFile(path, encoding="utf-8", delay=True)
