@@ -43,7 +43,9 @@ class HiddenForm(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a module: its arguments, of which hidden states are None and only have a form."""
+    """One call of a module: its arguments, with None for the hidden states, of which only the form
+    is recorded.
+    """
 
     module: Any
     args: tuple[Any, ...]

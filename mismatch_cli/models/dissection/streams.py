@@ -62,8 +62,8 @@ class WatchedStream:
     def points(self, output: Any) -> dict[str, Stream]:
         """The known points of the layer, whose output is the stream or its parts."""
         outputs = output if isinstance(output, tuple | list) else (output,)
-        # A layer may also return attention weights or a cache.
         shape = self.before[0].shape
+        # A layer may also return attention weights or a cache.
         after = _copies(each for each in outputs if is_hidden(each) and each.shape == shape)
         points = {"before": self.before}
         middle = self._after_attention()

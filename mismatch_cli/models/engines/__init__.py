@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from mismatch_cli.models.dissection.engine_pass import EnginePass
     from mismatch_cli.rules.batch import Rollout
 
-OnFinished = Callable[[int], None]  # called with the number of newly finished responses
+# Called with the number of newly finished responses; see also `token_counter`
+OnFinished = Callable[[int], None]
 Shapes = Mapping[str, tuple[int, ...]]  # tensor shapes by their names in a model folder
 Sink = Callable[["np.ndarray"], None]  # takes log μ of a response's next token, float32 [V]
 
@@ -100,9 +101,7 @@ class Engine(Protocol):
         """The context length: prompt plus response, in tokens."""
         ...
 
-    def sample(
-        self, requests: Sequence[Request], on_finished: Callable[[int], None]
-    ) -> list[Rollout]:
+    def sample(self, requests: Sequence[Request], on_finished: OnFinished) -> list[Rollout]:
         """Sample one response per request, in the order of the requests, and report how many have
         finished.
 
@@ -162,7 +161,7 @@ class FullEngine(Engine, Protocol):
     """
 
     def sample_full(
-        self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: Callable[[int], None]
+        self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: OnFinished
     ) -> list[Rollout]:
         """Like `sample`; the first responses, one per sink, also send it log μ of all their
         tokens in order.
@@ -174,7 +173,7 @@ class PrefillingEngine(Engine, Protocol):
     """An engine whose module has `PREFILLS`."""
 
     def prefill(
-        self, responses: Sequence[ForcedResponse], on_finished: Callable[[int], None]
+        self, responses: Sequence[ForcedResponse], on_finished: OnFinished
     ) -> list[np.ndarray]:
         """Log μ of the tokens of each response, float32 [T], from one pass over the whole sequence.
 
@@ -298,7 +297,7 @@ def sample_seed(seed: int, prompt_id: int, sample_index: int, step: int = 0, tur
     unbroken one would have.
     """
     key = f"{seed}/{prompt_id}/{sample_index}/{step}"
-    # The first turn has none, so that a single turn has the seed of a plain response.
+    # The first turn is left out: it has the seed of a response of a single turn.
     if turn:
         key += f"/{turn}"
     digest = hashlib.blake2b(key.encode(), digest_size=4).digest()
@@ -328,8 +327,8 @@ def engine_failures(action: str, saved: str) -> Iterator[None]:
 
 
 def token_counter(on_finished: OnFinished) -> Callable[[int], None] | None:
-    """What to call with the number of newly sampled tokens; None if the caller counts only
-    responses.
+    """The caller's `on_finished.tokens`, to call with the number of newly sampled tokens; None if
+    it counts only responses.
     """
     return getattr(on_finished, "tokens", None)
 
@@ -338,7 +337,7 @@ def sample_checked(
     engine: Engine,
     requests: Sequence[Request],
     prompt_id_S: Sequence[int],
-    on_finished: Callable[[int], None],
+    on_finished: OnFinished,
     sinks: Sequence[Sink] = (),
 ) -> list[Rollout]:
     """Sample, and refuse what no sampler can have drawn; a `MismatchError` names the response and
@@ -360,7 +359,7 @@ def replay_checked(
     engine: Engine,
     responses: Sequence[ForcedResponse],
     prompt_id_S: Sequence[int],
-    on_finished: Callable[[int], None],
+    on_finished: OnFinished,
     *,
     alone: bool = False,
     cached: bool = True,
@@ -377,7 +376,10 @@ def replay_checked(
         replayed = iter(replaying.replay(readable, on_finished, alone=alone, cached=cached))
     rollouts = []
     for response in responses:
-        rollouts.append(next(replayed) if response.response_ids else _without_tokens(response))
+        if response.response_ids:
+            rollouts.append(next(replayed))
+        else:
+            rollouts.append(_without_tokens(response))
     for prompt_id, response, rollout in zip(prompt_id_S, responses, rollouts, strict=True):
         same_prompt = rollout.prompt_ids == response.prompt_ids
         if not same_prompt or rollout.response_ids != response.response_ids:
@@ -394,7 +396,7 @@ def prefill_checked(
     engine: Engine,
     responses: Sequence[ForcedResponse],
     prompt_id_S: Sequence[int],
-    on_finished: Callable[[int], None],
+    on_finished: OnFinished,
 ) -> list[np.ndarray]:
     """Log μ of recorded tokens, read in one pass; a `MismatchError` names the prompt of an
     impossible value.

@@ -120,6 +120,7 @@ def _context(cards: Sequence[dict[str, Any]], name: str, max_model_len: int | No
 
 
 def _card_of(name: Any, cards: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The card of a served name; empty if there is none."""
     for card in cards:
         if card["id"] == name:
             return card
@@ -138,7 +139,7 @@ async def measure_mode(completions: Completions) -> str:
     cold_N2 = await _top_two(completions, temperature=0.5)
     hot_N2 = await _top_two(completions, temperature=2.0)
     total_N = np.exp(np.concatenate([cold_N2, hot_N2])).sum(1)
-    normalised = np.mean(np.abs(total_N - 1) < _NORMALISED)
+    normalised = np.mean(np.abs(total_N - 1) < _NORMALISED)  # the share of such answers
     cold_gap = (cold_N2[:, 0] - cold_N2[:, 1]).sum()
     shrinks = cold_gap > 2 * (hot_N2[:, 0] - hot_N2[:, 1]).sum()
     if normalised > 0.5 and shrinks:

@@ -89,8 +89,8 @@ class Server:
         self._say = say
         self._within = address.timeout + address.patience if within is None else within
         self._slots = asyncio.Semaphore(int(address.concurrency))
-        self._away = False
-        self._last_answer = 0.0
+        self._away = False  # whether the user has heard that it does not answer
+        self._last_answer = 0.0  # to any request, on the monotonic clock
 
     async def __aenter__(self) -> Server:
         headers = {"Accept-Encoding": "identity"}

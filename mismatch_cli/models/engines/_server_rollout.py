@@ -4,7 +4,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, inf
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ import numpy as np
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
-from mismatch_cli.models.engines import Request
+from mismatch_cli.models.engines import OnFinished, Request
 from mismatch_cli.models.engines._server_http import Server, lookup
 from mismatch_cli.rules.batch import Rollout
 from mismatch_cli.trace.foreign_values import are_token_ids
@@ -47,7 +47,7 @@ class Completions:
         requests: Sequence[Request],
         sampling: SamplingSettings,
         top_logprobs: int,
-        on_finished: Callable[[int], None] = lambda _: None,
+        on_finished: OnFinished = lambda _: None,
     ) -> list[Rollout]:
         """One response per request, in their order; the first failure cancels the rest."""
         salt = secrets.token_hex(16)

@@ -191,6 +191,7 @@ def _preserved_ropes() -> Iterator[None]:
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """All parameters and buffers, tied ones under each of their paths."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
 

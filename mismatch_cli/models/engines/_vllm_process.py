@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
-from mismatch_cli.models.engines import token_counter
+from mismatch_cli.models.engines import OnFinished, token_counter
 from mismatch_cli.processes.ranks import World
 from mismatch_cli.trace.files import LOG_HEAD, could_not_write, open_to_append
 
@@ -125,7 +125,7 @@ def preserved_process_group(world: World) -> Iterator[None]:
         dist.destroy_process_group = destroy
 
 
-def progress_bar(on_finished: Callable[[int], None]) -> Callable[..., Any]:
+def progress_bar(on_finished: OnFinished) -> Callable[..., Any]:
     """vLLM drives a tqdm bar: give it one that draws nothing and passes the count on."""
     from tqdm import tqdm
 
@@ -149,7 +149,7 @@ def progress_bar(on_finished: Callable[[int], None]) -> Callable[..., Any]:
 
 
 @contextmanager
-def counted_steps(llm: Any, on_finished: Callable[[int], None]) -> Iterator[None]:
+def counted_steps(llm: Any, on_finished: OnFinished) -> Iterator[None]:
     """Tell a caller that counts tokens what vLLM samples: one a step for each response that it
     has room to compute.
     """

@@ -96,8 +96,10 @@ def prefill_recorded(
         with _choosing_recorded(llm), _processing(llm, sampling):
             prompt_outputs = last_outputs = ask(fed, draw_last)
     return [
-        _join_logp(*outputs)
-        for outputs in zip(responses, prompt_outputs, last_outputs, strict=True)
+        _join_logp(response, prompt_output, last_output)
+        for response, prompt_output, last_output in zip(
+            responses, prompt_outputs, last_outputs, strict=True
+        )
     ]
 
 

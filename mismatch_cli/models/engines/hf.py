@@ -84,8 +84,7 @@ def full_bytes(vocabulary: int, tokens: int) -> int:  # noqa: ARG001 - each toke
 class HfEngine:
     """A loaded causal LM that samples in batches of a fixed size, in the order of the requests.
 
-    Each batch has its own seed, made from the seeds of its requests: a shard's numbers depend only
-    on the shard.
+    A batch has the seed of its first request: a shard's numbers depend only on the shard.
     """
 
     def __init__(
@@ -107,13 +106,11 @@ class HfEngine:
     def max_model_len(self) -> int:
         return self._max_model_len
 
-    def sample(
-        self, requests: Sequence[Request], on_finished: Callable[[int], None]
-    ) -> list[Rollout]:
+    def sample(self, requests: Sequence[Request], on_finished: OnFinished) -> list[Rollout]:
         return self.sample_full(requests, (), on_finished)
 
     def sample_full(
-        self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: Callable[[int], None]
+        self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: OnFinished
     ) -> list[Rollout]:
         """Makes the same batches with or without sinks: every step has the full distribution
         anyway.
@@ -204,7 +201,10 @@ class HfEngine:
     def _sample_batch(
         self, batch: Sequence[Request], sinks: Sequence[Sink], on_finished: OnFinished
     ) -> list[Rollout]:
-        """Sample requests with the same sampling and room together, in the order of their rooms."""
+        """Sample requests with the same settings and room together, those with the least room
+        first.
+        """
+        # A row is as long as the longest of the batch, unless it has less room.
         most = max(map(self._wanted, batch))
         kinds = [(min(most, self._room(request)), self._sampling(request)) for request in batch]
         rollouts: dict[int, Rollout] = {}
@@ -441,8 +441,8 @@ class _Recorder:
 
 
 def _rows_by_kind(kinds: Sequence[tuple[int, Any]]) -> list[list[int]]:
-    """The rows of a batch of each kind (room, sampling): rows that are generated together must not
-    run past the end of the context, and are drawn from with the same settings.
+    """The rows of each kind (room, sampling), those with the least room first: what is generated
+    together has the same settings, and must not run past the end of the context.
     """
     rows_of: dict[tuple[int, Any], list[int]] = {}
     for row, kind in enumerate(kinds):

@@ -131,9 +131,7 @@ class ServerEngine:
     def max_model_len(self) -> int:
         return self._served.context
 
-    def sample(
-        self, requests: Sequence[Request], on_finished: Callable[[int], None]
-    ) -> list[Rollout]:
+    def sample(self, requests: Sequence[Request], on_finished: OnFinished) -> list[Rollout]:
         sampling, top_logprobs = self.settings.sampling, self.settings.top_logprobs
         return asyncio.run(
             self._ask(lambda served: served.sample(requests, sampling, top_logprobs, on_finished))
@@ -269,9 +267,7 @@ class Servers:
     def max_model_len(self) -> int:
         return min(engine.max_model_len for engine in self._engines)
 
-    def sample(
-        self, requests: Sequence[Request], on_finished: Callable[[int], None]
-    ) -> list[Rollout]:
+    def sample(self, requests: Sequence[Request], on_finished: OnFinished) -> list[Rollout]:
         return self._share(requests, lambda engine, share: engine.sample(share, on_finished))
 
     def prefill(
@@ -291,6 +287,7 @@ class Servers:
         shares = [wanted[server::count] for server in range(count)]
         with ThreadPoolExecutor(count) as threads:
             answers = list(threads.map(ask, self._engines, shares))
+        # The i-th request is number i // count of server i % count.
         return [answers[i % count][i // count] for i in range(len(wanted))]
 
     def load_weights(self, model: Any) -> None:

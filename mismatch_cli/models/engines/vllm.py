@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -201,13 +201,14 @@ class VllmEngine:
             # All workers have the same layers.
             self._router_layers = llm.apply_model(router_layers)[0]
 
-    def sample(
-        self, requests: Sequence[Request], on_finished: Callable[[int], None]
-    ) -> list[Rollout]:
+    def sample(self, requests: Sequence[Request], on_finished: OnFinished) -> list[Rollout]:
         with self._awake():
             together, own = self._gather_requests(requests)
             outputs = self._generate(together, self.settings.top_logprobs, on_finished)[own]
-        return [self._rollout(*answered) for answered in zip(requests, outputs, strict=True)]
+        return [
+            self._rollout(request, output)
+            for request, output in zip(requests, outputs, strict=True)
+        ]
 
     def replay(
         self,
@@ -237,7 +238,7 @@ class VllmEngine:
         return rollouts
 
     def prefill(
-        self, responses: Sequence[ForcedResponse], on_finished: Callable[[int], None]
+        self, responses: Sequence[ForcedResponse], on_finished: OnFinished
     ) -> list[np.ndarray]:
         with self._awake():
             together, own = self._gather_requests(responses)
@@ -288,7 +289,7 @@ class VllmEngine:
                 self._asleep.discard(tag)
 
     def sample_full(
-        self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: Callable[[int], None]
+        self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: OnFinished
     ) -> list[Rollout]:
         """The first responses each in a separate batch; the others in the batch that `sample`
         would have made.
@@ -305,7 +306,7 @@ class VllmEngine:
         return alone + batch[len(alone) :]
 
     def _generate(
-        self, requests: Sequence[Request], logprobs: int, on_finished: Callable[[int], None]
+        self, requests: Sequence[Request], logprobs: int, on_finished: OnFinished
     ) -> list[Any]:
         prompts, parameters = [], []
         for request in requests:
@@ -315,8 +316,9 @@ class VllmEngine:
         return self._ask(prompts, parameters, on_finished)
 
     def _ask(
-        self, prompts: list[list[int]], parameters: list[Any], on_finished: Callable[[int], None]
+        self, prompts: list[list[int]], parameters: list[Any], on_finished: OnFinished
     ) -> list[Any]:
+        """vLLM's answers, in the order of the prompts; a failure leaves nothing queued."""
         # The ranks of this engine may have none left while those of another engine have some.
         if not prompts:
             return []
@@ -487,7 +489,7 @@ def router_layers(model: Any) -> list[int]:
     return sorted(module.layer_id for module in model.modules() if isinstance(module, MoERunner))
 
 
-def skip_first(count: int, on_finished: Callable[[int], None]) -> Callable[[int], None]:
+def skip_first(count: int, on_finished: OnFinished) -> OnFinished:
     """An `on_finished` without the first `count` that finish: they have been counted already."""
 
     def count_others(finished: int) -> None:
