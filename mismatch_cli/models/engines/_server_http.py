@@ -144,7 +144,7 @@ class Server:
     async def _request(
         self, method: str, path: str, body: bytes | None = None, most: int = _MOST_BYTES_OF_FACTS
     ) -> tuple[int, bytes]:
-        """Status and body of an answer that is not "not now", after as many attempts as it takes."""
+        """Status and body of an answer other than "not now", from whichever attempt gets one."""
         patience = self._address.patience
         async with self._slots:
             delay = _FIRST_DELAY

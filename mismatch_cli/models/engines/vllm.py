@@ -117,7 +117,7 @@ def _set_environment() -> None:
 
 
 def load_llm(settings: EngineSettings, lora: dict[str, Any]) -> Any:
-    """Start vLLM; arguments of the user replace ours. It freezes all objects, which `close` undoes."""
+    """Start vLLM; arguments of the user replace ours. All objects are frozen, until `close`."""
     import torch
     from vllm import LLM, EngineArgs
 
