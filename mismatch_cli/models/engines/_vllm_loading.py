@@ -138,7 +138,7 @@ def _parameters(model: nn.Module, pieces: list[tuple[int, TensorPiece]]) -> list
 
 
 def _numbered(shape: tuple[int, ...], start: int = 0) -> Tensor:
-    """A tensor of the numbers from `start`, on a grid of values that loaders do not compute with."""
+    """A tensor of the numbers from `start`, on a grid that no values of a loader are on."""
     return (torch.arange(start, start + Size(shape).numel()) * _STEP + _FIRST).view(shape)
 
 

@@ -76,8 +76,10 @@ def create(settings: EngineSettings) -> HfEngine:
     )
 
 
-def full_bytes(vocabulary: int, tokens: int) -> int:  # noqa: ARG001 - each token is passed on before the next
-    """Memory for the full distributions of a response, in bytes: one float32 row."""
+def full_bytes(vocabulary: int, tokens: int) -> int:  # noqa: ARG001
+    """Memory for the full distributions of a response, in bytes: one float32 row, since each is
+    passed on before the next token.
+    """
     return 4 * vocabulary
 
 
@@ -165,7 +167,10 @@ class HfEngine:
         for name, own in self.model.state_dict().items():
             fill_weight(own, weights[name])
 
-    def weights(self, plain: Shapes | None = None) -> Iterator[tuple[str, torch.Tensor]]:  # noqa: ARG002
+    def weights(
+        self,
+        plain: Shapes | None = None,  # noqa: ARG002
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         from mismatch_cli.models.sharding import saved_by_layer
 
         return saved_by_layer(self.model, state_below(self.model))
