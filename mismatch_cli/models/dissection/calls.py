@@ -27,14 +27,14 @@ class ShapesDiffer(MismatchError):
     """
 
 
-class Flow(NamedTuple):
-    """Shape, dtype and device of a call's hidden states."""
+class HiddenForm(NamedTuple):
+    """Shape, dtype and device of hidden states that a module was called with."""
 
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
 
-    def of(self, other: Tensor) -> Tensor:
+    def convert(self, other: Tensor) -> Tensor:
         """Another tensor in this form: a copy, since kernels work in place."""
         if other.numel() != self.shape.numel():
             raise ShapesDiffer(f"{tuple(other.shape)} versus {tuple(self.shape)}")
@@ -43,14 +43,14 @@ class Flow(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """One call: its arguments, and which of them were hidden states, of which only the form is
-    kept.
+    """One call of a module: its arguments, with None for the hidden states, of which only the form
+    is recorded.
     """
 
     module: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    flows: dict[Key, Flow]
+    hidden_forms: dict[Key, HiddenForm]
     output: Any  # of a rotary embedding, which depends only on positions; else None
 
     @classmethod
@@ -64,71 +64,70 @@ class Call:
         most: int = 1,
         copied: bool = True,
     ) -> Call:
-        """Record a call whose first `most` hidden states will be replaced; arguments after them are
-        kept.
+        """Record a call whose first `most` hidden states will be replaced; other arguments stay.
 
         `copied`: copy them, since vLLM passes views of buffers that its next pass overwrites.
         """
-        keep = kept if copied else _unchanged
-        found = list(hidden_arguments(args, kwargs).items())[:most]
-        flows = {key: Flow(x.shape, x.dtype, x.device) for key, x in found}
-        given: dict[Key, Any] = dict(enumerate(args))
-        given.update(kwargs)
-        rest = {key: keep(value) for key, value in given.items() if key not in flows}
+        replaced = list(hidden_arguments(args, kwargs).items())[:most]
+        hidden_forms = {key: HiddenForm(x.shape, x.dtype, x.device) for key, x in replaced}
+
+        def keep(key: Key, value: Any) -> Any:
+            if key in hidden_forms:
+                return None
+            return deep_copy(value) if copied else value
+
         return cls(
             module,
-            tuple(rest.get(at) for at in range(len(args))),
-            {name: rest.get(name) for name in kwargs},
-            flows,
-            keep(output),
+            tuple(keep(position, value) for position, value in enumerate(args)),
+            {name: keep(name, value) for name, value in kwargs.items()},
+            hidden_forms,
+            deep_copy(output) if copied else output,
         )
 
     @property
     def fuses(self) -> bool:
-        """Whether it was given a residual with its input, as vLLM's norms are."""
+        """Whether it had a residual with its input, as vLLM's norms have."""
         # vLLM's norms add the residual unrounded, the trainer's sum is rounded before its norm.
         # Called with the sum alone, the engine's norm would not show this difference.
-        return len(self.flows) == 2
+        return len(self.hidden_forms) == 2
 
-    def again(self, *tensors: Tensor) -> Any:
+    def repeat(self, *tensors: Tensor) -> Any:
         """The module's output for other hidden states; with fewer than it had, the last (a
         norm's residual) is None.
         """
-        args, kwargs = list(self.args), dict(self.kwargs)
-        for (key, flow), tensor in zip(self.flows.items(), tensors, strict=False):
+        args = list(self.args)
+        kwargs = dict(self.kwargs)
+        for (key, form), tensor in zip(self.hidden_forms.items(), tensors, strict=False):
             if isinstance(key, int):
-                args[key] = flow.of(tensor)
+                args[key] = form.convert(tensor)
             else:
-                kwargs[key] = flow.of(tensor)
+                kwargs[key] = form.convert(tensor)
         return self.module(*args, **kwargs)
-
-
-def _unchanged(value: Any) -> Any:
-    return value
 
 
 def hidden_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Key, Tensor]:
     """The arguments that are hidden states, by position or name: float tensors other than masks
     and positions.
     """
-    named = {
-        name: value
-        for name, value in kwargs.items()
-        if not any(word in name for word in _NOT_HIDDEN)
-    }
-    given: dict[Key, Any] = dict(enumerate(args))
-    given.update(named)
-    return {key: value for key, value in given.items() if is_hidden(value)}
+    hidden: dict[Key, Tensor] = {}
+    for position, value in enumerate(args):
+        if is_hidden(value):
+            hidden[position] = value
+    for name, value in kwargs.items():
+        if is_hidden(value) and not any(word in name for word in _NOT_HIDDEN):
+            hidden[name] = value
+    return hidden
 
 
 def is_hidden(value: Any) -> bool:
+    """Whether a value has the form of hidden states: floats in at least two dimensions."""
     return isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2
 
 
 def first_tensor(output: Any) -> Tensor:
     """The tensor that a module returns, or the first of several."""
-    found: Tensor = output[0] if isinstance(output, tuple | list) else output
-    return found
+    tensor: Tensor = output[0] if isinstance(output, tuple | list) else output
+    return tensor
 
 
 def convert_as(own: Tensor, new: Tensor) -> Tensor:
@@ -138,25 +137,30 @@ def convert_as(own: Tensor, new: Tensor) -> Tensor:
     return new.to(own).reshape(own.shape)
 
 
-def kept(value: Any, memo: dict[int, Any] | None = None) -> Any:
-    """An independent copy of tensors, and of dicts, lists and dataclasses that hold them."""
+def deep_copy(value: Any, memo: dict[int, Any] | None = None) -> Any:
+    """An independent copy of tensors, and of dicts, lists and dataclasses that hold them; other
+    objects are shared.
+
+    `memo` has the copies so far, by `id`: what occurs twice is copied once.
+    """
     memo = {} if memo is None else memo
     if id(value) not in memo:
-        memo[id(value)] = _copied(value, memo)
+        memo[id(value)] = _copy(value, memo)
     return memo[id(value)]
 
 
-def _copied(value: Any, memo: dict[int, Any]) -> Any:
+def _copy(value: Any, memo: dict[int, Any]) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone()
     if type(value) is dict:
-        return {key: kept(item, memo) for key, item in value.items()}
+        return {key: deep_copy(item, memo) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(kept(item, memo) for item in value)
+        return type(value)(deep_copy(item, memo) for item in value)
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     twin = copy.copy(value)
     for field in dataclasses.fields(value):
         if hasattr(value, field.name) and field.name not in _ADDRESSES:
-            object.__setattr__(twin, field.name, kept(getattr(value, field.name), memo))
+            # Past a frozen dataclass, which refuses to be changed.
+            object.__setattr__(twin, field.name, deep_copy(getattr(value, field.name), memo))
     return twin

@@ -33,15 +33,15 @@ class Listener:
         self.parallel = False  # whether attention and MLP of a layer read the same stream
         self.output: Any = None  # of the root
         self._listening = False
-        self._watched: WatchedStream | None = None
-        self._given: dict[str, Stream] = {}
+        self._watched: WatchedStream | None = None  # of the layer that is running
+        self._inputs: dict[str, Stream] = {}  # of parts that are running, by name
         self._hooks: list[Any] = []
 
     @property
     def called(self) -> list[Part]:
         """The parts that the pass called, in order."""
-        own = {part.name: part for part in self.parts.parts}
-        return [own[name] for name in self.calls]
+        part_of = {part.name: part for part in self.parts.parts}
+        return [part_of[name] for name in self.calls]
 
     @contextmanager
     def on(
@@ -68,21 +68,23 @@ class Listener:
     def _begin(
         self, wanted: Wanted, at_start: Callable[[], None], _root: Any, args: Any, kwargs: Any
     ) -> None:
+        # Only the first wanted pass is recorded.
         self._listening = self.output is None and wanted(args, kwargs)
         if self._listening:
             at_start()
 
     def _end(self, _root: Any, _args: Any, _kwargs: Any, output: Any) -> None:
         if self._listening:
-            self.output, self._listening = output, False
+            self.output = output
+            self._listening = False
 
     def _enter_layer(self, _layer: Any, args: Any, kwargs: Any) -> None:
         if self._listening:
-            self._watched = WatchedStream.begun(args, kwargs)
+            self._watched = WatchedStream.start(args, kwargs)
 
     def _leave_layer(self, _layer: Any, _args: Any, _kwargs: Any, output: Any) -> None:
         if self._listening and self._watched is not None:
-            self.streams.append(self._watched.ended(output))
+            self.streams.append(self._watched.points(output))
             self.branches.append(self._watched.branch)
             self.parallel |= self._watched.parallel
             self._watched = None
@@ -93,12 +95,13 @@ class Listener:
         call = Call.of(part.module, args, kwargs, most=part.inputs, copied=self._copied)
         self.calls.setdefault(part.name, []).append(call)
         if self._watched is not None and not part.inside:
-            self._given[part.name] = self._watched.into(part, args, kwargs)
+            self._inputs[part.name] = self._watched.enter(part, args, kwargs)
 
     def _leave(self, part: Part, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         if not self._listening:
             return
+        # What a rotary embedding computes does not depend on hidden states, so it is kept.
         if part.kind == "rotary":
             self.calls[part.name][-1] = Call.of(module, args, kwargs, output, copied=self._copied)
         if self._watched is not None and not part.inside:
-            self._watched.out_of(part, self._given.pop(part.name, ()), output)
+            self._watched.leave(part, self._inputs.pop(part.name, ()), output)

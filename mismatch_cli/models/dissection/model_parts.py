@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from mismatch_cli.base.errors import MismatchError
@@ -77,107 +78,117 @@ class ModelParts:
     @classmethod
     def of(cls, model: Any) -> ModelParts:
         """Find them; a `MismatchError` for a model without a stack of layers."""
-        path, stack = _stack(model)
-        layers = {f"{path}.{number}": layer for number, layer in enumerate(stack)}
-        parts = [
-            part
-            for at, (name, layer) in enumerate(layers.items())
-            for part in _of_layer(at, name, layer)
-        ]
-        return cls(parts + list(_outside(model, path)), layers)
+        path, stack = _find_stack(model)
+        layers: dict[str, Any] = {}
+        parts: list[Part] = []
+        for number, layer in enumerate(stack):
+            name = f"{path}.{number}"
+            layers[name] = layer
+            parts += _parts_of_layer(number, name, layer)
+        parts += _parts_outside(model, path)
+        return cls(parts, layers)
 
 
-def _stack(model: Any) -> tuple[str, Any]:
-    """The decoder layers: the list with as many as the text model's configuration says, nearest
-    to the root.
+def _find_stack(model: Any) -> tuple[str, Any]:
+    """The name and the list of the decoder layers: if several lists have attention, the one with as
+    many layers as the text model's configuration says, nearest to the root.
     """
     import torch
 
     config: Any = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    layers = getattr(text, "num_hidden_layers", 0)
-    lists = [
-        ((len(module) != layers, name.count("."), -len(module)), name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.ModuleList)
-        and any(
-            _block_kind(own, child) == "attention"
-            for layer in module
-            for own, child in layer.named_children()
-        )
-    ]
-    if not lists:
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    layers = getattr(config, "num_hidden_layers", 0)
+    candidates = []
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.ModuleList) and any(map(_has_attention, module)):
+            preference = (len(module) != layers, name.count("."), -len(module))
+            candidates.append((preference, name, module))
+    if not candidates:
         raise MismatchError(
             f"{type(model).__name__} has no list of decoder layers with attention, so its "
             "modules cannot be compared one by one. Leave out that stage: --stages 0,1,2"
         )
-    _, name, module = min(lists, key=lambda found: found[0])
+    _, name, module = min(candidates, key=itemgetter(0))
     return name, module
 
 
-def _of_layer(at: int, name: str, layer: Any) -> Iterator[Part]:
-    for own, child in layer.named_children():
-        kind = _block_kind(own, child)
+def _has_attention(layer: Any) -> bool:
+    children = layer.named_children()
+    return any(_block_kind(name, child) == "attention" for name, child in children)
+
+
+def _parts_of_layer(number: int, layer_name: str, layer: Any) -> Iterator[Part]:
+    for place, child in layer.named_children():
+        kind = _block_kind(place, child)
         if kind is None:
             continue
-        yield Part(f"{name}.{own}", kind, at, "", own, child)
+        name = f"{layer_name}.{place}"
+        yield Part(name, kind, number, "", place, child)
         if kind in BLOCKS:
-            yield from _inside(at, f"{name}.{own}", kind, child)
+            yield from _parts_of_block(number, name, kind, child)
 
 
-def _inside(at: int, name: str, block: str, module: Any) -> Iterator[Part]:
+def _parts_of_block(number: int, block_name: str, block: str, module: Any) -> Iterator[Part]:
     for path, child in module.named_modules():
         kind = _inner_kind(path, child, block)
         if kind is not None:
-            yield Part(f"{name}.{path}", kind, at, block, path, child)
+            yield Part(f"{block_name}.{path}", kind, number, block, path, child)
 
 
 def _inner_kind(path: str, module: Any, block: str) -> str | None:
-    if path and _NORM.search(type(module).__name__):
+    """The kind of a module inside a block; None for linear layers and the like."""
+    if not path:  # the block itself
+        return None
+    if _NORM.search(type(module).__name__):
         return "norm"
     if path in _ROUTERS and block == "experts":
         return "router"
-    return "rotary" if path and _is_rotary(module) else None
+    return "rotary" if _is_rotary(module) else None
 
 
-def turns(module: Any) -> bool:
+def rotates_itself(module: Any) -> bool:
     """Whether a module rotates queries and keys by itself, as vLLM's do inside attention."""
     return bool(_ROTARY.search(type(module).__name__)) and hasattr(module, "head_size")
 
 
 def _is_rotary(module: Any) -> bool:
-    """Whether it computes cos and sin from positions, for another function to rotate with."""
-    kind = type(module).__name__
-    return bool(_ROTARY.search(kind)) and not kind.startswith("Apply") and not turns(module)
+    """Whether a module computes cos and sin from positions, for another function to rotate with."""
+    class_name = type(module).__name__
+    if not _ROTARY.search(class_name) or class_name.startswith("Apply"):
+        return False
+    return not rotates_itself(module)
 
 
 def _block_kind(name: str, module: Any) -> str | None:
     """The kind of a layer's child, by its class, else by its name; None for dropout and the
     like.
     """
-    kind = type(module).__name__
-    if _NORM.search(kind):
+    class_name = type(module).__name__
+    if _NORM.search(class_name):
         return "norm"
-    if _MIXES_TOKENS.search(kind):
+    if _MIXES_TOKENS.search(class_name):
         return "attention"
-    if _IS_MLP.search(kind) or name in _MLPS:
+    if _IS_MLP.search(class_name) or name in _MLPS:
         return "experts" if hasattr(module, "experts") else "mlp"
     return "attention" if name in _MIXERS else None
 
 
-def _outside(model: Any, stack: str) -> Iterator[Part]:
+def _parts_outside(model: Any, stack: str) -> Iterator[Part]:
     """The final norm, and a rotary embedding that all layers share; norms before the stack are
     of embeddings.
     """
     after_stack = False
     for name, module in model.named_modules():
+        kind = None
         if name == stack or name.startswith(f"{stack}."):
             after_stack = True
         elif _NORM.search(type(module).__name__):
-            if after_stack:
-                yield Part(name, "norm", None, "", name.rpartition(".")[2], module)
+            kind = "norm" if after_stack else None
         elif _is_rotary(module):
-            yield Part(name, "rotary", None, "", name.rpartition(".")[2], module)
+            kind = "rotary"
+        if kind is not None:
+            yield Part(name, kind, None, "", name.rpartition(".")[2], module)
 
 
 @dataclass(frozen=True)
@@ -194,25 +205,34 @@ def match_parts(
     """Pairs by name within a layer, the rest of a layer and kind by order; and the trainer's
     parts without a pair.
     """
-    offered: dict[tuple[Any, ...], list[Part]] = defaultdict(list)
-    for part in engine:
-        offered[part.slot].append(part)
-    wanted: dict[tuple[Any, ...], list[Part]] = defaultdict(list)
-    for part in trainer:
-        wanted[part.slot].append(part)
-    pairs, alone = list[ModulePair](), list[Part]()
-    for slot, parts in wanted.items():
-        found, left = _in_slot(parts, offered[slot])
-        pairs += found
-        alone += left
+    pairs: list[ModulePair] = []
+    alone: list[Part] = []
+    engine_parts = _by_slot(engine)
+    for slot, trainer_parts in _by_slot(trainer).items():
+        pairs_of_slot, alone_in_slot = _match_slot(trainer_parts, engine_parts.get(slot, []))
+        pairs += pairs_of_slot
+        alone += alone_in_slot
     return pairs, alone
 
 
-def _in_slot(trainer: list[Part], engine: list[Part]) -> tuple[list[ModulePair], list[Part]]:
-    named = {part.place: part for part in engine}
-    pairs = [ModulePair(part, named.pop(part.place)) for part in trainer if part.place in named]
-    taken = {id(pair.trainer) for pair in pairs}
-    rest = [part for part in trainer if id(part) not in taken]
-    if len(rest) == len(named):
-        return pairs + [ModulePair(*both) for both in zip(rest, named.values(), strict=True)], []
+def _by_slot(parts: Iterable[Part]) -> dict[tuple[Any, ...], list[Part]]:
+    slots: dict[tuple[Any, ...], list[Part]] = defaultdict(list)
+    for part in parts:
+        slots[part.slot].append(part)
+    return slots
+
+
+def _match_slot(trainer: list[Part], engine: list[Part]) -> tuple[list[ModulePair], list[Part]]:
+    engine_at = {part.place: part for part in engine}
+    pairs: list[ModulePair] = []
+    rest: list[Part] = []
+    for part in trainer:
+        if part.place in engine_at:
+            pairs.append(ModulePair(part, engine_at.pop(part.place)))
+        else:
+            rest.append(part)
+    # Where the names differ, the order decides, but only if each has a counterpart.
+    if len(rest) == len(engine_at):
+        pairs += map(ModulePair, rest, engine_at.values())
+        rest = []
     return pairs, rest

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from mismatch_cli.models.dissection.engine_pass import EnginePass
     from mismatch_cli.rules.batch import Rollout
 
-OnFinished = Callable[[int], None]  # called with the number of newly finished responses
+# Called with the number of newly finished responses; see also `token_counter`
+OnFinished = Callable[[int], None]
 Shapes = Mapping[str, tuple[int, ...]]  # tensor shapes by their names in a model folder
 Sink = Callable[["np.ndarray"], None]  # takes log μ of a response's next token, float32 [V]
 
@@ -47,9 +48,11 @@ class Request:
     max_tokens: int | None = None  # a lower limit than that of these settings
 
     def longest(self, sampling: SamplingSettings) -> int:
-        """The most tokens that it may have; `sampling` is the engine's."""
+        """The most tokens that the response may have; `sampling` is the engine's."""
         most = (self.sampling or sampling).max_tokens
-        return most if self.max_tokens is None else min(self.max_tokens, most)
+        if self.max_tokens is None:
+            return most
+        return min(self.max_tokens, most)
 
 
 @dataclass(frozen=True)
@@ -98,9 +101,7 @@ class Engine(Protocol):
         """The context length: prompt plus response, in tokens."""
         ...
 
-    def sample(
-        self, requests: Sequence[Request], on_finished: Callable[[int], None]
-    ) -> list[Rollout]:
+    def sample(self, requests: Sequence[Request], on_finished: OnFinished) -> list[Rollout]:
         """Sample one response per request, in the order of the requests, and report how many have
         finished.
 
@@ -130,14 +131,16 @@ class Engine(Protocol):
 class EngineModule(Protocol):
     """What a file in this folder must have: a function, and facts that callers need before they
     call it.
+
+    Its abilities are facts that it may leave out: RETURNS_ROUTES = True if its rollouts can report
+    the experts of each token, PREFILLS and REPLAYS = True if it can read recorded responses again,
+    OPEN = True if its tensors and modules can be inspected.
     """
 
     # It talks to a server by its URL, which may restart with other settings between two shards
     REMOTE: bool
     TAKES_WEIGHTS: bool  # whether `load_weights` works; training needs it
     MEMORY_SHARE: str | None  # its argument for the share of GPU memory, if it reserves one
-    # also RETURNS_ROUTES = True if its rollouts can report the experts of each token,
-    # and REPLAYS = True, PREFILLS = True if it can read recorded responses again
 
     def create(self, settings: EngineSettings) -> Engine:
         """Start the engine; a `MismatchError` says what is missing and how to get it."""
@@ -158,7 +161,7 @@ class FullEngine(Engine, Protocol):
     """
 
     def sample_full(
-        self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: Callable[[int], None]
+        self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: OnFinished
     ) -> list[Rollout]:
         """Like `sample`; the first responses, one per sink, also send it log μ of all their
         tokens in order.
@@ -170,7 +173,7 @@ class PrefillingEngine(Engine, Protocol):
     """An engine whose module has `PREFILLS`."""
 
     def prefill(
-        self, responses: Sequence[ForcedResponse], on_finished: Callable[[int], None]
+        self, responses: Sequence[ForcedResponse], on_finished: OnFinished
     ) -> list[np.ndarray]:
         """Log μ of the tokens of each response, float32 [T], from one pass over the whole sequence.
 
@@ -277,9 +280,9 @@ def check_returns_routes(name: str) -> None:
         )
 
 
-def engine_has(name: str, what: str) -> bool:
-    """Whether the module of an engine has `REPLAYS`, `PREFILLS` or `OPEN`."""
-    return bool(getattr(engine_module(name), what, False))
+def engine_has(name: str, ability: str) -> bool:
+    """Whether the module of an engine declares an ability: `REPLAYS`, `PREFILLS` or `OPEN`."""
+    return bool(getattr(engine_module(name), ability, False))
 
 
 def create_engine(name: str, settings: EngineSettings) -> Engine:
@@ -293,33 +296,39 @@ def sample_seed(seed: int, prompt_id: int, sample_index: int, step: int = 0, tur
     """A 31-bit seed from hash(seed, prompt, sample, step): a resumed run samples what the
     unbroken one would have.
     """
-    key = f"{seed}/{prompt_id}/{sample_index}/{step}" + (f"/{turn}" if turn else "")
+    key = f"{seed}/{prompt_id}/{sample_index}/{step}"
+    # The first turn is left out: it has the seed of a response of a single turn.
+    if turn:
+        key += f"/{turn}"
     digest = hashlib.blake2b(key.encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 @contextmanager
-def engine_failures(doing: str, kept: str) -> Iterator[None]:
-    """Turn any failure inside an engine into a `MismatchError` that says what is kept and how to
+def engine_failures(action: str, saved: str) -> Iterator[None]:
+    """Turn any failure inside an engine into a `MismatchError` that says what is saved and how to
     resume.
+
+    Errors from other ranks are not the engine's, and pass unchanged.
     """
     try:
         yield
     except MismatchError:
         raise
     except Exception as error:  # a library can fail in any way: out of memory, a lost worker
-        if is_lost_rank(error):  # in a collective call: not the engine's failure
+        # A collective call inside the engine fails where another rank is lost.
+        if is_lost_rank(error):
             raise
         raise MismatchError(
-            f"The rollout engine failed while {doing} ({type(error).__name__}: "
-            f"{first_line(error)}). {kept}: continue with --resume. MISMATCH_DEBUG=1 shows "
+            f"The rollout engine failed while {action} ({type(error).__name__}: "
+            f"{first_line(error)}). {saved}: continue with --resume. MISMATCH_DEBUG=1 shows "
             "where it failed."
         ) from error
 
 
 def token_counter(on_finished: OnFinished) -> Callable[[int], None] | None:
-    """What to call with the number of newly sampled tokens; None if the caller counts only
-    responses.
+    """The caller's `on_finished.tokens`, to call with the number of newly sampled tokens; None if
+    it counts only responses.
     """
     return getattr(on_finished, "tokens", None)
 
@@ -328,7 +337,7 @@ def sample_checked(
     engine: Engine,
     requests: Sequence[Request],
     prompt_id_S: Sequence[int],
-    on_finished: Callable[[int], None],
+    on_finished: OnFinished,
     sinks: Sequence[Sink] = (),
 ) -> list[Rollout]:
     """Sample, and refuse what no sampler can have drawn; a `MismatchError` names the response and
@@ -350,7 +359,7 @@ def replay_checked(
     engine: Engine,
     responses: Sequence[ForcedResponse],
     prompt_id_S: Sequence[int],
-    on_finished: Callable[[int], None],
+    on_finished: OnFinished,
     *,
     alone: bool = False,
     cached: bool = True,
@@ -361,20 +370,19 @@ def replay_checked(
     A response without tokens comes back unchanged; a token that truncation excludes under these
     settings has −∞.
     """
-    read = _readable(engine, responses, prompt_id_S, on_finished)
+    readable = _readable(engine, responses, prompt_id_S, on_finished)
+    replaying = cast(ReplayingEngine, engine)
     with engine_failures("replaying recorded tokens", "Everything computed before is kept"):
-        found = iter(
-            cast(ReplayingEngine, engine).replay(read, on_finished, alone=alone, cached=cached)
-        )
-    rollouts = [
-        next(found) if response.response_ids else _without_tokens(response)
-        for response in responses
-    ]
+        replayed = iter(replaying.replay(readable, on_finished, alone=alone, cached=cached))
+    rollouts = []
+    for response in responses:
+        if response.response_ids:
+            rollouts.append(next(replayed))
+        else:
+            rollouts.append(_without_tokens(response))
     for prompt_id, response, rollout in zip(prompt_id_S, responses, rollouts, strict=True):
-        if (rollout.prompt_ids, rollout.response_ids) != (
-            response.prompt_ids,
-            response.response_ids,
-        ):
+        same_prompt = rollout.prompt_ids == response.prompt_ids
+        if not same_prompt or rollout.response_ids != response.response_ids:
             raise MismatchError(
                 "The engine did not decode the recorded tokens of a response to prompt "
                 f"{prompt_id}. Switch off whatever chooses tokens besides its sampler "
@@ -388,20 +396,18 @@ def prefill_checked(
     engine: Engine,
     responses: Sequence[ForcedResponse],
     prompt_id_S: Sequence[int],
-    on_finished: Callable[[int], None],
+    on_finished: OnFinished,
 ) -> list[np.ndarray]:
     """Log μ of recorded tokens, read in one pass; a `MismatchError` names the prompt of an
     impossible value.
     """
     import numpy as np
 
-    read = _readable(engine, responses, prompt_id_S, on_finished)
+    readable = _readable(engine, responses, prompt_id_S, on_finished)
     with engine_failures("reading recorded tokens", "Everything computed before is kept"):
-        found = iter(cast(PrefillingEngine, engine).prefill(read, on_finished))
-    logps = [
-        next(found) if response.response_ids else np.zeros(0, dtype=np.float32)
-        for response in responses
-    ]
+        prefilled = iter(cast(PrefillingEngine, engine).prefill(readable, on_finished))
+    nothing = np.zeros(0, dtype=np.float32)
+    logps = [next(prefilled) if response.response_ids else nothing for response in responses]
     for prompt_id, response, logp_T in zip(prompt_id_S, responses, logps, strict=True):
         if len(logp_T) != len(response.response_ids):
             raise MismatchError(
@@ -419,11 +425,13 @@ def _readable(
     prompt_id_S: Sequence[int],
     on_finished: OnFinished,
 ) -> list[ForcedResponse]:
-    """The responses with tokens; the others count as finished."""
+    """The responses that have tokens; the others count as finished, and are not sent.
+
+    A `MismatchError` names the prompt of one that does not fit the engine's context.
+    """
     for prompt_id, response in zip(prompt_id_S, responses, strict=True):
-        check_fits(
-            prompt_id, len(response.prompt_ids) + len(response.response_ids), engine.max_model_len
-        )
+        length = len(response.prompt_ids) + len(response.response_ids)
+        check_fits(prompt_id, length, engine.max_model_len)
     readable = [response for response in responses if response.response_ids]
     if len(readable) < len(responses):
         on_finished(len(responses) - len(readable))

@@ -20,16 +20,16 @@ def check_rollout(prompt_id: int, rollout: Rollout) -> None:
     if rollout.routes_FMK is not None:
         from mismatch_cli.trace.routes import check_routes
 
-        check_routes(
-            rollout.routes_FMK, len(rollout.prompt_ids) + len(rollout.response_ids) - 1, prompt_id
-        )
+        # The last token is drawn, but not read, so no expert has seen it.
+        fed = len(rollout.prompt_ids) + len(rollout.response_ids) - 1
+        check_routes(rollout.routes_FMK, fed, prompt_id)
     check_finite(prompt_id, rollout.logp_rollout_T)
     _check_placeholders(prompt_id, rollout)
 
 
 def check_replayed(prompt_id: int, rollout: Rollout) -> None:
-    """The same for recorded tokens, which may be impossible under settings that did not sample
-    them.
+    """Refuse impossible log-probs of recorded tokens, except −∞: settings that did not sample them
+    may exclude them.
     """
     check_read(prompt_id, rollout.logp_rollout_T)
     _check_placeholders(prompt_id, rollout)
@@ -37,7 +37,7 @@ def check_replayed(prompt_id: int, rollout: Rollout) -> None:
 
 def _check_placeholders(prompt_id: int, rollout: Rollout) -> None:
     logp_T = rollout.logp_rollout_T
-    # A certain token has rank 1; exactly 0.0 elsewhere is a placeholder for "not computed".
+    # A certain token has rank 1, so exactly 0.0 elsewhere is a placeholder for "not computed".
     placeholder_T = (logp_T == 0) & (rollout.rank_rollout_T > 1)
     if placeholder_T.any():
         position = int(placeholder_T.argmax())
@@ -53,27 +53,25 @@ def check_finite(prompt_id: int, logp_T: np.ndarray) -> None:
     """Refuse what is not the log-probability of a token that can be sampled."""
     import numpy as np
 
-    _refuse(
-        prompt_id,
-        logp_T,
-        ~np.isfinite(logp_T) | (logp_T > 0),
-        "A sampled token has a finite log-probability",
-    )
+    bad_T = ~np.isfinite(logp_T) | (logp_T > 0)
+    _refuse(prompt_id, logp_T, bad_T, "A sampled token has a finite log-probability")
 
 
 def check_read(prompt_id: int, logp_T: np.ndarray) -> None:
     """Refuse what is not a log-probability; −∞ is that of a token that truncation excludes."""
     import numpy as np
 
-    _refuse(prompt_id, logp_T, np.isnan(logp_T) | (logp_T > 0), "A token has a log-probability")
+    bad_T = np.isnan(logp_T) | (logp_T > 0)
+    _refuse(prompt_id, logp_T, bad_T, "A token has a log-probability")
 
 
-def _refuse(prompt_id: int, logp_T: np.ndarray, bad_T: np.ndarray, what: str) -> None:
+def _refuse(prompt_id: int, logp_T: np.ndarray, bad_T: np.ndarray, rule: str) -> None:
+    """Raise if a token is bad, with the rule that the first of them breaks."""
     if bad_T.any():
         position = int(bad_T.argmax())
         raise MismatchError(
             f"The engine reported log μ = {logp_T[position]:g} for token {position} of a "
-            f"response to prompt {prompt_id}. {what} of at most 0: try another --rollout-dtype, "
+            f"response to prompt {prompt_id}. {rule} of at most 0: try another --rollout-dtype, "
             "or report this to the engine's authors."
         )
 

@@ -21,32 +21,37 @@ def pass_over(
     model: Any, token_ids: Sequence[int], sampling: SamplingSettings
 ) -> Iterator[EnginePass]:
     """Read the tokens as `generate` reads a prompt, all at once."""
-    listener, decoder = Listener(model), model.get_decoder()
-    ids_1N = torch.tensor([list(token_ids)], device=model.get_input_embeddings().weight.device)
+    listener = Listener(model)
+    decoder = model.get_decoder()
+    ids_1N = torch.tensor([list(token_ids)], device=_device(model))
     inputs = {"input_ids": ids_1N, "attention_mask": torch.ones_like(ids_1N)}
     with torch.inference_mode(), listener.on(decoder, lambda *_: True):
         hidden_NH = pass_through(model, inputs, lambda hidden_BLH, *_: hidden_BLH[0])
+    head = partial(_compute_logits, model, decoder)
     positions_N = torch.arange(len(token_ids), device=ids_1N.device)
-    yield EnginePass(
-        listener, hidden_NH, sampling, partial(_logits, model, decoder), positions_N, nullcontext
-    )
+    yield EnginePass(listener, hidden_NH, sampling, head, positions_N, within=nullcontext)
 
 
-def _logits(model: Any, decoder: Any, hidden_TH: Tensor) -> Tensor:
+def _compute_logits(model: Any, decoder: Any, hidden_TH: Tensor) -> Tensor:
     """Run the model's own head, with whatever it does to logits, on these rows instead of its
     decoder's output.
     """
 
-    def answer(_module: Any, _inputs: Any, output: Any) -> Any:
+    def replace_output(_module: Any, _inputs: Any, output: Any) -> Any:
         output.last_hidden_state = hidden_TH[None]
         return output
 
-    hook = decoder.register_forward_hook(answer)
+    hook = decoder.register_forward_hook(replace_output)
     try:
-        ids_11 = torch.zeros(
-            1, 1, dtype=torch.long, device=model.get_input_embeddings().weight.device
-        )
+        # What the decoder reads does not matter, so it gets a single token.
+        ids_11 = torch.zeros(1, 1, dtype=torch.long, device=_device(model))
         logits: Tensor = model(input_ids=ids_11, use_cache=False).logits[0]
         return logits
     finally:
         hook.remove()
+
+
+def _device(model: Any) -> torch.device:
+    """Where inputs must be; other layers may be on other devices."""
+    device: torch.device = model.get_input_embeddings().weight.device
+    return device

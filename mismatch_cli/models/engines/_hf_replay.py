@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.models.engines import ForcedResponse
@@ -16,33 +17,32 @@ if TYPE_CHECKING:
 
     from mismatch_cli.base.sampling import SamplingSettings
 
-# Of logits to process together: float32 copies of all would be several times the logits
+# Rows of logits to process together: float32 copies of all would be several times the logits
 _ROWS = 256
 
 
 class ForcingProcessor:
-    """The last logits processor: shows another one the scores, and then leaves only the recorded
-    token possible.
+    """The last logits processor of `generate`: it passes the scores to `recorder`, and then leaves
+    only the recorded token possible.
 
-    A row that has ended reads `filler`, as in sampling.
+    A row that has ended gets `filler`, as in sampling.
     """
 
     def __init__(
         self,
-        seen_by: Callable[[torch.Tensor, torch.Tensor], Any],
+        recorder: Callable[[torch.Tensor, torch.Tensor], Any],
         batch: Sequence[ForcedResponse],
         filler: int,
     ) -> None:
-        self._seen_by, self._step = seen_by, 0
-        steps = max(len(response.response_ids) for response in batch)
-        self._ids = [r.response_ids + [filler] * (steps - len(r.response_ids)) for r in batch]
+        self._recorder = recorder
+        ids_of_rows = [response.response_ids for response in batch]
+        self._ids_of_steps = zip_longest(*ids_of_rows, fillvalue=filler)
 
     def __call__(self, input_ids: torch.Tensor, scores_BV: torch.Tensor) -> torch.Tensor:
         import torch
 
-        self._seen_by(input_ids, scores_BV)
-        ids_B1 = torch.tensor([[row[self._step]] for row in self._ids], device=scores_BV.device)
-        self._step += 1
+        self._recorder(input_ids, scores_BV)
+        ids_B1 = torch.tensor(next(self._ids_of_steps), device=scores_BV.device)[:, None]
         return torch.full_like(scores_BV, float("-inf")).scatter_(1, ids_B1, 0.0)
 
 
@@ -53,19 +53,17 @@ def read_at_once(model: Any, response: ForcedResponse, sampling: SamplingSetting
     """
     import torch
 
-    fed, tokens = response.prompt_ids + response.response_ids[:-1], len(response.response_ids)
-    input_ids = torch.tensor([fed], device=model.device)
-    last = (
-        {"logits_to_keep": tokens}
-        if "logits_to_keep" in inspect.signature(model.forward).parameters
-        else {}
-    )
+    tokens = len(response.response_ids)
+    fed = response.prompt_ids + response.response_ids[:-1]
+    arguments: dict[str, Any] = {"input_ids": torch.tensor([fed], device=model.device)}
+    # Most models can leave out the logits of the prompt, which would take most of the memory.
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        arguments["logits_to_keep"] = tokens
+    logps = []
     with torch.inference_mode():
-        logits_TV = model(input_ids=input_ids, use_cache=False, **last).logits[0, -tokens:]
+        logits_TV = model(**arguments, use_cache=False).logits[0, -tokens:]
         ids_T1 = torch.tensor(response.response_ids, device=logits_TV.device)[:, None]
-        parts = zip(logits_TV.split(_ROWS), ids_T1.split(_ROWS), strict=True)
-        logps = [
-            sampling.process(rows_NV).log_softmax(-1).gather(1, ids_N1)[:, 0]
-            for rows_NV, ids_N1 in parts
-        ]
+        for logits_NV, ids_N1 in zip(logits_TV.split(_ROWS), ids_T1.split(_ROWS), strict=True):
+            logp_NV = sampling.process(logits_NV).log_softmax(-1)
+            logps.append(logp_NV.gather(1, ids_N1)[:, 0])
     return torch.cat(logps).cpu().numpy()

@@ -5,7 +5,7 @@ discloses.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import log
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 from mismatch_cli.base.errors import MismatchError, UsageError
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.engines import Request
-from mismatch_cli.models.engines._server_http import RequestRefused, Server
+from mismatch_cli.models.engines._server_http import RequestRefused, Server, lookup
 from mismatch_cli.models.engines._server_rollout import Completions
 from mismatch_cli.trace.manifest_types import may_hold
 
@@ -30,9 +30,9 @@ _CUDAGRAPHS = {
     "[2, 1]": "FULL_AND_PIECEWISE",
 }
 _CACHE_INFO = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
-# Ids that every model has
+# Eight prompts of ids that every model has
 _PROBES = [Request([1 + i, 2 + 3 * i, 3 + 5 * i, 4 + 7 * i], seed=i) for i in range(8)]
-_NORMALISED = 1e-3
+_NORMALISED = 1e-3  # the furthest from 1 that two processed probabilities add up to
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ServedModel:
     model: str  # the folder or hub name that it was loaded from, if the server reports it
     context: int  # prompt plus response, in tokens
     version: str | None
-    # Names it may use in an answer
+    # All names of these weights: the server may answer under any of them
     also_named: frozenset[str] = field(default=frozenset(), compare=False)
 
 
@@ -57,18 +57,9 @@ async def find_served(
 
     `max_model_len` is the longest wanted; the server's own length is a bound if it reports one.
     """
-    listed = await server.get("/v1/models")
-    cards = listed.get("data") if isinstance(listed, dict) else None
-    if not isinstance(cards, list) or not all(
-        isinstance(c, dict) and isinstance(c.get("id"), str) for c in cards
-    ):
-        raise MismatchError(
-            f"{url} lists no models under /v1/models. Check --engine-url: it must be a vLLM server."
-        )
+    cards = await _read_cards(server, url)
     roots = {card["id"]: str(card.get("root") or card["id"]) for card in cards}
-    name = served_model or next(
-        (n for n, root in roots.items() if n == model or _same(root, model)), None
-    )
+    name = served_model or _name_of(model, roots)
     if name is None or name not in roots:
         names = ", ".join(roots)[:200]
         if served_model:
@@ -77,32 +68,63 @@ async def find_served(
             f"{url} does not serve {model}, but: {names}. If one has the same weights, name it "
             "with served_model = NAME; otherwise use the served model."
         )
-    card = next(card for card in cards if card["id"] == name)
-    # Of an adapter
-    parent: dict[str, Any] = next(
-        (other for other in cards if other["id"] == card.get("parent")), {}
-    )
-    lengths = [
-        n for n in (card.get("max_model_len") or parent.get("max_model_len"), max_model_len) if n
-    ]
-    if not lengths or not all(type(n) is int and n > 0 for n in lengths):
+    context = _context(cards, name, max_model_len)
+    if context is None:
         raise MismatchError(
             f"{url} does not report its context length. Give it with max_model_len."
         )
-    told = await server.get("/version")
-    version = told.get("version") if isinstance(told, dict) else None
-    same = frozenset(
-        other for other, root in roots.items() if root == roots[name]
-    )  # it answers under the first of its names
-    return ServedModel(
-        name, roots[name], min(lengths), version if isinstance(version, str) else None, same
-    )
+    version = lookup(await server.get("/version"), "version")
+    if not isinstance(version, str):
+        version = None
+    # Under whichever name it is asked, vLLM answers under the first that these weights have.
+    same = frozenset(other for other, root in roots.items() if root == roots[name])
+    return ServedModel(name, roots[name], context, version, same)
 
 
-def _same(root: str, model: str) -> bool:
+async def _read_cards(server: Server, url: str) -> list[dict[str, Any]]:
+    """What the server says of each of its models, with at least an `id`, its served name."""
+    cards = lookup(await server.get("/v1/models"), "data")
+    if not isinstance(cards, list) or not all(
+        isinstance(lookup(card, "id"), str) for card in cards
+    ):
+        raise MismatchError(
+            f"{url} lists no models under /v1/models. Check --engine-url: it must be a vLLM server."
+        )
+    return cards
+
+
+def _name_of(model: str, roots: Mapping[str, str]) -> str | None:
+    """The first served name of a folder or hub name."""
+    for name, root in roots.items():
+        if name == model or _same_folder(root, model):
+            return name
+    return None
+
+
+def _same_folder(root: str, model: str) -> bool:
     return root == model or (
         Path(model).exists() and Path(root).expanduser().resolve() == Path(model).resolve()
     )
+
+
+def _context(cards: Sequence[dict[str, Any]], name: str, max_model_len: int | None) -> int | None:
+    """The shorter of a model's context and `max_model_len`; None if neither is a length."""
+    card = _card_of(name, cards)
+    # The card of an adapter may leave out the context, which is that of its base model.
+    base = _card_of(card.get("parent"), cards)
+    reported = card.get("max_model_len") or base.get("max_model_len")
+    lengths = [length for length in (reported, max_model_len) if length]
+    if not lengths or not all(type(length) is int and length > 0 for length in lengths):
+        return None
+    return min(lengths)
+
+
+def _card_of(name: Any, cards: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The card of a served name; empty if there is none."""
+    for card in cards:
+        if card["id"] == name:
+            return card
+    return {}
 
 
 async def measure_mode(completions: Completions) -> str:
@@ -114,14 +136,17 @@ async def measure_mode(completions: Completions) -> str:
     """
     # By default a server reports log-probs from before temperature and truncation.
     # Taken for log μ, they would show a mismatch of the sampler's settings.
-    cold, hot = [await _top_two(completions, temperature) for temperature in (0.5, 2.0)]
-    normalised = np.mean([np.abs(np.exp(logp).sum(1) - 1) < _NORMALISED for logp in (cold, hot)])
-    shrinks = (cold[:, 0] - cold[:, 1]).sum() > 2 * (hot[:, 0] - hot[:, 1]).sum()
+    cold_N2 = await _top_two(completions, temperature=0.5)
+    hot_N2 = await _top_two(completions, temperature=2.0)
+    total_N = np.exp(np.concatenate([cold_N2, hot_N2])).sum(1)
+    normalised = np.mean(np.abs(total_N - 1) < _NORMALISED)  # the share of such answers
+    cold_gap = (cold_N2[:, 0] - cold_N2[:, 1]).sum()
+    shrinks = cold_gap > 2 * (hot_N2[:, 0] - hot_N2[:, 1]).sum()
     if normalised > 0.5 and shrinks:
         return PROCESSED
     # The most probable of V tokens has a probability of at least 1/V; logits instead of log-probs
     # have no such bound.
-    if normalised < 0.5 and not shrinks and (hot[:, 0] >= -log(completions.vocabulary)).all():
+    if normalised < 0.5 and not shrinks and (hot_N2[:, 0] >= -log(completions.vocabulary)).all():
         return RAW
     raise MismatchError(
         "The server's log-probs are neither those of the distribution that it samples from nor "
@@ -131,11 +156,11 @@ async def measure_mode(completions: Completions) -> str:
 
 
 async def _top_two(completions: Completions, temperature: float) -> np.ndarray:
+    """The two highest log-probs after each probe, as the server reports them, [8, 2]."""
     sampling = SamplingSettings(temperature=temperature, top_k=2, max_tokens=1)
     rollouts = await completions.sample(_PROBES, sampling, top_logprobs=2)
-    return np.concatenate(
-        [r.topk_logp_rollout_TK for r in rollouts if r.topk_logp_rollout_TK is not None]
-    )
+    logps_TK: list[Any] = [rollout.topk_logp_rollout_TK for rollout in rollouts]
+    return np.concatenate(logps_TK)
 
 
 async def check_top_logprobs(completions: Completions, top_logprobs: int) -> None:
@@ -145,11 +170,11 @@ async def check_top_logprobs(completions: Completions, top_logprobs: int) -> Non
     try:
         await completions.sample(_PROBES[:1], SamplingSettings(max_tokens=1), top_logprobs)
     except RequestRefused as refused:
-        if "logprobs" not in refused.told:
+        if "logprobs" not in refused.reason:
             raise
         raise MismatchError(
             f"The server does not return {top_logprobs} log-probs per token "
-            f"({refused.told.rstrip('.')}). Start it with --max-logprobs {top_logprobs}, or use "
+            f"({refused.reason.rstrip('.')}). Start it with --max-logprobs {top_logprobs}, or use "
             "a lower top_logprobs."
         ) from refused
 
@@ -172,45 +197,48 @@ async def read_settings(server: Server) -> dict[str, Any]:
     A server in development mode (VLLM_SERVER_DEV_MODE=1) reports all, any vLLM reports its KV cache
     in its metrics.
     """
-    told = await server.get("/server_info?config_format=json")
-    config = told.get("vllm_config") if isinstance(told, dict) else None
-    config = config if isinstance(config, dict) else {}
-    settings = _of_config(config)
-    found = _CACHE_INFO.search(await server.get_text("/metrics"))
-    labels = dict(re.findall(r'(\w+)="([^"]*)"', found.group(1))) if found else {}
-    cache = _get(config, "cache_config", "cache_dtype") or labels.get("cache_dtype")
-    cached = {"True": True, "False": False}.get(labels.get("enable_prefix_caching", ""))
+    config = lookup(await server.get("/server_info?config_format=json"), "vllm_config")
+    settings = _settings_of_config(config)
+    labels = await _read_cache_labels(server)
     if settings["prefix_caching"] is None:
-        settings["prefix_caching"] = cached
-    settings["kv_cache_dtype"] = settings["dtype"] or cache if cache == "auto" else cache
-    return {
-        name: value if may_hold(f"rollout.{name}", value) else None
-        for name, value in settings.items()
-    }
+        flag = labels.get("enable_prefix_caching", "")
+        settings["prefix_caching"] = {"True": True, "False": False}.get(flag)
+    cache_dtype = lookup(config, "cache_config", "cache_dtype") or labels.get("cache_dtype")
+    if cache_dtype == "auto":  # as that of the model, if this is reported
+        cache_dtype = settings["dtype"] or cache_dtype
+    settings["kv_cache_dtype"] = cache_dtype
+    for name, value in settings.items():
+        if not may_hold(f"rollout.{name}", value):
+            settings[name] = None
+    return settings
 
 
-def _of_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    dtype = _get(config, "model_config", "dtype")
-    mode, graphs = (_get(config, "compilation_config", name) for name in ("mode", "cudagraph_mode"))
-    no_cascade = _get(config, "model_config", "disable_cascade_attn")
+async def _read_cache_labels(server: Server) -> dict[str, str]:
+    """The settings of the KV cache, as Prometheus labels; empty if the server has no metrics."""
+    line = _CACHE_INFO.search(await server.get_text("/metrics"))
+    if line is None:
+        return {}
+    return dict(re.findall(r'(\w+)="([^"]*)"', line.group(1)))
+
+
+def _settings_of_config(config: Any) -> dict[str, Any]:
+    dtype = lookup(config, "model_config", "dtype")
+    mode = lookup(config, "compilation_config", "mode")
+    cudagraphs = lookup(config, "compilation_config", "cudagraph_mode")
+    no_cascade = lookup(config, "model_config", "disable_cascade_attn")
     return {
         "dtype": dtype.removeprefix("torch.") if isinstance(dtype, str) else None,
-        "quantization": _get(config, "model_config", "quantization"),
-        "kv_cache_dtype": None,
-        "prefix_caching": _get(config, "cache_config", "enable_prefix_caching"),
-        "chunked_prefill": _get(config, "scheduler_config", "enable_chunked_prefill"),
-        "max_num_seqs": _get(config, "scheduler_config", "max_num_seqs"),
-        "max_num_batched_tokens": _get(config, "scheduler_config", "max_num_batched_tokens"),
-        "tensor_parallel_size": _get(config, "parallel_config", "tensor_parallel_size"),
-        "enforce_eager": _get(config, "model_config", "enforce_eager"),
+        "quantization": lookup(config, "model_config", "quantization"),
+        "kv_cache_dtype": None,  # depends on the metrics too
+        "prefix_caching": lookup(config, "cache_config", "enable_prefix_caching"),
+        "chunked_prefill": lookup(config, "scheduler_config", "enable_chunked_prefill"),
+        "max_num_seqs": lookup(config, "scheduler_config", "max_num_seqs"),
+        "max_num_batched_tokens": lookup(config, "scheduler_config", "max_num_batched_tokens"),
+        "tensor_parallel_size": lookup(config, "parallel_config", "tensor_parallel_size"),
+        "enforce_eager": lookup(config, "model_config", "enforce_eager"),
         "compilation_mode": _COMPILATION.get(mode) if isinstance(mode, int) else mode,
-        "cudagraph_mode": _CUDAGRAPHS.get(str(graphs), graphs),
-        "attention_backend": _get(config, "attention_config", "backend"),
+        "cudagraph_mode": _CUDAGRAPHS.get(str(cudagraphs), cudagraphs),
+        "attention_backend": lookup(config, "attention_config", "backend"),
         "cascade_attention": None if no_cascade is None else not no_cascade,
-        "device": _get(config, "device_config", "device"),
+        "device": lookup(config, "device_config", "device"),
     }
-
-
-def _get(config: Mapping[str, Any], section: str, name: str) -> Any:
-    inner = config.get(section)
-    return inner.get(name) if isinstance(inner, dict) else None

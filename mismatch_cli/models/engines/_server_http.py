@@ -23,8 +23,9 @@ _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 _FIRST_DELAY, _LONGEST_DELAY, _LONGEST_RETRY_AFTER = 0.5, 15.0, 60.0
 _SAID_AFTER = 2.0  # seconds of failures before the user hears of them
 _CONNECT_TIMEOUT = 10.0
-_LONGEST_TOLD = 300  # characters of a server's message
-_MOST_TOLD = 2**22  # bytes of an answer about the server itself
+_NO_REASON = "no reason given"
+_LONGEST_MESSAGE = 300  # characters of a server's message
+_MOST_BYTES_OF_FACTS = 2**22  # of an answer about the server itself
 MOST_BYTES = 2**26  # of any answer
 BODY_SECONDS = 60.0  # answers are sent in one go: one that has begun must end
 
@@ -43,11 +44,8 @@ class Address:
     def __post_init__(self) -> None:
         for name, least in (("concurrency", 1), ("timeout", 0.001), ("patience", 0)):
             value = getattr(self, name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not least <= value < float("inf")
-            ):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not least <= value < float("inf"):
                 raise UsageError(
                     f"--engine-arg {name}={value} is invalid. Use a number of at least {least}."
                 )
@@ -91,14 +89,16 @@ class Server:
         self._say = say
         self._within = address.timeout + address.patience if within is None else within
         self._slots = asyncio.Semaphore(int(address.concurrency))
-        self._away = False
-        self._last_answer = 0.0
+        self._away = False  # whether the user has heard that it does not answer
+        self._last_answer = 0.0  # to any request, on the monotonic clock
 
     async def __aenter__(self) -> Server:
+        headers = {"Accept-Encoding": "identity"}
         key = os.environ.get(API_KEY, "").strip()
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
         self._session = aiohttp.ClientSession(
-            headers={"Accept-Encoding": "identity"}
-            | ({"Authorization": f"Bearer {key}"} if key else {}),
+            headers=headers,
             connector=aiohttp.TCPConnector(limit=0),  # `_slots` is the limit
             auto_decompress=False,  # a few bytes could expand to any number
         )
@@ -112,9 +112,12 @@ class Server:
         status, body = await self._request("GET", path)
         if status == 401:
             raise RequestRefused(self._address.url, path, status, _message(body))
-        return self._json(path, body) if status == 200 else None
+        if status != 200:
+            return None
+        return self._json(path, body)
 
     async def get_text(self, path: str) -> str:
+        """Text from the server; empty if it does not report this."""
         status, body = await self._request("GET", path)
         return body.decode(errors="replace") if status == 200 else ""
 
@@ -123,9 +126,8 @@ class Server:
 
         A `RequestRefused` says why the server rejects the request.
         """
-        status, body = await self._request(
-            "POST", path, orjson.dumps(payload), min(most, MOST_BYTES)
-        )
+        most = min(most, MOST_BYTES)
+        status, body = await self._request("POST", path, orjson.dumps(payload), most)
         if status != 200:
             raise RequestRefused(self._address.url, path, status, _message(body))
         return self._json(path, body), body
@@ -140,77 +142,80 @@ class Server:
             ) from error
 
     async def _request(
-        self, method: str, path: str, body: bytes | None = None, most: int = _MOST_TOLD
+        self, method: str, path: str, body: bytes | None = None, most: int = _MOST_BYTES_OF_FACTS
     ) -> tuple[int, bytes]:
+        """Status and body of an answer other than "not now", from whichever attempt gets one."""
+        patience = self._address.patience
         async with self._slots:
-            delay, failing_since = _FIRST_DELAY, None
-            until = time.monotonic() + self._within
+            delay = _FIRST_DELAY
+            failing_since = None
+            deadline = time.monotonic() + self._within
             while True:
-                why, retry_after = "", 0.0
+                retry_after = 0.0
                 try:
-                    status, content, retry_after = await self._once(method, path, body, most, until)
+                    status, content, retry_after = await self._attempt(
+                        method, path, body, most, deadline
+                    )
                     if status not in _TRANSIENT:
-                        self._last_answer = time.monotonic()
-                        if self._away:
-                            self._away = False
-                            self._say(f"{self._address.url} answers again")
+                        self._note_answer()
                         return status, content
-                    why = f"status {status}: {_message(content)}"
+                    reason = f"status {status}: {_message(content)}"
                 except aiohttp.ClientSSLError as error:
                     raise MismatchError(
                         f"{self._address.url} has no valid certificate ({first_line(error)}). "
                         "Check --engine-url."
                     ) from error
                 except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                    why = self._reason(error)
+                    reason = _reason(error)
                 now = time.monotonic()
                 failing_since = failing_since or now
-                left = min(failing_since + self._address.patience, until) - now
+                left = min(failing_since + patience, deadline) - now
                 if left <= 0:
-                    raise _gone(
-                        self._address.url,
-                        self._within if now >= until else self._address.patience,
-                        why,
-                    )
-                if now - failing_since >= min(_SAID_AFTER, self._address.patience / 2):
-                    self._is_away(why, failing_since)
-                await asyncio.sleep(min(max(delay * random.uniform(0.5, 1), retry_after), left))
+                    limit = self._within if now >= deadline else patience
+                    raise _gone(self._address.url, limit, reason)
+                if now - failing_since >= min(_SAID_AFTER, patience / 2):
+                    self._note_absence(reason, failing_since)
+                # Jitter, so that requests which failed together do not all come back together.
+                pause = max(delay * random.uniform(0.5, 1), retry_after)
+                await asyncio.sleep(min(pause, left))
                 delay = min(2 * delay, _LONGEST_DELAY)
 
-    async def _once(
-        self, method: str, path: str, body: bytes | None, most: int, until: float
+    async def _attempt(
+        self, method: str, path: str, body: bytes | None, most: int, deadline: float
     ) -> tuple[int, bytes, float]:
+        """Status and body of one answer, and the delay that the server asks for, in seconds."""
         headers = {"Content-Type": "application/json"} if body else {}
         url = self._address.url + path
-        seconds = max(0.001, min(self._address.timeout, until - time.monotonic()))
+        seconds = max(0.001, min(self._address.timeout, deadline - time.monotonic()))
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=_CONNECT_TIMEOUT)
         try:
             async with self._session.request(
                 method, url, data=body, headers=headers, allow_redirects=False, timeout=timeout
             ) as response:
-                asked = response.headers.get("Retry-After", "")
-                retry_after = min(float(asked), _LONGEST_RETRY_AFTER) if asked.isdecimal() else 0.0
-                return response.status, await self._body(path, response, most), retry_after
+                header = response.headers.get("Retry-After", "")
+                retry_after = float(header) if header.isdecimal() else 0.0
+                content = await self._read_body(path, response, most)
+                return response.status, content, min(retry_after, _LONGEST_RETRY_AFTER)
         except _DrippingError:
             raise
         except TimeoutError as error:
             raise TimeoutError(f"nothing within {seconds:.3g} s") from error
 
-    async def _body(self, path: str, response: aiohttp.ClientResponse, most: int) -> bytes:
-        """Read the answer piece by piece: never more than `most` bytes, and not forever."""
-        packed = response.headers.get("Content-Encoding", "identity")
-        if packed.lower() != "identity":
+    async def _read_body(self, path: str, response: aiohttp.ClientResponse, most: int) -> bytes:
+        """Read the answer chunk by chunk: never more than `most` bytes, and not forever."""
+        encoding = response.headers.get("Content-Encoding", "identity")
+        if encoding.lower() != "identity":
             raise MismatchError(
-                f"{self._address.url}{path} answered in the encoding {_told(packed)}, which was "
-                "not requested. Check that --engine-url names a vLLM server, not a proxy that "
+                f"{self._address.url}{path} answered in the encoding {_shorten(encoding)}, which "
+                "was not requested. Check that --engine-url names a vLLM server, not a proxy that "
                 "rewrites answers."
             )
-        found = bytearray()
+        body = bytearray()
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                async for piece in response.content.iter_any():
-                    found += piece
-                    if len(found) > most:
+                async for chunk in response.content.iter_any():
+                    body += chunk
+                    if len(body) > most:
                         raise MismatchError(
                             f"{self._address.url}{path} answered with more than "
                             f"{most / 2**20:.3g} MiB, more than was requested. Check "
@@ -220,21 +225,20 @@ class Server:
             raise _DrippingError(
                 f"an answer that began had not ended {BODY_SECONDS:g} s later"
             ) from error
-        return bytes(found)
+        return bytes(body)
 
-    def _reason(self, error: Exception) -> str:
-        if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
-            return str(error)
-        number = getattr(error, "errno", None) or 0
-        if number > 0:
-            return os.strerror(number)  # not the text of the event loop
-        return _told(first_line(error))
+    def _note_answer(self) -> None:
+        self._last_answer = time.monotonic()
+        if self._away:
+            self._away = False
+            self._say(f"{self._address.url} answers again")
 
-    def _is_away(self, why: str, since: float) -> None:
+    def _note_absence(self, reason: str, since: float) -> None:
+        """Say once that nothing has been answered since then, to this or any other request."""
         if not self._away and self._last_answer < since:
             self._away = True
             self._say(
-                f"{self._address.url} does not answer ({why}): trying for "
+                f"{self._address.url} does not answer ({reason}): trying for "
                 f"{self._address.patience:g} s"
             )
 
@@ -246,8 +250,9 @@ class _DrippingError(TimeoutError):
 class RequestRefused(MismatchError):
     """The server understood the request and rejects it; a retry would not help."""
 
-    def __init__(self, url: str, path: str, status: int, told: str) -> None:
-        self.status, self.told = status, told
+    def __init__(self, url: str, path: str, status: int, reason: str) -> None:
+        self.status = status
+        self.reason = reason
         if status in (401, 403):
             super().__init__(
                 f"{url} wants an API key (status {status}). Put it into the environment variable "
@@ -255,16 +260,35 @@ class RequestRefused(MismatchError):
             )
         else:
             super().__init__(
-                f"{url}{path} rejected a request (status {status}): {told.rstrip('.')}."
+                f"{url}{path} rejected a request (status {status}): {reason.rstrip('.')}."
             )
 
 
-def _gone(url: str, seconds: float, why: str) -> MismatchError:
+def lookup(answer: Any, *keys: str) -> Any:
+    """An entry of nested JSON objects; None where there is none, or something else."""
+    for key in keys:
+        if not isinstance(answer, dict):
+            return None
+        answer = answer.get(key)
+    return answer
+
+
+def _gone(url: str, seconds: float, reason: str) -> MismatchError:
     return MismatchError(
-        f"{url} has not answered for {seconds:g} s ({why}). Start the server (again), check "
+        f"{url} has not answered for {seconds:g} s ({reason}). Start the server (again), check "
         "--engine-url, or wait longer with --engine-arg patience=SECONDS or timeout=SECONDS; "
         "then continue with --resume."
     )
+
+
+def _reason(error: Exception) -> str:
+    """Why a request had no answer."""
+    if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
+        return str(error)
+    number = getattr(error, "errno", None) or 0
+    if number > 0:
+        return os.strerror(number)  # not the text of the event loop
+    return _shorten(first_line(error))
 
 
 def _message(body: bytes) -> str:
@@ -276,14 +300,16 @@ def _message(body: bytes) -> str:
     except ValueError:
         content = body.decode(errors="replace")
     if isinstance(content, dict):
-        error = content.get("error", content)
-        content = (
-            (error.get("message") or error.get("detail")) if isinstance(error, dict) else error
-        )
-    return _told(str(content or "no reason given"))
+        content = content.get("error", content)
+    if isinstance(content, dict):
+        content = content.get("message") or content.get("detail")
+    return _shorten(str(content or _NO_REASON))
 
 
-def _told(text: str) -> str:
-    lines = text[: 10 * _LONGEST_TOLD].splitlines()
-    line = next((line.strip() for line in lines if line.strip()), "no reason given")
-    return line if len(line) <= _LONGEST_TOLD else line[:_LONGEST_TOLD] + "…"
+def _shorten(text: str) -> str:
+    """The first line of a server's text that is not empty, without blanks around it."""
+    lines = text[: 10 * _LONGEST_MESSAGE].lstrip().splitlines() or [_NO_REASON]
+    line = lines[0].strip()
+    if len(line) > _LONGEST_MESSAGE:
+        return line[:_LONGEST_MESSAGE] + "…"
+    return line

@@ -14,6 +14,7 @@ import numpy as np
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
 from mismatch_cli.models.engines import ForcedResponse, OnFinished
+from mismatch_cli.models.engines._server_http import lookup
 from mismatch_cli.models.engines._server_rollout import (
     WITHOUT_IDS,
     Completions,
@@ -37,14 +38,14 @@ def check_as_it_comes(sampling: SamplingSettings) -> None:
         )
 
 
-async def prefilled(
+async def prefill(
     completions: Completions, responses: Sequence[ForcedResponse], on_finished: OnFinished
 ) -> list[np.ndarray]:
     """Log μ of each response's tokens, float32 [T]; the first failure cancels the rest."""
     salt = secrets.token_hex(16)
-    given: set[str] = set()
+    answer_ids: set[str] = set()
 
-    async def logp_of(response: ForcedResponse) -> np.ndarray:
+    async def prefill_one(response: ForcedResponse) -> np.ndarray:
         sequence = response.prompt_ids + response.response_ids
         if len(sequence) >= completions.context:
             raise MismatchError(
@@ -52,34 +53,33 @@ async def prefilled(
                 f"one more into its context of {completions.context}. Start it with "
                 f"vllm serve --max-model-len {len(sequence) + 1}."
             )
-        most = 2**20 + _BYTES_PER_TOKEN * len(sequence)
-        answer, _ = await completions.server.post(
-            "/v1/completions", _payload(sequence, completions.model, salt), most
-        )
-        completions.check_whose(answer, given)
-        logp_T = _logp(sequence, answer)[-len(response.response_ids) :]
+        body = _payload(sequence, completions.model, salt)
+        most_bytes = 2**20 + _BYTES_PER_TOKEN * len(sequence)
+        answer, _ = await completions.server.post("/v1/completions", body, most_bytes)
+        completions.check_source(answer, answer_ids)
+        logp_T = _read_logp(sequence, answer)[-len(response.response_ids) :]
         on_finished(1)
         return logp_T
 
-    return list(await asyncio.gather(*map(logp_of, responses)))
+    return list(await asyncio.gather(*map(prefill_one, responses)))
 
 
 def _payload(token_ids: list[int], model: str, salt: str) -> dict[str, Any]:
-    """The API must draw one token; it is ignored."""
     return {
         "model": model,
         "prompt": token_ids,
         "add_special_tokens": False,
+        # The API cannot draw none: this token is ignored.
         "max_tokens": 1,
         "temperature": 1.0,
-        "prompt_logprobs": 0,
+        "prompt_logprobs": 0,  # of each token, without the most probable ones
         "return_token_ids": True,
         "cache_salt": salt,
     }
 
 
-def _logp(token_ids: list[int], answer: Any) -> np.ndarray:
-    """Log μ of every token but the first."""
+def _read_logp(token_ids: list[int], answer: Any) -> np.ndarray:
+    """Log μ of every token but the first, which follows nothing."""
     choice = only_choice(answer)
     if choice.get("prompt_token_ids") is None:
         raise MismatchError(WITHOUT_IDS)
@@ -88,14 +88,13 @@ def _logp(token_ids: list[int], answer: Any) -> np.ndarray:
     entries = choice.get("prompt_logprobs")
     if not isinstance(entries, list) or len(entries) != len(token_ids):
         raise unusable("it does not have a log-prob for each token of its prompt")
-    return np.array(
-        [_logp_of(*pair) for pair in zip(token_ids[1:], entries[1:], strict=True)], dtype=np.float32
-    )
+    logps = map(_read_entry, token_ids[1:], entries[1:])
+    return np.array(list(logps), dtype=np.float32)
 
 
-def _logp_of(token: int, entry: Any) -> float:
+def _read_entry(token: int, entry: Any) -> float:
     """The log-prob of one token; an entry always has it, and may have more probable ones."""
-    told = entry.get(str(token)) if isinstance(entry, dict) else None
-    if not isinstance(told, dict):
+    own = lookup(entry, str(token))
+    if not isinstance(own, dict):
         raise unusable("its log-probs do not belong to the tokens of its prompt")
-    return finite(told.get("logprob"))
+    return finite(own.get("logprob"))

@@ -4,17 +4,17 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp
-from typing import Any
+from math import exp, inf
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
-from mismatch_cli.models.engines import Request
-from mismatch_cli.models.engines._server_http import Server
+from mismatch_cli.models.engines import OnFinished, Request
+from mismatch_cli.models.engines._server_http import Server, lookup
 from mismatch_cli.rules.batch import Rollout
 from mismatch_cli.trace.foreign_values import are_token_ids
 
@@ -24,7 +24,7 @@ _TOO_LITTLE = 1 - 1e-2  # total of all tokens
 _LARGEST = 1e-6  # largest log-prob: float32 may round it to above 0
 _ID_PREFIX = "token_id:"
 _DIGITS = 20
-_SHOWN = 60  # characters of a server's name for something
+_SHOWN = 60  # characters of a name that a server gave
 WITHOUT_IDS = (
     "The server does not return token ids, and ids made from its text may not be the sampled "
     "ones. Use vLLM 0.10.2 or newer: its /v1/completions knows return_token_ids and "
@@ -47,47 +47,51 @@ class Completions:
         requests: Sequence[Request],
         sampling: SamplingSettings,
         top_logprobs: int,
-        on_finished: Callable[[int], None] = lambda _: None,
+        on_finished: OnFinished = lambda _: None,
     ) -> list[Rollout]:
         """One response per request, in their order; the first failure cancels the rest."""
         salt = secrets.token_hex(16)
-        given: set[str] = set()
+        answer_ids: set[str] = set()
 
-        async def rollout_of(request: Request) -> Rollout:
+        async def sample_one(request: Request) -> Rollout:
             settings = request.sampling or sampling
             room = min(request.longest(sampling), self.context - len(request.prompt_ids))
-            asked = payload(request, self.model, settings, top_logprobs, room, salt)
+            body = payload(request, self.model, settings, top_logprobs, room, salt)
             # An honest answer stays far below: a server that never stops is noticed soon.
-            most = 2**20 + 16 * len(request.prompt_ids) + 100 * room * (top_logprobs + 10)
-            answer, sent = await self.server.post("/v1/completions", asked, most)
-            self.check_whose(answer, given)
+            most_bytes = 2**20 + 16 * len(request.prompt_ids) + 100 * room * (top_logprobs + 10)
+            answer, content = await self.server.post("/v1/completions", body, most_bytes)
+            self.check_source(answer, answer_ids)
             rollout = to_rollout(request, answer, top_logprobs, room, self.vocabulary)
-            _check_no_token_twice(answer, sent)
+            _check_no_token_twice(answer, content)
             on_finished(1)
             return rollout
 
-        return list(await asyncio.gather(*map(rollout_of, requests)))
+        return list(await asyncio.gather(*map(sample_one, requests)))
 
-    def check_whose(self, answer: Any, given: set[str]) -> None:
-        """Check that an answer is from this model and not repeated: a proxy may ignore seeds."""
-        told = answer if isinstance(answer, dict) else {}
-        model = told.get("model")
+    def check_source(self, answer: Any, answer_ids: set[str]) -> None:
+        """Check that an answer is from this model and new: a proxy may ignore seeds, and repeat it.
+
+        `answer_ids` are those of earlier answers; the id of this one is added.
+        """
+        model = lookup(answer, "model")
         if not isinstance(model, str) or model not in self.names:
             raise unusable(
                 f"it comes from the model {str(model)[:_SHOWN]!r} instead of {self.model!r}"
             )
-        if isinstance(name := told.get("id"), str):
-            if name in given:
-                raise unusable(f"it repeats the answer {name[:_SHOWN]!r}")
-            given.add(name)
+        answer_id = lookup(answer, "id")
+        if not isinstance(answer_id, str):
+            return
+        if answer_id in answer_ids:
+            raise unusable(f"it repeats the answer {answer_id[:_SHOWN]!r}")
+        answer_ids.add(answer_id)
 
 
-def _check_no_token_twice(answer: dict[str, Any], sent: bytes) -> None:
+def _check_no_token_twice(answer: dict[str, Any], content: bytes) -> None:
     """Parsing loses a key that occurs twice in an object, so the names are counted in the bytes."""
     logprobs = answer["choices"][0]["logprobs"]
-    names = len(logprobs["tokens"]) + sum(len(entries) for entries in logprobs["top_logprobs"])
+    names = len(logprobs["tokens"]) + sum(map(len, logprobs["top_logprobs"]))
     # Within a text the quote is escaped
-    if sent.count(b'"token_id:') - sent.count(b'\\"token_id:') > names:
+    if content.count(b'"token_id:') - content.count(b'\\"token_id:') > names:
         raise unusable("it gives one token two log-probs")
 
 
@@ -135,44 +139,61 @@ def to_rollout(
     not measured.
     """
     choice = only_choice(answer)
-    ids = choice.get("token_ids")
-    if ids is None or choice.get("prompt_token_ids") is None:
-        raise MismatchError(WITHOUT_IDS)
-    if choice["prompt_token_ids"] != request.prompt_ids:
-        raise unusable("it does not start from the prompt that was sent")
-    if not are_token_ids(ids, vocabulary):
-        raise unusable(f"it has token ids outside the model's {vocabulary}")
-    _check_end(choice.get("finish_reason"), len(ids), max_tokens)
-    logprobs = choice.get("logprobs")
-    if not isinstance(logprobs, dict):
-        raise unusable("it has no log-probs")
-    columns: list[Any] = [
-        logprobs.get(name) for name in ("tokens", "token_logprobs", "top_logprobs")
+    ids = _read_ids(choice, request.prompt_ids, max_tokens, vocabulary)
+    logp_T, entries_T = _read_logprobs(choice.get("logprobs"), ids)
+    ranked_T = [
+        _rank_token(*position, top_logprobs, vocabulary)
+        for position in zip(ids, logp_T, entries_T, strict=True)
     ]
-    if not all(isinstance(column, list) and len(column) == len(ids) for column in columns):
-        raise unusable(f"it does not have {len(ids)} log-probs for {len(ids)} tokens")
-    tokens, logp_T, top = columns
-    if any(_id_of(token) != i for token, i in zip(tokens, ids, strict=True)):
-        raise unusable("its log-probs do not belong to the tokens that it returns")
-    rows = [
-        _ranked(*position, top_logprobs, vocabulary)
-        for position in zip(ids, logp_T, top, strict=True)
-    ]
+    topk_ids_TK = topk_logp_TK = None
+    if top_logprobs:
+        topk_ids_TK = np.array([ranked.topk_ids for ranked in ranked_T], dtype=np.int32)
+        topk_logp_TK = np.array([ranked.topk_logp for ranked in ranked_T], dtype=np.float32)
     return Rollout(
         prompt_ids=request.prompt_ids,
         response_ids=ids,
-        logp_rollout_T=np.array([finite(logp) for logp in logp_T], dtype=np.float32),
-        rank_rollout_T=np.array([rank for rank, _, _ in rows], dtype=np.int32),
-        topk_ids_TK=np.array([ids for _, ids, _ in rows], dtype=np.int32) if top_logprobs else None,
-        topk_logp_rollout_TK=np.array([logp for _, _, logp in rows], dtype=np.float32)
-        if top_logprobs
-        else None,
+        logp_rollout_T=np.array(list(map(finite, logp_T)), dtype=np.float32),
+        rank_rollout_T=np.array([ranked.rank for ranked in ranked_T], dtype=np.int32),
+        topk_ids_TK=topk_ids_TK,
+        topk_logp_rollout_TK=topk_logp_TK,
         finish_reason=choice["finish_reason"],
     )
 
 
+def _read_ids(
+    choice: dict[str, Any], prompt_ids: list[int], max_tokens: int, vocabulary: int
+) -> list[int]:
+    """The tokens of a response that continues this prompt, and has ended as it may end."""
+    ids: Any = choice.get("token_ids")
+    if ids is None or choice.get("prompt_token_ids") is None:
+        raise MismatchError(WITHOUT_IDS)
+    if choice["prompt_token_ids"] != prompt_ids:
+        raise unusable("it does not start from the prompt that was sent")
+    if not are_token_ids(ids, vocabulary):
+        raise unusable(f"it has token ids outside the model's {vocabulary}")
+    _check_end(choice.get("finish_reason"), len(ids), max_tokens)
+    return list(ids)
+
+
+def _read_logprobs(logprobs: Any, ids: list[int]) -> tuple[list[Any], list[Any]]:
+    """The log-prob of each of these tokens, and its top log-probs; the values are not checked."""
+    if not isinstance(logprobs, dict):
+        raise unusable("it has no log-probs")
+    names_T = lookup(logprobs, "tokens")
+    logp_T = lookup(logprobs, "token_logprobs")
+    entries_T = lookup(logprobs, "top_logprobs")
+    for column_T in (names_T, logp_T, entries_T):
+        if not isinstance(column_T, list) or len(column_T) != len(ids):
+            raise unusable(f"it does not have {len(ids)} log-probs for {len(ids)} tokens")
+    for name, token in zip(names_T, ids, strict=True):
+        if _parse_id(name) != token:
+            raise unusable("its log-probs do not belong to the tokens that it returns")
+    return logp_T, entries_T
+
+
 def only_choice(answer: Any) -> dict[str, Any]:
-    choices = answer.get("choices") if isinstance(answer, dict) else None
+    """The one completion that was requested."""
+    choices = lookup(answer, "choices")
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
         raise unusable("it is not one completion")
     if choices[0].get("index", 0) != 0:
@@ -196,56 +217,69 @@ def _check_end(reason: Any, length: int, max_tokens: int) -> None:
         )
 
 
-def _ranked(
+class _RankedToken(NamedTuple):
+    """A sampled token's rank (-1: outside the top K), and ranks 1…K, most probable first."""
+
+    rank: int
+    topk_ids: list[int]
+    topk_logp: list[float]
+
+
+def _rank_token(
     sampled: int, sampled_logp: Any, entries: Any, top_logprobs: int, vocabulary: int
-) -> tuple[int, list[int], list[float]]:
-    """The sampled token's rank (-1: outside the top K) and the engine's ranks 1…K, most probable
-    first.
+) -> _RankedToken:
+    """Rank a sampled token among its top log-probs.
 
     The server lists the sampled token first, then ranks 1…K without it: K entries if it is among
     them, otherwise K + 1.
     """
+    logp, total = _read_entries(entries)
+    if logp.get(sampled) != finite(sampled_logp) or max(logp) >= vocabulary:
+        raise unusable("its top log-probs do not belong to its tokens")
+    topk_ids = sorted(logp, key=logp.__getitem__, reverse=True)
+    if len(logp) == top_logprobs + 1:
+        topk_ids.remove(sampled)
+    elif len(logp) != top_logprobs:
+        raise unusable(f"it has {len(logp)} log-probs for a token instead of {top_logprobs}")
+    # No token outside the top K is more probable than rank K; with K = 0 this says nothing.
+    lowest = logp[topk_ids[-1]] if topk_ids else inf
+    if sampled not in topk_ids and logp[sampled] > lowest:
+        raise unusable("a token outside its top log-probs is more probable than one of them")
+    if total + (vocabulary - len(logp)) * exp(lowest) < _TOO_LITTLE:
+        raise unusable("its probabilities of all tokens cannot add up to 1")
+    rank = -1
+    # Outside the top K, only a tie with rank K shows the rank.
+    if logp[sampled] >= lowest:
+        rank = 1 + sum(value > logp[sampled] for value in logp.values())
+    return _RankedToken(rank, topk_ids, list(map(logp.__getitem__, topk_ids)))
+
+
+def _read_entries(entries: Any) -> tuple[dict[int, float], float]:
+    """The log-probs of distinct tokens by their ids, and the sum of their probabilities."""
     if not isinstance(entries, dict):
         raise unusable("it has no top log-probs")
-    logp = {_id_of(token): finite(value) for token, value in entries.items()}
+    logp = {_parse_id(name): finite(value) for name, value in entries.items()}
     if len(logp) < len(entries):
         raise unusable("it gives one token two log-probs")
+    # Logits in place of log-probs may be large enough for exp to overflow.
     total = sum(exp(min(value, 1.0)) for value in logp.values())
+    # A NaN makes the total NaN, of which no comparison is true.
     if not total <= _MOST_PROBABILITY or max(logp.values(), default=0.0) > _LARGEST:
         raise MismatchError(
             f"The server's log-probs are invalid: the probabilities of {len(logp)} tokens add up "
             "to more than 1. Start it with --logprobs-mode processed_logprobs."
         )
-    if (
-        sampled not in logp
-        or logp[sampled] != finite(sampled_logp)
-        or not all(0 <= i < vocabulary for i in logp)
-    ):
-        raise unusable("its top log-probs do not belong to its tokens")
-    if len(logp) == top_logprobs + 1:  # the sampled token came on top of K
-        ranked = sorted((i for i in logp if i != sampled), key=lambda i: -logp[i])
-        if ranked and logp[sampled] > logp[ranked[-1]]:
-            raise unusable("a token outside its top log-probs is more probable than one of them")
-        known = bool(ranked) and logp[sampled] == logp[ranked[-1]]  # a tie with rank K
-    elif len(logp) == top_logprobs:
-        ranked, known = sorted(logp, key=lambda i: -logp[i]), True
-    else:
-        raise unusable(f"it has {len(logp)} log-probs for a token instead of {top_logprobs}")
-    if ranked and total + (vocabulary - len(logp)) * exp(logp[ranked[-1]]) < _TOO_LITTLE:
-        raise unusable("its probabilities of all tokens cannot add up to 1")
-    rank = 1 + sum(value > logp[sampled] for value in logp.values()) if known else -1
-    return rank, ranked, [logp[i] for i in ranked]
+    return logp, total
 
 
-def _id_of(token: Any) -> int:
-    number = (
-        token[len(_ID_PREFIX) :] if isinstance(token, str) and token.startswith(_ID_PREFIX) else ""
-    )
-    if not (number.isascii() and number.isdecimal() and len(number) < _DIGITS) or number != str(
-        int(number)
-    ):
+def _parse_id(name: Any) -> int:
+    """The id in the server's name of a token, `token_id:42`."""
+    digits = name.removeprefix(_ID_PREFIX) if isinstance(name, str) else ""
+    decimal = digits.isascii() and digits.isdecimal() and len(digits) < _DIGITS
+    # One token has one name: an id with leading zeros is another server's.
+    if not decimal or name != f"{_ID_PREFIX}{int(digits)}":
         raise MismatchError(WITHOUT_IDS)
-    return int(number)
+    return int(digits)
 
 
 def finite(logp: Any) -> float:
@@ -254,11 +288,13 @@ def finite(logp: Any) -> float:
     """
     if isinstance(logp, bool) or not isinstance(logp, int | float):
         return float("nan")
-    return float("-inf") if logp <= _MINUS_INFINITY else float(logp)
+    if logp <= _MINUS_INFINITY:
+        return float("-inf")
+    return float(logp)
 
 
-def unusable(what: str) -> MismatchError:
+def unusable(reason: str) -> MismatchError:
     return MismatchError(
-        f"An answer of the server cannot be used: {what}. Check that --engine-url names a vLLM "
+        f"An answer of the server cannot be used: {reason}. Check that --engine-url names a vLLM "
         "server, not a proxy that rewrites answers."
     )

@@ -11,6 +11,7 @@ from mismatch_cli.rules.batch import Rollout
 
 
 def sampling_params(sampling: SamplingSettings, top_logprobs: int, request: Request) -> Any:
+    """vLLM's parameters to sample a response with these settings."""
     from vllm import SamplingParams
 
     return SamplingParams(
@@ -30,42 +31,46 @@ def sampling_params(sampling: SamplingSettings, top_logprobs: int, request: Requ
 def to_rollout(
     prompt_ids: list[int], completion: Any, top_k: int, sink: Sink | None = None
 ) -> Rollout:
-    """Convert an answer: each position has the sampled token, then ranks 1…K; a sink gets all
-    ranks.
+    """Convert an answer: each position has the sampled token, then ranks 1…K. A sink gets log μ of
+    the whole vocabulary, for which each position must have all ranks.
     """
     import numpy as np
 
     width = top_k + 1
-    flat = completion.logprobs if sink is None else _send_all(completion.logprobs, width, sink)
-    shape = (len(completion.token_ids), width)
-    if len(flat.token_ids) != shape[0] * shape[1]:
+    tokens = len(completion.token_ids)
+    flat = completion.logprobs
+    if sink is not None:
+        flat = _send_distributions(flat, width, sink)
+    if len(flat.token_ids) != tokens * width:
         raise MismatchError(
-            f"vLLM returned {len(flat.token_ids)} log-probs for {shape[0]} tokens instead of "
+            f"vLLM returned {len(flat.token_ids)} log-probs for {tokens} tokens instead of "
             f"{width} each. Its vocabulary may be smaller than top_logprobs = {top_k}: use a "
             "lower one."
         )
-    ids_TK = np.asarray(flat.token_ids, dtype=np.int32).reshape(shape)
-    logp_TK = np.asarray(flat.logprobs, dtype=np.float32).reshape(shape)
-    ranks_TK = np.asarray(flat.ranks, dtype=np.int32).reshape(shape)
+    ids_TW = np.asarray(flat.token_ids, dtype=np.int32).reshape(tokens, width)
+    logp_TW = np.asarray(flat.logprobs, dtype=np.float32).reshape(tokens, width)
+    ranks_TW = np.asarray(flat.ranks, dtype=np.int32).reshape(tokens, width)
     return Rollout(
         prompt_ids=prompt_ids,
         response_ids=list(completion.token_ids),
-        logp_rollout_T=logp_TK[:, 0].copy(),
-        rank_rollout_T=ranks_TK[:, 0].copy(),
-        topk_ids_TK=ids_TK[:, 1:].copy() if top_k else None,
-        topk_logp_rollout_TK=logp_TK[:, 1:].copy() if top_k else None,
+        # Copies, since views would keep all columns in memory.
+        logp_rollout_T=logp_TW[:, 0].copy(),
+        rank_rollout_T=ranks_TW[:, 0].copy(),
+        topk_ids_TK=ids_TW[:, 1:].copy() if top_k else None,
+        topk_logp_rollout_TK=logp_TW[:, 1:].copy() if top_k else None,
         finish_reason=completion.finish_reason,
     )
 
 
-def _send_all(flat: Any, width: int, sink: Sink) -> Any:
+def _send_distributions(flat: Any, width: int, sink: Sink) -> Any:
     """Send the sink log μ in vocabulary order, position by position; returns the first `width`
-    entries.
+    entries of each.
     """
     import numpy as np
 
-    kept = type(flat)()
+    narrow = type(flat)()
     for start, stop in zip(flat.start_indices, flat.end_indices, strict=True):
+        # The first entry is the sampled token, which comes again at its rank.
         logp_V = np.full(stop - start - 1, np.nan, dtype=np.float32)
         logp_V[flat.token_ids[start + 1 : stop]] = flat.logprobs[start + 1 : stop]
         if np.isnan(logp_V).any():
@@ -74,5 +79,5 @@ def _send_all(flat: Any, width: int, sink: Sink) -> Any:
             )
         sink(logp_V)
         for name in ("token_ids", "logprobs", "ranks"):
-            getattr(kept, name).extend(getattr(flat, name)[start : start + width])
-    return kept
+            getattr(narrow, name).extend(getattr(flat, name)[start : start + width])
+    return narrow

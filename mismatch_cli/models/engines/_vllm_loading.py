@@ -59,15 +59,16 @@ class TensorPiece:
     source: View
     target: View
 
-    def read(self, parameter: Tensor, into: Tensor) -> None:
-        """Copy this part of the engine's full parameter back to where it came from; both are
+    def copy_back(self, parameter: Tensor, tensor: Tensor) -> None:
+        """Copy this part of the engine's full parameter back into the folder's tensor; both are
         contiguous.
         """
-        part = parameter.as_strided(self.target.size, self.target.stride, self.target.offset)
-        if self.source.elements is None:
-            into.as_strided(self.source.size, self.source.stride, self.source.offset).copy_(part)
+        source, target = self.source, self.target
+        values = parameter.as_strided(target.size, target.stride, target.offset)
+        if source.elements is None:
+            tensor.as_strided(source.size, source.stride, source.offset).copy_(values)
         else:
-            into.view(-1)[self.source.elements.flatten()] = part.expand(self.source.size).flatten()
+            tensor.view(-1)[source.elements.flatten()] = values.expand(source.size).flatten()
 
 
 @dataclass(frozen=True)
@@ -86,14 +87,14 @@ def loading_plan(vllm_config: Any, shapes: Shapes) -> tuple[list[Parameter], dic
     unknown.
     """
     empty = _without_values(vllm_config)
-    # Loaders take its value
-    single = [name for name, shape in shapes.items() if Size(shape).numel() == 1]
-    with torch.device("meta"):
-        sources = {
-            name: torch.empty(shape, dtype=vllm_config.model_config.dtype)
-            for name, shape in shapes.items()
-        }
-    sources |= {name: _numbered(shapes[name], start).double() for start, name in enumerate(single)}
+    dtype = vllm_config.model_config.dtype
+    sources = {
+        name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()
+    }
+    # A loader takes the value of a tensor of one element, so these have one: a number each.
+    scalars = [name for name, shape in shapes.items() if Size(shape).numel() == 1]
+    for number, name in enumerate(scalars):
+        sources[name] = _numbered(shapes[name], number).double()
     # vLLM's loader fuses, renames, reorders and pads tensors, in different ways for each family.
     # Only watching it shows where a tensor is: a table here would be wrong for the next family.
     watch = _Watch(empty, sources)
@@ -104,11 +105,12 @@ def loading_plan(vllm_config: Any, shapes: Shapes) -> tuple[list[Parameter], dic
         numbered.load(empty)
         pieces += numbered.pieces
     placed = {piece.name for _, piece in pieces}
-    nowhere = {name: _reason(name, watch) for name in shapes if name not in placed}
-    return _parameters(empty, pieces), nowhere
+    unplaced = {name: _reason(name, watch) for name in shapes if name not in placed}
+    return _parameters(empty, pieces), unplaced
 
 
 def _reason(name: str, watch: _Watch) -> str:
+    """Why the place of a tensor is unknown."""
     if name in watch.failed:
         return f"vLLM's loader refuses it: {watch.failed[name]}"
     if name in watch.reordered:
@@ -117,19 +119,26 @@ def _reason(name: str, watch: _Watch) -> str:
 
 
 def _parameters(model: nn.Module, pieces: list[tuple[int, TensorPiece]]) -> list[Parameter]:
+    """The parameters that pieces were copied into, by their storages, in the order of the model."""
+    # A loader may copy the same piece twice: the later copy counts.
     pieces_of: dict[int, dict[tuple[str, View], TensorPiece]] = defaultdict(dict)
     for storage, piece in pieces:
         pieces_of[storage][piece.name, replace(piece.source, elements=None)] = piece
-    found: dict[int, Parameter] = {}
+    paths_of: dict[int, list[str]] = defaultdict(list)
+    tensor_of: dict[int, Tensor] = {}
     for path, tensor in _tensors(model):
-        known = found.get(key := _storage(tensor)) or Parameter(
-            (), tensor, tuple(pieces_of[key].values())
-        )
-        found[key] = replace(known, paths=(*known.paths, path))
-    return [parameter for parameter in found.values() if parameter.pieces]
+        storage = _storage(tensor)
+        paths_of[storage].append(path)
+        tensor_of.setdefault(storage, tensor)
+    return [
+        Parameter(tuple(paths_of[storage]), tensor, tuple(pieces_of[storage].values()))
+        for storage, tensor in tensor_of.items()
+        if storage in pieces_of
+    ]
 
 
 def _numbered(shape: tuple[int, ...], start: int = 0) -> Tensor:
+    """A tensor of the numbers from `start`, on a grid that no values of a loader are on."""
     return (torch.arange(start, start + Size(shape).numel()) * _STEP + _FIRST).view(shape)
 
 
@@ -148,8 +157,8 @@ def _without_values(vllm_config: Any) -> nn.Module:
     config.compilation_config.static_all_moe_layers = []
     config.quant_config = None
     with (
-        _classes_kept(config.model_config.model),
-        _ropes_kept(),
+        _preserved_classes(config.model_config.model),
+        _preserved_ropes(),
         set_default_torch_dtype(config.model_config.dtype),
         torch.device("meta"),
     ):
@@ -157,18 +166,19 @@ def _without_values(vllm_config: Any) -> nn.Module:
 
 
 @contextmanager
-def _classes_kept(model: str) -> Iterator[None]:
+def _preserved_classes(model: str) -> Iterator[None]:
+    """Inside the block vLLM may decorate transformers' classes, as when the engine loaded."""
     before = ModelClasses.current(model)
     try:
         yield
     finally:
-        before.give_back()
+        before.restore()
 
 
 @contextmanager
-def _ropes_kept() -> Iterator[None]:
-    """Restore vLLM's table of rotary embeddings, which models share: one without values must not
-    stay there.
+def _preserved_ropes() -> Iterator[None]:
+    """Inside the block vLLM may fill its table of rotary embeddings, which models share: those
+    without values do not stay there.
     """
     from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
 
@@ -181,11 +191,20 @@ def _ropes_kept() -> Iterator[None]:
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """All parameters and buffers, tied ones under each of their paths."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
 
 
+def _tensors_in(tree: Any) -> Iterator[Tensor]:
+    """The tensors among arguments or results, however nested."""
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            yield leaf
+
+
 def _storage(tensor: Tensor) -> int:
+    """What views of the same memory have in common, even without values."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -198,19 +217,22 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         # Some backends give small tensors values
         self._targets = {_storage(tensor) for _, tensor in _tensors(model)}
-        self._left, self._handed, self._last = iter(sources.items()), 0, ""
         self._sources = sources
+        self._remaining = iter(sources.items())
+        self._handed_out = 0
+        self._last = ""  # the tensor that the loader is at
+        # The folder's tensors without values by their storages, and the names of those with numbers
         self._plain = {_storage(tensor): name for name, tensor in sources.items() if tensor.is_meta}
         self._numbered = [name for name, tensor in sources.items() if not tensor.is_meta]
-        self._derived: dict[int, set[str]] = {}
-        self._made: list[Tensor] = []  # kept alive, or others would reuse their storages
-        self.pieces: list[tuple[int, TensorPiece]] = []
-        self.reordered: dict[str, None] = {}
+        self._derived: dict[int, set[str]] = {}  # storage → names of what it was computed from
+        self._alive: list[Tensor] = []  # or new tensors would reuse the storages of these
+        self.pieces: list[tuple[int, TensorPiece]] = []  # each with the storage of its parameter
+        self.reordered: dict[str, None] = {}  # what the loader computes with before it copies
         self.failed: dict[str, str] = {}
 
     def load(self, model: Any) -> None:
         """Load all tensors; one that the loader refuses is skipped, and the others follow."""
-        while self._handed < len(self._sources):
+        while self._handed_out < len(self._sources):
             try:
                 with self:
                     model.load_weights(self._hand_out())
@@ -219,56 +241,58 @@ class _Watch(TorchDispatchMode):
                 self.failed[self._last] = f"{type(error).__name__}: {first_line(error)}"
 
     def _hand_out(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in self._left:
-            self._last, self._handed = name, self._handed + 1
+        for name, tensor in self._remaining:
+            self._last = name
+            self._handed_out += 1
             yield name, tensor
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _WRITES and (args[0].is_meta or _storage(args[0]) in self._targets):
-            self._note(args[0], args[1])
+            self._note_write(args[0], args[1])
             return args[0]
+        # A loader may move a tensor to the device of its parameter, where numbers would be lost.
         if func is _aten._to_copy.default and not args[0].is_meta:
-            kwargs = {**kwargs, "device": None}  # a numbered tensor keeps its numbers on any device
-        made = func(*args, **kwargs)
-        names = set().union(
-            *(self._of(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor))
-        )
-        for tensor in tree_leaves(made):
-            if names and isinstance(tensor, Tensor) and not self._of(tensor):
+            kwargs = {**kwargs, "device": None}
+        result = func(*args, **kwargs)
+        names = set[str]().union(*map(self._names_behind, _tensors_in((args, kwargs))))
+        for tensor in _tensors_in(result):
+            if names and not self._names_behind(tensor):
                 self._derived[_storage(tensor)] = names
-                self._made.append(tensor)
-        return made
+                self._alive.append(tensor)
+        return result
 
-    def _of(self, tensor: Tensor) -> set[str]:
-        key = _storage(tensor)
-        return {self._plain[key]} if key in self._plain else self._derived.get(key, set())
+    def _names_behind(self, tensor: Tensor) -> set[str]:
+        """The folder's tensors that a tensor is a view of, or was computed from."""
+        storage = _storage(tensor)
+        if storage in self._plain:
+            return {self._plain[storage]}
+        return self._derived.get(storage, set())
 
-    def _note(self, target: Tensor, source: Tensor | float) -> None:
-        place = _storage(target)
+    def _note_write(self, target: Tensor, source: Tensor | float) -> None:
         if not isinstance(source, Tensor) or not source.is_meta:
             self._note_numbers(target, torch.as_tensor(source))
         elif _storage(source) in self._plain:
             name = self._plain[_storage(source)]
             # The target may be a parameter, or copied to one later
-            self._derived.setdefault(place, {name})
-            self._made.append(target)
-            self.pieces.append(
-                (place, TensorPiece(name, View.of(source.expand(target.shape)), View.of(target)))
-            )
+            self._derived.setdefault(_storage(target), {name})
+            self._alive.append(target)
+            view = View.of(source.expand(target.shape))
+            self.pieces.append((_storage(target), TensorPiece(name, view, View.of(target))))
         else:
-            self.reordered |= dict.fromkeys(self._of(source))
+            self.reordered |= dict.fromkeys(self._names_behind(source))
 
     def _note_numbers(self, target: Tensor, source: Tensor) -> None:
         """Identify the elements by their numbers; anything else that a loader writes, such as
         zeros, is its own.
         """
-        number = source.double() - _FIRST
-        which = (number / _STEP).long()
-        if not self._numbered or (which * _STEP != number).any() or which.min() < 0:
+        offset = source.double() - _FIRST
+        number = (offset / _STEP).long()
+        if not self._numbered or (number * _STEP != offset).any() or number.min() < 0:
             return
-        several = len(self._numbered) > 1  # of one element each
-        name = self._numbered[int(which.flatten()[0]) if several else 0]
-        elements = torch.zeros_like(which) if several else which
+        name, elements = self._numbered[0], number
+        # Several tensors are of one element each, and its number is that of the tensor.
+        if len(self._numbered) > 1:
+            name, elements = self._numbered[int(number.flatten()[0])], torch.zeros_like(number)
         view = View(tuple(target.shape), elements=elements.expand(target.shape))
         self.pieces.append((_storage(target), TensorPiece(name, view, View.of(target))))

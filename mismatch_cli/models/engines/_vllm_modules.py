@@ -16,7 +16,7 @@ from typing import Any
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.sampling import SamplingSettings
-from mismatch_cli.models.dissection.calls import first_tensor, kept
+from mismatch_cli.models.dissection.calls import deep_copy, first_tensor
 from mismatch_cli.models.dissection.engine_pass import EnginePass
 from mismatch_cli.models.dissection.listener import Listener
 
@@ -33,15 +33,16 @@ def pass_over(
 
     check_in_reach(llm)
     (model,) = llm.apply_model(_itself)
-    listener, contexts = Listener(model, copied=True), list[Any]()
+    listener = Listener(model, copied=True)
+    contexts: list[Any] = []
+
+    def copy_context() -> None:
+        # The next pass overwrites the buffers of this context: modules called again get a copy.
+        contexts.append(deep_copy(get_forward_context()))
+
     llm.reset_prefix_cache()
     try:
-        with listener.on(
-            model,
-            partial(_reads, list(token_ids)),
-            # The next pass overwrites the buffers of this context: modules called again get a copy.
-            lambda: contexts.append(kept(get_forward_context())),
-        ):
+        with listener.on(model, partial(_reads, list(token_ids)), copy_context):
             read(list(token_ids))
         if not contexts:
             raise MismatchError(
@@ -76,6 +77,7 @@ def _reads(token_ids: list[int], args: tuple[Any, ...], kwargs: dict[str, Any]) 
     # Only their lack of attention metadata shows that what they compute is not to be recorded.
     if ids_N is None or not get_forward_context().attn_metadata:
         return False
+    # The cheap comparison first: ids have to come from the device.
     return ids_N.numel() == len(token_ids) and ids_N.flatten().tolist() == token_ids
 
 

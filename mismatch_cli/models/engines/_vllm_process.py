@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
-from mismatch_cli.models.engines import token_counter
+from mismatch_cli.models.engines import OnFinished, token_counter
 from mismatch_cli.processes.ranks import World
 from mismatch_cli.trace.files import LOG_HEAD, could_not_write, open_to_append
 
@@ -40,14 +40,15 @@ def engine_log(path: Path | None) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     saved = {number: os.dup(number) for number in (1, 2)}
-    with _open(path) as log, warnings.catch_warnings():
-        _log_to(path)
+    with _open_log(path) as log, warnings.catch_warnings():
+        _log_warnings_to(path)
         warnings.simplefilter("ignore")
         for number in saved:
             os.dup2(log.fileno(), number)
         try:
             yield
         finally:
+            # What is still buffered belongs to the engine, so it is written before the switch back.
             sys.stdout.flush()
             sys.stderr.flush()
             for number, copy in saved.items():
@@ -55,7 +56,7 @@ def engine_log(path: Path | None) -> Iterator[None]:
                 os.close(copy)
 
 
-def _open(path: Path | None) -> BinaryIO:
+def _open_log(path: Path | None) -> BinaryIO:
     if path is None:
         return open(os.devnull, "ab")
     try:
@@ -75,16 +76,16 @@ class _LogFile(logging.FileHandler):
         return io.TextIOWrapper(open_to_append(Path(self.baseFilename)), encoding="utf-8")
 
 
-def _log_to(path: Path | None) -> None:
+def _log_warnings_to(path: Path | None) -> None:
     """Keep vLLM's warnings in the log: "Failed to load weights" is the only sign of a failed
     sync.
     """
     logger = logging.getLogger("vllm")
-    for handler in list(logger.handlers):
-        logger.removeHandler(handler)
-    handler = (
-        logging.NullHandler() if path is None else _LogFile(path, encoding="utf-8", delay=True)
-    )
+    for old in list(logger.handlers):
+        logger.removeHandler(old)
+    handler: logging.Handler = logging.NullHandler()
+    if path is not None:
+        handler = _LogFile(path, encoding="utf-8", delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.WARNING)
@@ -92,12 +93,11 @@ def _log_to(path: Path | None) -> None:
 
 
 @contextmanager
-def kept_apart() -> Iterator[None]:
-    """Keep `gc.freeze` as it is: vLLM would freeze everything it loads, and unfreeze everything to
-    free it.
+def preserved_gc() -> Iterator[None]:
+    """Inside the block, what is frozen (`gc.freeze`) stays frozen, and nothing else becomes so.
 
-    Collecting its garbage then skips the million imported objects, which saves half a second when
-    it closes.
+    vLLM would freeze everything it loads, and unfreeze everything to free it. Collecting its
+    garbage now skips the million imported objects, which saves half a second when it closes.
     """
     freeze, unfreeze = gc.freeze, gc.unfreeze
     # vLLM unfreezes everything in `shutdown`, to collect what remains of it.
@@ -110,13 +110,11 @@ def kept_apart() -> Iterator[None]:
 
 
 @contextmanager
-def group_kept(world: World) -> Iterator[None]:
-    """Keep the process group, which vLLM destroys when it closes: with several ranks it is not
-    vLLM's.
-    """
+def preserved_process_group(world: World) -> Iterator[None]:
+    """Inside the block, vLLM cannot destroy the process group of several ranks."""
     import torch.distributed as dist
 
-    end = dist.destroy_process_group
+    destroy = dist.destroy_process_group
     if world.size > 1:
         # vLLM ends the process group when it closes, though the ranks made it.
         # They could not exchange anything after the engine.
@@ -124,10 +122,10 @@ def group_kept(world: World) -> Iterator[None]:
     try:
         yield
     finally:
-        dist.destroy_process_group = end
+        dist.destroy_process_group = destroy
 
 
-def progress_bar(on_finished: Callable[[int], None]) -> Callable[..., Any]:
+def progress_bar(on_finished: OnFinished) -> Callable[..., Any]:
     """vLLM drives a tqdm bar: give it one that draws nothing and passes the count on."""
     from tqdm import tqdm
 
@@ -151,7 +149,7 @@ def progress_bar(on_finished: Callable[[int], None]) -> Callable[..., Any]:
 
 
 @contextmanager
-def counted_steps(llm: Any, on_finished: Callable[[int], None]) -> Iterator[None]:
+def counted_steps(llm: Any, on_finished: OnFinished) -> Iterator[None]:
     """Tell a caller that counts tokens what vLLM samples: one a step for each response that it
     has room to compute.
     """
@@ -160,14 +158,15 @@ def counted_steps(llm: Any, on_finished: Callable[[int], None]) -> Iterator[None
         yield
         return
     engine = llm.llm_engine
-    step, most = engine.step, engine.vllm_config.scheduler_config.max_num_seqs
+    step = engine.step
+    most = engine.vllm_config.scheduler_config.max_num_seqs
 
-    def counting() -> Any:
+    def step_and_count() -> Any:
         outputs = step()
         on_tokens(min(engine.get_num_unfinished_requests(), most))
         return outputs
 
-    engine.step = counting
+    engine.step = step_and_count
     try:
         yield
     finally:
@@ -177,14 +176,18 @@ def counted_steps(llm: Any, on_finished: Callable[[int], None]) -> Iterator[None
 def one_sentence(error: BaseException) -> str:
     """The part of a library's error that says what is wrong, on one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if lines and "validation error" in lines[0]:
-        lines = [" ".join(lines[1:3])] if len(lines) > 2 else lines
-    told = next(
-        (line for line in lines if line.startswith(("Value error,", "Assertion failed,"))), None
-    )
-    text = told.split(",", 1)[1].strip() if told else (lines[0] if lines else type(error).__name__)
-    text = text.split(" [type=")[0].strip()
-    return text if text.endswith((".", "!", "?")) else text + "."
+    # Pydantic counts the errors in its first line, and the next two are the field and the reason.
+    if len(lines) > 2 and "validation error" in lines[0]:
+        lines = [" ".join(lines[1:3])]
+    sentence = lines[0] if lines else type(error).__name__
+    for line in lines:
+        if line.startswith(("Value error,", "Assertion failed,")):
+            sentence = line.split(",", 1)[1].strip()
+            break
+    sentence = sentence.split(" [type=")[0].strip()
+    if sentence.endswith((".", "!", "?")):
+        return sentence
+    return sentence + "."
 
 
 @dataclass(frozen=True)
@@ -211,30 +214,30 @@ class ModelClasses:
 
         with suppress(Exception):  # transformers may not know a model that vLLM knows
             config = AutoConfig.from_pretrained(model, trust_remote_code=False)
-            for kind in (config, config.get_text_config()):
+            for each in (config, config.get_text_config()):
                 for auto in (AutoModel, AutoModelForCausalLM):
-                    auto._model_mapping.get(type(kind), None)
+                    # A look-up imports the class.
+                    auto._model_mapping.get(type(each), None)
         classes = {
             kind: (kind.__bases__, dict(vars(kind))) for kind in _with_subclasses(PreTrainedModel)
         }
         return cls(classes, dict(CONFIG_MAPPING._extra_content))
 
-    def give_back(self, llm: Any = None) -> None:
+    def restore(self, llm: Any = None) -> None:
         """Restore every class; the engine's instances move to a subclass with the changes."""
         from transformers import CONFIG_MAPPING
 
         CONFIG_MAPPING._extra_content.clear()
         CONFIG_MAPPING._extra_content.update(self.configs)
-        changed = {
-            kind: self._restored(kind)
-            for kind in self.classes
-            if kind.__bases__ != self.classes[kind][0]
-        }
-        if changed and llm is not None:
-            llm.apply_model(partial(_move, changed))
+        decorated: dict[type, type] = {}
+        for kind, (bases, _) in self.classes.items():
+            if kind.__bases__ != bases:
+                decorated[kind] = self._undo_changes(kind)
+        if decorated and llm is not None:
+            llm.apply_model(partial(_move, decorated))
 
-    def _restored(self, changed: type) -> type:
-        """Undo the changes of a class; returns a subclass that has them."""
+    def _undo_changes(self, changed: type) -> type:
+        """Restore a class; returns a subclass that has the changes."""
         bases, attributes = self.classes[changed]
         added = tuple(base for base in changed.__bases__ if base not in bases)
         changes = {
@@ -248,20 +251,21 @@ class ModelClasses:
                 setattr(changed, name, attributes[name])
             else:
                 delattr(changed, name)
-        return type(
-            changed.__name__, (changed, *added), changes | {"__module__": changed.__module__}
-        )
+        changes["__module__"] = changed.__module__
+        return type(changed.__name__, (changed, *added), changes)
 
 
-def _move(changed: dict[type, type], model: Any) -> None:
+def _move(decorated: dict[type, type], model: Any) -> None:
+    """Make the engine's objects of restored classes those of the decorated subclasses."""
     for module in model.modules():
-        if type(module) in changed:
+        if type(module) in decorated:
             # Its class is transformers' own again, without the decoration that vLLM runs with.
             # The engine's object becomes one of a subclass that has it; new objects do not.
-            module.__class__ = changed[type(module)]
+            module.__class__ = decorated[type(module)]
 
 
 def _with_subclasses(base: type) -> set[type]:
+    """A class and all that descend from it."""
     subclasses: list[type] = base.__subclasses__()
     return {base}.union(*map(_with_subclasses, subclasses))
 
@@ -290,23 +294,23 @@ class TemporaryFolder:
 
     def __init__(self) -> None:
         self._users = 0
-        self._tempdir, self._environment = tempfile.tempdir, os.environ.get("TMPDIR")
+        self._tempdir = tempfile.tempdir
+        self._environment = os.environ.get("TMPDIR")
         system = Path(tempfile.gettempdir())
         remove_abandoned(system)
-        # Compiled code stays between runs on purpose; by default it would be in the temporary
-        # folder.
-        os.environ.setdefault(
-            "TORCHINDUCTOR_CACHE_DIR", str(system / f"torchinductor_{getpass.getuser()}")
-        )
+        # Compiled code stays between runs on purpose: by default it would be in the new folder.
+        compiled = system / f"torchinductor_{getpass.getuser()}"
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
         new = Path(tempfile.mkdtemp(prefix="mismatch-cli-new-", dir=system))
         self._lock = os.open(new / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        # It gets the name that `remove_abandoned` looks for only once it is locked.
         self.path = system / f"{_PREFIX}{new.name.rpartition('-')[2]}"
-        new.rename(self.path)  # visible only once it is locked
+        new.rename(self.path)
         tempfile.tempdir = os.environ["TMPDIR"] = str(self.path)
 
     def close(self) -> None:
-        """Remove the folder if nobody else uses it, and restore the previous place of temporary
+        """Remove the folder if no other engine uses it, and restore the previous one for temporary
         files.
         """
         self._users -= 1

@@ -27,17 +27,21 @@ _RECORDED = "recorded_token_ids"  # in a request's extra arguments, which vLLM p
 Ask = Callable[[list[list[int]], list[Any]], list[Any]]
 
 
-def start_replaying(kind: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """Start vLLM; only its configuration knows whether Model Runner V2 can run a model."""
+def start_replaying(start: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """Start vLLM with these arguments, or without replay where only Model Runner V1 can run the
+    model: V1 needs no preparation.
+    """
     try:
-        return kind(**arguments)
+        return start(**arguments)
     except ValueError as error:
-        if not (arguments.get("enable_trace_replay") and "trace replay requires" in str(error)):
+        # Which runner a model gets, only vLLM's configuration knows.
+        unfit = "trace replay requires" in str(error)
+        if not unfit or not arguments.get("enable_trace_replay"):
             raise
-        return kind(**arguments | {"enable_trace_replay": False})
+        return start(**arguments | {"enable_trace_replay": False})
 
 
-def replayed(
+def replay_recorded(
     llm: Any,
     responses: Sequence[ForcedResponse],
     settings: EngineSettings,
@@ -46,47 +50,56 @@ def replayed(
     alone: bool,
     cached: bool,
 ) -> list[Any]:
-    """vLLM's answers, as if it had drawn the recorded tokens."""
+    """vLLM's answers, as if it had drawn the recorded tokens.
+
+    `alone`: each response in a batch of its own. Not `cached`: without reading the prefix cache.
+    """
     _check(llm, responses)
-    parameters = [
-        _parameters(llm, response.response_ids, settings.sampling, settings.top_logprobs, cached)
-        for response in responses
-    ]
-    prompts = [response.prompt_ids for response in responses]
-    with _choosing(llm):
+    prompts, parameters = [], []
+    for response in responses:
+        prompts.append(response.prompt_ids)
+        parameters.append(
+            _parameters(
+                llm, response.response_ids, settings.sampling, settings.top_logprobs, cached
+            )
+        )
+    with _choosing_recorded(llm):
         if not alone:
             return ask(prompts, parameters)
-        return [
-            output
-            for pair in zip(prompts, parameters, strict=True)
-            for output in ask(*([part] for part in pair))
-        ]
+        outputs = []
+        for prompt, parameters_of_one in zip(prompts, parameters, strict=True):
+            outputs += ask([prompt], [parameters_of_one])
+        return outputs
 
 
-def prefilled(
+def prefill_recorded(
     llm: Any, responses: Sequence[ForcedResponse], settings: EngineSettings, ask: Ask
 ) -> list[np.ndarray]:
-    """Log μ of the response tokens, read as a prompt.
+    """Log μ of the response tokens, float32 [T], read as a prompt.
 
     The last token is drawn after all others and not fed, since what follows it is not needed: so a
     sequence may fill the whole context.
     """
     _check(llm, responses)
     sampling = settings.sampling
-    fed = [response.prompt_ids + response.response_ids[:-1] for response in responses]
-    last = [
-        _parameters(llm, response.response_ids[-1:], sampling, 0, cached=False)
-        for response in responses
-    ]
+    fed, draw_last = [], []
+    for response in responses:
+        fed.append(response.prompt_ids + response.response_ids[:-1])
+        draw_last.append(_parameters(llm, response.response_ids[-1:], sampling, 0, cached=False))
     if _replays_itself(llm):
-        return _asked_twice(sampling, responses, fed, last, ask)
-    for parameters in last:
-        parameters.prompt_logprobs = 0
-    with _choosing(llm), _processing(llm, sampling):
-        outputs = ask(fed, last)
+        # It does not replay while it returns log-probs of a prompt: the prompts are read twice.
+        prompt_outputs = ask(fed, [_read_prompt(sampling)] * len(fed))
+        last_outputs = ask(fed, draw_last)
+    else:
+        for parameters in draw_last:
+            parameters.prompt_logprobs = 0
+        with _choosing_recorded(llm), _processing(llm, sampling):
+            prompt_outputs = last_outputs = ask(fed, draw_last)
     return [
-        _joined(response, output, output)
-        for response, output in zip(responses, outputs, strict=True)
+        _join_logp(response, prompt_output, last_output)
+        for response, prompt_output, last_output in zip(
+            responses, prompt_outputs, last_outputs, strict=True
+        )
     ]
 
 
@@ -94,7 +107,8 @@ def stop_ids(llm: Any) -> set[int]:
     """The token ids at which vLLM stops sampling."""
     from vllm import SamplingParams
 
-    processor, plain = llm.llm_engine.input_processor, SamplingParams()
+    plain = SamplingParams()
+    processor = llm.llm_engine.input_processor
     plain.update_from_generation_config(
         processor.generation_config_fields, processor.renderer.get_eos_token_id()
     )
@@ -103,8 +117,10 @@ def stop_ids(llm: Any) -> set[int]:
 
 
 def _check(llm: Any, responses: Sequence[ForcedResponse]) -> None:
+    """Refuse tokens that the model does not have, and a vLLM that cannot choose tokens."""
     config = llm.llm_engine.vllm_config
-    check_token_ids([r.response_ids for r in responses], config.model_config.get_vocab_size())
+    response_ids_S = [response.response_ids for response in responses]
+    check_token_ids(response_ids_S, config.model_config.get_vocab_size())
     if config.use_v2_model_runner and not _replays_itself(llm):
         raise MismatchError(
             "This vLLM was started without enable_trace_replay, so it cannot decode recorded "
@@ -113,6 +129,7 @@ def _check(llm: Any, responses: Sequence[ForcedResponse]) -> None:
 
 
 def _replays_itself(llm: Any) -> bool:
+    """Whether it runs Model Runner V2, which chooses recorded tokens without our help."""
     return bool(llm.llm_engine.vllm_config.model_config.enable_trace_replay)
 
 
@@ -126,11 +143,9 @@ def _parameters(
     """
     from vllm import SamplingParams
 
-    recorded = (
-        {"trace_decode_token_ids": ids}
-        if _replays_itself(llm)
-        else {"extra_args": {_RECORDED: ids}}
-    )
+    recorded: dict[str, Any] = {"extra_args": {_RECORDED: ids}}
+    if _replays_itself(llm):
+        recorded = {"trace_decode_token_ids": ids}
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
@@ -146,13 +161,27 @@ def _parameters(
     )
 
 
+def _read_prompt(sampling: SamplingSettings) -> Any:
+    """The parameters for Model Runner V2 to read a prompt; a `MismatchError` if its log-probs,
+    which are from before temperature and truncation, would not be log μ.
+    """
+    from vllm import SamplingParams
+
+    if sampling.truncates or sampling.temperature != 1:
+        raise MismatchError(
+            "vLLM's Model Runner V2 returns prompt log-probs from before temperature and "
+            "truncation. Use --engine hf, or a trace sampled at temperature 1 without truncation."
+        )
+    return SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False, flat_logprobs=True)
+
+
 @contextmanager
-def _choosing(llm: Any) -> Iterator[None]:
+def _choosing_recorded(llm: Any) -> Iterator[None]:
     """Have the sampler choose the recorded tokens inside the block."""
     if _replays_itself(llm):
         yield
         return
-    llm.collective_rpc(_choose)
+    llm.collective_rpc(_choose_recorded)
     try:
         yield
     finally:
@@ -171,79 +200,53 @@ def _processing(llm: Any, sampling: SamplingSettings) -> Iterator[None]:
         llm.collective_rpc(partial(_restore, "compute_logprobs"))
 
 
-def _choose(worker: Any) -> None:
+def _choose_recorded(worker: Any) -> None:
     runner = worker.model_runner
     draw = runner.sampler.sample
 
-    def chosen(*given: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
-        drawn_B, logp_BV = draw(*given, **named)
-        return _recorded(runner, drawn_B), logp_BV
+    def choose(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        # It draws all the same, since it computes log μ on the way.
+        drawn_B, logp_BV = draw(*args, **kwargs)
+        return _next_recorded(runner, drawn_B), logp_BV
 
-    runner.sampler.sample = chosen
+    runner.sampler.sample = choose
 
 
 def _process(sampling: SamplingSettings, worker: Any) -> None:
-    def processed(logits_NV: Tensor) -> Tensor:
+    def compute_logprobs(logits_NV: Tensor) -> Tensor:
         return sampling.process(logits_NV).log_softmax(dim=-1)
 
     # vLLM computes log-probs of a prompt from before the temperature.
     # They would not be those of μ, with which a response was sampled.
-    worker.model_runner.sampler.compute_logprobs = processed
+    worker.model_runner.sampler.compute_logprobs = compute_logprobs
 
 
 def _restore(name: str, worker: Any) -> None:
+    """Uncover the method of vLLM's sampler that an attribute of this name hides."""
     vars(worker.model_runner.sampler).pop(name, None)
 
 
-def _recorded(runner: Any, drawn_B: Tensor) -> Tensor:
+def _next_recorded(runner: Any, drawn_B: Tensor) -> Tensor:
     """The next recorded token of each row; vLLM ignores rows whose prompt is not fully read."""
     # Rows move between steps, when others end.
     # So a row's tokens are found by its request; by its place it would get a neighbour's.
-    states = [runner.requests[name] for name in runner.input_batch.req_ids]
-    ids = [
-        state.sampling_params.extra_args[_RECORDED][len(state.output_token_ids)] for state in states
-    ]
+    ids = []
+    for name in runner.input_batch.req_ids:
+        request = runner.requests[name]
+        recorded = request.sampling_params.extra_args[_RECORDED]
+        ids.append(recorded[len(request.output_token_ids)])
     return drawn_B.new_tensor(ids)
 
 
-def _asked_twice(
-    sampling: SamplingSettings,
-    responses: Sequence[ForcedResponse],
-    fed: list[list[int]],
-    last: list[Any],
-    ask: Ask,
-) -> list[np.ndarray]:
-    """Ask twice: Model Runner V2 does not replay while it returns prompt log-probs, which ignore
-    the temperature.
-    """
-    from vllm import SamplingParams
-
-    if sampling.truncates or sampling.temperature != 1:
-        raise MismatchError(
-            "vLLM's Model Runner V2 returns prompt log-probs from before temperature and "
-            "truncation. Use --engine hf, or a trace sampled at temperature 1 without truncation."
-        )
-    parameters = SamplingParams(
-        max_tokens=1, prompt_logprobs=0, detokenize=False, flat_logprobs=True
-    )
-    prompts, ends = ask(fed, [parameters] * len(fed)), ask(fed, last)
-    return [_joined(*parts) for parts in zip(responses, prompts, ends, strict=True)]
-
-
-def _joined(response: ForcedResponse, prompt: Any, end: Any) -> np.ndarray:
+def _join_logp(response: ForcedResponse, prompt_output: Any, last_output: Any) -> np.ndarray:
     """Log μ of all response tokens but the last, from the prompt, and then of the last one."""
     import numpy as np
 
-    tokens, flat, last = (
-        len(response.response_ids) - 1,
-        prompt.prompt_logprobs,
-        end.outputs[0].logprobs,
-    )
-    ids = [*flat.token_ids[len(flat.token_ids) - tokens :], *last.token_ids]
-    if ids != response.response_ids:
+    prompt, last = prompt_output.prompt_logprobs, last_output.outputs[0].logprobs
+    # Not -(tokens − 1): of a response of one token, this would be all of the prompt.
+    start = len(prompt.token_ids) - (len(response.response_ids) - 1)
+    if [*prompt.token_ids[start:], *last.token_ids] != response.response_ids:
         raise MismatchError(
             "vLLM returned log-probs that do not belong to the prompt's tokens. Use --engine hf."
         )
-    return np.asarray(
-        [*flat.logprobs[len(flat.logprobs) - tokens :], *last.logprobs], dtype=np.float32
-    )
+    return np.asarray([*prompt.logprobs[start:], *last.logprobs], dtype=np.float32)

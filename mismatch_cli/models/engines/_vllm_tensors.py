@@ -43,78 +43,84 @@ def live_tensors(llm: Any, shapes: Shapes) -> Iterator[tuple[str, Tensor | Unrea
         _WRAPPED.sub("", path): module
         for path, module in model.named_modules(remove_duplicate=False)
     }
-    return _all_of(modules, shapes, *loading_plan(config, shapes))
+    return _read_all(modules, shapes, *loading_plan(config, shapes))
 
 
-def _all_of(
+def _read_all(
     modules: Mapping[str, nn.Module],
     shapes: Shapes,
     parameters: list[Parameter],
-    nowhere: dict[str, str],
+    unplaced: dict[str, str],
 ) -> Iterator[tuple[str, Tensor | UnreadTensor]]:
-    parts, told = _Parts(shapes), set[str]()
+    assembly = _Assembly(shapes)
+    yielded: set[str] = set()
     for parameter in parameters:
-        for name, tensor in _of_parameter(modules, parameter, parts):
-            told.add(name)
+        for name, tensor in _read_parameter(modules, parameter, assembly):
+            yielded.add(name)
             yield name, tensor
-    yield from (
-        (name, UnreadTensor(reason))
-        for name, reason in {**nowhere, **parts.lacking()}.items()
-        if name not in told
-    )
+    for name, reason in (unplaced | assembly.incomplete()).items():
+        if name not in yielded:
+            yield name, UnreadTensor(reason)
 
 
 def _itself(model: nn.Module) -> nn.Module:
     return model
 
 
-class _Parts:
-    """Partly read tensors of the folder: one may be spread over several parameters of the
+class _Assembly:
+    """Puts tensors of the folder together: one may be spread over several parameters of the
     engine.
     """
 
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
+        # Each with its pieces so far: their numbers of elements, and their places
         self._begun: dict[str, tuple[Tensor, set[Any]]] = {}
-        self._done: set[str] = set()
+        self._complete: set[str] = set()
 
     def add(self, piece: TensorPiece, parameter: Tensor) -> Tensor | None:
-        """Add one part; returns the full tensor once it is complete."""
-        if piece.name in self._done:  # a second copy
+        """Add one piece; returns the full tensor once it is complete."""
+        if piece.name in self._complete:  # a second copy
             return None
         if piece.name not in self._begun:
             self._begun[piece.name] = parameter.new_empty(self._shapes[piece.name]), set()
-        whole, seen = self._begun[piece.name]
-        piece.read(parameter, whole)
-        seen.add(
-            (piece.source.numel, piece.source.offset, piece.source.stride, piece.target.offset)
-        )
-        if sum(numel for numel, *_ in seen) < whole.numel():
+        tensor, places = self._begun[piece.name]
+        piece.copy_back(parameter, tensor)
+        source = piece.source
+        places.add((source.numel, source.offset, source.stride, piece.target.offset))
+        if sum(numel for numel, *_ in places) < tensor.numel():
             return None
-        self._done.add(piece.name)
+        self._complete.add(piece.name)
         return self._begun.pop(piece.name)[0]
 
-    def lacking(self) -> dict[str, str]:
+    def incomplete(self) -> dict[str, str]:
         return dict.fromkeys(self._begun, "the engine in this process has only part of it")
 
 
-def _of_parameter(
-    modules: Mapping[str, nn.Module], parameter: Parameter, parts: _Parts
+def _read_parameter(
+    modules: Mapping[str, nn.Module], parameter: Parameter, assembly: _Assembly
 ) -> Iterator[tuple[str, Tensor | UnreadTensor]]:
     """The tensors in one parameter; then those that a tied head computes with."""
-    read = _read(modules, parameter.paths[0], parameter.like)
+    values = _read(modules, parameter.paths[0], parameter.like)
     for piece in parameter.pieces:
-        if isinstance(read, UnreadTensor):
-            yield piece.name, read
-        elif (tensor := parts.add(piece, read)) is not None:
+        tensor = _add(piece, values, assembly)
+        if tensor is not None:
             yield piece.name, tensor
     for path, name in _tied_heads(modules, parameter.paths):
-        head_parts = _Parts({name: parameter.pieces[0].source.size})
-        read = _read(modules, path, parameter.like, head=True)
-        if isinstance(read, UnreadTensor):
-            yield name, read
-        elif (tensor := head_parts.add(replace(parameter.pieces[0], name=name), read)) is not None:
+        piece = replace(parameter.pieces[0], name=name)
+        values = _read(modules, path, parameter.like, head=True)
+        tensor = _add(piece, values, _Assembly({name: piece.source.size}))
+        if tensor is not None:
             yield name, tensor
+
+
+def _add(
+    piece: TensorPiece, values: Tensor | UnreadTensor, assembly: _Assembly
+) -> Tensor | UnreadTensor | None:
+    """What is known of a tensor after this piece of it; None while others are missing."""
+    if isinstance(values, UnreadTensor):
+        return values
+    return assembly.add(piece, values)
 
 
 def _tied_heads(
@@ -128,35 +134,36 @@ def _tied_heads(
         VocabParallelEmbedding,
     )
 
-    yield from (
-        (path, path) for path in paths[1:] if isinstance(_owner(modules, path), ParallelLMHead)
-    )
+    for path in paths[1:]:
+        if isinstance(_owner(modules, path), ParallelLMHead):
+            yield path, path
     headless = not any(isinstance(module, ParallelLMHead) for module in modules.values())
-    # As in Gemma: it is also the head
+    # As in Gemma: the embeddings are also the head.
     if headless and isinstance(_owner(modules, paths[0]), VocabParallelEmbedding):
         yield paths[0], _HEAD
 
 
 def _owner(modules: Mapping[str, nn.Module], path: str) -> nn.Module | None:
+    """The module that a parameter belongs to."""
     return modules.get(path.rpartition(".")[0])
 
 
 def _read(
     modules: Mapping[str, nn.Module], path: str, like: Tensor, *, head: bool = False
 ) -> Tensor | UnreadTensor:
-    """A full parameter in the layout that it was loaded in."""
-    layer, attribute = _owner(modules, path), path.rpartition(".")[2]
+    """A full parameter, as the engine computes with it, in the layout that it was loaded in."""
+    layer = _owner(modules, path)
+    attribute = path.rpartition(".")[2]
     if layer is None:
         return UnreadTensor("the engine has changed its module")
+    method = getattr(layer, "quant_method", None)
     try:
-        if attribute in _EXPERTS and hasattr(
-            getattr(layer, "quant_method", None), "unquantized_backend"
-        ):
-            return _unpacked_experts(layer, attribute, like)
+        if attribute in _EXPERTS and hasattr(method, "unquantized_backend"):
+            return _unpack_experts(layer, attribute, like)
         # On a CPU, kernels compute with packed copies, even of a tied head, not with parameters.
         # `embed_tokens.weight` may be newer than the copy, and show a sync that did not happen.
         if attribute == "weight" and (head or _is_packed(layer)):
-            return _of_identity(layer, like)
+            return _multiply_identity(layer, like)
     except Exception as error:  # each packing can fail in its own way
         return UnreadTensor(
             f"its packing cannot be undone ({type(error).__name__}: {first_line(error)})"
@@ -175,78 +182,87 @@ def _is_packed(layer: nn.Module) -> bool:
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
     method = getattr(layer, "quant_method", None)
-    quantised = isinstance(method, LinearMethodBase) and not isinstance(
-        method, UnquantizedLinearMethod
-    )
-    linear = isinstance(method, LinearMethodBase) or isinstance(layer, ParallelLMHead)
-    return quantised or (linear and hasattr(layer, "cpu_linear"))
+    linear = isinstance(method, LinearMethodBase)
+    if linear and not isinstance(method, UnquantizedLinearMethod):
+        return True
+    return (linear or isinstance(layer, ParallelLMHead)) and hasattr(layer, "cpu_linear")
 
 
 @torch.no_grad()
-def _of_identity(layer: nn.Module, like: Tensor) -> Tensor:
+def _multiply_identity(layer: nn.Module, like: Tensor) -> Tensor:
     """Read a weight column by column from rows of the identity: a dot product with one nonzero
     term is exact.
     """
     outputs, inputs = like.shape
     method: Any = layer.quant_method
-    read = torch.empty(outputs, inputs, dtype=like.dtype)
-    device = next((p.device for p in layer.parameters()), None)
+    weight = torch.empty(outputs, inputs, dtype=like.dtype)
+    device = getattr(next(layer.parameters(), None), "device", None)
     for start in range(0, inputs, _TILE):
         stop = min(start + _TILE, inputs)
         rows = torch.zeros(stop - start, inputs, dtype=like.dtype, device=device)
         rows.diagonal(start).fill_(1)
-        read[:, start:stop] = method.apply(layer, rows, None).t()
-    return read
+        weight[:, start:stop] = method.apply(layer, rows, None).t()
+    return weight
 
 
-def _unpacked_experts(layer: Any, attribute: str, like: Tensor) -> Tensor:
-    """Undo a packing, which only moves numbers: packing their indices the same way shows where
-    each has gone.
-    """
-    live: Tensor = getattr(layer, attribute).detach()
-    experts, places = like.shape[0], like[0].numel()
-    origin = torch.zeros(live[0].numel(), dtype=torch.long)
-    shift = 0
-    while places >> shift:
-        digits = (torch.arange(1, places + 1) >> shift) % (1 << _DIGIT_BITS)
-        coded = digits.view(1, *like.shape[1:]).to(live)
-        origin += _packed_again(layer, attribute, coded).flatten().cpu().long() << shift
-        shift += _DIGIT_BITS
+def _unpack_experts(layer: Any, attribute: str, like: Tensor) -> Tensor:
+    """Undo a packing, which only moves numbers. A `ValueError` if it does more."""
+    packed: Tensor = getattr(layer, attribute).detach()
+    experts, elements = like.shape[0], like[0].numel()
+    origin = _packed_origins(layer, attribute, like, packed)
     (filled,) = origin.nonzero(as_tuple=True)
-    if not torch.equal(origin[filled].sort().values, torch.arange(1, places + 1)):
+    if not torch.equal(origin[filled].sort().values, torch.arange(1, elements + 1)):
         raise ValueError("the kernel's packing does more than move numbers")
-    read = torch.empty(experts, places, dtype=live.dtype)
+    weights = torch.empty(experts, elements, dtype=packed.dtype)
     for expert in range(experts):
-        read[expert, origin[filled] - 1] = live[expert].flatten().cpu()[filled]
-    return read.view(like.shape)
+        weights[expert, origin[filled] - 1] = packed[expert].flatten().cpu()[filled]
+    return weights.view(like.shape)
+
+
+def _packed_origins(layer: Any, attribute: str, like: Tensor, packed: Tensor) -> Tensor:
+    """Where each element of one expert's packed matrix was before, counted from 1; 0 for padding.
+
+    The numbers 1, 2, … are packed like weights, whose dtype holds only small ones exactly: so they
+    are packed digit by digit.
+    """
+    elements = like[0].numel()
+    origin = torch.zeros(packed[0].numel(), dtype=torch.long)
+    shift = 0
+    while elements >> shift:
+        digits = (torch.arange(1, elements + 1) >> shift) % (1 << _DIGIT_BITS)
+        coded = digits.view(1, *like.shape[1:]).to(packed)
+        origin += _pack(layer, attribute, coded).flatten().cpu().long() << shift
+        shift += _DIGIT_BITS
+    return origin
 
 
 @torch.no_grad()
-def _packed_again(layer: Any, attribute: str, coded: Tensor) -> Tensor:
+def _pack(layer: Any, attribute: str, matrix: Tensor) -> Tensor:
     """Pack one expert's matrix as vLLM does when it loads, with its own two steps."""
     from vllm.model_executor.layers.fused_moe.oracle.unquantized import (
         convert_to_unquantized_kernel_format,
     )
 
-    method, moe_config = layer.quant_method, copy.copy(layer.moe_config)
-    first, second = _EXPERTS
+    method = layer.quant_method
+    moe_config = copy.copy(layer.moe_config)
+    w13, w2 = _EXPERTS
     gated = 2 if moe_config.is_act_and_mul else 1
-    single, rows, columns = coded.shape
-    other = (
-        (single, columns, rows // gated) if attribute == first else (single, gated * columns, rows)
-    )
-    matrices = {attribute: coded, second if attribute == first else first: coded.new_zeros(other)}
-    made = nn.Module()
-    for name, matrix in matrices.items():
-        made.register_parameter(name, nn.Parameter(matrix, requires_grad=False))
-    packed = convert_to_unquantized_kernel_format(
+    single, rows, columns = matrix.shape
+    # vLLM packs both matrices of an expert together: the other one is zero.
+    if attribute == w13:
+        matrices = {w13: matrix, w2: matrix.new_zeros(single, columns, rows // gated)}
+    else:
+        matrices = {w2: matrix, w13: matrix.new_zeros(single, gated * columns, rows)}
+    expert = nn.Module()
+    for name, values in matrices.items():
+        expert.register_parameter(name, nn.Parameter(values, requires_grad=False))
+    converted = convert_to_unquantized_kernel_format(
         method.unquantized_backend,
         moe_config=moe_config,
-        layer=made,
-        w13_weight=made.w13_weight,
-        w2_weight=made.w2_weight,
+        layer=expert,
+        **dict(expert.named_parameters()),
     )
-    for name, matrix in zip(_EXPERTS, packed, strict=True):
-        made.register_parameter(name, nn.Parameter(matrix.detach(), requires_grad=False))
-    copy.copy(method.moe_kernel.fused_experts).process_weights_after_loading(made)
-    return getattr(made, attribute).detach()
+    for name, values in zip(_EXPERTS, converted, strict=True):
+        expert.register_parameter(name, nn.Parameter(values.detach(), requires_grad=False))
+    copy.copy(method.moe_kernel.fused_experts).process_weights_after_loading(expert)
+    return getattr(expert, attribute).detach()

@@ -10,33 +10,40 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # vLLM's gpt-oss copies all but attention matrices by itself, past vLLM's reloading.
-# Its experts and sinks would keep old values, so `take_over` copies them expert by expert. On a
-# server nobody can: there the sync fails its verification.
-_COPIED = "GptOssForCausalLM"
+# Its experts and sinks would keep old values, so we send them expert by expert. On a server nobody
+# can: there the sync fails its verification.
+_PAST_RELOADING = "GptOssForCausalLM"
 _EXPERTS, _SINKS = ".mlp.experts.", ".self_attn.sinks"
 
 
-def take_over(llm: Any, model: Any) -> None:
+def replace_weights(llm: Any, model: Any) -> None:
     """Load the weights of a Hugging Face model, or of one with its adapter merged, into the
     engine.
     """
-    # A tied head is included, though folders leave it out: without it vLLM on CPU silently keeps
-    # using its packed copy of the old head. Gemma has no such name in vLLM.
     from mismatch_cli.models.sharding import saved_state
 
-    weights, headless = saved_state(model), not all(llm.apply_model(_has_head))
-    named = (
-        (name, weights[name])
-        for name in weights
-        if not (headless and name.endswith("lm_head.weight"))
-    )
-    copied = llm.llm_engine.vllm_config.model_config.architecture == _COPIED
-    loaded = _expert_by_expert(named) if copied else named
-    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": loaded})
-    if copied:
-        llm.apply_model(partial(_take_sinks, weights))
-    if llm.llm_engine.vllm_config.device_config.device_type == "cpu":
+    weights = saved_state(model)
+    config = llm.llm_engine.vllm_config
+    past_reloading = config.model_config.architecture == _PAST_RELOADING
+    named = _weights_in_vllm(weights, has_head=all(llm.apply_model(_has_head)))
+    if past_reloading:
+        named = _expert_by_expert(named)
+    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": named})
+    if past_reloading:
+        llm.apply_model(partial(_copy_sinks, weights))
+    if config.device_config.device_type == "cpu":
         llm.apply_model(_repack_experts)
+
+
+def _weights_in_vllm(
+    weights: Mapping[str, Tensor], *, has_head: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """The weights that vLLM's model has names for, one at a time: each may have to be gathered."""
+    for name in weights:
+        # A tied head is sent, though folders leave it out: without it vLLM on CPU silently keeps
+        # using its packed copy of the old head. Gemma has no such name in vLLM.
+        if has_head or not name.endswith("lm_head.weight"):
+            yield name, weights[name]
 
 
 def _has_head(model: Any) -> bool:
@@ -48,24 +55,25 @@ def _expert_by_expert(named: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str
     weights.
     """
     for name, weight in named:
-        layer, experts, which = name.rpartition(_EXPERTS)
+        layer, experts, matrix = name.rpartition(_EXPERTS)
         if not experts:
             yield name, weight
             continue
-        for number, part in enumerate(weight):
-            yield f"{layer}{experts}{number}.{which}", part
+        for number, weight_of_one in enumerate(weight):
+            yield f"{layer}{experts}{number}.{matrix}", weight_of_one
 
 
-def _take_sinks(weights: Mapping[str, Tensor], model: Any) -> None:
+def _copy_sinks(weights: Mapping[str, Tensor], model: Any) -> None:
     """Copy the sinks in place, where the kernel reads them; each rank has those of its own
     heads.
     """
     from vllm.distributed import get_tensor_model_parallel_rank
 
-    sinks = {name: sink for name, sink in model.named_parameters() if name.endswith(".sinks")}
-    for name, sink in sinks.items():
-        whole = weights[name.removesuffix(".attn.sinks") + _SINKS]
-        sink.data.copy_(whole.narrow(0, get_tensor_model_parallel_rank() * len(sink), len(sink)))
+    for name, sink in model.named_parameters():
+        if name.endswith(".sinks"):
+            sink_of_all_ranks = weights[name.removesuffix(".attn.sinks") + _SINKS]
+            start = get_tensor_model_parallel_rank() * len(sink)
+            sink.data.copy_(sink_of_all_ranks.narrow(0, start, len(sink)))
 
 
 def _repack_experts(model: Any) -> None:

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from mismatch_cli.base.errors import MismatchError, UsageError
@@ -47,7 +48,7 @@ _ARGUMENTS = {
 
 def check(settings: EngineSettings) -> None:
     """A `UsageError` for an `--engine-arg` that is not one of `_ARGUMENTS`."""
-    unknown = sorted(set(settings.extra) - set(_ARGUMENTS))
+    unknown = sorted(settings.extra.keys() - _ARGUMENTS.keys())
     if unknown:
         raise UsageError(
             f"--engine hf has no argument {', '.join(unknown)}. It takes: "
@@ -75,27 +76,27 @@ def create(settings: EngineSettings) -> HfEngine:
     )
 
 
-def full_bytes(vocabulary: int, tokens: int) -> int:  # noqa: ARG001 - each token is passed on before the next
-    """Memory for the full distributions of a response: one float32 row."""
+def full_bytes(vocabulary: int, tokens: int) -> int:  # noqa: ARG001
+    """Memory for the full distributions of a response, in bytes: one float32 row, since each is
+    passed on before the next token.
+    """
     return 4 * vocabulary
 
 
 class HfEngine:
     """A loaded causal LM that samples in batches of a fixed size, in the order of the requests.
 
-    Each batch has its own seed, made from the seeds of its requests: a shard's numbers depend only
-    on the shard.
+    A batch has the seed of its first request: a shard's numbers depend only on the shard.
     """
 
     def __init__(
         self, model: Any, settings: EngineSettings, batch_size: int, max_model_len: int | None
     ) -> None:
         self.model = model
-        self._stop_ids = _as_set(model.generation_config.eos_token_id) | _as_set(
-            model.config.eos_token_id
-        )
         self.settings = settings
         self._batch_size = batch_size
+        stop_ids = _as_set(model.generation_config.eos_token_id)
+        self._stop_ids = stop_ids | _as_set(model.config.eos_token_id)
         # Responses end where positions would begin to depend on the length of a batch.
         context = first_context(model.config) or int(
             getattr(model.config, "max_position_embeddings", 2**31)
@@ -107,13 +108,11 @@ class HfEngine:
     def max_model_len(self) -> int:
         return self._max_model_len
 
-    def sample(
-        self, requests: Sequence[Request], on_finished: Callable[[int], None]
-    ) -> list[Rollout]:
+    def sample(self, requests: Sequence[Request], on_finished: OnFinished) -> list[Rollout]:
         return self.sample_full(requests, (), on_finished)
 
     def sample_full(
-        self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: Callable[[int], None]
+        self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: OnFinished
     ) -> list[Rollout]:
         """Makes the same batches with or without sinks: every step has the full distribution
         anyway.
@@ -121,17 +120,7 @@ class HfEngine:
         rollouts: list[Rollout] = []
         for start in range(0, len(requests), self._batch_size):
             batch = requests[start : start + self._batch_size]
-            sink_of = dict(enumerate(sinks[start : start + len(batch)]))
-            most = max(map(self._wanted, batch))
-            kinds = [(min(most, self._room(request)), self._sampling(request)) for request in batch]
-
-            def of_kind(
-                rows: list[int], batch: Any = batch, sink_of: dict[int, Sink] = sink_of
-            ) -> list[Rollout]:
-                wanting = {i: sink_of[row] for i, row in enumerate(rows) if row in sink_of}
-                return self._sample_batch([batch[row] for row in rows], wanting, on_finished)
-
-            rollouts += _by_kind(kinds, of_kind)
+            rollouts += self._sample_batch(batch, sinks[start : start + len(batch)], on_finished)
             on_finished(len(batch))
         return rollouts
 
@@ -156,12 +145,7 @@ class HfEngine:
         size = 1 if alone else self._batch_size
         for start in range(0, len(responses), size):
             batch = responses[start : start + size]
-            rooms = [max(self._room(Request(r.prompt_ids, 0)), len(r.response_ids)) for r in batch]
-
-            def of_kind(rows: list[int], batch: Any = batch) -> list[Rollout]:
-                return self._replay_batch([batch[row] for row in rows])
-
-            rollouts += _by_kind([(room, None) for room in rooms], of_kind)
+            rollouts += self._replay_batch(batch)
             on_finished(len(batch))
         return rollouts
 
@@ -179,10 +163,14 @@ class HfEngine:
         from mismatch_cli.models.sharding import fill_weight, whole_state
 
         weights = whole_state(model)
+        # One at a time, since each may have to be gathered from all ranks.
         for name, own in self.model.state_dict().items():
-            fill_weight(own, weights[name])  # one at a time: each may have to be gathered
+            fill_weight(own, weights[name])
 
-    def weights(self, plain: Shapes | None = None) -> Iterator[tuple[str, torch.Tensor]]:  # noqa: ARG002
+    def weights(
+        self,
+        plain: Shapes | None = None,  # noqa: ARG002
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         from mismatch_cli.models.sharding import saved_by_layer
 
         return saved_by_layer(self.model, state_below(self.model))
@@ -204,7 +192,7 @@ class HfEngine:
             "max_model_len": self.max_model_len,
             "device": self.model.device.type,
             "seed": self.settings.seed,
-            **_experts(self.model, self._routers is not None),
+            **_routers_facts(self.model, recorded=self._routers is not None),
         }
 
     def close(self) -> None:
@@ -216,39 +204,75 @@ class HfEngine:
             torch.cuda.empty_cache()
 
     def _sample_batch(
-        self, batch: Sequence[Request], sinks: dict[int, Sink], on_finished: OnFinished
+        self, batch: Sequence[Request], sinks: Sequence[Sink], on_finished: OnFinished
+    ) -> list[Rollout]:
+        """Sample requests with the same settings and room together, those with the least room
+        first.
+        """
+        # A row is as long as the longest of the batch, unless it has less room.
+        most = max(map(self._wanted, batch))
+        kinds = [(min(most, self._room(request)), self._sampling(request)) for request in batch]
+        rollouts: dict[int, Rollout] = {}
+        for rows in _rows_by_kind(kinds):
+            requests = [batch[row] for row in rows]
+            sink_of = {at: sinks[row] for at, row in enumerate(rows) if row < len(sinks)}
+            rollouts |= zip(rows, self._sample_kind(requests, sink_of, on_finished), strict=True)
+        return [rollouts[row] for row in range(len(batch))]
+
+    def _sample_kind(
+        self, requests: Sequence[Request], sink_of: dict[int, Sink], on_finished: OnFinished
     ) -> list[Rollout]:
         import torch
 
-        settings = replace(self.settings, sampling=self._sampling(batch[0]))
+        settings = replace(self.settings, sampling=self._sampling(requests[0]))
         recorder = _Recorder(
-            settings, self._stop_ids, sinks, self._routers, token_counter(on_finished)
+            settings, self._stop_ids, sink_of, self._routers, token_counter(on_finished)
         )
-        torch.manual_seed(batch[0].seed)
-        config = self._generation_config(max_new_tokens=max(map(self._wanted, batch)))
-        sampled = self._generate([r.prompt_ids for r in batch], recorder, recorder, config)
-        ids = [
-            self._until_stop(row[: self._wanted(r)]) for row, r in zip(sampled, batch, strict=True)
-        ]
-        return [recorder.rollout(row, r.prompt_ids, ids[row]) for row, r in enumerate(batch)]
+        torch.manual_seed(requests[0].seed)
+        config = self._generation_config(max_new_tokens=max(map(self._wanted, requests)))
+        sampled = self._generate(requests, recorder, recorder, config)
+        rollouts = []
+        for row, request in enumerate(requests):
+            ids = self._until_stop(sampled[row][: self._wanted(request)])
+            rollouts.append(recorder.rollout(row, request.prompt_ids, ids))
+        return rollouts
 
     def _replay_batch(self, batch: Sequence[ForcedResponse]) -> list[Rollout]:
+        """Replay responses with the same room together, as `_sample_batch` sampled them."""
+        kinds = []
+        for response in batch:
+            room = self._room(Request(response.prompt_ids, seed=0))
+            kinds.append((max(room, len(response.response_ids)), None))
+        rollouts: dict[int, Rollout] = {}
+        for rows in _rows_by_kind(kinds):
+            responses = [batch[row] for row in rows]
+            rollouts |= zip(rows, self._replay_kind(responses), strict=True)
+        return [rollouts[row] for row in range(len(batch))]
+
+    def _replay_kind(self, responses: Sequence[ForcedResponse]) -> list[Rollout]:
         recorder = _Recorder(self.settings, self._stop_ids, {}, self._routers)
-        config = self._generation_config(
-            max_new_tokens=max(len(r.response_ids) for r in batch), forced=True
-        )
-        forcing = ForcingProcessor(recorder, batch, filler=config.pad_token_id)
-        self._generate([r.prompt_ids for r in batch], recorder, forcing, config)
-        return [recorder.rollout(row, r.prompt_ids, r.response_ids) for row, r in enumerate(batch)]
+        longest = max(len(response.response_ids) for response in responses)
+        config = self._generation_config(max_new_tokens=longest, forced=True)
+        forcing = ForcingProcessor(recorder, responses, filler=config.pad_token_id)
+        self._generate(responses, recorder, forcing, config)
+        return [
+            recorder.rollout(row, response.prompt_ids, response.response_ids)
+            for row, response in enumerate(responses)
+        ]
 
     def _generate(
-        self, prompts: list[list[int]], recorder: _Recorder, processor: Any, config: Any
+        self,
+        batch: Sequence[Request] | Sequence[ForcedResponse],
+        recorder: _Recorder,
+        processor: Any,
+        config: Any,
     ) -> list[list[int]]:
         """The tokens that follow each prompt; `processor` decides what can be drawn, and calls
         the recorder.
         """
         import torch
 
+        prompts = [item.prompt_ids for item in batch]
         longest = max(map(len, prompts))
         input_ids, attention_mask = _left_pad(prompts, longest, self.model.device)
         with torch.inference_mode():
@@ -264,8 +288,10 @@ class HfEngine:
 
     def _until_stop(self, ids: list[int]) -> list[int]:
         """The ids up to and including the first stop token."""
-        stop = next((i for i, token in enumerate(ids) if token in self._stop_ids), len(ids))
-        return ids[: stop + 1]
+        for length, token in enumerate(ids, start=1):
+            if token in self._stop_ids:
+                return ids[:length]
+        return ids
 
     def _generation_config(self, max_new_tokens: int, forced: bool = False) -> Any:
         """Plain sampling; the model's own defaults (penalties, min-p, …) must not touch the
@@ -319,35 +345,38 @@ class _Recorder:
         self,
         settings: EngineSettings,
         stop_ids: set[int],
-        sinks: dict[int, Sink],
+        sink_of: dict[int, Sink],
         routers: Routers | None,
         on_tokens: Callable[[int], None] | None = None,
     ) -> None:
-        self._sampling, self._top_k = settings.sampling, settings.top_logprobs
+        self._sampling = settings.sampling
+        self._top_k = settings.top_logprobs
         self._stop_ids = stop_ids
-        self._routers, self._on_tokens = routers, on_tokens
+        self._routers = routers
+        self._on_tokens = on_tokens
         self._running_B: torch.Tensor | None = None  # rows that have not drawn a stop token
-        # Of the prompts, then one token at a time: [B, tokens, M, K]
-        self._routes: list[torch.Tensor] = []
-        self._sinks = dict(sinks)  # row → the sink of its distributions, until it ends
-        self._pending: torch.Tensor | None = None
+        self._sink_of = dict(sink_of)  # row → the sink of its distributions, until it ends
+        self._pending_BV: torch.Tensor | None = None  # log μ from which a token is being drawn
+        # The lists have a tensor for each step, with a row for each response.
         self._logp: list[torch.Tensor] = []
         self._rank: list[torch.Tensor] = []
-        self._topk: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._topk_logp: list[torch.Tensor] = []
+        self._topk_ids: list[torch.Tensor] = []
+        self._routes: list[torch.Tensor] = []  # [B, tokens read, M, K], all of the prompt at first
 
     def __call__(self, input_ids: torch.Tensor, scores_BV: torch.Tensor) -> torch.Tensor:
         import torch
 
-        if self._pending is not None:
+        if self._pending_BV is not None:
             self.record(input_ids[:, -1])
         if self._routers is not None:
             chosen_NMK, _ = self._routers.choices()
-            self._routes.append(
-                chosen_NMK.unflatten(0, (len(input_ids), -1)).to("cpu", torch.int16)
-            )
+            chosen_BLMK = chosen_NMK.unflatten(0, (len(input_ids), -1))
+            self._routes.append(chosen_BLMK.to("cpu", torch.int16))
         processed_BV = self._sampling.process(scores_BV)
-        self._pending = processed_BV.log_softmax(dim=-1)
-        if self._pending[:, 0].isnan().any():  # one NaN logit makes the whole row NaN
+        self._pending_BV = processed_BV.log_softmax(dim=-1)
+        # One NaN logit makes the whole row NaN, so that the first column shows it.
+        if self._pending_BV[:, 0].isnan().any():
             raise MismatchError(
                 "The engine's logits are NaN: its weights are broken, or its precision "
                 "overflows. Try another --rollout-dtype."
@@ -358,30 +387,30 @@ class _Recorder:
         """Record log μ of these tokens; `generate` does not call the processor after its last
         step.
         """
-        logp_BV = self._pending
+        logp_BV = self._pending_BV
         assert logp_BV is not None
         logp_B1 = logp_BV.gather(1, sampled_B[:, None])
         self._logp.append(logp_B1[:, 0].cpu())
         self._rank.append(((logp_BV > logp_B1).sum(1) + 1).int().cpu())
         if self._top_k:
-            values, ids = logp_BV.topk(self._top_k, dim=-1)
-            self._topk.append((values.cpu(), ids.int().cpu()))
-        if self._on_tokens is not None:  # counting waits for the device
-            self._on_tokens(self._count(sampled_B))
-        for row, sink in list(self._sinks.items()):
+            topk_logp_BK, topk_ids_BK = logp_BV.topk(self._top_k, dim=-1)
+            self._topk_logp.append(topk_logp_BK.cpu())
+            self._topk_ids.append(topk_ids_BK.int().cpu())
+        # Counting waits for the device, so nothing is counted that nobody wants to know.
+        if self._on_tokens is not None:
+            self._on_tokens(self._count_running(sampled_B))
+        for row, sink in list(self._sink_of.items()):
             sink(logp_BV[row].cpu().numpy())
             if int(sampled_B[row]) in self._stop_ids:
-                del self._sinks[row]
+                del self._sink_of[row]
 
-    def _count(self, sampled_B: torch.Tensor) -> int:
+    def _count_running(self, sampled_B: torch.Tensor) -> int:
         """How many rows had not drawn a stop token before these tokens."""
         import torch
 
-        running_B = (
-            torch.ones_like(sampled_B, dtype=torch.bool)
-            if self._running_B is None
-            else self._running_B
-        )
+        running_B = self._running_B
+        if running_B is None:
+            running_B = torch.ones_like(sampled_B, dtype=torch.bool)
         stops = torch.tensor(sorted(self._stop_ids), device=sampled_B.device)
         self._running_B = running_B & ~torch.isin(sampled_B, stops)
         return int(running_B.sum())
@@ -391,17 +420,15 @@ class _Recorder:
         import numpy as np
 
         length = len(ids)
+        logp_T = [logp_B[row].item() for logp_B in self._logp[:length]]
+        rank_T = [rank_B[row].item() for rank_B in self._rank[:length]]
         return Rollout(
             prompt_ids=prompt_ids,
             response_ids=ids,
-            logp_rollout_T=np.array(
-                [step[row].item() for step in self._logp[:length]], dtype=np.float32
-            ),
-            rank_rollout_T=np.array(
-                [step[row].item() for step in self._rank[:length]], dtype=np.int32
-            ),
-            topk_ids_TK=_stack(ids_BK[row] for _, ids_BK in self._topk[:length]),
-            topk_logp_rollout_TK=_stack(values_BK[row] for values_BK, _ in self._topk[:length]),
+            logp_rollout_T=np.array(logp_T, dtype=np.float32),
+            rank_rollout_T=np.array(rank_T, dtype=np.int32),
+            topk_ids_TK=_stack_row(row, self._topk_ids[:length]),
+            topk_logp_rollout_TK=_stack_row(row, self._topk_logp[:length]),
             finish_reason="stop" if ids[-1] in self._stop_ids else "length",
             routes_FMK=self._routes_of(row, len(prompt_ids), length),
         )
@@ -414,35 +441,36 @@ class _Recorder:
 
         if not self._routes:
             return None
-        steps = [step_BLMK[row] for step_BLMK in self._routes[:length]]
-        return torch.cat([steps[0][-prompt:], *steps[1:]]).numpy().view("uint16")
+        first, *later = (routes_BLMK[row] for routes_BLMK in self._routes[:length])
+        return torch.cat([first[-prompt:], *later]).numpy().view("uint16")
 
 
-def _by_kind(
-    kinds: Sequence[tuple[int, Any]], rollouts_of: Callable[[list[int]], list[Rollout]]
-) -> list[Rollout]:
-    """The rows of a batch, kind by kind: a row with less room must not run past the end of the
-    context.
+def _rows_by_kind(kinds: Sequence[tuple[int, Any]]) -> list[list[int]]:
+    """The rows of each kind (room, sampling), those with the least room first: what is generated
+    together has the same settings, and must not run past the end of the context.
     """
-    found: dict[int, Rollout] = {}
-    for wanted in sorted(dict.fromkeys(kinds), key=lambda kind: kind[0]):
-        rows = [row for row, kind in enumerate(kinds) if kind == wanted]
-        found |= zip(rows, rollouts_of(rows), strict=True)
-    return [found[row] for row in range(len(kinds))]
+    rows_of: dict[tuple[int, Any], list[int]] = {}
+    for row, kind in enumerate(kinds):
+        rows_of.setdefault(kind, []).append(row)
+    return [rows_of[kind] for kind in sorted(rows_of, key=itemgetter(0))]
 
 
-def _experts(model: Any, recorded: bool) -> dict[str, Any]:
+def _routers_facts(model: Any, *, recorded: bool) -> dict[str, Any]:
     """For the manifest: the experts of a mixture, and the layers whose choices are recorded."""
     from mismatch_cli.models.routers import Routers
 
     routers = Routers.of(model)
-    found = {} if routers is None else routers.describe()
-    return {name: value for name, value in found.items() if recorded or name != "router_layers"}
+    if routers is None:
+        return {}
+    facts = routers.describe()
+    if not recorded:
+        del facts["router_layers"]
+    return facts
 
 
 def _routers(model: Any, settings: EngineSettings) -> Routers | None:
-    """The routers whose choices to record; a `MismatchError` if they were requested and cannot
-    be read.
+    """The routers whose choices to record, if any; a `MismatchError` if they were requested and
+    cannot be read.
     """
     from mismatch_cli.models.routers import Routers
 
@@ -457,11 +485,13 @@ def _routers(model: Any, settings: EngineSettings) -> Routers | None:
     return routers
 
 
-def _stack(rows: Any) -> np.ndarray | None:
+def _stack_row(row: int, steps: Sequence[torch.Tensor]) -> np.ndarray | None:
+    """One row of the tensors of all steps; None if they were not recorded."""
     import torch
 
-    rows = list(rows)
-    return torch.stack(rows).numpy() if rows else None
+    if not steps:
+        return None
+    return torch.stack([step_BK[row] for step_BK in steps]).numpy()
 
 
 def _left_pad(
@@ -469,19 +499,17 @@ def _left_pad(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     import torch
 
-    ids = torch.zeros(len(prompts), length, dtype=torch.long)
-    mask = torch.zeros_like(ids)
+    ids_BL = torch.zeros(len(prompts), length, dtype=torch.long)
+    mask_BL = torch.zeros_like(ids_BL)
     for row, prompt in enumerate(prompts):
-        ids[row, length - len(prompt) :] = torch.tensor(prompt)
-        mask[row, length - len(prompt) :] = 1
-    return ids.to(device), mask.to(device)
+        ids_BL[row, length - len(prompt) :] = torch.tensor(prompt)
+        mask_BL[row, length - len(prompt) :] = 1
+    return ids_BL.to(device), mask_BL.to(device)
 
 
 def _as_set(token_ids: int | list[int] | None) -> set[int]:
-    return (
-        set()
-        if token_ids is None
-        else {token_ids}
-        if isinstance(token_ids, int)
-        else set(token_ids)
-    )
+    if token_ids is None:
+        return set()
+    if isinstance(token_ids, int):
+        return {token_ids}
+    return set(token_ids)

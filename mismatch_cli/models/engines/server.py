@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mismatch_cli.base import custom_code
@@ -23,13 +24,13 @@ from mismatch_cli.models.engines._server_facts import (
     read_settings,
 )
 from mismatch_cli.models.engines._server_http import Address, Server, base_url
-from mismatch_cli.models.engines._server_prefill import check_as_it_comes, prefilled
+from mismatch_cli.models.engines._server_prefill import check_as_it_comes, prefill
 from mismatch_cli.models.engines._server_rollout import Completions
 from mismatch_cli.models.engines._server_weights import (
     SharedWeights,
     check_same_weights,
-    told_checksums,
-    told_version,
+    read_checksums,
+    read_version,
 )
 from mismatch_cli.models.loading import check_model_folder, load_config
 from mismatch_cli.processes.ranks import World
@@ -38,7 +39,7 @@ from mismatch_cli.rules.batch import Rollout
 if TYPE_CHECKING:
     import numpy as np
 
-Asked = TypeVar("Asked", Request, ForcedResponse)
+Wanted = TypeVar("Wanted", Request, ForcedResponse)
 Answer = TypeVar("Answer")
 
 REMOTE, TAKES_WEIGHTS, MEMORY_SHARE = True, True, None
@@ -85,16 +86,21 @@ def create(settings: EngineSettings) -> Engine:
     """
     check(settings)
     check_model_folder(settings.model)
-    given = {name: settings.extra[name] for name in _ADDRESS if name in settings.extra}
-    urls = list(
-        dict.fromkeys(base_url(url.strip()) for url in str(settings.extra["url"]).split(","))
-    )
-    world, folder = settings.world, settings.weights_folder
-    weights = None if folder is None else SharedWeights(folder, world)
-    dealt = urls[world.rank :: world.size] or [urls[world.rank % len(urls)]]
+    limits = {name: settings.extra[name] for name in _ADDRESS if name in settings.extra}
+    urls: list[str] = []
+    for text in str(settings.extra["url"]).split(","):
+        url = base_url(text.strip())
+        if url not in urls:
+            urls.append(url)
+    world = settings.world
+    weights = None
+    if settings.weights_folder is not None:
+        weights = SharedWeights(settings.weights_folder, world)
+    # Ranks without a server of their own share one; the first of them sends it its weights.
+    urls_of_rank = urls[world.rank :: world.size] or [urls[world.rank % len(urls)]]
+    speaks = world.rank < len(urls)
     engines = [
-        ServerEngine(settings, Address(url, **given), weights, speaks=world.rank < len(urls))
-        for url in dealt
+        ServerEngine(settings, Address(url, **limits), weights, speaks) for url in urls_of_rank
     ]
     return Servers(engines, weights, world)
 
@@ -113,22 +119,22 @@ class ServerEngine:
     ) -> None:
         """`speaks`: whether this rank, among those that share the server, gives it its weights."""
         self.settings = settings
+        self.url = address.url
+        self.checksums: dict[str, str] = {}  # of the newest weights, by name
         self._address = address
-        self._weights, self._speaks = weights, speaks
-        self.url, self.checksums = address.url, dict[str, str]()
+        self._weights = weights
+        self._speaks = speaks
         self._vocabulary = _vocabulary(settings.model)
-        self._served, self._mode, self._told = asyncio.run(self._look())
+        self._served, self._mode, self._disclosed = asyncio.run(self._examine())
 
     @property
     def max_model_len(self) -> int:
         return self._served.context
 
-    def sample(
-        self, requests: Sequence[Request], on_finished: Callable[[int], None]
-    ) -> list[Rollout]:
+    def sample(self, requests: Sequence[Request], on_finished: OnFinished) -> list[Rollout]:
         sampling, top_logprobs = self.settings.sampling, self.settings.top_logprobs
         return asyncio.run(
-            self._asked(lambda server: server.sample(requests, sampling, top_logprobs, on_finished))
+            self._ask(lambda served: served.sample(requests, sampling, top_logprobs, on_finished))
         )
 
     def prefill(
@@ -136,19 +142,23 @@ class ServerEngine:
     ) -> list[np.ndarray]:
         check_as_it_comes(self.settings.sampling)
         check_token_ids([response.response_ids for response in responses], self._vocabulary)
-        return asyncio.run(self._asked(lambda server: prefilled(server, responses, on_finished)))
+        return asyncio.run(self._ask(lambda served: prefill(served, responses, on_finished)))
 
-    def take_over(self) -> None:
-        """Have the server load the published weights, and ask for their checksums."""
+    def load_published(self) -> None:
+        """Have the server load the published weights, and ask for their checksums.
+
+        A server that several ranks share gets them from the first of these.
+        """
         if self._speaks:
-            asyncio.run(self._take_over())
+            asyncio.run(self._load_published())
 
-    async def _take_over(self) -> None:
+    async def _load_published(self) -> None:
         assert self._weights is not None
         async with Server(self._address, self.settings.say) as server:
-            await self._weights.give(server, self.url)
+            await self._weights.send_to(server, self.url)
+        # Many servers cannot report checksums: they are asked once, without patience.
         async with Server(replace(self._address, patience=0), self.settings.say) as server:
-            self.checksums = await told_checksums(server)
+            self.checksums = await read_checksums(server)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -156,35 +166,37 @@ class ServerEngine:
             "version": self._served.version,
             "model": self._served.model,
             "served_model": self._served.name,
-            **self._told,
+            **self._disclosed,
             "max_model_len": self._served.context,
             "logprobs_mode": self._mode,
             "concurrency": self._address.concurrency,
             "seed": self.settings.seed,
         }
 
-    async def _look(self) -> tuple[ServedModel, str, dict[str, Any]]:
-        at_start = replace(self._address, patience=min(self._address.patience, _PATIENCE_AT_START))
+    async def _examine(self) -> tuple[ServedModel, str, dict[str, Any]]:
+        """The model, the server's kind of log-probs, and the settings that it discloses."""
+        patience = min(self._address.patience, _PATIENCE_AT_START)
+        at_start = replace(self._address, patience=patience)
         async with Server(at_start, self.settings.say, within=FOR_THE_LIST) as server:
             served = await self._find(server, self.settings.extra.get("served_model"))
-        first = replace(at_start, timeout=self.settings.extra.get("timeout", FIRST_ANSWER))
-        async with Server(first, self.settings.say) as server:
+        timeout = self.settings.extra.get("timeout", FIRST_ANSWER)
+        async with Server(replace(at_start, timeout=timeout), self.settings.say) as server:
             completions = self._completions(server, served)
             mode = await measure_mode(completions)
             check_mode(mode, self.settings.sampling)
             await check_top_logprobs(completions, self.settings.top_logprobs)
             return served, mode, await read_settings(server)
 
-    async def _asked(self, ask: Callable[[Completions], Awaitable[list[Answer]]]) -> list[Answer]:
+    async def _ask(self, ask: Callable[[Completions], Awaitable[list[Answer]]]) -> list[Answer]:
         """The server's answers, given with the weights it was sent and the settings it had at
         the start.
         """
         async with Server(self._address, self.settings.say) as server:
             completions = self._completions(server, self._served)
             for _ in range(_ATTEMPTS):
-                await self._keep_weights(server)
+                await self._restore_weights(server)
                 answers = await ask(completions)
-                # Otherwise it died, and restarted with its original ones
+                # Without them it has restarted in the meantime, and answered with its original ones
                 if await self._has_weights(server):
                     break
             else:
@@ -196,34 +208,31 @@ class ServerEngine:
         return answers
 
     async def _has_weights(self, server: Server) -> bool:
-        return (
-            not (self._weights and self._weights.version)
-            or await told_version(server) == self._weights.version
-        )
+        """Whether the server has the published weights, if any have been published."""
+        if self._weights is None or not self._weights.version:
+            return True
+        return await read_version(server) == self._weights.version
 
-    async def _keep_weights(self, server: Server) -> None:
+    async def _restore_weights(self, server: Server) -> None:
         """Send the weights again to a server that has restarted, and so has its original ones."""
         if self._weights is not None and not await self._has_weights(server):
             self.settings.say(
                 f"{self._address.url} has lost this step's weights: sending them again"
             )
-            await self._weights.give(server, self.url)
-            check_same_weights("before", self.url, self.checksums, await told_checksums(server))
+            await self._weights.send_to(server, self.url)
+            check_same_weights("before", self.url, self.checksums, await read_checksums(server))
 
     async def _check_unchanged(self, server: Server) -> None:
-        """It may have restarted with other settings: then nobody knows which of them sampled
-        what.
+        """Refuse a server that has restarted with other settings: then nobody knows which of them
+        sampled what.
         """
         served = await self._find(server, self._served.name)
-        now, before = (
-            (served, await measure_mode(self._completions(server, served))),
-            (self._served, self._mode),
-        )
-        if now != before:
+        mode = await measure_mode(self._completions(server, served))
+        if (served, mode) != (self._served, self._mode):
             raise MismatchError(
                 f"{self._address.url} changed its settings while it sampled: "
-                f"{_in_words(*before)} before, {_in_words(*now)} now. Start it as before and "
-                "continue with --resume, or start over with --force."
+                f"{_in_words(self._served, self._mode)} before, {_in_words(served, mode)} now. "
+                "Start it as before and continue with --resume, or start over with --force."
             )
 
     async def _find(self, server: Server, name: str | None) -> ServedModel:
@@ -242,61 +251,61 @@ class Servers:
     def __init__(
         self, engines: Sequence[ServerEngine], weights: SharedWeights | None, world: World
     ) -> None:
-        self._engines, self._weights, self._world = engines, weights, world
+        self._engines = engines
+        self._weights = weights
+        self._world = world
         first, *others = (engine.describe() for engine in engines)
         for other in others:
-            if differing := [name for name in first if first[name] != other[name]]:
-                raise MismatchError(
-                    f"The servers differ: {differing[0]} is {first[differing[0]]} on the first and "
-                    f"{other[differing[0]]} on another. Start all of them with the same arguments."
-                )
+            for name, value in first.items():
+                if other[name] != value:
+                    raise MismatchError(
+                        f"The servers differ: {name} is {value} on the first and {other[name]} "
+                        "on another. Start all of them with the same arguments."
+                    )
 
     @property
     def max_model_len(self) -> int:
         return min(engine.max_model_len for engine in self._engines)
 
-    def sample(
-        self, requests: Sequence[Request], on_finished: Callable[[int], None]
-    ) -> list[Rollout]:
-        return self._shared(requests, lambda engine, share: engine.sample(share, on_finished))
+    def sample(self, requests: Sequence[Request], on_finished: OnFinished) -> list[Rollout]:
+        return self._share(requests, lambda engine, share: engine.sample(share, on_finished))
 
     def prefill(
         self, responses: Sequence[ForcedResponse], on_finished: OnFinished
     ) -> list[np.ndarray]:
-        return self._shared(responses, lambda engine, share: engine.prefill(share, on_finished))
+        return self._share(responses, lambda engine, share: engine.prefill(share, on_finished))
 
-    def _shared(
-        self, asked: Sequence[Asked], ask: Callable[[ServerEngine, Sequence[Asked]], list[Answer]]
+    def _share(
+        self,
+        wanted: Sequence[Wanted],
+        ask: Callable[[ServerEngine, Sequence[Wanted]], list[Answer]],
     ) -> list[Answer]:
-        """The answers in the order of the requests, whichever server gave them."""
+        """Deal requests to the servers; returns the answers in the order of the requests."""
         count = len(self._engines)
         if count == 1:
-            return ask(self._engines[0], asked)
-        shares = [asked[i::count] for i in range(count)]
+            return ask(self._engines[0], wanted)
+        shares = [wanted[server::count] for server in range(count)]
         with ThreadPoolExecutor(count) as threads:
-            found = list(threads.map(ask, self._engines, shares))
-        return [found[i % count][i // count] for i in range(len(asked))]
+            answers = list(threads.map(ask, self._engines, shares))
+        # The i-th request is number i // count of server i % count.
+        return [answers[i % count][i // count] for i in range(len(wanted))]
 
     def load_weights(self, model: Any) -> None:
         assert self._weights is not None
         self._weights.publish(model)
         for engine in self._engines:
-            engine.take_over()
-        first, *others = [told for part in self._world.gather(self._checksums()) for told in part]
-        for url, checksums in others:
-            check_same_weights(first[0], url, first[1], checksums)
-        self._weights.forget_older()
-
-    def _checksums(self) -> list[tuple[str, dict[str, str]]]:
-        return [(engine.url, engine.checksums) for engine in self._engines]
+            engine.load_published()
+        own = [(engine.url, engine.checksums) for engine in self._engines]
+        (url, checksums), *others = chain.from_iterable(self._world.gather(own))
+        for other_url, other_checksums in others:
+            check_same_weights(url, other_url, checksums, other_checksums)
+        self._weights.remove_older()
 
     def describe(self) -> dict[str, Any]:
         return self._engines[0].describe()
 
     def close(self) -> None:
-        """Remove the newest weights, all that we keep between calls: the servers are not ours to
-        stop.
-        """
+        """Remove the newest weights; the servers are not ours to stop."""
         if self._weights is not None:
             self._weights.remove()
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -29,13 +30,18 @@ from mismatch_cli.models.engines._vllm_process import (
     TemporaryFolder,
     counted_steps,
     engine_log,
-    group_kept,
-    kept_apart,
     one_sentence,
+    preserved_gc,
+    preserved_process_group,
     progress_bar,
 )
-from mismatch_cli.models.engines._vllm_replay import prefilled, replayed, start_replaying, stop_ids
-from mismatch_cli.models.engines._vllm_weights import take_over
+from mismatch_cli.models.engines._vllm_replay import (
+    prefill_recorded,
+    replay_recorded,
+    start_replaying,
+    stop_ids,
+)
+from mismatch_cli.models.engines._vllm_weights import replace_weights
 from mismatch_cli.models.loading import check_model_folder
 from mismatch_cli.models.saved_tensors import SavedTensors
 from mismatch_cli.models.torch_settings import TorchSettings, prepare_imports
@@ -49,12 +55,14 @@ if TYPE_CHECKING:
 
 REMOTE, TAKES_WEIGHTS, MEMORY_SHARE, RETURNS_ROUTES = False, True, "gpu_memory_utilization", True
 REPLAYS = PREFILLS = OPEN = True
-Asked = TypeVar("Asked", Request, ForcedResponse)
-_PARTS = ("weights", "kv_cache")  # of vLLM's memory, in wake-up order
+Wanted = TypeVar("Wanted", Request, ForcedResponse)
+_MEMORY_TAGS = ("weights", "kv_cache")  # what sleeps in vLLM, in wake-up order
 _CPU_KV_CACHE_BYTES = 1 << 30  # vLLM's own default takes 92 % of the memory
 _MAX_CPU_SEQUENCES = 256
 # An id, a log-prob and a rank, as Python objects in lists: measured 123 to 130
 _BYTES_PER_LOGPROB = 132
+# In messages of vLLM, which says in many ways that it lacks something for a model
+_LACKING = ("not supported", "not implemented", "does not support", "unsupported")
 
 
 def create(settings: EngineSettings) -> VllmEngine:
@@ -66,11 +74,9 @@ def create(settings: EngineSettings) -> VllmEngine:
     _set_environment()
     prepare_imports()
     adapter = None if settings.adapter is None else read_adapter(settings.adapter)
-    before, classes, temporary = (
-        TorchSettings.current(),
-        ModelClasses.current(settings.model),
-        TemporaryFolder.shared(),
-    )
+    before = TorchSettings.current()
+    classes = ModelClasses.current(settings.model)
+    temporary = TemporaryFolder.shared()
     with engine_log(settings.log_file):
         try:
             llm = load_llm(settings, lora_arguments(adapter))
@@ -78,10 +84,10 @@ def create(settings: EngineSettings) -> VllmEngine:
             custom_code.note(settings.model, llm.llm_engine.vllm_config.model_config.hf_config)
             # vLLM's Transformers backend has decorated transformers' decoder class in this process.
             # So decorated, the trainer could not make its model: every way into vLLM must do this.
-            classes.give_back(llm)
+            classes.restore(llm)
             before.restore_attention()
         except Exception as error:
-            classes.give_back()
+            classes.restore()
             before.restore()
             temporary.close()
             if isinstance(error, MismatchError):
@@ -95,8 +101,8 @@ def create(settings: EngineSettings) -> VllmEngine:
 
 
 def full_bytes(vocabulary: int, tokens: int) -> int:
-    """Memory for the full distributions of a response: vLLM keeps them as Python objects until
-    it ends.
+    """Memory for the full distributions of a response, in bytes: vLLM keeps them as Python objects
+    until it ends.
     """
     return _BYTES_PER_LOGPROB * (vocabulary + 1) * tokens
 
@@ -111,10 +117,29 @@ def _set_environment() -> None:
 
 
 def load_llm(settings: EngineSettings, lora: dict[str, Any]) -> Any:
+    """Start vLLM; arguments of the user replace ours. All objects are frozen, until `close`."""
     import torch
     from vllm import LLM, EngineArgs
+
+    arguments = _arguments(settings) | lora | settings.extra
+    unchunked = not arguments.get("enable_chunked_prefill", True)
+    # A hybrid model caches recurrent states, for which it needs chunked prompts.
+    if unchunked and EngineArgs(**arguments).create_model_config().is_hybrid:
+        arguments.setdefault("enable_prefix_caching", False)
+    if arguments.get("enforce_eager"):
+        # Otherwise log-probs would compile one small function with inductor: seconds for nothing.
+        torch._dynamo.config.disable = True
+    # vLLM collects garbage three times while it loads, and once when it closes.
+    # Not frozen, all imports would be walked each time: a million objects.
+    gc.freeze()
+    with preserved_gc():
+        return start_replaying(LLM, arguments)
+
+
+def _arguments(settings: EngineSettings) -> dict[str, Any]:
     from vllm.platforms import current_platform
 
+    on_cpu = current_platform.is_cpu()
     arguments: dict[str, Any] = {
         "model": settings.model,
         "dtype": settings.dtype,
@@ -125,7 +150,7 @@ def load_llm(settings: EngineSettings, lora: dict[str, Any]) -> Any:
         **custom_code.loading(),
         "max_logprobs": -1 if settings.full else max(20, settings.top_logprobs),
     }
-    if current_platform.is_cpu():
+    if on_cpu:
         arguments |= {
             "enforce_eager": True,
             "kv_cache_memory_bytes": _CPU_KV_CACHE_BYTES,
@@ -134,35 +159,22 @@ def load_llm(settings: EngineSettings, lora: dict[str, Any]) -> Any:
             # generator cannot do.
             "enable_chunked_prefill": False,
         }
-    if settings.world.size > 1:  # in the existing process group
-        backend = {"distributed_executor_backend": "external_launcher"}
-        arguments |= backend | {"tensor_parallel_size": settings.tensor_parallel}
+    if settings.world.size > 1:
+        # The ranks exist, and have made a process group, which vLLM joins.
+        arguments["distributed_executor_backend"] = "external_launcher"
+        arguments["tensor_parallel_size"] = settings.tensor_parallel
     if settings.sleeps:
         arguments["enable_sleep_mode"] = True
     if settings.routes:
-        if current_platform.is_cpu():
+        if on_cpu:
             raise MismatchError(
                 "vLLM on a CPU does not report which experts it chose: that needs a GPU (its "
                 "Model Runner V2). Use --engine hf, or leave out routes and --replay-routes."
             )
         arguments |= {"enable_return_routed_experts": True, "enable_prefix_caching": True}
-    if settings.replays and not current_platform.is_cpu():
+    if settings.replays and not on_cpu:
         arguments["enable_trace_replay"] = True  # for Model Runner V2; V1 needs no preparation
-    arguments |= lora | settings.extra
-    if (
-        not arguments.get("enable_chunked_prefill", True)
-        and EngineArgs(**arguments).create_model_config().is_hybrid
-    ):
-        # Caching recurrent states needs chunked prompts
-        arguments.setdefault("enable_prefix_caching", False)
-    if arguments.get("enforce_eager"):
-        # Otherwise log-probs would compile one small function with inductor: seconds for nothing.
-        torch._dynamo.config.disable = True
-    # vLLM collects garbage three times while it loads, and once when it closes.
-    # Not frozen, all imports would be walked each time: a million objects.
-    gc.freeze()
-    with kept_apart():
-        return start_replaying(LLM, arguments)
+    return arguments
 
 
 class VllmEngine:
@@ -181,18 +193,18 @@ class VllmEngine:
         self.llm = llm
         self._lora = lora  # vLLM's request object of the adapter, for every response
         self.settings = settings
-        self._before, self._temporary = before, temporary
+        self._before = before  # torch's settings, to restore when it closes
+        self._temporary = temporary
         self._asleep: set[str] = set()
-        self._router_layers: list[int] = (
-            next(iter(llm.apply_model(router_layers))) if settings.routes else []
-        )
+        self._router_layers: list[int] = []
+        if settings.routes:
+            # All workers have the same layers.
+            self._router_layers = llm.apply_model(router_layers)[0]
 
-    def sample(
-        self, requests: Sequence[Request], on_finished: Callable[[int], None]
-    ) -> list[Rollout]:
+    def sample(self, requests: Sequence[Request], on_finished: OnFinished) -> list[Rollout]:
         with self._awake():
-            together, part = self._of_all(requests)
-            outputs = self._generate(together, self.settings.top_logprobs, on_finished)[part]
+            together, own = self._gather_requests(requests)
+            outputs = self._generate(together, self.settings.top_logprobs, on_finished)[own]
         return [
             self._rollout(request, output)
             for request, output in zip(requests, outputs, strict=True)
@@ -210,102 +222,105 @@ class VllmEngine:
         prompt of another.
         """
         with self._awake():
-            together, part = self._of_all(responses)
+            together, own = self._gather_requests(responses)
             ask = partial(self._ask, on_finished=on_finished)
-            outputs = replayed(self.llm, together, self.settings, ask, alone=alone, cached=cached)[
-                part
-            ]
+            outputs = replay_recorded(
+                self.llm, together, self.settings, ask, alone=alone, cached=cached
+            )[own]
         ends = stop_ids(self.llm)
-        rollouts = [
-            self._rollout(response, output)
-            for response, output in zip(responses, outputs, strict=True)
-        ]
-        return [
-            replace(r, finish_reason="stop") if r.response_ids[-1] in ends else r for r in rollouts
-        ]
+        rollouts = []
+        for response, output in zip(responses, outputs, strict=True):
+            rollout = self._rollout(response, output)
+            # A replay runs past stop tokens, so vLLM says that each response was cut.
+            if rollout.response_ids[-1] in ends:
+                rollout = replace(rollout, finish_reason="stop")
+            rollouts.append(rollout)
+        return rollouts
 
     def prefill(
-        self, responses: Sequence[ForcedResponse], on_finished: Callable[[int], None]
+        self, responses: Sequence[ForcedResponse], on_finished: OnFinished
     ) -> list[np.ndarray]:
         with self._awake():
-            together, part = self._of_all(responses)
-            return prefilled(
-                self.llm, together, self.settings, partial(self._ask, on_finished=on_finished)
-            )[part]
+            together, own = self._gather_requests(responses)
+            ask = partial(self._ask, on_finished=on_finished)
+            return prefill_recorded(self.llm, together, self.settings, ask)[own]
 
-    def _rollout(self, asked: Asked, output: Any, sink: Sink | None = None) -> Rollout:
-        completion = output.outputs[0]
-        return self._routed(
-            to_rollout(asked.prompt_ids, completion, self.settings.top_logprobs, sink), completion
-        )
-
-    def _routed(self, rollout: Rollout, completion: Any) -> Rollout:
-        """The rollout with vLLM's experts for each token that it read, in the layers with a
-        router.
+    def _rollout(self, request: Wanted, output: Any, sink: Sink | None = None) -> Rollout:
+        """The answer to a request, with vLLM's experts for each token that it read, in the layers
+        with a router, if they are wanted.
         """
+        completion = output.outputs[0]
+        rollout = to_rollout(request.prompt_ids, completion, self.settings.top_logprobs, sink)
         if not self._router_layers:
             return rollout
-        return replace(
-            rollout, routes_FMK=completion.routed_experts[:, self._router_layers].astype("uint16")
-        )
+        routes_FMK = completion.routed_experts[:, self._router_layers].astype("uint16")
+        return replace(rollout, routes_FMK=routes_FMK)
 
-    def _of_all(self, requests: Sequence[Asked]) -> tuple[Sequence[Asked], slice]:
-        """All ranks that share an engine send it the same requests: those of all, and the slice
-        that is this rank's.
+    def _gather_requests(self, requests: Sequence[Wanted]) -> tuple[Sequence[Wanted], slice]:
+        """The requests of all ranks that share this engine, and the slice that is this rank's.
+
+        vLLM works only if all of them send it the same requests.
         """
         world, size = self.settings.world, self.settings.tensor_parallel
         if size == 1:
             return requests, slice(None)
         first = world.rank // size * size
-        parts = world.gather(list(requests))[first : first + size]
-        start = sum(map(len, parts[: world.rank - first]))
-        return [request for part in parts for request in part], slice(start, start + len(requests))
+        requests_of_ranks = world.gather(list(requests))[first : first + size]
+        start = sum(map(len, requests_of_ranks[: world.rank - first]))
+        together = list(chain.from_iterable(requests_of_ranks))
+        return together, slice(start, start + len(requests))
 
     @contextmanager
     def _awake(self) -> Iterator[None]:
-        """With an empty prefix cache; afterwards frees the GPU for the trainer, keeping the
-        weights in main memory.
+        """Inside the block the engine is awake, with an empty prefix cache; afterwards the GPU is
+        free for the trainer, if it sleeps, and the weights are in main memory.
         """
-        self._wake(*_PARTS)
+        self._wake(*_MEMORY_TAGS)
         self.llm.reset_prefix_cache()
         yield
         if self.settings.sleeps:
             self.llm.sleep(level=1)
-            self._asleep = set(_PARTS)
+            self._asleep = set(_MEMORY_TAGS)
 
-    def _wake(self, *parts: str) -> None:
-        for part in parts:
-            if part in self._asleep:
-                self.llm.wake_up(tags=[part])
-                self._asleep.discard(part)
+    def _wake(self, *tags: str) -> None:
+        for tag in tags:
+            if tag in self._asleep:
+                self.llm.wake_up(tags=[tag])
+                self._asleep.discard(tag)
 
     def sample_full(
-        self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: Callable[[int], None]
+        self, requests: Sequence[Request], sinks: Sequence[Sink], on_finished: OnFinished
     ) -> list[Rollout]:
         """The first responses each in a separate batch; the others in the batch that `sample`
         would have made.
         """
-        self._wake(*_PARTS)
+        self._wake(*_MEMORY_TAGS)
         self.llm.reset_prefix_cache()
         alone = []
         for request, sink in zip(requests, sinks, strict=False):
             (output,) = self._generate([request], -1, on_finished)
             alone.append(self._rollout(request, output, sink))
             del output  # frees its full distributions before the next response begins
-        return alone + self.sample(requests, after(len(alone), on_finished))[len(alone) :]
+        # The batch contains the first ones again, so that the others are sampled as always.
+        batch = self.sample(requests, skip_first(len(alone), on_finished))
+        return alone + batch[len(alone) :]
 
     def _generate(
-        self, requests: Sequence[Request], logprobs: int, on_finished: Callable[[int], None]
+        self, requests: Sequence[Request], logprobs: int, on_finished: OnFinished
     ) -> list[Any]:
-        parameters = [
-            sampling_params(r.sampling or self.settings.sampling, logprobs, r) for r in requests
-        ]
-        return self._ask([r.prompt_ids for r in requests], parameters, on_finished)
+        prompts, parameters = [], []
+        for request in requests:
+            prompts.append(request.prompt_ids)
+            sampling = request.sampling or self.settings.sampling
+            parameters.append(sampling_params(sampling, logprobs, request))
+        return self._ask(prompts, parameters, on_finished)
 
     def _ask(
-        self, prompts: list[list[int]], parameters: list[Any], on_finished: Callable[[int], None]
+        self, prompts: list[list[int]], parameters: list[Any], on_finished: OnFinished
     ) -> list[Any]:
-        if not prompts:  # the ranks of this engine may have none left while those of another have
+        """vLLM's answers, in the order of the prompts; a failure leaves nothing queued."""
+        # The ranks of this engine may have none left while those of another engine have some.
+        if not prompts:
             return []
         try:
             with counted_steps(self.llm, on_finished):
@@ -320,9 +335,9 @@ class VllmEngine:
             # The next `generate` would run it first, or wait for it forever.
             engine = self.llm.llm_engine
             engine.abort_request(list(engine.output_processor.request_states), internal=True)
-            if not (isinstance(error, Exception) and _is_unsupported(error)):
+            if not isinstance(error, Exception) or not _is_unsupported(error):
                 raise
-            model = self.llm.llm_engine.vllm_config.model_config
+            model = engine.vllm_config.model_config
             raise MismatchError(
                 f"vLLM cannot compute {model.architecture} in "
                 f"{str(model.dtype).removeprefix('torch.')} here: {one_sentence(error)} Choose "
@@ -331,19 +346,20 @@ class VllmEngine:
         return outputs
 
     def pass_over(self, token_ids: list[int]) -> AbstractContextManager[EnginePass]:
-        self._wake(*_PARTS)
-        alone = partial(Request, seed=0, max_tokens=1)
-        read = lambda ids: self._generate([alone(ids)], 0, lambda _: None)  # noqa: E731
         # Imports torch, which checking settings must not
         from mismatch_cli.models.engines._vllm_modules import pass_over
 
+        def read(ids: list[int]) -> None:
+            self._generate([Request(ids, seed=0, max_tokens=1)], 0, lambda _: None)
+
+        self._wake(*_MEMORY_TAGS)
         return pass_over(self.llm, read, token_ids, self.settings.sampling)
 
     def load_weights(self, model: Any) -> None:
         # The cache sleeps until the next response: both models are in memory now
         self._wake("weights")
         with engine_log(self.settings.log_file):
-            take_over(self.llm, model)
+            replace_weights(self.llm, model)
         if not self.llm.reset_prefix_cache():
             raise MismatchError(
                 "vLLM did not drop its prefix cache, which has keys of the old weights. Switch "
@@ -364,19 +380,23 @@ class VllmEngine:
         return int(self.llm.llm_engine.vllm_config.model_config.max_model_len)
 
     def describe(self) -> dict[str, Any]:
-        # the name as asked for: vLLM puts the folder of the cache in its place when the hub is not
-        # to be asked
-        described = describe_config(self.llm.llm_engine.vllm_config) | {
-            "model": self.settings.model
-        }
-        return described | ({"router_layers": self._router_layers} if self._router_layers else {})
+        facts = describe_config(self.llm.llm_engine.vllm_config)
+        # Offline, vLLM replaces a hub name by a folder of the hub's cache.
+        facts["model"] = self.settings.model
+        if self._router_layers:
+            facts["router_layers"] = self._router_layers
+        return facts
 
     def close(self) -> None:
         from vllm.distributed import cleanup_dist_env_and_memory
 
         core = self.llm.llm_engine.engine_core
         del self.llm
-        with engine_log(self.settings.log_file), kept_apart(), group_kept(self.settings.world):
+        with (
+            engine_log(self.settings.log_file),
+            preserved_gc(),
+            preserved_process_group(self.settings.world),
+        ):
             try:
                 core.shutdown()  # includes this clean-up; a second one would take half a second
             except Exception:  # a failure here cannot harm what has been recorded
@@ -387,38 +407,41 @@ class VllmEngine:
 
 
 def _is_unsupported(error: Exception) -> bool:
-    """Whether vLLM says, in one of a dozen ways, that it lacks something for a model."""
-    told = str(error).lower()
-    return isinstance(error, AssertionError | NotImplementedError) or any(
-        lacks in told
-        for lacks in ("not supported", "not implemented", "does not support", "unsupported")
-    )
+    """Whether vLLM lacks something for a model, to judge by its error."""
+    if isinstance(error, AssertionError | NotImplementedError):
+        return True
+    message = str(error).lower()
+    return any(phrase in message for phrase in _LACKING)
 
 
 def _instead(error: Exception) -> str:
-    return "--engine hf samples with transformers' own code. " if _is_unsupported(error) else ""
+    """A sentence on what to use instead of vLLM, if that would help."""
+    if not _is_unsupported(error):
+        return ""
+    return "--engine hf samples with transformers' own code. "
 
 
 def describe_config(config: Any) -> dict[str, Any]:
     """The settings that can move log μ, as vLLM resolved them."""
     import vllm
 
-    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    model = config.model_config
+    cache_dtype = config.cache_config.cache_dtype
     dtype = str(model.dtype).removeprefix("torch.")
-    return {
+    facts = {
         "engine": "vllm",
         "version": vllm.__version__,
         "model": model.model,
         "architecture": model.architecture,
         "dtype": dtype,
         "quantization": model.quantization,
-        "kv_cache_dtype": dtype if cache.cache_dtype == "auto" else cache.cache_dtype,
-        "prefix_caching": cache.enable_prefix_caching,
+        "kv_cache_dtype": dtype if cache_dtype == "auto" else cache_dtype,
+        "prefix_caching": config.cache_config.enable_prefix_caching,
         "chunked_prefill": config.scheduler_config.enable_chunked_prefill,
         "max_num_seqs": config.scheduler_config.max_num_seqs,
         "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
         "max_model_len": model.max_model_len,
-        "tensor_parallel_size": parallel.tensor_parallel_size,
+        "tensor_parallel_size": config.parallel_config.tensor_parallel_size,
         "enforce_eager": model.enforce_eager,
         "compilation_mode": config.compilation_config.mode.name,
         "cudagraph_mode": config.compilation_config.cudagraph_mode.name,
@@ -428,8 +451,11 @@ def describe_config(config: Any) -> dict[str, Any]:
         "device": config.device_config.device_type,
         "seed": model.seed,
         **weights_facts(model.hf_config),
-        **({"num_experts": experts} if (experts := model.get_num_experts()) else {}),
     }
+    experts = model.get_num_experts()
+    if experts:
+        facts["num_experts"] = experts
+    return facts
 
 
 def lora_arguments(adapter: Adapter | None) -> dict[str, Any]:
@@ -438,9 +464,9 @@ def lora_arguments(adapter: Adapter | None) -> dict[str, Any]:
         return {}
     from vllm.config.lora import MaxLoRARanks
 
-    ranks = sorted(get_args(MaxLoRARanks))
-    # vLLM refuses one that is too large
-    rank = next((r for r in ranks if r >= adapter.rank), adapter.rank)
+    enough = [rank for rank in get_args(MaxLoRARanks) if rank >= adapter.rank]
+    # A rank above all of these is left for vLLM to refuse.
+    rank = min(enough, default=adapter.rank)
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
 
 
@@ -463,14 +489,14 @@ def router_layers(model: Any) -> list[int]:
     return sorted(module.layer_id for module in model.modules() if isinstance(module, MoERunner))
 
 
-def after(count: int, on_finished: Callable[[int], None]) -> Callable[[int], None]:
-    """Skip the first `count` that finish: they have been counted already."""
+def skip_first(count: int, on_finished: OnFinished) -> OnFinished:
+    """An `on_finished` without the first `count` that finish: they have been counted already."""
 
-    def told(finished: int) -> None:
+    def count_others(finished: int) -> None:
         nonlocal count
         skipped = min(count, finished)
         count -= skipped
         if finished > skipped:
             on_finished(finished - skipped)
 
-    return told
+    return count_others

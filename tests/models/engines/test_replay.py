@@ -28,7 +28,11 @@ from mismatch_cli.models.engines import (
     prefill_checked,
     replay_checked,
 )
-from mismatch_cli.models.engines._vllm_replay import prefilled, replayed, start_replaying
+from mismatch_cli.models.engines._vllm_replay import (
+    prefill_recorded,
+    replay_recorded,
+    start_replaying,
+)
 from mismatch_cli.models.loading import load_causal_lm
 from mismatch_cli.rules.batch import Rollout
 from tests.families import save_family
@@ -220,7 +224,7 @@ def test_ctrl_c_leaves_the_engine_as_it_was(engine, rollouts):
 def test_a_failure_in_the_middle_leaves_nothing_queued(engine, rollouts, monkeypatch):
     """Requests left in vLLM would make the next call wait forever."""
     place, name = (
-        (_vllm_replay, "_recorded")
+        (_vllm_replay, "_next_recorded")
         if hasattr(engine, "llm")
         else (_hf_replay.ForcingProcessor, "__call__")
     )
@@ -358,7 +362,7 @@ def test_on_a_gpu_vllm_replays_by_itself():
     """The requests pass vLLM's own checks; a prefill takes two of them, without temperature."""
     llm, responses = RunnerV2(), [ForcedResponse([5, 6], [7, 8, 1]), ForcedResponse([9], [4])]
     plain = EngineSettings("model", SamplingSettings(), K)
-    replayed(llm, responses, plain, llm.ask, alone=True, cached=False)
+    replay_recorded(llm, responses, plain, llm.ask, alone=True, cached=False)
     assert [prompts for prompts, _ in llm.asked] == [[[5, 6]], [[9]]]
     for (_, (parameters,)), response in zip(llm.asked, responses, strict=True):
         parameters._validate_trace_replay(llm.llm_engine.vllm_config.model_config, None)
@@ -370,15 +374,15 @@ def test_on_a_gpu_vllm_replays_by_itself():
             and parameters.skip_reading_prefix_cache
         )
     llm.asked.clear()
-    found = prefilled(llm, responses, plain, llm.ask)
+    found = prefill_recorded(llm, responses, plain, llm.ask)
     assert [logp_T.tolist() for logp_T in found] == [[-7, -8, -1], [-4]]
     assert [prompts for prompts, _ in llm.asked] == [[[5, 6, 7, 8], [9]]] * 2
     for parameters in llm.asked[1][1]:
         parameters._validate_trace_replay(llm.llm_engine.vllm_config.model_config, None)
     with pytest.raises(MismatchError, match="before temperature and truncation"):
-        prefilled(llm, responses, replace(plain, sampling=HOT), llm.ask)
+        prefill_recorded(llm, responses, replace(plain, sampling=HOT), llm.ask)
     with pytest.raises(MismatchError, match="Leave out --engine-arg enable_trace_replay"):
-        replayed(RunnerV2(traced=False), responses, plain, llm.ask, alone=False, cached=True)
+        replay_recorded(RunnerV2(traced=False), responses, plain, llm.ask, alone=False, cached=True)
 
 
 @pytest.mark.parametrize("runs_v2", [True, False])
@@ -400,7 +404,7 @@ def test_vllm_on_a_gpu_is_started_for_replay(runs_v2, monkeypatch, tmp_path):
 
     monkeypatch.setattr(vllm, "LLM", start)
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda _: False)
-    monkeypatch.setattr(ours, "kept_apart", nullcontext)
+    monkeypatch.setattr(ours, "preserved_gc", nullcontext)
     ours.load_llm(EngineSettings(MODEL, HOT, K, log_file=tmp_path / "log", replays=True), {})
     assert [arguments["enable_trace_replay"] for arguments in started] == [True, False][
         : 2 - runs_v2

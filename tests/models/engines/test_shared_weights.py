@@ -24,7 +24,7 @@ def test_only_our_weights_are_removed_from_a_users_folder(tmp_path):
     for _ in range(2):
         weights.publish(model)
     assert (weights.path / "model.safetensors").is_file()
-    weights.forget_older()
+    weights.remove_older()
     theirs = {"000001", "notes.txt", "mismatch-cli-weights-000003"}
     ours = {path.name for path in folder.iterdir()} - theirs
     assert ours == {weights.path.name}

@@ -41,11 +41,11 @@ class Sleeper:
 def engine(monkeypatch: pytest.MonkeyPatch, sleeps: bool) -> tuple[vllm.VllmEngine, Sleeper]:
     llm = Sleeper()
 
-    def take_over(_: Any, __: Any) -> None:
+    def replace_weights(_: Any, __: Any) -> None:
         assert "weights" in llm.awake
         llm.asked.append("load")
 
-    monkeypatch.setattr(vllm, "take_over", take_over)
+    monkeypatch.setattr(vllm, "replace_weights", replace_weights)
     monkeypatch.setattr(vllm, "to_rollout", lambda *_: None)
     settings = EngineSettings("model", SamplingSettings(), 0, sleeps=sleeps)
     return vllm.VllmEngine(llm, settings, SimpleNamespace(), SimpleNamespace()), llm

@@ -54,7 +54,7 @@ def test_a_decorated_class_is_given_back_and_the_engine_keeps_its_own(save_model
     decorate(LlamaModel)
     assert served.model(IDS) == "compiled"
     # An engine, with a model that it has made
-    before.give_back(SimpleNamespace(apply_model=lambda change: change(served)))
+    before.restore(SimpleNamespace(apply_model=lambda change: change(served)))
     assert dict(vars(LlamaModel)) == attributes and Compiled not in LlamaModel.__mro__
     assert torch.equal(load_causal_lm(model, "float32")(IDS).logits, expected)
     assert served.model(IDS) == served.model.extra() == "compiled" and isinstance(
@@ -70,7 +70,7 @@ def test_a_configuration_class_is_given_back(save_model):
     before = ModelClasses.current(save_model("Llama"))
     AutoConfig.register("llama", Other, exist_ok=True)
     assert CONFIG_MAPPING["llama"] is Other
-    before.give_back()
+    before.restore()
     assert CONFIG_MAPPING["llama"] is LlamaConfig
 
 
