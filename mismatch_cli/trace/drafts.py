@@ -45,8 +45,8 @@ def draft(path: Path) -> Iterator[Path]:
     """
     place = path.with_name(f".{path.name[:_LONGEST]}.{secrets.token_hex(4)}{_ENDING}")
     mark = None
+    # Ctrl-C may come between any two calls. The folder is made inside the `try`, or it would stay.
     try:
-        # Inside, since Ctrl-C may come between two calls and would leave the folder
         place.mkdir(parents=True)
         mark = _lock(place, os.O_CREAT | os.O_EXCL)
         yield place
@@ -77,10 +77,13 @@ def exchange(place: Path, old: Collection[Path]) -> None:
     going = {path.relative_to(folder) for path in old}
     for name in sorted({path.parts[0] for path in going}):
         inside = {Path(name) / path for path in files_in(folder / name)}
-        for path in [Path(name)] if inside <= going else sorted(inside & going):
+        # A folder of which nothing stays goes as a whole, with a single rename.
+        moved = [Path(name)] if inside <= going else sorted(inside & going)
+        for path in moved:
             (place / _OLD / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).rename(place / _OLD / path)
-    if strange := sorted(files_in(place / _OLD) - going):
+    strange = sorted(files_in(place / _OLD) - going)
+    if strange:
         raise MismatchError(
             f"{folder / strange[0]} has appeared meanwhile, so nothing was replaced. "
             "Move it away, and run the command again."
@@ -112,7 +115,9 @@ def remove_unfinished(folder: Path, beginning: str = "") -> None:
     With `beginning`, only of names that start with it, where other processes write to the same
     folder.
     """
-    for place in sorted(folder.glob(f".{beginning}*{_ENDING}")) if _is_folder(folder) else ():
+    if not _is_folder(folder):
+        return
+    for place in sorted(folder.glob(f".{beginning}*{_ENDING}")):
         if _is_folder(place):
             clear(place)
 
@@ -159,10 +164,9 @@ def _end(place: Path) -> None:
     settle(place)
     if place.name == RUN and is_begun(place / NEW):
         return
-    last = (_READY, MARK)
-    for path in [path for path in place.iterdir() if path.name not in last] + [
-        place / name for name in last
-    ]:
+    last = [place / _READY, place / MARK]
+    first = [path for path in place.iterdir() if path not in last]
+    for path in first + last:
         if _is_folder(path):
             shutil.rmtree(path)
         else:
@@ -174,7 +178,9 @@ def _move(source: Path, target: Path, *, over: bool) -> None:
     """Move everything in a folder, if it exists, into another: over files of the same name, or
     beside all others.
     """
-    for path in list(source.iterdir()) if _is_folder(source) else ():
+    if not _is_folder(source):
+        return
+    for path in list(source.iterdir()):
         there = target / path.name
         if _is_folder(path) and _is_folder(there):
             _move(path, there, over=over)
@@ -186,9 +192,11 @@ def _move(source: Path, target: Path, *, over: bool) -> None:
 
 def files_in(path: Path) -> set[Path]:
     """The files in a folder, relative to it; a file has itself."""
-    if not _is_folder(path):
-        return {Path()} if _mode(path) is not None else set()
-    return {file.relative_to(path) for file in path.rglob("*") if not _is_folder(file)}
+    if _is_folder(path):
+        return {file.relative_to(path) for file in path.rglob("*") if not _is_folder(file)}
+    if _mode(path) is None:
+        return set()
+    return {Path()}
 
 
 def _is_folder(path: Path) -> bool:
@@ -213,14 +221,17 @@ def _lock(place: Path, create: int = 0) -> int:
     try:
         fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        if not create:  # a file system without locks can be written to all the same
+        # A file system may have no locks, and can be written to all the same.
+        # A new draft needs none: its name is random, so nobody else has it.
+        if not create:
             _unlock(mark)
             raise
     return mark
 
 
 def _unlock(mark: int | None) -> None:
-    if mark in _locks:  # not in a child that was forked meanwhile
+    """Close a mark, which releases its lock; a child that was forked meanwhile has closed it."""
+    if mark in _locks:
         _locks.discard(mark)
         os.close(mark)
 

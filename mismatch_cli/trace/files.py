@@ -38,17 +38,18 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_entries(path: Path, old: Callable[[], Collection[Path]]) -> Iterator[Path]:
-    """Yield an empty folder; at the end its entries take the place of files of the folder around
-    `path`, all at once.
+    """Yield an empty folder; at the end its entries replace files of the folder around `path`, all
+    at once.
 
-    Those are files of the same names, and `old`, listed once the block has written everything.
+    Replaced are files of the same names, and `old`, listed once the block has written everything.
     """
     with draft(path) as place:
         (place / NEW).mkdir()
         yield place / NEW
-        for file in files_in(place / NEW):
-            if not (place / NEW / file).is_symlink():
-                _sync(place / NEW / file)
+        for name in files_in(place / NEW):
+            file = place / NEW / name
+            if not file.is_symlink():
+                _sync(file)
         try:
             exchange(place, old())
         except OSError as error:
@@ -57,9 +58,10 @@ def replacing_entries(path: Path, old: Callable[[], Collection[Path]]) -> Iterat
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """Like `replacing`, for a folder: the new folder that the block fills becomes `folder`.
+    """Yield a new, empty folder, and rename it to `folder` once the block has filled it.
 
-    The block should only write: any exception in it is reported as a failure to write.
+    An exception leaves `folder` unchanged. The block should only write: any exception in it is
+    reported as a failure to write.
     """
 
     def old() -> list[Path]:
@@ -93,10 +95,9 @@ def write_named(path: Path, text: str, *, replace: bool) -> None:
     """
     target = Path(os.path.realpath(path))
     try:
-        if (path.exists() and not path.is_file()) or path.absolute().parts[1:2] in (
-            ("dev",),
-            ("proc",),
-        ):
+        is_of_system = path.absolute().parts[1:2] in (("dev",), ("proc",))
+        if is_of_system or (path.exists() and not path.is_file()):
+            # A pipe or device takes what is written, and cannot be replaced by a file.
             with open(path, "w", encoding="utf-8") as stream:
                 stream.write(text)
             return
@@ -105,10 +106,12 @@ def write_named(path: Path, text: str, *, replace: bool) -> None:
             with open(_create(place / NEW), "w", encoding="utf-8") as file:
                 file.write(text)
             _sync(place / NEW)
-            if replace or (target.exists() and not target.stat().st_size):
+            is_empty = target.exists() and not target.stat().st_size
+            if replace or is_empty:
                 os.replace(place / NEW, target)
             else:
-                os.link(place / NEW, target)  # fails if another process has written it meanwhile
+                # Unlike a rename, a link fails if another process has written the file meanwhile.
+                os.link(place / NEW, target)
     except FileExistsError as error:
         raise MismatchError(
             f"{path} already exists. Replace it with --force, or name another file."
@@ -122,6 +125,7 @@ def open_to_append(path: Path) -> BinaryIO:
     copied first.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Opening a pipe that nobody reads would wait for ever: with O_NONBLOCK it fails.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
     file = open(os.open(path, flags, 0o666), "ab")  # noqa: SIM115 - the caller closes it
     status = os.fstat(file.fileno())
@@ -130,6 +134,7 @@ def open_to_append(path: Path) -> BinaryIO:
         raise OSError(errno.EINVAL, "it is not a file", str(path))
     if status.st_nlink == 1:
         return file
+    # Another name of this file may be a file of somebody else, which must not grow.
     file.close()
     with replacing(path) as temporary:
         shutil.copyfile(path, temporary)
@@ -138,9 +143,11 @@ def open_to_append(path: Path) -> BinaryIO:
 
 def could_not_write(path: Path, error: Exception) -> MismatchError:
     """The error for a file that could not be written, most often for lack of space."""
-    reason = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
-    if not isinstance(error, OSError) and shutil.disk_usage(path.parent).free < _NO_ROOM:
-        reason = os.strerror(errno.ENOSPC)
+    reason = first_line(error)
+    if isinstance(error, OSError):
+        reason = error.strerror or reason
+    elif shutil.disk_usage(path.parent).free < _NO_ROOM:
+        reason = os.strerror(errno.ENOSPC)  # libraries have their own errors for a full disk
     return MismatchError(
         f"Could not write {path} ({reason}). Existing files are unchanged: free some space or "
         "choose another --output. If a run was being recorded or trained, continue with --resume."
@@ -148,9 +155,11 @@ def could_not_write(path: Path, error: Exception) -> MismatchError:
 
 
 def _create(path: Path) -> int:
+    """A new file, open to write; an `OSError` if the name exists, even as a link."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def _sync(path: Path) -> None:
-    with open(path, "rb") as written:
-        os.fsync(written.fileno())  # the rename must not become durable before the content
+    """Write the content of a file to disk: its rename must not become durable before."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())

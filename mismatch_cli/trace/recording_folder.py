@@ -32,19 +32,24 @@ def begun_replacement(folder: Path) -> Path | None:
     complete.
     """
     new = folder / RUN / NEW
-    return new if is_begun(new) else None
+    if is_begun(new):
+        return new
+    return None
 
 
 def drop_replacement(folder: Path) -> None:
     """Remove a run that has begun beside the one in `folder`."""
-    if begun := begun_replacement(folder):
+    begun = begun_replacement(folder)
+    if begun is not None:
         shutil.rmtree(begun)
         clear(folder / RUN)
 
 
 def final_folder(work: Path) -> Path:
     """The folder of the run that is recorded in `work`; its log is there from the start."""
-    return work.parent.parent if (work.parent.name, work.name) == (RUN, NEW) else work
+    if (work.parent.name, work.name) == (RUN, NEW):
+        return work.parent.parent
+    return work
 
 
 def put_in_place(work: Path) -> Path:

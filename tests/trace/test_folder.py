@@ -316,7 +316,7 @@ def held_by_another(folder: Path) -> Iterator[None]:
     script = """
 import sys, os, time; from pathlib import Path; from mismatch_cli.trace import run_folder as folder
 folder.remove_unfinished = lambda _: None
-with folder.claimed(Path(sys.argv[1]), lambda: None):
+with folder.claim_folder(Path(sys.argv[1]), lambda: None):
     os.fork() or time.sleep(60)
     print('held', flush=True); time.sleep(60)
 """
