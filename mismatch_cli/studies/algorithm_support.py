@@ -135,8 +135,10 @@ def _lacks_recomputed(traces: Sequence[Trace], recomputed: str, run: str) -> str
     """
     if recomputed == "absent":
         return _NO_RECOMPUTED.format(column="logp_recomputed", run=run)
-    responses = sum(trace.num_responses for trace in traces)
-    lacking = sum(trace.rows_without_recomputed for trace in traces)
+    responses = lacking = 0
+    for trace in traces:
+        responses += trace.num_responses
+        lacking += trace.rows_without_recomputed
     if recomputed == "equal weights" or 2 * lacking < responses:
         return ""
     return _RECOMPUTED_IN_PART.format(rows=responses - lacking, responses=responses)

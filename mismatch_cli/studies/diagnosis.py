@@ -9,7 +9,6 @@ import numpy as np
 
 from mismatch_cli.base import custom_code
 from mismatch_cli.base.errors import suggest
-from mismatch_cli.base.places import shorten_paths
 from mismatch_cli.diagnosis.alignment import lag_scan
 from mismatch_cli.diagnosis.diagnose import Findings, diagnose, module
 from mismatch_cli.diagnosis.evidence import Evidence, EvidenceCollector, Finding, HashLimits
@@ -37,7 +36,7 @@ from mismatch_cli.studies.diagnosis_result import (
 )
 from mismatch_cli.studies.remedies import clauses_without, has_fixed_models, in_the_framework
 from mismatch_cli.studies.settings_compared import settings_diff
-from mismatch_cli.studies.study import Study, check_poolable, name_of, subject_of
+from mismatch_cli.studies.study import Study, check_poolable, folders_of, name_of, subject_of
 from mismatch_cli.studies.unusable import refuse_unmeasured
 from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import RowGroup, Trace
@@ -103,9 +102,10 @@ class DiagnosisAnalysis(Study):
     def by_step(self) -> list[tuple[int, Estimate]]:
         """Each step with its mean relative gap."""
         step_N = self.sample.step_S[self.sample.response_T[self.sample.kept]]
-        return [
-            (int(step), self._mean(self._relative_N, step_N == step)) for step in np.unique(step_N)
-        ]
+        means = []
+        for step in np.unique(step_N):
+            means.append((int(step), self._mean(self._relative_N, step_N == step)))
+        return means
 
     @property
     def _relative_N(self) -> np.ndarray:
@@ -125,12 +125,12 @@ class DiagnosisAnalysis(Study):
         if diagnosis.is_unexplained and diagnosis.evidence.expected.of_this_trace:
             cleared |= _PRECISIONS
         name = str(name_of(first))
-        found = list(suspects(first.manifest, name, diagnosis.evidence.pair.name, cleared))
+        rows = list(suspects(first.manifest, name, diagnosis.evidence.pair.name, cleared))
         typed = (suggest("diagnose", name),)
-        for index, suspect in enumerate(found):
+        for index, suspect in enumerate(rows):
             if suspect.test == typed:  # the test has just been made
-                found[index] = replace(suspect, test=())
-        return tuple(found)
+                rows[index] = replace(suspect, test=())
+        return tuple(rows)
 
     @property
     def is_interrupted(self) -> bool:
@@ -193,7 +193,7 @@ class DiagnosisAnalysis(Study):
         left = diagnosis.unexplained
         settings = [SuspectRow(**vars(suspect)) for suspect in self.suspects]
         return DiagnosisResult(
-            traces=shorten_paths([str(trace.folder) for trace in self.traces]),
+            traces=folders_of(self.traces),
             about=About.of(self.traces, 0),
             pair=evidence.pair.name,
             responses=evidence.counts.responses,
@@ -243,8 +243,8 @@ class DiagnosisAnalysis(Study):
         )
 
     @cached_property
-    def found(self) -> list[FindingRow]:
-        """What was found, in the order of `Findings.found`."""
+    def found_rows(self) -> list[FindingRow]:
+        """The rows of what was found, in the order of `Findings.found`."""
         return [self.result.finding(finding.check) for finding in self.diagnosis.found]
 
     def _mean(self, value_N: np.ndarray, index: np.ndarray | slice) -> Estimate:

@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Protocol
 
 from mismatch_cli.base import numbers
-from mismatch_cli.base.places import shorten_paths
 from mismatch_cli.diagnosis.diagnose import Findings, diagnose
 from mismatch_cli.frameworks import dialects
 from mismatch_cli.frameworks.dialects import MetricReading
@@ -42,7 +41,7 @@ from mismatch_cli.metrics.estimate import FEW_DECIDE, FLOOR_RESOLUTION
 from mismatch_cli.processes.workers import ALONE, Workers
 from mismatch_cli.studies.diagnosis import gather_evidence
 from mismatch_cli.studies.mismatch import analyse_mismatch
-from mismatch_cli.studies.study import Study
+from mismatch_cli.studies.study import Study, folders_of
 from mismatch_cli.trace.origin import Shortfall
 from mismatch_cli.trace.reader import Trace
 
@@ -65,7 +64,7 @@ class Check:
 
     limits: str  # the name of its set
     limit: Limit
-    found: MeasuredMetric
+    measured: MeasuredMetric
     standing: Standing
     # The bound as a value of the metric; for a factor, as a distance from agreement
     allowed: float | None
@@ -80,12 +79,12 @@ class Check:
         """
         if self.standing.word != UNDECIDED:
             return self.standing.word == HOLDS
-        if self.limit.decide == WHOLE_INTERVAL and self.found.has_interval:
+        if self.limit.decide == WHOLE_INTERVAL and self.measured.has_interval:
             return True
         return not self.standing.is_beyond
 
     @property
-    def known(self) -> bool:
+    def is_judged(self) -> bool:
         """Whether there was a value to compare with the limit."""
         return self.standing.is_judged
 
@@ -100,10 +99,10 @@ class Check:
         if self.standing.word == HOLDS:
             return ""
         reason = self.standing.reason
-        if self.known and self.limit.bound in FACTORS and self.limit.agreement:
+        if self.is_judged and self.limit.bound in FACTORS and self.limit.agreement:
             reason += f", both as distances from {self.limit.agreement:g}"
-        if self.known and self.found.detail:
-            reason += f": {self.found.detail}"
+        if self.is_judged and self.measured.detail:
+            reason += f": {self.measured.detail}"
         return reason
 
 
@@ -313,11 +312,11 @@ class GateAnalysis(Study):
     @property
     def exceeded(self) -> list[Check]:
         """What does not hold: all of its interval is beyond the limit, or its value decides."""
-        return [check for check in self.checks if check.known and not check.holds]
+        return [check for check in self.checks if check.is_judged and not check.holds]
 
     @property
     def unjudged(self) -> list[Check]:
-        return [check for check in self.checks if not check.known]
+        return [check for check in self.checks if not check.is_judged]
 
     @cached_property
     def partial(self) -> list[Shortfall]:
@@ -397,9 +396,9 @@ class GateAnalysis(Study):
         """What `--json` prints."""
         baseline = None
         if self.baseline is not None:
-            baseline = _folders(self.baseline.traces)
+            baseline = folders_of(self.baseline.traces)
         return GateResult(
-            traces=_folders(self.measured.traces),
+            traces=folders_of(self.measured.traces),
             baseline=baseline,
             passed=self.passed,
             status=self.status,
@@ -408,11 +407,6 @@ class GateAnalysis(Study):
             allow_partial=self.allow_partial,
             checks=list(map(check_row, self.checks)),
         )
-
-
-def _folders(traces: Sequence[Trace]) -> list[str]:
-    folders: list[str] = shorten_paths([str(trace.folder) for trace in traces])
-    return folders
 
 
 def _exceeded(check: Check) -> str:
@@ -437,16 +431,16 @@ def frameworks_of(sets: Sequence[LimitSet]) -> list[str]:
 
 def subject(check: Check) -> str:
     """The metric as the limits name it, and its pair."""
-    return f"{check.limit.metric} ({check.found.pair})"
+    return f"{check.limit.metric} ({check.measured.pair})"
 
 
 def measured_parts(check: Check) -> tuple[str, str]:
     """The value and its 95 % interval, each a dash if there is none."""
-    found = check.found
-    value, interval = numbers.estimate(found.value, found.low, found.high)
+    measured = check.measured
+    value, interval = numbers.estimate(measured.value, measured.low, measured.high)
     if interval == numbers.MISSING:
-        return _number(check, found.value), interval
-    if found.few_decide:
+        return _number(check, measured.value), interval
+    if measured.few_decide:
         value += numbers.FEW
     return value, interval
 
@@ -485,14 +479,15 @@ def source_text(check: Check) -> str:
 
 def check_row(check: Check) -> CheckRow:
     """A check as a row of the JSON."""
-    limit, found = check.limit, check.found
+    limit = check.limit
+    measured = check.measured
     return CheckRow(
         limits=check.limits,
         metric=limit.metric,
-        pair=found.pair,
-        value=found.value,
-        low=found.low,
-        high=found.high,
+        pair=measured.pair,
+        value=measured.value,
+        low=measured.low,
+        high=measured.high,
         bound=limit.bound,
         threshold=limit.threshold,
         decide=limit.decide,

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from mismatch_cli.base.places import shorten_paths
 from mismatch_cli.limits.assess import LEADING, Assessment, assess
 from mismatch_cli.limits.expected import Expected, expected_gap
 from mismatch_cli.limits.manifest_sides import temperatures_of
@@ -46,6 +45,7 @@ from mismatch_cli.studies.study import (
     FINISH_UNKNOWN,
     Study,
     check_poolable,
+    folders_of,
     name_of,
     subject_of,
 )
@@ -184,7 +184,7 @@ class MismatchAnalysis(Study):
             expected=expected,
         )
         return MismatchResult(
-            traces=shorten_paths([str(trace.folder) for trace in self.traces]),
+            traces=folders_of(self.traces),
             about=about,
             pairs=pairs,
             floor=floor,
@@ -384,8 +384,11 @@ def _noise(metric: Metric, estimate: Estimate, floor: Estimate, *, as_range: boo
     """
     noise = Noise(floor.value, metric.times_floor(estimate.value, floor.value))
     if as_range:
-        factors = [metric.times_floor(estimate.value, end) for end in (floor.low, floor.high)]
-        ends = sorted(factor for factor in factors if isinstance(factor, float))
+        ends = []
+        for end in (floor.low, floor.high):
+            factor = metric.times_floor(estimate.value, end)
+            if isinstance(factor, float):
+                ends.append(factor)
         if len(ends) == 2:
-            return replace(noise, times_floor_range=ends)
+            return replace(noise, times_floor_range=sorted(ends))
     return noise

@@ -84,6 +84,12 @@ def relative_to_here(folder: Path) -> Path:
     return folder
 
 
+def folders_of(traces: Sequence[Trace]) -> list[str]:
+    """The folders of traces as JSON holds them: absolute paths shortened."""
+    folders: list[str] = shorten_paths([str(trace.folder) for trace in traces])
+    return folders
+
+
 def imported_fact(source: Imported | None) -> str:
     """A line for the head of a report; empty for a trace recorded here."""
     if source is None:

@@ -133,9 +133,11 @@ class Trace:
 
         For a single step, nothing is promised.
         """
-        readable = {path.name: self.footers[path] for path in self.shards}
-        rows = {name: sum(footer.rows) for name, footer in readable.items()}
-        columns = {name: footer.columns for name, footer in readable.items()}
+        rows = {}
+        columns = {}
+        for path in self.shards:
+            rows[path.name] = sum(self.footers[path].rows)
+            columns[path.name] = self.footers[path].columns
         promised = self.manifest if self.step is None else {}
         return completeness(self.folder, promised, rows, columns, self.broken)
 

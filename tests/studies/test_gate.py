@@ -117,7 +117,7 @@ def test_a_frameworks_own_metric_is_the_frameworks_number(training, control):
         for pi, mu in zip(table["logp_trainer"], table["logp_rollout"], strict=True)
     ]
     name = "slime:train/train_rollout_logprob_abs_diff"
-    number = check(control, name, "max", 1).found.value
+    number = check(control, name, "max", 1).measured.value
     assert number == pytest.approx(np.mean(means), rel=1e-5)
     assert check(control, name, "max", number).holds
     assert not check(control, name, "max", number * (1 - CLOSE)).holds
