@@ -65,7 +65,7 @@ def test_absolute_limits(training, metric, pair):
         assert check(training, metric, bound, exact, pair=pair).holds
         assert check(training, metric, bound, good, pair=pair).holds
         exceeded = check(training, metric, bound, bad, pair=pair)
-        assert not exceeded.holds and exceeded.known
+        assert not exceeded.holds and exceeded.is_judged
         assert ("above" if bound == "max" else "below") in exceeded.reason
 
 
@@ -173,7 +173,7 @@ def poor(tmp_path) -> PooledMetrics:
 )
 def test_a_missing_measurement_fails(poor, control, metric, bound, pair, reason):
     found = check(poor, metric, bound, 1e9, control, pair=pair)
-    assert not found.holds and not found.known
+    assert not found.holds and not found.is_judged
     assert reason in found.reason
 
 
