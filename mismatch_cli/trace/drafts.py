@@ -43,54 +43,54 @@ def draft(path: Path) -> Iterator[Path]:
 
     Whatever a failing disk prevents at that end, the next command does.
     """
-    place = path.with_name(f".{path.name[:_LONGEST]}.{secrets.token_hex(4)}{_ENDING}")
+    draft_folder = path.with_name(f".{path.name[:_LONGEST]}.{secrets.token_hex(4)}{_ENDING}")
     mark = None
     # Ctrl-C may come between any two calls. The folder is made inside the `try`, or it would stay.
     try:
-        place.mkdir(parents=True)
-        mark = _lock(place, os.O_CREAT | os.O_EXCL)
-        yield place
+        draft_folder.mkdir(parents=True)
+        mark = _lock(draft_folder, os.O_CREAT | os.O_EXCL)
+        yield draft_folder
     finally:
         with suppress(OSError):
-            _end(place)
+            _end(draft_folder)
         _unlock(mark)
 
 
-def finish_run(place: Path, old: Collection[Path]) -> None:
+def finish_run(draft_folder: Path, old: Collection[Path]) -> None:
     """Exchange the draft of a run, which is complete; if that fails, it stays to be resumed."""
-    mark = _lock(place)
+    mark = _lock(draft_folder)
     try:
-        exchange(place, old)
+        exchange(draft_folder, old)
     finally:
         with suppress(OSError):
-            _end(place)
+            _end(draft_folder)
         _unlock(mark)
 
 
-def exchange(place: Path, old: Collection[Path]) -> None:
+def exchange(draft_folder: Path, old: Collection[Path]) -> None:
     """Put everything in `new`, which is complete, into the folder around a draft, in place of the
     files `old`.
 
     A `MismatchError`, and nothing changes, if other files appear among the old ones meanwhile.
     """
-    folder = place.parent
+    folder = draft_folder.parent
     going = {path.relative_to(folder) for path in old}
     for name in sorted({path.parts[0] for path in going}):
         inside = {Path(name) / path for path in files_in(folder / name)}
         # A folder of which nothing stays goes as a whole, with a single rename.
         moved = [Path(name)] if inside <= going else sorted(inside & going)
         for path in moved:
-            (place / _OLD / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).rename(place / _OLD / path)
-    strange = sorted(files_in(place / _OLD) - going)
+            (draft_folder / _OLD / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).rename(draft_folder / _OLD / path)
+    strange = sorted(files_in(draft_folder / _OLD) - going)
     if strange:
         raise MismatchError(
             f"{folder / strange[0]} has appeared meanwhile, so nothing was replaced. "
             "Move it away, and run the command again."
         )
-    (place / NEW).rename(place / _READY)
+    (draft_folder / NEW).rename(draft_folder / _READY)
     try:
-        settle(place)
+        settle(draft_folder)
     except OSError as error:
         raise MismatchError(
             f"What is new in {folder} is complete, but could not be moved into place "
@@ -98,14 +98,14 @@ def exchange(place: Path, old: Collection[Path]) -> None:
         ) from error
 
 
-def settle(place: Path) -> None:
+def settle(draft_folder: Path) -> None:
     """Undo the replacement that a draft stands for, or finish it if all that goes has been moved
     aside.
     """
-    if _mode(place / _READY) is None:
-        _move(place / _OLD, place.parent, over=False)
+    if _mode(draft_folder / _READY) is None:
+        _move(draft_folder / _OLD, draft_folder.parent, over=False)
     else:
-        _move(place / _READY, place.parent, over=True)
+        _move(draft_folder / _READY, draft_folder.parent, over=True)
 
 
 def remove_unfinished(folder: Path, beginning: str = "") -> None:
@@ -117,35 +117,35 @@ def remove_unfinished(folder: Path, beginning: str = "") -> None:
     """
     if not _is_folder(folder):
         return
-    for place in sorted(folder.glob(f".{beginning}*{_ENDING}")):
-        if _is_folder(place):
-            clear(place)
+    for draft_folder in sorted(folder.glob(f".{beginning}*{_ENDING}")):
+        if _is_folder(draft_folder):
+            clear(draft_folder)
 
 
 def finish_exchanges(folder: Path) -> None:
     """Settle what was replaced by processes that are gone, for a reader: it does not hold the
     folder.
     """
-    for place in folder.glob(f".*{_ENDING}"):
+    for draft_folder in folder.glob(f".*{_ENDING}"):
         with suppress(OSError):  # it may not write here
-            if _is_folder(place) and _is_folder(place / _OLD):
-                clear(place)
+            if _is_folder(draft_folder) and _is_folder(draft_folder / _OLD):
+                clear(draft_folder)
 
 
-def clear(place: Path) -> None:
+def clear(draft_folder: Path) -> None:
     """Settle and remove a draft if it has our mark and its process is gone; the draft of a run
     stays to be resumed.
     """
     try:
-        mark = _lock(place)
+        mark = _lock(draft_folder)
     except FileNotFoundError:  # killed before there was a mark
         with suppress(OSError):
-            place.rmdir()
+            draft_folder.rmdir()
         return
     except BlockingIOError:
         return
     try:
-        _end(place)
+        _end(draft_folder)
     finally:
         _unlock(mark)
 
@@ -155,23 +155,23 @@ def is_begun(new: Path) -> bool:
     return _is_folder(new) and any(new.iterdir())
 
 
-def _end(place: Path) -> None:
+def _end(draft_folder: Path) -> None:
     """Settle a draft and remove it.
 
     `ready` goes after `old`, whose files it forbids to move back, and the mark last: a kill must
     not leave files that nobody may remove.
     """
-    settle(place)
-    if place.name == RUN and is_begun(place / NEW):
+    settle(draft_folder)
+    if draft_folder.name == RUN and is_begun(draft_folder / NEW):
         return
-    last = [place / _READY, place / MARK]
-    first = [path for path in place.iterdir() if path not in last]
+    last = [draft_folder / _READY, draft_folder / MARK]
+    first = [path for path in draft_folder.iterdir() if path not in last]
     for path in first + last:
         if _is_folder(path):
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-    place.rmdir()
+    draft_folder.rmdir()
 
 
 def _move(source: Path, target: Path, *, over: bool) -> None:
@@ -214,9 +214,9 @@ def _mode(path: Path) -> int | None:
         return None
 
 
-def _lock(place: Path, create: int = 0) -> int:
+def _lock(draft_folder: Path, create: int = 0) -> int:
     """Open the mark of a draft and lock it; a `BlockingIOError` if its process lives."""
-    mark = os.open(place / MARK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | create, 0o666)
+    mark = os.open(draft_folder / MARK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | create, 0o666)
     _locks.add(mark)
     try:
         fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -27,11 +27,12 @@ def replacing(path: Path) -> Iterator[Path]:
     An exception leaves `path` unchanged. A full disk is a `MismatchError`.
     """
     try:
-        with draft(path) as place:
-            os.close(_create(place / NEW))
-            yield place / NEW
-            _sync(place / NEW)
-            os.replace(place / NEW, path)
+        with draft(path) as draft_folder:
+            new = draft_folder / NEW
+            os.close(_create(new))
+            yield new
+            _sync(new)
+            os.replace(new, path)
     except OSError as error:
         raise could_not_write(path, error) from error
 
@@ -43,15 +44,15 @@ def replacing_entries(path: Path, old: Callable[[], Collection[Path]]) -> Iterat
 
     Replaced are files of the same names, and `old`, listed once the block has written everything.
     """
-    with draft(path) as place:
-        (place / NEW).mkdir()
-        yield place / NEW
-        for name in files_in(place / NEW):
-            file = place / NEW / name
-            if not file.is_symlink():
-                _sync(file)
+    with draft(path) as draft_folder:
+        new = draft_folder / NEW
+        new.mkdir()
+        yield new
+        for file in files_in(new):
+            if not (new / file).is_symlink():
+                _sync(new / file)
         try:
-            exchange(place, old())
+            exchange(draft_folder, old())
         except OSError as error:
             raise could_not_write(path, error) from error
 
@@ -102,16 +103,17 @@ def write_named(path: Path, text: str, *, replace: bool) -> None:
                 stream.write(text)
             return
         remove_unfinished(target.parent, target.name)
-        with draft(target) as place:
-            with open(_create(place / NEW), "w", encoding="utf-8") as file:
+        with draft(target) as draft_folder:
+            new = draft_folder / NEW
+            with open(_create(new), "w", encoding="utf-8") as file:
                 file.write(text)
-            _sync(place / NEW)
+            _sync(new)
             is_empty = target.exists() and not target.stat().st_size
             if replace or is_empty:
-                os.replace(place / NEW, target)
+                os.replace(new, target)
             else:
                 # Unlike a rename, a link fails if another process has written the file meanwhile.
-                os.link(place / NEW, target)
+                os.link(new, target)
     except FileExistsError as error:
         raise MismatchError(
             f"{path} already exists. Replace it with --force, or name another file."

@@ -31,6 +31,8 @@ FORMAT_VERSION = 1
 VOCABULARY = "vocab.parquet"
 SHARD = "shard-{:05d}.parquet"
 _NEAR_PATH = 0.7  # similarity of names; below it, folders are alike by chance
+_NAMED = 3  # shards that a message names
+_IN_A_RUN = ("trace", "held-out")  # folders of a run whose `--output` is their parent
 _TRACES_IN_RUNS = ("*/trace/", "*/", "*/traces/step-*/")  # in a folder of runs
 _RENEW = "Record the trace again, or restore the file."
 _LIBRARIES = (
@@ -79,8 +81,8 @@ def trace_folder(path: Path) -> Path:
 
 
 def no_such_run(path: Path) -> MismatchError:
-    """The error for a run that does not exist; it suggests the nearest folder beside it, or
-    bundled trace.
+    """The error for a run that does not exist; it suggests the folder or bundled trace with the
+    nearest name.
     """
     bundled = bundled_names() if path.parent == Path() else ()
     names = set(bundled)
@@ -161,8 +163,8 @@ def _no_manifest_in(folder: Path) -> str:
             f"{folder} is a folder of `watch`, which holds no trace. Look at it with: "
             f"{suggest('report', folder)}"
         )
-    holds_none = f"{folder} holds no trace: {FILE_NAME} is missing."
-    advice = f"{holds_none} Name a run folder or its trace/ folder"
+    fault = f"{folder} holds no trace: {FILE_NAME} is missing."
+    advice = f"{fault} Name a run folder or its trace/ folder"
     for pattern in _TRACES_IN_RUNS:
         inner = sorted(folder.glob(f"{pattern}{FILE_NAME}"))
         if inner:
@@ -185,10 +187,6 @@ def library_versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
-
-
-_NAMED = 3  # shards that a message names
-_IN_A_RUN = ("trace", "held-out")  # folders of a run whose `--output` is their parent
 
 
 @dataclass(frozen=True)
@@ -292,8 +290,8 @@ def _check_promised(
     rows: Mapping[str, int],
     promised: Mapping[str, int | None],
 ) -> None:
-    """A `MismatchError` for a shard that the manifest does not promise, or with more rows than
-    that.
+    """A `MismatchError` for a shard that the manifest does not promise, or with more rows than it
+    promises.
     """
     extra = sorted(rows.keys() - promised.keys())
     if "rescored" in manifest and "shard_rows" not in manifest:
@@ -367,9 +365,9 @@ def _unscored(
     if scored:
         return max(0, int(imported.get("rows", scored)) - scored)
     probed = manifest.get("command") == "probe"
+    scores = probed or "trainer" in manifest
     expected = set()
-    scoring = probed or "trainer" in manifest
-    if scoring or any("logp_trainer" in names for names in columns.values()):
+    if scores or any("logp_trainer" in names for names in columns.values()):
         expected.add("logp_trainer")
     if "recomputed" in manifest or (probed and manifest.get("equal_weights") is False):
         expected.add("logp_recomputed")

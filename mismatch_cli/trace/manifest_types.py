@@ -64,8 +64,8 @@ def _list(value: Any) -> bool:
     return isinstance(value, list)
 
 
-# The keys of values that pass each check; `*` is every key of an object, or item of a list. Lists and
-# objects come before what they hold, so that a message names the outermost wrong value.
+# The keys of values that pass each check; `*` is every key of an object, or item of a list.
+# Lists and objects come before what they hold: a message then names the outermost wrong value.
 _OF_SIDES: _KeysByCheck = {
     _list: "router_layers",
     _text: (
@@ -132,9 +132,8 @@ def check_contents(path: Path, content: dict[str, Any]) -> None:
     for key in (*REQUIRED, *OPTIONAL):
         for name, value in _values(content, key.split(".")):
             if not may_hold(key, value):
-                raise damaged_manifest(
-                    path, name, f"is {shorten(brief(value), _SHOWN, placeholder=' …')}"
-                )
+                wrong = shorten(brief(value), _SHOWN, placeholder=" …")
+                raise damaged_manifest(path, name, f"is {wrong}")
     for section, names in NEEDED.items():
         missing = set(names).difference(content.get(section, names))
         if missing:
@@ -150,7 +149,7 @@ def may_hold(key: str, value: Any) -> bool:
 
 
 def _values(content: Any, key: list[str]) -> Iterator[tuple[str, Any]]:
-    """Every value that a key leads to, after the full name of its key."""
+    """Every value under a key, after the key's full name, which has a name for each `*`."""
     if not key:
         yield "", content
         return
@@ -160,9 +159,8 @@ def _values(content: Any, key: list[str]) -> Iterator[tuple[str, Any]]:
         inner = content
     elif isinstance(content, list):
         inner = dict(enumerate(content))
-    names = list(inner) if first == "*" else [first]
-    for name in names:
-        if name in inner:
+    for name in inner:
+        if first in ("*", name):
             for ending, value in _values(inner[name], rest):
                 yield f"{name}.{ending}".rstrip("."), value
 

@@ -206,7 +206,7 @@ class About:
         return from_json(PromptFacts, self.prompts)
 
 
-# `left_out_if_none` leaves metadata, which the counts have not
+# The fields from the manifest are those that JSON leaves out if they are None.
 _OF_MANIFEST = tuple(each.name for each in fields(About) if each.metadata)
 
 

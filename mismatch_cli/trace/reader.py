@@ -49,12 +49,13 @@ from mismatch_cli.trace.vocabulary import Vocabulary
 
 _Read = TypeVar("_Read")
 _NEVER_NULL = (*ROW_KEY, "version_rollout", "version_trainer", "prompt_ids", "response_ids")
-_NOT_MEASURED = {"f": np.nan, "b": False, "i": -1, "u": NOT_MEASURED}
+_NOT_MEASURED = {"f": np.nan, "b": False, "i": -1, "u": NOT_MEASURED}  # by numpy's kind
 _RENEW = "Record or import it again."
 _RECOMPUTED_OF = {
     "logp_trainer_T": "logp_recomputed_T",
     "topk_logp_trainer_TK": "topk_logp_recomputed_TK",
 }
+# A list of these columns has one or more times so many counts, and at most so many times.
 _ROUTE_COUNTS = {
     "route_layers": (len(LAYER_COUNTS), MOST_LAYERS),
     "route_margins": (2 * MARGIN_BINS, 1),
@@ -65,7 +66,7 @@ _FIELDS = {each.name for each in fields(TokenBatch)}
 _BATCH_COLUMNS = tuple(name for name in TOKEN_COLUMNS if f"{name}_T" in _FIELDS)
 _BATCH_TOPK_COLUMNS = tuple(name for name in TOPK_COLUMNS if f"{name}_TK" in _FIELDS)
 _THREADS = 32  # that request footers from a store
-_FOOTERS_AT_A_TIME = 1024  # so that a failure ends a long list of requests early
+_FOOTERS_AT_A_TIME = 1024  # requested ahead of the reader
 
 
 class RowGroup(NamedTuple):
@@ -173,8 +174,8 @@ class Trace:
         footers: Iterator[Footer | None] = map(self._footer, shards)
         if is_store(self.folder):
             footers = _requested_together(self._footer, shards)
-        # Most shards of a trace hold the same columns, and a long trace has many thousand shards.
-        # They share one set of names, which saves most of the memory of their footers.
+        # A long trace has many thousand shards, and most of them hold the same columns.
+        # They share one set of names, so that a footer takes little memory.
         shared: dict[frozenset[str], frozenset[str]] = {}
         by_path = {}
         for path, footer in zip(shards, footers, strict=True):

@@ -17,14 +17,14 @@ def replacing_when_complete(folder: Path) -> Iterator[Path]:
     """The folder to record a run into that replaces the one in `folder`, maybe begun before;
     `put_in_place` ends it.
     """
-    place = folder / RUN
-    place.mkdir(exist_ok=True)
-    (place / MARK).touch()
-    (place / NEW).mkdir(exist_ok=True)
+    draft_folder = folder / RUN
+    draft_folder.mkdir(exist_ok=True)
+    (draft_folder / MARK).touch()
+    (draft_folder / NEW).mkdir(exist_ok=True)
     try:
-        yield place / NEW
+        yield draft_folder / NEW
     finally:
-        clear(place)  # if nothing was recorded
+        clear(draft_folder)  # if nothing was recorded
 
 
 def begun_replacement(folder: Path) -> Path | None:

@@ -70,6 +70,7 @@ def compare_routes(
 
 
 def _as_uint8(value_T: np.ndarray, has_one_T: np.ndarray, otherwise: int) -> np.ndarray:
+    """The values as a column holds them: at most 254, and `otherwise` for tokens without one."""
     return np.where(has_one_T, np.minimum(value_T, _MOST), otherwise).astype(np.uint8)
 
 

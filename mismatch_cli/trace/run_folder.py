@@ -130,8 +130,8 @@ def training_folder(
 def _check_settings(
     folder: Path, settings: Path, is_same: Callable[[str], bool], *, resume: bool
 ) -> None:
-    """A `MismatchError` for a folder with other files, and for a run that may not be resumed or is
-    not to be.
+    """A `MismatchError` for a folder with other files, for a run that is not to be resumed, and for
+    one with other settings.
     """
     if settings.is_file():
         same = is_same(settings.read_text(encoding="utf-8", errors="replace"))
@@ -249,11 +249,11 @@ def claim_folder(folder: Path, check: Callable[[], None]) -> Iterator[None]:
             stack.enter_context(_locked(outer, fcntl.LOCK_SH))
         stack.enter_context(_locked(folder, fcntl.LOCK_EX))
         for root in (folder, folder / RUN / NEW):
-            written = [root]
+            folders = [root]
             for pattern in _WRITTEN_IN:
-                written += root.glob(pattern)
-            for inside in written:
-                remove_unfinished(inside)
+                folders += root.glob(pattern)
+            for written_in in folders:
+                remove_unfinished(written_in)
         check()  # another process may have written before it released the lock
         yield
 

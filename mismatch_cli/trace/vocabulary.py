@@ -45,8 +45,8 @@ class Vocabulary:
         first of these, and the others are `CONTINUED`.
         """
         texts: list[str] = []
-        # Most tokens are whole characters, and their texts are looked up.
-        # Only the short runs in between are decoded together, which is much slower.
+        # Most tokens are whole characters, whose texts are looked up.
+        # Only the short runs in between take the longer way of decoding tokens together.
         for is_whole, run in groupby(map(int, ids), self._is_whole):
             tokens = list(run)
             if is_whole:

@@ -55,7 +55,7 @@ def with_counts(table: pa.Table, **counts: int) -> pa.Table:
 def _column(name: str, values: Sequence[Any]) -> pa.Array:
     if name in (*TOKEN_COLUMNS, *TOPK_COLUMNS, *ROUTE_COLUMNS):
         values = list(map(_flattened, values))
-    # A NaN stays a value: Arrow would make it a null, which means "not measured".
+    # With `from_pandas`, Arrow would turn NaN into null, which means "not measured".
     return pa.array(values, type=COLUMNS[name].type, from_pandas=False)
 
 
@@ -74,8 +74,8 @@ def write_shard(path: Path, table: pa.Table) -> None:
 
 
 def write_shard_parts(path: Path, tables: Iterator[pa.Table]) -> None:
-    """Write one shard from one or more consecutive tables of one schema, holding one at a time; in
-    row groups as `write_shard` does.
+    """Write one shard, in row groups as `write_shard` does, from consecutive tables of one schema;
+    holds one of them at a time.
     """
     first = next(tables)
     options = _encoding(first.schema)
@@ -102,7 +102,7 @@ def _encoding(schema: pa.Schema) -> dict[str, Any]:
 
 
 def _row_groups(table: pa.Table) -> list[tuple[int, int]]:
-    """The rows of each row group, from a first to one past the last."""
+    """Where each row group starts and stops, in rows of the table."""
     lists = table.column(length_column(table.column_names))
     lengths = pc.list_value_length(lists).to_pylist()
     most = _most_tokens(table, sum(lengths))
@@ -118,7 +118,7 @@ def _row_groups(table: pa.Table) -> list[tuple[int, int]]:
 
 
 def _most_tokens(table: pa.Table, tokens: int) -> int:
-    """The tokens of a row group at most, by the top K of this table with so many tokens."""
+    """The most tokens of a row group; fewer where each of this table's has many top-K entries."""
     if "topk_ids" not in table.column_names or not tokens:
         return MAX_TOKENS_PER_ROW_GROUP
     entries = pc.sum(pc.list_value_length(table.column("topk_ids"))).as_py() or 0
