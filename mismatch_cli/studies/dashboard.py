@@ -147,13 +147,24 @@ class QuotedNumber:
         if usual is not None and usual.where != "within":
             for case in reference().usual:
                 if case.precision and case.low <= self.value <= case.high:
-                    yield SizeCause(case.who, case.low, case.high, False, case.source)
+                    yield SizeCause(
+                        what=case.who,
+                        low=case.low,
+                        high=case.high,
+                        fault=False,
+                        source=case.source,
+                    )
         if not self.metric:
             return
         for fault in reference().measured:
             if fault.state and fault.metric == self.metric and self._is_near(fault):
-                setup = f"{fault.setup} ({fault.model})"
-                yield SizeCause(setup, fault.low, fault.high, True, fault.source)
+                yield SizeCause(
+                    what=f"{fault.setup} ({fault.model})",
+                    low=fault.low,
+                    high=fault.high,
+                    fault=True,
+                    source=fault.source,
+                )
 
     def _is_near(self, case: MeasuredRange) -> bool:
         """Whether its distance from agreement is within a factor of what somebody measured."""

@@ -366,10 +366,10 @@ class GateAnalysis(Study):
         if self.exceeded:
             limits = "; ".join(map(_exceeded, self.exceeded))
             verb = "do" if len(self.exceeded) > 1 else "does"
-            sentences.append(f"{_of(self.exceeded, total)} {verb} not hold: {limits}.")
+            sentences.append(f"{_count_of(self.exceeded, total)} {verb} not hold: {limits}.")
         if self.unjudged:
             limits = "; ".join(f"{subject(check)}: {check.reason}" for check in self.unjudged)
-            sentences.append(f"{_of(self.unjudged, total)} could not be judged: {limits}.")
+            sentences.append(f"{_count_of(self.unjudged, total)} could not be judged: {limits}.")
         if self.refused:
             sentences.append(f"{self.refused}.")
         return " ".join(sentences)
@@ -417,8 +417,11 @@ def _exceeded(check: Check) -> str:
     return limit
 
 
-def _of(checks: Sequence[Check], total: int) -> str:
-    return f"{len(checks)} of {total} limits" if total > 1 else "The limit"
+def _count_of(checks: Sequence[Check], total: int) -> str:
+    """How many of all limits these are, as the beginning of a sentence."""
+    if total > 1:
+        return f"{len(checks)} of {total} limits"
+    return "The limit"
 
 
 def frameworks_of(sets: Sequence[LimitSet]) -> list[str]:

@@ -69,7 +69,8 @@ def limits_from(runs_pairs: Sequence[Mapping[str, PairSummary]]) -> FromRuns:
         raise MismatchError(
             f"The runs have no pair in common ({recorded}). Name runs recorded in the same way."
         )
-    runs: list[Metrics] = [run[pairs[0]].metrics for run in runs_pairs]
+    pair = pairs[0]
+    runs: list[Metrics] = [run[pair].metrics for run in runs_pairs]
     drawn: list[DerivedLimit] = []
     left_out: dict[str, str] = {}
     for key in GATED:
@@ -77,13 +78,13 @@ def limits_from(runs_pairs: Sequence[Mapping[str, PairSummary]]) -> FromRuns:
         if reasons:
             left_out[key] = reasons[0]
         else:
-            drawn += _widest(METRICS[key], pairs[0], runs)
+            drawn += _widest(METRICS[key], pair, runs)
     if not drawn:
         raise MismatchError(
             f"No metric has an interval to draw a limit from: {_reasons(left_out)}. Name a run "
             "with more prompts."
         )
-    return FromRuns(pairs[0], tuple(drawn), left_out)
+    return FromRuns(pair, tuple(drawn), left_out)
 
 
 def _reasons(left_out: Mapping[str, str]) -> str:

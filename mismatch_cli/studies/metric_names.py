@@ -111,14 +111,17 @@ def without_value(name: str, framework: str) -> str:
     """The message for a word that no number follows: a metric, or nothing that is known."""
     if name in (OWN, *dialects.names()):
         return f"{name} is a framework: name it first, once."
-    is_own_file = framework in ("", OWN) and is_own(name)
-    if is_own_file or (framework != OWN and _lines(framework, name)):
+    is_ours = framework in ("", OWN) and is_own(name)
+    if is_ours or (framework != OWN and _lines(framework, name)):
         owner = filter(None, [framework])
         return f"{name} needs a number: {suggest('verdict', *owner, name, '0.02')}"
-    return unknown_metric(name, framework) if framework else _unknown_word(name)
+    if framework:
+        return unknown_metric(name, framework)
+    return _unknown_word(name)
 
 
 def _unknown_word(name: str) -> str:
+    """The message for a word that is neither, with the nearest of both."""
     guesses = []
     frameworks = _near(name, dialects.names())[:2]
     if frameworks:

@@ -212,8 +212,8 @@ class MismatchAnalysis(Study):
         explore_tokens = partial(explore, self.traces, self.main_pair, on_responses=on_responses)
         if support is None:  # no algorithm can judge the trace, but it still has tokens
             return explore_tokens((), Needs(False, False, 0), {})
-        batch_results = collect_first_pass(self.traces, support)
-        return explore_tokens(support.judged, support.needs, batch_results, support.judged)
+        batch_values = collect_first_pass(self.traces, support)
+        return explore_tokens(support.judged, support.needs, batch_values, support.judged)
 
     @property
     def _routing(self) -> RoutingSummary | None:

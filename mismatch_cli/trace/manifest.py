@@ -295,7 +295,7 @@ def _check_promised(
     """
     extra = sorted(rows.keys() - promised.keys())
     if "rescored" in manifest and "shard_rows" not in manifest:
-        # The rescore of earlier versions numbered shards anew: their number is all that counts.
+        # The rescore of earlier versions gave shards other names: only how many there are counts.
         extra = extra[: max(0, len(rows) - len(promised))]
     if extra:
         raise MismatchError(
