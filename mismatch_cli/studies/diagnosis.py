@@ -36,7 +36,14 @@ from mismatch_cli.studies.diagnosis_result import (
 )
 from mismatch_cli.studies.remedies import clauses_without, has_fixed_models, in_the_framework
 from mismatch_cli.studies.settings_compared import settings_diff
-from mismatch_cli.studies.study import Study, check_poolable, folders_of, name_of, subject_of
+from mismatch_cli.studies.study import (
+    Study,
+    check_poolable,
+    folders_of,
+    name_of,
+    subject_of,
+    typed_names,
+)
 from mismatch_cli.studies.unusable import refuse_unmeasured
 from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import RowGroup, Trace
@@ -116,7 +123,8 @@ class DiagnosisAnalysis(Study):
     def suspects(self) -> tuple[Suspect, ...]:
         """Settings known to cause gaps that no check has cleared; none if there is no gap.
 
-        What is left beyond all that 16 bits make of this model is not caused by them.
+        A gap beyond all that 16 bits make of this model is not caused by the precisions: these are
+        cleared too.
         """
         diagnosis, first = self.diagnosis, self.traces[0]
         if not diagnosis.has_a_gap:
@@ -280,7 +288,7 @@ def _settings_by_trace(traces: Sequence[Trace]) -> Traces:
         for row in settings_diff(first, trace.manifest, at_equal_weights=True):
             if not row.harmless:
                 settings.setdefault(row.setting, [row.first] * len(traces))[number] = row.other
-    names = tuple(str(name_of(trace)) for trace in traces)
+    names = tuple(map(str, typed_names(traces)))
     return Traces(names, {name: tuple(values) for name, values in settings.items()})
 
 
@@ -350,7 +358,7 @@ class Preparation:
     def with_models(
         self, earlier_model: str | None, trainer_model: str | None, reading_tokens: int | None
     ) -> Self:
-        """With models to read the sample again, within a budget in tokens."""
+        """The same traces with models to read the sample again, within a budget in tokens."""
 
         def at_hand(path: str | None) -> ModelAtHand | None:
             if path is None:

@@ -156,8 +156,12 @@ def limited_metrics(watched: WatchState, recorded: Collection[str]) -> list[Limi
 def _limited(
     watched: WatchState, metric: str, pair: str, limits: Sequence[SetLimit]
 ) -> LimitedMetric:
+    """A metric with these limits; what several of them have in common is said once."""
     bounds: list[float] = []
+    texts: list[str] = []
     for limit in limits:
+        if limit.text not in texts:
+            texts.append(limit.text)
         allowed = Range.of({limit.bound: limit.threshold})
         for bound in (allowed.low, allowed.high):
             if isfinite(bound) and bound not in bounds:
@@ -166,8 +170,7 @@ def _limited(
     for alarm in watched.alarms:
         if (alarm.check.metric, alarm.check.pair) == (metric, pair):
             alarms.append((alarm.since, alarm.last))
-    text = ", ".join(dict.fromkeys(limit.text for limit in limits))
-    return LimitedMetric(metric, pair, text, bounds, alarms)
+    return LimitedMetric(metric, pair, ", ".join(texts), bounds, alarms)
 
 
 def watch_state(folder: Path | None) -> WatchState | None:

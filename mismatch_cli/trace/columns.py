@@ -69,18 +69,18 @@ class TraceColumn:
         return self.required and not self.default
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Its meaning, unit and default in one line."""
-        words = self.meaning
+        line = self.meaning
         if self.unit:
-            words += f", {self.unit}"
+            line += f", {self.unit}"
         if self.aliases:
-            words += f"; also read from {', '.join(self.aliases)}"
+            line += f"; also read from {', '.join(self.aliases)}"
         if self.default:
-            words += f"; default: {self.default}"
+            line += f"; default: {self.default}"
         if self.is_required:
-            words += " (required)"
-        return words
+            line += " (required)"
+        return line
 
 
 _ONE, _TOKENS, _TOP_K, _LIST = Shape.RESPONSE, Shape.TOKENS, Shape.TOP_K, Shape.LIST
@@ -158,7 +158,7 @@ ALIASES = {alias: column.name for column in COLUMNS.values() for alias in column
 ROW_KEY = ("step", "epoch", "minibatch", "prompt_id", "sample_index")
 PROMPT_COLUMN = "prompt_ids"
 ID_COLUMNS = (PROMPT_COLUMN, "response_ids", "topk_ids")
-REQUIRED = tuple(name for name, column in COLUMNS.items() if column.required)
+REQUIRED = tuple(column.name for column in COLUMNS.values() if column.required)
 ALWAYS_READ = (*REQUIRED, PROMPT_COLUMN, "response_ids")  # as far as a shard has them
 
 

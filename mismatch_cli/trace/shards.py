@@ -114,9 +114,13 @@ def _rows_without_recomputed(leaves: Sequence[str], groups: Sequence[pq.RowGroup
     recomputed = _index_of_list(leaves, "logp_recomputed")
     if recomputed is None:
         return sum(group.num_rows for group in groups)
-    columns = [group.column(recomputed) for group in groups]
-    # Parquet stores a null list as a single null entry of its leaf, so these nulls count rows.
-    return sum(column.statistics.null_count for column in columns if column.is_stats_set)
+    rows = 0
+    for group in groups:
+        column = group.column(recomputed)
+        # Parquet stores a null list as a single null entry of its leaf, so these nulls are rows.
+        if column.is_stats_set:
+            rows += column.statistics.null_count
+    return rows
 
 
 def _index_of_list(leaves: Sequence[str], name: str) -> int | None:
