@@ -85,19 +85,19 @@ class QuotedNumber:
 
     def judged(self, about: Mapping[str, Any]) -> JudgedNumber:
         """The number with its verdict, and the nearest values that others measured."""
-        assessment = self._assessed(about)
+        assessment = self._assessment(about)
         return JudgedNumber(
             **vars(self) | {"metric": self.metric or None},
             status=assessment.status,
             bars=assessment.bars,
             measured=assessment.measured,
-            usual=self._usual(about),
+            usual=self._usual_range(about),
             by_precision=self.by_precision(about),
             made_by=list(self._made_by(about)),
             limit_on=None if assessment.bars else self._limit_on,
         )
 
-    def _assessed(self, about: Mapping[str, Any]) -> Assessment:
+    def _assessment(self, about: Mapping[str, Any]) -> Assessment:
         """The limits and measured values for its metric; for one that none of ours equals, the
         framework's own limits.
         """
@@ -112,7 +112,7 @@ class QuotedNumber:
                 return limit.metric
         return None
 
-    def _usual(self, about: Mapping[str, Any]) -> UsualRange | None:
+    def _usual_range(self, about: Mapping[str, Any]) -> UsualRange | None:
         if self.metric != LEADING:
             return None
         expected = expected_gap(about)
@@ -143,7 +143,7 @@ class QuotedNumber:
         """Precisions with such values in their usual range, unless they are usual here, and faults
         that came close.
         """
-        usual = self._usual(about)
+        usual = self._usual_range(about)
         if usual is not None and usual.where != "within":
             for case in reference().usual:
                 if case.precision and case.low <= self.value <= case.high:

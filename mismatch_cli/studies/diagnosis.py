@@ -215,12 +215,12 @@ class DiagnosisAnalysis(Study):
                 expected=ResolvedGap(**vars(evidence.expected), resolution=evidence.resolution),
             ),
             shares=diagnosis.shares,
-            suspects=[*settings, *map(self._suspected, diagnosis.suspects)],
-            findings=list(map(self._row, diagnosis.findings)),
+            suspects=[*settings, *map(self._suspect_row, diagnosis.suspects)],
+            findings=list(map(self._finding_row, diagnosis.findings)),
             **custom_code.on_record(),
         )
 
-    def _suspected(self, finding: Finding) -> SuspectRow:
+    def _suspect_row(self, finding: Finding) -> SuspectRow:
         suspect = SuspectRow(
             check=finding.check, explains=finding.explains, needs=finding.needs, test=[]
         )
@@ -229,7 +229,7 @@ class DiagnosisAnalysis(Study):
             return replace(suspect, test=[line])
         return suspect
 
-    def _row(self, finding: Finding) -> FindingRow:
+    def _finding_row(self, finding: Finding) -> FindingRow:
         check = module(finding.check)
         return FindingRow(
             title=check.TITLE,

@@ -144,9 +144,9 @@ class PooledMetrics:
         why = for_other_models(limit.family, family(self.result.about.manifest))
         if why:
             return MeasuredMetric(pair=limit.pair, why=why)
-        return self._own(limit)
+        return self._own_metric(limit)
 
-    def _own(self, limit: Limit) -> MeasuredMetric:
+    def _own_metric(self, limit: Limit) -> MeasuredMetric:
         """The measurement of a metric of ours, from the summary."""
         pairs = {name: pair.metrics for name, pair in self.result.pairs.items()}
         number = Number.of(pairs, limit.metric, limit.pair)
@@ -194,11 +194,13 @@ def _check(name: str, limit: Limit, metrics: Findable, baseline: Findable | None
     if why:
         return Check(name, limit, measured, judge(Number(why=why), Range()), None, None)
     allowed = _allowed(limit, reference)
-    standing = judge(_comparable(limit, measured), Range.of({_side(limit.bound): allowed}))
+    standing = judge(
+        _comparable(limit, measured), Range.of({_bound_of_value(limit.bound): allowed})
+    )
     return Check(name, limit, measured, standing, allowed, reference)
 
 
-def _side(bound: str) -> str:
+def _bound_of_value(bound: str) -> str:
     """The bound of a file of limits as one of a value."""
     if bound in BOUNDS:
         return bound
@@ -442,7 +444,7 @@ def measured_parts(check: Check) -> tuple[str, str]:
     measured = check.measured
     value, interval = numbers.estimate(measured.value, measured.low, measured.high)
     if interval == numbers.MISSING:
-        return _number(check, measured.value), interval
+        return _number_text(check, measured.value), interval
     if measured.few_decide:
         value += numbers.FEW
     return value, interval
@@ -461,13 +463,13 @@ def limit_text(check: Check) -> str:
     text = check.limit.text.replace("floor", "noise")
     if check.reference is not None:
         name = {OF_FLOOR: "noise", OF_EXPECTED: "expected"}.get(check.limit.bound, "baseline")
-        text += f"; {name} {_number(check, check.reference)}"
+        text += f"; {name} {_number_text(check, check.reference)}"
     if check.limit.decide == WHOLE_INTERVAL:
         text += " (95 % sure)"
     return text
 
 
-def _number(check: Check, value: float | None) -> str:
+def _number_text(check: Check, value: float | None) -> str:
     if check.limit.framework == DIAGNOSIS and value is not None:
         return numbers.count(int(value))
     if check.limit.agreement == 1:

@@ -74,7 +74,7 @@ def limits_from(runs_pairs: Sequence[Mapping[str, PairSummary]]) -> FromRuns:
     drawn: list[DerivedLimit] = []
     left_out: dict[str, str] = {}
     for key in GATED:
-        reasons = list(filter(None, (_unsure(metrics[key]) for metrics in runs)))
+        reasons = list(filter(None, (_why_unsure(metrics[key]) for metrics in runs)))
         if reasons:
             left_out[key] = reasons[0]
         else:
@@ -94,7 +94,7 @@ def _reasons(left_out: Mapping[str, str]) -> str:
     return "; ".join(sorted(better or reasons))
 
 
-def _unsure(estimate: Estimate) -> str:
+def _why_unsure(estimate: Estimate) -> str:
     """Why no limit follows from an estimate; empty if one does."""
     missing = None in (estimate.value, estimate.low, estimate.high)
     # Where a few prompts decide the value, the end of its interval says little of another run.

@@ -65,7 +65,7 @@ def framework_metric(framework: str, name: str) -> LoggedMetric:
     """A framework's metric by its name, with or without the part before a slash; without a
     framework, that of the first if it is the same number in all that have the name.
     """
-    matches = _lines(framework, name)
+    matches = _matching_metrics(framework, name)
     if not matches:
         raise UsageError(unknown_metric(name, framework))
     (owner, line), *others = matches
@@ -87,13 +87,13 @@ def _is_same_number(first: FrameworkMetric, second: FrameworkMetric) -> bool:
     return dialects.metric_of(first) == dialects.metric_of(second)
 
 
-def _lines(framework: str, name: str) -> list[tuple[str, FrameworkMetric]]:
+def _matching_metrics(framework: str, name: str) -> list[tuple[str, FrameworkMetric]]:
     """The metrics of exactly this name with their frameworks; without any, those of which one name
     ends with the other, after a slash.
     """
     exact = []
     alike = []
-    for owner in _among(framework):
+    for owner in _frameworks(framework):
         for line in dialects.lines(owner):
             if line.name == name:
                 exact.append((owner, line))
@@ -102,7 +102,7 @@ def _lines(framework: str, name: str) -> list[tuple[str, FrameworkMetric]]:
     return exact or alike
 
 
-def _among(framework: str) -> list[str]:
+def _frameworks(framework: str) -> list[str]:
     """The framework, or all."""
     return [framework] if framework else dialects.names()
 
@@ -112,7 +112,7 @@ def without_value(name: str, framework: str) -> str:
     if name in (OWN, *dialects.names()):
         return f"{name} is a framework: name it first, once."
     is_ours = framework in ("", OWN) and is_own(name)
-    if is_ours or (framework != OWN and _lines(framework, name)):
+    if is_ours or (framework != OWN and _matching_metrics(framework, name)):
         owner = filter(None, [framework])
         return f"{name} needs a number: {suggest('verdict', *owner, name, '0.02')}"
     if framework:
@@ -123,21 +123,21 @@ def without_value(name: str, framework: str) -> str:
 def _unknown_word(name: str) -> str:
     """The message for a word that is neither, with the nearest of both."""
     guesses = []
-    frameworks = _near(name, dialects.names())[:2]
+    frameworks = _nearest(name, dialects.names())[:2]
     if frameworks:
         guesses.append(f"the framework {alternatives(frameworks)}")
-    metrics = _near(name, _metrics(""))[:2]
+    metrics = _nearest(name, _metric_names(""))[:2]
     if metrics:
         guesses.append(f"the metric {alternatives(metrics)}")
     return (
-        f"'{name}' is neither a framework nor a metric. {_question(', or '.join(guesses))}List "
+        f"'{name}' is neither a framework nor a metric. {_did_you_mean(', or '.join(guesses))}List "
         f"all: {suggest('verdict', '--list')}"
     )
 
 
 def unknown_metric(name: str, framework: str) -> str:
     """The message for an unknown metric, with the nearest names."""
-    hint = _question(alternatives(_near(name, _metrics(framework))))
+    hint = _did_you_mean(alternatives(_nearest(name, _metric_names(framework))))
     owner = f" of {framework}" if framework else ""
     if framework not in ("", OWN) and name in METRICS:
         hint = f"It is a mismatch-cli metric: leave out {framework}. "
@@ -145,22 +145,22 @@ def unknown_metric(name: str, framework: str) -> str:
     return f"Unknown metric '{name}'{owner}. {hint}List all: {every}"
 
 
-def _question(meant: str) -> str:
+def _did_you_mean(meant: str) -> str:
     return f"Did you mean {meant}? " if meant else ""
 
 
-def _metrics(framework: str) -> list[str]:
+def _metric_names(framework: str) -> list[str]:
     """The names of a framework's metrics; without one, those of all and ours."""
     names = []
     if framework != OWN:
-        for owner in _among(framework):
+        for owner in _frameworks(framework):
             names += [line.name for line in dialects.lines(owner)]
     if framework in ("", OWN):
         names += [key for key, metric in METRICS.items() if metric.agreement is not None]
     return names
 
 
-def _near(name: str, names: Sequence[str]) -> list[str]:
+def _nearest(name: str, names: Sequence[str]) -> list[str]:
     """At most three that contain a name, else the nearest."""
     different = list(dict.fromkeys(names))
     containing = [other for other in different if name.lower() in other.lower()]

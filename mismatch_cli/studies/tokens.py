@@ -53,13 +53,13 @@ def token_tables(traces: Sequence[Trace]) -> Iterator[pa.Table]:
             columns: _Columns = {}
             if len(traces) > 1:
                 columns["trace"] = pa.array(np.full(batch.num_tokens, number, np.int32))
-            columns |= _keys(group, trace, texts)
+            columns |= _key_columns(group, trace, texts)
             for name in recorded:
-                columns[name] = _recorded(batch, name)
+                columns[name] = _recorded_column(batch, name)
             for names, pair in gaps:
-                columns |= _gap(batch, pair, names)
+                columns |= _gap_columns(batch, pair, names)
             if question is not None:
-                for name, flags in _blocked(batch, question, number).items():
+                for name, flags in _blocked_columns(batch, question, number).items():
                     columns[f"{_BLOCKED}{name}"] = flags
             yield pa.table(columns)
 
@@ -81,7 +81,7 @@ def blocked_tables(traces: Sequence[Trace], question: Question) -> Iterator[pa.T
     columns = columns_for(question.needs)
     for number, trace in enumerate(traces):
         for batch in trace.batches(columns):
-            yield pa.table(_blocked(batch, question, number))
+            yield pa.table(_blocked_columns(batch, question, number))
 
 
 def _gaps_in(traces: Sequence[Trace], measured: set[str]) -> list[tuple[dict[str, str], Pair]]:
@@ -100,7 +100,7 @@ def _gaps_in(traces: Sequence[Trace], measured: set[str]) -> list[tuple[dict[str
     return gaps
 
 
-def _keys(group: RowGroup, trace: Trace, texts: dict[int, str]) -> _Columns:
+def _key_columns(group: RowGroup, trace: Trace, texts: dict[int, str]) -> _Columns:
     """What says which token of which response it is; `texts` are those of earlier row groups, and
     grow.
     """
@@ -115,12 +115,12 @@ def _keys(group: RowGroup, trace: Trace, texts: dict[int, str]) -> _Columns:
     return {
         **{name: _array(np.repeat(values_S, lengths_S)) for name, values_S in rows_S.items()},
         "position": pa.array(position_T),
-        **_tokens(batch, trace, texts),
-        "turn": _turn(batch),
+        **_token_columns(batch, trace, texts),
+        "turn": _turn_column(batch),
     }
 
 
-def _tokens(batch: TokenBatch, trace: Trace, texts: dict[int, str]) -> _Columns:
+def _token_columns(batch: TokenBatch, trace: Trace, texts: dict[int, str]) -> _Columns:
     """The ids and texts of all tokens; null in a trace without ids."""
     if batch.response_ids_T is None:
         return {
@@ -139,7 +139,7 @@ def _tokens(batch: TokenBatch, trace: Trace, texts: dict[int, str]) -> _Columns:
     }
 
 
-def _turn(batch: TokenBatch) -> pa.Array:
+def _turn_column(batch: TokenBatch) -> pa.Array:
     """The turn, from 1 in each response; 0 outside the loss."""
     offset_S1 = batch.offset_S1
     mask_T = batch.loss_mask_T
@@ -149,26 +149,26 @@ def _turn(batch: TokenBatch) -> pa.Array:
     return pa.array(np.where(mask_T, begun[1:] - before_T, 0).astype(np.int32))
 
 
-def _recorded(batch: TokenBatch, name: str) -> pa.Array:
+def _recorded_column(batch: TokenBatch, name: str) -> pa.Array:
     column_T = getattr(batch, f"{name}_T")
     if column_T is None:
         return pa.nulls(batch.num_tokens, COLUMNS[name].value)
     return _array(column_T)
 
 
-def _gap(batch: TokenBatch, pair: Pair, names: Mapping[str, str]) -> _Columns:
+def _gap_columns(batch: TokenBatch, pair: Pair, names: Mapping[str, str]) -> _Columns:
     """The gap between two policies, under these names by content; null for tokens that do not
     count.
     """
     columns = {name: np.full(batch.num_tokens, np.nan, np.float32) for name in names}
     if pair.measured_in(batch):
         for gaps in token_gaps(batch, pair):
-            for name, values_N in _values(gaps, names).items():
+            for name, values_N in _gap_values(gaps, names).items():
                 columns[name][gaps.index_N] = values_N
     return {names[name]: _array(column_T) for name, column_T in columns.items()}
 
 
-def _values(gaps: TokenGaps, names: Mapping[str, str]) -> dict[str, np.ndarray]:
+def _gap_values(gaps: TokenGaps, names: Mapping[str, str]) -> dict[str, np.ndarray]:
     """Values of the tokens that count; outside the current policy's support d is −∞, and KL and
     k3 are +∞.
     """
@@ -192,7 +192,7 @@ def _where_counted(value_N: np.ndarray, counts_N: np.ndarray | None) -> np.ndarr
     return np.where(counts_N, value_N, np.float32(np.nan))
 
 
-def _blocked(batch: TokenBatch, question: Question, trace: int) -> _Columns:
+def _blocked_columns(batch: TokenBatch, question: Question, trace: int) -> _Columns:
     """Whether each algorithm blocks a token, by its name, and without advantages by both signs;
     null where it does not judge.
     """

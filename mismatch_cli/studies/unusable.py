@@ -45,7 +45,7 @@ def unusable_columns(trace: Trace) -> str:
     """What is wrong with the columns of log-probabilities that have no usable value, and what to
     do; empty if all have some.
     """
-    columns = [_Column(side, values_T) for side, values_T in _values(trace).items()]
+    columns = [_Column(side, values_T) for side, values_T in _recorded_values(trace).items()]
     usable = [column for column in columns if column.is_usable]
     yardstick = usable[0] if usable else None
     return " ".join(column.sentence(yardstick) for column in columns if not column.is_usable)
@@ -103,7 +103,7 @@ class _Column:
         return float(np.median(distance_T[np.isfinite(distance_T)]))
 
 
-def _values(trace: Trace) -> dict[str, np.ndarray]:
+def _recorded_values(trace: Trace) -> dict[str, np.ndarray]:
     """The recorded values of trained tokens by column, of the first row groups.
 
     They are read as recorded: a batch has NaN for every value above 0, which is what is looked for.

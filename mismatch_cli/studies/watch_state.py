@@ -150,10 +150,10 @@ def limited_metrics(watched: WatchState, recorded: Collection[str]) -> list[Limi
         pair = pair_for(limit.pair, recorded)
         if pair:
             by_metric.setdefault((limit.metric, pair), []).append(limit)
-    return [_limited(watched, *metric, limits) for metric, limits in by_metric.items()]
+    return [_limited_metric(watched, *metric, limits) for metric, limits in by_metric.items()]
 
 
-def _limited(
+def _limited_metric(
     watched: WatchState, metric: str, pair: str, limits: Sequence[SetLimit]
 ) -> LimitedMetric:
     """A metric with these limits; what several of them have in common is said once."""

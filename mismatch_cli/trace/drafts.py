@@ -74,15 +74,15 @@ def exchange(draft_folder: Path, old: Collection[Path]) -> None:
     A `MismatchError`, and nothing changes, if other files appear among the old ones meanwhile.
     """
     folder = draft_folder.parent
-    going = {path.relative_to(folder) for path in old}
-    for name in sorted({path.parts[0] for path in going}):
+    old_names = {path.relative_to(folder) for path in old}
+    for name in sorted({path.parts[0] for path in old_names}):
         inside = {Path(name) / path for path in files_in(folder / name)}
         # A folder of which nothing stays goes as a whole, with a single rename.
-        moved = [Path(name)] if inside <= going else sorted(inside & going)
+        moved = [Path(name)] if inside <= old_names else sorted(inside & old_names)
         for path in moved:
             (draft_folder / _OLD / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).rename(draft_folder / _OLD / path)
-    strange = sorted(files_in(draft_folder / _OLD) - going)
+    strange = sorted(files_in(draft_folder / _OLD) - old_names)
     if strange:
         raise MismatchError(
             f"{folder / strange[0]} has appeared meanwhile, so nothing was replaced. "

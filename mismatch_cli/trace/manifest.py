@@ -214,16 +214,15 @@ class Completeness:
         reasons = []
         if self.broken:
             shards = "shards are" if len(self.broken) > 1 else "shard is"
-            reasons.append(
-                f"{len(self.broken)} unreadable {shards} left out ({_named(list(self.broken))})"
-            )
+            names = _first_names(list(self.broken))
+            reasons.append(f"{len(self.broken)} unreadable {shards} left out ({names})")
         if self.missing:
             reasons.append(
                 f"{self.shards} of {self.recorded_shards} shards exist (missing: "
-                f"{_named(self.missing)})"
+                f"{_first_names(self.missing)})"
             )
         if self.short:
-            reasons.append(f"{_named(self.short)} holds fewer responses than were recorded")
+            reasons.append(f"{_first_names(self.short)} holds fewer responses than were recorded")
         if self.unscored:
             reasons.append(
                 f"{self.unscored:,} of {self.responses:,} responses are unscored or only partly "
@@ -374,7 +373,7 @@ def _unscored(
     return sum(count for name, count in rows.items() if not expected <= columns[name])
 
 
-def _named(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     """The first of some shards, and how many more there are."""
     listed = ", ".join(names[:_NAMED])
     if len(names) > _NAMED:

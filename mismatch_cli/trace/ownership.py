@@ -56,7 +56,7 @@ def is_own_file(path: Path, root: Path) -> bool:
     if not S_ISREG(mode):
         return False
     tests = [test for pattern, test in _FILES.items() if fnmatchcase(name, pattern)]
-    return any(_holds(test, path) for test in tests)
+    return any(_passes(test, path) for test in tests)
 
 
 def first_foreign(root: Path) -> str | None:
@@ -130,7 +130,7 @@ def remove_trace(folder: Path) -> None:
     ours = []
     for pattern, test in _TRACE.items():
         for path in folder.glob(pattern):
-            if not path.is_symlink() and _holds(test, path):
+            if not path.is_symlink() and _passes(test, path):
                 ours.append(path)
     # A shard is recognised by the manifest beside it, so nothing goes before all are recognised.
     for path in ours:
@@ -166,7 +166,7 @@ def _listed(folder: Path) -> list[Path]:
         return []
 
 
-def _holds(test: Callable[[Path], bool], path: Path) -> bool:
+def _passes(test: Callable[[Path], bool], path: Path) -> bool:
     """Whether a file passes the test for our mark; an error if it cannot be read now, which does
     not make it somebody else's.
     """
@@ -188,7 +188,7 @@ def _is_empty(path: Path) -> bool:
     return not path.stat().st_size
 
 
-def _has(mark: bytes) -> Callable[[Path], bool]:
+def _contains(mark: bytes) -> Callable[[Path], bool]:
     def is_marked(path: Path) -> bool:
         with path.open("rb") as file:
             return mark in file.read(_HEAD)
@@ -204,7 +204,7 @@ def _is_of_trace(path: Path) -> bool:
     """Recognises a shard or vocabulary by the manifest beside it or, if a kill left none, by its
     columns.
     """
-    if _holds(_is_json, path.parent / "manifest.json"):
+    if _passes(_is_json, path.parent / "manifest.json"):
         return True
     columns = _columns(path)
     return any(columns >= needed for needed in _COLUMNS_OF_TRACE)
@@ -240,9 +240,9 @@ _TRACE: _Tests = {
 _REPORTS: _Tests = {
     LOCK: _is_empty,
     "summary.json": _is_json,
-    "report.html": _has(_IN_PAGE),
-    "plots/*.png": _has(_IN_PNG),
-    "plots/*.svg": _has(_IN_SVG),
+    "report.html": _contains(_IN_PAGE),
+    "plots/*.png": _contains(_IN_PNG),
+    "plots/*.svg": _contains(_IN_SVG),
     "plots/*.pdf": lambda path: _IN_PDF in path.read_bytes(),
 }
 _EXPORTS: _Tests = {
@@ -257,28 +257,25 @@ def _inside(folder: str, tests: _Tests) -> _Tests:
     return {f"{folder}{pattern}": test for pattern, test in tests.items()}
 
 
-# Patterns of what commands write into a run folder, and the test that recognises such a file. The
-# second trace of `curate` has its own reports in its folder.
+_REPORT_FOLDERS = ("", "clipstats/", "diagnosis/")
+# Patterns of what commands write into a run folder, and the test that recognises such a file.
 _FILES: _Tests = {
     **_inside("trace/", _TRACE),
     **_inside("held-out/", _TRACE),
-    **_REPORTS,
-    **_inside("clipstats/", _REPORTS),
-    **_inside("diagnosis/", _REPORTS),
-    **_inside("held-out/", _REPORTS),
-    **_inside("held-out/clipstats/", _REPORTS),
-    **_inside("held-out/diagnosis/", _REPORTS),
     **_EXPORTS,
     **_inside("held-out/", _EXPORTS),
-    f"{LOG}/*.log": _has(LOG_HEAD),
+    f"{LOG}/*.log": _contains(LOG_HEAD),
     **_inside("legs/*/", _TRACE),
     "search.json": _is_json,
     "metrics.parquet": _is_metrics_table,
     "weights/~engine-[0-9][0-9][0-9][0-9][0-9].safetensors": lambda _: True,
     **_inside("probe/trace/", _TRACE),
-    "probe/log/*.log": _has(LOG_HEAD),
+    "probe/log/*.log": _contains(LOG_HEAD),
     "perfectible.jsonl": lambda path: _is_empty(path) or _first_record(path) == _PROBLEM,
     "distributions/response-[0-9][0-9][0-9][0-9][0-9].float32": lambda _: True,
 }
+# The second trace of `curate` has its own reports in its folder.
+for _folder in _REPORT_FOLDERS:
+    _FILES |= _inside(_folder, _REPORTS) | _inside(f"held-out/{_folder}", _REPORTS)
 FOLDERS = {parent.as_posix() for name in _FILES for parent in Path(name).parents} - {"."}
 _OF_A_START = (LOCK, f"{LOG}/*", "*/manifest.json", "*/vocab.parquet", "distributions/*")

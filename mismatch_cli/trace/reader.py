@@ -47,7 +47,7 @@ from mismatch_cli.trace.shards import DamagedShard, Footer, footer_of, open_shar
 from mismatch_cli.trace.stores import is_store
 from mismatch_cli.trace.vocabulary import Vocabulary
 
-_Read = TypeVar("_Read")
+_Item = TypeVar("_Item")
 _NEVER_NULL = (*ROW_KEY, "version_rollout", "version_trainer", "prompt_ids", "response_ids")
 _NOT_MEASURED = {"f": np.nan, "b": False, "i": -1, "u": NOT_MEASURED}  # by numpy's kind
 _RENEW = "Record or import it again."
@@ -241,7 +241,7 @@ class Trace:
         """
 
         def read_tables(paths: Sequence[Path]) -> Iterator[pa.Table]:
-            return _one_ahead(read for *_, read in self._reads(columns, paths))
+            return _one_ahead(read for *_, read in self._row_group_reads(columns, paths))
 
         return self._skipping_broken(read_tables, shards)
 
@@ -249,7 +249,7 @@ class Trace:
         self, groups: Mapping[Path, Container[int]], columns: Sequence[str]
     ) -> Iterator[pa.Table]:
         """The tables of some row groups, by their numbers in each shard, in shard order."""
-        reads = self._reads([*ALWAYS_READ, *columns], list(groups))
+        reads = self._row_group_reads([*ALWAYS_READ, *columns], list(groups))
         return _one_ahead(read for path, number, read in reads if number in groups[path])
 
     def batches(
@@ -265,13 +265,15 @@ class Trace:
         names = None if columns is None else [*ALWAYS_READ, *columns]
 
         def read_groups(paths: Sequence[Path]) -> Iterator[RowGroup]:
-            return _one_ahead(partial(_flatten, *group) for group in self._reads(names, paths))
+            return _one_ahead(
+                partial(_flatten, *group) for group in self._row_group_reads(names, paths)
+            )
 
         return self._skipping_broken(read_groups, shards)
 
     def _skipping_broken(
-        self, read: Callable[[Sequence[Path]], Iterator[_Read]], shards: Sequence[Path] | None
-    ) -> Iterator[_Read]:
+        self, read: Callable[[Sequence[Path]], Iterator[_Item]], shards: Sequence[Path] | None
+    ) -> Iterator[_Item]:
         """What `read` makes of these shards, by default all; if broken ones are skipped, each
         shard counts as a whole or is left out.
         """
@@ -287,7 +289,7 @@ class Trace:
             except DamagedShard as error:
                 self.broken[path.name] = str(error)
 
-    def _reads(
+    def _row_group_reads(
         self, columns: Sequence[str] | None, shards: Sequence[Path]
     ) -> Iterator[tuple[Path, int, Callable[[], pa.Table]]]:
         """A function that reads each row group, with its shard and its number there."""
@@ -296,17 +298,17 @@ class Trace:
             shard = open_shard(path)
             present = [name for name in shard.schema_arrow.names if name in wanted]
             for number in range(shard.num_row_groups):
-                yield path, number, partial(_read, shard, number, present, path, self.step)
+                yield path, number, partial(_read_rows, shard, number, present, path, self.step)
 
 
-def _requested_together(request: Callable[[Path], _Read], paths: Sequence[Path]) -> Iterator[_Read]:
+def _requested_together(request: Callable[[Path], _Item], paths: Sequence[Path]) -> Iterator[_Item]:
     """The answer for each path, in order; a store handles many requests at once."""
     with ThreadPoolExecutor(_THREADS) as threads:
         for start in range(0, len(paths), _FOOTERS_AT_A_TIME):
             yield from threads.map(request, paths[start : start + _FOOTERS_AT_A_TIME])
 
 
-def _one_ahead(reads: Iterator[Callable[[], _Read]]) -> Iterator[_Read]:
+def _one_ahead(reads: Iterator[Callable[[], _Item]]) -> Iterator[_Item]:
     """The results of these reads, in order: a thread prefetches the next while the caller works on
     the current one.
 
@@ -323,7 +325,7 @@ def _one_ahead(reads: Iterator[Callable[[], _Read]]) -> Iterator[_Read]:
             yield following.result()
 
 
-def _read(
+def _read_rows(
     shard: pq.ParquetFile, number: int, columns: list[str], path: Path, step: int | None
 ) -> pa.Table:
     """A row group, or its rows of one step."""
@@ -355,7 +357,7 @@ def table_to_batch(table: pa.Table) -> TokenBatch:
                 f"The trace is damaged: column {name} is empty in some rows. {_RENEW}"
             )
     if PROMPT_COLUMN in columns:
-        _check(PROMPT_COLUMN, columns[PROMPT_COLUMN].flatten())
+        _check_values(PROMPT_COLUMN, columns[PROMPT_COLUMN].flatten())
     _check_routes(columns)
     offset_S1 = _offsets(columns[length_column(columns)])
     lengths_S = np.diff(offset_S1)
@@ -417,7 +419,7 @@ def _token_column(name: str, array: pa.ListArray, lengths_S: np.ndarray, width: 
             f"The trace is damaged: column {name} does not have one value per token (or K of "
             f"them). {_RENEW}"
         )
-    values = _flat(name, array)
+    values = _flat_values(name, array)
     if measured_S.all():
         return values
     filled = np.full(expected_S.sum(), _NOT_MEASURED[values.dtype.kind], dtype=values.dtype)
@@ -425,11 +427,11 @@ def _token_column(name: str, array: pa.ListArray, lengths_S: np.ndarray, width: 
     return filled
 
 
-def _flat(name: str, array: pa.ListArray) -> np.ndarray:
+def _flat_values(name: str, array: pa.ListArray) -> np.ndarray:
     """The values of a list column, where possible a view of Arrow's buffer."""
     # `flatten` respects slices and skips what null rows may cover; `values` does neither.
     values = array.flatten()
-    _check(name, values)
+    _check_values(name, values)
     if pa.types.is_boolean(values.type):
         return foreign_values.unpacked_flags(values)
     flat = np.from_dlpack(values)
@@ -440,7 +442,7 @@ def _flat(name: str, array: pa.ListArray) -> np.ndarray:
     return flat
 
 
-def _check(name: str, values: pa.Array) -> None:
+def _check_values(name: str, values: pa.Array) -> None:
     """Refuse nulls among the values, and invalid token ids."""
     if values.null_count:
         raise MismatchError(
@@ -472,7 +474,7 @@ def _check_routes(columns: dict[str, pa.Array]) -> None:
             raise MismatchError(
                 f"The trace is damaged: column {name} does not hold the counts of routes. {_RENEW}"
             )
-        _check(name, counts)
+        _check_values(name, counts)
 
 
 def _top_k(columns: dict[str, pa.Array], lengths_S: np.ndarray) -> int:

@@ -72,7 +72,7 @@ def manifest_with_notes(folder: Path) -> dict[str, Any]:
     if manifest.get("command") != RECORD:
         return manifest
     notes = list(map(read_note, sorted(folder.glob(NOTE.replace("{:05d}", "*")))))
-    return {**manifest, **_in_a_manifest(notes)}
+    return {**manifest, **_manifest_entries(notes)}
 
 
 def read_note(path: Path) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def read_note(path: Path) -> dict[str, Any]:
         raise unreadable(path, error, "Restore it from a copy.") from error
 
 
-def _in_a_manifest(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _manifest_entries(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The notes in a manifest's form; while a rank records, its shards are not promised."""
     shards: dict[str, Mapping[str, int]] = {}
     for note in notes:

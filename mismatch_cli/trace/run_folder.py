@@ -80,7 +80,7 @@ def check_report_folder(
     """Refuse a folder with anything but a report in one of the formats to be `renewed`: by
     default, in any.
     """
-    if force or all(_is_passing(path) or _has_only_pictures(path) for path in folder.glob("*")):
+    if force or all(_is_temporary(path) or _has_only_pictures(path) for path in folder.glob("*")):
         return
     report_format = format_of(folder)
     if report_format is None:
@@ -145,7 +145,7 @@ def _check_settings(
             raise MismatchError(f"{folder} already exists. {how} another --output.")
         return
     if folder.exists() and not all(
-        _is_passing(path) or path.name == LOG for path in folder.iterdir()
+        _is_temporary(path) or path.name == LOG for path in folder.iterdir()
     ):
         fault = "already exists, but contains no training run"
         if resume:
@@ -193,7 +193,7 @@ def _check_free(folder: Path, *names: str) -> None:
     for name in names:
         paths = [folder / name]
         if not paths[0].is_symlink():
-            paths += [path for path in sorted(paths[0].glob("*")) if not _is_passing(path)]
+            paths += [path for path in sorted(paths[0].glob("*")) if not _is_temporary(path)]
         for path in paths:
             if os.path.lexists(path) and not is_own_file(path, folder):
                 raise MismatchError(
@@ -220,7 +220,7 @@ def _has_only_pictures(path: Path) -> bool:
     return all(is_own_file(entry, path.parent) for entry in (path, *path.iterdir()))
 
 
-def _is_passing(path: Path) -> bool:
+def _is_temporary(path: Path) -> bool:
     """Whether a file is there only while something is being written."""
     return path.name == LOCK or UNFINISHED.fullmatch(path.name) is not None
 
