@@ -17,7 +17,7 @@ from mismatch_cli.base.configuration import (
     describe_sources,
     has_flag,
     misspelt_variables,
-    place_of,
+    source_of,
     variables,
 )
 from mismatch_cli.base.memory import check_room
@@ -66,7 +66,7 @@ class Command(typer.core.TyperCommand):
         except typer.BadParameter as error:
             if error.param is not None and error.param_hint is None:
                 typed = " / ".join(f"'{name}'" for name in error.param.opts)
-                place = place_of(ctx, error.param)
+                place = source_of(ctx, error.param)
                 error.param_hint = f"{typed} in {place}" if place else typed
             raise
         except _UsageError as error:  # type: ignore[misc]

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mismatch_cli.base.configuration import CONFIG, read_into, values_of
+from mismatch_cli.base.configuration import CONFIG, read_config_file, values_of
 from mismatch_cli.base.options import (
     RUNNING,
     Setting,
@@ -98,7 +98,7 @@ def _name(each: Setting) -> str:
 def _read(context: Any, path: Path | None) -> Path | None:
     """Read the file; Typer calls this before any other parameter has its value."""
     if path is not None and not context.resilient_parsing:
-        read_into(context, path)
+        read_config_file(context, path)
     return path
 
 

@@ -56,7 +56,9 @@ class RankSettings:
         from mismatch_cli.processes.ranks.launch import launch
 
         words = [str(context.info_name), *typed_words(context, without=("nproc", "max_restarts"))]
-        raise typer.Exit(launch(self.nproc, words, max_restarts=self.max_restarts, kept=kept))
+        raise typer.Exit(
+            launch(self.nproc, words, max_restarts=self.max_restarts, consequence=kept)
+        )
 
 
 @contextmanager

@@ -11,8 +11,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-# Any text switches it on; this one says that the user did not
-_SAFE_PATH, _OURS = "PYTHONSAFEPATH", "mismatch-cli"
+_SAFE_PATH = "PYTHONSAFEPATH"
+# Any text switches it on; by this one `users_environment` knows that we did, and not the user.
+_OURS = "mismatch-cli"
 _CHECKOUT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
 
 
@@ -32,21 +33,24 @@ def safe_path() -> Iterator[None]:
     before = os.environ.get("PYTHONPATH")
     os.environ[_SAFE_PATH] = _OURS
     with suppress(OSError):  # the current directory has been removed
-        # `python -m mismatch_cli` without an installation: children need the package too
+        # `python -m mismatch_cli` without an installation finds the package in the current
+        # directory. Its children do not look there any more, so the path has to name it.
         if os.getcwd() == _CHECKOUT:
-            os.environ["PYTHONPATH"] = os.pathsep.join([_CHECKOUT, *filter(None, [before])])
+            os.environ["PYTHONPATH"] = f"{_CHECKOUT}{os.pathsep}{before}" if before else _CHECKOUT
     try:
         yield
     finally:
         os.environ.pop(_SAFE_PATH, None)
         os.environ.pop("PYTHONPATH", None)
-        os.environ.update({} if before is None else {"PYTHONPATH": before})
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
 
 
 def users_environment() -> dict[str, str]:
     """The environment without our variable: a script that the user's code starts finds its own
     folder.
     """
-    return {
-        name: value for name, value in os.environ.items() if (name, value) != (_SAFE_PATH, _OURS)
-    }
+    environment = dict(os.environ)
+    if environment.get(_SAFE_PATH) == _OURS:
+        del environment[_SAFE_PATH]
+    return environment

@@ -8,7 +8,8 @@ read only if you name it: a measurement must not depend on the contents of the w
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def key_of(parameter: Any) -> str:
 
 
 def has_flag(parameter: Any) -> bool:
-    """Whether it can be typed; a key of a file alone is hidden from click's own help."""
+    """Whether a parameter can be typed; a key of a file alone is hidden from click's own help."""
     return not getattr(parameter, "hidden", False)
 
 
@@ -60,29 +61,29 @@ def variables(command: str, parameter: Any) -> list[str]:
     """The environment variables of a parameter: for this command only, and for all commands."""
     key = key_of(parameter).upper().replace("-", "_")
     own = f"{PREFIX}{command.upper().replace('-', '_')}_{key}"
-    return [own] if (command, key) in _OWN_ONLY else [own, f"{PREFIX}{key}"]
+    if (command, key) in _OWN_ONLY:
+        return [own]
+    return [own, f"{PREFIX}{key}"]
 
 
 def misspelt_variables(context: Any) -> list[str]:
     """A sentence for each variable that looks like ours but belongs to no command."""
-    own = {
-        name
-        for known in context.command.params
-        for name in variables(str(context.info_name), known)
-    }
-    odd = [name for name in os.environ if _is_variable(name) and name not in own]
-    if not odd:
+    own: set[str] = set()
+    for parameter in context.command.params:
+        own.update(variables(str(context.info_name), parameter))
+    others = [name for name in os.environ if _is_variable(name) and name not in own]
+    # The variables of other commands are known once all are imported, which takes its time.
+    if not others:
         return []
-    known = {
-        name
-        for command, parameter in _parameters(context)
-        for name in variables(command, parameter)
-    }
-    return [
-        f"The variable {name} belongs to no command and is ignored. {did_you_mean(name, known)}".rstrip()
-        for name in odd
-        if name not in known
-    ]
+    every: set[str] = set()
+    for command, parameter in _parameters(context):
+        every.update(variables(command, parameter))
+    sentences = []
+    for name in others:
+        if name not in every:
+            sentence = f"The variable {name} belongs to no command and is ignored. "
+            sentences.append((sentence + did_you_mean(name, every)).rstrip())
+    return sentences
 
 
 def _is_variable(name: str) -> bool:
@@ -90,68 +91,72 @@ def _is_variable(name: str) -> bool:
 
 
 def describe_sources(context: Any) -> str:
-    """The settings that were not typed, with their sources, in one line; empty if the rest are
-    defaults.
+    """In one line, the file and the variables that set something, each with its keys; empty if all
+    was typed or is the default.
     """
-    by_place: dict[str, list[str]] = {}
-    for known in context.command.params:
-        if place := place_of(context, known):
-            by_place.setdefault(place, []).append(key_of(known))
-    return "; ".join(f"{place}: {', '.join(keys)}" for place, keys in by_place.items())
+    keys_by_source: dict[str, list[str]] = {}
+    for parameter in context.command.params:
+        source = source_of(context, parameter)
+        if source:
+            keys_by_source.setdefault(source, []).append(key_of(parameter))
+    return "; ".join(f"{source}: {', '.join(keys)}" for source, keys in keys_by_source.items())
 
 
-def place_of(context: Any, parameter: Any) -> str:
+def source_of(context: Any, parameter: Any) -> str:
     """The variable or file from which a value was read; empty if it was typed or is the default."""
-    source = context.get_parameter_source(parameter.name)
-    if source is None or source.name not in ("ENVIRONMENT", "DEFAULT_MAP"):
+    kind = context.get_parameter_source(parameter.name)
+    if kind is None or kind.name not in ("ENVIRONMENT", "DEFAULT_MAP"):
         return ""
-    if source.name == "DEFAULT_MAP":
+    if kind.name == "DEFAULT_MAP":
         return str(context.meta[CONFIG])
-    return next(name for name in parameter.envvar if os.environ.get(name))
+    return str(next(filter(os.environ.get, parameter.envvar)))
 
 
 def values_of(context: Any) -> Values:
     """What was typed, and what variables and the `--config` file set."""
-    given: dict[str, SourcedValue] = {}
+    values: dict[str, SourcedValue] = {}
     for parameter in context.command.params:
         setting = setting_of(parameter)
-        source = context.get_parameter_source(parameter.name)
-        if setting is None or source is None or source.name == "DEFAULT":
+        kind = context.get_parameter_source(parameter.name)
+        if setting is None or kind is None or kind.name == "DEFAULT":
             continue
-        place = TYPED if source.name == "COMMANDLINE" else place_of(context, parameter)
-        given[setting.key] = SourcedValue(context.params[parameter.name], place)
-    return Values(given)
+        source = TYPED if kind.name == "COMMANDLINE" else source_of(context, parameter)
+        values[setting.key] = SourcedValue(context.params[parameter.name], source)
+    return Values(values)
 
 
 def check_typed(context: Any) -> None:
     """A `UsageError` for what only the command line may set, if a file or a variable sets it."""
     for parameter in context.command.params:
-        setting, place = setting_of(parameter), place_of(context, parameter)
-        if place and setting is not None:
-            value = context.params[parameter.name]
-            if is_typed_only(setting, value):
-                raise UsageError(
-                    f"{place}: {setting.key} can start code or send keys to a host, so neither a "
-                    f"file nor a variable may set it. If you trust it, type {setting.flag} "
-                    "yourself."
-                )
+        setting = setting_of(parameter)
+        source = source_of(context, parameter)
+        if setting is None or not source:
+            continue
+        if is_typed_only(setting, context.params[parameter.name]):
+            raise UsageError(
+                f"{source}: {setting.key} can start code or send keys to a host, so neither a file "
+                f"nor a variable may set it. If you trust it, type {setting.flag} yourself."
+            )
 
 
 def check_flags(context: Any, words: Sequence[str]) -> None:
     """A `UsageError` for a key that is typed like a flag: it shows the line to write."""
     if WRITTEN in os.environ:
         return
-    settings = [setting_of(parameter) for parameter in context.command.params]
-    keys = by_flag(each for each in settings if each is not None and not each.has_flag)
-    for word, following in zip(words, [*words[1:], "VALUE"], strict=False):
+    settings = filter(None, map(setting_of, context.command.params))
+    keys = by_flag(setting for setting in settings if not setting.has_flag)
+    for word, following in pairwise([*words, "VALUE"]):
         typed, _, value = word.partition("=")
         flag = typed.replace("_", "-")
-        if flag in keys:
-            is_off = flag == keys[flag].about.get("off")
-            raise _without_flag(flag, keys[flag], "false" if is_off else value or following)
+        if flag not in keys:
+            continue
+        setting = keys[flag]
+        if flag == setting.about.get("off"):
+            value = "false"
+        raise _key_as_flag(flag, setting, value or following)
 
 
-def _without_flag(typed: str, setting: Setting, value: str) -> UsageError:
+def _key_as_flag(typed: str, setting: Setting, value: str) -> UsageError:
     if setting.about.get("argument"):
         return UsageError(f"{typed} is not a flag: type {setting.flag} by itself.")
     if setting.type is bool:
@@ -164,34 +169,42 @@ def _without_flag(typed: str, setting: Setting, value: str) -> UsageError:
     )
 
 
-def read_into(context: Any, path: Path) -> None:
+def read_config_file(context: Any, path: Path) -> None:
     """Let a file set what neither a flag nor a variable sets.
 
     Top-level keys apply to every command that has the flag, keys of a table to the command of that
     name. Raises a `UsageError` that suggests the nearest name for an unknown key or table, or names
     the type of a wrong value.
     """
-    content, command = _content(path), str(context.info_name)
-    own, commands = {key_of(known): known for known in context.command.params}, _commands(context)
+    own = {key_of(parameter): parameter for parameter in context.command.params}
     del own[CONFIG]
-    tables = {name: table for name, table in content.items() if isinstance(table, dict)}
-    for name in tables:
-        if name not in commands:
-            raise UsageError(f"{path}: [{name}]: {unknown_name('command', name, commands)}")
-    everyones = {_key(name): value for name, value in content.items() if name not in tables}
-    if others := [name for name in everyones if name not in own]:
-        _check_somebodys(others, context, path)
-    commands_own = {_key(name): value for name, value in tables.get(command, {}).items()}
-    for name in commands_own:
-        if name not in own:
-            raise _stranger(name, own, f"{path}: [{command}]", command)
-    settings = {known.name: getattr(known, SETTING) for known in own.values()}
-    context.default_map = {
-        own[name].name: convert_toml_value(settings[own[name].name], value, str(path))
-        for name, value in (everyones | commands_own).items()
-        if name in own
-    }
+    defaults: dict[str, Any] = {}
+    for key, value in _values_in_file(context, path, own).items():
+        parameter = own[key]
+        setting = getattr(parameter, SETTING)
+        defaults[parameter.name] = convert_toml_value(setting, value, str(path))
+    context.default_map = defaults
     context.meta[CONFIG] = path
+
+
+def _values_in_file(context: Any, path: Path, own: Collection[str]) -> dict[str, Any]:
+    """What a file sets for this command, whose keys are `own`."""
+    command = str(context.info_name)
+    commands = _commands(context)
+    for_all: dict[str, Any] = {}
+    for_this: dict[str, Any] = {}
+    for name, value in _content(path).items():
+        if not isinstance(value, dict):
+            for_all[_key(name)] = value
+        elif name not in commands:
+            raise UsageError(f"{path}: [{name}]: {unknown_name('command', name, commands)}")
+        elif name == command:
+            for_this = {_key(key): item for key, item in value.items()}
+    _check_other_keys([key for key in for_all if key not in own], context, path)
+    for key in for_this:
+        if key not in own:
+            raise _unknown_key(key, own, f"{path}: [{command}]", command)
+    return {key: value for key, value in (for_all | for_this).items() if key in own}
 
 
 def _content(path: Path) -> dict[str, Any]:
@@ -211,31 +224,34 @@ def _key(name: str) -> str:
 
 def _commands(context: Any) -> list[str]:
     group = context.find_root().command
-    return (
-        list(group.list_commands(context))
-        if hasattr(group, "list_commands")
-        else [str(context.info_name)]
-    )
+    if not hasattr(group, "list_commands"):
+        return [str(context.info_name)]
+    return list(group.list_commands(context))
 
 
 def _parameters(context: Any) -> Iterator[tuple[str, Any]]:
     """Every parameter of every command; this builds all commands."""
     group = context.find_root().command
+    is_group = hasattr(group, "get_command")
     for name in _commands(context):
-        command = (
-            group.get_command(context, name) if hasattr(group, "get_command") else context.command
-        )
-        yield from ((name, known) for known in command.params)
+        command = group.get_command(context, name) if is_group else context.command
+        for parameter in command.params:
+            yield name, parameter
 
 
-def _check_somebodys(names: list[str], context: Any, path: Path) -> None:
-    known = {key_of(parameter) for _, parameter in _parameters(context)} - {CONFIG}
-    for name in names:
-        if name not in known:
-            raise _stranger(name, known, str(path), "COMMAND")
+def _check_other_keys(others: list[str], context: Any, path: Path) -> None:
+    """A `UsageError` for a key, which this command lacks, that all other commands lack too."""
+    # A file for several commands has such keys. Only then are those commands imported.
+    if not others:
+        return
+    every = {key_of(parameter) for _, parameter in _parameters(context)} - {CONFIG}
+    for key in others:
+        if key not in every:
+            raise _unknown_key(key, every, str(path), "COMMAND")
 
 
-def _stranger(name: str, known: Iterable[str], where: str, command: str) -> UsageError:
+def _unknown_key(key: str, available: Iterable[str], where: str, command: str) -> UsageError:
     return UsageError(
-        f"{where}: Unknown setting '{name}'. {did_you_mean(name, known)}See: mismatch-cli {command} --help"
+        f"{where}: Unknown setting '{key}'. {did_you_mean(key, available)}"
+        f"See: mismatch-cli {command} --help"
     )

@@ -8,7 +8,7 @@ from typing import Any
 FLAG = "--trust-remote-code"
 _LOADED_FROM = "transformers_modules."  # the package into which transformers loads models' code
 _allowed = False
-_classes: dict[str, set[str]] = {}  # by model: the classes loaded from its code
+_classes: dict[str, set[str]] = {}  # by model: the names of classes loaded from its code
 
 
 def allow(yes: bool) -> None:
@@ -19,6 +19,7 @@ def allow(yes: bool) -> None:
 
 
 def allowed() -> bool:
+    """Whether the user lets models run their own code in this command."""
     return _allowed
 
 
@@ -34,21 +35,18 @@ def loading() -> dict[str, bool]:
     return {"trust_remote_code": _allowed}
 
 
-def note(model: str, *loaded: Any) -> None:
-    """Record which of these objects come from the model's own code."""
-    for made in loaded:
-        kind = type(made)
+def note(model: str, *objects: Any) -> None:
+    """Record the classes of those objects that come from the model's own code."""
+    for kind in map(type, objects):
         if kind.__module__.startswith(_LOADED_FROM):
             _classes.setdefault(model, set()).add(f"{kind.__module__}.{kind.__qualname__}")
 
 
 def on_record() -> dict[str, dict[str, list[str]]]:
     """For manifests: the classes that came with each model, by model; empty if none did."""
-    return (
-        {"custom_code": {model: sorted(names) for model, names in _classes.items()}}
-        if _classes
-        else {}
-    )
+    if not _classes:
+        return {}
+    return {"custom_code": {model: sorted(names) for model, names in _classes.items()}}
 
 
 def refusal(name: str, error: BaseException) -> str | None:
@@ -61,11 +59,9 @@ def refusal(name: str, error: BaseException) -> str | None:
             f"{name} contains its own code, which would run here. If you have read it and trust "
             f"it, add {FLAG}."
         )
-    if (
-        isinstance(error, pickle.UnpicklingError)
-        or "weights_only" in reason
-        or "Weights only load failed" in reason
-    ):
+    is_pickle = isinstance(error, pickle.UnpicklingError)
+    # torch raises other errors too, and only their text says that a pickle was the reason.
+    if is_pickle or "weights_only" in reason or "Weights only load failed" in reason:
         return (
             f"{name} contains a pickle of more than tensors, which could run any code, so it was "
             "not opened. If you trust it, save it as safetensors and name that."

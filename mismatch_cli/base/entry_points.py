@@ -56,32 +56,29 @@ class EntryPoint(NamedTuple):
 
     @property
     def whose(self) -> str:
+        """Words for messages: which package it is of."""
         return f"of the package {self.package} {self.version}"
 
 
-def beside(package: str, taken: Collection[str]) -> Mapping[str, EntryPoint]:
+def usable_points(package: str, taken: Collection[str]) -> Mapping[str, EntryPoint]:
     """The entry points of a registry's group by name; unusable ones are left out, and `ignored`
     says why.
     """
-    found: dict[str, EntryPoint] = {}
-    for point in of_group(GROUPS[package]):
-        where = f"{GROUPS[package]}: '{point.name}' {point.whose} is ignored"
+    group = GROUPS[package]
+    usable: dict[str, EntryPoint] = {}
+    for point in points_of_group(group):
+        other = usable.get(point.name)
         if point.name in taken:
-            ignored_points.append(
-                f"{where}: mismatch-cli itself has that name. Ask its author for another name."
-            )
-        elif point.name in found:
-            ignored_points.append(
-                f"{where}: {found[point.name].package} has that name too. Uninstall one of them."
-            )
+            fault = "mismatch-cli itself has that name. Ask its author for another name."
+        elif other is not None:
+            fault = f"{other.package} has that name too. Uninstall one of them."
         elif not _NAME.fullmatch(point.name):
-            ignored_points.append(
-                f"{where}: a name has lower-case letters, digits and single hyphens. Ask for "
-                "another."
-            )
+            fault = "a name has lower-case letters, digits and single hyphens. Ask for another."
         else:
-            found[point.name] = point
-    return found
+            usable[point.name] = point
+            continue
+        ignored_points.append(f"{group}: '{point.name}' {point.whose} is ignored: {fault}")
+    return usable
 
 
 def ignored() -> list[str]:
@@ -99,6 +96,7 @@ def foreign_code() -> Iterator[None]:
     program = os.getpid()
 
     def leave(status: int) -> NoReturn:
+        # A process that the code has forked ends at once: an exception would run our program in it.
         if os.getpid() != program:
             _leave(status)
         raise SystemExit(status)
@@ -113,75 +111,81 @@ def foreign_code() -> Iterator[None]:
 
 def load(package: str, point: EntryPoint, kind: str) -> ModuleType:
     """Import the module of an entry point; a `MismatchError` names the package if that fails."""
-    what = f"The {kind} '{point.name}' {point.whose}"
+    subject = f"The {kind} '{point.name}' {point.whose}"
     try:
         with foreign_code():
             module = importlib.import_module(point.module)
     except (Exception, SystemExit) as error:
-        if sentence := not_installed(error, what):
-            raise MismatchError(sentence) from error
+        lacks_extra = not_installed(error, subject)
+        if lacks_extra is not None:
+            raise MismatchError(lacks_extra) from error
         raise MismatchError(
-            f"{what} cannot be imported ({type(error).__name__}: {first_line(error)}). Update "
+            f"{subject} cannot be imported ({type(error).__name__}: {first_line(error)}). Update "
             f"the package, or: pip uninstall {point.package}"
         ) from error
-    lacking = [
-        name
-        for name in _NEEDED[GROUPS[package].removeprefix("mismatch_cli.")]
-        if not hasattr(module, name)
-    ]
+    needed = _NEEDED[GROUPS[package].removeprefix("mismatch_cli.")]
+    lacking = [name for name in needed if not hasattr(module, name)]
     if lacking:
         raise MismatchError(
-            f"{what} lacks {', '.join(lacking)}: {point.module} must define what mismatch-cli "
+            f"{subject} lacks {', '.join(lacking)}: {point.module} must define what mismatch-cli "
             f"guide extending lists. Update the package, or: pip uninstall {point.package}"
         )
     return module
 
 
 def package_at_fault(error: BaseException) -> str:
-    """The package (with version) whose entry point raised an unexpected error; empty if it is
-    ours.
+    """The package, with its version, whose entry point an unexpected error passed through; empty
+    if it is ours.
     """
-    modules = {frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)}
-    by_root = {
-        point.module.partition(".")[0]: point
-        for group in GROUPS.values()
-        for point in of_group(group)
-    }
-    guilty = (by_root.get(module.partition(".")[0]) for module in modules)
-    return next((f"{point.package} {point.version}" for point in guilty if point), "")
+    points: dict[str, EntryPoint] = {}
+    for group in GROUPS.values():
+        for point in points_of_group(group):
+            points[_root(point.module)] = point
+    for frame, _ in walk_tb(error.__traceback__):
+        foreign = points.get(_root(frame.f_globals.get("__name__", "")))
+        if foreign is not None:
+            return f"{foreign.package} {foreign.version}"
+    return ""
+
+
+def _root(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def fingerprint() -> Iterator[bytes]:
     """What identifies the code of each entry point, so that caches notice another version."""
     for group in GROUPS.values():
-        for point in of_group(group):
+        for point in points_of_group(group):
             yield repr((group, point)).encode()
             source = getattr(sys.modules.get(point.module), "__file__", None)
             yield Path(source).read_bytes() if source else b""
 
 
 @cache
-def of_group(group: str) -> tuple[EntryPoint, ...]:
+def points_of_group(group: str) -> tuple[EntryPoint, ...]:
     """The entry points of a group in all installed packages, ordered by package name."""
     folders = metadata_folders()
     if not folders:
         return ()
     from importlib.metadata import Distribution
 
-    found: dict[str, list[EntryPoint]] = {}
+    points_by_package: dict[str, list[EntryPoint]] = {}
     for folder in folders:
         distribution = Distribution.at(folder)
-        package, version = (
-            distribution.metadata["Name"] or Path(folder).stem,
-            distribution.version or "of no version",
-        )
-        points = [
-            EntryPoint(known.name.replace("_", "-"), known.module, package, version)
-            for known in distribution.entry_points
-            if known.group == group
+        package = distribution.metadata["Name"] or Path(folder).stem
+        # A package can be installed twice: the first one on the path is what Python would import.
+        if package in points_by_package:
+            continue
+        version = distribution.version or "of no version"
+        points_by_package[package] = [
+            EntryPoint(point.name.replace("_", "-"), point.module, package, version)
+            for point in distribution.entry_points
+            if point.group == group
         ]
-        found.setdefault(package, points)  # the first one on the path is what Python would import
-    return tuple(point for _, points in sorted(found.items()) for point in sorted(points))
+    ordered: list[EntryPoint] = []
+    for _, points in sorted(points_by_package.items()):
+        ordered += sorted(points)
+    return tuple(ordered)
 
 
 @cache
@@ -191,22 +195,22 @@ def metadata_folders() -> tuple[str, ...]:
 
     Without importlib.metadata, which takes 30 ms to import and to read a hundred packages.
     """
-    found: list[str] = []
-    for folder in dict.fromkeys(sys.path):
+    folders: list[str] = []
+    for importable in dict.fromkeys(sys.path):
         try:
-            with os.scandir(folder or ".") as entries:
-                found += sorted(
-                    entry.path
-                    for entry in entries
-                    if entry.name.endswith(_METADATA) and _names_us(entry)
-                )
+            with os.scandir(importable or ".") as entries:
+                ours = [entry.path for entry in entries if _is_ours(entry)]
         except OSError:
             continue  # an archive, or a missing folder
-    return tuple(found)
+        folders += sorted(ours)
+    return tuple(folders)
 
 
-def _names_us(metadata: os.DirEntry[str]) -> bool:
+def _is_ours(entry: os.DirEntry[str]) -> bool:
+    """Whether this is the metadata folder of a package with an entry point in a group of ours."""
+    if not entry.name.endswith(_METADATA):
+        return False
     try:
-        return _SECTION in Path(metadata.path, "entry_points.txt").read_bytes()
+        return _SECTION in Path(entry.path, "entry_points.txt").read_bytes()
     except OSError:
         return False

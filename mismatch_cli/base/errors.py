@@ -51,9 +51,12 @@ def first_line(error: BaseException) -> str:
     """
     try:
         lines = str(error).splitlines()
-    except BaseException:  # foreign code whose error cannot even be printed
+    except BaseException:
+        # Foreign code may raise anything when its error is printed.
         lines = []
-    return (lines or [type(error).__name__])[0].rstrip(".")
+    if not lines:
+        return type(error).__name__
+    return lines[0].rstrip(".")
 
 
 def suggest(*words: str | Path) -> str:
@@ -64,7 +67,10 @@ def suggest(*words: str | Path) -> str:
 
 
 def quoted(*words: str | Path) -> str:
-    """The words without `mismatch-cli`, quoted in the same way."""
-    return shlex.join(
-        f"./{w}" if isinstance(w, Path) and str(w).startswith("-") else str(w) for w in words
-    )
+    """Words quoted for a shell as `suggest` quotes them, without `mismatch-cli`."""
+    return shlex.join(map(_as_argument, words))
+
+
+def _as_argument(word: str | Path) -> str:
+    is_like_a_flag = isinstance(word, Path) and str(word).startswith("-")
+    return f"./{word}" if is_like_a_flag else str(word)

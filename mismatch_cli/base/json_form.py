@@ -21,7 +21,8 @@ from mismatch_cli.base.errors import MismatchError
 
 T = TypeVar("T")
 _FORM = "json_form"
-_LEFT_OUT, _BESIDE = "left out if none", "beside the others"
+_LEFT_OUT = "left out if none"
+_BESIDE = "beside the others"
 
 
 def left_out_if_none() -> Any:
@@ -53,7 +54,8 @@ def to_json(value: Any) -> Any:
 def _object(value: Any) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for each in fields(value):
-        item, form = getattr(value, each.name), each.metadata.get(_FORM)
+        item = getattr(value, each.name)
+        form = each.metadata.get(_FORM)
         if form == _BESIDE:
             content |= to_json(item or {})
         elif item is not None or form != _LEFT_OUT:
@@ -74,71 +76,85 @@ def from_json(kind: type[T], content: Any) -> T:
 
 
 def _read(kind: Any, content: Any) -> Any:
+    """The value of a type, such as `Row`, `Row | None`, `list[Row]` or `dict[str, Row]`."""
     if is_dataclass(kind):
         return _read_object(cast(type, kind), content)
-    origin, parts = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    inner = get_args(kind)
     if origin in (Union, UnionType):
-        return _read(_fitting(parts, content), content)
-    if isinstance(content, list) and parts:
-        return _read_list(origin, parts, content)
-    if isinstance(content, dict) and len(parts) == 2:
-        return {key: _read(parts[1], item) for key, item in content.items()}
+        return _read(_member_for(content, inner), content)
+    if isinstance(content, list) and inner:
+        return _read_list(origin, inner, content)
+    if isinstance(content, dict) and len(inner) == 2:
+        return {key: _read(inner[1], item) for key, item in content.items()}
     return content
 
 
-def _read_list(origin: Any, parts: tuple[Any, ...], content: list[Any]) -> Any:
-    if origin is tuple and parts[-1:] != (...,):
-        return tuple(_read(part, item) for part, item in zip(parts, content, strict=True))
-    items = [_read(parts[0], item) for item in content]
+def _read_list(origin: Any, inner: tuple[Any, ...], content: list[Any]) -> Any:
+    has_type_for_each = origin is tuple and inner[-1:] != (...,)
+    if has_type_for_each:
+        return tuple(_read(each, item) for each, item in zip(inner, content, strict=True))
+    items = [_read(inner[0], item) for item in content]
     return items if origin is list else tuple(items)
 
 
-def _fitting(kinds: Sequence[Any], content: Any) -> Any:
-    """The part of a union that the content is of: a dataclass with these keys, or a collection."""
+def _member_for(content: Any, union: Sequence[Any]) -> Any:
+    """The member of a union that some content is of: a dataclass with these keys, or a
+    collection.
+    """
     if content is None:
         return NoneType
     if isinstance(content, dict):
-        for kind in filter(is_dataclass, kinds):
+        for kind in filter(is_dataclass, union):
             if _required(cast(type, kind)) <= content.keys():
                 return kind
-    return next((kind for kind in kinds if get_args(kind)), Any)
+    for kind in union:
+        if get_args(kind):
+            return kind
+    return Any
 
 
 @cache
 def _required(kind: type) -> frozenset[str]:
     """The keys that an object of this type must have."""
-    return frozenset(
-        _key(each)
-        for each in fields(kind)
-        if each.default is MISSING and each.default_factory is MISSING
-    )
+    return frozenset(_key(each) for each in fields(kind) if not _has_default(each))
 
 
-@cache
-def _types(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _has_default(each: Field[Any]) -> bool:
+    return each.default is not MISSING or each.default_factory is not MISSING
+
+
+# Annotations are texts, and evaluating them takes longer than reading an object.
+_types = cache(get_type_hints)
 
 
 def _read_object(kind: type, content: Mapping[str, Any]) -> Any:
     absent = sorted(_required(kind) - content.keys())
     if absent:
         raise MismatchError(f"The JSON of a {kind.__name__} lacks {absent[0]}. Make it again.")
-    own = {_key(each): each for each in fields(kind)}
-    values = {
-        own[key].name: _read(_types(kind)[own[key].name], item)
-        for key, item in content.items()
-        if key in own
-    }
+    types = _types(kind)
+    names = {_key(each): each.name for each in fields(kind)}
+    values = {}
+    others = {}
+    for key, item in content.items():
+        if key in names:
+            name = names[key]
+            values[name] = _read(types[name], item)
+        else:
+            others[key] = item
     for each in fields(kind):
         if each.metadata.get(_FORM) == _BESIDE:
-            others = {key: item for key, item in content.items() if key not in own}
-            values[each.name] = _read_beside(_types(kind)[each.name], others)
+            values[each.name] = _read_beside(types[each.name], others)
     return kind(**values)
 
 
 def _read_beside(kind: Any, others: Mapping[str, Any]) -> Any:
-    """A mapping, or the dataclass of a union with None; None where its keys are absent."""
+    """The value of a field from the keys that are no other field's: a mapping of them, or the
+    dataclass of a union with None; None where its keys are absent.
+    """
     if get_origin(kind) not in (Union, UnionType):
         return _read(kind, others)
-    part = cast(type, next(filter(is_dataclass, get_args(kind))))
-    return _read_object(part, others) if _required(part) <= others.keys() else None
+    member = cast(type, next(filter(is_dataclass, get_args(kind))))
+    if not _required(member) <= others.keys():
+        return None
+    return _read_object(member, others)

@@ -15,17 +15,21 @@ from typing import Any
 
 from mismatch_cli.base.errors import MismatchError
 
-_ALLOWED, _TIMES = 2**30, 20
+_ALLOWED = 2**30  # bytes for reading any file
+_TIMES = 20  # and so many bytes more for each of its own
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
 # Libraries map this much for a small trace, mostly for stacks and heaps of threads that stay empty
 _ROOM = 2**30
-_BUFFER, _SQUARE = 2**26, 256  # OpenBLAS maps 32 MB for a product of this size
+# OpenBLAS maps 32 MB for a product of two matrices of this size
+_SQUARE = 256
+_BUFFER = 2**26
 _OFTEN = (700, 10, 10)  # thresholds of the garbage collector: Python's own
 _SIGNS = (
     "can't start new thread", "failed to launch worker thread", "failed to map segment",
     "cannot allocate memory",
 )  # fmt: skip
-_TEXT, _ROW = 16, 200  # bytes of overhead per text, and per row
+_TEXT = 16  # bytes of overhead per text
+_ROW = 200  # and per row
 
 
 def allowance(file_bytes: int) -> int:
@@ -34,10 +38,10 @@ def allowance(file_bytes: int) -> int:
 
 
 def too_large(what: object, file_bytes: int) -> MismatchError:
-    """The error if that is not enough."""
-    allowed = allowance(file_bytes) / 2**30
+    """The error for a file that takes more memory than its allowance."""
+    allowed_gib = allowance(file_bytes) / 2**30
     return MismatchError(
-        f"{what} expands far beyond its size: reading it takes over {allowed:.3g} GiB (1 GiB + "
+        f"{what} expands far beyond its size: reading it takes over {allowed_gib:.3g} GiB (1 GiB + "
         "20 × its size). Name another file, or split it into smaller ones if it is valid."
     )
 
@@ -51,14 +55,15 @@ def bounded(what: object, file_bytes: int) -> Iterator[None]:
     refused.
     """
     allowed = allowance(file_bytes)
-    is_own_file = room() > allowed
+    # Under a stricter limit of the user's, an error is not the fault of the file.
+    is_files_fault = room() > allowed
     # A few bytes of a compressed file can represent any amount of data.
     # Without a limit on the process, a stranger's file could take all memory of the machine.
     with limited(allowed):
         try:
             yield
         except (MemoryError, RuntimeError) as error:
-            if is_out_of_memory(error) and is_own_file:
+            if is_files_fault and is_out_of_memory(error):
                 raise too_large(what, file_bytes) from error
             raise
 
@@ -66,14 +71,16 @@ def bounded(what: object, file_bytes: int) -> Iterator[None]:
 @contextmanager
 def limited(allowed: int) -> Iterator[None]:
     """Limit this process to so many more bytes; exceeding it is a MemoryError."""
-    has = _status("/proc/self/status", "VmData:")
-    if has is None:
+    present = _status("/proc/self/status", "VmData:")
+    if present is None:
         yield
         return
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = has + allowed if soft == resource.RLIM_INFINITY else min(soft, has + allowed)
+    most = present + allowed
+    if soft != resource.RLIM_INFINITY:
+        most = min(most, soft)
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     try:
         yield
@@ -85,21 +92,24 @@ def room() -> float:
     """Bytes that this process may still map under its limits; infinite without a limit, or if
     unknown.
     """
-    used = {name: _status("/proc/self/status", name) for name in ("VmSize:", "VmData:")}
-    if None in used.values():
+    mapped = _status("/proc/self/status", "VmSize:")
+    data = _status("/proc/self/status", "VmData:")
+    if mapped is None or data is None:
         return inf
     import resource
 
-    softs = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
-    limits = zip(softs, used.values(), strict=True)
-    return min(
-        (soft - (has or 0) for soft, has in limits if soft != resource.RLIM_INFINITY), default=inf
-    )
+    left = inf
+    for limit, used in ((resource.RLIMIT_AS, mapped), (resource.RLIMIT_DATA, data)):
+        soft, _ = resource.getrlimit(limit)
+        if soft != resource.RLIM_INFINITY:
+            left = min(left, soft - used)
+    return left
 
 
 def check_room(needed: int = _ROOM) -> None:
-    """A `MismatchError` if the limits leave less memory than that."""
-    if (left := room()) < needed:
+    """A `MismatchError` if the limits leave less memory than `needed`, in bytes."""
+    left = room()
+    if left < needed:
         raise MismatchError(
             f"This process needs {needed >> 20} MB of memory, but a limit leaves it "
             f"{max(0, int(left)) >> 20} MB. Raise it with: ulimit -v unlimited; ulimit -d "
@@ -122,8 +132,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that there is no memory, or no room for a thread's stack or a
     library.
     """
-    told = str(error).lower()
-    return isinstance(error, MemoryError) or any(sign in told for sign in _SIGNS)
+    if isinstance(error, MemoryError):
+        return True
+    message = str(error).lower()
+    return any(sign in message for sign in _SIGNS)
 
 
 def collect_often() -> None:
@@ -143,7 +155,8 @@ def release() -> None:
     join.
     """
     gc.collect(1)
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc alone has it
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
+    if trim is not None:
         trim(0)
 
 
@@ -153,11 +166,15 @@ def free() -> int | None:
 
 
 def _status(file: str, name: str) -> int | None:
+    """A number of bytes from a file below /proc, whose lines are `NAME: N kB`; None without it."""
     try:
         lines = Path(file).read_text().splitlines()
     except OSError:
         return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name)), None)
+    for line in lines:
+        if line.startswith(name):
+            return int(line.split()[1]) * 1024
+    return None
 
 
 def decoded_bytes(
@@ -168,15 +185,18 @@ def decoded_bytes(
 
     `metadata` is pyarrow's; without `columns` and `groups`, all columns and all row groups count.
     """
+    if groups is None:
+        groups = range(metadata.num_row_groups)
     total = 0
-    for group in range(metadata.num_row_groups) if groups is None else groups:
+    for group in groups:
         row_group = metadata.row_group(group)
         total += _ROW * row_group.num_rows
         for index in range(row_group.num_columns):
             column = row_group.column(index)
             if columns is None or column.path_in_schema.split(".")[0] in columns:
                 width = _WIDTHS.get(column.physical_type, _TEXT)
-                total += width * column.num_values + (
-                    column.total_uncompressed_size if width == _TEXT else 0
-                )
+                total += width * column.num_values
+                # The bytes of the texts themselves, which have no fixed width.
+                if width == _TEXT:
+                    total += column.total_uncompressed_size
     return total

@@ -24,11 +24,9 @@ def number(value: float | None, digits: int = _DIGITS) -> str:
     """A value to `digits` significant digits: `0.00421`, `12,300`, `4.21e−5`."""
     if value is None or not isfinite(value):
         return MISSING
-    return (
-        _scientific(value, digits)
-        if _is_scientific(value)
-        else _fixed(value, _decimals(value, digits))
-    )
+    if _is_scientific(value):
+        return _scientific(value, digits)
+    return _fixed(value, _decimals(value, digits))
 
 
 def estimate(value: float | None, low: float | None, high: float | None) -> tuple[str, str]:
@@ -62,7 +60,7 @@ def plus_minus(value: float | None, low: float | None, high: float | None) -> st
         return f"{number(value, 2)} [{number(low, 2)}, {number(high, 2)}]"
     if _is_scientific(value) or _is_scientific(half_width):
         return f"{number(value, 2)} ± {number(half_width, 2)}"
-    decimals = max(0, 1 - floor(log10(half_width)))
+    decimals = _decimals(half_width, 2)
     return f"{_fixed(value, decimals)} ± {_fixed(half_width, decimals)}"
 
 
@@ -73,21 +71,25 @@ def near(value: float | None, ideal: float) -> str:
     if value is None or not isfinite(value) or value == ideal:
         return number(value)
     distance = abs(value - ideal)
-    return (
-        number(value)
-        if distance > 0.1
-        else _fixed(value, min(_MOST_DECIMALS + 3, _decimals(distance, 2)))
-    )
+    if distance > 0.1:
+        return number(value)
+    return _fixed(value, min(_MOST_DECIMALS + 3, _decimals(distance, 2)))
 
 
 def share(
     value: float | None, low: float | None = None, high: float | None = None
 ) -> tuple[str, str]:
     """A share and its interval in percent, as `0.42 %` and `[0.40, 0.44] %`."""
-    text, interval = estimate(
-        *(None if part is None else 100 * part for part in (value, low, high))
-    )
-    return tuple(part if part == MISSING else f"{part} %" for part in (text, interval))  # type: ignore[return-value]
+    text, interval = estimate(_times_100(value), _times_100(low), _times_100(high))
+    return _with_unit(text, "%"), _with_unit(interval, "%")
+
+
+def _times_100(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def _with_unit(text: str, unit: str) -> str:
+    return text if text == MISSING else f"{text} {unit}"
 
 
 def times(factor: float | str | None, between: Sequence[float] | None = None) -> str:
@@ -95,22 +97,31 @@ def times(factor: float | str | None, between: Sequence[float] | None = None) ->
     resolution.
     """
     if between is not None and between[1] <= _LARGEST_FACTOR:
-        low, high = (number(float(f"{end:.2g}"), 2) for end in between)
+        low, high = map(_two_digits, between)
         return f"{low}–{high} ×"
     if isinstance(factor, str):
         return "noise ≈ 0"  # the noise is below resolution, the value is not
     if factor is not None and factor > _LARGEST_FACTOR:
         return f"> {_LARGEST_FACTOR:,} ×"
-    text = number(None if factor is None else float(f"{factor:.2g}"), 2)
-    return text if text == MISSING else f"{text} ×"
+    return _with_unit(_two_digits(factor), "×")
+
+
+def _two_digits(value: float | None) -> str:
+    """A value to two digits; it is rounded first, or 9.96 would become 10.0."""
+    if value is None:
+        return MISSING
+    return number(float(f"{value:.2g}"), 2)
 
 
 def resolved(factor: float | str | None) -> float | None:
     """A factor for calculations: infinite where `times` has no number, beyond 1,000 or with a
     noise below resolution.
     """
-    beyond = isinstance(factor, str) or (factor is not None and factor > _LARGEST_FACTOR)
-    return inf if beyond else factor  # type: ignore[return-value]
+    if factor is None:
+        return None
+    if isinstance(factor, str) or factor > _LARGEST_FACTOR:
+        return inf
+    return factor
 
 
 def count(value: int | None) -> str:
@@ -120,7 +131,8 @@ def count(value: int | None) -> str:
 
 def things(value: int, noun: str) -> str:
     """A count with its noun, whose plural ends in s: `1 response`, `12,345 responses`."""
-    return f"{value:,} {noun}{'s' * (value != 1)}"
+    plural = "" if value == 1 else "s"
+    return f"{value:,} {noun}{plural}"
 
 
 _REGULAR = ("begin", "count", "hold", "lack", "score")
@@ -132,12 +144,16 @@ def counted(value: int, words: str) -> str:
     """A count with words about several things: `2 lines that are odd`, of one thing `1 line that
     is odd`.
     """
-    return f"{value:,} {_NOUN.sub(_singular, words, count=1) if value == 1 else words}"
+    if value == 1:
+        words = _NOUN.sub(_singular, words, count=1)
+    return f"{value:,} {words}"
 
 
-def _singular(found: re.Match[str]) -> str:
-    noun, that, verb = found.groups()
-    return f"{noun} {that or ''}{_VERBS[verb]}" if verb else noun
+def _singular(match: re.Match[str]) -> str:
+    noun, that, verb = match.groups()
+    if not verb:
+        return str(noun)
+    return f"{noun} {that or ''}{_VERBS[verb]}"
 
 
 def sparkline(values: Sequence[float | None], low: float, high: float) -> str:
@@ -153,18 +169,25 @@ def stretches(values: Sequence[float | None], most: int) -> list[float | None]:
     """
     if len(values) <= most:
         return list(values)
-    edges = [place * len(values) // most for place in range(most + 1)]
-    parts = [
-        [value for value in values[low:high] if value is not None] for low, high in pairwise(edges)
-    ]
-    return [sum(part) / len(part) if part else None for part in parts]
+    edges = [stretch * len(values) // most for stretch in range(most + 1)]
+    return [_mean(values[first:end]) for first, end in pairwise(edges)]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    measured = [value for value in values if value is not None]
+    if not measured:
+        return None
+    return sum(measured) / len(measured)
 
 
 def _block(value: float | None, low: float, high: float) -> str:
     if value is None or not isfinite(value):
         return " "
-    part = (value - low) / (high - low) if high > low else 0.5 * bool(value)
-    return _BLOCKS[round(min(1.0, max(0.0, part)) * (len(_BLOCKS) - 1))]
+    # Without a range, a value is at half height, unless it is 0.
+    height = 0.5 if value else 0.0
+    if high > low:
+        height = min(1.0, max(0.0, (value - low) / (high - low)))
+    return _BLOCKS[round(height * (len(_BLOCKS) - 1))]
 
 
 def _is_scientific(value: float) -> bool:
@@ -179,7 +202,10 @@ def _decimals(value: float, digits: int) -> int:
 
 def _fixed(value: float, decimals: int) -> str:
     text = f"{value:,.{decimals}f}"
-    return _minus(text if text.strip("-0.") else text.removeprefix("-"))  # no −0.00
+    is_zero = not text.strip("-0.")
+    if is_zero:
+        text = text.removeprefix("-")
+    return _minus(text)
 
 
 def _scientific(value: float, digits: int) -> str:

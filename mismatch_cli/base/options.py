@@ -8,7 +8,7 @@ manifests and, as `--rollout-dtype`, the command line call it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from functools import cache, partial
 from types import MappingProxyType, NoneType
@@ -27,9 +27,10 @@ BELOW_1: dict[str, Any] = {
     "wanted": "a number from 0 to below 1",
 }
 MODEL, DATA, ADAPTER = "model", "data", "adapter"  # kinds of `path`
-_OF_PART = "part"
+_SELECTION = "selection"
 # Words for a value in `--help`, by the type of the setting
 _METAVARS = {bool: "", int: "N", float: "X", str: "TEXT"}
+_MOST_NAMED = 24  # characters: longer lists of choices are not shown beside a flag
 
 
 def setting(default: Any, help: str, *, key: str = "", flag: bool = True, **about: Any) -> Any:
@@ -72,7 +73,9 @@ def override(default: Any = ..., **about: Any) -> dict[str, Any]:
     """What differs for one command in a setting that others have too: its default, a limit, a word
     of its help.
     """
-    return about if default is ... else {"default": default, **about}
+    if default is ...:
+        return about
+    return {"default": default, **about}
 
 
 def settings_group(
@@ -80,7 +83,7 @@ def settings_group(
 ) -> Any:
     """A field, or a command's parameter, that is a dataclass of settings; see `select_settings`."""
     chosen = select_settings(kind, names, without, panel, changes)
-    return field(default_factory=lambda: build(chosen, {}), metadata={_OF_PART: chosen})
+    return field(default_factory=lambda: build(chosen, {}), metadata={_SELECTION: chosen})
 
 
 def select_settings(
@@ -95,7 +98,8 @@ def select_settings(
     """
     every = [declared.name for declared in fields(kind) if declared.name not in without]
     chosen = list(dict.fromkeys([*names, *changes])) if names else every
-    if misspelt := {*chosen, *changes} - set(every):
+    misspelt = {*chosen, *changes} - set(every)
+    if misspelt:
         raise ValueError(f"{kind.__name__} has no setting {', '.join(misspelt)}")
     titled = override(panel=panel) if panel else {}
     return SettingSelection(kind, {name: titled | changes.get(name, {}) for name in chosen})
@@ -153,15 +157,21 @@ class Setting:
     @property
     def type(self) -> Any:
         """The type of a value that is set."""
-        types = [each for each in get_args(self.hint) if each is not NoneType]
-        return types[0] if NoneType in get_args(self.hint) and len(types) == 1 else self.hint
+        union = get_args(self.hint)
+        if NoneType not in union:
+            return self.hint
+        others = [member for member in union if member is not NoneType]
+        return others[0] if len(others) == 1 else self.hint
 
     @property
     def item(self) -> Any:
         """The type of each of several values; None for a setting with one."""
-        if self.about.get("repeatable") and get_origin(self.type) is not list:
+        origin = get_origin(self.type)
+        if self.about.get("repeatable") and origin is not list:
             return self.type
-        return get_args(self.type)[0] if get_origin(self.type) in (list, tuple) else None
+        if origin in (list, tuple):
+            return get_args(self.type)[0]
+        return None
 
     @property
     def nothing(self) -> Any:
@@ -170,17 +180,29 @@ class Setting:
             return None
         return self.about.get("nothing", "" if self.type is str else None)
 
-    def given(self, value: Any) -> Any:
-        """The value of a setting for one that was typed or read; None and what stands for it
-        included.
+    def value_from(self, value: Any) -> Any:
+        """The value that the setting gets from one that was typed or read: its default for None,
+        None for how a file spells that it is unset.
         """
         if value is None:
             return self.default
         if get_origin(self.type) is tuple:
             return tuple(value)
-        if self.nothing is None or type(value) is not type(self.nothing):
+        if self.nothing is None:
             return value
-        return None if value in ("", self.nothing) else value
+        # By type too, since False and 0.0 equal 0.
+        is_unset = type(value) is type(self.nothing) and value in ("", self.nothing)
+        return None if is_unset else value
+
+    @property
+    def choices(self) -> tuple[str, Collection[str]] | None:
+        """The word for what is chosen, and the names; None where there is no such list."""
+        if "choices" not in self.about:
+            return None
+        kind, names = self.about["choices"]
+        if callable(names):
+            names = names()
+        return kind, names
 
     @property
     def metavar(self) -> str:
@@ -189,62 +211,63 @@ class Setting:
         """
         if "metavar" in self.about:
             return str(self.about["metavar"])
-        if "choices" in self.about:
-            kind, names = self.about["choices"]
-            choices = "|".join(names() if callable(names) else names)
-            return choices if len(choices) <= _MOST_NAMED else kind.rpartition(" ")[2].upper()
+        if self.choices is not None:
+            kind, names = self.choices
+            listed = "|".join(names)
+            if len(listed) <= _MOST_NAMED:
+                return listed
+            return kind.rpartition(" ")[2].upper()
         return _METAVARS.get(self.type, "PATH")
 
 
-_MOST_NAMED = 24  # characters: longer lists of choices are not shown beside a flag
-
-
-def settings_of(what: type | SettingSelection) -> Iterator[Setting]:
-    """Every setting of a configuration and of its parts, in the order of declaration."""
-    for each in _members(_chosen(what)).values():
+def settings_of(kind: type | SettingSelection) -> Iterator[Setting]:
+    """Every setting of a configuration and of its groups, in the order of declaration."""
+    for each in _members(_selection(kind)).values():
         if isinstance(each, SettingSelection):
             yield from settings_of(each)
         else:
             yield each
 
 
-def by_key(what: type | SettingSelection) -> dict[str, Setting]:
+def by_key(kind: type | SettingSelection) -> dict[str, Setting]:
     """The settings of a configuration by key."""
-    return {each.key: each for each in settings_of(what)}
+    return {each.key: each for each in settings_of(kind)}
 
 
-@cache  # one object for each dataclass, which `_members` remembers
-def _chosen(what: type | SettingSelection) -> SettingSelection:
-    if isinstance(what, SettingSelection):
-        return what
-    return SettingSelection(what, {declared.name: {} for declared in fields(what)})
+# Selections are hashed by identity: one for each dataclass, so that `_members` remembers it.
+@cache
+def _selection(kind: type | SettingSelection) -> SettingSelection:
+    if isinstance(kind, SettingSelection):
+        return kind
+    return SettingSelection(kind, {declared.name: {} for declared in fields(kind)})
 
 
 @cache
 def _members(chosen: SettingSelection) -> dict[str, Setting | SettingSelection]:
-    """The settings and parts of one dataclass, by the names of their fields."""
-    hints, declared = get_type_hints(chosen.kind), {f.name: f for f in fields(chosen.kind)}
+    """The settings and groups of settings of one dataclass, by the names of their fields."""
+    hints = get_type_hints(chosen.kind)
+    declared = {each.name: each for each in fields(chosen.kind)}
     members: dict[str, Setting | SettingSelection] = {}
     for name, changes in chosen.names.items():
         about = declared[name].metadata
-        if _OF_PART in about:
-            members[name] = about[_OF_PART]
+        if _SELECTION in about:
+            members[name] = about[_SELECTION]
         elif "help" in about:
             members[name] = Setting(name, hints[name], {**about, **changes})
     return members
 
 
-def build(what: type[_Settings] | SettingSelection, given: Mapping[str, Any]) -> _Settings:
+def build(kind: type[_Settings] | SettingSelection, values: Mapping[str, Any]) -> _Settings:
     """A configuration from values by key, perhaps read from JSON; what is missing or None gets its
     default.
     """
-    chosen = _chosen(what)  # type: ignore[arg-type]  # a class has a hash
+    chosen = _selection(kind)  # type: ignore[arg-type]  # a class has a hash
     arguments: dict[str, Any] = {}
     for name, each in _members(chosen).items():
         if isinstance(each, SettingSelection):
-            arguments[name] = build(each, given)
+            arguments[name] = build(each, values)
         else:
-            arguments[name] = each.given(given.get(each.key))
+            arguments[name] = each.value_from(values.get(each.key))
     built: _Settings = chosen.kind(**arguments)
     return built
 
@@ -252,14 +275,17 @@ def build(what: type[_Settings] | SettingSelection, given: Mapping[str, Any]) ->
 def values_by_key(configuration: Any) -> dict[str, Any]:
     """The values of a configuration by key."""
     kind: Any = type(configuration)
-    return _flat(_chosen(kind), configuration)
+    return _values_by_key(_selection(kind), configuration)
 
 
-def _flat(chosen: SettingSelection, configuration: Any) -> dict[str, Any]:
+def _values_by_key(chosen: SettingSelection, configuration: Any) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, each in _members(chosen).items():
         value = getattr(configuration, name)
-        values |= _flat(each, value) if isinstance(each, SettingSelection) else {each.key: value}
+        if isinstance(each, SettingSelection):
+            values |= _values_by_key(each, value)
+        else:
+            values[each.key] = value
     return values
 
 
@@ -270,15 +296,19 @@ def replace_settings(configuration: _Settings, **values: Any) -> _Settings:
 
 def selection_of(declared: Field[Any]) -> SettingSelection | None:
     """What a parameter or field that is a `settings_group` has."""
-    return declared.metadata.get(_OF_PART)
+    return declared.metadata.get(_SELECTION)
 
 
-def names_cluster(place: str) -> bool:
-    """Whether workers are on a Ray cluster of this address, whose answers are pickles."""
-    return place.startswith("ray://")
+def names_cluster(workers: str) -> bool:
+    """Whether workers are on the Ray cluster of an address, whose answers are pickles."""
+    return workers.startswith("ray://")
 
 
-def is_typed_only(each: Setting, value: Any) -> bool:
+def is_typed_only(declared: Setting, value: Any) -> bool:
     """Whether only the command line may give a setting this value; an empty one starts nothing."""
-    typed = each.about.get("typed", False)
-    return bool(value) and bool(typed(value) if callable(typed) else typed)
+    if not value:
+        return False
+    typed = declared.about.get("typed", False)
+    if callable(typed):
+        typed = typed(value)
+    return bool(typed)

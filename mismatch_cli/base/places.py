@@ -16,13 +16,16 @@ FAULTY = "fp8-kv"  # or this: six steps, with a setting to find and a limit to e
 BUNDLED_MODEL = "sample_data/model"  # its name in the manifests of bundled traces
 PACKAGE = Path(__file__).parents[1]
 # pyproject.toml copies both folders into the package when a wheel is built
-_IN_WHEEL, _IN_CHECKOUT = PACKAGE / "sample_data", PACKAGE.parent / "sample_data"
-_GUIDE_IN_WHEEL, _GUIDE_IN_CHECKOUT = PACKAGE / "guide", PACKAGE.parent / "docs"
+_IN_WHEEL = PACKAGE / "sample_data"
+_IN_CHECKOUT = PACKAGE.parent / "sample_data"
+_GUIDE_IN_WHEEL = PACKAGE / "guide"
+_GUIDE_IN_CHECKOUT = PACKAGE.parent / "docs"
 
 
 def bundled(name: str) -> Path:
     """The path of a bundled file or folder, such as `model` or `problems.jsonl`."""
-    return (_IN_WHEEL if _IN_WHEEL.is_dir() else _IN_CHECKOUT) / name
+    folder = _IN_WHEEL if _IN_WHEEL.is_dir() else _IN_CHECKOUT
+    return folder / name
 
 
 def guide_pages() -> dict[str, Path]:
@@ -30,11 +33,9 @@ def guide_pages() -> dict[str, Path]:
     that folder.
     """
     folder = _GUIDE_IN_WHEEL if _GUIDE_IN_WHEEL.is_dir() else _GUIDE_IN_CHECKOUT
-    return {page_name(path.relative_to(folder).as_posix()): path for path in _in_order(folder)}
-
-
-def _in_order(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.md"), key=lambda path: (path.parent != folder, path))
+    # Those of the folder itself come before those of folders in it.
+    pages = sorted(folder.rglob("*.md"), key=lambda path: (path.parent != folder, path))
+    return {page_name(path.relative_to(folder).as_posix()): path for path in pages}
 
 
 def page_name(file: str) -> str:
@@ -56,7 +57,9 @@ def bundled_names() -> tuple[str, ...]:
 
 def resolve_bundled(path: Path) -> Path:
     """The bundled trace of this name, unless a file or folder has it; else the path itself."""
-    return bundled("traces") / path if not path.exists() and str(path) in bundled_names() else path
+    if path.exists() or str(path) not in bundled_names():
+        return path
+    return bundled_trace(str(path))
 
 
 def is_bundled(folder: Path) -> bool:
@@ -78,26 +81,29 @@ def shorten_paths(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [shorten_paths(item) for item in value]
     if isinstance(value, Path):
-        return Path(shorten_paths(str(value))) if value.is_absolute() else value
+        if not value.is_absolute():
+            return value
+        return Path(shorten_paths(str(value)))
     if not isinstance(value, str) or "/" not in value:
         return value
-    return (
-        _short(value)
-        if os.path.isabs(value)
-        else _ABSOLUTE.sub(lambda found: _short(found.group()), value)
-    )
+    if os.path.isabs(value):
+        return _short(value)
+    return _ABSOLUTE.sub(lambda match: _short(match.group()), value)
 
 
 def shorten_apart(*values: Any) -> tuple[Any, ...]:
     """Different values, shown so that they still differ: each path with as many names as that
     takes.
     """
-    short = tuple(map(shorten_paths, values))
-    if _all_differ(short) or not all(isinstance(value, str) for value in values):
-        return short
-    names = max(len(Path(value).parts) for value in values)
-    longer = (tuple(_short(value, count) for value in values) for count in range(2, names + 1))
-    return next(filter(_all_differ, longer), short)
+    shortest = tuple(map(shorten_paths, values))
+    if _all_differ(shortest) or not all(isinstance(value, str) for value in values):
+        return shortest
+    most = max(len(Path(value).parts) for value in values)
+    for names in range(2, most + 1):
+        longer = tuple(_short(value, names) for value in values)
+        if _all_differ(longer):
+            return longer
+    return shortest
 
 
 def _all_differ(values: tuple[Any, ...]) -> bool:
@@ -105,12 +111,13 @@ def _all_differ(values: tuple[Any, ...]) -> bool:
 
 
 def _short(path: str, names: int = 1) -> str:
-    """The path relative to the working folder; elsewhere its last names, and for a trace in a
-    run that of the run.
+    """The path relative to the working folder; elsewhere so many of its last names, and for a trace
+    in a run that of the run.
     """
     folder = Path(path)
     if folder.is_relative_to(Path.cwd()):
         return str(folder.relative_to(Path.cwd()))
-    parts = folder.parts[1:]
-    names += parts[-1:] in (("trace",), ("held-out",))
-    return "/".join(("…", *parts[-names:]))
+    # These are in every run, and only its name tells them apart.
+    if folder.name in ("trace", "held-out"):
+        names += 1
+    return "/".join(("…", *folder.parts[1:][-names:]))

@@ -29,11 +29,12 @@ _MOST_LISTED = 16  # more names are a wall that nobody reads: three lines at 80 
 
 
 def names_file(specs: str | Iterable[str]) -> bool:
-    """Whether one of these names, perhaps with parameters, is a Python file: to look it up runs
-    it.
+    """Whether one of these names, perhaps with parameters, is a Python file, which runs when it is
+    looked up.
     """
-    each = [specs] if isinstance(specs, str) else specs
-    return any(spec.partition(":")[0].endswith(".py") for spec in each)
+    if isinstance(specs, str):
+        specs = [specs]
+    return any(spec.partition(":")[0].endswith(".py") for spec in specs)
 
 
 def names(package: str) -> list[str]:
@@ -67,14 +68,14 @@ def files(package: str, suffix: str = ".py") -> dict[str, Path]:
     """The files of a registry by public name: `binary_tv.py` is `binary-tv`, and a leading
     underscore marks a helper.
     """
-    parts = package.split(".")[1:]
-    if _NAME not in parts:
-        parts.append(_NAME)
-    place = parts.index(_NAME)
-    anywhere = ["*" if part == _NAME else part for part in parts]
+    levels = package.split(".")[1:]
+    if _NAME not in levels:
+        levels.append(_NAME)
+    level_of_name = levels.index(_NAME)
+    levels[level_of_name] = "*"
     by_name = {}
-    for path in _ROOMS.glob("/".join(anywhere) + suffix):
-        name = path.relative_to(_ROOMS).with_suffix("").parts[place]
+    for path in _ROOMS.glob("/".join(levels) + suffix):
+        name = path.relative_to(_ROOMS).with_suffix("").parts[level_of_name]
         if not name.startswith("_"):
             by_name[name.replace("_", "-")] = path
     return by_name
@@ -83,20 +84,23 @@ def files(package: str, suffix: str = ".py") -> dict[str, Path]:
 @cache
 def installed(package: str) -> Mapping[str, EntryPoint]:
     """What other packages add to a registry, by name; empty if it has no entry points."""
-    return entry_points.beside(package, modules(package)) if package in entry_points.GROUPS else {}
+    if package not in entry_points.GROUPS:
+        return {}
+    return entry_points.usable_points(package, modules(package))
 
 
 def check(package: str, name: str, kind: str) -> None:
     """A `UsageError` that suggests the nearest name for an unknown one; imports nothing."""
-    known = names(package)
-    if name not in known:
-        raise UsageError(unknown_name(kind, name, known))
+    available = names(package)
+    if name not in available:
+        raise UsageError(unknown_name(kind, name, available))
 
 
 def load(package: str, name: str, kind: str) -> ModuleType:
     """Check a public name and import its module; a `MismatchError` names a package that fails."""
     check(package, name, kind)
-    if foreign := installed(package).get(name):
+    foreign = installed(package).get(name)
+    if foreign is not None:
         return entry_points.load(package, foreign, kind)
     return importlib.import_module(modules(package)[name])
 
@@ -104,45 +108,54 @@ def load(package: str, name: str, kind: str) -> ModuleType:
 @cache
 def parameters(function: Callable[..., Any]) -> dict[str, Any]:
     """The keyword-only parameters of a function with their defaults."""
-    found = inspect.signature(function).parameters.values()
-    return {p.name: p.default for p in found if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    every = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in every if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str], listed: Iterable[str] = ()) -> str:
-    """The message for an unknown name: the nearest ones, if any, and the available ones, `listed`
-    or known, unless these are too many to read.
+def unknown_name(kind: str, name: str, available: Iterable[str], listed: Iterable[str] = ()) -> str:
+    """The message for an unknown name: the nearest of the available ones, if any, and all of them,
+    or only those `listed`, unless these are too many to read.
     """
-    return f"Unknown {kind} '{name}'. {_instead(name, sorted(known), listed)}"
+    return f"Unknown {kind} '{name}'. {_instead(name, sorted(available), listed)}"
 
 
 def lacks_name(
-    owner: object, kind: str, name: str, known: Iterable[str], listed: Iterable[str] = ()
+    owner: object, kind: str, name: str, available: Iterable[str], listed: Iterable[str] = ()
 ) -> str:
     """The message for a name that this file or algorithm does not have; continues like that of
     `unknown_name`.
     """
-    return f"{owner} has no {kind} '{name}'. {_instead(name, sorted(known), listed)}"
+    return f"{owner} has no {kind} '{name}'. {_instead(name, sorted(available), listed)}"
 
 
-def _instead(name: str, known: Sequence[str], listed: Iterable[str]) -> str:
-    names_listed = sorted(listed) or known
+def _instead(name: str, available: Sequence[str], listed: Iterable[str]) -> str:
+    meant = did_you_mean(name, available)
+    names_listed = sorted(listed) or available
     if len(names_listed) <= _MOST_LISTED:
-        return f"{did_you_mean(name, known)}Available: {', '.join(names_listed)}."
-    nearest = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0)
-    return did_you_mean(name, known).rstrip() or f"Try {alternatives(nearest)}."
+        return f"{meant}Available: {', '.join(names_listed)}."
+    if meant:
+        return meant.rstrip()
+    nearest = difflib.get_close_matches(name.lower(), available, n=3, cutoff=0)
+    return f"Try {alternatives(nearest)}."
 
 
-def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = _NEAR) -> str:
+def did_you_mean(name: str, available: Iterable[str], *, cutoff: float = _NEAR) -> str:
     """`Did you mean …? ` with the nearest of these names; empty if none is near."""
-    known = sorted(known)
+    every = sorted(available)
     typed = name.upper() if name.isupper() else name.lower()
-    containing = sorted(
-        (known_name for known_name in known if typed and typed in known_name), key=len
-    )
-    near = (containing or difflib.get_close_matches(typed, known, n=3, cutoff=cutoff))[:3]
-    return f"Did you mean {alternatives(near)}? " if near else ""
+    if not typed:
+        return ""
+    # Users remember a piece of a name; without such a name, those with nearly this spelling.
+    near = sorted((each for each in every if typed in each), key=len)
+    if not near:
+        near = difflib.get_close_matches(typed, every, n=3, cutoff=cutoff)
+    if not near:
+        return ""
+    return f"Did you mean {alternatives(near[:3])}? "
 
 
 def alternatives(names: Sequence[str]) -> str:
     """`a`, `a or b`, `a, b or c`."""
-    return " or ".join([", ".join(names[:-1]), *names[-1:]] if len(names) > 1 else names)
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} or {names[-1]}"

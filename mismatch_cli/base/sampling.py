@@ -63,6 +63,7 @@ class SamplingSettings:
         if self.min_p > 0:
             logits_NV = _keep_min_p(logits_NV, self.min_p)
         if 0 < self.top_k < logits_NV.shape[-1]:
+            # Logits equal to the k-th stay, so that more than k tokens may be left.
             kth_N1 = logits_NV.topk(self.top_k, dim=-1).values[:, -1:]
             logits_NV = logits_NV.masked_fill(logits_NV < kth_N1, float("-inf"))
         if self.top_p < 1:
@@ -78,6 +79,8 @@ def _keep_min_p(logits_NV: torch.Tensor, min_p: float) -> torch.Tensor:
 
 def _keep_top_p(logits_NV: torch.Tensor, top_p: float) -> torch.Tensor:
     sorted_NV, order_NV = logits_NV.sort(dim=-1, descending=False)
-    dropped_NV = sorted_NV.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
-    dropped_NV[:, -1] = False
-    return logits_NV.masked_fill(dropped_NV.scatter(-1, order_NV, dropped_NV), float("-inf"))
+    rarest_NV = sorted_NV.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
+    # The last one is the most probable token, which stays also if rounding puts it below 1 − top_p.
+    rarest_NV[:, -1] = False
+    dropped_NV = rarest_NV.scatter(-1, order_NV, rarest_NV)
+    return logits_NV.masked_fill(dropped_NV, float("-inf"))

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.text import Text
 
-_HALVES = re.compile("[\ud800-\udfff]")
-_NAMED = {"\n": "⏎", "\t": "⇥"}
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_MARKS = {"\n": "⏎", "\t": "⇥"}
 # Levels of JSON or TOML; ours have 6, and functions that walk down a value stop at 1,000
 _DEEPEST = 100
 _TOO_DEEP = f"it is nested over {_DEEPEST} levels deep"
@@ -30,7 +30,7 @@ def is_encodable(text: str) -> bool:
     """Whether a text has no lone surrogates, which stand for bytes that are not UTF-8: libraries
     reject them.
     """
-    return not _HALVES.search(text)
+    return not _LONE_SURROGATE.search(text)
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -44,7 +44,9 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The content of TOML from anywhere; a ValueError likewise, which names the line."""
+    """The content of TOML from anywhere; a ValueError, which names the line, if it is none or is
+    nested too deeply.
+    """
     import tomllib
 
     try:
@@ -57,16 +59,19 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def _shallow(value: Any) -> Any:
+    """The value, unless it is nested too deeply: then a ValueError."""
     level = [value]
+    # Level by level: a function that calls itself would fail on what is to be refused.
     for _ in range(_DEEPEST):
-        level = [
-            inner
-            for item in level
-            if isinstance(item, dict | list)
-            for inner in (item.values() if isinstance(item, dict) else item)
-        ]
-        if not level:
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below += item.values()
+            elif isinstance(item, list):
+                below += item
+        if not below:
             return value
+        level = below
     raise ValueError(_TOO_DEEP)
 
 
@@ -105,8 +110,7 @@ def for_mathtext(text: str) -> str:
     """Visible text for a matplotlib figure: `$` is literal, and characters that its font lacks
     are spelled out.
     """
-    glyphs = _figure_glyphs()
-    drawable = "".join(c if ord(c) in glyphs else _spelled_out(c) for c in visible(text))
+    drawable = "".join(map(_drawable_character, visible(text)))
     return drawable.replace("$", r"\$")
 
 
@@ -145,11 +149,13 @@ def with_signs_of(encoding: str | None, text: str) -> str:
     lacks them: `pi`, `<=`, and 1 to 8 for the heights of a sparkline.
     """
     # Text in memory has no encoding, and takes every character
-    return text.translate(_signs_that_lack(encoding)) if encoding else text
+    if not encoding:
+        return text
+    return text.translate(_signs_lacked_by(encoding))
 
 
 @cache
-def _signs_that_lack(encoding: str) -> dict[int, str]:
+def _signs_lacked_by(encoding: str) -> dict[int, str]:
     """Our signs that an encoding lacks, for `str.translate`."""
     return {
         ord(sign): plain
@@ -159,8 +165,8 @@ def _signs_that_lack(encoding: str) -> dict[int, str]:
 
 
 def _visible_character(character: str) -> str:
-    if character in _NAMED:
-        return _NAMED[character]
+    if character in _MARKS:
+        return _MARKS[character]
     if unicodedata.category(character) in _INVISIBLE:
         return _spelled_out(character)
     return character
@@ -170,7 +176,13 @@ def _spelled_out(character: str) -> str:
     code = ord(character)
     if code <= 0xFF:
         return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+    if code <= 0xFFFF:
+        return f"\\u{code:04x}"
+    return f"\\U{code:08x}"
+
+
+def _drawable_character(character: str) -> str:
+    return character if ord(character) in _figure_glyphs() else _spelled_out(character)
 
 
 @cache

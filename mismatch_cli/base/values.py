@@ -22,7 +22,7 @@ from mismatch_cli.base.options import (
 )
 
 _Settings = TypeVar("_Settings")
-TYPED = ""  # the place of what was typed
+TYPED = ""  # the source of what was typed
 PREFIX = "MISMATCH_"  # of variables
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
@@ -31,124 +31,130 @@ class SourcedValue(NamedTuple):
     """A value, and where it came from: TYPED, a variable, or the name of what was read."""
 
     value: Any
-    place: str
+    source: str
 
 
 class Values(Mapping[str, Any]):
-    """Settings by key that were given somewhere; what is missing has its default."""
+    """Settings by key, each from some source; what is missing has its default."""
 
-    def __init__(self, given: Mapping[str, SourcedValue]) -> None:
-        self._given = dict(given)
+    def __init__(self, sourced: Mapping[str, SourcedValue]) -> None:
+        self._sourced = dict(sourced)
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], place: str = TYPED) -> Values:
-        """Values that all come from one place; those that are None are not given."""
+    def of(cls, values: Mapping[str, Any], source: str = TYPED) -> Values:
+        """Values that all come from one source; None stands for a missing one."""
         if isinstance(values, Values):
             return values
-        return cls(
-            {key: SourcedValue(value, place) for key, value in values.items() if value is not None}
-        )
+        return cls({k: SourcedValue(v, source) for k, v in values.items() if v is not None})
 
     def __getitem__(self, key: str) -> Any:
-        return self._given[key].value
+        return self._sourced[key].value
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._given)
+        return iter(self._sourced)
 
     def __len__(self) -> int:
-        return len(self._given)
+        return len(self._sourced)
 
-    def place(self, key: str) -> str | None:
+    def source(self, key: str) -> str | None:
         """Where a value came from; None for a default."""
-        return self._given[key].place if key in self._given else None
+        if key not in self._sourced:
+            return None
+        return self._sourced[key].source
 
     @property
     def typed(self) -> set[str]:
         """The keys of what was typed."""
-        return {key for key, given in self._given.items() if given.place == TYPED}
+        return {key for key, sourced in self._sourced.items() if sourced.source == TYPED}
 
-    def over(self, below: Mapping[str, Any], place: str = TYPED) -> Values:
+    def over(self, below: Mapping[str, Any], source: str = TYPED) -> Values:
         """These values, and where one is missing, that from `below`."""
-        return Values(Values.of(below, place)._given | self._given)
+        return Values(Values.of(below, source)._sourced | self._sourced)
 
     def only(self, keys: Iterable[str]) -> Values:
         """The values of these keys."""
-        kept = set(keys)
-        return Values({key: given for key, given in self._given.items() if key in kept})
+        chosen = set(keys)
+        return Values({key: self._sourced[key] for key in self._sourced if key in chosen})
 
     def without(self, *keys: str) -> Values:
         """The values of all other keys."""
-        return self.only(self._given.keys() - set(keys))
+        return self.only(self._sourced.keys() - set(keys))
 
     def with_values(self, values: Mapping[str, Any]) -> Values:
-        """The same with other values, which keep their places."""
-        changed = {key: SourcedValue(values[key], self._given[key].place) for key in values}
-        return Values(self._given | changed)
+        """All values, some of them replaced by these, which get the sources of what they
+        replace.
+        """
+        changed = {key: SourcedValue(values[key], self._sourced[key].source) for key in values}
+        return Values(self._sourced | changed)
 
-    def build(self, what: type[_Settings] | SettingSelection) -> _Settings:
+    def build(self, kind: type[_Settings] | SettingSelection) -> _Settings:
         """The configuration; a `UsageError` that names the first invalid value as it was given."""
-        for setting in settings_of(what):
+        for setting in settings_of(kind):
             if setting.key in self:
                 self._check(setting)
-        return build(what, self)
+        return build(kind, self)
 
     def _check(self, setting: Setting) -> None:
-        value, place = setting.given(self[setting.key]), self.place(setting.key) or TYPED
+        value = setting.value_from(self[setting.key])
         if value is None:
             return
-        _check_choice(setting, value, place)
-        limits, said = setting.about, said_as(setting, value, place)
-        least, most = limits.get("least"), limits.get("most")
+        source = self._sourced[setting.key].source
+        _check_choice(setting, value, source)
+        limits = setting.about
+        said = _describe_value(setting, value, source)
+        least = limits.get("least")
         if least is not None and value < least:
             raise UsageError(f"{said} is too small. Use at least {least}{limits.get('why', '')}.")
+        most = limits.get("most")
         if most is not None and value > most:
             raise UsageError(f"{said} is too large. Use at most {most}.")
         if "valid" in limits and not limits["valid"](value):
             raise UsageError(f"{said} is out of range. Use {limits['wanted']}.")
 
 
-def _check_choice(setting: Setting, value: Any, place: str) -> None:
-    if "choices" not in setting.about:
+def _check_choice(setting: Setting, value: Any, source: str) -> None:
+    if setting.choices is None:
         return
-    kind, names = setting.about["choices"]
-    names = names() if callable(names) else names
+    kind, names = setting.choices
     if value not in names:
-        named = _place_of(setting, place)
-        raise UsageError(f"{named}: {registry.unknown_name(kind, value, names)}")
+        raise UsageError(
+            f"{_describe_setting(setting, source)}: {registry.unknown_name(kind, value, names)}"
+        )
 
 
-def said_as(setting: Setting, value: Any, place: str) -> str:
+def _describe_value(setting: Setting, value: Any, source: str) -> str:
     """A setting and its value as they were given: typed, in a variable, or as a line of a file."""
-    if place == TYPED and setting.is_typed:
+    if source == TYPED and setting.is_typed:
         return f"{setting.flag} {value}"
-    if place == TYPED or place.startswith(PREFIX):
-        return f"{place or setting.key} = {value}"
-    return f"{place}: {setting.key} = {value}"
+    if source == TYPED or source.startswith(PREFIX):
+        return f"{source or setting.key} = {value}"
+    return f"{source}: {setting.key} = {value}"
 
 
-def _place_of(setting: Setting, place: str) -> str:
-    if place == TYPED:
+def _describe_setting(setting: Setting, source: str) -> str:
+    if source == TYPED:
         return setting.flag
-    return place if place.startswith(PREFIX) else f"{place}: {setting.key}"
+    if source.startswith(PREFIX):
+        return source
+    return f"{source}: {setting.key}"
 
 
-def read(what: type | SettingSelection, content: Mapping[str, Any], place: str) -> Values:
+def read(kind: type | SettingSelection, content: Mapping[str, Any], source: str) -> Values:
     """The values that a TOML file gives to these settings.
 
-    Raises a `UsageError` for an unknown name, for a value of another type, and for what only the
-    command line may set.
+    Raises a `UsageError` for an unknown name, and for a value of another type.
     """
-    settings = by_key(what)
+    settings = by_key(kind)
     for name in content:
         if name not in settings:
-            raise UsageError(f"{place}: {registry.unknown_name('setting', name, settings)}")
-    return Values.of(
-        {name: convert_toml_value(settings[name], value, place) for name, value in content.items()},
-        place,
-    )
+            raise UsageError(f"{source}: {registry.unknown_name('setting', name, settings)}")
+    converted = {}
+    for name, value in content.items():
+        converted[name] = convert_toml_value(settings[name], value, source)
+    return Values.of(converted, source)
 
 
-def resumed(what: type | SettingSelection, values: Values, recorded: Mapping[str, Any]) -> Values:
+def resumed(kind: type | SettingSelection, values: Values, recorded: Mapping[str, Any]) -> Values:
     """The settings of a resumed run: the recorded ones, and those given now that a resumed run may
     change.
 
@@ -156,14 +162,12 @@ def resumed(what: type | SettingSelection, values: Values, recorded: Mapping[str
     only what has no flag: it may be meant for another run.
     """
     changed = {}
-    for setting in sorted(settings_of(what), key=lambda setting: setting.key):
-        is_typed = setting.key in values.typed
-        if setting.key not in values or (setting.is_typed and not is_typed):
+    for key, setting in sorted(by_key(kind).items()):
+        if not _is_by_user(setting, values):
             continue
-        value, before = setting.given(values[setting.key]), setting.given(recorded.get(setting.key))
         if setting.about.get("changeable"):
-            changed[setting.key] = values[setting.key]
-        elif is_typed and value != before:
+            changed[key] = values[key]
+        elif key in values.typed and not _is_recorded(setting, values[key], recorded):
             raise UsageError(
                 f"{setting.flag} differs from the run to resume. Leave it out, or start in another "
                 "--output."
@@ -172,23 +176,34 @@ def resumed(what: type | SettingSelection, values: Values, recorded: Mapping[str
 
 
 def confirmed(
-    what: type | SettingSelection, values: Values, recorded: Mapping[str, Any]
+    kind: type | SettingSelection, values: Values, recorded: Mapping[str, Any]
 ) -> set[str]:
     """The keys of what the user gives as a run has recorded it: typed, or in a file or variable
     where there is no flag.
     """
-    return {
-        setting.key
-        for setting in settings_of(what)
-        if setting.key in values
-        and (setting.key in values.typed or not setting.is_typed)
-        and setting.given(values[setting.key]) == setting.given(recorded.get(setting.key))
-    }
+    keys = set()
+    for key, setting in by_key(kind).items():
+        if _is_by_user(setting, values) and _is_recorded(setting, values[key], recorded):
+            keys.add(key)
+    return keys
 
 
-def convert_toml_value(setting: Setting, value: Any, place: str) -> Any:
+def _is_by_user(setting: Setting, values: Values) -> bool:
+    """Whether the user sets this for the run to resume: a file or a variable, which may be meant
+    for another run, counts only for what has no flag.
+    """
+    if setting.is_typed:
+        return setting.key in values.typed
+    return setting.key in values
+
+
+def _is_recorded(setting: Setting, value: Any, recorded: Mapping[str, Any]) -> bool:
+    return bool(setting.value_from(value) == setting.value_from(recorded.get(setting.key)))
+
+
+def convert_toml_value(setting: Setting, value: Any, source: str) -> Any:
     """A value of a TOML file in the type of its setting; a `UsageError` if it has another."""
-    said = f"{place}: {setting.key}"
+    said = f"{source}: {setting.key}"
     if setting.item is None:
         return _single(setting.type, value, said, numeric=bool(setting.about.get("numeric")))
     values = value if isinstance(value, list) else [value]
@@ -196,30 +211,34 @@ def convert_toml_value(setting: Setting, value: Any, place: str) -> Any:
 
 
 def _single(kind: Any, value: Any, said: str, *, numeric: bool) -> Any:
-    """`numeric`: a number stands for the text that it would be on the command line."""
-    kind = kind if kind in _KINDS else str  # paths and the like
+    """A value of one type; if it is `numeric`, a number stands for the text that it would be on the
+    command line.
+    """
+    if kind not in _KINDS:
+        kind = str  # paths and the like
+    # In Python, a bool is a whole number too.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     fits = {
         bool: isinstance(value, bool),
         int: is_number and isinstance(value, int),
         float: is_number,
         str: isinstance(value, str) or (numeric and is_number),
-    }[kind]
-    if not fits:
+    }
+    if not fits[kind]:
         raise UsageError(f"{said} = {toml(value)} must be {_KINDS[kind]}.")
-    return value if kind is bool else kind(value)
+    return kind(value)
 
 
-def check_typed(what: type | SettingSelection, content: Values, chosen: Values) -> None:
+def check_typed(kind: type | SettingSelection, content: Values, chosen: Values) -> None:
     """A `UsageError` for what a file sets although only the command line may; `chosen` values hide
     it.
     """
-    for setting in settings_of(what):
+    for setting in settings_of(kind):
         value = content.get(setting.key)
         if setting.key not in chosen and is_typed_only(setting, value):
             typed = quoted(setting.flag, str(value))
             raise UsageError(
-                f"{content.place(setting.key)}: {setting.key} can start code or send keys to a "
+                f"{content.source(setting.key)}: {setting.key} can start code or send keys to a "
                 f"host, so a file may not set it. If you trust it, add: {typed}"
             )
 
@@ -229,11 +248,11 @@ def variable_of(setting: Setting) -> str:
     return f"{PREFIX}{setting.key.upper()}"
 
 
-def as_typed(what: type, words: Sequence[str | Path]) -> tuple[list[str], list[str | Path]]:
+def as_typed(kind: type, words: Sequence[str | Path]) -> tuple[list[str], list[str | Path]]:
     """Words of a command line that spell every setting as a flag, as a user can type them:
     variables to put before the command, for settings that have no flag, and the rest.
     """
-    keys = by_flag(each for each in settings_of(what) if not each.is_typed)
+    keys = by_flag(each for each in settings_of(kind) if not each.is_typed)
     variables: list[str] = []
     typed: list[str | Path] = []
     rest = iter(words)
@@ -270,5 +289,6 @@ def toml(value: Any) -> str:
 
 def toml_line(setting: Setting, value: Any) -> str:
     """The line of a TOML file that gives a setting this value; unset, where it is None."""
-    nothing = setting.nothing
-    return f"{setting.key} = {toml(nothing if value is None else value)}"
+    if value is None:
+        value = setting.nothing
+    return f"{setting.key} = {toml(value)}"

@@ -22,8 +22,8 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.processes import keeper
 
 _SECONDS_TO_START = 60.0  # importing sympy on a slow disk
-# Characters of a question that timed out; of a longer one only the hash is remembered
-_LONGEST_KEPT = 2**16
+# Characters of a question that took too long; of a longer one only the hash is remembered
+_LONGEST_REMEMBERED = 2**16
 _SECONDS_TO_END = 10.0  # for its keeper, which needs at most half of it
 _LONGEST_ANSWER = 2**20  # bytes
 _LONGEST_QUEUE = 2**26  # bytes that a child has not read; what is told beyond them is dropped
@@ -39,7 +39,8 @@ class Reply(NamedTuple):
 
 
 # These three are compared with `is`: a function's own error may have the same words
-LATE, DIED = Reply(error="it takes too long"), Reply(error="its process died")
+LATE = Reply(error="it takes too long")
+DIED = Reply(error="its process died")
 OUT_OF_TURN = Reply(error="it wrote into a file descriptor that it had not opened")
 
 
@@ -70,9 +71,14 @@ class Child:
         grace: float = 0.0,
         forks: bool = False,
     ) -> None:
-        self._function, self._arguments, self._forks = function, arguments, forks
-        self.seconds_to_start, self._cannot_start = seconds_to_start, cannot_start
-        self._longest_answer, self._log, self._grace = longest_answer, log, grace
+        self._function = function
+        self._arguments = arguments
+        self._cannot_start = cannot_start
+        self.seconds_to_start = seconds_to_start
+        self._longest_answer = longest_answer
+        self._log = log
+        self._grace = grace
+        self._forks = forks
         self._given_up: set[str] = set()
         self._process: subprocess.Popen[bytes] | _Fork | None = None
         self.dropped = 0  # messages
@@ -85,7 +91,7 @@ class Child:
         return sorted(self._given_up)
 
     def give_up(self, questions: Iterable[str]) -> None:
-        """Do not try these again."""
+        """Do not try these questions again."""
         self._given_up |= set(map(_remembered, questions))
 
     @property
@@ -95,8 +101,10 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """The process that keeps it and all that it starts, while it runs."""
-        return self._process.pid if self._process else None
+        """The process of its keeper, while it runs."""
+        if self._process is None:
+            return None
+        return self._process.pid
 
     def start(self) -> None:
         """Start the process, as the first question does; a `MismatchError` if it does not get
@@ -109,10 +117,10 @@ class Child:
         self.stop()
         if reply is OUT_OF_TURN:
             raise MismatchError(f"{self._arguments[-1]} failed: {reply.error}. Run it by itself.")
-        said_nothing = reply is LATE or reply is DIED
-        raise MismatchError(
-            self._cannot_start if said_nothing and self._cannot_start else reply.error
-        )
+        has_no_reason = reply is LATE or reply is DIED
+        if has_no_reason and self._cannot_start:
+            raise MismatchError(self._cannot_start)
+        raise MismatchError(reply.error)
 
     def ask(self, question: Any, seconds: float) -> Reply:
         """The answer; `LATE` if the question was given up, `DIED` if the child died of it (out of
@@ -121,9 +129,11 @@ class Child:
         text = json.dumps(question, default=str)  # dates and the like as text
         if _remembered(text) in self._given_up:
             return LATE
+        # What arrives before the question is not its answer, and ends the child below.
         reply = self.receive(0.0) if self.runs else None
+        # A child that died between two questions, out of memory, did not die of this one.
         if reply is DIED:
-            self.stop()  # between two questions (out of memory): not this one's fault
+            self.stop()
             reply = None
         if not self.runs:
             self.start()
@@ -163,7 +173,8 @@ class Child:
         `LATE`.
         """
         self._lines.end()
-        until, reply = time.monotonic() + seconds, Reply()
+        until = time.monotonic() + seconds
+        reply = Reply()
         while self._lines.expected and not reply.error:
             reply = self.receive(max(0.0, until - time.monotonic())) or LATE
         self.stop()
@@ -171,9 +182,10 @@ class Child:
 
     def stop(self) -> None:
         """End the child and every process it started; unread output is lost."""
-        process, self._process = self._process, None
-        if process is None:
+        if self._process is None:
             return
+        process = self._process
+        self._process = None
         process.terminate()  # its keeper ends the rest
         try:
             process.wait(_SECONDS_TO_END)
@@ -182,11 +194,15 @@ class Child:
         self._lines.close()
 
     def _begin(self) -> None:
-        (input_end, to_child), (from_child, output_end) = os.pipe(), os.pipe()
+        """Start the process, and send the empty question that it answers once it is ready."""
+        input_end, to_child = os.pipe()
+        from_child, output_end = os.pipe()
         self._lines = _Lines(to_child, from_child, self._longest_answer)
         try:
-            begin = self._forked if self._forks else self._started
-            self._process = begin(input_end, output_end)
+            if self._forks:
+                self._process = self._start_fork(input_end, output_end)
+            else:
+                self._process = self._start_python(input_end, output_end)
         except OSError:
             self._lines.close()
             raise
@@ -195,7 +211,7 @@ class Child:
             os.close(output_end)
         self._lines.send("")
 
-    def _started(self, input_end: int, output_end: int) -> subprocess.Popen[bytes]:
+    def _start_python(self, input_end: int, output_end: int) -> subprocess.Popen[bytes]:
         name = f"{self._function.__module__}:{self._function.__qualname__}"
         program = python_command(keeper.__name__, str(self._grace), name, *self._arguments)
         if self._log is None:
@@ -203,52 +219,63 @@ class Child:
         with self._log.open("ab") as log:
             return in_own_group(program, stdin=input_end, stdout=output_end, stderr=log)
 
-    def _forked(self, input_end: int, output_end: int) -> _Fork:
+    def _start_fork(self, input_end: int, output_end: int) -> _Fork:
         pid = os.fork()
         if pid:
             return _Fork(pid)
         try:
             os.setsid()
-            for number, end in enumerate((input_end, output_end, os.open(os.devnull, os.O_RDWR))):
-                os.dup2(end, number)
-            os.closerange(3, _MOST_DESCRIPTORS)  # locks, for example
+            nothing = os.open(os.devnull, os.O_RDWR)
+            os.dup2(input_end, 0)
+            os.dup2(output_end, 1)
+            os.dup2(nothing, 2)
+            # A fork has all that we have open, and would keep our locks for as long as it lives.
+            os.closerange(3, _MOST_DESCRIPTORS)
             keeper.serve(lambda: self._function(*self._arguments), self._grace)
         finally:
             os._exit(1)
 
 
 class _Lines:
-    """The lines to a process and back; neither side blocks on a full pipe."""
+    """Questions to a process and its replies, one a line; neither side blocks on a full pipe."""
 
     def __init__(self, to_child: int, from_child: int, longest: int) -> None:
-        self._to_child, self._from_child, self._longest = to_child, from_child, longest
         os.set_blocking(to_child, False)
-        self.unsent, self._unread = bytearray(), bytearray()
+        self._to_child = to_child
+        self._from_child = from_child
+        self._longest = longest  # bytes of a line
+        self.unsent = bytearray()
+        self._unread = bytearray()
         self.expected: deque[str] = deque()  # secrets of questions without an answer
-        self._first, self._ends, self._heard = "", False, time.monotonic()
+        self._first_secret = ""
+        self._ends_when_sent = False
+        self._last_heard = time.monotonic()
 
     def send(self, question: str) -> None:
         """Queue a question, and write what the pipe takes."""
         secret = secrets.token_hex(16)
-        self._first = self._first or secret
+        self._first_secret = self._first_secret or secret
         self._expect(secret)
         self.unsent += f"{secret} {question}\n".encode()
         self._write()
 
     def end(self) -> None:
         """Close the pipe once all is sent: the child closes too, and repeats the first secret."""
-        self._ends = True
-        self._expect(self._first)
+        self._ends_when_sent = True
+        self._expect(self._first_secret)
         self._write()
 
     def _expect(self, secret: str) -> None:
         if not self.expected:
-            self._heard = time.monotonic()
+            self._last_heard = time.monotonic()
         self.expected.append(secret)
 
     @property
     def silence(self) -> float:
-        return time.monotonic() - self._heard if self.expected else 0.0
+        """Seconds since a reply arrived, or became due; 0 while none is due."""
+        if not self.expected:
+            return 0.0
+        return time.monotonic() - self._last_heard
 
     def receive(self, seconds: float) -> Reply | None:
         """The next reply, if it arrives within so long; `DIED` if the pipe ends."""
@@ -259,55 +286,63 @@ class _Lines:
                 ready.register(self._to_child, selectors.EVENT_WRITE)
             # Children of foreign code keep the pipes that they inherit: a pipe may never end.
             # Waiting for its end could take forever: the line or the time decides.
-            while (reply := self._next()) is None:
+            while True:
+                reply = self._next_reply()
+                if reply is not None:
+                    return reply
                 events = ready.select(max(0.0, until - time.monotonic()))
                 if not events:
                     return None
                 for key, _ in events:
-                    if key.fd == self._to_child:
+                    if key.fd == self._from_child:
+                        received = os.read(self._from_child, _READ_BYTES)
+                        if not received:
+                            return DIED
+                        self._unread += received
+                    else:
                         self._write()
                         if not self.unsent:
                             ready.unregister(key.fd)
-                    elif not (received := os.read(self._from_child, _READ_BYTES)):
-                        return DIED
-                    else:
-                        self._unread += received
-        return reply
 
     def _write(self) -> None:
         try:
             while self.unsent:
-                del self.unsent[: os.write(self._to_child, self.unsent)]
+                written = os.write(self._to_child, self.unsent)
+                del self.unsent[:written]
         except BlockingIOError:
             return
-        except OSError:  # it has ended: what it said before can still be read
+        except OSError:
+            # The child has ended and reads no more; what it answered before can still be read.
             self.unsent.clear()
-        if self._ends:
-            self._ends = False
+        if self._ends_when_sent:
+            self._ends_when_sent = False
             os.close(self._to_child)
             self._to_child = -1
 
-    def _next(self) -> Reply | None:
-        """The line that has arrived, if it answers this question; `DIED` if the child writes an
-        endless one.
+    def _next_reply(self) -> Reply | None:
+        """The reply in the next line; None until a whole line has arrived, `DIED` if the child
+        writes an endless one, `OUT_OF_TURN` if the secret is not that of the oldest question.
         """
         end = self._unread.find(b"\n")
         if end < 0:
-            return DIED if len(self._unread) > self._longest else None
+            is_endless = len(self._unread) > self._longest
+            return DIED if is_endless else None
         secret, _, text = self._unread[:end].decode(errors="replace").partition(" ")
         del self._unread[: end + 1]
-        self._heard = time.monotonic()
+        self._last_heard = time.monotonic()
         if not self.expected or secret != self.expected.popleft():
             return OUT_OF_TURN
         try:
             return Reply(**json.loads(text))
-        except (ValueError, TypeError, RecursionError):  # the code has changed what answers
+        except (ValueError, TypeError, RecursionError):
+            # Foreign code has changed the functions that answer: no later reply can be trusted.
             return DIED
 
     def close(self) -> None:
         """Close both pipes."""
-        for end in filter(lambda end: end >= 0, (self._to_child, self._from_child)):
-            os.close(end)
+        if self._to_child >= 0:
+            os.close(self._to_child)
+        os.close(self._from_child)
 
 
 class _Fork:
@@ -319,12 +354,12 @@ class _Fork:
     def terminate(self) -> None:
         os.kill(self.pid, signal.SIGTERM)
 
-    def wait(self, seconds: float | None = None) -> None:
+    def wait(self, seconds: float = inf) -> None:
         """Reap it; a `TimeoutExpired` if it lives longer."""
-        until = time.monotonic() + (inf if seconds is None else seconds)
+        until = time.monotonic() + seconds
         while os.waitpid(self.pid, os.WNOHANG) == (0, 0):
             if time.monotonic() > until:
-                raise subprocess.TimeoutExpired("fork", seconds or 0.0)
+                raise subprocess.TimeoutExpired("fork", seconds)
             time.sleep(0.002)
 
 
@@ -344,8 +379,6 @@ def end_group(process: subprocess.Popen[bytes] | _Fork) -> None:
 
 
 def _remembered(question: str) -> str:
-    return (
-        question
-        if len(question) <= _LONGEST_KEPT
-        else hashlib.sha256(question.encode()).hexdigest()
-    )
+    if len(question) <= _LONGEST_REMEMBERED:
+        return question
+    return hashlib.sha256(question.encode()).hexdigest()

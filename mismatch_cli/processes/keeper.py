@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,9 +26,10 @@ from mismatch_cli.base import memory
 from mismatch_cli.processes.users_code import describe_error, load_in_pool
 
 Answer = Callable[[Any], Any]  # JSON in, JSON out
-_SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # prctl(2)
+_SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG in prctl(2)
+_SET_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _LOOKS_UP_AFTER = 0.5  # seconds between checks whether the parent has died
-_SECONDS_TO_END = 5.0  # then a process that the system cannot kill is left behind
+_SECONDS_TO_END = 5.0  # afterwards a process that the system cannot kill is left behind
 _FIRST_TO_GO = b"1000"  # when the machine runs out of memory; see oom_score_adj in proc(5)
 _SHARE = 0.9  # of the memory that is free at the start
 
@@ -55,14 +57,7 @@ def stand_guard(grace: float = 0.0) -> None:
         try:
             for inherited in (0, 1, 2):
                 os.close(inherited)
-            until = None
-            while not terminated and not _has_ended(worker):
-                if os.getppid() != parent:
-                    until = until or time.monotonic() + grace
-                    if time.monotonic() >= until:
-                        break
-                if select.select([woken], [], [], _LOOKS_UP_AFTER)[0]:
-                    os.read(woken, 512)
+            _wait_for_end(worker, parent, grace, terminated, woken)
             _end_all(worker)
         finally:
             os._exit(0)
@@ -77,6 +72,23 @@ def stand_guard(grace: float = 0.0) -> None:
         Path("/proc/self/oom_score_adj").write_bytes(_FIRST_TO_GO)
 
 
+def _wait_for_end(
+    worker: int, parent: int, grace: float, terminated: list[int], woken: int
+) -> None:
+    """Wait until the worker has ended, SIGTERM is in `terminated`, or the parent has been gone for
+    `grace` seconds.
+    """
+    until = inf
+    while not terminated and not _has_ended(worker):
+        if os.getppid() != parent:
+            until = min(until, time.monotonic() + grace)
+            if time.monotonic() >= until:
+                return
+        signalled, _, _ = select.select([woken], [], [], _LOOKS_UP_AFTER)
+        if signalled:
+            os.read(woken, 512)
+
+
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
@@ -85,12 +97,14 @@ def _prctl(option: int, value: int) -> None:
 def _has_ended(worker: int) -> bool:
     """Reap all children that have ended, orphans included; whether the worker is among them."""
     try:
-        while pid := os.waitpid(-1, os.WNOHANG)[0]:
+        while True:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return False
             if pid == worker:
                 return True
     except ChildProcessError:
         return True
-    return False
 
 
 def _end_all(worker: int) -> None:
@@ -116,28 +130,31 @@ def _kill(kill: Callable[[int, int], None], target: int) -> None:
 
 
 def _children() -> list[int]:
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
     try:
-        return [
-            int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-        ]
+        return list(map(int, children.read_text().split()))
     except OSError:
         return []
 
 
 def bound_memory(most: int | None) -> None:
     """Let this process raise MemoryError beyond so many bytes; None changes nothing."""
+    if most is None:
+        return
     import resource
 
-    if most is not None:
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        bound = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(resource.RLIMIT_DATA, (bound, hard))
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
 def most_memory() -> int | None:
-    """The memory for a user's code, in bytes: most of what is free now."""
+    """The memory for a user's code, in bytes: most of what is free now; None if unknown."""
     free = memory.free()
-    return None if free is None else int(_SHARE * free)
+    if free is None:
+        return None
+    return int(_SHARE * free)
 
 
 def serve(prepare: Callable[[], Answer], grace: float = 0.0) -> NoReturn:
@@ -152,25 +169,33 @@ def serve(prepare: Callable[[], Answer], grace: float = 0.0) -> NoReturn:
     there.
     """
     stand_guard(grace)
-    questions, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    questions = os.fdopen(os.dup(0), "rb")
+    answers = os.dup(1)
+    # Foreign code reads and prints as it likes: its stdin is empty, its stdout our stderr.
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
-    first = questions.readline().strip()
-    answer: list[Answer] = []
-    reply = _reply(lambda _: answer.append(prepare()), None)
-    _say(answers, first, reply)
-    if not answer:
-        os._exit(1)  # threads that it started may never end
+    first_secret = questions.readline().strip()
+    # Preparing is answered like a question: what it raises is a reply too.
+    prepared: list[Answer] = []
+    reply = _reply_of(lambda _: prepared.append(prepare()), None)
+    _send(answers, first_secret, reply)
+    # Threads that foreign code started may never end, so nothing here waits for them.
+    if not prepared:
+        os._exit(1)
+    answer = prepared[0]
     for line in questions:
         secret, _, question = line.partition(b" ")
-        _say(answers, secret, _reply(answer[0], json.loads(question)))
-    close = getattr(answer[0], "close", lambda: None)
-    _say(answers, first, _reply(lambda _: close(), None))
+        _send(answers, secret, _reply_of(answer, json.loads(question)))
+    close = getattr(answer, "close", lambda: None)
+    _send(answers, first_secret, _reply_of(lambda _: close(), None))
     os._exit(0)
 
 
-def _reply(answer: Answer, question: Any) -> str:
+def _reply_of(answer: Answer, question: Any) -> str:
+    """What a function answers, or the error that it raises, as JSON; never returns in a process
+    that it has forked.
+    """
     worker = os.getpid()
     try:
         reply = json.dumps({"value": answer(question)})
@@ -183,16 +208,22 @@ def _reply(answer: Answer, question: Any) -> str:
     return reply
 
 
-def _say(answers: int, secret: bytes, reply: str) -> None:
-    left = memoryview(secret + b" " + reply.encode() + b"\n")
+def _send(answers: int, secret: bytes, reply: str) -> None:
+    unsent = memoryview(secret + b" " + reply.encode() + b"\n")
     with contextlib.suppress(BrokenPipeError):  # the parent is gone: the questions will end too
-        while left:
-            left = left[os.write(answers, left) :]
+        while unsent:
+            written = os.write(answers, unsent)
+            unsent = unsent[written:]
 
 
 def _main(grace: str, function: str, *arguments: str) -> NoReturn:
     module, _, name = function.partition(":")
-    serve(lambda: getattr(importlib.import_module(module), name)(*arguments), float(grace))
+
+    def prepare() -> Answer:
+        answer: Answer = getattr(importlib.import_module(module), name)(*arguments)
+        return answer
+
+    serve(prepare, float(grace))
 
 
 # A process of a pool that a user's code started: it looks up names by their module

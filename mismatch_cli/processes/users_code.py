@@ -16,13 +16,13 @@ _MODULE = "_own_reward"  # not the file's name, which a library may have too
 SHOWN = 300  # characters of an error
 
 
-def check(where: str, flag: str, kind: str, example: str) -> tuple[str, str]:
+def check(spec: str, flag: str, kind: str, example: str) -> tuple[str, str]:
     """The file of FILE.py:NAME, and FILE.py:NAME with its full path; a `UsageError` where the
     file does not exist.
     """
-    file, colon, name = where.rpartition(":")
+    file, colon, name = spec.rpartition(":")
     if not colon or not name.isidentifier() or not Path(file).is_file():
-        raise UsageError(f"{flag} {where}: no such {kind}. Write it as path/to/file.py:{example}.")
+        raise UsageError(f"{flag} {spec}: no such {kind}. Write it as path/to/file.py:{example}.")
     return file, f"{Path(file).resolve()}:{name}"
 
 
@@ -34,21 +34,27 @@ class UserFunction(NamedTuple):
     needed: list[str]
 
 
-def load(where: str, given_as: str) -> UserFunction:
+def load(spec: str, given_as: str) -> UserFunction:
     """What FILE.py:NAME names; a `MismatchError` if the file cannot be loaded or lacks it."""
-    file, _, name = where.rpartition(":")
+    file, _, name = spec.rpartition(":")
+    # Scripts that the user's code starts find their own folder: our variable would hide it.
     for ours in os.environ.keys() - users_environment().keys():
-        del os.environ[ours]  # scripts that the user's code starts find their own folder
+        del os.environ[ours]
     try:
         function = getattr(_module(file), name, None)
     except BaseException as error:
         raise MismatchError(f"{file} cannot be loaded ({describe_error(error)}).") from error
     if not callable(function):
         raise MismatchError(f"{file} has no function '{name}'. Give {given_as}.")
-    signature = inspect.signature(function).parameters.values()
-    named = [p for p in signature if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    needed = [p.name for p in named if p.default is p.empty]
-    return UserFunction(function, [p.name for p in named], needed)
+    parameters = []
+    needed = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            continue
+        parameters.append(parameter.name)
+        if parameter.default is parameter.empty:
+            needed.append(parameter.name)
+    return UserFunction(function, parameters, needed)
 
 
 def load_in_pool(argument: str) -> None:
@@ -74,8 +80,10 @@ def describe_error(error: BaseException) -> str:
     """A sentence of ours as it is; the type and the beginning of any other error."""
     if isinstance(error, MismatchError):
         return str(error)
+    kind = type(error).__name__
     try:
         message = str(error)[:SHOWN]
-    except BaseException:  # the user's own exception may raise another
+    except BaseException:
+        # The user's own exception may raise another when it is printed.
         message = ""
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return f"{kind}: {message}" if message else kind

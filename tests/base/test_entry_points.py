@@ -95,7 +95,7 @@ def here(site, tmp_path, monkeypatch):
 
 
 def forget() -> None:
-    entry_points.of_group.cache_clear()
+    entry_points.points_of_group.cache_clear()
     entry_points.metadata_folders.cache_clear()
     registry.installed.cache_clear()
     entry_points.ignored_points.clear()

@@ -109,7 +109,7 @@ def test_the_first_place_that_gives_a_value_wins_and_is_remembered() -> None:
     typed, file = Values.of({"steps": 1}), Values.of({"steps": 2, "engine": "hf"}, "a.toml")
     values = typed.over(file).over({"threads": 4, "engine": "vllm"}, "preset b")
     assert dict(values) == {"steps": 1, "engine": "hf", "threads": 4}
-    places = {key: values.place(key) for key in ("steps", "engine", "threads", "url")}
+    places = {key: values.source(key) for key in ("steps", "engine", "threads", "url")}
     assert places == {"steps": "", "engine": "a.toml", "threads": "preset b", "url": None}
     assert values.typed == {"steps"} and dict(values.without("steps")) == {
         "engine": "hf",

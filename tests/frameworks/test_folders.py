@@ -57,7 +57,7 @@ for line in {lines!r}:
 from mismatch_cli.rules.algorithms.table import MEANINGS
 from mismatch_cli.limits.causes import framework_remedy
 assert MEANINGS["mis"][-1] == "toy-default"
-assert in_framework("toy", "temperature") == "In toy: heat = 1"
+assert framework_remedy("toy", "temperature") == "In toy: heat = 1"
 """
 
 

@@ -41,7 +41,9 @@ class World:
         """The range of `count` items that are this rank's: consecutive, in rank order, of equal
         size ± 1.
         """
-        return range(self.rank * count // self.size, (self.rank + 1) * count // self.size)
+        first = self.rank * count // self.size
+        end = (self.rank + 1) * count // self.size
+        return range(first, end)
 
     def gather(self, item: T) -> list[T]:
         """The items of all ranks, in rank order, on every rank."""
@@ -49,9 +51,9 @@ class World:
             return [item]
         import torch.distributed as dist
 
-        found: list[T | None] = [None] * self.size
-        dist.all_gather_object(found, item)
-        return found  # type: ignore[return-value]
+        items: list[T | None] = [None] * self.size
+        dist.all_gather_object(items, item)
+        return items  # type: ignore[return-value]
 
     def gather_first(self, item: T) -> list[T]:
         """The items of all ranks, on the first one; the others get an empty list."""
@@ -59,9 +61,12 @@ class World:
             return [item]
         import torch.distributed as dist
 
-        found: list[T | None] | None = [None] * self.size if self.first else None
-        dist.gather_object(item, found)
-        return found or []  # type: ignore[return-value]
+        if not self.first:
+            dist.gather_object(item, None)
+            return []
+        items: list[T | None] = [None] * self.size
+        dist.gather_object(item, items)
+        return items  # type: ignore[return-value]
 
     def told(self, item: T) -> T:
         """The first rank's item, on every rank."""
@@ -69,20 +74,21 @@ class World:
             return item
         import torch.distributed as dist
 
-        holder = [item]
-        dist.broadcast_object_list(holder)
-        return holder[0]
+        # torch replaces the objects of a list in place.
+        items = [item]
+        dist.broadcast_object_list(items)
+        return items[0]
 
     def barrier(self) -> None:
         """Wait until every rank gets here."""
         self.gather(None)
 
-    def check_same(self, what: Sequence[tuple[str, object]]) -> None:
-        """Raise a `MismatchError` that names the first of these values that differs between
-        ranks.
+    def check_same(self, values: Sequence[tuple[str, object]]) -> None:
+        """Raise a `MismatchError` that names the first of these values, each with its name, that
+        differs between ranks.
         """
-        for rank, values in enumerate(self.gather(tuple(what))):
-            for (name, value), (_, other) in zip(what, values, strict=False):
+        for rank, theirs in enumerate(self.gather(tuple(values))):
+            for (name, value), (_, other) in zip(values, theirs, strict=False):
                 if value != other:
                     raise MismatchError(
                         f"Rank {rank} has {name} = {other}, and rank {self.rank} has {value}. "

@@ -36,11 +36,11 @@ def restarted() -> bool:
 
 
 @contextmanager
-def joined(kept: str) -> Iterator[World]:
+def joined(consequence: str) -> Iterator[World]:
     """This rank among the others, until the end of the block; `ALONE` if nobody launched several.
 
-    Raises a `MismatchError` if the others are not found, and one with `kept` if a rank is lost
-    during the block.
+    Raises a `MismatchError` if the others are not found, and one that ends with the `consequence`
+    if a rank is lost during the block.
     """
     if not launched():
         yield ALONE
@@ -60,9 +60,9 @@ def joined(kept: str) -> Iterator[World]:
     try:
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=PATIENCE)
     except (RuntimeError, ValueError, OSError) as error:
-        where = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT')}"
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT')}"
         raise MismatchError(
-            f"Rank {world.rank} did not find the other ranks at {where} ({first_line(error)}). "
+            f"Rank {world.rank} did not find the other ranks at {address} ({first_line(error)}). "
             "Start all ranks with torchrun, or on one machine with --nproc, which chooses a free "
             "port."
         ) from error
@@ -71,7 +71,7 @@ def joined(kept: str) -> Iterator[World]:
     except RuntimeError as error:
         if not is_lost_rank(error):
             raise
-        raise lost_rank(world, kept) from error
+        raise lost_rank(world, consequence) from error
     finally:
         if dist.is_initialized():  # closing an engine may have destroyed it
             dist.destroy_process_group()
@@ -79,17 +79,19 @@ def joined(kept: str) -> Iterator[World]:
 
 def is_lost_rank(error: BaseException) -> bool:
     """Whether the network between ranks failed, not the computation."""
+    if not isinstance(error, RuntimeError):
+        return False
     # By name: torch may not be installed
-    said, kinds = str(error), {kind.__name__ for kind in type(error).__mro__}
-    told = "DistError" in kinds or "gloo" in said or "Connection closed by peer" in said
-    return isinstance(error, RuntimeError) and told
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    message = str(error)
+    return "DistError" in kinds or "gloo" in message or "Connection closed by peer" in message
 
 
-def lost_rank(world: World, kept: str) -> MismatchError:
-    """The error to raise if the launcher does not end this rank first."""
+def lost_rank(world: World, consequence: str) -> MismatchError:
+    """The error for a rank that has lost another one; first waits for the launcher to end it."""
     time.sleep(_LAUNCHER_ACTS)
     return MismatchError(
-        f"Another rank has ended, and rank {world.rank} cannot continue without it. {kept}"
+        f"Another rank has ended, and rank {world.rank} cannot continue without it. {consequence}"
     )
 
 
@@ -111,5 +113,6 @@ def _end_with_launcher() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     except (OSError, AttributeError):  # not Linux
         return
+    # A launcher that ended before the call above sends no signal.
     if os.getppid() != launcher:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -33,9 +33,7 @@ class Workers:
             raise UsageError(
                 f"--workers {self.who} is invalid. Use a number, ray, or ray://HOST:PORT."
             )
-        if self.cache is not None and (
-            is_store(self.cache) or (self.cache.exists() and not self.cache.is_dir())
-        ):
+        if self.cache is not None and not _can_be_folder(self.cache):
             raise UsageError(
                 f"--cache {self.cache} is not a folder. Name one that all workers can access."
             )
@@ -44,8 +42,15 @@ class Workers:
 
     @classmethod
     def parsed(cls, who: str, cache: Path | None, *, skip_broken: bool) -> Workers:
-        """From the command line's values."""
-        return cls(int(who) if who.lstrip("-").isdigit() else who, cache, skip_broken)
+        """Make one from the command line's values."""
+        is_number = who.lstrip("-").isdigit()
+        return cls(int(who) if is_number else who, cache, skip_broken)
+
+
+def _can_be_folder(path: Path) -> bool:
+    if is_store(path):
+        return False
+    return path.is_dir() or not path.exists()
 
 
 ALONE = Workers()  # this process

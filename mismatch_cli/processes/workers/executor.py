@@ -30,19 +30,19 @@ class Executor(ABC):
     @abstractmethod
     def reduced(
         self,
-        asked: Sequence[Portion],
+        subset: Sequence[Portion],
         pass_over: Callable[[Portion], TracePass[Part]],
         on_responses: Progress = ...,
         on_parts: Callable[[Iterator[Part]], None] | None = None,
     ) -> Part:
-        """The merged results of these portions, in order.
+        """The merged results of a subset of the portions, in their order.
 
         The pass from `pass_over` may use the results of earlier portions, which `on_parts` receives
-        where possible, but must find the same.
+        where possible, but its own result must be the same without them.
         """
 
-    def took(self, portion: Portion, leaf: Leaf[Any]) -> None:
-        """Note the broken shards of a portion that was read in their trace."""
+    def note_broken(self, portion: Portion, leaf: Leaf[Any]) -> None:
+        """Tell the trace of a portion which shards its reader left out."""
         if leaf.broken:
             self.traces[portion.trace].leave_out(leaf.broken)
 
@@ -52,23 +52,24 @@ class InThisProcess(Executor):
 
     def reduced(
         self,
-        asked: Sequence[Portion],
+        subset: Sequence[Portion],
         pass_over: Callable[[Portion], TracePass[Part]],
         on_responses: Progress = lambda _: None,
         on_parts: Callable[[Iterator[Part]], None] | None = None,
     ) -> Part:
         # The tree of many workers: merged one after the other, float sums would have other bits.
         tree: Reduction[Part] = Reduction(LocalGroup)
-        for portion in asked:
+        for portion in subset:
             leaf = read_portion(
                 pass_over(portion),
                 portion,
                 self.cache,
                 skip_broken=self.skip_broken,
-                tell=on_responses,
+                on_responses=on_responses,
             )
-            self.took(portion, leaf)
+            self.note_broken(portion, leaf)
             tree.add(leaf.part)
-            if on_parts and not self.cache:  # a cached part must not depend on earlier portions
+            # A part in the cache must not depend on which portions were read before it.
+            if on_parts and not self.cache:
                 on_parts(tree.nodes())
         return tree.result()

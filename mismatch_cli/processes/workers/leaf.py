@@ -15,65 +15,71 @@ Progress = Callable[[int], None]
 
 
 def read_portion(
-    asked: TracePass[Any],
+    question: TracePass[Any],
     portion: Portion,
     cache: Cache | None,
     *,
     skip_broken: bool,
-    tell: Progress = lambda _: None,
+    on_responses: Progress = lambda _: None,
 ) -> Leaf[Any]:
     """Read a portion, or only what was added to it since the cached result for this question.
 
     With `skip_broken`, a broken shard is left out completely; otherwise it raises its reader's
     `MismatchError`.
     """
-    entry = cache.entry(asked, portion) if cache else None
-    known = entry.known() if entry else None
-    if known and known[0].broken and not skip_broken:
-        known = None
-    before, count = known or (None, 0)
-    if before is not None:
-        tell(before.responses)
+    entry = cache.entry(question, portion) if cache else None
+    before: Leaf[Any] | None = None
+    count = 0
+    if entry:
+        before, count = entry.read()
+    # A result without its broken shards answers only those who leave them out.
+    if before and before.broken and not skip_broken:
+        before, count = None, 0
+    if before:
+        on_responses(before.responses)
         if count == len(portion.shards):
             return before
-    leaf = _read(asked, portion, before, portion.shards[count:], skip_broken, tell)
+    leaf = _read(question, portion, before, portion.shards[count:], skip_broken, on_responses)
     if entry:
-        entry.keep(leaf)
+        entry.write(leaf)
     return leaf
 
 
 def _read(
-    asked: TracePass[Any],
+    question: TracePass[Any],
     portion: Portion,
     before: Leaf[Any] | None,
     shards: Sequence[Path],
-    skip: bool,
-    tell: Progress,
+    skip_broken: bool,
+    on_responses: Progress,
 ) -> Leaf[Any]:
-    """Continue from an earlier result, or begin."""
+    """Read shards, to continue from an earlier result or to begin one."""
     broken: dict[str, str] = {}
     while True:
-        leaf = before or Leaf(asked.begin(portion))
+        leaf = before or Leaf(question.begin(portion))
+        whole = [path for path in shards if path.name not in broken]
         try:
-            groups = Trace(portion.folder, step=portion.step).row_groups(
-                asked.columns, [path for path in shards if path.name not in broken]
-            )
-            asked.read(leaf.part, portion, _counted(groups, leaf, tell))
+            trace = Trace(portion.folder, step=portion.step)
+            groups = trace.row_groups(question.columns, whole)
+            question.read(leaf.part, portion, _counted(groups, leaf, on_responses))
+        except DamagedShard as error:
+            if not skip_broken:
+                raise
+            # The part may contain some rows of this shard: everything is read again without it.
+            on_responses(-leaf.responses)
+            broken[error.path.name] = str(error)
+            before = None
+            shards = portion.shards
+        else:
             leaf.broken |= broken
             return leaf
-        except (
-            DamagedShard
-        ) as error:  # the part may contain some of its rows: read everything again without it
-            if not skip:
-                raise
-            tell(-leaf.responses)
-            broken[error.path.name] = str(error)
-            before, shards = None, portion.shards
 
 
-def _counted(groups: Iterator[RowGroup], leaf: Leaf[Any], tell: Progress) -> Iterator[RowGroup]:
-    """The same row groups; reports the responses of each once the next one is requested."""
+def _counted(
+    groups: Iterator[RowGroup], leaf: Leaf[Any], on_responses: Progress
+) -> Iterator[RowGroup]:
+    """The same row groups; counts the responses of each once the next one is requested."""
     for group in groups:
         yield group
         leaf.responses += group.batch.num_responses
-        tell(group.batch.num_responses)
+        on_responses(group.batch.num_responses)

@@ -36,6 +36,8 @@ _NO_MEMORY = (
 
 
 class _OnRay(Executor):
+    """Sends portions to the cluster, a few more than it has CPUs, in the order of the tree."""
+
     def __init__(self, workers: Workers, traces: Sequence[Trace]) -> None:
         import ray
 
@@ -50,11 +52,11 @@ class _OnRay(Executor):
         self._read: Any = ray.remote(**options, num_returns=2, scheduling_strategy="SPREAD")(
             _read_there
         )
-        self._combine: Any = ray.remote(**options)(_combined)
+        self._combine: Any = ray.remote(**options)(_merge_pickled)
 
     def reduced(
         self,
-        asked: Sequence[Portion],
+        subset: Sequence[Portion],
         pass_over: Callable[[Portion], TracePass[Part]],
         on_responses: Progress = lambda _: None,
         # The driver sees no parts.
@@ -65,30 +67,29 @@ class _OnRay(Executor):
         tree: Reduction[Any] = Reduction(lambda: _References(self._combine))
         waiting: dict[Any, Portion] = {}
         settings = (version("mismatch-cli"), self.cache, self.skip_broken)
-        with in_words():
-            for portion in asked:
+        with errors_of_tasks():
+            for portion in subset:
                 if len(waiting) >= self._window:
                     self._take(waiting, on_responses)
                 question = pass_over(portion)
-                texts = {
-                    str(path): trust_regions.source_text(path)
-                    for path in getattr(question, "files", ())
-                }
+                files = getattr(question, "files", ())
+                texts = {str(path): trust_regions.source_text(path) for path in files}
                 facts, part = self._read.remote(question, portion, *settings, texts)
                 waiting[facts] = portion
                 tree.add(part)
             while waiting:
                 self._take(waiting, on_responses)
-            found: Part = pickle.loads(ray.get(tree.result()))
-            return found
+            total: Part = pickle.loads(ray.get(tree.result()))
+            return total
 
     def _take(self, waiting: dict[Any, Portion], on_responses: Progress) -> None:
-        """Wait until a portion is read."""
+        """Wait until one of the portions is read, and remove it from those that wait."""
         import ray
 
-        (done, *_), _ = ray.wait(list(waiting), num_returns=1)
-        portion, leaf = waiting.pop(done), ray.get(done)
-        self.took(portion, leaf)
+        (done,), _ = ray.wait(list(waiting), num_returns=1)
+        portion = waiting.pop(done)
+        leaf = ray.get(done)
+        self.note_broken(portion, leaf)
         on_responses(leaf.responses)
 
 
@@ -103,11 +104,13 @@ class _References:
         self._nodes.append(node)
 
     def merged(self) -> Any:
-        return self._nodes[0] if len(self._nodes) == 1 else self._combine.remote(*self._nodes)
+        if len(self._nodes) == 1:
+            return self._nodes[0]
+        return self._combine.remote(*self._nodes)
 
 
 def _read_there(
-    asked: TracePass[Any],
+    question: TracePass[Any],
     portion: Portion,
     expected: str,
     cache: Cache | None,
@@ -117,18 +120,20 @@ def _read_there(
     """On a node: read a portion; the facts go to the driver, the part stays; `texts` are users'
     files.
     """
-    if (installed := version("mismatch-cli")) != expected:
+    installed = version("mismatch-cli")
+    if installed != expected:
         raise MismatchError(
             f"A node of the cluster has mismatch-cli {installed}, this machine {expected}. "
             "Install one version on all."
         )
     trust_regions.register_texts(texts)
-    leaf = read_portion(asked, portion, cache, skip_broken=skip_broken)
-    return Leaf(None, leaf.responses, leaf.broken), pickle.dumps(leaf.part, pickle.HIGHEST_PROTOCOL)
+    leaf = read_portion(question, portion, cache, skip_broken=skip_broken)
+    facts: Leaf[Any] = Leaf(None, leaf.responses, leaf.broken)
+    return facts, pickle.dumps(leaf.part, pickle.HIGHEST_PROTOCOL)
 
 
-def _combined(first: bytes, *others: bytes) -> bytes:
-    """Merged from left to right, one at a time."""
+def _merge_pickled(first: bytes, *others: bytes) -> bytes:
+    """On a node: pickled parts merged from left to right, one at a time."""
     total = pickle.loads(first)
     for other in others:
         total.merge(pickle.loads(other))
@@ -155,7 +160,7 @@ def _connected(address: str) -> Iterator[Any]:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             # A driver puts its own current directory in front of the path of all workers.
-            # The error below explains
+            # Warnings are hidden since the error below explains more.
             with safe_path(), chdir("/"), warnings.catch_warnings(action="ignore"):
                 ray.init(
                     None if address == RAY else address,
@@ -175,8 +180,8 @@ def _connected(address: str) -> Iterator[Any]:
 
 
 @contextmanager
-def in_words() -> Iterator[None]:
-    """Raise a task's error as if it had happened here."""
+def errors_of_tasks() -> Iterator[None]:
+    """Raise the error of a task on the cluster as if it had happened here."""
     from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
     try:

@@ -5,7 +5,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Generic, Protocol, Self, TypeVar
@@ -29,12 +29,8 @@ class Portion:
 
     def absolute(self) -> Portion:
         """The portion with absolute paths, for processes in other folders."""
-        return Portion(
-            self.trace,
-            self.folder.absolute(),
-            tuple(path.absolute() for path in self.shards),
-            self.step,
-        )
+        shards = tuple(path.absolute() for path in self.shards)
+        return replace(self, folder=self.folder.absolute(), shards=shards)
 
 
 def portions(traces: Sequence[Trace]) -> list[Portion]:
@@ -43,15 +39,16 @@ def portions(traces: Sequence[Trace]) -> list[Portion]:
     Each rank of a recorded run begins a new portion, so that other ranks' new shards do not move
     its boundaries.
     """
-    return [
-        Portion(number, trace.folder, shards, trace.step)
-        for number, trace in enumerate(traces)
-        for _, of_rank in groupby(trace.shards, key=rank_of)
-        for shards in _large_enough(of_rank)
-    ]
+    every: list[Portion] = []
+    for number, trace in enumerate(traces):
+        for _, shards_of_rank in groupby(trace.shards, key=rank_of):
+            for shards in _large_enough(shards_of_rank):
+                every.append(Portion(number, trace.folder, shards, trace.step))
+    return every
 
 
 def _large_enough(paths: Iterator[Path]) -> Iterator[tuple[Path, ...]]:
+    """The shards of each portion; only the last one may be smaller than `PORTION_BYTES`."""
     shards: list[Path] = []
     size = 0
     for path in paths:
@@ -59,7 +56,8 @@ def _large_enough(paths: Iterator[Path]) -> Iterator[tuple[Path, ...]]:
         size += path.stat().st_size
         if size >= PORTION_BYTES:
             yield tuple(shards)
-            shards, size = [], 0
+            shards = []
+            size = 0
     if shards:
         yield tuple(shards)
 
@@ -84,14 +82,14 @@ class TracePass(Protocol[Part]):
     def begin(self, portion: Portion) -> Part:
         """An empty result."""
 
-    def read(self, found: Part, portion: Portion, groups: Iterator[RowGroup]) -> None:
+    def read(self, part: Part, portion: Portion, groups: Iterator[RowGroup]) -> None:
         """Add the row groups of a portion, or those that were added to it."""
 
 
 @dataclass
 class Leaf(Generic[Part]):
-    """The result of a portion."""
+    """The result of a portion, and how much of the portion is in it."""
 
     part: Part
-    responses: int = 0
+    responses: int = 0  # read so far
     broken: dict[str, str] = field(default_factory=dict)  # names of left-out shards, and why

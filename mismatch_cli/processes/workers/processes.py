@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -32,6 +32,8 @@ _ATTEMPTS = 3  # for a portion whose worker dies
 
 
 class _Processes(Executor):
+    """Reads a few portions ahead in a pool of processes, and merges them in order."""
+
     def __init__(self, workers: Workers, traces: Sequence[Trace]) -> None:
         super().__init__(traces, workers)
         self._number = min(int(workers.who), len(self.portions))
@@ -44,14 +46,14 @@ class _Processes(Executor):
 
     def reduced(
         self,
-        asked: Sequence[Portion],
+        subset: Sequence[Portion],
         pass_over: Callable[[Portion], TracePass[Part]],
         on_responses: Progress = lambda _: None,
         on_parts: Callable[[Iterator[Part]], None] | None = None,
     ) -> Part:
         tree: Reduction[Part] = Reduction(LocalGroup)
-        for portion, leaf in self._leaves(asked, pass_over):
-            self.took(portion, leaf)
+        for portion, leaf in self._leaves(subset, pass_over):
+            self.note_broken(portion, leaf)
             tree.add(leaf.part)
             if on_parts and not self.cache:
                 on_parts(tree.nodes())
@@ -59,13 +61,16 @@ class _Processes(Executor):
         return tree.result()
 
     def _leaves(
-        self, asked: Sequence[Portion], pass_over: Callable[[Portion], TracePass[Any]]
+        self, subset: Sequence[Portion], pass_over: Callable[[Portion], TracePass[Any]]
     ) -> Iterator[tuple[Portion, Leaf[Any]]]:
-        left = iter(asked)
-        waiting = deque(
-            (portion, self._submit(pass_over, portion))
-            for portion in islice(left, _WAITING * self._number)
-        )
+        unread = iter(subset)
+        waiting: deque[tuple[Portion, Future[bytes]]] = deque()
+
+        def submit(batch: Iterable[Portion]) -> None:
+            for portion in batch:
+                waiting.append((portion, self._submit(pass_over, portion)))
+
+        submit(islice(unread, _WAITING * self._number))
         attempts = _ATTEMPTS
         while waiting:
             portion, future = waiting[0]
@@ -80,16 +85,15 @@ class _Processes(Executor):
                     ) from error
                 self.pool.shutdown(wait=False)
                 self.pool = self._new_pool()
-                waiting = deque(
-                    (portion, self._submit(pass_over, portion)) for portion, _ in waiting
-                )
+                # One dead worker breaks the whole pool, and with it all that waits.
+                retried = [portion for portion, _ in waiting]
+                waiting.clear()
+                submit(retried)
                 continue
             waiting.popleft()
             attempts = _ATTEMPTS
             yield portion, leaf
-            waiting.extend(
-                (portion, self._submit(pass_over, portion)) for portion in islice(left, 1)
-            )
+            submit(islice(unread, 1))
 
     def _submit(
         self, pass_over: Callable[[Portion], TracePass[Any]], portion: Portion
@@ -100,31 +104,31 @@ class _Processes(Executor):
                 return self.pool.submit(
                     _read_alone, pass_over(portion), portion, self.cache, self.skip_broken
                 )
-        except BrokenProcessPool as error:  # it died after its last answer: raised in its turn
+        except BrokenProcessPool as error:
+            # A worker died after its last answer: the error is raised when this portion is due.
             broken: Future[bytes] = Future()
             broken.set_exception(error)
             return broken
 
 
 def _read_alone(
-    asked: TracePass[Any], portion: Portion, cache: Cache | None, skip_broken: bool
+    question: TracePass[Any], portion: Portion, cache: Cache | None, skip_broken: bool
 ) -> bytes:
     """In a worker: read a portion; the result stays pickled, and small, until its turn."""
-    return pickle.dumps(
-        read_portion(asked, portion, cache, skip_broken=skip_broken), pickle.HIGHEST_PROTOCOL
-    )
+    leaf = read_portion(question, portion, cache, skip_broken=skip_broken)
+    return pickle.dumps(leaf, pickle.HIGHEST_PROTOCOL)
 
 
 @contextmanager
 def processes(workers: Workers, traces: Sequence[Trace]) -> Iterator[Executor]:
     """Worker processes, which are terminated at once if anything goes wrong."""
-    others = set(active_children())
+    children_before = set(active_children())
     reader = _Processes(workers, traces)
     try:
         yield reader
     except BaseException:
         reader.pool.shutdown(wait=False, cancel_futures=True)
-        for worker in set(active_children()) - others:
+        for worker in set(active_children()) - children_before:
             worker.terminate()
         raise
     finally:

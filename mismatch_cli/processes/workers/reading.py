@@ -30,10 +30,10 @@ def executor(workers: Workers, traces: Sequence[Trace]) -> AbstractContextManage
 
 def run_pass(
     traces: Sequence[Trace],
-    asked: TracePass[Part],
+    question: TracePass[Part],
     workers: Workers,
     on_responses: Progress = lambda _: None,
 ) -> Part:
     """The result of one pass over some traces."""
     with executor(workers, traces) as reader:
-        return reader.reduced(reader.portions, lambda _: asked, on_responses)
+        return reader.reduced(reader.portions, lambda _: question, on_responses)

@@ -41,11 +41,15 @@ class Reduction(Generic[Node]):
         if level == len(self._levels):
             self._levels.append((None, 0))
         group, size = self._levels[level]
-        group = group or self._group()
+        if group is None:
+            group = self._group()
         group.take(node)
-        self._levels[level] = (None, 0) if size + 1 == FAN_IN else (group, size + 1)
-        if size + 1 == FAN_IN:
-            self.add(group.merged(), level + 1)
+        size += 1
+        if size < FAN_IN:
+            self._levels[level] = (group, size)
+            return
+        self._levels[level] = (None, 0)
+        self.add(group.merged(), level + 1)
 
     def nodes(self) -> Iterator[Node]:
         """The merged nodes so far, smallest first."""

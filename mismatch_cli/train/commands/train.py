@@ -171,7 +171,7 @@ def _with_sources(config: TrainConfig, values: Values) -> str:
     """
     lines = []
     for line in config.to_toml().splitlines():
-        place = values.place(line.partition(" = ")[0])
+        place = values.source(line.partition(" = ")[0])
         if place is not None:
             line += f"  # {place or 'typed'}"
         lines.append(line)

@@ -155,7 +155,7 @@ def test_memory_that_runs_out_says_what_to_change():
     from ray.exceptions import OutOfMemoryError, RayTaskError
 
     for error in (OutOfMemoryError("killed"), RayTaskError("read", "", MemoryError())):
-        with pytest.raises(MismatchError, match="ray start --num-cpus"), on_ray.in_words():
+        with pytest.raises(MismatchError, match="ray start --num-cpus"), on_ray.errors_of_tasks():
             raise error
 
 
