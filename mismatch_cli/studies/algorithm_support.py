@@ -72,27 +72,29 @@ class Support:
                 f"{traces[0].folder} has no log-probabilities of a trainer to compare the "
                 f"rollout with. {traces[0].how_to_score}"
             )
-        run, about = quoted(traces[0].run_folder), traces[0].manifest
+        run = quoted(traces[0].run_folder)
         has = _available(traces, columns, run)
         all_need_it = all(algorithm.needs_recomputed for algorithm in algorithms)
         if all_need_it and has.recomputed == "measured":
-            # Judged on the responses that have it
+            # No other algorithm would lose tokens, so all are judged on the responses that have it.
             has = replace(has, lacks_recomputed="")
-        skipped = {a.name: reason for a in algorithms if (reason := _reason(a, has, run, about))}
-        judged = tuple(a for a in algorithms if a.name not in skipped)
+        judged = []
+        skipped = {}
+        for algorithm in algorithms:
+            reason = _why_skipped(algorithm, has, run, traces[0].manifest)
+            if reason:
+                skipped[algorithm.name] = reason
+            else:
+                judged.append(algorithm)
         if not judged:
             name, reason = next(iter(skipped.items()))
             raise MismatchError(
                 f"No algorithm can be judged on {traces[0].folder}. {name}: {reason}"
             )
-        asked = Needs.of(judged)
-        needs = replace(
-            asked,
-            advantages=has.advantages,
-            top_k=has.top_k if asked.top_k else 0,
-            full=has.full,
-        )
-        return cls(judged, needs, skipped, has)
+        needs = replace(Needs.of(judged), advantages=has.advantages, full=has.full)
+        if needs.top_k:  # all that was recorded is read, also beyond what they need
+            needs = replace(needs, top_k=has.top_k)
+        return cls(tuple(judged), needs, skipped, has)
 
     @classmethod
     def of_paper(cls, traces: Sequence[Trace]) -> Support | None:
@@ -104,15 +106,18 @@ class Support:
 
 
 def _available(traces: Sequence[Trace], columns: set[str], run: str) -> AvailableColumns:
-    recomputed = "measured" if "logp_recomputed" in columns else "absent"
+    recomputed = "absent"
     if weights_are_equal(traces):
         recomputed = "equal weights"
+    elif "logp_recomputed" in columns:
+        recomputed = "measured"
+    has_topk = "topk_logp_trainer" in columns
     return AvailableColumns(
         advantages="advantage" in columns,
         rewards="reward" in columns,
         entropy="entropy_trainer" in columns,
         full={"tv_full", "kl_full"} <= columns,
-        top_k=min(trace.top_k for trace in traces) if "topk_logp_trainer" in columns else 0,
+        top_k=min(trace.top_k for trace in traces) if has_topk else 0,
         recomputed=recomputed,
         lacks_recomputed=_lacks_recomputed(traces, recomputed, run),
         topk_recomputed=recomputed == "equal weights" or "topk_logp_recomputed" in columns,
@@ -130,8 +135,10 @@ def _lacks_recomputed(traces: Sequence[Trace], recomputed: str, run: str) -> str
     """
     if recomputed == "absent":
         return _NO_RECOMPUTED.format(column="logp_recomputed", run=run)
-    responses = sum(trace.num_responses for trace in traces)
-    lacking = sum(trace.rows_without_recomputed for trace in traces)
+    responses = lacking = 0
+    for trace in traces:
+        responses += trace.num_responses
+        lacking += trace.rows_without_recomputed
     if recomputed == "equal weights" or 2 * lacking < responses:
         return ""
     return _RECOMPUTED_IN_PART.format(rows=responses - lacking, responses=responses)
@@ -152,44 +159,59 @@ def _way_to_top_k(manifest: Mapping[str, Any], run: str, k: int) -> str:
             "Record them with the trace: columns topk_ids, topk_logp_rollout and "
             "topk_logp_trainer (mismatch-cli import --schema)"
         )
-    repeats = manifest.get("command") == "probe" and "flags" in manifest
-    source = f"--like {run}" if repeats else "MODEL"
+    source = "MODEL"
+    if manifest.get("command") == "probe" and "flags" in manifest:
+        source = f"--like {run}"
     return f"Record with: MISMATCH_TOP_LOGPROBS={k} mismatch-cli probe {source}"
 
 
 def _way_to_entropy(manifest: Mapping[str, Any], run: str) -> str:
     """The trainer scores again; a trace that names no model for its weights needs one."""
-    scorer = "" if has_fixed_models(manifest) else " --trainer-model SAMPLER"
-    return f"Fill it in with: mismatch-cli rescore {run}{scorer}"
+    line = f"mismatch-cli rescore {run}"
+    if not has_fixed_models(manifest):
+        line += " --trainer-model SAMPLER"
+    return f"Fill it in with: {line}"
 
 
-def _reason(
+def _why_skipped(
     algorithm: Algorithm, has: AvailableColumns, run: str, manifest: Mapping[str, Any]
 ) -> str:
     """Why a trace does not support an algorithm; empty if it does."""
-    k = algorithm.needs_top_k
-    distances = not any(
-        getattr(mask.module, "MEASURES_NO_DISTANCE", False) for mask in algorithm.masks
-    )
-    if has.recomputed == "equal weights" and algorithm.anchor == "recomputed" and distances:
+    if has.recomputed == "equal weights" and _measures_from_itself(algorithm):
         return _EQUAL.format(run=run)
     if algorithm.needs_recomputed and has.lacks_recomputed:
         return has.lacks_recomputed
-    if k > has.top_k:
-        recorded, smaller = "none", ""
-        if has.top_k:
-            recorded = f"the top {has.top_k}"
-            smaller = f", or name {algorithm.name.partition(':')[0]}:k={has.top_k}"
-        lacks = f"needs the top {k} log-probs, but the trace has {recorded}. "
-        return f"{lacks}{_way_to_top_k(manifest, run, k)}{smaller}"
+    if algorithm.needs_top_k > has.top_k:
+        return _why_too_few(algorithm, has.top_k, run, manifest)
     if algorithm.needs_average and not has.average:
         return "the trace has no logp_average, which `train` records with average_decay"
     if algorithm.needs_entropy and not has.entropy:
         return f"the trace has no entropy of the trainer. {_way_to_entropy(manifest, run)}"
-    if algorithm.batch_masks and not has.advantages:
-        return "it judges whole batches with their advantages, but the trace has no advantages"
-    if algorithm.batch_masks and not has.batches:
-        return _NO_BATCHES
-    if k and algorithm.needs_recomputed and not has.topk_recomputed:
+    if algorithm.batch_masks:
+        if not has.advantages:
+            return "it judges whole batches with their advantages, but the trace has no advantages"
+        if not has.batches:
+            return _NO_BATCHES
+    if algorithm.needs_top_k and algorithm.needs_recomputed and not has.topk_recomputed:
         return _NO_RECOMPUTED.format(column="topk_logp_recomputed", run=run)
     return ""
+
+
+def _measures_from_itself(algorithm: Algorithm) -> bool:
+    """Whether, at equal weights, its masks compare the trainer with the trainer, and block
+    nothing.
+    """
+    if algorithm.anchor != "recomputed":
+        return False
+    return not any(getattr(mask.module, "MEASURES_NO_DISTANCE", False) for mask in algorithm.masks)
+
+
+def _why_too_few(algorithm: Algorithm, top_k: int, run: str, manifest: Mapping[str, Any]) -> str:
+    """What an algorithm needs of the top K, what the trace has, and the ways out."""
+    k = algorithm.needs_top_k
+    recorded, smaller = "none", ""
+    if top_k:
+        recorded = f"the top {top_k}"
+        smaller = f", or name {algorithm.name.partition(':')[0]}:k={top_k}"
+    lacks = f"needs the top {k} log-probs, but the trace has {recorded}. "
+    return f"{lacks}{_way_to_top_k(manifest, run, k)}{smaller}"

@@ -5,6 +5,7 @@ mean when held out.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -85,17 +86,17 @@ class CurationAnalysis(Study):
         of right answers.
         """
         samples = self.curation.samples
-        answers = -(-(samples + 1) // _BARS)
-        return np.histogram(
-            self.accuracy_P, (np.arange(0, samples + answers + 1, answers) - 0.5) / samples
-        )
+        # A problem has 0 to `samples` right answers, and a bar so many of these numbers.
+        # The edges lie halfway between numbers, so that no accuracy is on an edge.
+        numbers = ceil((samples + 1) / _BARS)
+        edges = (np.arange(0, samples + numbers + 1, numbers) - 0.5) / samples
+        return np.histogram(self.accuracy_P, edges)
 
     @cached_property
     def pairs_K2(self) -> np.ndarray:
         """The accuracies of the kept problems: on the samples used for selection, and held out."""
-        return np.array(
-            [(self.curation.accuracy[p], self.curation.held_out[p]) for p in self.curation.kept]
-        )
+        curation = self.curation
+        return np.array([(curation.accuracy[p], curation.held_out[p]) for p in curation.kept])
 
     @cached_property
     def bins(self) -> list[tuple[float, float, np.ndarray]]:
@@ -104,14 +105,14 @@ class CurationAnalysis(Study):
         """
         low, high = self.curation.keep
         edge_B = np.linspace(low, high, _BINS + 1)
-        bin_K = np.clip(
-            np.searchsorted(edge_B, self.pairs_K2[:, 0] + 1e-9, side="right") - 1, 0, _BINS - 1
-        )
-        return [
-            (edge_B[b], edge_B[b + 1], self.pairs_K2[bin_K == b])
-            for b in range(_BINS)
-            if (bin_K == b).any()
-        ]
+        # An accuracy at an edge belongs to the bin above, also where the edge was rounded up.
+        bin_K = np.searchsorted(edge_B, self.pairs_K2[:, 0] + 1e-9, side="right") - 1
+        bin_K = np.clip(bin_K, 0, _BINS - 1)
+        bins = []
+        for number in np.unique(bin_K):
+            in_bin = self.pairs_K2[bin_K == number]
+            bins.append((edge_B[number], edge_B[number + 1], in_bin))
+        return bins
 
     @property
     def staying(self) -> Estimate:
@@ -125,38 +126,43 @@ class CurationAnalysis(Study):
     @cached_property
     def result(self) -> CurationResult:
         """What summary.json holds; the problems are in perfectible.jsonl."""
-        curation, chosen_K, held_out_K = self.curation, *self.pairs_K2.T
+        curation = self.curation
+        accuracy_K, held_out_K = self.pairs_K2.T
+        written = curation.confirmed if self.confirm else curation.kept
+        bins = []
+        for low, high, pairs_K2 in self.bins:
+            bins.append(
+                AccuracyBin(
+                    from_=low,
+                    to=high,
+                    problems=len(pairs_K2),
+                    accuracy=float(pairs_K2[:, 0].mean()),
+                    held_out_accuracy=mean_over_problems(pairs_K2[:, 1]),
+                )
+            )
         return CurationResult(
             config=self.config,
             count=len(curation.accuracy),
             kept=len(curation.kept),
             confirmed=len(curation.confirmed),
-            written=len(curation.confirmed if self.confirm else curation.kept),
+            written=len(written),
             unstated=curation.unstated,
             accuracy=mean_over_problems(self.accuracy_P),
-            accuracy_of_kept=mean_over_problems(chosen_K),
+            accuracy_of_kept=mean_over_problems(accuracy_K),
             held_out_accuracy=mean_over_problems(held_out_K),
             staying=self.staying,
-            bins=[
-                AccuracyBin(
-                    from_=low,
-                    to=high,
-                    problems=len(pairs),
-                    accuracy=float(pairs[:, 0].mean()),
-                    held_out_accuracy=mean_over_problems(pairs[:, 1]),
-                )
-                for low, high, pairs in self.bins
-            ],
+            bins=bins,
         )
 
 
 def mean_over_problems(values: Sequence[float] | np.ndarray) -> Estimate:
     """A mean with its 95 % interval across problems."""
     value_N = np.asarray(values, dtype=np.float64)
-    if len(value_N) < 2:
-        return point_estimate(float(value_N.mean()))
     mean = float(value_N.mean())
-    without_N = (value_N.sum() - value_N) / (len(value_N) - 1)
-    # Rewards of a user's own function can leave the unit interval
+    if len(value_N) < 2:
+        return point_estimate(mean)
+    without_N = (value_N.sum() - value_N) / (len(value_N) - 1)  # the mean without each problem
+    # The scale of shares keeps an interval within 0 and 1.
+    # Rewards of a user's own function can be outside, where that scale has no values.
     is_share = 0 < mean < 1 and value_N.min() >= 0 and value_N.max() <= 1
     return interval(mean, without_N, len(value_N), SHARE if is_share else SIGNED)

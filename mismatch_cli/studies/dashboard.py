@@ -41,7 +41,7 @@ from mismatch_cli.studies.metric_names import OWN, framework_metric, is_own, own
 from mismatch_cli.studies.study import Study
 
 _FACTOR = 2.0  # how close a value has to be to a known fault's for the fault to be named
-_BOUNDS: dict[Scale, tuple[float, float]] = {
+_RANGES: dict[Scale, tuple[float, float]] = {
     POSITIVE: (0, inf), ABOVE_1: (1, inf), ABOVE_MINUS_1: (-1, inf), SHARE: (0, 1),
     SAMPLE_SIZE: (0, 1),
     CORRELATION: (-1, 1),
@@ -69,17 +69,14 @@ class QuotedNumber:
         """
         if framework == OWN or (not framework and is_own(name)):
             metric = own_metric(name)
-            _check(name, value, *metric_range(metric))
+            _check_range(name, value, *metric_range(metric))
             return cls(OWN, metric.key, value, metric.formula, "mismatch", metric.key)
         logged = framework_metric(framework, name)
-        line, key = logged.line, dialects.metric_of(logged.line)
-        _check(
-            line.name,
-            value,
-            *(metric_range(METRICS[key]) if key else _bounds_by_words(line.formula)),
-        )
-        owner, note = logged.framework, logged.note
-        return cls(owner, line.name, value, line.formula, line.pair, key, note)
+        line = logged.line
+        key = dialects.metric_of(line)
+        possible = metric_range(METRICS[key]) if key else _range_by_formula(line.formula)
+        _check_range(line.name, value, *possible)
+        return cls(logged.framework, line.name, value, line.formula, line.pair, key, logged.note)
 
     @property
     def is_of_the_update(self) -> bool:
@@ -88,19 +85,19 @@ class QuotedNumber:
 
     def judged(self, about: Mapping[str, Any]) -> JudgedNumber:
         """The number with its verdict, and the nearest values that others measured."""
-        assessment = self._assessed(about)
+        assessment = self._assessment(about)
         return JudgedNumber(
             **vars(self) | {"metric": self.metric or None},
             status=assessment.status,
             bars=assessment.bars,
             measured=assessment.measured,
-            usual=self._usual(about),
+            usual=self._usual_range(about),
             by_precision=self.by_precision(about),
             made_by=list(self._made_by(about)),
             limit_on=None if assessment.bars else self._limit_on,
         )
 
-    def _assessed(self, about: Mapping[str, Any]) -> Assessment:
+    def _assessment(self, about: Mapping[str, Any]) -> Assessment:
         """The limits and measured values for its metric; for one that none of ours equals, the
         framework's own limits.
         """
@@ -110,10 +107,12 @@ class QuotedNumber:
     @property
     def _limit_on(self) -> str | None:
         """Our metric that a limit published by this name is about, though it is another number."""
-        rows = (row for row in published() if row.name == self.name and row.metric in METRICS)
-        return next((row.metric for row in rows), None)
+        for limit in published():
+            if limit.name == self.name and limit.metric in METRICS:
+                return limit.metric
+        return None
 
-    def _usual(self, about: Mapping[str, Any]) -> UsualRange | None:
+    def _usual_range(self, about: Mapping[str, Any]) -> UsualRange | None:
         if self.metric != LEADING:
             return None
         expected = expected_gap(about)
@@ -129,26 +128,43 @@ class QuotedNumber:
         """Where the number would be for each precision, if the run's was not given."""
         if self.metric != LEADING or precision(about):
             return []
-        rows = [row for row in reference().usual if row.precision and not row.other]
-        of_family = {row.precision: row for row in rows if row.family in ("", family(about))}
-        return [
-            PrecisionRange(row.precision, row.low, row.high, position_in_range(self.value, row))
-            for row in of_family.values()
-        ]
+        # Ranges of all families come first in the table, those of a single family after them.
+        # A later range of the same precision replaces the earlier one.
+        by_precision = {}
+        for usual in reference().usual:
+            if usual.precision and not usual.other and usual.family in ("", family(about)):
+                where = position_in_range(self.value, usual)
+                by_precision[usual.precision] = PrecisionRange(
+                    usual.precision, usual.low, usual.high, where
+                )
+        return list(by_precision.values())
 
     def _made_by(self, about: Mapping[str, Any]) -> Iterator[SizeCause]:
         """Precisions with such values in their usual range, unless they are usual here, and faults
         that came close.
         """
-        usual = self._usual(about)
+        usual = self._usual_range(about)
         if usual is not None and usual.where != "within":
-            for row in reference().usual:
-                if row.precision and row.low <= self.value <= row.high:
-                    yield SizeCause(row.who, row.low, row.high, False, row.source)
-        for case in reference().measured if self.metric else ():
-            if case.state and case.metric == self.metric and self._is_near(case):
-                what = f"{case.setup} ({case.model})"
-                yield SizeCause(what, case.low, case.high, True, case.source)
+            for case in reference().usual:
+                if case.precision and case.low <= self.value <= case.high:
+                    yield SizeCause(
+                        what=case.who,
+                        low=case.low,
+                        high=case.high,
+                        fault=False,
+                        source=case.source,
+                    )
+        if not self.metric:
+            return
+        for fault in reference().measured:
+            if fault.state and fault.metric == self.metric and self._is_near(fault):
+                yield SizeCause(
+                    what=f"{fault.setup} ({fault.model})",
+                    low=fault.low,
+                    high=fault.high,
+                    fault=True,
+                    source=fault.source,
+                )
 
     def _is_near(self, case: MeasuredRange) -> bool:
         """Whether its distance from agreement is within a factor of what somebody measured."""
@@ -172,7 +188,9 @@ class UsualRange:
 
 @dataclass(frozen=True)
 class PrecisionRange:
-    """The same for one precision that a run may have."""
+    """The mean |d| of models measured so far in one precision that a run may have, nats, and where
+    a number is relative to it.
+    """
 
     precision: str
     low: float
@@ -255,7 +273,10 @@ class DashboardNumbers(Study):
     @property
     def framework(self) -> str:
         """The framework of the first number that is not ours; empty if all are."""
-        return next((each.framework for each in self.numbers if each.framework != OWN), "")
+        for number in self.numbers:
+            if number.framework != OWN:
+                return number.framework
+        return ""
 
     @property
     def has_importer(self) -> bool:
@@ -276,31 +297,38 @@ class DashboardNumbers(Study):
     @property
     def _suspects(self) -> Sequence[Suspect]:
         """Settings that may cause a gap to the engine; none if every number is of the update."""
-        pair = next((each.pair for each in self.numbers if not each.is_of_the_update), None)
-        if pair is None:
-            return ()
-        return (*suspects(self.about, pair=pair), *unrecorded_suspects(self.about, pair))
+        for number in self.numbers:
+            if not number.is_of_the_update:
+                recorded = suspects(self.about, pair=number.pair)
+                return (*recorded, *unrecorded_suspects(self.about, number.pair))
+        return ()
 
     @property
     def lines_with_a_dtype(self) -> list[str]:
         """The line for a single number again, with a dtype, where the answer depends on it."""
-        (first, *more) = self.numbers
-        if more or not first.by_precision(self.about):
+        first, *others = self.numbers
+        if others or not first.by_precision(self.about):
             return []
-        owner = [self.framework] if self.framework else []
-        number = f"{first.name}={first.value:g}"
-        return [suggest("verdict", *owner, number, *_stated(self.about), "--dtype", "bf16")]
+        words = [f"{first.name}={first.value:g}", *_typed_facts(self.about), "--dtype", "bf16"]
+        if self.framework:
+            words.insert(0, self.framework)
+        return [suggest("verdict", *words)]
 
 
-def _stated(about: Mapping[str, Any]) -> list[str]:
-    """What was typed about the run, apart from its precisions."""
-    sampling, rollout = about["config"]["sampling"], about["rollout"]
+def _typed_facts(about: Mapping[str, Any]) -> list[str]:
+    """The flags that were typed about the run, apart from its precisions."""
+    sampling = about["config"]["sampling"]
+    rollout = about["rollout"]
     facts = {
         "--model": rollout.get("model") or rollout.get("architecture"),
         "--temperature": sampling["temperature"],
         "--top-p": sampling["top_p"],
     }
-    return [str(word) for flag in facts if facts[flag] is not None for word in (flag, facts[flag])]
+    words = []
+    for flag, value in facts.items():
+        if value is not None:
+            words += [flag, str(value)]
+    return words
 
 
 @dataclass(frozen=True)
@@ -316,47 +344,47 @@ class ListedMetric:
 def listed_metrics(framework: str = "") -> list[ListedMetric]:
     """Every known metric, of one framework or of all."""
     names = [framework] if framework else [OWN, *dialects.names()]
-    return [metric for name in names for metric in _listed(name)]
-
-
-def _listed(framework: str) -> list[ListedMetric]:
-    if framework == OWN:
-        ours = [metric for metric in METRICS.values() if metric.agreement is not None]
-        return [ListedMetric(OWN, each.key, each.formula, each.key) for each in ours]
-    return [
-        ListedMetric(framework, line.name, line.formula, dialects.metric_of(line) or None)
-        for line in dialects.lines(framework)
-    ]
+    metrics = []
+    for name in names:
+        if name == OWN:
+            for ours in METRICS.values():
+                if ours.agreement is not None:
+                    metrics.append(ListedMetric(OWN, ours.key, ours.formula, ours.key))
+        else:
+            for line in dialects.lines(name):
+                key = dialects.metric_of(line) or None
+                metrics.append(ListedMetric(name, line.name, line.formula, key))
+    return metrics
 
 
 def metric_range(metric: Metric) -> tuple[float, float]:
-    """The range of a metric."""
-    if metric.scale in _BOUNDS:
-        low, high = _BOUNDS[metric.scale]
+    """The smallest and the largest value that a metric can have."""
+    if metric.scale in _RANGES:
+        low, high = _RANGES[metric.scale]
     elif metric.key == "spearman":
         low, high = -1, 1
     else:
-        low, high = (
-            (-inf if metric.signed or "signed" in metric.key else 0),
-            1 if metric.unit == "share" else inf,
-        )
-    return (max(low, -1), 1) if metric.unit == "probability" else (low, high)
+        is_signed = metric.signed or "signed" in metric.key
+        low = -inf if is_signed else 0
+        high = 1 if metric.unit == "share" else inf
+    if metric.unit == "probability":
+        return max(low, -1), 1
+    return low, high
 
 
-def _bounds_by_words(formula: str) -> tuple[float, float]:
-    """The range that a formula's wording implies."""
+def _range_by_formula(formula: str) -> tuple[float, float]:
+    """The range that the wording of a formula implies."""
     if "share" in formula:
         return 0, 1
-    return (
-        0
-        if formula.startswith(("standard deviation", "√", "E_y mean |", "E_y |", "min |", "1 /"))
-        else -inf
-    ), inf
+    if formula.startswith(("standard deviation", "√", "E_y mean |", "E_y |", "min |", "1 /")):
+        return 0, inf
+    return -inf, inf
 
 
-def _check(name: str, value: float, low: float, high: float) -> None:
+def _check_range(name: str, value: float, low: float, high: float) -> None:
     if low <= value <= high:
         return
     span = f"between {low:g} and {high:g}" if high < inf else f"at least {low:g}"
-    hint = " Give a share, not a percentage." if (low, high) == (0, 1) and value > 1 else ""
+    is_percentage = (low, high) == (0, 1) and value > 1
+    hint = " Give a share, not a percentage." if is_percentage else ""
     raise UsageError(f"{name}={value:g} is out of range: it is always {span}.{hint}")

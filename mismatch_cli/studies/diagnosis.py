@@ -9,7 +9,6 @@ import numpy as np
 
 from mismatch_cli.base import custom_code
 from mismatch_cli.base.errors import suggest
-from mismatch_cli.base.places import shorten_paths
 from mismatch_cli.diagnosis.alignment import lag_scan
 from mismatch_cli.diagnosis.diagnose import Findings, diagnose, module
 from mismatch_cli.diagnosis.evidence import Evidence, EvidenceCollector, Finding, HashLimits
@@ -37,7 +36,14 @@ from mismatch_cli.studies.diagnosis_result import (
 )
 from mismatch_cli.studies.remedies import clauses_without, has_fixed_models, in_the_framework
 from mismatch_cli.studies.settings_compared import settings_diff
-from mismatch_cli.studies.study import Study, check_poolable, name_of, subject_of
+from mismatch_cli.studies.study import (
+    Study,
+    check_poolable,
+    folders_of,
+    name_of,
+    subject_of,
+    typed_names,
+)
 from mismatch_cli.studies.unusable import refuse_unmeasured
 from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import RowGroup, Trace
@@ -92,18 +98,21 @@ class DiagnosisAnalysis(Study):
         """
         position_N = self.sample.position_T[self.sample.kept]
         order = np.argsort(position_N, kind="stable")
-        parts = [part for part in np.array_split(order, _BINS) if len(part)]
-        return [
-            (float(position_N[part].mean()), self._mean(self._relative_N, part)) for part in parts
-        ]
+        means = []
+        for index in np.array_split(order, _BINS):
+            if len(index):
+                position = float(position_N[index].mean())
+                means.append((position, self._mean(self._relative_N, index)))
+        return means
 
     @cached_property
     def by_step(self) -> list[tuple[int, Estimate]]:
         """Each step with its mean relative gap."""
         step_N = self.sample.step_S[self.sample.response_T[self.sample.kept]]
-        return [
-            (int(step), self._mean(self._relative_N, step_N == step)) for step in np.unique(step_N)
-        ]
+        means = []
+        for step in np.unique(step_N):
+            means.append((int(step), self._mean(self._relative_N, step_N == step)))
+        return means
 
     @property
     def _relative_N(self) -> np.ndarray:
@@ -114,7 +123,8 @@ class DiagnosisAnalysis(Study):
     def suspects(self) -> tuple[Suspect, ...]:
         """Settings known to cause gaps that no check has cleared; none if there is no gap.
 
-        What is left beyond all that 16 bits make of this model is not caused by them.
+        A gap beyond all that 16 bits make of this model is not caused by the precisions: these are
+        cleared too.
         """
         diagnosis, first = self.diagnosis, self.traces[0]
         if not diagnosis.has_a_gap:
@@ -122,11 +132,13 @@ class DiagnosisAnalysis(Study):
         cleared = diagnosis.cleared
         if diagnosis.is_unexplained and diagnosis.evidence.expected.of_this_trace:
             cleared |= _PRECISIONS
-        every = suspects(first.manifest, str(name_of(first)), diagnosis.evidence.pair.name, cleared)
-        again = (suggest("diagnose", str(name_of(first))),)  # which has just been typed
-        return tuple(
-            replace(suspect, test=()) if suspect.test == again else suspect for suspect in every
-        )
+        name = str(name_of(first))
+        rows = list(suspects(first.manifest, name, diagnosis.evidence.pair.name, cleared))
+        typed = (suggest("diagnose", name),)
+        for index, suspect in enumerate(rows):
+            if suspect.test == typed:  # the test has just been made
+                rows[index] = replace(suspect, test=())
+        return tuple(rows)
 
     @property
     def is_interrupted(self) -> bool:
@@ -147,23 +159,28 @@ class DiagnosisAnalysis(Study):
     @property
     def typed_models(self) -> list[str]:
         """The flags for models, as typed."""
-        models = {"--earlier-model": self.earlier_model, "--trainer-model": self.trainer_model}
-        return [word for flag, model in models.items() if model for word in (flag, model)]
+        flags = []
+        if self.earlier_model:
+            flags += ["--earlier-model", self.earlier_model]
+        if self.trainer_model:
+            flags += ["--trainer-model", self.trainer_model]
+        return flags
 
     def change(self, finding: Finding) -> str:
         """What to change, without what was typed; then in the words of the trace's framework."""
-        check, typed = module(finding.check), self.typed_models[::2]
-        advice = finding.change or check.CHANGE
-        fitting = clauses_without(advice, typed)
+        advice = finding.change or module(finding.check).CHANGE
+        flags = self.typed_models[::2]
+        fitting = clauses_without(advice, flags)
         if finding.check == UNEXPLAINED and not self.diagnosis.allowed_by_more:
             fitting = clauses_without(fitting, [_GIVE_MORE])
-        parts = [fitting]
+        sentences = [fitting] if fitting else []
         if self.earlier_model and "--earlier-model" in advice:
             stale = next(f for f in self.diagnosis.findings if f.check == "stale-weights")
-            parts.append(_TRIED.format(answer=_ANSWERS[stale.status]))
-        if of_framework := self.setting(finding.check):
-            parts.append(f"{of_framework}.")
-        return " ".join(filter(None, parts))
+            sentences.append(_TRIED.format(answer=_ANSWERS[stale.status]))
+        setting = self.setting(finding.check)
+        if setting:
+            sentences.append(f"{setting}.")
+        return " ".join(sentences)
 
     def setting(self, check: str) -> str:
         """What to set in the framework that made the trace; empty if that is not known."""
@@ -178,11 +195,13 @@ class DiagnosisAnalysis(Study):
     @cached_property
     def result(self) -> DiagnosisResult:
         """What `--json` prints and `summary.json` holds."""
-        diagnosis, evidence = self.diagnosis, self.diagnosis.evidence
-        first, left = diagnosis.first_cause, diagnosis.unexplained
+        diagnosis = self.diagnosis
+        evidence = diagnosis.evidence
+        first = diagnosis.first_cause
+        left = diagnosis.unexplained
         settings = [SuspectRow(**vars(suspect)) for suspect in self.suspects]
         return DiagnosisResult(
-            traces=shorten_paths([str(trace.folder) for trace in self.traces]),
+            traces=folders_of(self.traces),
             about=About.of(self.traces, 0),
             pair=evidence.pair.name,
             responses=evidence.counts.responses,
@@ -196,21 +215,21 @@ class DiagnosisAnalysis(Study):
                 expected=ResolvedGap(**vars(evidence.expected), resolution=evidence.resolution),
             ),
             shares=diagnosis.shares,
-            suspects=[*settings, *map(self._suspected, diagnosis.suspects)],
-            findings=list(map(self._row, diagnosis.findings)),
+            suspects=[*settings, *map(self._suspect_row, diagnosis.suspects)],
+            findings=list(map(self._finding_row, diagnosis.findings)),
             **custom_code.on_record(),
         )
 
-    def _suspected(self, finding: Finding) -> SuspectRow:
-        test = self.line_that_tests(finding.needs)
-        return SuspectRow(
-            check=finding.check,
-            explains=finding.explains,
-            needs=finding.needs,
-            test=[test] if test else [],
+    def _suspect_row(self, finding: Finding) -> SuspectRow:
+        suspect = SuspectRow(
+            check=finding.check, explains=finding.explains, needs=finding.needs, test=[]
         )
+        line = self.line_that_tests(finding.needs)
+        if line:
+            return replace(suspect, test=[line])
+        return suspect
 
-    def _row(self, finding: Finding) -> FindingRow:
+    def _finding_row(self, finding: Finding) -> FindingRow:
         check = module(finding.check)
         return FindingRow(
             title=check.TITLE,
@@ -232,17 +251,18 @@ class DiagnosisAnalysis(Study):
         )
 
     @cached_property
-    def found(self) -> list[FindingRow]:
-        """What was found, in the order of `Findings.found`."""
+    def found_rows(self) -> list[FindingRow]:
+        """The rows of what was found, in the order of `Findings.found`."""
         return [self.result.finding(finding.check) for finding in self.diagnosis.found]
 
-    def _mean(self, value_N: np.ndarray, part: np.ndarray | slice) -> Estimate:
+    def _mean(self, value_N: np.ndarray, index: np.ndarray | slice) -> Estimate:
+        """The mean of some of the sample's tokens."""
         prompt_id_N = self.sample.prompt_id_S[self.sample.response_T[self.sample.kept]]
-        return estimate_over_prompts(value_N[part], self.sample.group_N[part], prompt_id_N[part])
+        return estimate_over_prompts(value_N[index], self.sample.group_N[index], prompt_id_N[index])
 
 
 @dataclass(frozen=True)
-class _Gathering:
+class _EvidencePass:
     """The pass that gathers evidence from each portion, without responses beyond the limits."""
 
     pair: Pair
@@ -253,12 +273,14 @@ class _Gathering:
     def begin(self, _portion: Portion) -> EvidenceCollector:
         return EvidenceCollector(self.pair, self.limits, self.temperatures)
 
-    def read(self, found: EvidenceCollector, portion: Portion, groups: Iterator[RowGroup]) -> None:
+    def read(
+        self, collector: EvidenceCollector, portion: Portion, groups: Iterator[RowGroup]
+    ) -> None:
         for group in groups:
-            found.update(group.table, group.batch, Origin(portion.trace, group.path.name))
+            collector.update(group.table, group.batch, Origin(portion.trace, group.path.name))
 
 
-def _differing(traces: Sequence[Trace]) -> Traces:
+def _settings_by_trace(traces: Sequence[Trace]) -> Traces:
     """The traces by name, with the settings in which their manifests differ."""
     first = traces[0].manifest
     settings: dict[str, list[Any]] = {}
@@ -266,24 +288,27 @@ def _differing(traces: Sequence[Trace]) -> Traces:
         for row in settings_diff(first, trace.manifest, at_equal_weights=True):
             if not row.harmless:
                 settings.setdefault(row.setting, [row.first] * len(traces))[number] = row.other
-    names = tuple(str(name_of(trace)) for trace in traces)
+    names = tuple(map(str, typed_names(traces)))
     return Traces(names, {name: tuple(values) for name, values in settings.items()})
 
 
-class _Narrowing:
+class _NarrowingPasses:
     """The pass over each portion, limited by what earlier portions gathered."""
 
     def __init__(self, pair: Pair, temperatures: tuple[float, float]) -> None:
-        self.pair, self.limits, self.temperatures = pair, HashLimits(), temperatures
+        self.pair = pair
+        self.limits = HashLimits()
+        self.temperatures = temperatures
 
-    def __call__(self, _portion: Portion) -> _Gathering:
-        return _Gathering(self.pair, self.limits, self.temperatures)
+    def __call__(self, _portion: Portion) -> _EvidencePass:
+        return _EvidencePass(self.pair, self.limits, self.temperatures)
 
     def after(self, gathered: Iterator[EvidenceCollector]) -> None:
-        """A limit that one of the earlier portions set applies to all later ones."""
-        self.limits = HashLimits(
-            *map(min, zip(self.limits, *(part.limits for part in gathered), strict=True))
-        )
+        """Apply a limit that one of the earlier portions set to all later ones."""
+        limits = [self.limits, *(collector.limits for collector in gathered)]
+        # The sample has the responses with the smallest hashes. A later portion needs none whose
+        # hash is beyond those of an earlier one, whatever it holds itself.
+        self.limits = HashLimits(*map(min, zip(*limits, strict=True)))
 
 
 def gather_evidence(
@@ -292,14 +317,14 @@ def gather_evidence(
     on_responses: Callable[[int], None] = lambda _: None,
 ) -> Evidence:
     """Read traces once, in memory independent of their length."""
-    about = traces[0].manifest
-    asked = _Narrowing(PAIRS[pairs_in(traces)[0]], temperatures_of(about))
+    manifest = traces[0].manifest
+    passes = _NarrowingPasses(PAIRS[pairs_in(traces)[0]], temperatures_of(manifest))
     with executor(workers, traces) as reader:
-        found = reader.reduced(reader.portions, asked, on_responses, asked.after)
-    sampling = about.get("config", {}).get("sampling") or {}
-    evidence = found.evidence(sampling, about, _differing(traces))
-    above = sum(side.above_zero for side in evidence.counts.sides.values())
-    refuse_unmeasured(traces, int(evidence.sample.counts_T.sum()), above)
+        collector = reader.reduced(reader.portions, passes, on_responses, passes.after)
+    sampling = manifest.get("config", {}).get("sampling") or {}
+    evidence = collector.evidence(sampling, manifest, _settings_by_trace(traces))
+    above_zero = sum(side.above_zero for side in evidence.counts.sides.values())
+    refuse_unmeasured(traces, int(evidence.sample.counts_T.sum()), above_zero)
     return evidence
 
 
@@ -324,14 +349,16 @@ class Preparation:
     ) -> Self:
         """Read traces that sample the same setup; the first rank reads them for all."""
         check_poolable(traces)
-        read = gather_evidence(traces, workers, on_responses) if ranks.world.first else None
-        # Read by the first rank
-        return cls(traces, ranks.world.told(read), ranks)  # type: ignore[arg-type]
+        evidence = None
+        if ranks.world.first:
+            evidence = gather_evidence(traces, workers, on_responses)
+        # All ranks have the evidence from here on: the first one sends what it has read.
+        return cls(traces, ranks.world.told(evidence), ranks)  # type: ignore[arg-type]
 
     def with_models(
         self, earlier_model: str | None, trainer_model: str | None, reading_tokens: int | None
     ) -> Self:
-        """With models to read the sample again, within a budget in tokens."""
+        """The same traces with models to read the sample again, within a budget in tokens."""
 
         def at_hand(path: str | None) -> ModelAtHand | None:
             if path is None:
@@ -350,8 +377,12 @@ class Preparation:
     @property
     def most_tokens(self) -> int:
         """How many tokens the models may read; the earlier one reads the responses once."""
-        model, earlier = self.evidence.model, self.earlier
-        return (model.budget if model else 0) + (earlier.of_all if earlier else 0)
+        tokens = 0
+        if self.evidence.model is not None:
+            tokens += self.evidence.model.budget
+        if self.earlier is not None:
+            tokens += self.earlier.of_all
+        return tokens
 
     def diagnosed(self, on_tokens: Callable[[int], None] = lambda _: None) -> DiagnosisAnalysis:
         """Run every check. Ctrl-C while the trainer's model reads ends its readings, and what they
@@ -388,7 +419,7 @@ def analyse_diagnosis(
     return analysis
 
 
-# The setting that a check is about, by its name in the manifest.
+# The setting that each check is about, by its name in the manifest.
 _SETTINGS = {
     "temperature": "temperature",
     "truncated-support": "top_p",
@@ -409,8 +440,8 @@ _SETTINGS = {
 
 def named_faults(trace: Trace, trainer_model: str | None = None) -> list[dict[str, Any]]:
     """The named faults of a trace, the one that explains most first, for a search of causes."""
-    found = analyse_diagnosis([trace], trainer_model=trainer_model).diagnosis.faults
-    return [_fault(finding) for finding in found if finding.check != UNEXPLAINED]
+    findings = analyse_diagnosis([trace], trainer_model=trainer_model).diagnosis.faults
+    return [_fault(finding) for finding in findings if finding.check != UNEXPLAINED]
 
 
 def _fault(finding: Finding) -> dict[str, Any]:

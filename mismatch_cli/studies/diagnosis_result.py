@@ -49,7 +49,7 @@ class UnexplainedGap:
 
 @dataclass(frozen=True, kw_only=True)
 class SuspectRow:
-    """A setting that may cause a gap, or a check that shows in it or was not made.
+    """A setting that may cause a gap, or a check that shows in the gap or was not made.
 
     A setting has none of the first three fields, a check none of those from `setting` to `change`.
     """

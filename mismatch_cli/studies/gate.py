@@ -10,9 +10,9 @@ from functools import cached_property
 from typing import Protocol
 
 from mismatch_cli.base import numbers
-from mismatch_cli.base.places import shorten_paths
 from mismatch_cli.diagnosis.diagnose import Findings, diagnose
 from mismatch_cli.frameworks import dialects
+from mismatch_cli.frameworks.dialects import MetricReading
 from mismatch_cli.limits.assess import LEADING
 from mismatch_cli.limits.judge import (
     BOUNDS,
@@ -41,7 +41,7 @@ from mismatch_cli.metrics.estimate import FEW_DECIDE, FLOOR_RESOLUTION
 from mismatch_cli.processes.workers import ALONE, Workers
 from mismatch_cli.studies.diagnosis import gather_evidence
 from mismatch_cli.studies.mismatch import analyse_mismatch
-from mismatch_cli.studies.study import Study
+from mismatch_cli.studies.study import Study, folders_of
 from mismatch_cli.trace.origin import Shortfall
 from mismatch_cli.trace.reader import Trace
 
@@ -64,7 +64,7 @@ class Check:
 
     limits: str  # the name of its set
     limit: Limit
-    found: MeasuredMetric
+    measured: MeasuredMetric
     standing: Standing
     # The bound as a value of the metric; for a factor, as a distance from agreement
     allowed: float | None
@@ -79,12 +79,12 @@ class Check:
         """
         if self.standing.word != UNDECIDED:
             return self.standing.word == HOLDS
-        if self.limit.decide == WHOLE_INTERVAL and self.found.has_interval:
+        if self.limit.decide == WHOLE_INTERVAL and self.measured.has_interval:
             return True
         return not self.standing.is_beyond
 
     @property
-    def known(self) -> bool:
+    def is_judged(self) -> bool:
         """Whether there was a value to compare with the limit."""
         return self.standing.is_judged
 
@@ -98,13 +98,12 @@ class Check:
         """Why the limit does not hold, is undecided or cannot be judged; empty if it holds."""
         if self.standing.word == HOLDS:
             return ""
-        distances = (
-            f", both as distances from {self.limit.agreement:g}"
-            if self.known and self.limit.bound in FACTORS and self.limit.agreement
-            else ""
-        )
-        detail = f": {self.found.detail}" if self.known and self.found.detail else ""
-        return f"{self.standing.reason}{distances}{detail}"
+        reason = self.standing.reason
+        if self.is_judged and self.limit.bound in FACTORS and self.limit.agreement:
+            reason += f", both as distances from {self.limit.agreement:g}"
+        if self.is_judged and self.measured.detail:
+            reason += f": {self.measured.detail}"
+        return reason
 
 
 class Findable(Protocol):
@@ -124,16 +123,16 @@ class PooledMetrics:
     ) -> None:
         self.traces = traces
         self.result = analyse_mismatch(traces, 0, workers).result
-        self.diagnosis = (
-            diagnose(gather_evidence(traces, workers)) if DIAGNOSIS in frameworks else None
-        )
+        self.diagnosis = None
+        if DIAGNOSIS in frameworks:
+            self.diagnosis = diagnose(gather_evidence(traces, workers))
+        self._readings: dict[str, MetricReading] = {}
         dashboards = [name for name in frameworks if name != DIAGNOSIS]
-        readings = dialects.readings(traces, dashboards, workers).by_framework if dashboards else {}
-        self._readings = {
-            f"{name}:{reading.line.name}": reading
-            for name, rows in readings.items()
-            for reading in rows
-        }
+        if dashboards:
+            readings = dialects.readings(traces, dashboards, workers)
+            for name, of_framework in readings.by_framework.items():
+                for reading in of_framework:
+                    self._readings[f"{name}:{reading.line.name}"] = reading
 
     def find(self, limit: Limit) -> MeasuredMetric:
         """The measurement of a limit's metric, or why there is none."""
@@ -145,18 +144,21 @@ class PooledMetrics:
         why = for_other_models(limit.family, family(self.result.about.manifest))
         if why:
             return MeasuredMetric(pair=limit.pair, why=why)
+        return self._own_metric(limit)
+
+    def _own_metric(self, limit: Limit) -> MeasuredMetric:
+        """The measurement of a metric of ours, from the summary."""
         pairs = {name: pair.metrics for name, pair in self.result.pairs.items()}
         number = Number.of(pairs, limit.metric, limit.pair)
         if number.value is None:
             return MeasuredMetric(pair=number.pair, why=number.why)
         estimate = pairs[number.pair][limit.metric]
-        is_leading = limit.metric == LEADING and number.pair == self.result.main.pair
-        return MeasuredMetric(
-            **vars(number),
-            floor=estimate.noise.floor if estimate.noise else None,
-            expected=self.result.expected.high if is_leading else None,
-            few_decide=estimate.note == FEW_DECIDE,
-        )
+        measured = MeasuredMetric(**vars(number), few_decide=estimate.note == FEW_DECIDE)
+        if estimate.noise:
+            measured = replace(measured, floor=estimate.noise.floor)
+        if limit.metric == LEADING and number.pair == self.result.main.pair:
+            measured = replace(measured, expected=self.result.expected.high)
+        return measured
 
 
 def _diagnosed(name: str, diagnosis: Findings) -> MeasuredMetric:
@@ -165,12 +167,9 @@ def _diagnosed(name: str, diagnosis: Findings) -> MeasuredMetric:
     """
     pair = diagnosis.evidence.pair.name
     if name == FAULTS:
-        return MeasuredMetric(
-            float(len(diagnosis.faults)),
-            pair=pair,
-            detail=", ".join(f.check for f in diagnosis.faults),
-        )
-    finding = next(f for f in diagnosis.findings if f.check == name)
+        faults = [finding.check for finding in diagnosis.faults]
+        return MeasuredMetric(float(len(faults)), pair=pair, detail=", ".join(faults))
+    finding = next(finding for finding in diagnosis.findings if finding.check == name)
     if finding.status == "untested":
         return MeasuredMetric(pair=pair, why=finding.reason)
     return MeasuredMetric(float(finding.status == "found"), pair=pair, detail=finding.sentence)
@@ -180,26 +179,28 @@ def check_limits(
     sets: Sequence[LimitSet], measured: Findable, baseline: Findable | None
 ) -> list[Check]:
     """Every limit of every set, in order; relative limits need a baseline."""
-    return [
-        _check(limit_set.name, limit, measured, baseline)
-        for limit_set in sets
-        for limit in limit_set.limits
-    ]
+    checks = []
+    for limit_set in sets:
+        for limit in limit_set.limits:
+            checks.append(_check(limit_set.name, limit, measured, baseline))
+    return checks
 
 
-def _check(name: str, limit: Limit, measured: Findable, baseline: Findable | None) -> Check:
-    found = measured.find(limit)
-    if found.value is None:
-        return Check(name, limit, found, judge(found, Range()), None, None)
-    reference, why = _reference(limit, found, baseline)
+def _check(name: str, limit: Limit, metrics: Findable, baseline: Findable | None) -> Check:
+    measured = metrics.find(limit)
+    if measured.value is None:
+        return Check(name, limit, measured, judge(measured, Range()), None, None)
+    reference, why = _reference(limit, measured, baseline)
     if why:
-        return Check(name, limit, found, judge(Number(why=why), Range()), None, None)
+        return Check(name, limit, measured, judge(Number(why=why), Range()), None, None)
     allowed = _allowed(limit, reference)
-    standing = judge(_comparable(limit, found), Range.of({_side(limit.bound): allowed}))
-    return Check(name, limit, found, standing, allowed, reference)
+    standing = judge(
+        _comparable(limit, measured), Range.of({_bound_of_value(limit.bound): allowed})
+    )
+    return Check(name, limit, measured, standing, allowed, reference)
 
 
-def _side(bound: str) -> str:
+def _bound_of_value(bound: str) -> str:
     """The bound of a file of limits as one of a value."""
     if bound in BOUNDS:
         return bound
@@ -207,26 +208,32 @@ def _side(bound: str) -> str:
 
 
 def _reference(
-    limit: Limit, found: MeasuredMetric, baseline: Findable | None
+    limit: Limit, measured: MeasuredMetric, baseline: Findable | None
 ) -> tuple[float | None, str]:
-    """The number that a relative limit starts from, or why there is none."""
+    """The number that a relative limit starts from, or why there is none; neither for an absolute
+    limit.
+    """
     if limit.bound in OF_BASELINE:
         assert baseline is not None
-        # The same pair, whatever comes first in the baseline
-        earlier = baseline.find(replace(limit, pair=found.pair))
-        return earlier.value, f"in the baseline: {earlier.why}" if earlier.value is None else ""
-    if limit.bound == OF_FLOOR:
-        return (
-            found.floor,
-            "the trace has no noise floor (noise_responses)" if found.floor is None else "",
-        )
-    if limit.bound == OF_EXPECTED:
-        why = f"what is expected of the {found.pair} pair is not known"
-        return found.expected, why if found.expected is None else ""
-    return None, ""
+        # The pair of the traces counts, whatever pair comes first in the baseline.
+        earlier = baseline.find(replace(limit, pair=measured.pair))
+        reference = earlier.value
+        why = f"in the baseline: {earlier.why}"
+    elif limit.bound == OF_FLOOR:
+        reference = measured.floor
+        why = "the trace has no noise floor (noise_responses)"
+    elif limit.bound == OF_EXPECTED:
+        reference = measured.expected
+        why = f"what is expected of the {measured.pair} pair is not known"
+    else:
+        return None, ""
+    if reference is None:
+        return None, why
+    return reference, ""
 
 
 def _allowed(limit: Limit, reference: float | None) -> float:
+    """The bound as a value of the metric; for a factor, as a distance from agreement."""
     if reference is None:
         return limit.threshold
     if limit.bound == "max_above_baseline":
@@ -241,17 +248,18 @@ def _allowed(limit: Limit, reference: float | None) -> float:
     return limit.threshold * distance
 
 
-def _comparable(limit: Limit, found: MeasuredMetric) -> Number:
+def _comparable(limit: Limit, measured: MeasuredMetric) -> Number:
     """The number to compare with `allowed`: for a factor, its distance from agreement."""
-    if limit.bound not in FACTORS or found.value is None:
-        return found
+    if limit.bound not in FACTORS or measured.value is None:
+        return measured
     ideal = limit.agreement
-    distance = Number(abs(found.value - ideal), few_prompts=found.few_prompts)
-    if found.low is None or found.high is None:
+    distance = Number(abs(measured.value - ideal), few_prompts=measured.few_prompts)
+    if measured.low is None or measured.high is None:
         return distance
-    low, high = sorted((abs(found.low - ideal), abs(found.high - ideal)))
-    spans = found.low <= ideal <= found.high
-    return replace(distance, low=0.0 if spans else low, high=high)
+    low, high = sorted((abs(measured.low - ideal), abs(measured.high - ideal)))
+    if measured.low <= ideal <= measured.high:
+        low = 0.0  # some value of the interval agrees
+    return replace(distance, low=low, high=high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +301,9 @@ class GateAnalysis(Study):
         """Measure the traces, and the baseline if there is one, and check every limit."""
         frameworks = frameworks_of(sets)
         measured = PooledMetrics(traces, frameworks, workers)
-        earlier = PooledMetrics(baseline, frameworks, workers) if baseline else None
+        earlier = None
+        if baseline:
+            earlier = PooledMetrics(baseline, frameworks, workers)
         return cls(sets, check_limits(sets, measured, earlier), measured, earlier, allow_partial)
 
     @cached_property
@@ -304,17 +314,19 @@ class GateAnalysis(Study):
     @property
     def exceeded(self) -> list[Check]:
         """What does not hold: all of its interval is beyond the limit, or its value decides."""
-        return [check for check in self.checks if check.known and not check.holds]
+        return [check for check in self.checks if check.is_judged and not check.holds]
 
     @property
     def unjudged(self) -> list[Check]:
-        return [check for check in self.checks if not check.known]
+        return [check for check in self.checks if not check.is_judged]
 
     @cached_property
     def partial(self) -> list[Shortfall]:
         """What each partial trace lacks, including the baseline's."""
-        sides = [self.measured] + ([self.baseline] if self.baseline else [])
-        return [trace for side in sides for trace in side.result.about.partial]
+        partial = list(self.measured.result.about.partial)
+        if self.baseline is not None:
+            partial += self.baseline.result.about.partial
+        return partial
 
     @property
     def refused(self) -> str:
@@ -324,7 +336,7 @@ class GateAnalysis(Study):
         """
         if self.allow_partial or not self.partial:
             return ""
-        lacking = "; ".join(f"{part.trace}: {', '.join(part.reasons)}" for part in self.partial)
+        lacking = "; ".join(f"{each.trace}: {', '.join(each.reasons)}" for each in self.partial)
         return f"{lacking}. A partial trace fails unless you allow it: --allow-partial"
 
     @property
@@ -336,13 +348,15 @@ class GateAnalysis(Study):
         """`passed`, `failed`, or `unjudged` if no limit is exceeded but some have no value."""
         if self.passed:
             return "passed"
-        return "failed" if self.exceeded or self.refused else "unjudged"
+        if self.exceeded or self.refused:
+            return "failed"
+        return "unjudged"
 
     @property
     def verdict(self) -> str:
         """Whether it passed, and why."""
-        words = {"passed": "Passed", "failed": "Failed", "unjudged": "Could not be judged"}
-        return f"{words[self.status]}: {self.reason}"
+        answers = {"passed": "Passed", "failed": "Failed", "unjudged": "Could not be judged"}
+        return f"{answers[self.status]}: {self.reason}"
 
     @property
     def reason(self) -> str:
@@ -350,22 +364,24 @@ class GateAnalysis(Study):
         total = len(self.checks)
         if self.passed:
             return f"{self._all_hold}{self._undecided}."
-        said = []
+        sentences = []
         if self.exceeded:
-            named = "; ".join(map(_exceeded, self.exceeded))
+            limits = "; ".join(map(_exceeded, self.exceeded))
             verb = "do" if len(self.exceeded) > 1 else "does"
-            said.append(f"{_of(self.exceeded, total)} {verb} not hold: {named}.")
+            sentences.append(f"{_count_of(self.exceeded, total)} {verb} not hold: {limits}.")
         if self.unjudged:
-            named = "; ".join(f"{subject(check)}: {check.reason}" for check in self.unjudged)
-            said.append(f"{_of(self.unjudged, total)} could not be judged: {named}.")
+            limits = "; ".join(f"{subject(check)}: {check.reason}" for check in self.unjudged)
+            sentences.append(f"{_count_of(self.unjudged, total)} could not be judged: {limits}.")
         if self.refused:
-            said.append(f"{self.refused}.")
-        return " ".join(said)
+            sentences.append(f"{self.refused}.")
+        return " ".join(sentences)
 
     @property
     def _all_hold(self) -> str:
         total = len(self.checks)
-        return f"{total} of {total} limits hold" if total > 1 else "The limit holds"
+        if total > 1:
+            return f"{total} of {total} limits hold"
+        return "The limit holds"
 
     @property
     def _undecided(self) -> str:
@@ -380,10 +396,12 @@ class GateAnalysis(Study):
     @cached_property
     def result(self) -> GateResult:
         """What `--json` prints."""
-        baseline = self.baseline.traces if self.baseline else None
+        baseline = None
+        if self.baseline is not None:
+            baseline = folders_of(self.baseline.traces)
         return GateResult(
-            traces=_folders(self.measured.traces),
-            baseline=None if baseline is None else _folders(baseline),
+            traces=folders_of(self.measured.traces),
+            baseline=baseline,
             passed=self.passed,
             status=self.status,
             verdict=self.verdict,
@@ -393,63 +411,70 @@ class GateAnalysis(Study):
         )
 
 
-def _folders(traces: Sequence[Trace]) -> list[str]:
-    folders: list[str] = shorten_paths([str(trace.folder) for trace in traces])
-    return folders
-
-
 def _exceeded(check: Check) -> str:
     """A limit that does not hold; an undecided one with what decided."""
-    by_value = " (by its value; undecided)" if check.status == UNDECIDED else ""
-    return f"{subject(check)} {check.limit.text}{by_value}"
+    limit = f"{subject(check)} {check.limit.text}"
+    if check.status == UNDECIDED:
+        return f"{limit} (by its value; undecided)"
+    return limit
 
 
-def _of(checks: Sequence[Check], total: int) -> str:
-    return f"{len(checks)} of {total} limits" if total > 1 else "The limit"
+def _count_of(checks: Sequence[Check], total: int) -> str:
+    """How many of all limits these are, as the beginning of a sentence."""
+    if total > 1:
+        return f"{len(checks)} of {total} limits"
+    return "The limit"
 
 
 def frameworks_of(sets: Sequence[LimitSet]) -> list[str]:
     """The frameworks whose own metrics these limits name."""
-    return sorted(
-        {limit.framework for limit_set in sets for limit in limit_set.limits if limit.framework}
-    )
+    frameworks: set[str] = set()
+    for limit_set in sets:
+        frameworks.update(limit.framework for limit in limit_set.limits)
+    return sorted(frameworks - {""})
 
 
 def subject(check: Check) -> str:
     """The metric as the limits name it, and its pair."""
-    return f"{check.limit.metric} ({check.found.pair})"
+    return f"{check.limit.metric} ({check.measured.pair})"
 
 
 def measured_parts(check: Check) -> tuple[str, str]:
     """The value and its 95 % interval, each a dash if there is none."""
-    found = check.found
-    value, interval = numbers.estimate(found.value, found.low, found.high)
+    measured = check.measured
+    value, interval = numbers.estimate(measured.value, measured.low, measured.high)
     if interval == numbers.MISSING:
-        return _number(check, found.value), interval
-    return value + numbers.FEW * found.few_decide, interval
+        return _number_text(check, measured.value), interval
+    if measured.few_decide:
+        value += numbers.FEW
+    return value, interval
 
 
 def measured_text(check: Check) -> str:
     """The value, with its interval if it has one."""
-    return (
-        " ".join(part for part in measured_parts(check) if part != numbers.MISSING)
-        or numbers.MISSING
-    )
+    value, interval = measured_parts(check)
+    if interval == numbers.MISSING:
+        return value
+    return f"{value} {interval}"
 
 
 def limit_text(check: Check) -> str:
     """The bound in words; a relative bound with its reference."""
-    bound = check.limit.bound
-    name = {OF_FLOOR: "noise", OF_EXPECTED: "expected"}.get(bound, "baseline")
-    start = "" if check.reference is None else f"; {name} {_number(check, check.reference)}"
-    how = " (95 % sure)" if check.limit.decide == WHOLE_INTERVAL else ""
-    return f"{check.limit.text.replace('floor', 'noise')}{start}{how}"
+    text = check.limit.text.replace("floor", "noise")
+    if check.reference is not None:
+        name = {OF_FLOOR: "noise", OF_EXPECTED: "expected"}.get(check.limit.bound, "baseline")
+        text += f"; {name} {_number_text(check, check.reference)}"
+    if check.limit.decide == WHOLE_INTERVAL:
+        text += " (95 % sure)"
+    return text
 
 
-def _number(check: Check, value: float | None) -> str:
+def _number_text(check: Check, value: float | None) -> str:
     if check.limit.framework == DIAGNOSIS and value is not None:
         return numbers.count(int(value))
-    return numbers.near(value, 1) if check.limit.agreement == 1 else numbers.number(value, 4)
+    if check.limit.agreement == 1:
+        return numbers.near(value, 1)
+    return numbers.number(value, 4)
 
 
 def source_text(check: Check) -> str:
@@ -459,14 +484,15 @@ def source_text(check: Check) -> str:
 
 def check_row(check: Check) -> CheckRow:
     """A check as a row of the JSON."""
-    limit, found = check.limit, check.found
+    limit = check.limit
+    measured = check.measured
     return CheckRow(
         limits=check.limits,
         metric=limit.metric,
-        pair=found.pair,
-        value=found.value,
-        low=found.low,
-        high=found.high,
+        pair=measured.pair,
+        value=measured.value,
+        low=measured.low,
+        high=measured.high,
         bound=limit.bound,
         threshold=limit.threshold,
         decide=limit.decide,

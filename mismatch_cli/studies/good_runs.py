@@ -62,38 +62,43 @@ def limits_from(runs_pairs: Sequence[Mapping[str, PairSummary]]) -> FromRuns:
     """The limits of good runs, each measured separately, from the pairs of each: the widest one
     counts.
     """
-    pairs = [name for name in runs_pairs[0] if all(name in run for run in runs_pairs)]
+    shared = set(runs_pairs[0]).intersection(*runs_pairs)
+    pairs = [name for name in runs_pairs[0] if name in shared]
     if not pairs:
         recorded = "; ".join(map(", ".join, runs_pairs))
         raise MismatchError(
             f"The runs have no pair in common ({recorded}). Name runs recorded in the same way."
         )
-    runs: list[Metrics] = [run[pairs[0]].metrics for run in runs_pairs]
+    pair = pairs[0]
+    runs: list[Metrics] = [run[pair].metrics for run in runs_pairs]
     drawn: list[DerivedLimit] = []
     left_out: dict[str, str] = {}
     for key in GATED:
-        if why := next((why for metrics in runs if (why := _unsure(metrics[key]))), ""):
-            left_out[key] = why
+        reasons = list(filter(None, (_why_unsure(metrics[key]) for metrics in runs)))
+        if reasons:
+            left_out[key] = reasons[0]
         else:
-            drawn += _widest(METRICS[key], pairs[0], runs)
+            drawn += _widest(METRICS[key], pair, runs)
     if not drawn:
         raise MismatchError(
             f"No metric has an interval to draw a limit from: {_reasons(left_out)}. Name a run "
             "with more prompts."
         )
-    return FromRuns(pairs[0], tuple(drawn), left_out)
+    return FromRuns(pair, tuple(drawn), left_out)
 
 
 def _reasons(left_out: Mapping[str, str]) -> str:
-    """Why metrics have no limit. What a run lacks is left out if others have another reason."""
+    """Why metrics have no limit; that some are not measured is said only if nothing else is."""
     reasons = {why.removesuffix(": no interval") for why in left_out.values()}
-    return "; ".join(sorted(reasons - {NOT_MEASURED} or reasons))
+    better = reasons - {NOT_MEASURED}
+    return "; ".join(sorted(better or reasons))
 
 
-def _unsure(estimate: Estimate) -> str:
+def _why_unsure(estimate: Estimate) -> str:
     """Why no limit follows from an estimate; empty if one does."""
     missing = None in (estimate.value, estimate.low, estimate.high)
-    if missing or estimate.note == FEW_DECIDE:  # such an interval ends where no run would be
+    # Where a few prompts decide the value, the end of its interval says little of another run.
+    if missing or estimate.note == FEW_DECIDE:
         return estimate.note or NOT_MEASURED
     return ""
 
@@ -101,22 +106,28 @@ def _unsure(estimate: Estimate) -> str:
 def _widest(metric: Metric, pair: str, runs: Sequence[Metrics]) -> list[DerivedLimit]:
     """The loosest bound over all runs, on each side on which the metric leaves agreement."""
     agreement = metric.agreement or 0.0
-    values = [metrics[metric.key].value for metrics in runs]
-    above = metric.signed or any(value is not None and value > agreement for value in values)
-    below = metric.signed or not above
+    estimates = [metrics[metric.key] for metrics in runs]
+    bounds = ["min", "max"]
+    if not metric.signed:
+        values = [estimate.value for estimate in estimates]
+        above = any(value is not None and value > agreement for value in values)
+        bounds = ["max"] if above else ["min"]
     drawn = []
-    for bound, loosest in [("min", min)] * below + [("max", max)] * above:
-        ends = [_beyond(metric, metrics[metric.key], bound) for metrics in runs]
-        run = ends.index(loosest(ends))
-        limit = Limit(metric.key, bound, _rounded(ends[run], agreement, bound), pair=pair)
-        drawn.append(DerivedLimit(limit, run, runs[run][metric.key]))
+    for bound in bounds:
+        ends = [_beyond(metric, estimate, bound) for estimate in estimates]
+        loosest = max(ends) if bound == "max" else min(ends)
+        run = ends.index(loosest)
+        limit = Limit(metric.key, bound, _rounded(loosest, agreement, bound), pair=pair)
+        drawn.append(DerivedLimit(limit, run, estimates[run]))
     return drawn
 
 
 def _beyond(metric: Metric, estimate: Estimate, bound: str) -> float:
-    """The value, moved beyond the end of its interval."""
+    """The value, moved beyond the end of its interval by the formula of the module."""
     value = np.array(estimate.value)
     end = np.array(estimate.high if bound == "max" else estimate.low)
+    # On the scale of the metric, a value at the border of its range is infinite.
+    # There the value moves on the plain scale instead.
     for scale in (metric.scale, SIGNED):
         with np.errstate(all="ignore"):
             start = scale.to(value)
@@ -131,6 +142,8 @@ def _rounded(threshold: float, agreement: float, bound: str) -> float:
     distance = Decimal(threshold) - Decimal(agreement)
     if not distance:
         return threshold
+    # Decimals hold the digits exactly: a float rounded in binary might end on the run's side.
     step = Decimal(1).scaleb(distance.adjusted() - _DIGITS + 1)
-    whole = (distance / step).to_integral_value(ROUND_CEILING if bound == "max" else ROUND_FLOOR)
-    return float(Decimal(agreement) + whole * step)
+    away_from_run = ROUND_CEILING if bound == "max" else ROUND_FLOOR
+    steps = (distance / step).to_integral_value(away_from_run)
+    return float(Decimal(agreement) + steps * step)

@@ -24,27 +24,36 @@ class LoggedMetric(NamedTuple):
 
     @property
     def note(self) -> str:
-        """That of the metric, after the frameworks that log it too."""
-        others = [
-            owner if line.name == self.line.name else f"{owner} ({line.name})"
-            for owner, line in self.also
-        ]
-        if not others:
+        """The note of the metric, after the frameworks that log the same number."""
+        if not self.also:
             return self.line.note
+        others = []
+        for owner, line in self.also:
+            same_name = line.name == self.line.name
+            others.append(owner if same_name else f"{owner} ({line.name})")
         alike = f"the same number as in {' and '.join(others)}"
         return "; ".join(filter(None, (alike, self.line.note)))
 
 
 def is_own(name: str) -> bool:
     """Whether it is the key or the label of a metric of ours."""
-    return name in METRICS or any(name == metric.label for metric in METRICS.values())
+    return _own_metric(name) is not None
+
+
+def _own_metric(name: str) -> Metric | None:
+    if name in METRICS:
+        return METRICS[name]
+    for metric in METRICS.values():
+        if metric.label == name:
+            return metric
+    return None
 
 
 def own_metric(name: str) -> Metric:
-    """One of ours by its key, or by its label as reports print it."""
-    metric = METRICS.get(name) or next(
-        (metric for metric in METRICS.values() if metric.label == name), None
-    )
+    """One of ours by its key, or by its label as reports print it; a `UsageError` if no limit
+    applies to it.
+    """
+    metric = _own_metric(name)
     if metric is None:
         raise UsageError(unknown_metric(name, OWN))
     if metric.agreement is None:
@@ -56,13 +65,14 @@ def framework_metric(framework: str, name: str) -> LoggedMetric:
     """A framework's metric by its name, with or without the part before a slash; without a
     framework, that of the first if it is the same number in all that have the name.
     """
-    exact = _lines(framework, name)
-    if not exact:
+    matches = _matching_metrics(framework, name)
+    if not matches:
         raise UsageError(unknown_metric(name, framework))
-    (owner, line), *others = exact
+    (owner, line), *others = matches
     if all(_is_same_number(line, other) for _, other in others):
         return LoggedMetric(owner, line, tuple(others))
-    who = ", ".join(dict.fromkeys(f"{known} ({line.name})" for known, line in exact))
+    candidates = [f"{each} ({match.name})" for each, match in matches]
+    who = ", ".join(dict.fromkeys(candidates))
     if framework:
         raise UsageError(f"{name} is ambiguous: {who}. Type more of the name.")
     raise UsageError(
@@ -72,55 +82,62 @@ def framework_metric(framework: str, name: str) -> LoggedMetric:
 
 
 def _is_same_number(first: FrameworkMetric, second: FrameworkMetric) -> bool:
-    facts = [(line.pair, line.formula, dialects.metric_of(line)) for line in (first, second)]
-    return facts[0] == facts[1]
+    if (first.pair, first.formula) != (second.pair, second.formula):
+        return False
+    return dialects.metric_of(first) == dialects.metric_of(second)
 
 
-def _lines(framework: str, name: str) -> list[tuple[str, FrameworkMetric]]:
-    """The metrics of exactly this name with their frameworks; without any, of nearly the same."""
-    alike = [
-        (owner, line)
-        for owner in _among(framework)
-        for line in dialects.lines(owner)
-        if _same_name(line.name, name)
-    ]
-    return [(owner, line) for owner, line in alike if line.name == name] or alike
+def _matching_metrics(framework: str, name: str) -> list[tuple[str, FrameworkMetric]]:
+    """The metrics of exactly this name with their frameworks; without any, those of which one name
+    ends with the other, after a slash.
+    """
+    exact = []
+    alike = []
+    for owner in _frameworks(framework):
+        for line in dialects.lines(owner):
+            if line.name == name:
+                exact.append((owner, line))
+            elif line.name.endswith(f"/{name}") or name.endswith(f"/{line.name}"):
+                alike.append((owner, line))
+    return exact or alike
 
 
-def _among(framework: str) -> list[str]:
+def _frameworks(framework: str) -> list[str]:
+    """The framework, or all."""
     return [framework] if framework else dialects.names()
-
-
-def _same_name(known: str, given: str) -> bool:
-    return known == given or known.endswith(f"/{given}") or given.endswith(f"/{known}")
 
 
 def without_value(name: str, framework: str) -> str:
     """The message for a word that no number follows: a metric, or nothing that is known."""
     if name in (OWN, *dialects.names()):
         return f"{name} is a framework: name it first, once."
-    is_own_file = framework in ("", OWN) and is_own(name)
-    if is_own_file or (framework != OWN and _lines(framework, name)):
+    is_ours = framework in ("", OWN) and is_own(name)
+    if is_ours or (framework != OWN and _matching_metrics(framework, name)):
         owner = filter(None, [framework])
         return f"{name} needs a number: {suggest('verdict', *owner, name, '0.02')}"
-    return unknown_metric(name, framework) if framework else _unknown_word(name)
+    if framework:
+        return unknown_metric(name, framework)
+    return _unknown_word(name)
 
 
 def _unknown_word(name: str) -> str:
-    nearest = {
-        "the framework": _near(name, dialects.names())[:2],
-        "the metric": _near(name, _metrics(""))[:2],
-    }
-    meant = ", or ".join(f"{kind} {alternatives(near)}" for kind, near in nearest.items() if near)
+    """The message for a word that is neither, with the nearest of both."""
+    guesses = []
+    frameworks = _nearest(name, dialects.names())[:2]
+    if frameworks:
+        guesses.append(f"the framework {alternatives(frameworks)}")
+    metrics = _nearest(name, _metric_names(""))[:2]
+    if metrics:
+        guesses.append(f"the metric {alternatives(metrics)}")
     return (
-        f"'{name}' is neither a framework nor a metric. {_question(meant)}List all: "
-        f"{suggest('verdict', '--list')}"
+        f"'{name}' is neither a framework nor a metric. {_did_you_mean(', or '.join(guesses))}List "
+        f"all: {suggest('verdict', '--list')}"
     )
 
 
 def unknown_metric(name: str, framework: str) -> str:
     """The message for an unknown metric, with the nearest names."""
-    hint = _question(alternatives(_near(name, _metrics(framework))))
+    hint = _did_you_mean(alternatives(_nearest(name, _metric_names(framework))))
     owner = f" of {framework}" if framework else ""
     if framework not in ("", OWN) and name in METRICS:
         hint = f"It is a mismatch-cli metric: leave out {framework}. "
@@ -128,20 +145,22 @@ def unknown_metric(name: str, framework: str) -> str:
     return f"Unknown metric '{name}'{owner}. {hint}List all: {every}"
 
 
-def _question(meant: str) -> str:
+def _did_you_mean(meant: str) -> str:
     return f"Did you mean {meant}? " if meant else ""
 
 
-def _metrics(framework: str) -> list[str]:
+def _metric_names(framework: str) -> list[str]:
     """The names of a framework's metrics; without one, those of all and ours."""
-    ours = [key for key, metric in METRICS.items() if metric.agreement is not None]
-    if framework == OWN:
-        return ours
-    lines = [line.name for owner in _among(framework) for line in dialects.lines(owner)]
-    return lines if framework else [*lines, *ours]
+    names = []
+    if framework != OWN:
+        for owner in _frameworks(framework):
+            names += [line.name for line in dialects.lines(owner)]
+    if framework in ("", OWN):
+        names += [key for key, metric in METRICS.items() if metric.agreement is not None]
+    return names
 
 
-def _near(name: str, names: Sequence[str]) -> list[str]:
+def _nearest(name: str, names: Sequence[str]) -> list[str]:
     """At most three that contain a name, else the nearest."""
     different = list(dict.fromkeys(names))
     containing = [other for other in different if name.lower() in other.lower()]

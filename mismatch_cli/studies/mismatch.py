@@ -7,13 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import chain
 from math import exp, inf
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from mismatch_cli.base.places import shorten_paths
 from mismatch_cli.limits.assess import LEADING, Assessment, assess
 from mismatch_cli.limits.expected import Expected, expected_gap
 from mismatch_cli.limits.manifest_sides import temperatures_of
@@ -47,6 +45,7 @@ from mismatch_cli.studies.study import (
     FINISH_UNKNOWN,
     Study,
     check_poolable,
+    folders_of,
     name_of,
     subject_of,
 )
@@ -56,7 +55,9 @@ from mismatch_cli.trace.reader import RowGroup, Trace
 
 COLUMNS = columns_read(MismatchSummary, RouteFlips)
 WORST = 10  # tokens and responses that a page shows
+_FEW_NOISE_TOKENS = 2000  # with fewer, the noise itself is only known within a factor
 _NONE = np.zeros(0, dtype=np.float32)
+_Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,13 @@ class PlotData:
         """Make plot data from the results of `MismatchSummary`, `ScatterSample` and `Lattice`."""
         tokens, responses = sample["tokens"], sample["responses"]
         tv_topk_N = np.asarray(tokens["tv_topk"], dtype=np.float32)
+        has_topk = not np.isnan(tv_topk_N).all()
         return cls(
             summary=summary,
             subject=subject,
             logq_N=np.asarray(tokens["logp_reference"], dtype=np.float32),
             logp_N=np.asarray(tokens["logp_current"], dtype=np.float32),
-            tv_topk_N=None if np.isnan(tv_topk_N).all() else tv_topk_N,
+            tv_topk_N=tv_topk_N if has_topk else None,
             length_S=np.asarray(responses["length"], dtype=np.int64),
             sequence_d_S=np.asarray(responses["d_sum"], dtype=np.float64),
             lattice_steps=tuple(lattice_steps),
@@ -166,29 +168,31 @@ class MismatchAnalysis(Study):
     def result(self) -> MismatchResult:
         """What `--json` prints and `summary.json` holds; documented in docs/json/summary.md."""
         about = About.of(self.traces, self.unscored_responses)
-        floor = self.floor.result() if self.floor.exact.counts.tokens else None
-        pairs = {
-            name: without_unknown(_with_noise(summary.result(), floor), about.source)
-            for name, summary in self.pairs.items()
-        }
-        main = next(iter(pairs.values()))
+        floor = None
+        if self.floor.exact.counts.tokens:
+            floor = self.floor.result()
+        pairs = {}
+        for name, summary in self.pairs.items():
+            pairs[name] = without_unknown(_with_noise(summary.result(), floor), about.source)
+        main = pairs[self.main_pair.name]
         expected = self._expected(main.metrics[LEADING].value)
+        verdict = assess(
+            {name: pair.metrics for name, pair in pairs.items()},
+            about.manifest,
+            tokens=main.counts.tokens,
+            floor=floor.metrics if floor else None,
+            expected=expected,
+        )
         return MismatchResult(
-            traces=shorten_paths([str(trace.folder) for trace in self.traces]),
+            traces=folders_of(self.traces),
             about=about,
             pairs=pairs,
             floor=floor,
             routing=self._routing,
             lattice=self.lattice.result(),
             expected=expected,
-            worst=_worst(self.worst),
-            verdict=assess(
-                {name: pair.metrics for name, pair in pairs.items()},
-                about.manifest,
-                tokens=main.counts.tokens,
-                floor=floor.metrics if floor else None,
-                expected=expected,
-            ),
+            worst=_worst_of_all(self.worst),
+            verdict=verdict,
             suspects=self._suspects,
         )
 
@@ -205,11 +209,11 @@ class MismatchAnalysis(Study):
     ) -> Exploration | None:
         """The tokens of a page, and which of all tokens two algorithms would block."""
         support = Support.of_paper(self.traces)
-        explored = partial(explore, self.traces, self.main_pair, on_responses=on_responses)
+        explore_tokens = partial(explore, self.traces, self.main_pair, on_responses=on_responses)
         if support is None:  # no algorithm can judge the trace, but it still has tokens
-            return explored((), Needs(False, False, 0), {})
-        passed = collect_first_pass(self.traces, support)
-        return explored(support.judged, support.needs, passed, support.judged)
+            return explore_tokens((), Needs(False, False, 0), {})
+        batch_values = collect_first_pass(self.traces, support)
+        return explore_tokens(support.judged, support.needs, batch_values, support.judged)
 
     @property
     def _routing(self) -> RoutingSummary | None:
@@ -246,7 +250,9 @@ class Measurement(Accumulator):
         """`temperatures`: of the rollout and of the trainer."""
         self.pairs = {name: MismatchSummary(PAIRS[name]) for name in pairs}
         self.floor = MismatchSummary(PAIRS["floor"])
-        self.scatter, self.lattice, self.routing = ScatterSample(), Lattice(), RouteFlips()
+        self.scatter = ScatterSample()
+        self.lattice = Lattice()
+        self.routing = RouteFlips()
         self.scale = OwnScale(PAIRS[pairs[0]], temperatures)
         self.worst: dict[int, WorstTokens] = {}  # by the number of the trace
         self.unscored_responses = 0
@@ -257,6 +263,7 @@ class Measurement(Accumulator):
         if not any(summary.pair.measured_in(batch) for summary in self.pairs.values()):
             self.unscored_responses += batch.num_responses
             return
+        # The first pair computes the gap of a token once, for itself and all that come with it.
         main.update(batch, self.scatter, worst, self.lattice, self.routing, self.scale)
         for summary in [*others, self.floor]:
             summary.update(batch)
@@ -272,14 +279,14 @@ class _MismatchPass:
     columns: ClassVar[Sequence[str]] = COLUMNS
 
     def begin(self, portion: Portion) -> Measurement:
-        found = Measurement(self.pairs, self.temperatures)
-        found.worst[portion.trace] = WorstTokens(self.worst)
-        return found
+        measurement = Measurement(self.pairs, self.temperatures)
+        measurement.worst[portion.trace] = WorstTokens(self.worst)
+        return measurement
 
-    def read(self, found: Measurement, portion: Portion, groups: Iterator[RowGroup]) -> None:
+    def read(self, measurement: Measurement, portion: Portion, groups: Iterator[RowGroup]) -> None:
         for group in groups:
-            found.update(group.batch, found.worst[portion.trace])
-            found.routing.update_responses(group.table, group.batch.prompt_id_S)
+            measurement.update(group.batch, measurement.worst[portion.trace])
+            measurement.routing.update_responses(group.table, group.batch.prompt_id_S)
 
 
 def analyse_mismatch(
@@ -292,39 +299,46 @@ def analyse_mismatch(
     pooled.
     """
     check_poolable(traces)
-    asked = _MismatchPass(tuple(pairs_in(traces)), worst, temperatures_of(traces[0].manifest))
-    found = run_pass(traces, asked, workers, on_responses)
-    counts = [summary.exact.counts for summary in found.pairs.values()]
-    refuse_unmeasured(
-        traces,
-        max((count.tokens - count.out_of_support for count in counts), default=0),
-        max((count.not_measured for count in counts), default=0),
-    )
+    measure = _MismatchPass(tuple(pairs_in(traces)), worst, temperatures_of(traces[0].manifest))
+    measurement = run_pass(traces, measure, workers, on_responses)
+    measured = not_measured = 0
+    for summary in measurement.pairs.values():
+        counts = summary.exact.counts
+        measured = max(measured, counts.tokens - counts.out_of_support)
+        not_measured = max(not_measured, counts.not_measured)
+    refuse_unmeasured(traces, measured, not_measured)
     return MismatchAnalysis(
         traces,
-        found.pairs,
-        [found.worst[number] for number in range(len(traces))],
-        found.floor,
-        found.scatter,
-        found.lattice,
-        found.scale,
-        found.routing,
-        found.unscored_responses,
+        measurement.pairs,
+        [measurement.worst[number] for number in range(len(traces))],
+        measurement.floor,
+        measurement.scatter,
+        measurement.lattice,
+        measurement.scale,
+        measurement.routing,
+        measurement.unscored_responses,
     )
 
 
-def _worst(kept: Sequence[WorstTokens]) -> WorstRows:
-    """The worst of all traces."""
-    by_trace = [worst.result(number) for number, worst in enumerate(kept)]
-    most = kept[0].responses.capacity
+def _worst_of_all(by_trace: Sequence[WorstTokens]) -> WorstRows:
+    """The worst tokens and responses of all traces, from those of each."""
+    most = by_trace[0].responses.capacity
+    abs_d: list[RetainedToken] = []
+    abs_dp: list[RetainedToken] = []
+    responses: list[RetainedResponse] = []
+    for number, tokens in enumerate(by_trace):
+        worst = tokens.result(number)
+        abs_d += worst.abs_d
+        abs_dp += worst.abs_dp
+        responses += worst.responses
     return WorstRows(
-        abs_d=_first(chain.from_iterable(worst.abs_d for worst in by_trace), _abs_d, most),
-        abs_dp=_first(chain.from_iterable(worst.abs_dp for worst in by_trace), _abs_dp, most),
-        responses=_first(chain.from_iterable(w.responses for w in by_trace), _abs_sum, most),
+        abs_d=_largest(abs_d, _abs_d, most),
+        abs_dp=_largest(abs_dp, _abs_dp, most),
+        responses=_largest(responses, _abs_sum, most),
     )
 
 
-def _first(rows: Iterable[_Row], badness: Callable[[_Row], float], most: int) -> list[_Row]:
+def _largest(rows: Iterable[_Row], badness: Callable[[_Row], float], most: int) -> list[_Row]:
     return sorted(rows, key=badness, reverse=True)[:most]
 
 
@@ -354,22 +368,27 @@ def _with_noise(summary: PairSummary, floor: PairSummary | None) -> PairSummary:
     """Add to each gap metric its noise: the same metric of the trainer compared with itself."""
     if floor is None:
         return summary
-    few = floor.counts.tokens < _FEW_NOISE_TOKENS
+    few_tokens = floor.counts.tokens < _FEW_NOISE_TOKENS
     metrics = dict(summary.metrics)
     for key, estimate in summary.metrics.items():
         if METRICS[key].agreement is not None:
-            noise = _noise(METRICS[key], estimate, floor.metrics[key], few=few)
+            noise = _noise(METRICS[key], estimate, floor.metrics[key], as_range=few_tokens)
             metrics[key] = replace(estimate, noise=noise)
     return replace(summary, metrics=metrics)
 
 
-def _noise(metric: Metric, estimate: Estimate, floor: Estimate, *, few: bool) -> Noise:
-    """A factor above a noise of few tokens is a range: above the ends of the noise's interval."""
+def _noise(metric: Metric, estimate: Estimate, floor: Estimate, *, as_range: bool) -> Noise:
+    """The noise of a metric, and how many times as large the metric is.
+
+    A noise of few tokens is uncertain: the factor is then a range, by the ends of its interval.
+    """
     noise = Noise(floor.value, metric.times_floor(estimate.value, floor.value))
-    factors = [metric.times_floor(estimate.value, end) for end in (floor.low, floor.high)]
-    ends = sorted(factor for factor in factors if isinstance(factor, float))
-    return replace(noise, times_floor_range=ends) if few and len(ends) == 2 else noise
-
-
-_Row = TypeVar("_Row")
-_FEW_NOISE_TOKENS = 2000  # with fewer, the noise itself is only known within a factor
+    if as_range:
+        ends = []
+        for end in (floor.low, floor.high):
+            factor = metric.times_floor(estimate.value, end)
+            if isinstance(factor, float):
+                ends.append(factor)
+        if len(ends) == 2:
+            return replace(noise, times_floor_range=sorted(ends))
+    return noise

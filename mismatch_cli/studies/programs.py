@@ -9,8 +9,9 @@ from types import ModuleType
 from mismatch_cli.base import registry
 from mismatch_cli.base.errors import MismatchError
 
-_STUDIES = "mismatch_cli.*.studies.NAME"
-_TRAINING, _PROGRAM = "stored-runs", "train"
+_STUDIES = "mismatch_cli.*.studies.NAME"  # where programs keep theirs
+_TRAINING = "stored-runs"
+_PROGRAM = "train"
 
 
 def training_study(folders: Sequence[Path]) -> ModuleType:

@@ -21,7 +21,9 @@ def framework_of(manifest: Mapping[str, Any]) -> str:
     if name == RECORD:
         name = str(manifest.get("trainer", {}).get("name") or "")
     name = name.lower().replace("_", "-")
-    return name if name in dialects.names() else ""
+    if name in dialects.names():
+        return name
+    return ""
 
 
 def has_fixed_models(manifest: Mapping[str, Any]) -> bool:
@@ -37,12 +39,16 @@ def in_the_framework(check: str, manifest: Mapping[str, Any]) -> str:
 
 
 def clauses_without(advice: str, typed: Collection[str]) -> str:
-    """The clauses of an advice that name no flag that was typed; they are parted by semicolons."""
+    """An advice without the clauses, parted by semicolons, that name a flag that was typed; empty
+    if none is left.
+    """
     clauses = advice.rstrip(".").split("; ")
     fitting = list(clauses)
     for flag in typed:
         fitting = [clause for clause in fitting if flag not in clause]
     if fitting == clauses:
         return advice
-    words = "; ".join(fitting)
-    return words and f"{words[0].upper()}{words[1:]}."
+    if not fitting:
+        return ""
+    sentence = "; ".join(fitting)
+    return f"{sentence[0].upper()}{sentence[1:]}."

@@ -64,29 +64,41 @@ class Study(ABC):
 
 
 def typed_names(traces: Sequence[Trace]) -> tuple[Path, ...]:
-    """These traces as you type them: a name for each."""
+    """The name of each trace, as you type it."""
     return tuple(map(name_of, traces))
 
 
 def name_of(trace: Trace) -> Path:
     """A trace as you type it: its run's folder relative to here; a bundled one by name."""
     folder = trace.run_folder
-    return Path(folder.name) if is_bundled(folder) else relative_to_here(folder)
+    if is_bundled(folder):
+        return Path(folder.name)
+    return relative_to_here(folder)
 
 
 def relative_to_here(folder: Path) -> Path:
     """A folder as you type it: relative to the working folder if it is below that."""
     working = Path.cwd()
-    return folder.relative_to(working) if folder.is_relative_to(working) else folder
+    if folder.is_relative_to(working):
+        return folder.relative_to(working)
+    return folder
+
+
+def folders_of(traces: Sequence[Trace]) -> list[str]:
+    """The folders of traces as JSON holds them: absolute paths shortened."""
+    folders: list[str] = shorten_paths([str(trace.folder) for trace in traces])
+    return folders
 
 
 def imported_fact(source: Imported | None) -> str:
     """A line for the head of a report; empty for a trace recorded here."""
     if source is None:
         return ""
-    what = "rank" if source.is_recorded else "file"
-    fact = f"{source.title} · {things(source.file_count, what)}"
-    return f"{fact} · π: {pi_of(source)}" if source.holds else fact  # `rescore` replaces π
+    unit = "rank" if source.is_recorded else "file"
+    fact = f"{source.title} · {things(source.file_count, unit)}"
+    if source.holds:  # a rescored dump has another π, and holds none of its own
+        fact += f" · π: {pi_of(source)}"
+    return fact
 
 
 def pi_of(source: Imported) -> str:
@@ -94,9 +106,11 @@ def pi_of(source: Imported) -> str:
     scored, newer = source.rows_with_trainer, source.rows_with_newer_trainer
     if not scored:
         return "none in this dump"
-    weights = "the weights, or newer," if newer else "the weights"
+    weights = "the weights"
     if newer == scored:
         weights = "newer weights than those"
+    elif newer:
+        weights = "the weights, or newer,"
     return f"{source.holds}; assumed to be at {weights} that sampled"
 
 
@@ -104,13 +118,15 @@ def notes_of(source: Imported | None) -> tuple[str, ...]:
     """A sentence per reason for leaving rows out or for a peculiarity."""
     if source is None:
         return ()
-    first = source.left_out_first
-    left_out = (
-        f"Left out: {counted(count, reason)}"
-        + (f" (first: {first[reason]})." if reason in first else ".")
-        for reason, count in source.left_out.items()
-    )
-    return (*left_out, *(f"{counted(count, what)}." for what, count in source.noted.items()))
+    notes = []
+    for reason, count in source.left_out.items():
+        note = f"Left out: {counted(count, reason)}"
+        if reason in source.left_out_first:
+            note += f" (first: {source.left_out_first[reason]})"
+        notes.append(f"{note}.")
+    for peculiarity, count in source.noted.items():
+        notes.append(f"{counted(count, peculiarity)}.")
+    return tuple(notes)
 
 
 def check_poolable(traces: Sequence[Trace]) -> None:
@@ -124,14 +140,12 @@ def check_poolable(traces: Sequence[Trace]) -> None:
         )
     seeds = set()
     for trace in traces:
-        differing = [
-            name for name, value in _identity(trace).items() if value != _identity(first)[name]
-        ]
-        if differing:
-            raise MismatchError(
-                f"{trace.folder} and {first.folder} differ in {differing[0]}, so they cannot be "
-                "pooled. Report them one at a time."
-            )
+        for name, value in _identity(trace).items():
+            if value != _identity(first)[name]:
+                raise MismatchError(
+                    f"{trace.folder} and {first.folder} differ in {name}, so they cannot be "
+                    "pooled. Report them one at a time."
+                )
         seed = trace.manifest.get("config", {}).get("seed", trace.folder)
         if seed in seeds:
             raise MismatchError(
@@ -142,14 +156,16 @@ def check_poolable(traces: Sequence[Trace]) -> None:
 
 
 def _identity(trace: Trace) -> dict[str, Any]:
-    """What traces must share to be samples of the same setup."""
+    """What traces must share to be samples of the same setup, by its name in a message."""
     manifest = trace.manifest
+
+    def section(name: str, without: str) -> dict[str, Any]:
+        return {key: value for key, value in manifest.get(name, {}).items() if key != without}
+
     return {
-        "rollout engine": {k: v for k, v in manifest.get("rollout", {}).items() if k != "seed"},
-        "trainer": {k: v for k, v in manifest.get("trainer", {}).items() if k != "threads"},
-        "trainer at the rollout's weights": {
-            k: v for k, v in manifest.get("recomputed", {}).items() if k != "threads"
-        },
+        "rollout engine": section("rollout", without="seed"),
+        "trainer": section("trainer", without="threads"),
+        "trainer at the rollout's weights": section("recomputed", without="threads"),
         "sampling settings": manifest.get("config", {}).get("sampling"),
         "top log-probs": manifest.get("top_logprobs"),
         "prompts": manifest.get("prompts", {}).get("digest"),
@@ -160,12 +176,18 @@ def who_is_compared(manifest: Mapping[str, Any]) -> str:
     """Models, then `vllm bfloat16 with KV cache fp8 against transformers bfloat16`; empty if
     unknown.
     """
-    sides = [
-        side for side in map(side_of, (manifest.get("rollout"), manifest.get("trainer"))) if side
-    ]
-    models = dict.fromkeys(shorten_paths(side.model) for side in sides if side.model)
-    programs = (" ".join(filter(None, (side.program, side.dtype, side.cache))) for side in sides)
-    compared = " against ".join(models), " against ".join(filter(None, programs))
+    models = []
+    programs = []
+    for section in ("rollout", "trainer"):
+        side = side_of(manifest.get(section))
+        if side is None:
+            continue
+        if side.model and shorten_paths(side.model) not in models:
+            models.append(shorten_paths(side.model))
+        program = " ".join(filter(None, (side.program, side.dtype, side.cache)))
+        if program:
+            programs.append(program)
+    compared = " against ".join(models), " against ".join(programs)
     return " · ".join(filter(None, compared))
 
 

@@ -6,25 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from mismatch_cli.base.places import shorten_paths
 from mismatch_cli.frameworks import dialects
 from mismatch_cli.frameworks.dialects import MetricReading, MetricReadings
 from mismatch_cli.processes.workers import ALONE, Workers
-from mismatch_cli.studies.study import Study, check_poolable
+from mismatch_cli.studies.study import Study, check_poolable, folders_of
 from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import Trace
 
 ALL = "all"
 
 
-def frameworks(asked: str) -> list[str]:
-    """The frameworks that a name stands for; a `UsageError` with the nearest names if it is
-    unknown.
+def frameworks(name: str) -> list[str]:
+    """The frameworks that a name means, `all` or one; a `UsageError` with the nearest names if it
+    is unknown.
     """
-    if asked == ALL:
+    if name == ALL:
         return dialects.names()
-    dialects.lines(asked)
-    return [asked]
+    dialects.lines(name)  # refuses an unknown name
+    return [name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,41 +65,39 @@ class Translation(Study):
     STUDY, FORMAT = "translation", "mismatch-cli dialects"
 
     traces: Sequence[Trace]
-    asked: str
+    framework: str  # or `all`
     readings: MetricReadings
 
     @classmethod
     def of(
         cls,
         traces: Sequence[Trace],
-        asked: str,
+        framework: str,
         workers: Workers = ALONE,
         on_responses: Callable[[int], None] = lambda _: None,
     ) -> Translation:
-        """Read the pooled traces once for all requested frameworks."""
+        """Read the pooled traces once for this framework, or for `all`."""
         check_poolable(traces)
-        return cls(
-            traces, asked, dialects.readings(traces, frameworks(asked), workers, on_responses)
-        )
+        readings = dialects.readings(traces, frameworks(framework), workers, on_responses)
+        return cls(traces, framework, readings)
 
     @cached_property
     def result(self) -> TranslationResult:
         """What `report --as NAME --json` prints."""
+        by_framework = {}
+        for framework, readings in self.readings.by_framework.items():
+            metrics = list(map(_translated, readings))
+            when = dialects.when(framework)
+            by_framework[framework] = FrameworkMetrics(when=when, metrics=metrics)
         return TranslationResult(
-            traces=shorten_paths([str(trace.folder) for trace in self.traces]),
+            traces=folders_of(self.traces),
             about=About.of(self.traces),
             out_of_support=self.readings.out_of_support,
-            frameworks={
-                framework: FrameworkMetrics(
-                    when=dialects.when(framework),
-                    metrics=[_logged(reading) for reading in readings],
-                )
-                for framework, readings in self.readings.by_framework.items()
-            },
+            frameworks=by_framework,
         )
 
 
-def _logged(reading: MetricReading) -> TranslatedMetric:
+def _translated(reading: MetricReading) -> TranslatedMetric:
     line = reading.line
     return TranslatedMetric(
         name=line.name,
@@ -109,6 +106,6 @@ def _logged(reading: MetricReading) -> TranslatedMetric:
         compares=line.compares,
         word=line.word,
         topic=line.topic,
-        notes=[note for note in (line.note, reading.why) if note],
+        notes=list(filter(None, (line.note, reading.why))),
         source=line.source,
     )

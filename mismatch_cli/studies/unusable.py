@@ -14,7 +14,7 @@ from mismatch_cli.trace.foreign_values import unpacked_flags
 from mismatch_cli.trace.reader import Trace
 
 _ENOUGH = 2**16  # values to look at
-_FEW = 0.05  # of the values: fewer are not a whole column
+_FEW = 0.05  # of the values: fewer do not make a whole column wrong
 _CLOSE = 0.1  # nats, the median difference from the other column: more than most precisions make
 
 
@@ -22,14 +22,17 @@ def refuse_unusable(traces: Sequence[Trace], measured: int, not_measured: int) -
     """Raise a `MismatchError` if a column holds something else, which tokens that are not measured
     may show.
     """
-    first = traces[0]
-    wrong = unusable_columns(first) if not_measured >= max(1, _FEW * measured) else ""
-    if wrong:
-        raise MismatchError(f"{first.folder} cannot be measured. {wrong}")
+    if not_measured < max(1, _FEW * measured):
+        return
+    fault = unusable_columns(traces[0])
+    if fault:
+        raise MismatchError(f"{traces[0].folder} cannot be measured. {fault}")
 
 
 def refuse_unmeasured(traces: Sequence[Trace], measured: int, not_measured: int) -> None:
-    """The same, and if no token has log-probabilities of both sides."""
+    """Raise a `MismatchError` if a column holds something else, as `refuse_unusable` does, or if no
+    token has log-probabilities of both sides.
+    """
     refuse_unusable(traces, measured, max(not_measured, int(not measured)))
     if not measured:
         raise MismatchError(
@@ -42,13 +45,10 @@ def unusable_columns(trace: Trace) -> str:
     """What is wrong with the columns of log-probabilities that have no usable value, and what to
     do; empty if all have some.
     """
-    columns = [_Column(side, values_T) for side, values_T in _values(trace).items()]
-    broken = [column for column in columns if not column.is_usable]
-    sentences = []
-    for column in broken:
-        others = [other for other in columns if other is not column and other.is_usable]
-        sentences.append(column.sentence(others[0] if others else None))
-    return " ".join(sentences)
+    columns = [_Column(side, values_T) for side, values_T in _recorded_values(trace).items()]
+    usable = [column for column in columns if column.is_usable]
+    yardstick = usable[0] if usable else None
+    return " ".join(column.sentence(yardstick) for column in columns if not column.is_usable)
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ class _Column:
         return not wrong or right > _FEW * wrong
 
     def sentence(self, other: "_Column | None") -> str:
+        """What these values are, by their size and their distance from a usable column."""
         measured_T = self.measured_T
         count = f"{len(measured_T):,}"
         if not np.isfinite(measured_T).any():
@@ -79,30 +80,36 @@ class _Column:
             )
         low, high = float(measured_T.min()), float(measured_T.max())
         holds = f"{self.side} is above 0 for all {count} trained tokens, {low:.3g} to {high:.3g}: "
-        negative, exponential = (self._distance(other, of) for of in (np.negative, np.exp))
-        if high <= 1 + ROUNDING and exponential <= min(negative, _CLOSE):
+        from_negated = self._distance(other, np.negative)
+        from_probability = self._distance(other, np.exp)
+        if high <= 1 + ROUNDING and from_probability <= min(from_negated, _CLOSE):
             return f"{holds}these are probabilities. Record their logarithm."
-        if negative < _CLOSE:
+        if from_negated < _CLOSE:
             return f"{holds}the minus sign is lost. Record log p, not −log p."
         return (
             f"{holds}these are not log-probabilities of the sampled tokens, perhaps entropies. "
             "Name the right column."
         )
 
-    def _distance(self, other: "_Column | None", of: Callable[[np.ndarray], np.ndarray]) -> float:
+    def _distance(
+        self, other: "_Column | None", function: Callable[[np.ndarray], np.ndarray]
+    ) -> float:
         """The median distance from a function of the other side's log-probabilities; 0 without
         that side.
         """
         if other is None or len(other.values_T) != len(self.values_T):
             return 0.0
-        distance_T = np.abs(self.values_T - of(other.values_T))
+        distance_T = np.abs(self.values_T - function(other.values_T))
         return float(np.median(distance_T[np.isfinite(distance_T)]))
 
 
-def _values(trace: Trace) -> dict[str, np.ndarray]:
-    """The recorded values of trained tokens by column, of the first row groups."""
-    parts: dict[str, list[np.ndarray]] = {}
-    taken = 0
+def _recorded_values(trace: Trace) -> dict[str, np.ndarray]:
+    """The recorded values of trained tokens by column, of the first row groups.
+
+    They are read as recorded: a batch has NaN for every value above 0, which is what is looked for.
+    """
+    by_group: dict[str, list[np.ndarray]] = {}
+    tokens = 0
     for table in trace.tables(["loss_mask", *SIDES]):
         mask = table.column("loss_mask").combine_chunks()
         mask_T = unpacked_flags(mask.flatten())
@@ -110,11 +117,11 @@ def _values(trace: Trace) -> dict[str, np.ndarray]:
         for side in SIDES:
             if side in table.column_names:
                 column = table.column(side).combine_chunks()
-                known_T = np.repeat(unpacked_flags(column.is_valid()), length_S)
+                measured_T = np.repeat(unpacked_flags(column.is_valid()), length_S)
                 values_T = np.full(len(mask_T), np.nan)
-                values_T[known_T] = column.flatten().to_numpy(zero_copy_only=False)
-                parts.setdefault(side, []).append(values_T[mask_T])
-        taken += int(mask_T.sum())
-        if taken >= _ENOUGH:
+                values_T[measured_T] = column.flatten().to_numpy(zero_copy_only=False)
+                by_group.setdefault(side, []).append(values_T[mask_T])
+        tokens += int(mask_T.sum())
+        if tokens >= _ENOUGH:
             break
-    return {side: np.concatenate(values) for side, values in parts.items()}
+    return {side: np.concatenate(values) for side, values in by_group.items()}

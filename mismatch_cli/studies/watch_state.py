@@ -60,15 +60,17 @@ class AlarmRow:
 
 
 def under_way_first(alarms: Iterable[Alarm]) -> list[Alarm]:
+    """These alarms, those that are not over before the others."""
     return sorted(alarms, key=lambda alarm: alarm.over is not None)
 
 
 def alarm_count(alarms: Sequence[Alarm]) -> str:
     """`3 alarms, 1 under way`."""
+    count = things(len(alarms), "alarm")
     under_way = sum(alarm.over is None for alarm in alarms)
-    if not alarms or under_way == len(alarms):
-        return things(len(alarms), "alarm")
-    return f"{things(len(alarms), 'alarm')}, {under_way or 'none'} under way"
+    if under_way == len(alarms):
+        return count
+    return f"{count}, {under_way or 'none'} under way"
 
 
 @dataclass(frozen=True)
@@ -80,18 +82,22 @@ class SetLimit(Limit):
     @classmethod
     def all_of(cls, sets: Iterable[LimitSet]) -> list[SetLimit]:
         """Every limit of these sets."""
-        return [cls(**vars(limit), limits=of.name) for of in sets for limit in of.limits]
+        limits = []
+        for limit_set in sets:
+            limits += [cls(**vars(limit), limits=limit_set.name) for limit in limit_set.limits]
+        return limits
 
     @property
     def key(self) -> tuple[str, str, str, float, str]:
-        """As `CheckRow.key`."""
+        """What identifies the limit in a check of a step: the same as `CheckRow.key`."""
         return self.limits, self.metric, self.bound, self.threshold, self.decide
 
     @property
     def name(self) -> str:
         """`k3 (mismatch) ≤ 0.015`: the limit in words; without a pair if it names none."""
-        pair = f" ({self.pair})" if self.pair else ""
-        return f"{self.metric}{pair} {self.text}"
+        if self.pair:
+            return f"{self.metric} ({self.pair}) {self.text}"
+        return f"{self.metric} {self.text}"
 
     @property
     def state_key(self) -> str:
@@ -139,25 +145,32 @@ class LimitedMetric:
 
 def limited_metrics(watched: WatchState, recorded: Collection[str]) -> list[LimitedMetric]:
     """The metrics that have absolute limits, for the pairs that steps have recorded."""
-    rows: dict[tuple[str, str], list[SetLimit]] = {}
+    by_metric: dict[tuple[str, str], list[SetLimit]] = {}
     for limit in watched.limits:
-        if pair := pair_for(limit.pair, recorded):
-            rows.setdefault((limit.metric, pair), []).append(limit)
-    return [_limited(watched, *key, limits) for key, limits in rows.items()]
+        pair = pair_for(limit.pair, recorded)
+        if pair:
+            by_metric.setdefault((limit.metric, pair), []).append(limit)
+    return [_limited_metric(watched, *metric, limits) for metric, limits in by_metric.items()]
 
 
-def _limited(
+def _limited_metric(
     watched: WatchState, metric: str, pair: str, limits: Sequence[SetLimit]
 ) -> LimitedMetric:
-    ranges = [Range.of({limit.bound: limit.threshold}) for limit in limits]
-    bounds = dict.fromkeys(bound for allowed in ranges for bound in (allowed.low, allowed.high))
-    alarms = [
-        (alarm.since, alarm.last)
-        for alarm in watched.alarms
-        if (alarm.check.metric, alarm.check.pair) == (metric, pair)
-    ]
-    text = ", ".join(dict.fromkeys(limit.text for limit in limits))
-    return LimitedMetric(metric, pair, text, [b for b in bounds if isfinite(b)], alarms)
+    """A metric with these limits; what several of them have in common is said once."""
+    bounds: list[float] = []
+    texts: list[str] = []
+    for limit in limits:
+        if limit.text not in texts:
+            texts.append(limit.text)
+        allowed = Range.of({limit.bound: limit.threshold})
+        for bound in (allowed.low, allowed.high):
+            if isfinite(bound) and bound not in bounds:
+                bounds.append(bound)
+    alarms = []
+    for alarm in watched.alarms:
+        if (alarm.check.metric, alarm.check.pair) == (metric, pair):
+            alarms.append((alarm.since, alarm.last))
+    return LimitedMetric(metric, pair, ", ".join(texts), bounds, alarms)
 
 
 def watch_state(folder: Path | None) -> WatchState | None:
@@ -166,19 +179,15 @@ def watch_state(folder: Path | None) -> WatchState | None:
     """
     try:
         content = parse_json(((folder or Path()) / WATCH_FILE).read_text(encoding="utf-8"))
-        sets = content["asked"]["limits"]
-        limits = [
-            from_json(SetLimit, {**limit, "limits": of["name"]})
-            for of in sets
-            for limit in of["limits"]
-        ]
+        limits = []
+        for limit_set in content["asked"]["limits"]:
+            for limit in limit_set["limits"]:
+                limits.append(from_json(SetLimit, {**limit, "limits": limit_set["name"]}))
         keys = {limit.key for limit in limits}
-        alarms = [from_json(Alarm, row) for row in content["alarms"]]
+        alarms = [from_json(Alarm, alarm) for alarm in content["alarms"]]
         measured = set(content["known"])
-        return WatchState(
-            limits,
-            [alarm for alarm in alarms if alarm.check.key in keys],
-            [limit.name for limit in limits if limit.state_key not in measured],
-        )
+        unmeasured = [limit.name for limit in limits if limit.state_key not in measured]
+        return WatchState(limits, [a for a in alarms if a.check.key in keys], unmeasured)
+    # The folder is that of any command, and a state may be from any version.
     except (OSError, ValueError, KeyError, TypeError, AttributeError, MismatchError):
         return None

@@ -59,7 +59,9 @@ class TraceColumn:
     @property
     def type(self) -> pa.DataType:
         """The Parquet type."""
-        return self.value if self.shape is Shape.RESPONSE else pa.list_(self.value)
+        if self.shape is Shape.RESPONSE:
+            return self.value
+        return pa.list_(self.value)
 
     @property
     def is_required(self) -> bool:
@@ -67,14 +69,18 @@ class TraceColumn:
         return self.required and not self.default
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Its meaning, unit and default in one line."""
-        words = f"{self.meaning}, {self.unit}" if self.unit else self.meaning
+        line = self.meaning
+        if self.unit:
+            line += f", {self.unit}"
         if self.aliases:
-            words += f"; also read from {', '.join(self.aliases)}"
+            line += f"; also read from {', '.join(self.aliases)}"
         if self.default:
-            words += f"; default: {self.default}"
-        return f"{words} (required)" if self.is_required else words
+            line += f"; default: {self.default}"
+        if self.is_required:
+            line += " (required)"
+        return line
 
 
 _ONE, _TOKENS, _TOP_K, _LIST = Shape.RESPONSE, Shape.TOKENS, Shape.TOP_K, Shape.LIST
@@ -82,7 +88,7 @@ _INT, _LONG, _FLOAT = pa.int32(), pa.int64(), pa.float32()
 _RUN, _ENGINE, _TRAINER = Maker.RUN, Maker.ENGINE, Maker.TRAINER
 _RECOMPUTED, _ROUTERS = Maker.RECOMPUTED, Maker.ROUTERS
 
-# In the order of a shard
+# The order of these rows is that of a shard's columns.
 # fmt: off
 COLUMNS = {column.name: column for column in (
     TraceColumn("step", _ONE, _INT, _RUN, "training step", default="0", required=True),
@@ -113,7 +119,8 @@ COLUMNS = {column.name: column for column in (
     TraceColumn("rank_rollout", _TOKENS, _INT, _ENGINE, "1 = the engine's most probable token"),
     TraceColumn("logp_trainer", _TOKENS, _FLOAT, _TRAINER,
                 "log π of the same tokens by the trainer, at the sampling temperature", "nats"),
-    # Absent at equal weights, where it is logp_trainer
+    # Where the trainer has the weights that sampled, this would repeat logp_trainer. The column is
+    # absent there, and readers serve logp_trainer under this name.
     TraceColumn("logp_recomputed", _TOKENS, _FLOAT, _RECOMPUTED,
                 "log π at the sampling weights, if logp_trainer uses newer ones", "nats"),
     TraceColumn("logp_average", _TOKENS, _FLOAT, _TRAINER,
@@ -130,7 +137,7 @@ COLUMNS = {column.name: column for column in (
                 "layers where the trainer's routers chose different experts; 255: unknown"),
     TraceColumn("route_first", _TOKENS, pa.uint8(), _ROUTERS,
                 "the first of these among the layers with a router; 255: none"),
-    # The sampled token is not inserted
+    # The sampled token is not inserted: beyond rank K, it is in none of these columns.
     TraceColumn("topk_ids", _TOP_K, _INT, _ENGINE, "the engine's K most probable ids, flat"),
     TraceColumn("topk_logp_rollout", _TOP_K, _FLOAT, _ENGINE, "log μ of these ids", "nats"),
     TraceColumn("topk_logp_trainer", _TOP_K, _FLOAT, _TRAINER, "log π of these ids", "nats"),
@@ -147,31 +154,35 @@ COLUMNS = {column.name: column for column in (
 # fmt: on
 
 # Other names that an import reads, each with the column that it means
-ALIASES = {alias: name for name, column in COLUMNS.items() for alias in column.aliases}
+ALIASES = {alias: column.name for column in COLUMNS.values() for alias in column.aliases}
 ROW_KEY = ("step", "epoch", "minibatch", "prompt_id", "sample_index")
 PROMPT_COLUMN = "prompt_ids"
 ID_COLUMNS = (PROMPT_COLUMN, "response_ids", "topk_ids")
-REQUIRED = tuple(name for name, column in COLUMNS.items() if column.required)
+REQUIRED = tuple(column.name for column in COLUMNS.values() if column.required)
 ALWAYS_READ = (*REQUIRED, PROMPT_COLUMN, "response_ids")  # as far as a shard has them
 
 
 def of_shape(*shapes: Shape) -> tuple[str, ...]:
     """The columns of these shapes, one shape after the other, each in the order of a shard."""
-    return tuple(
-        name for shape in shapes for name, column in COLUMNS.items() if column.shape is shape
-    )
+    names: list[str] = []
+    for shape in shapes:
+        names += [column.name for column in COLUMNS.values() if column.shape is shape]
+    return tuple(names)
 
 
 def length_column(names: Container[str]) -> str:
     """The column whose lists say how long each response is: its ids, or, without any, log μ."""
-    return "response_ids" if "response_ids" in names else "logp_rollout"
+    if "response_ids" in names:
+        return "response_ids"
+    return "logp_rollout"
 
 
 def made_by(maker: Maker) -> tuple[str, ...]:
     """The columns that it makes, in the order of a shard."""
-    return tuple(name for name, column in COLUMNS.items() if column.maker is maker)
+    return tuple(column.name for column in COLUMNS.values() if column.maker is maker)
 
 
-TOKEN_COLUMNS, TOPK_COLUMNS = of_shape(Shape.TOKENS), of_shape(Shape.TOP_K)
-# Of one response of a mixture of experts, as a whole
+TOKEN_COLUMNS = of_shape(Shape.TOKENS)
+TOPK_COLUMNS = of_shape(Shape.TOP_K)
+# A mixture of experts has one list of each per response, whose length follows from the model.
 ROUTE_COLUMNS = of_shape(Shape.LIST)

@@ -43,51 +43,54 @@ def draft(path: Path) -> Iterator[Path]:
 
     Whatever a failing disk prevents at that end, the next command does.
     """
-    place = path.with_name(f".{path.name[:_LONGEST]}.{secrets.token_hex(4)}{_ENDING}")
+    draft_folder = path.with_name(f".{path.name[:_LONGEST]}.{secrets.token_hex(4)}{_ENDING}")
     mark = None
+    # Ctrl-C may come between any two calls. The folder is made inside the `try`, or it would stay.
     try:
-        # Inside, since Ctrl-C may come between two calls and would leave the folder
-        place.mkdir(parents=True)
-        mark = _lock(place, os.O_CREAT | os.O_EXCL)
-        yield place
+        draft_folder.mkdir(parents=True)
+        mark = _lock(draft_folder, os.O_CREAT | os.O_EXCL)
+        yield draft_folder
     finally:
         with suppress(OSError):
-            _end(place)
+            _end(draft_folder)
         _unlock(mark)
 
 
-def finish_run(place: Path, old: Collection[Path]) -> None:
+def finish_run(draft_folder: Path, old: Collection[Path]) -> None:
     """Exchange the draft of a run, which is complete; if that fails, it stays to be resumed."""
-    mark = _lock(place)
+    mark = _lock(draft_folder)
     try:
-        exchange(place, old)
+        exchange(draft_folder, old)
     finally:
         with suppress(OSError):
-            _end(place)
+            _end(draft_folder)
         _unlock(mark)
 
 
-def exchange(place: Path, old: Collection[Path]) -> None:
+def exchange(draft_folder: Path, old: Collection[Path]) -> None:
     """Put everything in `new`, which is complete, into the folder around a draft, in place of the
     files `old`.
 
     A `MismatchError`, and nothing changes, if other files appear among the old ones meanwhile.
     """
-    folder = place.parent
-    going = {path.relative_to(folder) for path in old}
-    for name in sorted({path.parts[0] for path in going}):
+    folder = draft_folder.parent
+    old_names = {path.relative_to(folder) for path in old}
+    for name in sorted({path.parts[0] for path in old_names}):
         inside = {Path(name) / path for path in files_in(folder / name)}
-        for path in [Path(name)] if inside <= going else sorted(inside & going):
-            (place / _OLD / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).rename(place / _OLD / path)
-    if strange := sorted(files_in(place / _OLD) - going):
+        # A folder of which nothing stays goes as a whole, with a single rename.
+        moved = [Path(name)] if inside <= old_names else sorted(inside & old_names)
+        for path in moved:
+            (draft_folder / _OLD / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).rename(draft_folder / _OLD / path)
+    strange = sorted(files_in(draft_folder / _OLD) - old_names)
+    if strange:
         raise MismatchError(
             f"{folder / strange[0]} has appeared meanwhile, so nothing was replaced. "
             "Move it away, and run the command again."
         )
-    (place / NEW).rename(place / _READY)
+    (draft_folder / NEW).rename(draft_folder / _READY)
     try:
-        settle(place)
+        settle(draft_folder)
     except OSError as error:
         raise MismatchError(
             f"What is new in {folder} is complete, but could not be moved into place "
@@ -95,14 +98,14 @@ def exchange(place: Path, old: Collection[Path]) -> None:
         ) from error
 
 
-def settle(place: Path) -> None:
+def settle(draft_folder: Path) -> None:
     """Undo the replacement that a draft stands for, or finish it if all that goes has been moved
     aside.
     """
-    if _mode(place / _READY) is None:
-        _move(place / _OLD, place.parent, over=False)
+    if _mode(draft_folder / _READY) is None:
+        _move(draft_folder / _OLD, draft_folder.parent, over=False)
     else:
-        _move(place / _READY, place.parent, over=True)
+        _move(draft_folder / _READY, draft_folder.parent, over=True)
 
 
 def remove_unfinished(folder: Path, beginning: str = "") -> None:
@@ -112,35 +115,37 @@ def remove_unfinished(folder: Path, beginning: str = "") -> None:
     With `beginning`, only of names that start with it, where other processes write to the same
     folder.
     """
-    for place in sorted(folder.glob(f".{beginning}*{_ENDING}")) if _is_folder(folder) else ():
-        if _is_folder(place):
-            clear(place)
+    if not _is_folder(folder):
+        return
+    for draft_folder in sorted(folder.glob(f".{beginning}*{_ENDING}")):
+        if _is_folder(draft_folder):
+            clear(draft_folder)
 
 
 def finish_exchanges(folder: Path) -> None:
     """Settle what was replaced by processes that are gone, for a reader: it does not hold the
     folder.
     """
-    for place in folder.glob(f".*{_ENDING}"):
+    for draft_folder in folder.glob(f".*{_ENDING}"):
         with suppress(OSError):  # it may not write here
-            if _is_folder(place) and _is_folder(place / _OLD):
-                clear(place)
+            if _is_folder(draft_folder) and _is_folder(draft_folder / _OLD):
+                clear(draft_folder)
 
 
-def clear(place: Path) -> None:
+def clear(draft_folder: Path) -> None:
     """Settle and remove a draft if it has our mark and its process is gone; the draft of a run
     stays to be resumed.
     """
     try:
-        mark = _lock(place)
+        mark = _lock(draft_folder)
     except FileNotFoundError:  # killed before there was a mark
         with suppress(OSError):
-            place.rmdir()
+            draft_folder.rmdir()
         return
     except BlockingIOError:
         return
     try:
-        _end(place)
+        _end(draft_folder)
     finally:
         _unlock(mark)
 
@@ -150,31 +155,32 @@ def is_begun(new: Path) -> bool:
     return _is_folder(new) and any(new.iterdir())
 
 
-def _end(place: Path) -> None:
+def _end(draft_folder: Path) -> None:
     """Settle a draft and remove it.
 
     `ready` goes after `old`, whose files it forbids to move back, and the mark last: a kill must
     not leave files that nobody may remove.
     """
-    settle(place)
-    if place.name == RUN and is_begun(place / NEW):
+    settle(draft_folder)
+    if draft_folder.name == RUN and is_begun(draft_folder / NEW):
         return
-    last = (_READY, MARK)
-    for path in [path for path in place.iterdir() if path.name not in last] + [
-        place / name for name in last
-    ]:
+    last = [draft_folder / _READY, draft_folder / MARK]
+    first = [path for path in draft_folder.iterdir() if path not in last]
+    for path in first + last:
         if _is_folder(path):
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-    place.rmdir()
+    draft_folder.rmdir()
 
 
 def _move(source: Path, target: Path, *, over: bool) -> None:
     """Move everything in a folder, if it exists, into another: over files of the same name, or
     beside all others.
     """
-    for path in list(source.iterdir()) if _is_folder(source) else ():
+    if not _is_folder(source):
+        return
+    for path in list(source.iterdir()):
         there = target / path.name
         if _is_folder(path) and _is_folder(there):
             _move(path, there, over=over)
@@ -186,9 +192,11 @@ def _move(source: Path, target: Path, *, over: bool) -> None:
 
 def files_in(path: Path) -> set[Path]:
     """The files in a folder, relative to it; a file has itself."""
-    if not _is_folder(path):
-        return {Path()} if _mode(path) is not None else set()
-    return {file.relative_to(path) for file in path.rglob("*") if not _is_folder(file)}
+    if _is_folder(path):
+        return {file.relative_to(path) for file in path.rglob("*") if not _is_folder(file)}
+    if _mode(path) is None:
+        return set()
+    return {Path()}
 
 
 def _is_folder(path: Path) -> bool:
@@ -206,21 +214,24 @@ def _mode(path: Path) -> int | None:
         return None
 
 
-def _lock(place: Path, create: int = 0) -> int:
+def _lock(draft_folder: Path, create: int = 0) -> int:
     """Open the mark of a draft and lock it; a `BlockingIOError` if its process lives."""
-    mark = os.open(place / MARK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | create, 0o666)
+    mark = os.open(draft_folder / MARK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | create, 0o666)
     _locks.add(mark)
     try:
         fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        if not create:  # a file system without locks can be written to all the same
+        # A file system may have no locks, and can be written to all the same.
+        # A new draft needs none: its name is random, so nobody else has it.
+        if not create:
             _unlock(mark)
             raise
     return mark
 
 
 def _unlock(mark: int | None) -> None:
-    if mark in _locks:  # not in a child that was forked meanwhile
+    """Close a mark, which releases its lock; a child that was forked meanwhile has closed it."""
+    if mark in _locks:
         _locks.discard(mark)
         os.close(mark)
 

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,7 +23,9 @@ _FORMULA = re.compile("'*[=+\\-@\t\r\n＝＋－＠]")
 
 def file_name(kind: str) -> str:
     """The name of the file that a trace is exported to as csv, parquet or jsonl."""
-    return "responses.jsonl" if kind == "jsonl" else f"tokens.{kind}"
+    if kind == "jsonl":
+        return "responses.jsonl"
+    return f"tokens.{kind}"
 
 
 def export_responses(traces: list[Trace], folder: Path) -> Path:
@@ -38,11 +39,12 @@ def export_responses(traces: list[Trace], folder: Path) -> Path:
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for trace in traces:
             for table in trace.tables():
-                # Python numbers take ten times the memory
+                # Python numbers take ten times the memory of Arrow's.
+                # A few rows at a time become Python's, never a whole row group.
                 for start in range(0, table.num_rows, _ROWS_AT_A_TIME):
                     for row in table.slice(start, _ROWS_AT_A_TIME).to_pylist():
-                        known = {name: value for name, value in row.items() if value is not None}
-                        file.write(json.dumps(known, separators=(",", ":")) + "\n")
+                        measured = {key: value for key, value in row.items() if value is not None}
+                        file.write(json.dumps(measured, separators=(",", ":")) + "\n")
     return path
 
 
@@ -55,32 +57,33 @@ def export_tokens(tables: Iterable[pa.Table], folder: Path, kind: str) -> Path:
     with replacing(path) as temporary, ExitStack() as stack:
         writer = None
         for table in tables:
-            if writer is None:
-                made = (
-                    pa_csv.CSVWriter
-                    if kind == "csv"
-                    else partial(pq.ParquetWriter, compression="zstd")
+            if writer is None and kind == "csv":
+                writer = stack.enter_context(pa_csv.CSVWriter(temporary, table.schema))
+            elif writer is None:
+                writer = stack.enter_context(
+                    pq.ParquetWriter(temporary, table.schema, compression="zstd")
                 )
-                writer = stack.enter_context(made(temporary, table.schema))
-            writer.write_table(_without_formulas(table) if kind == "csv" else table)
+            if kind == "csv":
+                table = _without_formulas(table)
+            writer.write_table(table)
     return path
 
 
 def _without_formulas(table: pa.Table) -> pa.Table:
     """The table with texts that a spreadsheet shows as they are."""
-    for place, field in enumerate(table.schema):
+    for index, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type) or pa.types.is_string(field.type):
-            parts = [
-                _quoted(part.dictionary_encode()).cast(field.type)
-                for part in table.column(place).chunks
-            ]
-            table = table.set_column(place, field, pa.chunked_array(parts, field.type))
+            chunks = []
+            for chunk in table.column(index).chunks:
+                chunks.append(_quoted(chunk.dictionary_encode()).cast(field.type))
+            table = table.set_column(index, field, pa.chunked_array(chunks, field.type))
     return table
 
 
 def _quoted(texts: pa.DictionaryArray) -> pa.DictionaryArray:
-    words = [
-        f"'{word}" if word and _FORMULA.match(word) else word
-        for word in texts.dictionary.to_pylist()
-    ]
-    return pa.DictionaryArray.from_arrays(texts.indices, pa.array(words, pa.string()))
+    """The texts, with an apostrophe before each that a spreadsheet would run."""
+    distinct = texts.dictionary.to_pylist()
+    for index, text in enumerate(distinct):
+        if text and _FORMULA.match(text):
+            distinct[index] = f"'{text}"
+    return pa.DictionaryArray.from_arrays(texts.indices, pa.array(distinct, pa.string()))

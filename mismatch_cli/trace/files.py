@@ -27,39 +27,42 @@ def replacing(path: Path) -> Iterator[Path]:
     An exception leaves `path` unchanged. A full disk is a `MismatchError`.
     """
     try:
-        with draft(path) as place:
-            os.close(_create(place / NEW))
-            yield place / NEW
-            _sync(place / NEW)
-            os.replace(place / NEW, path)
+        with draft(path) as draft_folder:
+            new = draft_folder / NEW
+            os.close(_create(new))
+            yield new
+            _sync(new)
+            os.replace(new, path)
     except OSError as error:
         raise could_not_write(path, error) from error
 
 
 @contextmanager
 def replacing_entries(path: Path, old: Callable[[], Collection[Path]]) -> Iterator[Path]:
-    """Yield an empty folder; at the end its entries take the place of files of the folder around
-    `path`, all at once.
+    """Yield an empty folder; at the end its entries replace files of the folder around `path`, all
+    at once.
 
-    Those are files of the same names, and `old`, listed once the block has written everything.
+    Replaced are files of the same names, and `old`, listed once the block has written everything.
     """
-    with draft(path) as place:
-        (place / NEW).mkdir()
-        yield place / NEW
-        for file in files_in(place / NEW):
-            if not (place / NEW / file).is_symlink():
-                _sync(place / NEW / file)
+    with draft(path) as draft_folder:
+        new = draft_folder / NEW
+        new.mkdir()
+        yield new
+        for file in files_in(new):
+            if not (new / file).is_symlink():
+                _sync(new / file)
         try:
-            exchange(place, old())
+            exchange(draft_folder, old())
         except OSError as error:
             raise could_not_write(path, error) from error
 
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """Like `replacing`, for a folder: the new folder that the block fills becomes `folder`.
+    """Yield a new, empty folder, and rename it to `folder` once the block has filled it.
 
-    The block should only write: any exception in it is reported as a failure to write.
+    An exception leaves `folder` unchanged. The block should only write: any exception in it is
+    reported as a failure to write.
     """
 
     def old() -> list[Path]:
@@ -93,22 +96,24 @@ def write_named(path: Path, text: str, *, replace: bool) -> None:
     """
     target = Path(os.path.realpath(path))
     try:
-        if (path.exists() and not path.is_file()) or path.absolute().parts[1:2] in (
-            ("dev",),
-            ("proc",),
-        ):
+        is_of_system = path.absolute().parts[1:2] in (("dev",), ("proc",))
+        if is_of_system or (path.exists() and not path.is_file()):
+            # A pipe or device takes what is written, and cannot be replaced by a file.
             with open(path, "w", encoding="utf-8") as stream:
                 stream.write(text)
             return
         remove_unfinished(target.parent, target.name)
-        with draft(target) as place:
-            with open(_create(place / NEW), "w", encoding="utf-8") as file:
+        with draft(target) as draft_folder:
+            new = draft_folder / NEW
+            with open(_create(new), "w", encoding="utf-8") as file:
                 file.write(text)
-            _sync(place / NEW)
-            if replace or (target.exists() and not target.stat().st_size):
-                os.replace(place / NEW, target)
+            _sync(new)
+            is_empty = target.exists() and not target.stat().st_size
+            if replace or is_empty:
+                os.replace(new, target)
             else:
-                os.link(place / NEW, target)  # fails if another process has written it meanwhile
+                # Unlike a rename, a link fails if another process has written the file meanwhile.
+                os.link(new, target)
     except FileExistsError as error:
         raise MismatchError(
             f"{path} already exists. Replace it with --force, or name another file."
@@ -122,6 +127,7 @@ def open_to_append(path: Path) -> BinaryIO:
     copied first.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Opening a pipe that nobody reads would wait for ever: with O_NONBLOCK it fails.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
     file = open(os.open(path, flags, 0o666), "ab")  # noqa: SIM115 - the caller closes it
     status = os.fstat(file.fileno())
@@ -130,6 +136,7 @@ def open_to_append(path: Path) -> BinaryIO:
         raise OSError(errno.EINVAL, "it is not a file", str(path))
     if status.st_nlink == 1:
         return file
+    # Another name of this file may be a file of somebody else, which must not grow.
     file.close()
     with replacing(path) as temporary:
         shutil.copyfile(path, temporary)
@@ -138,9 +145,11 @@ def open_to_append(path: Path) -> BinaryIO:
 
 def could_not_write(path: Path, error: Exception) -> MismatchError:
     """The error for a file that could not be written, most often for lack of space."""
-    reason = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
-    if not isinstance(error, OSError) and shutil.disk_usage(path.parent).free < _NO_ROOM:
-        reason = os.strerror(errno.ENOSPC)
+    reason = first_line(error)
+    if isinstance(error, OSError):
+        reason = error.strerror or reason
+    elif shutil.disk_usage(path.parent).free < _NO_ROOM:
+        reason = os.strerror(errno.ENOSPC)  # libraries have their own errors for a full disk
     return MismatchError(
         f"Could not write {path} ({reason}). Existing files are unchanged: free some space or "
         "choose another --output. If a run was being recorded or trained, continue with --resume."
@@ -148,9 +157,11 @@ def could_not_write(path: Path, error: Exception) -> MismatchError:
 
 
 def _create(path: Path) -> int:
+    """A new file, open to write; an `OSError` if the name exists, even as a link."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def _sync(path: Path) -> None:
-    with open(path, "rb") as written:
-        os.fsync(written.fileno())  # the rename must not become durable before the content
+    """Write the content of a file to disk: its rename must not become durable before."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())

@@ -30,29 +30,30 @@ def exact(column: pa.Array, kind: pa.DataType) -> pa.Array:
         return column
     values, leaf = column, kind
     while is_list(leaf):
-        if not (is_list(values.type) or pa.types.is_null(values.type)):
+        if is_list(values.type):
+            values = values.flatten()
+        elif not pa.types.is_null(values.type):
             raise WRONG_TYPE(f"{values.type} where a list of {leaf.value_type} belongs")
-        values = values.flatten() if is_list(values.type) else values
         leaf = leaf.value_type
     _check(values, leaf)
-    if pa.types.is_floating(leaf) or pa.types.is_null(values.type):
-        if pa.types.is_floating(values.type) and _infinities(
-            values.cast(leaf, safe=False)
-        ) > _infinities(values):
+    if not (pa.types.is_floating(leaf) or pa.types.is_null(values.type)):
+        return column.cast(kind)
+    # A safe cast refuses every number that a float rounds, so this one is not safe.
+    # A number beyond the type becomes an infinity, which is recognised by the count of these.
+    if pa.types.is_floating(values.type):
+        rounded = values.cast(leaf, safe=False)
+        if _infinities(rounded) > _infinities(values):
             raise WRONG_VALUE(f"a number beyond {leaf}")
-        return column.cast(kind, safe=False)
-    return column.cast(kind)
+    return column.cast(kind, safe=False)
 
 
 def single(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     """A column as one array, without a copy (unlike `combine_chunks`) if it has a single chunk."""
     if isinstance(column, pa.Array):
         return column
-    return (
-        column.chunk(0)
-        if column.num_chunks == 1
-        else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
-    )
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks or [pa.array([], column.type)])
 
 
 def unpacked_flags(values: pa.BooleanArray) -> np.ndarray:
@@ -61,7 +62,8 @@ def unpacked_flags(values: pa.BooleanArray) -> np.ndarray:
 
 
 def packed_flags(flags: np.ndarray) -> pa.BooleanArray:
-    """The inverse, without `pa.array`, which imports pandas."""
+    """numpy's flags as Arrow's: the inverse of `unpacked_flags`."""
+    # `pa.array` would import pandas.
     bits = pa.py_buffer(np.packbits(flags, bitorder="little").tobytes())
     return pa.Array.from_buffers(pa.bool_(), len(flags), [None, bits])
 
@@ -78,40 +80,50 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def from_python(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Like `exact`, from a list of Python values; text and structs are not checked."""
+    """Python values as a column of this type, with the checks of `exact`; text and structs are not
+    checked.
+    """
     if values.count(None) == len(values):  # most columns of the schema, in most files
         return pa.nulls(len(values), kind)
-    if not _is_number(_leaf(kind)):
+    leaf = kind
+    while is_list(leaf):
+        leaf = leaf.value_type
+    if not _is_number(leaf):
         return pa.array(values, kind)
-    found = pa.array(values)
-    _refuse_hidden_flags(values, found)
-    return exact(found, kind)
+    column = pa.array(values)
+    _refuse_hidden_flags(values, column)
+    return exact(column, kind)
 
 
 def flat_array(values: Any, kind: pa.DataType) -> np.ndarray:
-    """Like `exact`, from a list, array or tensor of any shape, as a flat numpy array; a null
-    among floats is NaN.
+    """A list, array or tensor of any shape as a flat numpy array, with the checks of `exact`; a
+    null among floats is NaN.
     """
     if hasattr(values, "detach"):  # a tensor: numpy knows no bfloat16 and no gradients
         values = values.detach()
-        values = (values.double() if values.is_floating_point() else values).numpy()
-    values = np.ravel(values) if isinstance(values, np.ndarray) else list(values)
-    found = pa.array(values)
-    if isinstance(values, list):
-        _refuse_hidden_flags([values], found)
-    while is_list(found.type):
-        found = found.flatten()
-    found = exact(found, kind)
-    if found.null_count and not pa.types.is_floating(kind):
+        if values.is_floating_point():
+            values = values.double()
+        values = values.numpy()
+    if isinstance(values, np.ndarray):
+        column = pa.array(np.ravel(values))
+    else:
+        values = list(values)
+        column = pa.array(values)
+        _refuse_hidden_flags([values], column)
+    while is_list(column.type):
+        column = column.flatten()
+    column = exact(column, kind)
+    if column.null_count and not pa.types.is_floating(kind):
         raise WRONG_VALUE("a null among its values")
-    return np.asarray(found.to_numpy(zero_copy_only=False))
+    return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
 def whole_number(value: Any, kind: type[np.signedinteger] = np.int64) -> int:
     """An integer from a number or an array scalar; a `WRONG_VALUE` for anything else, or a value
     beyond `kind`.
     """
-    number = value.item() if hasattr(value, "item") else value
+    number = _python_value(value)
+    # NaN differs from everything, and an infinity // 1 is NaN: neither passes as whole.
     if isinstance(number, bool) or not isinstance(number, int | float) or number != number // 1:
         raise WRONG_VALUE(f"{str(number)[:40]!r} where a whole number belongs")
     if not np.iinfo(kind).min <= number <= np.iinfo(kind).max:
@@ -120,10 +132,10 @@ def whole_number(value: Any, kind: type[np.signedinteger] = np.int64) -> int:
 
 
 def finite_number(value: Any) -> float:
-    """A finite float from the same, true and false as 1 and 0; a `WRONG_VALUE` for anything
-    else.
+    """A finite float from a number or an array scalar, true and false as 1 and 0; a `WRONG_VALUE`
+    for anything else.
     """
-    number = value.item() if hasattr(value, "item") else value
+    number = _python_value(value)
     if not isinstance(number, bool | int | float) or not np.isfinite(number):
         raise WRONG_VALUE(f"{str(number)[:40]!r} where a number belongs")
     return float(number)
@@ -131,7 +143,8 @@ def finite_number(value: Any) -> float:
 
 def strange_ids(ids_T: np.ndarray, vocabulary: int | None = None) -> np.ndarray:
     """Flags of invalid ids: negative ones, and those from `vocabulary` on, where it is known."""
-    return np.asarray((ids_T < 0) | (ids_T > (MOST_ID if vocabulary is None else vocabulary - 1)))
+    most = MOST_ID if vocabulary is None else vocabulary - 1
+    return np.asarray((ids_T < 0) | (ids_T > most))
 
 
 def are_token_ids(ids: Any, vocabulary: int) -> bool:
@@ -139,48 +152,58 @@ def are_token_ids(ids: Any, vocabulary: int) -> bool:
     return isinstance(ids, list) and all(type(i) is int and 0 <= i < vocabulary for i in ids)
 
 
-def _refuse_hidden_flags(rows: Any, found: pa.Array) -> None:
+def _python_value(value: Any) -> Any:
+    """The value of an array scalar; anything else as it is."""
+    if hasattr(value, "item"):
+        return value.item()
+    return value
+
+
+def _refuse_hidden_flags(rows: Any, column: pa.Array) -> None:
     """Refuse true and false among floats, which Arrow reads as 1 and 0 after a float; `rows` are
-    lists or numbers.
+    the lists or numbers that Arrow made the column of.
     """
-    while is_list(found.type):
-        found = found.flatten()
-    if (
-        not pa.types.is_floating(found.type)
-        or not pc.any(pc.or_(pc.equal(found, 0), pc.equal(found, 1))).as_py()
-    ):
+    while is_list(column.type):
+        column = column.flatten()
+    if not pa.types.is_floating(column.type):
         return
-    if any(bool in set(map(type, row if isinstance(row, list) else (row,))) for row in rows):
-        raise WRONG_TYPE("true or false among numbers")
+    # Looking at every Python value takes long, and a hidden flag is a 0 or 1 in the column.
+    # Log-probabilities hardly have any, so Arrow's look is mostly enough.
+    if not pc.any(_is_0_or_1(column)).as_py():
+        return
+    for row in rows:
+        numbers = row if isinstance(row, list) else [row]
+        if bool in set(map(type, numbers)):
+            raise WRONG_TYPE("true or false among numbers")
 
 
 def _check(values: pa.Array, kind: pa.DataType) -> None:
-    given = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
-    if given.equals(kind) or pa.types.is_null(given):
+    """Refuse values of a type that this one would change: text for numbers, flags for numbers."""
+    actual = values.type
+    if pa.types.is_dictionary(actual):
+        actual = actual.value_type
+    if actual in (kind, pa.null()):
+        return
+    if pa.types.is_string(kind) and _is_text(actual):
         return
     if not _is_number(kind):
-        if pa.types.is_string(kind) and (
-            pa.types.is_string(given) or pa.types.is_large_string(given)
-        ):
-            return
-        raise WRONG_TYPE(f"{given} where {kind} belongs")
-    if pa.types.is_boolean(given) or not _is_number(given):
-        raise WRONG_TYPE(
-            f"{given} where {'0 and 1 belong' if pa.types.is_boolean(kind) else f'{kind} belongs'}"
-        )
-    if pa.types.is_boolean(kind):
-        is_flag = pc.or_(pc.equal(values, 0), pc.equal(values, 1))
-        if pc.all(is_flag, min_count=0).as_py() is False:
-            raise WRONG_VALUE("a mask that is neither 0 nor 1")
+        raise WRONG_TYPE(f"{actual} where {kind} belongs")
+    if pa.types.is_boolean(actual) or not _is_number(actual):
+        expected = "0 and 1 belong" if pa.types.is_boolean(kind) else f"{kind} belongs"
+        raise WRONG_TYPE(f"{actual} where {expected}")
+    if pa.types.is_boolean(kind) and pc.all(_is_0_or_1(values), min_count=0).as_py() is False:
+        raise WRONG_VALUE("a mask that is neither 0 nor 1")
+
+
+def _is_0_or_1(numbers: pa.Array) -> pa.BooleanArray:
+    return pc.or_(pc.equal(numbers, 0), pc.equal(numbers, 1))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     )
-
-
-def _leaf(kind: pa.DataType) -> pa.DataType:
-    while is_list(kind):
-        kind = kind.value_type
-    return kind

@@ -28,9 +28,11 @@ from mismatch_cli.trace.training_folder import WATCH_FILE, training_runs
 FILE_NAME = "manifest.json"
 FORMAT_NAME = "mismatch-cli trace"
 FORMAT_VERSION = 1
-VOCABULARY, SHARD = "vocab.parquet", "shard-{:05d}.parquet"
-# Of a training run; of a folder of `watch`, beside metrics too
-_NEAR_PATH = 0.7  # similarity; other folders have similar names by chance
+VOCABULARY = "vocab.parquet"
+SHARD = "shard-{:05d}.parquet"
+_NEAR_PATH = 0.7  # similarity of names; below it, folders are alike by chance
+_NAMED = 3  # shards that a message names
+_IN_A_RUN = ("trace", "held-out")  # folders of a run whose `--output` is their parent
 _TRACES_IN_RUNS = ("*/trace/", "*/", "*/traces/step-*/")  # in a folder of runs
 _RENEW = "Record the trace again, or restore the file."
 _LIBRARIES = (
@@ -51,9 +53,8 @@ def write_manifest(folder: Path, content: dict[str, Any]) -> None:
     code of models.
     """
     head = {"format": FORMAT_NAME, "format_version": FORMAT_VERSION}
-    write_atomically(
-        folder / FILE_NAME, json.dumps(head | content | custom_code.on_record(), indent=2) + "\n"
-    )
+    text = json.dumps(head | content | custom_code.on_record(), indent=2)
+    write_atomically(folder / FILE_NAME, f"{text}\n")
 
 
 def trace_folder(path: Path) -> Path:
@@ -64,9 +65,12 @@ def trace_folder(path: Path) -> Path:
     """
     path = resolve_bundled(local_or_store(path))
     inner = path / "trace"
-    if not is_store(path) and not any((folder / FILE_NAME).is_file() for folder in (inner, path)):
-        for folder in (path, path.parent):  # a kill while a trace was replaced
-            finish_exchanges(folder)
+    is_local = not is_store(path)
+    if is_local and not (inner / FILE_NAME).is_file() and not (path / FILE_NAME).is_file():
+        # A kill while a trace was replaced leaves its files in a draft beside it.
+        # Moved back or into place, they are a whole trace again.
+        finish_exchanges(path)
+        finish_exchanges(path.parent)
     if not path.exists():
         raise no_such_run(path)
     folder = inner if (inner / FILE_NAME).is_file() else path
@@ -77,13 +81,15 @@ def trace_folder(path: Path) -> Path:
 
 
 def no_such_run(path: Path) -> MismatchError:
-    """The error for a run that does not exist; it suggests the nearest folder beside it, or
-    bundled trace.
+    """The error for a run that does not exist; it suggests the folder or bundled trace with the
+    nearest name.
     """
-    beside = [] if is_store(path) else [p.name for p in path.parent.glob("[!.]*") if p.is_dir()]
-    bundled_ones = bundled_names() if path.parent == Path() else ()
-    hint = did_you_mean(path.name, {*beside, *bundled_ones}, cutoff=_NEAR_PATH)
-    also = f", or a bundled trace: {', '.join(bundled_ones)}" if bundled_ones else ""
+    bundled = bundled_names() if path.parent == Path() else ()
+    names = set(bundled)
+    if not is_store(path):
+        names.update(near.name for near in path.parent.glob("[!.]*") if near.is_dir())
+    hint = did_you_mean(path.name, names, cutoff=_NEAR_PATH)
+    also = f", or a bundled trace: {', '.join(bundled)}" if bundled else ""
     return MismatchError(
         f"{path} does not exist. {hint}Name a run folder that `mismatch-cli` wrote{also}."
     )
@@ -91,14 +97,18 @@ def no_such_run(path: Path) -> MismatchError:
 
 def run_folder_of(folder: Path) -> Path:
     """The folder of the run that a trace folder belongs to."""
-    return folder.parent if folder.name == "trace" else folder
+    if folder.name == "trace":
+        return folder.parent
+    return folder
 
 
 def shards_in(folder: Path) -> list[Path]:
-    found = sorted(folder.glob("shard-*.parquet"))
-    if not found and not is_store(folder) and folder.is_dir() and not os.access(folder, os.R_OK):
+    """The shards of a trace folder, in order."""
+    shards = sorted(folder.glob("shard-*.parquet"))
+    # `glob` finds nothing in a folder that we may not list, and a report would call it empty.
+    if not shards and not is_store(folder) and folder.is_dir() and not os.access(folder, os.R_OK):
         raise denied(folder)
-    return found
+    return shards
 
 
 def is_manifest(folder: Path) -> bool:
@@ -145,26 +155,27 @@ def _no_manifest_in(folder: Path) -> str:
             f"{folder} is a file, but a trace is a folder. If it is a dump: "
             f"{suggest('import', folder)}"
         )
-    if steps := sorted(folder.glob(f"traces/step-*/{FILE_NAME}")):
+    steps = sorted(folder.glob(f"traces/step-*/{FILE_NAME}"))
+    if steps:
         return f"{folder} is a training run. Name one of its traces, such as {steps[-1].parent}"
     if (folder / WATCH_FILE).is_file():
         return (
             f"{folder} is a folder of `watch`, which holds no trace. Look at it with: "
             f"{suggest('report', folder)}"
         )
-    inner = [
-        path for pattern in _TRACES_IN_RUNS for path in sorted(folder.glob(f"{pattern}{FILE_NAME}"))
-    ]
-    if not inner and (runs := training_runs(folder)):
+    fault = f"{folder} holds no trace: {FILE_NAME} is missing."
+    advice = f"{fault} Name a run folder or its trace/ folder"
+    for pattern in _TRACES_IN_RUNS:
+        inner = sorted(folder.glob(f"{pattern}{FILE_NAME}"))
+        if inner:
+            return f"{advice}, such as {run_folder_of(inner[0].parent)}"
+    runs = training_runs(folder)
+    if runs:
         return (
             f"{runs[0]} is a training run without traces (--trace-every). Look at it with: "
             f"{suggest('report', folder)}"
         )
-    such = f", such as {run_folder_of(inner[0].parent)}" if inner else "."
-    return (
-        f"{folder} holds no trace: {FILE_NAME} is missing. Name a run folder or its trace/ "
-        f"folder{such}"
-    )
+    return f"{advice}."
 
 
 def library_versions() -> dict[str, str]:
@@ -176,10 +187,6 @@ def library_versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
-
-
-_NAMED = 3  # shards
-_IN_A_RUN = ("trace", "held-out")  # folders of a run whose `--output` is their parent
 
 
 @dataclass(frozen=True)
@@ -204,25 +211,26 @@ class Completeness:
     @property
     def reasons(self) -> tuple[str, ...]:
         """What is missing, one clause for each kind."""
-        found = []
+        reasons = []
         if self.broken:
-            left_out = "shards are" if len(self.broken) > 1 else "shard is"
-            found.append(
-                f"{len(self.broken)} unreadable {left_out} left out ({_named(list(self.broken))})"
-            )
+            shards = "shards are" if len(self.broken) > 1 else "shard is"
+            names = _first_names(list(self.broken))
+            reasons.append(f"{len(self.broken)} unreadable {shards} left out ({names})")
         if self.missing:
-            found.append(
+            reasons.append(
                 f"{self.shards} of {self.recorded_shards} shards exist (missing: "
-                f"{_named(self.missing)})"
+                f"{_first_names(self.missing)})"
             )
         if self.short:
-            found.append(f"{_named(self.short)} holds fewer responses than were recorded")
+            reasons.append(f"{_first_names(self.short)} holds fewer responses than were recorded")
         if self.unscored:
-            found.append(
+            reasons.append(
                 f"{self.unscored:,} of {self.responses:,} responses are unscored or only partly "
                 "scored"
             )
-        return (*found, *[self.cut_short] * bool(self.cut_short))
+        if self.cut_short:
+            reasons.append(self.cut_short)
+        return tuple(reasons)
 
     def to_json(self) -> dict[str, Any]:
         """For summaries."""
@@ -253,39 +261,61 @@ def completeness(
     They may belong to another recording and must not count as this one's.
     """
     promised = promised_rows(manifest)
-    extra = [] if promised is None else sorted(rows.keys() - promised.keys())
-    if promised is not None and "rescored" in manifest and "shard_rows" not in manifest:
-        # An old trace, whose shards may be numbered differently
-        extra = extra[: max(0, len(rows) - len(promised))]
-    if extra:
-        raise MismatchError(
-            f"{folder / extra[0]} is not one of the {len(promised or ())} shards that the "
-            "manifest promises. Move it elsewhere, or read the trace that it belongs to."
-        )
-    known = {name: count for name, count in (promised or {}).items() if count is not None}
-    if surplus := sorted(name for name in rows.keys() & known.keys() if rows[name] > known[name]):
-        raise MismatchError(
-            f"{folder / surplus[0]} holds {rows[surplus[0]]:,} responses, but "
-            f"{known[surplus[0]]:,} were recorded. Restore it from a copy, or record the trace "
-            "again."
-        )
-    absent = (promised or {}).keys() - rows.keys() - broken.keys()
-    missing = sorted(name for name in absent if known.get(name) != 0)
+    written: dict[str, int] = {}
+    recorded_shards = recorded_responses = None
+    if promised is not None:
+        written = {name: count for name, count in promised.items() if count is not None}
+        _check_promised(folder, manifest, rows, promised)
+        recorded_shards = len(promised)
+        if len(written) == len(promised):
+            recorded_responses = sum(written.values())
+    short = sorted(name for name in rows if rows[name] < written.get(name, 0))
     return Completeness(
-        recorded_shards=None if promised is None else len(promised),
-        recorded_responses=sum(known.values())
-        if promised is not None and len(known) == len(promised)
-        else None,
+        recorded_shards=recorded_shards,
+        recorded_responses=recorded_responses,
         shards=len(rows),
         responses=sum(rows.values()),
-        missing=tuple(missing),
-        short=tuple(
-            sorted(name for name in rows.keys() & known.keys() if rows[name] < known[name])
-        ),
+        missing=_missing(promised or {}, rows, broken),
+        short=tuple(short),
         unscored=_unscored(manifest, rows, columns),
         cut_short=str(manifest.get("cut_short", "")),
         broken=dict(broken),
     )
+
+
+def _check_promised(
+    folder: Path,
+    manifest: Mapping[str, Any],
+    rows: Mapping[str, int],
+    promised: Mapping[str, int | None],
+) -> None:
+    """A `MismatchError` for a shard that the manifest does not promise, or with more rows than it
+    promises.
+    """
+    extra = sorted(rows.keys() - promised.keys())
+    if "rescored" in manifest and "shard_rows" not in manifest:
+        # The rescore of earlier versions gave shards other names: only how many there are counts.
+        extra = extra[: max(0, len(rows) - len(promised))]
+    if extra:
+        raise MismatchError(
+            f"{folder / extra[0]} is not one of the {len(promised)} shards that the "
+            "manifest promises. Move it elsewhere, or read the trace that it belongs to."
+        )
+    for name in sorted(rows):
+        written = promised.get(name)
+        if written is not None and rows[name] > written:
+            raise MismatchError(
+                f"{folder / name} holds {rows[name]:,} responses, but {written:,} were recorded. "
+                "Restore it from a copy, or record the trace again."
+            )
+
+
+def _missing(
+    promised: Mapping[str, int | None], rows: Mapping[str, int], broken: Mapping[str, str]
+) -> tuple[str, ...]:
+    """The promised shards that do not exist; one that was written without rows is not missed."""
+    absent = promised.keys() - rows.keys() - broken.keys()
+    return tuple(sorted(name for name in absent if promised[name] != 0))
 
 
 def promised_rows(manifest: Mapping[str, Any]) -> dict[str, int | None] | None:
@@ -307,21 +337,20 @@ def shard_entries(rows: Mapping[str, int | None]) -> dict[str, Any]:
 def remedy(folder: Path, manifest: Mapping[str, Any], *, unscored: bool = False) -> str:
     """The sentence that says how to complete a trace; `unscored`: only log π is missing."""
     command = manifest.get("command")
-    run_folder = folder.parent if folder.name in _IN_A_RUN else folder
     if command in ("probe", "rescore") or (command == "curate" and not unscored):
+        run_folder = folder.parent if folder.name in _IN_A_RUN else folder
         return f"Resume with: {suggest(str(command), '--resume', '--output', run_folder)}"
-    if unscored:  # each of a curation's two traces can be scored
-        trace = folder.parent if folder.name == "trace" else folder
+    if unscored:
+        # A curation has two traces in its folder, and each of them can be scored.
+        trace = run_folder_of(folder)
         return f"Score it with: {suggest('rescore', trace, '--trainer-model', 'MODEL')}"
     if command == "train":
         return "Restore it from a copy; resume an unfinished run with its own command and --resume."
     if command == "record":
         return "Read it again when the run has progressed or ended."
-    return (
-        "Import the dump again."
-        if "imported" in manifest
-        else "Restore it from a copy, or record it again."
-    )
+    if "imported" in manifest:
+        return "Import the dump again."
+    return "Restore it from a copy, or record it again."
 
 
 def _unscored(
@@ -331,22 +360,22 @@ def _unscored(
     of a dump have.
     """
     imported = manifest.get("imported", {})
-    if scored := imported.get("rows_with_trainer", 0):
+    scored = imported.get("rows_with_trainer", 0)
+    if scored:
         return max(0, int(imported.get("rows", scored)) - scored)
-    scoring = "trainer" in manifest or manifest.get("command") == "probe"
-    expected = (
-        {"logp_trainer"}
-        if scoring or any("logp_trainer" in column for column in columns.values())
-        else set()
-    )
-    if "recomputed" in manifest or (
-        manifest.get("command") == "probe" and manifest.get("equal_weights") is False
-    ):
+    probed = manifest.get("command") == "probe"
+    scores = probed or "trainer" in manifest
+    expected = set()
+    if scores or any("logp_trainer" in names for names in columns.values()):
+        expected.add("logp_trainer")
+    if "recomputed" in manifest or (probed and manifest.get("equal_weights") is False):
         expected.add("logp_recomputed")
     return sum(count for name, count in rows.items() if not expected <= columns[name])
 
 
-def _named(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (
-        f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    )
+def _first_names(names: Sequence[str]) -> str:
+    """The first of some shards, and how many more there are."""
+    listed = ", ".join(names[:_NAMED])
+    if len(names) > _NAMED:
+        listed += f" and {len(names) - _NAMED} more"
+    return listed

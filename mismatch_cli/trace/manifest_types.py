@@ -2,7 +2,7 @@
 look into.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from reprlib import repr as brief
 from textwrap import shorten
@@ -10,10 +10,12 @@ from typing import Any
 
 from mismatch_cli.base.errors import MismatchError
 
+_Check = Callable[[Any], bool]
+_KeysByCheck = dict[_Check, str]
 _MOST = 2**63  # numbers are below this, in Arrow and numpy
 _MOST_SHARDS = 10**5  # their names have five digits
 _SHOWN = 60  # characters of a wrong value
-# What reports show of a section, if it is present.
+# What reports show of a section: if the section is present, so are these keys.
 _SIDE = ("model", "dtype", "device")
 NEEDED = {
     "rollout": (*_SIDE, "engine", "version", "kv_cache_dtype"),
@@ -34,6 +36,7 @@ def _flag(value: Any) -> bool:
 
 
 def _whole(value: Any) -> bool:
+    # `isinstance` would take true and false for numbers.
     return type(value) is int and -_MOST <= value < _MOST
 
 
@@ -61,8 +64,10 @@ def _list(value: Any) -> bool:
     return isinstance(value, list)
 
 
-# By the path of a key; `*` stands for every key of an object, or item of a list.
-_OF_SIDES = {
+# The keys of values that pass each check; `*` is every key of an object, or item of a list.
+# Lists and objects come before what they hold: a message then names the outermost wrong value.
+_OF_SIDES: _KeysByCheck = {
+    _list: "router_layers",
     _text: (
         "model dtype device engine version name transformers torch architecture quantization "
         "kv_cache_dtype head_dtype attn_implementation attention_backend attention_leaves_out "
@@ -72,100 +77,92 @@ _OF_SIDES = {
     _count: (
         "tensor_parallel_size max_num_seqs max_num_batched_tokens max_model_len batch_size "
         "num_experts experts_per_token positions_rescaled_above adapter_rank parameters "
-        "vocab_size threads concurrency"
+        "vocab_size threads concurrency router_layers.*"
     ),
     _whole: "seed",
     _number: "head_divisor head_multiplier head_softcap adapter_alpha",
     _flag: "prefix_caching chunked_prefill enforce_eager cascade_attention adapter_merged packed",
-    _list: "router_layers",
 }
-OPTIONAL = {
-    **{
-        f"{side}.{name}": check
-        for side in ("rollout", "trainer", "recomputed")
-        for check, names in _OF_SIDES.items()
-        for name in names.split()
-    },
-    **dict.fromkeys(
-        ("rollout.router_layers.*", "trainer.router_layers.*", "recomputed.router_layers.*"), _count
-    ),
-    **dict.fromkeys(("threads", "top_logprobs", "config.top_logprobs"), _count),
-    **dict.fromkeys(("config.seed", "prompts.count"), _whole),
-    **dict.fromkeys(
-        ("config.sampling", "config.engine_args", "config.trainer", "config.prompts"), _object
-    ),
-    **dict.fromkeys(("prompts.digest", "prompts.source", "prompts.template"), _text),
-    "equal_weights": _flag,
-    "shard_rows.*": _count,
+_MAYBE_NULL: _KeysByCheck = {
+    _object: "config.sampling config.engine_args config.trainer config.prompts",
+    _text: "prompts.digest prompts.source prompts.template",
+    _count: "threads top_logprobs config.top_logprobs shard_rows.*",
+    _whole: "config.seed prompts.count",
+    _flag: "equal_weights",
 }
-REQUIRED = {
-    **dict.fromkeys(
-        ("rollout", "trainer", "recomputed", "config", "prompts", "imported", "rescored"), _object
+_NEVER_NULL: _KeysByCheck = {
+    _list: "prompts.skipped",
+    _object: (
+        "rollout trainer recomputed config prompts imported rescored libraries flags training "
+        "imported.left_out imported.left_out_first imported.noted prompts.skipped.*"
     ),
-    **dict.fromkeys(("libraries", "flags", "training"), _object),
-    **dict.fromkeys(("command", "algorithm", "environment", "cut_short"), _text),
-    **dict.fromkeys(
-        (f"config.sampling.{name}" for name in ("temperature", "top_p", "min_p")), _number
+    _text: (
+        "command algorithm environment cut_short imported.title imported.format imported.holds"
     ),
-    **dict.fromkeys((f"config.sampling.{name}" for name in ("top_k", "max_tokens")), _whole),
-    **dict.fromkeys(
-        (f"imported.{name}" for name in ("left_out", "left_out_first", "noted")), _object
+    _number: "config.sampling.temperature config.sampling.top_p config.sampling.min_p",
+    _whole: "config.sampling.top_k config.sampling.max_tokens",
+    _count: (
+        "imported.file_count imported.rows imported.tokens imported.steps "
+        "imported.rows_with_trainer imported.rows_with_newer_trainer "
+        "imported.rows_with_unknown_finish imported.rows_without_minibatch "
+        "imported.left_out.* imported.noted.*"
     ),
-    **dict.fromkeys((f"imported.{name}" for name in ("title", "format", "holds")), _text),
-    **dict.fromkeys(
-        (f"imported.{name}" for name in ("file_count", "rows", "tokens", "steps")), _count
-    ),
-    **dict.fromkeys(
-        (f"imported.rows_with_{name}" for name in ("trainer", "newer_trainer", "unknown_finish")),
-        _count,
-    ),
-    **dict.fromkeys(
-        ("imported.rows_without_minibatch", "imported.left_out.*", "imported.noted.*"), _count
-    ),
-    "prompts.skipped": _list,
-    "prompts.skipped.*": _object,
-    "shards": _shard_count,
-    "shard_rows": _shard_rows,
+    _shard_count: "shards",
+    _shard_rows: "shard_rows",
 }
+
+
+def _by_key(keys_by_check: _KeysByCheck, *sections: str) -> dict[str, _Check]:
+    """The check of every key, below each of these sections."""
+    checks: dict[str, _Check] = {}
+    for section in sections:
+        for check, keys in keys_by_check.items():
+            checks |= {f"{section}{key}": check for key in keys.split()}
+    return checks
+
+
+OPTIONAL = _by_key(_OF_SIDES, "rollout.", "trainer.", "recomputed.") | _by_key(_MAYBE_NULL, "")
+REQUIRED = _by_key(_NEVER_NULL, "")
 
 
 def check_contents(path: Path, content: dict[str, Any]) -> None:
     """Raise a `MismatchError` if something that readers use or show is missing or has the wrong
     type.
     """
-    for checks, nullable in ((REQUIRED, False), (OPTIONAL, True)):
-        for key, check in checks.items():
-            for name, value in _places(content, key.split(".")):
-                if not (check(value) or (nullable and value is None)):
-                    raise damaged_manifest(
-                        path, name, f"is {shorten(brief(value), _SHOWN, placeholder=' …')}"
-                    )
+    for key in (*REQUIRED, *OPTIONAL):
+        for name, value in _values(content, key.split(".")):
+            if not may_hold(key, value):
+                wrong = shorten(brief(value), _SHOWN, placeholder=" …")
+                raise damaged_manifest(path, name, f"is {wrong}")
     for section, names in NEEDED.items():
-        if section in content and (missing := set(names) - set(content[section])):
+        missing = set(names).difference(content.get(section, names))
+        if missing:
             raise damaged_manifest(path, f"{section}.{min(missing)}", "is missing")
 
 
 def may_hold(key: str, value: Any) -> bool:
     """Whether a manifest may hold this value under this key, such as `rollout.version`."""
+    if key in OPTIONAL and value is None:
+        return True
     check = REQUIRED.get(key) or OPTIONAL.get(key)
-    return check is None or check(value) or (key in OPTIONAL and value is None)
+    return check is None or check(value)
 
 
-def _places(content: Any, key: list[str]) -> Iterator[tuple[str, Any]]:
-    """The places of a key that exist, each with its value."""
+def _values(content: Any, key: list[str]) -> Iterator[tuple[str, Any]]:
+    """Every value under a key, after the key's full name, which has a name for each `*`."""
     if not key:
         yield "", content
         return
-    inner = (
-        content
-        if isinstance(content, dict)
-        else dict(enumerate(content))
-        if isinstance(content, list)
-        else {}
-    )
-    for name in inner if key[0] == "*" else inner.keys() & {key[0]}:
-        for rest, value in _places(inner[name], key[1:]):
-            yield f"{name}.{rest}".rstrip("."), value
+    first, *rest = key
+    inner: dict[Any, Any] = {}
+    if isinstance(content, dict):
+        inner = content
+    elif isinstance(content, list):
+        inner = dict(enumerate(content))
+    for name in inner:
+        if first in ("*", name):
+            for ending, value in _values(inner[name], rest):
+                yield f"{name}.{ending}".rstrip("."), value
 
 
 def damaged_manifest(path: Path, name: str, fault: str) -> MismatchError:

@@ -39,13 +39,15 @@ class Side:
     @property
     def program(self) -> str:
         """An engine, transformers, or a recorded run's name for its trainer; empty if unknown."""
-        return self.engine or self.name or ("transformers" if self.transformers else "")
+        fallback = "transformers" if self.transformers else ""
+        return self.engine or self.name or fallback
 
     @property
     def cache(self) -> str:
         """`with KV cache fp8`; empty if the cache has the dtype of the weights."""
-        cache = self.kv_cache_dtype
-        return "" if cache in (self.dtype, None, "auto") else f"with KV cache {cache}"
+        if self.kv_cache_dtype in (self.dtype, None, "auto"):
+            return ""
+        return f"with KV cache {self.kv_cache_dtype}"
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,8 @@ class Shortfall:
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """The parts of a manifest that a report shows, absolute paths shortened, and what is missing.
+    """The sections of a manifest that a report shows, absolute paths shortened, and what is
+    missing.
 
     The mappings are as in the manifest; the properties read them.
     """
@@ -145,9 +148,10 @@ class About:
 
     @classmethod
     def of(cls, traces: Sequence[Trace], unscored_responses: int = 0) -> About:
-        """Of traces that share a manifest but for seeds."""
+        """What a report says of traces that share a manifest but for seeds."""
+        manifest = traces[0].manifest
         return cls(
-            **_shown_parts(traces[0].manifest),
+            **{name: shorten_paths(manifest[name]) for name in _OF_MANIFEST if name in manifest},
             unscored_responses=unscored_responses,
             responses=sum(trace.num_responses for trace in traces),
             grading_timeouts=sum(trace.count("grading_timeouts") for trace in traces),
@@ -157,9 +161,13 @@ class About:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """The parts of the manifest alone."""
-        parts = {name: getattr(self, name) for name in _OF_MANIFEST}
-        return {name: part for name, part in parts.items() if part is not None}
+        """What it has of the manifest, by the manifest's keys."""
+        sections = {}
+        for name in _OF_MANIFEST:
+            section = getattr(self, name)
+            if section is not None:
+                sections[name] = section
+        return sections
 
     @property
     def engine_side(self) -> Side | None:
@@ -187,33 +195,36 @@ class About:
     @cached_property
     def source(self) -> Imported | None:
         """The dump or record; None for a trace that was made here."""
-        return from_json(Imported, self.imported) if self.imported else None
+        if not self.imported:
+            return None
+        return from_json(Imported, self.imported)
 
     @cached_property
     def prompt_facts(self) -> PromptFacts | None:
-        return from_json(PromptFacts, self.prompts) if self.prompts else None
+        if not self.prompts:
+            return None
+        return from_json(PromptFacts, self.prompts)
 
 
+# The fields from the manifest are those that JSON leaves out if they are None.
 _OF_MANIFEST = tuple(each.name for each in fields(About) if each.metadata)
 
 
-def _shown_parts(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: shorten_paths(manifest[name]) for name in _OF_MANIFEST if name in manifest}
-
-
 def side_of(settings: Mapping[str, Any] | None) -> Side | None:
-    """A side from its part of a manifest."""
-    return from_json(Side, settings) if settings else None
+    """What a manifest's section about a side says; None without any."""
+    if not settings:
+        return None
+    return from_json(Side, settings)
 
 
 def shortfalls(traces: Sequence[Trace]) -> tuple[Shortfall, ...]:
-    """What each partial trace lacks."""
-    return tuple(_shortfall(trace) for trace in traces if trace.completeness.partial)
-
-
-def _shortfall(trace: Trace) -> Shortfall:
-    completeness = trace.completeness
-    unscored = completeness.unscored > 0 and len(completeness.reasons) == 1
-    advice = remedy(trace.folder, trace.manifest, unscored=unscored)
-    content = {"trace": str(trace.folder), **completeness.to_json(), "remedy": advice}
-    return from_json(Shortfall, shorten_paths(content))
+    """What each partial trace lacks, and how to complete it."""
+    lacking = []
+    for trace in traces:
+        completeness = trace.completeness
+        if completeness.partial:
+            only_unscored = completeness.unscored > 0 and len(completeness.reasons) == 1
+            advice = remedy(trace.folder, trace.manifest, unscored=only_unscored)
+            content = {"trace": str(trace.folder), **completeness.to_json(), "remedy": advice}
+            lacking.append(from_json(Shortfall, shorten_paths(content)))
+    return tuple(lacking)

@@ -6,7 +6,7 @@ A name is not enough: people have their own `plots/` and `summary.json`.
 
 import csv
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
@@ -16,31 +16,32 @@ from mismatch_cli.base.text import parse_json
 from mismatch_cli.trace.drafts import UNFINISHED
 from mismatch_cli.trace.files import LOG_HEAD
 
+_Tests = dict[str, Callable[[Path], bool]]  # of files with a mark, by the pattern of their names
 LOCK = ".lock"
 LOG = "log"
 PLOTS = "plots"
 REPORT = ("summary.json", "report.html", PLOTS)
 _FORMAT = "mismatch-cli "  # how the format of every JSON file of ours begins
-_IN_PNG, _IN_SVG, _IN_PDF = (
-    b"Software\x00mismatch-cli",
-    b"<!-- mismatch-cli -->",
-    b"/Creator (mismatch-cli)",
-)
+_IN_PNG = b"Software\x00mismatch-cli"
+_IN_SVG = b"<!-- mismatch-cli -->"
+_IN_PDF = b"/Creator (mismatch-cli)"
 _IN_PAGE = b'<meta name="generator" content="mismatch-cli">'
 _HEAD = 4096  # a mark is within these first bytes
 _EXPORTED = {"step", "prompt_id", "sample_index", "response_ids", "logp_rollout"}
 _TOKEN = {"step", "prompt_id", "sample_index", "position", "token_id", "token"}
-_OF_TRACE = ({"id", "bytes"}, _EXPORTED)
+_COLUMNS_OF_TRACE = ({"id", "bytes"}, _EXPORTED)  # of a vocabulary, and of a shard
 _PROBLEM = {"problem", "answer", "row", "accuracy", "held_out_accuracy"}
 
 
 def format_of(folder: Path) -> str | None:
     """The format of our report in a folder, None without one."""
     try:
-        found = parse_json((folder / "summary.json").read_text(encoding="utf-8")).get("format")
+        stated = parse_json((folder / "summary.json").read_text(encoding="utf-8")).get("format")
     except (OSError, ValueError, AttributeError):
         return None
-    return found if isinstance(found, str) and found.startswith(_FORMAT) else None
+    if isinstance(stated, str) and stated.startswith(_FORMAT):
+        return stated
+    return None
 
 
 def is_own_file(path: Path, root: Path) -> bool:
@@ -51,49 +52,45 @@ def is_own_file(path: Path, root: Path) -> bool:
     except FileNotFoundError:  # the holder of the folder has removed it since it was listed
         return True
     if S_ISDIR(mode):
-        return any(fnmatchcase(name, pattern) for pattern in FOLDERS)
+        return _matches(name, FOLDERS)
     if not S_ISREG(mode):
         return False
-    return any(
-        fnmatchcase(name, pattern) and _holds(test, path) for pattern, test in _FILES.items()
-    )
+    tests = [test for pattern, test in _FILES.items() if fnmatchcase(name, pattern)]
+    return any(_passes(test, path) for test in tests)
 
 
 def first_foreign(root: Path) -> str | None:
     """The path in the run folder of the first file or folder that is not ours; in `log/` only
     logs count.
     """
-    return next((str(path.relative_to(root)) for path, ours in _walk(root) if not ours), None)
+    for path, ours in _walk(root):
+        if not ours:
+            return str(path.relative_to(root))
+    return None
 
 
 def first_result(root: Path) -> str | None:
     """The first of our files that took work to make; a failed start leaves only a log or a trace
     without shards.
     """
-    found = (
-        path.relative_to(root).as_posix()
-        for path, ours in _walk(root)
-        if ours and not path.is_dir()
-    )
-    return next(
-        (name for name in found if not any(fnmatchcase(name, start) for start in _OF_A_START)), None
-    )
+    for path, ours in _walk(root):
+        name = path.relative_to(root).as_posix()
+        if ours and not path.is_dir() and not _matches(name, _OF_A_START):
+            return name
+    return None
 
 
 def result_files(root: Path) -> list[Path]:
     """Our files, except the lock and the log, which outlive a run; a `MismatchError` if there
     are others.
     """
-    found = list(_walk(root))
-    if foreign := next((path for path, ours in found if not ours), None):
-        raise not_a_run_folder(root, foreign.relative_to(root))
-    kept = (LOCK, f"{LOG}/*")
-    files = [path for path, _ in found if not path.is_dir()]
-    return [
-        path
-        for path in files
-        if not any(fnmatchcase(path.relative_to(root).as_posix(), name) for name in kept)
-    ]
+    files = []
+    for path, ours in _walk(root):
+        if not ours:
+            raise not_a_run_folder(root, path.relative_to(root))
+        if not path.is_dir() and not _outlives_a_run(path, root):
+            files.append(path)
+    return files
 
 
 def not_a_run_folder(root: Path, foreign: Path | str) -> MismatchError:
@@ -111,23 +108,32 @@ def remove_results(root: Path) -> None:
     for path, ours in list(_walk(root)):
         if path.is_dir() and not path.is_symlink():
             folders.append(path)
-        elif ours and not any(
-            fnmatchcase(path.relative_to(root).as_posix(), name) for name in (LOCK, f"{LOG}/*")
-        ):
+        elif ours and not _outlives_a_run(path, root):
             path.unlink()
-    for folder in reversed(folders):
-        if (
-            folder.name != LOG
-            and not UNFINISHED.fullmatch(folder.name)
-            and not any(folder.iterdir())
-        ):
+    for folder in reversed(folders):  # the inner ones first, which empties the outer ones
+        stays = folder.name == LOG or UNFINISHED.fullmatch(folder.name)
+        if not stays and not any(folder.iterdir()):
             folder.rmdir()
+
+
+def _outlives_a_run(path: Path, root: Path) -> bool:
+    """Whether this is the lock of the run folder `root`, or a log."""
+    return _matches(path.relative_to(root).as_posix(), (LOCK, f"{LOG}/*"))
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def remove_trace(folder: Path) -> None:
     """Remove our trace; reports on it and all other files stay."""
-    found = [(path, test) for name, test in _TRACE.items() for path in folder.glob(name)]
-    for path in [path for path, test in found if not path.is_symlink() and _holds(test, path)]:
+    ours = []
+    for pattern, test in _TRACE.items():
+        for path in folder.glob(pattern):
+            if not path.is_symlink() and _passes(test, path):
+                ours.append(path)
+    # A shard is recognised by the manifest beside it, so nothing goes before all are recognised.
+    for path in ours:
         path.unlink()
 
 
@@ -160,9 +166,9 @@ def _listed(folder: Path) -> list[Path]:
         return []
 
 
-def _holds(test: Callable[[Path], bool], path: Path) -> bool:
-    """Whether a file has our mark; an error if it cannot be read now, which does not make it
-    another's.
+def _passes(test: Callable[[Path], bool], path: Path) -> bool:
+    """Whether a file passes the test for our mark; an error if it cannot be read now, which does
+    not make it somebody else's.
     """
     try:
         return test(path)
@@ -182,7 +188,7 @@ def _is_empty(path: Path) -> bool:
     return not path.stat().st_size
 
 
-def _has(mark: bytes) -> Callable[[Path], bool]:
+def _contains(mark: bytes) -> Callable[[Path], bool]:
     def is_marked(path: Path) -> bool:
         with path.open("rb") as file:
             return mark in file.read(_HEAD)
@@ -198,9 +204,10 @@ def _is_of_trace(path: Path) -> bool:
     """Recognises a shard or vocabulary by the manifest beside it or, if a kill left none, by its
     columns.
     """
-    return _holds(_is_json, path.parent / "manifest.json") or any(
-        _columns(path) >= known for known in _OF_TRACE
-    )
+    if _passes(_is_json, path.parent / "manifest.json"):
+        return True
+    columns = _columns(path)
+    return any(columns >= needed for needed in _COLUMNS_OF_TRACE)
 
 
 def _is_token_list(path: Path) -> bool:
@@ -225,46 +232,50 @@ def _first_record(path: Path) -> set[str]:
         return set(parse_json(file.readline()))
 
 
-_TRACE: dict[str, Callable[[Path], bool]] = {
+_TRACE: _Tests = {
     "manifest.json": _is_json,
     "vocab.parquet": _is_of_trace,
     "shard-[0-9][0-9][0-9][0-9][0-9].parquet": _is_of_trace,
 }
-_REPORTS: dict[str, Callable[[Path], bool]] = {
+_REPORTS: _Tests = {
     LOCK: _is_empty,
     "summary.json": _is_json,
-    "report.html": _has(_IN_PAGE),
-    "plots/*.png": _has(_IN_PNG),
-    "plots/*.svg": _has(_IN_SVG),
+    "report.html": _contains(_IN_PAGE),
+    "plots/*.png": _contains(_IN_PNG),
+    "plots/*.svg": _contains(_IN_SVG),
     "plots/*.pdf": lambda path: _IN_PDF in path.read_bytes(),
 }
-_EXPORTS: dict[str, Callable[[Path], bool]] = {
+_EXPORTS: _Tests = {
     "tokens.csv": _is_token_list,
     "tokens.parquet": lambda path: _columns(path) >= _TOKEN,
     "responses.jsonl": lambda path: _first_record(path) >= _EXPORTED,
 }
+
+
+def _inside(folder: str, tests: _Tests) -> _Tests:
+    """These patterns, for files in a folder."""
+    return {f"{folder}{pattern}": test for pattern, test in tests.items()}
+
+
 _REPORT_FOLDERS = ("", "clipstats/", "diagnosis/")
-# Patterns of what commands write into a run folder, and the test that recognises such a file. The
-# second trace of `curate` has its own reports in its folder.
-_FILES: dict[str, Callable[[Path], bool]] = {
-    **{f"trace/{name}": test for name, test in _TRACE.items()},
-    **{f"held-out/{name}": test for name, test in _TRACE.items()},
-    **{
-        f"{run}{report}{name}": test
-        for run in ("", "held-out/")
-        for report in _REPORT_FOLDERS
-        for name, test in _REPORTS.items()
-    },
-    **{f"{run}{name}": test for run in ("", "held-out/") for name, test in _EXPORTS.items()},
-    f"{LOG}/*.log": _has(LOG_HEAD),
-    **{f"legs/*/{name}": test for name, test in _TRACE.items()},
+# Patterns of what commands write into a run folder, and the test that recognises such a file.
+_FILES: _Tests = {
+    **_inside("trace/", _TRACE),
+    **_inside("held-out/", _TRACE),
+    **_EXPORTS,
+    **_inside("held-out/", _EXPORTS),
+    f"{LOG}/*.log": _contains(LOG_HEAD),
+    **_inside("legs/*/", _TRACE),
     "search.json": _is_json,
     "metrics.parquet": _is_metrics_table,
     "weights/~engine-[0-9][0-9][0-9][0-9][0-9].safetensors": lambda _: True,
-    **{f"probe/trace/{name}": test for name, test in _TRACE.items()},
-    "probe/log/*.log": _has(LOG_HEAD),
+    **_inside("probe/trace/", _TRACE),
+    "probe/log/*.log": _contains(LOG_HEAD),
     "perfectible.jsonl": lambda path: _is_empty(path) or _first_record(path) == _PROBLEM,
     "distributions/response-[0-9][0-9][0-9][0-9][0-9].float32": lambda _: True,
 }
+# The second trace of `curate` has its own reports in its folder.
+for _folder in _REPORT_FOLDERS:
+    _FILES |= _inside(_folder, _REPORTS) | _inside(f"held-out/{_folder}", _REPORTS)
 FOLDERS = {parent.as_posix() for name in _FILES for parent in Path(name).parents} - {"."}
 _OF_A_START = (LOCK, f"{LOG}/*", "*/manifest.json", "*/vocab.parquet", "distributions/*")

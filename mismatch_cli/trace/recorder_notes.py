@@ -8,6 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +37,22 @@ def manifest_sections(facts: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises `MismatchError` for an unknown section, or a value of a type that readers do not expect.
     """
-    sides = {name: dict(section) for name, section in facts.items() if name != "sampling"}
-    if strange := sorted(sides.keys() - {*SECTIONS}):
+    content = {name: dict(section) for name, section in facts.items() if name != "sampling"}
+    strange = sorted(content.keys() - {*SECTIONS})
+    if strange:
         raise MismatchError(
             f"manifest has no section {strange[0]}: it has {', '.join(SECTIONS[:3])} and sampling"
         )
-    if sampling := {
-        name: value for name, value in dict(facts.get("sampling", {})).items() if value is not None
-    }:
-        sides["config"] = sides.get("config", {}) | {"sampling": sampling}
+    sampling = dict(facts.get("sampling", {}))
+    stated = {name: value for name, value in sampling.items() if value is not None}
+    if stated:
+        content["config"] = content.get("config", {}) | {"sampling": stated}
     for name, needed in NEEDED.items():
-        if name in sides:
-            sides[name] = dict.fromkeys(needed) | sides[name]
-    found = dict(json.loads(json.dumps(sides, default=_name)))
-    check_contents(Path("what the recorder was told"), found)
-    return found
+        if name in content:
+            content[name] = dict.fromkeys(needed) | content[name]
+    as_json = dict(json.loads(json.dumps(content, default=_name)))
+    check_contents(Path("what the recorder was told"), as_json)
+    return as_json
 
 
 def _name(value: Any) -> str:
@@ -60,30 +62,27 @@ def _name(value: Any) -> str:
 
 def rank_of(shard: Path) -> str:
     """The rank that has written a shard of a recorded trace; empty for any other shard."""
-    found = _SHARD.fullmatch(shard.name)
-    return found.group(1) if found else ""
+    recorded_shard = _SHARD.fullmatch(shard.name)
+    return recorded_shard.group(1) if recorded_shard else ""
 
 
 def manifest_with_notes(folder: Path) -> dict[str, Any]:
     """The manifest of any trace; for a recorded one, with the notes of its ranks."""
     manifest = read_manifest(folder)
-    return (
-        {**manifest, **_of_ranks(_notes(folder))} if manifest.get("command") == RECORD else manifest
-    )
-
-
-def _notes(folder: Path) -> list[dict[str, Any]]:
-    return [read_note(path) for path in sorted(folder.glob(NOTE.replace("{:05d}", "*")))]
+    if manifest.get("command") != RECORD:
+        return manifest
+    notes = list(map(read_note, sorted(folder.glob(NOTE.replace("{:05d}", "*")))))
+    return {**manifest, **_manifest_entries(notes)}
 
 
 def read_note(path: Path) -> dict[str, Any]:
     """A rank's note; a `MismatchError` for a file that no recorder wrote."""
     try:
         note = parse_json(path.read_text(encoding="utf-8"))
-        facts = note["shards"].values()
-        counts = [note["rank"], *(shard[name] for shard in facts for name in _COUNTS)]
-        counts += [*note["left_out"].values(), *note["noted"].values()]
-        if not all(type(count) is int for count in counts) or type(note["closed"]) is not bool:
+        counts = [note["rank"], *note["left_out"].values(), *note["noted"].values()]
+        for shard in note["shards"].values():
+            counts += [shard[name] for name in _COUNTS]
+        if set(map(type, counts)) != {int} or type(note["closed"]) is not bool:
             raise ValueError("it holds values of the wrong type")
         return dict(note)
     except StoreError:
@@ -92,41 +91,44 @@ def read_note(path: Path) -> dict[str, Any]:
         raise unreadable(path, error, "Restore it from a copy.") from error
 
 
-def _of_ranks(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _manifest_entries(notes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The notes in a manifest's form; while a rank records, its shards are not promised."""
-    shards = {name: facts for note in notes for name, facts in note["shards"].items()}
-    growing = ", ".join(str(note["rank"]) for note in notes if not note["closed"])
-    found = {
+    shards: dict[str, Mapping[str, int]] = {}
+    for note in notes:
+        shards |= note["shards"]
+    counts = list(_COUNTS)
+    # Shards of earlier versions lack this count: a sum without them would be too low.
+    if None not in [facts.get("rows_without_minibatch") for facts in shards.values()]:
+        counts.append("rows_without_minibatch")
+    imported = {
         "format": RECORD,
         "title": "a recorder in the run",
         "holds": "logp_trainer",
         "file_count": len(notes),
-        **{name: sum(facts[name] for facts in shards.values()) for name in _COUNTS},
-        **_known_by_all(shards.values(), "rows_without_minibatch"),
-        **{name: _added(note[name] for note in notes) for name in ("left_out", "noted")},
-        "left_out_first": {
-            reason: str(first) for note in notes for reason, first in _first(note).items()
-        },
+        **{name: sum(map(itemgetter(name), shards.values())) for name in counts},
+        "left_out": _added(note["left_out"] for note in notes),
+        "noted": _added(note["noted"] for note in notes),
+        "left_out_first": _left_out_first(notes),
     }
+    growing = [str(note["rank"]) for note in notes if not note["closed"]]
     if growing:
-        why = f"it is still being recorded, or the recorder was not closed (rank {growing})"
-        return {"imported": found, "cut_short": why}
-    return {
-        "imported": found,
-        **shard_entries({name: facts["rows"] for name, facts in shards.items()}),
-    }
+        ranks = f"rank {', '.join(growing)}"
+        why = f"it is still being recorded, or the recorder was not closed ({ranks})"
+        return {"imported": imported, "cut_short": why}
+    rows = {name: facts["rows"] for name, facts in shards.items()}
+    return {"imported": imported, **shard_entries(rows)}
 
 
-def _known_by_all(facts: Iterable[Mapping[str, int]], name: str) -> dict[str, int]:
-    """The sum of a count that shards of earlier versions lack; nothing if one lacks it."""
-    counts = [shard.get(name) for shard in facts]
-    return {} if None in counts else {name: sum(count for count in counts if count is not None)}
+def _left_out_first(notes: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Where each reason for leaving a row out was met first; notes of earlier versions lack it."""
+    where: dict[str, str] = {}
+    for note in notes:
+        first = note.get("left_out_first")
+        if isinstance(first, dict):
+            where |= {reason: str(row) for reason, row in first.items()}
+    return where
 
 
-def _added(counts: Any) -> dict[str, int]:
+def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """The sums of counts by name."""
     return dict(sum(map(Counter, counts), Counter[str]()))
-
-
-def _first(note: Mapping[str, Any]) -> dict[str, Any]:
-    found = note.get("left_out_first", {})
-    return found if isinstance(found, dict) else {}

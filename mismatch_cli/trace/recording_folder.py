@@ -17,14 +17,14 @@ def replacing_when_complete(folder: Path) -> Iterator[Path]:
     """The folder to record a run into that replaces the one in `folder`, maybe begun before;
     `put_in_place` ends it.
     """
-    place = folder / RUN
-    place.mkdir(exist_ok=True)
-    (place / MARK).touch()
-    (place / NEW).mkdir(exist_ok=True)
+    draft_folder = folder / RUN
+    draft_folder.mkdir(exist_ok=True)
+    (draft_folder / MARK).touch()
+    (draft_folder / NEW).mkdir(exist_ok=True)
     try:
-        yield place / NEW
+        yield draft_folder / NEW
     finally:
-        clear(place)  # if nothing was recorded
+        clear(draft_folder)  # if nothing was recorded
 
 
 def begun_replacement(folder: Path) -> Path | None:
@@ -32,19 +32,24 @@ def begun_replacement(folder: Path) -> Path | None:
     complete.
     """
     new = folder / RUN / NEW
-    return new if is_begun(new) else None
+    if is_begun(new):
+        return new
+    return None
 
 
 def drop_replacement(folder: Path) -> None:
     """Remove a run that has begun beside the one in `folder`."""
-    if begun := begun_replacement(folder):
+    begun = begun_replacement(folder)
+    if begun is not None:
         shutil.rmtree(begun)
         clear(folder / RUN)
 
 
 def final_folder(work: Path) -> Path:
     """The folder of the run that is recorded in `work`; its log is there from the start."""
-    return work.parent.parent if (work.parent.name, work.name) == (RUN, NEW) else work
+    if (work.parent.name, work.name) == (RUN, NEW):
+        return work.parent.parent
+    return work
 
 
 def put_in_place(work: Path) -> Path:

@@ -47,7 +47,8 @@ def check_run_folder(folder: Path, *, replaced: bool, resumable: bool = True) ->
     """A `MismatchError` for a folder with foreign files, or with an old run that may not be
     replaced.
     """
-    if foreign := first_foreign(folder):
+    foreign = first_foreign(folder)
+    if foreign:
         raise not_a_run_folder(folder, foreign)
     if not replaced and (first_result(folder) or begun_replacement(folder)):
         choices = "Continue it with --resume, replace" if resumable else "Replace"
@@ -79,15 +80,15 @@ def check_report_folder(
     """Refuse a folder with anything but a report in one of the formats to be `renewed`: by
     default, in any.
     """
-    if force or all(_is_passing(path) or _has_only_pictures(path) for path in folder.glob("*")):
+    if force or all(_is_temporary(path) or _has_only_pictures(path) for path in folder.glob("*")):
         return
-    found = format_of(folder)
-    if found is None:
+    report_format = format_of(folder)
+    if report_format is None:
         raise MismatchError(
             f"{folder} holds other files. Write the report beside them with --force, or choose "
             "another --output."
         )
-    if renewed is not None and found not in renewed:
+    if renewed is not None and report_format not in renewed:
         raise MismatchError(
             f"{folder} already exists. Replace its report with --force, or choose another --output."
         )
@@ -108,31 +109,13 @@ def picture_folder(folder: Path, *, force: bool) -> AbstractContextManager[None]
 def training_folder(
     folder: Path, settings_file: str, is_same: Callable[[str], bool], *, resume: bool
 ) -> AbstractContextManager[None]:
-    """Hold the folder of a training run.
+    """Hold the folder of a training run, whose settings are those that `is_same` recognises.
 
     Nothing is ever overwritten; a resumed run has the same settings.
     """
 
     def check() -> None:
-        saved = folder / settings_file
-        found = folder.iterdir() if folder.exists() else ()
-        occupied = any(not _is_passing(path) and path.name != LOG for path in found)
-        if occupied and not saved.is_file():
-            what = (
-                "contains no training run to resume"
-                if resume
-                else "already exists, but contains no training run"
-            )
-            raise MismatchError(f"{folder} {what}. Choose another --output.")
-        same = saved.is_file() and is_same(saved.read_text(encoding="utf-8", errors="replace"))
-        if not resume and occupied:
-            how = "Continue it with --resume, or choose" if same else "Its settings differ. Choose"
-            raise MismatchError(f"{folder} already exists. {how} another --output.")
-        if resume and saved.is_file() and not same:
-            raise UsageError(
-                f"{saved} has different settings. Resume with the flags of that run, or choose "
-                "another --output."
-            )
+        _check_settings(folder, folder / settings_file, is_same, resume=resume)
         for pattern in ("*", "checkpoints/*", "traces/*"):
             for path in folder.glob(pattern):
                 if path.is_symlink():
@@ -142,6 +125,32 @@ def training_folder(
         _check_free(folder, *REPORT, LOG, LOCK, "metrics.parquet")
 
     return claim_folder(folder, check)
+
+
+def _check_settings(
+    folder: Path, settings: Path, is_same: Callable[[str], bool], *, resume: bool
+) -> None:
+    """A `MismatchError` for a folder with other files, for a run that is not to be resumed, and for
+    one with other settings.
+    """
+    if settings.is_file():
+        same = is_same(settings.read_text(encoding="utf-8", errors="replace"))
+        if resume and not same:
+            raise UsageError(
+                f"{settings} has different settings. Resume with the flags of that run, or choose "
+                "another --output."
+            )
+        if not resume:
+            how = "Continue it with --resume, or choose" if same else "Its settings differ. Choose"
+            raise MismatchError(f"{folder} already exists. {how} another --output.")
+        return
+    if folder.exists() and not all(
+        _is_temporary(path) or path.name == LOG for path in folder.iterdir()
+    ):
+        fault = "already exists, but contains no training run"
+        if resume:
+            fault = "contains no training run to resume"
+        raise MismatchError(f"{folder} {fault}. Choose another --output.")
 
 
 def folder_of_runs(folder: Path, report_format: str) -> AbstractContextManager[None]:
@@ -182,12 +191,13 @@ def _check_free(folder: Path, *names: str) -> None:
     not ours.
     """
     for name in names:
-        path = folder / name
-        inside = [] if path.is_symlink() else sorted(path.glob("*"))
-        for found in (path, *(entry for entry in inside if not _is_passing(entry))):
-            if os.path.lexists(found) and not is_own_file(found, folder):
+        paths = [folder / name]
+        if not paths[0].is_symlink():
+            paths += [path for path in sorted(paths[0].glob("*")) if not _is_temporary(path)]
+        for path in paths:
+            if os.path.lexists(path) and not is_own_file(path, folder):
                 raise MismatchError(
-                    f"{found} is in the way, and mismatch-cli did not write it. "
+                    f"{path} is in the way, and mismatch-cli did not write it. "
                     "Move it away, or choose another --output."
                 )
 
@@ -205,11 +215,13 @@ def check_apart(folder: Path, read: Path) -> None:
 
 def _has_only_pictures(path: Path) -> bool:
     """Whether this is the `plots/` of a report, as `report --figure` writes it alone."""
-    entries = [path, *path.iterdir()] if path.name == PLOTS and path.is_dir() else []
-    return bool(entries) and all(is_own_file(entry, path.parent) for entry in entries)
+    if path.name != PLOTS or not path.is_dir():
+        return False
+    return all(is_own_file(entry, path.parent) for entry in (path, *path.iterdir()))
 
 
-def _is_passing(path: Path) -> bool:
+def _is_temporary(path: Path) -> bool:
+    """Whether a file is there only while something is being written."""
     return path.name == LOCK or UNFINISHED.fullmatch(path.name) is not None
 
 
@@ -237,8 +249,11 @@ def claim_folder(folder: Path, check: Callable[[], None]) -> Iterator[None]:
             stack.enter_context(_locked(outer, fcntl.LOCK_SH))
         stack.enter_context(_locked(folder, fcntl.LOCK_EX))
         for root in (folder, folder / RUN / NEW):
-            for inside in (root, *(path for pattern in _WRITTEN_IN for path in root.glob(pattern))):
-                remove_unfinished(inside)
+            folders = [root]
+            for pattern in _WRITTEN_IN:
+                folders += root.glob(pattern)
+            for written_in in folders:
+                remove_unfinished(written_in)
         check()  # another process may have written before it released the lock
         yield
 
@@ -272,13 +287,14 @@ def _locked(folder: Path, kind: int) -> Iterator[None]:
     try:
         yield
     finally:
-        if _held.pop(key, None) is not None:  # not in a child that was forked meanwhile
+        # A child that was forked meanwhile has closed the lock: its parent still holds the folder.
+        if _held.pop(key, None) is not None:
             _let_go(folder / LOCK, file)
 
 
 def _lock(folder: Path, kind: int) -> tuple[int | None, _Key]:
-    """Lock the file that has the lock's name now: its previous holder may have removed the old
-    one.
+    """Lock the file that has the lock's name now; no file if this process holds the lock already,
+    and a shared one is wanted.
     """
     path = folder / LOCK
     while True:

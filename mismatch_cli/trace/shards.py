@@ -41,10 +41,9 @@ class Footer(NamedTuple):
     counts: Mapping[bytes, bytes]  # its metadata
     rows: tuple[int, ...]  # of each row group
     tokens: int
-    ranges: tuple[
-        Mapping[str, tuple[int, int]], ...
-    ]  # of each row group: minimum and maximum of some columns, if known
-    rows_without_recomputed: int  # of them without log π′
+    # Of each row group: the minimum and maximum of some columns, where its writer noted them
+    ranges: tuple[Mapping[str, tuple[int, int]], ...]
+    rows_without_recomputed: int  # how many have no log π′
 
 
 def open_shard(path: Path) -> pq.ParquetFile:
@@ -55,19 +54,28 @@ def open_shard(path: Path) -> pq.ParquetFile:
             _leaves(shard.metadata)  # a name that is not UTF-8 is damage
     except StoreError:
         raise
-    except FileNotFoundError as error:  # it is not damaged, so it is not left out as broken
+    # A file that is gone or closed to us is not damaged, so `--skip-broken` does not leave it out.
+    except FileNotFoundError as error:
         raise MismatchError(
             f"{path} is gone, or not visible here. Restore it, or put it on a file system that "
             "all readers see."
         ) from error
-    except PermissionError as error:  # nor is this one
+    except PermissionError as error:
         raise denied(path) from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         _check_it_answers(path, error)
         raise DamagedShard(
             f"{path} is damaged ({first_line(error)}). {_again(path)}", path
         ) from error
-    schema = shard.schema_arrow
+    _check_columns(shard.schema_arrow, path)
+    size = path.stat().st_size
+    if decoded_bytes(shard.metadata) > allowance(size):
+        raise DamagedShard(str(too_large(path, size)), path)
+    return shard
+
+
+def _check_columns(schema: pa.Schema, path: Path) -> None:
+    """A `DamagedShard` for columns that are missing, there twice, or of another type."""
     missing = [name for name in REQUIRED if name not in schema.names]
     if missing:
         raise DamagedShard(
@@ -78,61 +86,74 @@ def open_shard(path: Path) -> pq.ParquetFile:
             f"{path} is not a shard of a trace: it holds a column twice. {_again(path)}", path
         )
     for name in set(schema.names) & set(COLUMNS):
-        if not schema.field(name).type.equals(COLUMNS[name].type):
-            found, expected = schema.field(name).type, COLUMNS[name].type
+        actual, expected = schema.field(name).type, COLUMNS[name].type
+        if not actual.equals(expected):
             raise DamagedShard(
-                f"{path}: column {name} is {found}, expected {expected}. {_again(path)}", path
+                f"{path}: column {name} is {actual}, expected {expected}. {_again(path)}", path
             )
-    size = path.stat().st_size
-    if decoded_bytes(shard.metadata) > allowance(size):
-        raise DamagedShard(str(too_large(path, size)), path)
-    return shard
 
 
 def footer_of(path: Path) -> Footer:
+    """The footer of a shard, whose columns are checked as in `open_shard`."""
     shard = open_shard(path)
     footer, schema = shard.metadata, shard.schema_arrow
     leaves = _leaves(footer)
-    measure = f"{length_column(schema.names)}."
-    place = next(place for place, path in enumerate(leaves) if path.startswith(measure))
-    places = {name: leaves.index(name) for name in _RANGED if name in leaves}
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-    rows = tuple(group.num_rows for group in groups)
-    tokens = sum(group.column(place).num_values for group in groups)
-    told = ({name: _range(group.column(at)) for name, at in places.items()} for group in groups)
-    ranges = tuple({name: found for name, found in ranges.items() if found} for ranges in told)
-    without = _rows_without_recomputed(leaves, groups)
-    return Footer(frozenset(schema.names), schema.metadata or {}, rows, tokens, ranges, without)
+    lengths = _index_of_list(leaves, length_column(schema.names))
+    return Footer(
+        columns=frozenset(schema.names),
+        counts=schema.metadata or {},
+        rows=tuple(group.num_rows for group in groups),
+        tokens=sum(group.column(lengths).num_values for group in groups),
+        ranges=tuple(_ranges(leaves, group) for group in groups),
+        rows_without_recomputed=_rows_without_recomputed(leaves, groups),
+    )
 
 
 def _rows_without_recomputed(leaves: Sequence[str], groups: Sequence[pq.RowGroupMetaData]) -> int:
-    """A null list is one null entry of its leaf."""
-    places = [place for place, leaf in enumerate(leaves) if leaf.startswith("logp_recomputed.")]
-    if not places:
+    recomputed = _index_of_list(leaves, "logp_recomputed")
+    if recomputed is None:
         return sum(group.num_rows for group in groups)
-    columns = [group.column(places[0]) for group in groups]
-    return sum(column.statistics.null_count for column in columns if column.is_stats_set)
+    rows = 0
+    for group in groups:
+        column = group.column(recomputed)
+        # Parquet stores a null list as a single null entry of its leaf, so these nulls are rows.
+        if column.is_stats_set:
+            rows += column.statistics.null_count
+    return rows
+
+
+def _index_of_list(leaves: Sequence[str], name: str) -> int | None:
+    """The index of the column that holds the items of a list; None without the list."""
+    for index, leaf in enumerate(leaves):
+        if leaf.startswith(f"{name}."):
+            return index
+    return None
 
 
 def _leaves(footer: pq.FileMetaData) -> list[str]:
     """The paths of the columns in a footer, such as `response_ids.list.element`."""
-    return [footer.schema.column(place).path for place in range(footer.num_columns)]
+    return [footer.schema.column(index).path for index in range(footer.num_columns)]
 
 
-def _range(column: pq.ColumnChunkMetaData) -> tuple[int, int] | None:
-    stats = column.statistics
-    return (
-        (stats.min, stats.max)
-        if stats is not None and stats.has_min_max and not stats.null_count
-        else None
-    )
+def _ranges(leaves: Sequence[str], group: pq.RowGroupMetaData) -> dict[str, tuple[int, int]]:
+    """The minimum and maximum of the columns in `_RANGED`, where the footer has them."""
+    ranges = {}
+    for name in _RANGED:
+        if name in leaves:
+            stats = group.column(leaves.index(name)).statistics
+            if stats is not None and stats.has_min_max and not stats.null_count:
+                ranges[name] = (stats.min, stats.max)
+    return ranges
 
 
 def read_group(shard: pq.ParquetFile, group: int, columns: list[str], path: Path) -> pa.Table:
+    """Read some columns of a row group; a `DamagedShard` if it cannot be decoded, or not in
+    bounded memory.
+    """
     size = path.stat().st_size
-    if decoded_bytes(shard.metadata, columns, [group]) > _MOST_OF_A_GROUP + allowance(
-        size
-    ) - allowance(0):
+    most = _MOST_OF_A_GROUP + allowance(size) - allowance(0)
+    if decoded_bytes(shard.metadata, columns, [group]) > most:
         raise DamagedShard(str(too_large(path, size)), path)
     try:
         with decoding(path):
@@ -161,5 +182,8 @@ def _again(shard: Path) -> str:
         manifest = read_manifest(shard.parent)
     except MismatchError:
         return "Restore it from a copy, or record it again."
-    delete = "Delete it. " if manifest.get("command") in ("probe", "curate", "rescore") else ""
-    return delete + remedy(shard.parent, manifest)
+    advice = remedy(shard.parent, manifest)
+    # These commands resume a run, and then record a missing shard again.
+    if manifest.get("command") in ("probe", "curate", "rescore"):
+        return f"Delete it. {advice}"
+    return advice

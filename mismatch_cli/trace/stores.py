@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
 
 ATTEMPTS = 8  # of a request to S3
-_CONNECT, _ANSWER = 10.0, 60.0  # seconds per attempt
+_SECONDS_TO_CONNECT, _SECONDS_TO_ANSWER = 10.0, 60.0  # per attempt
 _AGAIN = timedelta(minutes=5)  # requests to Google's store are retried for so long
-# Path turns two slashes into one
+# A `Path` turns the two slashes of a URL into one, so both forms are read.
 _URL = re.compile(r"([a-z][a-z0-9+.-]+):/{1,2}([^/].*)", re.DOTALL)
 _BUCKETS, _AZURE = ("s3", "gs", "gcs"), ("abfs", "abfss")
 _CREDENTIALS = {
@@ -59,7 +59,9 @@ def local_or_store(path: Path) -> Path:
     if url is None or path.exists():
         return path
     scheme, key = url.groups()
-    return cast("Path", _named(scheme, key.rstrip("/"))) if scheme != "file" else Path(f"/{key}")
+    if scheme == "file":
+        return Path(f"/{key}")
+    return cast("Path", _named(scheme, key.rstrip("/")))
 
 
 @cache
@@ -80,7 +82,9 @@ def is_store(path: object) -> bool:
 
 def source_of(path: Path) -> Any:
     """What pyarrow reads a file from."""
-    return path.opened() if isinstance(path, StorePath) else path
+    if isinstance(path, StorePath):
+        return path.opened()
+    return path
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,8 @@ class StorePath:
         return _named(self.scheme, f"{self.key}/{name}")
 
     def __getstate__(self) -> dict[str, Any]:
-        # Without the listing
+        # The listing of a large folder is not sent to other processes: each file carries its own
+        # size and time.
         return {"scheme": self.scheme, "key": self.key, "status": self.status}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -161,10 +166,10 @@ class StorePath:
 
     def stat(self) -> Status:
         """Size and modification time, as listed or from the store."""
-        found = self.status or _status(self._ask(lambda fs: fs.get_file_info(self.inside)))
-        if found is None:
+        status = self.status or _status(self._ask(lambda fs: fs.get_file_info(self.inside)))
+        if status is None:
             raise FileNotFoundError(str(self))
-        return found
+        return status
 
     def opened(self) -> Any:
         """The file, open for random access."""
@@ -192,18 +197,17 @@ class StorePath:
         from pyarrow.fs import FileSelector
 
         selected = FileSelector(self.inside, allow_not_found=True)
-        found: list[FileInfo] = self._ask(lambda fs: fs.get_file_info(selected))
-        return tuple(
-            StorePath(self.scheme, f"{self.key}/{info.base_name}", _status(info)) for info in found
-        )
+        listed: list[FileInfo] = self._ask(lambda fs: fs.get_file_info(selected))
+        paths = []
+        for info in listed:
+            paths.append(StorePath(self.scheme, f"{self.key}/{info.base_name}", _status(info)))
+        return tuple(paths)
 
     @cached_property
     def _kind(self) -> str:
-        return (
-            str(self._ask(lambda fs: fs.get_file_info(self.inside)).type.name)
-            if self.status is None
-            else "File"
-        )
+        if self.status is not None:  # only files are listed with one
+            return "File"
+        return str(self._ask(lambda fs: fs.get_file_info(self.inside)).type.name)
 
     def _ask(self, request: Callable[[FileSystem], Any]) -> Any:
         with blame_store(self):
@@ -238,6 +242,8 @@ def decoding(path: object) -> Iterator[None]:
         if memory.is_out_of_memory(error):
             raise MemoryError(first_line(error)) from error
         if isinstance(error, OSError) and isinstance(path, StorePath):
+            # Arrow's errors do not tell a broken file from a store that fails to answer.
+            # Reading the file once more raises a `StoreError` if it is the store.
             path.read_bytes()
         elif isinstance(error, PermissionError):
             raise denied(path) from error
@@ -255,8 +261,8 @@ def file_system(scheme: str, bucket: str) -> FileSystem:
         retries = fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS)
         return fs.S3FileSystem(
             retry_strategy=retries,
-            connect_timeout=_CONNECT,
-            request_timeout=_ANSWER,
+            connect_timeout=_SECONDS_TO_CONNECT,
+            request_timeout=_SECONDS_TO_ANSWER,
             **bucket_location(bucket),
         )
     if scheme in _BUCKETS:
@@ -266,13 +272,13 @@ def file_system(scheme: str, bucket: str) -> FileSystem:
     try:
         import fsspec
 
-        found, _ = fsspec.core.url_to_fs(f"{scheme}://{bucket}")
+        foreign, _ = fsspec.core.url_to_fs(f"{scheme}://{bucket}")
     except (ImportError, ValueError) as error:
         raise MismatchError(
             f"{scheme}:// needs fsspec and the package of that scheme, such as huggingface_hub "
             f"for hf:// ({first_line(error)}). Install them with: pip install fsspec"
         ) from error
-    return fs.PyFileSystem(fs.FSSpecHandler(found))
+    return fs.PyFileSystem(fs.FSSpecHandler(foreign))
 
 
 def bucket_location(bucket: str) -> dict[str, str]:
@@ -281,13 +287,16 @@ def bucket_location(bucket: str) -> dict[str, str]:
     """
     import pyarrow.fs as fs
 
-    if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if endpoint:
         scheme, _, host = endpoint.rpartition("://")
         return {"endpoint_override": host.rstrip("/"), "scheme": scheme or "https"}
-    if region := os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
-        return {"region": region}
-    return {"region": fs.resolve_s3_region(bucket)}
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    return {"region": region or fs.resolve_s3_region(bucket)}
 
 
 def _status(info: FileInfo) -> Status | None:
-    return Status(info.size, info.mtime_ns or 0) if info.is_file else None
+    """Size and time of a file; None for a folder, or nothing."""
+    if not info.is_file:
+        return None
+    return Status(info.size, info.mtime_ns or 0)

@@ -14,8 +14,8 @@ AS = "as"  # the group of a record whose names are a framework's own
 
 
 def training_runs(folder: Path) -> list[Path]:
-    """The folder of a training run, or the folders of several in it; those of `watch` have the
-    same file.
+    """The folder of a training run, or the folders of several in it; a folder of `watch`, which has
+    metrics too, is left out.
     """
     if (folder / METRICS).is_file():
         return [folder]

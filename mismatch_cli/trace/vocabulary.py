@@ -7,6 +7,7 @@ import re
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,16 @@ class Vocabulary:
         first of these, and the others are `CONTINUED`.
         """
         texts: list[str] = []
+        # Most tokens are whole characters, whose texts are looked up.
+        # Only the short runs in between take the longer way of decoding tokens together.
         for is_whole, run in groupby(map(int, ids), self._is_whole):
             tokens = list(run)
             if is_whole:
                 texts += map(self._text, tokens)
                 continue
             for span in self.spans(tokens):
-                texts += [self.decode(tokens[span]), *[CONTINUED] * (span.stop - span.start - 1)]
+                texts.append(self.decode(tokens[span]))
+                texts += [CONTINUED] * (span.stop - span.start - 1)
         return texts
 
     def spans(self, ids: Sequence[int] | np.ndarray) -> list[slice]:
@@ -58,8 +62,9 @@ class Vocabulary:
         decoder = getincrementaldecoder("utf-8")("backslashreplace")
         starts = []
         for position, piece in enumerate(map(self._bytes, ids)):
-            half, _ = decoder.getstate()
-            if not (half and (not piece or piece[0] in _CONTINUATION)):
+            half, _ = decoder.getstate()  # the bytes of a character that has begun
+            continues = half and (not piece or piece[0] in _CONTINUATION)
+            if not continues:
                 starts.append(position)
             decoder.decode(piece)
         return [slice(start, stop) for start, stop in pairwise([*starts, len(ids)])]
@@ -73,7 +78,9 @@ class Vocabulary:
         if token not in self._text_by_id:
             piece = self._bytes(token)
             text = piece.decode("utf-8", errors="ignore")
-            self._text_by_id[token] = text if text.encode() == piece else ""
+            if text.encode() != piece:
+                text = ""
+            self._text_by_id[token] = text
         return self._text_by_id[token]
 
     def _bytes(self, token: int) -> bytes:
@@ -96,9 +103,8 @@ class Vocabulary:
                 table = file.read(use_threads=False).cast(_SCHEMA)
                 if any(column.null_count for column in table.columns):
                     raise pa.ArrowInvalid("it holds nulls")
-                return cls(
-                    dict(zip(table["id"].to_pylist(), table["bytes"].to_pylist(), strict=True))
-                )
+                pieces = table["bytes"].to_pylist()
+                return cls(dict(zip(table["id"].to_pylist(), pieces, strict=True)))
         except StoreError:
             raise
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -117,29 +123,35 @@ def token_bytes(tokenizer: Any) -> dict[int, bytes]:
     """The bytes of each token: byte-level BPE through its byte alphabet, SentencePiece through ▁
     and <0xNN>.
     """
-    added = {t.content for t in tokenizer.added_tokens_decoder.values()}
+    # A tokenizer passes added tokens, such as <|im_end|>, by its model: their text is literal.
+    added = {token.content for token in tokenizer.added_tokens_decoder.values()}
     byte_level = is_byte_level(tokenizer)
-    return {
-        token_id: token.encode() if token in added else piece_bytes(token, byte_level)
-        for token, token_id in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    }
+    pieces = {}
+    for token, token_id in sorted(tokenizer.get_vocab().items(), key=itemgetter(1)):
+        if token in added:
+            pieces[token_id] = token.encode()
+        else:
+            pieces[token_id] = piece_bytes(token, byte_level)
+    return pieces
 
 
 def is_byte_level(tokenizer: Any) -> bool:
+    """Whether the tokens of a tokenizer are written in GPT-2's byte alphabet."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return False
     settings = json.loads(backend.to_str())
-    return any(
-        '"ByteLevel"' in json.dumps(settings.get(part)) for part in ("decoder", "pre_tokenizer")
-    )
+    steps = json.dumps([settings.get("decoder"), settings.get("pre_tokenizer")])
+    return '"ByteLevel"' in steps
 
 
 def piece_bytes(token: str, byte_level: bool) -> bytes:
-    if byte_level and all(char in _BYTE_OF_CHAR for char in token):
-        return bytes(_BYTE_OF_CHAR[char] for char in token)
-    if match := _BYTE_TOKEN.fullmatch(token):
-        return bytes([int(match.group(1), 16)])
+    """The bytes of a token that was not added; `byte_level`: in GPT-2's alphabet, if it fits."""
+    if byte_level and _BYTE_OF_CHAR.keys() >= set(token):
+        return bytes(map(_BYTE_OF_CHAR.__getitem__, token))
+    byte = _BYTE_TOKEN.fullmatch(token)
+    if byte is not None:
+        return bytes.fromhex(byte.group(1))
     return token.replace("▁", " ").encode()
 
 
@@ -149,7 +161,10 @@ def _byte_alphabet() -> dict[str, int]:
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+    byte_of_char = {chr(byte): byte for byte in printable}
+    for number, byte in enumerate(others):
+        byte_of_char[chr(0x100 + number)] = byte
+    return byte_of_char
 
 
 _BYTE_OF_CHAR = _byte_alphabet()

@@ -22,9 +22,17 @@ from mismatch_cli.trace.manifest import SHARD
 MAX_TOKENS_PER_ROW_GROUP = 2**20
 # Three such columns are 48 MB, which a reader holds at a time
 _MAX_TOPK_ENTRIES_PER_ROW_GROUP = 2**22
+# Compressing the log-probabilities of single tokens saves a tenth and takes a third of the writing
+# time. For the top K, which are most of the file, it saves a fifth, so these are compressed.
+_UNCOMPRESSED = {
+    name
+    for name in TOKEN_COLUMNS
+    if pa.types.is_floating(COLUMNS[name].value) and name != "advantage"
+}
 
 
 def shard_path(folder: Path, index: int) -> Path:
+    """The path of a shard by its number."""
     return folder / SHARD.format(index)
 
 
@@ -38,18 +46,24 @@ def rows_to_table(columns: dict[str, Sequence[Any]]) -> pa.Table:
 
 def with_counts(table: pa.Table, **counts: int) -> pa.Table:
     """Attach counts that belong to a whole shard; they are file metadata and survive scoring."""
-    metadata = (table.schema.metadata or {}) | {
-        name.encode(): str(count).encode() for name, count in counts.items()
-    }
+    metadata = dict(table.schema.metadata or {})
+    for name, count in counts.items():
+        metadata[name.encode()] = str(count).encode()
     return table.replace_schema_metadata(metadata)
 
 
 def _column(name: str, values: Sequence[Any]) -> pa.Array:
     if name in (*TOKEN_COLUMNS, *TOPK_COLUMNS, *ROUTE_COLUMNS):
-        values = [
-            None if v is None else v.reshape(-1) if hasattr(v, "reshape") else v for v in values
-        ]
+        values = list(map(_flattened, values))
+    # With `from_pandas`, Arrow would turn NaN into null, which means "not measured".
     return pa.array(values, type=COLUMNS[name].type, from_pandas=False)
+
+
+def _flattened(values: Any) -> Any:
+    """An array of any shape as a flat one; lists and None as they are."""
+    if hasattr(values, "reshape"):
+        return values.reshape(-1)
+    return values
 
 
 def write_shard(path: Path, table: pa.Table) -> None:
@@ -60,11 +74,11 @@ def write_shard(path: Path, table: pa.Table) -> None:
 
 
 def write_shard_parts(path: Path, tables: Iterator[pa.Table]) -> None:
-    """Like `write_shard`, from one or more consecutive tables of one schema, holding one at a
-    time.
+    """Write one shard, in row groups as `write_shard` does, from consecutive tables of one schema;
+    holds one of them at a time.
     """
     first = next(tables)
-    options = _encoding(first)
+    options = _encoding(first.schema)
     with (
         replacing(path) as temporary,
         pq.ParquetWriter(temporary, first.schema, **options) as writer,
@@ -74,32 +88,26 @@ def write_shard_parts(path: Path, tables: Iterator[pa.Table]) -> None:
                 writer.write_table(table.slice(start, stop - start), row_group_size=stop - start)
 
 
-def _encoding(table: pa.Table) -> dict[str, Any]:
-    """Use a dictionary where it pays: not for tokens, whose ids zstd packs as well in half the
-    time.
-
-    Nor does compression pay for the log-probabilities of single tokens: it saves a tenth and takes
-    a third of the writing time. For the top K, which are most of the file, it saves a fifth.
-    """
-    leaves = {
-        f.name: f"{f.name}.list.element" if pa.types.is_list(f.type) else f.name
-        for f in table.schema
-    }
-    floats = {name for name in TOKEN_COLUMNS if pa.types.is_floating(COLUMNS[name].value)}
-    plain = floats - {"advantage"}
-    return {
-        "use_dictionary": [
-            leaf for name, leaf in leaves.items() if name not in (*TOKEN_COLUMNS, *TOPK_COLUMNS)
-        ],
-        "compression": {leaf: "none" if name in plain else "zstd" for name, leaf in leaves.items()},
-    }
+def _encoding(schema: pa.Schema) -> dict[str, Any]:
+    """The writer's options: which columns are encoded with a dictionary, and which compressed."""
+    with_dictionary = []
+    compression = {}
+    for field in schema:
+        leaf = f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
+        # A dictionary does not pay for tokens: zstd packs their ids as well in half the time.
+        if field.name not in (*TOKEN_COLUMNS, *TOPK_COLUMNS):
+            with_dictionary.append(leaf)
+        compression[leaf] = "none" if field.name in _UNCOMPRESSED else "zstd"
+    return {"use_dictionary": with_dictionary, "compression": compression}
 
 
 def _row_groups(table: pa.Table) -> list[tuple[int, int]]:
+    """Where each row group starts and stops, in rows of the table."""
     lists = table.column(length_column(table.column_names))
     lengths = pc.list_value_length(lists).to_pylist()
     most = _most_tokens(table, sum(lengths))
-    groups, start, tokens = [], 0, 0
+    groups = []
+    start = tokens = 0
     for row, length in enumerate(lengths):
         if tokens + length > most and row > start:
             groups.append((start, row))
@@ -110,6 +118,7 @@ def _row_groups(table: pa.Table) -> list[tuple[int, int]]:
 
 
 def _most_tokens(table: pa.Table, tokens: int) -> int:
+    """The most tokens of a row group; fewer where each of this table's has many top-K entries."""
     if "topk_ids" not in table.column_names or not tokens:
         return MAX_TOKENS_PER_ROW_GROUP
     entries = pc.sum(pc.list_value_length(table.column("topk_ids"))).as_py() or 0

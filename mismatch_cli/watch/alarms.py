@@ -77,7 +77,7 @@ class Alarms:
         """Take in the checks of a step; return what is to be told. Of the same step again, as after
         a kill, that is nothing.
         """
-        events = [self._change(step, check) for check in checks if check.known]
+        events = [self._change(step, check) for check in checks if check.is_judged]
         return [event for event in events if event is not None]
 
     def _change(self, step: int, check: Check) -> Event | None:
@@ -123,7 +123,7 @@ def _is_undecided(check: Check) -> bool:
     """Whether the limit is within an interval; the few prompts of a step may give none, and then
     its value decides.
     """
-    return check.status == UNDECIDED and check.found.has_interval
+    return check.status == UNDECIDED and check.measured.has_interval
 
 
 def limit_of(check: CheckRow) -> str:

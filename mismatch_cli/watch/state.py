@@ -88,7 +88,7 @@ class State:
         """Record what the limits say of a step before anybody hears of it; return what is to be
         told.
         """
-        self._known |= {_key(check.limits, check.limit) for check in checks if check.known}
+        self._known |= {_key(check.limits, check.limit) for check in checks if check.is_judged}
         events = self.alarms.judged(step, checks)
         if events:
             self.save()

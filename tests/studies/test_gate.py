@@ -65,7 +65,7 @@ def test_absolute_limits(training, metric, pair):
         assert check(training, metric, bound, exact, pair=pair).holds
         assert check(training, metric, bound, good, pair=pair).holds
         exceeded = check(training, metric, bound, bad, pair=pair)
-        assert not exceeded.holds and exceeded.known
+        assert not exceeded.holds and exceeded.is_judged
         assert ("above" if bound == "max" else "below") in exceeded.reason
 
 
@@ -117,7 +117,7 @@ def test_a_frameworks_own_metric_is_the_frameworks_number(training, control):
         for pi, mu in zip(table["logp_trainer"], table["logp_rollout"], strict=True)
     ]
     name = "slime:train/train_rollout_logprob_abs_diff"
-    number = check(control, name, "max", 1).found.value
+    number = check(control, name, "max", 1).measured.value
     assert number == pytest.approx(np.mean(means), rel=1e-5)
     assert check(control, name, "max", number).holds
     assert not check(control, name, "max", number * (1 - CLOSE)).holds
@@ -173,7 +173,7 @@ def poor(tmp_path) -> PooledMetrics:
 )
 def test_a_missing_measurement_fails(poor, control, metric, bound, pair, reason):
     found = check(poor, metric, bound, 1e9, control, pair=pair)
-    assert not found.holds and not found.known
+    assert not found.holds and not found.is_judged
     assert reason in found.reason
 
 

@@ -68,7 +68,7 @@ def test_the_rows():
     assert {name for maker in Maker for name in made_by(maker)} == COLUMNS.keys()
     assert {*of_shape(*Shape)} == COLUMNS.keys() and {*ROW_KEY} <= {*REQUIRED}
     for column in COLUMNS.values():
-        assert column.meaning and column.words.startswith(column.meaning)
+        assert column.meaning and column.description.startswith(column.meaning)
         assert column.required or not column.is_required
         assert ("logp" in column.name) <= (column.unit == "nats"), column.name
 

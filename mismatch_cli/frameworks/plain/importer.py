@@ -79,7 +79,9 @@ with open("dump.jsonl", "w") as file:
 def meanings() -> dict[str, str]:
     """What each column holds, in words; what a row must have comes first."""
     names = of_shape(Shape.TOKENS, Shape.RESPONSE, Shape.TOP_K, Shape.LIST)
-    return {name: COLUMNS[name].words for name in dict.fromkeys([*REQUIRED, *names])} | _OF_OTHERS
+    return {
+        name: COLUMNS[name].description for name in dict.fromkeys([*REQUIRED, *names])
+    } | _OF_OTHERS
 
 
 def recognises(peek: FileHead) -> bool:

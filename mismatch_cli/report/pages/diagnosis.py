@@ -83,7 +83,7 @@ def page(analysis: DiagnosisAnalysis) -> Outline:
     """The parts of the gap, the faults, the suspects, then every check."""
     diagnosis, about = analysis.diagnosis, analysis.result.about
     first = analysis.result.first_cause
-    found = [_finding_section(row, is_first=row.check == first) for row in analysis.found]
+    found = [_finding_section(row, is_first=row.check == first) for row in analysis.found_rows]
     suspects_come_first = diagnosis.is_minor or first is None
     found.insert(0 if suspects_come_first else 1, _suspects_section(analysis))
     words, status = answer(diagnosis)
@@ -319,7 +319,7 @@ def _parts_of_gap(analysis: DiagnosisAnalysis) -> Table:
 
 def _found(analysis: DiagnosisAnalysis) -> Table:
     """What was found, with the setting of the framework that made the trace where it is known."""
-    causes = [row for row in analysis.found if row.stage != UNEXPLAINED_STAGE]
+    causes = [row for row in analysis.found_rows if row.stage != UNEXPLAINED_STAGE]
     return table(
         "",
         causes,

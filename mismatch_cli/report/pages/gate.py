@@ -145,7 +145,7 @@ def _reconciled(result: GateAnalysis) -> Facts:
     if not failed or not passed:
         return ()
     pairs = [
-        {check.found.pair for check in result.checks if check.holds is holds}
+        {check.measured.pair for check in result.checks if check.holds is holds}
         for holds in (False, True)
     ]
     stale = pairs[0] == {"total"} and "total" not in pairs[1]
@@ -229,7 +229,7 @@ def _attributes(name: str, checks: Sequence[Check], refused: bool = False) -> di
     return {
         "name": visible(name),
         "tests": str(len(checks) + refused),
-        "failures": str(sum(check.known and not check.holds for check in checks) + refused),
+        "failures": str(sum(check.is_judged and not check.holds for check in checks) + refused),
         "errors": str(statuses.count(UNJUDGED)),
         "time": "0",
     }
@@ -258,7 +258,7 @@ def _add_case(suite: Element, check: Check) -> None:
     if check.holds:
         answer = SubElement(case, "system-out")
     else:
-        tag, kind = _FAILURE if check.known else _ERROR
+        tag, kind = _FAILURE if check.is_judged else _ERROR
         answer = SubElement(case, tag, type=kind, message=visible(check.reason))
     lines = (
         f"measured {subject(check)}: {measured_text(check)}",

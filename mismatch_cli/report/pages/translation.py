@@ -38,7 +38,7 @@ def page(translation: Translation) -> Outline:
     """The page of one framework; for `all`, names that several frameworks use for different
     numbers.
     """
-    result, name = translation.result, translation.asked
+    result, name = translation.result, translation.framework
     rows = [
         _OfFramework(framework, metric)
         for framework, content in result.frameworks.items()

@@ -39,7 +39,7 @@ def test_the_parts_add_up_to_the_gap(analysis, view):
 
 def test_what_was_found_links_to_its_evidence(analysis, view):
     found = table_with(view, "found")
-    titles = [row.title for row in analysis.found]
+    titles = [row.title for row in analysis.found_rows]
     assert [row[0] for row in found.rows] == titles == ["Rounded logits"]
     assert [s.anchor for s in view.sections if s.title in titles] == list(found.row_links)
 
