@@ -60,7 +60,6 @@ class Range:
 
 def agreement_of(metric: str) -> float:
     """The value of a metric if the two policies are equal; 0 for one that is not of the catalog."""
-    # Importing the catalog takes a while, and `gate --help` needs none of it.
     from mismatch_cli.metrics.gap_table import METRICS
 
     if metric not in METRICS:
