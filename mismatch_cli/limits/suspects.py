@@ -218,7 +218,8 @@ class _Rule:
             flags = self.rescore(settings)
             if settings.trace:
                 return _test_by_scoring(settings, flags)
-            # Without a trace, new runs take the flags; `--trainer-model` is one of `rescore` alone.
+            # Without a trace, new runs take the flags. Their `--trainer-model` scores in addition
+            # to the weights that sampled, which tests nothing here.
             return () if "--trainer-model" in flags else _test_by_sampling(settings, flags)
         if self.probe:
             return _test_by_sampling(settings, self.probe, self.as_it_is(value))
