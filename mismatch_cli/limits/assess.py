@@ -257,10 +257,8 @@ def _value(metrics: Metrics, key: str) -> float | None:
 
 
 def _beside_expected(metrics: Metrics, expected: Expected | None) -> BesideExpected | None:
-    """The gap beside the expected one; None without either.
-
-    The range of other models counts only against a gap above it: a gap within says nothing of this
-    model, so that is None, too.
+    """The gap beside the expected one; None without either, and for a gap within the range of
+    other models or below it, which says nothing of this model.
     """
     gap = _value(metrics, LEADING)
     if expected is None or gap is None:
@@ -315,7 +313,7 @@ def _nearest_measured(
 
 def _distance(row: MeasuredElsewhere) -> float:
     """The log of the factor between the value here and the range measured elsewhere, both as
-    distances from the value at agreement.
+    distances from the value at agreement; 0 within the range.
     """
     assert row.value is not None
     ideal = METRICS[row.metric].agreement or 0.0

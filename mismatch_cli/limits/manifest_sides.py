@@ -53,7 +53,8 @@ def sides_of_gap(about: Mapping[str, Any]) -> tuple[Numerics, Numerics]:
     sampling = (about.get("config") or {}).get("sampling") or {}
     sampled_at = _temperature(sampling, 1.0)
     engine_temperature = sampled_at
-    # In this mode the engine reports log-probabilities from before its sampler, temperature too.
+    # In a raw mode the engine reports log-probabilities from before its sampler, which is what
+    # applies the temperature.
     if str(rollout.get("logprobs_mode", "")).startswith("raw"):
         engine_temperature = 1.0
     return (
@@ -121,7 +122,7 @@ def precision(about: Mapping[str, Any]) -> str:
     """
     sides = _recorded_sides(about)
     recorded = " ".join(_short_name(side.get(key)) for side in sides for key in _DTYPE_KEYS)
-    # A name may hold more than the precision: `fp8_e4m3`, `compressed-tensors-int8`.
+    # A name may hold more than the precision: `fp8_e4m3`, `nvfp4`.
     for coarsest in _COARSEST_FIRST:
         if coarsest in recorded:
             return coarsest

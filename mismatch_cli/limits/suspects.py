@@ -120,9 +120,12 @@ class _Settings:
         return self._values.get(name)
 
     def lacks(self, name: str) -> bool:
-        """Whether the manifest omits a setting that it could have; of weights it never could."""
-        processed_is_raw = self["config.sampling.temperature"] == 1 and not self.truncates
-        if name == "rollout.logprobs_mode" and processed_is_raw:
+        """Whether the manifest omits a setting that matters; never for which weights there are,
+        which only a trace shows.
+        """
+        # At full support and temperature 1, raw and processed log-probabilities are the same.
+        is_processed_raw = self["config.sampling.temperature"] == 1 and not self.truncates
+        if name == "rollout.logprobs_mode" and is_processed_raw:
             return False
         return name not in _OF_WEIGHTS and self[name] is None
 
@@ -133,7 +136,7 @@ class _Settings:
 
     @property
     def truncates(self) -> bool:
-        """Whether the engine samples of fewer tokens than the vocabulary has."""
+        """Whether the engine samples from fewer tokens than the vocabulary has."""
         return any(
             self[f"config.sampling.{name}"] not in (None, off, -1)
             for name, off in _FULL_SUPPORT.items()
@@ -293,6 +296,7 @@ def _argument(name: str, value: str) -> tuple[str, str]:
 
 
 def _low_cache(s: _Settings) -> bool:
+    """Whether the cache has a coarser type than 16 bits, and not simply that of the weights."""
     cache = str(s["rollout.kv_cache_dtype"] or "")
     if cache in ("", "auto", s["rollout.dtype"], "float32", *SIXTEEN_BITS):
         return False
