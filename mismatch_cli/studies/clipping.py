@@ -40,8 +40,8 @@ from mismatch_cli.studies.unusable import refuse_unusable
 from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import RowGroup, Trace
 
-_BLOCKED_TOKENS = 50
-# Bytes on a page, a byte a token for each mask; they hardly compress
+_BLOCKED_TOKENS = 50  # of an algorithm and a sign, the most frequent ones
+# Levels on a page: a byte for each token and mask, which hardly compresses
 MOST_LEVELS = 1_000_000
 
 
@@ -139,7 +139,7 @@ class ClippingAnalysis(Study):
             return self.requested
         by_name = {algorithm.name: algorithm for algorithm in self.algorithms}
         preferred = [by_name[name] for name in PAPER if name in by_name]
-        # Cell 0 counts the judged tokens, the others what each algorithm blocks of them.
+        # Row 0 counts the judged tokens, the others what each algorithm blocks of them.
         blocked_by_mu = self.summary.cells.by_mu[1:]
         for algorithm, blocked in zip(self.algorithms, blocked_by_mu, strict=True):
             if blocked.any():

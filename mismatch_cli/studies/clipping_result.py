@@ -172,13 +172,14 @@ class ClippingResult(ClippingNumbers, ClippingQuestion):
 
         `key`: what must be equal, too, for one row to represent another.
         """
-        mask_of: dict[str, object] = {}
+        mask_of: dict[str, int | str] = {}
         for number, names in enumerate(self.same_mask):
             mask_of.update(dict.fromkeys(names, number))
         by_mask: dict[object, list[AlgorithmRow]] = {}
         for row in rows:
-            mask = mask_of.get(row.name, row.name), key(row)
-            by_mask.setdefault(mask, []).append(row)
+            # An algorithm that decides like no other is in no group: its name is its mask.
+            mask = mask_of.get(row.name, row.name)
+            by_mask.setdefault((mask, key(row)), []).append(row)
         masks: list[OneMask] = []
         for alike in by_mask.values():
             masks += self._represent(alike)

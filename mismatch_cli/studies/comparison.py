@@ -37,20 +37,22 @@ from mismatch_cli.studies.exploration.explored import Exploration
 from mismatch_cli.studies.exploration.two_runs import ComparedRun, explore_two
 from mismatch_cli.studies.mismatch import COLUMNS, without_unknown
 from mismatch_cli.studies.pairing import (
-    CommonTokenMask,
     Pairing,
-    PartnerPass,
-    Partners,
     RecognisedResponses,
     RecognitionPass,
-    SharedTokens,
     TraceResponses,
-    common_tokens,
     compared_rows,
     pair_up,
-    take_rows,
+    partner_rows,
 )
 from mismatch_cli.studies.settings_compared import NAMES, SettingDifference, settings_diff
+from mismatch_cli.studies.shared_tokens import (
+    CommonTokenMask,
+    PartnerPass,
+    Partners,
+    SharedTokens,
+    take_rows,
+)
 from mismatch_cli.studies.study import Study, name_of, who_is_compared
 from mismatch_cli.studies.unusable import refuse_unmeasured
 from mismatch_cli.trace.origin import About
@@ -263,7 +265,7 @@ class _Plan:
     responses: list[TraceResponses]  # of each trace
     pairings: list[Pairing]  # of each trace but the first
     compared: list[np.ndarray]  # of each trace: bool, in file order
-    partners: list[dict[int, np.ndarray]]  # as `common_tokens` says
+    partners: list[dict[int, np.ndarray]]  # as `partner_rows` says
 
     @classmethod
     def of(cls, pair: Pair, reader: Executor, recognised: RecognisedResponses) -> _Plan:
@@ -287,7 +289,7 @@ class _Plan:
                 refuse_unmeasured([trace], 0, 0)
         pairings = [pair_up(responses[0], other) for other in responses[1:]]
         compared = compared_rows(responses, pairings)
-        partners = common_tokens(responses, pairings, compared)
+        partners = partner_rows(responses, pairings, compared)
         return cls(pair, reader.traces, portions, rows, responses, pairings, compared, partners)
 
     def measuring_pass(self, portion: Portion) -> _MeasuringPass:

@@ -8,8 +8,9 @@ from typing import Literal
 
 from mismatch_cli.metrics.differences import MetricDifference
 from mismatch_cli.metrics.pair_summary import PairSummary
-from mismatch_cli.studies.pairing import PairedBy, TokenComparison
+from mismatch_cli.studies.pairing import PairedBy
 from mismatch_cli.studies.settings_compared import SettingDifference
+from mismatch_cli.studies.shared_tokens import TokenComparison
 from mismatch_cli.trace.origin import About
 
 Differs = Literal["gap", "metrics", "noise", "untested"]

@@ -83,7 +83,7 @@ class PageTokens:
 
     @property
     def profile_CB(self) -> np.ndarray:
-        """The largest |d| in equal parts of each of them."""
+        """The largest |d| in equal parts of each response with a passage."""
         return np.concatenate(self._profiles)
 
     @property
@@ -120,19 +120,13 @@ class PageTokens:
 
     def read(self, trace: Trace, number: int, on_responses: Callable[[int], None]) -> None:
         """Add the passages of a trace; reads only row groups that have one."""
-        chosen: list[ScoredGroup] = []
+        groups = [group for group in self._survey.groups if group.trace == number]
+        chosen = [group for group in groups if self._places_in(group).size]
+        # Responses that need not be read are done: `on_responses` hears of each of them, too.
+        on_responses(sum(group.responses for group in groups if group not in chosen))
         numbers: dict[Path, list[int]] = {}
-        unread = 0
-        for group in self._survey.groups:
-            if group.trace != number:
-                continue
-            if not self._places_in(group).size:
-                unread += group.responses
-                continue
-            chosen.append(group)
+        for group in chosen:
             numbers.setdefault(group.path, []).append(group.number)
-        # The survey promised to report every response once more.
-        on_responses(unread)
         tables = trace.chosen_tables(numbers, _COLUMNS)
         for group, table in zip(chosen, tables, strict=True):
             excerpt = self._excerpt(group, table)

@@ -23,7 +23,7 @@ from mismatch_cli.studies.exploration.response_rows import (
     identified_rows,
 )
 from mismatch_cli.studies.exploration.slider_levels import Slider, SliderAlgorithms, SliderKey
-from mismatch_cli.studies.pairing import take_rows
+from mismatch_cli.studies.shared_tokens import take_rows
 from mismatch_cli.trace.reader import Trace
 
 # The columns that a first pass reads, besides those that masks need

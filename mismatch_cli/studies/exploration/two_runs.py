@@ -14,14 +14,8 @@ from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.studies.exploration.explore import explore
 from mismatch_cli.studies.exploration.explored import Exploration
 from mismatch_cli.studies.exploration.explored_rows import ExploredRows
-from mismatch_cli.studies.pairing import (
-    OURS,
-    THEIRS,
-    Pairing,
-    PartnerJoin,
-    Partners,
-    TraceResponses,
-)
+from mismatch_cli.studies.pairing import Pairing, TraceResponses
+from mismatch_cli.studies.shared_tokens import OURS, THEIRS, PartnerJoin, Partners
 from mismatch_cli.trace.foreign_values import single
 from mismatch_cli.trace.reader import Trace
 
