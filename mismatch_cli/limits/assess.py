@@ -276,7 +276,7 @@ def _tail(metrics: Metrics, tokens: int) -> Tail | None:
     if kl is None or p95 is None or kl <= 0 or tokens < _FEWEST_TOKENS:
         return None
     # The spread of the bulk comes from p95, as the median would not do: half of a model's tokens
-    # are certain and have no gap at any precision. k3 ≈ d² / 2, so a bulk of this spread has σ² / 2.
+    # are certain and have no gap at any precision. With k3 ≈ d² / 2, such a bulk has σ² / 2.
     spread = p95 / _NORMAL_P95
     bulk = spread**2 / 2
     if kl <= _TAIL * bulk:

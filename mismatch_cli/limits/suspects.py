@@ -295,6 +295,11 @@ def _argument(name: str, value: str) -> tuple[str, str]:
     return "--engine-arg", f"{name}={value}"
 
 
+def _bundled_model() -> tuple[str, ...]:
+    """The bundled model, as a path relative to the working folder where that is possible."""
+    return (str(shorten_paths(str(bundled("model")))),)
+
+
 def _low_cache(s: _Settings) -> bool:
     """Whether the cache has a coarser type than 16 bits, and not simply that of the weights."""
     cache = str(s["rollout.kv_cache_dtype"] or "")
@@ -337,8 +342,7 @@ _RULES = (
           "the adapter on both sides, or on neither",
           rescore=lambda s: ("--trainer-model", *(s.scorer or (MODEL,)))),
     _Rule("equal_weights", lambda s: s.pair == "total", "log π at the weights that sampled",
-          rescore=lambda s: ("--trainer-model", *(s.scorer or (str(shorten_paths(str(bundled("model")))),)),
-                             "--keep-trainer"),
+          rescore=lambda s: ("--trainer-model", *(s.scorer or _bundled_model()), "--keep-trainer"),
           value=lambda _: False),
     _Rule("rollout.quantization", lambda s: bool(s.engine_args.get("quantization")),
           "unquantised weights",
