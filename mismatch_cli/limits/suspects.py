@@ -323,7 +323,8 @@ _SIXTEEN = ("--rollout-dtype", "bfloat16", "--trainer-dtype", "bfloat16")
 # fmt: off
 _RULES = (
     _Rule("rollout.logprobs_mode",
-          lambda s: str(s["rollout.logprobs_mode"]).startswith("raw") and (s.temperature != 1 or s.truncates),
+          lambda s: str(s["rollout.logprobs_mode"]).startswith("raw")
+          and (s.temperature != 1 or s.truncates),
           "processed_logprobs",
           ("--temperature", "1", "--top-p", "1", "--top-k", "0", "--min-p", "0")),
     _Rule("config.sampling.temperature",

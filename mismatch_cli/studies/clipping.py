@@ -334,8 +334,9 @@ _OPERATOR = re.compile(
 # Words that open or turn a step of reasoning: the examples in the appendix of arXiv 2602.04879, and
 # similar ones.
 _CONNECTIVE = re.compile(
-    "wait|thus|since|so|therefore|hence|however|but|then|next|also|because|instead|first|second|finally|now|if|let|"
-    "alternatively|and|or|while|as|for|given|suppose|assume|note|recall|here|this|that|we|when|where"
+    "wait|thus|since|so|therefore|hence|however|but|then|next|also|because|instead|first|second|"
+    "finally|now|if|let|alternatively|and|or|while|as|for|given|suppose|assume|note|recall|here|"
+    "this|that|we|when|where"
 )
 _MARKUP = re.compile(r"<[^<>\s]*>|\\[a-z]*")
 

@@ -18,9 +18,11 @@ _SECTIONS = (
 )  # fmt: skip
 # Source, amount and random seed: these change which responses exist, not how one is scored.
 _HARMLESS = re.compile(
-    r".*\.(seed|digest|source|location|count|skipped|limit|shuffle_seed|noise_responses|folder|path|paths|file|files)"
+    r".*\.(seed|digest|source|location|count|skipped|limit|shuffle_seed|noise_responses)"
+    r"|.*\.(folder|path|paths|file|files)"
     r"|rollout\.(url|served_model|timeout|patience)"
-    r"|libraries\.(python|numpy|pyarrow|math-verify|mismatch-cli)|prompts\..*|config\.(prompts\..*|samples_per_prompt)"
+    r"|libraries\.(python|numpy|pyarrow|math-verify|mismatch-cli)"
+    r"|prompts\..*|config\.(prompts\..*|samples_per_prompt)"
     r"|imported\.(rows\w*|tokens|steps|file_count|left_out.*|noted.*|libraries.*)"
     r"|config\.sampling\.max_tokens|rollout\.max_model_len|top_logprobs|config\.reward.*"
     r"|config\.(answer_format|grader|routes|keep_routes)"
