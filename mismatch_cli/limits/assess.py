@@ -246,9 +246,9 @@ def _above_floor(metrics: Metrics, floor: Metrics | None) -> AboveFloor | None:
 
 def _positive_interval(estimate: Estimate) -> tuple[float, float] | None:
     """An interval above 0, by which one can divide; None for any other, or without one."""
-    if estimate.low is None or estimate.high is None or estimate.low <= 0:
-        return None
-    return estimate.low, estimate.high
+    if estimate.low is not None and estimate.high is not None and estimate.low > 0:
+        return estimate.low, estimate.high
+    return None
 
 
 def _value(metrics: Metrics, key: str) -> float | None:
