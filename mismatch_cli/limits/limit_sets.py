@@ -79,7 +79,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class LimitSet:
-    """The limits of one file or preset."""
+    """The limits of one file, or of one published set at one of its levels."""
 
     name: str
     limits: tuple[Limit, ...]

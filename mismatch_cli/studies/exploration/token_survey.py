@@ -137,14 +137,12 @@ class TokenSurvey:
                 blocked_N[key.masks] |= own_N
         if not draws or not compared:
             return
-        first_N, *others = blocked_N.values()
         gaps = cases[0].gaps
-        if not others:
-            self.leaders.draw("blocked", first_N, gaps, self.responses)
-            return
-        (second_N,) = others
-        self.leaders.draw("blocked", first_N | second_N, gaps, self.responses)
-        self.leaders.draw("only", first_N ^ second_N, gaps, self.responses)
+        first_N, *others = blocked_N.values()
+        self.leaders.draw("blocked", np.logical_or.reduce([first_N, *others]), gaps, self.responses)
+        # Of two algorithms with one mask there is nothing that only one blocks.
+        for second_N in others:
+            self.leaders.draw("only", first_N ^ second_N, gaps, self.responses)
 
 
 def _judged_alike(batch: TokenBatch, pair: Pair) -> bool:
