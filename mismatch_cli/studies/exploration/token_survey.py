@@ -118,7 +118,7 @@ class TokenSurvey:
         if self.pair_b is None:
             return {"gap": gaps.abs_d_N, "probability": gaps.abs_dp_N}
         gaps_b = TokenGaps(gaps.batch, self.pair_b, gaps.first, gaps.last)
-        # A token that a policy calls impossible has the gap −∞, and −∞ − (−∞) is no change.
+        # A token that the trainer calls impossible has the gap −∞; from −∞ to −∞ nothing changes.
         with np.errstate(invalid="ignore"):
             change_N = (gaps_b.logp_N - gaps_b.logq_N) - (gaps.logp_N - gaps.logq_N)
         size_N = np.where(np.isfinite(change_N), np.abs(change_N), 0)
