@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import log
+from math import inf, log
 from typing import Any
 
 from mismatch_cli.limits.expected import Expected, expected_sentence, position_in_range
@@ -30,14 +30,14 @@ from mismatch_cli.metrics.estimate import BELOW_RESOLUTION, Estimate
 from mismatch_cli.metrics.gap_table import METRICS
 
 LEADING = "abs_d_mean"  # compared with the floor, and with what is expected without a fault
-_NORMAL_P95 = 1.959964  # of |x| for a standard normal distribution
-_TAIL = 3.0  # a KL this many times what the bulk would give comes from the tail
-_FEWEST_TOKENS = 200  # ten of them beyond p95
-_NEAREST, _NEAREST_NOISE = 5, 2
 FLOOR = "floor"  # the pair of a trainer with itself
 # A number among all published limits, beside `healthy` and `undecided`
 BETWEEN, ABOVE, MIXED = "between", "above", "mixed"
-
+_NORMAL_P95 = 1.959964  # of |x| for a standard normal distribution
+_TAIL = 3.0  # a KL this many times what the bulk would give comes from the tail
+_FEWEST_TOKENS = 200  # ten of them beyond p95
+# Rows of values measured elsewhere: of the gap, and of a trainer's own noise
+_GAPS_SHOWN, _NOISES_SHOWN = 5, 2
 
 Metrics = Mapping[str, Estimate]  # of one pair, by key
 
@@ -75,6 +75,11 @@ class LimitRow:
     @property
     def is_judged(self) -> bool:
         return self.standing != UNJUDGED
+
+    @property
+    def is_judged_by_value(self) -> bool:
+        """Whether the value alone decided, as it has no interval although its prompts suffice."""
+        return self.is_judged and self.low is None and not self.few_prompts
 
 
 @dataclass(frozen=True)
@@ -154,8 +159,7 @@ def assess(
     """
     pair, main = next(iter(pairs.items()))
     kind = _Kind(family(manifest), precision(manifest))
-    rows = (_compared(limit, pairs, kind) for limit in published())
-    bars = [row for row in rows if row is not None]
+    bars = [_judged_row(limit, pairs) for limit in published() if _applies(limit, pairs, kind)]
     assessment = Assessment(
         sentences=(),
         status=status(bars),
@@ -166,7 +170,7 @@ def assess(
         expected=_beside_expected(main, expected),
         tail=_tail(main, tokens),
         bars=bars,
-        measured=_nearest(pairs, floor, kind),
+        measured=_nearest_measured(pairs, floor or {}, kind),
     )
     return replace(assessment, sentences=list(sentences(assessment)))
 
@@ -175,22 +179,26 @@ def status(bars: Sequence[LimitRow]) -> str:
     """A number among all limits: `above` all, `mixed` (above some), else the least certain;
     empty if no limit could be judged.
     """
-    words = {(row.standing, row.level) for row in bars if row.is_judged}
-    if (EXCEEDED, BROKEN) in words:
-        return ABOVE if len(words) == 1 else MIXED
-    if any(word == EXCEEDED for word, _ in words):
+    judged = {(row.standing, row.level) for row in bars if row.is_judged}
+    standings = {standing for standing, _ in judged}
+    if (EXCEEDED, BROKEN) in judged:
+        return ABOVE if len(judged) == 1 else MIXED
+    if EXCEEDED in standings:
         return BETWEEN
-    if any(word == UNDECIDED for word, _ in words):
+    if UNDECIDED in standings:
         return UNDECIDED
-    return HEALTHY if words else ""
+    return HEALTHY if judged else ""
 
 
-def _compared(limit: Published, pairs: Mapping[str, Metrics], kind: _Kind) -> LimitRow | None:
-    """A limit and what the judge says of the number it applies to; None if it is for other models
-    or precisions, or if no pair has such a metric.
-    """
-    if not any(limit.metric in metrics for metrics in pairs.values()) or not _is_for(limit, kind):
-        return None
+def _applies(limit: Published, pairs: Mapping[str, Metrics], kind: _Kind) -> bool:
+    """Whether a limit is for models and precisions like these, and some pair has its metric."""
+    if limit.family not in ("", kind.family) or limit.precision not in ("", kind.precision):
+        return False
+    return any(limit.metric in metrics for metrics in pairs.values())
+
+
+def _judged_row(limit: Published, pairs: Mapping[str, Metrics]) -> LimitRow:
+    """A limit, and what the judge says of the number that it applies to."""
     number = Number.of(pairs, limit.metric, limit.pair)
     standing = limit.standing(number)
     return LimitRow(
@@ -219,46 +227,56 @@ def _compared(limit: Published, pairs: Mapping[str, Metrics], kind: _Kind) -> Li
 
 
 def _above_floor(metrics: Metrics, floor: Metrics | None) -> AboveFloor | None:
-    """The gap in multiples of the trainer's own noise; None without either."""
-    gap, noise = metrics.get(LEADING), (floor or {}).get(LEADING)
-    if gap is None or noise is None or gap.value is None or noise.value is None:
+    """The gap in multiples of the trainer's own noise; None unless both were measured."""
+    gap = metrics.get(LEADING, Estimate(None))
+    noise = (floor or {}).get(LEADING, Estimate(None))
+    if gap.value is None or noise.value is None:
         return None
     times = METRICS[LEADING].times_floor(gap.value, noise.value)
     row = AboveFloor(LEADING, gap.value, noise.value, times)
-    if times == BELOW_RESOLUTION or None in (gap.low, gap.high, noise.low, noise.high):
+    gap_interval = _positive_interval(gap)
+    noise_interval = _positive_interval(noise)
+    if times == BELOW_RESOLUTION or gap_interval is None or noise_interval is None:
         return row
-    assert gap.low is not None and gap.high is not None
-    assert noise.low is not None and noise.high is not None
-    if gap.low > 0 and noise.low > 0:
-        return replace(row, low=gap.low / noise.high, high=gap.high / noise.low)
-    return row
+    # How the errors of the two are related is unknown: each end is the worst case of both.
+    gap_low, gap_high = gap_interval
+    noise_low, noise_high = noise_interval
+    return replace(row, low=gap_low / noise_high, high=gap_high / noise_low)
+
+
+def _positive_interval(estimate: Estimate) -> tuple[float, float] | None:
+    """An interval above 0, by which one can divide; None for any other, or without one."""
+    if estimate.low is not None and estimate.high is not None and estimate.low > 0:
+        return estimate.low, estimate.high
+    return None
 
 
 def _value(metrics: Metrics, key: str) -> float | None:
-    """None where it was not measured, or is not among the metrics."""
-    estimate = metrics.get(key)
-    return None if estimate is None else estimate.value
+    """The value of a metric; None where it was not measured, or is not among the metrics."""
+    return metrics.get(key, Estimate(None)).value
 
 
 def _beside_expected(metrics: Metrics, expected: Expected | None) -> BesideExpected | None:
-    """None without a gap, or within the range of other models, which says nothing of this one."""
+    """The gap beside the expected one; None without either, and for a gap within the range of
+    other models or below it, which says nothing of this model.
+    """
     gap = _value(metrics, LEADING)
     if expected is None or gap is None:
         return None
-    place = position_in_range(gap, expected)
-    if place != "above" and not expected.of_this_trace:
+    position = position_in_range(gap, expected)
+    if position != "above" and not expected.of_this_trace:
         return None
-    return BesideExpected(gap, place, expected_sentence(gap, expected))
+    return BesideExpected(gap, position, expected_sentence(gap, expected))
 
 
 def _tail(metrics: Metrics, tokens: int) -> Tail | None:
-    """None if the bulk of the tokens explains k3.
-
-    The median would not do: half of a model's tokens are certain and have no gap at any precision.
-    """
-    kl, p95 = _value(metrics, "k3"), _value(metrics, "abs_d_p95")
+    """How far k3 exceeds what the bulk of the tokens gives; None if the bulk explains it."""
+    kl = _value(metrics, "k3")
+    p95 = _value(metrics, "abs_d_p95")
     if kl is None or p95 is None or kl <= 0 or tokens < _FEWEST_TOKENS:
         return None
+    # The spread of the bulk comes from p95, as the median would not do: half of a model's tokens
+    # are certain and have no gap at any precision. With k3 ≈ d² / 2, such a bulk has σ² / 2.
     spread = p95 / _NORMAL_P95
     bulk = spread**2 / 2
     if kl <= _TAIL * bulk:
@@ -266,55 +284,47 @@ def _tail(metrics: Metrics, tokens: int) -> Tail | None:
     return Tail(kl, spread, bulk, kl / bulk if bulk > 0 else None)
 
 
-def _is_for(row: Published, kind: _Kind) -> bool:
-    """Whether a limit is about models and precisions like these."""
-    return row.family in ("", kind.family) and row.precision in ("", kind.precision)
-
-
-def _nearest(
-    pairs: Mapping[str, Metrics], floor: Metrics | None, kind: _Kind
+def _nearest_measured(
+    pairs: Mapping[str, Metrics], floor: Metrics, kind: _Kind
 ) -> list[MeasuredElsewhere]:
-    """The measured rows of this family for metrics of these pairs: same precision first, then
-    the nearest. After those of the gap come those of a trainer's own noise, if it was measured.
+    """What others measured of this family, beside the same metric here: rows of the same precision
+    first, then the nearest value. Rows of a trainer's own noise follow those of the gap.
     """
     main = next(iter(pairs.values()))
-    families = ("", kind.family)
-    rows = [row for row in reference().measured if not kind.family or row.family in families]
-    of_gap = [(row, pairs.get(row.pair, main)) for row in rows if row.pair != FLOOR]
-    of_noise = [(row, floor) for row in rows if row.pair == FLOOR] if floor else []
-    return [*_closest(of_gap, kind, _NEAREST), *_closest(of_noise, kind, _NEAREST_NOISE)]
-
-
-def _closest(
-    rows: Sequence[tuple[MeasuredRange, Metrics]], kind: _Kind, number: int
-) -> list[MeasuredElsewhere]:
-    """So many rows, each with the value of its metric here."""
-    candidates = []
-    for row, metrics in rows:
+    of_gap: list[MeasuredElsewhere] = []
+    of_noise: list[MeasuredElsewhere] = []
+    for row in reference().measured:
+        is_noise = row.pair == FLOOR
+        metrics = floor if is_noise else pairs.get(row.pair, main)
         value = _value(metrics, row.metric)
-        if value is not None:
-            unlike = not row.precision or row.precision != kind.precision
-            here = MeasuredElsewhere(**vars(row), value=value)
-            candidates.append((unlike, _distance(row, value), here))
-    ordered = sorted(candidates, key=lambda candidate: candidate[:2])
-    return [row for *_, row in ordered[:number]]
+        if value is None or (kind.family and row.family not in ("", kind.family)):
+            continue
+        rows = of_noise if is_noise else of_gap
+        rows.append(MeasuredElsewhere(**vars(row), value=value))
+
+    def remoteness(row: MeasuredElsewhere) -> tuple[bool, float]:
+        has_same_precision = row.precision != "" and row.precision == kind.precision
+        return not has_same_precision, _distance(row)
+
+    of_gap.sort(key=remoteness)
+    of_noise.sort(key=remoteness)
+    return [*of_gap[:_GAPS_SHOWN], *of_noise[:_NOISES_SHOWN]]
 
 
-def _distance(row: MeasuredRange, value: float) -> float:
-    """The log of the factor between a value and a range, both measured from the value at
-    agreement.
+def _distance(row: MeasuredElsewhere) -> float:
+    """The log of the factor between the value here and the range measured elsewhere, both as
+    distances from the value at agreement; 0 within the range.
     """
+    assert row.value is not None
     ideal = METRICS[row.metric].agreement or 0.0
-    distances = sorted(abs(end - ideal) for end in (row.low, row.high))
-    distance = abs(value - ideal)
-    if distances[0] <= distance <= distances[1]:
+    nearer, farther = sorted((abs(row.low - ideal), abs(row.high - ideal)))
+    distance = abs(row.value - ideal)
+    if nearer <= distance <= farther:
         return 0.0
     if distance == 0:
-        return float("inf")
-    return min(abs(log(distance / end)) for end in distances if end > 0)
-
-
-_LARGEST_FACTOR = 1000
+        return inf
+    bound = nearer if distance < nearer else farther
+    return abs(log(distance / bound))
 
 
 def sentences(assessment: Assessment) -> Iterator[str]:
@@ -323,8 +333,7 @@ def sentences(assessment: Assessment) -> Iterator[str]:
     if assessment.expected is not None:
         yield assessment.expected.sentence
     yield from limit_sentences(assessment.bars)
-    judged = [row for row in assessment.bars if row.is_judged]
-    if any(row.low is None and not row.few_prompts for row in judged):
+    if any(row.is_judged_by_value for row in assessment.bars):
         yield "Numbers without an interval are compared by their value alone."
     if assessment.tail is not None:
         yield _tail_sentence(assessment.tail.times)
@@ -354,12 +363,13 @@ _OF_PAIR = {"total": "With staleness, ", "staleness": "For staleness alone, "}
 
 def limit_sentences(bars: Sequence[LimitRow]) -> list[str]:
     """How many limits hold for each pair, an exceeded one's first, and how sure that is."""
-    pairs = dict.fromkeys(row.pair for row in bars)
+    by_pair: dict[str, list[LimitRow]] = {}
+    for row in bars:
+        by_pair.setdefault(row.pair, []).append(row)
     exceeded = {row.pair for row in bars if row.standing == EXCEEDED}
-    texts = [
-        _OF_PAIR.get(pair, "") + tally([row for row in bars if row.pair == pair])
-        for pair in sorted(pairs, key=lambda pair: pair not in exceeded)
-    ]
+    texts = []
+    for pair in sorted(by_pair, key=lambda pair: pair not in exceeded):
+        texts.append(_OF_PAIR.get(pair, "") + tally(by_pair[pair]))
     if any(row.standing == UNDECIDED and row.power is None for row in bars):
         texts.append(
             f"Undecided values come from too few prompts: they may be {WITHOUT_INTERVAL:g} times "
@@ -368,21 +378,36 @@ def limit_sentences(bars: Sequence[LimitRow]) -> list[str]:
     return texts
 
 
+_BEYOND = {HEALTHY: "not healthy", BROKEN: "exceeded"}
+
+
 def tally(bars: Sequence[LimitRow]) -> str:
     """`7 of 9 published limits hold, 2 are undecided, exceeded: Tinker (2), verl.`"""
-    words = [row.standing for row in bars]
-    parts = [f"{words.count(HOLDS)} of {len(bars)} published limits hold"]
-    undecided = words.count(UNDECIDED)
+    standings = Counter(row.standing for row in bars)
+    clauses = [f"{standings[HOLDS]} of {len(bars)} published limits hold"]
+    undecided = standings[UNDECIDED]
     if undecided:
-        parts.append(f"{undecided} {'is' if undecided == 1 else 'are'} undecided")
+        verb = "is" if undecided == 1 else "are"
+        clauses.append(f"{undecided} {verb} undecided")
     for level, text in _BEYOND.items():
-        names = Counter(row.publisher for row in bars if row.level == level)
-        if names:
-            listed = (f"{name} ({n})" if n > 1 else name for name, n in names.items())
-            parts.append(f"{text}: {', '.join(listed)}")
-    reasons = Counter(row.reason for row in bars if row.standing == UNJUDGED)
-    parts += [f"{n} could not be judged: {reason}" for reason, n in reasons.items()]
-    return ", ".join(parts) + "."
+        publishers = Counter(row.publisher for row in bars if row.level == level)
+        if publishers:
+            clauses.append(f"{text}: {_list_publishers(publishers)}")
+    reasons = Counter(row.reason for row in bars if not row.is_judged)
+    for reason, limits in reasons.items():
+        clauses.append(f"{limits} could not be judged: {reason}")
+    return ", ".join(clauses) + "."
+
+
+def _list_publishers(publishers: Counter[str]) -> str:
+    """`Tinker (2), verl`: how many limits each has, if more than one."""
+    names = []
+    for name, limits in publishers.items():
+        names.append(f"{name} ({limits})" if limits > 1 else name)
+    return ", ".join(names)
+
+
+_ORDER = (EXCEEDED, UNDECIDED, HOLDS, UNJUDGED)
 
 
 def strictest_first(bars: Sequence[LimitRow]) -> list[LimitRow]:
@@ -391,16 +416,12 @@ def strictest_first(bars: Sequence[LimitRow]) -> list[LimitRow]:
 
 
 def _strictness(row: LimitRow) -> float:
-    """Smaller for a stricter bound; of a range, by its width."""
+    """A sort key, smaller for a stricter bound; that of a range is its width."""
     bound = row.healthy
     if not isinstance(bound, int | float):
         low, high = bound
         return float(high - low)
     return float(-bound if row.direction == "min" else bound)
-
-
-_ORDER = (EXCEEDED, UNDECIDED, HOLDS, UNJUDGED)
-_BEYOND = {HEALTHY: "not healthy", BROKEN: "exceeded"}
 
 
 def _tail_sentence(times: float | None) -> str:
@@ -412,9 +433,15 @@ def _tail_sentence(times: float | None) -> str:
     )
 
 
+_LARGEST_FACTOR = 1000
+
+
 def _times(factor: float) -> str:
-    return f"more than {_LARGEST_FACTOR} ×" if factor > _LARGEST_FACTOR else f"{_short(factor)} ×"
+    if factor > _LARGEST_FACTOR:
+        return f"more than {_LARGEST_FACTOR} ×"
+    return f"{_short(factor)} ×"
 
 
 def _short(value: float) -> str:
+    """Two digits without an exponent where `g` needs none: `1200`, not `1.2e+03`."""
     return f"{float(f'{value:.2g}'):g}"

@@ -10,7 +10,7 @@ from typing import Any
 from mismatch_cli.base import registry
 
 # A requested setting, and a version under a second name, map to the setting as it was resolved.
-_SAME_AS = (
+_RESOLVED_NAMES = (
     (r"config\.trainer\.(\w+)", r"trainer.\1"),
     (r"config\.rollout_dtype", "rollout.dtype"),
     (r"config\.engine_args\.(\w+)", r"rollout.\1"),
@@ -26,9 +26,8 @@ _SAME_AS = (
 
 @dataclass(frozen=True)
 class Cause:
-    """Settings known to move log-probabilities: why, who reported it, and how large the gap was.
-
-    `settings` is a pattern of their names.
+    """Settings known to move log-probabilities: a pattern of their names, why they do, who reported
+    it, and how large the gap was there.
     """
 
     settings: str
@@ -43,33 +42,33 @@ _IN_FRAMEWORKS = "mismatch_cli.frameworks.NAME.causes"
 
 def cause_rank(setting: str) -> int | None:
     """A setting's rank among the known causes, from 1; None if it is not one of them."""
-    return next(
-        (n for n, cause in enumerate(CAUSES, start=1) if re.fullmatch(cause.settings, setting)),
-        None,
-    )
+    for rank, cause in enumerate(CAUSES, start=1):
+        if re.fullmatch(cause.settings, setting):
+            return rank
+    return None
 
 
 def framework_remedy(framework: str, check: str) -> str:
     """What to set in a framework after a finding of a check of `diagnose`; empty if it has no such
     row in its `causes.toml`.
     """
-    words: str = registry.tables(_IN_FRAMEWORKS).get(framework, {}).get(check, "")
-    return words
+    remedies = registry.tables(_IN_FRAMEWORKS).get(framework, {})
+    return str(remedies.get(check, ""))
 
 
 def settings_below(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Every setting below a path, by its canonical name: a requested setting has the name of the
-    resolved one.
+    resolved one. A path that holds a plain value is a setting itself.
     """
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from settings_below(f"{path}.{name}", inner)
-    else:
-        yield _canonical(path), value
+    if not isinstance(value, Mapping):
+        yield _canonical_name(path), value
+        return
+    for name, inner in value.items():
+        yield from settings_below(f"{path}.{name}", inner)
 
 
-def _canonical(path: str) -> str:
-    for pattern, name in _SAME_AS:
+def _canonical_name(path: str) -> str:
+    for pattern, resolved_name in _RESOLVED_NAMES:
         if re.fullmatch(pattern, path):
-            return re.sub(pattern, name, path)
+            return re.sub(pattern, resolved_name, path)
     return path

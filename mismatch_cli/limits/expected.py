@@ -82,94 +82,80 @@ def expected_gap(
     trace's own, of which the share of the grid is taken. Without a `scale`, for a number that
     somebody typed, it is the range of other models.
     """
-    own = None if scale is None else _of_this_trace(about, scale, lines, logit_step)
+    own = None
+    if scale is not None:
+        own = _read_from_trace(about, scale, lines, logit_step)
     if own is None:
         usual = usual_gap(about)
         return Expected(usual.low, usual.high, usual.who, "the models measured so far", False)
-    share = min(1.0, own.rounding / gap) if own.rounding and gap else None
-    return replace(own, share_by_grid=share)
+    if not own.rounding or not gap:
+        return own
+    return replace(own, share_by_grid=min(1.0, own.rounding / gap))
 
 
-def _of_this_trace(
+def _read_from_trace(
     about: Mapping[str, Any],
     scale: OwnScale,
     lines: Sequence[LatticeLine],
     logit_step: float | None,
 ) -> Expected | None:
     """The range that the trace itself shows; None if it shows none."""
-    both, narrowest = sides_of_gap(about), precision(about)
-    read = (
-        _from_steps(both, scale)
-        or _from_model(both, scale, logit_step)
-        or _from_lines(both, scale, lines)
+    sides = sides_of_gap(about)
+    expected = (
+        _from_steps(sides, scale)
+        or _from_model(sides, scale, logit_step)
+        or _from_lines(sides, scale, lines)
         or _from_noise(scale, usual_gap(about).high)
     )
-    if read is None or narrowest == "fp4":
+    coarsest = precision(about)
+    # How much 4 bits add has not been measured, so the range of other models has to do.
+    if expected is None or coarsest == "fp4":
         return None
-    wider = _EIGHT_BITS if narrowest in ("fp8", "int8") else 1.0
-    wider *= _EXPERTS if family(about) == "moe" else 1.0
-    return replace(read, high=read.high * wider, who=precisions_in_words(about))
+    times = 1.0
+    if coarsest in ("fp8", "int8"):
+        times *= _EIGHT_BITS
+    if family(about) == "moe":
+        times *= _EXPERTS
+    return replace(expected, high=expected.high * times, who=precisions_in_words(about))
 
 
-def _from_steps(both: Sequence[Numerics], scale: OwnScale) -> Expected | None:
-    """From each side's own steps; a side without a grid has that of the other side's logits."""
-    steps = (scale.reference, scale.current)
-    rounding = [side.gap_of_rounding for side in steps]
+def _from_steps(sides: Sequence[Numerics], scale: OwnScale) -> Expected | None:
+    """The range by the steps of each side's own logits; a side without a grid has that of the other
+    side's logits.
+    """
     if not scale.shows_steps:
         return None
-    largest = max(side.step for side in steps if side.are_rounded)
-    basis = f"logits in steps of {largest:.2g}"
-    return _range(both, rounding, basis)
+    grids = (scale.reference, scale.current)
+    largest = max(grid.step for grid in grids if grid.are_rounded)
+    rounding = [grid.gap_of_rounding for grid in grids]
+    return _range(sides, rounding, f"logits in steps of {largest:.2g}")
 
 
 def _from_model(
-    both: Sequence[Numerics], scale: OwnScale, logit_step: float | None
+    sides: Sequence[Numerics], scale: OwnScale, logit_step: float | None
 ) -> Expected | None:
-    """From the size of the logits that a pass of the trainer's model has."""
-    if logit_step is None or all(not side.is_16_bits for side in both):
+    """The range by the size of the logits in a pass of the trainer's model."""
+    if logit_step is None or not any(side.is_16_bits for side in sides):
         return None
-    basis = f"logits in steps of {logit_step:.2g}, read from the model"
-    return _range(both, _rounding(both, scale, logit_step), basis)
+    rounding = _rounding_by_side(sides, scale, logit_step)
+    return _range(sides, rounding, f"logits in steps of {logit_step:.2g}, read from the model")
 
 
 def _from_lines(
-    both: Sequence[Numerics], scale: OwnScale, lines: Sequence[LatticeLine]
+    sides: Sequence[Numerics], scale: OwnScale, lines: Sequence[LatticeLine]
 ) -> Expected | None:
-    """From the finest line of the log-odds gap, which shows the coarser steps only."""
+    """The range by the finest line of the log-odds gap, which shows the coarser steps only."""
     if not lines:
         return None
-    line = min(line.spacing for line in lines)
-    rounding = _rounding(both, scale, _OF_LINE * line)
-    return _range(both, rounding, f"a line of the log-odds gap at {line:g} nats")
-
-
-def _rounding(both: Sequence[Numerics], scale: OwnScale, step: float) -> list[float]:
-    """What each side's rounding makes, nats, if a bfloat16 logit has this step."""
-    return [
-        scale.gap_of_rounding(step * side.step_of_bfloat16, side.temperature)
-        if side.is_16_bits
-        else 0.0
-        for side in both
-    ]
-
-
-def _range(both: Sequence[Numerics], rounding: Sequence[float], basis: str) -> Expected:
-    """From rounding alone to rounding and layers; `rounding`: nats that each side's logits make,
-    0 for a float32 head.
-    """
-    largest = max(rounding)
-    heads = sum(nats**2 for nats in rounding)
-    layers = sum(
-        _LAYERS * (nats or largest) ** 2
-        for nats, side in zip(rounding, both, strict=True)
-        if side.is_16_bits
-    )
-    alone = float(np.sqrt(heads))
-    return Expected(_LOWEST * alone, float(np.sqrt(heads + layers)), "", basis, True, alone)
+    spacing = min(line.spacing for line in lines)
+    rounding = _rounding_by_side(sides, scale, _OF_LINE * spacing)
+    return _range(sides, rounding, f"a line of the log-odds gap at {spacing:g} nats")
 
 
 def _from_noise(scale: OwnScale, most: float) -> Expected | None:
-    """From the trainer's noise, up to `most` nats: more is not precision but a fault of its own."""
+    """The range by the trainer's noise, up to `most` nats: more is not precision but a fault of
+    its own.
+    """
     noise = scale.trainer_noise
     if noise is None or noise > most:
         return None
@@ -177,30 +163,55 @@ def _from_noise(scale: OwnScale, most: float) -> Expected | None:
     return Expected(0.0, min(_TIMES_NOISE * noise, most), "", basis, True)
 
 
+def _rounding_by_side(sides: Sequence[Numerics], scale: OwnScale, step: float) -> list[float]:
+    """What each side's rounding makes, nats, if a bfloat16 logit has this step."""
+    rounding = [0.0] * len(sides)
+    for number, side in enumerate(sides):
+        if side.is_16_bits:
+            own_step = step * side.step_of_bfloat16
+            rounding[number] = scale.gap_of_rounding(own_step, side.temperature)
+    return rounding
+
+
+def _range(sides: Sequence[Numerics], rounding: Sequence[float], basis: str) -> Expected:
+    """From rounding alone to rounding and layers, whose errors are independent; `rounding`: nats
+    that each side's logits make, 0 for a float32 head.
+    """
+    largest = max(rounding)
+    heads = layers = 0.0
+    for nats, side in zip(rounding, sides, strict=True):
+        heads += nats**2
+        # The layers of a side with a float32 head are as coarse as those of the other side.
+        if side.is_16_bits:
+            layers += _LAYERS * (nats or largest) ** 2
+    alone = float(np.sqrt(heads))
+    return Expected(_LOWEST * alone, float(np.sqrt(heads + layers)), "", basis, True, alone)
+
+
 def position_in_range(gap: float, expected: Expected | Usual) -> str:
     """Where a gap is relative to a range: below, within or above."""
     if gap < expected.low:
         return "below"
-    return "within" if gap <= expected.high else "above"
+    if gap <= expected.high:
+        return "within"
+    return "above"
 
 
 def expected_sentence(gap: float, expected: Expected) -> str:
     """A gap beside what is expected, and how that is known."""
-    where, span = (
-        position_in_range(gap, expected),
-        f"{_short(expected.low)} to {_short(expected.high)}",
-    )
+    position = position_in_range(gap, expected)
+    span = f"{_short(expected.low)} to {_short(expected.high)}"
     if not expected.of_this_trace:
         return (
-            f"The gap of {_short(gap)} nats is {where} the range of the models measured so far, "
+            f"The gap of {_short(gap)} nats is {position} the range of the models measured so far, "
             f"{span} for {expected.who}."
         )
     grid = ""
     if expected.share_by_grid is not None:
         grid = f"; rounding them alone makes {100 * expected.share_by_grid:.0f} % of it"
     return (
-        f"The gap of {_short(gap)} nats is {where} what {expected.who} makes of this model, {span} "
-        f"({expected.basis}){grid}."
+        f"The gap of {_short(gap)} nats is {position} what {expected.who} makes of this model, "
+        f"{span} ({expected.basis}){grid}."
     )
 
 

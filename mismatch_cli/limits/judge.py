@@ -46,15 +46,25 @@ class Range:
         return self.high < other.low or self.low > other.high
 
     def widened(self, agreement: float) -> Range:
-        """With what float32 rounds away, relative to each bound's distance from agreement."""
-        low, high = (_ROUNDED * abs(bound - agreement) for bound in (self.low, self.high))
-        return Range(
-            self.low - (low if self.low > -inf else 0), self.high + (high if self.high < inf else 0)
-        )
+        """The range with what float32 rounds away, relative to each bound's distance from
+        agreement; an infinite bound remains so.
+        """
+        low = self.low - _ROUNDED * abs(self.low - agreement)
+        high = self.high + _ROUNDED * abs(self.high - agreement)
+        return Range(low, high)
 
     def nearest_bound(self, value: float) -> float:
         """The end that a value crosses, or comes closest to."""
         return min((self.low, self.high), key=lambda bound: abs(bound - value))
+
+
+def agreement_of(metric: str) -> float:
+    """The value of a metric if the two policies are equal; 0 for one that is not of the catalog."""
+    from mismatch_cli.metrics.gap_table import METRICS
+
+    if metric not in METRICS:
+        return 0.0
+    return METRICS[metric].agreement or 0.0
 
 
 @dataclass(frozen=True)
@@ -72,22 +82,19 @@ class Number:
     @classmethod
     def of(cls, pairs: Mapping[str, Mapping[str, Estimate]], metric: str, pair: str) -> Number:
         """A metric of one of these pairs; the first pair if none is named."""
-        from mismatch_cli.metrics.gap_table import METRICS
-
         name = pair_for(pair, pairs)
         if not name:
             return cls(pair=pair, why=no_pair(pair, pairs))
         estimate = pairs[name].get(metric) or Estimate(None)
         if estimate.value is None:
             return cls(pair=name, why=estimate.note or NOT_MEASURED)
-        agreement = METRICS[metric].agreement or 0.0 if metric in METRICS else 0.0
         return cls(
             estimate.value,
             estimate.low,
             estimate.high,
             pair=name,
             few_prompts=estimate.note in (ONE_HAS_ALL, FEW_PROMPTS),
-            agreement=agreement,
+            agreement=agreement_of(metric),
         )
 
     @property
@@ -96,8 +103,8 @@ class Number:
 
     @property
     def range(self) -> Range:
-        """Where the value may be; with too few prompts, its distance from agreement may be a few
-        times off.
+        """The values that the number may have: its interval, or without one the value alone; with
+        too few prompts, its distance from agreement may be `WITHOUT_INTERVAL` times off.
         """
         assert self.value is not None
         if self.low is not None and self.high is not None:
@@ -120,7 +127,9 @@ def pair_for(pair: str, measured: Collection[str]) -> str:
         return next(iter(names), "")
     if pair in names:
         return pair
-    return "mismatch" if pair == "total" and names == ["mismatch"] else ""
+    if pair == "total" and names == ["mismatch"]:
+        return "mismatch"
+    return ""
 
 
 def no_pair(pair: str, measured: Collection[str]) -> str:
@@ -160,21 +169,26 @@ def judge(number: Number, healthy: Range, broken: Range | None = None) -> Standi
         return Standing(UNJUDGED, number, reason=number.why)
     if isnan(number.value):
         return Standing(EXCEEDED, number, BROKEN, "not a number", is_beyond=True)
-    tolerated = healthy if broken is None else broken
-    allowed, not_broken = healthy.widened(number.agreement), tolerated.widened(number.agreement)
-    where, is_beyond = number.range, not allowed.contains(number.value)
-    standing = Standing(HOLDS, number, power=_power(number), is_beyond=is_beyond)
-    if where.lies_within(allowed):
+    if broken is None:
+        broken = healthy
+    interval = number.range
+    allowed = healthy.widened(number.agreement)
+    not_broken = broken.widened(number.agreement)
+    standing = Standing(
+        HOLDS, number, power=_power(number), is_beyond=not allowed.contains(number.value)
+    )
+    if interval.lies_within(allowed):
         return standing
-    if where.lies_outside(not_broken):
-        reason = _beyond(number.value, tolerated)
+    if interval.lies_outside(not_broken):
+        reason = _describe_excess(number.value, broken)
         return replace(standing, word=EXCEEDED, level=BROKEN, reason=reason)
-    if where.lies_outside(allowed):
-        reason = _beyond(number.value, healthy)
-        if not where.lies_within(not_broken):
-            reason = f"{reason}; {_spans(standing, where, tolerated)}"
+    if interval.lies_outside(allowed):
+        reason = _describe_excess(number.value, healthy)
+        # Certainly not healthy, but whether it is broken may be undecided.
+        if not interval.lies_within(not_broken):
+            reason = f"{reason}; {_describe_doubt(standing, interval, broken)}"
         return replace(standing, word=EXCEEDED, level=HEALTHY, reason=reason)
-    return replace(standing, word=UNDECIDED, reason=_spans(standing, where, healthy))
+    return replace(standing, word=UNDECIDED, reason=_describe_doubt(standing, interval, healthy))
 
 
 def _power(number: Number) -> float | None:
@@ -183,13 +197,15 @@ def _power(number: Number) -> float | None:
     return max(number.high - number.value, number.value - number.low)
 
 
-def _beyond(value: float, allowed: Range) -> str:
+def _describe_excess(value: float, allowed: Range) -> str:
     bound = allowed.nearest_bound(value)
-    return f"{value:.6g} is {'below' if value < bound else 'above'} {bound:.6g}"
+    direction = "below" if value < bound else "above"
+    return f"{value:.6g} is {direction} {bound:.6g}"
 
 
-def _spans(standing: Standing, where: Range, allowed: Range) -> str:
+def _describe_doubt(standing: Standing, interval: Range, allowed: Range) -> str:
     value = standing.number.value
     assert value is not None
+    excess = _describe_excess(value, allowed)
     why = "" if standing.power is not None else " with so few prompts"
-    return f"{_beyond(value, allowed)}, undecided{why}: {where.low:.3g} to {where.high:.3g}"
+    return f"{excess}, undecided{why}: {interval.low:.3g} to {interval.high:.3g}"

@@ -18,7 +18,7 @@ from mismatch_cli.base import registry
 from mismatch_cli.base.errors import MismatchError, UsageError, unreadable
 from mismatch_cli.base.registry import unknown_name
 from mismatch_cli.base.text import parse_toml
-from mismatch_cli.limits.judge import BOUNDS, BROKEN, HEALTHY
+from mismatch_cli.limits.judge import BOUNDS, BROKEN, HEALTHY, agreement_of
 from mismatch_cli.limits.published import Published, published
 from mismatch_cli.limits.published_sets import about_sets
 from mismatch_cli.metrics.pairs import PAIRS
@@ -36,9 +36,9 @@ _BOUNDS = BOUNDS | {  # in words
 OF_FLOOR, OF_EXPECTED = "max_times_floor", "max_times_expected"
 OF_BASELINE = ("max_times_baseline", "max_above_baseline", "max_below_baseline")
 FACTORS = (OF_FLOOR, "max_times_baseline")  # of a distance from agreement
-_WORDS = ("pair", "decide", "source", "why")
+_FILE_KEYS = ("about", "decide", "limits")
+_LIMIT_KEYS = (*_BOUNDS, "pair", "decide", "source", "why")
 _PAIRS = tuple(name for name in PAIRS if name != "floor")
-_TOP = ("about", "decide", "limits")
 _EXAMPLE = "Example: [limits.k3] on one line, max = 0.015 on the next."
 
 
@@ -58,7 +58,8 @@ class Limit:
     @property
     def framework(self) -> str:
         """The framework that owns the metric, or `diagnosis`; empty for a metric of the catalog."""
-        return self.metric.partition(":")[0] if ":" in self.metric else ""
+        framework, colon, _ = self.metric.partition(":")
+        return framework if colon else ""
 
     @property
     def text(self) -> str:
@@ -73,14 +74,12 @@ class Limit:
         """The metric's value if the two policies are equal; factors multiply the distance from
         it.
         """
-        from mismatch_cli.metrics.gap_table import METRICS
-
-        return (METRICS[self.metric].agreement if self.metric in METRICS else None) or 0.0
+        return agreement_of(self.metric)
 
 
 @dataclass(frozen=True)
 class LimitSet:
-    """The limits of one file or preset."""
+    """The limits of one file, or of one published set at one of its levels."""
 
     name: str
     limits: tuple[Limit, ...]
@@ -127,8 +126,11 @@ def presets() -> list[str]:
 
 def _healthy_sets() -> dict[str, str]:
     """The stricter level of each set that has one: its name, and the set's."""
-    with_both = {row.gate for row in published() if row.gate and row.has_two_levels}
-    return {f"{name}-{HEALTHY}": name for name in sorted(with_both)}
+    set_by_name = {}
+    for row in published():
+        if row.gate and row.has_two_levels:
+            set_by_name[f"{row.gate}-{HEALTHY}"] = row.gate
+    return set_by_name
 
 
 def load_limits(name: str) -> LimitSet:
@@ -156,20 +158,28 @@ def load_limits(name: str) -> LimitSet:
 
 def _published_set(name: str) -> LimitSet:
     """A set at one of its levels: what is broken, or what is not healthy."""
-    of_healthy = _healthy_sets().get(name)
-    level, own = (HEALTHY, of_healthy) if of_healthy else (BROKEN, name)
-    rows = [row for row in published() if row.gate == own]
-    if level == BROKEN:
-        # A set of healthy values alone is checked by these: without a limit, all would pass
-        rows = [row for row in rows if row.broken is not None] or rows
-    about = about_sets()[own]
-    if of_healthy:
-        about = f"What the authors of {own} call healthy: stricter than what they call a problem."
-    return LimitSet(name, tuple(limit for row in rows for limit in _of_row(row, level)), about)
+    both_levels = _healthy_sets().get(name)
+    if both_levels:
+        level = HEALTHY
+        rows = [row for row in published() if row.gate == both_levels]
+        about = (
+            f"What the authors of {both_levels} call healthy: stricter than what they call a "
+            "problem."
+        )
+    else:
+        level = BROKEN
+        every = [row for row in published() if row.gate == name]
+        # A set of healthy values alone is checked by these: without a limit, all would pass.
+        rows = [row for row in every if row.broken is not None] or every
+        about = about_sets()[name]
+    limits: list[Limit] = []
+    for row in rows:
+        limits += _limits_of_row(row, level)
+    return LimitSet(name, tuple(limits), about)
 
 
-def _of_row(row: Published, level: str) -> Iterator[Limit]:
-    """The bounds of a row, each as a limit: two for one that allows what is between them."""
+def _limits_of_row(row: Published, level: str) -> Iterator[Limit]:
+    """The bounds of a published row, each as a limit: two if it allows what is between them."""
     pair = "" if ":" in row.metric else row.pair
     source = f"{row.who}: {row.source}"
     for name, threshold in row.bounds(level).items():
@@ -180,11 +190,12 @@ def _of_row(row: Published, level: str) -> Iterator[Limit]:
 
 def parse_limits(content: Mapping[str, Any], name: str) -> LimitSet:
     """The limits of a file's content; errors call it by `name`."""
-    return LimitSet(name, _limits(content, name), _text(content, "about", name))
+    return LimitSet(name, _parse_tables(content, name), _text(content, "about", name))
 
 
-def _limits(content: Mapping[str, Any], file: str) -> tuple[Limit, ...]:
-    _check_known("key", content, _TOP, file)
+def _parse_tables(content: Mapping[str, Any], file: str) -> tuple[Limit, ...]:
+    """The limits below `limits`: a table for each metric, or an array of tables."""
+    _check_names("key", content, _FILE_KEYS, file)
     tables = content.get("limits")
     if not isinstance(tables, dict) or not tables:
         raise UsageError(f"{file} has no limits. {_EXAMPLE}")
@@ -195,19 +206,20 @@ def _limits(content: Mapping[str, Any], file: str) -> tuple[Limit, ...]:
         for table in entries if isinstance(entries, list) else [entries]:
             if not isinstance(table, dict):
                 raise UsageError(f"{where} is not a table. {_EXAMPLE}")
-            limits += _of_table(metric, table, decide, where)
+            limits += _parse_table(metric, table, decide, where)
     return tuple(limits)
 
 
-def _of_table(metric: str, table: Mapping[str, Any], decide: str, where: str) -> list[Limit]:
+def _parse_table(metric: str, table: Mapping[str, Any], decide: str, where: str) -> list[Limit]:
+    """The limits of one table, one for each of its bounds."""
     _check_metric(metric, where)
-    _check_known("key", table, (*_BOUNDS, *_WORDS), where)
+    _check_names("key", table, _LIMIT_KEYS, where)
     bounds = [key for key in table if key in _BOUNDS]
     if not bounds:
         raise UsageError(f"{where} sets no bound. Give at least one of: {', '.join(_BOUNDS)}.")
     if ":" in metric and "pair" in table:
         raise UsageError(f"{where}.pair: a framework's metric has a fixed pair. Leave pair out.")
-    words = {
+    fields = {
         "pair": _choice(table, "pair", _PAIRS, where),
         "decide": _choice(table, "decide", (VALUE, WHOLE_INTERVAL), where) or decide,
         "source": _text(table, "source", where),
@@ -215,7 +227,7 @@ def _of_table(metric: str, table: Mapping[str, Any], decide: str, where: str) ->
     }
     for bound in bounds:
         _check_bound(metric, bound, table[bound], f"{where}.{bound}")
-    return [Limit(metric, bound, float(table[bound]), **words) for bound in bounds]
+    return [Limit(metric, bound, float(table[bound]), **fields) for bound in bounds]
 
 
 def _check_metric(metric: str, where: str) -> None:
@@ -224,23 +236,21 @@ def _check_metric(metric: str, where: str) -> None:
 
     framework, colon, name = metric.partition(":")
     if framework == DIAGNOSIS:
-        _check_known("check", [name], (FAULTS, *registry.names(_CHECKS)), where)
-        return
-    try:
-        known = [line.name for line in dialects.lines(framework)] if colon else list(METRICS)
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from error
-    _check_known(
-        f"metric of {framework}" if colon else "metric", [name if colon else metric], known, where
-    )
+        _check_names("check", [name], (FAULTS, *registry.names(_CHECKS)), where)
+    elif not colon:
+        _check_names("metric", [metric], list(METRICS), where)
+    else:
+        try:
+            lines = dialects.lines(framework)
+        except UsageError as error:
+            raise UsageError(f"{where}: {error}") from error
+        _check_names(f"metric of {framework}", [name], [line.name for line in lines], where)
 
 
 def _check_bound(metric: str, bound: str, threshold: Any, where: str) -> None:
-    if (
-        isinstance(threshold, bool)
-        or not isinstance(threshold, int | float)
-        or not isfinite(threshold)
-    ):
+    # To Python, TOML's `true` is a number, too.
+    is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
+    if not is_number or not isfinite(threshold):
         raise UsageError(f"{where} is {threshold!r}, but must be a number. Example: max = 0.015")
     if bound not in ("max", "min") and threshold < 0:
         raise UsageError(f"{where} is {threshold:g}, but cannot be negative. Use 0 or more.")
@@ -272,13 +282,14 @@ def _check_relative(metric: str, bound: str, where: str) -> None:
         )
 
 
-def _check_known(kind: str, names: Iterable[str], known: Sequence[str], where: str) -> None:
+def _check_names(kind: str, names: Iterable[str], allowed: Sequence[str], where: str) -> None:
     for name in names:
-        if name not in known:
-            raise UsageError(f"{where}: {unknown_name(kind, name, known)}")
+        if name not in allowed:
+            raise UsageError(f"{where}: {unknown_name(kind, name, allowed)}")
 
 
-def _choice(table: Mapping[str, Any], key: str, choices: tuple[str, ...], where: str) -> str:
+def _choice(table: Mapping[str, Any], key: str, choices: Sequence[str], where: str) -> str:
+    """One of the choices; empty if the table leaves the key out."""
     if key not in table:
         return ""
     if table[key] not in choices:
@@ -287,6 +298,8 @@ def _choice(table: Mapping[str, Any], key: str, choices: tuple[str, ...], where:
 
 
 def _text(table: Mapping[str, Any], key: str, where: str) -> str:
-    if not isinstance(table.get(key, ""), str):
-        raise UsageError(f"{where}.{key} is {table[key]!r}, but must be text. Put it in quotes.")
-    return table.get(key, "")
+    """A text; empty if the table leaves the key out."""
+    text = table.get(key, "")
+    if not isinstance(text, str):
+        raise UsageError(f"{where}.{key} is {text!r}, but must be text. Put it in quotes.")
+    return text

@@ -125,12 +125,16 @@ def named_model(name: str) -> NamedModel:
 
 
 def _family(name: str) -> Family:
-    """A name with families of both kinds is unknown, and so is one distilled from experts."""
-    has_words, is_dense = bool(_WORDS_OF_EXPERTS.search(name)), bool(_DENSE.search(name))
-    has_experts = has_words or bool(EXPERTS.search(name))
+    """The family that a name says; empty for a name with families of both kinds, and for a model
+    distilled from one with experts.
+    """
+    says_experts = bool(_WORDS_OF_EXPERTS.search(name))
+    has_experts = says_experts or bool(EXPERTS.search(name))
+    is_dense = bool(_DENSE.search(name))
+    # What a model was distilled from says nothing of its own layers.
     if has_experts and "distil" in name.lower():
         return ""
-    if has_experts and (has_words or not is_dense):
+    if has_experts and (says_experts or not is_dense):
         return "moe"
     if is_dense and not has_experts:
         return "dense"

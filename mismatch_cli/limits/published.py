@@ -13,18 +13,19 @@ from mismatch_cli.limits.published_sets import published_tables
 
 Direction = Literal["max", "min", "size", "between"]
 Bound = float | Sequence[float]
-_NAMES = {"max": "max", "min": "min", "size": "max_size"}  # of a direction's bound
-_IN_WORDS = {"dense": "dense models", "moe": "mixtures of experts"}
+_BOUND_NAMES = {"max": "max", "min": "min", "size": "max_size"}  # by direction
+_FAMILIES = {"dense": "dense models", "moe": "mixtures of experts"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A row: values on the right side of `healthy` are healthy, those beyond `broken` are broken.
+    """A published limit: values on the right side of `healthy` are healthy, those beyond `broken`
+    are broken.
 
     `direction` says which side: `max`, `min`, `size` of a signed number, or `between` two values.
     """
 
-    publisher: str  # in short; who says it, and where, in full:
+    publisher: str  # a short name; `who` and `source` say in full who publishes it, and where
     who: str
     source: str
     date: str = ""  # of the newest version that was read
@@ -42,18 +43,19 @@ class Published:
 
     def bound(self, level: str) -> Bound:
         """The bound of a level; if only one level was published, it is both."""
-        own, other = self.healthy, self.broken
+        levels = [self.healthy, self.broken]
         if level == BROKEN:
-            own, other = other, own
-        bound = other if own is None else own
-        assert bound is not None, f"{self.who} publishes no bound"
-        return bound
+            levels.reverse()
+        for bound in levels:
+            if bound is not None:
+                return bound
+        raise AssertionError(f"{self.who} publishes no bound")
 
     def bounds(self, level: str) -> Mapping[str, float]:
         """The bounds of a level by the names that files of limits give them."""
         bound = self.bound(level)
         if isinstance(bound, int | float):
-            return {_NAMES[self.direction]: bound}
+            return {_BOUND_NAMES[self.direction]: bound}
         low, high = bound
         return {"min": low, "max": high}
 
@@ -80,17 +82,19 @@ class Published:
 
 def _short(bound: float) -> str:
     """`0.015`, but `5e-4`: with an exponent where that is clearly shorter."""
-    exponent = f"{bound:.2e}".replace(".00e", "e").replace("e-0", "e-").replace("e+0", "e")
-    return exponent if len(exponent) + 1 < len(f"{bound:g}") else f"{bound:g}"
+    decimal = f"{bound:g}"
+    exponential = f"{bound:.2e}".replace(".00e", "e").replace("e-0", "e-").replace("e+0", "e")
+    return exponential if len(exponential) + 1 < len(decimal) else decimal
 
 
 @cache
 def published() -> tuple[Published, ...]:
-    """Every row, a framework after the other."""
-    rows: list[Published] = []
+    """Every published limit, a framework after the other."""
+    limits = []
     for content in published_tables():
-        rows += [Published(publisher=content["publisher"], **row) for row in content["limit"]]
-    return tuple(rows)
+        for row in content["limit"]:
+            limits.append(Published(publisher=content["publisher"], **row))
+    return tuple(limits)
 
 
 def for_other_models(intended: str, family: str) -> str:
@@ -99,4 +103,4 @@ def for_other_models(intended: str, family: str) -> str:
     """
     if not intended or family in ("", intended):
         return ""
-    return f"the limit is for {_IN_WORDS[intended]}, and this model is not one of them"
+    return f"the limit is for {_FAMILIES[intended]}, and this model is not one of them"

@@ -28,5 +28,7 @@ def about_sets() -> Mapping[str, str]:
 
 def default_set() -> str:
     """The set that is checked where none is named: the one marked `default`, or the first."""
-    marked = [content["default"] for content in published_tables() if "default" in content]
-    return str(marked[0]) if marked else next(iter(about_sets()))
+    for content in published_tables():
+        if "default" in content:
+            return str(content["default"])
+    return next(iter(about_sets()))

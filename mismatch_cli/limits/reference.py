@@ -46,6 +46,8 @@ class Usual:
 
 @dataclass(frozen=True)
 class Reference:
+    """All measured values and usual gaps, in the order of the table."""
+
     measured: tuple[MeasuredRange, ...]
     usual: tuple[Usual, ...]
 
@@ -55,27 +57,29 @@ def reference() -> Reference:
     """The packaged table."""
     content = registry.table_of(__file__)
     return Reference(
-        tuple(_measured(row) for row in content["measured"]),
+        tuple(map(_measured_range, content["measured"])),
         tuple(Usual(**row) for row in content["usual"]),
     )
 
 
-def _measured(row: dict[str, Any]) -> MeasuredRange:
-    value = row.pop("value", None)
-    return MeasuredRange(**row) if value is None else MeasuredRange(**row, low=value, high=value)
+def _measured_range(row: Mapping[str, Any]) -> MeasuredRange:
+    """A row of the table, in which a `value` abbreviates a range with equal ends."""
+    ends = dict(row)
+    if "value" in ends:
+        ends["low"] = ends["high"] = ends.pop("value")
+    return MeasuredRange(**ends)
 
 
 def usual_gap(about: Mapping[str, Any]) -> Usual:
-    """The row for the precisions and the family of both sides: the one that says most of those
-    that fit.
+    """The usual gap for the precisions and the family of both sides: of the rows that fit, the most
+    specific one.
     """
-    narrowest, finest = precision(about), {side.dtype for side in sides_of_gap(about)}
-    fitting = [
-        row
-        for row in reference().usual
-        if row.precision == narrowest
-        and (not row.other or row.other in finest)
-        and row.family in ("", family(about))
-    ]
+    coarsest = precision(about)
+    families = ("", family(about))
+    dtypes = {"", *(side.dtype for side in sides_of_gap(about))}
+    fitting = []
+    for row in reference().usual:
+        if row.precision == coarsest and row.other in dtypes and row.family in families:
+            fitting.append(row)
     # Experts before the other side's dtype
     return max(fitting, key=lambda row: (bool(row.family), bool(row.other)))

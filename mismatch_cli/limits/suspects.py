@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,13 @@ from mismatch_cli.limits.manifest_sides import family
 from mismatch_cli.models.torch_settings import SIXTEEN_BITS, sends_rounded
 
 MODEL = "MODEL"  # placeholder in a command for a model that the manifest does not name
-# Whose traces are of a run that somebody trained elsewhere
+# Commands whose traces are of a run that somebody trained elsewhere
 _OF_RUNS = ("record", "import")
+# Commands whose traces name the model that scored them, so that `rescore` needs no flag for it
+_OF_SCORERS = ("probe", "curate", "rescore")
+# What only a trace shows, not its manifest
+_OF_WEIGHTS = ("equal_weights", "rollout.model", "trainer.rounded_weights")
+_FULL_SUPPORT = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 # Formats that only a cache has
 _LOW = re.compile(r"(fp|int|float|nvfp|mxfp|turboquant)_?\d", re.IGNORECASE)
 
@@ -59,15 +63,13 @@ def suspects(
     test has cleared.
     """
     settings = _Settings(manifest, trace, pair)
-    found = [
-        (rule, rule.setting)
-        for rule in _RULES
-        if rule.setting not in cleared and rule.shows(settings)
-    ]
-    found.sort(key=lambda row: _rank(row[1]))
-    # One rule per setting: the first that applies
-    named = {setting: rule for rule, setting in reversed(found)}
-    return tuple(rule.suspect(settings) for rule, setting in found if named[setting] is rule)
+    rule_of: dict[str, _Rule] = {}
+    for rule in _RULES:
+        # One rule per setting: the first that applies.
+        is_decided = rule.setting in cleared or rule.setting in rule_of
+        if not is_decided and rule.shows(settings):
+            rule_of[rule.setting] = rule
+    return tuple(rule_of[setting].suspect(settings) for setting in sorted(rule_of, key=_rank))
 
 
 def unrecorded_suspects(manifest: Mapping[str, Any], pair: str = "mismatch") -> tuple[Suspect, ...]:
@@ -75,12 +77,18 @@ def unrecorded_suspects(manifest: Mapping[str, Any], pair: str = "mismatch") -> 
     order, without tests.
     """
     settings = _Settings(manifest, "", pair)
-    known = {_rank(suspect.setting) for suspect in suspects(manifest, pair=pair)}
-    rules = {_rank(rule.setting): rule for rule in reversed(_RULES) if settings.lacks(rule.setting)}
-    return tuple(
-        replace(rules[n].suspect(settings), value=None, test=())
-        for n in sorted(rules.keys() - known)
-    )
+    # A cause that is a suspect already, by another of its settings, is not named again.
+    shown_ranks = {_rank(suspect.setting) for suspect in suspects(manifest, pair=pair)}
+    rule_of: dict[int, _Rule] = {}
+    for rule in _RULES:
+        rank = _rank(rule.setting)
+        if rank not in shown_ranks and settings.lacks(rule.setting):
+            rule_of.setdefault(rank, rule)
+    unrecorded = []
+    for rank in sorted(rule_of):
+        suspect = rule_of[rank].suspect(settings)
+        unrecorded.append(replace(suspect, value=None, test=()))
+    return tuple(unrecorded)
 
 
 def _rank(setting: str) -> int:
@@ -88,70 +96,73 @@ def _rank(setting: str) -> int:
 
 
 class _Settings:
-    """A manifest's settings by canonical name; of the trainer at the weights that sampled, if it
-    has one.
+    """A manifest's settings by canonical name, None for one that it lacks.
+
+    `trainer` is the one at the weights that sampled, if the manifest has it.
     """
 
     def __init__(self, manifest: Mapping[str, Any], trace: str, pair: str) -> None:
-        self.trace, self.pair, self.manifest = trace, pair, manifest
-        trainer = manifest.get("recomputed") or manifest.get("trainer") or {}
+        self.manifest = manifest
+        self.trace = trace
+        self.pair = pair
+        sections = {
+            "rollout": manifest.get("rollout"),
+            "trainer": manifest.get("recomputed") or manifest.get("trainer"),
+            "config": manifest.get("config"),
+        }
         self._values: dict[str, Any] = {}
-        for section in (
-            {"rollout": manifest.get("rollout")},
-            {"trainer": trainer},
-            {"config": manifest.get("config")},
-        ):
-            for name, content in section.items():
-                for path, value in settings_below(name, content or {}):
-                    self._values.setdefault(path, value)
+        for name, content in sections.items():
+            for setting, value in settings_below(name, content or {}):
+                # What was resolved comes before what was requested, in `config`.
+                self._values.setdefault(setting, value)
 
     def __getitem__(self, name: str) -> Any:
         return self._values.get(name)
 
     def lacks(self, name: str) -> bool:
-        """Whether the manifest omits a setting; never for which weights there are, which only a
-        trace shows.
+        """Whether the manifest omits a setting that matters; never for which weights there are,
+        which only a trace shows.
         """
-        if (
-            name == "rollout.logprobs_mode"
-            and self["config.sampling.temperature"] == 1
-            and not self.truncates
-        ):
-            return False  # raw and processed are the same
-        return (
-            name not in ("equal_weights", "rollout.model", "trainer.rounded_weights")
-            and self[name] is None
-        )
+        # At full support and temperature 1, raw and processed log-probabilities are the same.
+        is_processed_raw = self["config.sampling.temperature"] == 1 and not self.truncates
+        if name == "rollout.logprobs_mode" and is_processed_raw:
+            return False
+        return name not in _OF_WEIGHTS and self[name] is None
 
     @property
-    def asked_of_engine(self) -> Mapping[str, Any]:
+    def engine_args(self) -> Mapping[str, Any]:
+        """The arguments of the engine as they were requested."""
         return self.manifest.get("config", {}).get("engine_args") or {}
 
     @property
     def truncates(self) -> bool:
-        off = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        """Whether the engine samples from fewer tokens than the vocabulary has."""
         return any(
-            self[f"config.sampling.{name}"] not in (None, value, -1) for name, value in off.items()
+            self[f"config.sampling.{name}"] not in (None, off, -1)
+            for name, off in _FULL_SUPPORT.items()
         )
 
     @property
     def temperature(self) -> float:
-        told = self["config.sampling.temperature"]
-        return 1.0 if told is None else float(told)
+        temperature = self["config.sampling.temperature"]
+        return 1.0 if temperature is None else float(temperature)
 
     @property
     def model(self) -> tuple[str, ...]:
         """The model that sampled, as you type it: nothing for the bundled one."""
         name = str(self["rollout.model"] or self["trainer.model"] or MODEL)
-        return () if name in (BUNDLED_MODEL, str(bundled("model"))) else (str(shorten_paths(name)),)
+        if name in (BUNDLED_MODEL, str(bundled("model"))):
+            return ()
+        return (str(shorten_paths(name)),)
 
     @property
     def scorer(self) -> tuple[str, ...]:
         """The model with the weights that sampled, as you type it: a run that trains has moved on
         from the one that it names.
         """
-        trains = self.was_trained or self.manifest.get("command") in _OF_RUNS
-        return (MODEL,) if trains else self.model
+        if self.was_trained or self.manifest.get("command") in _OF_RUNS:
+            return (MODEL,)
+        return self.model
 
     @property
     def can_be_repeated(self) -> bool:
@@ -190,8 +201,11 @@ class _Rule:
     value: Callable[[_Settings], Any] | None = None
 
     def suspect(self, settings: _Settings) -> Suspect:
+        """The suspect that the setting is, with the commands that test it."""
         cause = CAUSES[_rank(self.setting) - 1]
-        value = self.value(settings) if self.value else settings[self.setting]
+        value = settings[self.setting]
+        if self.value is not None:
+            value = self.value(settings)
         return Suspect(
             self.setting,
             shorten_paths(value),
@@ -205,38 +219,43 @@ class _Rule:
     def _test(self, settings: _Settings, value: Any) -> tuple[str, ...]:
         if self.rescore is not None:
             flags = self.rescore(settings)
-            return _scored_again(settings, flags) if settings.trace else _probed(settings, flags)
+            if settings.trace:
+                return _test_by_scoring(settings, flags)
+            # Without a trace, new runs take the flags. Their `--trainer-model` scores in addition
+            # to the weights that sampled, which tests nothing here.
+            return () if "--trainer-model" in flags else _test_by_sampling(settings, flags)
         if self.probe:
-            return _sampled_again(settings, self.probe, self.as_it_is(value))
+            return _test_by_sampling(settings, self.probe, self.as_it_is(value))
         return (suggest("diagnose", settings.trace),) if settings.trace else ()
 
 
-def _scored_again(settings: _Settings, flags: tuple[str, ...]) -> tuple[str, ...]:
-    known = (
-        settings.manifest.get("command") in ("probe", "curate", "rescore") or not settings.scorer
-    )
-    named = () if known or "--trainer-model" in flags else ("--trainer-model", *settings.scorer)
+def _test_by_scoring(settings: _Settings, flags: tuple[str, ...]) -> tuple[str, ...]:
+    """Commands that score the trace again with these flags, and compare."""
+    model: tuple[str, ...] = ()
+    names_scorer = settings.manifest.get("command") in _OF_SCORERS
+    if settings.scorer and not names_scorer and "--trainer-model" not in flags:
+        model = ("--trainer-model", *settings.scorer)
     folder = _folder(flags)
     return (
-        suggest("rescore", Path(settings.trace), *named, *flags, "--output", folder),
+        suggest("rescore", Path(settings.trace), *model, *flags, "--output", folder),
         suggest("compare", Path(settings.trace), folder),
     )
 
 
-def _probed(settings: _Settings, flags: tuple[str, ...]) -> tuple[str, ...]:
-    """The same flags in new runs, as there is no trace to score again."""
-    return () if "--trainer-model" in flags else _sampled_again(settings, flags, ())
-
-
-def _sampled_again(
-    settings: _Settings, flags: tuple[str, ...], as_it_is: tuple[str, ...]
+def _test_by_sampling(
+    settings: _Settings, flags: tuple[str, ...], as_it_is: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """Both runs if the first cannot be repeated; a server's settings are changed on the server."""
+    """Commands that sample again with these flags, and compare.
+
+    Where the first run cannot be repeated, they also sample with the flags `as_it_is`.
+    """
     # Reading a trace must not pay for the settings of a probe
     from mismatch_cli.probe.config import suggest_probe
 
     folder = _folder(flags)
-    flags = () if settings.is_served else flags
+    # A server's settings are changed on the server, not by flags.
+    if settings.is_served:
+        flags = ()
     if settings.can_be_repeated:
         probe = suggest_probe("--like", Path(settings.trace), *flags, "--output", folder)
         return probe, suggest("compare", Path(settings.trace), folder)
@@ -252,17 +271,20 @@ def _with_dtypes(settings: _Settings, flags: tuple[str, ...]) -> tuple[str, ...]
     """Flags, after those for the recorded dtypes that they do not set: a run of its own would
     take the checkpoint's.
     """
-    dtypes = {"--rollout-dtype": "rollout.dtype", "--trainer-dtype": "trainer.dtype"}
-    kept = [(flag, str(settings[name])) for flag, name in dtypes.items() if settings[name]]
-    return (*chain.from_iterable(pair for pair in kept if pair[0] not in flags), *flags)
+    recorded: list[str] = []
+    for policy in ("rollout", "trainer"):
+        flag = f"--{policy}-dtype"
+        dtype = settings[f"{policy}.dtype"]
+        if dtype and flag not in flags:
+            recorded += [flag, str(dtype)]
+    return (*recorded, *flags)
 
 
 def _folder(flags: tuple[str, ...]) -> str:
     """A name for a run folder, from flags: `kv-auto`, `float32`, `max-num-seqs-1`."""
-    words = (word for flag in flags for word in re.split(r"[^a-z0-9]+", Path(flag).name.lower()))
-    return (
-        "-".join(dict.fromkeys(word for word in words if word and word not in _FILLERS)) or "other"
-    )
+    names = " ".join(Path(flag).name.lower() for flag in flags)
+    words = [word for word in re.findall(r"[a-z0-9]+", names) if word not in _FILLERS]
+    return "-".join(dict.fromkeys(words)) or "other"
 
 
 def _flag(name: str) -> Callable[[Any], tuple[str, ...]]:
@@ -273,11 +295,17 @@ def _argument(name: str, value: str) -> tuple[str, str]:
     return "--engine-arg", f"{name}={value}"
 
 
+def _bundled_model() -> tuple[str, ...]:
+    """The bundled model, as a path relative to the working folder where that is possible."""
+    return (str(shorten_paths(str(bundled("model")))),)
+
+
 def _low_cache(s: _Settings) -> bool:
+    """Whether the cache has a coarser type than 16 bits, and not simply that of the weights."""
     cache = str(s["rollout.kv_cache_dtype"] or "")
-    return cache not in ("", "auto", s["rollout.dtype"], "float32", *SIXTEEN_BITS) and bool(
-        _LOW.search(cache)
-    )
+    if cache in ("", "auto", s["rollout.dtype"], "float32", *SIXTEEN_BITS):
+        return False
+    return bool(_LOW.search(cache))
 
 
 def _on_gpu(s: _Settings) -> bool:
@@ -295,7 +323,8 @@ _SIXTEEN = ("--rollout-dtype", "bfloat16", "--trainer-dtype", "bfloat16")
 # fmt: off
 _RULES = (
     _Rule("rollout.logprobs_mode",
-          lambda s: str(s["rollout.logprobs_mode"]).startswith("raw") and (s.temperature != 1 or s.truncates),
+          lambda s: str(s["rollout.logprobs_mode"]).startswith("raw")
+          and (s.temperature != 1 or s.truncates),
           "processed_logprobs",
           ("--temperature", "1", "--top-p", "1", "--top-k", "0", "--min-p", "0")),
     _Rule("config.sampling.temperature",
@@ -314,10 +343,9 @@ _RULES = (
           "the adapter on both sides, or on neither",
           rescore=lambda s: ("--trainer-model", *(s.scorer or (MODEL,)))),
     _Rule("equal_weights", lambda s: s.pair == "total", "log π at the weights that sampled",
-          rescore=lambda s: ("--trainer-model", *(s.scorer or (str(shorten_paths(str(bundled("model")))),)),
-                             "--keep-trainer"),
+          rescore=lambda s: ("--trainer-model", *(s.scorer or _bundled_model()), "--keep-trainer"),
           value=lambda _: False),
-    _Rule("rollout.quantization", lambda s: bool(s.asked_of_engine.get("quantization")),
+    _Rule("rollout.quantization", lambda s: bool(s.engine_args.get("quantization")),
           "unquantised weights",
           _argument("quantization", "null"), lambda value: _argument("quantization", str(value))),
     _Rule("rollout.quantization", lambda s: bool(s["rollout.quantization"]),
@@ -357,9 +385,9 @@ _RULES = (
     _Rule("trainer.attn_implementation", lambda s: bool(s["trainer.attention_leaves_out"]),
           "eager attention",
           rescore=lambda _: ("--attn", "eager")),
-    _Rule("rollout.hf_overrides", lambda s: "rope" in str(s.asked_of_engine.get("hf_overrides")),
+    _Rule("rollout.hf_overrides", lambda s: "rope" in str(s.engine_args.get("hf_overrides")),
           "the same RoPE on both sides", _argument("hf_overrides", "null"),
-          value=lambda s: str(s.asked_of_engine.get("hf_overrides"))),
+          value=lambda s: str(s.engine_args.get("hf_overrides"))),
     _Rule("rollout.cascade_attention",
           lambda s: bool(s["rollout.cascade_attention"]) and _on_gpu(s),
           "no cascade attention", _argument("disable_cascade_attn", "true")),
@@ -370,9 +398,9 @@ _RULES = (
     _Rule("rollout.prefix_caching", lambda s: bool(s["rollout.prefix_caching"])
           and s.was_trained,
           "a prefix cache reset after every update"),
-    _Rule("rollout.speculative_config", lambda s: bool(s.asked_of_engine.get("speculative_config")),
+    _Rule("rollout.speculative_config", lambda s: bool(s.engine_args.get("speculative_config")),
           "no speculative decoding", _argument("speculative_config", "null"),
-          value=lambda s: str(s.asked_of_engine.get("speculative_config"))),
+          value=lambda s: str(s.engine_args.get("speculative_config"))),
     _Rule("rollout.chunked_prefill", lambda s: bool(s["rollout.chunked_prefill"]),
           "prefill in one pass",
           _argument("enable_chunked_prefill", "false"),

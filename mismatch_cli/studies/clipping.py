@@ -5,10 +5,10 @@ the same tokens.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain, starmap
 from pathlib import Path
 from typing import ClassVar
 
@@ -40,8 +40,8 @@ from mismatch_cli.studies.unusable import refuse_unusable
 from mismatch_cli.trace.origin import About
 from mismatch_cli.trace.reader import RowGroup, Trace
 
-_BLOCKED_TOKENS = 50
-# Bytes on a page, a byte a token for each mask; they hardly compress
+_BLOCKED_TOKENS = 50  # of an algorithm and a sign, the most frequent ones
+# Levels on a page: a byte for each token and mask, which hardly compresses
 MOST_LEVELS = 1_000_000
 
 
@@ -70,16 +70,17 @@ class ClippingPlotData:
         return advantage_N > 0 if sign == "positive" else advantage_N < 0
 
     def coordinates(self, algorithm: Algorithm) -> tuple[np.ndarray, np.ndarray]:
-        """The anchor's log-probability and log π of each token in the sample."""
+        """The anchor's log-probability and log π of each token in the sample, in float64."""
         anchor = "recomputed" if algorithm.limiting.anchor == "recomputed" else "rollout"
-        return self.sample[f"logp_{anchor}"].astype(np.float64), self.sample["logp_trainer"].astype(
-            np.float64
-        )
+        logp_anchor_N = self.sample[f"logp_{anchor}"].astype(np.float64)
+        logp_trainer_N = self.sample["logp_trainer"].astype(np.float64)
+        return logp_anchor_N, logp_trainer_N
 
     def blocked(self, algorithm: Algorithm) -> np.ndarray:
         """Whether the algorithm blocks each token of the sample."""
-        bit = [row.name for row in self.result.algorithms].index(algorithm.name)
-        blocked_N: np.ndarray = (self.sample["blocked_by"] >> np.uint64(bit)) & np.uint64(1) == 1
+        names = [row.name for row in self.result.algorithms]
+        bit = np.uint64(names.index(algorithm.name))
+        blocked_N: np.ndarray = (self.sample["blocked_by"] >> bit) & np.uint64(1) == 1
         return blocked_N
 
     @staticmethod
@@ -94,36 +95,34 @@ class ClippingPlotData:
         response instead of many.
         """
         limiting = algorithm.limiting
-        if (
-            not limiting.masks
-            or limiting.anchor == "both"
-            or algorithm.batch_masks
-            or algorithm.needs_entropy
-        ):
+        needs_more = limiting.anchor == "both" or algorithm.batch_masks or algorithm.needs_entropy
+        if not limiting.masks or needs_more:
             return None
-        advantage_N = np.full(len(logp_N), 1.0 if sign == "positive" else -1.0)
+        tokens = len(logp_N)
+        advantage_N = np.full(tokens, 1.0 if sign == "positive" else -1.0)
+        each_its_own_S1 = np.arange(tokens + 1)
+        all_in_one_S1 = np.array([0, tokens])
         answers = []
-        for offset_S1 in (np.arange(len(logp_N) + 1), np.array([0, len(logp_N)])):
+        for offset_S1 in (each_its_own_S1, all_in_one_S1):
             policies = Policies(logp_anchor_N, logp_N, logp_anchor_N, offset_S1)
+            # A user's own mask may need anything that two bare probabilities lack.
             try:
-                answers.append(~keep_T(algorithm.limiting, policies, advantage_N))
-            except (
-                Exception
-            ):  # a user's own mask may need anything that two bare probabilities lack
+                answers.append(~keep_T(limiting, policies, advantage_N))
+            except Exception:
                 return None
         return answers[0] if np.array_equal(*answers) else None
 
 
 @dataclass(frozen=True)
 class ClippingAnalysis(Study):
-    """The counts, and the algorithms that the traces do not support."""
+    """What each algorithm blocks on the same tokens, and which ones the traces do not support."""
 
     STUDY, FORMAT = "clipping", "mismatch-cli clipstats"
 
     traces: Sequence[Trace]
     support: Support
     summary: ClippingSummary
-    asked: tuple[Algorithm, ...] = ()  # the two to compare; empty: the most informative
+    requested: tuple[Algorithm, ...] = ()  # the two to compare; empty: the most informative
     arguments: tuple[str, ...] = ()  # as typed, without the traces
 
     @property
@@ -136,47 +135,45 @@ class ClippingAnalysis(Study):
         """At most two to compare: those requested, else those of the paper, else the first that
         block anything.
         """
-        if self.asked:
-            return self.asked
+        if self.requested:
+            return self.requested
         by_name = {algorithm.name: algorithm for algorithm in self.algorithms}
-        paper = [by_name[name] for name in PAPER if name in by_name]
-        cells = self.summary.cells.by_mu[1:]
-        blocking = [
-            algorithm
-            for algorithm, counts in zip(self.algorithms, cells, strict=True)
-            if counts.any()
-        ]
-        return tuple(dict.fromkeys([*paper, *blocking, *self.algorithms]))[:2]
+        preferred = [by_name[name] for name in PAPER if name in by_name]
+        # Row 0 counts the judged tokens, the others what each algorithm blocks of them.
+        blocked_by_mu = self.summary.cells.by_mu[1:]
+        for algorithm, blocked in zip(self.algorithms, blocked_by_mu, strict=True):
+            if blocked.any():
+                preferred.append(algorithm)
+        return tuple(dict.fromkeys([*preferred, *self.algorithms]))[:2]
 
     @cached_property
     def result(self) -> ClippingResult:
         """What `clipstats --json` prints (docs/json/clipstats.md)."""
         numbers = self.summary.result(_BLOCKED_TOKENS)
-        strictness = (
-            self.summary.same_strictness(self.algorithms.index(algorithm))
-            for algorithm in self.compared
-        )
-        skipped = self.support.skipped.items()
+        rows = [self._with_text(row) for row in numbers.algorithms]
+        same_strictness = []
+        for algorithm in self.compared:
+            row = self.summary.same_strictness(self.algorithms.index(algorithm))
+            if row:
+                same_strictness.append(row)
         return ClippingResult(
             traces=shorten_paths([str(trace.folder) for trace in self.traces]),
             arguments=shorten_paths(list(self.arguments)),
             compared=[algorithm.name for algorithm in self.compared],
             about=About.of(self.traces, self.summary.lacking.get("logp_trainer", 0)),
             has=self.support.has,
-            skipped=[SkippedAlgorithm(name, reason) for name, reason in skipped],
-            **vars(
-                replace(numbers, algorithms=[self._with_text(row) for row in numbers.algorithms])
-            ),
-            same_strictness=[row for row in strictness if row],
+            skipped=list(starmap(SkippedAlgorithm, self.support.skipped.items())),
+            **vars(replace(numbers, algorithms=rows)),
+            same_strictness=same_strictness,
         )
 
     def _with_text(self, row: AlgorithmRow) -> AlgorithmRow:
         """The row with the text of its blocked tokens."""
-        tokens = row.blocked_tokens
-        signs = (map(self._named, rows) for rows in (tokens.positive, tokens.negative))
-        return replace(row, blocked_tokens=TokensBySign(*map(list, signs)))
+        positive = map(self._decode, row.blocked_tokens.positive)
+        negative = map(self._decode, row.blocked_tokens.negative)
+        return replace(row, blocked_tokens=TokensBySign(list(positive), list(negative)))
 
-    def _named(self, token: BlockedToken) -> BlockedToken:
+    def _decode(self, token: BlockedToken) -> BlockedToken:
         text = self.traces[0].vocabulary.decode([token.token_id])
         return replace(token, text=text, class_=token_class(text))
 
@@ -216,7 +213,7 @@ class ClippingAnalysis(Study):
 def analyse_clipping(
     traces: Sequence[Trace],
     algorithms: Sequence[Algorithm],
-    asked: Sequence[Algorithm] = (),
+    compared: Sequence[Algorithm] = (),
     *,
     theory: bool = False,
     workers: Workers = ALONE,
@@ -224,20 +221,21 @@ def analyse_clipping(
     on_responses: Callable[[int], None] = lambda _: None,
 ) -> ClippingAnalysis:
     """Apply every algorithm to every token; the numbers are the same to the bit for any number of
-    workers.
+    workers. `compared` has the two to compare; without them the most informative are chosen.
 
-    Raises a `MismatchError` if no response has the columns that the algorithms need.
+    Raises a `MismatchError` if no response has the columns that the algorithms need, and a
+    `UsageError` if the traces do not support a compared algorithm.
     """
     check_poolable(traces)
     support = Support.of(traces, algorithms)
-    for algorithm in asked:
+    for algorithm in compared:
         if algorithm.name in support.skipped:
             raise UsageError(
                 f"{algorithm.name} cannot be compared: {support.skipped[algorithm.name]}"
             )
-    found = collect_first_pass(traces, support, workers)
-    question = Question(support.judged, support.needs, theory, found)
-    summary = run_pass(traces, _Judging(question), workers, on_responses)
+    first_pass = collect_first_pass(traces, support, workers)
+    question = Question(support.judged, support.needs, theory, first_pass)
+    summary = run_pass(traces, _JudgingPass(question), workers, on_responses)
     if summary.seen == sum(summary.lacking.values()):
         raise MismatchError(
             f"No response in {traces[0].folder} has every column that these algorithms need "
@@ -246,7 +244,7 @@ def analyse_clipping(
         )
     # Tokens that the trainer calls impossible are blocked, too
     refuse_unusable(traces, summary.counts["tokens"], summary.counts["not_measured"])
-    return ClippingAnalysis(traces, support, summary, tuple(asked), tuple(arguments))
+    return ClippingAnalysis(traces, support, summary, tuple(compared), tuple(arguments))
 
 
 def collect_first_pass(
@@ -255,21 +253,23 @@ def collect_first_pass(
     """What masks on whole batches find, on tokens with the columns they need; reads nothing
     without such masks.
     """
-    asked = [algorithm for algorithm in support.judged if algorithm.batch_masks]
-    return (
-        run_pass(traces, _Collecting(batch_masks_of(asked), Needs.of(asked)), workers).found()
-        if asked
-        else {}
-    )
+    algorithms = [algorithm for algorithm in support.judged if algorithm.batch_masks]
+    if not algorithms:
+        return {}
+    collecting = _CollectingPass(batch_masks_of(algorithms), Needs.of(algorithms))
+    return run_pass(traces, collecting, workers).found()
 
 
 def columns_for(needs: Needs) -> list[str]:
     """The columns to read, besides the required ones, to judge the tokens of a trace."""
-    return [*ClippingSummary.READS, *needs.recorded] + ["tv_full", "kl_full"] * needs.full
+    columns = [*ClippingSummary.READS, *needs.recorded]
+    if needs.full:
+        columns += ["tv_full", "kl_full"]
+    return columns
 
 
 @dataclass(frozen=True)
-class _Collecting:
+class _CollectingPass:
     """The first pass, in which rules on whole batches collect."""
 
     rules: tuple[Rule, ...]
@@ -286,14 +286,14 @@ class _Collecting:
     def begin(self, _portion: Portion) -> FirstPass:
         return FirstPass(self.rules)
 
-    def read(self, found: FirstPass, portion: Portion, groups: Iterator[RowGroup]) -> None:
+    def read(self, first_pass: FirstPass, portion: Portion, groups: Iterator[RowGroup]) -> None:
         for group in groups:
             if not self.needs.first_missing_in(group.batch):
-                add_to_first_pass(found, group.batch, self.needs, portion.trace)
+                add_to_first_pass(first_pass, group.batch, self.needs, portion.trace)
 
 
 @dataclass(frozen=True)
-class _Judging:
+class _JudgingPass:
     """The pass that makes a summary of each portion, whose examples carry the number of their
     trace.
     """
@@ -306,38 +306,39 @@ class _Judging:
 
     @property
     def files(self) -> list[Path]:
-        return _own_files(
-            mask for algorithm in self.question.algorithms for mask in algorithm.masks
-        )
+        masks = chain.from_iterable(algorithm.masks for algorithm in self.question.algorithms)
+        return _own_files(masks)
 
     def begin(self, _portion: Portion) -> ClippingSummary:
         return ClippingSummary(self.question)
 
-    def read(self, found: ClippingSummary, portion: Portion, groups: Iterator[RowGroup]) -> None:
+    def read(self, summary: ClippingSummary, portion: Portion, groups: Iterator[RowGroup]) -> None:
         for group in groups:
-            found.update(group.batch, portion.trace)
-        found.overlap.examples["trace"] = portion.trace
+            summary.update(group.batch, portion.trace)
+        summary.overlap.examples["trace"] = portion.trace
 
 
 def _own_files(rules: Iterable[Rule]) -> list[Path]:
     """The files of the user's own masks, which a reader on another machine lacks."""
-    return [
-        Path(rule.region)
-        for rule in rules
-        if isinstance(rule, Mask) and rule.region.endswith(".py")
-    ]
+    files = []
+    for rule in rules:
+        if isinstance(rule, Mask) and rule.region.endswith(".py"):
+            files.append(Path(rule.region))
+    return files
 
 
+_OPERATOR = re.compile(
+    rf"[{re.escape('+-*/=<>^%×÷·±≤≥≠≈√∑∏∫−→|&')}]+"
+    r"|\\(times|cdot|div|frac|sqrt|sum|prod|int|pm|leq|geq|neq|approx|equiv|to|le|ge)"
+)
 # Words that open or turn a step of reasoning: the examples in the appendix of arXiv 2602.04879, and
 # similar ones.
 _CONNECTIVE = re.compile(
-    "wait|thus|since|so|therefore|hence|however|but|then|next|also|because|instead|first|second|finally|now|if|let|"
-    "alternatively|and|or|while|as|for|given|suppose|assume|note|recall|here|this|that|we|when|where"
+    "wait|thus|since|so|therefore|hence|however|but|then|next|also|because|instead|first|second|"
+    "finally|now|if|let|alternatively|and|or|while|as|for|given|suppose|assume|note|recall|here|"
+    "this|that|we|when|where"
 )
-_OPERATORS = frozenset("+-*/=<>^%×÷·±≤≥≠≈√∑∏∫−→|&")
-_OPERATOR_COMMANDS = re.compile(
-    r"\\(times|cdot|div|frac|sqrt|sum|prod|int|pm|leq|geq|neq|approx|equiv|to|le|ge)"
-)
+_MARKUP = re.compile(r"<[^<>\s]*>|\\[a-z]*")
 
 
 def token_class(text: str) -> str:
@@ -345,12 +346,13 @@ def token_class(text: str) -> str:
     markup), or other.
     """
     core = text.strip()
-    if core and all(unicodedata.category(c) == "Nd" for c in core):
+    # Decimal digits of any script, but neither ² nor ½
+    if core.isdecimal():
         return "digit"
-    if core and (all(c in _OPERATORS for c in core) or _OPERATOR_COMMANDS.fullmatch(core)):
+    if _OPERATOR.fullmatch(core):
         return "operator"
     if _CONNECTIVE.fullmatch(core.lower()):
         return "connective"
-    if not any(c.isalnum() for c in core) or re.fullmatch(r"<[^<>\s]*>|\\[a-z]*", core):
+    if _MARKUP.fullmatch(core) or not any(map(str.isalnum, core)):
         return "structure"
     return "other"

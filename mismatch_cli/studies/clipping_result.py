@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, combinations
+from itertools import combinations, starmap
 
 from mismatch_cli.metrics.clipping.blocked_rows import (
     AlgorithmRow,
@@ -16,8 +16,8 @@ from mismatch_cli.metrics.clipping.overlap import DisputedToken, PairOverlap
 from mismatch_cli.studies.algorithm_support import AvailableColumns
 from mismatch_cli.trace.origin import About
 
-_ALIKE = 0.65  # algorithms with a higher Jaccard index look nearly the same
 SIGNS = {"positive": "A > 0", "negative": "A < 0"}  # of an advantage
+_ALIKE = 0.65  # algorithms with a higher Jaccard index look nearly the same
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,21 @@ class ClippingResult(ClippingNumbers, ClippingQuestion):
     @cached_property
     def in_order(self) -> list[AlgorithmRow]:
         """The algorithms, a mask on the rollout before the same mask on the recomputed policy."""
-        first: dict[str, int] = {}
+        first_place: dict[str, int] = {}
         for place, row in enumerate(self.algorithms):
-            first.setdefault(_on_rollout(row), place)
-        return sorted(
-            self.algorithms, key=lambda row: (first[_on_rollout(row)], row.anchor == "recomputed")
-        )
+            first_place.setdefault(_on_rollout(row), place)
+
+        def order(row: AlgorithmRow) -> tuple[int, bool]:
+            return first_place[_on_rollout(row)], row.anchor == "recomputed"
+
+        return sorted(self.algorithms, key=order)
 
     def is_twin(self, row: AlgorithmRow) -> bool:
         """Whether the row is another row's mask with π′ instead of μ."""
-        on_rollout = (_on_rollout(other) for other in self.algorithms if other.anchor == "rollout")
-        return row.anchor == "recomputed" and _on_rollout(row) in on_rollout
+        if row.anchor != "recomputed":
+            return False
+        rules = {_on_rollout(other) for other in self.algorithms if other.anchor == "rollout"}
+        return _on_rollout(row) in rules
 
     @property
     def blocking(self) -> list[AlgorithmRow]:
@@ -82,19 +86,19 @@ class ClippingResult(ClippingNumbers, ClippingQuestion):
 
     @cached_property
     def blocking_masks(self) -> list[OneMask]:
-        """Their masks, in order."""
+        """The distinct masks that block at least one token, in order."""
         return self.masks(row for row in self.in_order if row.blocked.is_above_0)
 
     @cached_property
     def detailed_masks(self) -> list[OneMask]:
-        """What is worth details: the masks of named algorithms, or of the compared pair."""
+        """The masks worth details: those of named algorithms, or of the compared pair."""
         if self.names_algorithms:
             return self.blocking_masks
         return [mask for mask in self.blocking_masks if mask.row in self.leading]
 
     @cached_property
     def leading(self) -> list[AlgorithmRow]:
-        """The compared ones."""
+        """The compared algorithms."""
         by_name = {row.name: row for row in self.algorithms}
         return [by_name[name] for name in self.compared]
 
@@ -119,18 +123,21 @@ class ClippingResult(ClippingNumbers, ClippingQuestion):
         """
 
         def interest(pair: PairOverlap) -> tuple[int, int]:
-            compared = sum(name in self.compared for name in (pair.first, pair.second))
-            return compared, pair.only_first + pair.only_second
+            compared = {pair.first, pair.second}.intersection(self.compared)
+            return len(compared), pair.only_first + pair.only_second
 
         names = [mask.row.name for mask in self.blocking_masks]
-        pairs = [self.overlap.pair(*pair) for pair in combinations(names, 2)]
+        pairs = starmap(self.overlap.pair, combinations(names, 2))
         return sorted(pairs, key=interest, reverse=True)
 
     @property
     def disputed(self) -> list[DisputedToken]:
         """Tokens that one of the compared algorithms blocks and the other keeps."""
-        examples = self.overlap.examples
-        return [each for each in examples if {each.only, each.not_} <= {*self.compared}]
+        disputed = []
+        for token in self.overlap.examples:
+            if token.only in self.compared and token.not_ in self.compared:
+                disputed.append(token)
+        return disputed
 
     @property
     def equally_strict(self) -> list[tuple[SameStrictness, str, float]]:
@@ -165,12 +172,18 @@ class ClippingResult(ClippingNumbers, ClippingQuestion):
 
         `key`: what must be equal, too, for one row to represent another.
         """
-        group_of = {name: place for place, names in enumerate(self.same_mask) for name in names}
+        mask_of: dict[str, int | str] = {}
+        for number, names in enumerate(self.same_mask):
+            mask_of.update(dict.fromkeys(names, number))
         by_mask: dict[object, list[AlgorithmRow]] = {}
         for row in rows:
-            mask = group_of.get(row.name, row.name), key(row)
-            by_mask.setdefault(mask, []).append(row)
-        return list(chain.from_iterable(map(self._shown, by_mask.values())))
+            # An algorithm that decides like no other is in no group: its name is its mask.
+            mask = mask_of.get(row.name, row.name)
+            by_mask.setdefault((mask, key(row)), []).append(row)
+        masks: list[OneMask] = []
+        for alike in by_mask.values():
+            masks += self._represent(alike)
+        return masks
 
     def distinct_masks(self, rows: Sequence[AlgorithmRow], most: int) -> list[OneMask]:
         """The compared algorithms among these rows, then those that block different tokens from
@@ -178,16 +191,20 @@ class ClippingResult(ClippingNumbers, ClippingQuestion):
         """
         chosen: list[OneMask] = []
         for mask in sorted(self.masks(rows), key=lambda mask: mask.row not in self.leading):
-            pairs = [self.overlap.pair(mask.row.name, before.row.name) for before in chosen]
-            is_alike = any((pair.jaccard.value or 0.0) > _ALIKE for pair in pairs)
-            if mask.row in self.leading or not is_alike:
+            similarities = [self._similarity(mask, before) for before in chosen]
+            if mask.row in self.leading or max(similarities, default=0.0) <= _ALIKE:
                 chosen.append(mask)
         return chosen[:most]
 
-    def _shown(self, alike: list[AlgorithmRow]) -> list[OneMask]:
-        shown = [row for row in alike if row.name in self.compared] or alike[:1]
-        others = tuple(row.name for row in alike if row not in shown)
-        return [OneMask(row, others) for row in shown]
+    def _represent(self, alike: list[AlgorithmRow]) -> list[OneMask]:
+        """The rows that represent all that decide alike: the compared ones, else the first."""
+        leaders = [row for row in alike if row.name in self.compared] or alike[:1]
+        others = tuple(row.name for row in alike if row not in leaders)
+        return [OneMask(leader, others) for leader in leaders]
+
+    def _similarity(self, first: OneMask, second: OneMask) -> float:
+        """The Jaccard index of what two masks block; 0 if neither blocks anything."""
+        return self.overlap.pair(first.row.name, second.row.name).jaccard.value or 0.0
 
 
 def _on_rollout(row: AlgorithmRow) -> str:

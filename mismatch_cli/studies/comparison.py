@@ -4,10 +4,11 @@ first.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from itertools import accumulate
+from functools import cached_property
+from itertools import starmap
 from math import comb
 from pathlib import Path
 from typing import ClassVar
@@ -33,23 +34,25 @@ from mismatch_cli.studies.comparison_result import (
     TraceDifference,
 )
 from mismatch_cli.studies.exploration.explored import Exploration
-from mismatch_cli.studies.exploration.two_runs import explore_two
+from mismatch_cli.studies.exploration.two_runs import ComparedRun, explore_two
 from mismatch_cli.studies.mismatch import COLUMNS, without_unknown
 from mismatch_cli.studies.pairing import (
-    CommonTokenMask,
     Pairing,
-    PartnerPass,
-    Partners,
     RecognisedResponses,
     RecognitionPass,
-    SharedTokens,
     TraceResponses,
-    common_tokens,
     compared_rows,
     pair_up,
-    take_rows,
+    partner_rows,
 )
 from mismatch_cli.studies.settings_compared import NAMES, SettingDifference, settings_diff
+from mismatch_cli.studies.shared_tokens import (
+    CommonTokenMask,
+    PartnerPass,
+    Partners,
+    SharedTokens,
+    take_rows,
+)
 from mismatch_cli.studies.study import Study, name_of, who_is_compared
 from mismatch_cli.studies.unusable import refuse_unmeasured
 from mismatch_cli.trace.origin import About
@@ -87,7 +90,7 @@ class MeasuredTrace:
     run: str  # its folder's name, with as many parents as distinguish the traces
     trace: Trace
     responses: TraceResponses
-    kept_S: np.ndarray  # bool, in the order of the trace's files
+    compared_S: np.ndarray  # bool, in the order of the trace's files
     summary: MismatchSummary
 
     @cached_property
@@ -100,22 +103,26 @@ class MeasuredTrace:
         return About.of([self.trace], int(np.count_nonzero(~self.responses.measured_S)))
 
     @property
-    def measured(self) -> SummaryEstimates:
+    def estimates(self) -> SummaryEstimates:
         """The summary with what its intervals are made of; what the report does not know is not
         compared either.
         """
-        measured = SummaryEstimates(self.summary)
-        for key, estimate in self.result.metrics.items():
-            if estimate.value is None:
-                measured.estimates[key] = Estimate(None, note=estimate.note)
-        return measured
+        estimates = SummaryEstimates(self.summary)
+        for key, shown in self.result.metrics.items():
+            if shown.value is None:
+                estimates.estimates[key] = Estimate(None, note=shown.note)
+        return estimates
+
+    @property
+    def num_compared(self) -> int:
+        return int(np.count_nonzero(self.compared_S))
 
 
 @dataclass(frozen=True)
 class TraceComparison:
     """Another trace compared with the first one."""
 
-    side: MeasuredTrace
+    other: MeasuredTrace
     pairing: Pairing
     differences: dict[str, MetricDifference]
     on_tokens: SharedTokens | None  # if both hold the same responses
@@ -133,13 +140,14 @@ class ComparisonAnalysis(Study):
     arguments: tuple[str, ...] = ()  # as typed, without the traces
 
     @property
-    def sides(self) -> tuple[MeasuredTrace, ...]:
-        return (self.first, *(comparison.side for comparison in self.others))
+    def measured(self) -> tuple[MeasuredTrace, ...]:
+        """All traces, the first one first."""
+        return (self.first, *(comparison.other for comparison in self.others))
 
     @property
     def typed(self) -> tuple[Path, ...]:
         """Each trace's path, as you type it."""
-        return tuple(name_of(side.trace) for side in self.sides)
+        return tuple(name_of(measured.trace) for measured in self.measured)
 
     @cached_property
     def result(self) -> ComparisonResult:
@@ -147,22 +155,29 @@ class ComparisonAnalysis(Study):
         return ComparisonResult(
             arguments=self.arguments,
             pair=self.pair.name,
-            traces=[_trace(side) for side in self.sides],
-            comparisons=[_difference(self, comparison) for comparison in self.others],
+            traces=list(map(_trace_result, self.measured)),
+            comparisons=[_difference_result(self, comparison) for comparison in self.others],
         )
 
     def settings_of(self, comparison: TraceComparison) -> list[SettingDifference]:
         """The settings in which another trace differs from the first, likeliest causes first."""
-        manifests = (side.trace.manifest for side in (self.first, comparison.side))
-        return settings_diff(*manifests, at_equal_weights=self.pair.name == "mismatch")
+        return settings_diff(
+            self.first.trace.manifest,
+            comparison.other.trace.manifest,
+            at_equal_weights=self.pair.name == "mismatch",
+        )
 
     @property
     def explored_responses(self) -> int:
-        paired = [comparison.pairing.by for comparison in self.others]
-        explored = self.sides[:1] if paired == ["tokens"] else self.sides
-        if paired not in (["tokens"], ["prompts"]):
+        if len(self.others) > 1:
             return 0
-        return sum(int(np.count_nonzero(side.kept_S)) for side in explored)
+        (comparison,) = self.others
+        if comparison.pairing.by == "none":
+            return 0
+        # Paired by tokens, a response and its partner are explored as one.
+        if comparison.pairing.by == "tokens":
+            return self.first.num_compared
+        return self.first.num_compared + comparison.other.num_compared
 
     def exploration(
         self, on_responses: Callable[[int], None] = lambda _: None
@@ -170,22 +185,21 @@ class ComparisonAnalysis(Study):
         """The tokens of two traces that are paired; None for others."""
         if len(self.others) > 1:
             return None
-        (other,), sides = self.others, self.sides
-        explored = explore_two(
-            self.pair,
-            [side.trace for side in sides],
-            [side.responses for side in sides],
-            [side.kept_S for side in sides],
-            other.pairing,
-            on_responses,
-        )
-        settings = (row for row in self.settings_of(other) if not row.harmless)
-        names = tuple(side.run for side in sides)
-        return explored and replace(
+        (comparison,) = self.others
+        runs = [
+            ComparedRun(measured.trace, measured.responses, measured.compared_S)
+            for measured in self.measured
+        ]
+        explored = explore_two(self.pair, runs, comparison.pairing, on_responses)
+        if explored is None:
+            return None
+        names = tuple(measured.run for measured in self.measured)
+        settings = [row for row in self.settings_of(comparison) if not row.harmless]
+        return replace(
             explored,
             traces=names[: len(explored.traces)],
             runs=names,
-            settings=tuple(_apart(row) for row in settings),
+            settings=tuple(map(_shorten_values, settings)),
         )
 
     @cached_property
@@ -193,11 +207,12 @@ class ComparisonAnalysis(Study):
         """What the plots draw: the numbers of the JSON, and the distribution of |d| in each
         trace.
         """
-        who = [f"{side.run}: {who_is_compared(side.trace.manifest)}" for side in self.sides]
-        cells = [side.summary.exact.cells.d.total for side in self.sides]
-        return ComparisonPlotData(
-            self.result, " · ".join(who), tuple(exceedance(counts) for counts in cells)
-        )
+        subjects = []
+        exceedances = []
+        for measured in self.measured:
+            subjects.append(f"{measured.run}: {who_is_compared(measured.trace.manifest)}")
+            exceedances.append(exceedance(measured.summary.exact.cells.d.total))
+        return ComparisonPlotData(self.result, " · ".join(subjects), tuple(exceedances))
 
 
 def analyse_comparison(
@@ -216,71 +231,111 @@ def analyse_comparison(
     pair = _common_pair(traces, pair_name)
     with executor(workers, traces) as reader:
         recognised = reader.reduced(reader.portions, lambda _: RecognitionPass(pair), on_responses)
-        found = _ResponsesByTrace.of(traces, reader.portions, recognised)
-        pairings = [pair_up(found.responses[0], other) for other in found.responses[1:]]
-        kept = compared_rows(found.responses, pairings)
-        partners = common_tokens(found.responses, pairings, kept)
-        measuring = partial(_measuring, pair, found, kept, partners, traces)
+        plan = _Plan.of(pair, reader, recognised)
         summaries = [
-            reader.reduced(portions, measuring, on_responses) for portions in found.portions
+            reader.reduced(portions, plan.measuring_pass, on_responses)
+            for portions in plan.portions
         ]
-        runs = run_names([trace.run_folder for trace in traces])
-        sides = [
-            MeasuredTrace(*side)
-            for side in zip(NAMES, runs, traces, found.responses, kept, summaries, strict=False)
-        ]
-        first, measured = sides[0], sides[0].measured
-        others = []
-        for side, pairing in zip(sides[1:], pairings, strict=True):
-            on_tokens, same_tokens = None, pairing.by == "tokens"
-            if same_tokens:
-                on_tokens = _on_tokens(
-                    reader, pair, found, np.where(first.kept_S, pairing.partner_S, -1), side.trace
+        first, *others = plan.measured_traces(summaries)
+        first_estimates = first.estimates
+        comparisons = []
+        for other, pairing in zip(others, plan.pairings, strict=True):
+            on_tokens = None
+            if pairing.by == "tokens":
+                on_tokens = reader.reduced(
+                    plan.portions[0], plan.passes_over_shared(pairing, other.trace)
                 )
-            found_differences = differences(measured, side.measured, same_tokens=same_tokens)
-            others.append(TraceComparison(side, pairing, found_differences, on_tokens))
-    return ComparisonAnalysis(pair, first, tuple(others), tuple(arguments))
+            metrics = differences(
+                first_estimates, other.estimates, same_tokens=on_tokens is not None
+            )
+            comparisons.append(TraceComparison(other, pairing, metrics, on_tokens))
+    return ComparisonAnalysis(pair, first, tuple(comparisons), tuple(arguments))
 
 
 @dataclass(frozen=True)
-class _ResponsesByTrace:
-    """The responses of each trace, and which of them are in each portion."""
+class _Plan:
+    """What is compared: the responses of each trace, their pairing with the first trace, and the
+    passes that measure them.
+    """
 
-    responses: list[TraceResponses]
-    portions: list[list[Portion]]
-    rows: dict[Portion, slice]
+    pair: Pair
+    traces: Sequence[Trace]
+    portions: list[list[Portion]]  # of each trace
+    rows: Mapping[Portion, slice]  # its responses, among those of its trace
+    responses: list[TraceResponses]  # of each trace
+    pairings: list[Pairing]  # of each trace but the first
+    compared: list[np.ndarray]  # of each trace: bool, in file order
+    partners: list[dict[int, np.ndarray]]  # as `partner_rows` says
 
     @classmethod
-    def of(
-        cls, traces: Sequence[Trace], every: Sequence[Portion], recognised: RecognisedResponses
-    ) -> _ResponsesByTrace:
-        """Sort what was recognised by trace; raises a `MismatchError` for a trace without scored
-        tokens.
+    def of(cls, pair: Pair, reader: Executor, recognised: RecognisedResponses) -> _Plan:
+        """Sort the responses recognised in the reader's portions by trace, and pair them up.
+
+        Raises a `MismatchError` for a trace without scored tokens.
         """
-        responses: list[TraceResponses] = []
-        portions: list[list[Portion]] = [[] for _ in traces]
+        portions: list[list[Portion]] = []
         rows: dict[Portion, slice] = {}
-        for portion in every:
-            portions[portion.trace].append(portion)
-        for number, trace in enumerate(traces):
-            parts = [TraceResponses.joined(groups) for groups in recognised.responses[number]]
-            responses.append(TraceResponses.joined(parts))
+        responses: list[TraceResponses] = []
+        for number, trace in enumerate(reader.traces):
+            own = [portion for portion in reader.portions if portion.trace == number]
+            own_responses = list(map(TraceResponses.joined, recognised.responses[number]))
+            first = 0
+            for portion, in_portion in zip(own, own_responses, strict=True):
+                rows[portion] = slice(first, first + len(in_portion))
+                first += len(in_portion)
+            portions.append(own)
+            responses.append(TraceResponses.joined(own_responses))
             if not responses[-1].measured_S.any():
                 refuse_unmeasured([trace], 0, 0)
-            ends = accumulate(map(len, parts))
-            placed = zip(portions[number], parts, ends, strict=True)
-            rows |= {portion: slice(end - len(part), end) for portion, part, end in placed}
-        return cls(responses, portions, rows)
+        pairings = [pair_up(responses[0], other) for other in responses[1:]]
+        compared = compared_rows(responses, pairings)
+        partners = partner_rows(responses, pairings, compared)
+        return cls(pair, reader.traces, portions, rows, responses, pairings, compared, partners)
+
+    def measuring_pass(self, portion: Portion) -> _MeasuringPass:
+        """The pass that measures the compared responses of a portion of any trace."""
+        rows = self.rows[portion]
+        partners = []
+        for other, partner_S in self.partners[portion.trace].items():
+            partners.append(Partners.of(self.traces[other], partner_S).of_some(rows))
+        return _MeasuringPass(
+            self.pair,
+            self.compared[portion.trace][rows],
+            self.responses[portion.trace].prompt_S[rows],
+            CommonTokenMask(self.pair, tuple(partners)),
+        )
+
+    def measured_traces(self, summaries: Sequence[MismatchSummary]) -> list[MeasuredTrace]:
+        """The traces with the summaries of their compared responses."""
+        runs = run_names([trace.run_folder for trace in self.traces])
+        # There are more letters than traces.
+        columns = zip(
+            NAMES, runs, self.traces, self.responses, self.compared, summaries, strict=False
+        )
+        return list(starmap(MeasuredTrace, columns))
+
+    def passes_over_shared(
+        self, pairing: Pairing, other: Trace
+    ) -> Callable[[Portion], PartnerPass]:
+        """The passes over portions of the first trace that compare its tokens with another's."""
+        partners = Partners.of(other, np.where(self.compared[0], pairing.partner_S, -1))
+        prompt_S = self.responses[0].prompt_S
+
+        def pass_over(portion: Portion) -> PartnerPass:
+            rows = self.rows[portion]
+            return PartnerPass(self.pair, prompt_S[rows], partners.of_some(rows))
+
+        return pass_over
 
 
 @dataclass(frozen=True)
-class _ComparedPass:
+class _MeasuringPass:
     """The pass that makes the summary of the compared responses, with prompts identified by
     their tokens.
     """
 
     pair: Pair
-    kept_S: np.ndarray  # of the portion
+    compared_S: np.ndarray  # of the portion
     prompt_S: np.ndarray
     on_common_tokens: CommonTokenMask
     columns: ClassVar[Sequence[str]] = COLUMNS
@@ -288,124 +343,96 @@ class _ComparedPass:
     def begin(self, _portion: Portion) -> MismatchSummary:
         return MismatchSummary(self.pair)
 
-    def read(self, found: MismatchSummary, _portion: Portion, groups: Iterator[RowGroup]) -> None:
+    def read(self, summary: MismatchSummary, _portion: Portion, groups: Iterator[RowGroup]) -> None:
         first = 0
         for group in groups:
-            rows = np.flatnonzero(self.kept_S[first : first + group.table.num_rows])
+            rows = np.flatnonzero(self.compared_S[first : first + group.table.num_rows])
             if len(rows):
                 batch = self.on_common_tokens(take_rows(group, rows), first + rows)
-                found.update(replace(batch, prompt_id_S=self.prompt_S[first + rows]))
+                summary.update(replace(batch, prompt_id_S=self.prompt_S[first + rows]))
             first += group.table.num_rows
 
 
-def _measuring(
-    pair: Pair,
-    found: _ResponsesByTrace,
-    kept: Sequence[np.ndarray],
-    partners: Sequence[Mapping[int, np.ndarray]],
-    traces: Sequence[Trace],
-    portion: Portion,
-) -> _ComparedPass:
-    rows = found.rows[portion]
-    of_portion = tuple(
-        Partners.of(traces[other], partner_S).of_some(rows)
-        for other, partner_S in partners[portion.trace].items()
-    )
-    return _ComparedPass(
-        pair,
-        kept[portion.trace][rows],
-        found.responses[portion.trace].prompt_S[rows],
-        CommonTokenMask(pair, of_portion),
-    )
-
-
-def _on_tokens(
-    reader: Executor, pair: Pair, found: _ResponsesByTrace, partner_S: np.ndarray, other: Trace
-) -> SharedTokens:
-    partners, prompt_S = Partners.of(other, partner_S), found.responses[0].prompt_S
-    rows = found.rows
-    return reader.reduced(
-        found.portions[0], lambda p: PartnerPass(pair, prompt_S[rows[p]], partners.of_some(rows[p]))
-    )
-
-
-def _common_pair(traces: Sequence[Trace], asked: str | None) -> Pair:
+def _common_pair(traces: Sequence[Trace], pair_name: str | None) -> Pair:
     """The requested pair, else the first that every trace has: the gap at equal weights before
     the total one.
     """
     for trace in traces:
         trace.require_ids("compare pairs responses by")
-    having = [_pairs_in(trace) for trace in traces]
-    if asked is None:
-        common = [name for name in ("mismatch", "total") if all(name in names for names in having)]
-        if not common:
-            lacking = next(
-                t
-                for t, names in zip(traces, having, strict=True)
-                if not {"mismatch", "total"} & names
-            )
-            raise MismatchError(
-                f"{lacking.folder} was not scored by a trainer. {lacking.how_to_score}"
-            )
-        return PAIRS[common[0]]
-    for trace, names in zip(traces, having, strict=True):
-        if asked not in names:
+    pairs_by_trace = list(map(_pairs_in, traces))
+    if pair_name is None:
+        common = set.intersection(*pairs_by_trace)
+        for name in ("mismatch", "total"):
+            if name in common:
+                return PAIRS[name]
+        # Every scored trace has the total pair.
+        unscored = traces[pairs_by_trace.index(set())]
+        raise MismatchError(
+            f"{unscored.folder} was not scored by a trainer. {unscored.how_to_score}"
+        )
+    for trace, names in zip(traces, pairs_by_trace, strict=True):
+        if pair_name not in names:
             raise UsageError(
-                f"{trace.folder} has no {asked} pair. It has: "
+                f"{trace.folder} has no {pair_name} pair. It has: "
                 f"{', '.join(sorted(names)) or 'none (not scored)'}."
             )
-    return PAIRS[asked]
+    return PAIRS[pair_name]
 
 
 def _pairs_in(trace: Trace) -> set[str]:
     columns = trace.columns()
     if "logp_trainer" not in columns:
         return set()
-    return {"total", *pairs_in([trace])} | (
-        {"floor"} if "logp_trainer_repeat" in columns else set()
-    )
+    names = {"total", *pairs_in([trace])}
+    if "logp_trainer_repeat" in columns:
+        names.add("floor")
+    return names
 
 
 def run_names(folders: Sequence[Path]) -> list[str]:
     """Each folder's last name, with as many parents as distinguish them; a letter if none do."""
     parts = [folder.resolve().parts[1:] for folder in folders]
-    for count in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(part[-count:]) for part in parts]
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-depth:]) for part in parts]
         if len(set(names)) == len(names):
             return names
+    # One folder was named twice
     return [f"{part[-1]} ({letter})" for letter, part in zip(NAMES, parts, strict=False)]
 
 
-def _trace(side: MeasuredTrace) -> ComparedTrace:
+def _trace_result(measured: MeasuredTrace) -> ComparedTrace:
     return ComparedTrace(
-        name=side.name,
-        run=side.run,
-        folder=shorten_paths(str(side.trace.folder)),
-        about=side.about,
-        responses=len(side.responses),
-        compared_responses=int(np.count_nonzero(side.kept_S)),
-        prompts=len(np.unique(side.responses.prompt_S)),
-        summary=side.result,
+        name=measured.name,
+        run=measured.run,
+        folder=shorten_paths(str(measured.trace.folder)),
+        about=measured.about,
+        responses=len(measured.responses),
+        compared_responses=measured.num_compared,
+        prompts=len(np.unique(measured.responses.prompt_S)),
+        summary=measured.result,
     )
 
 
-def _difference(analysis: ComparisonAnalysis, comparison: TraceComparison) -> TraceDifference:
-    metrics, pairing = comparison.differences, comparison.pairing
+def _difference_result(
+    analysis: ComparisonAnalysis, comparison: TraceComparison
+) -> TraceDifference:
+    metrics = comparison.differences
+    pairing = comparison.pairing
     answers = {key: difference.more_than_noise for key, difference in metrics.items()}
-    tested = sum(answer is not None for answer in answers.values())
+    tested, more_than_noise = _count_answers(answers)
     return TraceDifference(
-        trace=comparison.side.name,
+        trace=comparison.other.name,
         against=analysis.first.name,
         pairing=pairing.by,
         shared_responses=pairing.shared_responses,
         shared_prompts=len(pairing.shared_prompts),
         tested=tested,
-        more_than_noise=sum(answer is True for answer in answers.values()),
+        more_than_noise=more_than_noise,
         expected_by_chance=CHANCE * tested,
         differs=_what_differs(answers),
         metrics=metrics,
         on_tokens=comparison.on_tokens.result() if comparison.on_tokens else None,
-        settings=[_apart(row) for row in analysis.settings_of(comparison)],
+        settings=list(map(_shorten_values, analysis.settings_of(comparison))),
     )
 
 
@@ -414,18 +441,33 @@ def _what_differs(answers: Mapping[str, bool | None]) -> Differs:
     comparisons of equal traces, were metrics independent; else `noise`, or `untested` if nothing
     has an interval.
     """
-    marked = sum(answer is True for answer in answers.values())
-    tested = sum(answer is not None for answer in answers.values())
+    tested, more_than_noise = _count_answers(answers)
     if any(answers.get(key) for key in GAP):
         return "gap"
-    at_least = sum(
+    if not tested:
+        return "untested"
+    if more_than_noise and _chance_of(more_than_noise, tested) < CHANCE:
+        return "metrics"
+    return "noise"
+
+
+def _count_answers(answers: Mapping[str, bool | None]) -> tuple[int, int]:
+    """How many metrics have an interval of their difference, and how many differ by more than
+    noise.
+    """
+    by_answer = Counter(answers.values())
+    return by_answer[True] + by_answer[False], by_answer[True]
+
+
+def _chance_of(marked: int, tested: int) -> float:
+    """The probability that so many tests or more differ by chance, a binomial tail."""
+    return sum(
         comb(tested, k) * CHANCE**k * (1 - CHANCE) ** (tested - k)
         for k in range(marked, tested + 1)
     )
-    return "metrics" if marked and at_least < CHANCE else "noise" if tested else "untested"
 
 
-def _apart(row: SettingDifference) -> SettingDifference:
+def _shorten_values(row: SettingDifference) -> SettingDifference:
     """The setting with values as they are shown."""
     first, other = shorten_apart(row.first, row.other)
     return replace(row, first=first, other=other)
@@ -440,7 +482,7 @@ def exceedance(counts_Bx: np.ndarray) -> np.ndarray:
     """
     counts_x = D_BINS.fold(counts_Bx.sum(axis=0))
     at_least_x = counts_x[::-1].cumsum()[::-1]
-    occupied = np.flatnonzero(at_least_x[1::_EVERY]) * _EVERY + 1  # bin 0 counts as 0
-    return np.stack(
-        [D_BINS.positive.edges[0][occupied], at_least_x[occupied] / max(1, counts_x.sum())]
-    )
+    # Bin 0 has the gaps that count as 0. Beyond the largest gap there is nothing to draw.
+    occupied = np.flatnonzero(at_least_x[1::_EVERY]) * _EVERY + 1
+    edges = D_BINS.positive.edges[0][occupied]
+    return np.stack([edges, at_least_x[occupied] / max(1, counts_x.sum())])

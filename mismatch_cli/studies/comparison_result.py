@@ -8,8 +8,9 @@ from typing import Literal
 
 from mismatch_cli.metrics.differences import MetricDifference
 from mismatch_cli.metrics.pair_summary import PairSummary
-from mismatch_cli.studies.pairing import PairedBy, TokenComparison
+from mismatch_cli.studies.pairing import PairedBy
 from mismatch_cli.studies.settings_compared import SettingDifference
+from mismatch_cli.studies.shared_tokens import TokenComparison
 from mismatch_cli.trace.origin import About
 
 Differs = Literal["gap", "metrics", "noise", "untested"]
@@ -43,8 +44,8 @@ class ComparedTrace:
 class TraceDifference:
     """How another trace differs from the first."""
 
-    trace: str  # names
-    against: str
+    trace: str  # its name
+    against: str  # that of the first
     pairing: PairedBy
     shared_responses: int
     shared_prompts: int
@@ -86,13 +87,10 @@ class ComparisonResult:
         return list(zip(self.traces[1:], self.comparisons, strict=True))
 
     def named_by_run(self) -> ComparisonResult:
-        """The same with the names of runs instead of letters."""
-        run = {trace.name: trace.run for trace in self.traces}
-        return replace(
-            self,
-            traces=[replace(trace, name=trace.run) for trace in self.traces],
-            comparisons=[
-                replace(row, trace=run[row.trace], against=run[row.against])
-                for row in self.comparisons
-            ],
-        )
+        """This result with the names of runs instead of letters."""
+        run_of = {trace.name: trace.run for trace in self.traces}
+        traces = [replace(trace, name=trace.run) for trace in self.traces]
+        comparisons = []
+        for row in self.comparisons:
+            comparisons.append(replace(row, trace=run_of[row.trace], against=run_of[row.against]))
+        return replace(self, traces=traces, comparisons=comparisons)

@@ -18,9 +18,11 @@ _SECTIONS = (
 )  # fmt: skip
 # Source, amount and random seed: these change which responses exist, not how one is scored.
 _HARMLESS = re.compile(
-    r".*\.(seed|digest|source|location|count|skipped|limit|shuffle_seed|noise_responses|folder|path|paths|file|files)"
+    r".*\.(seed|digest|source|location|count|skipped|limit|shuffle_seed|noise_responses)"
+    r"|.*\.(folder|path|paths|file|files)"
     r"|rollout\.(url|served_model|timeout|patience)"
-    r"|libraries\.(python|numpy|pyarrow|math-verify|mismatch-cli)|prompts\..*|config\.(prompts\..*|samples_per_prompt)"
+    r"|libraries\.(python|numpy|pyarrow|math-verify|mismatch-cli)"
+    r"|prompts\..*|config\.(prompts\..*|samples_per_prompt)"
     r"|imported\.(rows\w*|tokens|steps|file_count|left_out.*|noted.*|libraries.*)"
     r"|config\.sampling\.max_tokens|rollout\.max_model_len|top_logprobs|config\.reward.*"
     r"|config\.(answer_format|grader|routes|keep_routes)"
@@ -64,14 +66,14 @@ def settings_diff(
     has no staleness.
     """
     sections = [name for name in _SECTIONS if not at_equal_weights or name != "equal_weights"]
-    settings, other_settings = _settings(first, other, sections), _settings(other, first, sections)
-    names = list(dict.fromkeys([*settings, *other_settings]))
-    rows = [
-        _row(name, settings.get(name), other_settings.get(name))
-        for name in names
-        if settings.get(name) != other_settings.get(name)
-    ]
-    rows = [row for row in rows if not _repeats_trainer(row, rows)]
+    settings = _settings(first, other, sections)
+    other_settings = _settings(other, first, sections)
+    by_name = {}
+    for name in dict.fromkeys([*settings, *other_settings]):
+        value, other_value = settings.get(name), other_settings.get(name)
+        if value != other_value:
+            by_name[name] = _difference(name, value, other_value)
+    rows = [row for row in by_name.values() if not _repeats_trainer(row, by_name)]
     return sorted(
         rows, key=lambda row: (row.harmless, row.in_one_only, row.likely or len(CAUSES) + 1)
     )
@@ -84,28 +86,33 @@ def _settings(
 
     A section that the other manifest lacks counts as one setting.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for section in sections:
-        if section in manifest:
-            known = section in other or not isinstance(manifest[section], Mapping)
-            for name, value in settings_below(section, manifest[section] if known else "recorded"):
-                found.setdefault(name, value)
-    return found
+        if section not in manifest:
+            continue
+        content = manifest[section]
+        if isinstance(content, Mapping) and section not in other:
+            content = "recorded"
+        for name, value in settings_below(section, content):
+            settings.setdefault(name, value)
+    return settings
 
 
-def _row(name: str, first: Any, other: Any) -> SettingDifference:
-    if likely := cause_rank(name):
-        cause = CAUSES[likely - 1]
-        return SettingDifference(name, first, other, likely, False, cause.why, cause.source)
-    return SettingDifference(name, first, other, None, bool(_HARMLESS.fullmatch(name)), "", "")
+def _difference(name: str, first: Any, other: Any) -> SettingDifference:
+    likely = cause_rank(name)
+    if likely is None:
+        return SettingDifference(name, first, other, None, bool(_HARMLESS.fullmatch(name)), "", "")
+    cause = CAUSES[likely - 1]
+    return SettingDifference(name, first, other, likely, False, cause.why, cause.source)
 
 
-def _repeats_trainer(row: SettingDifference, rows: list[SettingDifference]) -> bool:
+def _repeats_trainer(row: SettingDifference, by_name: Mapping[str, SettingDifference]) -> bool:
     """Whether the trainer at the rollout's weights differs exactly as the trainer does, or is
     absent.
     """
     section, _, name = row.setting.partition(".")
-    trainer_pairs = [
-        (other.first, other.other) for other in rows if other.setting == f"trainer.{name}"
-    ]
-    return section == "recomputed" and (not name or (row.first, row.other) in trainer_pairs)
+    if section != "recomputed":
+        return False
+    trainer = by_name.get(f"trainer.{name}")
+    is_equal = trainer is not None and (trainer.first, trainer.other) == (row.first, row.other)
+    return not name or is_equal

@@ -67,6 +67,6 @@ def command(
     )
     arguments = named_choices.clipping_arguments(chosen, beside, theory=theory)
     analyse = partial(
-        analyse_clipping, algorithms=judged, asked=compared, arguments=arguments, theory=theory
+        analyse_clipping, algorithms=judged, compared=compared, arguments=arguments, theory=theory
     )
     common.report(analyse, ClippingAnalysis.FORMAT, opened, folder, "Analysing")

@@ -47,8 +47,8 @@ from mismatch_cli.studies.comparison_result import (
     ComparisonResult,
     TraceDifference,
 )
-from mismatch_cli.studies.pairing import METRICS_SHOWN, TokenComparison
 from mismatch_cli.studies.settings_compared import SettingDifference
+from mismatch_cli.studies.shared_tokens import METRICS_SHOWN, TokenComparison
 from mismatch_cli.studies.study import who_is_compared
 
 _NOTATION = (

@@ -38,39 +38,41 @@ def explore(
     """All scored responses, and as many of their tokens as a page can have; None if there are no
     responses.
 
-    `first_pass` is the result of `clipping.first_pass`, `compared` has at most two algorithms.
-    Thresholds move of the `moved` algorithms, by default of all. `rows` has the responses of each
-    trace to explore, `pair_b` the columns of a second run on the same tokens, which their batches
-    also hold. `on_responses` hears of each response twice.
+    `first_pass` is the result of `clipping.collect_first_pass`, `compared` has at most two
+    algorithms. Thresholds move of the `moved` algorithms, by default of all. `rows` has the
+    responses of each trace to explore, `pair_b` the columns of a second run on the same tokens,
+    which their batches also hold. `on_responses` hears of each response twice.
     """
-    every = rows or [ExploredRows() for _ in traces]
-    judging = SliderAlgorithms(
-        algorithms, needs, first_pass, compared, algorithms if moved is None else moved
-    )
-    survey = TokenSurvey(pair, judging, every, pair_b)
+    if moved is None:
+        moved = algorithms
+    judging = SliderAlgorithms(algorithms, needs, first_pass, compared, moved)
+    survey = TokenSurvey(pair, judging, rows or [ExploredRows()] * len(traces), pair_b)
     for number, trace in enumerate(traces):
         survey.read(trace, number, on_responses)
     if not survey.responses:
         return None
-    leaders, length_S = survey.leaders.lists(), survey.row_S["length"].tolist()
-    passage_P = passages(list(leaders.values()), length_S, survey.tokens)
-    lists = [
-        TokenList(name, token_U, survey.leaders.population[name])
-        for name, leading in leaders.items()
-        if len(token_U := tokens_at(passage_P, leading))
-    ]
-    page = PageTokens(survey, passage_P, lists)
+    page = _plan_page(survey)
     for number, trace in enumerate(traces):
-        groups = [group for group in survey.groups if group.trace == number]
-        page.read(trace, groups, on_responses)
-    return _explored(traces, survey, page, lists)
+        page.read(trace, number, on_responses)
+    return _assemble(traces, survey, page)
 
 
-def _explored(
-    traces: Sequence[Trace], survey: TokenSurvey, page: PageTokens, lists: Sequence[TokenList]
-) -> Exploration:
+def _plan_page(survey: TokenSurvey) -> PageTokens:
+    """A page, still empty, with the passages that fit it and the lists of tokens in these."""
+    leaders = survey.leaders.lists()
+    passage_P = passages(list(leaders.values()), survey.row_S["length"].tolist(), survey.tokens)
+    lists = []
+    for name, leading in leaders.items():
+        token_U = tokens_at(passage_P, leading)
+        if len(token_U):
+            lists.append(TokenList(name, token_U, survey.leaders.population[name]))
+    return PageTokens(survey, passage_P, lists)
+
+
+def _assemble(traces: Sequence[Trace], survey: TokenSurvey, page: PageTokens) -> Exploration:
     passage_P = page.passage_P.copy()
-    number_S, row_S = _entries(survey.row_S, np.unique(passage_P["response"]), page.row_C)
+    number_S, row_S = _listed_responses(survey.row_S, np.unique(passage_P["response"]), page.row_C)
+    # From here on a passage names its response by index among those that are listed.
     passage_P["response"] = np.searchsorted(number_S, passage_P["response"])
     response_C = np.unique(passage_P["response"])
     return Exploration(
@@ -85,21 +87,22 @@ def _explored(
         prompts=dict(zip(response_C.tolist(), page.prompt_C, strict=True)),
         passage_P=passage_P.view(np.recarray),
         tokens=page.result(),
-        judged=tuple(_judged(survey, page)),
-        lists=tuple(lists),
+        judged=tuple(_blocked_levels(survey, page)),
+        lists=tuple(page.lists),
         profile_response_R=response_C[page.is_partial_C],
         profile_RB=page.profile_CB[page.is_partial_C],
     )
 
 
-def _judged(survey: TokenSurvey, page: PageTokens) -> Iterator[BlockedLevels]:
+def _blocked_levels(survey: TokenSurvey, page: PageTokens) -> Iterator[BlockedLevels]:
+    """What each algorithm blocks under each sign; nothing if no response was judged."""
     for algorithm, sign in product(survey.judging.algorithms, survey.judging.signs):
         key = SliderKey(algorithm.masks, sign)
         if key in survey.sliders:
             yield survey.sliders[key].result(algorithm, sign, page.levels[key])
 
 
-def _entries(
+def _listed_responses(
     row_S: np.ndarray, number_C: np.ndarray, row_C: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The numbers and rows of at most as many responses as a page can have: all with a passage, and

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -79,11 +80,14 @@ class TopRanks:
 
     @classmethod
     def joined(cls, parts: Sequence[TopRanks]) -> TopRanks:
+        """The ranks of all parts, one part after the other."""
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        token_U, text_UK, logq_UK, logp_UK = columns
         return cls(
-            np.concatenate([part.token_U for part in parts]),
-            [texts for part in parts for texts in part.text_UK],
-            np.concatenate([part.logq_UK for part in parts]),
-            np.concatenate([part.logp_UK for part in parts]),
+            np.concatenate(token_U),
+            list(chain.from_iterable(text_UK)),
+            np.concatenate(logq_UK),
+            np.concatenate(logp_UK),
         )
 
 

@@ -22,13 +22,13 @@ class ExploredRows:
     responses or tokens.
     """
 
-    kept_S: np.ndarray | None = None  # bool, in the order of the trace's files
+    explored_S: np.ndarray | None = None  # bool, in the order of the trace's files; None: all
     completed: Callable[[TokenBatch, np.ndarray], TokenBatch] = _as_recorded
 
     def within(self, first: int, rows: int) -> np.ndarray:
         """The explored ones of `rows` rows that begin at row `first` of the trace, by index among
         these.
         """
-        if self.kept_S is None:
+        if self.explored_S is None:
             return np.arange(rows)
-        return np.flatnonzero(self.kept_S[first : first + rows])
+        return np.flatnonzero(self.explored_S[first : first + rows])

@@ -39,21 +39,26 @@ class Leaders:
         """Offer the largest of a slice's tokens to each list by its sizes `_N`; the batch begins
         with response number `first`.
         """
-        for name, values_N in sizes.items():
-            self._rows[name].offer_largest(values_N, partial(_rows, gaps, first))
-            self.population[name] += len(values_N)
+        for name, size_N in sizes.items():
+            self._rows[name].offer_largest(size_N, partial(_rows, gaps, first))
+            self.population[name] += len(size_N)
 
     def draw(self, name: str, blocked_N: np.ndarray, gaps: TokenGaps, first: int) -> None:
-        """Offer blocked tokens to a list."""
+        """Offer blocked tokens to a list, which retains a fair sample of them."""
         index_U = np.flatnonzero(blocked_N)
+        # A hash of its place decides whether a token stays, so no order of reading changes that.
         hash_U = gaps.token_hash_N[index_U]
         self._rows[name].offer_hashed(hash_U, lambda chosen: _rows(gaps, first, index_U[chosen]))
         self.population[name] += len(index_U)
 
     def lists(self) -> Mapping[str, list[Leader]]:
         """The leaders of each list that has any, in order."""
-        every = {name: kept.rows() for name, kept in self._rows.items()}
-        return {name: _leaders(rows) for name, rows in every.items() if len(rows)}
+        lists = {}
+        for name, smallest in self._rows.items():
+            rows = smallest.rows()
+            if len(rows):
+                lists[name] = list(map(Leader._make, rows[list(Leader._fields)].tolist()))
+        return lists
 
 
 def _rows(gaps: TokenGaps, first: int, index: np.ndarray) -> np.ndarray:
@@ -63,8 +68,3 @@ def _rows(gaps: TokenGaps, first: int, index: np.ndarray) -> np.ndarray:
     rows["response"] = first + gaps.first + response
     rows["length"] = np.diff(gaps.response_offset_S1)[response]
     return rows
-
-
-def _leaders(rows: np.ndarray) -> list[Leader]:
-    columns = (rows[name].tolist() for name in Leader._fields)
-    return [Leader(*row) for row in zip(*columns, strict=True)]

@@ -51,53 +51,53 @@ def passages(lists: Sequence[Sequence[Leader]], length_S: Sequence[int], tokens:
 
 def tokens_at(passage_P: np.ndarray, leaders: Sequence[Leader]) -> np.ndarray:
     """The indices of leaders among the tokens of passages, up to the first one that is in none."""
-    response_U = np.array([leader.response for leader in leaders], dtype=np.int64)
-    position_U = np.array([leader.position for leader in leaders], dtype=np.int64)
+    response_U, position_U, _ = np.array(leaders, dtype=np.int64).reshape(-1, 3).T
+    # A place in all responses, as one number: responses are far enough apart in it
     start_P = passage_P["response"] * _LONGEST + passage_P["start"]
     passage_U = np.searchsorted(start_P, response_U * _LONGEST + position_U, side="right") - 1
     in_passage_U = position_U - passage_P["start"][passage_U]
-    is_there_U = (
+    is_in_passage_U = (
         (passage_U >= 0)
         & (passage_P["response"][passage_U] == response_U)
         & (in_passage_U < passage_P["tokens"][passage_U])
     )
     first_P = np.cumsum(passage_P["tokens"]) - passage_P["tokens"]
-    return (first_P[passage_U] + in_passage_U)[np.logical_and.accumulate(is_there_U)]
+    return (first_P[passage_U] + in_passage_U)[np.logical_and.accumulate(is_in_passage_U)]
 
 
 def _in_turn(lists: Sequence[Sequence[Leader]]) -> Iterator[Leader]:
     """The first of each list, the second of each …"""
-    return (leader for leader in chain.from_iterable(zip_longest(*lists)) if leader is not None)
+    return filter(None, chain.from_iterable(zip_longest(*lists)))
 
 
 class _Page:
     """Spans of responses, which merge where they meet."""
 
     def __init__(self) -> None:
-        self.used = 0
+        self.used = 0  # tokens
         self.spans: dict[int, list[tuple[int, int]]] = {}
 
     def add(self, response: int, first: int, end: int, most: int) -> bool:
         """Add the tokens `first : end` of a response, unless the page then has more than `most`, or
         too many responses.
         """
-        before = self.spans.get(response)
-        if before is None and len(self.spans) == MOST_RESPONSES:
+        if response not in self.spans and len(self.spans) == MOST_RESPONSES:
             return False
-        spans = _joined([*(before or ()), (first, end)])
-        used = self.used + _tokens(spans) - _tokens(before or ())
+        before = self.spans.get(response, [])
+        spans = _joined([*before, (first, end)])
+        used = self.used + _tokens(spans) - _tokens(before)
         if used > most:
             return False
-        self.spans[response], self.used = spans, used
+        self.spans[response] = spans
+        self.used = used
         return True
 
     def passages(self) -> np.ndarray:
         """`PASSAGE`s, ordered by response and start."""
-        rows = [
-            (response, first, end - first)
-            for response, spans in sorted(self.spans.items())
-            for first, end in spans
-        ]
+        rows = []
+        for response, spans in sorted(self.spans.items()):
+            for first, end in spans:
+                rows.append((response, first, end - first))
         return np.array(rows, dtype=PASSAGE)
 
 
@@ -106,9 +106,9 @@ def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     joined: list[tuple[int, int]] = []
     for first, end in sorted(spans):
         if joined and first <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
-        else:
-            joined.append((first, end))
+            last_first, last_end = joined.pop()
+            first, end = last_first, max(end, last_end)
+        joined.append((first, end))
     return joined
 
 

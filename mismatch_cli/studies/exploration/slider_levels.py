@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -43,12 +42,13 @@ class SliderAlgorithms:
 
     def sliders(self) -> dict[SliderKey, Slider]:
         """A slider for each algorithm and sign; algorithms with equal masks share it."""
-        every = product(self.algorithms, enumerate(self.signs))
         moved = {algorithm.masks for algorithm in self.moved}
-        return {
-            SliderKey(algorithm.masks, sign): Slider(algorithm, place, algorithm.masks in moved)
-            for algorithm, (place, sign) in every
-        }
+        sliders = {}
+        for algorithm in self.algorithms:
+            for place, sign in enumerate(self.signs):
+                key = SliderKey(algorithm.masks, sign)
+                sliders[key] = Slider(algorithm, place, algorithm.masks in moved)
+        return sliders
 
     def slices(self, batch: TokenBatch, trace: int) -> Iterator[list[MaskedSlice]]:
         """Slices of complete responses, a `MaskedSlice` per sign; none if a column is missing."""
@@ -69,19 +69,15 @@ class Slider:
     """
 
     def __init__(self, algorithm: Algorithm, place: int, moves: bool) -> None:
-        self._algorithm = algorithm
         self._place = place  # of the sign among those of a slice
         self._positions: list[Position] = sliders(algorithm)
+        # By identity, as another position may have equal thresholds after rounding
+        self._published = [moved is algorithm for moved, _ in self._positions].index(True)
         self._judged = np.zeros(2, dtype=np.int64)  # A > 0, A < 0
         self._blocked = np.zeros((2, len(self._positions)), dtype=np.int64)
         self._unmoved = "" if len(self._positions) > 1 else "no threshold to move"
         if not moves and not self._unmoved:
             self._keep_published(STAYS)
-
-    @property
-    def _published(self) -> int:
-        algorithms = [moved for moved, _ in self._positions]
-        return next(place for place, moved in enumerate(algorithms) if moved is self._algorithm)
 
     def count(self, cases: Sequence[MaskedSlice]) -> np.ndarray:
         """Add the tokens of a slice; returns which of them are blocked at the algorithm's own
@@ -90,6 +86,7 @@ class Slider:
         masked = cases[self._place]
         blocked_PN = self._blocked_PN(masked)
         own_N: np.ndarray = blocked_PN[self._published]
+        # A level says only up to where a token is blocked: none may be blocked again beyond it.
         if (blocked_PN[:-1] < blocked_PN[1:]).any():
             self._keep_published("not ordered by its threshold")
             blocked_PN = own_N[None]
@@ -100,7 +97,9 @@ class Slider:
 
     def _keep_published(self, reason: str) -> None:
         own = slice(self._published, self._published + 1)
-        self._positions, self._blocked = self._positions[own], self._blocked[:, own]
+        self._positions = self._positions[own]
+        self._blocked = self._blocked[:, own]
+        self._published = 0
         self._unmoved = reason
 
     def fill(self, level_T: np.ndarray, cases: Sequence[MaskedSlice]) -> None:

@@ -5,8 +5,6 @@ threshold.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
-from operator import or_, xor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +23,7 @@ from mismatch_cli.studies.exploration.response_rows import (
     identified_rows,
 )
 from mismatch_cli.studies.exploration.slider_levels import Slider, SliderAlgorithms, SliderKey
-from mismatch_cli.studies.pairing import take_rows
+from mismatch_cli.studies.shared_tokens import take_rows
 from mismatch_cli.trace.reader import Trace
 
 # The columns that a first pass reads, besides those that masks need
@@ -55,18 +53,23 @@ class TokenSurvey:
         rows: Sequence[ExploredRows],
         pair_b: Pair | None = None,
     ) -> None:
-        self.pair, self.judging, self.rows, self.pair_b = pair, judging, rows, pair_b
-        self._sliders = judging.sliders()
+        self.pair = pair
+        self.judging = judging
+        self.rows = rows
+        self.pair_b = pair_b
         self.leaders = Leaders()
         self.groups: list[ScoredGroup] = []
-        self.responses, self.tokens = 0, 0
-        self.judged_alike, self.one_advantage = True, True
+        self.responses = 0
+        self.tokens = 0
+        self.judged_alike = True
+        self.one_advantage = True
+        self._sliders = judging.sliders()
         self._has_judged = False
         self._rows: list[np.ndarray] = []
 
     @property
     def sliders(self) -> Mapping[SliderKey, Slider]:
-        """Of the algorithms; none if they have judged no response."""
+        """The sliders of the algorithms; none if they have judged no response."""
         return self._sliders if self._has_judged else {}
 
     @property
@@ -76,25 +79,30 @@ class TokenSurvey:
 
     def read(self, trace: Trace, number: int, on_responses: Callable[[int], None]) -> None:
         """Add the scored row groups of a trace."""
-        first_row, explored = 0, self.rows[number]
+        first_row = 0
+        explored = self.rows[number]
         for group in trace.row_groups([*SURVEYED, *self.judging.needs.recorded]):
-            place = ScoredGroup(number, group.path, group.number, first_row, self.responses, 0)
             rows = explored.within(first_row, group.table.num_rows)
             if len(rows):
-                self._read(explored.completed(take_rows(group, rows), first_row + rows), place)
+                batch = explored.completed(take_rows(group, rows), first_row + rows)
+                place = ScoredGroup(
+                    number, group.path, group.number, first_row, self.responses, len(rows)
+                )
+                self._add(batch, place)
                 on_responses(len(rows))
             first_row += group.table.num_rows
 
-    def _read(self, batch: TokenBatch, place: ScoredGroup) -> None:
+    def _add(self, batch: TokenBatch, place: ScoredGroup) -> None:
+        """Judge the batch of a row group; if it was scored, add its responses and offer their
+        tokens to the lists.
+        """
         is_scored = self.pair.measured_in(batch)
         for cases in self.judging.slices(batch, place.trace):
             self._judge(cases, draws=is_scored)
-        if is_scored:
-            self.groups.append(place._replace(responses=batch.num_responses))
-            self._add(batch, place.trace)
-
-    def _add(self, batch: TokenBatch, trace: int) -> None:
-        rows = identified_rows(batch, trace)
+        if not is_scored:
+            return
+        self.groups.append(place)
+        rows = identified_rows(batch, place.trace)
         for gaps in token_gaps(batch, self.pair):
             add_gap(rows, gaps)
             self.leaders.measure(gaps, self._sizes(gaps), self.responses)
@@ -110,7 +118,8 @@ class TokenSurvey:
         if self.pair_b is None:
             return {"gap": gaps.abs_d_N, "probability": gaps.abs_dp_N}
         gaps_b = TokenGaps(gaps.batch, self.pair_b, gaps.first, gaps.last)
-        with np.errstate(invalid="ignore"):  # −∞ − (−∞)
+        # A token that the trainer calls impossible has the gap −∞; from −∞ to −∞ nothing changes.
+        with np.errstate(invalid="ignore"):
             change_N = (gaps_b.logp_N - gaps_b.logq_N) - (gaps.logp_N - gaps.logq_N)
         size_N = np.where(np.isfinite(change_N), np.abs(change_N), 0)
         return {"change": size_N, "gap": gaps.abs_d_N, "gap_b": gaps_b.abs_d_N}
@@ -126,15 +135,19 @@ class TokenSurvey:
             own_N = slider.count(cases)
             if key.masks in compared:
                 blocked_N[key.masks] |= own_N
-        if draws and compared:
-            blocks = list(blocked_N.values())
-            self.leaders.draw("blocked", reduce(or_, blocks), cases[0].gaps, self.responses)
-            if len(blocks) == 2:
-                self.leaders.draw("only", xor(*blocks), cases[0].gaps, self.responses)
+        if not draws or not compared:
+            return
+        gaps = cases[0].gaps
+        first_N, *others = blocked_N.values()
+        self.leaders.draw("blocked", np.logical_or.reduce([first_N, *others]), gaps, self.responses)
+        # Of two algorithms with one mask there is nothing that only one blocks.
+        for second_N in others:
+            self.leaders.draw("only", first_N ^ second_N, gaps, self.responses)
 
 
 def _judged_alike(batch: TokenBatch, pair: Pair) -> bool:
-    trainer_T = batch.logp_trainer_T
-    return trainer_T is None or np.array_equal(
-        getattr(batch, pair.current), trainer_T, equal_nan=True
-    )
+    """Whether the pair's current policy is the trainer, which is the one that masks judge."""
+    if batch.logp_trainer_T is None:
+        return True
+    current_T = getattr(batch, pair.current)
+    return np.array_equal(current_T, batch.logp_trainer_T, equal_nan=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,49 +14,49 @@ from mismatch_cli.rules.batch import TokenBatch
 from mismatch_cli.studies.exploration.explore import explore
 from mismatch_cli.studies.exploration.explored import Exploration
 from mismatch_cli.studies.exploration.explored_rows import ExploredRows
-from mismatch_cli.studies.pairing import (
-    OURS,
-    THEIRS,
-    Pairing,
-    PartnerJoin,
-    Partners,
-    TraceResponses,
-)
+from mismatch_cli.studies.pairing import Pairing, TraceResponses
+from mismatch_cli.studies.shared_tokens import OURS, THEIRS, PartnerJoin, Partners
 from mismatch_cli.trace.foreign_values import single
 from mismatch_cli.trace.reader import Trace
 
 _NO_NEEDS = Needs(advantages=False, recomputed=False, top_k=0)
 
 
-def explore_two(
-    pair: Pair,
-    traces: Sequence[Trace],
-    responses: Sequence[TraceResponses],
-    kept: Sequence[np.ndarray],
-    pairing: Pairing,
-    on_responses: Callable[[int], None],
-) -> Exploration | None:
-    """The `kept` responses of two traces (bool, in file order); None if they are not paired.
+class ComparedRun(NamedTuple):
+    """A trace, and which of its responses are compared."""
 
-    Paired by tokens, they are those of the first trace, with the log-probabilities of both.
+    trace: Trace
+    responses: TraceResponses
+    compared_S: np.ndarray  # bool, in the order of the trace's files
+
+
+def explore_two(
+    pair: Pair, runs: Sequence[ComparedRun], pairing: Pairing, on_responses: Callable[[int], None]
+) -> Exploration | None:
+    """The compared responses of two runs; None if they are not paired.
+
+    Paired by tokens, they are those of the first run, with the log-probabilities of both.
     """
+    traces = [run.trace for run in runs]
     if pairing.by == "tokens":
-        partners = Partners.of(traces[1], np.where(kept[0], pairing.partner_S, -1))
-        rows = [ExploredRows(kept[0], PartnerJoin(pair, partners))]
-        pair_a, pair_b = (
-            replace(pair, reference=side.reference, current=side.current) for side in (OURS, THEIRS)
+        compared_S = runs[0].compared_S
+        partners = Partners.of(traces[1], np.where(compared_S, pairing.partner_S, -1))
+        return explore(
+            traces[:1],
+            replace(pair, reference=OURS.reference, current=OURS.current),
+            (),
+            _NO_NEEDS,
+            {},
+            rows=[ExploredRows(compared_S, PartnerJoin(pair, partners))],
+            pair_b=replace(pair, reference=THEIRS.reference, current=THEIRS.current),
+            on_responses=on_responses,
         )
-        explored = partial(explore, traces[:1], pair_a, pair_b=pair_b)
-    elif pairing.by == "prompts":
-        number_S = _prompt_numbers(traces, responses, kept)
-        rows = [
-            ExploredRows(kept_S, RenumberedPrompts(numbers))
-            for kept_S, numbers in zip(kept, number_S, strict=True)
-        ]
-        explored = partial(explore, traces, pair)
-    else:
-        return None
-    return explored((), _NO_NEEDS, {}, rows=rows, on_responses=on_responses)
+    if pairing.by == "prompts":
+        rows = []
+        for run, number_S in zip(runs, _prompt_numbers(runs), strict=True):
+            rows.append(ExploredRows(run.compared_S, RenumberedPrompts(number_S)))
+        return explore(traces, pair, (), _NO_NEEDS, {}, rows=rows, on_responses=on_responses)
+    return None
 
 
 @dataclass(frozen=True)
@@ -69,27 +69,31 @@ class RenumberedPrompts:
         return replace(batch, prompt_id_S=self.number_S[rows])
 
 
-def _prompt_numbers(
-    traces: Sequence[Trace], responses: Sequence[TraceResponses], kept: Sequence[np.ndarray]
-) -> list[np.ndarray]:
-    """The prompt id of each response; where ids do not identify the kept prompts in both traces,
-    a running number in the first trace's order instead.
+def _prompt_numbers(runs: Sequence[ComparedRun]) -> list[np.ndarray]:
+    """The prompt id of each response of each run; where ids do not identify the compared prompts
+    in both, a running number in the first run's order instead.
     """
-    id_S = [_prompt_ids(trace) for trace in traces]
-    hash_S = [each.prompt_S for each in responses]
-    kept_id_S, kept_hash_S = (
-        np.concatenate([column_S[kept_S] for column_S, kept_S in zip(columns, kept, strict=True)])
-        for columns in (id_S, hash_S)
+    ids = [_prompt_ids(run.trace) for run in runs]
+    compared_id_S = _concatenate_compared(runs, ids)
+    hashes = [run.responses.prompt_S for run in runs]
+    compared_hash_S = _concatenate_compared(runs, hashes)
+    hash_P, first_P, number_S = np.unique(compared_hash_S, return_index=True, return_inverse=True)
+    # Ids identify prompts if there are as many pairs of an id and a prompt as of either.
+    identities = np.unique(np.stack([compared_id_S, number_S]), axis=1).shape[1]
+    if identities == len(hash_P) == len(np.unique(compared_id_S)):
+        return ids
+    rank_P = np.argsort(np.argsort(first_P))
+    # Responses that are not compared get any number
+    return [rank_P[np.searchsorted(hash_P[:-1], hash_S)] for hash_S in hashes]
+
+
+def _concatenate_compared(runs: Sequence[ComparedRun], columns: Sequence[np.ndarray]) -> np.ndarray:
+    """The values of the compared responses, one run after the other."""
+    return np.concatenate(
+        [column_S[run.compared_S] for run, column_S in zip(runs, columns, strict=True)]
     )
-    hashes, first, number_S = np.unique(kept_hash_S, return_index=True, return_inverse=True)
-    identities = np.unique(np.stack([kept_id_S, number_S]), axis=1).shape[1]
-    if identities == len(hashes) == len(np.unique(kept_id_S)):
-        return id_S
-    rank = np.argsort(np.argsort(first))
-    # Responses that are not kept get any number
-    return [rank[np.searchsorted(hashes[:-1], each_S)] for each_S in hash_S]
 
 
 def _prompt_ids(trace: Trace) -> np.ndarray:
     columns = (single(table.column("prompt_id")) for table in trace.tables(["prompt_id"]))
-    return np.concatenate([np.from_dlpack(column) for column in columns])
+    return np.concatenate(list(map(np.from_dlpack, columns)))
