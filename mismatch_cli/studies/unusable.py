@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.diagnosis.counts import ROUNDING, SIDES
+from mismatch_cli.trace.columns import length_column
 from mismatch_cli.trace.foreign_values import unpacked_flags
 from mismatch_cli.trace.reader import Trace
 
@@ -110,10 +111,15 @@ def _recorded_values(trace: Trace) -> dict[str, np.ndarray]:
     """
     by_group: dict[str, list[np.ndarray]] = {}
     tokens = 0
-    for table in trace.tables(["loss_mask", *SIDES]):
-        mask = table.column("loss_mask").combine_chunks()
-        mask_T = unpacked_flags(mask.flatten())
-        length_S = pc.list_value_length(mask).to_numpy(zero_copy_only=False)
+    for table in trace.tables(["response_ids", "loss_mask", *SIDES]):
+        lengths = table.column(length_column(table.column_names)).combine_chunks()
+        length_S = pc.list_value_length(lengths).to_numpy(zero_copy_only=False)
+        mask_T = np.ones(length_S.sum(), dtype=bool)
+        # All tokens of a response without a mask are trained.
+        if "loss_mask" in table.column_names:
+            mask = table.column("loss_mask").combine_chunks()
+            has_mask_T = np.repeat(unpacked_flags(mask.is_valid()), length_S)
+            mask_T[has_mask_T] = unpacked_flags(mask.flatten())
         for side in SIDES:
             if side in table.column_names:
                 column = table.column(side).combine_chunks()
