@@ -8,7 +8,13 @@ import numpy as np
 
 from mismatch_cli.base.hashing import GROUPS
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.estimate import CORRELATION, Estimate, Jackknife, left_out, point_estimate
+from mismatch_cli.metrics.estimate import (
+    CORRELATION,
+    Estimate,
+    Jackknife,
+    jackknife_values,
+    point_estimate,
+)
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.metrics.retained_rows import SmallestRows
 
@@ -111,7 +117,7 @@ class SampledSpearman(Accumulator):
         )
         return Jackknife(
             _spearman(place_2N),
-            left_out(without, np.bincount(part, minlength=_PARTS) > 0),
+            jackknife_values(without, np.bincount(part, minlength=_PARTS) > 0),
             CORRELATION,
         )
 

@@ -20,7 +20,7 @@ from mismatch_cli.metrics.estimate import (
     Estimate,
     Jackknife,
     Scale,
-    left_out,
+    jackknife_values,
     point_estimate,
 )
 from mismatch_cli.metrics.gap_table import METRICS, Metric
@@ -98,10 +98,10 @@ def _difference(
     y, y_G = _settled(x, y), _settled(x_G, y_G)
     known_G = ~(np.isnan(x_G) | np.isnan(y_G))
     with np.errstate(invalid="ignore"):
-        difference_G = left_out(y_G - x_G, known_G)
+        difference_G = jackknife_values(y_G - x_G, known_G)
     same = y == x and not np.any(difference_G[np.isfinite(difference_G)])
-    unsure = a.unsure or b.unsure
-    jackknife = Jackknife(y - x, difference_G, unsure=unsure)
+    unsure = a.why_no_interval or b.why_no_interval
+    jackknife = Jackknife(y - x, difference_G, why_no_interval=unsure)
     change = jackknife.estimate(prompts)
     if same:
         change = Estimate(0.0, note=NO_DIFFERENCE)
@@ -196,7 +196,7 @@ def _factor(
     x_G, y_G = without
     with np.errstate(divide="ignore", invalid="ignore"):
         log_G = np.log(_distance(metric, y_G)) - np.log(_distance(metric, x_G))
-    log_G = left_out(log_G, ~(np.isnan(x_G) | np.isnan(y_G)))
+    log_G = jackknife_values(log_G, ~(np.isnan(x_G) | np.isnan(y_G)))
     log = Jackknife(float(np.log(other / first)), log_G, LOG_FACTOR, unsure).estimate(prompts)
     low, high = (None if end is None else float(np.exp(end)) for end in (log.low, log.high))
     return Estimate(float(other / first), low, high, log.note)

@@ -12,7 +12,7 @@ import numpy as np
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.base.hashing import GROUPS, hash_keys, prompt_groups
 from mismatch_cli.metrics.accumulator import Accumulator
-from mismatch_cli.metrics.estimate import SHARE, Jackknife, left_out, without_groups
+from mismatch_cli.metrics.estimate import SHARE, Jackknife, jackknife_values, without_groups
 from mismatch_cli.metrics.gaps import TokenGaps
 from mismatch_cli.rules.batch import TokenBatch
 
@@ -116,7 +116,7 @@ class RewardGroups(Accumulator):
             for w in (equal_G, np.ones(len(group_G)))
         )
         value, without = without_groups(np.true_divide, equal, graded)
-        return Jackknife(float(value), left_out(without, graded > 0), SHARE)
+        return Jackknife(float(value), jackknife_values(without, graded > 0), SHARE)
 
 
 def accuracy_by_prompt(trace: Trace) -> dict[int, float]:

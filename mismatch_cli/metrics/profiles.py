@@ -16,7 +16,7 @@ from mismatch_cli.metrics.estimate import (
     Estimate,
     Scale,
     interval,
-    left_out,
+    jackknife_values,
     point_estimate,
     without_groups,
 )
@@ -203,7 +203,10 @@ def _bins(
     """
     value_Bx, without_GBx = without_groups(evaluate, sums_GBx)
     count_GB = sums_GBx[:, :, count]
-    without_GBx, total_B = left_out(without_GBx, count_GB[:, :, None] > 0), count_GB.sum(axis=0)
+    without_GBx, total_B = (
+        jackknife_values(without_GBx, count_GB[:, :, None] > 0),
+        count_GB.sum(axis=0),
+    )
     for b in np.flatnonzero(total_B).tolist():
         made = zip(scales.items(), value_Bx[b], without_GBx[:, b].T, strict=True)
         row = {

@@ -16,7 +16,7 @@ from mismatch_cli.metrics.estimate import (
     Estimate,
     Jackknife,
     Scale,
-    left_out,
+    jackknife_values,
     without_groups,
 )
 from mismatch_cli.metrics.gap_table import METRICS, Sums
@@ -169,7 +169,9 @@ class GroupSums(Accumulator):
         occupied_G = np.any(self.sums_GM, axis=1)
         return {
             name: Jackknife(
-                float(value), left_out(without_G[name], occupied_G), scales.get(name, SIGNED)
+                float(value),
+                jackknife_values(without_G[name], occupied_G),
+                scales.get(name, SIGNED),
             )
             for name, value in values.items()
         }
@@ -226,7 +228,10 @@ class SequenceWeights(Accumulator):
         )
         return {
             name: Jackknife(
-                float(values[name]), left_out(without_G[name], occupied_G), scale, LARGEST_WEIGHTS
+                float(values[name]),
+                jackknife_values(without_G[name], occupied_G),
+                scale,
+                LARGEST_WEIGHTS,
             )
             for name, scale in scales.items()
         }

@@ -30,7 +30,7 @@ from mismatch_cli.metrics.estimate import (
     Estimate,
     Jackknife,
     clamped,
-    left_out,
+    jackknife_values,
     point_estimate,
     without_groups,
 )
@@ -182,7 +182,7 @@ def _quantiles(
     _, without_GBS = without_groups(
         lambda counts: quantiles(counts, by_group.ends, shares), by_group.counts
     )
-    without_GBS = left_out(without_GBS, np.any(by_group.counts, axis=-1, keepdims=True))
+    without_GBS = jackknife_values(without_GBS, np.any(by_group.counts, axis=-1, keepdims=True))
     beyond_BS = total.counts.sum(axis=-1)[:, None] * np.minimum(shares, 1 - np.array(shares))
 
     def found(b: int, s: int) -> Jackknife:
@@ -207,7 +207,7 @@ def token_quantiles(counts: CellCounts) -> dict[str, Jackknife]:
     names = ("abs_d_p50", "abs_d_p95", "abs_d_p99", "ratio_p01", "ratio_p50", "ratio_p99")
     rows = _quantiles(*abs_d, [0.5, 0.95, 0.99]) + _quantiles(*ratio, [0.01, 0.5, 0.99])
     found = {name: row[0] for name, row in zip(names, rows, strict=True)}
-    return found | {"ratio_p50": replace(found["ratio_p50"], unsure=CROWDED)}
+    return found | {"ratio_p50": replace(found["ratio_p50"], why_no_interval=CROWDED)}
 
 
 def volatility_rows(counts: CellCounts, moments: CellMoments, prompts: int) -> list[ProbabilityBin]:
@@ -261,7 +261,7 @@ def _ratio_max(d: np.float32, tokens: np.integer) -> Estimate:
 def _deviations(sums_2GB: np.ndarray, count_GB: np.ndarray, prompts: int) -> list[Estimate]:
     """The standard deviation in each bin of μ, from Σ and Σ² by prompt group."""
     value_B, without_GB = without_groups(_deviation, *sums_2GB, count_GB)
-    without_GB, tokens_B = left_out(without_GB, count_GB > 0), count_GB.sum(axis=0)
+    without_GB, tokens_B = jackknife_values(without_GB, count_GB > 0), count_GB.sum(axis=0)
     return [
         Jackknife(
             float(value_B[b]), without_GB[:, b], POSITIVE, _unsure(b, int(tokens_B[b]))
