@@ -151,7 +151,7 @@ def token_rows(gaps: TokenGaps, index: np.ndarray, *, with_topk: bool = True) ->
     rows = np.zeros(len(index), dtype=TOKEN_ROW)
     response, rows["position"] = gaps.place_of(index)
     _identify(rows, gaps, response)
-    ids = gaps.token_ids_at(index if gaps.kept is None else gaps.kept[index])
+    ids = gaps.token_ids_at(index)
     rows["token_id"] = _NO_ID if ids is None else ids
     rows["logp_reference"], rows["logp_current"] = gaps.logq_N[index], gaps.logp_N[index]
     rows["tv_topk"] = np.nan
