@@ -90,7 +90,8 @@ def _difference(
     if key not in first.jackknife:
         change = point_estimate(_settled(x.value, y.value) - x.value, EXTREME)
         return MetricDifference.of(change, _factor(metric, x.value, y.value))
-    a, b = first.jackknife[key], other.jackknife[key]
+    a = first.jackknife[key]
+    b = other.jackknife[key]
     values = _Aligned.of(x.value, y.value, a, b)
     prompts = min(first.prompts, other.prompts)
     change = _change(a, b, values, prompts, paired)
@@ -98,8 +99,9 @@ def _difference(
     # A value that may be in agreement has a distance of any size from it, and of either sign.
     if _may_agree(metric, x) or _may_agree(metric, y):
         why_no_factor = AT_AGREEMENT
-    factor = _factor(metric, values.x, values.y, values, prompts, why_no_factor)
-    return MetricDifference.of(change, factor)
+    return MetricDifference.of(
+        change, _factor(metric, values.x, values.y, values, prompts, why_no_factor)
+    )
 
 
 class _Aligned(NamedTuple):
@@ -173,6 +175,7 @@ def change_between(first: Estimate, other: Estimate, correlation: float, change:
     for estimate in (first, other):
         if estimate.low is None and estimate.note != NO_SPREAD:
             return point_estimate(change, estimate.note)
+    # A point on the ellipse is a part of each value's reach; `x` and `y` run around it once.
     x = np.cos(_ANGLES)
     y = correlation * x + np.sqrt(1 - correlation**2) * np.sin(_ANGLES)
     moved = _moved(other, y) - _moved(first, x)
@@ -182,7 +185,7 @@ def change_between(first: Estimate, other: Estimate, correlation: float, change:
 
 def _moved(estimate: Estimate, reaches: np.ndarray) -> np.ndarray:
     """How far a value moves for a part of its reach, from −1 (the lower end) to 1 (the upper)."""
-    if estimate.low is None:
+    if estimate.low is None:  # without spread
         return np.zeros(len(reaches))
     below, above = estimate.value - estimate.low, estimate.high - estimate.value  # type: ignore[operator]
     return np.where(reaches > 0, above, below) * reaches
@@ -211,19 +214,18 @@ def _factor(
     first, other = _distance(metric, x), _distance(metric, y)
     if first < FLOOR_RESOLUTION:
         return Estimate(None, note="the first is below resolution: no factor")
+    factor = float(other / first)
     if without is None:
-        return point_estimate(other / first, EXTREME)
+        return point_estimate(factor, EXTREME)
     if other == 0:
-        return point_estimate(other / first, "no gap: no interval")
+        return point_estimate(factor, "no gap: no interval")
     with np.errstate(divide="ignore", invalid="ignore"):
         log_G = np.log(_distance(metric, without.y_G)) - np.log(_distance(metric, without.x_G))
     log_G = jackknife_values(log_G, without.occupied_G)
-    log = Jackknife(float(np.log(other / first)), log_G, LOG_FACTOR, why_no_interval)
-    estimate = log.estimate(prompts)
-    if estimate.low is None or estimate.high is None:
-        return Estimate(float(other / first), note=estimate.note)
-    low, high = float(np.exp(estimate.low)), float(np.exp(estimate.high))
-    return Estimate(float(other / first), low, high, estimate.note)
+    log = Jackknife(float(np.log(factor)), log_G, LOG_FACTOR, why_no_interval).estimate(prompts)
+    if log.low is None or log.high is None:
+        return Estimate(factor, note=log.note)
+    return Estimate(factor, float(np.exp(log.low)), float(np.exp(log.high)), log.note)
 
 
 def _distance(metric: Metric, value: Any) -> Any:
