@@ -39,6 +39,7 @@ def series_correlation(x_N: np.ndarray, y_N: np.ndarray) -> Estimate:
     value = float(np.clip(dx_N @ dy_N / np.sqrt((dx_N @ dx_N) * (dy_N @ dy_N)), -1, 1))
     if len(x_N) < FEWEST_STEPS:
         return point_estimate(value, FEW_STEPS)
+    # The standard error 1/√(n_eff − 3) is infinite at 3; close to it, an interval says nothing.
     independent = _independent_steps(dx_N, dy_N)
     if independent <= 4:
         return point_estimate(value, TOO_SMOOTH)
