@@ -226,8 +226,7 @@ TRAINING = table(
 )
 # fmt: on
 
-# Keys in a line of metrics.jsonl → metrics of the gap.
-# Keys of the gap in a line of metrics.jsonl, by pair
+# The names that a line of metrics.jsonl has for pairs, and for the metrics of each.
 PAIRS_OF_STEP = {"mismatch": "mismatch", "total": "current"}
 OF_STEP = {
     "abs_dp_mean": "tv_binary_mean", "dp_max": "tv_signed_max", "dp_min": "tv_signed_min",
@@ -242,8 +241,11 @@ def gap_record(values: Mapping[str, float | None]) -> dict[str, float | None]:
     """The metrics of a pair, by key, as in a line of metrics.jsonl; masses only if they were
     measured.
     """
-    masses = {name: mass for name, key in _OF_TOP_K.items() if (mass := values[key]) is not None}
-    return {name: values[key] for name, key in OF_STEP.items()} | masses
+    record = {name: values[key] for name, key in OF_STEP.items()}
+    for name, key in _OF_TOP_K.items():
+        if values[key] is not None:
+            record[name] = values[key]
+    return record
 
 
 def update_record(numbers: ClippingNumbers) -> dict[str, float | None]:
