@@ -40,12 +40,12 @@ def series_correlation(x_N: np.ndarray, y_N: np.ndarray) -> Estimate:
     if len(x_N) < FEWEST_STEPS:
         return point_estimate(value, FEW_STEPS)
     # The standard error 1/√(n_eff − 3) is infinite at 3; close to it, an interval says nothing.
-    independent = _independent_steps(dx_N, dy_N)
-    if independent <= 4:
+    independent_steps = _independent_steps(dx_N, dy_N)
+    if independent_steps <= 4:
         return point_estimate(value, TOO_SMOOTH)
     if abs(value) == 1:
         return point_estimate(value, "exactly linear: no interval")
-    half_width = _NORMAL / np.sqrt(independent - 3)
+    half_width = _NORMAL / np.sqrt(independent_steps - 3)
     low, high = np.tanh(np.arctanh(value) + np.array([-half_width, half_width]))
     return Estimate(value, float(low), float(high))
 
@@ -68,7 +68,7 @@ def _autocorrelations(deviations_N: np.ndarray, lags: np.ndarray) -> np.ndarray:
 
 
 SAMPLE_TOKENS = 2**15
-_LARGER_GROUPS = 32
+_LARGER_GROUPS = 32  # of prompts
 _ROW = np.dtype([("key", np.float64), ("group", np.int64), ("x", np.float32), ("y", np.float32)])
 
 

@@ -34,7 +34,7 @@ FEW_BEYOND = f"fewer than {FEWEST_BEYOND} tokens beyond it: no interval"
 FEWEST_TOKENS = 1000  # in a bin of μ
 FEW_TOKENS = f"fewer than {FEWEST_TOKENS:,} tokens: no interval"
 FEW_TOKENS_DECIDE = "a few tokens decide it: no interval"
-# Their density decides, and it differs from trace to trace
+# The density of ratios around their median decides, and it differs from trace to trace.
 CROWDED = "most ratios crowd at 1: no interval"
 FEW_AT_EDGE = "the few tokens near it decide it: no interval"
 NOT_MEASURED = "not measured"
@@ -129,20 +129,20 @@ class Scale:
     skewness: float = 1.0
 
 
-# Values on both sides of 0 are seldom skewed: less correction, less noise
+# Values on both sides of 0 are seldom skewed: less correction adds less noise.
 SIGNED = Scale(_same, _same, lambda _: 1.0, 0.5)
 LOG_FACTOR = replace(SIGNED, skewness=0.0)  # of two values with similar skewness
 POSITIVE = Scale(np.log, np.exp, lambda x: 1 / x)
 ABOVE_1 = Scale(lambda x: np.log(x - 1), lambda y: 1 + np.exp(y), lambda x: 1 / (x - 1))
 ABOVE_MINUS_1 = Scale(np.log1p, np.expm1, lambda x: 1 / (1 + x))
-# log-odds reach far enough
+# Intervals of log-odds reach far enough with a quarter of the correction.
 SHARE = Scale(
     lambda x: np.log(x) - np.log1p(-x),
     lambda y: 1 / (1 + np.exp(-y)),
     lambda x: 1 / (x * (1 - x)),
     0.25,
 )
-# (mean w)² / mean w² is as skewed as the few large weights
+# (mean w)² / mean w² is as skewed as the few large weights.
 SAMPLE_SIZE = replace(SHARE, skewness=1.0)
 CORRELATION = Scale(np.arctanh, np.tanh, lambda x: 1 / (1 - x**2))
 
@@ -158,7 +158,7 @@ class Jackknife:
     value: float
     without_G: np.ndarray
     scale: Scale = SIGNED
-    why_no_interval: str | None = None  # of any width
+    why_no_interval: str | None = None  # a reason against one of any width
 
     def estimate(self, prompts: int) -> Estimate:
         """The value with its 95 % interval."""
@@ -213,14 +213,14 @@ def _on_scale(
     they are finite, and that scale.
     """
     with np.errstate(all="ignore"):
-        # A share that was summed in floats may be 1 + 1e-16, whose logarithm does not exist.
+        # A share that was summed in floats may be 1 + 1e-16, which has no log-odds.
         inside_G = usable_G.clip(*scale.back(np.array([-inf, inf])))
         if np.abs(usable_G - inside_G).max() <= _ROUNDING:
             usable_G = inside_G
         y = float(scale.to(np.array(value)))
         y_G = scale.to(usable_G)
-        # A share that can be negative, or a correlation of 1, is not on its scale.
-        # Its interval is formed without any.
+        # A share that can be negative, or a correlation of 1, has no value on its scale.
+        # Its interval is formed without a transformation.
         if not np.isfinite(y) or np.isnan(y_G).any():
             return SIGNED.skewness, value, usable_G, SIGNED
         if not np.isfinite(y_G).all():

@@ -77,7 +77,8 @@ def table(*rows: Metric) -> Table:
     return by_key
 
 
-_ROUNDING = 2e-7  # relative: a smaller variance is the rounding of float32 squares
+# A smaller variance, relative to the mean square, is the rounding of float32 squares.
+_ROUNDING = 2e-7
 
 
 def _mean(name: str, count: str = "supported") -> Callable[[Sums], np.ndarray]:

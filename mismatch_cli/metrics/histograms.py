@@ -31,6 +31,8 @@ class LogBins:
 
     def index(self, x_N: np.ndarray) -> np.ndarray:
         """The bin of each |x|, int32; x must be float32 and not NaN."""
+        # Without their sign, the bits of a float32 are its exponent, then its mantissa.
+        # Cut to some bits of mantissa, they count the bins from the smallest float on.
         bits_N = x_N.view(np.int32) & np.int32(0x7FFFFFFF)
         bits_N >>= np.int32(23 - self.mantissa_bits)
         bits_N -= np.int32(((127 + self.lowest) << self.mantissa_bits) - 1)

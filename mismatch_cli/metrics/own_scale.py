@@ -14,7 +14,7 @@ from mismatch_cli.metrics.pairs import Pair
 _CERTAIN = -0.01  # nats: tokens above it hardly move, however noisy the logits
 _FEWEST_REPEATED = 200  # uncertain tokens scored twice
 _MOSTLY = 0.5  # of them: noise that moves fewer is that of another order of a few sums
-# Of Σ p_j² over the other tokens, relative to (1 − p_y)²: between 0 (many) and 1 (one)
+# Σ p_j² over the other tokens, relative to (1 − p_y)², is between 0 (many tokens) and 1 (one).
 _OTHERS = 0.5
 _NOISE_SCALE = 2**36  # 2 · 10^-11 nats; a slice of 2^20 tokens fits into 64 bits
 _MOST_NOISE = 16.0  # nats of one token

@@ -32,8 +32,10 @@ class Pair:
     def topk_measured_in(self, batch: TokenBatch) -> bool:
         if batch.topk_ids_TK is None or not self.topk_reference or not self.topk_current:
             return False
-        columns = (getattr(batch, self.topk_reference), getattr(batch, self.topk_current))
-        return all(column_TK is not None for column_TK in columns)
+        return (
+            getattr(batch, self.topk_reference) is not None
+            and getattr(batch, self.topk_current) is not None
+        )
 
 
 _ROLLOUT, _TRAINER, _RECOMPUTED = "logp_rollout_T", "logp_trainer_T", "logp_recomputed_T"

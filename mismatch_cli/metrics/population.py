@@ -102,6 +102,7 @@ class RewardGroups(Accumulator):
         hashes = np.concatenate([self.hash_G, hashes])
         prompt_ids = np.concatenate([self.prompt_id_G, prompt_ids])
         rewards = np.concatenate([self.reward_G3, rewards])
+        # A group may be in several batches, so rows with the same hash become one.
         hashes, first, group = np.unique(hashes, return_index=True, return_inverse=True)
         merged = np.tile([np.inf, -np.inf, 0.0], (len(hashes), 1))
         np.minimum.at(merged[:, 0], group, rewards[:, 0])

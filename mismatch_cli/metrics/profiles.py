@@ -56,7 +56,7 @@ class ResponseProfile(Accumulator):
         sums = _piece_sums(gaps, pieces.starts)
         _add(self.by_distance[0], group, pieces.from_start, sums)
         _add(self.by_distance[1], group, pieces.from_end, sums)
-        # The pieces of a turn are neighbours: its first one differs from the one before.
+        # The pieces of a turn are neighbours, so a turn begins where response or turn changes.
         turn = _turns(gaps, pieces)
         begin = np.flatnonzero(np.diff(pieces.response, prepend=-1) | np.diff(turn, prepend=-1))
         turn_sums = np.add.reduceat(sums, begin, axis=0)
@@ -104,10 +104,10 @@ def position_cells(gaps: TokenGaps) -> np.ndarray:
 class Pieces(NamedTuple):
     """Responses cut into pieces, each within one distance bin from either end."""
 
-    starts: np.ndarray  # and the end of the last piece
+    starts: np.ndarray  # of each piece, then the end of the last one
     response: np.ndarray
     from_start: np.ndarray  # bin of the distance from the first token
-    from_end: np.ndarray  # and from the last one
+    from_end: np.ndarray  # bin of the distance from the last token
 
 
 def cut_by_position(offset_S1: np.ndarray) -> Pieces:
@@ -115,7 +115,7 @@ def cut_by_position(offset_S1: np.ndarray) -> Pieces:
     length_S = np.diff(offset_S1)
     reaching = length_S[:, None] > _EDGES  # [S, bins]
     from_start = (offset_S1[:-1, None] + _EDGES)[reaching]
-    # A bin from the end begins where the next closer one ends
+    # A bin from the end begins where the next closer one ends.
     from_end = (offset_S1[1:, None] - _EDGES)[reaching]
     starts = np.sort(np.concatenate([from_start, from_end, offset_S1]))
     starts = starts[np.diff(starts, prepend=-1) > 0]
@@ -309,15 +309,16 @@ class Extremes(Accumulator):
         if gaps.out_of_support_N is not None:
             self.out_of_support += int(gaps.out_of_support_N.sum())
             d_N = d_N[~gaps.out_of_support_N]
-        largest = np.full(len(_KEYS), -np.inf)
+        largest = dict.fromkeys(_KEYS, -np.inf)
         if len(d_N):
-            largest[:2] = d_N.max(), -d_N.min()
-        largest[2:5] = gaps.dp_N.max(), -gaps.dp_N.min(), gaps.binary_kl_N.max()
+            largest["d_max"], largest["d_min"] = d_N.max(), -d_N.min()
+        largest["tv_signed_max"], largest["tv_signed_min"] = gaps.dp_N.max(), -gaps.dp_N.min()
+        largest["kl_binary_max"] = gaps.binary_kl_N.max()
         topk = gaps.topk
         if topk is not None:
-            largest[5] = largest_of(topk.tv_N, topk.tv_counts_N)
-            largest[6] = largest_of(topk.kl_N, topk.kl_counts_N)
-        np.maximum(self.largest, largest, out=self.largest)
+            largest["tv_topk_max"] = largest_of(topk.tv_N, topk.tv_counts_N)
+            largest["kl_topk_max"] = largest_of(topk.kl_N, topk.kl_counts_N)
+        np.maximum(self.largest, list(largest.values()), out=self.largest)
 
     def result(self) -> dict[str, Estimate]:
         values = dict(zip(_KEYS, self.largest.tolist(), strict=True))

@@ -113,6 +113,7 @@ class SmallestRows(Accumulator):
         """Consider one candidate per uint64 hash, if `counts(index)` allows: the kept rows are a
         random sample.
         """
+        # Few hashes are low enough, so the others are compared as whole numbers, not made floats.
         highest_hash = np.uint64(min(self.limit, _ALMOST_1) * 2.0**64)
         low = np.flatnonzero(hash_N <= highest_hash)
         if counts is not None:
@@ -127,7 +128,7 @@ class SmallestRows(Accumulator):
         """The kept rows, in order."""
         rows = np.concatenate(self._chunks)
         names = rows.dtype.names or ()
-        order = np.lexsort([rows[name] for name in reversed(names)])  # its last key is the first
+        order = np.lexsort([rows[name] for name in reversed(names)])  # by its last key first
         self._chunks = [rows[order][: self.capacity]]
         return self._chunks[0]
 
@@ -146,7 +147,7 @@ class SmallestRows(Accumulator):
             self.rows()
 
     def _lower_limit(self, keys: np.ndarray) -> None:
-        """The N-th smallest of more than N keys is the new limit."""
+        """Lower the limit to the N-th smallest of at least N keys."""
         self.limit = float(np.partition(keys, self.capacity - 1)[self.capacity - 1])
 
 

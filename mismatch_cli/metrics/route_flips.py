@@ -169,22 +169,22 @@ class RouteFlips(Accumulator):
         margins = table["route_margins"].combine_chunks().flatten().to_numpy()
         self.margins += margins.reshape(-1, 2, MARGIN_BINS).sum(0)
 
-    def result(self, prompts: int, side: Mapping[str, Any]) -> RoutingSummary | None:
+    def result(self, prompts: int, trainer: Mapping[str, Any]) -> RoutingSummary | None:
         """What the routers did; None if nothing was measured.
 
-        `side` is the manifest's section `trainer`.
+        `trainer` is that section of the manifest.
         """
         if not self.layers:
             return None
-        k = side.get("experts_per_token") or 1
+        k = trainer.get("experts_per_token") or 1
         agreeing, flipped = map(_margins, self.margins)
         return RoutingSummary(
-            replayed=side.get("routes") == "replayed",
+            replayed=trainer.get("routes") == "replayed",
             tokens=int(self.tokens.sums_GM[:, :_FLIP_BINS].sum()),
-            experts=side.get("num_experts"),
+            experts=trainer.get("num_experts"),
             experts_per_token=k,
             metrics=self._metrics(k, prompts),
-            layers=self._by_layer(side.get("router_layers"), k, prompts),
+            layers=self._by_layer(trainer.get("router_layers"), k, prompts),
             by_flips=self._by_flips(prompts),
             by_mu=self._by_mu(prompts),
             first=self.first[: len(self.layers)].tolist(),

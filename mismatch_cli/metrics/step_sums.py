@@ -47,12 +47,14 @@ class StepSums(Accumulator):
             self._halve()
 
     def _halve(self) -> None:
+        """Pool every two neighbouring stretches."""
         finer = self.sums
         self.sums = {}
         self.shift += 1
         self._pool(finer, 1)
 
     def _pool(self, finer: dict[int, np.ndarray], shift: int) -> None:
+        """Add the sums of stretches that are 2^shift times shorter."""
         for stretch, sums_GM in sorted(finer.items()):
             coarse = stretch >> shift
             # A new array, since these may be the sums of another summary, which keeps its own.

@@ -78,7 +78,7 @@ class MismatchSummary(Accumulator):
         """
         if not batch.num_responses or not self.pair.measured_in(batch):
             return
-        # Float sums are formed per batch, then added, as where batches are summarised apart.
+        # Float sums are formed per batch, then added: many workers do the same, to the bit.
         of_batch = _RoundedState()
         slices = token_gaps(batch, self.pair)
         sums_SM = np.concatenate(
@@ -204,6 +204,7 @@ class _RoundedState(Accumulator):
         self, group_S: np.ndarray, step_S: np.ndarray, sums_SM: np.ndarray
     ) -> None:
         d_S, counted_S, supported_S = (sums_SM[:, INDEX[name]] for name in ("d", "n", "supported"))
+        # A token out of support makes the weight of its response 0.
         log_weight_S = np.where(supported_S < counted_S, -np.inf, d_S)
         log_weight_S[counted_S == 0] = np.nan
         self.sums.update(group_S, sums_SM)
