@@ -185,9 +185,9 @@ def change_between(first: Estimate, other: Estimate, correlation: float, change:
 
 def _moved(estimate: Estimate, reaches: np.ndarray) -> np.ndarray:
     """How far a value moves for a part of its reach, from −1 (the lower end) to 1 (the upper)."""
-    if estimate.low is None:  # without spread
+    if estimate.value is None or estimate.low is None or estimate.high is None:  # without spread
         return np.zeros(len(reaches))
-    below, above = estimate.value - estimate.low, estimate.high - estimate.value  # type: ignore[operator]
+    below, above = estimate.value - estimate.low, estimate.high - estimate.value
     return np.where(reaches > 0, above, below) * reaches
 
 

@@ -97,7 +97,8 @@ class ScatterCounts(Accumulator):
     def update(self, cells: Cells, values_N: np.ndarray) -> None:
         """Add a float32 value for each of these cells."""
         bin_N = self.bins.index(values_N)
-        group_bin_N = self.bins.coarser(bin_N, self.group_bins)  # type: ignore[arg-type]  # both are of the same kind
+        # Either both kinds of bins are signed or both are not, which their types do not say.
+        group_bin_N = self.bins.coarser(bin_N, self.group_bins)  # type: ignore[arg-type]
         bin_N += cells.mu_bin_N * np.int32(self.bins.count)
         count_into(self.total, bin_N)
         group_bin_N += cells.cell_N * np.int32(self.group_bins.count)
