@@ -61,14 +61,14 @@ class Batches:
     """The batch of each response (all rows of the same step, epoch and minibatch), and its group
     (those of a prompt).
 
-    `found` is what rules on whole batches have computed before: a micro-batch or a shard holds only
-    a part of one.
+    `batch_values` is what rules on whole batches have computed before: a micro-batch or a shard
+    holds only a part of one.
     """
 
     batch_S: np.ndarray  # int64, a hash
     group_S: np.ndarray  # int64, a hash of step, epoch and prompt
     hash_T: Callable[[], np.ndarray]  # uint64, of each token
-    found: Mapping[Any, BatchValues] = field(default_factory=dict)
+    batch_values: Mapping[Any, BatchValues] = field(default_factory=dict)
 
     @classmethod
     def of_rows(
@@ -86,9 +86,9 @@ class Batches:
         group_S = hash_keys(key.step_S, key.epoch_S, key.prompt_id_S, seed=2 * trace + 1)
         return cls(batch_S.view(np.int64), group_S.view(np.int64), hash_T)
 
-    def settled(self, found: Mapping[Any, BatchValues]) -> Batches:
+    def with_values(self, batch_values: Mapping[Any, BatchValues]) -> Batches:
         """The same batches, with what rules have computed for them."""
-        return replace(self, found=found)
+        return replace(self, batch_values=batch_values)
 
     def key_S(self, scope: Scope) -> np.ndarray:
         return self.batch_S if scope == "batch" else self.group_S

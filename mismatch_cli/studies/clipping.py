@@ -200,7 +200,7 @@ class ClippingAnalysis(Study):
             PAIRS["total"],
             self.algorithms,
             self.support.needs,
-            self.summary.question.found,
+            self.summary.question.batch_values,
             self.compared,
             moved=self._moved,
             on_responses=on_responses,
@@ -238,7 +238,7 @@ def analyse_clipping(
     found = collect_first_pass(traces, support, workers)
     question = Question(support.judged, support.needs, theory, found)
     summary = run_pass(traces, _Judging(question), workers, on_responses)
-    if summary.seen == sum(summary.lacking.values()):
+    if summary.responses_read == sum(summary.lacking.values()):
         raise MismatchError(
             f"No response in {traces[0].folder} has every column that these algorithms need "
             f"(missing: {', '.join(summary.lacking)}). Choose others with --algorithm, or record "
@@ -257,7 +257,7 @@ def collect_first_pass(
     """
     asked = [algorithm for algorithm in support.judged if algorithm.batch_masks]
     return (
-        run_pass(traces, _Collecting(batch_masks_of(asked), Needs.of(asked)), workers).found()
+        run_pass(traces, _Collecting(batch_masks_of(asked), Needs.of(asked)), workers).settle()
         if asked
         else {}
     )
@@ -265,7 +265,7 @@ def collect_first_pass(
 
 def columns_for(needs: Needs) -> list[str]:
     """The columns to read, besides the required ones, to judge the tokens of a trace."""
-    return [*ClippingSummary.READS, *needs.recorded] + ["tv_full", "kl_full"] * needs.full
+    return [*ClippingSummary.READS, *needs.trace_columns] + ["tv_full", "kl_full"] * needs.full
 
 
 @dataclass(frozen=True)

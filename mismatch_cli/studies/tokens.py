@@ -68,7 +68,7 @@ def _of_paper(traces: Sequence[Trace]) -> Question | None:
     support = Support.of_paper(traces)
     if support is None:
         return None
-    return Question(support.judged, support.needs, found=collect_first_pass(traces, support))
+    return Question(support.judged, support.needs, batch_values=collect_first_pass(traces, support))
 
 
 def blocked_tables(traces: Sequence[Trace], question: Question) -> Iterator[pa.Table]:
@@ -180,7 +180,7 @@ def _blocked(batch: TokenBatch, question: Question, trace: int) -> _Columns:
     slices = (
         ()
         if needs.first_missing_in(batch)
-        else apply_masks(batch, needs, question.algorithms, question.found, trace)
+        else apply_masks(batch, needs, question.algorithms, question.batch_values, trace)
     )
     for cases in slices:
         for place, masked in enumerate(cases):

@@ -81,7 +81,7 @@ class Question:
     needs: Needs
     theory: bool = False
     # By the first pass of rules on whole batches
-    found: Mapping[Rule, BatchValues] = field(default_factory=dict)
+    batch_values: Mapping[Rule, BatchValues] = field(default_factory=dict)
 
 
 class ClippingSummary(Accumulator):
@@ -101,7 +101,7 @@ class ClippingSummary(Accumulator):
         self.columns = sums_dtype(number)
         self.question = question
         self.counts = Counter(dict.fromkeys(_COUNTS, 0))
-        self.seen = 0  # responses, including those left out
+        self.responses_read = 0  # responses, including those left out
         self.lacking: Counter[str] = Counter()  # responses left out for lack of a column
         self.prompts = DistinctPrompts()
         self.sums = GroupSums(self.columns.itemsize // 8)
@@ -119,13 +119,13 @@ class ClippingSummary(Accumulator):
         """Add the responses of a batch; leave them out if it lacks a column that the question
         needs.
         """
-        self.seen += batch.num_responses
+        self.responses_read += batch.num_responses
         if missing := self.question.needs.first_missing_in(batch):
             self.lacking[missing] += batch.num_responses
         if missing or not batch.num_responses:
             return
         slices = apply_masks(
-            batch, self.question.needs, self.question.algorithms, self.question.found, trace
+            batch, self.question.needs, self.question.algorithms, self.question.batch_values, trace
         )
         sums_SM = np.concatenate([self._update_slice(cases) for cases in slices])
         group_S = prompt_groups(batch.prompt_id_S)

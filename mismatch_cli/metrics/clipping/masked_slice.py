@@ -69,7 +69,7 @@ class Needs:
         return tuple(name for needed, name in names if needed)
 
     @property
-    def recorded(self) -> list[str]:
+    def trace_columns(self) -> list[str]:
         """The columns of a trace that hold these."""
         columns = [name.rsplit("_", 1)[0] for name in self.columns]
         return columns + ["topk_ids"] * (self.top_k > 0)
@@ -86,16 +86,17 @@ def apply_masks(
     batch: TokenBatch,
     needs: Needs,
     algorithms: Sequence[Algorithm],
-    found: Mapping[Rule, BatchValues],
+    batch_values: Mapping[Rule, BatchValues],
     trace: int = 0,
 ) -> Iterator[list[MaskedSlice]]:
     """Slices of complete responses: one `MaskedSlice` each, or one per sign without advantages.
 
-    `found` is the result of the first pass over whole batches (`studies.clipping.first_pass`),
+    `batch_values` is the result of the first pass over whole batches
+    (`studies.clipping.collect_first_pass`),
     without which a rule on batches raises a `FirstPassError`; a batch belongs to one trace.
     """
     for gaps in token_gaps(batch, PAIRS["total"], required=needs.columns):
-        batches = batches_of(gaps, trace).settled(found)
+        batches = batches_of(gaps, trace).with_values(batch_values)
         policies = replace(policies_of(gaps, needs), batches=batches)
         if needs.advantages:
             advantages = [_column(gaps, "advantage_T")]

@@ -32,7 +32,7 @@ def as_one_batch(policies: Policies, advantage_T: Array, rules: Iterable[Rule]) 
     batches = Batches(one_S, one_S, policies.hash_T)
     gathering = FirstPass([rule for rule in rules if rule.scope is not None])
     gathering.update(replace(policies, batches=batches), advantage_T)
-    return replace(policies, batches=batches.settled(gathering.found()))
+    return replace(policies, batches=batches.with_values(gathering.settle()))
 
 
 class FirstPass:
@@ -64,7 +64,7 @@ class FirstPass:
             for key, parts in other_rows.items():
                 rows.setdefault(key, []).extend(parts)
 
-    def found(self) -> dict[Rule, BatchValues]:
+    def settle(self) -> dict[Rule, BatchValues]:
         """The numbers that each rule settles for each batch."""
         return {
             rule: _settled(rule, rows) for rule, rows in zip(self.rules, self._rows, strict=True)

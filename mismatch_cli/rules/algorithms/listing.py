@@ -10,7 +10,7 @@ from mismatch_cli.rules import trust_regions, weights
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.masks_and_factors import Mask
 from mismatch_cli.rules.algorithms.parse import parse_algorithm
-from mismatch_cli.rules.algorithms.table import ALIASES, MEANINGS, TABLE, TAKEN, VARIANTS
+from mismatch_cli.rules.algorithms.table import ALIASES, MEANINGS, TABLE, USUAL_WORDS, VARIANTS
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,6 @@ def listing() -> Listing:
 
 def _listed(row: Algorithm) -> ListedAlgorithm:
     blocked_when, weight = row.formulas
-    names = ALIASES | {word: MEANINGS[word][0] for word in TAKEN}
+    names = ALIASES | {word: MEANINGS[word][0] for word in USUAL_WORDS}
     aliases = [alias for alias, name in names.items() if name == row.name]
     return ListedAlgorithm(row.name, aliases, row.anchor, blocked_when, weight, row.source)

@@ -74,7 +74,7 @@ class Rule(ABC):
         if self.scope is None:
             return ()
         batches = policies.batches
-        if batches is None or self not in batches.found:
+        if batches is None or self not in batches.batch_values:
             raise FirstPassError(
                 f"{self.name} looks at a whole {self.scope} before it decides, but no first pass "
                 "has collected these tokens. In mismatch_cli.rules.algorithms.first_pass, "
@@ -82,7 +82,7 @@ class Rule(ABC):
                 f"a whole {self.scope}."
             )
         key_S = batches.key_S(self.scope)
-        values_TF = batches.found[self].of(key_S[as_numpy(policies.responses.response_T)])
+        values_TF = batches.batch_values[self].of(key_S[as_numpy(policies.responses.response_T)])
         return (convert_like(advantage_T, values_TF),)
 
 

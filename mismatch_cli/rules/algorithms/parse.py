@@ -18,7 +18,7 @@ from mismatch_cli.rules import trust_regions, weights
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.first_pass import as_one_batch
 from mismatch_cli.rules.algorithms.masks_and_factors import Factor, Mask, Rule
-from mismatch_cli.rules.algorithms.table import ALIASES, MEANINGS, TABLE, TAKEN, VARIANTS
+from mismatch_cli.rules.algorithms.table import ALIASES, MEANINGS, TABLE, USUAL_WORDS, VARIANTS
 from mismatch_cli.rules.decisions import MOST_RANKS
 from mismatch_cli.rules.policies import ENGINE_GAP, TRAINER_ROLLOUT, Policies, Ratio, TopKLogProbs
 from mismatch_cli.rules.trust_regions import Threshold
@@ -47,7 +47,7 @@ def usual_meaning(spec: str) -> str:
     """`dppo-binary-tv` for `dppo`, with its parameters: what a word that everybody uses means."""
     name, colon, parameters = spec.partition(":")
     word = name.lower()
-    return MEANINGS[word][0] + colon + parameters if word in TAKEN else spec
+    return MEANINGS[word][0] + colon + parameters if word in USUAL_WORDS else spec
 
 
 def _by_name(name: str) -> Algorithm:

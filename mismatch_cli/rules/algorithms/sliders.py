@@ -23,7 +23,7 @@ _NONE_T = np.zeros(0, dtype=np.float32)
 Position = tuple[Algorithm, Mapping[str, float]]  # thresholds by letter, if they have one
 
 
-def sliders(algorithm: Algorithm) -> list[Position]:
+def slider_positions(algorithm: Algorithm) -> list[Position]:
     """The algorithm with its thresholds times 1/16 … 16, itself included, and the thresholds of
     each.
 

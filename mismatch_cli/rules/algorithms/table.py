@@ -83,4 +83,4 @@ ALIASES: dict[str, str] = _PUBLISHED["aliases"]
 # What the field's words can mean, the usual meaning first
 MEANINGS = _meanings()
 # Words of the field that everybody uses for one of their meanings: the first
-TAKEN = ("dppo", "grpo")
+USUAL_WORDS = ("dppo", "grpo")

@@ -77,7 +77,7 @@ class TokenSurvey:
     def read(self, trace: Trace, number: int, on_responses: Callable[[int], None]) -> None:
         """Add the scored row groups of a trace."""
         first_row, explored = 0, self.rows[number]
-        for group in trace.row_groups([*SURVEYED, *self.judging.needs.recorded]):
+        for group in trace.row_groups([*SURVEYED, *self.judging.needs.trace_columns]):
             place = ScoredGroup(number, group.path, group.number, first_row, self.responses, 0)
             rows = explored.within(first_row, group.table.num_rows)
             if len(rows):

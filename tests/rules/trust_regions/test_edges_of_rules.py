@@ -18,7 +18,7 @@ def test_a_number_of_ranks_is_from_1_to_2_to_the_20():
 
 
 def test_a_file_that_was_read_on_another_machine_need_not_be_here(tmp_path, monkeypatch):
-    monkeypatch.setattr(trust_regions, "brought_texts", {})
+    monkeypatch.setattr(trust_regions, "text_by_path", {})
     path = tmp_path / "half.py"
     text = """
 from mismatch_cli.rules.trust_regions import Decision
