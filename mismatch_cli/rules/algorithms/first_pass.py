@@ -15,7 +15,7 @@ from mismatch_cli.base.arrays import Array, as_numpy
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.rules.algorithms.algorithm import Algorithm
 from mismatch_cli.rules.algorithms.masks_and_factors import Rule
-from mismatch_cli.rules.joint_batches import NOTHING_FOUND, Batches, BatchValues
+from mismatch_cli.rules.joint_batches import NO_VALUES, Batches, BatchValues
 from mismatch_cli.rules.policies import Policies
 
 
@@ -79,6 +79,4 @@ def _settled(rule: Rule, rows: dict[int, list[np.ndarray]]) -> BatchValues:
             f"{rule.module.__name__}: settle must return equally many numbers for each batch. "
             "Fix it."
         )
-    return BatchValues(
-        np.array(keys, dtype=np.int64), np.stack(values) if values else NOTHING_FOUND
-    )
+    return BatchValues(np.array(keys, dtype=np.int64), np.stack(values) if values else NO_VALUES)
