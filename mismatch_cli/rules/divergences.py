@@ -182,9 +182,13 @@ def topk_divergences(
     columns = (logp_rollout_T, logp_trainer_T, topk_logp_rollout_TK, topk_logp_trainer_TK)
     tv_blocks, kl_blocks = list[Array](), list[Array]()
     for block in blocks(tokens, rows):
-        logp_columns = [_wide(contiguous(column[block])) for column in columns]
-        sampled_in_topk_T = contiguous(in_topk_T[block])
-        tv_T, kl_T = _topk_divergences(*logp_columns, sampled_in_topk_T, replace_last=replace_last)
+        rollout_T, trainer_T, rollout_TK, trainer_TK = (
+            _wide(contiguous(column[block])) for column in columns
+        )
+        in_block_T = contiguous(in_topk_T[block])
+        tv_T, kl_T = _topk_divergences(
+            rollout_T, trainer_T, rollout_TK, trainer_TK, in_block_T, replace_last=replace_last
+        )
         tv_blocks.append(tv_T)
         kl_blocks.append(kl_T)
     xp = namespace(logp_rollout_T)

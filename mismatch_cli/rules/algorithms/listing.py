@@ -36,17 +36,19 @@ class ListedMask:
     @property
     def typed(self) -> str:
         """`binary-tv:delta=0.15`, as a flag has it."""
+        if not self.thresholds:
+            return self.name
         letters = trust_regions.symbols(trust_regions.find(self.name))
-        parameters = ",".join(
-            f"{trust_regions.in_latin_letters(letters.get(name, name))}={value}"
-            for name, value in self.thresholds.items()
-        )
-        return f"{self.name}:{parameters}" if parameters else self.name
+        assignments = []
+        for name, value in self.thresholds.items():
+            letter = trust_regions.in_latin_letters(letters.get(name, name))
+            assignments.append(f"{letter}={value}")
+        return f"{self.name}:{','.join(assignments)}"
 
 
 @dataclass(frozen=True)
 class Listing:
-    """All of them; `owners` has the variants of single frameworks, `weights` installed ones."""
+    """All algorithms; `owners` has the variants of single frameworks, `weights` installed ones."""
 
     algorithms: Sequence[ListedAlgorithm]
     owners: Sequence[ListedAlgorithm]
