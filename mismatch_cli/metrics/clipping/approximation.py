@@ -103,6 +103,7 @@ class ApproximationQuality(Accumulator):
     def _add_values(
         self, row: tuple[str, int], cases: list[MaskedSlice], value_N: np.ndarray
     ) -> None:
+        """Add one divergence of a partition, with its mean over the tokens where it is finite."""
         divergence, _ = row
         first, sums = cases[0], self.sums[row]
         full_N = first.gaps.column(f"{divergence}_full_T") if self.full else None

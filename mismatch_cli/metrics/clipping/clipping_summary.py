@@ -59,13 +59,13 @@ _COUNTS = (
     "responses",
 )  # fmt: skip
 _MOST_STRETCHES = 64  # of steps, for the columns of every algorithm
-_WHICH = ("all", *SIGNS)
+_SUBSETS = ("all", *SIGNS)  # of the judged tokens
 _MEANS = ("blocked_rare", "mu_blocked", "mu_kept", "entropy_blocked", "entropy_kept")
 RARE = 0.1  # μ below which a token is rare: the α of arXiv 2602.04879, figures 6 and 7
 _NO_ADVANTAGES = Estimate(None, note="no advantages in the trace")
 _SHARES = (
-    *(f"blocked_{which}" for which in _WHICH),
-    *(f"lost_{which}" for which in (*_WHICH, "masked", "capped")),
+    *(f"blocked_{subset}" for subset in _SUBSETS),
+    *(f"lost_{subset}" for subset in (*_SUBSETS, "masked", "capped")),
     "touched",
     "blocked_rare",
     "mu_blocked",
@@ -109,7 +109,7 @@ class ClippingSummary(Accumulator):
         self.columns = sums_dtype(number)
         self.question = question
         self.counts = Counter(dict.fromkeys(_COUNTS, 0))
-        self.responses_read = 0  # responses, including those left out
+        self.responses_read = 0  # including those left out
         self.lacking: Counter[str] = Counter()  # responses left out for lack of a column
         self.prompts = DistinctPrompts()
         self.sums = GroupSums(self.columns.itemsize // 8)
@@ -145,6 +145,7 @@ class ClippingSummary(Accumulator):
         self.prompts.update(batch.prompt_id_S[judged_S])
 
     def _update_slice(self, cases: list[MaskedSlice]) -> np.ndarray:
+        """Add a slice to the accumulators of tokens; returns its sums over each response."""
         self._count(cases)
         for judged in cases:
             self.cells.update(judged)
@@ -206,8 +207,8 @@ class ClippingSummary(Accumulator):
         algorithm = self.question.algorithms[index]
         estimates = self._estimates(index)
         blocked_when, weight = algorithm.formulas
-        blocked = [estimates[f"blocked_{which}"] for which in _WHICH]
-        lost = [estimates[f"lost_{which}"] for which in (*_WHICH, "masked", "capped")]
+        blocked = [estimates[f"blocked_{subset}"] for subset in _SUBSETS]
+        lost = [estimates[f"lost_{subset}"] for subset in (*_SUBSETS, "masked", "capped")]
         return AlgorithmRow(
             name=algorithm.name,
             anchor=algorithm.anchor,
@@ -249,7 +250,7 @@ class ClippingSummary(Accumulator):
         rows = []
         for first, last, sums_GM in self.steps:
             sums_G = sums_GM.view(self.columns)[:, 0]
-            own_G = sums_G["of"][:, index]
+            own_G = sums_G["algorithms"][:, index]
             tokens, blocked = self._in_bin(np.stack([sums_G["judged"].T, own_G["blocked"].T]))
             means = {
                 name: grouped_ratio(total_G, count_G, prompts, _SCALES[name])
@@ -338,8 +339,8 @@ class ClippingSummary(Accumulator):
 
 
 def sums_dtype(algorithms: int) -> np.dtype:
-    """M float64 numbers: over all judged tokens, then `of` each algorithm over the tokens that
-    it blocks. `rare` counts those with A > 0 and μ < RARE.
+    """M float64 numbers: over all judged tokens, then for each algorithm over the tokens that it
+    blocks. `rare` counts those with A > 0 and μ < RARE.
     """
     means: list[Any] = [("mu", float), ("entropy", float), ("entropy_n", float)]
     per_algorithm = [
@@ -358,7 +359,7 @@ def sums_dtype(algorithms: int) -> np.dtype:
         ("responses", float),
         *means,
     ]
-    return np.dtype([*shared, ("of", per_algorithm, (algorithms,))])
+    return np.dtype([*shared, ("algorithms", per_algorithm, (algorithms,))])
 
 
 def clipping_sums(judged: MaskedSlice) -> np.ndarray:
@@ -367,19 +368,24 @@ def clipping_sums(judged: MaskedSlice) -> np.ndarray:
     responses, negative_N = judged.gaps.responses, judged.negative_N
     sums_S["responses"] = responses.sum(judged.judged_N) > 0
     sums_S["mu"] = responses.sum(judged.gaps.q_N * judged.judged_N)
-    entropy_N = judged.entropy_N
-    if entropy_N is not None:
-        measured_N = judged.judged_N & ~np.isnan(entropy_N)
-        sums_S["entropy"] = responses.sum(np.where(measured_N, entropy_N, 0))
-        sums_S["entropy_n"] = responses.sum(measured_N)
+    if judged.entropy_N is not None:
+        measured_N = judged.judged_N & ~np.isnan(judged.entropy_N)
+        _fill_entropy(sums_S, responses, judged.entropy_N, measured_N)
     judged_S2 = np.stack([responses.sum(judged.positive_N), responses.sum(negative_N)], axis=1)
     sums_S["judged"] = judged_S2
     sums_S["update"] = _by_sign(responses, judged_S2, negative_N, judged.update_N)
     sums_S["advantage"] = _by_sign(responses, judged_S2, negative_N, judged.abs_advantage_N)
     for index, algorithm in enumerate(judged.algorithms):
-        _fill(sums_S["of"][:, index], judged, algorithm, judged.blocked[index])
+        _fill_algorithm(sums_S["algorithms"][:, index], judged, algorithm, judged.blocked[index])
     _count_rare(sums_S, judged)
     return sums_S.view(np.float64).reshape(judged.num_responses, -1)
+
+
+def _fill_entropy(
+    sums_S: np.ndarray, responses: Segments, entropy_U: np.ndarray, measured_U: np.ndarray
+) -> None:
+    sums_S["entropy"] = responses.sum(np.where(measured_U, entropy_U, 0))
+    sums_S["entropy_n"] = responses.sum(measured_U)
 
 
 def _count_rare(sums_S: np.ndarray, judged: MaskedSlice) -> None:
@@ -388,25 +394,23 @@ def _count_rare(sums_S: np.ndarray, judged: MaskedSlice) -> None:
     sums_S["rare"] = judged.gaps.responses.sum(rare_N)
     for index, blocked_U in enumerate(judged.blocked):
         blocked = judged.responses_at(blocked_U)
-        sums_S["of"]["rare"][:, index] = blocked.sum(rare_N[blocked_U])
+        sums_S["algorithms"]["rare"][:, index] = blocked.sum(rare_N[blocked_U])
 
 
-def _fill(
-    taken_S: np.ndarray, judged: MaskedSlice, algorithm: Algorithm, blocked_U: np.ndarray
+def _fill_algorithm(
+    own_S: np.ndarray, judged: MaskedSlice, algorithm: Algorithm, blocked_U: np.ndarray
 ) -> None:
-    """Fill the sums of one algorithm."""
+    """Fill the sums of one algorithm over the tokens that it blocks, and what its weight caps."""
     weight_N = judged.update_N if algorithm.weighs_by_ratio else judged.abs_advantage_N
-    taken_S["blocked"], taken_S["lost"] = _sums_at(judged, blocked_U, weight_N[blocked_U])
-    taken_S["touched"] = taken_S["blocked"].any(axis=1)
+    own_S["blocked"], own_S["lost"] = _sums_at(judged, blocked_U, weight_N[blocked_U])
+    own_S["touched"] = own_S["blocked"].any(axis=1)
     blocked = judged.responses_at(blocked_U)
-    taken_S["mu"] = blocked.sum(judged.gaps.q_N[blocked_U])
+    own_S["mu"] = blocked.sum(judged.gaps.q_N[blocked_U])
     if judged.entropy_N is not None:
         entropy_U = judged.entropy_N[blocked_U]
-        measured_U = ~np.isnan(entropy_U)
-        taken_S["entropy"] = blocked.sum(np.where(measured_U, entropy_U, 0))
-        taken_S["entropy_n"] = blocked.sum(measured_U)
+        _fill_entropy(own_S, blocked, entropy_U, ~np.isnan(entropy_U))
     if algorithm.weighs_by_ratio and algorithm.weight[0].bounded:
-        taken_S["capped"] = _capped_S2(judged, algorithm.weight[0].bounds, blocked_U)
+        own_S["capped"] = _capped_S2(judged, algorithm.weight[0].bounds, blocked_U)
 
 
 def _capped_S2(
@@ -453,41 +457,41 @@ def _by_sign(
 
 def _evaluate(sums: np.ndarray, index: int, algorithm: Algorithm) -> dict[str, np.ndarray]:
     """Every share and mean of the algorithm at `index`, on totals and without each group."""
-    taken = sums["of"][..., index]
+    own = sums["algorithms"][..., index]
     total = sums["update"] if algorithm.weighs_by_ratio else sums["advantage"]
     total_of_both = total.sum(axis=-1)
-    masked, capped = taken["lost"].sum(axis=-1), taken["capped"].sum(axis=-1)
+    masked, capped = own["lost"].sum(axis=-1), own["capped"].sum(axis=-1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        blocked = taken["blocked"] / sums["judged"]
-        lost = (taken["lost"] + taken["capped"]) / total
+        blocked = own["blocked"] / sums["judged"]
+        lost = (own["lost"] + own["capped"]) / total
         values = {
-            "blocked_all": taken["blocked"].sum(axis=-1) / sums["judged"].sum(axis=-1),
+            "blocked_all": own["blocked"].sum(axis=-1) / sums["judged"].sum(axis=-1),
             "lost_all": (masked + capped) / total_of_both,
             "lost_masked": masked / total_of_both,
             "lost_capped": capped / total_of_both,
-            "touched": taken["touched"] / sums["responses"],
+            "touched": own["touched"] / sums["responses"],
         }
         for row, sign in enumerate(SIGNS):
             values[f"blocked_{sign}"] = blocked[..., row]
             values[f"lost_{sign}"] = lost[..., row]
-        for name, (numerator, count) in _means(sums, taken).items():
+        for name, (numerator, count) in _means(sums, own).items():
             values[name] = numerator / count
     return values
 
 
-def _means(sums: np.ndarray, taken: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def _means(sums: np.ndarray, own: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Sums over blocked and over kept tokens, each with its number of tokens; of the rare ones, how
     many are blocked.
     """
     n = sums["judged"].sum(axis=-1)
-    blocked_n = taken["blocked"].sum(axis=-1)
+    blocked_n = own["blocked"].sum(axis=-1)
     return {
-        "blocked_rare": (taken["rare"], sums["rare"]),
-        "mu_blocked": (taken["mu"], blocked_n),
-        "mu_kept": (sums["mu"] - taken["mu"], n - blocked_n),
-        "entropy_blocked": (taken["entropy"], taken["entropy_n"]),
+        "blocked_rare": (own["rare"], sums["rare"]),
+        "mu_blocked": (own["mu"], blocked_n),
+        "mu_kept": (sums["mu"] - own["mu"], n - blocked_n),
+        "entropy_blocked": (own["entropy"], own["entropy_n"]),
         "entropy_kept": (
-            sums["entropy"] - taken["entropy"],
-            sums["entropy_n"] - taken["entropy_n"],
+            sums["entropy"] - own["entropy"],
+            sums["entropy_n"] - own["entropy_n"],
         ),
     }

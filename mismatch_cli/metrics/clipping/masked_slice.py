@@ -98,9 +98,9 @@ def apply_masks(
 ) -> Iterator[list[MaskedSlice]]:
     """Slices of complete responses: one `MaskedSlice` each, or one per sign without advantages.
 
-    `batch_values` is the result of the first pass over whole batches
-    (`studies.clipping.collect_first_pass`),
-    without which a rule on batches raises a `FirstPassError`; a batch belongs to one trace.
+    `batch_values` is the result of the first pass over whole batches, without which a rule on
+    batches raises a `FirstPassError` (`studies.clipping.collect_first_pass`); a batch belongs to
+    one trace.
     """
     for gaps in token_gaps(batch, PAIRS["total"], required=needs.columns):
         batches = batches_of(gaps, trace).with_values(batch_values)

@@ -156,8 +156,8 @@ class Sweeps(Accumulator):
         def difference(b: int) -> Estimate:
             return grouped_ratio(more_GB[:, b], self.total[0], prompts, SIGNED)
 
-        # The nearest edge on either side at which the interval of the difference excludes 0.
-        # It is bisected for: an interval at each of some hundred edges would take long.
+        # The nearest edges below and above at which the interval of the difference excludes 0.
+        # Bisection finds them, since an interval at every edge would take long.
         edge_B = BINS.edges[0]
         middle = int(edge_B.searchsorted(value))
         below = bisect_left(range(middle), True, key=lambda b: not above_0(difference(b).low)) - 1

@@ -46,7 +46,7 @@ class Algorithm:
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """All its masks, factors and the term."""
+        """Every mask and factor of the algorithm, and its term."""
         return (*self.masks, *self.factors)
 
     def with_rules(self, masks: tuple[Mask, ...], factors: tuple[Factor, ...]) -> Algorithm:
@@ -105,7 +105,7 @@ class Algorithm:
             limits.append(self.term)
         anchors = set()
         for rule in limits:
-            # ρ compares the policies that sampled: a limit on it is one on the rollout
+            # A limit on ρ, the gap between recomputed and rollout, is one on the rollout's distance
             anchors.add(rule.ratio.anchor if rule.ratio.current == "trainer" else "rollout")
         if len(anchors) > 1:
             return "both"
@@ -210,13 +210,14 @@ def reads_single_tokens(algorithm: Algorithm) -> bool:
     size_2T = 10 ** (-5 * generator.random((2, 512)))
     rollout_T = -6 * generator.random(512) ** 3
     advantage_T = generator.random(512) - 0.5
-    gap_2T = np.cumsum(size_2T * generator.standard_normal((2, 512)), axis=0)
-    average_T, trainer_T = rollout_T + gap_2T
-    recomputed_T, trainer_T = np.minimum(average_T, 0), np.minimum(trainer_T, 0)
+    logp_2T = rollout_T + np.cumsum(size_2T * generator.standard_normal((2, 512)), axis=0)
+    recomputed_T, trainer_T = np.minimum(logp_2T, 0)
     coefficients = []
     for offset_S1 in (np.arange(513), np.array([0, 512])):
-        policies = Policies(rollout_T, trainer_T, recomputed_T, offset_S1, average=average_T)
-        policies.__dict__["responses"] = responses = _WatchedResponses(offset_S1)
+        policies = Policies(rollout_T, trainer_T, recomputed_T, offset_S1, average=logp_2T[0])
+        responses = _WatchedResponses(offset_S1)
+        # In place of the cached property, which would make plain ones at its first use
+        policies.__dict__["responses"] = responses
         coefficients.append(coefficient_T(algorithm, policies, advantage_T))
         if responses.used:
             return False

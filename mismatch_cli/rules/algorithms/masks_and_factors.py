@@ -33,12 +33,12 @@ class Rule(ABC):
     @property
     @abstractmethod
     def module(self) -> ModuleType:
-        """The module that defines it."""
+        """The module that defines the rule."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Its name in trust_regions/ or weights/, or the path of a user's file."""
+        """The rule's name in trust_regions/ or weights/, or the path of a user's file."""
 
     @property
     @abstractmethod
@@ -47,8 +47,8 @@ class Rule(ABC):
 
     @property
     def scope(self) -> Scope | None:
-        """What it must see completely before it decides: a batch, or all answers to a prompt in
-        a step.
+        """What the rule must see completely before it decides: a batch, or all answers to a
+        prompt in a step; None if it decides at once.
         """
         return getattr(self.module, "SCOPE", None)
 
@@ -61,11 +61,10 @@ class Rule(ABC):
     @silent
     def settle(self, rows_UM: np.ndarray) -> np.ndarray:
         """The numbers that follow from the tokens of one batch, in any order, [F]."""
-        return np.array(
-            self.module.settle(rows_UM.astype(np.float64), **self.parameters), dtype=np.float64
-        )
+        numbers = self.module.settle(rows_UM.astype(np.float64), **self.parameters)
+        return np.array(numbers, dtype=np.float64)
 
-    def _settled(self, policies: Policies, advantage_T: Array) -> tuple[Array, ...]:
+    def _settled_columns(self, policies: Policies, advantage_T: Array) -> tuple[Array, ...]:
         """The numbers settled for each token's batch, [T, F]; empty if the rule does not look at
         batches.
 
@@ -144,7 +143,9 @@ class Mask(Rule):
         if self._is_foreign:
             decision = self._ask_own_file(policies, advantage_T)
         else:
-            decision = self._ask(policies, advantage_T, self._settled(policies, advantage_T))
+            decision = self._ask(
+                policies, advantage_T, self._settled_columns(policies, advantage_T)
+            )
         # A token with A = 0, as outside the loss mask, has no update, whatever its statistic.
         # Blocking it would change no gradient, but raise every share of blocked tokens.
         return Decision(decision.keep_T | (advantage_T == 0), decision.statistic_T)
@@ -185,7 +186,7 @@ class Mask(Rule):
         return policies.copied(topk=getattr(self.module, "READS_TOP_K", False))
 
     def _ask_own_file(self, policies: Policies, advantage_T: Array) -> Decision:
-        settled = self._settled(policies, advantage_T)
+        settled = self._settled_columns(policies, advantage_T)
         copies, own_advantage_T = self._copies(policies), copied(advantage_T)
         with trust_regions.report_errors_of(self.region, error_class=MismatchError):
             answer = self._ask(copies, own_advantage_T, settled)
@@ -234,6 +235,7 @@ class Factor(Rule):
 
     @property
     def bounded(self) -> bool:
+        """Whether the factor is a ratio with a bound."""
         return self.bounds != (0.0, inf)
 
     def with_parameters(self, **chosen: Any) -> Factor:
@@ -252,7 +254,7 @@ class Factor(Rule):
     def weight_T(self, policies: Policies, advantage_T: Array) -> Array:
         """The factor of each token."""
         compared = policies.compare(self.ratio)
-        settled = self._settled(policies, advantage_T)
+        settled = self._settled_columns(policies, advantage_T)
         weight_T: Array = self.module.weight(
             compared, self.ratio.level, advantage_T, *settled, **self.parameters
         )

@@ -23,7 +23,7 @@ from mismatch_cli.rules.decisions import MOST_RANKS
 from mismatch_cli.rules.policies import ENGINE_GAP, TRAINER_ROLLOUT, Policies, TopKLogProbs
 from mismatch_cli.rules.trust_regions import Threshold
 
-_Part = TypeVar("_Part", Mask, Factor)
+_MaskOrFactor = TypeVar("_MaskOrFactor", Mask, Factor)
 
 
 def parse_algorithm(spec: str, *, training: bool = False) -> Algorithm:
@@ -123,7 +123,7 @@ def _resolve(algorithm: Algorithm, typed: Mapping[str, str]) -> dict[str, _Param
     accepted = _accepted(algorithm)
     if not accepted:
         raise UsageError(f"{algorithm.name} takes no parameters. Write only its name.")
-    targets = {trust_regions.in_latin_letters(name): meant for name, meant in accepted.items()}
+    targets = {trust_regions.in_latin_letters(name): names for name, names in accepted.items()}
     texts: dict[str, _ParameterText] = {}
     for name, text in typed.items():
         parameters = targets.get(trust_regions.in_latin_letters(name))
@@ -150,7 +150,7 @@ def _accepted(algorithm: Algorithm) -> dict[str, list[str]]:
         if hasattr(rule.module, "BOTH_SIDES"):
             accepted[rule.module.BOTH_SIDES] = list(symbols)
     for name, symbol in letters.items():
-        # ε_low is also set by ε, which then sets ε_high, too
+        # ε_low is typed as ε_low, or with ε_high as ε
         for key in dict.fromkeys([symbol, symbol.partition("_")[0]]):
             accepted.setdefault(key, []).append(name)
     for rule in algorithm.rules:
@@ -237,7 +237,7 @@ def _check_anchor(algorithm: Algorithm, anchor: str) -> None:
         )
 
 
-def _with_anchor(anchor: str, rule: _Part) -> _Part:
+def _with_anchor(anchor: str, rule: _MaskOrFactor) -> _MaskOrFactor:
     if rule.ratio.current != "trainer":
         return rule
     return replace(rule, ratio=replace(rule.ratio, anchor=anchor))  # type: ignore[arg-type]
@@ -274,7 +274,7 @@ def _set_parameters(
         chosen = {}
         for name, default in factor.parameters.items():
             if name in remaining:
-                # An infinite cap is none, and could not be typed: no example of a number
+                # The default cap is ∞, which cannot be typed: the example in an error is 0
                 example = 0.0 if default == inf else default
                 chosen[name] = _convert(remaining.pop(name), example)
         tuned.insert(0, factor.with_parameters(**chosen))
