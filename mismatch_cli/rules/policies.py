@@ -148,8 +148,7 @@ class Policies:
                 raise ValueError(f"{ratio} needs the log-probabilities of the {policy} policy")
         key = (ratio.current, ratio.anchor, ratio.gap_cap)
         if key not in self._compared:
-            # The defaults are for traces without top-K columns, and for averaged weights, which
-            # have none.
+            # Averaged weights have no top-K columns, and some traces have none at all
             self._compared[key] = Compared(
                 getattr(self, ratio.current),
                 self._anchor_T(ratio),

@@ -52,7 +52,7 @@ class FirstPass:
             assert rule.scope is not None
             key_S = batches.key_S(rule.scope)
             collected_TM = rule.collect(policies, advantage_T)
-            # Responses of a batch usually follow each other, and a run of them is one piece of rows.
+            # Responses of a batch usually follow each other: a run of them is one piece of rows.
             # The key before the first one is its complement, so that a run begins there.
             first_R = np.flatnonzero(np.diff(key_S, prepend=~key_S[:1]))
             for first, end in pairwise([*first_R.tolist(), len(key_S)]):
