@@ -53,7 +53,8 @@ class BatchValues(NamedTuple):
         return self.values_BF[batch_T]
 
 
-# Of no token or no batch. How many numbers the rule settles is then unknown; 16 are enough.
+# The values where there is no token, or no batch. How many numbers the rule settles is unknown
+# then, and it reads them by column: 16 columns are enough for all rules.
 NO_VALUES = np.zeros((0, 16))
 
 
@@ -75,7 +76,7 @@ class Batches:
     def of_rows(
         cls, key: RowKey, places: Callable[[], tuple[np.ndarray, np.ndarray]], trace: int = 0
     ) -> Batches:
-        """From the row keys of a trace; `places` gives the response of each token, and its
+        """Batches from the row keys of a trace; `places` gives the response of each token, and its
         position there.
         """
 
@@ -93,6 +94,7 @@ class Batches:
         return replace(self, batch_values=batch_values)
 
     def key_S(self, scope: Scope) -> np.ndarray:
+        """The batch of each response, or its group."""
         return self.batch_S if scope == "batch" else self.group_S
 
 

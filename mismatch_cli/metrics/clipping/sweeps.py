@@ -60,7 +60,7 @@ class CapRow:
 
     @property
     def blocked(self) -> Estimate:
-        """The tokens that it holds back."""
+        """The share of tokens that the cap holds back."""
         return self.share
 
 

@@ -82,7 +82,7 @@ def source_text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if text is None else text
 
 
-# Of users' files that were read on another machine, and need not be on this one
+# The users' files that were read on another machine, and need not be on this one
 text_by_path: dict[str, str] = {}
 
 
@@ -98,11 +98,22 @@ def symbols(region: ModuleType) -> dict[str, str]:
 
 def in_latin_letters(name: str) -> str:
     """A name without Greek letters: `ε_low` is `epsilon_low`."""
-    return name.translate(_SPELLED)
+    return name.translate(_LATIN)
 
 
-_GREEK = {"α": "alpha", "β": "beta", "δ": "delta", "ε": "epsilon", "ϵ": "epsilon", "λ": "lambda"}
-_SPELLED = str.maketrans(_GREEK | {"ρ": "rho", "τ": "tau", "φ": "phi"})
+_LATIN = str.maketrans(
+    {
+        "α": "alpha",
+        "β": "beta",
+        "δ": "delta",
+        "ε": "epsilon",
+        "ϵ": "epsilon",
+        "λ": "lambda",
+        "ρ": "rho",
+        "τ": "tau",
+        "φ": "phi",
+    }
+)
 
 
 def describe_flaw(answer: object, advantage_T: Array) -> str:
