@@ -122,7 +122,7 @@ class MicroBatchCoefficients:
         keys = np.array([s.row_key for s in self._samples], dtype=np.int64).reshape(
             -1, len(RowKey._fields)
         )
-        return Batches.of_rows(RowKey(*keys.T), places).settled(self.found)
+        return Batches.of_rows(RowKey(*keys.T), places).with_values(self.found)
 
     def _query_ids(self) -> Tensor:
         """The engine's top ids at each token, as many as the algorithm needs."""

@@ -203,7 +203,7 @@ class Learner:
                 gathering.update(batch.judged.seen(), batch.judged.advantage_T)
         for part in self._world.gather(gathering):
             merged.merge(part)
-        found = merged.found()
+        found = merged.settle()
         for batch in batches:
             if batch.judged is not None:
                 batch.judged.found = found

@@ -286,6 +286,6 @@ def _blocked(batch: Any, algorithm: Algorithm) -> dict[str, float | None]:
     gathering = FirstPass(algorithm.batch_masks)
     if gathering.rules:
         add_to_first_pass(gathering, batch, needs, 0)
-    summary = ClippingSummary(Question((algorithm,), needs, found=gathering.found()))
+    summary = ClippingSummary(Question((algorithm,), needs, batch_values=gathering.settle()))
     summary.update(batch)
     return update_record(summary.result(blocked_tokens=0))
