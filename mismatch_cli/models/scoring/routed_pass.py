@@ -66,7 +66,7 @@ class TrainerRouting:
         if self.replays:
             self.routers.prescribe(self._laid_out(requests, packed) if routed else None)
 
-    def compared(
+    def compare(
         self, requests: Sequence[ScoreRequest], packed: bool
     ) -> list[RouteComparison | None]:
         """Call after it: the engine's experts and the trainer's own, at the tokens that predict

@@ -265,7 +265,7 @@ class Trainer:
         members = [requests[i] for i in batch] or [DUMMY_REQUEST]
         try:
             parts = split_requests(
-                self._score_batch(members), members, self.routing.compared(members, self.packed)
+                self._score_batch(members), members, self.routing.compare(members, self.packed)
             )
         except torch.OutOfMemoryError as error:
             raise MismatchError(
