@@ -67,7 +67,7 @@ from mismatch_cli.train.step import (
     Step,
     StepResponses,
     UsedMinibatch,
-    joined,
+    join_responses,
     step_record,
     step_responses,
 )
@@ -470,7 +470,7 @@ class RunInProgress:
     def _all_responses(self, step: Step) -> StepResponses | None:
         """The responses of all ranks, on the first one."""
         found = self.world.gather_first(step_responses(step))
-        return joined(found) if found else None
+        return join_responses(found) if found else None
 
     def write(self, record: Record) -> None:
         """Append a line to metrics.jsonl, on the first rank."""
