@@ -91,7 +91,7 @@ class UsedMinibatch:
 def step_table(step: Step) -> pa.Table:
     """One row per response and use, in the columns of a trace."""
     has_top_k = _any_measured(use.update.topk_logp for use in step.uses)
-    columns: dict[str, list[Any]] = defaultdict(list)
+    columns: dict[str, Any] = defaultdict(list)
     routes = []
     for use in step.uses:
         for place, row in enumerate(use.minibatch.rows):
@@ -243,7 +243,7 @@ def step_record(
     """
     batch = table_to_batch(responses.table)
     last = step.uses[-1]
-    record = {
+    record: dict[str, Any] = {
         "step": step.number,
         "updates": last.version + int(last.update.stepped),
         "reward": mean_reward(responses.reward_S),
