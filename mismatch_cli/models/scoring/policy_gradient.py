@@ -27,7 +27,8 @@ _CPU_TILE, _GPU_TILE = 256, 2048
 CPU_LOGITS, LEAST_CPU_ROWS, _GPU_ROWS = 1 << 17, 4, 256
 SLICE = 8192  # vocabulary entries per backward product
 _MOVED = 16  # rows to move at a time
-_NEVER = -1e30  # stands for a logit of -inf: probability 0, and their product is 0 as well
+# A logit of -inf: its probability is 0, and unlike with -inf their product is 0 as well
+_NEVER = -1e30
 
 CoefficientOf = Callable[[slice, Tensor], Tensor]
 
