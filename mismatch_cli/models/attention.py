@@ -47,7 +47,7 @@ def required_features(model: Any) -> tuple[str, ...]:
 
 
 def attention_facts(model: Any) -> dict[str, str]:
-    """For a manifest: the features that a model's attention leaves out; empty if none."""
+    """What a manifest records: the features that a model's attention leaves out; empty if none."""
     implementation = model.config._attn_implementation
     dropped = unsupported_features(implementation, required_features(model))
     return {"attention_leaves_out": ", ".join(dropped)} if dropped else {}

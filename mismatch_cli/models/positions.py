@@ -34,8 +34,8 @@ def first_context(config: Any) -> int | None:
 
 
 def positions_facts(config: Any) -> dict[str, int]:
-    """For a manifest: the length up to which positions do not depend on it; empty if they never
-    do.
+    """What a manifest records: the length up to which positions do not depend on it; empty if
+    they never do.
     """
     length = first_context(config)
     return {} if length is None else {_FACT: length}

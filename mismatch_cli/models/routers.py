@@ -107,7 +107,7 @@ class Routers:
         self._hooks = []
 
     def describe(self) -> dict[str, Any]:
-        """For the manifest."""
+        """What a manifest records of the routers."""
         return {
             "num_experts": self.experts,
             "experts_per_token": self.top_k,

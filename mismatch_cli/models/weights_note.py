@@ -10,7 +10,7 @@ _LONGEST = 200  # characters
 
 
 def weights_facts(config: Any) -> dict[str, str]:
-    """For a manifest; empty if config.json says nothing."""
+    """What a manifest records of the weights; empty if config.json says nothing."""
     note = getattr(config, KEY, None)
     if not isinstance(note, str) or not note:
         return {}

@@ -102,6 +102,7 @@ class MicroBatchCoefficients:
         """
         if self._coefficient_N is not None:
             return self._coefficient_N[tile]
+        # A rule on single tokens does not look where responses end.
         one_response_S1 = torch.tensor([0, len(logp_N)], device=self._device)
         return self._scaled_coefficients(self._policies_of(logp_N, tile, one_response_S1), tile)
 

@@ -96,10 +96,10 @@ class WeightSync:
             self._as_sent = SentWeights(trainer.model, dtype, adapter=weights is not None)
         # Without rounding and merging, the weights that score the first minibatch are those that
         # the engine got.
-        self._same = weights is None and dtype == trainer.dtype
+        self._sent_unchanged = weights is None and dtype == trainer.dtype
         self._sent: list[torch.Tensor] | None = None  # a copy of the weights that sample next
         self._before: list[torch.Tensor] | None = None  # and of those of the last decision
-        self._equal = False  # whether all tensors of the engine were read back
+        self._tensors_equal = False  # whether all tensors of the engine were read back
         # How many weights the last step changed in the engine, of all
         self._changed: tuple[int, int] | None = None
         # log π of the first responses: at the weights as sent, and at those of the last decision
@@ -114,7 +114,7 @@ class WeightSync:
         self.send()
         with engine_failures("loading weights", "Every finished step is on record"):
             if at_start or self._due(step):
-                self._equal = self._reads and self._read_back()
+                self._tensors_equal = self._reads and self._read_back()
         sent_before = self._sent
         self._sent = None
         # A copy is compared with the next one, so a check needs that of the step before it too.
@@ -139,10 +139,10 @@ class WeightSync:
             return
         assert self._sent is not None
         copies = [] if self._before is None else [self._before]
-        if not self._same:
+        if not self._sent_unchanged:
             copies.append(self._sent)
         scores = self._as_sent.measure_at(copies, partial(self._score, samples))
-        if not self._same:
+        if not self._sent_unchanged:
             self._logp_sent = scores.pop()
         if self._before is not None:
             self._logp_before = scores.pop()
@@ -166,11 +166,11 @@ class WeightSync:
         if not self._due(step):
             return {"sync": UNCHECKED}
         if self._as_sent is None:
-            return {"sync": PROVEN if self._equal else UNDECIDABLE}
+            return {"sync": PROVEN if self._tensors_equal else UNDECIDABLE}
         few = checked_responses(len(samples))
         checks = self._world.gather(self._check(logp_rollout[:few], logp_trainer[:few]))
         answer = NEWER if self._decide(checks) else UNDECIDABLE
-        if self._equal:
+        if self._tensors_equal:
             answer = PROVEN
         return {"sync": answer, "rounding": _rounding(checks)}
 
@@ -187,7 +187,7 @@ class WeightSync:
             # It must also be several times what rounding alone causes.
             is_far = gap - _SURE * error > max(_BROKEN * self._gap, _SAME)
             # Tensors that were read back are whole, whatever a changed policy makes of them.
-            if is_far and not self._equal:
+            if is_far and not self._tensors_equal:
                 raise MismatchError(
                     f"The weight sync failed: the engine's log-odds were {self._gap:.2g} from "
                     f"the trainer's and are {gap:.2g} now, which no older weights explain. The "
@@ -219,7 +219,7 @@ class WeightSync:
         return {
             "before": self._before is not None,
             self._gap_name: float(self._gap),
-            "equal": self._equal,
+            "equal": self._tensors_equal,
             "changed": self._changed,
         }
 
@@ -229,7 +229,7 @@ class WeightSync:
         """Continue from `facts()`; `load` fills tensors of these names."""
         # Older checkpoints lack some of these.
         self._gap = facts.get(self._gap_name, np.inf)
-        self._equal = facts.get("equal", False)
+        self._tensors_equal = facts.get("equal", False)
         self._changed = facts.get("changed")
         self._before = None
         if facts["before"] and self._as_sent is not None:
@@ -276,10 +276,12 @@ class WeightSync:
     def _prove_equal(
         self, logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarray]
     ) -> str:
-        """In float32 on both sides: the gap of equal tensors is the two implementations' own."""
+        """Check an engine and a trainer in float32: the gap of equal tensors is what the two
+        implementations differ by.
+        """
         if not logp_rollout:
             return UNDECIDABLE
-        if self._gap == np.inf and self._equal:
+        if self._gap == np.inf and self._tensors_equal:
             self._gap = mean_gap(logp_rollout, logp_trainer)
         noise = self._gap if self._gap < np.inf else 0.0
         return prove_equal(logp_rollout, logp_trainer, noise)
@@ -309,7 +311,7 @@ def checked_responses(responses: int) -> int:
 def prove_equal(
     logp_rollout: Sequence[np.ndarray], logp_trainer: Sequence[np.ndarray], noise: float = 0.0
 ) -> str:
-    """In float32 on both sides log μ must equal log π: a `MismatchError` if it does not.
+    """Require that log μ equals log π, in float32 on both sides: else a `MismatchError`.
 
     `noise`: mean |π − μ| of the two with equal tensors, if it is known.
     """
@@ -382,7 +384,7 @@ def prove_newer(
     logp_new: Sequence[np.ndarray],
     logp_old: Sequence[np.ndarray],
 ) -> str:
-    """In lower precision: whether the engine fits the new weights better than older ones.
+    """Whether an engine in lower precision fits the new weights better than older ones.
 
     A paired test over the mean |π − μ| of each response; the two means must also differ by a share
     of the smaller one. "undecidable" if the steps between were too small to tell; a `MismatchError`

@@ -45,7 +45,7 @@ class TrainerRouting:
         return 0 if self.routers is None else len(self.routers.layers)
 
     def describe(self) -> dict[str, Any]:
-        """For the manifest; nothing for a dense model."""
+        """What a manifest records of the routing; nothing for a dense model."""
         if self.routers is None:
             return {}
         return self.routers.describe() | {"routes": "replayed" if self.replays else "own"}
@@ -89,7 +89,8 @@ class TrainerRouting:
     def check(self, requests: Sequence[ScoreRequest]) -> None:
         """Raise a `MismatchError` for routes of another model."""
         assert self.routers is not None
-        layers, experts = len(self.routers.layers), self.routers.experts
+        layers = self.layers
+        experts = self.routers.experts
         for request in requests:
             routes_FMK = request.routes_FMK
             if routes_FMK is None:
