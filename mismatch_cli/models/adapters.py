@@ -114,9 +114,10 @@ def _readable(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # peft and safetensors raise all kinds of errors for broken files
+        cause = f"{type(error).__name__}: {first_line(error)}"
         raise MismatchError(
             custom_code.refusal(f"The adapter {name}", error)
-            or f"{name} is not a readable LoRA adapter ({type(error).__name__}: {first_line(error)}). "
+            or f"{name} is not a readable LoRA adapter ({cause}). "
             f"Name a folder with {_CONFIG} and adapter_model.safetensors, as peft saves them."
         ) from error
 

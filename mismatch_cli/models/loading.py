@@ -269,8 +269,9 @@ def load_tokenizer(model: str) -> Any:
     except Exception as error:
         raise MismatchError(
             custom_code.refusal(model, error)
-            or f"{model}: the model's configuration or tokenizer cannot be loaded ({first_line(error)}). "
-            "Name a model folder with config.json and tokenizer files, or a hub name."
+            or f"{model}: the model's configuration or tokenizer cannot be loaded "
+            f"({first_line(error)}). Name a model folder with config.json and tokenizer files, or "
+            "a hub name."
         ) from error
     vocabulary = getattr(config.get_text_config(), "vocab_size", None)
     largest = max(tokenizer.get_vocab().values(), default=0)

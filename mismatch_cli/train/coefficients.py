@@ -143,11 +143,13 @@ class MicroBatchCoefficients:
         ids_N = self._column(
             [np.array(s.rollout.response_ids, dtype=np.int64) for s in self._samples]
         )
-        rollout_NK = self._column([s.rollout.topk_logp_rollout_TK[:, :k] for s in self._samples])  # type: ignore[index]
+        rollout_NK = self._column(
+            [_first_columns(s.rollout.topk_logp_rollout_TK, k) for s in self._samples]
+        )
         recomputed = [s.topk_logp_recomputed_TK for s in self._samples]
         recomputed_NK = logp_trainer_NK
         if all(logp_TK is not None for logp_TK in recomputed):
-            recomputed_NK = self._column([logp_TK[:, :k] for logp_TK in recomputed])  # type: ignore[index]
+            recomputed_NK = self._column([_first_columns(logp_TK, k) for logp_TK in recomputed])
         return TopKLogProbs(ids_N, self.query_ids_NK, rollout_NK, logp_trainer_NK, recomputed_NK)
 
     def _query_ids(self) -> Tensor:
@@ -208,6 +210,11 @@ class MicroBatchCoefficients:
 
     def _put(self, parts: Sequence[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.concatenate(parts)).to(self._device)
+
+
+def _first_columns(values_TK: np.ndarray | None, k: int) -> np.ndarray:
+    assert values_TK is not None
+    return values_TK[:, :k]
 
 
 def _sampled_positions(rollout: Rollout) -> np.ndarray:

@@ -71,8 +71,8 @@ class TrainerRouting:
     def compare(
         self, requests: Sequence[ScoreRequest], packed: bool
     ) -> list[RouteComparison | None]:
-        """Call after the pass: the engine's experts and the trainer's own, at the tokens that predict
-        each response.
+        """Call after the pass: the engine's experts and the trainer's own, at the tokens that
+        predict each response.
         """
         if self.routers is None or all(request.routes_FMK is None for request in requests):
             return [None] * len(requests)
