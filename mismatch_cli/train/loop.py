@@ -42,15 +42,9 @@ def train(
     """
     with _running(config, run_folder, say, on_phase, world) as run:
         run.framework = framework
-        done = run.restore() if resume else None
-        next_step = 1 if done is None else done + 1
         seconds = _Seconds(on_phase)
-        # At the start too: the engine may have read the model in a different precision.
-        run.load_weights(next_step, at_start=True)
-        if done is None and config.evaluation.every:
-            with seconds("evaluate"):
-                evaluate_before(run)
-        for step in range(next_step, config.steps + 1):
+        first_step = _begin(run, resume, seconds)
+        for step in range(first_step, config.steps + 1):
             record = _take_step(run, step, seconds)
             record["seconds"] = seconds.spent
             run.write(record)
@@ -68,6 +62,20 @@ def train(
                 return False
         run.save_model()
         return True
+
+
+def _begin(run: RunInProgress, resume: bool, seconds: _Seconds) -> int:
+    """Restore the newest checkpoint, if the run is to resume and has one, and give the engine the
+    weights; returns the first step to take.
+    """
+    done = run.restore() if resume else None
+    first_step = 1 if done is None else done + 1
+    # Now, and not only after a step: the engine may have read the model in a different precision.
+    run.load_weights(first_step, at_start=True)
+    if done is None and run.config.evaluation.every:
+        with seconds("evaluate"):
+            evaluate_before(run)
+    return first_step
 
 
 def _take_step(run: RunInProgress, step: int, seconds: _Seconds) -> Record:

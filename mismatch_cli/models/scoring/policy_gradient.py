@@ -187,13 +187,12 @@ def _loss_and_gradients(
     hidden_NH: Tensor, arguments: _Arguments, gradients: WantedGradients
 ) -> PolicyGradient:
     """Loss, log π and entropy; adds each tile's share to the gradients."""
-    head = arguments.head
     count = len(hidden_NH)
     logp_N = _zeros(hidden_NH[:, 0])
     entropy_N = torch.zeros_like(logp_N)
     loss = logp_N.new_zeros(())
-    logits_RV = hidden_NH.new_empty(min(arguments.row_tile, count), head.vocabulary)
-    tiles = GradientTiles(head, arguments.temperature, logits_RV)
+    logits_RV = hidden_NH.new_empty(min(arguments.row_tile, count), arguments.head.vocabulary)
+    tiles = GradientTiles(arguments.head, arguments.temperature, logits_RV)
     for start in range(0, count, arguments.row_tile):
         tile = slice(start, min(start + arguments.row_tile, count))
         first_pass = arguments.first_pass

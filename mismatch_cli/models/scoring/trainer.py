@@ -226,13 +226,15 @@ class Trainer:
         on_scored: Callable[[Sequence[int]], None],
     ) -> None:
         """Score micro-batches; if ranks share them, each gets the others' results."""
-        own = batches[self._world.rank :: self._world.size] if self._dealt else batches
-        for batch in pad_for_all_ranks(own, self._world):
+        own_batches = batches
+        if self._dealt:
+            own_batches = batches[self._world.rank :: self._world.size]
+        for batch in pad_for_all_ranks(own_batches, self._world):
             self.score_into(scores, requests, batch)
             on_scored(batch)
         if not self._dealt:
             return
-        own_scores = {i: scores[i] for i in chain.from_iterable(own)}
+        own_scores = {i: scores[i] for i in chain.from_iterable(own_batches)}
         for scores_of_rank in self._world.gather(own_scores):
             for i, score in scores_of_rank.items():
                 scores[i] = score
@@ -241,6 +243,7 @@ class Trainer:
                 on_scored(batch)
 
     def _check(self, requests: Sequence[ScoreRequest]) -> None:
+        """Raise a `MismatchError` for a response that the model cannot read."""
         for i, request in enumerate(requests):
             if request.response_ids and not request.prompt_ids:
                 raise MismatchError(
@@ -313,7 +316,7 @@ class Trainer:
         def at_weights(
             hidden_BLH: torch.Tensor, weight_VH: torch.Tensor, bias_V: torch.Tensor | None
         ) -> R:
-            hidden_TH = _predicting(hidden_BLH, requests, self.packed)
+            hidden_TH = _predicting_states(hidden_BLH, requests, self.packed)
             tokens = chain.from_iterable(request.response_ids for request in requests)
             ids_T = torch.tensor(list(tokens), device=hidden_TH.device)
             head = replace(self.head, weight_VH=weight_VH, bias_V=bias_V)
@@ -322,6 +325,7 @@ class Trainer:
         return pass_through(self.model, inputs, at_weights)
 
     def _score_batch(self, members: Sequence[ScoreRequest]) -> HeadScores:
+        """The scores of all response tokens of a micro-batch, from one pass without gradients."""
         query_ids_TK = _query_ids(members)
         rollout_rows: dict[int, np.ndarray] = {}
         for request, span in _spans(members):
@@ -344,7 +348,7 @@ class Trainer:
 DUMMY_REQUEST = ScoreRequest([0], [0])
 
 
-def _predicting(
+def _predicting_states(
     hidden_BLH: torch.Tensor, requests: Sequence[ScoreRequest], packed: bool
 ) -> torch.Tensor:
     """The hidden states that predict the response tokens of all requests, `[T, H]`."""
