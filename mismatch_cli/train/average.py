@@ -34,7 +34,7 @@ class WeightAverage:
             for average, master in zip(self.tensors, self._masters, strict=True):
                 average.lerp_(master, 1 / self.total)
 
-    def in_place(self) -> AbstractContextManager[None]:
+    def averaged_weights(self) -> AbstractContextManager[None]:
         """Let the model compute with the average inside the block; then restore its own weights,
         to the bit.
         """

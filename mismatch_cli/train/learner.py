@@ -155,7 +155,7 @@ class Learner:
         if self.average is None:
             return samples
         requests = list(map(_request, samples))
-        with self.average.in_place():
+        with self.average.averaged_weights():
             scores = self.trainer.score(requests, token_budget=self._config.scorer.token_budget)
         return [
             replace(sample, logp_average_T=score.logp_T)
@@ -335,7 +335,7 @@ class Learner:
 
     def _step(self) -> None:
         """Step AdamW on the masters, then round them into the weights."""
-        self.past.keep(self.version)
+        self.past.keep_copy(self.version)
         self.optimizer.step()
         self.version += 1
         self._round_masters()

@@ -26,7 +26,7 @@ class PastWeights:
         self._updates = updates
         self._copies: dict[int, list[Tensor]] = {}  # by optimiser steps that led to them
 
-    def keep(self, version: int) -> None:
+    def keep_copy(self, version: int) -> None:
         """Copy the weights, which the next optimiser step will change; the oldest copy goes."""
         if not self._updates:
             return
@@ -39,7 +39,7 @@ class PastWeights:
         return min(self._copies, default=newest)
 
     @contextmanager
-    def in_place(self) -> Iterator[None]:
+    def sampling_weights(self) -> Iterator[None]:
         """Let the model have the weights that sample inside the block, then its own again, to the
         bit.
         """

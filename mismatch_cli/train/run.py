@@ -313,7 +313,7 @@ class RunInProgress:
         if not (config.recompute or config.staleness or self.learner.algorithm.needs_recomputed):
             return None
         requests = list(map(ScoreRequest.of, step.rollouts))
-        with self.learner.past.in_place():
+        with self.learner.past.sampling_weights():
             return self.learner.trainer.score(requests, token_budget=config.scorer.token_budget)
 
     def references(self, step: Step) -> dict[int, FullReference]:
@@ -325,14 +325,14 @@ class RunInProgress:
         if not (config.bounds_share and moves):
             return {}
         trainer = self.learner.trainer
-        with self.learner.past.in_place():
+        with self.learner.past.sampling_weights():
             return references(
                 step.rollouts, step.hash_S, trainer, self._sampling, config, self.world
             )
 
     def load_weights(self, step: int, *, at_start: bool = False) -> None:
         """Give the engine the weights with which it samples `step`: the newest, or older ones."""
-        with self.learner.past.in_place():
+        with self.learner.past.sampling_weights():
             self.sync.load(step, at_start=at_start)
 
     @contextmanager
@@ -343,7 +343,7 @@ class RunInProgress:
             return
         self.sync.send()
         yield
-        with self.learner.past.in_place():
+        with self.learner.past.sampling_weights():
             self.sync.send()
 
     def minibatches(self, step: int) -> list[Minibatch]:
