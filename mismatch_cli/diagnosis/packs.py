@@ -51,7 +51,7 @@ def _is_pack(size: int, model: ModelAtHand, far: Iterable[int]) -> bool:
 
 def _gaps(sample: Sample) -> np.ndarray:
     """The mean |d| of each response over its tokens that count, nats; 0 without any."""
-    response_N = sample.response_T[sample.kept]
+    response_N = sample.response_N
     sums = (np.bincount(response_N, w, sample.num_responses) for w in (np.abs(sample.d_N), None))
     gap_S, count_S = sums
     return np.divide(gap_S, count_S, out=np.zeros(sample.num_responses), where=count_S > 0)

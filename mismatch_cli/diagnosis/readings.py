@@ -58,7 +58,7 @@ class Reading:
         """The gap without the misreading; tokens that were not scored shrink by the same factor
         as those that were.
         """
-        left_N = self.left_T[sample.kept]
+        left_N = self.left_T[sample.index_N]
         return np.where(np.isfinite(left_N), left_N, sample.d_N * min(1.0, self.left))
 
 
@@ -275,12 +275,12 @@ class Readings:
         """By how many standard errors the gap shrinks: over prompts, or over responses if there
         are too few.
         """
-        left_N, sample = left_T[self._sample.kept], self._sample
+        left_N, sample = left_T[self._sample.index_N], self._sample
         scored = np.isfinite(left_N)
-        shrunk_M = np.abs(self._d_T[sample.kept][scored]) - np.abs(left_N[scored])
+        shrunk_M = np.abs(self._d_T[sample.index_N][scored]) - np.abs(left_N[scored])
         group_M = sample.group_N[scored]
         if len(np.unique(group_M)) < _FEWEST_GROUPS:
-            group_M = sample.response_T[sample.kept][scored] % GROUPS
+            group_M = sample.response_N[scored] % GROUPS
         return mean_over_prompts(shrunk_M, group_M).z_from(0.0)
 
     def _mean(self, d_T: np.ndarray) -> float:

@@ -12,7 +12,7 @@ from mismatch_cli.diagnosis.alignment import real_gap
 from mismatch_cli.diagnosis.checks.index_shift import too_few
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
 from mismatch_cli.diagnosis.power import clear, of_responses
-from mismatch_cli.diagnosis.response_kinds import FarResponses
+from mismatch_cli.diagnosis.response_kinds import Subset
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "another-quantity", 1
@@ -45,7 +45,7 @@ class _Match:
 
     side: str
     words: str
-    in_it_S: np.ndarray  # bool
+    inside_S: np.ndarray  # bool
     left_T: np.ndarray  # the side minus the quantity, nats
 
 
@@ -59,15 +59,17 @@ def check(evidence: Evidence) -> Finding:
     match = _largest(sample)
     if match is None:
         return clear(NAME, 0.0, "share of responses", of_responses(_testable_S(sample)))
-    count, share = int(match.in_it_S.sum()), float(match.in_it_S.mean())
+    count, share = int(match.inside_S.sum()), float(match.inside_S.mean())
     sentence = (
         f"In {count:,} of {sample.num_responses:,} responses {match.side} is {match.words}, and "
         "not the sampled token's log-probability."
     )
-    left_T = np.where(match.in_it_S[sample.response_T], match.left_T, sample.logp_T - sample.logq_T)
+    left_T = np.where(
+        match.inside_S[sample.response_T], match.left_T, sample.logp_T - sample.logq_T
+    )
     rows = (("column", match.side), ("is", match.words), ("responses", count))
-    left_N = left_T[sample.kept]
-    where = "" if share == 1 else FarResponses(match.in_it_S, "", match.in_it_S).words
+    left_N = left_T[sample.index_N]
+    where = "" if share == 1 else Subset(match.inside_S, "", match.inside_S).words
     return Finding(
         NAME,
         "found",
@@ -83,14 +85,14 @@ def check(evidence: Evidence) -> Finding:
 def spoiled_T(evidence: Evidence) -> np.ndarray:
     """Every token of these responses: one side says nothing of its log-probability."""
     match = _largest(evidence.sample)
-    in_it_S = np.zeros(evidence.sample.num_responses, bool) if match is None else match.in_it_S
-    return np.asarray(in_it_S[evidence.sample.response_T])
+    inside_S = np.zeros(evidence.sample.num_responses, bool) if match is None else match.inside_S
+    return np.asarray(inside_S[evidence.sample.response_T])
 
 
 def _largest(sample: Sample) -> _Match | None:
     """The quantity that most responses hold; None if too few hold any."""
     matches = [*_matches(sample, "logp_trainer"), *_matches(sample, "logp_rollout")]
-    return max(matches, key=lambda match: int(match.in_it_S.sum()), default=None)
+    return max(matches, key=lambda match: int(match.inside_S.sum()), default=None)
 
 
 def _matches(sample: Sample, side: str) -> Iterator[_Match]:
@@ -103,13 +105,13 @@ def _matches(sample: Sample, side: str) -> Iterator[_Match]:
         count_S, gap_S = _mean_S(sample, np.minimum(gap_T, np.abs(value_T)), telling_T)
         _, left_S = _mean_S(sample, np.abs(own_T - value_T), telling_T)
         large_S = (count_S >= _FEWEST) & (gap_S >= real_gap(sample))
-        in_it_S = large_S & (left_S <= _FITS * gap_S)
-        if not too_few(in_it_S):
+        inside_S = large_S & (left_S <= _FITS * gap_S)
+        if not too_few(inside_S):
             every_T = sample.counts_T & np.isfinite(value_T)
             _, all_gap_S = _mean_S(sample, gap_T, every_T)
             _, all_left_S = _mean_S(sample, np.abs(own_T - value_T), every_T)
             as_well_S = all_left_S < _FITS * all_gap_S
-            yield _Match(side, words, in_it_S | as_well_S, own_T - value_T)
+            yield _Match(side, words, inside_S | as_well_S, own_T - value_T)
 
 
 def _tells_T(value_T: np.ndarray, other_T: np.ndarray) -> np.ndarray:

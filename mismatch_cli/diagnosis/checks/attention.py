@@ -55,7 +55,7 @@ def _left(evidence: Evidence, implementation: str) -> np.ndarray:
     """
     sample = evidence.sample
     if evidence.model is None:
-        return np.full(len(sample.kept), np.nan)
+        return np.full(sample.num_counted, np.nan)
 
     @contextmanager
     def changed(model: Any) -> Iterator[None]:
@@ -67,4 +67,4 @@ def _left(evidence: Evidence, implementation: str) -> np.ndarray:
             model.set_attn_implementation(before)
 
     logp_T = evidence.model.logp_T(Hypothesis(f"{implementation} attention", changed=changed))
-    return logp_T[sample.kept] - sample.logq_T[sample.kept]
+    return logp_T[sample.index_N] - sample.logq_N

@@ -49,7 +49,7 @@ def check(evidence: Evidence) -> Finding:
     sample = evidence.sample
     if sample.response_ids_T is None:
         return untested(NAME, WITHOUT_IDS)
-    id_N = sample.response_ids_T[sample.kept]
+    id_N = sample.response_ids_T[sample.index_N]
     gap_M, id_M, group_M = _log_odds_gaps(sample, id_N)
     frequent_I = frequent_ids(id_M, group_M)
     bias = largest_bias(gap_M, id_M, frequent_I)
@@ -116,7 +116,7 @@ def _left(sample: Sample, bias: _Bias, own_N: np.ndarray) -> np.ndarray:
     """log π − log μ, nats, beyond what the bias makes: of its own token exactly, of others at most
     what it could take if all the rest were the biased token.
     """
-    logq_N, factor = sample.logq_T[sample.kept], np.exp(bias.nats)
+    logq_N, factor = sample.logq_N, np.exp(bias.nats)
     p_N = np.exp(np.minimum(logq_N, 0.0))
     raised_N = logq_N + bias.nats - np.log1p(p_N * (factor - 1))
     lowered_N = logq_N - np.log1p((1 - p_N) * (factor - 1))

@@ -65,7 +65,7 @@ def settled(evidence: Evidence) -> bool:
     sample = evidence.sample
     if sample.topk_d_T is None or sample.topk_logp_TK is not None:
         return False
-    apart_N = np.abs(sample.topk_d_T[sample.kept] - sample.d_N)
+    apart_N = np.abs(sample.topk_d_T[sample.index_N] - sample.d_N)
     known_N = apart_N[np.isfinite(apart_N)]
     return bool(len(known_N)) and float((known_N > _APART).mean()) < _FEW_APART
 
@@ -77,7 +77,7 @@ def _by_topk(evidence: Evidence) -> np.ndarray | None:
     sample = evidence.sample
     if sample.topk_d_T is None:
         return None
-    by_topk_N = sample.topk_d_T[sample.kept]
+    by_topk_N = sample.topk_d_T[sample.index_N]
     left_N = np.where(np.isfinite(by_topk_N), by_topk_N, sample.d_N)
     before = np.abs(sample.d_N).sum()
     return left_N if np.abs(left_N).sum() < (1 - _EXPLAINS) * before else None

@@ -51,7 +51,7 @@ def check(evidence: Evidence) -> Finding:
     rows = (("responses", count), ("the constant, 5 % quantile, nats", float(low)),
             ("median", float(middle)), ("95 % quantile", float(high)))  # fmt: skip
     return Finding(
-        NAME, "found", share, "share of responses", sentence, rows, left_N=left_T[sample.kept]
+        NAME, "found", share, "share of responses", sentence, rows, left_N=left_T[sample.index_N]
     )
 
 
@@ -74,7 +74,7 @@ def renormalised(sample: Sample, constant_S: np.ndarray) -> bool:
     top-p 0.9 takes about ln 0.9 from every uncertain token, in some responses from nearly all. Even
     float32 rounding leans: a gap that is tiny compared with the constants is not from truncation.
     """
-    other_N = constant_S[sample.response_T[sample.kept]] == 0
+    other_N = constant_S[sample.response_N] == 0
     others = OneSided.of(sample.d_N[other_N], sample.group_N[other_N])
     least = _LEAST_BESIDE * float(-np.median(constant_S[constant_S != 0]))
     return bool(constant_S.max() <= 0 and others.gap > least and others.renormalised)

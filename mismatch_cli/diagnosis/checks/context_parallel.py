@@ -80,7 +80,7 @@ def _cuts(sample: Sample, own_S: np.ndarray) -> Iterator[Cuts]:
     the number of parts.
     """
     position_N = sample.axis_N("context")
-    own_N = own_S[sample.response_T[sample.kept]]
+    own_N = own_S[sample.response_N]
     lengths = {"the sequence": own_N, "the longest sequence": np.full_like(own_N, own_S.max())}
     for parts in PARTS:
         for words, length_N in lengths.items():
@@ -95,7 +95,7 @@ def left_of_cuts(evidence: Evidence, wrong_N: np.ndarray) -> tuple[np.ndarray, s
     """
     sample = evidence.sample
     try:
-        off_N = None if evidence.readings is None else evidence.readings.off_T[sample.kept]
+        off_N = None if evidence.readings is None else evidence.readings.off_T[sample.index_N]
     except SkippedReading:
         off_N = None
     if off_N is None or np.isnan(off_N[wrong_N]).all():
@@ -108,5 +108,5 @@ def left_of_cuts(evidence: Evidence, wrong_N: np.ndarray) -> tuple[np.ndarray, s
 
 def _in_sample(sample: Sample, wrong_N: np.ndarray) -> np.ndarray:
     wrong_T = np.zeros(len(sample.logq_T), dtype=bool)
-    wrong_T[sample.kept[wrong_N]] = True
+    wrong_T[sample.index_N[wrong_N]] = True
     return wrong_T

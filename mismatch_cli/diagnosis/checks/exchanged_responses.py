@@ -69,7 +69,7 @@ def _repaired_R(evidence: Evidence) -> np.ndarray:
 
 def _row_S(evidence: Evidence) -> np.ndarray:
     """The row of each response of the sample among the heads; −1 = none."""
-    sample, rows = evidence.sample, evidence.exchanges.heads.rows
+    sample, rows = evidence.sample, evidence.exchanges.heads.index_of
     keys_S = zip(
         sample.step_S.tolist(),
         sample.prompt_id_S.tolist(),

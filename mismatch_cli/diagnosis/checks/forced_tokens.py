@@ -44,7 +44,7 @@ def check(evidence: Evidence) -> Finding:
     forced_T = np.zeros(len(sample.logq_T), dtype=bool)
     for place in places:
         forced_T[place.index_T] = True
-    share = float(forced_T.sum()) / max(1, len(sample.kept))
+    share = float(forced_T.sum()) / max(1, sample.num_counted)
     if not places:
         return clear(NAME, share, "share of tokens", _power(sample))
     first = places[0]
@@ -67,7 +67,7 @@ def check(evidence: Evidence) -> Finding:
 
 def _power(sample: Sample) -> str:
     """The places that enough responses reach."""
-    reach_P = np.bincount(sample.position_T[sample.kept])
+    reach_P = np.bincount(sample.position_T[sample.index_N])
     places = int((reach_P >= _FEWEST).sum())
     if not places:
         return none(f"no place is reached by {_FEWEST} responses")
@@ -86,10 +86,10 @@ def _forced_places(sample: Sample) -> list[_Place]:
 
 def _uniform_places(sample: Sample) -> list[_Place]:
     """The places where nearly all responses that reach them have one id."""
-    ids_T, position_N = sample.response_ids_T, sample.position_T[sample.kept]
+    ids_T, position_N = sample.response_ids_T, sample.position_T[sample.index_N]
     if ids_T is None:
         return []
-    order = sample.kept[np.argsort(position_N, kind="stable")]
+    order = sample.index_N[np.argsort(position_N, kind="stable")]
     counts_P = np.bincount(position_N)
     places = []
     for position, index_T in enumerate(np.split(order, np.cumsum(counts_P)[:-1])):
@@ -107,7 +107,7 @@ def _is_forced(sample: Sample, place: _Place) -> bool:
     """Whether one side makes the token improbable, and the gap is this place's alone."""
     logq_T, logp_T = sample.logq_T[place.index_T], sample.logp_T[place.index_T]
     gap = float(np.abs(logp_T - logq_T).mean())
-    elsewhere_N = sample.position_T[sample.kept] != place.position
+    elsewhere_N = sample.position_T[sample.index_N] != place.position
     others = float(np.abs(sample.d_N[elsewhere_N]).mean()) if elsewhere_N.any() else 0.0
     improbable = max(float(-logq_T.mean()), float(-logp_T.mean())) > _NATS
     by_engine = float(-logq_T.mean()) > _NATS or not logq_T.any()

@@ -31,7 +31,7 @@ _MEASURE = "times from the first step to the last"
 def check(evidence: Evidence) -> Finding:
     """Fit a line through the mean normalised gap by step, weighted by its error over prompts."""
     sample = evidence.sample
-    step_N = sample.step_S[sample.response_T[sample.kept]]
+    step_N = sample.step_S[sample.response_N]
     steps = np.unique(step_N)
     if len(steps) < FEWEST_STEPS:
         return untested(NAME, f"needs at least {FEWEST_STEPS} steps, the trace has {len(steps)}")
@@ -43,9 +43,9 @@ def check(evidence: Evidence) -> Finding:
         ("last step, typical gaps", means[-1].value),
         ("t", t),
     )
-    change = evidence.change
+    change = evidence.step_change
     if change is not None and change.is_found and not evidence.weights_differ:
-        reason = f"it changes {change.words}"
+        reason = f"it changes {change.where}"
         return Finding(NAME, "clear", factor, _MEASURE, evidence=rows, reason=reason)
     if not (factor > _TIMES and t > _T):
         return clear(NAME, factor, _MEASURE, _power(trend), rows)
@@ -71,8 +71,8 @@ def _power(trend: _Trend) -> str:
     return f"a growth of {least:.2g} times from the first step to the last"
 
 
-def _mean(sample: Sample, in_it_N: np.ndarray) -> Mean:
-    return mean_over_prompts(sample.u_N[in_it_N], sample.group_N[in_it_N])
+def _mean(sample: Sample, inside_N: np.ndarray) -> Mean:
+    return mean_over_prompts(sample.u_N[inside_N], sample.group_N[inside_N])
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ _NEARLY_ALL = 2 / 3  # of Σ|d|: the gap is three times what it is without the t
 class _Tail:
     """Tokens that are far off, by themselves or in their responses."""
 
-    in_it_N: np.ndarray  # bool
+    inside_N: np.ndarray  # bool
     count: int  # of tokens or responses
     what: str
     share: float  # of Σ|d|
@@ -74,13 +74,13 @@ def check(evidence: Evidence) -> Finding:
         ("share of Σ|Δlog p| in them", by_responses.share), *_values(sample, tail),
     )  # fmt: skip
     measure = "share of Σ|Δlog p| in the tail"
-    is_few = bool(tail.in_it_N.any()) and tail.in_it_N.mean() <= _FEW
+    is_few = bool(tail.inside_N.any()) and tail.inside_N.mean() <= _FEW
     too_large = evidence.gap.value > expected.high
     left = float(np.abs(tail.left_N).mean())
     makes_it_too_large = tail.share >= _MOST and too_large and left <= expected.high
-    is_nearly_all = tail.share >= _NEARLY_ALL and len(sample.kept) >= _FEWEST_TOKENS
+    is_nearly_all = tail.share >= _NEARLY_ALL and sample.num_counted >= _FEWEST_TOKENS
     decides = is_few and (makes_it_too_large or is_nearly_all)
-    if not decides and len(sample.kept) < _FEWEST_TOKENS:
+    if not decides and sample.num_counted < _FEWEST_TOKENS:
         return untested(NAME, f"needs at least {_FEWEST_TOKENS} tokens to see a tail")
     if not decides and not (is_few and _is_more_than_chance(sample, tail)):
         power = f"≥ {percent(_SHARE)} of the gap on ≤ {percent(_FEW)} of the tokens"
@@ -131,7 +131,7 @@ def _far_tokens(sample: Sample) -> _Tail:
 
 def _far_responses(sample: Sample) -> _Tail:
     far_S = are_far_S(sample)
-    far_N = far_S[sample.response_T[sample.kept]]
+    far_N = far_S[sample.response_N]
     return _tail(sample, far_N, int(far_S.sum()), "response", _FEWEST)
 
 
@@ -139,7 +139,7 @@ def are_far_S(sample: Sample) -> np.ndarray:
     """Responses of at least 8 counted tokens whose mean normalised gap is far above the median
     response's.
     """
-    response_N = sample.response_T[sample.kept]
+    response_N = sample.response_N
     count_S = np.bincount(response_N, minlength=sample.num_responses)
     sum_S = np.bincount(response_N, weights=sample.u_N, minlength=sample.num_responses)
     mean_S = sum_S / np.maximum(count_S, 1)
@@ -149,17 +149,17 @@ def are_far_S(sample: Sample) -> np.ndarray:
     return np.asarray(long_S & (mean_S > _FAR_RESPONSE * np.median(mean_S[long_S])))
 
 
-def _tail(sample: Sample, in_it_N: np.ndarray, count: int, what: str, fewest: int) -> _Tail:
+def _tail(sample: Sample, inside_N: np.ndarray, count: int, what: str, fewest: int) -> _Tail:
     abs_d_N = np.abs(sample.d_N)
     total = float(abs_d_N.sum())
     typical_N = np.copysign(np.minimum(abs_d_N, sample.typical_N), sample.d_N)
     return _Tail(
-        in_it_N,
+        inside_N,
         count,
         things(count, what),
-        float(abs_d_N[in_it_N].sum() / total) if total else 0.0,
+        float(abs_d_N[inside_N].sum() / total) if total else 0.0,
         fewest,
-        np.where(in_it_N, typical_N, sample.d_N),
+        np.where(inside_N, typical_N, sample.d_N),
     )
 
 
@@ -167,17 +167,17 @@ def _is_more_than_chance(sample: Sample, tail: _Tail) -> bool:
     return (
         tail.count >= tail.fewest
         and tail.share >= _SHARE
-        and is_share_above(tail.in_it_N, np.abs(sample.d_N), sample.group_N, _LEAST_SHARE)
+        and is_share_above(tail.inside_N, np.abs(sample.d_N), sample.group_N, _LEAST_SHARE)
     )
 
 
 def _values(sample: Sample, tail: _Tail) -> tuple[Row, ...]:
     """The range of both sides' log-probabilities in the tail."""
-    if not tail.in_it_N.any():
+    if not tail.inside_N.any():
         return ()
     rows: list[Row] = []
     for name, logp_T in (("log μ", sample.logq_T), ("log π", sample.logp_T)):
-        logp_N = logp_T[sample.kept][tail.in_it_N]
+        logp_N = logp_T[sample.index_N][tail.inside_N]
         rows += [(f"{name} in the tail, from", float(logp_N.min())), ("to", float(logp_N.max()))]
     return tuple(rows)
 

@@ -60,8 +60,8 @@ def _is_by_chance(evidence: Evidence, shifted_S: np.ndarray, left_N: np.ndarray)
     misfit_S = evidence.alignment.gap_S >= real_gap(sample)
     if shifted_S.sum() >= _MOST * misfit_S.sum():
         return False
-    in_it_N = shifted_S[sample.response_T[sample.kept]] & np.isfinite(left_N)
-    return bool(np.abs(left_N[in_it_N]).sum() > _WELL * np.abs(sample.d_N[in_it_N]).sum())
+    inside_N = shifted_S[sample.response_N] & np.isfinite(left_N)
+    return bool(np.abs(left_N[inside_N]).sum() > _WELL * np.abs(sample.d_N[inside_N]).sum())
 
 
 def too_few(chosen_S: np.ndarray) -> bool:

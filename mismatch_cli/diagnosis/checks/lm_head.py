@@ -39,8 +39,8 @@ def check(evidence: Evidence) -> Finding:
     """
     sample, scale = evidence.sample, evidence.scale
     stored = {
-        "rollout": _share_stored_in_bfloat16(sample.logq_T[sample.kept]),
-        "trainer": _share_stored_in_bfloat16(sample.logp_T[sample.kept]),
+        "rollout": _share_stored_in_bfloat16(sample.logq_N),
+        "trainer": _share_stored_in_bfloat16(sample.logp_N),
     }
     grid = {"rollout": scale.reference.share_on_grid, "trainer": scale.current.share_on_grid}
     rows = tuple(
@@ -78,7 +78,7 @@ def left_by_rounding(sample: Sample, sides: Sequence[str]) -> np.ndarray | None:
     """log π − log μ with the other side rounded too; None if that does not reduce it."""
     if len(sides) > 1:
         return None
-    logq_N, logp_N = sample.logq_T[sample.kept], sample.logp_T[sample.kept]
+    logq_N, logp_N = sample.logq_N, sample.logp_N
     left_N = as_rounded(logp_N) - logq_N if sides[0] == "rollout" else logp_N - as_rounded(logq_N)
     return left_N if np.abs(left_N).sum() < np.abs(sample.d_N).sum() else None
 

@@ -90,7 +90,7 @@ def _finding(
         f"natural: {named}."
     )
     return Finding(
-        NAME, "found", share, "share of responses", sentence, rows, left_N=left_T[sample.kept]
+        NAME, "found", share, "share of responses", sentence, rows, left_N=left_T[sample.index_N]
     )
 
 

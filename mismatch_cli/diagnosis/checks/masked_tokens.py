@@ -33,13 +33,13 @@ def check(evidence: Evidence) -> Finding:
     far_N = np.abs(sample.d_N) > np.maximum(
         _HUGE, np.minimum(_TIMES_TYPICAL * sample.typical_N, 2 * _HUGE)
     )
-    huge_T[sample.kept[far_N]] = True
+    huge_T[sample.index_N[far_N]] = True
     runs_T = in_runs(huge_T, sample.offset_S1, _RUN) & ~reaches_the_end(huge_T, sample.offset_S1)
     tokens, huge = int(runs_T.sum()), int(huge_T.sum())
     responses = len(np.unique(sample.response_T[runs_T]))
-    share = tokens / max(1, len(sample.kept))
+    share = tokens / max(1, sample.num_counted)
     few = responses < _FEWEST or tokens < _SHARE_OF_HUGE * huge
-    if few or huge > _MOST_HUGE * len(sample.kept):
+    if few or huge > _MOST_HUGE * sample.num_counted:
         power = f"runs of {_RUN} tokens, {_HUGE:g} nats apart, in {_FEWEST} responses"
         return clear(NAME, share, "share of tokens", power)
     sentence = (

@@ -75,9 +75,9 @@ def _by_first_rank(sample: Sample) -> _Measure | None:
     """How often the most probable token was not taken; of equally probable ones, any counts."""
     if sample.topk_logq_TK is None:
         return None
-    logq_NK = sample.topk_logq_TK[sample.kept].astype(np.float64)
+    logq_NK = sample.topk_logq_TK[sample.index_N].astype(np.float64)
     usable_N = np.isfinite(logq_NK[:, 0])
-    logq_MK, logq_M = logq_NK[usable_N], sample.logq_T[sample.kept][usable_N]
+    logq_MK, logq_M = logq_NK[usable_N], sample.logq_N[usable_N]
     first_MK = logq_MK >= logq_MK[:, :1] - _SAME
     of_first_M = np.where(first_MK, np.exp(logq_MK), 0.0).sum(axis=1)
     return _Measure(
@@ -100,11 +100,11 @@ def _by_entropy(sample: Sample) -> _Measure | None:
     """How improbable the tokens were, beside the trainer's entropy."""
     if sample.entropy_T is None:
         return None
-    entropy_N = sample.entropy_T[sample.kept].astype(np.float64)
+    entropy_N = sample.entropy_T[sample.index_N].astype(np.float64)
     usable_N = np.isfinite(entropy_N)
     return _Measure(
         expected_M=entropy_N[usable_N],
-        sampled_M=-sample.logq_T[sample.kept][usable_N],
+        sampled_M=-sample.logq_N[usable_N],
         group_M=sample.group_N[usable_N],
         labels=("mean −log μ of the sampled tokens, nats", "mean entropy, nats", *_TEST),
         sentence=(

@@ -42,7 +42,7 @@ def check(evidence: Evidence) -> Finding:
     if found := zeros_finding(evidence, NAME):
         return found
     sample = evidence.sample
-    logq_N, logp_N = sample.logq_T[sample.kept], sample.logp_T[sample.kept]
+    logq_N, logp_N = sample.logq_N, sample.logp_N
     for side, own_N, other_N in (
         ("logp_rollout", logq_N, logp_N),
         ("logp_trainer", logp_N, logq_N),
@@ -72,7 +72,7 @@ def check(evidence: Evidence) -> Finding:
 
 def _power(sample: Sample) -> str:
     """A placeholder shows where the other side is uncertain."""
-    logp_2N = np.stack([sample.logq_T[sample.kept], sample.logp_T[sample.kept]])
+    logp_2N = np.stack([sample.logq_N, sample.logp_N])
     share = float((logp_2N.min(axis=0) < UNCERTAIN).mean())
     if not share:
         return certain(sample)

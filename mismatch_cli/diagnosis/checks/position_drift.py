@@ -60,7 +60,7 @@ def drift_of(sample: Sample) -> tuple[Mean, Mean, float] | None:
 
     Steadiness is the correlation of the log gap of twelfths with their order.
     """
-    order = np.argsort(sample.position_T[sample.kept], kind="stable")
+    order = np.argsort(sample.position_T[sample.index_N], kind="stable")
     if len(order) < _LEAST_TOKENS:
         return None
     parts = (order[: len(order) // 4], order[len(order) // 2 :], *np.array_split(order, _BINS))

@@ -31,7 +31,7 @@ def check(evidence: Evidence) -> Finding:
         return untested(
             NAME, "needs some prompts that recur in a later step, and others that do not"
         )
-    seen_N = seen_S[sample.response_T[sample.kept]]
+    seen_N = seen_S[sample.response_N]
     repeated, first = (
         mean_over_prompts(sample.u_N[part], sample.group_N[part]) for part in (seen_N, ~seen_N)
     )

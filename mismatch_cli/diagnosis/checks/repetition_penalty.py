@@ -116,7 +116,7 @@ def from_topk(sample: Sample) -> PenaltyFit | None:
     for half in (0, 1):
         own_N, other_N = sample.half_N == half, sample.half_N != half
         shift = _shift(ranks.rows(other_N))
-        logq_N, seen_N = sample.logq_T[sample.kept][own_N], sample.seen_T[sample.kept][own_N]  # type: ignore[index]
+        logq_N, seen_N = sample.logq_N[own_N], sample.seen_T[sample.index_N][own_N]  # type: ignore[index]
         left_N[own_N] -= _predicted(ranks.rows(own_N), logq_N, seen_N, shift)
     return PenaltyFit(nats, error, left_N, f"top-{ranks.q_NK.shape[1]} log-probabilities")
 
@@ -127,7 +127,7 @@ def _ranks(sample: Sample) -> _Ranks | None:
     q_NK, p_NK, usable_NK = found
     with np.errstate(invalid="ignore"):
         d_NK = np.where(usable_NK, p_NK - q_NK, 0)
-    seen_NK = sample.topk_seen_TK[sample.kept].astype(np.float64)
+    seen_NK = sample.topk_seen_TK[sample.index_N].astype(np.float64)
     return _Ranks(np.where(np.isnan(q_NK), -np.inf, q_NK), d_NK, seen_NK, usable_NK)
 
 
@@ -181,7 +181,7 @@ def from_log_odds(sample: Sample) -> PenaltyFit | None:
     if sample.seen_T is None:
         return None
     x_N, y_N, usable_N = log_odds(sample)
-    seen_N = sample.seen_T[sample.kept]
+    seen_N = sample.seen_T[sample.index_N]
     if min((usable_N & seen_N).sum(), (usable_N & ~seen_N).sum()) < FEWEST:
         return None
     columns = (seen_N[usable_N].astype(np.float64), x_N[usable_N], (y_N - x_N)[usable_N])

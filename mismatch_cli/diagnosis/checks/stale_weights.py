@@ -15,7 +15,7 @@ from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
 from mismatch_cli.diagnosis.group_estimates import Mean, mean_over_prompts, slope_over_prompts
 from mismatch_cli.diagnosis.model import rounded_to
 from mismatch_cli.diagnosis.power import clear, none, of_responses, percent
-from mismatch_cli.diagnosis.response_kinds import FarResponses
+from mismatch_cli.diagnosis.response_kinds import Subset
 from mismatch_cli.diagnosis.shared_origins import shared_by
 from mismatch_cli.models.torch_settings import sends_rounded
 
@@ -116,7 +116,7 @@ class _Kinds:
     def stale_S(self) -> np.ndarray:
         return np.asarray(self.decided_S & self.better_S & (self.way_S > _STALE))
 
-    def mixed(self, evidence: Evidence) -> FarResponses | None:
+    def mixed(self, evidence: Evidence) -> Subset | None:
         """The stale responses, if others are current; None if all are alike, or in between."""
         current_S = self.decided_S & (self.way_S < 1 - _STALE)
         some = not too_few(self.stale_S[self.decided_S])
@@ -126,7 +126,7 @@ class _Kinds:
             return None
         among_S = self.decided_S
         members = shared_by(evidence.sample, self.stale_S, among_S, evidence.traces)
-        return FarResponses(self.stale_S, members, among_S)
+        return Subset(self.stale_S, members, among_S)
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -153,7 +153,7 @@ def kinds_of_tokens(evidence: Evidence, other_d_N: np.ndarray) -> _Kinds:
     """The slope of each response, in units of what is typical at the same probability."""
     sample = evidence.sample
     scored_N = np.isfinite(other_d_N)
-    response_N = sample.response_T[sample.kept][scored_N]
+    response_N = sample.response_N[scored_N]
     now_N, earlier_N = sample.d_N[scored_N], other_d_N[scored_N]
     unit_N = sample.typical_N[scored_N]
     d_N, s_N = np.clip([now_N / unit_N, (now_N - earlier_N) / unit_N], -_U_MOST, _U_MOST)
@@ -173,25 +173,25 @@ def _sum_S(response_N: np.ndarray, responses: int, value_N: np.ndarray) -> np.nd
 
 
 def _mixed_finding(
-    evidence: Evidence, result: OtherWeightsFit, part: FarResponses, rows: tuple[Row, ...]
+    evidence: Evidence, result: OtherWeightsFit, part: Subset, rows: tuple[Row, ...]
 ) -> Finding:
     """Some responses are at the earlier checkpoint: those of the rest keep their gap, and those
     that were not scored shrink as the others do.
     """
     sample, d_N = evidence.sample, evidence.sample.d_N
-    in_it_N = part.in_it_S[sample.response_T[sample.kept]]
+    inside_N = part.inside_S[sample.response_N]
     scored_N = np.isfinite(result.d_N)
-    stale_N = in_it_N & scored_N
+    stale_N = inside_N & scored_N
     now, earlier = (float(np.abs(v_N[stale_N]).mean()) for v_N in (d_N, result.d_N))
     left_N = np.where(stale_N, result.d_N, d_N)
     shrinks = float(np.abs(left_N[scored_N]).sum() / np.abs(d_N[scored_N]).sum())
     left_N = np.where(scored_N, left_N, d_N * shrinks)
     sentence = (
-        f"The engine has the weights of the earlier checkpoint {part.words}: the gap there is "
+        f"The engine has the weights of the earlier checkpoint {part.where}: the gap there is "
         f"{now:.2g} nats to the current one and {earlier:.2g} to the earlier one."
     )
-    share, measure = float(part.in_it_S.mean()), "share of responses at the earlier checkpoint"
-    where = part.words
+    share, measure = float(part.inside_S.mean()), "share of responses at the earlier checkpoint"
+    where = part.where
     return Finding(NAME, "found", share, measure, sentence, rows, left_N=left_N, where=where)
 
 
@@ -210,7 +210,7 @@ class OtherWeightsFit(NamedTuple):
 def compared(evidence: Evidence, other_logp_T: np.ndarray) -> OtherWeightsFit:
     """The engine's gap to other weights, beside its gap to the recorded trainer."""
     sample = evidence.sample
-    other_d_N = other_logp_T[sample.kept] - sample.logq_T[sample.kept]
+    other_d_N = other_logp_T[sample.index_N] - sample.logq_N
     scored = np.isfinite(other_d_N)
     present_M, other_M, group_M = (
         np.abs(sample.d_N[scored]),

@@ -34,7 +34,7 @@ def check(evidence: Evidence) -> Finding:
         return untested(
             NAME, "the trainer's weights are newer, perhaps by different numbers of steps"
         )
-    change = evidence.change
+    change = evidence.step_change
     if change is None:
         return untested(
             NAME,
@@ -43,15 +43,15 @@ def check(evidence: Evidence) -> Finding:
     rows = _rows(change)
     if not change.is_found:
         power = (
-            f"would have found {change.smallest:.2g} times from step {change.half} on, and "
+            f"would have found {change.smallest:.2g} times from step {change.middle} on, and "
             f"{change.smallest_once:.2g} times in one step"
         )
         return Finding(NAME, "clear", change.times, _MEASURE, evidence=rows, reason=power)
     changed = tuple(_changed(evidence, change))
     sentence = f"{_sentence(change, changed)}{_far_ones(evidence, change)}"
     sample = evidence.sample
-    in_it_N = change.in_it_S[sample.response_T[sample.kept]]
-    left_N = np.where(in_it_N, sample.d_N / change.times, sample.d_N)
+    inside_N = change.inside_S[sample.response_N]
+    left_N = np.where(inside_N, sample.d_N / change.times, sample.d_N)
     figures = (*rows, *changed)
     return Finding(NAME, "found", change.times, _MEASURE, sentence, figures, left_N=left_N)
 
@@ -61,7 +61,7 @@ def _sentence(change: StepChange, changed: tuple[tuple[str, str], ...]) -> str:
     low, high = change.between
     what = "; ".join(f"{name} {value}" for name, value in changed[:_NAMED])
     return (
-        f"{change.words[0].upper()}{change.words[1:]}, the gap is {change.times:.2g} times that "
+        f"{change.where[0].upper()}{change.where[1:]}, the gap is {change.times:.2g} times that "
         f"{change.others} ({low:.2g} to {high:.2g}). "
         + (f"On record there: {what}." if what else "The manifest records no change there.")
     )
@@ -69,39 +69,39 @@ def _sentence(change: StepChange, changed: tuple[tuple[str, str], ...]) -> str:
 
 def _far_ones(evidence: Evidence, change: StepChange) -> str:
     """A sentence about the responses whose gap is far larger, unless they are these steps."""
-    part = evidence.part
-    if part is None or (part.in_it_S == change.in_it_S).mean() > _SAME:
+    part = evidence.far
+    if part is None or (part.inside_S == change.inside_S).mean() > _SAME:
         return ""
-    in_it_S = change.in_it_S
-    members = shared_by(evidence.sample, part.in_it_S, part.among_S & in_it_S, evidence.traces)
-    if part.in_it_S[in_it_S].sum() > _SAME * part.in_it_S.sum() and members:
+    inside_S = change.inside_S
+    members = shared_by(evidence.sample, part.inside_S, part.among_S & inside_S, evidence.traces)
+    if part.inside_S[inside_S].sum() > _SAME * part.inside_S.sum() and members:
         return f" In these steps, the far ones are {members}."
-    return f" It is far larger {part.words}."
+    return f" It is far larger {part.where}."
 
 
 def _rows(change: StepChange) -> tuple[Row, ...]:
     return (
-        ("where the steps differ most", change.words),
+        ("where the steps differ most", change.where),
         ("95 % interval of the factor", "{:.2g} to {:.2g}".format(*change.between)),
         ("z", change.z),
         ("z needed for so many steps", change.z_needed),
-        (f"found from step {change.half} on, if times", change.smallest),
+        (f"found from step {change.middle} on, if times", change.smallest),
         ("found in one step, if times", change.smallest_once),
     )
 
 
 def _changed(evidence: Evidence, change: StepChange) -> Iterator[tuple[str, str]]:
     """What the rows and the manifests have in these steps, and nowhere else."""
-    in_it_S, origin_S = change.in_it_S, dict(evidence.sample.origin_S)
+    inside_S, origin_S = change.inside_S, dict(evidence.sample.origin_S)
     if all(name in origin_S for name in _VERSIONS):
         newer, sampling = (origin_S[name] for name in _VERSIONS)
         origin_S[_LAG] = newer - sampling
     for name in (_LAG, "epoch"):
         if name in origin_S:
-            yield from _instead(name, origin_S[name][in_it_S], origin_S[name][~in_it_S])
+            yield from _instead(name, origin_S[name][inside_S], origin_S[name][~inside_S])
     for name, values in evidence.traces.settings.items():
         value_S = np.array([str(value) for value in values])[origin_S["trace"]]
-        yield from _instead(name, value_S[in_it_S], value_S[~in_it_S])
+        yield from _instead(name, value_S[inside_S], value_S[~inside_S])
 
 
 def _instead(name: str, inside_R: np.ndarray, outside_R: np.ndarray) -> Iterator[tuple[str, str]]:

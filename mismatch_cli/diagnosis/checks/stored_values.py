@@ -64,7 +64,7 @@ def check(evidence: Evidence) -> Finding:
         return clear(NAME, 0.0, "share of tokens", _power(sample))
     largest = max(stored, key=lambda each: _explained(sample, each))
     rows: tuple[Row, ...] = tuple((f"{s.side}: {s.words}", s.tokens) for s in stored)
-    share = largest.tokens / max(1, len(sample.kept))
+    share = largest.tokens / max(1, sample.num_counted)
     sentence = (
         f"{things(largest.tokens, 'token')} of the sample: {largest.side} is {largest.words}."
     )
@@ -83,8 +83,8 @@ def _explained(sample: Sample, stored: _Stored) -> float:
 
 
 def _columns(sample: Sample) -> Iterator[tuple[str, np.ndarray]]:
-    yield "logp_rollout", sample.logq_T[sample.kept]
-    yield "logp_trainer", sample.logp_T[sample.kept]
+    yield "logp_rollout", sample.logq_N
+    yield "logp_trainer", sample.logp_N
 
 
 def _constants(sample: Sample) -> Iterator[_Stored]:
@@ -106,7 +106,7 @@ def _rounded(sample: Sample) -> Iterator[_Stored]:
             half = 0.5 * 10.0**-places
             left_N = np.copysign(np.maximum(np.abs(sample.d_N) - half, 0.0), sample.d_N)
             words = f"rounded to {things(places, 'decimal')}"
-            yield _Stored(side, words, len(sample.kept), left_N)
+            yield _Stored(side, words, sample.num_counted, left_N)
 
 
 def _decimals_of(own_N: np.ndarray) -> int | None:
@@ -130,5 +130,5 @@ def spoiled_T(evidence: Evidence) -> np.ndarray:
     sample = evidence.sample
     spoiled_T = np.zeros(len(sample.logq_T), dtype=bool)
     for stored in _constants(sample):
-        spoiled_T[sample.kept[np.isnan(stored.left_N)]] = True
+        spoiled_T[sample.index_N[np.isnan(stored.left_N)]] = True
     return spoiled_T

@@ -126,7 +126,7 @@ def power(sample: Sample, fit: TemperatureFit, least: float) -> str:
     one.
     """
     x_N, _, usable_N = log_odds(sample)
-    moves_N = np.where(usable_N, np.abs(x_N) * -np.expm1(sample.logq_T[sample.kept]), 0.0)
+    moves_N = np.where(usable_N, np.abs(x_N) * -np.expm1(sample.logq_N), 0.0)
     by_share = least * float(np.abs(sample.d_N).sum()) / max(float(moves_N.sum()), 1e-300)
     t = float(np.interp(_Z, *_normal_of_t(len(np.unique(sample.group_N)))))
     noise = max(abs(bound - fit.beta) for bound in fit.bounds)
@@ -228,7 +228,7 @@ def ranks_of(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None
     if sample.topk_logq_TK is None or sample.topk_logp_TK is None:
         return None
     q_NK, p_NK = (
-        column[sample.kept].astype(np.float64)
+        column[sample.index_N].astype(np.float64)
         for column in (sample.topk_logq_TK, sample.topk_logp_TK)
     )
     with np.errstate(invalid="ignore"):
@@ -263,7 +263,7 @@ def _odds(
 
 def log_odds(sample: Sample) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Both sides' log-odds of the tokens that count, and where they are more than rounding."""
-    logp_2N = np.stack([sample.logq_T[sample.kept], sample.logp_T[sample.kept]])
+    logp_2N = np.stack([sample.logq_N, sample.logp_N])
     x_N, y_N = logp_2N - np.log(-np.expm1(np.minimum(logp_2N, _NEARLY_CERTAIN)))
     return x_N, y_N, np.maximum(np.abs(x_N), np.abs(y_N)) < _MOST_LOG_ODDS
 
@@ -274,7 +274,7 @@ def differs_where_seen(sample: Sample) -> bool:
     """
     if sample.seen_T is None:
         return False
-    seen_N = sample.seen_T[sample.kept]
+    seen_N = sample.seen_T[sample.index_N]
     parts = [_odds(sample, chosen_N) for chosen_N in (seen_N, ~seen_N)]
     fits = [fit for part in parts if len(part[0]) >= FEWEST and (fit := _slope(*part)) is not None]
     if len(fits) < len(parts):
@@ -291,9 +291,9 @@ def _left(sample: Sample, fit: TemperatureFit, *, mirrored: bool) -> np.ndarray:
     """
     betas = np.array(fit.of_other_half)[sample.half_N]
     beta_N = 2 - betas if mirrored else betas
-    logq_N, q_NK = sample.logq_T[sample.kept], sample.topk_logq_TK
+    logq_N, q_NK = sample.logq_N, sample.topk_logq_TK
     if fit.topk and q_NK is not None:
-        known_NK = np.where(np.isnan(q_NK[sample.kept]), -np.inf, q_NK[sample.kept]).astype(
+        known_NK = np.where(np.isnan(q_NK[sample.index_N]), -np.inf, q_NK[sample.index_N]).astype(
             np.float64
         )
         last_N = known_NK.min(axis=1, initial=0.0, where=np.isfinite(known_NK))
@@ -315,5 +315,5 @@ def _left(sample: Sample, fit: TemperatureFit, *, mirrored: bool) -> np.ndarray:
 
 def beyond(sample: Sample, bounds: Sequence[np.ndarray]) -> np.ndarray:
     """How far log π of the tokens that count is outside two bounds, nats."""
-    logp_N = sample.logp_T[sample.kept]
+    logp_N = sample.logp_N
     return np.asarray(logp_N - np.clip(logp_N, np.minimum(*bounds), np.maximum(*bounds)))

@@ -118,7 +118,7 @@ def _kept_mass(sample: Sample) -> tuple[Row, ...]:
     """
     if sample.topk_logq_TK is None or sample.topk_logp_TK is None:
         return ()
-    q_NK, p_NK = sample.topk_logq_TK[sample.kept], sample.topk_logp_TK[sample.kept]
+    q_NK, p_NK = sample.topk_logq_TK[sample.index_N], sample.topk_logp_TK[sample.index_N]
     ends_N = np.isneginf(q_NK).any(axis=1)
     if not ends_N.any():
         return (("tokens whose recorded ranks leave the support", 0),)

@@ -22,8 +22,8 @@ _FEW = 0.2  # of the tokens: fewer are a tail
 
 
 def check(evidence: Evidence) -> Finding:
-    """Find two kinds of responses by their gaps: `two_kinds.part_of`."""
-    sample, part = evidence.sample, evidence.part
+    """Find two kinds of responses by their gaps: `two_kinds.far_responses`."""
+    sample, part = evidence.sample, evidence.far
     measure = "times the gap of the others"
     if part is None:
         return clear(NAME, 1.0, measure, _power(sample))
@@ -31,23 +31,23 @@ def check(evidence: Evidence) -> Finding:
         return untested(
             NAME, "the trainer's weights are newer, perhaps by different numbers of steps"
         )
-    in_it_N = part.in_it_S[sample.response_T[sample.kept]]
+    inside_N = part.inside_S[sample.response_N]
     abs_d_N = np.abs(sample.d_N)
-    inside, outside = float(abs_d_N[in_it_N].mean()), float(abs_d_N[~in_it_N].mean())
+    inside, outside = float(abs_d_N[inside_N].mean()), float(abs_d_N[~inside_N].mean())
     rows = (
-        ("responses in it", int(part.in_it_S.sum())),
+        ("responses in it", int(part.inside_S.sum())),
         ("mean |Δlog p| in it, nats", inside),
         ("in the others, nats", outside),
-        ("share of the tokens", float(in_it_N.mean())),
+        ("share of the tokens", float(inside_N.mean())),
     )
     times = inside / outside if outside else np.inf
-    if in_it_N.mean() <= _FEW or inside <= evidence.expected.low:
+    if inside_N.mean() <= _FEW or inside <= evidence.expected.low:
         return clear(NAME, times, measure, _power(sample), rows)
     sentence = (
-        f"The gap is {inside:.2g} nats {part.words}, and {outside:.2g} in the others: "
+        f"The gap is {inside:.2g} nats {part.where}, and {outside:.2g} in the others: "
         f"{times:.2g} times."
     )
-    left_N = np.where(in_it_N, sample.d_N / times, sample.d_N)
+    left_N = np.where(inside_N, sample.d_N / times, sample.d_N)
     return Finding(
         NAME, "found", times, measure, sentence, rows, left_N=left_N, beyond_expected=True
     )
@@ -55,7 +55,7 @@ def check(evidence: Evidence) -> Finding:
 
 def _power(sample: Sample) -> str:
     """The gap that tells two kinds apart, if enough responses are long enough for a mean."""
-    count_S = np.bincount(sample.response_T[sample.kept], minlength=sample.num_responses)
+    count_S = np.bincount(sample.response_N, minlength=sample.num_responses)
     long = int((count_S >= SHORTEST).sum())
     if long < 2 * FEWEST:
         return none(f"{long:,} of {sample.num_responses:,} responses have {SHORTEST} tokens")

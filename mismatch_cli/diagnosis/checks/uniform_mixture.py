@@ -82,7 +82,7 @@ def mixture_in(sample: Sample) -> _Mixture | None:
 
 
 def _fitted(sample: Sample, side: str) -> _Mixture | None:
-    own_N, p_N = sample.logp_T[sample.kept], sample.logq_T[sample.kept]
+    own_N, p_N = sample.logp_N, sample.logq_N
     if side == "logp_rollout":
         own_N, p_N = p_N, own_N
     total = float(np.abs(sample.d_N).sum())
@@ -149,7 +149,7 @@ def _mixed(p_N: np.ndarray, epsilon: float, floor: float) -> np.ndarray:
 
 def _power(sample: Sample) -> str:
     """The ε whose floor, in a vocabulary of 10⁵, is twice the gap."""
-    p_N, abs_d_N = sample.logq_T[sample.kept], np.abs(sample.d_N)
+    p_N, abs_d_N = sample.logq_N, np.abs(sample.d_N)
     rare = int((p_N < np.log(_FLOORS[-1])).sum())
     if rare < _FEWEST:
         return none(f"{things(rare, 'token')} rarer than 1 %, which would show a floor")
