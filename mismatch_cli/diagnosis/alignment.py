@@ -64,9 +64,9 @@ def align(sample: Sample) -> Alignment:
     ]
     alignments = [aligned(*own, real) for own in columns]
     gap_S, lag_S, start_S, better_S = np.array(alignments, dtype=np.float64).reshape(-1, 4).T
-    misfit = np.flatnonzero((lag_S == 0) & (gap_S >= real))
+    misfit: list[int] = np.flatnonzero((lag_S == 0) & (gap_S >= real)).tolist()
     # Far lags take time: of very many misfits, evenly spread ones show whether there is one
-    for s in misfit[:: max(1, len(misfit) // _MOST_TRIED)].tolist():
+    for s in misfit[:: max(1, len(misfit) // _MOST_TRIED)]:
         lag_S[s] = far_lag(*columns[s], float(gap_S[s]))
         better_S[s] = better_S[s] or lag_S[s] != 0
     return Alignment(gap_S, lag_S.astype(np.int64), start_S.astype(np.int64), better_S > 0)
@@ -331,7 +331,8 @@ class HeadCollector(Accumulator):
         order = sorted(self._rows, key=lambda key: key[1:])
         keys_R3 = np.array([key[1:] for key in order], dtype=np.int64).reshape(-1, 3)
         heads_R2H = np.array([self._rows[key] for key in order]).reshape(-1, 2, HEAD_TOKENS)
-        return Heads(*keys_R3.T, heads_R2H[:, 0], heads_R2H[:, 1])
+        step_R, prompt_id_R, sample_index_R = keys_R3.T
+        return Heads(step_R, prompt_id_R, sample_index_R, heads_R2H[:, 0], heads_R2H[:, 1])
 
 
 def _head(logp_H: np.ndarray, mask_H: np.ndarray) -> np.ndarray:

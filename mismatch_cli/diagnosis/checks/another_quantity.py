@@ -33,9 +33,9 @@ _NEVER = 1e-9  # tokens: keeps a mean over none at 0
 
 
 class _Quantity(NamedTuple):
-    """What a column may hold: words, and its value at every token, nats; NaN = not measured."""
+    """What a column may hold: its name, and its value at every token, nats; NaN = not measured."""
 
-    words: str
+    name: str
     value_T: np.ndarray
 
 
@@ -44,7 +44,7 @@ class _Match:
     """The responses in which one side is a quantity, and what is left of the gap to it."""
 
     side: str
-    words: str
+    quantity: str
     inside_S: np.ndarray  # bool
     left_T: np.ndarray  # the side minus the quantity, nats
 
@@ -61,15 +61,11 @@ def check(evidence: Evidence) -> Finding:
         return clear(NAME, 0.0, "share of responses", of_responses(_testable_S(sample)))
     count, share = int(match.inside_S.sum()), float(match.inside_S.mean())
     sentence = (
-        f"In {count:,} of {sample.num_responses:,} responses {match.side} is {match.words}, and "
+        f"In {count:,} of {sample.num_responses:,} responses {match.side} is {match.quantity}, and "
         "not the sampled token's log-probability."
     )
-    left_T = np.where(
-        match.inside_S[sample.response_T], match.left_T, sample.logp_T - sample.logq_T
-    )
-    rows = (("column", match.side), ("is", match.words), ("responses", count))
-    left_N = left_T[sample.index_N]
-    where = "" if share == 1 else Subset(match.inside_S, "", match.inside_S).words
+    rows = (("column", match.side), ("is", match.quantity), ("responses", count))
+    inside_N = match.inside_S[sample.response_N]
     return Finding(
         NAME,
         "found",
@@ -77,16 +73,18 @@ def check(evidence: Evidence) -> Finding:
         "share of responses",
         sentence,
         rows,
-        left_N=left_N,
-        where=where,
+        left_N=np.where(inside_N, match.left_T[sample.index_N], sample.d_N),
+        where="" if share == 1 else Subset(match.inside_S, "", match.inside_S).where,
     )
 
 
 def spoiled_T(evidence: Evidence) -> np.ndarray:
     """Every token of these responses: one side says nothing of its log-probability."""
-    match = _largest(evidence.sample)
-    inside_S = np.zeros(evidence.sample.num_responses, bool) if match is None else match.inside_S
-    return np.asarray(inside_S[evidence.sample.response_T])
+    sample = evidence.sample
+    match = _largest(sample)
+    if match is None:
+        return np.zeros(len(sample.logq_T), dtype=bool)
+    return np.asarray(match.inside_S[sample.response_T])
 
 
 def _largest(sample: Sample) -> _Match | None:
@@ -100,26 +98,31 @@ def _matches(sample: Sample, side: str) -> Iterator[_Match]:
     if side == "logp_rollout":
         own_T, other_T = other_T, own_T
     gap_T = np.abs(own_T - other_T)
-    for words, value_T in _quantities(sample, other_T, side):
+    for name, value_T in _quantities(sample, other_T, side):
+        left_T = own_T - value_T
         telling_T = sample.counts_T & _tells_T(value_T, other_T)
         count_S, gap_S = _mean_S(sample, np.minimum(gap_T, np.abs(value_T)), telling_T)
-        _, left_S = _mean_S(sample, np.abs(own_T - value_T), telling_T)
+        _, left_S = _mean_S(sample, np.abs(left_T), telling_T)
         large_S = (count_S >= _FEWEST) & (gap_S >= real_gap(sample))
         inside_S = large_S & (left_S <= _FITS * gap_S)
         if not too_few(inside_S):
+            # Then a response with too few tokens that tell is in it if all its tokens fit
             every_T = sample.counts_T & np.isfinite(value_T)
             _, all_gap_S = _mean_S(sample, gap_T, every_T)
-            _, all_left_S = _mean_S(sample, np.abs(own_T - value_T), every_T)
+            _, all_left_S = _mean_S(sample, np.abs(left_T), every_T)
             as_well_S = all_left_S < _FITS * all_gap_S
-            yield _Match(side, words, inside_S | as_well_S, own_T - value_T)
+            yield _Match(side, name, inside_S | as_well_S, left_T)
 
 
 def _tells_T(value_T: np.ndarray, other_T: np.ndarray) -> np.ndarray:
+    """Whether a quantity differs from the other side's log-probability and from 0."""
     return (np.abs(other_T - value_T) > _DIFFER) & (np.abs(value_T) > _DIFFER)
 
 
 def _quantities(sample: Sample, other_T: np.ndarray, side: str) -> Iterator[_Quantity]:
-    """Made of the other side's columns, so that a gap between both sides does not fit by chance."""
+    """The quantities of the other side's columns: with its own, a gap between both sides would fit
+    by chance.
+    """
     if sample.entropy_T is not None:
         yield _Quantity("minus the entropy", -sample.entropy_T.astype(np.float64))
     ranks_TK = sample.topk_logq_TK if side == "logp_trainer" else sample.topk_logp_TK
@@ -131,14 +134,15 @@ def _quantities(sample: Sample, other_T: np.ndarray, side: str) -> Iterator[_Qua
 
 def _sums(sample: Sample, other_T: np.ndarray) -> Iterator[_Quantity]:
     """Means and sums over the response of the other side's log-probabilities."""
+    response_T = sample.response_T
     counted_T = np.where(sample.counts_T, other_T, 0.0)
-    total_S = np.bincount(sample.response_T, weights=counted_T, minlength=sample.num_responses)
-    count_S = np.bincount(sample.response_T, weights=sample.counts_T, minlength=len(total_S))
+    total_S = np.bincount(response_T, weights=counted_T, minlength=sample.num_responses)
+    count_S = np.bincount(response_T, weights=sample.counts_T, minlength=sample.num_responses)
     mean_S = total_S / np.maximum(count_S, 1)
     before_S = np.concatenate([[0.0], np.cumsum(total_S)])[:-1]
-    up_to_T = np.cumsum(counted_T) - before_S[sample.response_T]
-    total_T = total_S[sample.response_T]
-    yield _Quantity("the mean over its response", mean_S[sample.response_T])
+    up_to_T = np.cumsum(counted_T) - before_S[response_T]
+    total_T = total_S[response_T]
+    yield _Quantity("the mean over its response", mean_S[response_T])
     yield _Quantity("the sum over its response", total_T)
     yield _Quantity("a running sum", up_to_T)
     yield _Quantity("a running sum from the end", total_T - up_to_T + counted_T)
@@ -148,9 +152,9 @@ def _mean_S(
     sample: Sample, value_T: np.ndarray, chosen_T: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The number of chosen tokens of each response, and the mean of a value over them."""
-    at = sample.response_T[chosen_T]
-    count_S = np.bincount(at, minlength=sample.num_responses)
-    sum_S = np.bincount(at, weights=value_T[chosen_T], minlength=sample.num_responses)
+    response_M, value_M = sample.response_T[chosen_T], value_T[chosen_T]
+    count_S = np.bincount(response_M, minlength=sample.num_responses)
+    sum_S = np.bincount(response_M, weights=value_M, minlength=sample.num_responses)
     return count_S, sum_S / np.maximum(count_S, _NEVER)
 
 
@@ -158,4 +162,5 @@ def _testable_S(sample: Sample) -> np.ndarray:
     """The responses with enough tokens that are not alike: their mean differs from them."""
     mean = next(_sums(sample, sample.logq_T))
     telling_T = sample.counts_T & _tells_T(mean.value_T, sample.logq_T)
-    return np.asarray(_mean_S(sample, telling_T, telling_T)[0] >= _FEWEST)
+    count_S, _ = _mean_S(sample, telling_T, telling_T)
+    return np.asarray(count_S >= _FEWEST)
