@@ -62,10 +62,11 @@ def power(sample: Sample) -> str:
     """The constant that would have been found in half of the responses: 60 % of a response's gaps
     are within a fifth of it.
     """
-    usable_T = sample.counts_T & np.isfinite(sample.abs_d_T)
+    abs_d_T = sample.abs_d_T
+    usable_T = sample.counts_T & np.isfinite(abs_d_T)
     constants = []
     for span in sample.spans():
-        abs_d_N = sample.abs_d_T[span][usable_T[span]]
+        abs_d_N = abs_d_T[span][usable_T[span]]
         if len(abs_d_N) >= _FEWEST:
             constants.append(float(np.quantile(abs_d_N, _NEARLY_ALL)) / _NEAR)
     if not constants:
