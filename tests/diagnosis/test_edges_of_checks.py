@@ -426,7 +426,7 @@ def test_a_response_of_eight_tokens_shows_which_checkpoint_sampled_it(tokens, sh
         group_N=np.zeros(tokens, dtype=int),
     )
     earlier_d_N = 0.01 * rng.normal(size=tokens)
-    kinds = stale_weights.kinds_of_tokens(SimpleNamespace(sample=sample), earlier_d_N)
+    kinds = stale_weights.ways_of_responses(SimpleNamespace(sample=sample), earlier_d_N)
     assert kinds.way_S == pytest.approx(1, abs=0.05)
     assert kinds.decided_S.tolist() == kinds.stale_S.tolist() == [shows]
 

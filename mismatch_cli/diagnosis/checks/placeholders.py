@@ -191,9 +191,9 @@ def _kind(sides: Collection[ZeroCounts]) -> str:
 def zeros_T(sample: Sample) -> np.ndarray:
     """Exact zeros of the sample, on a side where some are far from the other side's value."""
     far_T = sample.abs_d_T > -UNCERTAIN
-    zeros_T = np.zeros(len(sample.logq_T), dtype=bool)
+    placeholder_T = np.zeros(len(sample.logq_T), dtype=bool)
     for logp_T in (sample.logq_T, sample.logp_T):
         zero_T = logp_T == 0
         if (zero_T & far_T).any():
-            zeros_T |= zero_T
-    return zeros_T
+            placeholder_T |= zero_T
+    return placeholder_T

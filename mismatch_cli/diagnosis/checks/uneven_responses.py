@@ -22,32 +22,30 @@ _FEW = 0.2  # of the tokens: fewer are a tail
 
 
 def check(evidence: Evidence) -> Finding:
-    """Find two kinds of responses by their gaps: `two_kinds.far_responses`."""
-    sample, part = evidence.sample, evidence.far
+    """Find two kinds of responses by their gaps: `response_kinds.far_responses`."""
+    sample, far = evidence.sample, evidence.far
     measure = "times the gap of the others"
-    if part is None:
+    if far is None:
         return clear(NAME, 1.0, measure, _power(sample))
     if evidence.weights_differ:
-        return untested(
-            NAME, "the trainer's weights are newer, perhaps by different numbers of steps"
-        )
-    inside_N = part.inside_S[sample.response_N]
+        reason = "the trainer's weights are newer, perhaps by different numbers of steps"
+        return untested(NAME, reason)
+    far_N = far.inside_S[sample.response_N]
     abs_d_N = np.abs(sample.d_N)
-    inside, outside = float(abs_d_N[inside_N].mean()), float(abs_d_N[~inside_N].mean())
+    gap, others = float(abs_d_N[far_N].mean()), float(abs_d_N[~far_N].mean())
     rows = (
-        ("responses in it", int(part.inside_S.sum())),
-        ("mean |Δlog p| in it, nats", inside),
-        ("in the others, nats", outside),
-        ("share of the tokens", float(inside_N.mean())),
+        ("responses in it", int(far.inside_S.sum())),
+        ("mean |Δlog p| in it, nats", gap),
+        ("in the others, nats", others),
+        ("share of the tokens", float(far_N.mean())),
     )
-    times = inside / outside if outside else np.inf
-    if inside_N.mean() <= _FEW or inside <= evidence.expected.low:
+    times = gap / others if others else np.inf
+    if far_N.mean() <= _FEW or gap <= evidence.expected.low:
         return clear(NAME, times, measure, _power(sample), rows)
     sentence = (
-        f"The gap is {inside:.2g} nats {part.where}, and {outside:.2g} in the others: "
-        f"{times:.2g} times."
+        f"The gap is {gap:.2g} nats {far.where}, and {others:.2g} in the others: {times:.2g} times."
     )
-    left_N = np.where(inside_N, sample.d_N / times, sample.d_N)
+    left_N = np.where(far_N, sample.d_N / times, sample.d_N)
     return Finding(
         NAME, "found", times, measure, sentence, rows, left_N=left_N, beyond_expected=True
     )
