@@ -111,7 +111,7 @@ def test_ctrl_c_ends_the_readings_and_not_the_diagnosis():
 def test_a_budget_below_one_reading_reads_fewer_responses():
     _, model, trainer = sample_and_model(OF_ONE_READING // 2)
     model.logp_T()
-    assert trainer.tokens == model.spent <= model.budget and len(model.rows) == RESPONSES // 2
+    assert trainer.tokens == model.spent <= model.budget and len(model.responses) == RESPONSES // 2
 
 
 def test_tokens_that_padding_adds_count():

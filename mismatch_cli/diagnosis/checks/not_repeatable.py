@@ -164,11 +164,11 @@ def _dropout_clause(evidence: Evidence) -> str:
     model, readings = evidence.model, evidence.readings
     if model is None or readings is None:
         return ""
-    hypotheses = with_dropout(model.loaded)
-    if not hypotheses:
+    dropout = with_dropout(model.loaded)
+    if dropout is None:
         return "; the model's configuration has no dropout, so the script may set one"
     try:
-        moved_T = model.logp_T(hypotheses[0], few=True) - model.logp_T()
+        moved_T = model.logp_T(dropout, few=True) - model.logp_T()
     except SkippedReading:
         return ""
     moved = float(np.nanmean(np.abs(moved_T)))

@@ -156,7 +156,7 @@ def ways_of_responses(evidence: Evidence, earlier_d_N: np.ndarray) -> _Ways:
     response_M = sample.response_N[scored_N]
 
     def sum_S(value_M: np.ndarray) -> np.ndarray:
-        return np.bincount(response_M, weights=value_M, minlength=sample.num_responses)
+        return np.bincount(response_M, value_M, sample.num_responses)
 
     now_M, earlier_M = sample.d_N[scored_N], earlier_d_N[scored_N]
     unit_M = sample.typical_N[scored_N]
