@@ -303,7 +303,7 @@ class StepChange:
         return "before" if self.stop == len(self.gaps.first_K) else "in the other steps"
 
 
-def change_of(sample: Sample) -> StepChange | None:
+def find_step_change(sample: Sample) -> StepChange | None:
     """The steps that differ most from the others; None for too few steps, or prompts in them."""
     gaps = StepGaps.of(sample)
     if gaps is None:

@@ -16,8 +16,8 @@ import numpy as np
 
 from mismatch_cli.base import registry
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
+from mismatch_cli.diagnosis.far_responses import Subset
 from mismatch_cli.diagnosis.model import SkippedReading
-from mismatch_cli.diagnosis.response_kinds import Subset
 
 _PACKAGE = "mismatch_cli.diagnosis.checks"
 COMPETE_STAGE, PRECISION_STAGE, FLOOR_STAGE, UNEXPLAINED_STAGE = 3, 6, 7, 8
@@ -237,6 +237,7 @@ class Weighing:
         check, sample = module(finding.check), evidence.sample
         if finding.left_N is not None:
             sample = sample.with_gap(finding.left_N)
+        # What spoiled tokens had left is set aside, not explained
         if hasattr(check, "spoiled_T"):
             spoiled_T = check.spoiled_T(evidence)
             self.set_aside.append(np.abs(sample.d_N)[spoiled_T[sample.index_N]])
@@ -324,9 +325,8 @@ class Weighing:
             undone.append(strongest)
             waiting.remove(strongest.check)
             explained = sum(map(_share, undone)) * self._total
-            is_as_expected = present.gap.value <= present.expected.high
             # What is left of the gap is expected, or cannot be undone
-            if explained >= _MOST * total_gap and is_as_expected:
+            if explained >= _MOST * total_gap and present.gap.value <= present.expected.high:
                 break
         return present, undone
 

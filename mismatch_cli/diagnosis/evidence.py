@@ -18,14 +18,14 @@ from mismatch_cli.diagnosis.alignment import (
     align,
     find_exchanges,
 )
-from mismatch_cli.diagnosis.by_step import StepChange, change_of
+from mismatch_cli.diagnosis.by_step import StepChange, find_step_change
 from mismatch_cli.diagnosis.counts import Counts, ImprobableCopies, OwnColumns
 from mismatch_cli.diagnosis.credit import Credit
+from mismatch_cli.diagnosis.far_responses import Subset, find_far_responses
 from mismatch_cli.diagnosis.group_estimates import Mean, mean_over_prompts
 from mismatch_cli.diagnosis.model import ModelAtHand
 from mismatch_cli.diagnosis.origins import NOWHERE, Origin, Traces
 from mismatch_cli.diagnosis.readings import Readings
-from mismatch_cli.diagnosis.response_kinds import Subset, far_responses
 from mismatch_cli.diagnosis.sample import NO_LIMIT, Sample, SampleCollector
 from mismatch_cli.limits.expected import Expected, expected_gap
 from mismatch_cli.limits.manifest_sides import Family, family
@@ -110,21 +110,21 @@ class Evidence:
         return find_exchanges(self.heads)
 
     @cached_property
-    def far(self) -> Subset | None:
+    def far_responses(self) -> Subset | None:
         """The responses with a far larger gap than the others, if there are two kinds."""
-        return far_responses(self.sample, self.traces)
+        return find_far_responses(self.sample, self.traces)
 
     @cached_property
     def step_change(self) -> StepChange | None:
         """The steps whose gap differs most from that of the others, by chance or not."""
-        return change_of(self.sample)
+        return find_step_change(self.sample)
 
     @property
     def subsets(self) -> tuple[Subset, ...]:
         """Responses that may have causes of their own: the far ones, and those of some steps; first
         those of which it is known what they share.
         """
-        subsets = [] if self.far is None else [self.far]
+        subsets = [] if self.far_responses is None else [self.far_responses]
         change = self.step_change
         if change is not None and change.is_found and not self.weights_differ:
             every_S = np.ones_like(change.inside_S)

@@ -35,7 +35,7 @@ def clear(
     return Finding(check, "clear", effect, measure, evidence=evidence, reason=reason, left_N=left_N)
 
 
-def none(why: str) -> str:
+def no_power(why: str) -> str:
     """The power of a check that could not have found anything; `clear` makes it untested."""
     return f"{_NONE}{why}"
 
@@ -51,7 +51,7 @@ def of_responses(testable_S: np.ndarray) -> str:
     count = len(testable_S)
     fewest = max(FEWEST_RESPONSES, int(np.ceil(SHARE_OF_RESPONSES * count)))
     if testable < fewest:
-        return none(f"{testable:,} of {things(count, 'response')} could show it")
+        return no_power(f"{testable:,} of {things(count, 'response')} could show it")
     return f"it in ≥ {percent(fewest / testable)} of the {testable:,} responses that can show it"
 
 
@@ -61,10 +61,10 @@ def of_tokens(fewest: float, sample: Sample) -> str:
     return f"it in ≥ {things(int(np.ceil(fewest)), 'token')} ({percent(fewest / count)})"
 
 
-def certain(sample: Sample) -> str:
+def too_certain(sample: Sample) -> str:
     """No power, since so many of the tokens are certain: these show no fault of a distribution."""
     share = float((sample.logq_N > CERTAIN).mean()) if sample.num_counted else 1.0
-    return none(f"{percent(share)} of the tokens are certain")
+    return no_power(f"{percent(share)} of the tokens are certain")
 
 
 def of_values(count: int) -> str:
@@ -77,7 +77,7 @@ def times_of(least: float, z: float, *means: Mean) -> str:
     errors = [mean.error / mean.value for mean in means if mean.value > 0]
     beyond_chance = float(np.exp(z * np.hypot.reduce(errors))) if errors else np.inf
     if not np.isfinite(beyond_chance) or beyond_chance > _MOST_TIMES:
-        return none("too few prompts to tell two means apart")
+        return no_power("too few prompts to tell two means apart")
     return f"{max(least, beyond_chance):.2g} times"
 
 

@@ -155,10 +155,6 @@ class Readings:
                 return after_neighbours(model, self._sample, self._left_on_few)
         raise KeyError(kind)
 
-    def named(self) -> list[Reading]:
-        """The misreadings that fit, of all kinds that were searched."""
-        return [survey.reading for survey in self._surveys.values() if survey.reading]
-
     def _positions(self) -> Iterable[Hypothesis]:
         """Another base or scaling of RoPE, with a search between the usual factors where one of
         them helps.

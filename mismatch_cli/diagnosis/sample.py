@@ -352,9 +352,10 @@ def _origin_columns(rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     """What is on record of every response, by the names of `origins`."""
     columns: dict[str, np.ndarray] = {}
     for name in rows[0] if rows else ():
-        value_S = _response_column(name, rows) if name.startswith(_ORIGIN) else None
-        if value_S is not None:
-            columns[name.removeprefix(_ORIGIN)] = value_S
+        if name.startswith(_ORIGIN):
+            value_S = _response_column(name, rows)
+            if value_S is not None:
+                columns[name.removeprefix(_ORIGIN)] = value_S
     return columns
 
 

@@ -165,7 +165,7 @@ def test_a_smaller_rise_may_be_a_jump_if_it_is_as_sharp(sharpness, size, sharp, 
     jump = sharp_onset.Jump(
         9, "response", Mean(1.0, 0.1, 90), Mean(2.0, 0.1, 90), sharpness, size, z=6.0
     )
-    assert (jump.sharp, jump.perhaps) == (sharp, perhaps)
+    assert (jump.is_sharp, jump.may_be_sharp) == (sharp, perhaps)
 
 
 def test_the_steep_part_of_a_gap_is_that_of_tokens_below_half():

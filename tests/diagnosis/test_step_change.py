@@ -11,7 +11,7 @@ import pytest
 from lab.faults import of_eight_steps, widened
 from lab.pool import Pool, gather_tables
 from mismatch_cli.diagnosis import by_step
-from mismatch_cli.diagnosis.by_step import StepGaps, Windows, change_of
+from mismatch_cli.diagnosis.by_step import StepGaps, Windows, find_step_change
 from mismatch_cli.diagnosis.checks import growth_over_steps, step_change, uneven_responses
 from mismatch_cli.diagnosis.diagnose import diagnose
 from mismatch_cli.diagnosis.evidence import Evidence, EvidenceCollector
@@ -182,7 +182,7 @@ def test_a_trace_among_several_is_named(pools):
     _, of_S = np.unique(broken.rows["prompt_id"], return_inverse=True)
     broken.use("weights0.1", (of_S % 3 == 1)[broken.response_T])
     evidence = evidence_of_ranks(broken, of_S % 3, Traces(("a", "b", "c")))
-    assert evidence.far.shared == "all of b (1 of 3 traces)"
+    assert evidence.far_responses.shared == "all of b (1 of 3 traces)"
 
 
 def test_what_changed_on_record_at_the_step_is_named(bf16_pool):
@@ -212,7 +212,7 @@ def test_thousands_of_steps_are_put_together(bf16_pool):
         by_step.MOST_STEPS = 16
         gaps = StepGaps.of(sample)
         widened(broken, 3.0, (broken.rows["step"] >= 384)[broken.response_T])
-        change = change_of(judged(broken).evidence.sample)
+        change = find_step_change(judged(broken).evidence.sample)
     finally:
         by_step.MOST_STEPS = by_step_of
     assert len(gaps.first_K) == 16 and gaps.last_K[-1] == 3 * (broken.num_responses - 1)
@@ -268,7 +268,7 @@ def test_steps_without_a_counted_token_are_in_no_window(bf16_pool):
     evidence = gather_tables([broken.table()], PAIRS["mismatch"], {})
     sample = evidence.sample
     empty_T = (sample.step_S == 2)[sample.response_T]
-    change = change_of(replace(sample, counts_T=sample.counts_T & ~empty_T))
+    change = find_step_change(replace(sample, counts_T=sample.counts_T & ~empty_T))
     assert change.is_found and change.where == "from step 5 on"
     assert not change.inside_S[sample.step_S == 2].any()
-    assert change_of(replace(sample, counts_T=np.zeros_like(sample.counts_T))) is None
+    assert find_step_change(replace(sample, counts_T=np.zeros_like(sample.counts_T))) is None

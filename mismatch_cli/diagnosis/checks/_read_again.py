@@ -17,14 +17,14 @@ def reading_finding(name: str, evidence: Evidence, kind: str, manner: str) -> Fi
     readings = readings_of(name, evidence)
     if isinstance(readings, Finding):
         return readings
-    search = readings.search(kind)
-    if search.reading is not None:
-        return _found(name, evidence, search.reading)
-    if search.unread:
-        return untested(name, search.unread)
-    if not search.hypotheses:
+    survey = readings.search(kind)
+    if survey.reading is not None:
+        return _found(name, evidence, survey.reading)
+    if survey.unread:
+        return untested(name, survey.unread)
+    if not survey.hypotheses:
         return untested(name, "the model and these responses have nothing of the kind")
-    return _clear(name, search, manner)
+    return _clear(name, survey, manner)
 
 
 def _found(name: str, evidence: Evidence, reading: Reading) -> Finding:
@@ -48,18 +48,18 @@ def _found(name: str, evidence: Evidence, reading: Reading) -> Finding:
     return Finding(name, "found", reading.left, MEASURE, sentence, rows, left_N=left_N)
 
 
-def _clear(name: str, search: Survey, manner: str) -> Finding:
-    responses = things(search.responses, "response")
+def _clear(name: str, survey: Survey, manner: str) -> Finding:
+    responses = things(survey.responses, "response")
     sentence = (
-        f"The model read {responses} {manner.format(search.hypotheses)}: none of that makes the "
+        f"The model read {responses} {manner.format(survey.hypotheses)}: none of that makes the "
         "gap clearly smaller. A fifth of the gap would show."
     )
     rows: tuple[Row, ...] = (
-        ("responses read", search.responses),
-        ("hypotheses", search.hypotheses),
-        (f"{MEASURE} by the best of them", search.left),
+        ("responses read", survey.responses),
+        ("hypotheses", survey.hypotheses),
+        (f"{MEASURE} by the best of them", survey.left),
     )
-    return Finding(name, "clear", search.left, MEASURE, sentence, rows)
+    return Finding(name, "clear", survey.left, MEASURE, sentence, rows)
 
 
 def readings_of(name: str, evidence: Evidence) -> Readings | Finding:

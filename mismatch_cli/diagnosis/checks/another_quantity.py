@@ -11,8 +11,8 @@ import numpy as np
 from mismatch_cli.diagnosis.alignment import real_gap
 from mismatch_cli.diagnosis.checks.index_shift import too_few
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
+from mismatch_cli.diagnosis.far_responses import Subset
 from mismatch_cli.diagnosis.power import clear, of_responses
-from mismatch_cli.diagnosis.response_kinds import Subset
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "another-quantity", 1
@@ -106,7 +106,7 @@ def _matches(sample: Sample, side: str) -> Iterator[_Match]:
         large_S = (count_S >= _FEWEST) & (gap_S >= real_gap(sample))
         inside_S = large_S & (left_S <= _FITS * gap_S)
         if not too_few(inside_S):
-            # Then a response with too few tokens that tell is in it if all its tokens fit
+            # A response with few tokens that tell is one of them, too, if all its tokens fit
             every_T = sample.counts_T & np.isfinite(value_T)
             _, all_gap_S = _mean_S(sample, gap_T, every_T)
             _, all_left_S = _mean_S(sample, np.abs(left_T), every_T)

@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatch_cli.diagnosis.checks.temperature import beyond, log_odds
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
-from mismatch_cli.diagnosis.power import clear, none
+from mismatch_cli.diagnosis.power import clear, no_power
 from mismatch_cli.diagnosis.sample import WITHOUT_IDS, Sample
 
 NAME, STAGE = "biased-token", 3
@@ -121,7 +121,7 @@ def _left(sample: Sample, bias: _Bias, own_N: np.ndarray) -> np.ndarray:
 def _power(gap_M: np.ndarray, frequent: int) -> str:
     """The bias that would have been found, on one of so many frequent ids."""
     if not frequent:
-        return none(
+        return no_power(
             f"no token occurs {_FEWEST} times, under {_FEWEST_PROMPTS} prompts, between certain "
             "and impossible"
         )

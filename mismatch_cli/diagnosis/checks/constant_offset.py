@@ -6,7 +6,7 @@ from mismatch_cli.diagnosis.checks.index_shift import too_few
 from mismatch_cli.diagnosis.checks.truncated_support import OneSided
 from mismatch_cli.diagnosis.checks.uniform_mixture import mixture_in
 from mismatch_cli.diagnosis.evidence import Evidence, Finding
-from mismatch_cli.diagnosis.power import clear, none
+from mismatch_cli.diagnosis.power import clear, no_power
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "constant-offset", 2
@@ -70,7 +70,7 @@ def power(sample: Sample) -> str:
         if len(abs_d_N) >= _FEWEST:
             constants.append(float(np.quantile(abs_d_N, _NEARLY_ALL)) / _NEAR)
     if not constants:
-        return none(f"no response has {_FEWEST} tokens")
+        return no_power(f"no response has {_FEWEST} tokens")
     return f"≥ {max(_LEAST, float(np.median(constants))):.2g} nats in half of the responses"
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from mismatch_cli.base.numbers import things
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
-from mismatch_cli.diagnosis.power import clear, none, percent
+from mismatch_cli.diagnosis.power import clear, no_power, percent
 from mismatch_cli.diagnosis.sample import WITHOUT_IDS, Sample
 
 NAME, STAGE = "forced-tokens", 1
@@ -70,7 +70,7 @@ def _power(sample: Sample) -> str:
     responses_P = np.bincount(sample.position_T[sample.index_N])
     places = int((responses_P >= _FEWEST).sum())
     if not places:
-        return none(f"no place is reached by {_FEWEST} responses")
+        return no_power(f"no place is reached by {_FEWEST} responses")
     return f"it in {percent(_ALL)} of the responses, at any of the first {things(places, 'place')}"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from mismatch_cli.diagnosis.by_step import FEWEST_STEPS, SCATTER
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.group_estimates import Mean, mean_over_prompts
-from mismatch_cli.diagnosis.power import clear, none
+from mismatch_cli.diagnosis.power import clear, no_power
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "growth-over-steps", 5
@@ -67,7 +67,7 @@ def _power(trend: _Trend) -> str:
     """The smallest growth that is both large enough and beyond the scatter of the steps."""
     least = max(_TIMES, trend.factor(_T * trend.error))
     if least >= 1 / SCATTER:
-        return none("the steps scatter too much to tell growth from chance")
+        return no_power("the steps scatter too much to tell growth from chance")
     return f"a growth of {least:.2g} times from the first step to the last"
 
 

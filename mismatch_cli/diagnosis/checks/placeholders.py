@@ -6,7 +6,7 @@ import numpy as np
 
 from mismatch_cli.diagnosis.counts import ZeroCounts
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
-from mismatch_cli.diagnosis.power import certain, clear, percent
+from mismatch_cli.diagnosis.power import clear, percent, too_certain
 from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.trace.foreign_values import UNCERTAIN
 
@@ -81,7 +81,7 @@ def _power(sample: Sample) -> str:
     logp_2N = np.stack([sample.logq_N, sample.logp_N])
     share = float((logp_2N.min(axis=0) < UNCERTAIN).mean())
     if not share:
-        return certain(sample)
+        return too_certain(sample)
     return f"one 0.0 in the {percent(share)} of the tokens that are uncertain"
 
 

@@ -45,7 +45,7 @@ def check(evidence: Evidence) -> Finding:
         least *= _OF_A_COARSE_CACHE
     rises = factor > max(_TIMES, least) or (factor > least and correlation > _STEADY)
     jump = sharpest_jump(evidence.sample)
-    may_be_a_jump = jump is not None and jump.perhaps
+    may_be_a_jump = jump is not None and jump.may_be_sharp
     if not (rises and z > _Z) or may_be_a_jump:
         return clear(NAME, factor, _MEASURE, times_of(least, _Z, late, early), rows)
     sentence = (

@@ -18,7 +18,7 @@ from mismatch_cli.diagnosis.checks.temperature import (
 )
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
 from mismatch_cli.diagnosis.group_estimates import slope_over_prompts
-from mismatch_cli.diagnosis.power import clear, none
+from mismatch_cli.diagnosis.power import clear, no_power
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "repetition-penalty", 3
@@ -67,7 +67,7 @@ def check(evidence: Evidence) -> Finding:
 def _power(fit: PenaltyFit) -> str:
     """The penalty that would have been found, if it makes a fifth of the gap."""
     least = max(_LEAST, _Z * fit.error)
-    return f"≥ {least:.2g} nats" if np.isfinite(least) else none("too few prompts")
+    return f"≥ {least:.2g} nats" if np.isfinite(least) else no_power("too few prompts")
 
 
 @dataclass(frozen=True)

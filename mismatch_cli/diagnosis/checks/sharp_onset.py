@@ -45,7 +45,7 @@ def check(evidence: Evidence) -> Finding:
         ("that share in standard deviations", jump.size),
     )  # fmt: skip
     measure = "times from one position on"
-    if not (factor > _TIMES and z > _Z and jump.sharp):
+    if not (factor > _TIMES and z > _Z and jump.is_sharp):
         return clear(NAME, factor, measure, times_of(_TIMES, _Z, jump.after, jump.before), rows)
     sentence = (
         f"From position {jump.index} of the {jump.axis} on, the gap is {factor:.3g} times that "
@@ -70,18 +70,18 @@ class Jump:
     z: float  # the same in standard errors
 
     @property
-    def sharp(self) -> bool:
+    def is_sharp(self) -> bool:
         """Whether the gap jumps there rather than rising along the response."""
         if not self.z > _Z:
             return False
         return any(self.sharpness > sharpness and self.size > size for sharpness, size in _SHARP)
 
     @property
-    def perhaps(self) -> bool:
+    def may_be_sharp(self) -> bool:
         """Whether it may be a jump, so that it is not reported as a steady rise."""
         least_sharpness, _ = _SHARP[0]
         is_half_sharp = self.sharpness > least_sharpness and self.size > _PERHAPS
-        return self.sharp or (self.z > _Z and is_half_sharp)
+        return self.is_sharp or (self.z > _Z and is_half_sharp)
 
 
 def sharpest_jump(sample: Sample) -> Jump | None:

@@ -11,10 +11,10 @@ import numpy as np
 
 from mismatch_cli.diagnosis.checks.index_shift import too_few
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
+from mismatch_cli.diagnosis.far_responses import Subset
 from mismatch_cli.diagnosis.group_estimates import Mean, mean_over_prompts, slope_over_prompts
 from mismatch_cli.diagnosis.model import rounded_to
-from mismatch_cli.diagnosis.power import clear, none, of_responses, percent
-from mismatch_cli.diagnosis.response_kinds import Subset
+from mismatch_cli.diagnosis.power import clear, no_power, of_responses, percent
 from mismatch_cli.diagnosis.shared_origins import shared_by
 from mismatch_cli.models.torch_settings import sends_rounded
 
@@ -143,7 +143,7 @@ class _Ways:
             return of_responses(self.decided_S)
         share = _Z * self.error
         if not share < 1:
-            return none("both checkpoints are alike beside the noise")
+            return no_power("both checkpoints are alike beside the noise")
         return f"it in ≥ {percent(share)} of the responses"
 
 
@@ -165,6 +165,7 @@ def ways_of_responses(evidence: Evidence, earlier_d_N: np.ndarray) -> _Ways:
     way_S = sum_S(d_M * s_M) / square_S
     rest_M = d_M - way_S[response_M] * s_M
     error_S = np.sqrt(sum_S(s_M**2 * rest_M**2)) / square_S
+    # Few tokens, or tokens that both checkpoints score alike, do not tell them apart
     usable_S = (sum_S(unit_M > 0) >= _SHORTEST) & (square_S > _LEAST_SQUARE)
     better_S = sum_S(np.abs(earlier_M)) < _LESS * sum_S(np.abs(now_M))
     way_of_all = slope_over_prompts(s_M, d_M, sample.group_N[scored_N])
@@ -239,7 +240,9 @@ def finding_of(
     """
     if not fit.fits:
         least = max(1 - _LESS, _Z * fit.now.error / max(fit.now.value, 1e-12))
-        power = f"a gap that is {percent(least)} smaller" if least < 1 else none("too few prompts")
+        power = f"a gap that is {percent(least)} smaller"
+        if not least < 1:
+            power = no_power("too few prompts")
         return clear(name, fit.factor, measure, power, rows)
     left_N = np.where(np.isfinite(fit.d_N), fit.d_N, evidence.sample.d_N * fit.factor)
     return Finding(name, "found", fit.factor, measure, sentence, rows, left_N=left_N)

@@ -29,7 +29,7 @@ _SAME = 0.9  # of the responses: the far ones are those of these steps
 
 
 def check(evidence: Evidence) -> Finding:
-    """Test the steps that differ most from all others: `by_step.change_of`."""
+    """Test the steps that differ most from all others: `by_step.find_step_change`."""
     if evidence.weights_differ:
         return untested(
             NAME, "the trainer's weights are newer, perhaps by different numbers of steps"
@@ -72,7 +72,7 @@ def _sentence(change: StepChange, differences: Sequence[tuple[str, str]]) -> str
 
 def _sentence_on_far(evidence: Evidence, change: StepChange) -> str:
     """A sentence about the responses whose gap is far larger, unless they are these steps."""
-    far, inside_S = evidence.far, change.inside_S
+    far, inside_S = evidence.far_responses, change.inside_S
     if far is None or (far.inside_S == inside_S).mean() > _SAME:
         return ""
     shared = shared_by(evidence.sample, far.inside_S, far.among_S & inside_S, evidence.traces)

@@ -12,7 +12,7 @@ import numpy as np
 from mismatch_cli.diagnosis.checks.truncated_support import OneSided
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row, untested
 from mismatch_cli.diagnosis.group_estimates import as_normal, slope_over_prompts
-from mismatch_cli.diagnosis.power import certain, clear
+from mismatch_cli.diagnosis.power import clear, too_certain
 from mismatch_cli.diagnosis.sample import Sample
 from mismatch_cli.limits.manifest_sides import temperatures_of, trainer_of
 
@@ -62,7 +62,7 @@ def check(evidence: Evidence) -> Finding:
     sample = evidence.sample
     fit = _stated(evidence) or _from_topk(sample) or _from_log_odds(sample)
     if fit is None:
-        return untested(NAME, certain(sample))
+        return untested(NAME, too_certain(sample))
     if not np.isfinite(fit.error):
         return untested(NAME, "too few prompts to know the error of a fit")
     # Another check may have undone all of the gap
@@ -138,7 +138,9 @@ def power(sample: Sample, fit: TemperatureFit, least: float) -> str:
     noise = max(abs(bound - fit.beta) for bound in fit.bounds)
     by_chance = _t_of_z(len(np.unique(sample.group_N))) * fit.error
     size = max(_LEAST, by_chance, noise, by_share)
-    return f"a temperature of ≥ {1 + size:.4g} times" if size < _MOST_OF_ALL else certain(sample)
+    if not size < _MOST_OF_ALL:
+        return too_certain(sample)
+    return f"a temperature of ≥ {1 + size:.4g} times"
 
 
 def _t_of_z(groups: int) -> float:
@@ -154,9 +156,10 @@ def _sentence(evidence: Evidence, fit: TemperatureFit) -> str:
         engine, trainer = temperatures_of(evidence.about)
         return f"The engine's temperature is {engine:g}, and the trainer's {trainer:g}."
     shape = "flatter" if fit.beta > 1 else "sharper"
+    bound = _AT_MOST if fit.is_bound else ""
     return (
         f"The rollout's distribution is the trainer's at {fit.beta:.3g} times its temperature "
-        f"({shape}).{_AT_MOST if fit.is_bound else ''}"
+        f"({shape}).{bound}"
     )
 
 

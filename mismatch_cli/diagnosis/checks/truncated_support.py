@@ -9,7 +9,7 @@ import numpy as np
 from mismatch_cli.diagnosis.checks.uniform_mixture import mixture_in
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
 from mismatch_cli.diagnosis.group_estimates import Mean, mean_over_prompts
-from mismatch_cli.diagnosis.power import clear, none
+from mismatch_cli.diagnosis.power import clear, no_power
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "truncated-support", 3
@@ -94,7 +94,7 @@ class OneSided:
         """The kept mass that would have been found."""
         cut = max(_ONE_SIDED * self.gap, _Z * self.ratio.error)
         if not cut < 1:
-            return none("too few prompts to know the error of the mean ratio")
+            return no_power("too few prompts to know the error of the mean ratio")
         return f"a kept mass of ≤ {1 - cut:.4g}"
 
     @property

@@ -3,8 +3,8 @@
 import numpy as np
 
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, untested
-from mismatch_cli.diagnosis.power import clear, none, percent
-from mismatch_cli.diagnosis.response_kinds import FEWEST, SHORTEST, TIMES
+from mismatch_cli.diagnosis.far_responses import FEWEST, SHORTEST, TIMES
+from mismatch_cli.diagnosis.power import clear, no_power, percent
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "uneven-responses", 6
@@ -22,8 +22,8 @@ _FEW = 0.2  # of the tokens: fewer are a tail
 
 
 def check(evidence: Evidence) -> Finding:
-    """Find two kinds of responses by their gaps: `response_kinds.far_responses`."""
-    sample, far = evidence.sample, evidence.far
+    """Find two kinds of responses by their gaps: `far_responses.find_far_responses`."""
+    sample, far = evidence.sample, evidence.far_responses
     measure = "times the gap of the others"
     if far is None:
         return clear(NAME, 1.0, measure, _power(sample))
@@ -56,5 +56,5 @@ def _power(sample: Sample) -> str:
     count_S = np.bincount(sample.response_N, minlength=sample.num_responses)
     long = int((count_S >= SHORTEST).sum())
     if long < 2 * FEWEST:
-        return none(f"{long:,} of {sample.num_responses:,} responses have {SHORTEST} tokens")
+        return no_power(f"{long:,} of {sample.num_responses:,} responses have {SHORTEST} tokens")
     return f"{TIMES:g} times the others’ gap in > {percent(_FEW)} of the tokens"

@@ -8,7 +8,7 @@ import numpy as np
 
 from mismatch_cli.base.numbers import things
 from mismatch_cli.diagnosis.evidence import Evidence, Finding, Row
-from mismatch_cli.diagnosis.power import clear, none
+from mismatch_cli.diagnosis.power import clear, no_power
 from mismatch_cli.diagnosis.sample import Sample
 
 NAME, STAGE = "uniform-mixture", 3
@@ -155,6 +155,6 @@ def _power(sample: Sample) -> str:
     """The ε whose floor, in a vocabulary of 10⁵, is twice the gap."""
     rare = int((sample.logq_N < np.log(_FLOORS[-1])).sum())
     if rare < _FEWEST:
-        return none(f"{things(rare, 'token')} rarer than 1 %, which would show a floor")
+        return no_power(f"{things(rare, 'token')} rarer than 1 %, which would show a floor")
     gap = float(np.abs(sample.d_N).mean())
     return f"a share of ≥ {100 * -np.expm1(-2 * gap):.2g} %"

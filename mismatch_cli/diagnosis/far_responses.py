@@ -38,7 +38,7 @@ class Subset:
         return f"in {count:,} of {things(len(self.inside_S), 'response')}{shared}"
 
 
-def far_responses(sample: Sample, traces: Traces = Traces()) -> Subset | None:
+def find_far_responses(sample: Sample, traces: Traces = Traces()) -> Subset | None:
     """The responses with far larger gaps, relative to what is typical at the same probability; None
     if all are alike.
 
