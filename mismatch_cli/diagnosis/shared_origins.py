@@ -14,8 +14,8 @@ from mismatch_cli.diagnosis.sample import Sample
 
 _PURE = 0.95  # of the responses that agree with the most of their prompt, step, file, …
 _NAMED = 3  # members: more are counted
-# The kinds of what responses may share, by their columns of `origin_S`. Of two kinds with equally
-# many members, the first is named.
+# What responses may share, and its column of `origin_S`; of two kinds with equally many members,
+# the first is named.
 _COLUMNS = {
     "trace": "trace",
     "rank": "rank",
@@ -88,7 +88,7 @@ def shared_by(sample: Sample, inside_S: np.ndarray, among_S: np.ndarray, traces:
     for kind, members in shared.items():
         if kind == fewest.kind:
             continue
-        # A step says when it was, and as many sample numbers as members are one and the same
+        # A step says when it was; equally many sample numbers are the same by another name
         is_same = kind == "sample number" and len(members.present) == len(fewest.present)
         if kind == "step" or is_same:
             phrases.append(members.phrase)
