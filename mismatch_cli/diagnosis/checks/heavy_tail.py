@@ -123,7 +123,7 @@ def _finding(evidence: Evidence, tail: _Tail, rows: tuple[Row, ...], decides: bo
     sentence = f"{tail.phrase} of the sample carry {_percent(tail)} of the gap"
     if decides:
         sentence += f", which is {tail.left:.2g} nats without them. "
-        sentence += _in_words(evidence.sample, tail)
+        sentence += _range_sentence(evidence.sample, tail)
     else:
         sentence += "."
     cause, change = CAUSE, CHANGE
@@ -211,7 +211,7 @@ def _values(sample: Sample, tail: _Tail) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def _in_words(sample: Sample, tail: _Tail) -> str:
+def _range_sentence(sample: Sample, tail: _Tail) -> str:
     low_mu, high_mu, low_pi, high_pi = (value for _, value in _values(sample, tail))
     return (
         f"There log μ is {low_mu:.4g} to {high_mu:.4g} and log π is {low_pi:.4g} to {high_pi:.4g}."
