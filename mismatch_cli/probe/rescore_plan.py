@@ -185,7 +185,7 @@ def _plan_trainer(
     notes += _note_of_strangers(strangers)
     replaced = (*OF_TRAINER, *OF_RECOMPUTED, *(() if carries else OF_ROUTERS), *strangers)
     return RescorePlan(
-        ScoringPass("logp_trainer", version_trainer=version, measures_routes=equal),
+        ScoringPass("logp_trainer", version_trainer=version, at_rollout_weights=equal),
         version,
         equal,
         tuple(name for name in replaced if name in source.columns),
