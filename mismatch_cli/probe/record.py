@@ -56,7 +56,7 @@ def record(
         "threads": threads,
         "libraries": library_versions(),
     }
-    distributions = Distributions(run_folder / "distributions", config.kept.full_divergence)
+    distributions = Distributions(run_folder / "distributions", config.extras.full_divergence)
     # Sampling takes an hour: a missing adapter is reported before it.
     check_unchanged(config, manifest)
     if not ranks.world.told(is_sampled(folder, manifest)):
@@ -121,7 +121,7 @@ def _score(
             scoring=scoring,
             token_budget=config.scorer.token_budget,
             distributions=distributions,
-            keep_routes=config.kept.keep_routes,
+            keep_routes=config.extras.keep_routes,
             ranks=ranks,
         )
         score_shards(score, shards, done, config.scorer.noise_responses, progress, ranks)

@@ -2,6 +2,8 @@
 shards one by one.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
@@ -91,18 +93,9 @@ class Sampler:
         encoded = self.encoded
         samples = config.sampler.samples_per_prompt
         plans = plan_shards(encoded.problems, encoded.prompt_ids, config.prompts_per_shard)
-        rows = {plan.path(folder): samples * len(plan.problems) for plan in plans}
-        # What was sampled before must be of these prompts: a manifest of others raises here.
-        prompts = describe_prompts(config, encoded, manifest)
-        rollout = _describe(self.engine, config, manifest)
-        promised = shard_entries({path.name: count for path, count in rows.items()})
-        manifest = manifest | {"rollout": rollout, "prompts": prompts} | promised
-        with self.ranks.first_before_others() as first:
-            if first:
-                write_vocabulary(folder, self.tokenizer)
-                write_manifest(folder, manifest)
-        todo = [plan for plan in plans if not is_whole(plan.path(folder), rows[plan.path(folder)])]
-        total = sum(rows.values())
+        manifest = self._promise(config, folder, manifest, plans)
+        todo = [plan for plan in plans if not plan.is_sampled(folder, samples)]
+        total = samples * len(encoded.problems)
         done = total - samples * sum(len(plan.problems) for plan in todo)
         with self.progress.sampling(phase, total, done, config.sampler.max_tokens) as on_finished:
             for plan in self.ranks.own(todo):
@@ -119,6 +112,28 @@ class Sampler:
                     first_response=plan.index * config.prompts_per_shard * samples,
                 )
         self.ranks.world.barrier()
+        return manifest
+
+    def _promise(
+        self,
+        config: RolloutConfig,
+        folder: Path,
+        manifest: dict[str, Any],
+        plans: Sequence[ShardPlan],
+    ) -> dict[str, Any]:
+        """Write the manifest before there are shards, so that a killed run can be resumed: with the
+        engine, the prompts, and the shards to come.
+        """
+        # The prompts may have changed since the run began, and so may the server: both raise.
+        prompts = describe_prompts(config, self.encoded, manifest)
+        rollout = _describe(self.engine, config, manifest)
+        samples = config.sampler.samples_per_prompt
+        rows = {plan.path(folder).name: samples * len(plan.problems) for plan in plans}
+        manifest = manifest | {"rollout": rollout, "prompts": prompts} | shard_entries(rows)
+        with self.ranks.first_before_others() as first:
+            if first:
+                write_vocabulary(folder, self.tokenizer)
+                write_manifest(folder, manifest)
         return manifest
 
 
@@ -266,6 +281,10 @@ class ShardPlan:
 
     def path(self, folder: Path) -> Path:
         return shard_path(folder, self.index)
+
+    def is_sampled(self, folder: Path, samples_per_prompt: int) -> bool:
+        """Whether the shard exists with all of its responses."""
+        return is_whole(self.path(folder), samples_per_prompt * len(self.problems))
 
     def requests(self, samples: Sequence[int], seed: int) -> tuple[list[Problem], list[Request]]:
         """The problem and the request of every response: all samples of a prompt, then the next."""

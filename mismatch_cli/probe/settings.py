@@ -127,7 +127,7 @@ class SamplerSettings:
 
     @property
     def stated(self) -> dict[str, Any]:
-        """What it does to the logits, as far as it is set; a trace may say the rest."""
+        """What the sampler does to the logits, as far as it is set; a trace may say the rest."""
         values = {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -138,7 +138,7 @@ class SamplerSettings:
 
     @property
     def sampling(self) -> SamplingSettings:
-        """What it does to the logits; a `UsageError` for what cannot be measured."""
+        """What the sampler does to the logits; a `UsageError` for what cannot be measured."""
         return SamplingSettings(
             self.temperature, self.top_p, self.top_k, self.min_p, self.max_tokens
         )
