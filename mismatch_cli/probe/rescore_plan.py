@@ -47,8 +47,9 @@ class RescorePlan:
         """The version columns, with the gaps of the source filled in."""
         filled = {"version_rollout": versions_of(table, "version_rollout", 0)}
         if self.score.column == "logp_recomputed":
-            # The trace keeps its trainer, which scored at later weights: a response that does not
-            # say so gets another version than the one that sampled, or readers would mix the two.
+            # The trace keeps its trainer, which scored at later weights. A response without its
+            # version gets a later one than the version that sampled, or readers would take its
+            # log π for the recomputed one.
             filled["version_trainer"] = versions_of(table, "version_trainer", self.version + 1)
         return filled
 

@@ -293,7 +293,7 @@ def _pass_columns(scoring: ScoringPass, scores: Sequence[ResponseScores]) -> dic
         if _is_measured(column):
             columns[name] = column
     routes = values("routes")
-    # Other weights choose other experts anyway, which is no fault of the trainer's.
+    # Other weights choose other experts anyway: only at those that sampled is it a mismatch.
     if scoring.at_rollout_weights and _is_measured(routes):
         columns |= route_columns(routes)
     return columns
