@@ -102,7 +102,7 @@ def _score(
     manifest["equal_weights"] = equal_weights(config)
     shards = shards_of(folder, manifest)
     for scoring in passes(manifest["equal_weights"]):
-        done = ranks.world.told([scoring.done(path) for path in shards])
+        done = ranks.world.told([scoring.is_done(path) for path in shards])
         if all(done):
             continue
         adapter_check = None
@@ -110,7 +110,7 @@ def _score(
             adapter_check = AdapterCheck(config, shards[0], progress, ranks)
         trainer = _load_trainer(scoring, config, progress, ranks)
         if adapter_check is not None:
-            manifest["adapter_check"] = adapter_check.done(trainer)
+            manifest["adapter_check"] = adapter_check.finish(trainer)
         manifest[scoring.column.removeprefix("logp_")] = trainer.describe()
         if ranks.world.first:
             # A run may be killed while it scores: its manifest says what scored the first shards.
@@ -188,7 +188,7 @@ class AdapterCheck:
         )
         self._logp_without = self._logp(without_adapter)
 
-    def done(self, trainer: Trainer) -> dict[str, Any]:
+    def finish(self, trainer: Trainer) -> dict[str, Any]:
         """The finding, for the manifest; a `MismatchError` if the engine's log μ fits the model
         without adapter.
         """

@@ -82,7 +82,6 @@ def rescore(
             work.write_vocabulary(trainer)
         if first:
             write_manifest(work.folder, described)
-
     score = partial(work.score_shard, trainer=trainer, ranks=ranks)
     score_shards(score, work.source.shards, done, config.scorer.noise_responses, progress, ranks)
 
@@ -175,7 +174,7 @@ class _Rescoring:
         if self.config.keep_trainer:
             scorers = {"trainer": old.get("trainer"), "recomputed": described}
         elif self.plan.carried:
-            # At equal weights the old trainer's own log π is carried over.
+            # A trace at equal weights names no `recomputed`: its trainer's log π is carried over.
             scorers["recomputed"] = old.get("recomputed", old.get("trainer"))
         return {name: scorer for name, scorer in scorers.items() if scorer}
 
@@ -236,7 +235,7 @@ class _Rescoring:
             columns = score_rows(
                 table,
                 trainer,
-                self.plan.score,
+                self.plan.scoring,
                 token_budget=self.config.scorer.token_budget,
                 repeat=repeat[start : start + len(table)],
                 on_scored=on_scored,

@@ -34,19 +34,19 @@ OF_ROUTERS = made_by(Maker.ROUTERS)
 class RescorePlan:
     """What to write: by which pass, at which version, replacing which columns."""
 
-    score: ScoringPass
+    scoring: ScoringPass
     version: int  # of the model that scores
     equal_weights: bool  # whether the finished trace compares equal weights only
     replaced: tuple[str, ...]  # columns of the source that the new trace drops
     carried: tuple[str, ...]  # columns that keep what the source knew at the weights that sampled
-    written: tuple[str, ...]  # columns that every part of the new trace has
+    written: tuple[str, ...]  # columns that every row group of the new trace has
     digest: str  # changes when the source does
     notes: tuple[str, ...]  # for the user
 
     def versions(self, table: pa.Table) -> dict[str, Any]:
         """The version columns, with the gaps of the source filled in."""
         filled = {"version_rollout": versions_of(table, "version_rollout", 0)}
-        if self.score.column == "logp_recomputed":
+        if self.scoring.column == "logp_recomputed":
             # The trace keeps its trainer, which scored at later weights. A response without its
             # version gets a later one than the version that sampled, or readers would take its
             # log π for the recomputed one.
@@ -73,9 +73,8 @@ class _Source:
     scored_at: set[int] = field(default_factory=set)
     steps: set[int] = field(default_factory=set)
     rows: int = 0
-    at_equal_weights: int = (
-        0  # rows that the trace's own trainer scored at the weights that sampled
-    )
+    # Rows that the trace's own trainer scored at the weights that sampled
+    at_equal_weights: int = 0
     without_prompt: int = 0
     without_routes: int = 0
 
@@ -183,11 +182,11 @@ def _plan_trainer(
         written += _of_routers(source)
     replaced = [*OF_TRAINER, *OF_RECOMPUTED]
     if not carries:
-        # What the routers chose at the weights that sampled belongs to the log π there.
+        # The routers' columns go with log π at the weights that sampled: kept with it, or dropped.
         replaced += OF_ROUTERS
     replaced += source.strangers
     return RescorePlan(
-        score=ScoringPass("logp_trainer", version_trainer=version, at_rollout_weights=equal),
+        scoring=ScoringPass("logp_trainer", version_trainer=version, at_rollout_weights=equal),
         version=version,
         equal_weights=equal,
         replaced=tuple(filter(source.columns.__contains__, replaced)),
@@ -264,7 +263,7 @@ def _plan_recomputed(
         )
     replaced = filter(source.columns.__contains__, (*OF_RECOMPUTED, *OF_ROUTERS))
     return RescorePlan(
-        score=ScoringPass("logp_recomputed"),
+        scoring=ScoringPass("logp_recomputed"),
         version=version,
         equal_weights=False,
         replaced=tuple(replaced),

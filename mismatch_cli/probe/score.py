@@ -43,7 +43,8 @@ class ScoringPass:
         """Whether the pass is the trainer's own: it alone measures noise and full divergences."""
         return self.version_trainer is not None
 
-    def done(self, path: Path) -> bool:
+    def is_done(self, path: Path) -> bool:
+        """Whether a shard has the column of this pass."""
         return self.column in open_shard(path).schema_arrow.names
 
 
@@ -86,7 +87,7 @@ def load_trainer(
     return trainer
 
 
-class _ShardWork(NamedTuple):
+class _ScoringTask(NamedTuple):
     """A shard to score: the number of its first response in the run, which of its responses are
     scored twice, and how many tokens the trainer reads.
     """
@@ -112,36 +113,37 @@ def score_shards(
     rank has its own shards, or all of them where the model is spread over ranks. All ranks return
     together.
     """
-    works = _shard_works(paths, noise_responses)
-    todo = [work for work, is_done in zip(works, done, strict=True) if not is_done]
-    total = sum(work.tokens for work in works)
-    scored = total - sum(work.tokens for work in todo)
+    tasks = _scoring_tasks(paths, noise_responses)
+    todo = [task for task, is_done in zip(tasks, done, strict=True) if not is_done]
+    total = sum(task.tokens for task in tasks)
+    scored = total - sum(task.tokens for task in todo)
     with progress.counting("Scoring", total, scored, unit="tokens") as on_scored:
         own = todo if ranks.spreads else ranks.own(todo)
-        for work in own:
+        for task in own:
             score(
-                work.path,
-                repeat=work.repeat_S.tolist(),
+                task.path,
+                repeat=task.repeat_S.tolist(),
                 on_scored=on_scored,
-                first_response=work.first_response,
+                first_response=task.first_response,
             )
     ranks.world.barrier()
 
 
-def _shard_works(paths: Sequence[Path], noise_responses: int | None) -> list[_ShardWork]:
+def _scoring_tasks(paths: Sequence[Path], noise_responses: int | None) -> list[_ScoringTask]:
+    """What there is to score in each shard; noise responses are spread evenly over all of them."""
     fed = [_tokens_fed(path) for path in paths]
     total = sum(map(len, fed))
     is_repeated = evenly_spaced(noise_responses_of(noise_responses, total), total)
-    works: list[_ShardWork] = []
+    tasks: list[_ScoringTask] = []
     first = 0
     for path, fed_S in zip(paths, fed, strict=True):
         numbers = range(first, first + len(fed_S))
         repeat_S = np.fromiter(map(is_repeated, numbers), dtype=bool, count=len(numbers))
         # What is scored twice counts twice: a noise response takes as long again.
         tokens = int((fed_S * (1 + repeat_S)).sum())
-        works.append(_ShardWork(path, first, repeat_S, tokens))
+        tasks.append(_ScoringTask(path, first, repeat_S, tokens))
         first += len(fed_S)
-    return works
+    return tasks
 
 
 def noise_responses_of(requested: int | None, responses: int) -> int:

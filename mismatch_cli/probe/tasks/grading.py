@@ -43,9 +43,9 @@ def group_mean_advantages(reward_S: np.ndarray, prompt_id_S: np.ndarray) -> np.n
     import numpy as np
 
     _, group_S = np.unique(prompt_id_S, return_inverse=True)
-    judged_S = ~np.isnan(reward_S)
-    sums_G = np.bincount(group_S, weights=np.where(judged_S, reward_S, 0))
-    means_G = sums_G / np.maximum(np.bincount(group_S, weights=judged_S), 1)
+    has_reward_S = ~np.isnan(reward_S)
+    sums_G = np.bincount(group_S, weights=np.where(has_reward_S, reward_S, 0))
+    means_G = sums_G / np.maximum(np.bincount(group_S, weights=has_reward_S), 1)
     return (reward_S - means_G[group_S]).astype(np.float32)
 
 

@@ -18,10 +18,8 @@ from mismatch_cli.probe.tasks.source_rows import Row, read_rows
 
 _PROMPT_FIELDS = ("problem", "prompt", "question", "instruction", "input", "text", "messages")
 _ANSWER_FIELDS = ("answer", "ground_truth", "reward_model.ground_truth", "target", "solution")
-A_FIELD: dict[str, Any] = {
-    "metavar": "FIELD",
-    "show_default": "the first with a usual name",
-}  # for flags that name a field
+# For flags that name a field
+A_FIELD: dict[str, Any] = {"metavar": "FIELD", "show_default": "the first with a usual name"}
 LINE_TEMPLATE = "answer-line"
 # Templates that turn a problem into a conversation
 CONVERSATIONS = ("chat", "boxed", LINE_TEMPLATE)
@@ -269,7 +267,8 @@ def encode_prompts(
     if not encoded.problems:
         skipped = encoded.skipped
         raise MismatchError(
-            f"No prompts left: all {len(skipped)} were skipped ({skipped[0]['reason']})."
+            f"No prompts left: all {len(skipped)} were skipped ({skipped[0]['reason']}). Use other "
+            "prompts, or raise the limit that they exceed."
         )
     return encoded
 
@@ -323,9 +322,8 @@ def token_ids(tokenizer: Any, text: str, prompt_id: int, *, special: bool) -> li
 def _texts(problems: list[Problem], tokenizer: Any, template: str) -> Iterable[str]:
     """The text of each problem, for the tokenizer."""
     if template == "chat":
-        return rendered(
-            tokenizer, {each.prompt_id: _conversation(each.prompt) for each in problems}
-        )
+        conversations = {each.prompt_id: _conversation(each.prompt) for each in problems}
+        return rendered(tokenizer, conversations)
     texts = (plain_text(problem, template) for problem in problems)
     if template == "raw":
         return texts

@@ -179,7 +179,7 @@ def _keys(table: pa.Table, names: set[str]) -> pa.Array:
 
     existing = sorted(names.intersection(table.column_names))
     if not existing:
-        # Nothing to compare: every row differs from all others.
+        # Nothing to compare: rows stay as they are, and the caller refuses them.
         return pa.array(map(str, range(len(table))), pa.large_string())
     return _together([_as_text(table[name].combine_chunks()) for name in existing])
 

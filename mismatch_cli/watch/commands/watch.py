@@ -248,7 +248,8 @@ class _Session:
             is_overdue = idle is not None and time.monotonic() - began > idle
             if self._plan.end.once or is_overdue:
                 raise MismatchError(
-                    f"{self._run} has nothing to watch yet: no step, no trace, no dump."
+                    f"{self._run} has nothing to watch yet: no step, no trace, no dump. Without "
+                    "--once and --idle, watch waits for it."
                 )
             time.sleep(min(self._plan.every, 1.0))
         return Watcher(self._run, self._folder, self._request, self._progress.say)
