@@ -244,7 +244,7 @@ class ProbeConfig(RolloutConfig):
 
     @property
     def scorer_adapter(self) -> str | None:
-        """Its LoRA adapter."""
+        """The LoRA adapter of the model that scores."""
         return self.adapter or self.scorer.adapter
 
     @property
@@ -385,7 +385,7 @@ class RescoreConfig(RecordingSettings):
 
     @property
     def scorer_adapter(self) -> str | None:
-        """Its LoRA adapter."""
+        """The LoRA adapter of the model that scores."""
         return self.scorer.adapter
 
     @property

@@ -124,12 +124,12 @@ def _choose(config: CurateConfig, run_folder: Path) -> Curation:
     accuracy = accuracy_by_prompt(trace)
     unstated = trace.count("unstated")
     curation = Curation(
-        config.choice.keep,
-        config.sampler.samples_per_prompt,
-        config.choice.held_out_samples,
-        accuracy,
-        {},
-        unstated,
+        keep=config.choice.keep,
+        samples=config.sampler.samples_per_prompt,
+        held_out_samples=config.choice.held_out_samples,
+        accuracy=accuracy,
+        held_out={},
+        unstated=unstated,
     )
     if not curation.kept:
         low, high = config.choice.keep

@@ -37,7 +37,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_count(value: Any) -> bool:
-    """Whether this is a whole number of such a size."""
+    """Whether this is a whole number of a size that a setting can have; booleans are none."""
     return is_number(value) and isinstance(value, int)
 
 
@@ -46,12 +46,14 @@ def _is_flag(value: Any) -> bool:
 
 
 def is_name_on_server(value: Any) -> bool:
-    """A server compares it with its own list of models."""
+    """Whether this can be a model's name on a server, which compares it with its own list."""
     return isinstance(value, str) and _SERVED.fullmatch(value) is not None and "://" not in value
 
 
 def _is_configuration(value: Any) -> bool:
-    """Numbers and words of a model's config.json; `auto_map` is how it names code."""
+    """Whether these are numbers and words as in a model's config.json, without the `auto_map` that
+    names code.
+    """
     if isinstance(value, Mapping):
         keys_are_plain = all(map(is_word, value)) and "auto_map" not in value
         return keys_are_plain and all(map(_is_configuration, value.values()))
@@ -59,7 +61,9 @@ def _is_configuration(value: Any) -> bool:
 
 
 def _is_speculation(value: Any) -> bool:
-    """Drafts from the prompt itself; a draft model is a second model, which has to be typed."""
+    """Whether drafts come from the prompt itself; a draft model would be a second model, which has
+    to be typed.
+    """
     return isinstance(value, Mapping) and value.keys() <= _SPECULATION and _is_configuration(value)
 
 

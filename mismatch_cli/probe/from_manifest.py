@@ -76,7 +76,7 @@ def taken_from(
 
 
 def _must_be_typed(setting: Setting, value: Any) -> bool:
-    """Whether only the user may set this value, which starts code, names a host or is an adapter."""
+    """Whether only the user may set this value: it starts code, names a host or is an adapter."""
     is_adapter = setting.about.get("path") == ADAPTER and bool(value)
     return is_adapter or is_typed_only(setting, value)
 

@@ -83,7 +83,7 @@ def _writer(file: BinaryIO) -> Sink:
 
 
 def _read(path: Path, ids_T: np.ndarray, logp_T: np.ndarray) -> np.ndarray:
-    """The distributions in a file, `_TV`; a `MismatchError` if they are not those of this response."""
+    """The distributions in a file, `_TV`; a `MismatchError` if they are of another response."""
     try:
         mu_TV = np.asarray(np.memmap(path, dtype=np.float32, mode="r")).reshape(len(ids_T), -1)
         # Both were written from the same numbers: at the sampled ids they are equal to the bit.

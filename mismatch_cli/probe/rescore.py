@@ -165,8 +165,8 @@ class _Rescoring:
         }
 
     def _scorers(self, trainer: Trainer) -> dict[str, Any]:
-        """What scored the new trace: `trainer`, and `recomputed` if it has log π at the weights that
-        sampled beside it.
+        """What scored the new trace: `trainer`, and `recomputed` if the trace also has log π at the
+        weights that sampled.
         """
         old = self.source.manifest
         described = trainer.describe() | _scored_with(self.sampling, old)

@@ -48,9 +48,10 @@ _TEMPERATURE: dict[str, Any] = {
     "wanted": "a number above 0: greedy decoding has no sampling distribution to compare",
 }
 _ADAPTER: dict[str, Any] = {"path": ADAPTER, "metavar": "ADAPTER"}
-of_prompts, of_sampling, of_engine, of_trainer = (
-    partial(setting, panel=title) for title in ("Prompts", "Sampling", "Rollout engine", "Trainer")
-)
+of_prompts = partial(setting, panel="Prompts")
+of_sampling = partial(setting, panel="Sampling")
+of_engine = partial(setting, panel="Rollout engine")
+of_trainer = partial(setting, panel="Trainer")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,8 @@ class WatchView:
 
     def show(self, watcher: Watcher) -> None:
         """Start to show a watcher. Alarms from now on are said above the screen, not in it."""
-        self._watcher, self._before = watcher, len(watcher.alarms)
+        self._watcher = watcher
+        self._before = len(watcher.alarms)
 
     def lines(self, width: int, height: int) -> list[Text]:
         """The screen."""

@@ -11,7 +11,8 @@ FORMAT_HELP = (
     "Where responses state their answer: boxed (the last box), line (a last line Answer: …), or "
     "auto, as the prompt asks."
 )
-VERL_RULE, OAT_RULE = GRADERS = ("verl", "oat")
+VERL_RULE, OAT_RULE = "verl", "oat"
+GRADERS = (VERL_RULE, OAT_RULE)
 GRADER_HELP = (
     "Whose rule says that two answers are equal: verl's (math-verify), or oat's, as in the scripts "
     "of the sanity test."

@@ -41,7 +41,8 @@ _FOLDER = override(
     show_default="watch-NAME",
 )
 _LINES = override(help="Print one JSON line per step.")
-at_alarm, at_end = partial(setting, panel="Alarms"), partial(setting, panel="When it ends")
+at_alarm = partial(setting, panel="Alarms")
+at_end = partial(setting, panel="When it ends")
 
 
 @dataclass(frozen=True, kw_only=True)
