@@ -38,8 +38,9 @@ _R1_INSTRUCTION = (
 _INSTRUCTIONS = {
     "boxed": "{problem}\nPlease reason step by step, and put your final answer within \\boxed{{}}.",
     LINE_TEMPLATE: (
-        "Solve the following math problem step by step. The last line of your response should be of the form "
-        "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n{problem}\n\n"
+        "Solve the following math problem step by step. The last line of your response should be "
+        "of the form Answer: $Answer (without quotes) where $Answer is the answer to the "
+        "problem.\n\n{problem}\n\n"
         'Remember to put your answer on its own line after "Answer:".'
     ),
 }
