@@ -78,7 +78,8 @@ class Run:
         """
         from mismatch_cli.studies.tokens import number_of_tokens, token_tables
 
-        if (count := number_of_tokens(self._traces)) > _LARGE:
+        count = number_of_tokens(self._traces)
+        if count > _LARGE:
             size = f"{count:,} tokens take about {count * _BYTES / 1e9:.0f} GB as one frame"
             warnings.warn(
                 f"{size}. Iterate over token_frames() instead, which loads some at a time.",
@@ -166,11 +167,14 @@ class Run:
                 "compare needs two runs, and one is named. Name a second: run.compare('OTHER')"
             )
         check_trace_count(1 + len(others))
-        runs = [self, *(other if isinstance(other, Run) else Run([other]) for other in others)]
-        if pooled := next((run for run in runs if len(run.paths) > 1), None):
-            raise UsageError(
-                f"{pooled!r} pools traces, but compare takes single ones. Open one of them."
-            )
+        runs = [self]
+        for other in others:
+            runs.append(other if isinstance(other, Run) else Run([other]))
+        for run in runs:
+            if len(run.paths) > 1:
+                raise UsageError(
+                    f"{run!r} pools traces, but compare takes single ones. Open one of them."
+                )
         from mismatch_cli.studies.comparison import analyse_comparison
 
         typed = ["--pair", pair] if pair else []
@@ -189,15 +193,21 @@ class Run:
         A set of limits is the name of a published set, a TOML file, or a mapping: `{"k3": {"max":
         0.01}}`.
         """
-        named = [limit if isinstance(limit, Mapping) else str(limit) for limit in limits]
-        sets = named_choices.limit_sets(named, has_baseline=baseline is not None)
-        before = baseline if isinstance(baseline, Run) or baseline is None else Run([baseline])
+        requested = [limit if isinstance(limit, Mapping) else str(limit) for limit in limits]
+        sets = named_choices.limit_sets(requested, has_baseline=baseline is not None)
+        baseline_traces: list[Trace] = []
+        if baseline is not None:
+            opened = baseline if isinstance(baseline, Run) else Run([baseline])
+            baseline_traces = opened._traces
         from mismatch_cli.studies.gate import GateAnalysis
 
-        compared = before._traces if before else []
         return Gate(
             GateAnalysis.of(
-                sets, self._traces, compared, allow_partial=allow_partial, workers=self._workers
+                sets,
+                self._traces,
+                baseline_traces,
+                allow_partial=allow_partial,
+                workers=self._workers,
             )
         )
 
@@ -213,17 +223,18 @@ class Run:
             "clipping": self.clip,
             "diagnosis": self.diagnose,
         }
-        studies = {study: plots_of(study) for study in makers}
-        study = next((study for study, plots in studies.items() if name in plots), None)
-        if study is None and name in plots_of("comparison"):
+        names: list[str] = []
+        for study, make in makers.items():
+            plots = plots_of(study)
+            if name in plots:
+                # Only this study is made: each of them reads the whole trace.
+                return make().plot(name)
+            names += plots
+        if name in plots_of("comparison"):
             raise UsageError(
                 f"{name} draws a comparison. Type: run.compare('OTHER').plot({name!r})"
             )
-        if study is None:
-            raise UsageError(
-                unknown_name("plot", name, [plot for plots in studies.values() for plot in plots])
-            )
-        return makers[study]().plot(name)
+        raise UsageError(unknown_name("plot", name, names))
 
     def __repr__(self) -> str:
         names = ", ".join(str(name_of(trace)) for trace in self._traces)

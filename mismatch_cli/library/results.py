@@ -169,8 +169,8 @@ class Comparison(Result):
         """
         result = self._study.result
         rows = {}
-        for other, found in result.others:
-            for key, difference in found.metrics.items():
+        for other, differences in result.others:
+            for key, difference in differences.metrics.items():
                 rows[other.run, key] = {
                     "first": result.first.summary.metrics[key].value,
                     "other": other.summary.metrics[key].value,
@@ -234,10 +234,12 @@ def _frame(rows: Mapping[Any, Mapping[str, Any]], index: Sequence[str]) -> pd.Da
     import pandas as pd
 
     frame = pd.DataFrame(list(rows.values()))
-    keys = [key if isinstance(key, tuple) else (key,) for key in rows]
-    named = pd.MultiIndex.from_tuples(keys, names=list(index))
-    frame.index = named if len(index) > 1 else named.get_level_values(0)
-    return frame.astype({name: float for name in frame if all(map(_is_number, frame[name]))})
+    if len(index) > 1:
+        frame.index = pd.MultiIndex.from_tuples(list(rows), names=list(index))
+    else:
+        frame.index = pd.Index(list(rows), name=index[0])
+    numeric = [name for name in frame if all(map(_is_number, frame[name]))]
+    return frame.astype(dict.fromkeys(numeric, float))
 
 
 def _is_number(value: object) -> bool:
@@ -252,9 +254,7 @@ def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
     """
     for key, value in row.items():
         if isinstance(value, Mapping):
-            yield from (
-                (path.removesuffix("_value"), found)
-                for path, found in _flat(value, f"{prefix}{key}_")
-            )
+            for path, entry in _flat(value, f"{prefix}{key}_"):
+                yield path.removesuffix("_value"), entry
         elif not isinstance(value, list) and key not in ("name", "note"):
             yield prefix + key, value

@@ -53,13 +53,12 @@ class RolloutConfig(RecordingSettings):
     def __post_init__(self) -> None:
         from mismatch_cli.models.engines import engine_module
 
-        for flag, value in (
-            ("--engine-url", self.engine.url),
-            ("served_model", self.engine.served_model),
-        ):
+        of_servers = {"--engine-url": self.engine.url, "served_model": self.engine.served_model}
+        for flag, value in of_servers.items():
             if value and not engine_module(self.engine.name).REMOTE:
                 raise UsageError(f"{flag} needs --engine server. Add that, or leave {flag} out.")
-        self.to_json()  # raises for settings that contradict each other
+        # Settings that contradict each other raise when the sampler is made of them.
+        self.to_json()
 
     @property
     def prompt_source(self) -> PromptSource:
@@ -173,8 +172,8 @@ class RolloutConfig(RecordingSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptSettings:
-    """What `probe` records beside the samples."""
+class ExtraSettings:
+    """What `probe` records beside samples and log π."""
 
     full_divergence: int = of_engine(
         0,
@@ -225,7 +224,7 @@ class ProbeConfig(RolloutConfig):
     adapter: str | None = of_trainer(
         None, "LoRA adapter for both sides: folder or hub name.", path=ADAPTER, metavar="ADAPTER"
     )
-    kept: KeptSettings = settings_group(KeptSettings)
+    extras: ExtraSettings = settings_group(ExtraSettings)
 
     def __post_init__(self) -> None:
         if self.adapter and (self.engine.adapter or self.scorer.adapter):
@@ -233,7 +232,7 @@ class ProbeConfig(RolloutConfig):
                 "--adapter applies to both sides. Leave it out, or leave out rollout_adapter "
                 "and trainer_adapter."
             )
-        if self.scorer.replay_routes and self.kept.routes is False:
+        if self.scorer.replay_routes and self.extras.routes is False:
             raise UsageError("--replay-routes needs the engine's routes. Leave out routes = false.")
         check_merged(self.scorer, self.scorer_adapter)
         super().__post_init__()
@@ -245,7 +244,7 @@ class ProbeConfig(RolloutConfig):
 
     @property
     def scorer_adapter(self) -> str | None:
-        """Its LoRA adapter."""
+        """The LoRA adapter of the model that scores."""
         return self.adapter or self.scorer.adapter
 
     @property
@@ -254,20 +253,20 @@ class ProbeConfig(RolloutConfig):
 
     @property
     def top_logprobs(self) -> int:
-        return self.kept.top_logprobs
+        return self.extras.top_logprobs
 
     @property
     def wanted_routes(self) -> bool | None:
-        return True if self.scorer.replay_routes else self.kept.routes
+        return self.scorer.replay_routes or self.extras.routes
 
     def to_json(self) -> dict[str, Any]:
-        kept = self.kept
+        extras = self.extras
         return super().to_json() | {
             "trainer": trainer_json(self),
-            "full_divergence": kept.full_divergence,
-            "full_divergence_memory": kept.full_divergence_memory,
-            "routes": kept.routes,
-            "keep_routes": kept.keep_routes,
+            "full_divergence": extras.full_divergence,
+            "full_divergence_memory": extras.full_divergence_memory,
+            "routes": extras.routes,
+            "keep_routes": extras.keep_routes,
         }
 
 
@@ -386,7 +385,7 @@ class RescoreConfig(RecordingSettings):
 
     @property
     def scorer_adapter(self) -> str | None:
-        """Its LoRA adapter."""
+        """The LoRA adapter of the model that scores."""
         return self.scorer.adapter
 
     @property
@@ -448,8 +447,10 @@ def _scorer_of(values: Values) -> dict[str, Any]:
             "hub name."
         )
     if scorer.get("adapter") and not values.get("trainer_adapter"):
-        merged = ["--merge-adapter"] * bool(scorer.get("adapter_merged"))
-        raise must_be_typed(folder, ["--trainer-adapter", str(scorer["adapter"]), *merged])
+        to_type = ["--trainer-adapter", str(scorer["adapter"])]
+        if scorer.get("adapter_merged"):
+            to_type.append("--merge-adapter")
+        raise must_be_typed(folder, to_type)
     return {"trainer_model": model_of(scorer["model"], folder, "--trainer-model")}
 
 
@@ -464,13 +465,16 @@ def _named_scorer(manifest: Mapping[str, Any], weights: str) -> Mapping[str, Any
         return None
     equal = manifest.get("equal_weights")
     if weights == NEWER:
-        found = manifest.get("trainer") if equal is False else None
-    elif weights == EQUAL:
-        found = manifest.get("recomputed") or (manifest.get("trainer") if equal else None)
-        found = found or (None if command == "rescore" else _sampler(manifest))
-    else:
-        found = None
-    return found
+        return manifest.get("trainer") if equal is False else None
+    if weights != EQUAL:
+        return None
+    scorer = manifest.get("recomputed")
+    if not scorer and equal:
+        scorer = manifest.get("trainer")
+    # A rescored trace has the configuration of its source, whose model may not be what sampled.
+    if not scorer and command != "rescore":
+        scorer = _sampler(manifest)
+    return scorer or None
 
 
 def _sampler(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -478,10 +482,7 @@ def _sampler(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
     it.
     """
     config = manifest.get("config", {})
-    rollout = manifest.get("rollout", {})
-    adapter = {"adapter": config.get("adapter"), "adapter_merged": False}
-    return (
-        adapter | {"model": config["model"]}
-        if rollout and isinstance(config.get("model"), str)
-        else None
-    )
+    model = config.get("model")
+    if not manifest.get("rollout") or not isinstance(model, str):
+        return None
+    return {"model": model, "adapter": config.get("adapter"), "adapter_merged": False}

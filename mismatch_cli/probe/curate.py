@@ -30,6 +30,7 @@ from mismatch_cli.trace.reader import Trace
 
 PROBLEMS_FILE = "perfectible.jsonl"
 _CHOOSING, _HELD_OUT = "trace", "held-out"
+_OF_TRACE = ("prompts", "shards", "shard_rows")  # entries of a manifest
 
 
 def curate(
@@ -63,12 +64,13 @@ def curate(
         encoded = encode_prompts(
             problems, tokenizer, template=config.task.template, max_model_len=context
         )
-        describe_prompts(config, encoded, manifest)  # raises if they have changed
+        # Nothing is sampled, so nothing else would notice that the prompts have changed.
+        describe_prompts(config, encoded, manifest)
         write_manifest(run_folder / _CHOOSING, manifest)
     else:
         _sample(config, run_folder, problems, tokenizer, manifest, progress)
-    curation = _chosen(config, run_folder)
-    curation = replace(curation, held_out=accuracy_by_prompt(Trace.open(run_folder / _HELD_OUT)))
+    held_out = accuracy_by_prompt(Trace.open(run_folder / _HELD_OUT))
+    curation = replace(_choose(config, run_folder), held_out=held_out)
     _write_problems(run_folder / PROBLEMS_FILE, problems, curation, confirm=confirm)
     return curation
 
@@ -77,14 +79,13 @@ def _is_sampled(config: CurateConfig, run_folder: Path, manifest: dict[str, Any]
     """Whether no engine is needed: both traces are complete, and the second has the problems
     that the first chooses.
     """
-    folders = [run_folder / _CHOOSING, run_folder / _HELD_OUT]
-    if "shards" not in manifest or not all((folder / FILE_NAME).is_file() for folder in folders):
+    if "shards" not in manifest:
         return False
-    if not all(is_sampled(folder, read_manifest(folder)) for folder in folders):
-        return False
-    return set(accuracy_by_prompt(Trace.open(run_folder / _HELD_OUT))) == set(
-        _chosen(config, run_folder).kept
-    )
+    for folder in (run_folder / _CHOOSING, run_folder / _HELD_OUT):
+        if not (folder / FILE_NAME).is_file() or not is_sampled(folder, read_manifest(folder)):
+            return False
+    held_out = accuracy_by_prompt(Trace.open(run_folder / _HELD_OUT))
+    return held_out.keys() == set(_choose(config, run_folder).kept)
 
 
 def _sample(
@@ -102,33 +103,33 @@ def _sample(
         config, run_folder, problems, tokenizer, progress, fresh="shards" not in manifest
     ) as sampler:
         sampler.sample(config, run_folder / _CHOOSING, manifest)
-        kept = _only(sampler.encoded, set(_chosen(config, run_folder).kept))
+        chosen = _only(sampler.encoded, set(_choose(config, run_folder).kept))
         folder = run_folder / _HELD_OUT
         before = read_manifest(folder) if (folder / FILE_NAME).is_file() else {}
-        if before.get("prompts", {}).get("digest") != digest_of(kept):
+        if before.get("prompts", {}).get("digest") != digest_of(chosen):
             remove_trace(folder)
+        # The held-out trace has prompts and shards of its own.
+        manifest = {name: value for name, value in manifest.items() if name not in _OF_TRACE}
         held_out = replace_settings(config, samples_per_prompt=config.choice.held_out_samples)
-        base = {
-            name: value
-            for name, value in manifest.items()
-            if name not in ("prompts", "shards", "shard_rows")
-        }
-        replace(sampler, encoded=kept).sample(
-            held_out, folder, base, phase="Held out", first_sample=config.sampler.samples_per_prompt
+        # Samples that chose a problem flatter it: the new ones have later numbers, so other seeds.
+        first_sample = config.sampler.samples_per_prompt
+        replace(sampler, encoded=chosen).sample(
+            held_out, folder, manifest, phase="Held out", first_sample=first_sample
         )
 
 
-def _chosen(config: CurateConfig, run_folder: Path) -> Curation:
+def _choose(config: CurateConfig, run_folder: Path) -> Curation:
     """What the first trace chooses; a `MismatchError` if that is nothing."""
     trace = Trace.open(run_folder / _CHOOSING)
-    accuracy, unstated = accuracy_by_prompt(trace), trace.count("unstated")
+    accuracy = accuracy_by_prompt(trace)
+    unstated = trace.count("unstated")
     curation = Curation(
-        config.choice.keep,
-        config.sampler.samples_per_prompt,
-        config.choice.held_out_samples,
-        accuracy,
-        {},
-        unstated,
+        keep=config.choice.keep,
+        samples=config.sampler.samples_per_prompt,
+        held_out_samples=config.choice.held_out_samples,
+        accuracy=accuracy,
+        held_out={},
+        unstated=unstated,
     )
     if not curation.kept:
         low, high = config.choice.keep
@@ -142,15 +143,15 @@ def _chosen(config: CurateConfig, run_folder: Path) -> Curation:
     return curation
 
 
-def _only(encoded: EncodedPrompts, kept: set[int]) -> EncodedPrompts:
-    pairs = [
-        (p, i)
-        for p, i in zip(encoded.problems, encoded.prompt_ids, strict=True)
-        if p.prompt_id in kept
-    ]
-    return replace(
-        encoded, problems=[p for p, _ in pairs], prompt_ids=[i for _, i in pairs], skipped=[]
-    )
+def _only(encoded: EncodedPrompts, rows: set[int]) -> EncodedPrompts:
+    """The encoded prompts of these problems, by their rows in the source."""
+    problems: list[Problem] = []
+    prompt_ids: list[list[int]] = []
+    for problem, ids in zip(encoded.problems, encoded.prompt_ids, strict=True):
+        if problem.prompt_id in rows:
+            problems.append(problem)
+            prompt_ids.append(ids)
+    return replace(encoded, problems=problems, prompt_ids=prompt_ids, skipped=[])
 
 
 def _write_problems(
@@ -158,15 +159,16 @@ def _write_problems(
 ) -> None:
     """One problem a line, in the order of the source, as `train --dataset` reads it."""
     chosen = set(curation.confirmed if confirm else curation.kept)
-    rows = [
-        {
+    lines: list[str] = []
+    for problem in problems:
+        if problem.prompt_id not in chosen:
+            continue
+        row = {
             "problem": problem.prompt,
             "answer": problem.answer,
             "row": problem.prompt_id,
             "accuracy": curation.accuracy[problem.prompt_id],
             "held_out_accuracy": curation.held_out[problem.prompt_id],
         }
-        for problem in problems
-        if problem.prompt_id in chosen
-    ]
-    write_atomically(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+    write_atomically(path, "".join(lines))

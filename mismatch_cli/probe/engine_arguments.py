@@ -8,6 +8,7 @@ from it.
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from itertools import starmap
 from typing import Any
 
 from mismatch_cli.base import custom_code
@@ -16,7 +17,8 @@ from mismatch_cli.base.text import parse_json
 
 Test = Callable[[Any], bool]
 _LARGEST = 2**48
-# The name of a dtype, a backend, a method: neither a module nor a path
+# The name of a dtype, a backend, a method. Without a dot or a slash it cannot name a module to
+# import or a file to read.
 _WORD = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _SERVED = re.compile(r"[\w.:/ -]{1,200}")
 _SPECULATION = {"method", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"}
@@ -35,7 +37,7 @@ def is_number(value: Any) -> bool:
 
 
 def is_count(value: Any) -> bool:
-    """Whether this is a whole number of such a size."""
+    """Whether this is a whole number of a size that a setting can have; booleans are none."""
     return is_number(value) and isinstance(value, int)
 
 
@@ -44,51 +46,54 @@ def _is_flag(value: Any) -> bool:
 
 
 def is_name_on_server(value: Any) -> bool:
-    """A server compares it with its own list of models."""
+    """Whether this can be a model's name on a server, which compares it with its own list."""
     return isinstance(value, str) and _SERVED.fullmatch(value) is not None and "://" not in value
 
 
 def _is_configuration(value: Any) -> bool:
-    """Numbers and words of a model's config.json; `auto_map` is how it names code."""
+    """Whether these are numbers and words as in a model's config.json, without the `auto_map` that
+    names code.
+    """
     if isinstance(value, Mapping):
-        return all(
-            is_word(key) and key != "auto_map" and _is_configuration(value[key]) for key in value
-        )
+        keys_are_plain = all(map(is_word, value)) and "auto_map" not in value
+        return keys_are_plain and all(map(_is_configuration, value.values()))
     return value is None or is_number(value) or isinstance(value, bool | float) or is_word(value)
 
 
 def _is_speculation(value: Any) -> bool:
-    """Drafts from the prompt itself; a draft model is a second model, which has to be typed."""
+    """Whether drafts come from the prompt itself; a draft model would be a second model, which has
+    to be typed.
+    """
     return isinstance(value, Mapping) and value.keys() <= _SPECULATION and _is_configuration(value)
 
 
 _COUNTS = (
-    *(
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "max_model_len",
-        "max_logprobs",
-        "block_size",
-        "batch_size",
-    ),
-    *(
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "data_parallel_size",
-        "num_gpu_blocks_override",
-    ),
-    *("kv_cache_memory_bytes", "long_prefill_token_threshold", "concurrency"),
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "max_logprobs",
+    "block_size",
+    "batch_size",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "num_gpu_blocks_override",
+    "kv_cache_memory_bytes",
+    "long_prefill_token_threshold",
+    "concurrency",
 )
 _NUMBERS = ("gpu_memory_utilization", "cpu_offload_gb", "timeout", "patience")
 _FLAGS = (
-    *("enforce_eager", "enable_prefix_caching", "enable_chunked_prefill", "enable_expert_parallel"),
-    *(
-        "disable_cascade_attn",
-        "disable_sliding_window",
-        "disable_custom_all_reduce",
-        "async_scheduling",
-    ),
-    *("calculate_kv_scales", "enable_sleep_mode"),
+    "enforce_eager",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "enable_expert_parallel",
+    "disable_cascade_attn",
+    "disable_sliding_window",
+    "disable_custom_all_reduce",
+    "async_scheduling",
+    "calculate_kv_scales",
+    "enable_sleep_mode",
 )
 _WORDS = (
     "dtype",
@@ -116,7 +121,7 @@ def is_listed(name: str, value: Any) -> bool:
 
 def unlisted_arguments(items: Iterable[str]) -> bool:
     """Whether any of these `--engine-arg` has to be typed."""
-    return not all(is_listed(name, value) for name, value in parsed_arguments(items).items())
+    return not all(starmap(is_listed, parsed_arguments(items).items()))
 
 
 def parsed_arguments(items: Iterable[str]) -> dict[str, Any]:
@@ -130,20 +135,22 @@ def parsed_arguments(items: Iterable[str]) -> dict[str, Any]:
             raise UsageError(
                 f"The engine setting {item!r} is not KEY=VALUE, such as max_num_seqs=64."
             )
-        if key.replace("-", "_") == "trust_remote_code":
+        name = key.replace("-", "_")
+        if name == "trust_remote_code":
             raise UsageError(
                 f"The engine setting {item} would apply to one side only. Use {custom_code.FLAG}."
             )
         try:
-            arguments[key.replace("-", "_")] = parse_json(value)
+            arguments[name] = parse_json(value)
         except ValueError:
-            arguments[key.replace("-", "_")] = value
+            arguments[name] = value
     return arguments
 
 
 def spelled(arguments: Mapping[str, Any]) -> list[str]:
     """The words KEY=VALUE of these arguments, as a command takes them."""
-    return [
-        f"{name}={value if isinstance(value, str) else json.dumps(value)}"
-        for name, value in arguments.items()
-    ]
+    words = []
+    for name, value in arguments.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        words.append(f"{name}={text}")
+    return words

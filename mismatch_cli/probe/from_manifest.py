@@ -46,10 +46,10 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def taken_from(
-    kind: type, recorded: Mapping[str, Any], given: Collection[str], source: Path
+    kind: type, recorded: Mapping[str, Any], typed: Collection[str], source: Path
 ) -> dict[str, Any]:
-    """The settings of this kind in the manifest of `source`, except those `given` on the command
-    line.
+    """The settings of this kind in the manifest of `source`, except those that are `typed` on the
+    command line.
 
     Raises a `MismatchError` for a value of another type or range, and a `UsageError` that shows
     what has to be typed.
@@ -59,14 +59,15 @@ def taken_from(
     lines: list[str] = []
     for setting in settings_of(kind):
         value = recorded.get(setting.key)
-        if value is None or value == setting.nothing or setting.key in given:
+        is_unset = value is None or value == setting.nothing
+        if is_unset or setting.key in typed:
             continue
         if not (_fits(value, setting.type) and _in_range(value, setting.about)):
             raise damaged_setting(source, setting.key, value)
-        if not _must_be_given(setting, value):
+        if not _must_be_typed(setting, value):
             taken[setting.key] = _as_data(setting, value, source)
         elif setting.is_typed:
-            words += _typed(setting, value)
+            words += _words_to_type(setting, value)
         else:
             lines.append(toml_line(setting, value))
     if words or lines:
@@ -74,8 +75,8 @@ def taken_from(
     return taken
 
 
-def _must_be_given(setting: Setting, value: Any) -> bool:
-    """Whether only the user may give this value, which starts code, names a host or is an adapter."""
+def _must_be_typed(setting: Setting, value: Any) -> bool:
+    """Whether only the user may set this value: it starts code, names a host or is an adapter."""
     is_adapter = setting.about.get("path") == ADAPTER and bool(value)
     return is_adapter or is_typed_only(setting, value)
 
@@ -97,11 +98,13 @@ def must_be_typed(source: Path, words: Sequence[str], lines: Sequence[str] = ())
     """The error for settings that a manifest has but must not set: words to type, and lines of a
     file for what has no flag.
     """
-    shown, ways = list(lines), []
+    shown: list[str] = []
+    ways: list[str] = []
     if words:
-        shown.insert(0, quoted(*words))
+        shown.append(quoted(*words))
         ways.append("add these words to your command")
     if lines:
+        shown += lines
         ways.append("write this into a file that --config names")
     return UsageError(
         f"{source} was recorded with {'; '.join(shown)}. A manifest starts no code, asks no host "
@@ -120,34 +123,40 @@ def model_of(name: Any, source: Path, flag: str) -> str:
     if not isinstance(name, str) or "://" in name:
         raise damaged_setting(source, flag, name)
     reason = not_only_data(name)
-    if not reason:
-        if not Path(name).expanduser().is_dir():
-            keep_off_the_hub()
-        return name
-    typed = quoted(name) if flag.isupper() else quoted(flag, name)
-    raise UsageError(
-        f"{source} names the model {name}, {reason} Name another, or this one if you trust it: "
-        f"{typed}"
-    )
+    if reason:
+        # An argument has no flag: its name is in capitals.
+        words = [name] if flag.isupper() else [flag, name]
+        raise UsageError(
+            f"{source} names the model {name}, {reason} Name another, or this one if you trust "
+            f"it: {quoted(*words)}"
+        )
+    if not Path(name).expanduser().is_dir():
+        keep_off_the_hub()
+    return name
 
 
-def adapter_of(given: str | None, recorded: Any, source: Path, key: str) -> str | None:
-    """The adapter that was given; a `UsageError` if only the manifest names one."""
-    if not given and recorded:
+def adapter_of(typed: str | None, recorded: Any, source: Path, key: str) -> str | None:
+    """The adapter that was typed; a `UsageError` if only the manifest names one."""
+    if not typed and recorded:
         raise must_be_typed(source, (), [f"{key} = {toml(str(recorded))}"])
-    return given
+    return typed
 
 
-def engine_arguments(arguments: Any, given: Collection[str], source: Path) -> dict[str, Any]:
-    """The engine's arguments in a manifest, without those `given` on the command line and without a
+def engine_arguments(arguments: Any, typed: Collection[str], source: Path) -> dict[str, Any]:
+    """The engine's arguments in a manifest, without those `typed` on the command line and without a
     server's URL.
 
     Raises a `UsageError` that shows those which have to be typed.
     """
-    recorded = dict(arguments or {})
-    recorded.pop("url", None)
-    taken = {name: value for name, value in recorded.items() if name not in given}
-    unlisted = {name: value for name, value in taken.items() if not is_listed(name, value)}
+    taken: dict[str, Any] = {}
+    unlisted: dict[str, Any] = {}
+    for name, value in dict(arguments or {}).items():
+        if name == "url" or name in typed:
+            continue
+        if is_listed(name, value):
+            taken[name] = value
+        else:
+            unlisted[name] = value
     if unlisted:
         raise must_be_typed(source, spelled(unlisted))
     return taken
@@ -157,14 +166,15 @@ def sampler_of(recorded: Any) -> dict[str, Any]:
     """The sampler's settings in a section of a manifest, for `SamplingSettings`, which checks
     their range.
     """
-    section = recorded if isinstance(recorded, Mapping) else {}
-    named = {each.name: section.get(each.name) for each in fields(SamplingSettings)}
-    given = {name: value for name, value in named.items() if is_number(value)}
-    return {
-        name: value
-        for name, value in given.items()
-        if name not in ("top_k", "max_tokens") or is_count(value)
-    }
+    if not isinstance(recorded, Mapping):
+        return {}
+    taken: dict[str, Any] = {}
+    for field in fields(SamplingSettings):
+        value = recorded.get(field.name)
+        is_valid = is_count if field.name in ("top_k", "max_tokens") else is_number
+        if is_valid(value):
+            taken[field.name] = value
+    return taken
 
 
 def engine_of(name: Any, source: Path) -> str:
@@ -223,11 +233,13 @@ def check_file(value: str, source: Path, setting: Setting) -> None:
     """A file or folder of this machine, or the name of a data set, which is read from the hub's
     cache.
     """
+    path = Path(value)
     if "://" in value:
-        raise must_be_typed(source, _typed(setting, value))
-    if (Path(value) / "config.json").is_file():  # `bisect MODEL`: what it searches is probed first
+        raise must_be_typed(source, _words_to_type(setting, value))
+    if (path / "config.json").is_file():
+        # What `bisect MODEL` searches is a model here: it is probed first.
         model_of(value, source, setting.flag)
-    elif not os.path.isabs(value) and not Path(value).exists():
+    elif not path.is_absolute() and not path.exists():
         if not _HUB_NAME.fullmatch(value):
             raise damaged_setting(source, setting.key, value)
         keep_off_the_hub()
@@ -239,15 +251,19 @@ def keep_off_the_hub() -> None:
     """
     import huggingface_hub.constants
 
+    # Children read the environment; here the library has read it already, into a constant.
     os.environ["HF_HUB_OFFLINE"] = "1"
     huggingface_hub.constants.HF_HUB_OFFLINE = True
 
 
-def _typed(setting: Setting, value: Any) -> list[str]:
+def _words_to_type(setting: Setting, value: Any) -> list[str]:
     """The words that type this value; a flag that can be repeated once for each item."""
-    flag = [] if setting.about.get("argument") else [setting.words]
-    values = value if isinstance(value, list | tuple) else [value]
-    return [word for each in values for word in (*flag, str(each))]
+    words: list[str] = []
+    for item in value if isinstance(value, list | tuple) else [value]:
+        if not setting.about.get("argument"):
+            words.append(setting.words)
+        words.append(str(item))
+    return words
 
 
 def damaged_setting(source: Path, name: str, value: Any) -> MismatchError:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -46,11 +46,12 @@ class Distributions:
         The files are renamed into place at the end of the block, before the shard is: an existing
         shard has its files.
         """
-        wanted = range(first, min(first + responses, self.count))
+        sinks: list[Sink] = []
         with ExitStack() as files:
-            paths = [files.enter_context(replacing(self.path(number))) for number in wanted]
-            opened = [files.enter_context(open(path, "wb")) for path in paths]
-            yield [_writer(file) for file in opened]
+            for number in range(first, min(first + responses, self.count)):
+                path = files.enter_context(replacing(self.path(number)))
+                sinks.append(_writer(files.enter_context(path.open("wb"))))
+            yield sinks
 
     def read(self, first: int, table: pa.Table) -> list[np.ndarray | None]:
         """The distributions `[T, V]` of a shard's responses, None beyond the first N;
@@ -61,10 +62,8 @@ class Distributions:
         """
         full_logp: list[np.ndarray | None] = [None] * len(table)
         for row in range(min(len(table), self.count - first)):
-            ids, logp = (
-                table.column(name)[row].as_py() for name in ("response_ids", "logp_rollout")
-            )
-            ids_T, logp_T = np.array(ids, dtype=np.int64), np.array(logp, dtype=np.float32)
+            ids_T = np.array(table["response_ids"][row].as_py(), dtype=np.int64)
+            logp_T = np.array(table["logp_rollout"][row].as_py(), dtype=np.float32)
             full_logp[row] = _read(self.path(first + row), ids_T, logp_T)
         return full_logp
 
@@ -76,7 +75,7 @@ class Distributions:
             self.folder.rmdir()
 
 
-def _writer(file: Any) -> Sink:
+def _writer(file: BinaryIO) -> Sink:
     def write(logp_V: np.ndarray) -> None:
         file.write(np.ascontiguousarray(logp_V, dtype=np.float32).data)
 
@@ -84,8 +83,10 @@ def _writer(file: Any) -> Sink:
 
 
 def _read(path: Path, ids_T: np.ndarray, logp_T: np.ndarray) -> np.ndarray:
+    """The distributions in a file, `_TV`; a `MismatchError` if they are of another response."""
     try:
         mu_TV = np.asarray(np.memmap(path, dtype=np.float32, mode="r")).reshape(len(ids_T), -1)
+        # Both were written from the same numbers: at the sampled ids they are equal to the bit.
         belongs = np.array_equal(mu_TV[np.arange(len(ids_T)), ids_T], logp_T)
     except (OSError, ValueError, IndexError):
         belongs = False
@@ -104,26 +105,25 @@ def check_room(config: ProbeConfig, vocabulary: int, run_folder: Path) -> None:
     Raises a `MismatchError` that says what to type, or a `UsageError` for an engine without full
     distributions.
     """
-    tokens, count = config.sampling.max_tokens, config.kept.full_divergence
+    tokens = config.sampling.max_tokens
     needed = full_bytes(config.engine.name, vocabulary, tokens)
-    limit = (
-        config.kept.full_divergence_memory or 0
-    ) * _GIB or _SHARE_OF_FREE_MEMORY * free_memory()
+    allowed = config.extras.full_divergence_memory
+    if allowed:
+        limit, name_of_limit = allowed * _GIB, "full_divergence_memory"
+    else:
+        limit, name_of_limit = _SHARE_OF_FREE_MEMORY * free_memory(), "half of the free memory"
     if needed > limit:
-        given = (
-            "full_divergence_memory is"
-            if config.kept.full_divergence_memory
-            else "half of the free memory is"
-        )
         fitting = int(tokens * limit / needed)
         shorter = f"--max-tokens {fitting} would fit; " if fitting else ""
         raise MismatchError(
             f"--full-divergence: {tokens} tokens × a vocabulary of {vocabulary} would take "
-            f"{needed / _GIB:.1f} GiB of memory in {config.engine.name}, and {given} "
+            f"{needed / _GIB:.1f} GiB of memory in {config.engine.name}, and {name_of_limit} is "
             f"{limit / _GIB:.1f} GiB. {shorter}--engine hf keeps one token at a time; "
             f"full_divergence_memory = {needed / _GIB + 0.1:.1f} allows it."
         )
-    on_disk, free = count * tokens * vocabulary * _FLOAT32, _free_disk(run_folder)
+    count = config.extras.full_divergence
+    on_disk = count * tokens * vocabulary * _FLOAT32
+    free = _free_disk(run_folder)
     if on_disk > free:
         raise MismatchError(
             f"--full-divergence {count} would take up to {on_disk / _GIB:.1f} GiB of disk until "
@@ -140,7 +140,8 @@ def vocabulary_of(model: str, tokenizer: Any) -> int:
 
 
 def _free_disk(folder: Path) -> int:
-    existing = next(path for path in (folder, *folder.resolve().parents) if path.exists())
+    """Free bytes of the disk on which a folder is, or will be created."""
+    existing = next(filter(Path.exists, (folder, *folder.resolve().parents)))
     return shutil.disk_usage(existing).free
 
 
@@ -149,22 +150,25 @@ def free_memory() -> int:
     not say.
     """
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(
-            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
-        )
-    except (OSError, StopIteration):
+        free = 1024 * _entry(Path("/proc/meminfo"), "MemAvailable")
+    except (OSError, ValueError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     group = Path("/sys/fs/cgroup")
     try:
-        allowed, used = (
-            int((group / name).read_text()) for name in ("memory.max", "memory.current")
-        )
-        cached = next(
-            int(x.split()[1])
-            for x in (group / "memory.stat").open()
-            if x.startswith("inactive_file")
-        )
-    except (OSError, ValueError, StopIteration):  # no group, or no limit: "max"
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+        # Files that were read count as used, but their memory is there for whoever asks for it.
+        cached = _entry(group / "memory.stat", "inactive_file")
+    except (OSError, ValueError):  # no group, or no limit: "max"
         return free
-    return min(free, max(0, allowed - used + cached))
+    return min(free, max(0, limit - used + cached))
+
+
+def _entry(path: Path, name: str) -> int:
+    """The number on the line of a system's file that begins with this name; a `ValueError` if there
+    is none.
+    """
+    for line in path.read_text().splitlines():
+        if line.startswith(name):
+            return int(line.split()[1])
+    raise ValueError(name)

@@ -18,6 +18,7 @@ from mismatch_cli.probe.config import ProbeConfig
 from mismatch_cli.probe.full_divergence import Distributions, check_room, vocabulary_of
 from mismatch_cli.probe.rollouts import RecordingProgress, is_sampled, loaded_sampler, shards_of
 from mismatch_cli.probe.score import (
+    ScoringPass,
     evenly_spaced,
     load_trainer,
     passes,
@@ -53,10 +54,11 @@ def record(
         "config": config.to_json(),
         "top_logprobs": config.top_logprobs,
         "threads": threads,
+        "libraries": library_versions(),
     }
-    manifest["libraries"] = library_versions()
-    distributions = Distributions(run_folder / "distributions", config.kept.full_divergence)
-    check_unchanged(config, manifest)  # reports a missing adapter before an hour of sampling
+    distributions = Distributions(run_folder / "distributions", config.extras.full_divergence)
+    # Sampling takes an hour: a missing adapter is reported before it.
+    check_unchanged(config, manifest)
     if not ranks.world.told(is_sampled(folder, manifest)):
         manifest = _sample(config, run_folder, manifest, distributions, progress, ranks)
     _score(config, folder, manifest, distributions, progress, ranks)
@@ -72,12 +74,15 @@ def _sample(
     progress: RecordingProgress,
     ranks: Ranks,
 ) -> dict[str, Any]:
+    """Sample the missing shards; returns the completed manifest."""
     tokenizer = load_tokenizer(config.engine.model)
     problems = load_problems(config.prompt_source)
-    if full := distributions.count > 0:
+    # Everything that can be refused is refused now, not after an hour of sampling.
+    full = distributions.count > 0
+    if full:
         check_room(config, vocabulary_of(config.engine.model, tokenizer), run_folder)
     if config.scoring_model != config.engine.model:
-        check_model_folder(config.scoring_model)  # before an hour of sampling, not after it
+        check_model_folder(config.scoring_model)
     fresh = "shards" not in manifest
     with loaded_sampler(
         config, run_folder, problems, tokenizer, progress, fresh=fresh, full=full, ranks=ranks
@@ -93,28 +98,22 @@ def _score(
     progress: RecordingProgress,
     ranks: Ranks,
 ) -> None:
+    """Score the shards that lack a pass, with the trainer of that pass."""
     manifest["equal_weights"] = equal_weights(config)
     shards = shards_of(folder, manifest)
     for scoring in passes(manifest["equal_weights"]):
-        done = ranks.world.told([scoring.done(path) for path in shards])
+        done = ranks.world.told([scoring.is_done(path) for path in shards])
         if all(done):
             continue
-        recomputed = scoring.column == "logp_recomputed"
-        at_rollout = recomputed or manifest["equal_weights"]
-        check = (
-            AdapterCheck(config, shards[0], progress, ranks)
-            if config.engine_adapter and at_rollout
-            else None
-        )
-        model, adapter = config.engine.model, config.engine_adapter
-        if not recomputed:
-            model, adapter = config.scoring_model, config.scorer_adapter
-        trainer = load_trainer(model, adapter, config.scorer, config.sampling, progress, ranks)
-        if check is not None:
-            manifest["adapter_check"] = check.done(trainer)
-        manifest["recomputed" if recomputed else "trainer"] = trainer.describe()
+        adapter_check = None
+        if config.engine_adapter and scoring.at_rollout_weights:
+            adapter_check = AdapterCheck(config, shards[0], progress, ranks)
+        trainer = _load_trainer(scoring, config, progress, ranks)
+        if adapter_check is not None:
+            manifest["adapter_check"] = adapter_check.finish(trainer)
+        manifest[scoring.column.removeprefix("logp_")] = trainer.describe()
         if ranks.world.first:
-            # Before the first shard is scored: a killed run says what scored it
+            # A run may be killed while it scores: its manifest says what scored the first shards.
             write_manifest(folder, manifest)
         score = partial(
             score_shard,
@@ -122,10 +121,20 @@ def _score(
             scoring=scoring,
             token_budget=config.scorer.token_budget,
             distributions=distributions,
-            keep_routes=config.kept.keep_routes,
+            keep_routes=config.extras.keep_routes,
             ranks=ranks,
         )
         score_shards(score, shards, done, config.scorer.noise_responses, progress, ranks)
+
+
+def _load_trainer(
+    scoring: ScoringPass, config: ProbeConfig, progress: RecordingProgress, ranks: Ranks
+) -> Trainer:
+    """The trainer of a pass: for `logp_recomputed` the model that sampled, else the trainer's."""
+    model, adapter = config.scoring_model, config.scorer_adapter
+    if scoring.column == "logp_recomputed":
+        model, adapter = config.engine.model, config.engine_adapter
+    return load_trainer(model, adapter, config.scorer, config.sampling, progress, ranks)
 
 
 _RESPONSES = 32  # of the first shard
@@ -142,14 +151,15 @@ def equal_weights(config: ProbeConfig) -> bool:
 
 def check_unchanged(config: ProbeConfig, manifest: dict[str, Any]) -> None:
     """A `MismatchError` for an adapter that cannot be read, or has changed since the run began."""
-    for side, name in (("rollout", config.engine_adapter), ("trainer", config.scorer_adapter)):
-        if name is not None:
-            now = read_adapter(name).digest
-            if manifest.get(side, {}).get("adapter_digest", now) != now:
-                raise MismatchError(
-                    f"The adapter {name} has changed since this run began, so it cannot be "
-                    "resumed. Start again in another --output, or with --force."
-                )
+    for role, adapter in (("rollout", config.engine_adapter), ("trainer", config.scorer_adapter)):
+        if adapter is None:
+            continue
+        digest = read_adapter(adapter).digest
+        if manifest.get(role, {}).get("adapter_digest", digest) != digest:
+            raise MismatchError(
+                f"The adapter {adapter} has changed since this run began, so it cannot be "
+                "resumed. Start again in another --output, or with --force."
+            )
 
 
 class AdapterCheck:
@@ -160,38 +170,40 @@ class AdapterCheck:
     def __init__(
         self, config: ProbeConfig, shard: Path, progress: RecordingProgress, ranks: Ranks
     ) -> None:
-        self._config, self._progress = config, progress
+        self._config = config
+        self._progress = progress
+        self._logp_rollout: list[np.ndarray] = []
+        self._requests: list[ScoreRequest] = []
         table = open_shard(shard).read()
-        chosen = evenly_spaced(_RESPONSES, len(table))
-        rows = [row for row in range(len(table)) if chosen(row)]
         batch = table_to_batch(table.combine_chunks())
-        offset_S1 = batch.offset_S1.tolist()
         assert batch.logp_rollout_T is not None
-        self._logp_rollout = [batch.logp_rollout_T[offset_S1[r] : offset_S1[r + 1]] for r in rows]
+        logp_rollout = np.split(batch.logp_rollout_T, batch.offset_S1[1:-1])
         requests = requests_of(table)
-        self._requests = [
-            ScoreRequest(requests[r].prompt_ids, requests[r].response_ids) for r in rows
-        ]
-        self._without = self._logp(
-            load_trainer(config.engine.model, None, config.scorer, config.sampling, progress, ranks)
+        for row in filter(evenly_spaced(_RESPONSES, len(table)), range(len(table))):
+            request = requests[row]
+            self._logp_rollout.append(logp_rollout[row])
+            self._requests.append(ScoreRequest(request.prompt_ids, request.response_ids))
+        without_adapter = load_trainer(
+            config.engine.model, None, config.scorer, config.sampling, progress, ranks
         )
+        self._logp_without = self._logp(without_adapter)
 
-    def done(self, trainer: Trainer) -> dict[str, Any]:
+    def finish(self, trainer: Trainer) -> dict[str, Any]:
         """The finding, for the manifest; a `MismatchError` if the engine's log μ fits the model
         without adapter.
         """
-        config = self._config
-        fit = paired_test(self._logp_rollout, self._logp(trainer), self._without)
+        adapter = self._config.engine_adapter
+        fit = paired_test(self._logp_rollout, self._logp(trainer), self._logp_without)
         if fit.second_fits:
             raise MismatchError(
-                f"The engine did not apply the adapter {config.engine_adapter}: on "
+                f"The engine did not apply the adapter {adapter}: on "
                 f"{len(self._requests)} of its own responses mean |π − μ| is {fit.first:.2g} "
                 f"with the adapter and {fit.second:.2g} without. Nothing was scored. Read log/ "
                 "in the run folder, or probe without an adapter on the engine."
             )
         if not fit.first_fits:
             self._progress.say(
-                f"Cannot tell whether the engine applied the adapter {config.engine_adapter}: "
+                f"Cannot tell whether the engine applied the adapter {adapter}: "
                 f"mean |π − μ| is {fit.first:.2g} with it and {fit.second:.2g} without, too "
                 "close to distinguish."
             )
@@ -199,7 +211,8 @@ class AdapterCheck:
             "responses": len(self._requests),
             "abs_dp_with": fit.first,
             "abs_dp_without": fit.second,
-            "applied": True if fit.first_fits else None,
+            # Never False: an adapter that was not applied has raised above.
+            "applied": fit.first_fits or None,
         }
 
     def _logp(self, trainer: Trainer) -> list[np.ndarray]:

@@ -9,7 +9,6 @@ Where they are equal, `logp_trainer` is log π at the weights that sampled, and 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,27 +34,39 @@ OF_ROUTERS = made_by(Maker.ROUTERS)
 class RescorePlan:
     """What to write: by which pass, at which version, replacing which columns."""
 
-    score: ScoringPass
+    scoring: ScoringPass
     version: int  # of the model that scores
     equal_weights: bool  # whether the finished trace compares equal weights only
     replaced: tuple[str, ...]  # columns of the source that the new trace drops
     carried: tuple[str, ...]  # columns that keep what the source knew at the weights that sampled
-    written: tuple[str, ...]  # columns that every part of the new trace has
+    written: tuple[str, ...]  # columns that every row group of the new trace has
     digest: str  # changes when the source does
     notes: tuple[str, ...]  # for the user
 
     def versions(self, table: pa.Table) -> dict[str, Any]:
         """The version columns, with the gaps of the source filled in."""
         filled = {"version_rollout": versions_of(table, "version_rollout", 0)}
-        # The kept trainer: at other weights, unless known
-        if self.score.column == "logp_recomputed":
+        if self.scoring.column == "logp_recomputed":
+            # The trace keeps its trainer, which scored at later weights. A response without its
+            # version gets a later one than the version that sampled, or readers would take its
+            # log π for the recomputed one.
             filled["version_trainer"] = versions_of(table, "version_trainer", self.version + 1)
         return filled
 
 
+_SMALL_COLUMNS = (
+    "step",
+    "version_rollout",
+    "version_trainer",
+    "prompt_ids",
+    "response_ids",
+    "routes",
+)
+
+
 @dataclass
 class _Source:
-    """What one pass over the small columns of a trace shows."""
+    """What one pass over the columns without log-probabilities shows of a trace."""
 
     columns: set[str]
     sampled_at: set[int] = field(default_factory=set)
@@ -67,36 +78,36 @@ class _Source:
     without_prompt: int = 0
     without_routes: int = 0
 
+    @property
+    def has_recomputed(self) -> bool:
+        """Whether some responses have log π at the weights that sampled."""
+        return self.at_equal_weights > 0 or "logp_recomputed" in self.columns
+
+    @property
+    def strangers(self) -> list[str]:
+        """Columns that the schema does not have, so nobody knows who made them."""
+        return sorted(self.columns - COLUMNS.keys())
+
     @classmethod
     def of(cls, trace: Trace) -> _Source:
-        found = cls(trace.columns())
-        names = (
-            "step",
-            "version_rollout",
-            "version_trainer",
-            "prompt_ids",
-            "response_ids",
-            "routes",
-        )
-        for table in trace.tables(names):
+        source = cls(trace.columns())
+        for table in trace.tables(_SMALL_COLUMNS):
             rollout_S = versions_of(table, "version_rollout", 0)
-            found.sampled_at |= set(rollout_S.tolist())
-            if {
-                "version_trainer",
-                "logp_trainer",
-            } <= found.columns and "version_trainer" in table.column_names:
+            source.sampled_at |= set(rollout_S.tolist())
+            if "version_trainer" in table.column_names and "logp_trainer" in source.columns:
                 trainer_S = versions_of(table, "version_trainer", -1)
-                found.scored_at |= set(trainer_S.tolist())
-                found.at_equal_weights += int((rollout_S == trainer_S).sum())
-            found.steps |= set(table.column("step").to_pylist())
-            found.rows += len(table)
-            found.without_routes += (
-                table.column("routes").null_count if "routes" in table.column_names else len(table)
-            )
-            found.without_prompt += int(
-                np.sum((_lengths(table, "prompt_ids") == 0) & (_lengths(table, "response_ids") > 0))
-            )
-        return found
+                source.scored_at |= set(trainer_S.tolist())
+                source.at_equal_weights += int((rollout_S == trainer_S).sum())
+            source.steps |= set(table.column("step").to_pylist())
+            source.rows += len(table)
+            has_prompt_S = _lengths(table, "prompt_ids") > 0
+            has_response_S = _lengths(table, "response_ids") > 0
+            source.without_prompt += int((has_response_S & ~has_prompt_S).sum())
+            if "routes" in table.column_names:
+                source.without_routes += table.column("routes").null_count
+            else:
+                source.without_routes += len(table)
+        return source
 
 
 def versions_of(table: pa.Table, name: str, unknown: int) -> np.ndarray:
@@ -111,8 +122,8 @@ def _lengths(table: pa.Table, name: str) -> np.ndarray:
 
 
 def plan_rescoring(trace: Trace, config: RescoreConfig) -> RescorePlan:
-    """Decide, or raise with one sentence that says why these weights cannot be what was asked
-    for.
+    """Decide which weights score, and what becomes of each column; a `MismatchError` that says why
+    the trace cannot be scored, or not at these weights.
     """
     trace.require_ids("A trainer scores")
     source = _Source.of(trace)
@@ -129,11 +140,8 @@ def plan_rescoring(trace: Trace, config: RescoreConfig) -> RescorePlan:
             f"MISMATCH_KEEP_ROUTES={source.rows} mismatch-cli probe --engine hf"
         )
     version = _version(trace, source, config)
-    return (
-        _plan_recomputed(trace, source, version, config)
-        if config.keep_trainer
-        else _plan_trainer(trace, source, version, config)
-    )
+    plan = _plan_recomputed if config.keep_trainer else _plan_trainer
+    return plan(trace, source, version, config)
 
 
 def _version(trace: Trace, source: _Source, config: RescoreConfig) -> int:
@@ -149,7 +157,8 @@ def _version(trace: Trace, source: _Source, config: RescoreConfig) -> int:
             f"({versions[0]} to {versions[-1]}), and a model has only one. Say which: --weights "
             f"{versions[0]}, or --weights {NEWER}."
         )
-    return next(iter(source.sampled_at))
+    (version,) = source.sampled_at
+    return version
 
 
 def _plan_trainer(
@@ -162,53 +171,65 @@ def _plan_trainer(
     equal, and a mismatch must not mix two trainers.
     """
     equal = source.sampled_at == {version}
-    known = source.at_equal_weights > 0 or "logp_recomputed" in source.columns
-    carries = known and version not in source.sampled_at
-    topk = "topk_ids" in source.columns
-    carried = OF_RECOMPUTED[: 1 + topk] if carries else ()
+    carries = source.has_recomputed and version not in source.sampled_at
+    carried = _of_recomputed(source) if carries else ()
+    written = ["logp_trainer", *carried]
+    if "topk_ids" in source.columns:
+        written.append("topk_logp_trainer")
+    if config.scorer.noise_responses != 0:
+        written.append("logp_trainer_repeat")
+    if equal:
+        written += _of_routers(source)
+    replaced = [*OF_TRAINER, *OF_RECOMPUTED]
+    if not carries:
+        # The routers' columns go with log π at the weights that sampled: kept with it, or dropped.
+        replaced += OF_ROUTERS
+    replaced += source.strangers
+    return RescorePlan(
+        scoring=ScoringPass("logp_trainer", version_trainer=version, at_rollout_weights=equal),
+        version=version,
+        equal_weights=equal,
+        replaced=tuple(filter(source.columns.__contains__, replaced)),
+        carried=carried,
+        written=tuple(written),
+        digest=_digest(trace),
+        notes=_trainer_notes(source, version, config),
+    )
+
+
+def _trainer_notes(source: _Source, version: int, config: RescoreConfig) -> tuple[str, ...]:
+    """What the user should know of a new trainer's trace: what it assumes, lacks and leaves out."""
     notes = _steps_note(source, config)
-    if known and not carries and not equal:
-        notes.append(
-            "Only some responses were sampled at this model's weights. The trace's old log π at "
-            "the weights that sampled is dropped, or two trainers would mix: the report gives "
-            "the mismatch of those responses, and the total gap of all."
-        )
-    elif config.weights == NEWER and not known:
+    if not source.has_recomputed and config.weights == NEWER:
         notes.append(
             "The trace has no log π at the weights that sampled, so mismatch and staleness "
             "cannot be separated: rescore it with those weights first, then the result with "
             "these."
         )
-    written = ["logp_trainer", *["topk_logp_trainer"] * topk, *carried]
-    written += ["logp_trainer_repeat"] * (config.scorer.noise_responses != 0)
-    strangers = sorted(source.columns - COLUMNS.keys())
-    notes += _note_of_strangers(strangers)
-    replaced = (*OF_TRAINER, *OF_RECOMPUTED, *(() if carries else OF_ROUTERS), *strangers)
-    return RescorePlan(
-        ScoringPass("logp_trainer", version_trainer=version, measures_routes=equal),
-        version,
-        equal,
-        tuple(name for name in replaced if name in source.columns),
-        tuple(carried),
-        (*written, *_of_routers(source, equal)),
-        _digest(trace),
-        tuple(notes),
-    )
+    elif source.has_recomputed and len(source.sampled_at) > 1 and version in source.sampled_at:
+        notes.append(
+            "Only some responses were sampled at this model's weights. The trace's old log π at "
+            "the weights that sampled is dropped, or two trainers would mix: the report gives "
+            "the mismatch of those responses, and the total gap of all."
+        )
+    if source.strangers:
+        notes.append(
+            f"Left out: {', '.join(map(visible, source.strangers))}. The schema does not say who "
+            "made it: if the old trainer did, it does not belong to the new log π."
+        )
+    return tuple(notes)
 
 
-def _of_routers(source: _Source, measures: bool) -> tuple[str, ...]:
-    """The router columns to write, so that every part of the new trace has them."""
-    return OF_ROUTERS if measures and "routes" in source.columns else ()
+def _of_recomputed(source: _Source) -> tuple[str, ...]:
+    """The columns of log π at the weights that sampled: the sampled tokens', and that of the top K
+    where the source has their ids.
+    """
+    return OF_RECOMPUTED if "topk_ids" in source.columns else OF_RECOMPUTED[:1]
 
 
-def _note_of_strangers(columns: Sequence[str]) -> list[str]:
-    """What is not taken over, since the old trainer may have made it."""
-    if not columns:
-        return []
-    return [
-        f"Left out: {', '.join(map(visible, columns))}. The schema does not say who made it: if "
-        "the old trainer did, it does not belong to the new log π."
-    ]
+def _of_routers(source: _Source) -> tuple[str, ...]:
+    """The router columns to write, so that every row group of the new trace has them."""
+    return OF_ROUTERS if "routes" in source.columns else ()
 
 
 def _steps_note(source: _Source, config: RescoreConfig) -> list[str]:
@@ -240,11 +261,16 @@ def _plan_recomputed(
             "weights that sampled, so it already has what --keep-trainer would add. Leave out "
             "--keep-trainer to replace it."
         )
-    written = (*OF_RECOMPUTED[: 1 + ("topk_ids" in source.columns)], *_of_routers(source, True))
-    replaced = tuple(name for name in (*OF_RECOMPUTED, *OF_ROUTERS) if name in source.columns)
-    notes = tuple(_steps_note(source, config))
+    replaced = filter(source.columns.__contains__, (*OF_RECOMPUTED, *OF_ROUTERS))
     return RescorePlan(
-        ScoringPass("logp_recomputed"), version, False, replaced, (), written, _digest(trace), notes
+        scoring=ScoringPass("logp_recomputed"),
+        version=version,
+        equal_weights=False,
+        replaced=tuple(replaced),
+        carried=(),
+        written=(*_of_recomputed(source), *_of_routers(source)),
+        digest=_digest(trace),
+        notes=tuple(_steps_note(source, config)),
     )
 
 

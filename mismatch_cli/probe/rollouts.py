@@ -2,6 +2,8 @@
 shards one by one.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
@@ -16,6 +18,7 @@ from mismatch_cli.models.adapters import read_adapter
 from mismatch_cli.models.engines import (
     Engine,
     Request,
+    Sink,
     create_engine,
     engine_module,
     sample_checked,
@@ -53,8 +56,8 @@ class RecordingProgress(Protocol):
     def sampling(
         self, phase: str, total: int, done: int, most_tokens: int
     ) -> AbstractContextManager[Callable[[int], None]]:
-        """A phase that samples responses of at most so many tokens; the engine also tells how
-        many it has sampled.
+        """A phase that samples responses of at most so many tokens; its block calls what it gets
+        with the number of newly finished ones, and the engine reports the tokens by itself.
         """
         ...
 
@@ -87,29 +90,13 @@ class Sampler:
         describes other prompts. A response's seed follows from its prompt and number:
         `first_sample` skips those of earlier responses.
         """
-        plans = plan_shards(
-            self.encoded.problems, self.encoded.prompt_ids, config.prompts_per_shard
-        )
-        prompts = describe_prompts(config, self.encoded, manifest)
-        adapter = (
-            {}
-            if config.engine_adapter is None
-            else read_adapter(config.engine_adapter).facts(merged=False)
-        )
-        rollout = _describe(self.engine, config, manifest) | adapter
-        rows = {
-            plan.path(folder): len(plan.problems) * config.sampler.samples_per_prompt
-            for plan in plans
-        }
-        promised = shard_entries({path.name: count for path, count in rows.items()})
-        manifest = manifest | {"rollout": rollout, "prompts": prompts} | promised
-        todo = [plan for plan in plans if not is_whole(plan.path(folder), rows[plan.path(folder)])]
-        with self.ranks.first_before_others() as first:
-            if first:
-                write_vocabulary(folder, self.tokenizer)
-                write_manifest(folder, manifest)
-        total = sum(rows.values())
-        done = total - sum(rows[plan.path(folder)] for plan in todo)
+        encoded = self.encoded
+        samples = config.sampler.samples_per_prompt
+        plans = plan_shards(encoded.problems, encoded.prompt_ids, config.prompts_per_shard)
+        manifest = self._promise(config, folder, manifest, plans)
+        todo = [plan for plan in plans if not plan.is_sampled(folder, samples)]
+        total = samples * len(encoded.problems)
+        done = total - samples * sum(len(plan.problems) for plan in todo)
         with self.progress.sampling(phase, total, done, config.sampler.max_tokens) as on_finished:
             for plan in self.ranks.own(todo):
                 sample_shard(
@@ -117,16 +104,36 @@ class Sampler:
                     self.engine,
                     self.grader,
                     folder=folder,
-                    samples_per_prompt=config.sampler.samples_per_prompt,
+                    samples_per_prompt=samples,
                     first_sample=first_sample,
                     seed=config.sampler.seed,
                     on_finished=on_finished,
                     distributions=distributions,
-                    first_response=plan.index
-                    * config.prompts_per_shard
-                    * config.sampler.samples_per_prompt,
+                    first_response=plan.index * config.prompts_per_shard * samples,
                 )
         self.ranks.world.barrier()
+        return manifest
+
+    def _promise(
+        self,
+        config: RolloutConfig,
+        folder: Path,
+        manifest: dict[str, Any],
+        plans: Sequence[ShardPlan],
+    ) -> dict[str, Any]:
+        """Write the manifest before there are shards, so that a killed run can be resumed: with the
+        engine, the prompts, and the shards to come.
+        """
+        # The prompts may have changed since the run began, and so may the server: both raise.
+        prompts = describe_prompts(config, self.encoded, manifest)
+        rollout = _describe(self.engine, config, manifest)
+        samples = config.sampler.samples_per_prompt
+        rows = {plan.path(folder).name: samples * len(plan.problems) for plan in plans}
+        manifest = manifest | {"rollout": rollout, "prompts": prompts} | shard_entries(rows)
+        with self.ranks.first_before_others() as first:
+            if first:
+                write_vocabulary(folder, self.tokenizer)
+                write_manifest(folder, manifest)
         return manifest
 
 
@@ -145,7 +152,8 @@ def loaded_sampler(
     """The rollout engine of a configuration, with its log in the run folder; `full` if it will
     `sample_full`.
 
-    Once it has loaded, a `fresh` run removes an old one from the folder.
+    Once it has loaded, a `fresh` run removes an old one from the folder. The engine and the grader
+    end with the block.
     """
     with ExitStack() as stack:
         grader = stack.enter_context(
@@ -160,14 +168,12 @@ def loaded_sampler(
             )
         )
         if config.task.reward:
-            # Before the engine loads: a reward function that cannot be loaded fails at once
+            # An engine takes minutes to load: a reward function that cannot be loaded fails before.
             grader.start()
-        engine = stack.enter_context(
-            closing(_load_engine(config, run_folder, len(tokenizer), progress, full, ranks))
-        )
-        context = engine.max_model_len
+        loaded = _load_engine(config, run_folder, len(tokenizer), progress, full, ranks)
+        engine = stack.enter_context(closing(loaded))
         encoded = encode_prompts(
-            problems, tokenizer, template=config.task.template, max_model_len=context
+            problems, tokenizer, template=config.task.template, max_model_len=engine.max_model_len
         )
         with ranks.first_before_others() as first:
             if first and fresh:
@@ -198,20 +204,23 @@ def _load_engine(
 
 
 def _describe(engine: Engine, config: RolloutConfig, manifest: dict[str, Any]) -> dict[str, Any]:
-    """The engine as resolved; a `MismatchError` for a different server from the one that the run
-    began with.
+    """The engine as resolved, and its adapter; a `MismatchError` for a different server from the
+    one that the run began with.
     """
     described = engine.describe()
     if engine_module(config.engine.name).REMOTE:
         for name, before in manifest.get("rollout", {}).items():
             now = described.get(name)
-            # The server does not report these
-            if not {before, now} & {None, "auto"} and before != now:
+            # A server does not report every setting: None and auto say nothing that could differ.
+            is_reported = {before, now}.isdisjoint((None, "auto"))
+            if is_reported and before != now:
                 raise MismatchError(
                     f"The server is not the one that this run began with: {name} was {before} "
                     f"and is {now}. Start it with its old settings, or start the run again with "
                     "--force."
                 )
+    if config.engine_adapter is not None:
+        described = described | read_adapter(config.engine_adapter).facts(merged=False)
     return described
 
 
@@ -227,9 +236,9 @@ def is_sampled(folder: Path, manifest: dict[str, Any]) -> bool:
     promises none.
     """
     promised = promised_rows(manifest)
-    return promised is not None and all(
-        is_whole(folder / name, rows) for name, rows in promised.items()
-    )
+    if promised is None:
+        return False
+    return all(is_whole(folder / name, rows) for name, rows in promised.items())
 
 
 def shards_of(folder: Path, manifest: dict[str, Any]) -> list[Path]:
@@ -273,18 +282,33 @@ class ShardPlan:
     def path(self, folder: Path) -> Path:
         return shard_path(folder, self.index)
 
+    def is_sampled(self, folder: Path, samples_per_prompt: int) -> bool:
+        """Whether the shard exists with all of its responses."""
+        return is_whole(self.path(folder), samples_per_prompt * len(self.problems))
+
+    def requests(self, samples: Sequence[int], seed: int) -> tuple[list[Problem], list[Request]]:
+        """The problem and the request of every response: all samples of a prompt, then the next."""
+        problems: list[Problem] = []
+        requests: list[Request] = []
+        for problem, prompt_ids in zip(self.problems, self.prompt_ids, strict=True):
+            for sample in samples:
+                # A response has a seed of its own: a resumed run, whose batches differ, draws the
+                # same.
+                own_seed = sample_seed(seed, problem.prompt_id, sample)
+                problems.append(problem)
+                requests.append(Request(prompt_ids, own_seed))
+        return problems, requests
+
 
 def plan_shards(
     problems: list[Problem], prompt_ids: list[list[int]], prompts_per_shard: int
 ) -> list[ShardPlan]:
-    return [
-        ShardPlan(
-            index,
-            problems[start : start + prompts_per_shard],
-            prompt_ids[start : start + prompts_per_shard],
-        )
-        for index, start in enumerate(range(0, len(problems), prompts_per_shard))
-    ]
+    """Cut the prompts into shards, in order."""
+    plans: list[ShardPlan] = []
+    for start in range(0, len(problems), prompts_per_shard):
+        of_shard = slice(start, start + prompts_per_shard)
+        plans.append(ShardPlan(len(plans), problems[of_shard], prompt_ids[of_shard]))
+    return plans
 
 
 def sample_shard(
@@ -305,71 +329,74 @@ def sample_shard(
     `distributions` take log μ of the run's first responses; the shard's first response is number
     `first_response`.
     """
-    numbers = range(first_sample, first_sample + samples_per_prompt)
-    keys = [(i, sample) for i in range(len(plan.problems)) for sample in numbers]
-    requests = [
-        Request(plan.prompt_ids[i], sample_seed(seed, plan.problems[i].prompt_id, s))
-        for i, s in keys
-    ]
-    problems = [plan.problems[i] for i, _ in keys]
+    samples = range(first_sample, first_sample + samples_per_prompt)
+    problems, requests = plan.requests(samples, seed)
+    prompt_id_S = [problem.prompt_id for problem in problems]
     with ExitStack() as files:
-        sinks = (
-            files.enter_context(distributions.sinks(first_response, len(requests)))
-            if distributions
-            else []
-        )
-        rollouts = sample_checked(
-            engine, requests, [p.prompt_id for p in problems], on_finished, sinks
-        )
-    columns = _columns(problems, [sample for _, sample in keys], rollouts)
-    timeouts, unstated = grader.timeouts, grader.unstated
-    columns |= _grades(problems, rollouts, grader)
-    counts = {
-        "grading_timeouts": grader.timeouts - timeouts,
-        "unstated": grader.unstated - unstated,
+        sinks: list[Sink] = []
+        if distributions:
+            sinks = files.enter_context(distributions.sinks(first_response, len(requests)))
+        rollouts = sample_checked(engine, requests, prompt_id_S, on_finished, sinks)
+    timeouts_before = grader.timeouts
+    unstated_before = grader.unstated
+    columns = {
+        "prompt_id": prompt_id_S,
+        "sample_index": list(samples) * len(plan.problems),
+        **_rollout_columns(rollouts),
+        **_grade_columns(problems, rollouts, grader),
     }
-    write_shard(plan.path(folder), with_counts(rows_to_table(columns), **counts))
+    table = with_counts(
+        rows_to_table(columns),
+        grading_timeouts=grader.timeouts - timeouts_before,
+        unstated=grader.unstated - unstated_before,
+    )
+    write_shard(plan.path(folder), table)
 
 
-def _columns(
-    problems: Sequence[Problem], samples: Sequence[int], rollouts: Sequence[Rollout]
-) -> dict[str, Any]:
-    count = len(rollouts)
-    columns: dict[str, Any] = {
-        **{
-            name: np.zeros(count, dtype=np.int32)
-            for name in ("step", "epoch", "minibatch", "version_rollout")
-        },
-        "prompt_id": [p.prompt_id for p in problems],
-        "sample_index": samples,
-        "finish_reason": [r.finish_reason for r in rollouts],
-        "prompt_ids": [r.prompt_ids for r in rollouts],
-        "response_ids": [r.response_ids for r in rollouts],
-        "loss_mask": [np.ones(len(r.response_ids), dtype=bool) for r in rollouts],
-        "logp_rollout": [r.logp_rollout_T for r in rollouts],
-        "rank_rollout": [r.rank_rollout_T for r in rollouts],
-    }
-    if any(r.topk_ids_TK is not None for r in rollouts):
-        columns["topk_ids"] = [r.topk_ids_TK for r in rollouts]
-        columns["topk_logp_rollout"] = [r.topk_logp_rollout_TK for r in rollouts]
-    if any(r.routes_FMK is not None for r in rollouts):
-        columns["routes"] = [r.routes_FMK for r in rollouts]
+_COUNTERS_OF_TRAINING = ("step", "epoch", "minibatch", "version_rollout")
+# Columns, each with the attribute of a rollout that fills it
+_COLUMNS_OF_ENGINE = {
+    "finish_reason": "finish_reason",
+    "prompt_ids": "prompt_ids",
+    "response_ids": "response_ids",
+    "logp_rollout": "logp_rollout_T",
+    "rank_rollout": "rank_rollout_T",
+    "topk_ids": "topk_ids_TK",
+    "topk_logp_rollout": "topk_logp_rollout_TK",
+    "routes": "routes_FMK",
+}
+
+
+def _rollout_columns(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """What the engine reported, without columns that are null for all responses; nothing trains, so
+    the counters of training are 0.
+    """
+    zero_S = np.zeros(len(rollouts), dtype=np.int32)
+    columns: dict[str, Any] = dict.fromkeys(_COUNTERS_OF_TRAINING, zero_S)
+    columns["loss_mask"] = [np.ones(len(r.response_ids), dtype=bool) for r in rollouts]
+    for name, attribute in _COLUMNS_OF_ENGINE.items():
+        values = [getattr(rollout, attribute) for rollout in rollouts]
+        if any(value is not None for value in values):
+            columns[name] = values
     return columns
 
 
-def _grades(
+def _grade_columns(
     problems: Sequence[Problem], rollouts: Sequence[Rollout], grader: Grader
 ) -> dict[str, Any]:
-    """Rewards, and the advantages that follow; null for problems that cannot be graded."""
-    if not any(grader.can_grade(problem) for problem in problems):
+    """Rewards, and the advantages that follow; null for problems that cannot be graded, and no
+    column where none can.
+    """
+    if not any(map(grader.can_grade, problems)):
         return {}
+    prompt_id_S = np.array([problem.prompt_id for problem in problems])
     reward_S = np.array(grader.rewards(problems, rollouts), dtype=np.float32)
-    advantage_S = group_mean_advantages(reward_S, np.array([p.prompt_id for p in problems]))
-    lengths = [len(r.response_ids) for r in rollouts]
-    return {
-        "reward": [None if np.isnan(reward) else reward for reward in reward_S],
-        "advantage": [
-            None if np.isnan(a) else np.full(n, a, dtype=np.float32)
-            for n, a in zip(lengths, advantage_S, strict=True)
-        ],
-    }
+    advantage_S = group_mean_advantages(reward_S, prompt_id_S)
+    rewards: list[np.float32 | None] = [None] * len(rollouts)
+    advantages: list[np.ndarray | None] = [None] * len(rollouts)
+    # The advantage of a response is NaN exactly where its reward is.
+    for row in np.flatnonzero(~np.isnan(reward_S)):
+        tokens = len(rollouts[row].response_ids)
+        rewards[row] = reward_S[row]
+        advantages[row] = np.full(tokens, advantage_S[row], dtype=np.float32)
+    return {"reward": rewards, "advantage": advantages}

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -36,10 +36,15 @@ class ScoringPass:
 
     column: str  # "logp_trainer" or "logp_recomputed"
     version_trainer: int | None = None  # written with the trainer's own pass
-    # Only at the weights that sampled: others choose other experts anyway
-    measures_routes: bool = True
+    at_rollout_weights: bool = True  # whether it scores at the weights that sampled
 
-    def done(self, path: Path) -> bool:
+    @property
+    def is_trainers_own(self) -> bool:
+        """Whether the pass is the trainer's own: it alone measures noise and full divergences."""
+        return self.version_trainer is not None
+
+    def is_done(self, path: Path) -> bool:
+        """Whether a shard has the column of this pass."""
         return self.column in open_shard(path).schema_arrow.names
 
 
@@ -49,7 +54,7 @@ def passes(equal_weights: bool) -> list[ScoringPass]:
         return [ScoringPass("logp_trainer", version_trainer=0)]
     return [
         ScoringPass("logp_recomputed"),
-        ScoringPass("logp_trainer", version_trainer=1, measures_routes=False),
+        ScoringPass("logp_trainer", version_trainer=1, at_rollout_weights=False),
     ]
 
 
@@ -76,9 +81,21 @@ def load_trainer(
         merge_adapter=settings.merge_adapter,
         replay_routes=settings.replay_routes,
     )
-    if warned := attention_warning(trainer.describe()):
-        progress.say(warned)
+    warning = attention_warning(trainer.describe())
+    if warning:
+        progress.say(warning)
     return trainer
+
+
+class _ScoringTask(NamedTuple):
+    """A shard to score: the number of its first response in the run, which of its responses are
+    scored twice, and how many tokens the trainer reads.
+    """
+
+    path: Path
+    first_response: int
+    repeat_S: np.ndarray
+    tokens: int
 
 
 def score_shards(
@@ -96,28 +113,43 @@ def score_shards(
     rank has its own shards, or all of them where the model is spread over ranks. All ranks return
     together.
     """
-    tokens = [_tokens_fed(path) for path in paths]
-    rows = [len(fed_S) for fed_S in tokens]
-    repeated = evenly_spaced(noise_responses_of(noise_responses, sum(rows)), sum(rows))
-    firsts = [0, *accumulate(rows)]
-    repeats = np.split(np.array([repeated(i) for i in range(firsts[-1])], dtype=bool), firsts[1:-1])
-    # What is scored twice counts twice: a noise response takes as long again.
-    work = [
-        int((fed_S * (1 + repeat_S)).sum()) for fed_S, repeat_S in zip(tokens, repeats, strict=True)
-    ]
-    scored = sum(count for count, is_done in zip(work, done, strict=True) if is_done)
-    with progress.counting("Scoring", sum(work), scored, unit="tokens") as on_scored:
-        todo = [i for i, is_done in enumerate(done) if not is_done]
-        for i in todo if ranks.spreads else ranks.own(todo):
+    tasks = _scoring_tasks(paths, noise_responses)
+    todo = [task for task, is_done in zip(tasks, done, strict=True) if not is_done]
+    total = sum(task.tokens for task in tasks)
+    scored = total - sum(task.tokens for task in todo)
+    with progress.counting("Scoring", total, scored, unit="tokens") as on_scored:
+        own = todo if ranks.spreads else ranks.own(todo)
+        for task in own:
             score(
-                paths[i], repeat=repeats[i].tolist(), on_scored=on_scored, first_response=firsts[i]
+                task.path,
+                repeat=task.repeat_S.tolist(),
+                on_scored=on_scored,
+                first_response=task.first_response,
             )
     ranks.world.barrier()
 
 
-def noise_responses_of(asked: int | None, responses: int) -> int:
-    if asked is not None:
-        return asked
+def _scoring_tasks(paths: Sequence[Path], noise_responses: int | None) -> list[_ScoringTask]:
+    """What there is to score in each shard; noise responses are spread evenly over all of them."""
+    fed = [_tokens_fed(path) for path in paths]
+    total = sum(map(len, fed))
+    is_repeated = evenly_spaced(noise_responses_of(noise_responses, total), total)
+    tasks: list[_ScoringTask] = []
+    first = 0
+    for path, fed_S in zip(paths, fed, strict=True):
+        numbers = range(first, first + len(fed_S))
+        repeat_S = np.fromiter(map(is_repeated, numbers), dtype=bool, count=len(numbers))
+        # What is scored twice counts twice: a noise response takes as long again.
+        tokens = int((fed_S * (1 + repeat_S)).sum())
+        tasks.append(_ScoringTask(path, first, repeat_S, tokens))
+        first += len(fed_S)
+    return tasks
+
+
+def noise_responses_of(requested: int | None, responses: int) -> int:
+    """How many of so many responses are scored twice: as requested, or a fifth within limits."""
+    if requested is not None:
+        return requested
     return min(_MOST_NOISE, max(_LEAST_NOISE, responses // _NOISE_PART))
 
 
@@ -149,12 +181,10 @@ def score_shard(
     responses keep their full routes.
     """
     table = open_shard(path).read()
-    full_logp = (
-        distributions.read(first_response, table)
-        if distributions and scoring.version_trainer is not None
-        else None
-    )
-    scored = score_rows(
+    full_logp = None
+    if distributions and scoring.is_trainers_own:
+        full_logp = distributions.read(first_response, table)
+    columns = score_rows(
         table,
         trainer,
         scoring,
@@ -163,13 +193,14 @@ def score_shard(
         on_scored=on_scored,
         full_logp=full_logp,
     )
-    if "routes" in table.column_names and scoring.version_trainer is not None:
-        kept = max(0, keep_routes - first_response)
-        scored["routes"] = [
-            row if i < kept else None for i, row in enumerate(table["routes"].to_pylist())
-        ]
+    if "routes" in table.column_names and scoring.is_trainers_own:
+        # The routes have been compared: beyond the first responses they are only large.
+        routes = table["routes"].to_pylist()
+        for row in range(max(0, keep_routes - first_response), len(routes)):
+            routes[row] = None
+        columns["routes"] = routes
     if ranks.writes:
-        write_shard(path, with_columns(table, scored))
+        write_shard(path, with_columns(table, columns))
 
 
 def score_rows(
@@ -193,14 +224,14 @@ def score_rows(
             replace(r, logp_rollout_TV=mu_TV) for r, mu_TV in zip(requests, full_logp, strict=True)
         ]
 
-    def tell(rows: Sequence[int]) -> None:
+    def count_tokens(rows: Sequence[int]) -> None:
         on_scored(sum(requests[row].num_fed for row in rows))
 
-    scores = trainer.score(requests, token_budget=token_budget, on_scored=tell)
+    scores = trainer.score(requests, token_budget=token_budget, on_scored=count_tokens)
     columns = _pass_columns(scoring, scores)
-    if scoring.version_trainer is not None:
-        repeated_rows = [row for row, chosen in enumerate(repeat) if chosen]
-        columns |= _repeat_column(trainer, requests, repeated_rows, token_budget, tell)
+    if scoring.is_trainers_own:
+        repeated_rows = np.flatnonzero(repeat).tolist()
+        columns |= _repeat_column(trainer, requests, repeated_rows, token_budget, count_tokens)
     return columns
 
 
@@ -208,40 +239,31 @@ def requests_of(table: pa.Table, router_layers: int = 0) -> list[ScoreRequest]:
     """Scoring requests for the rows of a table, with their routes if the trainer has layers with
     a router.
     """
+    prompts = table["prompt_ids"].to_pylist()
+    requests = list(map(ScoreRequest, prompts, table["response_ids"].to_pylist()))
     batch = table_to_batch(table.combine_chunks())
-    bounds = pairwise(batch.offset_S1.tolist())
     topk_ids_TK = batch.topk_ids_TK
-    known_S = (
-        table["topk_ids"].is_valid().to_pylist()
-        if topk_ids_TK is not None
-        else [False] * len(table)
-    )
-    requests = [
-        ScoreRequest(
-            prompt, response, topk_ids_TK[start:stop] if known and topk_ids_TK is not None else None
-        )
-        for prompt, response, known, (start, stop) in zip(
-            table["prompt_ids"].to_pylist(),
-            table["response_ids"].to_pylist(),
-            known_S,
-            bounds,
-            strict=True,
-        )
-    ]
-    if "routes" not in table.column_names or not router_layers:
-        return requests
-    counted = np.split(batch.loss_mask_T, batch.offset_S1[1:-1])
-    routes = (table["routes"][row].values for row in range(len(table)))
-    return [
-        request
-        if flat is None
-        else replace(request, routes_FMK=_routes(request, flat, router_layers), counted_T=mask_T)
-        for request, flat, mask_T in zip(requests, routes, counted, strict=True)
-    ]
+    if topk_ids_TK is not None:
+        # The batch has entries for every token. Those of a response without ids are placeholders,
+        # whose log π nobody wants.
+        has_ids = table["topk_ids"].is_valid().to_pylist()
+        for row, (start, stop) in enumerate(pairwise(batch.offset_S1.tolist())):
+            if has_ids[row]:
+                requests[row] = replace(requests[row], topk_ids_TK=topk_ids_TK[start:stop])
+    if "routes" in table.column_names and router_layers:
+        counted = np.split(batch.loss_mask_T, batch.offset_S1[1:-1])
+        for row, request in enumerate(requests):
+            flat = table["routes"][row].values
+            if flat is not None:
+                routes_FMK = _routes(request, flat, router_layers)
+                requests[row] = replace(request, routes_FMK=routes_FMK, counted_T=counted[row])
+    return requests
 
 
 def _routes(request: ScoreRequest, flat: pa.Array, layers: int) -> np.ndarray | None:
-    """`_FMK`, from a response's flat row; a `MismatchError` if they do not belong to its tokens."""
+    """The routes of a response, `_FMK`, from its flat row; a `MismatchError` if they do not belong
+    to its tokens.
+    """
     if not request.response_ids:
         return None
     if len(flat) % (request.num_fed * layers):
@@ -254,19 +276,34 @@ def _routes(request: ScoreRequest, flat: pa.Array, layers: int) -> np.ndarray | 
 
 
 def _pass_columns(scoring: ScoringPass, scores: Sequence[ResponseScores]) -> dict[str, Any]:
-    columns: dict[str, Any] = {scoring.column: [s.logp_T for s in scores]}
-    if any(s.logp_at_topk_TK is not None for s in scores):
-        columns[f"topk_{scoring.column}"] = [s.logp_at_topk_TK for s in scores]
-    if scoring.version_trainer is not None:
+    """The columns of a pass: log π always, the others where they were measured."""
+
+    def values(attribute: str) -> list[Any]:
+        return [getattr(response, attribute) for response in scores]
+
+    columns: dict[str, Any] = {scoring.column: values("logp_T")}
+    if scoring.is_trainers_own:
         columns["version_trainer"] = np.full(len(scores), scoring.version_trainer, dtype=np.int32)
-        columns["entropy_trainer"] = [s.entropy_T for s in scores]
-        columns["rank_trainer"] = [s.rank_T for s in scores]
-    if any(s.tv_full_T is not None for s in scores):
-        columns["tv_full"] = [s.tv_full_T for s in scores]
-        columns["kl_full"] = [s.kl_full_T for s in scores]
-    if scoring.measures_routes and any(s.routes is not None for s in scores):
-        columns |= route_columns([s.routes for s in scores])
+        columns["entropy_trainer"] = values("entropy_T")
+        columns["rank_trainer"] = values("rank_T")
+    optional = {
+        f"topk_{scoring.column}": values("logp_at_topk_TK"),
+        "tv_full": values("tv_full_T"),
+        "kl_full": values("kl_full_T"),
+    }
+    for name, column in optional.items():
+        if _is_measured(column):
+            columns[name] = column
+    routes = values("routes")
+    # Other weights choose other experts anyway: only at those that sampled is it a mismatch.
+    if scoring.at_rollout_weights and _is_measured(routes):
+        columns |= route_columns(routes)
     return columns
+
+
+def _is_measured(values: Sequence[object]) -> bool:
+    """Whether a column has a value for at least one response."""
+    return any(value is not None for value in values)
 
 
 def _repeat_column(
@@ -274,12 +311,15 @@ def _repeat_column(
     requests: Sequence[ScoreRequest],
     rows: Sequence[int],
     token_budget: int,
-    tell: Callable[[Sequence[int]], None],
+    count_tokens: Callable[[Sequence[int]], None],
 ) -> dict[str, Any]:
+    """log π of these rows, scored once more; null for all others."""
     if not rows:
         return {}
     values: list[Any] = [None] * len(requests)
-    repeated = trainer.score_again(requests, token_budget=token_budget, rows=rows, on_scored=tell)
+    repeated = trainer.score_again(
+        requests, token_budget=token_budget, rows=rows, on_scored=count_tokens
+    )
     for row, scores in zip(rows, repeated, strict=True):
         values[row] = scores.logp_T
     return {"logp_trainer_repeat": values}
@@ -288,7 +328,8 @@ def _repeat_column(
 def with_columns(table: pa.Table, columns: dict[str, Any]) -> pa.Table:
     """The table with these columns; they replace those of the same name."""
     added = rows_to_table(columns)
-    table = table.drop_columns([name for name in added.column_names if name in table.column_names])
+    replaced = set(added.column_names).intersection(table.column_names)
+    table = table.drop_columns(list(replaced))
     for name in added.column_names:
         table = table.append_column(name, added.column(name))
     return table

@@ -48,9 +48,10 @@ _TEMPERATURE: dict[str, Any] = {
     "wanted": "a number above 0: greedy decoding has no sampling distribution to compare",
 }
 _ADAPTER: dict[str, Any] = {"path": ADAPTER, "metavar": "ADAPTER"}
-of_prompts, of_sampling, of_engine, of_trainer = (
-    partial(setting, panel=title) for title in ("Prompts", "Sampling", "Rollout engine", "Trainer")
-)
+of_prompts = partial(setting, panel="Prompts")
+of_sampling = partial(setting, panel="Sampling")
+of_engine = partial(setting, panel="Rollout engine")
+of_trainer = partial(setting, panel="Trainer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +128,7 @@ class SamplerSettings:
 
     @property
     def stated(self) -> dict[str, Any]:
-        """What it does to the logits, as far as it is set; a trace may say the rest."""
+        """What the sampler does to the logits, as far as it is set; a trace may say the rest."""
         values = {
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -138,7 +139,7 @@ class SamplerSettings:
 
     @property
     def sampling(self) -> SamplingSettings:
-        """What it does to the logits; a `UsageError` for what cannot be measured."""
+        """What the sampler does to the logits; a `UsageError` for what cannot be measured."""
         return SamplingSettings(
             self.temperature, self.top_p, self.top_k, self.min_p, self.max_tokens
         )

@@ -28,41 +28,45 @@ class AlarmCommand:
     """Runs a shell command once per alarm, one at a time, without waiting for it."""
 
     def __init__(self, command: str, run: Path, folder: Path, say: Callable[[str], None]) -> None:
-        self._command, self._run, self._folder, self._say = command, run, folder / _FOLDER, say
+        self._command = command
+        self._run = run
+        self._folder = folder / _FOLDER
+        self._say = say
         self._waiting: deque[Event] = deque()
-        self._at: tuple[subprocess.Popen[bytes], Event, float] | None = None
+        # The call under way: its process, its alarm, and when it began
+        self._call: tuple[subprocess.Popen[bytes], Event, float] | None = None
 
     def add(self, alarm: Event) -> None:
         """Queue an alarm; its call follows the calls before it."""
         self._waiting.append(alarm)
 
-    def look(self, called: Callable[[Event], None]) -> bool:
-        """Check on the running call, and start the next; return whether there is anything left
-        to do.
+    def look(self, record: Callable[[Event], None]) -> bool:
+        """Check on the running call, or start and `record` the next; return whether there is
+        anything left to do.
         """
-        if self._at is not None and not self._has_ended():
+        if self._call is not None and not self._has_ended():
             return True
         if not self._waiting:
             return False
         alarm = self._waiting.popleft()
-        self._call(alarm)
-        called(alarm)
+        self._start(alarm)
+        record(alarm)
         return True
 
-    def finish(self, called: Callable[[Event], None]) -> None:
+    def finish(self, record: Callable[[Event], None]) -> None:
         """Make the remaining calls, each within its time limit."""
-        while self.look(called):
+        while self.look(record):
             time.sleep(0.02)
 
-    def _call(self, alarm: Event) -> None:
+    def _start(self, alarm: Event) -> None:
         check = alarm.check
-        told = {
-            "ALARM_RUN": self._run.absolute(),
-            "ALARM_STEP": alarm.step,
+        variables = {
+            "ALARM_RUN": str(self._run.absolute()),
+            "ALARM_STEP": str(alarm.step),
             "ALARM_METRIC": check.metric,
             "ALARM_PAIR": check.pair,
-            "ALARM_VALUE": check.value,
-            "ALARM_LIMIT": check.allowed,
+            "ALARM_VALUE": str(check.value),
+            "ALARM_LIMIT": str(check.allowed),
             "ALARM_BOUND": check.bound,
             "ALARM_TEXT": alarm.text,
             "ALARM_STANDING": json.dumps(alarm.to_json()),
@@ -71,7 +75,7 @@ class AlarmCommand:
             self._folder.mkdir(exist_ok=True)
             process = in_own_group(
                 ["/bin/sh", "-c", _ONCE, str(self._folder.absolute() / alarm.key), self._command],
-                env=users_environment() | {name: str(value) for name, value in told.items()},
+                env=users_environment() | variables,
             )
         except OSError as error:
             self._say(
@@ -79,22 +83,19 @@ class AlarmCommand:
                 "Watching continues."
             )
             return
-        self._at = process, alarm, time.monotonic()
+        self._call = process, alarm, time.monotonic()
 
     def _has_ended(self) -> bool:
-        assert self._at is not None
-        process, alarm, began = self._at
+        assert self._call is not None
+        process, alarm, began = self._call
         code = process.poll()
         if code is None and time.monotonic() - began < SECONDS:
             return False
+        fault = f"ended with exit code {code}"
         if code is None:
             end_group(process)
+            fault = f"took over {SECONDS:g} seconds and was stopped"
         if code != 0:
-            how = (
-                f"took over {SECONDS:g} seconds and was stopped"
-                if code is None
-                else f"ended with exit code {code}"
-            )
-            self._say(f"--on-alarm {how} at step {alarm.step}. Watching continues.")
-        self._at = None
+            self._say(f"--on-alarm {fault} at step {alarm.step}. Watching continues.")
+        self._call = None
         return True

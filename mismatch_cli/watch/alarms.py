@@ -25,7 +25,7 @@ BEGINS, STILL, OVER = "begins", "still", "over"
 
 @dataclass(frozen=True)
 class Event:
-    """What is told of an alarm at a step."""
+    """What the user hears of an alarm at a step: it begins, still is, or is over."""
 
     state: str  # begins, still or over
     step: int
@@ -34,20 +34,19 @@ class Event:
 
     @property
     def key(self) -> str:
-        """The same for the same limit at the same step; also a file name."""
+        """A name of the limit and the step, equal in every session; also a file name."""
         return f"step-{self.step}-{limit_of(self.check)}"
 
     @property
     def text(self) -> str:
         """`k3 (mismatch) at step 12: 0.02 is above 0.015 (limits.toml)`."""
         check = self.check
-        what = {
-            BEGINS: check.reason,
-            STILL: f"{check.reason}, since step {self.since}",
-            OVER: f"{self._within} again, after an alarm since step {self.since}",
-        }
-        where = f"{check.quantity} at step {self.step}"
-        return f"{where}: {what[self.state]} ({check.limits})"
+        fact = check.reason
+        if self.state == STILL:
+            fact = f"{fact}, since step {self.since}"
+        elif self.state == OVER:
+            fact = f"{self._within} again, after an alarm since step {self.since}"
+        return f"{check.quantity} at step {self.step}: {fact} ({check.limits})"
 
     @property
     def _within(self) -> str:
@@ -73,32 +72,43 @@ class Alarms:
         self.all = list(alarms)
         self._newest = {limit_of(alarm.check): alarm for alarm in self.all}
 
-    def judged(self, step: int, checks: Sequence[Check]) -> list[Event]:
-        """Take in the checks of a step; return what is to be told. Of the same step again, as after
-        a kill, that is nothing.
+    def update(self, step: int, checks: Sequence[Check]) -> list[Event]:
+        """Take in the checks of a step; return what the user hears. Of the same step again, as
+        after a kill, that is nothing.
         """
-        events = [self._change(step, check) for check in checks if check.is_judged]
-        return [event for event in events if event is not None]
+        events: list[Event] = []
+        for check in checks:
+            if not check.is_judged:
+                continue
+            event = self._change(step, check)
+            if event is not None:
+                events.append(event)
+        return events
 
     def _change(self, step: int, check: Check) -> Event | None:
         row = check_row(check)
         alarm = self._newest.get(limit_of(row))
-        if alarm is None or (alarm.over is not None and step >= alarm.over):
+        if alarm is not None and alarm.over is not None and step >= alarm.over:
+            alarm = None  # what is exceeded after its end is another alarm
+        if alarm is None:
             return None if check.holds else self._begin(step, row)
         if alarm.over is not None or step < alarm.last:
+            # Steps of a dump may arrive out of order: an earlier one changes nothing.
             return None
-        if check.holds:
-            return None if _is_undecided(check) else self._end(alarm, step, row)
+        if not check.holds:
+            return self._continue(alarm, step, row)
+        if _is_undecided(check):
+            return None
+        alarm.over = step
+        return Event(OVER, step, alarm.since, row)
+
+    @staticmethod
+    def _continue(alarm: Alarm, step: int, row: CheckRow) -> Event | None:
         alarm.last = step
         if step - alarm.told < EVERY:
             return None
         alarm.told = step
         return Event(STILL, step, alarm.since, row)
-
-    @staticmethod
-    def _end(alarm: Alarm, step: int, row: CheckRow) -> Event:
-        alarm.over = step
-        return Event(OVER, step, alarm.since, row)
 
     def _begin(self, step: int, row: CheckRow) -> Event:
         alarm = Alarm(step, row, last=step, told=step)
@@ -107,7 +117,7 @@ class Alarms:
         return beginning(alarm)
 
     def of(self, sets: Sequence[LimitSet]) -> list[Alarm]:
-        """Those of the limits that are set now."""
+        """The alarms of these limits only: an earlier session may have had others."""
         keys = {limit.key for limit in SetLimit.all_of(sets)}
         return [alarm for alarm in self.all if alarm.check.key in keys]
 
@@ -116,6 +126,7 @@ class Alarms:
 
 
 def beginning(alarm: Alarm) -> Event:
+    """The event with which an alarm began."""
     return Event(BEGINS, alarm.since, alarm.since, alarm.check)
 
 
@@ -123,7 +134,7 @@ def _is_undecided(check: Check) -> bool:
     """Whether the limit is within an interval; the few prompts of a step may give none, and then
     its value decides.
     """
-    return check.status == UNDECIDED and check.measured.has_interval
+    return check.status == UNDECIDED and check.found.has_interval
 
 
 def limit_of(check: CheckRow) -> str:

@@ -48,8 +48,10 @@ class ImportedParts:
     each file.
     """
 
-    def __init__(self, rows: list[dict[str, Any]], folder: Path, keep: Callable[[], None]) -> None:
-        self.rows, self._folder, self._keep = rows, folder, keep
+    def __init__(self, rows: list[dict[str, Any]], folder: Path, save: Callable[[], None]) -> None:
+        self.rows = rows
+        self._folder = folder
+        self._save = save
 
     @property
     def folders(self) -> list[Path]:
@@ -57,7 +59,8 @@ class ImportedParts:
 
     def end_of(self, name: str) -> int:
         """How far a file has been read."""
-        return max((row["files"][name][1] for row in self.rows if name in row["files"]), default=0)
+        spans = [row["files"].get(name, (0, 0)) for row in self.rows]
+        return max((end for _, end in spans), default=0)
 
     def add(self, spans: Mapping[str, Span], write: Callable[[Path], None]) -> Path:
         """Write a part, and record it once it is complete; an unrecorded part is written again."""
@@ -66,18 +69,19 @@ class ImportedParts:
         folder = self._folder / name
         with replacing_entries(folder, lambda: [folder / file for file in files_in(folder)]) as new:
             write(new / name)
-        self.rows.append(
-            {"name": name, "files": {file: list(span) for file, span in spans.items()}}
-        )
-        self._keep()
+        files = {file: list(span) for file, span in spans.items()}
+        self.rows.append({"name": name, "files": files})
+        self._save()
         return folder
 
     def drop(self, name: str) -> None:
         """Forget the parts that contain data of a rewritten file, with everything else in them."""
-        gone = [row for row in self.rows if name in row["files"]]
-        self.rows[:] = [row for row in self.rows if row not in gone]
-        self._keep()
-        for row in gone:
+        dropped = [row for row in self.rows if name in row["files"]]
+        for row in dropped:
+            self.rows.remove(row)
+        # Forgotten before it is removed: a kill between the two leaves a folder that nobody reads.
+        self._save()
+        for row in dropped:
             shutil.rmtree(self._folder / row["name"], ignore_errors=True)
 
 
@@ -91,25 +95,26 @@ class Dump:
         path: Path,
         format: str | None,
         parts: ImportedParts,
-        told: Callable[[int], str],
+        reported: Callable[[int], str],
         say: Callable[[str], None],
     ) -> None:
-        self._path, self._format, self._parts, self._told, self._say = (
-            path,
-            format,
-            parts,
-            told,
-            say,
-        )
-        self._before: dict[str, FileState] = {}
+        """`reported`: the shards of a step when it was reported; empty if it was not."""
+        self._path = path
+        self._format = format
+        self._parts = parts
+        self._reported = reported
+        self._say = say
+        self._files_before: dict[str, FileState] = {}  # at the last look
         self._refused: dict[str, int] = {}  # files of another format, with their size when refused
-        self._paths: dict[str, Path] = {}
-        self.waiting, self.changed = "", 0.0
-        self._begin()
+        self.waiting = ""
+        self.changed = 0.0
+        self._read_parts()
 
-    def _begin(self) -> None:
+    def _read_parts(self) -> None:
         self._steps = StepsOfShards()
-        self._open = {step for folder in self._parts.folders for step in self._steps.add(folder)}
+        self._open: set[int] = set()  # steps not reported yet, or grown since
+        for folder in self._parts.folders:
+            self._open |= self._steps.add(folder)
 
     @property
     def newest(self) -> int | None:
@@ -119,91 +124,91 @@ class Dump:
         """Import what is complete; yield the steps that are apparently complete, or all steps if
         `final`.
         """
-        seen = self._seen()
-        for name, file in seen.items():
+        files = self._files()
+        for name, file in files.items():
             if self._parts.end_of(name) > file.size or self._was_rewritten(name, file):
                 self._parts.drop(name)
-                self._begin()
-        spans = dict(self._readable(seen, final=final))
-        for together in _gathered(spans, seen):
-            self._import(together)
-        self._before = seen
-        whole = {
-            step for step in self._open if final or step < (self.newest or 0) or not self.waiting
-        }
-        self._open -= whole
-        return self._steps.ready(whole, self._told)
+                self._read_parts()
+        spans = dict(self._readable(files, final=final))
+        for together in _gathered(spans, files):
+            self._import(together, files)
+        self._files_before = files
+        if final or not self.waiting:
+            complete = set(self._open)
+        else:
+            # The files that are still written may contain more of the newest step.
+            complete = {step for step in self._open if step < (self.newest or 0)}
+        self._open -= complete
+        return self._steps.ready(complete, self._reported)
 
-    def _seen(self) -> dict[str, FileState]:
+    def _files(self) -> dict[str, FileState]:
+        """The present files of the dump, by name."""
         try:
             sources = carriers(find([self._path]))
         except AccessDenied:
             raise
         except MismatchError:  # no file exists yet
             return {}
-        found = {}
+        files: dict[str, FileState] = {}
         for source in sources:
             try:
                 status = source.path.stat()
             except FileNotFoundError:
+                # The framework removes files as well as it writes them.
                 continue
-            found[source.name] = FileState(source, source.size, status.st_mtime)
-        self._paths = {name: file.source.path for name, file in found.items()}
-        self.changed = max((file.changed for file in found.values()), default=0.0)
-        return found
+            files[source.name] = FileState(source, source.size, status.st_mtime)
+        self.changed = max((file.changed for file in files.values()), default=0.0)
+        return files
 
     def _was_rewritten(self, name: str, file: FileState) -> bool:
         """Whether a file without lines has changed its size since it was read."""
         return file.source.kind != "jsonl" and self._parts.end_of(name) not in (0, file.size)
 
     def _readable(
-        self, seen: Mapping[str, FileState], *, final: bool
+        self, files: Mapping[str, FileState], *, final: bool
     ) -> Iterator[tuple[str, Span]]:
         """The unread bytes of each file that nobody writes to."""
         self.waiting = ""
-        last_of: dict[tuple[str, str], str] = {
-            file.source.group: name for name, file in seen.items()
-        }
-        unmarked = being_written([file.source for file in seen.values()])
-        for name, file in seen.items():
+        last_of_group = {file.source.group: name for name, file in files.items()}
+        unmarked = being_written([file.source for file in files.values()])
+        for name, file in files.items():
             begin = self._parts.end_of(name)
             if file.size == begin or self._refused.get(name) == file.size:
                 continue
-            end = _end_of_lines(file, begin) if file.source.kind == "jsonl" else file.size
-            rests = self._before.get(name) == file or last_of[file.source.group] != name
-            if not final and (not rests or end < file.size or file.source.path in unmarked):
+            end = _end_of_lines(file, begin)
+            has_later_file = last_of_group[file.source.group] != name
+            rests = has_later_file or self._files_before.get(name) == file
+            is_whole = rests and end == file.size and file.source.path not in unmarked
+            if not is_whole and not final:
                 self.waiting = f"{file.source.path} is being written"
             elif end > begin:
                 yield name, (begin, end)
 
-    def _import(self, spans: Mapping[str, Span]) -> None:
+    def _import(self, spans: Mapping[str, Span], files: Mapping[str, FileState]) -> None:
         """Import the spans together, or one by one if one of them cannot be read."""
+        paths = {files[name].source.path: span for name, span in spans.items()}
         try:
-            self._open |= self._steps.add(
-                self._parts.add(spans, lambda part: self._write(spans, part))
-            )
+            folder = self._parts.add(spans, lambda part: self._write(paths, part))
+            self._open |= self._steps.add(folder)
         except MismatchError as error:
             if len(spans) > 1:
                 for name, span in spans.items():
-                    self._import({name: span})
+                    self._import({name: span}, files)
                 return
-            (name, (_, end)) = next(iter(spans.items()))
+            ((name, (_, end)),) = spans.items()
             if name not in self._refused:
                 self._say(f"Left out: {error}")
             self._refused[name] = end
 
-    def _write(self, spans: Mapping[str, Span], part: Path) -> None:
+    def _write(self, spans: Mapping[Path, Span], part: Path) -> None:
         part.mkdir(exist_ok=True)
-        what = Import(
-            [self._path],
-            self._format,
-            spans={self._paths[name]: span for name, span in spans.items()},
-        )
-        self._format = import_dump(what, part, _Silent())["format"]
+        manifest = import_dump(Import([self._path], self._format, spans=spans), part, _Silent())
+        # The first part decides the format, so that no later one is guessed differently.
+        self._format = manifest["format"]
 
 
 class _Silent:
-    """The progress of an import that is one of many: none."""
+    """The progress of an import that nobody watches: one of many."""
 
     def say(self, _message: str) -> None:
         pass
@@ -219,14 +224,14 @@ class _Silent:
 
 
 def _gathered(
-    spans: Mapping[str, Span], seen: Mapping[str, FileState]
+    spans: Mapping[str, Span], files: Mapping[str, FileState]
 ) -> Iterator[dict[str, Span]]:
     """Spans grouped for reading: lines by the gigabyte, other files one at a time, since they
     may be rewritten.
     """
     together: dict[str, Span] = {}
     for name, span in spans.items():
-        if seen[name].source.kind != "jsonl":
+        if files[name].source.kind != "jsonl":
             yield {name: span}
             continue
         together[name] = span
@@ -238,19 +243,22 @@ def _gathered(
 
 
 def _end_of_lines(file: FileState, begin: int) -> int:
-    """Where the last complete line ends; a line without a line break is complete if it is a JSON
-    object.
+    """Where the last complete line ends, of files without lines their end; a line without a line
+    break is complete if it is a JSON object.
     """
-    if file.source.path.suffix == SEALED:
-        return file.size  # whole, and nobody writes to it
+    if file.source.kind != "jsonl" or file.source.path.suffix == SEALED:
+        return file.size
+    # Only the tail is read, from `start` on, until it contains a line break.
+    start, tail = file.size, b""
     with file.source.path.open("rb") as content:
-        end, tail = file.size, b""
-        while end > begin and b"\n" not in tail:
-            end = max(begin, end - _BLOCK)
-            content.seek(end)
-            tail = content.read(file.size - end)
+        while start > begin and b"\n" not in tail:
+            start = max(begin, start - _BLOCK)
+            content.seek(start)
+            tail = content.read(file.size - start)
     last = tail[tail.rfind(b"\n") + 1 :]
-    return file.size if not last or _is_object(last) else file.size - len(last)
+    if not last or _is_object(last):
+        return file.size
+    return file.size - len(last)
 
 
 def _is_object(line: bytes) -> bool:

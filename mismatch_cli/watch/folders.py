@@ -19,7 +19,7 @@ from mismatch_cli.trace.training_folder import CONFIG, METRICS, WATCH_FILE
 
 FORMAT, VERSION = "mismatch-cli watch", 2
 _SETTING = "prompts_per_step"  # of `train`: other programs write a config.toml too
-_LOCKS = ".*lock"  # of a process that has started to write a run or a trace there
+_LOCKS = ".*lock"
 
 
 def kind_of(run: Path) -> str:
@@ -31,13 +31,13 @@ def kind_of(run: Path) -> str:
     if any((folder / "manifest.json").is_file() for folder in (run, run / "trace")):
         return "trace"
     if any(run.glob(_LOCKS)):
+        # Somebody has begun to write a run or a trace: until its first file is complete, it would
+        # be taken for a dump.
         return ""
-    files = [run] if run.is_file() else run.rglob("[!.]*")
-    return (
-        "dump"
-        if any(file.suffix.lower() in (*KINDS, *PICKLES) and file.is_file() for file in files)
-        else ""
-    )
+    for path in [run] if run.is_file() else run.rglob("[!.]*"):
+        if path.suffix.lower() in (*KINDS, *PICKLES) and path.is_file():
+            return "dump"
+    return ""
 
 
 def _is_ours(config: Path) -> bool:
@@ -74,13 +74,9 @@ def watch_folder(folder: Path, run: Path) -> AbstractContextManager[None]:
 def check_watch_folder(folder: Path, run: Path) -> None:
     """A `MismatchError` if the folder holds the state of another run, or something else."""
     check_apart(folder, run)
-    others = [
-        path
-        for path in folder.glob("*")
-        if path.name != LOCK and not UNFINISHED.fullmatch(path.name)
-    ]
-    if not others:
-        return
+    names = {path.name for path in folder.glob("*")} - {LOCK}
+    if all(map(UNFINISHED.fullmatch, names)):
+        return  # empty, or left by a process that was killed before it wrote anything
     watched = state_in(folder).get("run")
     if watched is None:
         raise MismatchError(
@@ -94,16 +90,16 @@ def state_in(folder: Path) -> dict[str, Any]:
     """The state as it was last saved; empty if the folder is new."""
     path = folder / WATCH_FILE
     try:
-        found = parse_json(path.read_text(encoding="utf-8"))
+        state = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise unreadable(path, error, "Remove the folder, or choose another --output.") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
         return {}
-    if found.get("version") != VERSION:
+    if state.get("version") != VERSION:
         raise MismatchError(
             f"{folder} is from another version of mismatch-cli. Remove the folder, or choose "
             "another --output."
         )
-    return found
+    return state

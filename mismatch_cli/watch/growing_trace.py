@@ -22,27 +22,26 @@ class StepsOfShards:
     """
 
     def __init__(self) -> None:
-        # The folders of the traces by name, and FOLDER/SHARD of those with the step: a path takes
-        # ten times the memory.
+        # Shards are kept as FOLDER/SHARD, and folders by name: a path takes ten times the memory.
         self._folders: dict[str, Path] = {}
-        self._of_step: dict[int, tuple[str, ...]] = {}
-        self._known: set[str] = set()
-        self._highest: dict[str, int] = {}  # by rank
+        self._shards_of_step: dict[int, tuple[str, ...]] = {}
+        self._read: set[str] = set()
+        self._highest: dict[str, int] = {}  # step by rank
         # Shards that may still be copied here: retried at each look
         self.unreadable: dict[Path, str] = {}
 
     @property
     def newest(self) -> int | None:
-        return max(self._of_step, default=None)
+        return max(self._shards_of_step, default=None)
 
     def add(self, folder: Path) -> set[int]:
         """Look at the new shards of a trace; return the steps that they may contain."""
         self._folders[folder.name] = folder
-        return {step for shard in shards_in(folder) for step in self._added(shard)}
+        return set[int]().union(*map(self._add_shard, shards_in(folder)))
 
-    def _added(self, shard: Path) -> set[int]:
+    def _add_shard(self, shard: Path) -> set[int]:
         name = f"{shard.parent.name}/{shard.name}"
-        if name in self._known:
+        if name in self._read:
             return set()
         try:
             steps = _steps_in(shard)
@@ -50,9 +49,9 @@ class StepsOfShards:
             self.unreadable[shard] = str(error)
             return set()
         self.unreadable.pop(shard, None)
-        self._known.add(name)
+        self._read.add(name)
         for step in steps:
-            self._of_step[step] = (*self._of_step.get(step, ()), name)
+            self._shards_of_step[step] = (*self._shards_of_step.get(step, ()), name)
         rank = rank_of(shard)
         self._highest[rank] = max(self._highest.get(rank, 0), *steps, 0)
         return steps
@@ -61,20 +60,20 @@ class StepsOfShards:
         """The highest step that a rank has passed, by starting a later one."""
         return self._highest.get(rank, 0) - 1
 
-    def ready(self, steps: set[int], told: Callable[[int], str]) -> Iterator[CompleteStep]:
-        """These steps in order, each with only its own rows, except those already `told` with
+    def ready(self, steps: set[int], reported: Callable[[int], str]) -> Iterator[CompleteStep]:
+        """These steps in order, each with only its own rows, except those already `reported` with
         the same shards.
         """
         for step in sorted(steps):
-            names = self._of_step[step]
-            shards = sha256("\n".join(sorted(names)).encode()).hexdigest()[:16]
-            if shards != told(step):
+            names = sorted(self._shards_of_step[step])
+            shards = sha256("\n".join(names).encode()).hexdigest()[:16]
+            if shards != reported(step):
                 yield CompleteStep(step, None, self._traces(step), shards)
 
     def _traces(self, step: int) -> list[Trace]:
         """The traces that may contain a step, each with only the rows of the step."""
         among = defaultdict[Path, list[Path]](list)
-        for name in self._of_step[step]:
+        for name in self._shards_of_step[step]:
             folder, _, shard = name.rpartition("/")
             among[self._folders[folder]].append(self._folders[folder] / shard)
         return [Trace(folder).of_step(step, shards) for folder, shards in among.items()]
@@ -84,18 +83,17 @@ def _steps_in(shard: Path) -> set[int]:
     """The steps that a shard may contain; exactly those if its statistics allow more steps than
     it has rows.
     """
-    footer, steps = footer_of(shard), set[int]()
+    steps: set[int] = set()
+    footer = footer_of(shard)
     for group, (ranges, rows) in enumerate(zip(footer.ranges, footer.rows, strict=True)):
         low, high = ranges.get("step", (0, -1))
         if high - low < rows:
             steps.update(range(low, high + 1))
         else:
-            steps.update(
-                read_group(open_shard(shard), group, ["step"], shard)
-                .column("step")
-                .unique()
-                .to_pylist()
-            )
+            # A range of more steps than rows has gaps, or is a foreign file's mistake that would
+            # fill the memory: the column itself says which steps there are.
+            table = read_group(open_shard(shard), group, ["step"], shard)
+            steps.update(table.column("step").unique().to_pylist())
     return steps
 
 
@@ -106,9 +104,11 @@ class GrowingTrace:
 
     kind = "trace"
 
-    def __init__(self, folder: Path, told: Callable[[int], str]) -> None:
-        """`told`: the shards of a step when it was reported; empty if it was not."""
-        self._folder, self._told, self._steps = folder, told, StepsOfShards()
+    def __init__(self, folder: Path, reported: Callable[[int], str]) -> None:
+        """`reported`: the shards of a step when it was reported; empty if it was not."""
+        self._folder = folder
+        self._reported = reported
+        self._steps = StepsOfShards()
         self._open: set[int] = set()  # steps not reported yet, or grown since
         self._limit = -inf
         self.algorithm = str(manifest_with_notes(folder).get("algorithm", ""))
@@ -132,34 +132,41 @@ class GrowingTrace:
     @property
     def changed(self) -> float:
         """When its newest shard was written, in seconds since 1970."""
-        return max(
-            map(changed, (*shards_in(self._folder), self._folder / "manifest.json")), default=0.0
-        )
+        files = [*shards_in(self._folder), self._folder / "manifest.json"]
+        return max(map(changed, files))
 
     def look(self, *, final: bool) -> Iterator[CompleteStep]:
         """The steps completed since the last look; all existing ones if `final`."""
-        # Before the shards: closed ranks have written all
-        manifest, notes = manifest_with_notes(self._folder), self._notes()
+        # Notes are read before shards. A rank that has closed wrote its last shard before that, so
+        # none of its shards can be missed; the other way round, one could appear in between.
+        manifest = manifest_with_notes(self._folder)
+        notes = self._notes()
         self._open |= self._steps.add(self._folder)
-        self._limit = (
-            self._of_ranks(notes)
-            if manifest.get("command") == RECORD
-            else self._of_shards(manifest)
-        )
-        whole = {step for step in self._open if final or step <= self._limit}
-        self._open -= whole
-        return self._steps.ready(whole, self._told)
+        if manifest.get("command") == RECORD:
+            self._limit = self._limit_of_ranks(notes)
+        else:
+            self._limit = self._limit_of_shards(manifest)
+        complete = {step for step in self._open if final or step <= self._limit}
+        self._open -= complete
+        return self._steps.ready(complete, self._reported)
 
     def _notes(self) -> list[dict[str, Any]]:
         return [read_note(path) for path in sorted(self._folder.glob(NOTE.replace("{:05d}", "*")))]
 
-    def _of_ranks(self, notes: list[dict[str, Any]]) -> float:
-        """The last complete step; infinite once all ranks have closed."""
-        passed = (
-            inf if note["closed"] else self._steps.passed(f"{note['rank']:05d}") for note in notes
-        )
-        return min(passed, default=-inf)
+    def _limit_of_ranks(self, notes: list[dict[str, Any]]) -> float:
+        """The last complete step of a `Recorder`; infinite once all ranks have closed."""
+        if not notes:
+            return -inf
+        limit = inf
+        for note in notes:
+            if not note["closed"]:
+                limit = min(limit, self._steps.passed(f"{note['rank']:05d}"))
+        return limit
 
-    def _of_shards(self, manifest: Mapping[str, Any]) -> float:
-        promised, there = promised_rows(manifest), {path.name for path in shards_in(self._folder)}
-        return inf if promised is None or promised.keys() <= there else self._steps.passed("")
+    def _limit_of_shards(self, manifest: Mapping[str, Any]) -> float:
+        """The last complete step of another trace; infinite once all promised shards exist."""
+        promised = promised_rows(manifest)
+        existing = {path.name for path in shards_in(self._folder)}
+        if promised is None or promised.keys() <= existing:
+            return inf
+        return self._steps.passed("")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import nan
 from typing import Any
 
@@ -19,10 +19,13 @@ class History:
     in the same memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lines: Iterable[tuple[int, Mapping[str, Any]]] = ()) -> None:
+        """`lines`: steps with their lines of metrics.jsonl, from earlier sessions."""
         self._steps = array("q")
         self._values = {name: array("d") for name in (*_OF_GAP, *_OF_STEP)}
         self.at_equal_weights = False  # whether a step has that gap
+        for step, record in lines:
+            self.add(step, record)
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -35,10 +38,12 @@ class History:
             **{name: gap(record).get(name) for name in _OF_GAP},
         }
         at = bisect_left(self._steps, step)
-        end = at + (at < len(self._steps) and self._steps[at] == step)
-        self._steps[at:end] = array("q", [step])
+        is_again = at < len(self._steps) and self._steps[at] == step
+        # A slice of one entry replaces the step, an empty slice inserts it.
+        entry = slice(at, at + 1 if is_again else at)
+        self._steps[entry] = array("q", [step])
         for name, number in numbers.items():
-            self._values[name][at:end] = array("d", [nan if number is None else number])
+            self._values[name][entry] = array("d", [nan if number is None else number])
 
     def of(self, name: str) -> list[float | None]:
         """A number over the steps; None where it was not measured."""

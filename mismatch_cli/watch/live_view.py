@@ -52,29 +52,26 @@ class WatchView:
 
     def show(self, watcher: Watcher) -> None:
         """Start to show a watcher. Alarms from now on are said above the screen, not in it."""
-        self._watcher, self._before = watcher, len(watcher.alarms)
+        self._watcher = watcher
+        self._before = len(watcher.alarms)
 
     def lines(self, width: int, height: int) -> list[Text]:
         """The screen."""
         watcher = self._watcher
         if watcher is None:
-            words = visible(self.waits_for) or f"{self._name}: waiting for it to start"
-            return [plain(line, "") for line in flow(words.split(), width, " ")][:height]
-        lines = [
-            ViewLine(0, plain(line, "bold"))
-            for line in flow([self._name, *_progress(watcher)], width)
-        ]
+            text = visible(self.waits_for) or f"{self._name}: waiting for it to start"
+            return [plain(line, "") for line in flow(text.split(), width, " ")][:height]
+        lines: list[ViewLine] = []
+        for line in flow([self._name, *_progress(watcher)], width):
+            lines.append(ViewLine(0, plain(line, "bold")))
         if len(watcher.history):
-            lines += [
-                blank(),
-                *curves(_measures(watcher.history, watcher.algorithm), width),
-                blank(),
-            ]
+            drawn = curves(_curves(watcher.history, watcher.algorithm), width)
+            lines += [blank(), *drawn, blank()]
         lines += self._alarms(watcher)
-        if now := self.note or watcher.source.waiting:
-            lines.append(
-                ViewLine(7, labelled("now", flow(visible(now).split(), width - LABEL, " ")[0]))
-            )
+        now = self.note or watcher.source.waiting
+        if now:
+            first_line = flow(visible(now).split(), width - LABEL, " ")[0]
+            lines.append(ViewLine(7, labelled("now", first_line)))
         return [line.text for line in fitting(lines, height)]
 
     def _alarms(self, watcher: Watcher) -> Iterator[ViewLine]:
@@ -92,58 +89,59 @@ class WatchView:
 
 def _alarm(alarm: Alarm) -> Text:
     """An alarm under way in red, one that is over in grey."""
-    text = visible(
-        f"{alarm.check.quantity}, {alarm.when}: {alarm.check.reason} ({alarm.check.limits})"
-    )
-    return plain(f"✘ {text}", "red") if alarm.over is None else plain(f"✔ {text}", "dim")
+    check = alarm.check
+    text = visible(f"{check.quantity}, {alarm.when}: {check.reason} ({check.limits})")
+    if alarm.over is None:
+        return plain(f"✘ {text}", "red")
+    return plain(f"✔ {text}", "dim")
 
 
 def _progress(watcher: Watcher) -> list[str]:
-    """Its progress, in a few words."""
-    complete, newest = max(watcher.state.told, default=None), watcher.source.newest
-    found = ["no complete step yet" if complete is None else f"step {complete}"]
+    """The progress of a run, in a few words."""
+    complete = max(watcher.state.reported, default=None)
+    newest = watcher.source.newest
+    items = ["no complete step yet" if complete is None else f"step {complete}"]
     if newest is not None and newest != complete:
-        found.append(f"step {newest} has begun")
-    grew = duration(watcher.since_growth)
-    return [*found, f"grew {grew} ago", alarm_count(watcher.alarms)]
+        items.append(f"step {newest} has begun")
+    items.append(f"grew {duration(watcher.since_growth)} ago")
+    items.append(alarm_count(watcher.alarms))
+    return items
 
 
-def _measures(history: History, algorithm: str) -> list[tuple[int, CurveLine]]:
+def _curves(history: History, algorithm: str) -> list[tuple[int, CurveLine]]:
     """The metrics that are drawn over the steps, each with its rank."""
     pair = "equal weights" if history.at_equal_weights else "with staleness"
+    blocked_by = f"by {visible(algorithm)}" if algorithm else _OF_BLOCKED
     notes = {"ratio_outside": _OUTSIDE, "abs_dp_mean": pair}
-    found = []
+    drawn: list[tuple[int, CurveLine]] = []
     for rank, label, key, digits in _OF_GAP:
-        found += curve(rank, label, history.of(key), notes.get(key, ""), digits)
-    found += curve(
-        3,
-        "blocked",
-        history.of("blocked"),
-        f"by {visible(algorithm)}" if algorithm else _OF_BLOCKED,
-        2,
-    )
-    found += curve(6, "reward", history.of("reward"), "", 3)
-    return found or [(9, CurveLine("responses", history.of("responses")[-1] or 0, [0.0], 1.0))]
+        drawn += curve(rank, label, history.of(key), notes.get(key, ""), digits)
+    drawn += curve(3, "blocked", history.of("blocked"), blocked_by, 2)
+    drawn += curve(6, "reward", history.of("reward"), "", 3)
+    if not drawn:
+        # Responses that nobody scored or graded are at least counted.
+        responses = history.of("responses")[-1] or 0
+        drawn.append((9, CurveLine("responses", responses, [0.0], 1.0)))
+    return drawn
 
 
 def line_of(record: Record) -> str:
     """A step in one line, for a log."""
     pair = gap(record)
-    tails = [pair.get(f"ratio_p{percent}") for percent in ("01", "99")]
-    values = {
-        "|π − μ|": number(pair.get("abs_dp_mean"), 2),
-        "k3": number(pair.get("k3"), 2),
-        "outside": number(pair.get("ratio_outside"), 2),
-        "ratio": f"{number(tails[0], 3)}–{number(tails[1], 3)}",
-        "blocked": number(record.get("blocked"), 2),
-        "reward": number(record.get("reward")),
-    }
+    reward = f"reward {number(record.get('reward'))}"
     if not pair:
-        values = {
-            "responses": number(record.get("responses")),
-            "no log π": "",
-            "reward": values["reward"],
-        }
-    return "  ".join(
-        [f"step {record['step']}", *(f"{name} {value}".strip() for name, value in values.items())]
-    )
+        responses = number(record.get("responses"))
+        items = [f"step {record['step']}", f"responses {responses}", "no log π", reward]
+        return "  ".join(items)
+    low = number(pair.get("ratio_p01"), 3)
+    high = number(pair.get("ratio_p99"), 3)
+    items = [
+        f"step {record['step']}",
+        f"|π − μ| {number(pair.get('abs_dp_mean'), 2)}",
+        f"k3 {number(pair.get('k3'), 2)}",
+        f"outside {number(pair.get('ratio_outside'), 2)}",
+        f"ratio {low}–{high}",
+        f"blocked {number(record.get('blocked'), 2)}",
+        reward,
+    ]
+    return "  ".join(items)

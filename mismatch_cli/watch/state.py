@@ -30,18 +30,19 @@ _PART = re.compile(r"part-\d{5,}")
 
 
 class State:
-    """The state; `asked` is what is measured of every step: steps measured differently are
+    """The state; `request` is what is measured of every step: steps measured differently are
     measured again.
+
+    `alarms`, `parts` and `reported`, the shards of each reported step, are on disk after `save`.
     """
 
-    def __init__(self, folder: Path, run: Path, asked: Mapping[str, Any], *, lines: bool) -> None:
+    def __init__(self, folder: Path, run: Path, request: Mapping[str, Any], *, lines: bool) -> None:
         """`lines`: keep the line of each step in our own metrics.jsonl, since the run has none."""
-        self.folder, self._run, self._asked, self._lines = (
-            folder,
-            run,
-            json.loads(json.dumps(asked)),
-            lines,
-        )
+        self.folder = folder
+        self._run = run
+        # As JSON gives it back: tuples are lists there, and it is compared with what was saved.
+        self._request = json.loads(json.dumps(request))
+        self._has_lines = lines
         try:
             self._continue(state_in(folder))
             if lines:
@@ -53,21 +54,23 @@ class State:
             ) from error
         self.save()
 
-    def _continue(self, found: Mapping[str, Any]) -> None:
+    def _continue(self, saved: Mapping[str, Any]) -> None:
         """Take over what an earlier process has saved; raises anything if it is not of these
         types.
         """
-        before = found.get("asked", {})
-        same = before == self._asked
-        self.parts: list[dict[str, Any]] = [_part(**row) for row in found.get("parts", [])]
-        # An alarm is about its limit, and a relative limit about the baseline too
-        same_baseline = before.get("baseline") == self._asked.get("baseline")
-        alarms = found.get("alarms", []) if same_baseline else []
+        before = saved.get("asked", {})
+        self.parts: list[dict[str, Any]] = [_checked_part(**row) for row in saved.get("parts", [])]
+        # An alarm is about its limit, and a relative limit about the baseline too.
+        same_baseline = before.get("baseline") == self._request.get("baseline")
+        alarms = saved.get("alarms", []) if same_baseline else []
         self.alarms = Alarms(from_json(Alarm, row) for row in alarms)
-        self._called: set[str] = set(map(str, found.get("called", [])))
-        self._known: set[str] = set(map(str, found.get("known", []))) if same else set()
-        told = found.get("told", {}).items() if same else ()
-        self.told: dict[int, str] = {int(step): str(shards) for step, shards in told}
+        self._called: set[str] = set(map(str, saved.get("called", [])))
+        self._measured: set[str] = set()  # limits
+        self.reported: dict[int, str] = {}
+        if before == self._request:
+            self._measured.update(map(str, saved.get("known", [])))
+            for step, shards in saved.get("told", {}).items():
+                self.reported[int(step)] = str(shards)
 
     def save(self) -> None:
         """Save everything but the lines, with one rename."""
@@ -75,35 +78,39 @@ class State:
             "format": FORMAT,
             "version": VERSION,
             "run": str(self._run.absolute()),
-            "asked": self._asked,
+            "asked": self._request,
             "parts": self.parts,
-            "told": {str(step): shards for step, shards in self.told.items()},
+            "told": {str(step): shards for step, shards in self.reported.items()},
             "alarms": self.alarms.to_json(),
             "called": sorted(self._called),
-            "known": sorted(self._known),
+            "known": sorted(self._measured),
         }
         write_atomically(self.folder / WATCH_FILE, json.dumps(content, indent=1) + "\n")
 
-    def judged(self, step: int, checks: Sequence[Check]) -> list[Event]:
-        """Record what the limits say of a step before anybody hears of it; return what is to be
-        told.
+    def update_alarms(self, step: int, checks: Sequence[Check]) -> list[Event]:
+        """Record what the limits say of a step before anybody hears of it; return what the user
+        then hears.
         """
-        self._known |= {_key(check.limits, check.limit) for check in checks if check.is_judged}
-        events = self.alarms.judged(step, checks)
+        for check in checks:
+            if check.is_judged:
+                self._measured.add(_key(check.limits, check.limit))
+        events = self.alarms.update(step, checks)
         if events:
             self.save()
         return events
 
-    def put(self, step: int, record: Record, shards: str) -> None:
+    def add_step(self, step: int, record: Record, shards: str) -> None:
         """Record a step; once saved, it is not read again unless it grows."""
-        if self._lines:
-            self._rewrite_lines({step: record}) if step in self.told else self._append(record)
-        self.told[step] = shards
+        if self._has_lines and step in self.reported:
+            self._rewrite_lines({step: record})
+        elif self._has_lines:
+            self._append(record)
+        self.reported[step] = shards
 
     def unmeasured(self, sets: Sequence[LimitSet]) -> list[SetLimit]:
         """The limits that could not be measured at any step."""
         limits = SetLimit.all_of(sets)
-        return [limit for limit in limits if limit.state_key not in self._known]
+        return [limit for limit in limits if limit.state_key not in self._measured]
 
     @property
     def uncalled(self) -> list[Event]:
@@ -111,8 +118,8 @@ class State:
         beginnings = map(beginning, self.alarms.all)
         return [event for event in beginnings if event.key not in self._called]
 
-    def called(self, event: Event) -> None:
-        """Record that the command has started."""
+    def record_call(self, event: Event) -> None:
+        """Record that the command has started for an alarm."""
         self._called.add(event.key)
         self.save()
 
@@ -120,20 +127,19 @@ class State:
         """The steps with their lines in our own metrics.jsonl, read again: a long run has too
         many to keep.
         """
-        if not self._lines:
+        if not self._has_lines:
             return
-        unread = Lines(self.folder / METRICS)
-        while lines := unread.new():
-            for line in lines:
-                record = dict(parse_json(line))
-                yield int(record["step"]), record
+        for line in Lines(self.folder / METRICS).all_new():
+            record = dict(parse_json(line))
+            yield int(record["step"]), record
 
     def _check_lines(self) -> None:
         """Keep the lines of reported steps and nothing else; a step without its line is to be
         read again.
         """
         steps = {step for step, _ in self.lines()}
-        self.told = {step: shards for step, shards in self.told.items() if step in steps}
+        for step in self.reported.keys() - steps:
+            del self.reported[step]
         if (self.folder / METRICS).exists():
             self._rewrite_lines({})
 
@@ -141,7 +147,7 @@ class State:
         """Write the lines of reported steps again, some of them changed."""
         with replacing(self.folder / METRICS) as new, new.open("w", encoding="utf-8") as file:
             for step, record in self.lines():
-                if step in self.told:
+                if step in self.reported:
                     file.write(json.dumps(changed.get(step, record)) + "\n")
 
     def _append(self, record: Record) -> None:
@@ -155,17 +161,16 @@ class State:
             raise could_not_write(path, error) from error
 
 
-def _part(name: str, files: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_part(name: str, files: Mapping[str, Any]) -> dict[str, Any]:
     """A part of a dump; a ValueError for a name that is not ours, since its folder may be
     removed.
     """
     if not _PART.fullmatch(name):
         raise ValueError(f"{name} is not the name of a part")
-    return {
-        "name": name,
-        "files": {file: [int(begin), int(end)] for file, (begin, end) in files.items()},
-    }
+    spans = {file: [int(begin), int(end)] for file, (begin, end) in files.items()}
+    return {"name": name, "files": spans}
 
 
-def _key(of: str, limit: Limit) -> str:
-    return SetLimit(**vars(limit), limits=of).state_key
+def _key(limits: str, limit: Limit) -> str:
+    """The key of a limit of a set."""
+    return SetLimit(**vars(limit), limits=limits).state_key

@@ -35,13 +35,13 @@ class Lines:
 
     path: Path
     _end: int = field(default=0, init=False)
-    # The last line read: while it is unchanged, so are those before
-    _last: bytes = field(default=b"", init=False)
+    _last: bytes = field(default=b"", init=False)  # the line that ends there
 
     def new(self) -> list[bytes]:
         """The next new lines, a few megabytes of them; empty once all have been read."""
         try:
             with self.path.open("rb") as file:
+                # While the last line that was read is unchanged, so are those before it.
                 file.seek(self._end - len(self._last))
                 if file.read(len(self._last)) != self._last:
                     self._end, self._last = 0, b""
@@ -52,8 +52,16 @@ class Lines:
         if lines and not lines[-1].endswith(b"\n"):
             lines.pop()
         if lines:
-            self._end, self._last = self._end + sum(map(len, lines)), lines[-1]
+            self._end += sum(map(len, lines))
+            self._last = lines[-1]
         return lines
+
+    def all_new(self) -> Iterator[bytes]:
+        """All new lines, one by one; memory holds a few megabytes of them."""
+        lines = self.new()
+        while lines:
+            yield from lines
+            lines = self.new()
 
 
 class GrowingTraining:
@@ -64,7 +72,8 @@ class GrowingTraining:
     kind = "train"
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._lines = folder, Lines(folder / METRICS)
+        self._folder = folder
+        self._lines = Lines(folder / METRICS)
         self.algorithm = str(read_config(folder / CONFIG).get("algorithm", ""))
         self.newest: int | None = None
         self.waiting = ""
@@ -83,14 +92,14 @@ class GrowingTraining:
     # `final` changes nothing: the file of a run that is over has whole lines
     def look(self, *, final: bool) -> Iterator[CompleteStep]:  # noqa: ARG002
         """The new steps since the last look."""
-        while lines := self._lines.new():
-            for record in map(self._parsed, lines):
-                step = record.get("step")
-                if isinstance(step, int) and step > 0:  # 0 is an evaluation before the first step
-                    self.newest = step
-                    yield CompleteStep(step, record, self._kept(step))
+        for record in map(self._parse, self._lines.all_new()):
+            step = record.get("step")
+            # Step 0 is an evaluation before the first update.
+            if isinstance(step, int) and step > 0:
+                self.newest = step
+                yield CompleteStep(step, record, self._traces(step))
 
-    def _parsed(self, line: bytes) -> dict[str, Any]:
+    def _parse(self, line: bytes) -> dict[str, Any]:
         try:
             return dict(parse_json(line))
         except (ValueError, TypeError) as error:
@@ -100,9 +109,12 @@ class GrowingTraining:
                 "checkpoint and continues."
             ) from error
 
-    def _kept(self, step: int) -> list[Trace]:
+    def _traces(self, step: int) -> list[Trace]:
+        """The trace of a step, if `train --trace-every` kept one."""
         folder = self._folder / "traces" / f"step-{step}"
-        return [Trace.open(folder)] if (folder / "manifest.json").is_file() else []
+        if not (folder / "manifest.json").is_file():
+            return []
+        return [Trace.open(folder)]
 
 
 def changed(path: Path) -> float:

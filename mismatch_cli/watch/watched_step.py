@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,12 +47,12 @@ class StepChecks:
 
     @classmethod
     def of(
-        cls, sets: Sequence[LimitSet], baseline: Sequence[Trace], algorithm: Algorithm | None
+        cls, sets: Sequence[LimitSet], baseline: Sequence[Path], algorithm: Algorithm | None
     ) -> StepChecks:
-        """A judge with its baseline measured."""
-        return cls(
-            sets, PooledMetrics(baseline, frameworks_of(sets)) if baseline else None, algorithm
-        )
+        """The checks, with the traces of the baseline measured."""
+        traces = [Trace.open(path) for path in baseline]
+        measured = PooledMetrics(traces, frameworks_of(sets)) if traces else None
+        return cls(sets, measured, algorithm)
 
     def of_traces(self, step: int, traces: Sequence[Trace]) -> tuple[dict[str, Any], list[Check]]:
         """The line and the checks of a step, from its traces."""
@@ -66,12 +67,9 @@ class StepChecks:
         """The checks of a step of `train`: from its trace if one was kept, else from its line."""
         if not self.sets:
             return []
-        measured = (
-            RecordedStep(record)
-            if trace is None
-            else PooledMetrics([trace], frameworks_of(self.sets))
-        )
-        return self._checks(measured)
+        if trace is None:
+            return self._checks(RecordedStep(record))
+        return self._checks(PooledMetrics([trace], frameworks_of(self.sets)))
 
     def _checks(self, measured: Findable) -> list[Check]:
         return check_limits(self.sets, measured, self.baseline)
@@ -96,18 +94,18 @@ class RecordedStep:
         """The value of a metric in the line, which has neither interval nor noise."""
         recorded = [pair for pair, name in PAIRS_OF_STEP.items() if self._record.get(name)]
         pair = pair_for(limit.pair, recorded)
-        name = next((ours for ours, key in OF_STEP.items() if key == limit.metric), "")
-        value = self._record.get(PAIRS_OF_STEP.get(pair, ""), {}).get(name)
-        if value is None:
-            return MeasuredMetric(
-                pair=pair or limit.pair,
-                why="metrics.jsonl does not have it; train --trace-every N keeps traces that do",
-            )
-        return MeasuredMetric(value, pair=pair)
+        gap: Mapping[str, Any] = self._record.get(PAIRS_OF_STEP.get(pair, ""), {})
+        for name, metric in OF_STEP.items():
+            if metric == limit.metric and gap.get(name) is not None:
+                return MeasuredMetric(gap[name], pair=pair)
+        return MeasuredMetric(
+            pair=pair or limit.pair,
+            why="metrics.jsonl does not have it; train --trace-every N keeps traces that do",
+        )
 
 
 class _Unscored:
-    """Responses without a trainer's log π."""
+    """Responses without a trainer's log π, for limits to look up: they find nothing."""
 
     def find(self, limit: Limit) -> MeasuredMetric:
         return MeasuredMetric(
@@ -118,17 +116,18 @@ class _Unscored:
 def record_of(step: int, result: MismatchResult) -> dict[str, Any]:
     """A step's line from its result, as `train` writes it; at equal weights there is one gap."""
     values = {name: _values(pair.metrics) for name, pair in result.pairs.items()}
-    counts, of_responses = result.main.counts, values[result.main.pair]
-    return {
+    main = result.main
+    record: dict[str, Any] = {
         "step": step,
-        "responses": counts.responses + result.about.unscored_responses,
-        "tokens": counts.tokens,
-        **{name: of_responses[key] for name, key in _RESPONSES.items()},
-        **{
-            name: gap_record(values[pair]) if pair in values else {}
-            for pair, name in PAIRS_OF_STEP.items()
-        },
+        "responses": main.counts.responses + result.about.unscored_responses,
+        "tokens": main.counts.tokens,
     }
+    # Numbers of responses are the same in every pair: they do not depend on what was compared.
+    for name, key in _RESPONSES.items():
+        record[name] = values[main.pair][key]
+    for pair, name in PAIRS_OF_STEP.items():
+        record[name] = gap_record(values[pair]) if pair in values else {}
+    return record
 
 
 def _values(metrics: Mapping[str, Estimate]) -> dict[str, float | None]:
@@ -136,14 +135,17 @@ def _values(metrics: Mapping[str, Estimate]) -> dict[str, float | None]:
 
 
 def _unscored(step: int, traces: Sequence[Trace]) -> dict[str, Any]:
-    batches = [batch for trace in traces for batch in trace.batches(("reward",))]
-    rewards = [batch.reward_S for batch in batches if batch.reward_S is not None]
+    """A step's line from traces without a trainer's log π: it has no gaps."""
+    responses = tokens = 0
+    rewards: list[np.ndarray] = []
+    for trace in traces:
+        for batch in trace.batches(("reward",)):
+            responses += batch.num_responses
+            tokens += int(batch.offset_S1[-1])
+            if batch.reward_S is not None:
+                rewards.append(batch.reward_S)
     reward_S = np.concatenate(rewards) if rewards else np.zeros(0)
     reward_S = reward_S[np.isfinite(reward_S)]
-    responses, tokens = (
-        sum(b.num_responses for b in batches),
-        sum(int(b.offset_S1[-1]) for b in batches),
-    )
     return {
         "step": step,
         "responses": responses,

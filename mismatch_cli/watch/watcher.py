@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
-from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -17,8 +16,8 @@ from mismatch_cli.base.registry import names_file
 from mismatch_cli.frameworks import dialects
 from mismatch_cli.limits.limit_sets import LimitSet
 from mismatch_cli.rules.algorithms.parse import parse_algorithm
+from mismatch_cli.studies.gate import Check
 from mismatch_cli.studies.watch_state import Alarm
-from mismatch_cli.trace.reader import Trace
 from mismatch_cli.trace.training_folder import AS
 from mismatch_cli.watch.alarms import Event
 from mismatch_cli.watch.dump import Dump, ImportedParts
@@ -60,7 +59,7 @@ class GrowingRun(Protocol):
 
 
 class StepReport(NamedTuple):
-    """A step, and what is to be told of alarms at it; `again`: it has grown since it was first
+    """A step, and what the user hears of alarms at it; `again`: it has grown since it was first
     reported.
     """
 
@@ -87,62 +86,50 @@ class MeasureRequest:
 
     def to_json(self, algorithm: str) -> dict[str, Any]:
         """What decides whether reported steps have to be measured again."""
-        return {
-            "limits": [asdict(of) for of in self.sets],
+        request: dict[str, Any] = {
+            "limits": [asdict(limit_set) for limit_set in self.sets],
             "baseline": [str(path.absolute()) for path in self.baseline],
             "algorithm": algorithm,
-            **({AS: self.framework} if self.framework else {}),
         }
+        if self.framework:
+            request[AS] = self.framework
+        return request
 
 
 class Watcher:
     """Watches an existing run; its state is in a folder that the caller has locked."""
 
-    def __init__(
-        self, run: Path, folder: Path, asked: MeasureRequest, say: Callable[[str], None]
-    ) -> None:
-        self.run, self._sets, self._framework = run, asked.sets, asked.framework
-        kind = kind_of(run)
-        self.source: GrowingRun
-        if kind == "train":
-            if asked.algorithm is not None:
-                raise UsageError(
-                    "--algorithm is for traces: a training run reports what its own blocks. "
-                    "Leave it out."
-                )
-            if asked.framework:
-                raise UsageError(
-                    "--as is for traces: for a training run, `train --as` logs it at every step. "
-                    "Leave it out."
-                )
-            self.source = GrowingTraining(run)
-        elif kind == "trace":
-            self.source = GrowingTrace(
-                run if (run / "manifest.json").is_file() else run / "trace", self._told
-            )
-        named = "" if kind == "dump" else self.source.algorithm
-        self.algorithm = asked.algorithm or named or USUAL_ALGORITHM
-        if kind == "trace" and asked.algorithm is None and names_file(named):
-            say(
-                f"The trace names the mask {named}. To run that file, add: "
-                f"{quoted('--algorithm', named)}"
-            )
-            self.algorithm = USUAL_ALGORITHM
-        self.state = State(folder, run, asked.to_json(self.algorithm), lines=kind != "train")
-        if kind == "dump":
-            parts = ImportedParts(self.state.parts, folder / "traces", self.state.save)
-            self.source = Dump(run, asked.format, parts, self._told, say)
-        baseline = [Trace.open(path) for path in asked.baseline]
-        self._judge = StepChecks.of(
-            asked.sets, baseline, None if kind == "train" else parse_algorithm(self.algorithm)
-        )
-        self.history = History()
-        for step, record in self.state.lines():
-            self.history.add(step, record)
-        self._grew, self._changed = time.monotonic(), 0.0
+    source: GrowingRun
 
-    def _told(self, step: int) -> str:
-        return self.state.told.get(step, "")
+    def __init__(
+        self, run: Path, folder: Path, request: MeasureRequest, say: Callable[[str], None]
+    ) -> None:
+        self.run = run
+        self._request = request
+        kind = kind_of(run)
+        self.algorithm = request.algorithm or USUAL_ALGORITHM
+        if kind == "train":
+            self.source = _training(run, request)
+            self.algorithm = self.source.algorithm or USUAL_ALGORITHM
+        elif kind == "trace":
+            self.source = GrowingTrace(_trace_in(run), self._reported)
+            if request.algorithm is None:
+                self.algorithm = _algorithm_to_run(self.source.algorithm, say)
+        # `train` writes lines of its own, and measures what its algorithm blocks.
+        is_trace = kind != "train"
+        self.state = State(folder, run, request.to_json(self.algorithm), lines=is_trace)
+        if kind == "dump":
+            # Only the state knows which parts of the dump were imported.
+            parts = ImportedParts(self.state.parts, folder / "traces", self.state.save)
+            self.source = Dump(run, request.format, parts, self._reported, say)
+        algorithm = parse_algorithm(self.algorithm) if is_trace else None
+        self._checks = StepChecks.of(request.sets, request.baseline, algorithm)
+        self.history = History(self.state.lines())
+        self._grew = time.monotonic()
+        self._changed = 0.0
+
+    def _reported(self, step: int) -> str:
+        return self.state.reported.get(step, "")
 
     @property
     def folder_of_lines(self) -> Path:
@@ -152,7 +139,7 @@ class Watcher:
     @property
     def alarms(self) -> list[Alarm]:
         """All alarms of the limits that are set now, also from earlier sessions."""
-        return self.state.alarms.of(self._sets)
+        return self.state.alarms.of(self._request.sets)
 
     @property
     def since_growth(self) -> float:
@@ -168,61 +155,100 @@ class Watcher:
         """The complete steps that were not reported yet, in order; each is recorded before it is
         yielded.
         """
-        ready = self.source.look(final=final)
+        steps = self.source.look(final=final)
+        # Measuring a step of a trace takes seconds, so each is saved by itself.
+        # A step of `train` is one line, cheaper than a save: many share one.
         together = _LINES if self.source.kind == "train" else 1
-        while some := list(islice(ready, together)):
-            yield from self._on_record(some)
+        batch = list(islice(steps, together))
+        while batch:
+            yield from self._record(batch)
+            batch = list(islice(steps, together))
         if self.source.changed != self._changed:
-            self._grew, self._changed = time.monotonic(), self.source.changed
+            self._grew = time.monotonic()
+            self._changed = self.source.changed
 
-    def _on_record(self, some: Sequence[CompleteStep]) -> list[StepReport]:
+    def _record(self, steps: Sequence[CompleteStep]) -> list[StepReport]:
         """Record several steps with one save."""
-        found = []
-        for ready in some:
-            known = ready.step in self.state.told
-            # A `train` run: all its lines are read at the start
-            if known and ready.record is not None:
-                self.history.add(ready.step, ready.record)
+        reports: list[StepReport] = []
+        for complete in steps:
+            step = complete.step
+            is_again = step in self.state.reported
+            if is_again and complete.record is not None:
+                # All lines of a `train` run are read when watching starts, and lines do not grow.
+                self.history.add(step, complete.record)
                 continue
-            record, checks = self._judged(ready)
+            record, checks = self._measure(complete)
             # A kill may come between any two writes, and must leave nothing to repeat.
             # So alarms are recorded first, then the line, then the step, and reported after that.
-            alarms = self.state.judged(ready.step, checks)
-            self.history.add(ready.step, record)
-            self.state.put(ready.step, record, ready.shards)
-            found.append(StepReport(ready.step, record, alarms, known))
-        if found:
+            events = self.state.update_alarms(step, checks)
+            self.history.add(step, record)
+            self.state.add_step(step, record, complete.shards)
+            reports.append(StepReport(step, record, events, is_again))
+        if reports:
             self.state.save()
-        return found
+        return reports
 
-    def _judged(self, ready: CompleteStep) -> tuple[Record, list[Any]]:
-        if ready.record is None:
-            record, checks = self._judge.of_traces(ready.step, ready.traces)
-            return record | self._in_words(ready.traces), checks
-        return ready.record, self._judge.of_record(ready.record, next(iter(ready.traces), None))
-
-    def _in_words(self, traces: Sequence[Trace]) -> Record:
-        if not self._framework:
-            return {}
-        found = dialects.readings(traces, [self._framework]).by_framework
-        return {AS: {framework: dialects.named(lines) for framework, lines in found.items()}}
+    def _measure(self, complete: CompleteStep) -> tuple[Record, list[Check]]:
+        """The line of a step, and its checks."""
+        traces = complete.traces
+        if complete.record is not None:
+            trace = traces[0] if traces else None
+            return complete.record, self._checks.of_record(complete.record, trace)
+        record, checks = self._checks.of_traces(complete.step, traces)
+        framework = self._request.framework
+        if framework:
+            readings = dialects.readings(traces, [framework]).by_framework
+            record[AS] = {name: dialects.named(lines) for name, lines in readings.items()}
+        return record, checks
 
     def has_reached(self, step: int | None) -> bool:
         """Whether a step, or a later one, has been reported, in this session or an earlier one."""
-        return step is not None and max(self.state.told, default=-1) >= step
+        return step is not None and max(self.state.reported, default=-1) >= step
 
     def is_done(self, until_step: int | None, idle: float | None) -> bool:
         """Whether `until_step` is complete, the run is over, or nothing new has come for `idle`
         seconds.
         """
-        return (
-            self.has_reached(until_step)
-            or self.source.is_over
-            or self.idle > (inf if idle is None else idle)
-        )
+        if self.has_reached(until_step) or self.source.is_over:
+            return True
+        return idle is not None and self.idle > idle
 
     def unmeasured(self) -> list[str]:
         """The limits that could not be measured at any step; empty if there was no step."""
-        if not self.state.told:
+        if not self.state.reported:
             return []
-        return [limit.name for limit in self.state.unmeasured(self._sets)]
+        return [limit.name for limit in self.state.unmeasured(self._request.sets)]
+
+
+def _trace_in(run: Path) -> Path:
+    """The folder of the trace: the run itself, or a folder in it."""
+    return run if (run / "manifest.json").is_file() else run / "trace"
+
+
+def _training(run: Path, request: MeasureRequest) -> GrowingTraining:
+    """A training run; a `UsageError` for what only traces can be asked for."""
+    if request.algorithm is not None:
+        raise UsageError(
+            "--algorithm is for traces: a training run reports what its own blocks. Leave it out."
+        )
+    if request.framework:
+        raise UsageError(
+            "--as is for traces: for a training run, `train --as` logs it at every step. "
+            "Leave it out."
+        )
+    return GrowingTraining(run)
+
+
+def _algorithm_to_run(recorded: str, say: Callable[[str], None]) -> str:
+    """The algorithm that a trace names; the usual one if it names none, or a file, whose code only
+    the user may start.
+    """
+    if not recorded:
+        return USUAL_ALGORITHM
+    if names_file(recorded):
+        say(
+            f"The trace names the mask {recorded}. To run that file, add: "
+            f"{quoted('--algorithm', recorded)}"
+        )
+        return USUAL_ALGORITHM
+    return recorded

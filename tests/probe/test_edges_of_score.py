@@ -22,7 +22,7 @@ def test_an_adapter_is_named_while_the_trainer_loads_if_there_is_one(monkeypatch
         return SimpleNamespace(describe=dict)
 
     monkeypatch.setattr(Trainer, "load", load)
-    monkeypatch.setattr(score, "warning", lambda _: "")
+    monkeypatch.setattr(score, "attention_warning", lambda _: "")
     settings = ScorerSettings(dtype="float32", attn="eager")
     score.load_trainer(
         "a/model",

@@ -32,7 +32,7 @@ def checks(
 
 
 def said(alarms: Alarms, values: dict[int, float | None]) -> list[tuple[int, str, int]]:
-    judged = [alarms.judged(step, checks(value)) for step, value in values.items()]
+    judged = [alarms.update(step, checks(value)) for step, value in values.items()]
     return [(event.step, event.state, event.since) for events in judged for event in events]
 
 
@@ -67,25 +67,25 @@ def test_the_same_step_again_tells_nothing_and_an_earlier_one_changes_nothing():
 def test_an_undecided_step_does_not_end_it():
     """Within the limit, but with an interval that contains it."""
     alarms = Alarms()
-    alarms.judged(1, checks(0.02, 0.001))
-    assert alarms.judged(2, checks(0.009, 0.005)) == []
-    (over,) = alarms.judged(3, checks(0.005, 0.001))
+    alarms.update(1, checks(0.02, 0.001))
+    assert alarms.update(2, checks(0.009, 0.005)) == []
+    (over,) = alarms.update(3, checks(0.005, 0.001))
     assert (over.state, over.since) == ("over", 1)
 
 
 def test_with_certainty_asked_for_an_undecided_step_raises_none():
     sure = [LimitSet("s", (Limit("k3", "max", 0.01, "mismatch", WHOLE_INTERVAL),))]
     alarms = Alarms()
-    assert alarms.judged(1, checks(0.011, 0.005, sets=sure)) == []
-    (event,) = alarms.judged(2, checks(0.02, 0.005, sets=sure))
+    assert alarms.update(1, checks(0.011, 0.005, sets=sure)) == []
+    (event,) = alarms.update(2, checks(0.02, 0.005, sets=sure))
     assert event.text == "k3 (mismatch) at step 2: 0.02 is above 0.01 (s)"
 
 
 def test_every_event_says_what_it_is():
     alarms = Alarms()
-    (begins,) = alarms.judged(3, checks(0.02))
-    (still,) = alarms.judged(3 + EVERY, checks(0.03))
-    (over,) = alarms.judged(4 + EVERY, checks(0.001))
+    (begins,) = alarms.update(3, checks(0.02))
+    (still,) = alarms.update(3 + EVERY, checks(0.03))
+    (over,) = alarms.update(4 + EVERY, checks(0.001))
     assert begins.text == "k3 (mismatch) at step 3: 0.02 is above 0.01 (mine)"
     assert still.text == "k3 (mismatch) at step 28: 0.03 is above 0.01, since step 3 (mine)"
     assert over.text == "k3 (mismatch) at step 29: holds again, after an alarm since step 3 (mine)"
@@ -98,17 +98,17 @@ def test_every_event_says_what_it_is():
 def test_a_restart_continues_and_the_page_reads_the_same(tmp_path: Path):
     asked = {"limits": [{"name": "mine", "limits": [vars(SETS[0].limits[0])]}]}
     state = State(tmp_path, tmp_path / "run", asked, lines=False)
-    (event,) = state.judged(1, checks(0.02))
+    (event,) = state.update_alarms(1, checks(0.02))
     assert state.uncalled == [event]
-    state.called(event)
-    state.judged(2, checks(0.03))
+    state.record_call(event)
+    state.update_alarms(2, checks(0.03))
     state.save()
     again = State(tmp_path, tmp_path / "run", asked, lines=False)
-    assert again.uncalled == [] and again.judged(2, checks(0.03)) == []
+    assert again.uncalled == [] and again.update_alarms(2, checks(0.03)) == []
     watched = watch_state(tmp_path)
     (alarm,) = watched.alarms
     assert (alarm.since, alarm.last, alarm.over) == (1, 2, None)
-    again.judged(3, checks(0.001))
+    again.update_alarms(3, checks(0.001))
     (alarm,) = watch_state(tmp_path).alarms
     assert (alarm.over, alarm.check.reason) == (3, "0.02 is above 0.01")
     assert alarm.to_json()["step"] == 1
@@ -125,9 +125,9 @@ def test_a_state_of_another_version_is_refused(tmp_path: Path):
 
 def test_a_limit_that_decides_differently_is_another_one():
     alarms = Alarms()
-    alarms.judged(1, checks(0.011, 0.005))
+    alarms.update(1, checks(0.011, 0.005))
     sure = [LimitSet("mine", (Limit("k3", "max", 0.01, "mismatch", WHOLE_INTERVAL),))]
-    assert alarms.judged(1, checks(0.011, 0.005, sets=sure)) == []
+    assert alarms.update(1, checks(0.011, 0.005, sets=sure)) == []
     assert len(alarms.of(SETS)) == 1 and alarms.of(sure) == []
 
 
@@ -136,7 +136,7 @@ def asked(baseline: list[str]) -> dict[str, object]:
 
 
 def test_with_another_baseline_the_alarms_are_those_of_its_own_judgement(tmp_path: Path):
-    State(tmp_path, tmp_path / "run", asked(["a"]), lines=False).judged(1, checks(0.02))
+    State(tmp_path, tmp_path / "run", asked(["a"]), lines=False).update_alarms(1, checks(0.02))
     same = State(tmp_path, tmp_path / "run", asked(["a"]), lines=False)
     assert len(same.alarms.all) == 1
     assert State(tmp_path, tmp_path / "run", asked(["b"]), lines=False).alarms.all == []
@@ -146,5 +146,5 @@ def test_a_limit_is_measured_in_its_own_set(tmp_path: Path):
     """The same limit of a second set may be for other models, and not be judged."""
     sets = [*SETS, LimitSet("theirs", SETS[0].limits)]
     state = State(tmp_path, tmp_path / "run", asked([]), lines=False)
-    state.judged(1, checks(0.001))
+    state.update_alarms(1, checks(0.001))
     assert state.unmeasured(SETS) == [] and state.unmeasured(sets) == SetLimit.all_of(sets[1:])

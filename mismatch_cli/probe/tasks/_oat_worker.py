@@ -149,7 +149,9 @@ def _in_words(latex: str) -> str:
 def _piece(tokens: list[str]) -> str:
     """The text of the next token, with its arguments, or of the next group."""
     token = tokens.pop()
-    token = token.rstrip() if len(token) > 2 else token
+    if len(token) > 2:
+        # The blanks after a macro belong to it; a blank by itself is a token of its own.
+        token = token.rstrip()
     if token == "{":
         return _group(tokens)
     if token == "\\frac":
@@ -217,8 +219,9 @@ def _integer(text: str) -> int | None:
 
 
 def _without_thousands(text: str) -> str:
-    while (shorter := _THOUSANDS.sub(r"\1\2", text)) != text:
-        text = shorter
+    # A number has several commas, and one substitution sees every second: 1,000,000 needs two.
+    while _THOUSANDS.search(text):
+        text = _THOUSANDS.sub(r"\1\2", text)
     return text
 
 
@@ -235,15 +238,18 @@ def _as_expression(answer: str) -> str:
         with contextlib.suppress(IndexError, RecursionError):
             answer = _in_words(answer)
     answer = _rewritten(answer, _SPACING).lower()
-    whole = _integer(_without_thousands(answer)) is not None
-    return str(int(float(answer.replace(",", "")))) if whole else answer
+    if _integer(_without_thousands(answer)) is None:
+        return answer
+    return str(int(float(answer.replace(",", ""))))
 
 
 def _elements(expression: str) -> list[str]:
     """The elements of a tuple or interval, else the whole."""
     expression = _without_thousands(expression)
-    inside = _TUPLE.fullmatch(expression)
-    return [part.strip() for part in inside[1].split(",")] if inside else [expression]
+    brackets = _TUPLE.fullmatch(expression)
+    if not brackets:
+        return [expression]
+    return [element.strip() for element in brackets[1].split(",")]
 
 
 def _equal_expressions(stated: str, gold: str) -> bool:
@@ -276,7 +282,7 @@ def _no_difference(expression: str) -> bool:
     from sympy import simplify
     from sympy.parsing import sympy_parser
 
-    letters = {letter for letter in expression.replace("sqrt", "") if letter.isalpha()}
+    letters = set(filter(str.isalpha, expression.replace("sqrt", "")))
     workable = _WORKABLE.fullmatch(expression) and not _TOWER.search(expression)
     if not workable or len(letters) > _MOST_LETTERS:
         return False

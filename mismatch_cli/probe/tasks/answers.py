@@ -11,7 +11,8 @@ FORMAT_HELP = (
     "Where responses state their answer: boxed (the last box), line (a last line Answer: …), or "
     "auto, as the prompt asks."
 )
-VERL_RULE, OAT_RULE = GRADERS = ("verl", "oat")
+VERL_RULE, OAT_RULE = "verl", "oat"
+GRADERS = (VERL_RULE, OAT_RULE)
 GRADER_HELP = (
     "Whose rule says that two answers are equal: verl's (math-verify), or oat's, as in the scripts "
     "of the sanity test."
@@ -31,15 +32,14 @@ _TAIL, _TAIL_OF_BOX = 300, 100  # characters that verl's DAPO scorer (math_dapo)
 
 def asks_for_line(prompt: str | list[dict[str, str]]) -> bool:
     """Whether a problem asks for its answer on a separate line, `Answer: …`."""
-    text = (
-        prompt if isinstance(prompt, str) else "\n".join(message["content"] for message in prompt)
-    )
-    return _ASKS_FOR_LINE.search(text) is not None
+    messages = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+    return _ASKS_FOR_LINE.search("\n".join(messages)) is not None
 
 
 def asks_for_box(prompt: str | list[dict[str, str]]) -> bool:
     """Whether the user's last message mentions a box."""
-    return "\\boxed" in (prompt if isinstance(prompt, str) else prompt[-1]["content"])
+    last = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+    return "\\boxed" in last
 
 
 def stated_answer(response: str, *, in_thought: bool = False, on_line: bool = False) -> str | None:
@@ -60,19 +60,22 @@ def _on_last_line(response: str) -> str | None:
     If the line holds equations, the right side of the last one counts.
     """
     tail = response[-_TAIL:]
-    found: list[str] = _LINE.findall(tail)
-    if not found:
+    lines: list[str] = _LINE.findall(tail)
+    if not lines:
         return last_boxed(tail[-_TAIL_OF_BOX:])
-    boxed = last_boxed(found[-1])
-    return found[-1].rpartition("=")[2].strip() if boxed is None else boxed
+    boxed = last_boxed(lines[-1])
+    if boxed is not None:
+        return boxed
+    return lines[-1].rpartition("=")[2].strip()
 
 
 def _after_the_thought(response: str) -> str:
     """The text after the thought; empty if the thought does not end or ends twice, which is
     ambiguous.
     """
-    _, closed, rest = response.partition(_END_OF_THOUGHT)
-    return rest if closed and _END_OF_THOUGHT not in rest else ""
+    if response.count(_END_OF_THOUGHT) != 1:
+        return ""
+    return response.partition(_END_OF_THOUGHT)[2]
 
 
 def last_boxed(text: str) -> str | None:
@@ -80,16 +83,18 @@ def last_boxed(text: str) -> str | None:
 
     Of nested boxes the inner one counts. A single pass: responses can be long and hostile.
     """
-    found, best_start, open_braces = None, -1, []
-    boxes = {match.end() for match in _BOX.finditer(text)}
+    box_starts = {match.end() for match in _BOX.finditer(text)}
+    open_braces: list[int] = []
+    last_start, content = -1, None
     for index, character in enumerate(text, start=1):
         if character == "{":
             open_braces.append(index)
         elif character == "}" and open_braces:
             start = open_braces.pop()
-            if start in boxes and start > best_start:
-                found, best_start = text[start : index - 1], start
-    return found
+            # An outer box closes after the inner one, but starts before it.
+            if start in box_starts and start > last_start:
+                last_start, content = start, text[start : index - 1]
+    return content
 
 
 HOW_TO_ASK = (
@@ -103,23 +108,23 @@ def without_answer(unstated: int, responses: int) -> str:
     """What to say of responses that ended without stating an answer: they are not wrong, but
     unread; what would help, if they are most.
     """
-    help_ = f" {HOW_TO_ASK}" if 2 * unstated > responses else ""
-    return (
+    fact = (
         f"{count(unstated)} of {count(responses)} responses ended without an answer in the "
-        f"asked form, and score 0 for that alone.{help_}"
+        "asked form, and score 0 for that alone."
     )
+    are_most = 2 * unstated > responses
+    return f"{fact} {HOW_TO_ASK}" if are_most else fact
 
 
 def no_answers(responses: int, truncated: int, max_tokens: int) -> str:
     """The warning for a step whose responses state no answer: every reward is 0, and nothing is
     learned.
     """
-    cut = (
-        f" {truncated} of them were cut at {max_tokens} tokens: raise --max-tokens."
-        if truncated
-        else ""
-    )
-    return (
-        f"None of the {responses} responses of a step states an answer, so every reward is "
-        f"0.{cut} {HOW_TO_ASK}"
-    )
+    sentences = [
+        f"None of the {responses} responses of a step states an answer, so every reward is 0."
+    ]
+    if truncated:
+        sentences.append(
+            f"{truncated} of them were cut at {max_tokens} tokens: raise --max-tokens."
+        )
+    return " ".join([*sentences, HOW_TO_ASK])

@@ -43,9 +43,9 @@ def group_mean_advantages(reward_S: np.ndarray, prompt_id_S: np.ndarray) -> np.n
     import numpy as np
 
     _, group_S = np.unique(prompt_id_S, return_inverse=True)
-    judged_S = ~np.isnan(reward_S)
-    sums_G = np.bincount(group_S, weights=np.where(judged_S, reward_S, 0))
-    means_G = sums_G / np.maximum(np.bincount(group_S, weights=judged_S), 1)
+    has_reward_S = ~np.isnan(reward_S)
+    sums_G = np.bincount(group_S, weights=np.where(has_reward_S, reward_S, 0))
+    means_G = sums_G / np.maximum(np.bincount(group_S, weights=has_reward_S), 1)
     return (reward_S - means_G[group_S]).astype(np.float32)
 
 
@@ -64,7 +64,7 @@ class MathVerify:
 
     def __init__(self, seconds: float = 5.0, rule: str = VERL_RULE) -> None:
         function, self._form = _RULES[rule]
-        self._known: dict[tuple[str, str], float] = {}
+        self._verdicts: dict[tuple[str, str], float] = {}
         self._seconds = seconds
         self.timeouts = self.stated = self.unstated = 0
         self.child = Child(
@@ -95,16 +95,16 @@ class MathVerify:
             return 0.0
         self.stated += 1
         if _PLAIN_INTEGER.fullmatch(stated) and _PLAIN_INTEGER.fullmatch(answer):
-            # math-verify agrees, but takes a thousand times longer
+            # math-verify agrees, but takes a thousand times longer.
             return float(int(stated) == int(answer))
         pair = (stated, answer)
-        if pair in self._known:
-            return self._known[pair]
-        reply = self.compare(stated, answer)
-        if reply is None:
-            self.timeouts += 1
-            return 0.0
-        return self._known.setdefault(pair, reply)
+        if pair not in self._verdicts:
+            verdict = self.compare(stated, answer)
+            if verdict is None:
+                self.timeouts += 1
+                return 0.0
+            self._verdicts[pair] = verdict
+        return self._verdicts[pair]
 
     def __enter__(self) -> MathVerify:
         return self
@@ -113,8 +113,8 @@ class MathVerify:
         self.child.stop()
 
     def compare(self, stated: str, answer: str) -> float | None:
-        """None if it took too long, or two children died of it (one death may be the machine's
-        fault).
+        """1 if the answers are equal, else 0; None if comparing took too long, or two children died
+        of it (one death may be the machine's fault).
         """
         answers = [self._form(stated), self._form(answer)]
         for _ in range(2):
@@ -129,7 +129,9 @@ class MathVerify:
 def _as_box(answer: str) -> str:
     """A LaTeX box: the only form whose extent math-verify does not have to guess."""
     inner = last_boxed(answer)
-    return f"\\boxed{{{answer.strip().strip('$') if inner is None else inner}}}"
+    if inner is None:
+        inner = answer.strip().strip("$")
+    return f"\\boxed{{{inner}}}"
 
 
 def _unboxed(answer: str) -> str:
@@ -149,14 +151,16 @@ def gradable(problems: Sequence[Problem], reward: str | None, location: str) -> 
     """The problems that can be graded: those with an answer, or all with a `reward` that needs
     none; a `MismatchError` if none can.
     """
-    every = not needs_answer(reward)
-    found = [problem for problem in problems if every or problem.answer is not None]
-    if not found:
+    if not needs_answer(reward):
+        answered = list(problems)
+    else:
+        answered = [problem for problem in problems if problem.answer is not None]
+    if not answered:
         raise MismatchError(
             f"{location} has no problem with an answer. Name the field that holds it with "
             "answer_field = … in a file for --config."
         )
-    return found
+    return answered
 
 
 class Grader:
@@ -181,7 +185,8 @@ class Grader:
         chat: bool = True,
     ) -> None:
         self._decode = decode
-        self._format, self._words_ask_for_line = answer_format, template == LINE_TEMPLATE
+        self._format = answer_format
+        self._template_asks_for_line = template == LINE_TEMPLATE
         self._needs_answer = needs_answer(reward)
         self._named: named_rewards.NamedReward | None = None
         self._scorer: MathVerify | OwnReward = MathVerify(rule=rule)
@@ -199,24 +204,22 @@ class Grader:
         """The rewards of responses; 0 after a timeout, NaN where grading is impossible or a
         function declines.
         """
-        pairs = list(zip(problems, rollouts, strict=True))
+        pairs = zip(problems, rollouts, strict=True)
         if isinstance(self._scorer, OwnReward):
-            return self._scorer.grade_all(
-                [
-                    AnsweredResponse(
-                        self._text(r),
-                        p.answer,
-                        p.prompt,
-                        r.finish_reason,
-                        p.columns,
-                        tuple(r.response_ids),
-                    )
-                    for p, r in pairs
-                ]
-            )
-        return [self._graded(problem, rollout) for problem, rollout in pairs]
+            return self._scorer.grade_all([self._answered(*pair) for pair in pairs])
+        return [self._reward(*pair) for pair in pairs]
 
-    def _graded(self, problem: Problem, rollout: Rollout) -> float:
+    def _answered(self, problem: Problem, rollout: Rollout) -> AnsweredResponse:
+        return AnsweredResponse(
+            self._text(rollout),
+            problem.answer,
+            problem.prompt,
+            rollout.finish_reason,
+            problem.columns,
+            tuple(rollout.response_ids),
+        )
+
+    def _reward(self, problem: Problem, rollout: Rollout) -> float:
         right = nan
         if self._needs_answer:
             right = self._verified(problem, rollout)
@@ -228,7 +231,9 @@ class Grader:
         if problem.answer is None:
             return nan
         assert isinstance(self._scorer, MathVerify)
-        on_line = self._wants_line(problem) if self._format == "auto" else self._format == "line"
+        on_line = self._format == "line"
+        if self._format == "auto":
+            on_line = self._wants_line(problem)
         return self._scorer.grade(
             self._text(rollout),
             problem.answer,
@@ -245,13 +250,16 @@ class Grader:
         """Whether the prompt asks for a line: the template adds its words only to problems that
         ask for no format.
         """
-        return asks_for_line(problem.prompt) or (
-            self._words_ask_for_line and not asks_for_box(problem.prompt)
-        )
+        if asks_for_line(problem.prompt):
+            return True
+        return self._template_asks_for_line and not asks_for_box(problem.prompt)
 
     def _text(self, rollout: Rollout) -> str:
-        stopped = rollout.finish_reason == "stop"  # the end token is not text
-        return self._decode(rollout.response_ids[:-1] if stopped else rollout.response_ids)
+        response_ids = rollout.response_ids
+        if rollout.finish_reason == "stop":
+            # The last token only ends the response: its text is not part of what was said.
+            response_ids = response_ids[:-1]
+        return self._decode(response_ids)
 
     @property
     def stated(self) -> int:
@@ -271,7 +279,9 @@ class Grader:
         return self._scorer.unstated if isinstance(self._scorer, MathVerify) else 0
 
     def start(self) -> None:
-        """Start a user's code now, which shows whether it loads; other workers start when asked."""
+        """Start a user's code now, which shows whether it loads; other workers start when they have
+        something to compare.
+        """
         if isinstance(self._scorer, OwnReward):
             self._scorer.child.start()
 

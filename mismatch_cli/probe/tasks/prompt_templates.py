@@ -25,8 +25,8 @@ def rendered(tokenizer: Any, conversations: Mapping[int, Messages]) -> Iterator[
     """Each conversation as the tokenizer's chat template renders it; a `MismatchError` where the
     template fails.
     """
-    # A chat template is a program that comes with a model, and may loop in C for hours, where
-    # nothing but the end of its process interrupts it. A fork has the tokenizer already.
+    # A chat template is a program that comes with a model, and may loop in C for hours.
+    # Only the end of its process interrupts that, so a child renders; a fork has the tokenizer.
     child = Child(
         partial(_renderer, tokenizer),
         cannot_start="Chat templates are rendered in a fork of this process, which did not start. "
@@ -37,9 +37,12 @@ def rendered(tokenizer: Any, conversations: Mapping[int, Messages]) -> Iterator[
     try:
         for prompt_id, messages in conversations.items():
             reply = child.ask(messages, _SECONDS)
+            if reply is LATE:
+                raise _failed(f"takes over {_SECONDS:g} s", prompt_id)
+            if reply is DIED:
+                raise _failed("crashes its process", prompt_id)
             if reply.error:
-                words = {LATE: f"takes over {_SECONDS:g} s", DIED: "crashes its process"}
-                raise _failed(words.get(reply, reply.error), prompt_id)
+                raise _failed(reply.error, prompt_id)
             yield reply.value
     finally:
         child.stop()
@@ -48,7 +51,7 @@ def rendered(tokenizer: Any, conversations: Mapping[int, Messages]) -> Iterator[
 def _failed(fault: str, prompt_id: int) -> MismatchError:
     return MismatchError(
         f"The model's chat template {fault} on prompt {prompt_id}. Use --prompt-template raw, or "
-        "fix the template (chat_template.jinja next to the tokenizer)."
+        "correct the template (chat_template.jinja next to the tokenizer)."
     )
 
 

@@ -18,10 +18,8 @@ from mismatch_cli.probe.tasks.source_rows import Row, read_rows
 
 _PROMPT_FIELDS = ("problem", "prompt", "question", "instruction", "input", "text", "messages")
 _ANSWER_FIELDS = ("answer", "ground_truth", "reward_model.ground_truth", "target", "solution")
-A_FIELD: dict[str, Any] = {
-    "metavar": "FIELD",
-    "show_default": "the first with a usual name",
-}  # for flags that name a field
+# For flags that name a field
+A_FIELD: dict[str, Any] = {"metavar": "FIELD", "show_default": "the first with a usual name"}
 LINE_TEMPLATE = "answer-line"
 # Templates that turn a problem into a conversation
 CONVERSATIONS = ("chat", "boxed", LINE_TEMPLATE)
@@ -33,13 +31,16 @@ TEMPLATE_HELP = (
 # The prompt for DeepSeek-R1-Distill models in the sanity test's code (sail-sg/Precision-RL, by
 # oat): the response begins inside the thought. The sanity data on the hub end with these words.
 _R1_DISTILL = "<｜begin▁of▁sentence｜><｜User｜>{problem}\n<｜Assistant｜><think>\n"
-_R1_WORDS = "{problem} Please reason step by step, and put your final answer within \\boxed{{}}."
+_R1_INSTRUCTION = (
+    "{problem} Please reason step by step, and put your final answer within \\boxed{{}}."
+)
 # The usual words for Qwen models, and those of DAPO-Math-17k (BytedTsinghua-SIA on the hub).
-_WORDS = {
+_INSTRUCTIONS = {
     "boxed": "{problem}\nPlease reason step by step, and put your final answer within \\boxed{{}}.",
     LINE_TEMPLATE: (
-        "Solve the following math problem step by step. The last line of your response should be of the form "
-        "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n{problem}\n\n"
+        "Solve the following math problem step by step. The last line of your response should be "
+        "of the form Answer: $Answer (without quotes) where $Answer is the answer to the "
+        "problem.\n\n{problem}\n\n"
         'Remember to put your answer on its own line after "Answer:".'
     ),
 }
@@ -80,30 +81,23 @@ def load_problems(source: PromptSource) -> list[Problem]:
     Raises a `MismatchError` for a missing, empty or unreadable source and a `UsageError` for an
     unknown field.
     """
-    asked = source.prompt_field or _PROMPT_FIELDS, source.answer_field or _ANSWER_FIELDS
-    fields = [name for names in asked for name in ([names] if isinstance(names, str) else names)]
-    numbers, rows = read_rows(
-        source.location, source.config, source.split, fields if source.unique else None
-    )
+    location = source.location
+    prompt_fields = _candidates(source.prompt_field, _PROMPT_FIELDS)
+    answer_fields = _candidates(source.answer_field, _ANSWER_FIELDS)
+    unique_in = (*prompt_fields, *answer_fields) if source.unique else None
+    numbers, rows = read_rows(location, source.config, source.split, unique_in)
     if not rows:
-        raise MismatchError(
-            f"{source.location} holds no prompts. Give a file with one problem per line."
-        )
-    prompt_field = _choose_field(
-        rows, source.prompt_field, _PROMPT_FIELDS, "prompt_field", source.location
-    )
-    answer_field = _choose_field(
-        rows, source.answer_field, _ANSWER_FIELDS, "answer_field", source.location
-    )
+        raise MismatchError(f"{location} holds no prompts. Give a file with one problem per line.")
+    prompt_field = _filled(rows, prompt_fields, f"prompt_field, {location}", source.prompt_field)
+    answer_field = _filled(rows, answer_fields, f"answer_field, {location}", source.answer_field)
     if prompt_field is None:
         raise UsageError(
-            f"{source.location} has the fields {', '.join(rows[0])}. Name the one with the "
+            f"{location} has the fields {', '.join(rows[0])}. Name the one with the "
             "prompt in the file of --config: prompt_field = FIELD."
         )
-    numbered = zip(numbers, rows, strict=True)
     problems = [
-        _to_problem(i, row, prompt_field, answer_field, source.location, columns=source.columns)
-        for i, row in numbered
+        _to_problem(number, row, prompt_field, answer_field, location, columns=source.columns)
+        for number, row in zip(numbers, rows, strict=True)
     ]
     if source.unique:
         problems = _first_of_each(problems)
@@ -114,90 +108,104 @@ def load_problems(source: PromptSource) -> list[Problem]:
 
 def _first_of_each(problems: Iterable[Problem]) -> list[Problem]:
     """The problems without repetitions of a prompt and answer."""
-    found: dict[str, Problem] = {}
+    first: dict[str, Problem] = {}
     for problem in problems:
-        found.setdefault(json.dumps([problem.prompt, problem.answer]), problem)
-    return list(found.values())
+        first.setdefault(json.dumps([problem.prompt, problem.answer]), problem)
+    return list(first.values())
 
 
 def answered_differently(problems: Sequence[Problem]) -> int:
-    """Number of distinct problems whose prompt also occurs with a different answer."""
+    """Number of distinct problems whose prompt also occurs with a different answer; each of
+    `problems` must differ from all others.
+    """
     times = Counter(json.dumps(problem.prompt) for problem in problems)
     return sum(number for number in times.values() if number > 1)
 
 
-def _choose_field(
-    rows: list[Row], asked: str | None, usual: tuple[str, ...], flag: str, location: str
+def _candidates(field: str | None, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """The field that the user names, or else the usual names."""
+    return (field,) if field else usual
+
+
+def _filled(
+    rows: Sequence[Row], candidates: Sequence[str], where: str, named: str | None
 ) -> str | None:
-    """The chosen field, or the first of the usual names, that is set in at least one row."""
-    filled = (
-        name
-        for name in ([asked] if asked else usual)
-        if any(_get(row, name) is not None for row in rows)
-    )
-    found = next(filled, None)
-    if asked and found is None:
-        raise UsageError(
-            f"{flag}, {location}: {unknown_name('field', asked, {key for row in rows for key in row})}"
-        )
-    return found
+    """The first of these fields that is set in at least one row; a `UsageError` if there is none
+    though the user `named` it.
+    """
+    for field in candidates:
+        if any(_get(row, field) is not None for row in rows):
+            return field
+    if named:
+        raise UsageError(f"{where}: {unknown_name('field', named, set[str]().union(*rows))}")
+    return None
 
 
-def _get(row: Mapping[str, Any], dotted: str) -> Any:
-    """A field by name, or by dotted path into nested objects."""
+def _get(row: Row, dotted: str) -> Any:
+    """A field by name, or by dotted path into nested objects; None if there is none."""
     if dotted in row:
         return row[dotted]
     value: Any = row
-    for part in dotted.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+    for name in dotted.split("."):
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(name)
     return value
 
 
 def _to_problem(
-    index: int,
-    row: Mapping[str, Any],
+    number: int,
+    row: Row,
     prompt_field: str,
     answer_field: str | None,
-    where: str,
+    location: str,
     *,
     columns: bool,
 ) -> Problem:
-    prompt = _get(row, prompt_field)
-    if isinstance(prompt, list) and prompt and all(map(is_message, prompt)):
-        prompt = [{"role": message["role"], "content": message["content"]} for message in prompt]
-        if prompt[-1]["role"] == "assistant":
-            raise MismatchError(
-                f"{where}, row {index}: the messages in field '{prompt_field}' end with one by "
-                "the assistant, which the model should write. Remove it, or name another field "
-                "with prompt_field in the file of --config."
-            )
-    elif not isinstance(prompt, str):
-        raise MismatchError(
-            f"{where}, row {index}: field '{prompt_field}' is neither text nor a list of chat "
-            "messages. Name another field with prompt_field in the file of --config."
-        )
+    """The problem of a row; a `MismatchError` for one that cannot be posed."""
+    prompt = _prompt_in(row, prompt_field, f"{location}, row {number}")
     answer = _get(row, answer_field) if answer_field else None
-    # NaN: a missing value in a table
-    unknown_answer = answer is None or answer == "" or answer != answer
-    others = (
-        {name: value for name, value in row.items() if name != prompt_field} if columns else None
-    )
-    problem = Problem(index, prompt, None if unknown_answer else str(answer), others)
+    # Tables write a missing value as NaN, which alone differs from itself.
+    if answer == "" or answer != answer:
+        answer = None
+    others = None
+    if columns:
+        others = {name: value for name, value in row.items() if name != prompt_field}
+    problem = Problem(number, prompt, None if answer is None else str(answer), others)
     if not is_encodable(json.dumps([problem.prompt, problem.answer], ensure_ascii=False)):
         raise MismatchError(
-            f"{where}, row {index} holds half a character (a lone surrogate such as \\ud800), "
-            "which no tokenizer accepts. Fix the row, or remove it."
+            f"{location}, row {number} holds half a character (a lone surrogate such as \\ud800), "
+            "which no tokenizer accepts. Correct the text of that row, or remove the row."
         )
     return problem
+
+
+def _prompt_in(row: Row, field: str, where: str) -> str | list[dict[str, str]]:
+    """The prompt of a row: text, or chat messages without anything but role and content."""
+    prompt = _get(row, field)
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, list) or not prompt or not all(map(is_message, prompt)):
+        raise MismatchError(
+            f"{where}: field '{field}' is neither text nor a list of chat "
+            "messages. Name another field with prompt_field in the file of --config."
+        )
+    if prompt[-1]["role"] == "assistant":
+        raise MismatchError(
+            f"{where}: the messages in field '{field}' end with one by "
+            "the assistant, which the model should write. Remove it, or name another field "
+            "with prompt_field in the file of --config."
+        )
+    return [{"role": message["role"], "content": message["content"]} for message in prompt]
 
 
 def is_message(message: Any) -> bool:
     """Whether this is a chat message of text: other parts would be rendered as Python prints
     them.
     """
-    return isinstance(message, Mapping) and all(
-        isinstance(message.get(name), str) for name in ("role", "content")
-    )
+    if not isinstance(message, Mapping):
+        return False
+    return isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
 
 
 @dataclass(frozen=True)
@@ -238,45 +246,50 @@ def encode_prompts(
     "chat" is the tokenizer's own template; without one, prompts are raw.
     """
     check_template(template)
-    words = _WORDS.get(template)
-    around = "chat" if words else template
-    if around == "chat" and getattr(tokenizer, "chat_template", None) is None:
-        around = "raw"
-    put = [_asked(problem, words) for problem in problems] if words else problems
-    check_prompts(put, around)
-    kept, ids, skipped = [], [], []
-    for problem, prompt_ids in zip(problems, _encoded(put, tokenizer, around), strict=True):
+    instruction = _INSTRUCTIONS.get(template)
+    layout = "chat" if instruction else template
+    if layout == "chat" and getattr(tokenizer, "chat_template", None) is None:
+        layout = "raw"
+    posed = problems
+    if instruction:
+        posed = [_with_instruction(problem, instruction) for problem in problems]
+    check_prompts(posed, layout)
+    # What is recorded are the problems as they were read: the template says how they were posed.
+    encoded = EncodedPrompts([], [], [], template if instruction else layout)
+    for problem, prompt_ids in zip(problems, _encoded(posed, tokenizer, layout), strict=True):
         reason = _unusable(prompt_ids, max_model_len, max_prompt)
         if reason:
-            skipped.append(
+            encoded.skipped.append(
                 {"prompt_id": problem.prompt_id, "tokens": len(prompt_ids), "reason": reason}
             )
         else:
-            kept.append(problem)
-            ids.append(prompt_ids)
-    if not kept:
+            encoded.problems.append(problem)
+            encoded.prompt_ids.append(prompt_ids)
+    if not encoded.problems:
+        skipped = encoded.skipped
         raise MismatchError(
-            f"No prompts left: all {len(skipped)} were skipped ({skipped[0]['reason']})."
+            f"No prompts left: all {len(skipped)} were skipped ({skipped[0]['reason']}). Use other "
+            "prompts, or raise the limit that they exceed."
         )
-    return EncodedPrompts(kept, ids, skipped, template if words else around)
+    return encoded
 
 
-def _asked(problem: Problem, words: str) -> Problem:
-    """The problem with these words around the user's last message; unchanged if it already says
+def _with_instruction(problem: Problem, instruction: str) -> Problem:
+    """The problem with an instruction around the user's last message; unchanged if it already says
     how to answer.
     """
     prompt = problem.prompt
-    *before, last = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if asks_for_box(prompt) or asks_for_line(prompt):
         return problem
-    worded = words.format(problem=last["content"])
-    return replace(
-        problem,
-        prompt=worded if isinstance(prompt, str) else [*before, {**last, "content": worded}],
-    )
+    if isinstance(prompt, str):
+        return replace(problem, prompt=instruction.format(problem=prompt))
+    *before, last = prompt
+    content = instruction.format(problem=last["content"])
+    return replace(problem, prompt=[*before, {**last, "content": content}])
 
 
 def _unusable(prompt_ids: list[int], max_model_len: int, max_prompt: int | None) -> str | None:
+    """Why a prompt is skipped, if it is."""
     if not prompt_ids:
         return "the prompt is empty"
     if len(prompt_ids) >= max_model_len:
@@ -302,30 +315,38 @@ def token_ids(tokenizer: Any, text: str, prompt_id: int, *, special: bool) -> li
     except Exception as error:  # a foreign library, and text of any kind
         fault = f"{type(error).__name__}: {first_line(error)}"
         raise MismatchError(
-            f"The tokenizer cannot encode prompt {prompt_id} ({fault}). Fix the prompt, or "
-            "remove it."
+            f"The tokenizer cannot encode prompt {prompt_id} ({fault}). Change the text of that "
+            "prompt, or remove it."
         ) from error
 
 
 def _texts(problems: list[Problem], tokenizer: Any, template: str) -> Iterable[str]:
+    """The text of each problem, for the tokenizer."""
     if template == "chat":
-        prompts = {problem.prompt_id: problem.prompt for problem in problems}
-        chats = {
-            i: [{"role": "user", "content": p}] if isinstance(p, str) else p
-            for i, p in prompts.items()
-        }
-        return rendered(tokenizer, chats)
-    plain = (plain_text(problem, template) for problem in problems)
-    return plain if template == "raw" else map(_r1_distill, plain)
+        conversations = {each.prompt_id: _conversation(each.prompt) for each in problems}
+        return rendered(tokenizer, conversations)
+    texts = (plain_text(problem, template) for problem in problems)
+    if template == "raw":
+        return texts
+    return map(_r1_distill, texts)
+
+
+def _conversation(prompt: str | list[dict[str, str]]) -> list[dict[str, str]]:
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    return prompt
 
 
 def _r1_distill(text: str) -> str:
-    worded = text if asks_for_box(text) else _R1_WORDS.format(problem=text)
-    return _R1_DISTILL.format(problem=worded)
+    if not asks_for_box(text):
+        text = _R1_INSTRUCTION.format(problem=text)
+    return _R1_DISTILL.format(problem=text)
 
 
 def plain_text(problem: Problem, template: str) -> str:
-    """The text of a prompt without a chat template: a text, or the single message of a user."""
+    """The text of a prompt without a chat template: a text, or the single message of a user; a
+    `MismatchError` for a conversation.
+    """
     if isinstance(problem.prompt, str):
         return problem.prompt
     roles = [message["role"] for message in problem.prompt]

@@ -9,13 +9,12 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.processes.keeper import bound_memory, most_memory
 from mismatch_cli.processes.users_code import SHOWN, load
 
-ARGUMENTS = ("response", "answer", "problem", "finish_reason")  # parameters that a reward may have
-# Of a reward for a batch: lists
+# The parameters that a reward may have: for one response, for a batch (lists), or in TRL's form
+# (lists, besides columns of the data set).
+ARGUMENTS = ("response", "answer", "problem", "finish_reason")
 BATCH_ARGUMENTS = ("responses", "answers", "problems", "finish_reasons")
-BATCH = "batch"  # the kind of such a reward
-# Of a TRL reward function: lists, besides columns
 KEYWORD_ARGUMENTS = ("completions", "prompts", "completion_ids")
-KEYWORDS = "keywords"  # the kind of such a reward
+BATCH, KEYWORDS = "batch", "keywords"  # the kinds of the last two
 
 _MATH_VERIFY_MEMORY = 2**32  # bytes; a response can require any amount
 
@@ -41,7 +40,8 @@ def math_verify() -> Callable[[list[str]], bool]:
 
 def own_reward(code: str) -> Callable[[dict[str, Any] | None], Any]:
     """Calls FILE.py:FUNCTION with the arguments that it names: a number, or one per response.
-    Asked None, it answers the function's kind.
+
+    Without arguments (None) it returns the function's kind.
     """
     bound_memory(most_memory())
     function, wanted = _load_reward(code)
@@ -62,9 +62,10 @@ def _kind(wanted: list[str]) -> str:
     """A function's kind by its parameters: as TRL calls it, for a batch, or (empty) for one
     response.
     """
-    if set(wanted) & set(KEYWORD_ARGUMENTS):
+    if not set(wanted).isdisjoint(KEYWORD_ARGUMENTS):
         return KEYWORDS
-    return BATCH if wanted and set(wanted) <= set(BATCH_ARGUMENTS) else ""
+    is_for_batch = wanted and set(wanted).issubset(BATCH_ARGUMENTS)
+    return BATCH if is_for_batch else ""
 
 
 def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
@@ -75,12 +76,13 @@ def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """
     parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    result = function(
-        **{name: value for name, value in arguments.items() if takes_all or name in parameters}
-    )
+    if not takes_all:
+        arguments = {name: value for name, value in arguments.items() if name in parameters}
+    result = function(**arguments)
     if not inspect.iscoroutine(result):
         return result
-    import asyncio  # which `--help` need not pay for
+    # This file is imported for its constants too, by commands that start fast.
+    import asyncio
 
     return asyncio.run(result)
 
@@ -106,17 +108,16 @@ def number(value: Any) -> float:
 def _load_reward(code: str) -> tuple[Callable[..., Any], list[str]]:
     """The function, and the arguments that it takes: those of one response, or lists of them."""
     function, named, needed = load(code, "the reward as FILE.py:FUNCTION")
-    if set(named) & set(KEYWORD_ARGUMENTS):
+    if not set(named).isdisjoint(KEYWORD_ARGUMENTS):
         return function, named
-    single, lists = (
-        [known for known in arguments if known in named]
-        for arguments in (ARGUMENTS, BATCH_ARGUMENTS)
-    )
-    if unknown := [known for known in needed if known not in (*ARGUMENTS, *BATCH_ARGUMENTS)]:
-        raise MismatchError(
-            f"{code} has the parameter '{unknown[0]}'. It can have: "
-            f"{', '.join(ARGUMENTS)}; or, for lists of them, {', '.join(BATCH_ARGUMENTS)}."
-        )
+    for parameter in needed:
+        if parameter not in (*ARGUMENTS, *BATCH_ARGUMENTS):
+            raise MismatchError(
+                f"{code} has the parameter '{parameter}'. It can have: "
+                f"{', '.join(ARGUMENTS)}; or, for lists of them, {', '.join(BATCH_ARGUMENTS)}."
+            )
+    single = [parameter for parameter in ARGUMENTS if parameter in named]
+    lists = [parameter for parameter in BATCH_ARGUMENTS if parameter in named]
     if single and lists:
         raise MismatchError(
             f"{code} has the parameters '{single[0]}' and '{lists[0]}'. A reward grades "

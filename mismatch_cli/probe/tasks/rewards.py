@@ -5,17 +5,13 @@ or a batch in a process that cannot hang the run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.probe.tasks import named_rewards
-from mismatch_cli.probe.tasks.reward_worker import (
-    ARGUMENTS,
-    BATCH_ARGUMENTS,
-    KEYWORDS,
-    own_reward,
-)
+from mismatch_cli.probe.tasks.reward_worker import ARGUMENTS, KEYWORDS, own_reward
 from mismatch_cli.processes import users_code
 from mismatch_cli.processes.child import LATE, Child, Reply
 
@@ -26,8 +22,8 @@ def is_own(rewards: str | Iterable[str]) -> bool:
     """Whether one of these is a user's FILE.py:FUNCTION, which runs code, and no name of the
     package's.
     """
-    each = [rewards] if isinstance(rewards, str) else rewards
-    return any(":" in reward or reward.endswith(".py") for reward in each)
+    names = [rewards] if isinstance(rewards, str) else rewards
+    return any(":" in name or name.endswith(".py") for name in names)
 
 
 def needs_answer(reward: str | None) -> bool:
@@ -41,7 +37,9 @@ def needs_answer(reward: str | None) -> bool:
 
 def check_reward(where: str | None, seconds: int | None = None) -> None:
     """Load a reward function once, so that its errors show before the run starts; does nothing
-    without one. A `UsageError` for an unknown name.
+    without one.
+
+    Raises a `UsageError` for an unknown name.
     """
     if not where:
         return
@@ -77,7 +75,9 @@ class OwnReward:
 
     def __init__(self, where: str, seconds: float = 0, *, conversational: bool = False) -> None:
         file, code = users_code.check(where, "--reward", "function", "function")
-        self._where, self._seconds, self._conversational = where, seconds, conversational
+        self._where = where
+        self._seconds = seconds
+        self._conversational = conversational
         self.timeouts = 0
         self._known_kind: str | None = None
         to_load = max(seconds, _TO_LOAD)
@@ -100,9 +100,9 @@ class OwnReward:
         if not rows:
             return []
         if not self._kind:
-            return [self._of_one(row) for row in rows]
-        by_name = self._as_keywords(rows) if self._kind == KEYWORDS else _in_lists(rows)
-        reply = self._reply(by_name, rows)
+            return [self._grade_one(row) for row in rows]
+        arguments = self._as_keywords(rows) if self._kind == KEYWORDS else _in_lists(rows)
+        reply = self._reply(arguments, rows)
         if reply is LATE:
             return [0.0] * len(rows)
         if len(reply.value) != len(rows):
@@ -110,10 +110,11 @@ class OwnReward:
                 f"it returned {len(reply.value)} numbers for {len(rows)} responses",
                 rows[0].response,
             )
-        return [
-            nan if reward is None else self._finite(reward, row.response)
-            for reward, row in zip(reply.value, rows, strict=True)
-        ]
+        rewards: list[float] = []
+        for reward, row in zip(reply.value, rows, strict=True):
+            # TRL's functions return None for a response that is not theirs to grade.
+            rewards.append(nan if reward is None else self._finite(reward, row.response))
+        return rewards
 
     @property
     def _kind(self) -> str:
@@ -129,34 +130,29 @@ class OwnReward:
 
     def _as_keywords(self, rows: Sequence[AnsweredResponse]) -> dict[str, Any]:
         """What GRPOTrainer passes to a reward function; None where a row lacks a column."""
-        names = dict.fromkeys(name for row in rows for name in row.columns or ())
-        columns = {name: [(row.columns or {}).get(name) for row in rows] for name in names}
-        answers = {"answer": [row.answer for row in rows]}  # the name that most functions use
-        return (
-            answers
-            | columns
-            | {
-                "prompts": [
-                    _messages("user", row.problem) if self._conversational else row.problem
-                    for row in rows
-                ],
-                "completions": [
-                    _messages("assistant", row.response) if self._conversational else row.response
-                    for row in rows
-                ],
-                "completion_ids": [list(row.response_ids) for row in rows],
-            }
-        )
+        # `answer` is the name that most functions use; a column of that name replaces it.
+        keywords: dict[str, Any] = {"answer": [row.answer for row in rows], **_columns_of(rows)}
+        prompts = [row.problem for row in rows]
+        completions: list[Any] = [row.response for row in rows]
+        if self._conversational:
+            prompts = [_messages("user", prompt) for prompt in prompts]
+            completions = [_messages("assistant", response) for response in completions]
+        keywords["prompts"] = prompts
+        keywords["completions"] = completions
+        keywords["completion_ids"] = [list(row.response_ids) for row in rows]
+        return keywords
 
-    def _of_one(self, row: AnsweredResponse) -> float:
+    def _grade_one(self, row: AnsweredResponse) -> float:
         arguments = dict(zip(ARGUMENTS, row[: len(ARGUMENTS)], strict=True))
         reply = self._reply(arguments, [row])
-        return 0.0 if reply is LATE else self._finite(reply.value, row.response)
+        if reply is LATE:
+            return 0.0
+        return self._finite(reply.value, row.response)
 
     def _reply(self, question: Mapping[str, Any], rows: Sequence[AnsweredResponse]) -> Reply:
-        """A value, or `LATE`, which counts the responses."""
-        limit = self._seconds or (_FOR_A_BATCH if self._kind else _FOR_ONE)
-        reply = self.child.ask(question, limit)
+        """The function's value, or `LATE` after its time limit, when the responses are counted."""
+        usual_limit = _FOR_A_BATCH if self._kind else _FOR_ONE
+        reply = self.child.ask(question, self._seconds or usual_limit)
         if reply is LATE:
             self.timeouts += len(rows)
         elif reply.error:
@@ -176,10 +172,26 @@ class OwnReward:
 
 
 def _in_lists(rows: Sequence[AnsweredResponse]) -> dict[str, Any]:
-    by_argument = zip(*(row[: len(BATCH_ARGUMENTS)] for row in rows), strict=True)
-    return dict(zip(BATCH_ARGUMENTS, map(list, by_argument), strict=True))
+    """What a function for a batch takes: a list of each argument."""
+    return {
+        "responses": [row.response for row in rows],
+        "answers": [row.answer for row in rows],
+        "problems": [row.problem for row in rows],
+        "finish_reasons": [row.finish_reason for row in rows],
+    }
+
+
+def _columns_of(rows: Sequence[AnsweredResponse]) -> dict[str, list[Any]]:
+    """The columns that any of these rows has; None where a row lacks one."""
+    columns = [row.columns or {} for row in rows]
+    by_name: dict[str, list[Any]] = {}
+    for name in dict.fromkeys(chain.from_iterable(columns)):
+        by_name[name] = [column.get(name) for column in columns]
+    return by_name
 
 
 def _messages(role: str, content: Any) -> list[dict[str, str]]:
     """A conversation; a text becomes its first message."""
-    return content if isinstance(content, list) else [{"role": role, "content": content}]
+    if isinstance(content, list):
+        return content
+    return [{"role": role, "content": content}]

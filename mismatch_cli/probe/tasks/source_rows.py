@@ -8,6 +8,7 @@ import csv
 import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,14 +44,14 @@ def read_rows(
     """
     path = Path(location).expanduser()
     if path.is_file():
-        found = _read_file(path, unique_in)
+        numbered = _read_file(path, unique_in)
     elif path.suffix in _LOCAL_FORMATS:
         raise MismatchError(
             f"{path} does not exist. Give the path of a .jsonl, .json, .parquet or .csv file."
         )
     else:
-        found = list(_read_data_set(location, config, split, unique_in))
-    return [number for number, _ in found], [row for _, row in found]
+        numbered = list(_read_data_set(location, config, split, unique_in))
+    return [number for number, _ in numbered], [row for _, row in numbered]
 
 
 def _read_file(path: Path, unique_in: Sequence[str] | None) -> list[Numbered]:
@@ -67,7 +68,7 @@ def _read_file(path: Path, unique_in: Sequence[str] | None) -> list[Numbered]:
             return list(enumerate(readers[path.suffix](path)))
     except (OSError, ValueError, csv.Error) as error:
         raise unreadable(
-            path, error, "Fix it, or name another file.", "cannot be read: {}"
+            path, error, "Correct the file, or name another.", "cannot be read: {}"
         ) from error
 
 
@@ -100,9 +101,8 @@ def _read_parquet(path: Path, unique_in: Sequence[str] | None) -> Iterator[Numbe
         if decoded_bytes(file.metadata) > allowance(size):
             raise too_large(path, size)
         if unique_in is None:
-            yield from enumerate(
-                row for rows in file.iter_batches(_ROWS_AT_A_TIME) for row in rows.to_pylist()
-            )
+            batches = (batch.to_pylist() for batch in file.iter_batches(_ROWS_AT_A_TIME))
+            yield from enumerate(chain.from_iterable(batches))
         else:
             yield from first_of_each(map(_as_table, file.iter_batches(_ROWS_COMPARED)), unique_in)
 
@@ -117,7 +117,9 @@ def _read_csv(path: Path) -> Iterator[Row]:
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
         for row in reader:
-            if None in row:  # an unquoted comma would move the answer into a nameless column
+            if None in row:
+                # csv puts surplus values under None. One unquoted comma in a prompt is enough, and
+                # every later column of the row, the answer among them, has the wrong value.
                 raise ValueError(
                     f"line {reader.line_num} has more values than the first line has names"
                 )
@@ -153,33 +155,33 @@ def first_of_each(tables: Iterable[pa.Table], fields: Sequence[str]) -> Iterator
     import numpy as np
     import pyarrow as pa
 
-    seen: set[bytes] = set()
-    before = 0
+    names = {field.partition(".")[0] for field in fields}
+    earlier: set[bytes] = set()  # digests, since a data set's texts would fill the memory
+    rows_before = 0
     for table in tables:
-        keys = _keys(table, {name.partition(".")[0] for name in fields}).dictionary_encode()
-        first = np.unique(keys.indices.to_numpy(), return_index=True)[1]
-        digests = [
-            hashlib.blake2b(key.as_buffer(), digest_size=16).digest() for key in keys.dictionary
-        ]
-        rows = sorted(
-            int(row) for row, digest in zip(first, digests, strict=True) if digest not in seen
-        )
-        seen.update(digests)
-        yield from zip(
-            (before + row for row in rows),
-            table.take(pa.array(rows, pa.int64())).to_pylist(),
-            strict=True,
-        )
-        before += len(table)
+        keys = _keys(table, names).dictionary_encode()
+        first_row = np.unique(keys.indices.to_numpy(), return_index=True)[1].tolist()
+        new: list[int] = []
+        for row, key in zip(first_row, keys.dictionary, strict=True):
+            digest = hashlib.blake2b(key.as_buffer(), digest_size=16).digest()
+            if digest not in earlier:
+                earlier.add(digest)
+                new.append(row)
+        new.sort()
+        numbers = [rows_before + row for row in new]
+        yield from zip(numbers, table.take(pa.array(new, pa.int64())).to_pylist(), strict=True)
+        rows_before += len(table)
 
 
 def _keys(table: pa.Table, names: set[str]) -> pa.Array:
     """A text for each row; rows with equal values in these columns have equal texts."""
     import pyarrow as pa
 
-    columns = [table[name].combine_chunks() for name in sorted(names & set(table.column_names))]
-    texts = [_as_text(column) for column in columns]
-    return _together(texts) if texts else pa.array(map(str, range(len(table))), pa.large_string())
+    existing = sorted(names.intersection(table.column_names))
+    if not existing:
+        # Nothing to compare: rows stay as they are, and the caller refuses them.
+        return pa.array(map(str, range(len(table))), pa.large_string())
+    return _together([_as_text(table[name].combine_chunks()) for name in existing])
 
 
 def _as_text(column: Any) -> pa.Array:
@@ -192,6 +194,7 @@ def _as_text(column: Any) -> pa.Array:
         return _together([_as_text(part) for part in column.flatten()])
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         length = pc.fill_null(pc.list_value_length(column), pa.scalar(0, column.offsets.type))
+        # `flatten` leaves out null lists, which have no length either: they count as empty.
         ends = pc.cumulative_sum(length.cast(pa.int64()))
         offsets = pa.concat_arrays([pa.array([0], pa.int64()), ends])
         texts = pa.LargeListArray.from_arrays(offsets, _counted(_as_text(column.flatten())))

@@ -29,6 +29,7 @@ from mismatch_cli.base.options import override, setting, settings_group
 from mismatch_cli.base.places import FAULTY, bundled_trace, resolve_bundled
 
 if TYPE_CHECKING:
+    from mismatch_cli.watch.alarm_command import AlarmCommand
     from mismatch_cli.watch.watcher import MeasureRequest, StepReport, Watcher
 
 PANEL, PLACE = "Use elsewhere", 4
@@ -40,7 +41,8 @@ _FOLDER = override(
     show_default="watch-NAME",
 )
 _LINES = override(help="Print one JSON line per step.")
-at_alarm, at_end = partial(setting, panel="Alarms"), partial(setting, panel="When it ends")
+at_alarm = partial(setting, panel="Alarms")
+at_end = partial(setting, panel="When it ends")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,11 +153,11 @@ def command(
     algorithm = _algorithm(common.meant(blocking.algorithms))
     from mismatch_cli.watch.watcher import MeasureRequest
 
-    asked = MeasureRequest(sets, by.baseline or [], algorithm, of_format.format, named.name)
-    how = _WatchPlan(watched.every, end, at_alarms, page)
+    request = MeasureRequest(sets, by.baseline or [], algorithm, of_format.format, named.name)
+    plan = _WatchPlan(watched.every, end, at_alarms, page)
     try:
         with watch_folder(folder, run):
-            exceeded = _Watching(run, folder, asked, how, common).whole()
+            exceeded = _Session(run, folder, request, plan, common).watch()
     except KeyboardInterrupt:
         common.progress.say(
             f"Stopped watching {run}. The state is kept in {folder}: the same command continues."
@@ -180,7 +182,7 @@ def _algorithm(specs: list[str]) -> str | None:
 
 
 class _WatchPlan(NamedTuple):
-    """How often to look, how long, and what to do then."""
+    """How often to look, how long, and what to do at an alarm and with the page."""
 
     every: float  # seconds
     end: EndSettings
@@ -188,37 +190,34 @@ class _WatchPlan(NamedTuple):
     page: PageSettings
 
 
-class _Watching:
+class _Session:
     """One session of `watch`, from before the run starts to the last message."""
 
     def __init__(
-        self, run: Path, folder: Path, asked: MeasureRequest, how: _WatchPlan, common: Common
+        self, run: Path, folder: Path, request: MeasureRequest, plan: _WatchPlan, common: Common
     ) -> None:
         from mismatch_cli.watch.live_view import WatchView
 
-        self._run, self._folder, self._asked, self._how, self._common = (
-            run,
-            folder,
-            asked,
-            how,
-            common,
-        )
-        self._progress, self._view = common.progress, WatchView(run.name or str(run))
+        self._run = run
+        self._folder = folder
+        self._request = request
+        self._plan = plan
+        self._common = common
+        self._progress = common.progress
+        self._view = WatchView(run.name or str(run))
 
-    def whole(self) -> bool:
+    def watch(self) -> bool:
         """Watch until the end; return whether a limit was exceeded, or never measured."""
         from mismatch_cli.app.refresher import Refresher
-        from mismatch_cli.watch.alarm_command import AlarmCommand
 
         say = self._progress.say
         if not self._progress.on_terminal:
             say(f"Watching {self._run} into {self._folder}")
         with self._progress.view(self._view.lines):
-            watcher = self._begun()
+            watcher = self._wait_for_run()
             self._view.show(watcher)
-            command = self._how.alarms.on_alarm
-            self._calls = AlarmCommand(command, self._run, self._folder, say) if command else None
-            every = 0 if self._common.only_numbers else self._how.page.report_every
+            self._calls = self._command_of(watcher)
+            every = 0 if self._common.only_numbers else self._plan.page.report_every
             draws = not self._common.no_plots
             self._pages = Refresher(
                 [watcher.folder_of_lines], self._folder, every, say, draws=draws
@@ -227,14 +226,14 @@ class _Watching:
                 self._follow(watcher)
                 self._view.note = "finishing"
                 if self._calls is not None:
-                    self._calls.finish(watcher.state.called)
-                if watcher.state.told:
+                    self._calls.finish(watcher.state.record_call)
+                if watcher.state.reported:
                     self._pages.finish()
             finally:
                 self._pages.stop()
-        return self._concluded(watcher)
+        return self._conclude(watcher)
 
-    def _begun(self) -> Watcher:
+    def _wait_for_run(self) -> Watcher:
         """The watcher, once there is something to watch."""
         from mismatch_cli.base.errors import MismatchError
         from mismatch_cli.watch.folders import awaited, kind_of
@@ -246,90 +245,112 @@ class _Watching:
                 self._view.waits_for = awaited(self._run)
                 if not self._progress.on_terminal:
                     self._progress.say(self._view.waits_for)
-            if self._how.end.once or (
-                self._how.end.idle is not None and time.monotonic() - began > self._how.end.idle
-            ):
+            idle = self._plan.end.idle
+            is_overdue = idle is not None and time.monotonic() - began > idle
+            if self._plan.end.once or is_overdue:
                 raise MismatchError(
-                    f"{self._run} has nothing to watch yet: no step, no trace, no dump."
+                    f"{self._run} has nothing to watch yet: no step, no trace, no dump. Without "
+                    "--once and --idle, watch waits for it."
                 )
-            time.sleep(min(self._how.every, 1.0))
-        return Watcher(self._run, self._folder, self._asked, self._progress.say)
+            time.sleep(min(self._plan.every, 1.0))
+        return Watcher(self._run, self._folder, self._request, self._progress.say)
+
+    def _command_of(self, watcher: Watcher) -> AlarmCommand | None:
+        """The user's command, if there is one."""
+        from mismatch_cli.watch.alarm_command import AlarmCommand
+
+        command = self._plan.alarms.on_alarm
+        if not command:
+            return None
+        calls = AlarmCommand(command, self._run, self._folder, self._progress.say)
+        # An earlier session may have been killed between an alarm and its call.
+        for alarm in watcher.state.uncalled:
+            calls.add(alarm)
+        return calls
 
     def _follow(self, watcher: Watcher) -> None:
         collect_often()
-        if self._calls is not None:
-            for alarm in watcher.state.uncalled:
-                self._calls.add(alarm)
-        if watcher.has_reached(self._how.end.until_step):
+        end = self._plan.end
+        if watcher.has_reached(end.until_step):
             return
         while True:
-            if self._tell(watcher, final=False) or watcher.is_done(
-                self._how.end.until_step, self._how.end.idle
-            ):
+            ends_here = self._report_new(watcher, final=False)
+            if ends_here or watcher.is_done(end.until_step, end.idle):
                 break
-            if self._how.end.once and (
-                not watcher.source.waiting or watcher.idle > 2 * self._how.every
-            ):
+            # A file that changed since the last look may be whole: `--once` gives it another.
+            is_settled = not watcher.source.waiting or watcher.idle > 2 * self._plan.every
+            if end.once and is_settled:
                 break
             self._sleep(watcher)
-        if self._how.end.once or watcher.is_done(None, self._how.end.idle):
-            self._tell(watcher, final=True)
+        if end.once or watcher.is_done(None, end.idle):
+            self._report_new(watcher, final=True)
 
-    def _tell(self, watcher: Watcher, *, final: bool) -> bool:
+    def _report_new(self, watcher: Watcher, *, final: bool) -> bool:
         """Look once and report what is new; return whether that ends the session."""
-        for told in watcher.look(final=final):
-            self._say(told)
+        until_step = self._plan.end.until_step
+        for report in watcher.look(final=final):
+            self._print(report)
             if self._calls is not None:
-                for event in filter(lambda event: event.is_alarm, told.alarms):
-                    self._calls.add(event)
-            if told.raises and self._how.alarms.stop_on_alarm:
+                for event in report.alarms:
+                    if event.is_alarm:
+                        self._calls.add(event)
+            if report.raises and self._plan.alarms.stop_on_alarm:
                 return True
-            self._look_after(watcher)
-            if self._how.end.until_step is not None and told.step >= self._how.end.until_step:
+            self._check_background(watcher)
+            if until_step is not None and report.step >= until_step:
                 return True
         return False
 
     def _sleep(self, watcher: Watcher) -> None:
-        until = time.monotonic() + self._how.every
-        while (left := until - time.monotonic()) > 0:
-            self._look_after(watcher)
+        """Wait until the next look, in slices, between which calls and pages are attended to."""
+        until = time.monotonic() + self._plan.every
+        left = self._plan.every
+        while left > 0:
+            self._check_background(watcher)
             time.sleep(min(left, _SLICE))
+            left = until - time.monotonic()
 
-    def _look_after(self, watcher: Watcher) -> None:
-        """Check on the calls and the page; both run in the background."""
+    def _check_background(self, watcher: Watcher) -> None:
+        """Check on the user's command and the page; both run in the background."""
         if self._calls is not None:
-            self._calls.look(watcher.state.called)
-        if watcher.state.told:
+            self._calls.look(watcher.state.record_call)
+        if watcher.state.reported:
             self._pages.step_done()
 
-    def _say(self, told: StepReport) -> None:
+    def _print(self, report: StepReport) -> None:
         from mismatch_cli.watch.live_view import line_of
 
         if self._common.json:
-            alarms = [event.to_json() for event in told.alarms]
-            print(json.dumps({**told.record, "alarms": alarms, "again": told.again}), flush=True)
+            alarms = [event.to_json() for event in report.alarms]
+            line = {**report.record, "alarms": alarms, "again": report.again}
+            print(json.dumps(line), flush=True)
         elif not self._progress.on_terminal:
-            self._progress.say(line_of(told.record) + "  (again: it has grown)" * told.again)
-        for event in told.alarms:
-            self._progress.say(f"{'✘' if event.is_alarm else '✔'} {event.text}")
-        if told.raises and self._progress.on_terminal:
+            again = "  (again: it has grown)" if report.again else ""
+            self._progress.say(f"{line_of(report.record)}{again}")
+        for event in report.alarms:
+            mark = "✘" if event.is_alarm else "✔"
+            self._progress.say(f"{mark} {event.text}")
+        if report.raises and self._progress.on_terminal:
             print("\a", end="", file=sys.stderr, flush=True)
 
-    def _concluded(self, watcher: Watcher) -> bool:
+    def _conclude(self, watcher: Watcher) -> bool:
         """Print the last message; return whether the exit code is that of exceeded limits."""
         from mismatch_cli.base.numbers import things
         from mismatch_cli.studies.watch_state import alarm_count, under_way_first
 
         alarms = under_way_first(watcher.alarms)
         unmeasured = watcher.unmeasured()
-        told = watcher.state.told
-        last = f", the last {max(told)}" if told else ""
-        sentences = [f"{things(len(told), 'step')} of {self._run}{last}."]
-        if waiting := watcher.source.waiting:
+        steps = watcher.state.reported
+        last = f", the last {max(steps)}" if steps else ""
+        sentences = [f"{things(len(steps), 'step')} of {self._run}{last}."]
+        waiting = watcher.source.waiting
+        if waiting:
             sentences.append(f"Left out: {waiting}.")
         if alarms:
-            named = ", ".join(f"{alarm.check.metric} {alarm.when}" for alarm in alarms[:_NAMED])
-            sentences.append(f"{alarm_count(alarms)}: {named}{', …' * (len(alarms) > _NAMED)}.")
+            named = [f"{alarm.check.metric} {alarm.when}" for alarm in alarms[:_NAMED]]
+            if len(alarms) > _NAMED:
+                named.append("…")
+            sentences.append(f"{alarm_count(alarms)}: {', '.join(named)}.")
         if unmeasured:
             sentences.append(f"Never measured, which counts as exceeded: {', '.join(unmeasured)}.")
         self._progress.say(" ".join(sentences))
