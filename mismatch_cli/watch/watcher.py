@@ -205,7 +205,9 @@ class Watcher:
         if not self._framework:
             return {}
         found = dialects.readings(traces, [self._framework]).by_framework
-        return {AS: {framework: dialects.named(lines) for framework, lines in found.items()}}
+        return {
+            AS: {framework: dialects.values_by_name(lines) for framework, lines in found.items()}
+        }
 
     def has_reached(self, step: int | None) -> bool:
         """Whether a step, or a later one, has been reported, in this session or an earlier one."""
