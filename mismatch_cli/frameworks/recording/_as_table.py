@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ def as_table(
                 "responses that could not be extracted from their batch", 1, first_line(error)
             )
     present = set[str]().union(*rows)
-    columns = {}
+    columns: dict[str, Sequence[Any]] = {}
     for name in COLUMNS:
         if name in present:
             columns[name] = [row.get(name) for row in rows]

@@ -20,7 +20,7 @@ from mismatch_cli.base.errors import MismatchError, first_line
 from mismatch_cli.frameworks.importing.omissions import Tally
 from mismatch_cli.frameworks.importing.rows import Completer
 from mismatch_cli.frameworks.recording._as_table import as_table
-from mismatch_cli.frameworks.recording._folders import RANK_LOCK
+from mismatch_cli.frameworks.recording._folder_choice import RANK_LOCK
 from mismatch_cli.frameworks.recording._responses import Batch, Row, count_responses
 from mismatch_cli.trace.columns import ROW_KEY
 from mismatch_cli.trace.drafts import remove_unfinished

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 from mismatch_cli.base.errors import MismatchError, first_line, suggest
 from mismatch_cli.base.numbers import things
-from mismatch_cli.frameworks.recording._folders import candidate_folders, choosing_alone
+from mismatch_cli.frameworks.recording._folder_choice import candidate_folders, choosing_alone
 from mismatch_cli.frameworks.recording._rank import Facts, RankFolder
 from mismatch_cli.frameworks.recording._responses import (
     Batch,
