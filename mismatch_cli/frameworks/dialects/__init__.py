@@ -41,9 +41,19 @@ if TYPE_CHECKING:
     from mismatch_cli.trace.reader import RowGroup, Trace
 
 __all__ = [
-    "UPDATE", "FrameworkMetric", "MetricReading", "MetricReadings", "dashboard", "lines",
-    "logged_as", "metric_of", "names", "readings", "values_by_name", "when",
-]  # fmt: skip
+    "UPDATE",
+    "FrameworkMetric",
+    "MetricReading",
+    "MetricReadings",
+    "dashboard",
+    "lines",
+    "logged_as",
+    "metric_of",
+    "names",
+    "readings",
+    "values_by_name",
+    "when",
+]
 
 
 def names() -> list[str]:

@@ -37,7 +37,8 @@ class Recorded:
         )
 
     def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
-        return after(super()._compute_advantage, lambda _: self._keep(batch))(batch, metrics)  # type: ignore[misc]
+        compute = super()._compute_advantage  # type: ignore[misc]
+        return after(compute, lambda _: self._keep(batch))(batch, metrics)
 
     def _keep(self: Any, batch: Any) -> None:
         data = transfer_queue.kv_batch_get(batch.keys, batch.partition_id, [*_FIELDS.values()])
