@@ -134,7 +134,7 @@ def _is_undecided(check: Check) -> bool:
     """Whether the limit is within an interval; the few prompts of a step may give none, and then
     its value decides.
     """
-    return check.status == UNDECIDED and check.found.has_interval
+    return check.status == UNDECIDED and check.measured.has_interval
 
 
 def limit_of(check: CheckRow) -> str:

@@ -198,7 +198,7 @@ class Watcher:
         framework = self._request.framework
         if framework:
             readings = dialects.readings(traces, [framework]).by_framework
-            record[AS] = {name: dialects.named(lines) for name, lines in readings.items()}
+            record[AS] = {name: dialects.values_by_name(lines) for name, lines in readings.items()}
         return record, checks
 
     def has_reached(self, step: int | None) -> bool:

@@ -30,5 +30,5 @@ def test_a_step_has_the_numbers_that_its_trace_would_show_as_another_framework()
     )
     record = step_record(step, responses, parse_algorithm("pg-is"), framework="trl")
     of_trace = dialects.readings([trace], ["trl"]).by_framework["trl"]
-    assert record["as"] == {"trl": dialects.named(of_trace)} and record["as"]["trl"]
+    assert record["as"] == {"trl": dialects.values_by_name(of_trace)} and record["as"]["trl"]
     assert "as" not in step_record(step, responses, parse_algorithm("pg-is"))

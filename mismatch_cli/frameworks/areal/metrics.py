@@ -44,7 +44,8 @@ WHEN = (
 _ACTOR = "areal/trainer/ppo/actor.py"
 _STATS = "areal/trainer/ppo/stats.py"
 _LOSS = "areal/utils/functional/functional.py"
-_PREFIX, _GAP = "ppo_actor/update/", "ppo_actor/train_infer/"
+_PREFIX = "ppo_actor/update/"
+_GAP = "ppo_actor/train_infer/"
 _ZEROED = "an infinite d counts as 0"
 _UPDATE = "change by the update, not the engine gap"
 _SINCE, _SINCE_2 = "pull request 1572, August 2026", "pull request 1736, September 2026"
@@ -58,7 +59,7 @@ _D_SQUARED = Tokens(lambda gaps: np.square(gaps.d_N, dtype=np.float64))
 _FILTERED = ratio_above(_UPPER)
 
 
-def _three(
+def _average_and_extremes(
     name: str,
     pair: str,
     formula: str,
@@ -68,14 +69,14 @@ def _three(
     word: str,
     note: str = "",
 ) -> Iterator[FrameworkMetric]:
-    """A column of tokens as avg, which is one of our metrics, min and max."""
+    """What AReaL logs of a column of tokens: avg, which is one of our metrics, min and max."""
     average = f"E {formula}"
     yield FrameworkMetric(f"{name}/avg", pair, average, source, metric=metric, word=word, note=note)
     yield FrameworkMetric(f"{name}/min", pair, f"min {formula}", source, measured, least)
     yield FrameworkMetric(f"{name}/max", pair, f"max {formula}", source, measured, largest)
 
 
-def _tail(threshold: float) -> FrameworkMetric:
+def _tail_line(threshold: float) -> FrameworkMetric:
     """How many tokens have a ratio outside [1/threshold, threshold]."""
     far = Tokens(lambda gaps: gaps.abs_d_N > np.float32(log(threshold)))
     formula = f"share with |d| > log {threshold:g}"
@@ -91,8 +92,8 @@ def _soft_gate_N(gaps: TokenGaps) -> np.ndarray:
     return np.where(advantages(gaps) > 0, _gate_N(gaps, _TAU_POS), _gate_N(gaps, _TAU_NEG))
 
 
-def _scaled_gate(sign: str, tau: float) -> FrameworkMetric:
-    """The gate of one sign of A, over all tokens."""
+def _scaled_gate_line(sign: str, tau: float) -> FrameworkMetric:
+    """What AReaL logs as the gate of one sign of A: the gate at its τ, over all tokens."""
     return FrameworkMetric(
         f"{_PREFIX}sapo_scaled_gate_{sign}/avg",
         CURRENT,
@@ -113,12 +114,12 @@ _GATES = (
         note=f"sapo_tau_pos {_TAU_POS:g}, sapo_tau_neg {_TAU_NEG:g}; {_NOT_DECOUPLED}",
         needs=("advantage_T",),
     ),
-    _scaled_gate("pos", _TAU_POS),
-    _scaled_gate("neg", _TAU_NEG),
+    _scaled_gate_line("pos", _TAU_POS),
+    _scaled_gate_line("neg", _TAU_NEG),
 )
 
 LINES = (
-    *_three(
+    *_average_and_extremes(
         f"{_PREFIX}logp_diff",
         CURRENT,
         "(−d)",
@@ -128,8 +129,10 @@ LINES = (
         "gap",
         note=f"the rollout less the current trainer; {_SINCE}",
     ),
-    *_three(f"{_PREFIX}logp_abs_diff", CURRENT, "|d|", _ACTOR, ABS_D, "abs_d_mean", "gap"),
-    *_three(
+    *_average_and_extremes(
+        f"{_PREFIX}logp_abs_diff", CURRENT, "|d|", _ACTOR, ABS_D, "abs_d_mean", "gap"
+    ),
+    *_average_and_extremes(
         f"{_GAP}logp_diff",
         ENGINE_GAP,
         "d",
@@ -139,15 +142,17 @@ LINES = (
         "gap",
         note=f"the trainer less the rollout; {_SINCE_2}",
     ),
-    *_three(f"{_GAP}logp_abs_diff", ENGINE_GAP, "|d|", _STATS, ABS_D, "abs_d_mean", "gap"),
+    *_average_and_extremes(
+        f"{_GAP}logp_abs_diff", ENGINE_GAP, "|d|", _STATS, ABS_D, "abs_d_mean", "gap"
+    ),
     FrameworkMetric(f"{_GAP}logp_diff_squared", ENGINE_GAP, "E d²", _STATS, _D_SQUARED),
     FrameworkMetric(f"{_GAP}trainer_nll", ENGINE_GAP, "E (−log π)", _STATS, MINUS_LOG_P),
     FrameworkMetric(f"{_GAP}rollout_nll", ENGINE_GAP, "E (−log μ)", _STATS, MINUS_LOG_Q),
     FrameworkMetric(f"{_GAP}kl_k1", ENGINE_GAP, "E (−d)", _STATS, metric="k1", word="KL"),
     FrameworkMetric(f"{_GAP}kl_k2", ENGINE_GAP, "E d²/2", _STATS, metric="k2", word="KL"),
     FrameworkMetric(f"{_GAP}kl_k3", ENGINE_GAP, "E (r − 1 − d)", _STATS, metric="k3", word="KL"),
-    *map(_tail, (1.5, 2, 3, 5, 10)),
-    *_three(
+    *map(_tail_line, (1.5, 2, 3, 5, 10)),
+    *_average_and_extremes(
         f"{_PREFIX}behave_approx_kl",
         ENGINE_GAP,
         "d",

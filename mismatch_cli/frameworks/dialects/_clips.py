@@ -17,7 +17,8 @@ from mismatch_cli.frameworks.dialects._metric import (
     where_advantage,
 )
 
-LOW, HIGH = where_advantage(ratio_below(0.8), -1), where_advantage(ratio_above(1.2), 1)
+LOW = where_advantage(ratio_below(0.8), -1)
+HIGH = where_advantage(ratio_above(1.2), 1)
 
 
 def clip_line(

@@ -31,8 +31,9 @@ from mismatch_cli.rules.policies import Policies
 
 Quantity = Callable[[TokenGaps], np.ndarray]
 Reduce = Callable[..., float]
-# Where PPO's clip of 0.2 blocks
-FALLS, RISES = "A < 0 and r < 0.8", "A > 0 and r > 1.2"
+# Where PPO's clip of 0.2 blocks.
+FALLS = "A < 0 and r < 0.8"
+RISES = "A > 0 and r > 1.2"
 BLOCKED = f"blocked: {RISES}, or {FALLS}"
 BOUND = 20.0  # nats: verl's SAFETY_BOUND, which slime's mis.py and ms-swift took over
 
@@ -49,26 +50,42 @@ class Tokens:
     trained: bool = False
 
     def __call__(self, gaps: TokenGaps) -> np.ndarray:
-        values_N, kept_N = self.column(gaps), None
-        if (outside_N := self._outside_N(gaps)) is not None:
-            kept_N = ~outside_N
-        if self.trained and (trained_S := _trained_S(gaps)) is not None:
-            trained_N = gaps.per_token(trained_S)
-            kept_N = trained_N if kept_N is None else kept_N & trained_N
-        return values_N if kept_N is None else values_N[kept_N]
+        values_N = self.column(gaps)
+        masks = []
+        outside_N = self._outside_N(gaps)
+        if outside_N is not None:
+            masks.append(~outside_N)
+        trained_S = self.trained_S(gaps)
+        if trained_S is not None:
+            masks.append(gaps.per_token(trained_S))
+        if not masks:
+            return values_N
+        return values_N[np.logical_and.reduce(masks)]
+
+    def trained_S(self, gaps: TokenGaps) -> np.ndarray | None:
+        """Which responses have a nonzero advantage; None if `trained` is off or there are no
+        advantages.
+        """
+        if not self.trained:
+            return None
+        advantage_N = gaps.column("advantage_T")
+        if advantage_N is None:
+            return None
+        return gaps.responses.sum(np.nan_to_num(advantage_N) != 0) > 0
 
     def response_sums(self, gaps: TokenGaps) -> np.ndarray:
         """The sum over each response; 0 without tokens."""
         values_N = self.column(gaps)
-        if (outside_N := self._outside_N(gaps)) is not None:
+        outside_N = self._outside_N(gaps)
+        if outside_N is not None:
             values_N = np.where(outside_N, 0, values_N)
         return gaps.responses.sum(values_N)
 
     def response_means(self, gaps: TokenGaps) -> np.ndarray:
         """The mean over each response; 0 without tokens."""
-        length_S = (
-            gaps.responses.length_S if self._outside_N(gaps) is None else gaps.length_and_d_sum[0]
-        )
+        length_S = gaps.responses.length_S
+        if self._outside_N(gaps) is not None:
+            length_S = gaps.length_and_d_sum[0]  # of the tokens that have a d
         return self.response_sums(gaps) / np.maximum(length_S, 1)
 
     def _outside_N(self, gaps: TokenGaps) -> np.ndarray | None:
@@ -86,9 +103,10 @@ class ResponseMeans:
 
     def __call__(self, gaps: TokenGaps) -> np.ndarray:
         means_S = self.tokens.response_means(gaps)
-        if self.tokens.trained and (trained_S := _trained_S(gaps)) is not None:
-            return means_S[trained_S]
-        return means_S[included(gaps, self.include_empty)]
+        averaged_S = self.tokens.trained_S(gaps)
+        if averaged_S is None:
+            averaged_S = included(gaps, self.include_empty)
+        return means_S[averaged_S]
 
 
 @dataclass(frozen=True)
@@ -137,23 +155,21 @@ def included(gaps: TokenGaps, empty: bool = True) -> np.ndarray:
     """Which responses have a counted token, or (`empty`) nothing to train; never those without
     log-probabilities.
     """
+    has_counted_S = gaps.responses.length_S > 0
     if not empty:
-        return gaps.responses.length_S > 0
-    tokens = slice(*gaps.batch.offset_S1[[gaps.first, gaps.last]].tolist())
-    masked_in_S = Segments(gaps.response_offset_S1).sum(gaps.batch.loss_mask_T[tokens])
-    return (gaps.responses.length_S > 0) | (masked_in_S == 0)
+        return has_counted_S
+    # A response without counted tokens has either no trained token, or no log-probabilities.
+    # The loss mask of the whole batch tells these apart, since `gaps` holds counted tokens only.
+    first, last = gaps.batch.offset_S1[[gaps.first, gaps.last]].tolist()
+    responses = Segments(gaps.response_offset_S1)
+    trained_tokens_S = responses.sum(gaps.batch.loss_mask_T[first:last])
+    return has_counted_S | (trained_tokens_S == 0)
 
 
 def leaves_out_untrained(quantity: Quantity) -> bool:
     """Whether responses whose advantages are all 0 are left out."""
     tokens = quantity.tokens if isinstance(quantity, ResponseMeans) else quantity
     return isinstance(tokens, Tokens) and tokens.trained
-
-
-def _trained_S(gaps: TokenGaps) -> np.ndarray | None:
-    """Which responses have a nonzero advantage; None without advantages."""
-    advantage_N = gaps.column("advantage_T")
-    return None if advantage_N is None else gaps.responses.sum(np.nan_to_num(advantage_N) != 0) > 0
 
 
 def _log_ratio_N(gaps: TokenGaps) -> np.ndarray:
@@ -175,16 +191,17 @@ def _squared_less_1(log_ratio: np.ndarray) -> np.ndarray:
 
 
 def _jensen_shannon_N(gaps: TokenGaps) -> np.ndarray:
-    """½ φ(log p/m) + ½ φ(log q/m) with m = (p + q)/2 and φ(u) = e^u − 1 − u: log q/m = −log((1 +
-    r)/2).
-    """
-    log_p_share_N, log_q_share_N = (
-        -np.log1p(np.expm1(np.float64(sign) * gaps.d_N) / 2) for sign in (-1, 1)
-    )
-    terms_N = divergences.phi(log_p_share_N) + divergences.phi(log_q_share_N)
-    return terms_N / 2
+    """½ φ(log p/m) + ½ φ(log q/m) with m = (p + q)/2 and φ(u) = e^u − 1 − u."""
+    # log q/m = −log((1 + r)/2), and log p/m the same of 1/r.
+    # Here (1 + r)/2 is 1 + (r − 1)/2, whose logarithm keeps its digits where r is nearly 1.
+    d_N = gaps.d_N.astype(np.float64)
+    log_p_share_N = -np.log1p(np.expm1(-d_N) / 2)
+    log_q_share_N = -np.log1p(np.expm1(d_N) / 2)
+    return (divergences.phi(log_p_share_N) + divergences.phi(log_q_share_N)) / 2
 
 
+# Lines that reduce equal quantities compute them once, if they are the same object.
+# `cache` makes them so: two functions made by the same lambda are never equal.
 @cache
 def clamped_d(bound: float = BOUND) -> Tokens:
     """d clamped to ±bound, also if π excludes the token."""
@@ -274,7 +291,7 @@ def advantages(gaps: TokenGaps) -> np.ndarray:
     return advantage_N
 
 
-def _known_entropy(gaps: TokenGaps) -> np.ndarray:
+def _entropy_N(gaps: TokenGaps) -> np.ndarray:
     entropy_N = gaps.column("entropy_trainer_T")
     assert entropy_N is not None  # the line needs it
     return entropy_N
@@ -301,7 +318,7 @@ FINITE_RATIO = Tokens(lambda gaps: np.nan_to_num(gaps.ratio_N, posinf=0), logs=F
 ZEROED_RATIO = Tokens(_zeroed_ratio_N, logs=False)
 ABS_RATIO_LESS_1 = Tokens(lambda gaps: np.abs(gaps.ratio_less_1_N), logs=False)
 SQUARED_RATIO_LESS_1 = Tokens(lambda gaps: _squared_less_1(_log_ratio_N(gaps)), logs=False)
-ENTROPY = Tokens(_known_entropy)
+ENTROPY = Tokens(_entropy_N)
 
 MEAN_GAP = ResponseMeans(MINUS_D)  # log ppl of π − log ppl of μ
 LOG_PRODUCT = ResponseSums(LOG_RATIO)
@@ -315,28 +332,33 @@ class Moments(Accumulator):
     """
 
     def __init__(self) -> None:
-        self.count, self.mean, self.squares = 0, 0.0, 0.0
+        self.count = 0
+        self.mean = self.squares = 0.0
         self.least, self.largest = inf, -inf
 
     def update(self, values: np.ndarray) -> None:
         if not len(values):
             return
-        found = Moments()
-        found.count, found.mean = len(values), float(values.mean(dtype=np.float64))
-        if isinf(found.mean):  # so is the spread
-            found.squares = inf
+        batch = Moments()
+        batch.count = len(values)
+        batch.mean = float(values.mean(dtype=np.float64))
+        if isinf(batch.mean):  # so is the spread
+            batch.squares = inf
         else:
             with np.errstate(over="ignore"):
-                found.squares = float(np.square(values - np.float64(found.mean)).sum())
-        found.least, found.largest = float(values.min()), float(values.max())
-        self.merge(found)
+                batch.squares = float(np.square(values - np.float64(batch.mean)).sum())
+        batch.least = float(values.min())
+        batch.largest = float(values.max())
+        self.merge(batch)
 
     def merge(self, other: Moments) -> None:
         if not other.count:
             return
         total = self.count + other.count
+        # Chan's update would subtract infinities, which is NaN.
         if isinf(self.mean) or isinf(other.mean):
-            self.mean, self.squares = self.mean + other.mean, inf
+            self.mean += other.mean
+            self.squares = inf
         else:
             with np.errstate(over="ignore"):
                 step = np.float64(other.mean) - self.mean
@@ -345,7 +367,8 @@ class Moments(Accumulator):
                 )
                 self.mean += float(step * other.count / total)
         self.count = total
-        self.least, self.largest = min(self.least, other.least), max(self.largest, other.largest)
+        self.least = min(self.least, other.least)
+        self.largest = max(self.largest, other.largest)
 
 
 mean, least, largest = attrgetter("mean"), attrgetter("least"), attrgetter("largest")
@@ -357,7 +380,7 @@ def sample_sd(moments: Moments) -> float:
 
 
 def sample_sd_or_0(moments: Moments) -> float:
-    """The same, and 0 for a single value."""
+    """The standard deviation with n − 1 in the denominator, and 0 for a single value."""
     return sample_sd(moments) if moments.count > 1 else 0.0
 
 
@@ -367,25 +390,27 @@ def population_sd(moments: Moments) -> float:
 
 
 def effective_share(moments: Moments) -> float:
-    """1 / E[(w / E w)²]."""
+    """The effective sample size of weights as a share of their number: 1 / E[(w / E w)²]."""
     return moments.mean**2 / (moments.mean**2 + moments.squares / moments.count)
 
 
 def total(moments: Moments) -> float:
-    """The sum; a count if the values are flags."""
+    """The sum of the values, which is a count if they are flags."""
     return moments.mean * moments.count
 
 
 def ratio_of_means(over: Moments, under: Moments) -> float:
+    """The mean of one quantity over that of another; NaN if the latter is 0."""
     return over.mean / under.mean if under.mean else nan
 
 
-_OF_TRAINING, _OF_ROLLOUT = ResponseMeans(MINUS_LOG_P), ResponseMeans(MINUS_LOG_Q)
-_ROWS: tuple[tuple[str, str, Quantity, Callable[[Moments], float]], ...] = (
-    ("training_ppl", "E_y exp(−mean log π)", OfResponses(np.exp, _OF_TRAINING), mean),
-    ("training_log_ppl", "E_y (−mean log π)", _OF_TRAINING, mean),
-    ("rollout_ppl", "E_y exp(−mean log μ)", OfResponses(np.exp, _OF_ROLLOUT), mean),
-    ("rollout_log_ppl", "E_y (−mean log μ)", _OF_ROLLOUT, mean),
+_TRAINER_LOG_PPL = ResponseMeans(MINUS_LOG_P)
+_ROLLOUT_LOG_PPL = ResponseMeans(MINUS_LOG_Q)
+_PERPLEXITIES: tuple[tuple[str, str, Quantity, Callable[[Moments], float]], ...] = (
+    ("training_ppl", "E_y exp(−mean log π)", OfResponses(np.exp, _TRAINER_LOG_PPL), mean),
+    ("training_log_ppl", "E_y (−mean log π)", _TRAINER_LOG_PPL, mean),
+    ("rollout_ppl", "E_y exp(−mean log μ)", OfResponses(np.exp, _ROLLOUT_LOG_PPL), mean),
+    ("rollout_log_ppl", "E_y (−mean log μ)", _ROLLOUT_LOG_PPL, mean),
     ("log_ppl_diff", "E_y (−mean d)", MEAN_GAP, mean),
     ("log_ppl_abs_diff", "E_y |mean d|", OfResponses(np.abs, MEAN_GAP), mean),
     ("log_ppl_diff_max", "max_y (−mean d)", MEAN_GAP, largest),
@@ -395,10 +420,10 @@ _ROWS: tuple[tuple[str, str, Quantity, Callable[[Moments], float]], ...] = (
 
 
 def perplexity_lines(prefix: str, source: str) -> tuple[FrameworkMetric, ...]:
-    """The perplexity lines under a framework's own prefix."""
+    """What verl and its relatives log of perplexities, under a framework's own prefix."""
     return tuple(
         FrameworkMetric(f"{prefix}{name}", ENGINE_GAP, formula, source, quantity, reduce)
-        for name, formula, quantity, reduce in _ROWS
+        for name, formula, quantity, reduce in _PERPLEXITIES
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from mismatch_cli.frameworks.dialects._metric import (
     UPDATE,
     FrameworkMetric,
     OfResponses,
+    Quantity,
     ResponseMeans,
     included,
     mean,
@@ -33,25 +35,36 @@ from mismatch_cli.metrics.gaps import TokenGaps
 _MAX_KL = 1e-4  # opsm_delta
 _PREFIX = "train/mis_"
 _BOUND = "log r, and Σ log r of a response, clamped to ±20"
-_HELD = "log r clamped to ±20"
-_CAP, _VETO = 2.0, 1e-4
+_CLAMPED = "log r clamped to ±20"
+_CAP = 2.0
+_VETO = 1e-4
 _TIS = "tis_level token, tis_mode truncate, tis_upper_bound 2"
 _RS = "rs_level token, bounds 1/2 and 2"
+_RATIO = "importance ratio"
+_RS_VETO = "rs_veto_threshold 1e-4"
 _BATCH_NORM = "the micro-batches in which weights are divided by their mean"
+_TRUNCATED = ResponseMeans(weight(_CAP))
+_SHARE_ABOVE = ResponseMeans(ratio_above(_CAP))
+_SHARE_BELOW = ResponseMeans(ratio_below(1 / _CAP))
+_SHARE_VETOED = ResponseMeans(ratio_below(_VETO))
 
 
 def _perplexity_lines(source: str) -> Iterator[FrameworkMetric]:
-    """verl's lines, with 0 instead of e^0 for a fully masked response, and without extremes."""
+    """verl's perplexity lines, with 0 instead of e^0 for a fully masked response, and without
+    extremes.
+    """
     for line in perplexity_lines(_PREFIX, source):
-        if line.reduce is mean:
-            if isinstance(line.measured, OfResponses) and line.measured.function is np.exp:
-                line = replace(line, measured=replace(line.measured, empty=0.0))
-            yield line
+        if line.reduce is not mean:
+            continue
+        measured = line.measured
+        if isinstance(measured, OfResponses) and measured.function is np.exp:
+            line = replace(line, measured=replace(measured, empty=0.0))
+        yield line
 
 
 def _with_catastrophe(gaps: TokenGaps) -> np.ndarray:
     """Whether a response has a token with a ratio below the veto threshold."""
-    return ResponseMeans(ratio_below(_VETO))(gaps) > 0
+    return _SHARE_VETOED(gaps) > 0
 
 
 def _opsm_share(gaps: TokenGaps) -> np.ndarray:
@@ -68,7 +81,7 @@ def _opsm_share(gaps: TokenGaps) -> np.ndarray:
 
 
 def opsm_line(source: str) -> FrameworkMetric:
-    """What both log with --use-opsm, in a framework with this function at this path."""
+    """What slime and miles log with --use-opsm; `source` is the file of the framework."""
     return FrameworkMetric(
         "train/opsm_clipfrac",
         UPDATE,
@@ -80,123 +93,78 @@ def opsm_line(source: str) -> FrameworkMetric:
     )
 
 
+def _line(
+    source: str,
+    name: str,
+    formula: str,
+    measured: Quantity | tuple[Quantity, ...] = (),
+    *,
+    word: str = "",
+    note: str = "",
+    lacks: str = "",
+) -> FrameworkMetric:
+    return FrameworkMetric(
+        f"{_PREFIX}{name}",
+        ENGINE_GAP,
+        formula,
+        source,
+        measured,
+        word=word,
+        note=note,
+        lacks=lacks,
+    )
+
+
 def mis_lines(source: str) -> tuple[FrameworkMetric, ...]:
-    """The lines of a framework with `mis.py` at this path; weights and rejection use the
-    settings of mis.yaml.
+    """What `mis.py` logs, with the settings of mis.yaml for weights and rejection; `source` is its
+    path in the framework.
     """
+    line = partial(_line, source)
     return (
-        FrameworkMetric(
-            f"{_PREFIX}kl", ENGINE_GAP, "E_y mean (−d)", source, ResponseMeans(MINUS_D), word="KL"
-        ),
-        FrameworkMetric(
-            f"{_PREFIX}k3_kl",
-            ENGINE_GAP,
-            "E_y mean (r − 1 − d)",
-            source,
-            ResponseMeans(K3),
-            word="KL",
-        ),
+        line("kl", "E_y mean (−d)", ResponseMeans(MINUS_D), word="KL"),
+        line("k3_kl", "E_y mean (r − 1 − d)", ResponseMeans(K3), word="KL"),
         *_perplexity_lines(source),
-        FrameworkMetric(
-            f"{_PREFIX}chi2_token",
-            ENGINE_GAP,
+        line(
+            "chi2_token",
             "E_y mean r² − 1",
-            source,
             ResponseMeans(SQUARED_RATIO_LESS_1),
             word="χ²",
             note=_BOUND,
         ),
-        FrameworkMetric(
-            f"{_PREFIX}chi2_seq",
-            ENGINE_GAP,
-            "E_y exp(2 Σd) − 1",
-            source,
-            PRODUCT_LESS_1,
-            word="χ²",
-            note=_BOUND,
-        ),
-        FrameworkMetric(
-            f"{_PREFIX}tis_weight_before_bound",
-            ENGINE_GAP,
+        line("chi2_seq", "E_y exp(2 Σd) − 1", PRODUCT_LESS_1, word="χ²", note=_BOUND),
+        line(
+            "tis_weight_before_bound",
             "E_y mean r",
-            source,
             ResponseMeans(weight()),
-            word="importance ratio",
-            note=_HELD,
+            word=_RATIO,
+            note=_CLAMPED,
         ),
-        FrameworkMetric(
-            f"{_PREFIX}tis_weight_after_bound",
-            ENGINE_GAP,
-            "E_y mean min(r, 2)",
-            source,
-            ResponseMeans(weight(_CAP)),
-            word="importance ratio",
-            note=_TIS,
-        ),
-        FrameworkMetric(
-            f"{_PREFIX}tis_truncate_fraction",
-            ENGINE_GAP,
-            "E_y share with r > 2",
-            source,
-            ResponseMeans(ratio_above(_CAP)),
-            note=_TIS,
-        ),
-        FrameworkMetric(
-            f"{_PREFIX}rs_mask_fraction_low",
-            ENGINE_GAP,
-            "E_y share with r < 1/2",
-            source,
-            ResponseMeans(ratio_below(1 / _CAP)),
-            note=_RS,
-        ),
-        FrameworkMetric(
-            f"{_PREFIX}rs_mask_fraction_high",
-            ENGINE_GAP,
-            "E_y share with r > 2",
-            source,
-            ResponseMeans(ratio_above(_CAP)),
-            note=_RS,
-        ),
-        FrameworkMetric(
-            f"{_PREFIX}rs_catastrophic_token_fraction",
-            ENGINE_GAP,
+        line("tis_weight_after_bound", "E_y mean min(r, 2)", _TRUNCATED, word=_RATIO, note=_TIS),
+        line("tis_truncate_fraction", "E_y share with r > 2", _SHARE_ABOVE, note=_TIS),
+        line("rs_mask_fraction_low", "E_y share with r < 1/2", _SHARE_BELOW, note=_RS),
+        line("rs_mask_fraction_high", "E_y share with r > 2", _SHARE_ABOVE, note=_RS),
+        line(
+            "rs_catastrophic_token_fraction",
             "E_y share with r < 1e-4",
-            source,
-            ResponseMeans(ratio_below(_VETO)),
-            note="rs_veto_threshold 1e-4",
+            _SHARE_VETOED,
+            note=_RS_VETO,
         ),
-        FrameworkMetric(
-            f"{_PREFIX}rs_catastrophic_seq_fraction",
-            ENGINE_GAP,
+        line(
+            "rs_catastrophic_seq_fraction",
             "share of responses with a token r < 1e-4",
-            source,
             _with_catastrophe,
-            note="rs_veto_threshold 1e-4",
+            note=_RS_VETO,
         ),
-        FrameworkMetric(
-            f"{_PREFIX}is_ratio_mean_after_tis_rs",
-            ENGINE_GAP,
-            "E_y mean min(r, 2)",
-            source,
-            ResponseMeans(weight(_CAP)),
-            word="importance ratio",
-            note=_TIS,
+        line(
+            "is_ratio_mean_after_tis_rs", "E_y mean min(r, 2)", _TRUNCATED, word=_RATIO, note=_TIS
         ),
-        FrameworkMetric(
-            f"{_PREFIX}batch_norm_factor",
-            ENGINE_GAP,
-            "mean min(r, 2) of a micro-batch",
-            source,
-            lacks=_BATCH_NORM,
-        ),
+        line("batch_norm_factor", "mean min(r, 2) of a micro-batch", lacks=_BATCH_NORM),
         *(
-            FrameworkMetric(
-                f"{_PREFIX}is_ratio_{part}_final",
-                ENGINE_GAP,
-                f"E_y {part} w, w = min(r, 2) over its mean",
-                source,
+            line(
+                f"is_ratio_{statistic}_final",
+                f"E_y {statistic} w, w = min(r, 2) over its mean",
                 lacks=_BATCH_NORM,
             )
-            for part in ("mean", "min", "max")
+            for statistic in ("mean", "min", "max")
         ),
     )

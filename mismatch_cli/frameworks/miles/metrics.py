@@ -45,12 +45,14 @@ _ZEROED = "an infinite d counts as 0"
 _OF_UPDATE = "change by the update, not the engine gap"
 
 
-def _unless_excluded(gaps: TokenGaps) -> np.ndarray:
+def _blocked_in_support(gaps: TokenGaps) -> np.ndarray:
     """Whether PPO blocks a token; a token that π excludes has d = 0 here, so there is no change
     to block.
     """
     blocked_N = blocked("ppo").column(gaps)
-    return blocked_N if gaps.out_of_support_N is None else blocked_N & ~gaps.out_of_support_N
+    if gaps.out_of_support_N is None:
+        return blocked_N
+    return blocked_N & ~gaps.out_of_support_N
 
 
 _WEIGHT = Tokens(
@@ -100,7 +102,7 @@ LINES = (
         UPDATE,
         f"E_y share {BLOCKED}",
         _MATH,
-        ResponseMeans(Tokens(_unless_excluded, logs=False)),
+        ResponseMeans(Tokens(_blocked_in_support, logs=False)),
         note="eps_clip and eps_clip_high 0.2",
         needs=("advantage_T",),
     ),

@@ -43,7 +43,8 @@ _BY_RESPONSE = ResponseMeans(MULT_ERROR, include_empty=False)
 _THRESHOLD = 2.0
 _OOB = "train/is_oob_ratio"
 _FINITE = "an infinite r counts as 0"
-_CLAMPED, _CLIP = weight(1.2, 0.8), "ratio_clip_min and ratio_clip_max 0.2"
+_CLAMPED = weight(1.2, 0.8)
+_CLIP = "ratio_clip_min and ratio_clip_max 0.2"
 _ABOVE = Tokens(lambda gaps: FINITE_RATIO.column(gaps) > 2, logs=False)
 _NOTHING = "0 if all are masked"
 
@@ -51,12 +52,14 @@ _NOTHING = "0 if all are masked"
 def _error(gaps: TokenGaps) -> np.ndarray:
     """The mean of exp |d| over each response with tokens; infinite if π excludes one of them."""
     error_S = _BY_RESPONSE(gaps)
-    supported_S, length_S = gaps.length_and_d_sum[0], gaps.responses.length_S
+    supported_S, _ = gaps.length_and_d_sum
+    length_S = gaps.responses.length_S
+    # exp |d| has no value where π excludes a token, so the mean above left that token out.
     error_S[(supported_S < length_S)[length_S > 0]] = np.inf
     return error_S
 
 
-def _kept_error(gaps: TokenGaps) -> np.ndarray:
+def _error_up_to_threshold(gaps: TokenGaps) -> np.ndarray:
     error_S = _error(gaps)
     return error_S[error_S <= _THRESHOLD]
 
@@ -65,7 +68,7 @@ def _is_masked(gaps: TokenGaps) -> np.ndarray:
     return _error(gaps) > _THRESHOLD
 
 
-def _masked_is_right(gaps: TokenGaps) -> np.ndarray:
+def _masked_is_correct(gaps: TokenGaps) -> np.ndarray:
     assert gaps.batch.reward_S is not None  # the line needs it
     reward_S = gaps.batch.reward_S[gaps.first : gaps.last][gaps.responses.length_S > 0]
     return reward_S[_is_masked(gaps)] == 1
@@ -75,13 +78,18 @@ def _mean_is_outside(d_S: np.ndarray) -> np.ndarray:
     return (np.exp(d_S) < 0.999) | (np.exp(d_S) > 1.002)
 
 
-def _after_mask(part: str, symbol: str, reduce: Callable[[Moments], float]) -> FrameworkMetric:
-    name, formula = (
-        f"train/{part}_seq_mult_prob_error_after_mask",
-        f"{symbol} mean exp |d|, of those up to 2",
-    )
+def _after_mask_line(
+    statistic: str, symbol: str, reduce: Callable[[Moments], float]
+) -> FrameworkMetric:
     return FrameworkMetric(
-        name, ENGINE_GAP, formula, _GRPO, _kept_error, reduce, note=_NOTHING, of_nothing=0.0
+        f"train/{statistic}_seq_mult_prob_error_after_mask",
+        ENGINE_GAP,
+        f"{symbol} mean exp |d|, of those up to 2",
+        _GRPO,
+        _error_up_to_threshold,
+        reduce,
+        note=_NOTHING,
+        of_nothing=0.0,
     )
 
 
@@ -166,9 +174,9 @@ LINES = (
         least,
         note="infinite if π excludes a token",
     ),
-    _after_mask("max", "max_y", largest),
-    _after_mask("mean", "E_y", mean),
-    _after_mask("min", "min_y", least),
+    _after_mask_line("max", "max_y", largest),
+    _after_mask_line("mean", "E_y", mean),
+    _after_mask_line("min", "min_y", least),
     FrameworkMetric(
         "train/num_masked_seqs_by_logprob_error",
         ENGINE_GAP,
@@ -183,7 +191,7 @@ LINES = (
         ENGINE_GAP,
         "share with reward 1 of y, mean exp |d| > 2",
         _GRPO,
-        _masked_is_right,
+        _masked_is_correct,
         note="a fraction, not a percentage; 0 if none is masked",
         needs=("reward_S",),
         of_nothing=0.0,

@@ -60,13 +60,13 @@ LINES = (
     FrameworkMetric("val/rho_clipfrac", ENGINE_GAP, "share with r > 2", _FILE, ratio_above(2.0)),
     *(
         FrameworkMetric(
-            f"val/rho_{part}_frac",
+            f"val/rho_{which}_frac",
             ENGINE_GAP,
             "share with r outside the mask's bounds",
             _FILE,
             lacks=_DROPS,
         )
-        for part in ("drop", "drop_low", "drop_high")
+        for which in ("drop", "drop_low", "drop_high")
     ),
     FrameworkMetric(
         "val/ratio",

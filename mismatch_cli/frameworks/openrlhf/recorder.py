@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mismatch_cli.frameworks.recording._responses import copied
+from mismatch_cli.frameworks.recording._responses import copy_to_host
 from mismatch_cli.frameworks.recording.recorder import Recorder, after, never_raises
 
 
@@ -19,35 +19,36 @@ def record() -> None:
     @never_raises
     def keep(maker: Any, experiences: Any) -> None:
         if not hasattr(maker, "recorder"):
-            folder, tokenizer = (
+            maker.recorder = Recorder(
                 os.environ.get("MISMATCH_RECORD", "recorded"),
-                getattr(maker, "tokenizer", None),
+                manifest={"trainer": {"name": "OpenRLHF"}},
+                tokenizer=getattr(maker, "tokenizer", None),
+                resume=is_resumed(getattr(maker, "args", None)),
             )
-            facts, resumed = (
-                {"trainer": {"name": "OpenRLHF"}},
-                is_resumed(getattr(maker, "args", None)),
-            )
-            maker.recorder = Recorder(folder, manifest=facts, tokenizer=tokenizer, resume=resumed)
             maker.steps = count(maker.recorder.next_step)
         step = next(maker.steps)
         for experience in experiences:
             maker.recorder.add_padded(step=step, **columns(experience))
 
     make = RemoteExperienceMaker.compute_advantages_and_returns
-    RemoteExperienceMaker.compute_advantages_and_returns = lambda maker, samples: after(
-        make, lambda experiences: keep(maker, experiences)
-    )(maker, samples)
+
+    def make_and_record(maker: Any, samples: Any) -> Any:
+        return after(make, lambda experiences: keep(maker, experiences))(maker, samples)
+
+    RemoteExperienceMaker.compute_advantages_and_returns = make_and_record
 
 
 def is_resumed(args: Any) -> bool:
-    """Whether it loads a checkpoint: `--ckpt.load_enable`, and there is one of the actor, as
-    OpenRLHF itself asks; before its flags had sections, `--load_checkpoint`.
+    """Whether the run loads a checkpoint: `--ckpt.load_enable` is set, and there is one of the
+    actor, which OpenRLHF itself tests too; before its flags had sections, `--load_checkpoint`.
     """
     checkpoint = getattr(args, "ckpt", None)
     if checkpoint is None:
-        loads, folder = getattr(args, "load_checkpoint", False), getattr(args, "ckpt_path", None)
+        loads = getattr(args, "load_checkpoint", False)
+        folder = getattr(args, "ckpt_path", None)
     else:
-        loads, folder = checkpoint.load_enable, checkpoint.path
+        loads = checkpoint.load_enable
+        folder = checkpoint.path
     return bool(loads and folder and os.path.exists(os.path.join(folder, "_actor")))
 
 
@@ -55,28 +56,23 @@ def columns(experience: Any) -> dict[str, Any]:
     """An Experience for `add_padded`: its action columns begin with the second token, and masks
     leave out tools.
     """
-    ids, real, actions = (
-        copied(getattr(experience, name)) for name in ("sequences", "attention_mask", "action_mask")
-    )
-    first_S, place_T = (actions > 0).argmax(1)[:, None], np.arange(ids.shape[1])
-    masks = {
-        "prompt_mask": real * (place_T <= first_S),
-        "response_mask": (real * (place_T > first_S))[:, 1:],
+    ids_ST = copy_to_host(experience.sequences)
+    real_ST = copy_to_host(experience.attention_mask)
+    action_ST = copy_to_host(experience.action_mask)
+    # Action t is the choice of token t + 1, so the place of the first action is the prompt's last
+    # token, and a response without its first place is as wide as the action columns.
+    first_S1 = (action_ST > 0).argmax(1)[:, None]
+    place_T = np.arange(ids_ST.shape[1])
+    truncated_S = copy_to_host(experience.truncated)
+    return {
+        "prompt_ids": ids_ST,
+        "prompt_mask": real_ST * (place_T <= first_S1),
+        "response_ids": ids_ST[:, 1:],
+        "response_mask": (real_ST * (place_T > first_S1))[:, 1:],
+        "loss_mask": action_ST,
+        "finish_reason": ["length" if truncated else "stop" for truncated in truncated_S],
+        "logp_rollout": experience.rollout_log_probs,
+        "logp_trainer": experience.action_log_probs,
+        "advantage": experience.advantages,
+        "reward": experience.rewards,
     }
-    names = {
-        "logp_rollout": "rollout_log_probs",
-        "logp_trainer": "action_log_probs",
-        "advantage": "advantages",
-    }
-    found = {
-        ours: getattr(experience, name) for ours, name in (names | {"reward": "rewards"}).items()
-    }
-    ended = ["length" if cut else "stop" for cut in copied(experience.truncated)]
-    return dict(
-        prompt_ids=ids,
-        response_ids=ids[:, 1:],
-        loss_mask=actions,
-        finish_reason=ended,
-        **masks,
-        **found,
-    )

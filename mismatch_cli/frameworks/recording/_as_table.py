@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pyarrow as pa
 from mismatch_cli.base.errors import first_line
 from mismatch_cli.frameworks.importing.omissions import Tally
 from mismatch_cli.frameworks.importing.rows import text_key
-from mismatch_cli.frameworks.recording._responses import Padded, Row, rows_in
+from mismatch_cli.frameworks.recording._responses import Batch, Row, extractors
 from mismatch_cli.trace import foreign_values
 from mismatch_cli.trace.columns import COLUMNS
 from mismatch_cli.trace.writer import rows_to_table
@@ -26,51 +26,66 @@ class _Refusal(Exception):
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason)
-        self.reason, self.detail = reason, detail
+        self.reason = reason
+        self.detail = detail
 
 
-def as_table(given: Iterable[Row | Padded], number: Callable[[Row], Row], tally: Tally) -> pa.Table:
-    """The responses as columns, each with its number; those with invalid values are left out and
-    counted.
+def as_table(
+    batches: Iterable[Batch], with_sample_index: Callable[[Row], Row], tally: Tally
+) -> pa.Table:
+    """The responses as columns of a trace, each with its sample index; those with invalid values
+    are left out and counted.
     """
-    kept = []
-    for row in rows_in(given):
+    rows = []
+    for extract in extractors(batches):
         try:
-            kept.append(number(_in_types(row())))
+            rows.append(with_sample_index(_in_types(extract())))
         except _Refusal as refusal:
             tally.leave_out(refusal.reason, 1, refusal.detail)
         except Exception as error:  # the run's own arrays may raise anything
             tally.leave_out(
                 "responses that could not be extracted from their batch", 1, first_line(error)
             )
-    names = [name for name in COLUMNS if any(name in row for row in kept)]
-    return rows_to_table({name: [row.get(name) for row in kept] for name in names})
+    present = set[str]().union(*rows)
+    columns: dict[str, Sequence[Any]] = {}
+    for name in COLUMNS:
+        if name in present:
+            columns[name] = [row.get(name) for row in rows]
+    return rows_to_table(columns)
 
 
 def _in_types(row: Row) -> Row:
-    if strange := sorted(row.keys() - COLUMNS.keys()):
-        raise _Refusal(STRANGE.format(strange[0][:_LONGEST]), "")
-    found: Row = {}
+    """The response with values of a trace's types, without those that are None; a `_Refusal`
+    names the first that is invalid.
+    """
+    strange = row.keys() - COLUMNS.keys()
+    if strange:
+        raise _Refusal(STRANGE.format(min(strange)[:_LONGEST]), "")
+    typed: Row = {}
     for name, value in row.items():
+        if value is None:
+            continue
         try:
-            found |= {} if value is None else {name: _value(name, value)}
+            typed[name] = _in_type(name, value)
         except Exception as error:
             raise _Refusal(REFUSED.format(name), first_line(error)) from error
-    return found
+    return typed
 
 
-def _value(name: str, value: Any) -> Any:
+def _in_type(name: str, value: Any) -> Any:
     kind = COLUMNS[name].type
     if pa.types.is_list(kind):
-        return foreign_values.flat_array(
-            np.atleast_1d(value) if np.ndim(value) == 0 else value, kind.value_type
-        )
+        if np.ndim(value) == 0:  # a single number, as an advantage may be
+            value = np.atleast_1d(value)
+        return foreign_values.flat_array(value, kind.value_type)
     if name == "prompt_id" and isinstance(value, str):
         return text_key(value)
     if name == "finish_reason":
         return str(value)
-    if name == "reward":  # a value that is not finite is emptied with a note, as in an import
+    # A reward that is not finite is not refused: it is emptied with a note, as in an import.
+    if name == "reward":
         return float(np.asarray(value).item())
     number = foreign_values.whole_number(value)
-    # A value beyond the type is refused here, for this row only
+    # Arrow refuses a number beyond the column's type.
+    # Refused here it costs this response; in the finished table it would cost all of them.
     return pa.scalar(number, kind).as_py()

@@ -20,8 +20,8 @@ from mismatch_cli.base.errors import MismatchError, first_line
 from mismatch_cli.frameworks.importing.omissions import Tally
 from mismatch_cli.frameworks.importing.rows import Completer
 from mismatch_cli.frameworks.recording._as_table import as_table
-from mismatch_cli.frameworks.recording._place import RANK_LOCK
-from mismatch_cli.frameworks.recording._responses import Padded, Row, responses_in
+from mismatch_cli.frameworks.recording._folder_choice import RANK_LOCK
+from mismatch_cli.frameworks.recording._responses import Batch, Row, count_responses
 from mismatch_cli.trace.columns import ROW_KEY
 from mismatch_cli.trace.drafts import remove_unfinished
 from mismatch_cli.trace.files import write_atomically
@@ -40,7 +40,7 @@ from mismatch_cli.trace.writer import write_shard
 _REASONS = 3  # in a warning
 _SAMPLES = 2**16  # most samples of one prompt that a rank numbers
 
-Told = Mapping[str, Any] | Callable[[], Mapping[str, Any]]  # a manifest's sections, or a function
+Facts = Mapping[str, Any] | Callable[[], Mapping[str, Any]]  # a manifest's sections, or a function
 
 
 class RankFolder:
@@ -54,12 +54,14 @@ class RankFolder:
         self,
         folder: Path,
         rank: int,
-        manifest: Told,
+        facts: Facts,
         tokenizer: Any,
         vocabulary: int | None,
         warn: Callable[[str, int], None],
     ) -> None:
-        self.folder, self._rank, self._warn = folder, rank, warn
+        self.folder = folder
+        self._rank = rank
+        self._warn = warn
         self.written = self.refused = 0  # responses, by this process
         self.last_step = -1  # of earlier processes
         self.steps: set[int] = set()  # written by this process
@@ -67,60 +69,61 @@ class RankFolder:
         if rank < 0:
             raise ValueError(f"rank is {rank}: ranks count from 0")
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = _held(folder / RANK_LOCK.format(rank))
+        self._lock = _take_lock(folder / RANK_LOCK.format(rank))
         try:
-            self._begin(manifest, tokenizer)
-            for beginning in (
-                f"shard-{rank:05d}-",
-                NOTE.format(rank),
-                *((FILE_NAME, VOCABULARY) if rank == 0 else ()),
-            ):
+            self._claim(facts, tokenizer)
+            # Only this rank's drafts are of a killed process: other ranks may be writing theirs.
+            own_files = [f"shard-{rank:05d}-", NOTE.format(rank)]
+            if rank == 0:
+                own_files += [FILE_NAME, VOCABULARY]
+            for beginning in own_files:
                 remove_unfinished(folder, beginning)
             self._tally = Tally()
             self._completer = Completer(self._tally, newer_trainer=False, vocabulary=vocabulary)
             self._samples: Counter[tuple[Any, Any]] = Counter()  # so far, per prompt and step
-            self._shards = self._earlier_shards()
-            self._note()
+            self._shards = self._read_earlier_shards()
+            self._write_note()
         except BaseException:
-            _let_go(self._lock)
+            _release(self._lock)
             raise
 
-    def write(self, given: list[Row | Padded]) -> None:
+    def write(self, batches: list[Batch]) -> None:
         """Write a shard of these responses; if that fails, they are lost, but later ones are
         tried again.
         """
         before = Counter(self._tally.left_out)
         try:
-            table, facts = self._complete(given)
+            table, counts = self._complete(batches)
             if table.num_rows:
-                self._write_shard(table, facts)
+                self._write_shard(table, counts)
             refused = self._tally.left_out - before
         except Exception as error:  # the disk is full, the folder is gone: the run continues
             refused = self._tally.left_out - before
-            lost = sum(map(responses_in, given)) - refused.total()
+            lost = sum(map(count_responses, batches)) - refused.total()
             self._tally.leave_out("responses that could not be written", lost)
             self._warn(f"{first_line(error)}: {lost} responses are lost", lost)
         if refused:
             self.refused += refused.total()
-            self._warn(f"{'; '.join(self._tally.left_out_lines()[:_REASONS])}: not recorded", 0)
+            reasons = "; ".join(self._tally.left_out_lines()[:_REASONS])
+            self._warn(f"{reasons}: not recorded", 0)
 
     def close(self) -> None:
         """Note that the recording is complete, and release the folder."""
         try:
-            self._note(closed=True)
+            self._write_note(closed=True)
         except MismatchError as error:
             self._warn(f"{first_line(error)}: the end of the recording is not noted", 0)
-        _let_go(self._lock)
+        _release(self._lock)
 
-    def _begin(self, facts: Told, tokenizer: Any) -> None:
-        """Prepare the manifest of a new trace, or continue a recording of the same run; other
-        traces stay untouched.
+    def _claim(self, facts: Facts, tokenizer: Any) -> None:
+        """Prepare the manifest of a new trace, or continue a recording of the same run; a
+        `MismatchError` for any other trace, which stays untouched.
         """
         try:
-            known = manifest_sections(facts() if callable(facts) else facts)
+            sections = manifest_sections(facts() if callable(facts) else facts)
         except Exception as error:  # the run's own objects may lack what an adapter reads
             self._warn(f"{first_line(error)}: the manifest does not describe the run", 0)
-            known = {}
+            sections = {}
         if (self.folder / "trace" / FILE_NAME).exists():
             raise MismatchError(
                 f"{self.folder} holds a run in its trace/: give the recorder a separate folder"
@@ -131,30 +134,35 @@ class RankFolder:
                 raise MismatchError(
                     f"{self.folder} holds another trace: give the recorder a separate folder"
                 )
-            if differing := _differing(manifest, known, self._rank):
+            differing = _differing_sections(manifest, sections, self._rank)
+            if differing:
                 raise MismatchError(
                     f"{self.folder} holds a run with a different {differing[0]}: name a new folder"
                 )
         elif self._rank == 0:
-            if shards_in(self.folder) and not any(self.folder.glob(NOTE.replace("{:05d}", "*"))):
+            has_notes = any(self.folder.glob(NOTE.replace("{:05d}", "*")))
+            if shards_in(self.folder) and not has_notes:
                 raise MismatchError(
                     f"{self.folder} holds foreign shards: give the recorder a new folder"
                 )
             self._write_vocabulary(tokenizer)
-            self._manifest = {"command": RECORD, "libraries": library_versions(), **known}
+            self._manifest = {"command": RECORD, "libraries": library_versions(), **sections}
 
     def _write_vocabulary(self, tokenizer: Any) -> None:
         if tokenizer is None:
             return
+        # The run's own tokenizer may lack anything; ids are recorded regardless.
         try:
             write_vocabulary(self.folder, tokenizer)
-        except (
-            Exception
-        ) as error:  # the run's own tokenizer may lack anything: ids are recorded regardless
+        except Exception as error:
             self._warn(f"{first_line(error)}: tokens are shown as ids", 0)
 
-    def _earlier_shards(self) -> dict[str, dict[str, int]]:
-        """The shards that this rank wrote before a restart; their rows are not recorded again."""
+    def _read_earlier_shards(self) -> dict[str, dict[str, int]]:
+        """The noted counts of the shards that this rank wrote before a restart, by file name.
+
+        Takes over what was refused, the last step, and the keys of the rows, which are not recorded
+        again. Raises a `MismatchError` for a shard that is not noted.
+        """
         path = self.folder / NOTE.format(self._rank)
         note = read_note(path) if path.exists() else {"shards": {}}
         self._tally.left_out.update(note.get("left_out", {}))
@@ -163,29 +171,29 @@ class RankFolder:
         shards = sorted(self.folder.glob(f"shard-{self._rank:05d}-*.parquet"))
         for shard in shards:
             with pq.ParquetFile(shard) as file:  # `read_table` would import pandas if installed
-                rows = file.read(list(ROW_KEY))
-            self._completer.remember(rows)
-            self.last_step = max(self.last_step, *rows["step"].to_pylist())
-        if unknown := {shard.name for shard in shards} - note["shards"].keys():
-            raise MismatchError(f"{self.folder / min(unknown)} does not belong to this recording")
-        newest = max(note["shards"], default="")  # may be noted but not written, after a kill
-        return {
-            name: facts
-            for name, facts in note["shards"].items()
-            if name != newest or (self.folder / name).exists()
-        }
+                keys = file.read(list(ROW_KEY))
+            self._completer.remember(keys)
+            self.last_step = max(self.last_step, *keys["step"].to_pylist())
+        noted: dict[str, dict[str, int]] = note["shards"]
+        foreign = {shard.name for shard in shards} - noted.keys()
+        if foreign:
+            raise MismatchError(f"{self.folder / min(foreign)} does not belong to this recording")
+        # A shard is noted before it is written, so a kill may have left the newest one unwritten.
+        # It is forgotten; an older one that is missing was lost later, and readers say so.
+        newest = max(noted, default="")
+        if newest and not (self.folder / newest).exists():
+            del noted[newest]
+        return noted
 
-    def _write_shard(self, table: pa.Table, facts: dict[str, int]) -> None:
+    def _write_shard(self, table: pa.Table, counts: dict[str, int]) -> None:
         """Write a shard and note it first: a noted shard may be missing after a kill, an unknown
         one is foreign.
         """
-        number = 1 + max(
-            (int(name[len("shard-00000-") : -len(".parquet")]) for name in self._shards), default=-1
-        )
-        name = f"shard-{self._rank:05d}-{number:06d}.parquet"
-        self._shards[name] = facts
+        numbers = [int(name[len("shard-00000-") : -len(".parquet")]) for name in self._shards]
+        name = f"shard-{self._rank:05d}-{1 + max(numbers, default=-1):06d}.parquet"
+        self._shards[name] = counts
         try:
-            self._note()
+            self._write_note()
             write_shard(self.folder / name, table)
         except BaseException:
             del self._shards[name]
@@ -193,35 +201,32 @@ class RankFolder:
         self.written += table.num_rows
         self.steps.update(table["step"].to_pylist())
 
-    def _complete(self, given: list[Row | Padded]) -> tuple[pa.Table, dict[str, int]]:
+    def _complete(self, batches: list[Batch]) -> tuple[pa.Table, dict[str, int]]:
         """The responses in a trace's form, and counts for readers that do not open the shard."""
         before = self._completer.facts()
-        table = self._completer.complete(
-            as_table(given, self._numbered, self._tally), f"rank {self._rank}"
-        )
-        return table, {
-            name: count - before[name] for name, count in self._completer.facts().items()
-        }
+        table = as_table(batches, self._with_sample_index, self._tally)
+        table = self._completer.complete(table, f"rank {self._rank}")
+        after = self._completer.facts()
+        return table, {name: count - before[name] for name, count in after.items()}
 
-    def _numbered(self, row: Row) -> Row:
+    def _with_sample_index(self, row: Row) -> Row:
         """A response with its sample index; without one, it is numbered so that ranks never
         collide.
         """
         if "sample_index" in row:
             return row
         prompt = row.get("prompt_id")
-        key = (
-            row["step"],
-            hash(np.asarray(row.get("prompt_ids", ())).tobytes()) if prompt is None else prompt,
-        )
+        if prompt is None:
+            prompt = hash(np.asarray(row.get("prompt_ids", ())).tobytes())
+        key = (row["step"], prompt)
         self._samples[key] += 1
         return row | {"sample_index": self._rank * _SAMPLES + self._samples[key] - 1}
 
-    def _note(self, *, closed: bool = False) -> None:
+    def _write_note(self, *, closed: bool = False) -> None:
         """Write the note about what this rank wrote and refused, which tells readers what
         belongs to the trace.
         """
-        found = {
+        note = {
             "rank": self._rank,
             "closed": closed,
             "shards": self._shards,
@@ -229,48 +234,54 @@ class RankFolder:
             "left_out_first": self._tally.first,
             "noted": dict(self._tally.noted),
         }
-        # A new trace, or the folder was removed
+        # The trace is new, or its folder was removed while the run continued.
         if self._manifest and not (self.folder / FILE_NAME).exists():
             write_manifest(self.folder, self._manifest)
-        write_atomically(self.folder / NOTE.format(self._rank), json.dumps(found, indent=2) + "\n")
+        write_atomically(self.folder / NOTE.format(self._rank), json.dumps(note, indent=2) + "\n")
 
 
-def _held(lock: Path) -> int:
-    """Take a rank's lock: two recorders of one rank would use the same shard names."""
-    file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+def _take_lock(path: Path) -> int:
+    """Take a rank's lock, or raise a `MismatchError`: two recorders of one rank would use the same
+    shard names.
+    """
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        os.close(file)
-        raise MismatchError(f"another recorder of this rank is writing to {lock.parent}") from error
-    _HELD.add(file)
-    return file
+        os.close(lock)
+        raise MismatchError(f"another recorder of this rank is writing to {path.parent}") from error
+    _OWN_LOCKS.add(lock)
+    return lock
 
 
-def _let_go(lock: int) -> None:
-    """Release the lock in every process: a forked child shares it, and may outlive this process."""
-    _HELD.discard(lock)
+def _release(lock: int) -> None:
+    # A forked child shares the lock and may outlive this process, where closing releases nothing:
+    # so the file is unlocked, in every process, before it is closed.
+    _OWN_LOCKS.discard(lock)
     fcntl.flock(lock, fcntl.LOCK_UN)
     os.close(lock)
 
 
 def _close_in_child() -> None:
-    for lock in _HELD:
+    for lock in _OWN_LOCKS:
         os.close(lock)
-    _HELD.clear()
+    _OWN_LOCKS.clear()
 
 
-_HELD: set[int] = set()  # locks of this process, which a forked child does not keep
+_OWN_LOCKS: set[int] = set()  # of this process, which a forked child does not keep
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-def _differing(manifest: Mapping[str, Any], known: Mapping[str, Any], rank: int) -> list[str]:
+def _differing_sections(
+    manifest: Mapping[str, Any], sections: Mapping[str, Any], rank: int
+) -> list[str]:
     """Sections that describe another run; for ranks other than 0 only the models count."""
     if rank == 0:
-        return [name for name in SECTIONS if manifest.get(name) != known.get(name)]
-    models = {name: section.get("model") for name, section in known.items() if section.get("model")}
-    return [
-        name
-        for name, model in models.items()
-        if manifest.get(name, {}).get("model") not in (None, model)
-    ]
+        return [name for name in SECTIONS if manifest.get(name) != sections.get(name)]
+    differing = []
+    for name, section in sections.items():
+        model = section.get("model")
+        # A model that only one of the two states does not show another run.
+        if model and manifest.get(name, {}).get("model") not in (None, model):
+            differing.append(name)
+    return differing

@@ -1,4 +1,4 @@
-"""A run's responses, single or as padded matrices, and the choice of those that are recorded."""
+"""A run's responses, single or as padded matrices, and the sample of prompts that is recorded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 from mismatch_cli.base.hashing import hash_keys
 from mismatch_cli.frameworks.importing.rows import prompt_hash, text_key
 
-Row = dict[str, Any]
+Row = dict[str, Any]  # the columns of one response
 _SEED = 2  # of the hash that selects prompts
 _REMEMBERED = 2**12  # prompts: responses to the same prompt arrive close together
 
@@ -27,9 +27,8 @@ class Padded:
     response_ST: Any
 
     def __post_init__(self) -> None:
-        self.prompt_SP, self.response_ST = (
-            np.asarray(mask).astype(bool, copy=False) for mask in (self.prompt_SP, self.response_ST)
-        )
+        self.prompt_SP = np.asarray(self.prompt_SP).astype(bool, copy=False)
+        self.response_ST = np.asarray(self.response_ST).astype(bool, copy=False)
         for name, value in {"prompt_mask": self.prompt_SP, **self.columns}.items():
             if _has_rows(value) and len(value) != len(self):
                 raise ValueError(f"{name} has {len(value)} rows, but response_mask has {len(self)}")
@@ -39,123 +38,135 @@ class Padded:
 
     def row(self, number: int) -> Row:
         """A response without padding; single numbers or texts apply to every response."""
-        return {
-            name: _cut(value, number, self._masks_of(name)[number])
-            for name, value in self.columns.items()
-        }
+        row = {}
+        for name, value in self.columns.items():
+            row[name] = _without_padding(value, number, self._masks_of(name)[number])
+        return row
 
-    def only(self, keep_S: np.ndarray) -> Padded:
-        """Some of the responses."""
-        columns = {name: _some(value, keep_S) for name, value in self.columns.items()}
-        return Padded(columns, self.prompt_SP[keep_S], self.response_ST[keep_S])
+    def select(self, flags_S: np.ndarray) -> Padded:
+        """The responses whose flag is set."""
+        columns = {name: _select_rows(value, flags_S) for name, value in self.columns.items()}
+        return Padded(columns, self.prompt_SP[flags_S], self.response_ST[flags_S])
 
     def column(self, name: str) -> list[Any]:
         """One column: a value, or an array without padding, per response."""
         value = self.columns.get(name)
-        return [_cut(value, number, mask_T) for number, mask_T in enumerate(self._masks_of(name))]
+        masks = enumerate(self._masks_of(name))
+        return [_without_padding(value, number, mask_T) for number, mask_T in masks]
 
     def _masks_of(self, name: str) -> np.ndarray:
         masks: np.ndarray = self.prompt_SP if name == "prompt_ids" else self.response_ST
         return masks
 
 
-def responses_in(given: Row | Padded) -> int:
-    """Number of responses; a row that is not chosen is empty."""
-    return len(given) if isinstance(given, Padded) else bool(given)
+Batch = Row | Padded  # what the run hands over at a time
 
 
-def tokens_in(given: Row | Padded) -> int:
-    """Number of tokens in these responses."""
-    return (
-        int(given.response_ST.sum())
-        if isinstance(given, Padded)
-        else int(np.size(given.get("response_ids", ())))
-    )
+def count_responses(batch: Batch) -> int:
+    """The number of responses; a row whose prompt was not sampled is empty and counts as none."""
+    if isinstance(batch, Padded):
+        return len(batch)
+    return int(bool(batch))
 
 
-def rows_in(given: Iterable[Row | Padded]) -> Iterator[Callable[[], Row]]:
-    """A function for each response, which is called where its faults are counted."""
-    for item in given:
-        if isinstance(item, Padded):
-            yield from (partial(item.row, number) for number in range(len(item)))
+def count_tokens(batch: Batch) -> int:
+    """The number of tokens in the responses, without prompts and padding."""
+    if isinstance(batch, Padded):
+        return int(batch.response_ST.sum())
+    return int(np.size(batch.get("response_ids", ())))
+
+
+def extractors(batches: Iterable[Batch]) -> Iterator[Callable[[], Row]]:
+    """A function for each response that returns its row."""
+    # Cutting a row out of a broken matrix raises, and costs only this response:
+    # so it happens where the caller catches and counts, not in this iteration.
+    for batch in batches:
+        if isinstance(batch, Padded):
+            for number in range(len(batch)):
+                yield partial(batch.row, number)
         else:
-            yield partial(dict, item)
+            yield partial(dict, batch)
 
 
-def chosen(given: Row | Padded, every: int) -> Row | Padded:
-    """The responses whose prompt is recorded in this step, by a hash that is the same on every
-    rank.
+def sample_prompts(batch: Batch, every: int) -> Batch:
+    """The responses whose prompt is recorded in this step: about one in `every`, by a hash that
+    is the same on every rank.
     """
-    if not isinstance(given, Padded):
-        return (
-            given
-            if _is_chosen(
-                int(given["step"]), _prompt_key(given["prompt_ids"], given.get("prompt_id")), every
-            )
-            else {}
-        )
-    steps, names, prompts = map(given.column, ("step", "prompt_id", "prompt_ids"))
-    keys = (_prompt_key(ids, name) for ids, name in zip(prompts, names, strict=True))
-    return given.only(
-        np.array(
-            [_is_chosen(int(step), key, every) for step, key in zip(steps, keys, strict=True)], bool
-        )
-    )
+    if not isinstance(batch, Padded):
+        step = int(batch["step"])
+        prompt_key = _prompt_key(batch["prompt_ids"], batch.get("prompt_id"))
+        return batch if _is_sampled(step, prompt_key, every) else {}
+    columns = map(batch.column, ("step", "prompt_id", "prompt_ids"))
+    sampled = []
+    for step, prompt_id, prompt_ids in zip(*columns, strict=True):
+        prompt_key = _prompt_key(prompt_ids, prompt_id)
+        sampled.append(_is_sampled(int(step), prompt_key, every))
+    return batch.select(np.array(sampled, dtype=bool))
 
 
 @lru_cache(_REMEMBERED)
-def _is_chosen(step: int, key: int, every: int) -> bool:
-    return bool(hash_keys(np.array([step]), np.array([key]), seed=_SEED)[0] % np.uint64(every) == 0)
+def _is_sampled(step: int, prompt_key: int, every: int) -> bool:
+    hashes = hash_keys(np.array([step]), np.array([prompt_key]), seed=_SEED)
+    return bool(hashes[0] % np.uint64(every) == 0)
 
 
-def _prompt_key(prompt_ids: Any, name: Any) -> int:
+def _prompt_key(prompt_ids: Any, prompt_id: Any) -> int:
     """The prompt's own id, or the hash of its tokens, as in an import."""
-    if name is None:
-        return _hash(np.asarray(prompt_ids, dtype=np.int32).tobytes())
-    return text_key(name) if isinstance(name, str) else int(name)
+    if prompt_id is None:
+        return _hash_prompt(np.asarray(prompt_ids, dtype=np.int32).tobytes())
+    return text_key(prompt_id) if isinstance(prompt_id, str) else int(prompt_id)
 
 
 @lru_cache(_REMEMBERED)
-def _hash(prompt: bytes) -> int:
-    return int(prompt_hash(pa.array([np.frombuffer(prompt, np.int32)], pa.list_(pa.int32())))[0])
+def _hash_prompt(prompt_ids: bytes) -> int:
+    prompts = pa.array([np.frombuffer(prompt_ids, np.int32)], pa.list_(pa.int32()))
+    return int(prompt_hash(prompts)[0])
 
 
-def copied(value: Any) -> Any:
-    """A copy on the host; anything with `detach` is a tensor, and becomes float because numpy
-    lacks bfloat16.
+def copy_to_host(value: Any) -> Any:
+    """A copy as a numpy array on the host; lists are copied as lists, and other values returned
+    as they are.
     """
+    # Whatever has `detach` is a tensor: torch is not imported to ask for its type.
     if hasattr(value, "detach"):
-        value = value.detach()
-        return np.array((value.float() if value.is_floating_point() else value).cpu().numpy())
+        tensor = value.detach()
+        # numpy lacks bfloat16, and every narrower float fits into float32.
+        if tensor.is_floating_point():
+            tensor = tensor.float()
+        # A tensor on the CPU shares its memory with `numpy()`, so this copies once more.
+        return np.array(tensor.cpu().numpy())
     if isinstance(value, np.ndarray):
         return value.copy()
     if not isinstance(value, list | tuple):
         return value
-    return [copied(item) for item in value] if value and _has_rows(value[0]) else list(value)
+    if value and _has_rows(value[0]):
+        return [copy_to_host(row) for row in value]
+    return list(value)
 
 
-def _cut(value: Any, number: int, mask_T: np.ndarray) -> Any:
-    """A response's part of a column: a matrix is as wide as its mask, or has one value per
-    response.
+def _without_padding(value: Any, number: int, mask_T: np.ndarray) -> Any:
+    """What a column says of one response: its tokens without padding, its own value, or the one
+    value of the whole batch.
+
+    Raises a `ValueError` for a matrix whose width differs from that of the mask.
     """
     if not _has_rows(value):
         return value
-    found = value[number]
-    if _has_rows(found) and len(found) == len(mask_T):
-        return np.asarray(found)[mask_T]
+    row = value[number]
+    if _has_rows(row) and len(row) == len(mask_T):
+        return np.asarray(row)[mask_T]
+    # A matrix of width 1 holds one value per response; lists may be ragged, without padding.
     if isinstance(value, np.ndarray) and value.ndim > 1 and value.shape[1] != 1:
         raise ValueError(f"a matrix of width {value.shape[1]} with a mask of width {len(mask_T)}")
-    return found
+    return row
 
 
-def _some(value: Any, keep_S: np.ndarray) -> Any:
+def _select_rows(value: Any, flags_S: np.ndarray) -> Any:
     if isinstance(value, np.ndarray) and value.ndim:
-        return value[keep_S]
-    return (
-        [item for item, keep in zip(value, keep_S, strict=True) if keep]
-        if _has_rows(value)
-        else value
-    )
+        return value[flags_S]
+    if not _has_rows(value):
+        return value
+    return [row for row, flag in zip(value, flags_S, strict=True) if flag]
 
 
 def _has_rows(value: Any) -> bool:

@@ -6,7 +6,7 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from pathlib import Path
@@ -14,13 +14,18 @@ from typing import Any, TypeVar, cast
 
 from mismatch_cli.base.errors import MismatchError, first_line, suggest
 from mismatch_cli.base.numbers import things
-from mismatch_cli.frameworks.recording._place import choosing, places
-from mismatch_cli.frameworks.recording._rank import RankFolder
-from mismatch_cli.frameworks.recording._responses import Padded, Row, chosen, copied, responses_in
+from mismatch_cli.frameworks.recording._folder_choice import candidate_folders, choosing_alone
+from mismatch_cli.frameworks.recording._rank import Facts, RankFolder
+from mismatch_cli.frameworks.recording._responses import (
+    Batch,
+    Padded,
+    copy_to_host,
+    count_responses,
+    sample_prompts,
+)
 from mismatch_cli.frameworks.recording._thread import Writer
 
 _LOG = logging.getLogger("mismatch_cli.frameworks.recording")
-Facts = Mapping[str, Any] | Callable[[], Mapping[str, Any]]  # a manifest's sections, or a function
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
@@ -56,36 +61,42 @@ class Recorder:
         vocabulary: int | None = None,
         resume: bool | Callable[[], bool] = False,
     ) -> None:
-        self._every, self._warned, self._lock = 1, False, threading.Lock()
+        self._every = 1
         self._given = self._not_sampled = self._lost = 0
+        self._warned = False
+        self._lock = threading.Lock()
         self._process = os.getpid()
         self._files: RankFolder | None = None
         self._writer: Writer | None = None
-        self._asked, self._rank, self._ended = Path(folder), rank, False
-        self._start: Callable[[], None] | None = partial(
-            self._begin, manifest or {}, tokenizer, vocabulary, resume
+        self._requested = Path(folder)
+        self._rank = rank
+        self._ended = False
+        self._open: Callable[[], None] | None = partial(
+            self._open_folder, manifest or {}, tokenizer, vocabulary, resume
         )
         with self._guarded("nothing is recorded"):
             self._every = max(1, int(every))
             atexit.register(self.close)
+        # A function for `resume` has an answer only once the trainer has loaded its checkpoint.
         if not callable(resume):
-            self._started()
+            self._open_once()
 
     @property
     def folder(self) -> Path:
-        """Where the responses are; before the first one perhaps still where they were asked to
-        be.
+        """Where the responses are; the requested folder until the recording has begun, which may
+        be with the first response.
         """
-        return self._files.folder if self._files else self._asked
+        return self._files.folder if self._files else self._requested
 
     @property
     def counts(self) -> dict[str, int]:
         """The fate of the responses so far: after `close` the other counts add up to `given`."""
+        files = self._files
         return {
             "given": self._given,
             "not sampled": self._not_sampled,  # for `every`
-            "written": self._files.written if self._files else 0,
-            "refused": self._files.refused if self._files else 0,
+            "written": files.written if files else 0,
+            "refused": files.refused if files else 0,
             "lost": self._lost,
         }
 
@@ -94,7 +105,7 @@ class Recorder:
         """The step after the last one in the folder at the start, for runs that do not number
         their steps.
         """
-        self._started()
+        self._open_once()
         return 1 + self._files.last_step if self._files else 0
 
     def add(self, **columns: Any) -> None:
@@ -107,7 +118,7 @@ class Recorder:
         """
         self._given += 1
         with self._guarded("a response is not recorded", lost=1):
-            self._put({name: copied(value) for name, value in columns.items() if value is not None})
+            self._put(_copy_columns(columns))
 
     def add_padded(
         self,
@@ -125,16 +136,16 @@ class Recorder:
         may also have one value per response, or one for the whole batch. `loss_mask`, if given,
         marks the response's trained tokens.
         """
-        given = _number_of(response_ids)
-        self._given += given
-        with self._guarded("a batch is not recorded", lost=given):
+        number = _row_count(response_ids)
+        self._given += number
+        with self._guarded("a batch is not recorded", lost=number):
             if prompt_mask is None or response_mask is None:
                 raise ValueError(
                     "prompt_mask or response_mask is missing: which tokens are padding?"
                 )
-            batch = {"prompt_ids": prompt_ids, "response_ids": response_ids, **columns}
-            held = {name: copied(value) for name, value in batch.items() if value is not None}
-            self._put(Padded(held, copied(prompt_mask), copied(response_mask)))
+            matrices = {"prompt_ids": prompt_ids, "response_ids": response_ids, **columns}
+            copies = _copy_columns(matrices)
+            self._put(Padded(copies, copy_to_host(prompt_mask), copy_to_host(response_mask)))
 
     def flush(self) -> None:
         """Return once everything added so far is on disk, or after half a minute."""
@@ -146,120 +157,130 @@ class Recorder:
         """Flush and end; later responses, and those that are not on disk by then, are lost and
         counted.
         """
+        # A forked child inherits the recorder, and must not end its parent's recording.
         if self._ended or os.getpid() != self._process:
             return
-        self._ended, writer, self._writer = True, self._writer, None
+        self._ended = True
+        # From here on `_put` refuses responses, which are counted as lost.
+        writer = self._writer
+        self._writer = None
         with self._guarded("the end of the recording is not noted"):
             atexit.unregister(self.close)
             try:
                 if writer is not None:
                     writer.close()
             finally:
-                self._lost += self._given - sum(
-                    count for name, count in self.counts.items() if name != "given"
-                )
-                self._conclude()
+                counts = self.counts
+                accounted_for = sum(counts.values()) - counts["given"]
+                self._lost += counts["given"] - accounted_for
+                self._log_summary()
 
-    def _conclude(self) -> None:
-        """Say where the responses are and how many: as a warning if that is not what was asked
-        for.
+    def _log_summary(self) -> None:
+        """Log where the responses are and how many: as a warning if the folder is not the
+        requested one, or responses are missing.
         """
         counts = self.counts
         if not counts["given"]:
             return
         steps = things(len(self._files.steps) if self._files else 0, "step")
-        sentence = (
+        sentences = [
             f"{counts['written']:,} of {things(counts['given'], 'response')} recorded in "
             f"{self.folder}, {steps}"
-        )
-        others = [
-            f"{counts[name]:,} {name}"
-            for name in ("not sampled", "refused", "lost")
-            if counts[name]
         ]
-        what = "; ".join([sentence, *others])
-        unusual = counts["refused"] or counts["lost"] or self.folder != self._asked
+        for fate in ("not sampled", "refused", "lost"):
+            if counts[fate]:
+                sentences.append(f"{counts[fate]:,} {fate}")
+        is_expected = self.folder == self._requested and not (counts["refused"] or counts["lost"])
         _LOG.log(
-            logging.WARNING if unusual else logging.INFO,
+            logging.INFO if is_expected else logging.WARNING,
             "%s. Look at them: %s",
-            what,
+            "; ".join(sentences),
             suggest("report", self.folder),
         )
 
-    def _started(self) -> None:
-        """Begin, unless that has been tried: a function for `resume` waits for the first
-        response.
+    def _open_once(self) -> None:
+        """Choose the folder and start the writer, unless that has been tried before, with or
+        without success.
         """
-        start, self._start = self._start, None
-        if start is not None:
+        open_folder = self._open
+        self._open = None
+        if open_folder is not None:
             with self._guarded("nothing is recorded"):
-                start()
+                open_folder()
 
-    def _begin(
+    def _open_folder(
         self,
         manifest: Facts,
         tokenizer: Any,
         vocabulary: int | None,
         resume: bool | Callable[[], bool],
     ) -> None:
-        resumed, rank, reason = bool(resume() if callable(resume) else resume), int(self._rank), ""
+        """Take the first candidate folder that accepts the run, and start the writer's thread;
+        raises if none does.
+        """
+        resumed = bool(resume() if callable(resume) else resume)
+        rank = int(self._rank)
         if rank < 0:
             raise ValueError(f"rank is {rank}: ranks count from 0")
-        with choosing(self._asked):
-            for folder in places(self._asked, rank, resume=resumed):
+        refusal = ""
+        with choosing_alone(self._requested):
+            for folder in candidate_folders(self._requested, rank, resume=resumed):
+                # Another model, or a damaged note: the next folder is as good.
                 try:
                     self._files = RankFolder(
                         folder, rank, manifest, tokenizer, vocabulary, self._warn
                     )
                     break
-                except (
-                    MismatchError
-                ) as error:  # another model, or a damaged note: the next place is as good
-                    reason = reason or first_line(error)
+                except MismatchError as error:
+                    refusal = refusal or first_line(error)
         if self._files is None:
-            raise MismatchError(reason)
-        if folder != self._asked:
-            why = (
-                reason
-                or f"{self._asked} holds another recording or trace, and this run does not resume it"
+            raise MismatchError(refusal)
+        if folder != self._requested:
+            reason = refusal or (
+                f"{self._requested} holds another recording or trace, "
+                "and this run does not resume it"
             )
-            _LOG.warning("%s. Recording into %s.", why.rstrip("."), folder)
+            _LOG.warning("%s. Recording into %s.", reason.rstrip("."), folder)
         self._writer = Writer(self._files, self._warn)
 
-    def _put(self, given: Row | Padded) -> None:
+    def _put(self, batch: Batch) -> None:
+        """Queue the sampled responses of a batch; the errors for what cannot be recorded are
+        caught by `_guarded`.
+        """
+        # The writer's thread does not survive a fork: a child's responses would wait forever.
         if os.getpid() != self._process:
             raise RuntimeError(
                 "this process was forked from the recording one: give it its own recorder and rank"
             )
-        self._started()
+        self._open_once()
         if self._writer is None:
-            raise RuntimeError(
-                "the recorder is closed" if self._files else "the recorder could not begin"
-            )
-        if "step" not in (given.columns if isinstance(given, Padded) else given):
+            reason = "the recorder is closed" if self._files else "the recorder could not begin"
+            raise RuntimeError(reason)
+        columns = batch.columns if isinstance(batch, Padded) else batch
+        if "step" not in columns:
             raise ValueError("step is missing: which training step is it?")
         if self._every > 1:
-            before = responses_in(given)
-            given = chosen(given, self._every)
-            self._not_sampled += before - responses_in(given)
-        if responses_in(given):
-            self._writer.put(given)
+            before = count_responses(batch)
+            batch = sample_prompts(batch, self._every)
+            self._not_sampled += before - count_responses(batch)
+        if count_responses(batch):
+            self._writer.put(batch)
 
     @contextmanager
-    def _guarded(
-        self, consequence: str = "a batch is not recorded", lost: int = 0
-    ) -> Iterator[None]:
+    def _guarded(self, consequence: str, lost: int = 0) -> Iterator[None]:
         """Turn exceptions into a warning that names the consequence: no fault here ends the run."""
         try:
             yield
         except Exception as error:
-            self._warn(f"{_told(error)}: {consequence}", lost)
+            self._warn(f"{_describe(error)}: {consequence}", lost)
 
     def _warn(self, fault: str, lost: int = 0) -> None:
+        # Both the run and the writer's thread come here.
         with self._lock:
             self._lost += lost
-            first, self._warned = not self._warned, True
-        if first:
+            is_first = not self._warned
+            self._warned = True
+        if is_first:
             _LOG.warning(
                 "%s. Training continues; later faults are only counted (Recorder.counts).", fault
             )
@@ -269,17 +290,19 @@ def never_raises(hook: Hook) -> Hook:
     """An adapter's hook inside a run, made safe: the first fault is logged, and faults return
     None.
     """
-    warned: list[str] = []
+    has_warned = False
 
     @wraps(hook)
-    def guarded(*given: Any, **named: Any) -> Any:
+    def guarded(*positional: Any, **named: Any) -> Any:
+        nonlocal has_warned
         try:
-            return hook(*given, **named)
+            return hook(*positional, **named)
         except Exception as error:
-            if not warned:
-                warned.append(_told(error))
+            if not has_warned:
+                has_warned = True
                 _LOG.warning(
-                    "%s: this run's samples are not recorded. Training continues.", warned[0]
+                    "%s: this run's samples are not recorded. Training continues.",
+                    _describe(error),
                 )
 
     return cast("Hook", guarded)
@@ -290,19 +313,24 @@ def after(function: Hook, keep: Callable[[Any], Any]) -> Hook:
     guarded_keep = never_raises(keep)
 
     @wraps(function)
-    def recorded(*given: Any, **named: Any) -> Any:
-        answer = function(*given, **named)
-        guarded_keep(answer)
-        return answer
+    def recorded(*positional: Any, **named: Any) -> Any:
+        result = function(*positional, **named)
+        guarded_keep(result)
+        return result
 
     return cast("Hook", recorded)
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
 
 
-def _number_of(responses: Any) -> int:
+def _copy_columns(columns: dict[str, Any]) -> dict[str, Any]:
+    """Copies of the measured columns: the run may overwrite its own once `add` has returned."""
+    return {name: copy_to_host(value) for name, value in columns.items() if value is not None}
+
+
+def _row_count(responses: Any) -> int:
     try:
         return len(responses)
     except TypeError:  # not a matrix: counts as one lost response

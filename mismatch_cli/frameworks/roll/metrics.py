@@ -54,6 +54,7 @@ _PADDING = "the amount of padding: a padded position counts as one that passes"
 
 def _turn_ratio_N(gaps: TokenGaps) -> np.ndarray:
     """exp(mean d) of each turn, at each of its tokens."""
+    # Two edges coincide where a turn has no counted token; such a turn has no ratio.
     edges = np.concatenate([gaps.offset_S1, gaps.counted_before(gaps.later_turns)])
     turns = Segments(np.unique(edges))
     with np.errstate(over="ignore"):
@@ -61,7 +62,7 @@ def _turn_ratio_N(gaps: TokenGaps) -> np.ndarray:
     return np.repeat(ratio, turns.length_S)
 
 
-def _remaining(moments: Moments) -> float:
+def _complement(moments: Moments) -> float:
     return 1 - moments.mean
 
 
@@ -69,7 +70,7 @@ def _means(tokens: Tokens) -> ResponseMeans:
     return ResponseMeans(tokens, include_empty=False)
 
 
-def _level(
+def _level_line(
     kind: str, level: str, formula: str, measured: Quantity, note: str = "", word: str = ""
 ) -> FrameworkMetric:
     return FrameworkMetric(
@@ -83,7 +84,8 @@ def _level(
     )
 
 
-# exp of a d up to 2⁻²⁴ is 1 in float32; numpy's own exp errs by one step there
+# ROLL compares r in float32, in which exp of a d up to 2⁻²⁴ is 1.
+# numpy's own exp errs by one step there, so d is compared instead.
 _ABOVE_1 = Tokens(lambda gaps: gaps.d_N > 2**-24, logs=False)
 
 
@@ -92,8 +94,8 @@ def _tis_lines() -> Iterator[FrameworkMetric]:
     rollout.
     """
     note = "pg_variant tis, tis_upper_bound 1"
-    for part in ("upper", "total"):
-        name = f"actor/tis_{part}_clipfrac"
+    for bound in ("upper", "total"):
+        name = f"actor/tis_{bound}_clipfrac"
         yield FrameworkMetric(name, UPDATE, "share with r > 1", _AGENTIC, _ABOVE_1, note=note)
     yield FrameworkMetric(
         "actor/tis_lower_clipfrac",
@@ -114,7 +116,7 @@ def _tis_lines() -> Iterator[FrameworkMetric]:
     )
 
 
-def _over_all_places() -> Iterator[FrameworkMetric]:
+def _lines_over_places() -> Iterator[FrameworkMetric]:
     """What the agentic variants average over every place of the padded batch."""
     for name, formula in (
         ("topr_negative_upper_clipfrac", "share of places with r > 1 and score ≤ 0"),
@@ -130,15 +132,16 @@ def _over_all_places() -> Iterator[FrameworkMetric]:
         yield FrameworkMetric(f"actor/{name}", UPDATE, formula, _AGENTIC, lacks=_PLACES)
 
 
-_SUM, _MEAN = ResponseSums(LOG_RATIO, include_empty=False), _means(LOG_RATIO)
+_SUM = ResponseSums(LOG_RATIO, include_empty=False)
+_MEAN = _means(LOG_RATIO)
 _HALF_D2 = Tokens(lambda gaps: np.square(gaps.d_N, dtype=np.float64) / 2)
 
 LINES = (
-    _level("ratio", "token", "E_y mean r", _means(RATIO), word="importance ratio"),
-    _level(
+    _level_line("ratio", "token", "E_y mean r", _means(RATIO), word="importance ratio"),
+    _level_line(
         "ratio", "geometric", "E_y exp(mean d)", OfResponses(np.exp, _MEAN), word="importance ratio"
     ),
-    _level(
+    _level_line(
         "ratio",
         "sequence",
         "E_y exp(Σd)",
@@ -146,7 +149,7 @@ LINES = (
         "not truncated: the tail may overflow",
         "importance ratio",
     ),
-    _level(
+    _level_line(
         "ratio",
         "segment",
         "E_y mean exp(mean d of its turn)",
@@ -154,22 +157,22 @@ LINES = (
         "a turn is a run of trained tokens; for a single turn it equals level geometric",
         "importance ratio",
     ),
-    _level("diff", "token", "E_y mean (π − μ)", _means(DP), "of probabilities, signed", "gap"),
-    _level(
+    _level_line("diff", "token", "E_y mean (π − μ)", _means(DP), "of probabilities, signed", "gap"),
+    _level_line(
         "diff",
         "geometric",
         "E_y mean (π − μ)",
         _means(DP),
         f"an arithmetic mean, despite the name; {_SAME}",
     ),
-    _level(
+    _level_line(
         "diff",
         "sequence",
         "E_y Σ(π − μ)",
         ResponseSums(DP, include_empty=False),
         "grows with the length",
     ),
-    _level("diff", "segment", "E_y mean (π − μ)", _means(DP), _SAME),
+    _level_line("diff", "segment", "E_y mean (π − μ)", _means(DP), _SAME),
     FrameworkMetric(
         "actor/is_weight_clipfrac", ENGINE_GAP, "share with r > 1.2", _CORRECTION, ratio_above(1.2)
     ),
@@ -179,7 +182,7 @@ LINES = (
         "share with r in [0.8, 1.2]",
         _CORRECTION,
         ratio_outside(0.8, 1.2),
-        _remaining,
+        _complement,
         note="the share that passes; 1 − this is masked",
     ),
     *(
@@ -265,5 +268,5 @@ LINES = (
         word="importance ratio",
         note="pg_variant cispo, cispo_epsilon_low and cispo_epsilon_high 0.1",
     ),
-    *_over_all_places(),
+    *_lines_over_places(),
 )

@@ -47,48 +47,47 @@ _CORRECTION = "skyrl/backends/skyrl_train/utils/off_policy_correction_utils.py"
 _LOSS = "skyrl/backends/skyrl_train/utils/ppo_utils.py"
 _ASYNC = "skyrl/train/fully_async_trainer.py"
 _STEPS = "the trainer's step when a prompt was sent to the engine"
-_HELD = "log r clamped to ±20"
+_CLAMPED = "log r clamped to ±20"
 _PADDING = "the amount of padding, which it counts as zeros"
-_BEFORE, _WITHIN = (
-    "policy/rollout_train_logprobs_abs_diff",
-    "policy/minibatch_rollout_logprobs_abs_diff",
-)
-_CLAMPED = f"change by the update, not the engine gap; {_HELD}"
-_PRODUCT, _GEOMETRIC = (
-    OfResponses(np.exp, LOG_PRODUCT),
-    OfResponses(np.exp, ResponseMeans(LOG_RATIO)),
-)
-_OF_CISPO = "cispo_anchor old, the default"
+_BEFORE = "policy/rollout_train_logprobs_abs_diff"
+_WITHIN = "policy/minibatch_rollout_logprobs_abs_diff"
+_CISPO = f"cispo_anchor old, the default; change by the update, not the engine gap; {_CLAMPED}"
+_PRODUCT = OfResponses(np.exp, LOG_PRODUCT)
+_GEOMETRIC = OfResponses(np.exp, ResponseMeans(LOG_RATIO))
 
 
 def _band_lines(
     name: str, symbol: str, values: Quantity, low: float, high: float
 ) -> Iterator[FrameworkMetric]:
-    """The responses that a correction drops, above a threshold, below one, or either."""
-    masked = OfResponses(lambda x_S: (x_S < low) | (x_S > high), values)
-    above, below = (
-        OfResponses(lambda x_S: x_S > high, values),
-        OfResponses(lambda x_S: x_S < low, values),
-    )
+    """What SkyRL logs of a correction: the shares of responses that it drops above a threshold,
+    below one, and in all.
+    """
     share = f"share of y with {symbol}"
-    for part, formula, measured in (
-        ("masked", f"{share} outside [{low:g}, {high:g}]", masked),
-        ("over_high", f"{share} > {high:g}", above),
-        ("under_low", f"{share} < {low:g}", below),
+    for where, formula, flags in (
+        ("masked", f"outside [{low:g}, {high:g}]", lambda x_S: (x_S < low) | (x_S > high)),
+        ("over_high", f"> {high:g}", lambda x_S: x_S > high),
+        ("under_low", f"< {low:g}", lambda x_S: x_S < low),
     ):
-        key = f"policy/{name}_{part}_ratio"
-        yield FrameworkMetric(key, ENGINE_GAP, formula, _CORRECTION, measured)
+        yield FrameworkMetric(
+            f"policy/{name}_{where}_ratio",
+            ENGINE_GAP,
+            f"{share} {formula}",
+            _CORRECTION,
+            OfResponses(flags, values),
+        )
 
 
 def _outlier_lines() -> Iterator[FrameworkMetric]:
-    """The responses with at least one token beyond a threshold."""
-    for part, formula, tokens in (
+    """What SkyRL logs of outliers: the shares of responses with at least one token beyond a
+    threshold.
+    """
+    for where, formula, tokens in (
         ("masked", "r outside [1e-4, 100]", ratio_outside(1e-4, 100.0)),
         ("over_high", "r > 100", ratio_above(100.0)),
         ("under_low", "r < 1e-4", ratio_below(1e-4)),
     ):
         yield FrameworkMetric(
-            f"policy/outlier_seq_{part}_ratio",
+            f"policy/outlier_seq_{where}_ratio",
             ENGINE_GAP,
             f"share of y with a token {formula}",
             _CORRECTION,
@@ -124,10 +123,10 @@ LINES = (
         _CORRECTION,
         weight(),
         word="importance ratio",
-        note=f"before truncation; {_HELD}",
+        note=f"before truncation; {_CLAMPED}",
     ),
     FrameworkMetric(
-        "policy/is_ratio_max", ENGINE_GAP, "max r", _CORRECTION, weight(), largest, note=_HELD
+        "policy/is_ratio_max", ENGINE_GAP, "max r", _CORRECTION, weight(), largest, note=_CLAMPED
     ),
     FrameworkMetric(
         "policy/is_ratio_std",
@@ -181,25 +180,25 @@ LINES = (
     ),
     *(
         FrameworkMetric(
-            f"policy/cispo/ratio_{part}",
+            f"policy/cispo/ratio_{statistic}",
             UPDATE,
             formula,
             _LOSS,
             measured,
             reduce,
-            word="importance ratio" if part == "mean" else "",
-            note=f"{_OF_CISPO}; {_CLAMPED}",
+            word=word,
+            note=_CISPO,
         )
-        for part, formula, measured, reduce in (
-            ("mean", "E r", weight(), mean),
-            ("clamped_mean", "E min(r, 5)", weight(5.0), mean),
-            ("max", "max r", weight(), largest),
-            ("min", "min r", weight(), least),
+        for statistic, formula, measured, reduce, word in (
+            ("mean", "E r", weight(), mean, "importance ratio"),
+            ("clamped_mean", "E min(r, 5)", weight(5.0), mean, ""),
+            ("max", "max r", weight(), largest, ""),
+            ("min", "min r", weight(), least, ""),
         )
     ),
     *(
-        FrameworkMetric(f"async/staleness_{part}", CURRENT, formula, _ASYNC, lacks=_STEPS)
-        for part, formula in (
+        FrameworkMetric(f"async/staleness_{statistic}", CURRENT, formula, _ASYNC, lacks=_STEPS)
+        for statistic, formula in (
             ("mean", "E steps since a prompt was sent"),
             ("max", "max steps since a prompt was sent"),
             ("min", "min steps since a prompt was sent"),

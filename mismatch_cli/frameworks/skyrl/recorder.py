@@ -6,8 +6,15 @@ from typing import Any
 
 from skyrl.train.utils.callbacks import TrainingCallback
 
-from mismatch_cli.frameworks.recording._responses import copied
+from mismatch_cli.frameworks.recording._responses import copy_to_host
 from mismatch_cli.frameworks.recording.recorder import Recorder, never_raises
+
+_FIELDS = {
+    "logp_rollout": "rollout_logprobs",
+    "logp_trainer": "action_log_probs",
+    "advantage": "advantages",
+    "loss_mask": "loss_mask",
+}
 
 
 class Recording(TrainingCallback):
@@ -17,20 +24,21 @@ class Recording(TrainingCallback):
 
     def __init__(self, folder: str, every: int = 1) -> None:
         self.recorder: Recorder | None = None
-        self._folder, self._every = folder, every
+        self._folder = folder
+        self._every = every
 
     @never_raises
     def on_step_end(self, trainer: Any, callback_input: Any, _: Any) -> None:
+        step = callback_input.global_step
         if self.recorder is None:
-            manifest, tokenizer = (
-                lambda: run_facts(trainer.cfg),
-                getattr(trainer, "tokenizer", None),
-            )
-            resumed = callback_input.global_step > 1  # steps count from 1
             self.recorder = Recorder(
-                self._folder, self._every, manifest=manifest, tokenizer=tokenizer, resume=resumed
+                self._folder,
+                self._every,
+                manifest=lambda: run_facts(trainer.cfg),
+                tokenizer=getattr(trainer, "tokenizer", None),
+                resume=step > 1,  # steps count from 1
             )
-        self.recorder.add_padded(step=callback_input.global_step, **columns(callback_input.batch))
+        self.recorder.add_padded(step=step, **columns(callback_input.batch))
 
     def on_train_end(self, *_: Any) -> None:
         if self.recorder is not None:
@@ -39,14 +47,11 @@ class Recording(TrainingCallback):
 
 def run_facts(cfg: Any) -> dict[str, Any]:
     """The run's facts from SkyRL's configuration."""
-    model, sampling = (
-        cfg.trainer.policy.model.path,
-        {"temperature": cfg.generator.sampling_params.temperature},
-    )
+    model = cfg.trainer.policy.model.path
     return {
         "rollout": {"model": model},
         "trainer": {"name": "SkyRL", "model": model},
-        "sampling": sampling,
+        "sampling": {"temperature": cfg.generator.sampling_params.temperature},
     }
 
 
@@ -54,28 +59,22 @@ def columns(batch: Any) -> dict[str, Any]:
     """A SkyRL batch for `add_padded`: everything is left-padded, and response columns to the
     responses' width.
     """
-    real = len(batch["sequences"]) - (getattr(batch, "metadata", None) or {}).get(
-        "pad_size", 0
-    )  # without padding rows, which copy a response
-    ids, prompt, response = (
-        copied(batch[name][:real]) for name in ("sequences", "attention_mask", "response_mask")
-    )
-    prompt[:, (width := ids.shape[1] - response.shape[1]) :] *= response == 0
-    names = {
-        "logp_rollout": "rollout_logprobs",
-        "logp_trainer": "action_log_probs",
-        "advantage": "advantages",
+    # The last rows fill the batch up with copies of a response.
+    metadata = getattr(batch, "metadata", None) or {}
+    real = len(batch["sequences"]) - metadata.get("pad_size", 0)
+    ids_ST = copy_to_host(batch["sequences"][:real])
+    prompt_ST = copy_to_host(batch["attention_mask"][:real])
+    response_mask = copy_to_host(batch["response_mask"][:real])
+    # The attention mask covers the whole sequence, at whose end the response is.
+    width = ids_ST.shape[1] - response_mask.shape[1]
+    prompt_ST[:, width:] *= response_mask == 0
+    matrices = {
+        "prompt_ids": ids_ST,
+        "prompt_mask": prompt_ST,
+        "response_ids": ids_ST[:, width:],
+        "response_mask": response_mask,
     }
-    present = {
-        ours: name
-        for ours, name in (names | {"loss_mask": "loss_mask"}).items()
-        if batch.get(name) is not None
-    }
-    found = {ours: batch[name][:real] for ours, name in present.items()}
-    return dict(
-        prompt_ids=ids,
-        prompt_mask=prompt,
-        response_ids=ids[:, width:],
-        response_mask=response,
-        **found,
-    )
+    for column, theirs in _FIELDS.items():
+        if batch.get(theirs) is not None:
+            matrices[column] = batch[theirs][:real]
+    return matrices

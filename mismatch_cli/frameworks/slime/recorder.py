@@ -7,10 +7,14 @@ from typing import Any
 
 from mismatch_cli.frameworks.recording.recorder import Recorder, never_raises
 
-_FIELDS = {"logp_rollout": "rollout_log_probs", "logp_trainer": "log_probs",
-           "advantage": "advantages",
-           "loss_mask": "loss_masks", "reward": "local_raw_reward",
-           "sample_index": "sample_indices"}  # fmt: skip
+_FIELDS = {
+    "logp_rollout": "rollout_log_probs",
+    "logp_trainer": "log_probs",
+    "advantage": "advantages",
+    "loss_mask": "loss_masks",
+    "reward": "local_raw_reward",
+    "sample_index": "sample_indices",
+}
 _RECORDERS: dict[int, Recorder] = {}  # by rank; this process is one
 
 
@@ -23,36 +27,41 @@ def record(
     """
     from megatron.core import mpu
 
+    # Ranks of a tensor-parallel group hold the same responses: the first one records them.
     if not mpu.is_pipeline_last_stage() or mpu.get_tensor_model_parallel_rank():
         return
-    rank, data = mpu.get_data_parallel_rank(with_context_parallel=True), rollout_data or {}
+    rank = mpu.get_data_parallel_rank(with_context_parallel=True)
+    data = rollout_data or {}
     if "tokens" not in data:
         raise ValueError("this hook got no data: use --dump-details instead, and import the dump")
     if rank not in _RECORDERS:
-        folder = os.environ.get("MISMATCH_RECORD", "recorded")
         _RECORDERS[rank] = Recorder(
-            folder, rank=rank, manifest=lambda: run_facts(args), resume=bool(rollout_id)
+            os.environ.get("MISMATCH_RECORD", "recorded"),
+            rank=rank,
+            manifest=lambda: run_facts(args),
+            resume=bool(rollout_id),
         )
+    present = {ours: data[name] for ours, name in _FIELDS.items() if data.get(name) is not None}
     for number, tokens in enumerate(data["tokens"]):
         length = data["response_lengths"][number]
-        row = {
-            ours: data[name][number] for ours, name in _FIELDS.items() if data.get(name) is not None
-        }
-        ended = "length" if data["truncated"][number] else "stop"
-        ids = {"prompt_ids": tokens[:-length], "response_ids": tokens[-length:]}
-        _RECORDERS[rank].add(step=rollout_id, finish_reason=ended, **ids, **row)
+        _RECORDERS[rank].add(
+            step=rollout_id,
+            finish_reason="length" if data["truncated"][number] else "stop",
+            prompt_ids=tokens[:-length],
+            response_ids=tokens[-length:],
+            **{ours: values[number] for ours, values in present.items()},
+        )
 
 
 def run_facts(args: Any) -> dict[str, Any]:
     """The run's facts from slime's flags."""
-    model, sampling = (
-        args.hf_checkpoint,
-        {"temperature": args.rollout_temperature, "top_p": args.rollout_top_p},
-    )
-    dtype = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32"
-    trainer = {"name": "Megatron", "model": model, "dtype": dtype}
+    dtype = "float32"
+    if args.bf16:
+        dtype = "bfloat16"
+    elif args.fp16:
+        dtype = "float16"
     return {
-        "rollout": {"engine": "sglang", "model": model},
-        "trainer": trainer,
-        "sampling": sampling,
+        "rollout": {"engine": "sglang", "model": args.hf_checkpoint},
+        "trainer": {"name": "Megatron", "model": args.hf_checkpoint, "dtype": dtype},
+        "sampling": {"temperature": args.rollout_temperature, "top_p": args.rollout_top_p},
     }

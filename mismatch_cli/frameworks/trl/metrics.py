@@ -37,7 +37,8 @@ WHEN = (
     "vespo/phi_seq_mean with vespo."
 )
 _FILE = "trl/trainer/grpo_trainer.py"
-_CAP, _LEAST = 3.0, log(1e-8)
+_CAP = 3.0
+_LEAST = log(1e-8)  # vespo's lower clamp of log ratios
 _RATIO = masked_product(_CAP)
 _MASKED = "w; w = exp(Σd), 0 above 3"
 _VESPO = TABLE["vespo"].weight[0].parameters
@@ -51,12 +52,15 @@ def _vespo_log_ratio(gaps: TokenGaps) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         update_N = np.clip(gaps.logp_N - recomputed_N, -BOUND, BOUND)
         gap_N = np.clip(recomputed_N - gaps.logq_N, _LEAST, log(_CAP))
+    # NaN is the difference of two infinities: such a token has no ratio, and counts as unmoved.
     log_S = gaps.responses.sum(np.nan_to_num(update_N) + np.nan_to_num(gap_N))
     return np.clip(log_S, _LEAST, BOUND)
 
 
 def _vespo_weight(gaps: TokenGaps) -> np.ndarray:
-    """φ of each response; 1 without a trained token."""
+    """φ(w) = e^λ w^k e^(−λw) of each response, here exp(k log w − λ (w − 1)); 1 without a trained
+    token.
+    """
     log_S = _vespo_log_ratio(gaps)
     rises_S = Tokens(advantages, logs=False).response_means(gaps) >= 0
     k_S = np.where(rises_S, _VESPO["k_pos"], _VESPO["k_neg"])

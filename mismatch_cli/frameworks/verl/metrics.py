@@ -5,6 +5,7 @@ itself.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from math import inf, log
 
 import numpy as np
@@ -56,12 +57,15 @@ _LOSS = "verl/trainer/ppo/core_algos.py"
 _CAP = 2.0
 _BOUND = "log r, and Σ log r of a response, clamped to ±20"
 _TIS = "w = min(r, 2), log r clamped to ±20"
-_IS, _RS = "rollout_corr/rollout_is_", "rollout_corr/rollout_rs_"
-_HELD = "log r clamped to ±20"
+_IS = "rollout_corr/rollout_is_"
+_RS = "rollout_corr/rollout_rs_"
+_CLAMPED = "log r clamped to ±20"
 
 
 def _weight_lines() -> Iterator[FrameworkMetric]:
-    """rollout_is_seq_*: a response without a trained token enters with weight 0."""
+    """What verl logs as rollout_is_seq_*: a response without a trained token enters with weight
+    0.
+    """
 
     def line(
         name: str, formula: str, measured: Quantity, reduce: Reduce = mean, note: str = _TIS
@@ -70,7 +74,8 @@ def _weight_lines() -> Iterator[FrameworkMetric]:
             f"{_IS}seq_{name}", ENGINE_GAP, formula, _CORR, measured, reduce, note=note
         )
 
-    means, raw = ResponseMeans(weight(_CAP)), ResponseMeans(weight())
+    means = ResponseMeans(weight(_CAP))
+    raw = ResponseMeans(weight())
     yield line("mean", "E_y mean w", means)
     yield line("std", "standard deviation of mean w, ÷ (n − 1)", means, sample_sd_or_0)
     yield line("max", "max_y mean w", means, largest)
@@ -85,13 +90,28 @@ def _weight_lines() -> Iterator[FrameworkMetric]:
         "fraction_high",
         "share of y with mean r > 2",
         OfResponses(lambda r_S: r_S > _CAP, raw),
-        note=f"before truncation; {_HELD}",
+        note=f"before truncation; {_CLAMPED}",
     )
     yield line(
         "fraction_low",
         "share of y with mean r < 1/2",
         OfResponses(lambda r_S: r_S < 1 / _CAP, raw),
-        note=f"before truncation; {_HELD}; includes fully masked responses",
+        note=f"before truncation; {_CLAMPED}; includes fully masked responses",
+    )
+
+
+def _rejection_line(
+    option: str, note: str, name: str, formula: str, measured: Quantity, reduce: Reduce = mean
+) -> FrameworkMetric:
+    return FrameworkMetric(
+        f"{_RS}{option}_{name}",
+        ENGINE_GAP,
+        formula,
+        _CORR,
+        measured,
+        reduce,
+        note=note,
+        topic="rollout_rs",
     )
 
 
@@ -101,30 +121,16 @@ def _rejection_lines(
     """What verl logs for one option: k is its statistic of a response, which is rejected outside
     [low, high].
     """
-    note = f"k = {k}, at each token of its response; {note}"
-
-    def line(name: str, formula: str, measured: Quantity, reduce: Reduce = mean) -> FrameworkMetric:
-        return FrameworkMetric(
-            f"{_RS}{option}_{name}",
-            ENGINE_GAP,
-            formula,
-            _CORR,
-            measured,
-            reduce,
-            note=note,
-            topic="rollout_rs",
-        )
-
-    above, below = (
-        OfResponses(lambda k_S: k_S > high, values),
-        OfResponses(lambda k_S: k_S < low, values),
-    )
+    line = partial(_rejection_line, option, f"k = {k}, at each token of its response; {note}")
+    above = OfResponses(lambda k_S: k_S > high, values)
+    below = OfResponses(lambda k_S: k_S < low, values)
     rejected = OfResponses(lambda k_S: (k_S > high) | (k_S < low), values)
     clamped = AtTokens(OfResponses(lambda k_S: np.clip(k_S, low, high), values))
     yield line("mean", "E k", AtTokens(values))
     yield line("std", "√(E k² − (E k)²), k clamped to its thresholds", clamped, population_sd)
     yield line("masked_fraction", "share of tokens in rejected responses", AtTokens(rejected))
     yield line("seq_masked_fraction", "share of rejected responses", rejected)
+    # verl logs these under both names, although each is over responses.
     for prefix in ("", "seq_"):
         yield line(f"{prefix}max", "max_y k", values, largest)
         yield line(f"{prefix}min", "min_y k", values, least)
@@ -252,7 +258,7 @@ LINES = (
         note="rollout_is_threshold 0.5_5.0, as in decoupled_token_icepop",
     ),
     *_rejection_lines(
-        "seq_sum_k1", "Σ(−d)", _SUM_K1, log(0.5), log(2), f"as in decoupled_seq_is_rs; {_HELD}"
+        "seq_sum_k1", "Σ(−d)", _SUM_K1, log(0.5), log(2), f"as in decoupled_seq_is_rs; {_CLAMPED}"
     ),
     *_rejection_lines(
         "seq_mean_k1",
@@ -260,7 +266,7 @@ LINES = (
         _MEAN_K1,
         log(0.999),
         log(1.001),
-        f"as in decoupled_geo_rs; {_HELD}",
+        f"as in decoupled_geo_rs; {_CLAMPED}",
     ),
     FrameworkMetric(
         f"{_RS}masked_fraction",
@@ -281,7 +287,12 @@ LINES = (
         topic="rollout_rs",
     ),
     *_rejection_lines(
-        "seq_mean_k3", "mean (r − 1 − d)", _MEAN_K3, -inf, 0.01, f"as in decoupled_k3_rs; {_HELD}"
+        "seq_mean_k3",
+        "mean (r − 1 − d)",
+        _MEAN_K3,
+        -inf,
+        0.01,
+        f"as in decoupled_k3_rs; {_CLAMPED}",
     ),
     FrameworkMetric(
         "actor/ppo_kl",

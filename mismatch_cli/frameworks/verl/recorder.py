@@ -10,10 +10,15 @@ from verl.trainer.ppo.v1 import trainer_base
 
 from mismatch_cli.frameworks.recording.recorder import Recorder, after
 
-_FIELDS = {"prompt_ids": "prompts", "response_ids": "responses", "loss_mask": "loss_mask",
-           "reward": "rm_scores",
-           "logp_rollout": "rollout_log_probs", "logp_trainer": "old_log_probs",
-           "advantage": "advantages"}  # fmt: skip
+_FIELDS = {
+    "prompt_ids": "prompts",
+    "response_ids": "responses",
+    "loss_mask": "loss_mask",
+    "reward": "rm_scores",
+    "logp_rollout": "rollout_log_probs",
+    "logp_trainer": "old_log_probs",
+    "advantage": "advantages",
+}
 
 
 class Recorded:
@@ -23,40 +28,38 @@ class Recorded:
 
     @cached_property
     def _recorder(self: Any) -> Recorder:
-        folder, sides = (
+        config = self.config.actor_rollout_ref
+        return Recorder(
             f"{self.config.trainer.default_local_dir}/recorded",
-            self.config.actor_rollout_ref,
+            manifest=lambda: run_facts(config),
+            tokenizer=getattr(self, "tokenizer", None),
+            resume=self.global_steps > 1,  # steps count from 1
         )
-        facts, tokenizer, first = (
-            lambda: run_facts(sides),
-            getattr(self, "tokenizer", None),
-            self.global_steps <= 1,
-        )
-        # Steps count from 1
-        return Recorder(folder, manifest=facts, tokenizer=tokenizer, resume=not first)
 
     def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
-        return after(super()._compute_advantage, lambda _: self._keep(batch))(batch, metrics)  # type: ignore[misc]
+        compute = super()._compute_advantage  # type: ignore[misc]
+        return after(compute, lambda _: self._keep(batch))(batch, metrics)
 
     def _keep(self: Any, batch: Any) -> None:
-        bypassed = (self.config.algorithm.get("rollout_correction") or {}).get(
-            "bypass_mode"
-        ) and "old_log_probs"
         data = transfer_queue.kv_batch_get(batch.keys, batch.partition_id, [*_FIELDS.values()])
-        found = {
-            ours: data[name].unbind()
-            for ours, name in _FIELDS.items()
-            if name in data.keys() - {bypassed}
+        # In bypass mode `old_log_probs` are the rollout's own: the trainer's were not computed.
+        correction = self.config.algorithm.get("rollout_correction") or {}
+        bypassed = {"old_log_probs"} if correction.get("bypass_mode") else set()
+        measured = data.keys() - bypassed
+        columns = {
+            ours: data[theirs].unbind() for ours, theirs in _FIELDS.items() if theirs in measured
         }
-        found["reward"] = [scores.sum() for scores in found["reward"]]
-        for tag, *row in zip(batch.tags, *found.values(), strict=True):
-            if not tag.get("is_padding"):
-                named = dict(zip(found, row, strict=True)) | {
-                    "version_rollout": tag.get("min_global_steps")
-                }
-                self._recorder.add(
-                    step=self.global_steps, version_trainer=self.global_steps - 1, **named
-                )
+        # verl scores tokens; the reward of a response is their sum.
+        columns["reward"] = [scores.sum() for scores in columns["reward"]]
+        for tag, *values in zip(batch.tags, *columns.values(), strict=True):
+            if tag.get("is_padding"):
+                continue
+            self._recorder.add(
+                step=self.global_steps,
+                version_trainer=self.global_steps - 1,
+                **dict(zip(columns, values, strict=True)),
+                version_rollout=tag.get("min_global_steps"),
+            )
 
     def on_train_end(self: Any) -> None:
         super().on_train_end()  # type: ignore[misc]
@@ -65,12 +68,16 @@ class Recorded:
 
 def run_facts(config: Any) -> dict[str, Any]:
     """The run's facts from verl's configuration."""
-    rollout, trainer = config.rollout, {"name": "verl", "model": config.model.path}
-    engine = {"engine": rollout.name, "model": config.model.path, "dtype": rollout.dtype}
-    return {"rollout": engine, "trainer": trainer, "sampling": {"temperature": rollout.temperature}}
+    rollout = config.rollout
+    model = config.model.path
+    return {
+        "rollout": {"engine": rollout.name, "model": model, "dtype": rollout.dtype},
+        "trainer": {"name": "verl", "model": model},
+        "sampling": {"temperature": rollout.temperature},
+    }
 
 
+# The registry grows in this loop, which therefore goes through a copy.
 for mode, trainer in [*trainer_base.TRAINER_REGISTRY.items()]:
-    trainer_base.register_trainer(f"{mode}_recorded")(
-        type(f"Recorded{trainer.__name__}", (Recorded, trainer), {})
-    )
+    recorded_trainer = type(f"Recorded{trainer.__name__}", (Recorded, trainer), {})
+    trainer_base.register_trainer(f"{mode}_recorded")(recorded_trainer)
