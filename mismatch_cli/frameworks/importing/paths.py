@@ -83,7 +83,7 @@ def _below(path: str, value: Any) -> Iterator[str]:
     """The paths to what a value holds, through its objects and its lists of objects."""
     if path.count(".") >= _DEEPEST:
         return
-    first = value[0] if isinstance(value, list) and value else None
+    first: Any = value[0] if isinstance(value, list) and value else None
     inside: dict[str, Any] = {}
     if isinstance(value, Mapping):
         inside = {name: inner for name, inner in value.items() if _is_part(name)}

@@ -281,7 +281,7 @@ class Completer:
             # Most tables end here: counting the odd values by kind takes a pass for each kind.
             if not (recorded_N & ~ordinary_N).any():
                 continue
-            missing = np.count_nonzero(~recorded_N)
+            missing = int(np.count_nonzero(~recorded_N))
             nulls = columns.get(NOTE + _NULLS.format(side=side))
             if nulls is not None:
                 missing += pc.sum(nulls).as_py()

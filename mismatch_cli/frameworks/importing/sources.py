@@ -36,11 +36,11 @@ from mismatch_cli.frameworks.importing.paths import column_at, roots, with_paths
 from mismatch_cli.frameworks.importing.torch_file import NeedsItsFramework
 from mismatch_cli.trace import foreign_values
 
-# Enough to tell what a file holds
+_READ_BYTES = 2**20
+# So many lines, bytes of lines, and values of Parquet are enough to tell what a file holds
 _FIRST_LINES = 64
 _FIRST_BYTES = 2**24
 _FIRST_VALUES = 2**20
-_READ_BYTES = 2**20
 TOKENS_PER_BLOCK = 2**19  # read at a time; of Parquet, whatever its row groups
 _BYTES_PER_BLOCK = 2**27  # of Parquet with longer columns
 BLOCK_BYTES = 2**24  # of JSONL
@@ -223,7 +223,7 @@ def first_rows(source: DumpFile) -> list[dict[str, Any]]:
 def open_parquet(source: DumpFile) -> pq.ParquetFile:
     """Open a Parquet file; a `MismatchError` that names it where it cannot be read."""
     try:
-        # Arrow would otherwise map the file, whose pages count as memory of this process.
+        # Not mapped: the pages of a large file would count as memory of this process.
         return pq.ParquetFile(source.path, buffer_size=_READ_BYTES)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise unreadable(source.path, error, _ELSE, "is broken or truncated ({})") from error

@@ -32,7 +32,7 @@ def load(path: Path) -> Any:
     else:
         _refuse_truncated(path)
     # torch calls a function by the name in the pickle: ours take the place of numpy's.
-    stand_ins = [(kind, name) for name, kind in pickled_numpy.NAMES.items()]
+    stand_ins: list[Any] = [(kind, name) for name, kind in pickled_numpy.NAMES.items()]
     try:
         with torch.serialization.safe_globals(stand_ins):
             # Only an archive can be mapped into memory; for others torch's default holds.

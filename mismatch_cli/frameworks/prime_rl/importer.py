@@ -130,7 +130,7 @@ def _with_rl_weight(columns: dict[str, pa.Array]) -> tuple[pa.Array, np.ndarray]
     row.
     """
     mask = columns["loss_mask"]
-    rl, kl = map(columns.get, _WEIGHTS)
+    rl, kl = (columns[name] for name in _WEIGHTS)
     lengths_S = _lists.lengths_of(mask)
     are_aligned = all(np.array_equal(_lists.lengths_of(each), lengths_S) for each in (rl, kl))
     # Without weights, every token of the mask counts.
