@@ -303,7 +303,7 @@ def _recognise(request: Import, files: list[DumpFile], tally: Tally) -> tuple[st
     if unknown:
         tally.leave_out("files of another layout", len(unknown), unknown[0].name)
     module = registry.load(IMPORTERS, name, "format")
-    # A file that the user names is read; of a folder, the importer knows what is there twice.
+    # A file that the user names is read; in a folder, the importer knows which repeat others.
     if hasattr(module, "choose") and any(map(Path.is_dir, request.paths)):
         sources = module.choose(sources, tally)
     chosen = set(sources)

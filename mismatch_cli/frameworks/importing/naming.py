@@ -104,7 +104,7 @@ def _visible_names(rows: Iterable[Row]) -> list[str]:
 
 
 def _misfit(ours: str, its: str, value: Any, where: str) -> MismatchError:
-    """The error for a column whose value is of another kind than ours."""
+    """The error for a column whose value is not of our kind."""
     kind, _ = _kind(ours)
     advice = ""
     if isinstance(value, str) and ours in REQUIRED:

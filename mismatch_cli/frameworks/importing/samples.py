@@ -187,7 +187,7 @@ def _mask(columns: dict[str, pa.Array], samples: list[Sample]) -> None:
     mask = _lists.from_flat(np.ones(int(lengths_S.sum()), dtype=bool), lengths_S)
     if "loss_mask" in columns:
         mask = pc.coalesce(columns["loss_mask"], mask)
-    # A recorded mask may have another length than its response, which is refused later.
+    # A recorded mask may not be as long as its response, which is refused later.
     lengths_S = _lists.lengths_of(mask)
     trained_T = _lists.flat(mask) & np.repeat(~removed_S, lengths_S)
     columns["loss_mask"] = _lists.from_flat(trained_T, lengths_S)

@@ -312,7 +312,7 @@ def jsonl_tables(
 
     `kinds` holds the types of the values, or is a function that derives them from a record.
     """
-    to_tables = _Lines(source.name, kinds, tally)
+    rows = _JsonRows(source.name, kinds, tally)
     block: list[pa.Table] = []
     size = batch_size = 0
     for number, line in enumerate(lines_of(source.path, source.span), 1):
@@ -320,12 +320,12 @@ def jsonl_tables(
         record = _record(line, f"{source.name}, line {number}", tally)
         if record is None:
             continue
-        to_tables.add(number, _under_our_names(record, source))
+        rows.add(number, _under_our_names(record, source))
         if batch_size < _BATCH_BYTES:
             continue
         # Python objects of a batch become arrays while they are in the processor's cache.
         # A block joins many of them, since an importer's work has a price per table.
-        block += to_tables.convert()
+        block += rows.convert()
         size += batch_size
         batch_size = 0
         if size >= BLOCK_BYTES:
@@ -333,7 +333,7 @@ def jsonl_tables(
             advance(size)
             block = []
             size = 0
-    yield from _joined([*block, *to_tables.convert()])
+    yield from _joined([*block, *rows.convert()])
     advance(size + batch_size)
 
 
@@ -406,7 +406,7 @@ def _parsed(line: bytes) -> Any:
         return parse_json(line.rstrip(b"\r\n"))
 
 
-class _Lines:
+class _JsonRows:
     """Collects the records of a file, and converts them to tables of the types that they show."""
 
     def __init__(self, file: str, kinds: pa.Schema | SchemaFor, tally: Tally) -> None:

@@ -86,8 +86,10 @@ def _losses_and_others(sources: Sequence[DumpFile]) -> tuple[list[DumpFile], lis
     losses: list[DumpFile] = []
     others: list[DumpFile] = []
     for source in sources:
-        is_loss = re.fullmatch(r"rank_\d+_call_\d+\.pt", source.path.name)
-        (losses if is_loss else others).append(source)
+        if re.fullmatch(r"rank_\d+_call_\d+\.pt", source.path.name):
+            losses.append(source)
+        else:
+            others.append(source)
     return losses, others
 
 
