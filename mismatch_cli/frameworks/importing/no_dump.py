@@ -25,6 +25,7 @@ def metrics(rows: Sequence[Row]) -> str:
     numbers: dict[str, float] = {}
     for row in rows:
         for name, value in row.items():
+            # Metrics are numbers and texts: anything with a list may hold tokens.
             if isinstance(value, list | dict):
                 return ""
             if is_number(value):

@@ -49,6 +49,7 @@ class Tally:
             if where and detail is not None and dropped_S.any():
                 place += detail(reason, int(dropped_S.argmax()))
             self.leave_out(reason, int(dropped_S.sum()), place)
+            # Later reasons count only the rows that are left: the counts add up to the rows.
             keep_S &= ~failed_S
         return keep_S
 

@@ -93,6 +93,7 @@ def _below(path: str, value: Any) -> Iterator[str]:
         for number, entry in enumerate(first):
             inside[f"{EACH}.{number}"] = entry
     else:
+        # A list of numbers or texts is a value; so is an empty one, which shows no more.
         yield path
     for part, inner in inside.items():
         yield from _below(f"{path}.{part}", inner)

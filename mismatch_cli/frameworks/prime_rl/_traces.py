@@ -9,6 +9,7 @@ names a trace and a branch, and has a value for each token of the sequence, null
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter
@@ -56,6 +57,18 @@ _LIMITS = frozenset(
 Record = dict[str, Any]
 
 
+_FLOATS = pa.list_(pa.float64())
+_OF_ROWS = ("reward", "step", "finish_reason")
+
+
+class _TraceFacts(NamedTuple):
+    """What is recorded of a trace: its episode, itself, and what other producers say of it."""
+
+    episode: Record
+    trace: Record
+    annotations: Sequence[Record] = ()
+
+
 class _Sequence(NamedTuple):
     """A branch, with a value for each of its tokens; None where a column was not recorded."""
 
@@ -65,10 +78,6 @@ class _Sequence(NamedTuple):
     reward: float | None
     step: int
     finish_reason: str | None
-
-
-_FLOATS = pa.list_(pa.float64())
-_OF_ROWS = ("reward", "step", "finish_reason")
 
 
 def is_of_traces(keys: frozenset[str]) -> bool:
@@ -156,30 +165,32 @@ class _Join:
         if update.get("version", _VERSION) > _VERSION:
             raise MismatchError(
                 f"{where} has version {update['version']}; this mismatch-cli reads {_VERSION}. "
-                "Upgrade it."
+                "Upgrade with: pip install --upgrade mismatch-cli"
             )
         facts = self._facts(update["trace_id"])
-        if not facts:
+        if facts is None:
             tally.leave_out(NO_EPISODE, len(update["branches"]), where)
             return []
-        others = list(chain.from_iterable(map(itemgetter("branches"), facts[2:])))
+        others: dict[int, list[Record]] = defaultdict(list)
+        for branch in chain.from_iterable(map(itemgetter("branches"), facts.annotations)):
+            others[branch["index"]].append(branch)
         sequences: list[_Sequence] = []
         for branch in update["branches"]:
             index = branch["index"]
             # The update itself comes last: of a column that several have, its own counts.
-            streams = [*(each for each in others if each["index"] == index), branch]
+            streams = [*others[index], branch]
             _append(sequences, _sequence(facts, index, streams), tally, where)
         return sequences
 
-    def _facts(self, name: str) -> list[Record]:
-        """The episode, its trace of this name, and what others say of it; empty without it."""
+    def _facts(self, name: str) -> _TraceFacts | None:
+        """What is recorded of the trace of this name; None without its episode."""
         episodes = self._episodes.records(name)
         every_trace = chain.from_iterable(map(_traces, episodes))
         traces = [trace for trace in every_trace if trace["id"] == name]
         if not traces:
-            return []
-        later = chain.from_iterable(stream.records(name) for stream in self._others)
-        return [episodes[-1], traces[-1], *later]
+            return None
+        annotations = chain.from_iterable(stream.records(name) for stream in self._others)
+        return _TraceFacts(episodes[-1], traces[-1], list(annotations))
 
 
 class _Stream:
@@ -264,7 +275,7 @@ def _sequences_of_episode(record: Record, tally: Tally, where: str) -> list[_Seq
     sequences: list[_Sequence] = []
     for trace in _traces(record):
         for index in range(len(_branches(trace["nodes"]))):
-            _append(sequences, _sequence([record, trace], index, []), tally, where)
+            _append(sequences, _sequence(_TraceFacts(record, trace), index, []), tally, where)
     return sequences
 
 
@@ -292,12 +303,12 @@ def _work(record: Record) -> Record:
 
 
 def _sequence(
-    facts: Sequence[Record], index: int, streams: Sequence[Mapping[str, Any]]
+    facts: _TraceFacts, index: int, streams: Sequence[Mapping[str, Any]]
 ) -> _Sequence | None:
-    """A branch of a trace (the second of the facts, after its episode) with streams over its
-    tokens, of which the last one that has a column counts; None without a token in the loss.
+    """A branch of a trace with streams over its tokens, of which the last one that has a column
+    counts; None without a token in the loss.
     """
-    trace = facts[1]
+    trace = facts.trace
     nodes = _branches(trace["nodes"])[index]
     of_tokens = {ours: _spread(nodes, its) for ours, its in _STREAMS.items()}
     for stream in streams:
@@ -356,12 +367,13 @@ def _reward(trace: Record) -> float | None:
     return sum(reward["score"] * reward.get("weight", 1.0) for reward in rewards)
 
 
-def _step(facts: Sequence[Record]) -> int:
+def _step(facts: _TraceFacts) -> int:
     """The step that trained a trace, else that it arrived at, else that it was sampled for."""
     info: Record = {}
-    for record in facts[1:]:
+    for record in (facts.trace, *facts.annotations):
         info |= record.get("info") or {}
-    for stage in (info.get("ship"), info.get("arrival"), info.get("dispatch"), _work(facts[0])):
+    stages = (info.get("ship"), info.get("arrival"), info.get("dispatch"), _work(facts.episode))
+    for stage in stages:
         if stage and "step" in stage:
             return int(stage["step"])
     return 0

@@ -114,7 +114,8 @@ def _block(table: pa.Table, tally: Tally, where: str) -> pa.Table:
     newest = pc.max(table.column("schema_version")).as_py() or _VERSION
     if newest > _VERSION:
         raise MismatchError(
-            f"{where} has schema_version {newest}; this mismatch-cli reads {_VERSION}. Upgrade it."
+            f"{where} has schema_version {newest}; this mismatch-cli reads {_VERSION}. Upgrade "
+            "with: pip install --upgrade mismatch-cli"
         )
     columns = _lists.columns_of(table)
     mask, unseen_S = _with_rl_weight(columns)
