@@ -96,7 +96,7 @@ def ends_of(mask_T: np.ndarray, total_S: np.ndarray) -> tuple[np.ndarray, np.nda
     low_S = np.searchsorted(true_N, offset_S1[:-1])
     high_S = np.searchsorted(true_N, offset_S1[1:])
     any_S = high_S > low_S
-    # Behind the last true position, `low` of a row without any would point outside.
+    # `low` of a row behind the last true position is the end: one more entry keeps it inside.
     padded = np.append(true_N, 0)
     first_S = np.where(any_S, padded[low_S] - offset_S1[:-1], -1)
     last_S = np.where(any_S, padded[high_S - 1] - offset_S1[:-1], -1)
