@@ -158,9 +158,9 @@ def _named(columns: list[str] | None, format: str | None) -> dict[str, str]:
             f"--columns is for files of another layout, --format {format} for its own: leave out "
             "one."
         )
-    from mismatch_cli.frameworks.importing.naming import named
+    from mismatch_cli.frameworks.importing.naming import parse_columns
 
-    return named(",".join(columns))
+    return parse_columns(",".join(columns))
 
 
 def _check_places(

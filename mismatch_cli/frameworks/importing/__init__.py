@@ -25,13 +25,10 @@ def files_at(path: Path) -> tuple[list[Path], Path]:
     if path.is_file():
         return [path], path.parent
     if path.is_dir():
-        found = [path, *path.rglob("*")]  # which passes over folders that may not be read
-        if closed := [p for p in found if p.is_dir() and not os.access(p, os.R_OK | os.X_OK)]:
-            raise denied(closed[0])
-        return [
-            p for p in found if p.is_file() and not any(map(UNFINISHED.fullmatch, p.parts))
-        ], path
-    if files := [p for p in path.parent.glob(f"{glob.escape(path.name)}*") if p.is_file()]:
+        return _files_below(path), path
+    with_prefix = path.parent.glob(f"{glob.escape(path.name)}*")
+    files = [file for file in with_prefix if file.is_file()]
+    if files:
         return files, path.parent
     if is_store(path):
         raise MismatchError(
@@ -40,3 +37,17 @@ def files_at(path: Path) -> tuple[list[Path], Path]:
     raise MismatchError(
         f"{path} does not exist. Name a dump: a file, several, or the folder of a run."
     )
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """The finished files in a folder and its subfolders, all of which must be readable."""
+    files: list[Path] = []
+    for path in (folder, *folder.rglob("*")):
+        # `rglob` passes over a folder that may not be read without an error.
+        # Its files would be missing from the trace, and nobody would know.
+        if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
+            raise denied(path)
+        is_draft = any(map(UNFINISHED.fullmatch, path.parts))
+        if path.is_file() and not is_draft:
+            files.append(path)
+    return files

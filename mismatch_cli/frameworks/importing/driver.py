@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -24,13 +24,13 @@ from mismatch_cli.frameworks import IMPORTERS
 from mismatch_cli.frameworks.importing import no_dump
 from mismatch_cli.frameworks.importing.guess import (
     columns_in,
-    guessed,
+    guess_columns,
     log_probabilities,
     side_by_side,
 )
-from mismatch_cli.frameworks.importing.naming import OPEN, Row, check
+from mismatch_cli.frameworks.importing.naming import OPEN, Row, as_option, check_columns
 from mismatch_cli.frameworks.importing.omissions import Tally
-from mismatch_cli.frameworks.importing.other_files import other_file
+from mismatch_cli.frameworks.importing.other_files import OtherFile, other_file
 from mismatch_cli.frameworks.importing.rows import Completer
 from mismatch_cli.frameworks.importing.sources import (
     CUT_OFF,
@@ -45,8 +45,9 @@ from mismatch_cli.trace.manifest import library_versions, shard_entries, write_m
 from mismatch_cli.trace.recorder_notes import manifest_sections
 from mismatch_cli.trace.writer import shard_path, write_shard
 
-FACTS = ("title", "files", "enable", "pi", "holds", "shift", "padding", "averaging")
-_WRITERS, _LARGE = 2, 2**26  # threads, for dumps of at least so many bytes
+_FACTS = ("title", "pi", "holds", "shift", "padding", "averaging")  # in a manifest
+_WRITERS = 2  # threads that compress shards
+_LARGE = 2**26  # bytes of a dump from which on they are used
 _MEGABYTE = 2**20
 _SHARD_TOKENS, _SHARD_BYTES = 2**21, 2**27
 _REASONS_IN_ERROR, _KEYS_IN_ERROR = 3, 8
@@ -98,9 +99,11 @@ class FormatFacts:
 
 
 def facts(name: str) -> FormatFacts:
-    """What the module of a format says of it."""
+    """What the module of a format says of it; a `UsageError` for an unknown format."""
     module = registry.load(IMPORTERS, name, "format")
-    return FormatFacts(**{fact: getattr(module, fact.upper()) for fact in FACTS})
+    return FormatFacts(
+        **{fact.name: getattr(module, fact.name.upper()) for fact in fields(FormatFacts)}
+    )
 
 
 def import_dump(request: Import, folder: Path, progress: ImportProgress) -> dict[str, Any]:
@@ -109,64 +112,80 @@ def import_dump(request: Import, folder: Path, progress: ImportProgress) -> dict
     Raises `MismatchError`, with the reason, where nothing can be imported. After an exception there
     is no manifest, and so no trace.
     """
-    files = find(request.paths)
-    if request.spans is not None:
-        files = [
-            replace(file, span=request.spans[file.path])
-            for file in files
-            if file.path in request.spans
-        ]
+    files = _files_to_read(request)
     with bounded(request.paths[0], _bytes(files)):
         tally = Tally()
-        name, sources = _recognised(request, files, tally)
+        name, sources = _recognise(request, files, tally)
         module = registry.load(IMPORTERS, name, "format")
-        newer = (
-            request.newer_trainer if request.newer_trainer is not None else module.PI == "trainer"
-        )
-        completer = Completer(
-            tally,
-            newer_trainer=newer,
-            vocabulary=request.vocabulary,
-            needs_ids=getattr(module, "NEEDS_IDS", True),
-        )
-        progress.say(
-            f"Importing {len(sources)} {'file' if len(sources) == 1 else 'files'}: {module.TITLE}"
-        )
+        completer = _completer(module, request, tally)
+        noun = "file" if len(sources) == 1 else "files"
+        progress.say(f"Importing {len(sources)} {noun}: {module.TITLE}")
         size = _bytes(sources)
         with progress.counting("Importing", max(1, size // _MEGABYTE), unit="MB") as advance:
-            shards = joined_shards(
-                _completed(module, sources, tally, _in_megabytes(advance, size), completer)
-            )
-            rows = _write(shards, folder, in_threads=size >= _LARGE)
+            in_megabytes = _in_megabytes(advance, size)
+            tables = _completed(module, sources, tally, in_megabytes, completer)
+            rows_by_shard = _write(joined_shards(tables), folder, in_threads=size >= _LARGE)
         if not completer.rows:
-            reasons = (
-                "; ".join(tally.left_out_lines()[:_REASONS_IN_ERROR]) or "it holds no response"
-            )
-            page = "schema" if name == "plain" else "formats"
-            dump = request.paths[0]
-            raise MismatchError(
-                f"No rows imported from {dump}: {reasons}. See mismatch-cli import --{page}"
-            )
+            raise _no_rows(request, name, tally)
         imported = _description(name, module, sources, tally, completer)
-        # A trainer that scored nothing is none
-        sides = {n: side for n, side in request.sides.items() if n == "rollout" or completer.scored}
-        whole = shard_entries(rows) | _cut_short(module, sources, tally)
-        facts = manifest_sections({**sides, "sampling": request.sampling})
-        write_manifest(folder, {"command": "import", "imported": imported, **whole, **facts})
+        manifest = {"command": "import", "imported": imported, **shard_entries(rows_by_shard)}
+        manifest |= _cut_short(module, sources, tally)
+        manifest |= _stated_sections(request, has_trainer=completer.scored > 0)
+        write_manifest(folder, manifest)
         return imported
+
+
+def _files_to_read(request: Import) -> list[DumpFile]:
+    """The files below the paths; where byte ranges are stated, only the files that have one."""
+    files = find(request.paths)
+    spans = request.spans
+    if spans is None:
+        return files
+    return [replace(file, span=spans[file.path]) for file in files if file.path in spans]
+
+
+def _completer(module: ModuleType, request: Import, tally: Tally) -> Completer:
+    newer_trainer = request.newer_trainer
+    if newer_trainer is None:
+        newer_trainer = module.PI == "trainer"
+    return Completer(
+        tally,
+        newer_trainer=newer_trainer,
+        vocabulary=request.vocabulary,
+        needs_ids=getattr(module, "NEEDS_IDS", True),
+    )
+
+
+def _no_rows(request: Import, name: str, tally: Tally) -> MismatchError:
+    """The error for a dump of which nothing is left, with the most frequent reasons."""
+    reasons = "; ".join(tally.left_out_lines()[:_REASONS_IN_ERROR]) or "it holds no response"
+    page = "schema" if name == "plain" else "formats"
+    return MismatchError(
+        f"No rows imported from {request.paths[0]}: {reasons}. See mismatch-cli import --{page}"
+    )
 
 
 def _cut_short(module: ModuleType, sources: list[DumpFile], tally: Tally) -> dict[str, str]:
     """The manifest's note on a dump that was still being written."""
+    signs: list[str] = []
     lines = tally.left_out.get(CUT_OFF, 0)
-    found = [counted(lines, CUT_OFF)] * bool(lines)
-    if hasattr(module, "unfinished") and (why := module.unfinished(sources)):
-        found.append(why)
-    return (
-        {"cut_short": f"the dump was still being written, or its run ended: {', '.join(found)}"}
-        if found
-        else {}
-    )
+    if lines:
+        signs.append(counted(lines, CUT_OFF))
+    unfinished = module.unfinished(sources) if hasattr(module, "unfinished") else ""
+    if unfinished:
+        signs.append(unfinished)
+    if not signs:
+        return {}
+    note = f"the dump was still being written, or its run ended: {', '.join(signs)}"
+    return {"cut_short": note}
+
+
+def _stated_sections(request: Import, *, has_trainer: bool) -> dict[str, Any]:
+    """The manifest's sections on what the user states; a trainer that scored nothing has none."""
+    sections = {**request.sides, "sampling": request.sampling}
+    if not has_trainer:
+        sections.pop("trainer", None)
+    return manifest_sections(sections)
 
 
 def _bytes(sources: Sequence[DumpFile]) -> int:
@@ -180,21 +199,22 @@ def _write(shards: Iterator[pa.Table], folder: Path, *, in_threads: bool) -> dic
     the GIL. But where memory runs out, C++ in another thread ends the process, and in this one it
     raises an error.
     """
-    rows: dict[str, int | None] = {}
+    rows_by_shard: dict[str, int | None] = {}
     writing: deque[Future[None]] = deque()
     with ThreadPoolExecutor(_WRITERS) as writer:
         for index, shard in enumerate(shards):
             path = shard_path(folder, index)
-            rows[path.name] = shard.num_rows
+            rows_by_shard[path.name] = shard.num_rows
             if not in_threads:
                 write_shard(path, shard)
                 continue
+            # Waiting for the oldest bounds the shards in memory, and raises its error.
             if len(writing) == _WRITERS:
                 writing.popleft().result()
             writing.append(writer.submit(write_shard, path, shard))
-        for written in writing:
-            written.result()
-    return rows
+        for future in writing:
+            future.result()
+    return rows_by_shard
 
 
 def _completed(
@@ -204,105 +224,145 @@ def _completed(
     advance: Callable[[int], None],
     completer: Completer,
 ) -> Iterator[pa.Table]:
-    given = _bytes(sources)
-    read = 0
+    """The usable rows of the dump; a `MismatchError` once its tables exceed their allowance."""
+    file_bytes = _bytes(sources)
+    table_bytes = 0
     for table, where in module.blocks(sources, tally, advance):
-        read += table.nbytes
-        if read > allowance(given):
-            raise too_large(where, given)
-        if table.num_rows and (rows := completer.complete(table, where)).num_rows:
-            yield rows
+        table_bytes += table.nbytes
+        if table_bytes > allowance(file_bytes):
+            raise too_large(where, file_bytes)
+        if not table.num_rows:
+            continue
+        usable = completer.complete(table, where)
+        if usable.num_rows:
+            yield usable
 
 
 def joined_shards(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
     """Join tables until they are worth a file, but never more than fits."""
-    gathered: list[pa.Table] = []
+    shard: list[pa.Table] = []
     tokens = size = 0
     for table in tables:
-        gathered.append(table)
+        shard.append(table)
         lists = table.column(length_column(table.column_names))
         tokens += pc.sum(pc.list_value_length(lists)).as_py()
         size += table.nbytes
         if tokens >= _SHARD_TOKENS or size >= _SHARD_BYTES:
-            yield pa.concat_tables(gathered, promote_options="default")
-            gathered, tokens, size = [], 0, 0
-    if gathered:
-        yield pa.concat_tables(gathered, promote_options="default")
+            yield pa.concat_tables(shard, promote_options="default")
+            shard = []
+            tokens = size = 0
+    if shard:
+        yield pa.concat_tables(shard, promote_options="default")
 
 
-def _importers() -> Iterator[ModuleType]:
-    return (registry.load(IMPORTERS, name, "format") for name in registry.names(IMPORTERS))
+def _importers(hook: str) -> Iterator[ModuleType]:
+    """The importers that define an optional function."""
+    for name in registry.names(IMPORTERS):
+        module = registry.load(IMPORTERS, name, "format")
+        if hasattr(module, hook):
+            yield module
 
 
 def carriers(sources: Sequence[DumpFile]) -> list[DumpFile]:
     """The files of a growing run whose new lines are new responses, as its framework's importer
     knows: other files are only looked up.
     """
-    kept = list(sources)
-    for module in _importers():
-        kept = module.carriers(kept) if hasattr(module, "carriers") else kept
-    return kept
+    files = list(sources)
+    for module in _importers("carriers"):
+        files = module.carriers(files)
+    return files
 
 
 def being_written(sources: Sequence[DumpFile]) -> set[Path]:
     """The files that their framework has not marked as complete, where it marks files at all."""
     paths = [source.path for source in sources]
-    open_paths: set[Path] = set()
-    for module in _importers():
-        open_paths |= module.being_written(paths) if hasattr(module, "being_written") else set()
-    return open_paths
+    unmarked: set[Path] = set()
+    for module in _importers("being_written"):
+        unmarked |= module.being_written(paths)
+    return unmarked
 
 
-def _recognised(request: Import, files: list[DumpFile], tally: Tally) -> tuple[str, list[DumpFile]]:
+def _recognise(request: Import, files: list[DumpFile], tally: Tally) -> tuple[str, list[DumpFile]]:
     """The format, and the files that have it; other files of a folder are counted."""
+    formats = _formats_to_try(request)
+    if request.spans is None:
+        files = _dumps_among(files, tally)
+    files = [replace(source, columns=request.columns) for source in files]
+    by_format, unknown = _by_format(files, formats)
+    if request.columns:
+        _check_columns(request, [*by_format.get("plain", ()), *unknown])
+    if not by_format:
+        _refuse(unknown, request)
+        # The user chose a format that no file shows: its importer counts what is missing.
+        by_format = {formats[0]: unknown}
+        unknown = []
+    if len(by_format) > 1:
+        several = sorted(by_format)
+        raise UsageError(f"The files are dumps of {' and '.join(several)}. {_choose(several)}")
+    [(name, sources)] = by_format.items()
+    if unknown:
+        tally.leave_out("files of another layout", len(unknown), unknown[0].name)
+    module = registry.load(IMPORTERS, name, "format")
+    # A file that the user names is read; in a folder, the importer knows which repeat others.
+    if hasattr(module, "choose") and any(map(Path.is_dir, request.paths)):
+        sources = module.choose(sources, tally)
+    chosen = set(sources)
+    return name, [source for source in files if source in chosen]
+
+
+def _formats_to_try(request: Import) -> list[str]:
+    """The one that the user chose, which is the plain schema for `--columns`, or else all."""
     names = registry.names(IMPORTERS)
     if request.format is not None and request.format not in names:
         raise UsageError(registry.unknown_name("format", request.format, names))
-    asked = "plain" if request.columns else request.format
-    files = [
-        replace(source, columns=request.columns)
-        for source in (_of_dumps(files, tally) if request.spans is None else files)
-    ]
+    if request.columns:
+        return ["plain"]
+    return names if request.format is None else [request.format]
+
+
+def _by_format(
+    files: list[DumpFile], formats: Sequence[str]
+) -> tuple[dict[str, list[DumpFile]], list[DumpFile]]:
+    """The files by the one of these formats that their group has, and the files of no format."""
     groups: dict[tuple[str, str], list[DumpFile]] = {}
     for source in files:
         groups.setdefault(source.group, []).append(source)
     by_format: dict[str, list[DumpFile]] = {}
     unknown: list[DumpFile] = []
     for group in groups.values():
-        known = _format_of(group, [asked] if asked else names)
-        (unknown if known is None else by_format.setdefault(known, [])).extend(group)
-    first = next(chain(by_format.get("plain", ()), unknown), None)
-    if request.columns and first and (rows := first_rows(first)):
-        check(request.columns, rows, str(first.path))
-    if not by_format:
-        _refuse(unknown, request)
-    if len(by_format) > 1:
-        raise UsageError(
-            f"The files are dumps of {' and '.join(sorted(by_format))}. "
-            f"{_choose(sorted(by_format))}"
-        )
-    name, sources = next(iter(by_format.items()), (str(asked), unknown))
-    if by_format:
-        tally.leave_out("files of another layout", len(unknown), unknown[0].name if unknown else "")
-    module = registry.load(IMPORTERS, name, "format")
-    if hasattr(module, "choose") and any(path.is_dir() for path in request.paths):
-        sources = module.choose(sources, tally)
-    chosen = set(sources)
-    return name, [source for source in files if source in chosen]
+        name = _format_of(group, formats)
+        if name is None:
+            unknown += group
+        else:
+            by_format.setdefault(name, []).extend(group)
+    return by_format, unknown
 
 
-def _of_dumps(files: list[DumpFile], tally: Tally) -> list[DumpFile]:
+def _check_columns(request: Import, sources: Sequence[DumpFile]) -> None:
+    """Check `--columns` with the first of the files that it is about."""
+    rows = first_rows(sources[0]) if sources else []
+    if rows:
+        check_columns(request.columns, rows, str(sources[0].path))
+
+
+def _dumps_among(files: list[DumpFile], tally: Tally) -> list[DumpFile]:
     """The files without those that hold no dump, which are counted; a `MismatchError` that says
     what the first is if none is left.
     """
-    others = {file: other_file(file.path, of_lines=file.kind == "jsonl") for file in files}
-    kept = [file for file, other in others.items() if other is None]
-    for file, other in others.items():
-        if other is not None and not kept:
-            raise MismatchError(f"{file.path} {other.why}")
-        if other is not None:
-            tally.leave_out(other.kind, 1, file.name)
-    return kept
+    dumps: list[DumpFile] = []
+    others: list[tuple[DumpFile, OtherFile]] = []
+    for file in dict.fromkeys(files):  # one that was named twice counts once
+        other = other_file(file.path, of_lines=file.kind == "jsonl")
+        if other is None:
+            dumps.append(file)
+        else:
+            others.append((file, other))
+    if others and not dumps:
+        file, other = others[0]
+        raise MismatchError(f"{file.path} {other.why}")
+    for file, other in others:
+        tally.leave_out(other.kind, 1, file.name)
+    return dumps
 
 
 def _format_of(group: list[DumpFile], names: Sequence[str]) -> str | None:
@@ -310,21 +370,24 @@ def _format_of(group: list[DumpFile], names: Sequence[str]) -> str | None:
     it.
     """
     for source in group:
-        seen = peek(source)
-        if seen.keys:
-            known = [
-                name for name in names if registry.load(IMPORTERS, name, "format").recognises(seen)
-            ]
-            if len(known) > 1:
-                raise UsageError(
-                    f"{source.path} has the layout of {' and of '.join(known)}. {_choose(known)}"
-                )
-            return known[0] if known else None
+        head = peek(source)
+        if not head.keys:
+            continue
+        formats: list[str] = []
+        for name in names:
+            if registry.load(IMPORTERS, name, "format").recognises(head):
+                formats.append(name)
+        if len(formats) > 1:
+            raise UsageError(
+                f"{source.path} has the layout of {' and of '.join(formats)}. {_choose(formats)}"
+            )
+        return formats[0] if formats else None
     return None
 
 
 def _choose(names: Sequence[str]) -> str:
-    return f"Choose one with {' or '.join(f'--format {name}' for name in names)}."
+    """What to type where files have several formats."""
+    return f"Choose one with --format {' or --format '.join(names)}."
 
 
 class UnknownLayout(MismatchError):
@@ -337,21 +400,15 @@ class UnknownLayout(MismatchError):
 
 def _refuse(unknown: Sequence[DumpFile], request: Import) -> None:
     """Raise a `MismatchError` for an unknown layout that says what the files are or lack, or how to
-    map their columns.
+    map their columns; a format that the user chose is refused only for files that are no dump.
     """
     for source in {source.group: source for source in reversed(unknown)}.values():
-        rows = first_rows(source)
-        of_text = "" if rows or source.kind != "jsonl" else no_dump.printed_metrics(source.path)
-        if why := no_dump.text_only(rows) or no_dump.metrics(rows) or of_text:
-            raise MismatchError(f"{source.path} {why}")
+        _refuse_what_is_no_dump(source)
     if request.format is not None and not request.columns:
-        return  # the user chose the format: the importer counts what is missing
-    source, rows = unknown[0], first_rows(unknown[0])
-    names = {name for row in rows for name in row} or peek(source).keys
-    keys = sorted(visible(name) for name in names if "." not in name)
-    shown = ", ".join(keys[:_KEYS_IN_ERROR]) + (", …" if len(keys) > _KEYS_IN_ERROR else "")
-    holds = f"columns: {shown}" if keys else f"no line is a JSON object{first_fault(source)}"
-    begin = f"{source.path}: unrecognized format ({holds})."
+        return
+    source = unknown[0]
+    rows = first_rows(source)
+    begin = f"{source.path}: unrecognized format ({_what_it_holds(source, rows)})."
     if not rows:
         raise MismatchError(
             f"{begin} Formats: mismatch-cli import --formats; "
@@ -360,33 +417,50 @@ def _refuse(unknown: Sequence[DumpFile], request: Import) -> None:
     _propose(source, rows, request, begin)
 
 
+def _refuse_what_is_no_dump(source: DumpFile) -> None:
+    """Raise a `MismatchError` for metrics of a run and for logs of texts."""
+    rows = first_rows(source)
+    why = no_dump.text_only(rows) or no_dump.metrics(rows)
+    if not rows and source.kind == "jsonl":
+        why = no_dump.printed_metrics(source.path)
+    if why:
+        raise MismatchError(f"{source.path} {why}")
+
+
+def _what_it_holds(source: DumpFile, rows: Sequence[Row]) -> str:
+    """The first columns of a file, or what is wrong with its lines."""
+    names = set(chain.from_iterable(rows)) or peek(source).keys
+    keys = sorted(visible(name) for name in names if "." not in name)
+    if not keys:
+        return f"no line is a JSON object{first_fault(source)}"
+    more = ", …" if len(keys) > _KEYS_IN_ERROR else ""
+    return f"columns: {', '.join(keys[:_KEYS_IN_ERROR])}{more}"
+
+
 def _propose(source: DumpFile, rows: Sequence[Row], request: Import, begin: str) -> None:
     """Raise an error that says what the file lacks, or with the line that maps its columns."""
     columns = columns_in(rows)
-    guess = guessed(columns, request.columns)
+    guess = guess_columns(columns, request.columns)
     lines = side_by_side(columns, guess, str(source.path))
     if not guess:
         lacks = no_dump.lacking(columns, log_probabilities(columns))
         write = "What to write: mismatch-cli import --schema"
         raise UnknownLayout(f"{begin} It {lacks}. {write}", lines)
-    typed = ",".join(f"{ours}={its}" for ours, its in guess.items())
-    line = suggest("import", *request.paths, "--columns", typed)
-    advice = (
-        "By its names, kinds and lengths, try"
-        if OPEN not in guess.values()
-        else "Replace each ? with a column or path of the list above, or leave it out, and run"
-    )
+    line = suggest("import", *request.paths, "--columns", as_option(guess))
+    advice = "By its names, kinds and lengths, try"
+    if OPEN in guess.values():
+        advice = "Replace each ? with a column or path of the list above, or leave it out, and run"
     raise UnknownLayout(f"{begin} {advice}: {line}", lines)
 
 
 def _description(
     name: str, module: ModuleType, sources: list[DumpFile], tally: Tally, completer: Completer
 ) -> dict[str, Any]:
+    """The manifest's `imported` section."""
+    about = {fact: getattr(module, fact.upper()) for fact in _FACTS}
     return {
         "format": name,
-        **{
-            fact: getattr(module, fact.upper()) for fact in FACTS if fact not in ("files", "enable")
-        },
+        **about,
         "files": [source.name for source in sources[:_FILES_IN_MANIFEST]],
         "file_count": len(sources),
         **completer.facts(),
@@ -404,9 +478,10 @@ def _in_megabytes(advance: Callable[[int], None], total: int) -> Callable[[int],
 
     def advance_bytes(count: int) -> None:
         nonlocal done, shown
-        done, before = done + count, shown
-        shown = min(done, total) // _MEGABYTE
-        if shown > before:
-            advance(shown - before)
+        done += count
+        megabytes = min(done, total) // _MEGABYTE
+        if megabytes > shown:
+            advance(megabytes - shown)
+            shown = megabytes
 
     return advance_bytes

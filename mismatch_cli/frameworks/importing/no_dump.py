@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,27 @@ _CHATS = 3  # one more than the depth of a batch of conversations
 
 def metrics(rows: Sequence[Row]) -> str:
     """What a run's metrics are, with the line that judges them; empty for other rows."""
-    numbers = {name: v for row in rows for name, v in row.items() if is_number(v)}
-    others = [v for row in rows for v in row.values() if isinstance(v, list | dict)]
-    is_named = any("/" in name or name in _logged() for name in numbers)
-    if others or len(numbers) < _FEWEST or not is_named:
+    numbers: dict[str, float] = {}
+    for row in rows:
+        for name, value in row.items():
+            # Metrics are numbers and texts: anything with a list may hold tokens.
+            if isinstance(value, list | dict):
+                return ""
+            if is_number(value):
+                numbers[name] = value
+    if len(numbers) < _FEWEST:
         return ""
-    return _judged(numbers)
+    if any("/" in name for name in numbers) or not _logged().isdisjoint(numbers):
+        return _judged(numbers)
+    return ""
 
 
 def printed_metrics(path: Path) -> str:
-    """The same of a log that a trainer prints; empty for other files."""
+    """What a log is that a trainer prints, with the line that judges its metrics; empty for other
+    files.
+    """
     with path.open(encoding="utf-8", errors="replace") as file:
-        for _, line in zip(range(_LINES), file, strict=False):
+        for line in islice(file, _LINES):
             if _CONSOLE.search(line):
                 return _judged({name: float(value) for name, value in _PAIR.findall(line)})
     return ""
@@ -40,8 +50,11 @@ def printed_metrics(path: Path) -> str:
 
 def _judged(numbers: Mapping[str, float]) -> str:
     logged = _logged()
-    typed = [f"{name}={value:g}" for name, value in numbers.items() if name in logged]
-    line = suggest("verdict", *(typed[:_EXAMPLES] or ["NAME=VALUE"]))
+    arguments: list[str] = []
+    for name, value in numbers.items():
+        if name in logged:
+            arguments.append(f"{name}={value:g}")
+    line = suggest("verdict", *(arguments[:_EXAMPLES] or ["NAME=VALUE"]))
     return f"holds a run's metrics, and no tokens. A number of it is judged by: {line}"
 
 
@@ -49,32 +62,43 @@ def _logged() -> set[str]:
     """The names that dashboards have for what a trace measures."""
     from mismatch_cli.frameworks import dialects
 
-    return {line.name for name in dialects.names() for line in dialects.lines(name)}
+    lines = chain.from_iterable(map(dialects.lines, dialects.names()))
+    return {line.name for line in lines}
 
 
 def lacking(columns: Mapping[str, Sequence[Any]], logp: Sequence[str]) -> str:
-    """What a file lacks in which only these columns can be log-probabilities of a response."""
-    ids = [n for n, values in columns.items() if any(map(_are_ids, values)) and n not in logp]
-    held = ", ".join(map(visible, ids[:_EXAMPLES]))
+    """What a file lacks in which only the columns `logp` can be log-probabilities of a response."""
+    ids: list[str] = []
+    for name, values in columns.items():
+        if name not in logp and any(map(_are_ids, values)):
+            ids.append(name)
+    examples = ", ".join(map(visible, ids[:_EXAMPLES]))
     if logp and ids:
-        return f"has lists of whole numbers ({held}), but none as long as its log-probabilities"
+        return f"has lists of whole numbers ({examples}), but none as long as its log-probabilities"
     if logp:
         shown = ", ".join(map(visible, logp[:_EXAMPLES]))
         return f"has log-probabilities ({shown}), but neither token ids nor those of a second side"
     if ids:
         return (
-            f"has lists of whole numbers ({held}), but no log-probabilities of the sampled tokens"
+            f"has lists of whole numbers ({examples}), but no log-probabilities of the sampled "
+            "tokens"
         )
     return "has neither token ids nor log-probabilities"
 
 
 def text_only(rows: Sequence[Row]) -> str:
     """Why a log of texts cannot be imported; empty for anything with token ids."""
-    ids = " ".join(name.lower() for row in rows for name, v in row.items() if _are_ids(v))
-    words = " ".join(n.lower() for row in rows for n, value in row.items() if _is_text(value))
-    if re.search(f"{_PROMPTS}|{_RESPONSES}|id|tok", ids) or not (
-        re.search(_PROMPTS, words) and re.search(_RESPONSES, words)
-    ):
+    names_of_ids = ""
+    names_of_texts = ""
+    for row in rows:
+        for name, value in row.items():
+            if _are_ids(value):
+                names_of_ids += f" {name.lower()}"
+            if _is_text(value):
+                names_of_texts += f" {name.lower()}"
+    has_ids = re.search(f"{_PROMPTS}|{_RESPONSES}|id|tok", names_of_ids)
+    has_prompts = re.search(_PROMPTS, names_of_texts)
+    if has_ids or not has_prompts or not re.search(_RESPONSES, names_of_texts):
         return ""
     return (
         "is a log of prompts and responses: text without token ids or log-probabilities. "
@@ -84,8 +108,9 @@ def text_only(rows: Sequence[Row]) -> str:
 
 
 def _are_ids(value: Any) -> bool:
+    """Whether a value is a list of ids, or lists of any depth whose first one is."""
     while _lists.depth_of(value) > 1:
-        value = next(row for row in value if row is not None)
+        value = _lists.first_value(value)
     return isinstance(value, list) and bool(value) and fits("response_ids", value)
 
 

@@ -19,15 +19,17 @@ class Tally:
     first: dict[str, str] = field(default_factory=dict)  # where each reason first occurred
 
     def leave_out(self, reason: str, count: int = 1, where: str = "") -> None:
+        """Count what is left out; the first `where` of each reason is remembered."""
         if count:
             reason = visible(reason)  # it may quote the file
             self.left_out[reason] += int(count)
             if where:
                 self.first.setdefault(reason, visible(where))
 
-    def note(self, what: str, count: int) -> None:
+    def note(self, reason: str, count: int) -> None:
+        """Count what is imported, but deserves a note."""
         if count:
-            self.noted[what] += int(count)
+            self.noted[reason] += int(count)
 
     def sift(
         self,
@@ -39,21 +41,24 @@ class Tally:
 
         `detail` describes what is wrong with a row, for the first one under each reason.
         """
-        keep_S = np.ones(len(next(iter(bad_S.values()))), dtype=bool)
+        rows = len(next(iter(bad_S.values())))
+        keep_S = np.ones(rows, dtype=bool)
         for reason, failed_S in bad_S.items():
             dropped_S = keep_S & failed_S
-            found = (
-                detail(reason, int(dropped_S.argmax()))
-                if detail is not None and dropped_S.any()
-                else ""
-            )
-            self.leave_out(reason, int(dropped_S.sum()), where and f"{where}{found}")
+            place = where
+            if where and detail is not None and dropped_S.any():
+                place += detail(reason, int(dropped_S.argmax()))
+            self.leave_out(reason, int(dropped_S.sum()), place)
+            # Later reasons count only the rows that are left: the counts add up to the rows.
             keep_S &= ~failed_S
         return keep_S
 
     def left_out_lines(self) -> list[str]:
-        wheres = {reason: f" (first: {where})" for reason, where in self.first.items()}
-        return [
-            f"{counted(count, reason)}{wheres.get(reason, '')}"
-            for reason, count in self.left_out.most_common()
-        ]
+        """A line per reason, the most frequent first: the count, and where it first occurred."""
+        lines: list[str] = []
+        for reason, count in self.left_out.most_common():
+            line = counted(count, reason)
+            if reason in self.first:
+                line += f" (first: {self.first[reason]})"
+            lines.append(line)
+        return lines

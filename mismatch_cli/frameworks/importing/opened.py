@@ -25,7 +25,8 @@ from mismatch_cli.frameworks.importing.other_files import document, into_lines
 
 LONGEST_LINE = 3 * 2**24  # bytes; as Python objects a line can take 35 times as much
 _READ_BYTES = 2**20
-_FOOTER, _MAGIC = struct.Struct("<IBI"), 0x8F92EAB1  # frames, flags, the mark of a seekable file
+_FOOTER = struct.Struct("<IBI")  # number of frames, flags, mark
+_MAGIC = 0x8F92EAB1  # the mark of a seekable file
 _CHECKSUMS = 0x80  # the flag of a third number per frame
 _HEADER = 8  # bytes before the table: it is in a frame that decoders skip
 
@@ -40,6 +41,7 @@ class _Frame(NamedTuple):
 
 
 def is_sealed(path: Path) -> bool:
+    """Whether a file is packed with zstd, by its name."""
     return path.suffix == SEALED
 
 
@@ -50,6 +52,7 @@ def size_of(path: Path) -> int:
     frames = _frames(path, path.stat().st_mtime)
     if frames:
         return frames[-1].start + frames[-1].size
+    # Without a table of frames, only unpacking it all tells the size.
     with _unsealed(path) as file:
         return sum(map(len, iter(lambda: file.read(_READ_BYTES), b"")))
 
@@ -59,7 +62,8 @@ def lines(path: Path, start: int = 0) -> Iterator[bytes]:
 
     Raises `MismatchError` for a line that is far too long.
     """
-    if (kind := document(path)) and not start:
+    kind = document(path)
+    if kind and not start:
         yield from _rows_of(path, kind)
         return
     with _opened(path, start) as file:
@@ -79,10 +83,13 @@ def line_at(path: Path, start: int) -> bytes:
         with _opened(path, start) as file:
             return file.readline(LONGEST_LINE)
     number = bisect_right(frames, start, key=lambda frame: frame.start) - 1
-    line, at = b"", start - frames[number].start
+    line = b""
+    skipped = start - frames[number].start
+    # A line may continue in the next frames.
     while b"\n" not in line and number < len(frames) and len(line) < LONGEST_LINE:
-        line += _unpacked(path, frames[number])[at:]
-        number, at = number + 1, 0
+        line += _unpacked(path, frames[number])[skipped:]
+        skipped = 0
+        number += 1
     return line.partition(b"\n")[0] + b"\n"
 
 
@@ -98,16 +105,23 @@ def _unpacked(path: Path, frame: _Frame) -> bytes:
 
 
 def _opened(path: Path, start: int) -> IO[bytes]:
+    """The content of a file from an offset on."""
     if not is_sealed(path):
         plain = path.open("rb", buffering=_READ_BYTES)
         plain.seek(start)
         return plain
-    frames = _frames(path, path.stat().st_mtime)
-    first = next((frame for frame in reversed(frames) if frame.start <= start), None)
-    file = _unsealed(path, first.packed_start if first else 0)
-    left = start - (first.start if first else 0)
-    while left > 0 and (skipped := file.read(min(left, _READ_BYTES))):
-        left -= len(skipped)
+    # Unpacking begins with the last frame that begins early enough.
+    beginning = _Frame(0, 0, 0, 0)
+    for frame in _frames(path, path.stat().st_mtime):
+        if frame.start <= start:
+            beginning = frame
+    file = _unsealed(path, beginning.packed_start)
+    left = start - beginning.start
+    while left > 0:
+        skipped = len(file.read(min(left, _READ_BYTES)))
+        if not skipped:
+            break
+        left -= skipped
     return file
 
 
@@ -135,10 +149,13 @@ def _frames(path: Path, _changed: float) -> tuple[_Frame, ...]:
             return ()
         file.seek(table)
         entries = entry.iter_unpack(file.read(count * entry.size))
-    frames, packed_start, start = [], 0, 0
+    frames: list[_Frame] = []
+    packed_start = start = 0
     for packed, unpacked, *_ in entries:
         frames.append(_Frame(packed_start, packed, start, unpacked))
-        packed_start, start = packed_start + packed, start + unpacked
+        packed_start += packed
+        start += unpacked
+    # A table that contradicts the file, or promises more than memory holds, is a trap.
     if packed_start + _HEADER != table or start > allowance(size):
         raise too_large(path, size)
     return tuple(frames)
@@ -152,9 +169,10 @@ def _rows_of(path: Path, kind: str) -> Iterator[bytes]:
             f"once. {into_lines(path, kind)}"
         )
     try:
-        whole = parse_json(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except ValueError as error:
         fault = f"is not a whole JSON {kind}: {{}}"
         raise unreadable(path, error, "Copy it again, or leave it out.", fault) from error
-    for row in whole if isinstance(whole, list) else [whole]:
+    rows = content if isinstance(content, list) else [content]
+    for row in rows:
         yield json.dumps(row).encode() + b"\n"

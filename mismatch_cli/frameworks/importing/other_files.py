@@ -11,7 +11,8 @@ from mismatch_cli.base.errors import quoted, suggest
 from mismatch_cli.base.text import parse_json
 from mismatch_cli.frameworks.importing import SEALED
 
-_BEGINNING, _SAMPLE = 2**12, 2**20  # bytes
+_BEGINNING = 2**12  # bytes that show what a file is
+_SAMPLE = 2**20  # bytes that show whether it is one JSON document
 _BEGUN = re.compile("-?[a-z]*")  # the rest of a text that ends inside a JSON value
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _PACKED = {b"\x1f\x8b": "gunzip -k", b"\x28\xb5\x2f\xfd": "unzstd", b"\xfd7zXZ": "unxz -k"}
@@ -23,7 +24,8 @@ _NO_LINES = {
 }
 _KINDS = {"[": "array", "{": "object"}
 _READ = 'import json, sys; whole = json.load(open(sys.argv[1], "rb")); '
-_ITS_ROWS, _AS_ONE_LINE = "[print(json.dumps(row)) for row in whole]", "print(json.dumps(whole))"
+_ITS_ROWS = "[print(json.dumps(row)) for row in whole]"
+_AS_ONE_LINE = "print(json.dumps(whole))"
 
 
 class OtherFile(NamedTuple):
@@ -54,18 +56,20 @@ def other_file(path: Path, *, of_lines: bool) -> OtherFile | None:
         return OtherFile("empty files", "is empty. Copy it again, or wait until it is written.")
     if beginning.startswith(_POINTER):
         return pointer(path)
-    return _no_lines(path, beginning) if of_lines else None
+    if of_lines:
+        return _no_lines(path, beginning)
+    return None
 
 
 def _no_lines(path: Path, beginning: bytes) -> OtherFile | None:
-    """The same of a file that is to hold one JSON object per line."""
-    name = quoted(path)
+    """What a file is instead of JSON lines, if its beginning shows that; else None."""
     for magic, program in _PACKED.items():
         if beginning.startswith(magic) and path.suffix != SEALED:
-            return OtherFile("packed files", f"is packed. Unpack it first: {program} {name}")
-    for magic, what in _NO_LINES.items():
+            unpack = f"{program} {quoted(path)}"
+            return OtherFile("packed files", f"is packed. Unpack it first: {unpack}")
+    for magic, kind in _NO_LINES.items():
         if beginning.startswith(magic):
-            return OtherFile("files of another kind", f"is {what}.")
+            return OtherFile("files of another kind", f"is {kind}.")
     return None
 
 
@@ -77,34 +81,40 @@ def document(path: Path) -> str:
         beginning = file.read(_BEGINNING).lstrip()
         if beginning[:1] not in (b"[", b"{"):
             return ""
+        # Most files end here: only of the others a longer sample is parsed.
         first, line_break, _ = beginning.partition(b"\n")
         if line_break and first.startswith(b"{") and _is_object(first):
-            return ""  # most files
+            return ""
         file.seek(0)
         text = file.read(_SAMPLE).lstrip().decode("utf-8", errors="replace").rstrip()
-    return _KINDS[text[0]] if _is_one_value(text) else ""
+    if not _is_one_value(text):
+        return ""
+    return _KINDS[text[0]]
 
 
 def _is_one_value(text: str) -> bool:
     """Whether the beginning of a file is one JSON value, or its beginning; an object on one line
     is a line.
     """
+    if not text.startswith("[") and "\n" not in text:
+        return False
     try:
         _, end = json.JSONDecoder().raw_decode(text)
     except RecursionError:
         return False
     except json.JSONDecodeError as error:
-        ends_inside = error.msg.startswith("Unterminated") or _BEGUN.fullmatch(text, error.pos)
-        return bool(ends_inside) and (text.startswith("[") or "\n" in text)
-    return not text[end:].strip() and (text.startswith("[") or "\n" in text)
+        # A sample that ends inside of a value is the beginning of a long one.
+        is_cut = error.msg.startswith("Unterminated") or _BEGUN.fullmatch(text, error.pos)
+        return bool(is_cut)
+    return not text[end:].strip()
 
 
 def into_lines(path: Path, kind: str) -> str:
     """What to type to make it lines; the file's content is in none of it."""
     code = _READ + (_ITS_ROWS if kind == "array" else _AS_ONE_LINE)
-    written = path.with_suffix(".lines.jsonl").name
-    typed = quoted("python3", "-c", code, path)
-    return f"Make it lines: {typed} > {quoted(written)} && {suggest('import', Path(written))}"
+    lines = path.with_suffix(".lines.jsonl").name
+    command = quoted("python3", "-c", code, path)
+    return f"Make it lines: {command} > {quoted(lines)} && {suggest('import', Path(lines))}"
 
 
 def _is_object(line: bytes) -> bool:

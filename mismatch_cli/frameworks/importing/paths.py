@@ -6,12 +6,13 @@ also looked up in each object of a list, so `choices.token_ids` has a list for e
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mismatch_cli.frameworks.importing.lists import depth_of
+from mismatch_cli.frameworks.importing.lists import depth_of, first_value
 
 EACH = "*"
 _BATCH = 2  # lists within lists, of a batch of responses
@@ -19,36 +20,36 @@ _DEEPEST = 8  # parts of a path that is proposed
 _TUPLE = 3  # the longest entry of a list that is proposed by number: log-prob, id, text
 
 
-def at(value: Any, path: str) -> Any:
+def value_at(value: Any, path: str) -> Any:
     """The value at a path; None where there is none. Lists within lists are joined until they are
     as deep as a batch: the lists of some responses.
     """
-    return _at_most_a_batch(_at(value, path))
+    inner = _at(value, path)
+    while depth_of(inner) > _BATCH:
+        inner = list(chain.from_iterable(entries for entries in inner if entries is not None))
+    return inner
 
 
 def _at(value: Any, path: str) -> Any:
     part, _, rest = path.partition(".")
-    if isinstance(value, list) and not part.isdigit():
-        return _at_each(value, rest if part == EACH else path)
-    if isinstance(value, Mapping):
-        inside = value.get(part)
-    elif isinstance(value, list):
-        inside = value[int(part)] if int(part) < len(value) else None
+    if isinstance(value, list):
+        if not part.isdigit():
+            return _at_each(value, rest if part == EACH else path)
+        number = int(part)
+        inner = value[number] if number < len(value) else None
+    elif isinstance(value, Mapping):
+        inner = value.get(part)
     else:
         return None
-    return _at(inside, rest) if rest else inside
+    return _at(inner, rest) if rest else inner
 
 
 def _at_each(values: list[Any], path: str) -> list[Any] | None:
     """What is at a path in each value; None where that is nowhere."""
-    inside = [_at(value, path) for value in values] if path else values
-    return None if inside and all(each is None for each in inside) else inside
-
-
-def _at_most_a_batch(value: Any) -> Any:
-    while depth_of(value) > _BATCH:
-        value = [entry for part in value if part is not None for entry in part]
-    return value
+    inner = [_at(value, path) for value in values] if path else values
+    if inner and first_value(inner) is None:
+        return None
+    return inner
 
 
 def with_paths(record: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def with_paths(record: Mapping[str, Any], names: Collection[str]) -> dict[str, A
             continue
         if root not in names:
             values.pop(root, None)
-        value = at(record, name)
+        value = value_at(record, name)
         if value is not None:
             values[name] = value
     return values
@@ -74,7 +75,7 @@ def paths_in(record: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in record.items():
         for path in _below(name, value):
             if path != name:
-                values[path] = at(record, path)
+                values[path] = value_at(record, path)
     return values
 
 
@@ -82,35 +83,40 @@ def _below(path: str, value: Any) -> Iterator[str]:
     """The paths to what a value holds, through its objects and its lists of objects."""
     if path.count(".") >= _DEEPEST:
         return
-    parts: dict[str, Any] = {}
+    first: Any = value[0] if isinstance(value, list) and value else None
+    inside: dict[str, Any] = {}
     if isinstance(value, Mapping):
-        parts = {name: inner for name, inner in value.items() if _is_part(name)}
-    elif isinstance(value, list) and value and isinstance(value[0], Mapping):
-        parts = {"0" if len(value) == 1 else EACH: value[0]}
-    elif isinstance(value, list) and value and _is_tuple(value[0]):
-        parts = {f"{EACH}.{n}": entry for n, entry in enumerate(value[0])}
+        inside = {name: inner for name, inner in value.items() if _is_part(name)}
+    elif isinstance(first, Mapping):
+        inside = {"0" if len(value) == 1 else EACH: first}
+    elif _is_tuple(first):
+        for number, entry in enumerate(first):
+            inside[f"{EACH}.{number}"] = entry
     else:
+        # A list of numbers or texts is a value; so is an empty one, which shows no more.
         yield path
-    for part, inner in parts.items():
+    for part, inner in inside.items():
         yield from _below(f"{path}.{part}", inner)
 
 
 def _is_part(name: str) -> bool:
-    return bool(name) and name != EACH and not set(name) & {".", ",", "="}
+    """Whether a name in an object can be a part of a path, and of a `--columns` option."""
+    return bool(name) and name != EACH and set(name).isdisjoint(".,=")
 
 
 def _is_tuple(value: Any) -> bool:
     """Whether a list is `[log-prob, id, text]` rather than a list of values of one kind."""
     if not isinstance(value, list) or not 1 < len(value) <= _TUPLE:
         return False
-    return len({isinstance(entry, int | float) for entry in value}) > 1
+    are_numbers = [isinstance(entry, int | float) for entry in value]
+    return any(are_numbers) and not all(are_numbers)
 
 
 def roots(schema: pa.Schema, names: Collection[str]) -> dict[str, str]:
-    """The columns of a Parquet file and the given paths into its structs, each with the column
+    """The columns of a Parquet file and the stated paths into its structs, each with the column
     that holds it.
     """
-    held_in = dict(zip(schema.names, schema.names, strict=True))
+    held_in = {name: name for name in schema.names}
     for name in names:
         root = name.partition(".")[0]
         if name not in held_in and _is_in(schema, name):
@@ -121,14 +127,15 @@ def roots(schema: pa.Schema, names: Collection[str]) -> dict[str, str]:
 
 
 def _is_in(schema: pa.Schema, path: str) -> bool:
-    root, *parts = path.split(".")
+    """Whether a path leads through structs to a field."""
+    root, *names = path.split(".")
     if root not in schema.names:
         return False
     kind = schema.field(root).type
-    for part in parts:
-        if not pa.types.is_struct(kind) or kind.get_field_index(part) < 0:
+    for name in names:
+        if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
             return False
-        kind = kind.field(part).type
+        kind = kind.field(name).type
     return True
 
 
@@ -136,5 +143,5 @@ def column_at(batch: pa.RecordBatch, name: str) -> pa.Array:
     """A column of a batch, or what a path into its structs holds."""
     if name in batch.schema.names:
         return batch.column(name)
-    root, *parts = name.split(".")
-    return pc.struct_field(batch.column(root), parts)
+    root, *fields = name.split(".")
+    return pc.struct_field(batch.column(root), fields)

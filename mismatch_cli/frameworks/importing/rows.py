@@ -3,13 +3,14 @@ whole sequences.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mismatch_cli.base.hashing import hash_keys
+from mismatch_cli.base.numbers import things
 from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing.omissions import Tally
 from mismatch_cli.trace import foreign_values
@@ -50,10 +51,18 @@ UNKNOWN = "unknown"  # finish_reason where the dump has none; readers only test 
 _IDS = {PROMPT_COLUMN, "response_ids"}
 _SIDES = ("rollout", "trainer", "recomputed")
 _SECOND = ("logp_trainer", "logp_recomputed", "logp_average")
-_OTHERS = {  # whose value tells whether an exact 0 is log 1
+# The other sides, whose value tells whether an exact 0 is log 1; the first one recorded decides.
+_OTHERS = {
     "rollout": ("recomputed", "trainer"),
     "trainer": ("rollout",),
     "recomputed": ("rollout",),
+}
+_DEFAULTS = {
+    "step": 0,
+    "epoch": 0,
+    "minibatch": 0,
+    "version_rollout": 0,
+    "finish_reason": UNKNOWN,
 }
 _NULLS = "trained tokens have a {side} log-probability that is null: not measured"
 
@@ -72,11 +81,13 @@ class Completer:
         """`needs_ids`: token ids of prompt and response are required; otherwise the first table
         decides whether the trace has them.
         """
-        self._tally, self._newer_trainer, self._vocabulary = tally, newer_trainer, vocabulary
-        self._ids: set[str] | None = set(_IDS) if needs_ids else None
-        self._seen: set[int] = set()
+        self._tally = tally
+        self._newer_trainer = newer_trainer
+        self._vocabulary = vocabulary
+        self._ids: set[str] | None = set(_IDS) if needs_ids else None  # that every row must have
+        self._keys: set[int] = set()  # of the rows so far
         self._k = 0  # of the top-K columns, once a row has some
-        self._numbers = 0  # rows so far, duplicates included
+        self._numbered = 0  # rows so far, duplicates included
         self.rows = self.tokens = 0
         self.steps: set[int] = set()
         # Rows with log π, and those of them whose trainer has newer weights
@@ -87,7 +98,7 @@ class Completer:
 
     def remember(self, table: pa.Table) -> None:
         """Register rows that the trace already holds: rows with their keys are left out."""
-        self._seen.update(_keys(table).tolist())
+        self._keys.update(_keys_of(table).tolist())
 
     def facts(self) -> dict[str, int]:
         """Counts of complete rows and tokens, and of rows that lack something or have a newer
@@ -104,59 +115,50 @@ class Completer:
 
     def complete(self, table: pa.Table, where: str) -> pa.Table:
         """The usable rows, with every column that a trace requires."""
-        table = self._without_ranks(_known_columns(table))
+        table = self._without_ranks(_trace_columns(table))
         table = _only(table, self._usable(table, where))
         if not table.num_rows:
             return table
-        columns = {name: foreign_values.single(table.column(name)) for name in table.column_names}
+        columns = _lists.columns_of(table)
         self._fill_tokens(columns)
         self._fill_keys(columns, table.num_rows)
         self._empty_strange_rewards(columns)
-        names = [name for name in columns if name.startswith(NOTE)]
-        table = pa.table({name: columns[name] for name in (*COLUMNS, *names) if name in columns})
+        order = (*COLUMNS, *filter(_is_note, columns))
+        table = pa.table({name: columns[name] for name in order if name in columns})
+        # Notes are columns until here, so that those of a repeated row leave with it.
         table = _only(table, self._first_of_its_key(table, where))
-        for name in _notes(table):
+        notes = list(filter(_is_note, table.column_names))
+        for name in notes:
             count = pc.sum(table.column(name)).as_py() or 0
             if name == NOTE + NO_VERSION:
                 self._note_versions(count, table.num_rows)
             else:
                 self._tally.note(name.removeprefix(NOTE), count)
         self._note_odd_values(table)
-        table = table.drop_columns(_notes(table))
+        table = table.drop_columns(notes)
         self._count(table)
         return table
 
     def _usable(self, table: pa.Table, where: str) -> np.ndarray:
         """Which rows have ids, log μ, and one value per token in every token column."""
-        columns = {name: foreign_values.single(table.column(name)) for name in table.column_names}
-        absent_S = np.ones(table.num_rows, dtype=bool)
-        bad_S = self._without_ids(columns, absent_S)
-        mu, measure = columns.get("logp_rollout"), columns.get(length_column(columns))
-        lengths_S = absent_S * 0 if measure is None else _lists.lengths_of(measure)
-        bad_S |= {
-            EMPTY: (lengths_S == 0) & (absent_S if measure is None else ~_lists.is_null(measure)),
-            NO_ROLLOUT: absent_S if mu is None else _lists.is_null(mu),
-        }
-        counts: dict[str, np.ndarray] = {}
-        for name in TOKEN_COLUMNS:
-            if name in columns:
-                reason = WRONG_ADVANTAGE if name == "advantage" else WRONG_LENGTH.format(name=name)
-                counts[reason] = given_S = _lists.lengths_of(columns[name])
-                bad_S[reason] = (given_S != lengths_S) & ~_lists.is_null(columns[name])
-        for name, column in columns.items():  # in float columns a null is NaN, "not measured"
-            if pa.types.is_list(column.type) and not pa.types.is_floating(column.type.value_type):
-                bad_S[HOLES.format(name=name)] = _lists.holds_null(column) & ~_lists.is_null(column)
-                bad_S[STRANGE_IDS.format(name=name)] = self._strange_ids(name, column)
+        columns = _lists.columns_of(table)
+        rows = table.num_rows
+        lengths_S, empty_S = _response_lengths(columns, rows)
+        bad_S = self._without_ids(columns, rows)
+        bad_S |= {EMPTY: empty_S, NO_ROLLOUT: _lacks(columns, "logp_rollout", rows)}
+        values_S: dict[str, np.ndarray] = {}  # how many a row has, by the reason if that is wrong
+        for name in filter(columns.__contains__, TOKEN_COLUMNS):
+            reason = WRONG_ADVANTAGE if name == "advantage" else WRONG_LENGTH.format(name=name)
+            values_S[reason] = _lists.lengths_of(columns[name])
+            bad_S[reason] = (values_S[reason] != lengths_S) & ~_lists.is_null(columns[name])
+        bad_S |= self._invalid_values(columns)
         good_S = ~np.logical_or.reduce([*bad_S.values()])
-        bad_S |= {WRONG_TOP_K: self._ragged_top_k(columns, lengths_S, good_S)}
+        bad_S[WRONG_TOP_K] = self._ragged_top_k(columns, lengths_S, good_S)
 
         def detail(reason: str, row: int) -> str:
-            if reason not in counts:
+            if reason not in values_S:
                 return ""
-            given = counts[reason][row]
-            return (
-                f": {given:,} {'value' if given == 1 else 'values'} for {lengths_S[row]:,} tokens"
-            )
+            return f": {things(values_S[reason][row], 'value')} for {lengths_S[row]:,} tokens"
 
         return self._tally.sift(bad_S, where, detail)
 
@@ -168,21 +170,30 @@ class Completer:
         self._tally.note(TOP_K_WITHOUT_IDS, table.num_rows)
         return table.drop_columns(ranks)
 
-    def _without_ids(
-        self, columns: Mapping[str, pa.Array], absent_S: np.ndarray
-    ) -> dict[str, np.ndarray]:
+    def _without_ids(self, columns: Mapping[str, pa.Array], rows: int) -> dict[str, np.ndarray]:
         """Rows without the token ids that others have, or with ids that others lack, by reason."""
         present = _IDS & columns.keys()
-        self._ids = present if self._ids is None else self._ids
-        no_ids_S = ~absent_S
+        if self._ids is None:
+            self._ids = present
+        no_ids_S = np.zeros(rows, dtype=bool)
         for name in self._ids:
-            no_ids_S |= _lists.holds_null(columns[name]) if name in columns else absent_S
+            no_ids_S |= _lists.holds_null(columns[name]) if name in columns else True
         bad_S = {NO_IDS: no_ids_S}
         for name in sorted(present - self._ids):
             bad_S[LATER_IDS.format(name=name)] = ~_lists.is_null(columns[name])
         if "response_ids" not in self._ids:
-            scored_S = [~_lists.is_null(columns[name]) for name in _SECOND if name in columns]
-            bad_S[NO_PAIR] = ~np.logical_or.reduce([~absent_S, *scored_S])
+            lacks_second_S = [_lacks(columns, name, rows) for name in _SECOND]
+            bad_S[NO_PAIR] = np.logical_and.reduce(lacks_second_S)
+        return bad_S
+
+    def _invalid_values(self, columns: Mapping[str, pa.Array]) -> dict[str, np.ndarray]:
+        """Rows with a null among ids or flags, or with an invalid token id, by reason."""
+        bad_S: dict[str, np.ndarray] = {}
+        for name, column in columns.items():
+            # In a column of floats a null is NaN, "not measured"; elsewhere it makes a row useless.
+            if pa.types.is_list(column.type) and not pa.types.is_floating(column.type.value_type):
+                bad_S[HOLES.format(name=name)] = _lists.holds_null(column) & ~_lists.is_null(column)
+                bad_S[STRANGE_IDS.format(name=name)] = self._strange_ids(name, column)
         return bad_S
 
     def _ragged_top_k(
@@ -191,32 +202,36 @@ class Completer:
         """Rows whose top-K columns lack K values per token; K is the most common one in the
         first block's good rows.
         """
-        lists = [columns[name] for name in TOPK_COLUMNS if name in columns]
-        self._k = self._k or _usual_width(
-            [column.filter(pa.array(good_S)) for column in lists], lengths_S[good_S]
-        )
+        top_k = {name: columns[name] for name in TOPK_COLUMNS if name in columns}
+        if not self._k:
+            good = _lists.select_rows(top_k, good_S)
+            self._k = _usual_width(good.values(), lengths_S[good_S])
         bad_S = np.zeros(len(lengths_S), dtype=bool)
-        for column in lists:
+        for column in top_k.values():
             bad_S |= ~_lists.is_null(column) & (_lists.lengths_of(column) != lengths_S * self._k)
         return bad_S
 
     def _strange_ids(self, name: str, column: pa.Array) -> np.ndarray:
         """Rows with an invalid token id."""
-        found_S, known_S = np.zeros(len(column), dtype=bool), ~_lists.holds_null(column)
-        if name in ID_COLUMNS:
-            known = column.filter(pa.array(known_S))
-            strange_T = foreign_values.strange_ids(_lists.flat(known), self._vocabulary)
-            found_S[
-                np.flatnonzero(known_S)[_lists.rows_of(_lists.lengths_of(known))[strange_T]]
-            ] = True
-        return found_S
+        strange_S = np.zeros(len(column), dtype=bool)
+        if name not in ID_COLUMNS:
+            return strange_S
+        # Only rows without a null have values that numpy can hold as integers.
+        whole_S = ~_lists.holds_null(column)
+        whole = column.filter(pa.array(whole_S))
+        strange_T = foreign_values.strange_ids(_lists.flat(whole), self._vocabulary)
+        row_T = np.repeat(np.flatnonzero(whole_S), _lists.lengths_of(whole))
+        strange_S[row_T[strange_T]] = True
+        return strange_S
 
     def _empty_strange_rewards(self, columns: dict[str, pa.Array]) -> None:
+        """Replace rewards that are not finite by null."""
         reward = columns.get("reward")
-        if reward is not None and not pc.all(pc.is_finite(reward), min_count=0).as_py():
-            strange = pc.fill_null(pc.invert(pc.is_finite(reward)), False)
-            columns["reward"] = pc.if_else(strange, pa.scalar(None, reward.type), reward)
-            columns[NOTE + NO_REWARD] = strange.cast(pa.int64())
+        if reward is None or pc.all(pc.is_finite(reward), min_count=0).as_py():
+            return
+        strange = pc.fill_null(pc.invert(pc.is_finite(reward)), False)
+        columns["reward"] = pc.if_else(strange, pa.scalar(None, reward.type), reward)
+        columns[NOTE + NO_REWARD] = strange.cast(pa.int64())
 
     def _fill_tokens(self, columns: dict[str, pa.Array]) -> None:
         """Replace nulls among values by NaN, "not measured"; without a mask every token is
@@ -227,115 +242,115 @@ class Completer:
             columns[NOTE + ONLY_LOGP] = pa.array(np.ones(len(lengths_S), np.int64))
         mask = columns.get("loss_mask")
         if mask is None or mask.null_count:
-            columns["loss_mask"] = mask = all_true_where_null(mask, lengths_S)
+            mask = all_true_where_null(mask, lengths_S)
+            columns["loss_mask"] = mask
         for name in {*TOKEN_COLUMNS, *TOPK_COLUMNS} & columns.keys():
             column = columns[name]
-            if pa.types.is_floating(column.type.value_type) and column.flatten().null_count:
-                side = name.removeprefix("logp_")
-                if side in _SIDES:
-                    columns[NOTE + _NULLS.format(side=side)] = _trained_nulls(column, mask)
-                columns[name] = _lists.from_flat(
-                    _lists.flat(column), _lists.lengths_of(column), _lists.is_null(column)
-                )
+            is_float = pa.types.is_floating(column.type.value_type)
+            if not is_float or not column.flatten().null_count:
+                continue
+            side = name.removeprefix("logp_")
+            if side in _SIDES:
+                columns[NOTE + _NULLS.format(side=side)] = _trained_nulls(column, mask)
+            # On its way through numpy, a null among floats becomes NaN.
+            columns[name] = _lists.from_flat(
+                _lists.flat(column), _lists.lengths_of(column), _lists.is_null(column)
+            )
 
-    def _note_versions(self, unknown: int, rows: int) -> None:
+    def _note_versions(self, unversioned: int, rows: int) -> None:
         """Note the rows without a version once others have one, in this block or in another."""
-        self._unversioned += unknown
-        self._versioned += rows - unknown
+        self._unversioned += unversioned
+        self._versioned += rows - unversioned
         if self._versioned:
             self._tally.note(NO_VERSION, self._unversioned)
             self._unversioned = 0
 
     def _note_odd_values(self, table: pa.Table) -> None:
-        """Note odd values in the responses that are kept; the notes of nulls are still columns."""
-        columns = {name: foreign_values.single(table.column(name)) for name in table.column_names}
+        """Note odd log-probabilities of trained tokens; the notes of nulls are still columns."""
+        columns = _lists.columns_of(table)
         lengths_S = _lists.lengths_of(columns[length_column(columns)])
         trained_T = _lists.flat(columns["loss_mask"])
-        of_side = {side: columns.get(f"logp_{side}") for side in _SIDES}
-        logp_T = {
-            side: _in_every_row(column, lengths_S)[trained_T]
-            for side, column in of_side.items()
-            if column is not None
-        }
-        for side, own_T in logp_T.items():
-            recorded_T = np.repeat(~_lists.is_null(of_side[side]), lengths_S)[trained_T]
-            if (recorded_T & ~((own_T < 0) & np.isfinite(own_T))).any():
-                nulls = columns.get(NOTE + _NULLS.format(side=side))
-                missing = int((~recorded_T).sum()) + (pc.sum(nulls).as_py() if nulls else 0)
-                self._note_dropped(side, own_T, missing)
-                others = [logp_T[other] for other in _OTHERS[side] if other in logp_T]
-                self._note_zeros(side, own_T, others)
+        logp_N: dict[str, np.ndarray] = {}
+        for side in _SIDES:
+            if f"logp_{side}" in columns:
+                logp_N[side] = _in_every_row(columns[f"logp_{side}"], lengths_S)[trained_T]
+        for side, own_N in logp_N.items():
+            null_S = _lists.is_null(columns[f"logp_{side}"])
+            recorded_N = np.repeat(~null_S, lengths_S)[trained_T]
+            ordinary_N = (own_N < 0) & np.isfinite(own_N)
+            # Most tables end here: counting the odd values by kind takes a pass for each kind.
+            if not (recorded_N & ~ordinary_N).any():
+                continue
+            missing = int(np.count_nonzero(~recorded_N))
+            nulls = columns.get(NOTE + _NULLS.format(side=side))
+            if nulls is not None:
+                missing += pc.sum(nulls).as_py()
+            self._note_dropped(side, own_N, missing)
+            others = [logp_N[other] for other in _OTHERS[side] if other in logp_N]
+            self._note_zeros(side, own_N, others)
 
-    def _note_dropped(self, side: str, own_T: np.ndarray, missing: int) -> None:
+    def _note_dropped(self, side: str, own_N: np.ndarray, missing: int) -> None:
         """Note, by kind, the values that are no log-probability of a sampled token; `missing` ones
         are NaN because nothing was recorded.
         """
-        said = f"trained tokens have a {side} log-probability"
-        self._tally.note(f"{said} above 0: not measured", int((own_T > 0).sum()))
-        self._tally.note(f"{said} that is NaN: not measured", int(np.isnan(own_T).sum()) - missing)
+        subject = f"trained tokens have a {side} log-probability"
+        nans = int(np.isnan(own_N).sum()) - missing
         use = "not measured" if side == "rollout" else "outside of its support"
-        self._tally.note(f"{said} of −∞: {use}", int(np.isneginf(own_T).sum()))
+        self._tally.note(f"{subject} above 0: not measured", int((own_N > 0).sum()))
+        self._tally.note(f"{subject} that is NaN: not measured", nans)
+        self._tally.note(f"{subject} of −∞: {use}", int(np.isneginf(own_N).sum()))
 
-    def _note_zeros(self, side: str, own_T: np.ndarray, others: Sequence[np.ndarray]) -> None:
+    def _note_zeros(self, side: str, own_N: np.ndarray, others: Sequence[np.ndarray]) -> None:
         """Note exact zeros that the other side doubts; without another side, all of them.
 
         A confident policy has many of them on both sides: log 1.
         """
-        doubtful_T, where = own_T == 0, "and no other side to compare with"
+        doubtful_N = own_N == 0
+        where = "and no other side to compare with"
         if others:
-            doubtful_T = doubtful_T & (others[0] < UNCERTAIN)
+            doubtful_N &= others[0] < UNCERTAIN
             where = f"where the other side's is below −{-UNCERTAIN:g}"
-        said = f"trained tokens have a {side} log-probability of exactly 0"
-        self._tally.note(f"{said} {where} (placeholders? Run `diagnose`)", int(doubtful_T.sum()))
+        subject = f"trained tokens have a {side} log-probability of exactly 0"
+        advice = "(placeholders? Run `diagnose`)"
+        self._tally.note(f"{subject} {where} {advice}", int(doubtful_N.sum()))
 
     def _fill_keys(self, columns: dict[str, pa.Array], rows: int) -> None:
         """Fill in the keys that a row lacks."""
-        minibatch = columns.get("minibatch")
-        self.without_minibatch += rows if minibatch is None else minibatch.null_count
-        version = columns.get("version_rollout")
-        unknown = pa.array(np.ones(rows, bool)) if version is None else version.is_null()
-        columns[NOTE + NO_VERSION] = unknown.cast(pa.int64())
-        defaults = {
-            "step": 0,
-            "epoch": 0,
-            "minibatch": 0,
-            "version_rollout": 0,
-            "finish_reason": UNKNOWN,
-        }
-        for name, value in defaults.items():
+        self.without_minibatch += int(_lacks(columns, "minibatch", rows).sum())
+        unversioned_S = _lacks(columns, "version_rollout", rows)
+        columns[NOTE + NO_VERSION] = pa.array(unversioned_S.astype(np.int64))
+        for name, value in _DEFAULTS.items():
             columns[name] = _filled(columns.get(name), pa.scalar(value, COLUMNS[name].type), rows)
-        newer_S = np.full(rows, self._newer_trainer)
-        if "logp_recomputed" in columns:
-            newer_S |= ~_lists.is_null(columns["logp_recomputed"])
+        # A response with a recomputed log π has its other log π from weights after an update.
+        newer_S = np.full(rows, self._newer_trainer) | ~_lacks(columns, "logp_recomputed", rows)
         later = pa.array(columns["version_rollout"].to_numpy() + newer_S, pa.int32())
         columns["version_trainer"] = _filled(columns.get("version_trainer"), later, rows)
         self._fill_prompt_ids(columns, rows)
-        columns["sample_index"] = _numbered(columns.get("sample_index"), self._numbers, rows)
-        self._numbers += rows
+        columns["sample_index"] = _numbered(columns.get("sample_index"), self._numbered, rows)
+        self._numbered += rows
 
     def _fill_prompt_ids(self, columns: dict[str, pa.Array], rows: int) -> None:
         """A prompt without an id has the hash of its tokens; an unknown one is like no other."""
         prompt_id = columns.get("prompt_id", pa.nulls(rows, pa.int64()))
-        if prompt_id.null_count and PROMPT_COLUMN not in columns:
-            columns[NOTE + NO_PROMPT] = prompt_id.is_null().cast(pa.int64())
-            number_S = hash_keys(np.arange(self._numbers, self._numbers + rows))
-            hash_S = (number_S >> np.uint64(1)).astype(np.int64)
-        elif prompt_id.null_count:
+        if not prompt_id.null_count:
+            return
+        if PROMPT_COLUMN in columns:
             hash_S = prompt_hash(columns[PROMPT_COLUMN])
         else:
-            return
+            columns[NOTE + NO_PROMPT] = prompt_id.is_null().cast(pa.int64())
+            number_S = np.arange(self._numbered, self._numbered + rows)
+            hash_S = _as_ids(hash_keys(number_S))
         columns["prompt_id"] = _filled(prompt_id, pa.array(hash_S), rows)
 
     def _first_of_its_key(self, table: pa.Table, where: str) -> np.ndarray:
         """Drop duplicates: a dump may hold a response twice (two ranks, a resumed run)."""
-        keys = _keys(table).tolist()
-        new_S = np.zeros(len(keys), dtype=bool)
+        keys = _keys_of(table).tolist()
+        repeated_S = np.zeros(len(keys), dtype=bool)
         for row, key in enumerate(keys):
-            new_S[row] = key not in self._seen
-            self._seen.add(key)
-        return self._tally.sift(
-            {"repeated responses (same step, prompt and sample index)": ~new_S}, where
-        )
+            repeated_S[row] = key in self._keys
+            self._keys.add(key)
+        reason = "repeated responses (same step, prompt and sample index)"
+        return self._tally.sift({reason: repeated_S}, where)
 
     def _count(self, table: pa.Table) -> None:
         self.rows += table.num_rows
@@ -343,23 +358,27 @@ class Completer:
         self.tokens += int(_lists.lengths_of(foreign_values.single(lists)).sum())
         self.unfinished += pc.sum(pc.equal(table.column("finish_reason"), UNKNOWN)).as_py() or 0
         if "logp_trainer" in table.column_names:
-            versions = (
-                foreign_values.single(table.column(f"version_{side}")).to_numpy()
-                for side in ("trainer", "rollout")
-            )
             scored_S = ~_lists.is_null(foreign_values.single(table.column("logp_trainer")))
+            newer_S = _numbers(table, "version_trainer") != _numbers(table, "version_rollout")
             self.scored += int(scored_S.sum())
-            self.newer += int((scored_S & np.not_equal(*versions)).sum())
-        self.steps |= set(
-            np.unique(foreign_values.single(table.column("step")).to_numpy()).tolist()
-        )
+            self.newer += int((scored_S & newer_S).sum())
+        self.steps.update(np.unique(_numbers(table, "step")).tolist())
+
+
+def _response_lengths(columns: Mapping[str, pa.Array], rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """The number of tokens of each response, and which ones say that they have none."""
+    measure = columns.get(length_column(columns))
+    if measure is None:
+        return np.zeros(rows, dtype=np.int64), np.ones(rows, dtype=bool)
+    lengths_S = _lists.lengths_of(measure)
+    return lengths_S, (lengths_S == 0) & ~_lists.is_null(measure)
 
 
 def _in_every_row(column: pa.Array, lengths_S: np.ndarray) -> np.ndarray:
     """The values of all tokens; NaN in rows that are null."""
-    found_T = np.full(int(lengths_S.sum()), np.nan, np.float32)
-    found_T[np.repeat(~_lists.is_null(column), lengths_S)] = _lists.flat(column)
-    return found_T
+    values_T = np.full(int(lengths_S.sum()), np.nan, np.float32)
+    values_T[np.repeat(~_lists.is_null(column), lengths_S)] = _lists.flat(column)
+    return values_T
 
 
 def _trained_nulls(column: pa.Array, mask: pa.Array) -> pa.Array:
@@ -371,60 +390,77 @@ def _trained_nulls(column: pa.Array, mask: pa.Array) -> pa.Array:
     return pa.array(np.bincount(rows, minlength=len(lengths_S)).astype(np.int64))
 
 
-def _keys(table: pa.Table) -> np.ndarray:
-    return hash_keys(*(foreign_values.single(table.column(name)).to_numpy() for name in ROW_KEY))
+def _lacks(columns: Mapping[str, pa.Array], name: str, rows: int) -> np.ndarray:
+    """Which rows have no value in a column; all of them if there is no such column."""
+    if name not in columns:
+        return np.ones(rows, dtype=bool)
+    return _lists.is_null(columns[name])
 
 
-def _known_columns(table: pa.Table) -> pa.Table:
-    """The trace's columns among the given ones, in its types, and the notes; all-null columns
-    are dropped.
-    """
-    names = [n for n in COLUMNS if n in table.column_names and table.column(n).type != pa.null()]
-    given = {name: foreign_values.single(table.column(name)) for name in names}
-    measure = given.get(length_column(given))
-    if "advantage" in given and measure is not None:
-        given["advantage"] = _advantages(given["advantage"], measure)
-    elif "advantage" in given:
-        del given["advantage"]  # without the tokens that it belongs to
-    columns = {
-        name: foreign_values.exact(column, COLUMNS[name].type) for name, column in given.items()
-    }
-    return pa.table(columns | {name: table.column(name) for name in _notes(table)})
+def _numbers(table: pa.Table, name: str) -> np.ndarray:
+    """A column of numbers without nulls."""
+    return np.asarray(foreign_values.single(table.column(name)).to_numpy())
+
+
+def _keys_of(table: pa.Table) -> np.ndarray:
+    return hash_keys(*(_numbers(table, name) for name in ROW_KEY))
+
+
+def _trace_columns(table: pa.Table) -> pa.Table:
+    """The columns that a trace has, in its types, and the notes; all-null columns are dropped."""
+    columns: dict[str, pa.Array] = {}
+    for name in filter(table.column_names.__contains__, COLUMNS):
+        if not pa.types.is_null(table.column(name).type):
+            columns[name] = foreign_values.single(table.column(name))
+    measure = columns.get(length_column(columns))
+    if "advantage" in columns and measure is None:
+        del columns["advantage"]  # without the tokens that it belongs to
+    elif "advantage" in columns:
+        columns["advantage"] = _advantages(columns["advantage"], measure)
+    for name, column in columns.items():
+        columns[name] = foreign_values.exact(column, COLUMNS[name].type)
+    notes = {name: table.column(name) for name in filter(_is_note, table.column_names)}
+    return pa.table(columns | notes)
 
 
 def _advantages(column: pa.Array, tokens: pa.Array) -> pa.Array:
     """One advantage per token; a number, or a list of one, applies to the whole response."""
-    wanted_S = _lists.lengths_of(tokens)
+    tokens_S = _lists.lengths_of(tokens)
     if not foreign_values.is_list(column.type):
         null_S = _lists.is_null(column)
         column = _lists.from_flat(column.drop_null(), (~null_S).astype(np.int64), null_S)
-    given_S = _lists.lengths_of(column)
-    lengths_S = np.where(given_S == 1, wanted_S, given_S)
-    if np.array_equal(lengths_S, given_S):
+    values_S = _lists.lengths_of(column)
+    lengths_S = np.where(values_S == 1, tokens_S, values_S)
+    if np.array_equal(lengths_S, values_S):
         return column
-    times_T = np.repeat(np.where(given_S == 1, wanted_S, 1), given_S)
+    times_T = np.repeat(np.where(values_S == 1, tokens_S, 1), values_S)
     return _lists.from_flat(
         np.repeat(_lists.flat(column), times_T), lengths_S, _lists.is_null(column)
     )
 
 
-def _notes(table: pa.Table) -> list[str]:
-    return [name for name in table.column_names if name.startswith(NOTE)]
+def _is_note(name: str) -> bool:
+    return name.startswith(NOTE)
 
 
 def _only(table: pa.Table, keep_S: np.ndarray) -> pa.Table:
-    return table if keep_S.all() else table.filter(pa.array(keep_S))
+    """The flagged rows; without a copy if these are all."""
+    if keep_S.all():
+        return table
+    return table.filter(pa.array(keep_S))
 
 
-def _usual_width(lists: Sequence[pa.Array], lengths_S: np.ndarray) -> int:
+def _usual_width(lists: Iterable[pa.Array], lengths_S: np.ndarray) -> int:
     """The most common K per token (the smallest, if tied); 0 without top-K values."""
     widths = [np.empty(0, np.int64)]
     for column in lists:
         entries_S = _lists.lengths_of(column)
         whole_S = (entries_S > 0) & (lengths_S > 0) & (entries_S % np.maximum(lengths_S, 1) == 0)
         widths.append(entries_S[whole_S] // lengths_S[whole_S])
-    found, counts = np.unique(np.concatenate(widths), return_counts=True)
-    return int(found[counts.argmax()]) if len(found) else 0
+    width, counts = np.unique(np.concatenate(widths), return_counts=True)
+    if not len(width):
+        return 0
+    return int(width[counts.argmax()])
 
 
 def all_true_where_null(mask: pa.Array | None, lengths_S: np.ndarray) -> pa.Array:
@@ -437,7 +473,9 @@ def all_true_where_null(mask: pa.Array | None, lengths_S: np.ndarray) -> pa.Arra
 
 def _filled(column: pa.Array | None, values: pa.Array | pa.Scalar, rows: int) -> pa.Array:
     """The column with its nulls replaced by `values`, one value or one per row."""
-    return pc.coalesce(pa.nulls(rows, values.type) if column is None else column, values)
+    if column is None:
+        column = pa.nulls(rows, values.type)
+    return pc.coalesce(column, values)
 
 
 def _numbered(column: pa.Array | None, first: int, rows: int) -> pa.Array:
@@ -447,9 +485,12 @@ def _numbered(column: pa.Array | None, first: int, rows: int) -> pa.Array:
     number_S = np.arange(first, first + rows, dtype=np.int32)
     if column is None:
         return pa.array(number_S)
-    missing_S, given = _lists.is_null(column), column.drop_null().to_numpy()
-    taken_S = missing_S & np.isin(number_S, given)
-    number_S[taken_S] = np.setdiff1d(number_S[~missing_S], given)[: taken_S.sum()]
+    missing_S = _lists.is_null(column)
+    recorded = column.drop_null().to_numpy()
+    taken_S = missing_S & np.isin(number_S, recorded)
+    # Rows with a number of their own leave their position's number free, unless a row has it.
+    free = np.setdiff1d(number_S[~missing_S], recorded)
+    number_S[taken_S] = free[: taken_S.sum()]
     return _filled(column, pa.array(number_S), rows)
 
 
@@ -464,15 +505,19 @@ def prompt_hash(prompts: pa.Array) -> np.ndarray:
     """63 bits of each prompt's token ids: equal prompts get the same id in every step and file."""
     lengths_S = _lists.lengths_of(prompts)
     offset_S1 = _lists.offsets_of(lengths_S)
-    position_T = np.arange(offset_S1[-1]) - np.repeat(offset_S1[:-1], lengths_S)
-    sums = np.concatenate(
-        [np.zeros(1, np.uint64), np.cumsum(hash_keys(position_T, _lists.flat(prompts)))]
-    )
-    total_S = sums[offset_S1[1:]] - sums[offset_S1[:-1]]  # modulo 2^64
-    return (hash_keys(total_S.view(np.int64), lengths_S) >> np.uint64(1)).astype(np.int64)
+    hash_T = hash_keys(_lists.position_in_row(lengths_S), _lists.flat(prompts))
+    # A running sum gives every prompt's sum as a difference, modulo 2^64 in unsigned integers.
+    sum_T1 = np.concatenate([np.zeros(1, np.uint64), np.cumsum(hash_T)])
+    total_S = sum_T1[offset_S1[1:]] - sum_T1[offset_S1[:-1]]
+    return _as_ids(hash_keys(total_S.view(np.int64), lengths_S))
 
 
-def split(
+def _as_ids(hash_S: np.ndarray) -> np.ndarray:
+    """The upper 63 bits, since an int64 with the highest bit is negative."""
+    return (hash_S >> np.uint64(1)).astype(np.int64)
+
+
+def split_sequences(
     ids: pa.Array,
     mask: pa.Array,
     columns: Mapping[str, pa.Array],
@@ -489,68 +534,88 @@ def split(
     """
     total_S = _lists.lengths_of(ids)
     stop_S = total_S if length_S is None else length_S
+    keep_S = tally.sift(_misfits(ids, mask, columns, stop_S), where)
+
+    sequences = {"response_ids": ids, "loss_mask": mask, **columns}
+    sequences = _lists.select_rows(sequences, keep_S)
+    total_S = total_S[keep_S]
+    stop_S = stop_S[keep_S]
+    first_S, last_S = _lists.ends_of(_lists.flat(sequences["loss_mask"]), total_S)
+    fits_S = tally.sift({NO_MASK: first_S < 0, BEYOND: last_S >= stop_S}, where)
+    keep_S[np.flatnonzero(keep_S)] = fits_S
+
+    cutter = _Cutter(total_S, np.where(fits_S, first_S, 0), np.where(fits_S, stop_S, 0), fits_S)
+    return cutter.cut(sequences), keep_S
+
+
+def _misfits(
+    ids: pa.Array, mask: pa.Array, columns: Mapping[str, pa.Array], stop_S: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Sequences with a hole, or with columns that are not as long as their ids, by reason."""
+    total_S = _lists.lengths_of(ids)
     bad_S = {NO_IDS: _lists.holds_null(ids), TOO_LONG: stop_S > total_S}
     for name, column in {"loss mask": mask, **columns}.items():
-        bad_S[UNEQUAL.format(name=name)] = (_lists.lengths_of(column) != total_S) & ~_lists.is_null(
-            column
-        )
+        differs_S = _lists.lengths_of(column) != total_S
+        bad_S[UNEQUAL.format(name=name)] = differs_S & ~_lists.is_null(column)
     bad_S[NO_MASK] = _lists.holds_null(mask)
-    keep_S = tally.sift(bad_S, where)
-    ids, mask, stop_S = ids.filter(pa.array(keep_S)), mask.filter(pa.array(keep_S)), stop_S[keep_S]
-    columns = {name: column.filter(pa.array(keep_S)) for name, column in columns.items()}
-
-    total_S = _lists.lengths_of(ids)
-    first_S, last_S = _lists.ends_of(_lists.flat(mask), total_S)
-    fits_S = tally.sift({NO_MASK: first_S < 0, BEYOND: last_S >= stop_S}, where)
-    keep_S[np.flatnonzero(keep_S)[~fits_S]] = False
-    cutter = _Cutter(total_S, np.where(fits_S, first_S, 0), np.where(fits_S, stop_S, 0), fits_S)
-    found = {
-        "prompt_ids": cutter.prompt(ids),
-        "response_ids": cutter.response(ids),
-        "loss_mask": cutter.response(mask),
-    }
-    found |= {name: cutter.response(column) for name, column in columns.items()}
-    if "logp_rollout" in columns:
-        found[NOTE + SHIFTED] = pa.array(cutter.shifted(columns["logp_rollout"]).astype(np.int64))
-    return found, keep_S
+    return bad_S
 
 
 class _Cutter:
-    """Knows which positions of the flattened sequences are prompt, and which are response."""
+    """Knows which positions of the flattened sequences are prompt, and which are response.
+
+    A sequence has `total_S` positions; its response begins at `first_S` and ends before `stop_S`,
+    both 0 for the rows that are left out.
+    """
 
     def __init__(
         self, total_S: np.ndarray, first_S: np.ndarray, stop_S: np.ndarray, keep_S: np.ndarray
     ) -> None:
         start_S = _lists.offsets_of(total_S)[:-1]
-        self._total_S, self._keep_S = total_S, keep_S
-        self._first_S, self._start_S, self._stop_S = first_S, start_S, stop_S
-        self._prompt_T = _lists.ranges(start_S, start_S + first_S)
-        self._response_T = _lists.ranges(start_S + first_S, start_S + stop_S)
+        self._total_S = total_S
+        self._keep_S = keep_S
+        self._prompt_S = first_S  # the length of the prompt
+        self._response_S = stop_S - first_S
+        self._begin_S = start_S + first_S
+        self._end_S = start_S + stop_S
+        self._prompt_T = _lists.ranges(start_S, self._begin_S)
+        self._response_T = _lists.ranges(self._begin_S, self._end_S)
 
-    def prompt(self, column: pa.Array) -> pa.Array:
-        return _lists.from_flat(_lists.flat(column)[self._prompt_T], self._first_S[self._keep_S])
+    def cut(self, sequences: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+        """The prompts, the responses' columns, and the note on a shift."""
+        prompt_T = _lists.flat(sequences["response_ids"])[self._prompt_T]
+        columns = {"prompt_ids": _lists.from_flat(prompt_T, self._prompt_S[self._keep_S])}
+        for name, column in sequences.items():
+            columns[name] = self._response(column)
+        if "logp_rollout" in sequences:
+            shifted_S = self._shifted(sequences["logp_rollout"])
+            columns[NOTE + SHIFTED] = pa.array(shifted_S.astype(np.int64))
+        return columns
 
-    def response(self, column: pa.Array) -> pa.Array:
+    def _response(self, column: pa.Array) -> pa.Array:
+        """The values of the response of each kept row; null rows stay null."""
         null_S = _lists.is_null(column)
-        lengths_S = (self._stop_S - self._first_S)[self._keep_S]
         if null_S.all():
             return pa.nulls(int(self._keep_S.sum()), column.type)
-        # A null row has no values; a null inside of a row stays one
-        known_T = np.repeat(~null_S, self._total_S)
-        index_T = (np.cumsum(known_T) - 1)[self._response_T]
-        values = column.flatten().take(pa.array(index_T, mask=~known_T[self._response_T]))
-        found = _lists.from_flat(values, lengths_S)
-        return pc.if_else(pa.array(~null_S[self._keep_S]), found, pa.nulls(len(found), found.type))
+        # A null row has no values, so later rows are at earlier places than their positions say.
+        # A null inside of a row has a place, and stays a null.
+        recorded_T = np.repeat(~null_S, self._total_S)
+        place_T = (np.cumsum(recorded_T) - 1)[self._response_T]
+        taken = pa.array(place_T, mask=~recorded_T[self._response_T])
+        values = column.flatten().take(taken)
+        responses = _lists.from_flat(values, self._response_S[self._keep_S])
+        recorded = pa.array(~null_S[self._keep_S])
+        return pc.if_else(recorded, responses, pa.nulls(len(responses), responses.type))
 
-    def shifted(self, logp: pa.Array) -> np.ndarray:
+    def _shifted(self, logp: pa.Array) -> np.ndarray:
         """Kept rows with a log-probability at the last prompt position, but none at the last
         response position.
         """
-        found_S = np.zeros(len(logp), dtype=bool)
-        sure_S = self._keep_S & (self._first_S > 0)
+        shifted_S = np.zeros(len(logp), dtype=bool)
+        has_prompt_S = self._keep_S & (self._prompt_S > 0)
         if not _lists.is_null(logp).any():
             values_T = _lists.flat(logp)
-            before = values_T[(self._start_S + self._first_S - 1)[sure_S]]
-            last = values_T[(self._start_S + self._stop_S - 1)[sure_S]]
-            found_S[sure_S] = (before != 0) & (last == 0)
-        return found_S[self._keep_S]
+            before = values_T[self._begin_S[has_prompt_S] - 1]
+            last = values_T[self._end_S[has_prompt_S] - 1]
+            shifted_S[has_prompt_S] = (before != 0) & (last == 0)
+        return shifted_S[self._keep_S]

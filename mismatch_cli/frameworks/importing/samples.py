@@ -6,7 +6,8 @@ Each sample has the keys of `Sample.to_dict()` (rollout data: singular) or of th
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ _LISTS = {
     "entropy_trainer": ("entropy",),
     "advantage": ("advantages",),
 }
-KINDS = {"tokens": pa.int32()} | {key: pa.float32() for keys in _LISTS.values() for key in keys}
+KINDS = {"tokens": pa.int32(), **dict.fromkeys(chain.from_iterable(_LISTS.values()), pa.float32())}
 KINDS |= dict.fromkeys(_LISTS["loss_mask"], pa.bool_())
 _LENGTHS = ("response_length", "response_lengths", "total_length", "total_lengths")
 NUMBERS = ("index", "sample_index", "truncated", *_LENGTHS)
@@ -59,20 +60,19 @@ def samples_of(content: Any, source: DumpFile) -> list[Sample]:
     return samples
 
 
-def with_raw_rewards(samples: list[dict[str, Any]], raw: Any) -> list[dict[str, Any]]:
+def with_raw_rewards(samples: list[Sample], raw: Any) -> list[Sample]:
     """Add the raw rewards: one list for the whole rollout, indexed by each sample's
-    `rollout_position`.
+    `rollout_position`. Where a position is missing or beyond the list, none is added.
     """
     if raw is None:
         return samples
-    positions = [sample.get("rollout_position") for sample in samples]
-    if any(position is None or not 0 <= int(position) < len(raw) for position in positions):
-        return samples
-    return [
-        sample | {"raw_reward": raw[int(at)]}
-        for sample, at in zip(samples, positions, strict=True)
-        if at is not None
-    ]
+    with_raw: list[Sample] = []
+    for sample in samples:
+        position = sample.get("rollout_position")
+        if position is None or not 0 <= int(position) < len(raw):
+            return samples
+        with_raw.append(sample | {"raw_reward": raw[int(position)]})
+    return with_raw
 
 
 def tables(samples: Sequence[Sample], step: int, tally: Tally, where: str) -> Iterator[pa.Table]:
@@ -81,53 +81,50 @@ def tables(samples: Sequence[Sample], step: int, tally: Tally, where: str) -> It
     tokens = 0
     for sample in samples:
         try:
-            reason = _unusable(sample := _as_arrays(sample))
-        except (
-            TypeError,
-            ValueError,
-            OverflowError,
-            RuntimeError,
-        ) as error:  # from numpy and torch
+            arrays = _as_arrays(sample)
+            reason = _unusable(arrays)
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+            # numpy and torch raise any of these for values of a wrong type.
             check_memory(error)
             reason = OTHER_TYPES
         if reason is not None:
             tally.leave_out(reason, 1, where)
             continue
-        block.append(sample)
-        tokens += len(sample["tokens"])
+        block.append(arrays)
+        tokens += len(arrays["tokens"])
         if tokens >= TOKENS_PER_BLOCK:
             yield _table(block, step)
-            block, tokens = [], 0
+            block = []
+            tokens = 0
     if block:
         yield _table(block, step)
 
 
 def _as_arrays(sample: Sample) -> Sample:
     """The sample with its lists and tensors as flat arrays in the types of a trace."""
-    found = dict(sample)
+    arrays = dict(sample)
     for key, kind in KINDS.items():
-        if (value := sample.get(key)) is not None:
-            found[key] = foreign_values.flat_array(value, kind)
-    for key in NUMBERS:
         if sample.get(key) is not None:
-            value = sample[key]
-            found[key] = (
-                int(value)
-                if isinstance(value, bool)
-                else foreign_values.whole_number(value, np.int32)
-            )
-    return found
+            arrays[key] = foreign_values.flat_array(sample[key], kind)
+    for key in NUMBERS:
+        value = sample.get(key)
+        if isinstance(value, bool):
+            arrays[key] = int(value)
+        elif value is not None:
+            arrays[key] = foreign_values.whole_number(value, np.int32)
+    return arrays
 
 
 def _unusable(sample: Sample) -> str | None:
-    if sample.get("tokens") is None or not len(sample["tokens"]):
+    """Why a sample cannot be imported; None for one that can."""
+    ids = sample.get("tokens")
+    if ids is None or not len(ids):
         return NO_IDS
-    length, total = response_length(sample), sample.get("total_length", sample.get("total_lengths"))
+    length = response_length(sample)
     if length is None:
         return NO_LENGTH
-    if not 0 <= length <= len(sample["tokens"]) or (
-        total is not None and total != len(sample["tokens"])
-    ):
+    total = sample.get("total_length", sample.get("total_lengths"))
+    if not 0 <= length <= len(ids) or total not in (None, len(ids)):
         return WRONG_TOTAL
     return None
 
@@ -137,85 +134,104 @@ def response_length(sample: Sample) -> int | None:
 
 
 def _table(samples: list[Sample], step: int) -> pa.Table:
-    ids = [sample["tokens"] for sample in samples]
-    cuts = [
-        len(row) - (response_length(sample) or 0) for row, sample in zip(ids, samples, strict=True)
-    ]
+    """The samples as rows of a trace; columns that no sample has are left out."""
+    prompts: list[np.ndarray] = []
+    responses: list[np.ndarray] = []
+    for sample in samples:
+        ids = sample["tokens"]
+        begin = len(ids) - (response_length(sample) or 0)
+        prompts.append(ids[:begin])
+        responses.append(ids[begin:])
     columns = {
-        "prompt_ids": _lists.from_rows(
-            [row[:cut] for row, cut in zip(ids, cuts, strict=True)], pa.int32()
-        ),
-        "response_ids": _lists.from_rows(
-            [row[cut:] for row, cut in zip(ids, cuts, strict=True)], pa.int32()
-        ),
+        "prompt_ids": _lists.from_rows(prompts, pa.int32()),
+        "response_ids": _lists.from_rows(responses, pa.int32()),
         "step": pa.array(np.full(len(samples), step, np.int32)),
-        "finish_reason": pa.array([_finish_reason(sample) for sample in samples], pa.string()),
+        "finish_reason": pa.array(map(_finish_reason, samples), pa.string()),
     }
     columns |= _rewards(samples)
     for name, keys in _LISTS.items():
-        rows = [
-            next((sample[key] for key in keys if sample.get(key) is not None), None)
-            for sample in samples
-        ]
-        if any(row is not None for row in rows):
-            columns[name] = _lists.from_rows(
-                rows, pa.bool_() if name == "loss_mask" else pa.float32()
-            )
+        rows = [_first_of(sample, keys) for sample in samples]
+        if _lists.first_value(rows) is not None:
+            columns[name] = _lists.from_rows(rows, KINDS[keys[0]])
     _mask(columns, samples)
-    numbers: dict[str, list[Any]] = {
-        "sample_index": [sample.get("index", sample.get("sample_index")) for sample in samples],
-        "version_rollout": [_oldest_version(sample.get("weight_versions")) for sample in samples],
-    }
+    columns |= _numbers(samples)
+    return pa.table(columns)
+
+
+def _first_of(sample: Sample, keys: Iterable[str]) -> Any:
+    """The value of the first of these keys that has one; None without."""
+    return _lists.first_value(list(map(sample.get, keys)))
+
+
+def _numbers(samples: list[Sample]) -> dict[str, pa.Array]:
+    """The columns of whole numbers that at least one sample has."""
+    numbers: dict[str, list[int | None]] = {"sample_index": [], "version_rollout": []}
+    for sample in samples:
+        numbers["sample_index"].append(sample.get("index", sample.get("sample_index")))
+        numbers["version_rollout"].append(_oldest_version(sample.get("weight_versions")))
     if any(sample.get("newer_trainer") for sample in samples):
         numbers["version_trainer"] = [1 + (version or 0) for version in numbers["version_rollout"]]
+    columns: dict[str, pa.Array] = {}
     for name, values in numbers.items():
-        if any(value is not None for value in values):
+        if _lists.first_value(values) is not None:
             columns[name] = pa.array(values, pa.int32())
-    return pa.table(columns)
+    return columns
 
 
 def _mask(columns: dict[str, pa.Array], samples: list[Sample]) -> None:
     """Make the loss mask boolean: no mask trains every token, and a removed sample trains none."""
-    if "loss_mask" not in columns and not any(sample.get("remove_sample") for sample in samples):
+    removed_S = np.array([bool(sample.get("remove_sample")) for sample in samples])
+    if "loss_mask" not in columns and not removed_S.any():
         return
     lengths_S = _lists.lengths_of(columns["response_ids"])
-    ones = _lists.from_flat(np.ones(int(lengths_S.sum()), dtype=bool), lengths_S)
-    mask = pc.coalesce(columns["loss_mask"], ones) if "loss_mask" in columns else ones
-    kept_S = np.array([not sample.get("remove_sample") for sample in samples])
+    mask = _lists.from_flat(np.ones(int(lengths_S.sum()), dtype=bool), lengths_S)
+    if "loss_mask" in columns:
+        mask = pc.coalesce(columns["loss_mask"], mask)
+    # A recorded mask may not be as long as its response, which is refused later.
     lengths_S = _lists.lengths_of(mask)
-    columns["loss_mask"] = _lists.from_flat(
-        _lists.flat(mask) & np.repeat(kept_S, lengths_S), lengths_S
-    )
+    trained_T = _lists.flat(mask) & np.repeat(~removed_S, lengths_S)
+    columns["loss_mask"] = _lists.from_flat(trained_T, lengths_S)
 
 
 def _finish_reason(sample: Sample) -> str | None:
     if sample.get("truncated") is not None:
         return "length" if sample["truncated"] else "stop"
     status = sample.get("status")
-    return None if status is None else _FINISH.get(str(status), str(status))
+    if status is None:
+        return None
+    return _FINISH.get(str(status), str(status))
 
 
 def _rewards(samples: list[Sample]) -> dict[str, pa.Array]:
     """The raw rewards, where known: `rewards` in train data may be normalized within the group."""
-    found: list[float | None] = []
-    no_number, normalised = [], []
+    rewards: list[float | None] = []
+    no_number: list[bool] = []
+    normalised: list[bool] = []
     for sample in samples:
-        raw = "raw_reward" in sample or "reward" in sample
+        is_raw = "raw_reward" in sample or "reward" in sample
         value = sample.get("raw_reward", sample.get("reward", sample.get("rewards")))
-        try:
-            found.append(None if value is None else foreign_values.finite_number(value))
-        except (TypeError, ValueError, RuntimeError):
-            found.append(None)
-        no_number.append(int(value is not None and found[-1] is None))
-        normalised.append(int(found[-1] is not None and not raw))
+        reward = _number_or_none(value)
+        rewards.append(reward)
+        no_number.append(value is not None and reward is None)
+        normalised.append(reward is not None and not is_raw)
     return {
-        "reward": pa.array(found, pa.float32()),
-        NOTE + NO_NUMBER: pa.array(no_number),
-        NOTE + NORMALISED: pa.array(normalised),
+        "reward": pa.array(rewards, pa.float32()),
+        NOTE + NO_NUMBER: pa.array(no_number).cast(pa.int64()),
+        NOTE + NORMALISED: pa.array(normalised).cast(pa.int64()),
     }
 
 
+def _number_or_none(value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        return foreign_values.finite_number(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
 def _oldest_version(versions: Any) -> int | None:
-    named = versions if isinstance(versions, list | tuple) else []
-    numbers = [int(version) for version in named if re.fullmatch(r"\d{1,9}", str(version))]
-    return min(numbers) if numbers else None
+    """The smallest number among the names of weights; None without one."""
+    names = map(str, versions if isinstance(versions, list | tuple) else ())
+    numbers = [int(name) for name in names if re.fullmatch(r"\d{1,9}", name)]
+    return min(numbers, default=None)

@@ -14,7 +14,7 @@ from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing.naming import IGNORED
 from mismatch_cli.frameworks.importing.omissions import Tally
-from mismatch_cli.frameworks.importing.rows import split
+from mismatch_cli.frameworks.importing.rows import split_sequences
 from mismatch_cli.trace import foreign_values
 from mismatch_cli.trace.columns import TOKEN_COLUMNS, TOPK_COLUMNS
 
@@ -29,41 +29,40 @@ def cut(table: pa.Table, tally: Tally, where: str) -> pa.Table:
     """The rows with `prompt_ids` and `response_ids` instead of `token_ids`; tables without these
     stay as they are. Raises `MismatchError` if nothing says which tokens are the response.
     """
-    columns = {name: foreign_values.single(table.column(name)) for name in table.column_names}
+    columns = _lists.columns_of(table)
     if "token_ids" not in columns:
         return table
     columns = _aligned(columns, tally, where)
     columns = _with_flags(columns, tally, where)
-    masks = [columns.pop(name) for name in MASKS if name in columns] or _by_advantage(
-        columns, tally, where
-    )
+    masks = [columns.pop(name) for name in MASKS if name in columns]
+    if not masks:
+        masks = [_by_advantage(columns, tally, where)]
     ids = columns.pop("token_ids")
     per_token = {*TOKEN_COLUMNS} - {"response_ids", "loss_mask"}
     of_tokens = {name: columns.pop(name) for name in per_token & columns.keys()}
-    responses, keep_S = split(ids, pc.coalesce(*masks), of_tokens, tally, where)
-    keep = pa.array(keep_S)
-    others = {
-        name: column.filter(keep) for name, column in columns.items() if name not in TOPK_COLUMNS
-    }
-    return pa.table(others | responses)
+    # Top-K columns have K values per position, which nothing here cuts.
+    for name in TOPK_COLUMNS:
+        columns.pop(name, None)
+    responses, keep_S = split_sequences(ids, pc.coalesce(*masks), of_tokens, tally, where)
+    return pa.table(_lists.select_rows(columns, keep_S) | responses)
 
 
 def _aligned(columns: _Columns, tally: Tally, where: str) -> _Columns:
     """The columns with index i at token i of the sequence."""
     if "target_ids" not in columns:
         return columns
-    pairs = (columns[name].to_pylist() for name in ("token_ids", "target_ids"))
-    moved_S = np.array(list(map(_is_moved, *pairs)), dtype=bool)
-    keep = pa.array(tally.sift({NOT_MOVED: ~moved_S}, where))
-    columns = {name: column.filter(keep) for name, column in columns.items()}
-    first = pc.list_element(columns["token_ids"], 0)
-    targets = columns.pop("target_ids")
-    columns["token_ids"] = _after(first, targets)
+    tokens = columns["token_ids"].to_pylist()
+    targets = columns["target_ids"].to_pylist()
+    moved_S = np.array(list(map(_is_moved, tokens, targets)), dtype=bool)
+    columns = _lists.select_rows(columns, tally.sift({NOT_MOVED: ~moved_S}, where))
+    # The sequence is the first token and then its targets, as `token_ids` may lack the last one.
+    target_ids = columns.pop("target_ids")
+    columns["token_ids"] = _after(pc.list_element(columns["token_ids"], 0), target_ids)
     of_tokens = {*TOKEN_COLUMNS, *MASKS} & columns.keys()
     for name in of_tokens:
         kind = columns[name].type.value_type
         filler = pa.scalar(None if pa.types.is_floating(kind) else 0).cast(kind)
-        fillers = pa.array([filler.as_py()] * len(targets), kind)
+        fillers = pa.array([filler.as_py()] * len(target_ids), kind)
         columns[name] = _after(fillers, columns[name])
     return columns
 
@@ -79,11 +78,13 @@ def _is_moved(tokens: list[int] | None, targets: list[int] | None) -> bool:
 
 def _after(first: pa.Array, lists: pa.Array) -> pa.Array:
     """The lists with one more value at their beginning; null rows stay null."""
-    lengths_S, null_S = _lists.lengths_of(lists), _lists.is_null(lists)
+    lengths_S = _lists.lengths_of(lists)
+    null_S = _lists.is_null(lists)
+    # All first values, then those of the lists: `place_T` is where a row's values are in this.
     values = pa.concat_arrays([first, lists.flatten()])
-    begins_S = len(first) + _lists.offsets_of(lengths_S)[:-1]
+    begin_S = len(first) + _lists.offsets_of(lengths_S)[:-1]
     total_S = np.where(null_S, 0, lengths_S + 1)
-    place_T = _lists.ranges(begins_S - 1, begins_S - 1 + total_S)
+    place_T = _lists.ranges(begin_S - 1, begin_S - 1 + total_S)
     starts = _lists.offsets_of(total_S)[:-1][~null_S]
     place_T[starts] = np.flatnonzero(~null_S)
     return _lists.from_flat(values.take(pa.array(place_T)), total_S, null_S)
@@ -95,28 +96,32 @@ def _with_flags(columns: _Columns, tally: Tally, where: str) -> _Columns:
     for name in MASKS:
         if name not in columns or pa.types.is_boolean(columns[name].type.value_type):
             continue
-        mask, ids = columns[name], columns["token_ids"]
-        same_S = _lists.lengths_of(mask) == _lists.lengths_of(ids)
+        mask = columns[name]
+        ids = columns["token_ids"]
         flags = pa.array(map(_flags, mask.to_pylist(), ids.to_pylist()), pa.list_(pa.bool_()))
+        # A mask of another length is left out later, with the reason that fits it.
+        same_S = _lists.lengths_of(mask) == _lists.lengths_of(ids)
         odd_S = same_S & _lists.is_null(flags)
-        keep = pa.array(tally.sift({NO_LABELS.format(name=name): odd_S}, where))
         columns[name] = flags
-        columns = {each: column.filter(keep) for each, column in columns.items()}
+        keep_S = tally.sift({NO_LABELS.format(name=name): odd_S}, where)
+        columns = _lists.select_rows(columns, keep_S)
     return columns
 
 
 def _flags(mask: list[int] | None, ids: list[int] | None) -> list[bool] | None:
+    """Which tokens a mask of flags or labels marks; None if it is neither."""
     if mask is None or ids is None:
         return None
     if set(mask) <= {0, 1}:
         return list(map(bool, mask))
-    if all(label in (IGNORED, own) for label, own in zip(mask, ids, strict=False)):
-        return [label != IGNORED for label in mask]
-    return None
+    for label, own in zip(mask, ids, strict=False):
+        if label not in (IGNORED, own):
+            return None
+    return [label != IGNORED for label in mask]
 
 
-def _by_advantage(columns: Mapping[str, pa.Array], tally: Tally, where: str) -> list[pa.Array]:
-    """Where advantages are per token, those other than 0 are the mask."""
+def _by_advantage(columns: Mapping[str, pa.Array], tally: Tally, where: str) -> pa.Array:
+    """A mask of the tokens with an advantage other than 0, where advantages are per token."""
     advantage = columns.get("advantage")
     if advantage is None or not foreign_values.is_list(advantage.type):
         raise MismatchError(
@@ -125,4 +130,4 @@ def _by_advantage(columns: Mapping[str, pa.Array], tally: Tally, where: str) -> 
         )
     tally.note(BY_ADVANTAGE, len(advantage))
     flags_T = pc.fill_null(pc.not_equal(advantage.flatten(), 0), False)
-    return [_lists.from_flat(flags_T, _lists.lengths_of(advantage), _lists.is_null(advantage))]
+    return _lists.from_flat(flags_T, _lists.lengths_of(advantage), _lists.is_null(advantage))

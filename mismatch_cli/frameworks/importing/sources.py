@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from textwrap import shorten
 from types import ModuleType
@@ -36,8 +36,11 @@ from mismatch_cli.frameworks.importing.paths import column_at, roots, with_paths
 from mismatch_cli.frameworks.importing.torch_file import NeedsItsFramework
 from mismatch_cli.trace import foreign_values
 
-_FIRST_LINES, _FIRST_BYTES, _FIRST_VALUES = 64, 2**24, 2**20  # enough to tell what a file holds
 _READ_BYTES = 2**20
+# So many lines, bytes of lines, and values of Parquet are enough to tell what a file holds
+_FIRST_LINES = 64
+_FIRST_BYTES = 2**24
+_FIRST_VALUES = 2**20
 TOKENS_PER_BLOCK = 2**19  # read at a time; of Parquet, whatever its row groups
 _BYTES_PER_BLOCK = 2**27  # of Parquet with longer columns
 BLOCK_BYTES = 2**24  # of JSONL
@@ -70,8 +73,11 @@ class DumpFile:
 
     @property
     def kind(self) -> str:
+        """How the file is read: "jsonl", "parquet", "pt" or "pickle"."""
         suffix = self.path.suffix.lower()
-        return "pickle" if suffix in PICKLES else KINDS.get(suffix, "jsonl")
+        if suffix in PICKLES:
+            return "pickle"
+        return KINDS.get(suffix, "jsonl")
 
     @property
     def group(self) -> tuple[str, str]:
@@ -87,10 +93,12 @@ class DumpFile:
         """Our name: the file's name, for each column; one of our names that maps to another
         column is not read.
         """
-        ours = {its: name for name, its in self.columns.items()}
-        return {
-            ours.get(name, name): name for name in names if name in ours or name not in self.columns
-        }
+        our_name = {its: ours for ours, its in self.columns.items()}
+        renamed: dict[str, str] = {}
+        for name in names:
+            if name in our_name or name not in self.columns:
+                renamed[our_name.get(name, name)] = name
+        return renamed
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,7 @@ class FileHead:
     keys: frozenset[str] = frozenset()
 
     def has(self, *keys: str) -> bool:
+        """Whether the file has all of these keys."""
         return self.keys.issuperset(keys)
 
 
@@ -108,28 +117,31 @@ def find(paths: Sequence[Path]) -> list[DumpFile]:
     """The files to read, in numeric order; a `MismatchError` for one that is missing or
     unreadable.
     """
-    found = [source for path in paths for source in _below(path)]
-    if not found:
+    sources = list(chain.from_iterable(map(_below, paths)))
+    if not sources:
         raise MismatchError(
             f"{paths[0]} holds no files to import ({', '.join(KINDS)}). Formats: mismatch-cli "
             "import --formats"
         )
-    if odd := next((source.path for source in found if not is_encodable(source.name)), None):
-        raise MismatchError(f"The name of {odd} is not UTF-8. Rename it.")
-    return found
+    for source in sources:
+        if not is_encodable(source.name):
+            raise MismatchError(f"The name of {source.path} is not UTF-8. Rename it.")
+    return sources
 
 
 def _below(path: Path) -> list[DumpFile]:
+    """The files that a path names, of those in a folder only the kinds that are read."""
     files, root = files_at(path)
     if files == [path]:
         _refuse_pickle(path)
         return [DumpFile(path, path.name)]
-    whole = set(files)
-    sources = [
-        DumpFile(p, str(p.relative_to(root)).removesuffix(SEALED))
-        for p in files
-        if (p.suffix.lower() in KINDS or _is_sealed_of_lines(p, whole) or _reader_of(p) is not None)
-    ]
+    others = set(files)
+    sources: list[DumpFile] = []
+    for file in files:
+        is_of_a_kind = file.suffix.lower() in KINDS or _is_sealed_of_lines(file, others)
+        if is_of_a_kind or _reader_of(file) is not None:
+            name = str(file.relative_to(root)).removesuffix(SEALED)
+            sources.append(DumpFile(file, name))
     if not sources:
         for file in sorted(files):
             _refuse_pickle(file)
@@ -144,26 +156,31 @@ def _is_sealed_of_lines(path: Path, files: Set[Path]) -> bool:
 
 def _numbers_by_value(source: DumpFile) -> list[tuple[int, int, str]]:
     """A sort key that puts `step_10` after `step_9`."""
-    return [
-        (0, int(part), "") if part.isdigit() else (1, 0, part)
-        for part in re.split(r"(\d+)", source.name)
-    ]
+    key: list[tuple[int, int, str]] = []
+    for piece in re.split(r"(\d+)", source.name):
+        key.append((0, int(piece), "") if piece.isdigit() else (1, 0, piece))
+    return key
 
 
 def _refuse_pickle(path: Path) -> None:
-    if path.suffix.lower() in PICKLES and _reader_of(path) is None:
-        other = pointer(path)
-        if other:
-            raise MismatchError(f"{path} {other.why}")
-        raise NeedsItsFramework(path, "is a pickle, which could run any code when opened")
+    """Raise a `MismatchError` for a pickle that nothing here reads as data."""
+    if path.suffix.lower() not in PICKLES or _reader_of(path) is not None:
+        return
+    other = pointer(path)
+    if other:
+        raise MismatchError(f"{path} {other.why}")
+    raise NeedsItsFramework(path, "is a pickle, which could run any code when opened")
 
 
 def _reader_of(path: Path) -> ModuleType | None:
     """What reads this pickle as data: the `pickles.py` of the framework that saved it, if any."""
     if path.suffix.lower() not in PICKLES:
         return None
-    readers = (registry.load(READERS, name, "framework") for name in registry.names(READERS))
-    return next((reader for reader in readers if reader.is_saved(path)), None)
+    for name in registry.names(READERS):
+        reader = registry.load(READERS, name, "framework")
+        if reader.is_saved(path):
+            return reader
+    return None
 
 
 def peek(source: DumpFile) -> FileHead:
@@ -171,7 +188,8 @@ def peek(source: DumpFile) -> FileHead:
     if source.kind == "parquet":
         names = roots(open_parquet(source).schema_arrow, source.columns.values())
         return FileHead(source, frozenset(source.renamed(names)))
-    if reader := _reader_of(source.path):
+    reader = _reader_of(source.path)
+    if reader is not None:
         return FileHead(source, frozenset(reader.load(source.path)))
     if source.kind == "pt":
         return FileHead(source, torch_file.keys_of(torch_file.load(source.path)))
@@ -193,15 +211,19 @@ def first_rows(source: DumpFile) -> list[dict[str, Any]]:
     file = open_parquet(source)
     if decoded_bytes(file.metadata) > allowance(source.size):
         raise too_large(source.path, source.size)
+    # Wide rows are few, since Python objects take many times the memory of Arrow's values.
     rows = file.metadata.num_rows * _FIRST_VALUES // max(1, _values_in(file.metadata))
+    size = max(1, min(rows, _FIRST_LINES))
     with readable(source):
-        batches = file.iter_batches(max(1, min(rows, _FIRST_LINES)), use_threads=False)
-        return next((batch.to_pylist() for batch in batches), [])
+        for batch in file.iter_batches(size, use_threads=False):
+            return list(batch.to_pylist())
+    return []
 
 
 def open_parquet(source: DumpFile) -> pq.ParquetFile:
+    """Open a Parquet file; a `MismatchError` that names it where it cannot be read."""
     try:
-        # Mmap of a large file would count as memory
+        # Not mapped: the pages of a large file would count as memory of this process.
         return pq.ParquetFile(source.path, buffer_size=_READ_BYTES)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise unreadable(source.path, error, _ELSE, "is broken or truncated ({})") from error
@@ -236,21 +258,27 @@ def parquet_tables(
     """
     file = open_parquet(source)
     held_in = roots(file.schema_arrow, source.columns.values())
-    its = source.renamed(held_in)
-    ours = [name for name in columns if name in its]
-    names = [its[name] for name in ours]
-    size = decoded_bytes(file.metadata, [held_in[name] for name in names])
+    renamed = source.renamed(held_in)
+    ours = [name for name in columns if name in renamed]
+    theirs = [renamed[name] for name in ours]
+    size = decoded_bytes(file.metadata, [held_in[name] for name in theirs])
     if size > allowance(source.size):
         raise too_large(source.path, source.size)
     rows = max(1, file.metadata.num_rows)
     with readable(source):
-        values = _values_in(file.metadata, its.get(tokens, tokens))
-        batch = min(
-            TOKENS_PER_BLOCK * rows // max(1, values), _BYTES_PER_BLOCK * rows // max(1, size)
-        )
-        for found in file.iter_batches(max(1, batch), columns=names, use_threads=False):
-            yield pa.table([column_at(found, name) for name in names], names=ours)
-            advance(source.size * found.num_rows // rows)
+        values = _values_in(file.metadata, renamed.get(tokens, tokens))
+        batch_rows = _rows_of_a_block(rows, values, size)
+        for batch in file.iter_batches(batch_rows, columns=theirs, use_threads=False):
+            yield pa.table([column_at(batch, name) for name in theirs], names=ours)
+            advance(source.size * batch.num_rows // rows)
+
+
+def _rows_of_a_block(rows: int, tokens: int, size: int) -> int:
+    """How many of a file's rows to read at a time, from its rows, tokens and bytes."""
+    by_tokens = TOKENS_PER_BLOCK * rows // max(1, tokens)
+    # Columns such as top-K have many more values than tokens: bytes bound a block too.
+    by_bytes = _BYTES_PER_BLOCK * rows // max(1, size)
+    return max(1, min(by_tokens, by_bytes))
 
 
 @contextmanager
@@ -264,15 +292,17 @@ def readable(source: DumpFile) -> Iterator[None]:
         raise unreadable(source.path, error, _ELSE) from error
 
 
-def _values_in(metadata: object, tokens: str | None = None) -> int:
-    """Number of values in the list column, or in all columns, from the footer."""
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]  # type: ignore[attr-defined]
-    return sum(
-        group.column(i).num_values
-        for group in groups
-        for i in range(group.num_columns)
-        if tokens is None or f"{group.column(i).path_in_schema}.".startswith(f"{tokens}.")
-    )
+def _values_in(metadata: Any, column: str | None = None) -> int:
+    """Number of values in a list column, or in all columns, from the footer."""
+    values = 0
+    for group_number in range(metadata.num_row_groups):
+        group = metadata.row_group(group_number)
+        for number in range(group.num_columns):
+            chunk = group.column(number)
+            # A list `x` is stored at a path such as `x.list.element`.
+            if column is None or f"{chunk.path_in_schema}.".startswith(f"{column}."):
+                values += chunk.num_values
+    return values
 
 
 def jsonl_tables(
@@ -282,32 +312,36 @@ def jsonl_tables(
 
     `kinds` holds the types of the values, or is a function that derives them from a record.
     """
-    schema_for: SchemaFor = (lambda _: kinds) if isinstance(kinds, pa.Schema) else kinds
-    schema: pa.Schema | None = None
+    rows = _JsonRows(source.name, kinds, tally)
     block: list[pa.Table] = []
-    rows: list[_Row] = []
     size = batch_size = 0
     for number, line in enumerate(lines_of(source.path, source.span), 1):
         batch_size += len(line)
         record = _record(line, f"{source.name}, line {number}", tally)
         if record is None:
             continue
-        if source.columns:
-            record = with_paths(record, source.columns.values())
-            record = {ours: record[its] for ours, its in source.renamed(record).items()}
-        schema = schema or schema_for(record)
-        rows.append((number, [record.get(name) for name in schema.names]))
+        rows.add(number, _under_our_names(record, source))
         if batch_size < _BATCH_BYTES:
             continue
-        block += _tables(rows, schema, schema_for, source.name, tally)
-        rows, size, batch_size = [], size + batch_size, 0
+        # Python objects of a batch become arrays while they are in the processor's cache.
+        # A block joins many of them, since an importer's work has a price per table.
+        block += rows.convert()
+        size += batch_size
+        batch_size = 0
         if size >= BLOCK_BYTES:
             yield from _joined(block)
             advance(size)
-            block, size = [], 0
-    if schema is not None:
-        yield from _joined([*block, *_tables(rows, schema, schema_for, source.name, tally)])
+            block = []
+            size = 0
+    yield from _joined([*block, *rows.convert()])
     advance(size + batch_size)
+
+
+def _under_our_names(record: dict[str, Any], source: DumpFile) -> dict[str, Any]:
+    if not source.columns:
+        return record
+    values = with_paths(record, source.columns.values())
+    return {ours: values[its] for ours, its in source.renamed(values).items()}
 
 
 def _joined(tables: list[pa.Table]) -> Iterator[pa.Table]:
@@ -323,6 +357,7 @@ def _record(line: bytes, where: str, tally: Tally) -> dict[str, Any] | None:
     except ValueError as error:
         if not line.strip():
             return None
+        # A line without an end is the last one, and perhaps still being written.
         if line.endswith(b"\n") or isinstance(error, _NoObject):
             tally.leave_out(NO_JSON, 1, f"{where}: {_why(error)}")
         else:
@@ -365,40 +400,65 @@ def _why(error: ValueError) -> str:
 def _parsed(line: bytes) -> Any:
     try:
         return orjson.loads(line)
-    except orjson.JSONDecodeError:  # NaN and −Infinity are not JSON, but Python writes them
-        return parse_json(line.rstrip(b"\r\n"))  # an error names a column of this line
+    except orjson.JSONDecodeError:
+        # NaN and −Infinity are not JSON, but Python writes them.
+        # Without the line break, an error names a column of this line.
+        return parse_json(line.rstrip(b"\r\n"))
 
 
-def _tables(
-    rows: list[_Row], schema: pa.Schema, schema_for: SchemaFor, file: str, tally: Tally
-) -> Iterator[pa.Table]:
-    """Convert all rows at once; if one does not fit, each by itself, with its own types."""
-    if not rows:
-        return
-    try:
-        yield _table(rows, schema)
-        return
-    except MemoryError:  # Arrow's own is an ArrowException too
-        raise
-    except _UNFIT:
-        pass
-    for number, values in rows:
-        record = dict(zip(schema.names, values, strict=True))
-        own = schema_for(record)
+class _JsonRows:
+    """Collects the records of a file, and converts them to tables of the types that they show."""
+
+    def __init__(self, file: str, kinds: pa.Schema | SchemaFor, tally: Tally) -> None:
+        self._file = file
+        self._kinds = kinds
+        self._tally = tally
+        self._schema: Any = None  # that of the first record
+        self._rows: list[_Row] = []
+
+    def add(self, number: int, record: dict[str, Any]) -> None:
+        """Collect the record of a line."""
+        if self._schema is None:
+            self._schema = self._schema_for(record)
+        self._rows.append((number, [record.get(name) for name in self._schema.names]))
+
+    def convert(self) -> Iterator[pa.Table]:
+        """All rows at once; if one does not fit, each by itself, with its own types."""
+        rows = self._rows
+        self._rows = []
+        if not rows:
+            return
         try:
-            # Its order may differ, since each record shows its own forms
-            found = _table([(number, [record.get(name) for name in own.names])], own)
+            yield _table(rows, self._schema)
+            return
+        except MemoryError:  # Arrow's own is an ArrowException too
+            raise
+        except _UNFIT:
+            pass
+        for row in rows:
+            table = self._table_of_row(row)
+            if table is not None:
+                yield table
+
+    def _table_of_row(self, row: _Row) -> pa.Table | None:
+        """A row with its own types; None, counted, where a value does not fit."""
+        number, values = row
+        record = dict(zip(self._schema.names, values, strict=True))
+        schema = self._schema_for(record)
+        try:
+            # Its order may differ, since each record shows its own forms.
+            return _table([(number, [record.get(name) for name in schema.names])], schema)
         except _UNFIT as error:
             why = shorten(first_line(error), _SHOWN, placeholder=" …")
-            tally.leave_out(OTHER_TYPES, 1, f"{file}, line {number}: {why}")
-            continue
-        yield found
+            self._tally.leave_out(OTHER_TYPES, 1, f"{self._file}, line {number}: {why}")
+            return None
+
+    def _schema_for(self, record: dict[str, Any]) -> pa.Schema:
+        if isinstance(self._kinds, pa.Schema):
+            return self._kinds
+        return self._kinds(record)
 
 
 def _table(rows: list[_Row], schema: pa.Schema) -> pa.Table:
     columns = zip(*(values for _, values in rows), strict=True)
-    arrays = [
-        foreign_values.from_python(values, kind)
-        for values, kind in zip(columns, schema.types, strict=True)
-    ]
-    return pa.table(arrays, schema=schema)
+    return pa.table(list(map(foreign_values.from_python, columns, schema.types)), schema=schema)

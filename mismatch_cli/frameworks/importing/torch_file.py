@@ -14,6 +14,9 @@ from typing import Any
 from mismatch_cli.base.errors import MismatchError, first_line, unreadable
 from mismatch_cli.frameworks.importing import pickled_numpy
 
+_ELSE = "Copy it again, or leave it out."
+_ZIP = b"PK"  # how the files of torch.save begin since torch 1.6
+
 
 def load(path: Path) -> Any:
     """The content of a file from `torch.save`; tensors stay on disk until they are read.
@@ -23,23 +26,18 @@ def load(path: Path) -> Any:
     """
     import torch
 
-    whole = zipfile.is_zipfile(path)
-    if whole:
+    is_zip = zipfile.is_zipfile(path)
+    if is_zip:
         _refuse_packed(path)
     else:
-        with path.open("rb") as file:
-            if file.read(2) == b"PK":
-                raise MismatchError(
-                    f"{path} is truncated: the end of the file is missing. Copy it again, or "
-                    "leave it out."
-                )
+        _refuse_truncated(path)
+    # torch calls a function by the name in the pickle: ours take the place of numpy's.
+    stand_ins: list[Any] = [(kind, name) for name, kind in pickled_numpy.NAMES.items()]
     try:
-        with torch.serialization.safe_globals(
-            [(kind, name) for name, kind in pickled_numpy.NAMES.items()]
-        ):
-            return pickled_numpy.with_arrays(
-                torch.load(path, weights_only=True, map_location="cpu", mmap=whole or None)
-            )
+        with torch.serialization.safe_globals(stand_ins):
+            # Only an archive can be mapped into memory; for others torch's default holds.
+            content = torch.load(path, weights_only=True, map_location="cpu", mmap=is_zip or None)
+            return pickled_numpy.with_arrays(content)
     except pickle.UnpicklingError as error:
         reason = "cannot be loaded weights-only, and anything else could run any code"
         raise NeedsItsFramework(path, reason) from error
@@ -55,21 +53,24 @@ def load(path: Path) -> Any:
     ) as error:
         check_memory(error)
         fault = "is broken, or torch.save did not write it ({})"
-        raise unreadable(path, error, "Copy it again, or leave it out.", fault) from error
+        raise unreadable(path, error, _ELSE, fault) from error
+
+
+def _refuse_truncated(path: Path) -> None:
+    """Refuse a zip archive without its end, where its list of records would be."""
+    with path.open("rb") as file:
+        if file.read(len(_ZIP)) == _ZIP:
+            raise MismatchError(f"{path} is truncated: the end of the file is missing. {_ELSE}")
 
 
 def _refuse_packed(path: Path) -> None:
     """Refuse compressed records: `torch.save` writes none, and one could expand to any size."""
     try:
         with zipfile.ZipFile(path) as archive:
-            packed = any(
-                record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()
-            )
+            methods = {record.compress_type for record in archive.infolist()}
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError) as error:
-        raise unreadable(
-            path, error, "Copy it again, or leave it out.", "is broken ({})"
-        ) from error
-    if packed:
+        raise unreadable(path, error, _ELSE, "is broken ({})") from error
+    if methods - {zipfile.ZIP_STORED}:
         raise MismatchError(
             f"{path} holds compressed records, which torch.save never writes. Save it again, or "
             "leave it out."
@@ -110,12 +111,13 @@ def keys_of(content: Any) -> frozenset[str]:
     """
     if not isinstance(content, dict):
         return frozenset()
-    keys = {str(key) for key in content}
-    samples, columns = content.get("samples"), content.get("rollout_data")
+    keys = set(map(str, content))
+    samples = content.get("samples")
+    columns = content.get("rollout_data")
     if isinstance(samples, list) and samples and isinstance(samples[0], dict):
-        keys |= {f"samples.{key}" for key in samples[0]}
+        keys.update(f"samples.{key}" for key in samples[0])
     if isinstance(columns, dict):
-        keys |= {f"rollout_data.{key}" for key in columns}
+        keys.update(f"rollout_data.{key}" for key in columns)
     return frozenset(keys)
 
 
@@ -123,29 +125,24 @@ class NeedsItsFramework(MismatchError):
     """A file that is not opened here; `lines` convert it where its framework is installed."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        known = (
-            (about["framework"], about["lines"])
-            for about in pickles()
-            if re.fullmatch(about["name"], path.name)
-        )
-        framework, lines = next(known, ("", ""))
-        self.lines = lines.format(path=str(path))
-        written = "rollout_data.pt" if "torch.save" in self.lines else "dump.jsonl"
+        self.lines = ""
         advice = (
-            f"Run the lines above where {framework} is installed, then: mismatch-cli import "
-            f"{written}"
-            if self.lines
-            else (
-                "Export it from its framework in the plain schema instead: mismatch-cli import "
-                "--schema"
-            )
+            "Export it from its framework in the plain schema instead: mismatch-cli import --schema"
         )
+        for about in pickles():
+            if re.fullmatch(about["name"], path.name):
+                self.lines = about["lines"].format(path=str(path))
+                written = "rollout_data.pt" if "torch.save" in self.lines else "dump.jsonl"
+                advice = (
+                    f"Run the lines above where {about['framework']} is installed, then: "
+                    f"mismatch-cli import {written}"
+                )
+                break
         super().__init__(f"{path} {reason}. {advice}")
 
 
 def pickles() -> list[dict[str, str]]:
     """Which frameworks write which files as pickles, and the lines that turn one into a dump."""
-    files: list[dict[str, str]] = tomllib.loads(
-        (Path(__file__).parent / "pickles.toml").read_text("utf-8")
-    )["file"]
+    table = Path(__file__).parent / "pickles.toml"
+    files: list[dict[str, str]] = tomllib.loads(table.read_text("utf-8"))["file"]
     return files

@@ -55,47 +55,61 @@ _PARQUET = (
     "loss_mask",
     "rollout_log_probs",
 )
-Found = dict[bytes, list[dict[str, Any]]]  # rarely more than one: equal answers of few tokens
+_SINGULAR = {"sample_indices": "sample_index", "partition": "rollout_position"}
 
 
 def recognises(peek: FileHead) -> bool:
     if peek.source.kind == "parquet":
         return peek.has("tokens", "response_length", "rollout_log_probs")
-    samples = peek.has("samples", "samples.tokens", "metadata")
-    return peek.source.kind == "pt" and (
-        samples or peek.has("rollout_data.tokens") or peek.has("samples.train_log_probs", "call")
-    )
+    if peek.source.kind != "pt":
+        return False
+    is_rollout = peek.has("samples", "samples.tokens", "metadata")
+    is_loss = peek.has("samples.train_log_probs", "call")
+    return is_rollout or is_loss or peek.has("rollout_data.tokens")
 
 
 def choose(sources: Sequence[DumpFile], tally: Tally) -> list[DumpFile]:
     """Of a folder, choose the files that say most about each sample, and those of the loss."""
     trained = [source for source in sources if "eval_" not in source.path.name]
     tally.leave_out(shared.EVALUATION, len(sources) - len(trained))
-    losses = [source for source in trained if _is_loss(source)]
+    losses, _ = _losses_and_others(trained)
     for folder in ("train_data", "rollout_data", "dashboard_columns"):
-        if best := [source for source in trained if source.path.parent.name == folder]:
+        best = [source for source in trained if source.path.parent.name == folder]
+        if best:
             tally.leave_out(shared.SAME_SAMPLES, len(trained) - len(losses) - len(best))
             return [*best, *losses]
     return trained
 
 
-def _is_loss(source: DumpFile) -> bool:
-    return re.fullmatch(r"rank_\d+_call_\d+\.pt", source.path.name) is not None
+def _losses_and_others(sources: Sequence[DumpFile]) -> tuple[list[DumpFile], list[DumpFile]]:
+    """The files of policy_loss_debug, and the other ones."""
+    losses: list[DumpFile] = []
+    others: list[DumpFile] = []
+    for source in sources:
+        if re.fullmatch(r"rank_\d+_call_\d+\.pt", source.path.name):
+            losses.append(source)
+        else:
+            others.append(source)
+    return losses, others
 
 
 def blocks(
     sources: Sequence[DumpFile], tally: Tally, advance: Callable[[int], None]
 ) -> Iterator[tuple[pa.Table, str]]:
-    losses = [source for source in sources if _is_loss(source)]
-    seen = _Losses(losses, tally) if losses else None
-    for source in _with_policy_first([source for source in sources if not _is_loss(source)]):
-        tables = _parquet_tables if source.kind == "parquet" else _torch_tables
+    losses, others = _losses_and_others(sources)
+    # The loss's files come first, since their log π joins the samples of the others.
+    log_pi = _Losses(losses, tally) if losses else None
+    for source in _with_policy_first(others):
         with torch_file.laid_out(source.path, TITLE):
-            for table in tables(source, tally, seen):
+            if source.kind == "parquet":
+                tables = _parquet_tables(source, tally)
+            else:
+                tables = _torch_tables(source, tally, log_pi)
+            for table in tables:
                 yield table, source.name
         advance(source.size)
-    if seen is not None:
-        seen.finish()
+    if log_pi is not None:
+        log_pi.finish()
         advance(sum(source.size for source in losses))
 
 
@@ -103,22 +117,18 @@ def _with_policy_first(sources: list[DumpFile]) -> list[DumpFile]:
     """Put the ranks with log π first in each rollout: earlier pipeline stages write the same
     samples without it.
     """
-    ranked = [source for source in sources if re.fullmatch(r"\d+_\d+\.pt", source.path.name)]
-    if len(ranked) < len(sources):
+    if not all(re.fullmatch(r"\d+_\d+\.pt", source.path.name) for source in sources):
         return sources
-    keys = [torch_file.keys_of(torch_file.load(source.path)) for source in sources]
-    order = sorted(
-        range(len(sources)),
-        key=lambda i: (
-            int(sources[i].path.name.split("_")[0]),
-            "rollout_data.log_probs" not in keys[i],
-            i,
-        ),
-    )
-    return [sources[i] for i in order]
+
+    def order(source: DumpFile) -> tuple[int, bool]:
+        rollout = int(source.path.name.split("_")[0])
+        keys = torch_file.keys_of(torch_file.load(source.path))
+        return rollout, "rollout_data.log_probs" not in keys
+
+    return sorted(sources, key=order)
 
 
-def _torch_tables(source: DumpFile, tally: Tally, seen: _Losses | None) -> Iterator[pa.Table]:
+def _torch_tables(source: DumpFile, tally: Tally, log_pi: _Losses | None) -> Iterator[pa.Table]:
     content = torch_file.load(source.path)
     columns = content.get("rollout_data") if isinstance(content, dict) else None
     if columns is not None and int(content.get("cp_size") or 1) > 1:
@@ -130,15 +140,16 @@ def _torch_tables(source: DumpFile, tally: Tally, seen: _Losses | None) -> Itera
     else:
         rollout = source.path.parent.parent / "rollout_data" / f"{step}.pt"
         samples = samples_of_columns(columns, _rollout_of(rollout) if rollout.is_file() else {})
-    if seen is not None:
-        samples = [seen.join(sample, int(content.get("rank") or 0)) for sample in samples]
+    if log_pi is not None:
+        rank = int(content.get("rank") or 0)
+        samples = [log_pi.join(sample, rank) for sample in samples]
     yield from shared.tables(samples, step, tally, source.name)
 
 
 @lru_cache(maxsize=1)  # every rank of a rollout asks
 def _rollout_of(path: Path) -> dict[int, dict[str, Any]]:
-    """The samples of the rollout file next to the train data, in order; none where it cannot be
-    read.
+    """The samples of the rollout file next to the train data, in order, by their index; none where
+    it cannot be read.
     """
     try:
         samples = torch_file.load(path)["samples"]
@@ -157,57 +168,62 @@ def samples_of_columns(
     removes `partition` before it saves). Without that column, the rewards in that file are the raw
     ones.
     """
-    count = len(columns["tokens"])
+    samples: list[dict[str, Any]] = [{} for _ in range(len(columns["tokens"]))]
+    for name, values in columns.items():
+        if name != "raw_reward" and _is_per_sample(name, values, len(samples)):
+            for number, sample in enumerate(samples):
+                sample[_SINGULAR.get(name, name)] = values[number]
     raw = columns.get("raw_reward")
-    whole = {
-        name: values
-        for name, values in columns.items()
-        if name != "raw_reward" and _is_per_sample(name, values, count)
-    }
-    partition = columns.get("partition")
-    names = {"sample_indices": "sample_index", "partition": "rollout_position"}
-    samples = [
-        {names.get(name, name): values[i] for name, values in whole.items()} for i in range(count)
-    ]
-    if partition is None and rollout and len(rollout) == len(raw or rollout):
-        position = {index: at for at, index in enumerate(rollout)}
-        for sample in samples:
-            index = sample.get("sample_index")
-            sample["rollout_position"] = (
-                None if index is None else position.get(foreign_values.whole_number(index))
-            )
+    has_positions = columns.get("partition") is not None
+    if not has_positions and rollout and len(rollout) == len(raw or rollout):
+        _take_positions(samples, rollout)
         raw = raw or [sample.get("reward") for sample in rollout.values()]
     return shared.with_raw_rewards(samples, raw)
 
 
+def _take_positions(samples: list[dict[str, Any]], rollout: dict[int, dict[str, Any]]) -> None:
+    """Give each sample its position in the rollout's file, None where that has no such sample."""
+    position = {index: number for number, index in enumerate(rollout)}
+    for sample in samples:
+        index = sample.get("sample_index")
+        sample["rollout_position"] = None
+        if index is not None:
+            sample["rollout_position"] = position.get(foreign_values.whole_number(index))
+
+
 def _is_per_sample(name: str, values: Any, count: int) -> bool:
-    if values is not None and hasattr(values, "__len__") and len(values) == count:
+    """Whether a column has a value for each sample; a ValueError where it should but does not."""
+    if values is None:
+        return False
+    if hasattr(values, "__len__") and len(values) == count:
         return True
-    if values is not None and name in shared.KINDS.keys() | set(shared.NUMBERS):
+    if name in shared.KINDS or name in shared.NUMBERS:
         raise ValueError(f"{name} has no value for some samples")
     return False
 
 
-def _parquet_tables(source: DumpFile, tally: Tally, _seen: Any) -> Iterator[pa.Table]:
-    found = re.findall(r"\d+", source.path.name)
+def _parquet_tables(source: DumpFile, tally: Tally) -> Iterator[pa.Table]:
+    numbers = re.findall(r"\d+", source.path.name)
+    step = int(numbers[-1]) if numbers else 0
     for table in parquet_tables(source, _PARQUET, "tokens", lambda _bytes: None):
-        rows = table.to_pydict() | {
-            name: _arrays(table, name) for name in ("tokens", "loss_mask", "rollout_log_probs")
-        }
-        samples = [
-            dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)
-        ]
-        yield from shared.tables(samples, int(found[-1]) if found else 0, tally, source.name)
+        columns = table.to_pydict()
+        for name in ("tokens", "loss_mask", "rollout_log_probs"):
+            columns[name] = _arrays(table, name)
+        rows = zip(*columns.values(), strict=True)
+        samples = [dict(zip(columns, row, strict=True)) for row in rows]
+        yield from shared.tables(samples, step, tally, source.name)
 
 
 def _arrays(table: pa.Table, name: str) -> list[np.ndarray | None]:
+    """The rows of a list column as arrays, None for null; None for all without the column."""
     if name not in table.column_names or pa.types.is_null(table.column(name).type):
         return [None] * table.num_rows
     column = foreign_values.single(table.column(name))
-    parts = np.split(_lists.flat(column), _lists.offsets_of(_lists.lengths_of(column))[1:-1])
-    return [
-        None if null else part for part, null in zip(parts, _lists.is_null(column), strict=True)
-    ]
+    ends = _lists.offsets_of(_lists.lengths_of(column))[1:-1]
+    rows: list[np.ndarray | None] = [*np.split(_lists.flat(column), ends)]
+    for number in np.flatnonzero(_lists.is_null(column)):
+        rows[number] = None
+    return rows
 
 
 class _Losses:
@@ -215,38 +231,39 @@ class _Losses:
 
     def __init__(self, sources: list[DumpFile], tally: Tally) -> None:
         self._tally = tally
-        self._found: dict[int, Found] = {}
+        # Rarely more than one sample has the same bits: equal answers of few tokens.
+        self._samples: dict[tuple[int, bytes], list[dict[str, Any]]] = {}
         for source in sources:
             with torch_file.laid_out(source.path, TITLE):
                 content = torch_file.load(source.path)
                 for sample in shared.samples_of(content, source):
                     if sample.get("rollout_log_probs") is not None:
-                        by_mu = self._found.setdefault(int(content["rank"]), {})
-                        by_mu.setdefault(bits_of(sample["rollout_log_probs"]), []).append(sample)
+                        key = int(content["rank"]), bits_of(sample["rollout_log_probs"])
+                        self._samples.setdefault(key, []).append(sample)
 
     def join(self, sample: dict[str, Any], rank: int) -> dict[str, Any]:
         """The sample with the current log π, and the loss's old log π as recomputed unless it is
         μ itself.
         """
         mu = sample.get("rollout_log_probs")
-        equal = [] if mu is None else self._found.get(rank, {}).get(bits_of(mu), [])
+        equal = [] if mu is None else self._samples.get((rank, bits_of(mu)), [])
         loss = equal.pop(0) if equal else {}
         old = loss.get("old_log_probs")
+        # With --use-rollout-logprobs, the loss's "old" log-probabilities are the engine's.
         if old is not None and bits_of(old) == bits_of(mu):
-            old = None  # --use-rollout-logprobs: "old" is the engine's
-        old = sample.get("log_probs", old)
+            old = None
         from_loss = {
             "train_log_probs": loss.get("train_log_probs"),
             "log_probs": None,
-            "old_log_probs": old,
+            "old_log_probs": sample.get("log_probs", old),
         }
         return sample | from_loss | {"newer_trainer": True}
 
     def finish(self) -> None:
-        self._tally.leave_out(
-            NO_SAMPLE, sum(len(equal) for found in self._found.values() for equal in found.values())
-        )
+        """Count the samples of the loss that no other file has."""
+        self._tally.leave_out(NO_SAMPLE, sum(map(len, self._samples.values())))
 
 
 def bits_of(values: Any) -> bytes:
+    """Log-probabilities as bytes, equal only if they are equal bit for bit in float32."""
     return foreign_values.flat_array(values, pa.float32()).tobytes()

@@ -16,7 +16,6 @@ from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing.omissions import Tally
 from mismatch_cli.frameworks.importing.rows import NOTE
 from mismatch_cli.frameworks.importing.sources import DumpFile, FileHead, jsonl_tables
-from mismatch_cli.trace import foreign_values
 
 TITLE = "open-instruct --save_traces"
 FILES = "SAVE_PATH/RUN_rollouts_NNNNNN.jsonl"
@@ -67,10 +66,7 @@ def blocks(
 
 
 def _block(table: pa.Table) -> pa.Table:
-    columns = {
-        _NAMES.get(name, name): foreign_values.single(table.column(name))
-        for name in table.column_names
-    }
+    columns = _lists.columns_of(table.rename_columns(_NAMES))
     called = pc.struct_field(columns.pop("request_info"), "tool_calleds")
     called_S = np.asarray(pc.fill_null(called, False))
     if called_S.any():

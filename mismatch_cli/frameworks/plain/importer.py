@@ -17,16 +17,16 @@ import pyarrow.compute as pc
 from mismatch_cli.base.errors import MismatchError, first_line
 from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing import sequences
-from mismatch_cli.frameworks.importing.guess import columns_in, guessed
-from mismatch_cli.frameworks.importing.naming import IGNORED, REQUIRED, known
+from mismatch_cli.frameworks.importing.guess import columns_in, guess_columns
+from mismatch_cli.frameworks.importing.naming import IGNORED, REQUIRED, as_option, schema_columns
 from mismatch_cli.frameworks.importing.omissions import Tally
 from mismatch_cli.frameworks.importing.padded import (
     LISTS,
-    apart,
     is_batch,
     is_shared,
     kind_of,
     measure_of,
+    split_batches,
     without_padding,
 )
 from mismatch_cli.frameworks.importing.rows import text_key
@@ -78,10 +78,8 @@ with open("dump.jsonl", "w") as file:
 
 def meanings() -> dict[str, str]:
     """What each column holds, in words; what a row must have comes first."""
-    names = of_shape(Shape.TOKENS, Shape.RESPONSE, Shape.TOP_K, Shape.LIST)
-    return {
-        name: COLUMNS[name].description for name in dict.fromkeys([*REQUIRED, *names])
-    } | _OF_OTHERS
+    names = (*REQUIRED, *of_shape(Shape.TOKENS, Shape.RESPONSE, Shape.TOP_K, Shape.LIST))
+    return {name: COLUMNS[name].description for name in names} | _OF_OTHERS
 
 
 def recognises(peek: FileHead) -> bool:
@@ -92,36 +90,32 @@ def recognises(peek: FileHead) -> bool:
 def blocks(
     sources: Sequence[DumpFile], tally: Tally, advance: Callable[[int], None]
 ) -> Iterator[tuple[pa.Table, str]]:
-    unknown: set[str] = set()
+    foreign: set[str] = set()
     guesses: dict[str, str] = {}
     for source in sources:
-        names = [*known(), *source.also]
-        if foreign_keys := peek(source).keys - {*names}:
-            unknown |= foreign_keys
-            guesses = guesses or _guesses(source, foreign_keys)
+        names = [*schema_columns(), *source.also]
+        keys = peek(source).keys
+        unknown = keys.difference(names)
+        foreign |= unknown
+        if unknown and not guesses:
+            guesses = _guesses(source, unknown)
         if source.kind == "parquet":
-            tables = parquet_tables(source, names, measure_of(peek(source).keys), advance)
+            tables = parquet_tables(source, names, measure_of(keys), advance)
         else:
             tables = jsonl_tables(source, partial(_schema, also=source.also), tally, advance)
         for table in tables:
             yield from responses(table, source, tally)
-    if unknown:
-        named = ", ".join(sorted(unknown)[:_NAMED]) + (", …" if len(unknown) > _NAMED else "")
-        hint = (
-            f"; to include: --columns {','.join(f'{ours}={its}' for ours, its in guesses.items())}"
-            if guesses
-            else ""
-        )
-        tally.leave_out(_FOREIGN.format(named) + hint, len(unknown))
+    if foreign:
+        shown = ", ".join(sorted(foreign)[:_NAMED])
+        more = ", …" if len(foreign) > _NAMED else ""
+        hint = f"; to include: --columns {as_option(guesses)}" if guesses else ""
+        tally.leave_out(_FOREIGN.format(shown + more) + hint, len(foreign))
 
 
 def _guesses(source: DumpFile, unknown: Set[str]) -> dict[str, str]:
     """The columns of ours that these unknown ones seem to be."""
-    return {
-        ours: its
-        for ours, its in guessed(columns_in(first_rows(source)), source.columns).items()
-        if its in unknown
-    }
+    guess = guess_columns(columns_in(first_rows(source)), source.columns)
+    return {ours: its for ours, its in guess.items() if its in unknown}
 
 
 def responses(table: pa.Table, source: DumpFile, tally: Tally) -> Iterator[tuple[pa.Table, str]]:
@@ -135,12 +129,17 @@ def responses(table: pa.Table, source: DumpFile, tally: Tally) -> Iterator[tuple
 
 def _rows(table: pa.Table, source: DumpFile, tally: Tally) -> pa.Table:
     """Split rows that hold a batch into one row per response."""
-    held = [n for n in table.column_names if table.column(n).null_count < table.num_rows]
-    measure = measure_of(held)
-    if measure not in held or not is_batch(table.schema.field(measure).type):
+    columns = [name for name in table.column_names if _holds_values(table.column(name))]
+    measure = measure_of(columns)
+    if measure not in columns or not is_batch(table.schema.field(measure).type):
         return table
     with readable(source):
-        return apart(table.select(held), tally, source.name)
+        return split_batches(table.select(columns), tally, source.name)
+
+
+def _holds_values(column: pa.Array | pa.ChunkedArray) -> bool:
+    """Whether a column is not all null; JSONL's readers make columns of what a file lacks."""
+    return bool(column.null_count < len(column))
 
 
 def _in_types(table: pa.Table, source: DumpFile, tally: Tally) -> Iterator[pa.Table]:
@@ -148,87 +147,92 @@ def _in_types(table: pa.Table, source: DumpFile, tally: Tally) -> Iterator[pa.Ta
     hold one.
     """
     try:
-        yield _in_the_trace_s_types(table, source)
+        yield _in_types_of_trace(table, source)
         return
     except foreign_values.WRONG_VALUE:
         pass
-    for row in range(table.num_rows):
+    for number in range(table.num_rows):
         try:
             # A slice would keep the other rows' values
-            found = _in_the_trace_s_types(table.take([row]), source)
+            row = _in_types_of_trace(table.take([number]), source)
         except foreign_values.WRONG_VALUE as error:
             tally.leave_out(OTHER_VALUES, 1, f"{source.name}: {first_line(error)}")
             continue
-        yield found
+        yield row
 
 
 def _schema(record: dict[str, Any], also: Mapping[str, str]) -> pa.Schema:
     """The types in which to read JSON: the trace's, unless a record shows another form of the
     same value.
     """
-    present = {name for name, value in record.items() if value is not None}
-    measure = measure_of({also.get(name, name) for name in present})
-    in_batches = _lists.depth_of(record.get(measure)) > 1
+    recorded = {also.get(name, name) for name, value in record.items() if value is not None}
+    in_batches = _lists.depth_of(record.get(measure_of(recorded))) > 1
+    columns = {name: name for name in schema_columns()}
+    columns.update(also)
     kinds: dict[str, pa.DataType] = {}
-    for name, ours in {**{name: name for name in known()}, **also}.items():
+    for name, ours in columns.items():
         value = record.get(name)
-        shared = _lists.depth_of(value) == 1 and is_shared(ours, kind_of(ours))
-        matrix = in_batches and not shared and (ours in LISTS or isinstance(value, list))
-        kind = _kind_shown(
-            ours, value[0] if matrix and isinstance(value, list) and value else value
-        )
-        kinds[name] = pa.list_(kind) if matrix else kind
+        is_of_all = _lists.depth_of(value) == 1 and is_shared(ours, kind_of(ours))
+        may_be_matrix = ours in LISTS or isinstance(value, list)
+        if not in_batches or is_of_all or not may_be_matrix:
+            kinds[name] = _kind_shown(ours, value)
+            continue
+        # In a batch, the first response's value shows the form.
+        first = value[0] if isinstance(value, list) and value else value
+        kinds[name] = pa.list_(_kind_shown(ours, first))
     return pa.schema(kinds)
 
 
 def _kind_shown(ours: str, value: Any) -> pa.DataType:
+    """The type of a column for a response with this value."""
     ours = ALIASES.get(ours, ours)
     if ours == "prompt_id":
         return pa.string() if isinstance(value, str) else pa.int64()
     if ours == "advantage" and value is not None and not isinstance(value, list):
         return pa.float32()
-    if ours in sequences.MASKS and isinstance(value, list) and any(v == IGNORED for v in value):
+    if ours in sequences.MASKS and isinstance(value, list) and IGNORED in value:
         return pa.list_(pa.int32())  # labels
-    return pa.bool_() if ours == "reward" and isinstance(value, bool) else kind_of(ours)
+    if ours == "reward" and isinstance(value, bool):
+        return pa.bool_()
+    return kind_of(ours)
 
 
-def _in_the_trace_s_types(table: pa.Table, source: DumpFile) -> pa.Table:
-    columns = {name: foreign_values.single(table.column(name)) for name in table.column_names}
-    columns = {name: column for name, column in columns.items() if column.null_count < len(column)}
+def _in_types_of_trace(table: pa.Table, source: DumpFile) -> pa.Table:
+    columns = _lists.columns_of(table)
+    columns = {name: column for name, column in columns.items() if _holds_values(column)}
     for alias in ALIASES.keys() & columns.keys():
         column = columns.pop(alias)
         columns.setdefault(ALIASES[alias], column)
     if "prompt_id" in columns and _is_text(columns["prompt_id"].type):
         columns["prompt_id"] = _hashed(columns["prompt_id"])
-    return pa.table(
-        _merged(
-            {
-                name: _cast(name, column, source, has_sequences="token_ids" in columns)
-                for name, column in columns.items()
-            },
-            source.also,
-        )
-    )
+    has_sequences = "token_ids" in columns
+    for name, column in columns.items():
+        columns[name] = _cast(name, column, source, has_sequences=has_sequences)
+    return pa.table(_merged(columns, source.also))
 
 
 def _merged(columns: dict[str, pa.Array], also: Mapping[str, str]) -> dict[str, pa.Array]:
     """Each column under our name, with each row's first value under any of its names."""
-    for ours in {*also.values()}:
-        names = [*(name for name, its in also.items() if its == ours), ours]
-        if found := [columns.pop(name) for name in names if name in columns]:
-            columns[ours] = pc.coalesce(*found) if found[0].null_count else found[0]
+    for ours in set(also.values()):
+        names = [name for name, its in also.items() if its == ours]
+        alternatives = [columns.pop(name) for name in (*names, ours) if name in columns]
+        if not alternatives:
+            continue
+        first = alternatives[0]
+        columns[ours] = pc.coalesce(*alternatives) if first.null_count else first
     return columns
 
 
 def _are_flags(column: pa.Array) -> bool:
     """Whether no entry of a mask is the label of a token outside the loss."""
     values = column.flatten()
-    if not pa.types.is_integer(values.type) or pa.types.is_unsigned_integer(values.type):
+    if not pa.types.is_signed_integer(values.type):
         return True  # or refused
     return not pc.any(pc.equal(values, IGNORED), min_count=0).as_py()
 
 
 def _cast(name: str, column: pa.Array, source: DumpFile, *, has_sequences: bool) -> pa.Array:
+    """A column in the trace's type; a `MismatchError` that names it if it is of another kind."""
     ours = source.also.get(name, name)
     kind = kind_of(ours)
     if ours in sequences.MASKS and has_sequences and not _are_flags(column):
@@ -242,9 +246,11 @@ def _cast(name: str, column: pa.Array, source: DumpFile, *, has_sequences: bool)
             return column.cast(pa.uint8()).cast(kind)
         return foreign_values.exact(column, kind)
     except (foreign_values.WRONG_TYPE, pa.ArrowNotImplementedError) as error:
-        called = f"{name} ({source.columns[name]} of the file)" if name in source.columns else name
+        both_names = name
+        if name in source.columns:
+            both_names = f"{name} ({source.columns[name]} of the file)"
         raise MismatchError(
-            f"{source.path}: column {called} is {column.type} and cannot be read as {kind} "
+            f"{source.path}: column {both_names} is {column.type} and cannot be read as {kind} "
             f"({first_line(error)}). What each column holds: mismatch-cli import --schema"
         ) from error
 
@@ -257,11 +263,8 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _hashed(names: pa.Array) -> pa.Array:
     """63 bits of each text; the same text gets the same bits in every file."""
+    # Prompts repeat within a group: each text is hashed once, and looked up by its number.
     coded = pc.dictionary_encode(names.cast(pa.string()))
-    numbers = np.array(
-        [text_key(str(name)) for name in coded.dictionary.to_pylist()] or [0], dtype=np.int64
-    )
-    return pa.array(
-        numbers[coded.indices.fill_null(0).to_numpy(zero_copy_only=False)],
-        mask=_lists.is_null(names),
-    )
+    keys = [text_key(str(name)) for name in coded.dictionary.to_pylist()] or [0]
+    number_S = coded.indices.fill_null(0).to_numpy(zero_copy_only=False)
+    return pa.array(np.array(keys, dtype=np.int64)[number_S], mask=_lists.is_null(names))

@@ -9,6 +9,7 @@ names a trace and a branch, and has a value for each token of the sequence, null
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter
@@ -21,8 +22,9 @@ import pyarrow as pa
 
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing import SEALED, opened
+from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing.omissions import Tally
-from mismatch_cli.frameworks.importing.rows import NOTE, split
+from mismatch_cli.frameworks.importing.rows import NOTE, split_sequences
 from mismatch_cli.frameworks.importing.sources import (
     TOKENS_PER_BLOCK,
     DumpFile,
@@ -40,7 +42,8 @@ ROUNDED = (
     "responses have log-probabilities rounded to 4 decimals (monitors.file.float_decimals): "
     "differences below 1e-4 nats are not resolved, and probabilities above 0.99995 are stored as 1"
 )
-_DECIMALS, _NEAR = 4, 1e-6
+_DECIMALS = 4
+_NEAR = 1e-6  # of a multiple of the last decimal, in units of it
 _VERSION = 1
 _STREAMS = {
     "logp_rollout": "logprobs",
@@ -54,6 +57,18 @@ _LIMITS = frozenset(
 Record = dict[str, Any]
 
 
+_FLOATS = pa.list_(pa.float64())
+_OF_ROWS = ("reward", "step", "finish_reason")
+
+
+class _TraceFacts(NamedTuple):
+    """What is recorded of a trace: its episode, itself, and what other producers say of it."""
+
+    episode: Record
+    trace: Record
+    annotations: Sequence[Record] = ()
+
+
 class _Sequence(NamedTuple):
     """A branch, with a value for each of its tokens; None where a column was not recorded."""
 
@@ -65,40 +80,42 @@ class _Sequence(NamedTuple):
     finish_reason: str | None
 
 
-_FLOATS = pa.list_(pa.float64())
-_OF_ROWS = ("reward", "step", "finish_reason")
-
-
 def is_of_traces(keys: frozenset[str]) -> bool:
     """Whether a first record is an episode, a trace, an annotation, or a line of an index."""
-    episode, trace = {"traces", "task"} <= keys, {"nodes", "task"} <= keys
-    annotation = {"trace_id", "info"} <= keys and bool({"branches", "chunk"} & keys)
-    return episode or trace or annotation or {"trace_ids", "chunk", "offset"} <= keys
+    is_annotation = keys >= {"trace_id", "info"} and not keys.isdisjoint(("branches", "chunk"))
+    records = ({"traces", "task"}, {"nodes", "task"}, {"trace_ids", "chunk", "offset"})
+    return is_annotation or any(map(keys.issuperset, records))
 
 
 def carriers(sources: Sequence[DumpFile]) -> list[DumpFile]:
     """The files whose lines become responses: the trainer's annotations, or, without any, the
     episodes. The others are looked up by them.
     """
-    parts: dict[str, list[DumpFile]] = {STREAM: [], ANNOTATIONS: []}
+    episodes: list[DumpFile] = []
+    trained: list[DumpFile] = []
     for source in sources:
-        if not source.name.endswith(INDEX):
-            parts[_place(source.path)[0]].append(source)
-    trained = [source for source in parts[ANNOTATIONS] if _has_trainer(source.path)]
-    return trained or parts[STREAM]
+        if source.name.endswith(INDEX):
+            continue
+        folder, _ = _place(source.path)
+        if folder == STREAM:
+            episodes.append(source)
+        elif _has_trainer(source.path):
+            trained.append(source)
+    return trained or episodes
 
 
 def _place(path: Path) -> tuple[str, Path]:
     """Which part of `traces/` a file belongs to, and the folder of `traces/`."""
-    inside = path.parent
-    if inside.parent.name == ANNOTATIONS:
-        return ANNOTATIONS, inside.parent.parent
-    if inside.name == ANNOTATIONS:  # before there were chunks
-        return ANNOTATIONS, inside.parent
-    return STREAM, inside.parent if inside.name == STREAM else inside
+    folder = path.parent
+    if folder.parent.name == ANNOTATIONS:
+        return ANNOTATIONS, folder.parent.parent
+    if folder.name == ANNOTATIONS:  # before there were chunks
+        return ANNOTATIONS, folder.parent
+    return STREAM, folder.parent if folder.name == STREAM else folder
 
 
 def _has_trainer(path: Path) -> bool:
+    """Whether a file holds the trainer's annotations, by its first record."""
     branches = next(records_of(path), {}).get("branches")
     return isinstance(branches, list) and any("trainer_logprobs" in each for each in branches)
 
@@ -108,20 +125,22 @@ def blocks(
 ) -> Iterator[tuple[pa.Table, str]]:
     """Tables of the sequences of a file, in the order of its lines."""
     part, root = _place(source.path)
-    join = _Join(root) if part == ANNOTATIONS else None
+    sequences_of = _Join(root).sequences if part == ANNOTATIONS else _sequences_of_episode
     sequences: list[_Sequence] = []
+    tokens = 0
     for number, line in enumerate(lines_of(source.path, source.span), 1):
         where = f"{source.name}, line {number}"
         try:
-            record = orjson.loads(line)
-            read = join.sequences if join else _episode
-            sequences += read(record, tally, where)
+            for sequence in sequences_of(orjson.loads(line), tally, where):
+                sequences.append(sequence)
+                tokens += len(sequence.ids)
         except (ValueError, TypeError, KeyError, AttributeError, IndexError):
             tally.leave_out(UNREADABLE, 1, where)
         advance(len(line))
-        if sum(len(sequence.ids) for sequence in sequences) >= TOKENS_PER_BLOCK:
+        if tokens >= TOKENS_PER_BLOCK:
             yield _table(sequences, tally, source.name), source.name
             sequences = []
+            tokens = 0
     if sequences:
         yield _table(sequences, tally, source.name), source.name
 
@@ -146,40 +165,39 @@ class _Join:
         if update.get("version", _VERSION) > _VERSION:
             raise MismatchError(
                 f"{where} has version {update['version']}; this mismatch-cli reads {_VERSION}. "
-                "Upgrade it."
+                "Upgrade with: pip install --upgrade mismatch-cli"
             )
-        name = update["trace_id"]
-        facts = self._facts(name)
-        if not facts:
+        facts = self._facts(update["trace_id"])
+        if facts is None:
             tally.leave_out(NO_EPISODE, len(update["branches"]), where)
             return []
-        others = list(chain.from_iterable(map(itemgetter("branches"), facts[2:])))
-        branches = []
+        others: dict[int, list[Record]] = defaultdict(list)
+        for branch in chain.from_iterable(map(itemgetter("branches"), facts.annotations)):
+            others[branch["index"]].append(branch)
+        sequences: list[_Sequence] = []
         for branch in update["branches"]:
-            streams = [each for each in others if each["index"] == branch["index"]]
-            sequence = _sequence(facts, branch["index"], [*streams, branch])
-            tally.leave_out(NO_SAMPLED, int(sequence is None), where)
-            branches += [sequence] if sequence else []
-        return branches
+            index = branch["index"]
+            # The update itself comes last: of a column that several have, its own counts.
+            streams = [*others[index], branch]
+            _append(sequences, _sequence(facts, index, streams), tally, where)
+        return sequences
 
-    def _facts(self, name: str) -> list[Record]:
-        """The episode, its trace of this name, and what others say of it; empty without it."""
+    def _facts(self, name: str) -> _TraceFacts | None:
+        """What is recorded of the trace of this name; None without its episode."""
         episodes = self._episodes.records(name)
-        traces = [each for record in episodes for each in _traces(record) if each["id"] == name]
+        every_trace = chain.from_iterable(map(_traces, episodes))
+        traces = [trace for trace in every_trace if trace["id"] == name]
         if not traces:
-            return []
-        later = chain.from_iterable(stream.records(name) for stream in self._others)
-        return [episodes[-1], traces[-1], *later]
+            return None
+        annotations = chain.from_iterable(stream.records(name) for stream in self._others)
+        return _TraceFacts(episodes[-1], traces[-1], list(annotations))
 
 
 class _Stream:
     """The records of one producer, by the traces that they name."""
 
     def __init__(self, folder: Path) -> None:
-        whole = [*folder.glob("*.jsonl*")] if folder.is_dir() else []
-        single = folder.with_name(f"{folder.name}.jsonl")  # before there were chunks
-        kept = (p for p in whole if p.suffix != SEALED or p.with_suffix("") not in whole)
-        self.files = sorted(kept) or ([single] if single.is_file() else [])
+        self.files = _chunks(folder)
         self._index = folder.with_name(folder.name + INDEX)
         self._places: dict[str, list[tuple[Path, int]]] = {}
         self._read_to: dict[Path, int] = {}
@@ -191,11 +209,11 @@ class _Stream:
     def records(self, name: str) -> list[Record]:
         """The records that name a trace, in the order in which they were written."""
         if name not in self._places:
-            self._find()
+            self._read_on()
         places = self._places.get(name, ())
         return [orjson.loads(opened.line_at(*place)) for place in places]
 
-    def _find(self) -> None:
+    def _read_on(self) -> None:
         """Read on where the records are: in the index, or in the records if there is none."""
         if self._index.is_file():
             for row, _ in self._new_rows(self._index):
@@ -225,6 +243,17 @@ class _Stream:
             self._read_to[path] = start
 
 
+def _chunks(folder: Path) -> list[Path]:
+    """The files of a producer in order, or the only one from before there were chunks."""
+    files = set(folder.glob("*.jsonl*")) if folder.is_dir() else set()
+    # While it is sealed, a chunk may be there twice: as it was, and packed.
+    chunks = [file for file in files if file.suffix != SEALED or file.with_suffix("") not in files]
+    if chunks:
+        return sorted(chunks)
+    single = folder.with_name(f"{folder.name}.jsonl")
+    return [single] if single.is_file() else []
+
+
 def _names(record: Record) -> list[str]:
     """The traces that a record is about."""
     if "trace_id" in record:
@@ -238,49 +267,67 @@ def _traces(record: Record) -> list[Record]:
     return traces
 
 
-def _episode(record: Record, tally: Tally, where: str) -> list[_Sequence]:
+def _sequences_of_episode(record: Record, tally: Tally, where: str) -> list[_Sequence]:
     """The branches of an episode whose traces carry what is known of them."""
     if _kind(record) == "eval":
         tally.leave_out(EVALUATED, 1, where)
         return []
-    branches = []
+    sequences: list[_Sequence] = []
     for trace in _traces(record):
-        for index in range(len(_paths(trace["nodes"]))):
-            sequence = _sequence([record, trace], index, [])
-            tally.leave_out(NO_SAMPLED, int(sequence is None), where)
-            branches += [sequence] if sequence else []
-    return branches
+        for index in range(len(_branches(trace["nodes"]))):
+            _append(sequences, _sequence(_TraceFacts(record, trace), index, []), tally, where)
+    return sequences
+
+
+def _append(
+    sequences: list[_Sequence], sequence: _Sequence | None, tally: Tally, where: str
+) -> None:
+    """Append a branch; one without a token in the loss is counted."""
+    if sequence is None:
+        tally.leave_out(NO_SAMPLED, 1, where)
+    else:
+        sequences.append(sequence)
 
 
 def _kind(record: Record) -> str:
-    work = (record.get("run") or {}).get("work") or {}
-    infos = (trace.get("info") or {} for trace in _traces(record))
-    return str(next(infos, {}).get("kind") or work.get("type") or "")
+    """The kind of work that an episode is: of its first trace, or else of its run."""
+    work = _work(record)
+    trace = next(iter(_traces(record)), {})
+    kind = (trace.get("info") or {}).get("kind")
+    return str(kind or work.get("type") or "")
+
+
+def _work(record: Record) -> Record:
+    work: Record = (record.get("run") or {}).get("work") or {}
+    return work
 
 
 def _sequence(
-    facts: Sequence[Record], index: int, streams: Sequence[Mapping[str, Any]]
+    facts: _TraceFacts, index: int, streams: Sequence[Mapping[str, Any]]
 ) -> _Sequence | None:
-    """A branch of a trace (the second of the facts, after its episode) with streams over its
-    tokens, of which the last one that has a column counts; None without a token in the loss.
+    """A branch of a trace with streams over its tokens, of which the last one that has a column
+    counts; None without a token in the loss.
     """
-    trace = facts[1]
-    nodes = [trace["nodes"][place] for place in _paths(trace["nodes"])[index]]
+    trace = facts.trace
+    nodes = _branches(trace["nodes"])[index]
     of_tokens = {ours: _spread(nodes, its) for ours, its in _STREAMS.items()}
     for stream in streams:
-        of_tokens |= {ours: stream[its] for ours, its in _STREAMS.items() if stream.get(its)}
+        for ours, its in _STREAMS.items():
+            if stream.get(its):
+                of_tokens[ours] = stream[its]
     ids = _joined(nodes, "token_ids")
-    scored = of_tokens["logp_trainer"] or ids
-    mask = zip(_joined(nodes, "mask"), scored, strict=False)
-    in_loss = [bool(sampled) and value is not None for sampled, value in mask]
+    # A sequence may have been cut for training: it ends where the trainer's values end.
+    mask = zip(_joined(nodes, "mask"), of_tokens["logp_trainer"] or ids, strict=False)
+    in_loss = [bool(is_sampled) and value is not None for is_sampled, value in mask]
     if not any(in_loss):
         return None
-    size = len(in_loss)  # a sequence may have been cut for training
+    size = len(in_loss)
     cut = {ours: values and values[:size] for ours, values in of_tokens.items()}
     return _Sequence(ids[:size], in_loss, cut, _reward(trace), _step(facts), _finish_reason(trace))
 
 
 def _joined(nodes: Sequence[Record], name: str) -> list[Any]:
+    """The lists of the nodes as one; a node without a list adds nothing."""
     return list(chain.from_iterable(node.get(name) or () for node in nodes))
 
 
@@ -291,55 +338,67 @@ def _spread(nodes: Sequence[Record], name: str) -> list[float | None] | None:
     spread: list[float | None] = []
     for node in nodes:
         values = iter(node.get(name) or ())
-        spread += [next(values, None) if own else None for own in node.get("mask") or ()]
+        for is_sampled in node.get("mask") or ():
+            spread.append(next(values, None) if is_sampled else None)
     return spread
 
 
-def _paths(nodes: Sequence[Record]) -> list[list[int]]:
-    """From root to leaf, the places of the nodes of each branch, in the order of the leaves."""
+def _branches(nodes: Sequence[Record]) -> list[list[Record]]:
+    """From root to leaf, the nodes of each branch, in the order of the leaves."""
     parents = [node.get("parent") for node in nodes]
-    paths = []
-    for leaf in sorted({*range(len(nodes))} - {*parents}):
+    leaves = set(range(len(nodes))).difference(parents)
+    branches: list[list[Record]] = []
+    for leaf in sorted(leaves):
         path: list[int] = []
         place: int | None = leaf
+        # A broken record may name its own descendant as a parent.
         while place is not None and place not in path:
             path.append(place)
             place = parents[place]
-        paths.append(path[::-1])
-    return paths
+        branches.append([nodes[place] for place in reversed(path)])
+    return branches
 
 
 def _reward(trace: Record) -> float | None:
-    parts = [part for part in (trace.get("rewards") or {}).values() if part]
-    return sum(part["score"] * part.get("weight", 1.0) for part in parts) if parts else None
+    """The weighted sum of a trace's rewards; None without one."""
+    rewards = list(filter(None, (trace.get("rewards") or {}).values()))
+    if not rewards:
+        return None
+    return sum(reward["score"] * reward.get("weight", 1.0) for reward in rewards)
 
 
-def _step(facts: Sequence[Record]) -> int:
+def _step(facts: _TraceFacts) -> int:
     """The step that trained a trace, else that it arrived at, else that it was sampled for."""
     info: Record = {}
-    for record in facts[1:]:
+    for record in (facts.trace, *facts.annotations):
         info |= record.get("info") or {}
-    work = (facts[0].get("run") or {}).get("work") or {}
-    stages = (info.get("ship"), info.get("arrival"), info.get("dispatch"), work)
-    return next((int(stage["step"]) for stage in stages if stage and "step" in stage), 0)
+    stages = (info.get("ship"), info.get("arrival"), info.get("dispatch"), _work(facts.episode))
+    for stage in stages:
+        if stage and "step" in stage:
+            return int(stage["step"])
+    return 0
 
 
 def _finish_reason(trace: Record) -> str | None:
+    """ "length" for a trace that reached a limit; for others, how its last call ended."""
+    if trace.get("stop_condition") in _LIMITS:
+        return "length"
     calls = [call for call in trace.get("calls") or () if not call.get("error")]
-    last = calls[-1].get("finish_reason") if calls else None
-    return "length" if trace.get("stop_condition") in _LIMITS else last
+    if not calls:
+        return None
+    reason: str | None = calls[-1].get("finish_reason")
+    return reason
 
 
 def _table(sequences: Sequence[_Sequence], tally: Tally, where: str) -> pa.Table:
-    rows = _column(sequences, "of_tokens", pa.struct(dict.fromkeys(_STREAMS, _FLOATS).items()))
-    per_token = dict(zip(_STREAMS, rows.flatten(), strict=True))
+    of_tokens = _column(sequences, "of_tokens", pa.struct(dict.fromkeys(_STREAMS, _FLOATS).items()))
+    per_token = dict(zip(_STREAMS, of_tokens.flatten(), strict=True))
     ids = _column(sequences, "ids", pa.list_(pa.int32()))
     mask = _column(sequences, "loss_mask", pa.list_(pa.bool_()))
-    columns, keep_S = split(ids, mask, per_token, tally, where)
+    responses, keep_S = split_sequences(ids, mask, per_token, tally, where)
     of_rows = {name: _column(sequences, name, COLUMNS[name].type) for name in _OF_ROWS}
     of_rows[NOTE + ROUNDED] = pa.array(map(_is_rounded, sequences), pa.bool_()).cast(pa.int64())
-    keep = pa.array(keep_S)
-    return pa.table(columns | {name: column.filter(keep) for name, column in of_rows.items()})
+    return pa.table(responses | _lists.select_rows(of_rows, keep_S))
 
 
 def _column(sequences: Sequence[_Sequence], name: str, kind: pa.DataType) -> pa.Array:
@@ -348,7 +407,8 @@ def _column(sequences: Sequence[_Sequence], name: str, kind: pa.DataType) -> pa.
 
 def _is_rounded(sequence: _Sequence) -> bool:
     """Whether every log-probability is a multiple of 1e-4."""
-    logp_rollout, logp_trainer = map(sequence.of_tokens.get, ("logp_rollout", "logp_trainer"))
-    values = chain(logp_rollout or (), logp_trainer or ())
-    scaled = np.array([value for value in values if value is not None]) * 10**_DECIMALS
+    values: list[float] = []
+    for name in ("logp_rollout", "logp_trainer"):
+        values += [value for value in sequence.of_tokens.get(name) or () if value is not None]
+    scaled = np.array(values) * 10**_DECIMALS
     return len(scaled) > 0 and bool((np.abs(scaled - np.round(scaled)) < _NEAR).all())

@@ -17,10 +17,9 @@ import pyarrow.compute as pc
 from mismatch_cli.base.errors import MismatchError
 from mismatch_cli.frameworks.importing import lists as _lists
 from mismatch_cli.frameworks.importing.omissions import Tally
-from mismatch_cli.frameworks.importing.rows import NOTE, split
+from mismatch_cli.frameworks.importing.rows import NOTE, split_sequences
 from mismatch_cli.frameworks.importing.sources import DumpFile, FileHead, jsonl_tables, keys_of
 from mismatch_cli.frameworks.prime_rl import _traces
-from mismatch_cli.trace import foreign_values
 
 TITLE = "prime-rl traces and token_exports"
 FILES = (
@@ -82,16 +81,22 @@ def choose(sources: Sequence[DumpFile], tally: Tally) -> list[DumpFile]:
     """
     exports = [source for source in sources if _is_export(FileHead(source, keys_of(source)))]
     others = [source for source in sources if source not in exports]
-    if exports:
-        tally.leave_out(BESIDE_EXPORTS, len(others), others[0].name if others else "")
-    return exports or _traces.carriers(others)
+    if not exports:
+        return _traces.carriers(others)
+    if others:
+        tally.leave_out(BESIDE_EXPORTS, len(others), others[0].name)
+    return exports
 
 
 def carriers(sources: Sequence[DumpFile]) -> list[DumpFile]:
     """The files of a growing run whose new lines are new responses."""
     of_traces = [source for source in sources if _MONITORED.intersection(source.path.parts)]
-    trained = [s for s in _traces.carriers(of_traces) if _traces.ANNOTATIONS in s.path.parts]
-    return [source for source in sources if source not in of_traces or source in trained]
+    # Episodes become responses only once annotations of the trainer arrive.
+    looked_up = set(of_traces)
+    for source in _traces.carriers(of_traces):
+        if _traces.ANNOTATIONS in source.path.parts:
+            looked_up.discard(source)
+    return [source for source in sources if source not in looked_up]
 
 
 def blocks(
@@ -109,32 +114,35 @@ def _block(table: pa.Table, tally: Tally, where: str) -> pa.Table:
     newest = pc.max(table.column("schema_version")).as_py() or _VERSION
     if newest > _VERSION:
         raise MismatchError(
-            f"{where} has schema_version {newest}; this mismatch-cli reads {_VERSION}. Upgrade it."
+            f"{where} has schema_version {newest}; this mismatch-cli reads {_VERSION}. Upgrade "
+            "with: pip install --upgrade mismatch-cli"
         )
-    columns = {name: foreign_values.single(table.column(name)) for name in _SCHEMA.names}
+    columns = _lists.columns_of(table)
     mask, unseen_S = _with_rl_weight(columns)
-    floats = {name: columns[source] for name, source in _FLOATS.items()}
-    found, keep_S = split(columns["token_ids"], mask, floats, tally, where)
-    found[NOTE + UNWEIGHED] = pa.array(unseen_S[keep_S])
-    return pa.table(found | {"step": columns["step"].filter(pa.array(keep_S))})
+    floats = {name: columns[its] for name, its in _FLOATS.items()}
+    responses, keep_S = split_sequences(columns["token_ids"], mask, floats, tally, where)
+    responses[NOTE + UNWEIGHED] = pa.array(unseen_S[keep_S])
+    responses["step"] = columns["step"].filter(pa.array(keep_S))
+    return pa.table(responses)
 
 
 def _with_rl_weight(columns: dict[str, pa.Array]) -> tuple[pa.Array, np.ndarray]:
     """The loss mask without tokens outside RL loss and reference KL, and their number in each
     row.
     """
-    mask, (rl, kl) = columns["loss_mask"], (columns[name] for name in _WEIGHTS)
+    mask = columns["loss_mask"]
+    rl, kl = (columns[name] for name in _WEIGHTS)
     lengths_S = _lists.lengths_of(mask)
-    aligned = all(np.array_equal(_lists.lengths_of(weights), lengths_S) for weights in (rl, kl))
-    if not aligned or rl.flatten().null_count == len(rl.flatten()):
-        return mask, np.zeros(len(mask), np.int64)  # no weights: every token of the mask counts
+    are_aligned = all(np.array_equal(_lists.lengths_of(each), lengths_S) for each in (rl, kl))
+    # Without weights, every token of the mask counts.
+    if not are_aligned or rl.flatten().null_count == len(rl.flatten()):
+        return mask, np.zeros(len(mask), np.int64)
     mask_T = _lists.flat(mask).astype(bool)
-    unseen_T = (np.nan_to_num(_lists.flat(rl), nan=1.0) == 0) & (
-        np.nan_to_num(_lists.flat(kl), nan=0.0) == 0
-    )
-    unseen_S = np.bincount(
-        _lists.rows_of(lengths_S)[mask_T & unseen_T], minlength=len(mask)
-    ).astype(np.int64)
+    no_rl_T = np.nan_to_num(_lists.flat(rl), nan=1.0) == 0
+    no_kl_T = np.nan_to_num(_lists.flat(kl), nan=0.0) == 0
+    unseen_T = no_rl_T & no_kl_T
+    row_T = _lists.rows_of(lengths_S)[mask_T & unseen_T]
+    unseen_S = np.bincount(row_T, minlength=len(mask)).astype(np.int64)
     return _lists.from_flat(mask_T & ~unseen_T, lengths_S, _lists.is_null(mask)), unseen_S
 
 
@@ -148,7 +156,9 @@ def being_written(paths: Sequence[Path]) -> set[Path]:
 
 
 def unfinished(sources: Sequence[DumpFile]) -> str:
-    """Why the dump is incomplete."""
+    """Why the dump is incomplete; empty if it is not."""
     paths = being_written([source.path for source in sources])
     steps = sorted({path.parent.name for path in paths})
-    return f"steps without a STABLE file: {len(steps):,}, the first {steps[0]}" if steps else ""
+    if not steps:
+        return ""
+    return f"steps without a STABLE file: {len(steps):,}, the first {steps[0]}"

@@ -51,9 +51,8 @@ def blocks(
     for source in sources:
         with torch_file.laid_out(source.path, TITLE):
             content = torch_file.load(source.path)
-            samples = shared.with_raw_rewards(
-                shared.samples_of(content, source), content.get("raw_reward")
-            )
+            samples = shared.samples_of(content, source)
+            samples = shared.with_raw_rewards(samples, content.get("raw_reward"))
             step = foreign_values.whole_number(content.get("rollout_id") or 0, np.int32)
             for table in shared.tables(samples, step, tally, source.name):
                 yield table, source.name

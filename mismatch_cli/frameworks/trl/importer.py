@@ -58,18 +58,16 @@ def recognises(peek: FileHead) -> bool:
     if peek.source.kind not in ("jsonl", "parquet") or not peek.has("prompt_ids", "completion_ids"):
         return False
     others = peek.keys - {*_NAMES, "completion_ids"}
-    return bool(peek.keys & _ROLLOUT) or not any(map(may_be_sampled, others))
+    return not peek.keys.isdisjoint(_ROLLOUT) or not any(map(may_be_sampled, others))
 
 
 def blocks(
     sources: Sequence[DumpFile], tally: Tally, advance: Callable[[int], None]
 ) -> Iterator[tuple[pa.Table, str]]:
-    named = [
-        replace(source, columns={"response_ids": "completion_ids"}, also=_NAMES)
-        for source in sources
-    ]
+    columns = {"response_ids": "completion_ids"}
+    renamed = [replace(source, columns=columns, also=_NAMES) for source in sources]
     rows = sampled = 0
-    for table, where in plain.blocks(named, tally, advance):
+    for table, where in plain.blocks(renamed, tally, advance):
         rows += table.num_rows
         if "logp_rollout" in table.column_names:
             sampled += table.num_rows - table.column("logp_rollout").null_count
@@ -84,10 +82,12 @@ def blocks(
 
 def _with_log_pi(table: pa.Table) -> pa.Table:
     """Use the old log-probabilities as log π where a response has none at the current weights."""
-    columns = {name: table.column(name) for name in table.column_names}
-    if (old := columns.pop("logp_recomputed", None)) is None:
+    if "logp_recomputed" not in table.column_names:
         return table
+    columns = {name: table.column(name) for name in table.column_names}
+    old = columns.pop("logp_recomputed")
     current = columns.get("logp_trainer", pa.nulls(len(old), old.type))
     columns["logp_trainer"] = pc.coalesce(current, old)
+    # Where they serve as log π they are not also recomputed: the two would agree perfectly.
     columns["logp_recomputed"] = pc.if_else(pc.is_valid(current), old, pa.scalar(None, old.type))
     return pa.table(columns)

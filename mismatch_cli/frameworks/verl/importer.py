@@ -7,6 +7,7 @@ In bypass mode `old_log_probs` is a copy of `rollout_log_probs`, not π.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,8 @@ BYPASSED = (
     "responses have old_log_probs equal to rollout_log_probs (bypass mode), which is not log π"
 )
 
-_NUMBERS = {  # column of the trace: verl's names, a row's first one with a value counts
+# Column of the trace: verl's names, of which a row's first one with a value counts
+_NUMBERS = {
     "logp_rollout": ("rollout_log_probs",),
     "logp_trainer": ("old_log_probs",),
     "advantage": ("advantages",),
@@ -61,7 +63,7 @@ _NAMES = (
     "responses",
     *_FLAGS,
     *_REWARDS,
-    *(name for names in _NUMBERS.values() for name in names),
+    *chain.from_iterable(_NUMBERS.values()),
     "uid",
 )
 
@@ -75,10 +77,8 @@ def blocks(
 ) -> Iterator[tuple[pa.Table, str]]:
     for source in sources:
         for table, step in _tables(source, tally, advance):
-            columns = {
-                name: foreign_values.single(table.column(name)) for name in table.column_names
-            }
-            yield from plain.responses(_in_our_names(columns, step, tally), source, tally)
+            columns = _in_our_names(_lists.columns_of(table), step, tally)
+            yield from plain.responses(columns, source, tally)
 
 
 def _tables(
@@ -86,48 +86,57 @@ def _tables(
 ) -> Iterator[tuple[pa.Table, int | None]]:
     """Tables with verl's names and types, and the batch's step, if known."""
     if source.kind == "parquet":
-        tables = parquet_tables(source, _NAMES, "responses", advance)
-        yield from (
-            (pa.table({name: _typed(name, t.column(name)) for name in t.column_names}), None)
-            for t in tables
-        )
+        for table in parquet_tables(source, _NAMES, "responses", advance):
+            yield _typed(_lists.columns_of(table)), None
     elif source.kind == "jsonl":
-        yield from ((table, None) for table in jsonl_tables(source, _schema, tally, advance))
+        for table in jsonl_tables(source, _schema, tally, advance):
+            yield table, None
     else:
+        load = pickles.load if source.kind == "pickle" else torch_file.load
         with torch_file.laid_out(source.path, TITLE):
-            content = (pickles.load if source.kind == "pickle" else torch_file.load)(source.path)
-            step = dict(content.get("meta_info") or {}).get("global_steps")
-            found = {
-                name: _typed(name, _arrow(content[name]))
-                for name in _NAMES
-                if content.get(name) is not None
-            }
-            yield (
-                pa.table(found),
-                None if step is None else foreign_values.whole_number(step, np.int32),
-            )
+            content = load(source.path)
+            yield _typed(_saved_columns(content)), _step(content)
         advance(source.size)
 
 
+def _saved_columns(content: Mapping[str, Any]) -> dict[str, pa.Array]:
+    columns: dict[str, pa.Array] = {}
+    for name in _NAMES:
+        if content.get(name) is not None:
+            columns[name] = _arrow(content[name])
+    return columns
+
+
+def _step(content: Mapping[str, Any]) -> int | None:
+    step = dict(content.get("meta_info") or {}).get("global_steps")
+    if step is None:
+        return None
+    return foreign_values.whole_number(step, np.int32)
+
+
 def _schema(record: Mapping[str, Any]) -> pa.Schema:
-    return pa.schema({name: _kind(name, isinstance(record.get("uid"), str)) for name in _NAMES})
+    kinds = {name: _kind(name) for name in _NAMES}
+    if not isinstance(record.get("uid"), str):
+        kinds["uid"] = pa.int64()
+    return pa.schema(kinds)
 
 
-def _kind(name: str, text: bool = True) -> pa.DataType:
+def _kind(name: str) -> pa.DataType:
+    """The type of one of verl's columns; that of `uid` may also be an integer."""
     if name == "uid":
-        return pa.string() if text else pa.int64()
-    return pa.list_(
-        pa.bool_()
-        if name in _FLAGS
-        else pa.int32()
-        if name in ("prompts", "responses")
-        else pa.float32()
-    )
+        return pa.string()
+    if name in _FLAGS:
+        return pa.list_(pa.bool_())
+    if name in ("prompts", "responses"):
+        return pa.list_(pa.int32())
+    return pa.list_(pa.float32())
 
 
-def _typed(name: str, column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    column = foreign_values.single(column)
-    return column if name == "uid" else foreign_values.exact(column, _kind(name))
+def _typed(columns: dict[str, pa.Array]) -> pa.Table:
+    for name, column in columns.items():
+        if name != "uid":
+            columns[name] = foreign_values.exact(column, _kind(name))
+    return pa.table(columns)
 
 
 def _arrow(values: Any) -> pa.Array:
@@ -135,37 +144,50 @@ def _arrow(values: Any) -> pa.Array:
     text.
     """
     if hasattr(values, "detach"):
-        values = (values.float() if values.is_floating_point() else values).numpy()
+        values = _as_numpy(values)
     if isinstance(values, np.ndarray) and values.dtype != object:
-        if values.ndim > 2:
-            raise foreign_values.WRONG_VALUE(
-                f"a tensor of {values.ndim} dimensions where a matrix belongs"
-            )
-        return (
-            pa.array(values)
-            if values.ndim < 2
-            else _lists.from_flat(values.ravel(), np.full(*values.shape))
-        )
+        return _lists_of_matrix(values)
     if len(values) and hasattr(values[0], "detach"):
-        rows = [(row.float() if row.is_floating_point() else row).numpy() for row in values]
-        return _lists.from_flat(np.concatenate(rows), np.array([len(row) for row in rows]))
-    return pa.array([str(value) for value in values])
+        rows = list(map(_as_numpy, values))
+        return _lists.from_flat(np.concatenate(rows), np.array(list(map(len, rows))))
+    return pa.array(list(map(str, values)))
+
+
+def _lists_of_matrix(values: np.ndarray) -> pa.Array:
+    if values.ndim > 2:
+        raise foreign_values.WRONG_VALUE(
+            f"a tensor of {values.ndim} dimensions where a matrix belongs"
+        )
+    if values.ndim < 2:
+        return pa.array(values)
+    rows, width = values.shape
+    return _lists.from_flat(values.ravel(), np.full(rows, width))
+
+
+def _as_numpy(tensor: Any) -> np.ndarray:
+    # numpy has no bfloat16, which float32 holds exactly.
+    if tensor.is_floating_point():
+        tensor = tensor.float()
+    return np.asarray(tensor.numpy())
 
 
 def _in_our_names(columns: dict[str, pa.Array], step: int | None, tally: Tally) -> pa.Table:
-    found = {"prompt_ids": columns["prompts"], "response_ids": columns["responses"]}
+    ours = {"prompt_ids": columns["prompts"], "response_ids": columns["responses"]}
     # JSONL readers make a column of nulls of what a file does not have
     columns = {name: column for name, column in columns.items() if column.null_count < len(column)}
-    numbers = {ours: _first_value(columns, names) for ours, names in _NUMBERS.items()}
-    found |= {ours: column for ours, column in numbers.items() if column is not None}
-    found |= _masks(columns)
-    if (rewards := _first_value(columns, _REWARDS)) is not None:
-        found["reward"] = _sums(rewards)
+    for name, theirs in _NUMBERS.items():
+        numbers = _first_value(columns, theirs)
+        if numbers is not None:
+            ours[name] = numbers
+    ours |= _masks(columns)
+    rewards = _first_value(columns, _REWARDS)
+    if rewards is not None:
+        ours["reward"] = _sums(rewards)
     if "uid" in columns:
-        found["prompt_id"] = columns["uid"]
+        ours["prompt_id"] = columns["uid"]
     if step is not None:
-        found["step"] = pa.array(np.full(len(columns["responses"]), step, np.int32))
-    return pa.table(_without_copies(found, tally))
+        ours["step"] = pa.array(np.full(len(columns["responses"]), step, np.int32))
+    return pa.table(_without_copies(ours, tally))
 
 
 def _first_value(columns: Mapping[str, pa.Array], names: Sequence[str]) -> pa.Array | None:
@@ -184,40 +206,38 @@ def _masks(columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
     """
     loss = _first_value(columns, ("response_mask", "loss_mask"))
     if "attention_mask" not in columns:
-        return {name: mask for name, mask in [("response_mask", loss)] if mask is not None}
-    mask, prompts_S = columns["attention_mask"], _lists.lengths_of(columns["prompts"])
-    total_S, null_S = _lists.lengths_of(mask), _lists.is_null(mask)
-    place_T = np.arange(total_S.sum()) - np.repeat(_lists.offsets_of(total_S)[:-1], total_S)
-    in_prompt_T = place_T < np.repeat(prompts_S, total_S)
-    of_prompt_S = np.minimum(prompts_S, total_S)
+        return {} if loss is None else {"response_mask": loss}
+    mask = columns["attention_mask"]
+    total_S = _lists.lengths_of(mask)
+    null_S = _lists.is_null(mask)
+    prompt_S = np.minimum(_lists.lengths_of(columns["prompts"]), total_S)
     tokens_T = _lists.flat(mask)
-    response = _lists.from_flat(tokens_T[~in_prompt_T], total_S - of_prompt_S, null_S)
-    masks = {
-        "prompt_mask": _lists.from_flat(tokens_T[in_prompt_T], of_prompt_S, null_S),
-        "response_mask": response,
-    }
-    if loss is not None:
-        masks |= {"response_mask": pc.coalesce(response, loss), "loss_mask": loss}
-    return masks
+    in_prompt_T = _lists.position_in_row(total_S) < np.repeat(prompt_S, total_S)
+    prompts = _lists.from_flat(tokens_T[in_prompt_T], prompt_S, null_S)
+    responses = _lists.from_flat(tokens_T[~in_prompt_T], total_S - prompt_S, null_S)
+    if loss is None:
+        return {"prompt_mask": prompts, "response_mask": responses}
+    response_mask = pc.coalesce(responses, loss)
+    return {"prompt_mask": prompts, "response_mask": response_mask, "loss_mask": loss}
 
 
 def _sums(scores: pa.Array) -> pa.Array:
     """Each response's reward: the sum over its tokens, of which only the last has one."""
-    sums = np.bincount(
-        _lists.rows_of(_lists.lengths_of(scores)), _lists.flat(scores), minlength=len(scores)
-    )
-    return pc.if_else(scores.is_null(), None, pa.array(sums, pa.float32()))
+    row_T = _lists.rows_of(_lists.lengths_of(scores))
+    sums_S = np.bincount(row_T, _lists.flat(scores), minlength=len(scores))
+    return pc.if_else(scores.is_null(), None, pa.array(sums_S, pa.float32()))
 
 
-def _without_copies(found: dict[str, pa.Array], tally: Tally) -> dict[str, pa.Array]:
+def _without_copies(columns: dict[str, pa.Array], tally: Tally) -> dict[str, pa.Array]:
     """Drop log π where it is a copy of log μ (bypass mode) in every row that has both: it would
     show no gap at all.
     """
-    pi, mu = found.get("logp_trainer"), found.get("logp_rollout")
+    pi = columns.get("logp_trainer")
+    mu = columns.get("logp_rollout")
     if pi is None or mu is None:
-        return found
+        return columns
     both = pc.and_(pi.is_valid(), mu.is_valid())
     if pi.filter(both).equals(mu.filter(both)):
         tally.note(BYPASSED, both.true_count)
-        del found["logp_trainer"]
-    return found
+        del columns["logp_trainer"]
+    return columns

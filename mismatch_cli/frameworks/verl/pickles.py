@@ -20,7 +20,10 @@ from mismatch_cli.frameworks.importing import (
 )
 
 _BEGINNING = 256  # bytes, which include the name of the class
-_NESTED = ("<NJT_VALUES>", "<NJT_OFFSETS>", "<NJT_LENGTHS>")
+# A nested tensor is saved as leaves with these prefixes.
+_VALUES = "<NJT_VALUES>"
+_OFFSETS = "<NJT_OFFSETS>"
+_NESTED = (_VALUES, _OFFSETS, "<NJT_LENGTHS>")
 
 
 def is_saved(path: Path) -> bool:
@@ -43,11 +46,9 @@ def load(path: Path) -> dict[str, Any]:
         packed, arrays, meta = pickled_numpy.with_arrays(saved.state)
         tensors = _of_torch(packed, path) if isinstance(packed, bytes) else _of_numpy(packed)
         return {**dict(arrays), **tensors, "meta_info": meta}
-    except MismatchError:
+    except (MismatchError, MemoryError):
         raise
     except Exception as error:  # a broken pickle can raise anything
-        if isinstance(error, MemoryError):
-            raise
         torch_file.check_memory(error)
         raise MismatchError(
             f"{path} is broken, or not a DataProto that verl saved ({first_line(error)}). "
@@ -76,10 +77,11 @@ class _Reader(pickle.Unpickler):
             return _Saved
         if (module, name) == ("torch", "Size"):
             return tuple
-        if found := pickled_numpy.NAMES.get(f"{module}.{name}"):
-            return found
+        path = f"{module}.{name}"
+        if path in pickled_numpy.NAMES:
+            return pickled_numpy.NAMES[path]
         raise torch_file.NeedsItsFramework(
-            self._path, f"is a pickle that names {module}.{name}, which could run code"
+            self._path, f"is a pickle that names {path}, which could run code"
         )
 
 
@@ -92,25 +94,27 @@ def _of_torch(data: bytes, path: Path) -> dict[str, Any]:
     name = "tensordict._reductions._rebuild_tensordict_files_consolidated"
     try:
         with torch.serialization.safe_globals([(_consolidated, name)]):
-            found = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+            return dict(torch.load(io.BytesIO(data), weights_only=True, map_location="cpu"))
     except pickle.UnpicklingError as error:
         raise torch_file.NeedsItsFramework(
             path, "holds more than tensors and could run any code"
         ) from error
-    return dict(found)
 
 
 def _consolidated(metadata: dict[str, Any], storage: Any) -> dict[str, Any]:
-    leaves = {
-        key: _tensor(storage[start:stop], dtype, shape)
-        for key, (dtype, shape, start, stop, _) in metadata["leaves"].items()
-    }
-    whole = {key: value for key, value in leaves.items() if not key.startswith(_NESTED)}
-    for key in leaves:
-        if key.startswith(_NESTED[1]):
-            name = key.removeprefix(_NESTED[1])
-            whole[name] = leaves[_NESTED[0] + name].tensor_split(leaves[key][1:-1].cpu())
-    return whole
+    """The tensors by name; a nested one, three leaves of a consolidated TensorDict, as a list."""
+    leaves: dict[str, Any] = {}
+    for key, (dtype, shape, start, stop, _) in metadata["leaves"].items():
+        leaves[key] = _tensor(storage[start:stop], dtype, shape)
+    tensors: dict[str, Any] = {}
+    for key, tensor in leaves.items():
+        if not key.startswith(_NESTED):
+            tensors[key] = tensor
+        elif key.startswith(_OFFSETS):
+            name = key.removeprefix(_OFFSETS)
+            inner_offsets = tensor[1:-1].cpu()
+            tensors[name] = leaves[_VALUES + name].tensor_split(inner_offsets)
+    return tensors
 
 
 def _of_numpy(packed: Any) -> dict[str, Any]:
@@ -118,18 +122,20 @@ def _of_numpy(packed: Any) -> dict[str, Any]:
     bytes.
     """
     _, _, items = packed
-    return {
-        name: _tensor(_bytes(item[2]), f"torch.{item[0]}", item[1])
-        if len(item) == 3
-        else [_tensor(_bytes(data), f"torch.{dtype}", shape) for dtype, shape, data in item[1]]
-        for name, item in items.items()
-    }
+    tensors: dict[str, Any] = {}
+    for name, item in items.items():
+        if len(item) == 3:
+            tensors[name] = _of_bytes(*item)
+        else:
+            tensors[name] = [_of_bytes(*piece) for piece in item[1]]
+    return tensors
 
 
-def _bytes(data: Any) -> Any:
+def _of_bytes(dtype: str, shape: Any, data: Any) -> Any:
     import torch
 
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    # torch warns about a tensor over memory that must not change, as that of bytes.
+    return _tensor(torch.frombuffer(bytearray(data), dtype=torch.uint8), f"torch.{dtype}", shape)
 
 
 def _tensor(data: Any, dtype: str, shape: Any) -> Any:
@@ -139,5 +145,6 @@ def _tensor(data: Any, dtype: str, shape: Any) -> Any:
     kind = getattr(torch, dtype.removeprefix("torch."))
     if not isinstance(kind, torch.dtype):
         raise ValueError(f"{dtype} is not a numeric type")
-    count = int(np.prod([int(size) for size in shape], dtype=np.int64))
-    return data[: count * kind.itemsize].clone().view(kind).view(*map(int, shape))
+    sizes = list(map(int, shape))
+    count = int(np.prod(sizes, dtype=np.int64))
+    return data[: count * kind.itemsize].clone().view(kind).view(*sizes)

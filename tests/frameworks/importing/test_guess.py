@@ -11,7 +11,7 @@ import pytest
 
 from mismatch_cli.app.cli import run
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.frameworks.importing.guess import columns_in, guessed, side_by_side
+from mismatch_cli.frameworks.importing.guess import columns_in, guess_columns, side_by_side
 from mismatch_cli.frameworks.importing.no_dump import text_only
 from tests.frameworks.importing.layouts import (
     imported,
@@ -145,7 +145,7 @@ KNOWN = {  # names that people use, and whose they are
 @pytest.mark.parametrize("layout", KNOWN)
 def test_names_types_and_lengths_identify_columns(layout):
     columns, expected = KNOWN[layout]
-    found = guessed(columns_in(rows(**columns)), {})
+    found = guess_columns(columns_in(rows(**columns)), {})
     assert ",".join(f"{ours}={its}" for ours, its in found.items()) == expected
 
 
@@ -162,14 +162,14 @@ def test_matrices_identify_a_batch():
         "response_ids": "responses",
         "logp_rollout": "rollout_log_probs",
     }
-    assert guessed(columns_in([batch]), {}) == names | {"reward": "scores"}
+    assert guess_columns(columns_in([batch]), {}) == names | {"reward": "scores"}
 
 
 def test_given_columns_stay(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     columns = {"prompt_ids": P, "response_ids": R, "vllm_logps": MU, "sglang_logps": PI}
     write_lines(tmp_path / "d.jsonl", rows(**columns))
-    assert guessed(columns_in(rows(**columns)), {"logp_rollout": "vllm_logps"}) == {
+    assert guess_columns(columns_in(rows(**columns)), {"logp_rollout": "vllm_logps"}) == {
         "logp_rollout": "vllm_logps"
     }
     assert run(["import", "d.jsonl", "--columns", "response_ids=response_ids", "-q"]) == 1
@@ -276,7 +276,7 @@ def test_a_line_is_printed_only_for_what_can_be_measured(tmp_path, capsys):
 def test_the_two_lists_have_kind_and_length(tmp_path):
     records = [{"out": R[0], "engine_logps": MU[0], "more": {"logps": [MU[0], MU[1]]}, "n": "x"}]
     columns = columns_in(records)
-    lines = side_by_side(columns, guessed(columns, {}), "d.jsonl").splitlines()
+    lines = side_by_side(columns, guess_columns(columns, {}), "d.jsonl").splitlines()
     assert lines[0].split() == ["wanted", "in", "d.jsonl"]
     shown = "\n".join(lines)
     assert f"out: {len(R[0])} whole numbers" in shown and "n: text" in shown

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from mismatch_cli.base.errors import MismatchError, UsageError
-from mismatch_cli.frameworks.importing.naming import named
+from mismatch_cli.frameworks.importing.naming import parse_columns
 from mismatch_cli.frameworks.importing.rows import WRONG_LENGTH
 from tests.frameworks.importing.layouts import (
     assert_holds,
@@ -96,11 +96,11 @@ def test_batches_and_padding_under_other_names(tmp_path):
 )
 def test_invalid_mappings_are_refused_without_a_file(text, message):
     with pytest.raises(UsageError, match=message):
-        named(text)
+        parse_columns(text)
 
 
 def test_spaces_and_equal_signs_in_names():
-    assert named(" response_ids = my tokens , logp_rollout=a=b") == {
+    assert parse_columns(" response_ids = my tokens , logp_rollout=a=b") == {
         "response_ids": "my tokens",
         "logp_rollout": "a=b",
     }

@@ -9,8 +9,8 @@ import re
 import pytest
 
 from mismatch_cli.base.errors import MismatchError, UsageError
-from mismatch_cli.frameworks.importing.guess import columns_in, guessed
-from mismatch_cli.frameworks.importing.paths import at, paths_in
+from mismatch_cli.frameworks.importing.guess import columns_in, guess_columns
+from mismatch_cli.frameworks.importing.paths import paths_in, value_at
 from tests.frameworks.importing.layouts import (
     assert_holds,
     imported,
@@ -60,7 +60,7 @@ def test_what_servers_answer_is_proposed_and_read(tmp_path):
         "meta_info.output_token_logprobs.*.0": [sglang(row) for row in rows],
     }
     for logp, records in answers.items():
-        columns = guessed(columns_in(records), {})
+        columns = guess_columns(columns_in(records), {})
         assert columns["logp_rollout"] == logp
         path = write_lines(tmp_path / f"{logp}.jsonl", records)
         table, _ = imported(path, into=tmp_path / logp, columns=columns)
@@ -76,7 +76,7 @@ def test_proposals_look_at_the_values():
         "logprobs": [5, 6],
         "sampling_logprobs": [None, None],
     }
-    assert guessed(columns_in([record]), {}) == {
+    assert guess_columns(columns_in([record]), {}) == {
         "response_ids": "turn.completion_ids",
         "logp_rollout": "turn.completion_logprobs",
     }
@@ -93,6 +93,6 @@ def test_a_path_that_leads_nowhere_has_no_value():
         "a.*": record["a"],
     }
     for path, value in paths.items():
-        assert at(record, path) == value, path
+        assert value_at(record, path) == value, path
     assert paths_in(record) == {"a.*.b": [1, 2], "c.d": "text"}
     assert all(not re.search("[,=]", path) for path in paths_in({"a": {"b=c": 1, "d,e": 2}}))

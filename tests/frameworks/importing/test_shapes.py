@@ -12,7 +12,7 @@ import pytest
 
 from mismatch_cli.app.cli import run
 from mismatch_cli.base.errors import MismatchError
-from mismatch_cli.frameworks.importing.guess import columns_in, guessed
+from mismatch_cli.frameworks.importing.guess import columns_in, guess_columns
 from mismatch_cli.frameworks.importing.padded import HIDDEN
 from mismatch_cli.frameworks.importing.rows import (
     LATER_IDS,
@@ -54,7 +54,7 @@ SHAPES = {  # records, the responses they hold, the columns that arrive
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_proposed_line_imports_every_token(shape, tmp_path):
     records, rows, names = SHAPES[shape]
-    columns = guessed(columns_in(records), {})
+    columns = guess_columns(columns_in(records), {})
     assert columns and "?" not in columns.values()
     path = write_lines(tmp_path / "d.jsonl", records)
     table, about = imported(path, into=tmp_path / "trace", columns=columns)
@@ -101,15 +101,15 @@ def test_lists_that_fit_by_length_and_sign_are_proposed_whatever_they_are_called
         {"a": {"ids": [5, 6], "out": [-0.5, 0.0]}, "labels": [-100, -100], "gain": [0.5, -0.5]},
         {"a": {"ids": [7], "out": [-0.25]}, "labels": [-100], "gain": [-0.5]},
     ]
-    assert guessed(columns_in(rows), {}) == {"response_ids": "a.ids", "logp_rollout": "a.out"}
+    assert guess_columns(columns_in(rows), {}) == {"response_ids": "a.ids", "logp_rollout": "a.out"}
     rows[0]["a"]["out"].append(-0.125)  # as long as nothing else
-    assert guessed(columns_in(rows), {}) == {}
+    assert guess_columns(columns_in(rows), {}) == {}
 
 
 def test_a_step_without_tokens_is_left_out(tmp_path):
     record = shapes.verifiers(ROWS)
     record["trajectory"][0]["tokens"] = None
-    columns = guessed(columns_in([shapes.verifiers(ROWS)]), {})
+    columns = guess_columns(columns_in([shapes.verifiers(ROWS)]), {})
     path = write_lines(tmp_path / "d.jsonl", [record])
     table, about = imported(path, into=tmp_path / "trace", columns=columns)
     assert_holds(table, ROWS[1:], "response_ids")
@@ -154,7 +154,7 @@ def test_labels_and_targets_are_checked_row_by_row(tmp_path):
 
 def test_without_a_mask_only_advantages_say_where_the_response_is(tmp_path):
     records = [shapes.tinker(row) for row in ROWS]
-    columns = guessed(columns_in(records), {})
+    columns = guess_columns(columns_in(records), {})
     records[1]["loss_fn_inputs"]["advantages"]["data"] = [0.0] * len(
         records[1]["loss_fn_inputs"]["advantages"]["data"]
     )
@@ -168,7 +168,9 @@ def test_without_a_mask_only_advantages_say_where_the_response_is(tmp_path):
 
 def test_a_mask_of_the_loss_is_not_taken_for_one_of_padding(tmp_path):
     record = shapes.verifiers(ROWS)
-    columns = guessed(columns_in([record]), {}) | {"prompt_mask": "trajectory.tokens.prompt_mask"}
+    columns = guess_columns(columns_in([record]), {}) | {
+        "prompt_mask": "trajectory.tokens.prompt_mask"
+    }
     path = write_lines(tmp_path / "d.jsonl", [record])
     with pytest.raises(MismatchError, match=HIDDEN.format(name="prompt_mask")):
         imported(path, into=tmp_path / "trace", columns=columns)
