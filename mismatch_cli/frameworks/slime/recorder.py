@@ -43,12 +43,13 @@ def record(
         )
     present = {ours: data[name] for ours, name in _FIELDS.items() if data.get(name) is not None}
     for number, tokens in enumerate(data["tokens"]):
-        length = data["response_lengths"][number]
+        # Counted from the front: the last 0 tokens of an empty response would be all of them.
+        start = len(tokens) - data["response_lengths"][number]
         _RECORDERS[rank].add(
             step=rollout_id,
             finish_reason="length" if data["truncated"][number] else "stop",
-            prompt_ids=tokens[:-length],
-            response_ids=tokens[-length:],
+            prompt_ids=tokens[:start],
+            response_ids=tokens[start:],
             **{ours: values[number] for ours, values in present.items()},
         )
 

@@ -50,7 +50,8 @@ class Recorded:
             ours: data[theirs].unbind() for ours, theirs in _FIELDS.items() if theirs in measured
         }
         # verl scores tokens; the reward of a response is their sum.
-        columns["reward"] = [scores.sum() for scores in columns["reward"]]
+        if "reward" in columns:
+            columns["reward"] = [scores.sum() for scores in columns["reward"]]
         for tag, *values in zip(batch.tags, *columns.values(), strict=True):
             if tag.get("is_padding"):
                 continue

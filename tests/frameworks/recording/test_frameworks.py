@@ -250,6 +250,38 @@ def test_slime(monkeypatch, tmp_path, last_stage, tensor_rank):
     assert Trace.open(tmp_path / "run").manifest["trainer"]["dtype"] == "bfloat16"
 
 
+def test_slime_with_an_empty_response(monkeypatch, tmp_path):
+    """The prompt of a response without tokens is not recorded as its response."""
+    monkeypatch.setenv("MISMATCH_RECORD", str(tmp_path / "run"))
+    mpu = SimpleNamespace(
+        is_pipeline_last_stage=lambda: True,
+        get_tensor_model_parallel_rank=lambda: 0,
+        get_data_parallel_rank=lambda **_: 0,
+    )
+    stand_in(monkeypatch, "megatron.core", mpu=mpu)
+    record = adapter(monkeypatch, "slime")
+    args = SimpleNamespace(
+        hf_checkpoint="some-model",
+        rollout_temperature=1.0,
+        rollout_top_p=1.0,
+        bf16=True,
+        fp16=False,
+    )
+    data = {
+        "tokens": [torch.tensor([7, 8, 9]), torch.tensor([7, 8, 9, 14, 15])],
+        "response_lengths": [0, 2],
+        "truncated": [0, 0],
+        "sample_indices": [0, 1],
+        "loss_masks": [torch.tensor([]), torch.tensor([1, 1])],
+        "rollout_log_probs": [torch.tensor([]), torch.tensor([-0.4, -0.5])],
+        "log_probs": [torch.tensor([]), torch.tensor([-0.41, -0.51])],
+    }
+    record.record(args, 4, data)
+    for recorder in record._RECORDERS.values():
+        recorder.close()
+    assert [row["response_ids"] for row in rows_of(tmp_path / "run")] == [[14, 15]]
+
+
 def test_the_hook_of_miles_passes_no_data(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("MISMATCH_RECORD", str(tmp_path / "run"))
     mpu = SimpleNamespace(
