@@ -45,7 +45,7 @@ _LOOP = "Symlink loop from "  # how pathlib begins its RuntimeError
 _REMEDY = "Free some space, or choose another --output."
 _REMEDIES = {
     errno.ELOOP: "Remove the link, or name another path.",
-    errno.EACCES: "Allow it with chmod, or name another path.",
+    errno.EACCES: "Allow access with chmod, or name another path.",
 }
 _SPELLED_OUT = "mismatch_cli.spelled_out"
 # Thresholds of Python's garbage collector. Its default of 700 new objects suits small programs, but

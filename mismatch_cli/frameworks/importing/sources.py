@@ -115,7 +115,7 @@ def find(paths: Sequence[Path]) -> list[DumpFile]:
             "import --formats"
         )
     if odd := next((source.path for source in found if not is_encodable(source.name)), None):
-        raise MismatchError(f"The name of {odd} is not UTF-8. Rename it.")
+        raise MismatchError(f"The name of {odd} is not UTF-8. Rename the file.")
     return found
 
 

@@ -36,7 +36,7 @@ def _zip(path: Path) -> None:
             1,
             "p.json cannot be read: it is nested over 100",
         ),
-        ("p.jsonl", b"\xff\xfe{", "probe --prompts p.jsonl", 1, "Fix it, or name another file."),
+        ("p.jsonl", b"\xff\xfe{", "probe --prompts p.jsonl", 1, "Fix the file, or name another."),
         (
             "x.toml",
             "steps = 2\n".encode("utf-16"),
