@@ -172,15 +172,7 @@ def _run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         return _READER_HAS_LEFT
     except SystemExit as stopped:
-        # Typer exits like this if it sees the broken pipe before we do.
-        # The context tells: the reader of stdout has left, which is not a failure.
-        if isinstance(stopped.__context__, BrokenPipeError):
-            return _READER_HAS_LEFT
-        # The completion of a shell ends with an exit, before any command runs.
-        # Within a command, exit code 0 comes from foreign code: the command has not succeeded.
-        if stopped.code or not Command.running:
-            raise
-        return _fail(_unexpected(stopped), 1)
+        return _code_after(stopped)
     except _ClickError as error:  # type: ignore[misc]
         error.show()
         return error.exit_code
@@ -191,6 +183,19 @@ def _run(arguments: Sequence[str]) -> int:
     if code == _INTERRUPTED:
         return _interrupted(arguments)
     return code if isinstance(code, int) else 0
+
+
+def _code_after(stopped: SystemExit) -> int:
+    """The exit code where a library, or foreign code, has asked Python to exit."""
+    # Typer exits like this if it sees the broken pipe before we do.
+    # The context tells: the reader of stdout has left, which is not a failure.
+    if isinstance(stopped.__context__, BrokenPipeError):
+        return _READER_HAS_LEFT
+    # The completion of a shell ends with an exit, before any command runs.
+    # Within a command, exit code 0 comes from foreign code: the command has not succeeded.
+    if stopped.code or not Command.running:
+        raise stopped
+    return _fail(_unexpected(stopped), 1)
 
 
 def _interrupted(arguments: Sequence[str]) -> int:
