@@ -83,11 +83,11 @@ def curves(measures: Sequence[tuple[int, CurveLine]], width: int) -> list[ViewLi
     """Heads, and one line per curve: value, sparkline between its lowest and highest value, note;
     what does not fit is left out.
     """
-    room = _Columns.of(measures, width)
+    columns = _Columns.of(measures, width)
     has_curves = any(len(curve.values) > 1 for _, curve in measures)
-    lines = [ViewLine(_HEADS_RANK, labelled("", room.heads(with_curves=has_curves), "dim"))]
+    lines = [ViewLine(_HEADS_RANK, labelled("", columns.heads(with_curves=has_curves), "dim"))]
     for rank, curve in measures:
-        lines.append(ViewLine(rank, labelled(curve.label, room.text_of(curve))))
+        lines.append(ViewLine(rank, labelled(curve.label, columns.text_of(curve))))
     return lines
 
 
