@@ -52,11 +52,10 @@ def open(
     from mismatch_cli.library.opened_run import Run
     from mismatch_cli.processes.workers import Workers
 
-    folders = run
+    read_by = Workers(workers, None if cache is None else Path(cache), skip_broken)
     if isinstance(run, str) or hasattr(run, "__fspath__"):
-        folders = [run]
-    cache_folder = None if cache is None else Path(cache)
-    return Run(folders, Workers(workers, cache_folder, skip_broken))
+        return Run([run], read_by)
+    return Run(run, read_by)
 
 
 # Importing a name only when it is used, a program pays only for what it uses.

@@ -351,7 +351,8 @@ def recording(show_default: str, *more: str, **changes: dict[str, Any]) -> Any:
     names = ("trust_remote_code", "resume", "output", *more, *_LOOKING)
     keys = dict.fromkeys(("plots", "plot_width", "debug", *more), KEY)
     folder = override(help="Run folder.", show_default=show_default)
-    return settings_group(Common, *names, **{"output": folder, **keys, **changes})
+    differences: dict[str, Any] = {"output": folder, **keys, **changes}
+    return settings_group(Common, *names, **differences)
 
 
 def print_json(content: Any) -> None:
